@@ -1,0 +1,72 @@
+"""adjoint: automatic differentiation for NumPy programs.
+
+Eager tensors, gradients of any order, hooks, tapes and gradient stores, on NumPy alone.
+
+>>> import adjoint as ad
+>>> x = ad.tensor([1.0, 2.0], requires_grad=True)
+>>> (x ** 2).sum().backward()
+>>> x.grad
+tensor([2., 4.], dtype=float64)
+"""
+
+from adjoint import config, errors, testing
+from adjoint.config import (
+    enable_grad,
+    get_default_dtype,
+    inference_mode,
+    is_grad_enabled,
+    is_inference_mode_enabled,
+    no_grad,
+    set_default_dtype,
+    set_grad_enabled,
+)
+from adjoint.core.define import define
+from adjoint.core.op import OPS
+from adjoint.core.tensor import Tensor, asarray, tensor
+from adjoint.engine.anomaly import detect_anomaly
+from adjoint.grads.backward import backward, gradients
+from adjoint.grads.store import Gradients
+from adjoint.grads.tape import Tape
+from adjoint.interop import numpy as _numpy_protocols
+from adjoint.ops import compare, create, elementwise, index, linalg, reduce, shape
+from adjoint.ops.compare import *
+from adjoint.ops.create import *
+from adjoint.ops.elementwise import *
+from adjoint.ops.linalg import *
+from adjoint.ops.reduce import *
+from adjoint.ops.shape import *
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "OPS",
+    "Gradients",
+    "Tape",
+    "Tensor",
+    "__version__",
+    "asarray",
+    "backward",
+    "config",
+    "define",
+    "detect_anomaly",
+    "enable_grad",
+    "errors",
+    "get_default_dtype",
+    "gradients",
+    "inference_mode",
+    "is_grad_enabled",
+    "is_inference_mode_enabled",
+    "no_grad",
+    "set_default_dtype",
+    "set_grad_enabled",
+    "tensor",
+    "testing",
+    *compare.__all__,
+    *create.__all__,
+    *elementwise.__all__,
+    *linalg.__all__,
+    *reduce.__all__,
+    *shape.__all__,
+]
+
+del _numpy_protocols, compare, create, elementwise, index, reduce, shape

@@ -1,0 +1,170 @@
+"""``define``: make an op from one record, and put it into every namespace."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from adjoint.core import record
+from adjoint.core.namespace import dyn, raw, rec
+from adjoint.core.op import KINDS, OPS, Op, Rule, names_read
+from adjoint.errors import ArgumentError
+
+__all__ = ["UFUNCS", "define"]
+
+UFUNCS: dict[Any, Callable[..., Any]] = {}  # NumPy's ufuncs to the eager functions of ops
+
+
+def define(
+    name: str,
+    forward: Callable[..., Any],
+    *rules: Rule | None,
+    saves: str | Sequence[str] = "",
+    reads: Sequence[str] | None = None,
+    kind: str = "elementwise",
+    params: Sequence[str] = (),
+    arity: int | None = -1,
+    outputs: int = 1,
+    joint: Rule | None = None,
+    fused: bool = False,
+    jvp: Rule | None = None,
+    batch: Callable[..., Any] | None = None,
+    holomorphic: bool = True,
+    ufunc: Any = None,
+    domain: Any = None,
+    doc: str = "",
+    reason: str = "",
+    literals: bool = False,
+    pure: bool = True,
+) -> Callable[..., Any]:
+    """Define an op and return its eager function.
+
+    ``forward(*arrays, **params)`` computes it on plain arrays; with ``fused=True`` it gets the
+    namespace first, ``forward(xp, *arrays, **params)``.  Each rule, one per array argument,
+    is ``rule(xp, g, out, *arrays, **params)`` and returns the gradient of its argument, before
+    un-broadcasting; None where no gradient flows.  ``joint(xp, g, out, *arrays, wanted,
+    **params)`` returns all of them at once.  ``saves`` names what the rules read, by the
+    rule's own parameter names; ``reads`` says it per rule where a rule also looks at shapes.
+
+    >>> import numpy as np, adjoint as ad
+    >>> cube = ad.define("cube_example", lambda x: x * x * x,
+    ...                  lambda xp, g, y, x: g * 3 * x * x, saves="x")
+    >>> x = ad.tensor(2.0, requires_grad=True)
+    >>> cube(x).backward(); x.grad
+    tensor(12., dtype=float64)
+    """
+    if kind not in KINDS:
+        raise ArgumentError(f"define {name!r}: kind is one of {', '.join(KINDS)}, not {kind!r}.")
+    if name in OPS:
+        raise ArgumentError(f"define {name!r}: an op of this name exists already.")
+    if arity == -1:
+        arity = len(rules)
+    args, out = _names(name, rules, joint, arity)
+    unknown = set(saves) - set(args) - {out}
+    if unknown:
+        raise ArgumentError(
+            f"define {name!r}: saves names {', '.join(sorted(unknown))}, but the rules call their "
+            f"arguments {', '.join(args)} and the output {out}."
+        )
+    op = Op(
+        name=name,
+        forward=functools.partial(forward, raw) if fused else forward,
+        rules=rules,
+        joint=joint,
+        kind=kind,
+        arity=arity,
+        arg_names=args,
+        saves_args=tuple(a in saves for a in args),
+        saves_out=out in saves,
+        reads=_reads(rules, reads, args, out),
+        params=tuple(params),
+        outputs=outputs,
+        jvp=jvp,
+        batch=batch,
+        fused=forward if fused else None,
+        holomorphic=holomorphic,
+        domain=domain,
+        doc=doc,
+        reason=reason,
+        literals=literals,
+        pure=pure,
+    )
+    op.eager = _named(op, ufunc)
+    OPS[name] = op
+    setattr(raw, name, op.forward)
+    setattr(rec, name, op.eager)
+    setattr(dyn, name, _dynamic(op))
+    for u in (forward, ufunc) if ufunc is not forward else (forward,):
+        if type(u).__name__ == "ufunc":
+            UFUNCS[u] = op.eager
+    return op.eager
+
+
+def _dynamic(op: Op) -> Callable[..., Any]:
+    def call(*args: Any, **params: Any) -> Any:
+        return record.evaluate(op, args, params)
+
+    return call
+
+
+def _names(
+    name: str, rules: tuple[Rule | None, ...], joint: Rule | None, arity: int | None
+) -> tuple[tuple[str, ...], str]:
+    """Take the names of arguments and output from the first rule's own parameters."""
+    count = 1 if arity is None else arity
+    unnamed = tuple("xyzw"[:count]), "out"
+    first = joint or next((r for r in rules if r is not None), None)
+    if first is None:
+        return unnamed
+    parameters = inspect.signature(first).parameters.values()
+    found = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    if len(found) < 3 + count:
+        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+            return unnamed  # rule(xp, g, *_), which reads nothing else
+        raise ArgumentError(
+            f"define {name!r}: a rule takes (xp, g, out, {count} arrays, **params), but this one "
+            f"takes ({', '.join(found)})."
+        )
+    return tuple(found[3 : 3 + count]), found[2]
+
+
+def _reads(
+    rules: tuple[Rule | None, ...],
+    reads: Sequence[str] | None,
+    args: tuple[str, ...],
+    out: str,
+) -> tuple[tuple[frozenset[int], bool], ...]:
+    found = []
+    for i, rule in enumerate(rules):
+        if rule is None:
+            names: frozenset[str] = frozenset()
+        elif reads is not None:
+            names = frozenset(reads[i])
+        else:
+            own = list(inspect.signature(rule).parameters)[2 : 3 + len(args)]
+            seen = names_read(rule, own)
+            names = frozenset(n for n, o in zip((out, *args), own, strict=False) if o in seen)
+        found.append((frozenset(j for j, a in enumerate(args) if a in names), out in names))
+    return tuple(found)
+
+
+def _named(op: Op, ufunc: Any) -> Callable[..., Any]:
+    if op.params or op.outputs > 1 or op.arity not in (1, 2):
+        eager = record.general(op)
+    elif op.arity == 1:
+        eager = record.unary(op)
+    else:
+        eager = record.binary(op)
+    eager.__name__ = eager.__qualname__ = op.name
+    eager.__module__ = "adjoint"
+    eager.__doc__ = op.doc or _borrowed_doc(op.name, ufunc or op.forward)
+    return eager
+
+
+def _borrowed_doc(name: str, source: Any) -> str:
+    """Take the first sentence of NumPy's documentation of the same function."""
+    text = inspect.getdoc(source) if type(source).__name__ == "ufunc" else ""
+    lines = [line for line in (text or "").splitlines() if line and not line.startswith(name + "(")]
+    return lines[0] if lines else f"The op {name!r}."

@@ -1,0 +1,54 @@
+"""Values that live inside a transform: the common ground of batched, dual and symbolic arrays.
+
+A transform runs the user's function on tensors whose data is a ``Lifted`` value.  Each use of a
+transform has a level, larger for the inner one; an op on values of several levels is evaluated
+by the innermost, for which all others are constants.  A lifted value may hold arrays, values
+of outer levels, or outer tensors, whose operations are then recorded as usual: so transforms
+nest in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from adjoint.core.op import Op
+
+__all__ = ["Lifted", "next_level"]
+
+next_level: Callable[[], int] = count(1).__next__
+
+
+class Lifted:
+    """Base of the array-like values of transforms; operators are installed from the op table."""
+
+    __slots__ = ("level",)
+    __array_ufunc__ = None  # so that ndarray * lifted asks lifted
+    transform = "a transform"  # its name in messages
+
+    level: int
+    shape: Any  # the shape the user's function sees
+    dtype: Any
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes that the user's function sees."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements that the user's function sees."""
+        total = 1
+        for n in self.shape:
+            total *= n
+        return total
+
+    def lift(self, value: Any) -> Lifted:
+        """Return a value of an outer level, an outer tensor or an array as a constant here."""
+        raise NotImplementedError
+
+    def evaluate(self, op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
+        """Evaluate ``op`` on arguments of which this one has the innermost level."""
+        raise NotImplementedError

@@ -1,0 +1,34 @@
+"""The namespaces in which a rule can be evaluated: one attribute per op.
+
+``raw``  plain arrays in, plain arrays out: first-order backward at NumPy's speed.
+``rec``  tensors in, tensors out, recorded: ``create_graph=True`` and so every order.
+``dyn``  arrays that live inside a transform (batched, dual, symbolic); the value with the
+         innermost level decides how the op is evaluated.
+
+A rule gets one of them as ``xp`` and never asks which.  ``define`` fills them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Namespace", "dyn", "raw", "rec"]
+
+
+class Namespace:
+    """Op names to functions; attributes, because rules read better so."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        raise AttributeError(f"no op {name!r} in namespace {self.__name__!r}")
+
+    def __repr__(self) -> str:
+        return f"<namespace {self.__name__}>"
+
+
+raw = Namespace("raw")
+rec = Namespace("rec")
+dyn = Namespace("dyn")

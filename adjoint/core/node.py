@@ -1,0 +1,190 @@
+"""A recorded operation.  Edges go from node to node; a leaf tensor stands for itself."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from adjoint.errors import NotSavedError
+
+if TYPE_CHECKING:
+    from adjoint.core.op import Op
+
+__all__ = ["LEAF", "UNSAVED", "Handle", "HookList", "Node", "NodeExtra", "Packed", "Spec"]
+
+
+class Node:
+    """One operation in the graph: what it was, where its gradient goes, what it kept.
+
+    It has no ``__init__``: the record paths set each slot themselves, which is a third
+    faster (benchmarks/record.py).
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "args",
+        "dtype",
+        "extra",
+        "op",
+        "out",
+        "params",
+        "parents",
+        "seq",
+        "shape",
+        "versions",
+    )
+
+    op: Op
+    seq: int  # the order of recording: parents always have smaller numbers
+    parents: tuple[Any, ...]  # a Node, a leaf Tensor, or None where no gradient flows
+    # What a rule gets for each argument: the array or number, or a Spec where it was not
+    # saved.  None once released.
+    args: tuple[Any, ...] | None
+    # The saved arguments that somebody could write to, with their versions then; None: none.
+    # What has a node of its own cannot be written to.
+    versions: tuple[tuple[Any, int], ...] | None
+    out: Any  # the saved output array, or None
+    params: dict[str, Any]
+    shape: Any  # of the output; a tuple of shapes where there are several outputs
+    dtype: Any
+    extra: NodeExtra | None
+
+    @property
+    def name(self) -> str:
+        """The name of the op."""
+        return self.op.name
+
+    def need_extra(self) -> NodeExtra:
+        """Return the slot for the rarely needed: hooks, retained gradient, recorded line."""
+        if self.extra is None:
+            self.extra = NodeExtra()
+        return self.extra
+
+    def __repr__(self) -> str:
+        return f"<{self.op.name}>"
+
+
+class NodeExtra:
+    """What few nodes have: hooks, a tensor whose gradient is kept, the line that recorded it."""
+
+    __slots__ = ("hooks", "inputs", "packed", "retain", "where")
+
+    def __init__(self) -> None:
+        self.hooks: HookList | None = None
+        self.retain: weakref.ref[Any] | None = None
+        self.where: str | None = None
+        self.inputs: str | None = None
+        self.packed = False  # what was saved went through saved_tensors_hooks
+
+
+class _Leaf:
+    """Marks a leaf that requires grad, where another tensor has its node."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "LEAF"
+
+
+LEAF = _Leaf()
+
+next_seq: Callable[[], int] = count(1).__next__
+
+
+class Spec:
+    """What remains of an argument that was not saved: its shape and dtype."""
+
+    __slots__ = ("dtype", "op", "shape")
+
+    def __init__(self, op: str, shape: tuple[int, ...], dtype: Any) -> None:
+        self.op = op
+        self.shape = shape
+        self.dtype = dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        total = 1
+        for n in self.shape:
+            total *= n
+        return total
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotSavedError(
+            f"the rule of {self.op!r} reads {name!r} of an argument that is not saved.\n"
+            "  Name the argument in saves=; without it only shape and dtype are there."
+        )
+
+    def __repr__(self) -> str:
+        return f"Spec(shape={self.shape}, dtype={self.dtype})"
+
+
+def _refuse(self: Spec, *_: Any) -> Any:
+    return Spec.__getattr__(self, "the values")
+
+
+for _name in "add radd sub rsub mul rmul truediv rtruediv pow rpow matmul rmatmul neg getitem".split():
+    setattr(Spec, f"__{_name}__", _refuse)
+for _name in "eq ne lt le gt ge array float bool abs".split():
+    setattr(Spec, f"__{_name}__", _refuse)
+
+# Elementwise rules need no shapes: the engine un-broadcasts.  One object serves them all.
+UNSAVED = Spec("elementwise op", (), None)
+
+
+class Packed:
+    """A saved value that ``saved_tensors_hooks`` packed; unpacked when backward needs it."""
+
+    __slots__ = ("unpack", "value")
+
+    def __init__(self, value: Any, unpack: Callable[[Any], Any]) -> None:
+        self.value = value
+        self.unpack = unpack
+
+
+class HookList:
+    """Hooks in the order of registration, with a version number that moves on each change."""
+
+    __slots__ = ("hooks", "version")
+
+    def __init__(self) -> None:
+        self.hooks: dict[int, Callable[[Any], Any]] = {}
+        self.version = 0
+
+    def add(self, hook: Callable[[Any], Any]) -> Handle:
+        key = next_seq()
+        self.hooks[key] = hook
+        self.version += 1
+        return Handle(self, key)
+
+    def snapshot(self) -> list[Callable[[Any], Any]]:
+        """The hooks of this moment: adding or removing while they run is safe."""
+        return list(self.hooks.values())
+
+
+class Handle:
+    """What registering a hook returns; ``remove()`` takes the hook off, once or many times."""
+
+    __slots__ = ("_key", "_list")
+
+    def __init__(self, hooks: HookList, key: int) -> None:
+        self._list = hooks
+        self._key = key
+
+    def remove(self) -> None:
+        """Take the hook off; again is fine."""
+        if self._list.hooks.pop(self._key, None) is not None:
+            self._list.version += 1
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()

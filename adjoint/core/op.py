@@ -1,0 +1,104 @@
+"""The record of an op: its forward, its derivative rules, and the facts the engine needs."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from adjoint.core.node import UNSAVED
+
+__all__ = ["KINDS", "OPS", "Op", "names_read"]
+
+Rule = Callable[..., Any]
+
+KINDS = ("elementwise", "linear", "bilinear", "general")
+
+OPS: dict[str, Op] = {}  # every op by name, in the order of definition
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Op:
+    """One op: everything adjoint knows about it.  ``define`` makes them."""
+
+    name: str
+    forward: Callable[..., Any]  # on plain arrays
+    rules: tuple[Rule | None, ...]  # one per array argument; empty where ``joint`` is given
+    joint: Rule | None  # one rule for all arguments, told which are wanted
+    kind: str
+    arity: int | None  # how many arrays it takes; None: any number
+    arg_names: tuple[str, ...]
+    saves_args: tuple[bool, ...]  # for arity None: one entry that stands for all
+    saves_out: bool
+    reads: tuple[tuple[frozenset[int], bool], ...]  # per rule: the arguments, and the output, it reads
+    params: tuple[str, ...]
+    outputs: int
+    jvp: Rule | None
+    batch: Callable[..., Any] | None
+    fused: Callable[..., Any] | None  # the forward written on xp, where it is
+    holomorphic: bool  # the engine conjugates around the rule; False: it carries its own formula
+    domain: Any
+    doc: str
+    reason: str  # why no gradient flows, where none does
+    literals: bool = False  # the rules look at Python numbers among the arguments
+    pure: bool = True  # the same inputs give the same outputs, and nothing else happens
+    eager: Callable[..., Any] = field(init=False)
+    blank: tuple[Any, ...] = field(init=False)
+    differentiable: bool = field(init=False)
+    saves_any: bool = field(init=False)
+    plain: bool = field(init=False)  # a rule per argument and one output
+    _keeps: dict[tuple[bool, ...], tuple[bool, ...]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.blank = (UNSAVED,) * (self.arity or 0)
+        self.plain = self.joint is None and self.outputs == 1 and self.name != "output"
+        self.saves_any = self.saves_out or any(self.saves_args)
+        self.differentiable = self.joint is not None or any(r is not None for r in self.rules)
+
+    def smooth(self, i: int) -> bool:
+        """Tell whether a gradient flows to argument ``i``."""
+        return self.joint is not None or (i < len(self.rules) and self.rules[i] is not None)
+
+    def keeps(self, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
+        """Tell, for each argument and last for the output, whether its values must be kept.
+
+        Kept is what is named in ``saves`` and read by a rule whose gradient is wanted.
+        """
+        found = self._keeps.get(wanted)
+        if found is None:
+            found = self._keeps[wanted] = self._compute_keeps(wanted)
+        return found
+
+    def _compute_keeps(self, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
+        if self.arity is None:
+            return (self.saves_args[0],) * len(wanted) + (self.saves_out,)
+        if self.joint is not None:
+            return (*self.saves_args, self.saves_out)
+        used = [r for r, w in zip(self.reads, wanted, strict=True) if w]
+        args = (s and any(i in r for r, _ in used) for i, s in enumerate(self.saves_args))
+        return (*args, self.saves_out and any(out for _, out in used))
+
+    def arg_name(self, i: int) -> str:
+        """The name of argument ``i`` as the rule calls it."""
+        return self.arg_names[i] if self.arity is not None else f"{self.arg_names[0]}[{i}]"
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+
+def names_read(rule: Rule, names: Iterable[str]) -> frozenset[str]:
+    """Return which of its parameters the code of a rule mentions.
+
+    >>> sorted(names_read(lambda xp, g, z, x, y: g * y, "zxy"))
+    ['y']
+    """
+    code = getattr(rule, "__code__", None)
+    if code is None:
+        return frozenset(names)  # a partial or a callable object: assume that it reads all
+    seen: set[str] = set(code.co_cellvars)
+    for instruction in dis.get_instructions(code):
+        if instruction.opname.startswith("LOAD_FAST"):
+            value = instruction.argval
+            seen.update(value if isinstance(value, tuple) else (value,))
+    return frozenset(names) & seen

@@ -1,0 +1,113 @@
+"""Axes and broadcasting: pure functions on tuples."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from adjoint.errors import InputError, ShapeError
+
+__all__ = [
+    "Shape",
+    "broadcast_shapes",
+    "canonical_axes",
+    "canonical_axis",
+    "canonical_shape",
+    "reduced_axes",
+    "same_rank_axes",
+]
+
+Shape = tuple[int, ...]
+
+
+def canonical_axis(op: str, axis: Any, ndim: int) -> int:
+    """Return ``axis`` counted from the end: -ndim … -1.
+
+    Axes are negative everywhere inside adjoint, so that an op means the same when a batch
+    axis is put in front.
+
+    >>> canonical_axis("sum", 0, 3), canonical_axis("sum", -1, 3)
+    (-3, -1)
+    """
+    try:
+        index = operator.index(axis)
+    except TypeError:
+        raise InputError(f"{op}: an axis is a whole number, but got {axis!r}.") from None
+    if not -ndim <= index < ndim:
+        has = f"has axes {-ndim} to {ndim - 1}" if ndim else "has no axes"
+        raise ShapeError(f"{op}: axis {index} is out of range: a {ndim}-d tensor {has}.")
+    return index if index < 0 else index - ndim
+
+
+def canonical_axes(op: str, axis: Any, ndim: int) -> Shape:
+    """Return None, one axis or several as a tuple of negative axes, in order.
+
+    >>> canonical_axes("sum", None, 2), canonical_axes("sum", (1, 0), 2)
+    ((-2, -1), (-2, -1))
+    """
+    if axis is None:
+        return tuple(range(-ndim, 0))
+    if not isinstance(axis, (tuple, list)):
+        return (canonical_axis(op, axis, ndim),)
+    axes = tuple(sorted(canonical_axis(op, a, ndim) for a in axis))
+    if len(set(axes)) != len(axes):
+        raise ShapeError(f"{op}: axis {tuple(axis)} names the same axis twice.")
+    return axes
+
+
+def canonical_shape(op: str, shape: Any) -> Shape:
+    """Return a shape as a tuple of ints; a single number is a 1-d shape."""
+    try:
+        if not isinstance(shape, (tuple, list)):
+            return (operator.index(shape),)
+        return tuple(operator.index(n) for n in shape)
+    except TypeError:
+        raise InputError(f"{op}: a shape is made of whole numbers, but got {shape!r}.") from None
+
+
+def broadcast_shapes(op: str, *shapes: Sequence[int]) -> Shape:
+    """Return the shape to which all broadcast, or raise with the op and the shapes.
+
+    >>> broadcast_shapes("add", (3, 1), (2,))
+    (3, 2)
+    """
+    ndim = max((len(s) for s in shapes), default=0)
+    out = [1] * ndim
+    for shape in shapes:
+        for i, n in enumerate(shape, ndim - len(shape)):
+            if n != 1:
+                if out[i] not in (1, n):
+                    raise ShapeError(
+                        f"{op}: shapes {' and '.join(str(tuple(s)) for s in shapes)} do not "
+                        f"broadcast: axis {i - ndim} is {out[i]} in one and {n} in another.\n"
+                        "  Each axis, counted from the end, must be equal or 1: reshape or "
+                        "transpose one of them."
+                    )
+                out[i] = n
+    return tuple(out)
+
+
+def reduced_axes(shape: Shape, target: Shape) -> Shape | None:
+    """Return the axes of ``shape`` that were broadcast from ``target``; None if it was not.
+
+    >>> reduced_axes((5, 3, 2), (3, 1))
+    (-3, -1)
+    >>> reduced_axes((), (1,)) is None
+    True
+    """
+    extra = len(shape) - len(target)
+    if extra < 0:
+        return None
+    axes = list(range(-len(shape), -len(target)))
+    for i, n in enumerate(target, -len(target)):
+        if shape[i] != n:
+            if n != 1:
+                return None
+            axes.append(i)
+    return tuple(axes)
+
+
+def same_rank_axes(shape: Shape, ndim: int) -> Shape:
+    """Return ``shape`` with ones in front, up to ``ndim`` axes."""
+    return (1,) * (ndim - len(shape)) + shape

@@ -1,0 +1,562 @@
+"""Tensor: an array with a place in a graph.
+
+Operators and methods are installed from the op table (``core/methods.py``), so no op is
+written here.  A tensor owns its memory in effect: arrays handed in are copied, views handed
+out are read-only, and a write goes to a private copy whenever anything else holds the memory.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint.config import get_default_dtype, grad_mode
+from adjoint.core.lifted import Lifted
+from adjoint.core.methods import Methods
+from adjoint.core.namespace import rec
+from adjoint.core.node import LEAF, Handle, HookList, Node
+from adjoint.core.shapes import broadcast_shapes
+from adjoint.errors import (
+    ArgumentError,
+    DTypeError,
+    InPlaceError,
+    InputError,
+    NoGradientError,
+    ShapeError,
+)
+
+__all__ = ["Tensor", "Traced", "array_of", "asarray", "differentiable", "tensor", "wrap", "writable"]
+
+
+class _Extra:
+    """What few tensors have: a gradient and hooks."""
+
+    __slots__ = ("grad", "hooks", "post_hooks")
+
+    def __init__(self) -> None:
+        self.grad: Tensor | None = None
+        self.hooks: HookList | None = None
+        self.post_hooks: HookList | None = None
+
+
+class Tensor(Methods):
+    """An n-dimensional array that remembers how it was made, for differentiation.
+
+    Make one with ``ad.tensor``; every operator, method and NumPy function on it is recorded
+    while it, or what it is combined with, requires grad.
+
+    >>> import adjoint as ad
+    >>> x = ad.tensor([1.0, 2.0], requires_grad=True)
+    >>> (x * x).sum().backward()
+    >>> x.grad
+    tensor([2., 4.], dtype=float64)
+    """
+
+    __slots__ = ("__weakref__", "_data", "_extra", "_node", "_version")
+
+    _data: Any  # an ndarray; in the subclass Traced a value of a transform
+    _node: Any  # None: constant; LEAF: a leaf that requires grad; a Node: made by that op
+    _version: int  # moves with each write
+    _extra: _Extra | None
+
+    def __new__(cls, *_: object, **__: object) -> Tensor:
+        raise InputError("make tensors with ad.tensor(data) or ad.asarray(data), not Tensor(data).")
+
+    # What it is ----------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The length of each axis."""
+        return self._data.shape  # type: ignore[no-any-return]
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self._data.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self._data.size  # type: ignore[no-any-return]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype of the elements."""
+        return self._data.dtype  # type: ignore[no-any-return]
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of one element."""
+        return self._data.dtype.itemsize  # type: ignore[no-any-return]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements."""
+        return self.size * self.itemsize
+
+    @property
+    def device(self) -> str:
+        """Where the elements are: always "cpu"."""
+        return "cpu"
+
+    # Its place in the graph ----------------------------------------------------------------
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether operations on this tensor are recorded for differentiation."""
+        return self._node is not None
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.requires_grad_(value)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+        """Set, on a leaf, whether gradients are wanted for it; return the tensor."""
+        if isinstance(self._node, Node):
+            if requires_grad:
+                return self
+            raise NoGradientError(
+                f"requires_grad is set on leaves, but this tensor is the result of {self._node.name!r}.\n"
+                "  Use x.detach() for a tensor without history."
+            )
+        if requires_grad:
+            if not differentiable(self.dtype):
+                raise DTypeError(
+                    f"only float and complex tensors can require grad, but this one is {self.dtype}.\n"
+                    "  Make it a float first: x.astype(float).requires_grad_()."
+                )
+            self._node = LEAF
+        else:
+            self._node = None
+        return self
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether this tensor was made by the user and not by a recorded operation."""
+        return self._node is None or self._node is LEAF
+
+    @property
+    def grad_fn(self) -> Node | None:
+        """The node of the operation that made this tensor; None for leaves."""
+        return None if self.is_leaf else self._node
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient that ``backward`` accumulated here; None before the first."""
+        return None if self._extra is None else self._extra.grad
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        if value is not None:
+            if not isinstance(value, Tensor):
+                raise InputError(
+                    f"grad is a tensor or None, but got {type(value).__name__}.\n"
+                    "  Wrap it: x.grad = ad.tensor(value)."
+                )
+            if value.shape != self.shape:
+                raise ShapeError(
+                    f"grad has the shape of its tensor, {self.shape}, but got {value.shape}."
+                )
+            if value.dtype != self.dtype:
+                raise DTypeError(
+                    f"grad has the dtype of its tensor, {self.dtype}, but got {value.dtype}."
+                )
+        elif self._extra is None:
+            return
+        self._need_extra().grad = value
+
+    def _need_extra(self) -> _Extra:
+        if self._extra is None:
+            self._extra = _Extra()
+        return self._extra
+
+    def detach(self) -> Tensor:
+        """Return a tensor of the same values without history."""
+        return wrap(self._data)
+
+    def clone(self) -> Tensor:
+        """Return a copy with its own memory; gradients flow through it."""
+        return rec.copy(self)  # type: ignore[no-any-return]
+
+    def retain_grad(self) -> Tensor:
+        """Keep the gradient of this intermediate tensor in ``.grad`` as well."""
+        if isinstance(self._node, Node):
+            self._node.need_extra().retain = weakref.ref(self)
+        elif self._node is None:
+            raise NoGradientError("retain_grad: this tensor does not require grad.")
+        return self
+
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Handle:
+        """Call ``hook(grad)`` once per backward, on the total gradient of this tensor.
+
+        What it returns, unless None, replaces the gradient; shape and dtype must stay.
+        """
+        if self._node is None:
+            raise NoGradientError("register_hook: this tensor does not require grad.")
+        _check_callable("register_hook", hook)
+        owner = self._need_extra() if self._node is LEAF else self._node.need_extra()
+        if owner.hooks is None:
+            owner.hooks = HookList()
+        handle: Handle = owner.hooks.add(hook)
+        return handle
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> Handle:
+        """Call ``hook(leaf)`` once per backward, when this leaf's ``.grad`` is complete.
+
+        The leaf is committed at that moment, before the rest of the backward has run.
+        """
+        if self._node is not LEAF:
+            raise NoGradientError(
+                "register_post_accumulate_grad_hook: only leaves that require grad accumulate."
+            )
+        _check_callable("register_post_accumulate_grad_hook", hook)
+        extra = self._need_extra()
+        if extra.post_hooks is None:
+            extra.post_hooks = HookList()
+        return extra.post_hooks.add(hook)
+
+    # Values --------------------------------------------------------------------------------
+
+    def numpy(self, *, copy: bool = False) -> ndarray[Any, Any]:
+        """Return the values as a read-only view, or with ``copy=True`` as a free array."""
+        data = _concrete(self, "numpy()")
+        if copy:
+            return data.copy()
+        view = data.view()
+        view.flags.writeable = False
+        return view
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> ndarray[Any, Any]:
+        data = self.numpy()
+        if dtype is not None and np.dtype(dtype) != data.dtype:
+            if copy is False:
+                raise ArgumentError(f"a {data.dtype} tensor becomes {np.dtype(dtype)} only by a copy.")
+            return data.astype(dtype)
+        return data.copy() if copy else data
+
+    def item(self) -> Any:
+        """Return the one element as a Python number."""
+        if self.size != 1:
+            raise ShapeError(f"item() needs one element, but this tensor has shape {self.shape}.")
+        return _concrete(self, "item()").item()
+
+    def tolist(self) -> Any:
+        """Return the values as nested lists of Python numbers."""
+        return _concrete(self, "tolist()").tolist()
+
+    def __float__(self) -> float:
+        return float(self._one("float"))
+
+    def __int__(self) -> int:
+        return int(self._one("int"))
+
+    def __complex__(self) -> complex:
+        return complex(self._one("complex"))
+
+    def __index__(self) -> int:
+        if self.dtype.kind not in "iu" or self.ndim:
+            raise InputError(
+                f"an index is a 0-d integer tensor, but this one is {self.dtype} of shape {self.shape}."
+            )
+        return int(_concrete(self, "an index"))
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ShapeError(
+                f"the truth of a tensor of shape {self.shape} is ambiguous.\n"
+                "  Use x.any() or x.all(); for a choice per element, ad.where(condition, a, b)."
+            )
+        return bool(_concrete(self, "a Python condition").item())
+
+    def _one(self, kind: str) -> Any:
+        if self.size != 1:
+            raise ShapeError(
+                f"{kind}() needs one element, but this tensor has shape {self.shape}.\n"
+                f"  Choose one, {kind}(x[0]), or use x.astype({kind}) for all."
+            )
+        return _concrete(self, f"{kind}()").item()
+
+    def __len__(self) -> int:
+        if not self.ndim:
+            raise InputError("a 0-d tensor has no len().")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if not self.ndim:
+            raise InputError("a 0-d tensor cannot be iterated over; x.item() is its value.")
+        return (self[i] for i in range(self.shape[0]))
+
+    def __contains__(self, value: Any) -> bool:
+        return bool((self == value).any())
+
+    __hash__ = object.__hash__  # the C function itself: the engine's dictionaries hash leaves
+
+    def __repr__(self) -> str:
+        if type(self._data) is not ndarray:
+            return f"tensor({self._data!r})"
+        body = np.array2string(self._data, separator=", ", prefix="tensor(", threshold=1000)
+        tail = f", dtype={self.dtype}"
+        if self._data.size == 0:
+            tail = f", shape={self.shape}{tail}"
+        if self._node is LEAF:
+            tail += ", requires_grad=True"
+        elif self._node is not None:
+            tail += f", grad_fn={self._node!r}"
+        return f"tensor({body}{tail})"
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec and self.size == 1 else str(self)
+
+    # Writing -------------------------------------------------------------------------------
+
+    def copy_(self, source: Any) -> Tensor:
+        """Overwrite the values with those of ``source``, which broadcasts; return the tensor."""
+        self[...] = source
+        return self
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        key = rec.canonical_key(self.shape, key)
+        value = array_of(value)
+        spot = self._data[key].shape  # not the view itself, which would hold the memory
+        if broadcast_shapes("x[key] = value", spot, value.shape) != spot:
+            raise ShapeError(
+                f"x[key] = value: a value of shape {value.shape} does not fit into shape {spot}."
+            )
+        if not np.can_cast(value.dtype, self.dtype, "same_kind"):
+            raise DTypeError(f"cannot write {value.dtype} values into a {self.dtype} tensor.")
+        writable(self)[key] = value
+
+    def __copy__(self) -> Tensor:
+        return tensor(self._data, requires_grad=self.requires_grad)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return self.__copy__()
+
+    def __reduce__(self) -> Any:
+        return _unpickle, (_concrete(self, "pickle"), self.requires_grad)
+
+
+class Traced(Tensor):
+    """A tensor whose data is a value of a transform: batched, dual or symbolic.
+
+    A class of its own, so that the hot path tells the two apart by the exact type.
+    """
+
+    __slots__ = ()
+
+
+def _unpickle(data: ndarray[Any, Any], requires_grad: bool) -> Tensor:
+    return wrap(data).requires_grad_(requires_grad)
+
+
+def _check_callable(what: str, hook: Any) -> None:
+    if not callable(hook):
+        raise InputError(f"{what}: a hook is a function, but got {type(hook).__name__}.")
+
+
+def _concrete(t: Tensor, what: str) -> ndarray[Any, Any]:
+    data = t._data
+    if type(data) is not ndarray:
+        raise InputError(
+            f"{what} needs the numbers of a tensor, but inside {data.transform} it has none of its own.\n"
+            "  Compute with ad functions there; ad.where replaces a condition on values."
+        )
+    return data
+
+
+def wrap(data: Any) -> Tensor:
+    """Make a tensor around an array that nobody else writes to; no copy."""
+    t = object.__new__(Tensor if type(data) is ndarray else Traced)
+    t._data = data
+    t._node = None
+    t._version = 0
+    t._extra = None
+    return t
+
+
+def differentiable(dtype: np.dtype[Any]) -> bool:
+    """Tell whether tensors of this dtype can require grad."""
+    return dtype.kind in "fc" or dtype.name == "bfloat16"
+
+
+def _measure_exclusive() -> int:
+    holder = wrap(np.empty(0))
+    data = holder._data
+    return sys.getrefcount(data)
+
+
+# How many references an array has that only its tensor and one local variable hold.  Measured,
+# because interpreters differ in whether a local counts.
+_EXCLUSIVE = _measure_exclusive() if hasattr(sys, "getrefcount") else -1
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    _EXCLUSIVE = -1  # free-threaded: counts are not exact, so every write copies
+
+
+def writable(t: Tensor) -> ndarray[Any, Any]:
+    """Return the array of ``t`` for writing: the one door for every write to a tensor.
+
+    It moves the version, so that a backward that saved the old values says so, and copies
+    first when anything else (a view, another tensor, an array handed out) holds the memory.
+    """
+    if t._node is not None and (t._node is not LEAF or grad_mode.get()):
+        if t._node is LEAF:
+            raise InPlaceError(
+                "this leaf requires grad, and writing into it is not differentiable.\n"
+                "  y = x.at[i].set(v) is; to change the leaf itself, write under ad.no_grad()."
+            )
+        raise InPlaceError(
+            f"this tensor is the result of {t._node.name!r} and part of a graph: it cannot be written to.\n"
+            "  Use y = x.at[i].set(v), which is differentiable, or write into x.detach().clone()."
+        )
+    data = _concrete(t, "writing in place")
+    if data.base is not None or not data.flags.writeable or sys.getrefcount(data) > _EXCLUSIVE:
+        data = t._data = data.copy()
+    t._version += 1
+    return data
+
+
+def array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
+    """Return ``value`` (tensor, array, number, nested list) as a plain numeric array.
+
+    Memory may be shared; whoever keeps the array copies it.
+    """
+    if isinstance(value, Tensor):
+        data = _concrete(value, "this")
+        return data if dtype is None else data.astype(dtype, copy=False)
+    if isinstance(value, Lifted):
+        raise InputError("a value of a transform cannot become an array.")
+    if type(value) is not ndarray:
+        _refuse_foreign(value)
+        if isinstance(value, (list, tuple)):
+            value = _unwrap_nested(value)
+    try:
+        data = np.asarray(value)
+    except (ValueError, TypeError) as error:
+        if "inhomogeneous" in str(error):
+            raise ShapeError(
+                "the nested list is ragged: its rows differ in length, so it has no shape.\n"
+                "  Pad the rows to one length, or make one tensor per row."
+            ) from None
+        raise InputError(f"cannot make a tensor of {type(value).__name__}: {error}") from None
+    data = _numeric(data, value)
+    if dtype is not None:
+        target = _checked_dtype(dtype)
+        try:
+            data = data.astype(target, copy=False)
+        except (OverflowError, ValueError, TypeError) as error:
+            raise DTypeError(f"cannot make a {target} tensor of this value: {error}") from None
+    elif data.dtype.char == "d" and _python_floats(value):
+        data = data.astype(get_default_dtype(), copy=False)
+    return data
+
+
+def _checked_dtype(dtype: Any) -> np.dtype[Any]:
+    try:
+        target = np.dtype(dtype)
+    except TypeError:
+        raise DTypeError(f"{dtype!r} is not a dtype.  Use one such as np.float32.") from None
+    if target.kind not in "biufc" and target.name != "bfloat16":
+        raise DTypeError(f"tensors hold numbers, and {target} is not a number dtype.")
+    return target
+
+
+def _numeric(data: ndarray[Any, Any], value: Any) -> ndarray[Any, Any]:
+    kind = data.dtype.kind
+    if kind in "biufc":
+        if not data.dtype.isnative:
+            data = data.astype(data.dtype.newbyteorder("="))
+        return data
+    if data.dtype.name == "bfloat16":
+        return data
+    what = {"O": "Python objects", "U": "strings", "S": "bytes"}.get(kind, f"dtype {data.dtype}")
+    raise DTypeError(
+        f"a tensor holds numbers, but this {type(value).__name__} holds {what}.\n"
+        "  Convert them first, for example np.asarray(values, dtype=float)."
+    )
+
+
+def _python_floats(value: Any) -> bool:
+    """Tell whether float64 came only from Python floats, whose dtype is the default's."""
+    while isinstance(value, (list, tuple)):
+        if not value:
+            return True
+        value = value[0]
+    return type(value) in (float, int, bool)
+
+
+def _unwrap_nested(value: Any) -> Any:
+    """Replace tensors inside nested lists by their arrays; refuse those that have history."""
+    if isinstance(value, (list, tuple)):
+        return [_unwrap_nested(v) for v in value]
+    if isinstance(value, Tensor):
+        if value.requires_grad:
+            raise InputError(
+                "a list of tensors that require grad would lose their gradients here.\n"
+                "  Use ad.stack(list), which is differentiable, or x.detach()."
+            )
+        return _concrete(value, "this")
+    return value
+
+
+_FOREIGN = ("torch", "jax", "jaxlib", "tensorflow", "mlx", "tinygrad", "cupy", "autograd")
+
+
+def _refuse_foreign(value: Any) -> None:
+    module = type(value).__module__.partition(".")[0]
+    if module in _FOREIGN:
+        raise InputError(
+            f"got a {type(value).__module__}.{type(value).__qualname__}: adjoint does not mix with "
+            "tensors of other libraries,\n  because gradients would stop between them.  "
+            "Convert it: ad.tensor(np.asarray(value)), or ad.from_dlpack(value)."
+        )
+
+
+def tensor(data: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """Make a leaf tensor with its own copy of ``data``.
+
+    >>> tensor([[1, 2], [3, 4]])
+    tensor([[1, 2],
+            [3, 4]], dtype=int64)
+    """
+    if type(data) is Traced:
+        fresh = wrap(data._data)
+    else:
+        fresh = wrap(np.array(array_of(data, dtype), copy=True, order="C"))
+    return fresh.requires_grad_() if requires_grad else fresh
+
+
+def asarray(data: Any, *, dtype: Any = None, copy: bool | None = None) -> Tensor:
+    """Return ``data`` as a tensor: itself if it is one, sharing memory where that is safe.
+
+    Memory that somebody could still write to is copied, because tensors own their memory;
+    ``copy=False`` raises where a copy is needed.
+    """
+    if isinstance(data, Tensor):
+        if dtype is not None and np.dtype(dtype) != data.dtype:
+            if copy is False:
+                raise ArgumentError(f"asarray: {data.dtype} becomes {np.dtype(dtype)} only by a copy.")
+            return rec.astype(data, dtype=np.dtype(dtype))  # type: ignore[no-any-return]
+        return data.clone() if copy else data
+    array = array_of(data, dtype)
+    if array is data or array.base is not None:
+        if copy is not True and not _writable_memory(array):
+            return wrap(array)
+        if copy is False:
+            raise ArgumentError("asarray: this memory can still be written to, so it needs a copy.")
+        array = array.copy()
+    elif copy is False and not isinstance(data, ndarray):
+        raise ArgumentError(f"asarray: a {type(data).__name__} becomes a tensor only by a copy.")
+    return wrap(array)
+
+
+def _writable_memory(array: Any) -> bool:
+    while isinstance(array, ndarray):
+        if array.flags.writeable:
+            return True
+        array = array.base
+    return array is not None

@@ -1,0 +1,1 @@
+"""How gradients flow: plan a run, pull through one op at a time, in order."""

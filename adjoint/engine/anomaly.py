@@ -1,0 +1,57 @@
+"""``detect_anomaly``: find the op that first makes a NaN or an infinity, forward or backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from adjoint.config import special, watched
+from adjoint.core import record
+from adjoint.core.node import Node
+from adjoint.core.tensor import Tensor
+from adjoint.errors import AnomalyError
+
+__all__ = ["check_pulled", "detect_anomaly", "is_on"]
+
+
+@contextmanager
+def detect_anomaly(mode: bool = True) -> Iterator[None]:
+    """Raise at the first op that makes a NaN or an infinity, in the forward and in backward.
+
+    The error names the op, the shape, dtype and finite fraction of its inputs, and the line
+    of your program that recorded it.  It costs time; without it nothing is checked.
+
+    >>> import adjoint as ad
+    >>> with ad.detect_anomaly():
+    ...     ad.log(ad.tensor([1.0, 0.0]))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    adjoint.errors.AnomalyError: 'log' produced inf in its forward pass: 1 of 2 elements...
+    """
+    with watched(record.anomaly, bool(mode)), np.errstate(all="ignore"):
+        yield
+
+
+def is_on() -> bool:
+    """Tell whether anomalies are looked for here and now."""
+    return bool(special.count) and record.anomaly.get()
+
+
+def check_pulled(node: Node, pulled: list[Any]) -> None:
+    """Raise if a gradient that an op passes on is not finite."""
+    for i, gp in enumerate(pulled):
+        data = gp._data if isinstance(gp, Tensor) else gp
+        if data is None or not isinstance(data, (np.ndarray, np.generic)) or np.isfinite(data).all():
+            continue
+        what = "NaN" if np.isnan(data).any() else "inf"
+        extra = node.extra
+        where = extra.where if extra is not None and extra.where else "a line outside detect_anomaly"
+        inputs = f"\n  Its inputs:\n{extra.inputs}" if extra is not None and extra.inputs else ""
+        raise AnomalyError(
+            f"{node.op.name!r} produced {what} in its backward pass, in the gradient of its argument "
+            f"{node.op.arg_name(i)!r} of shape {data.shape}: "
+            f"{data.size - np.isfinite(data).sum()} of {data.size} elements are not finite.{inputs}"
+            f"\n  Recorded at {where}"
+        )

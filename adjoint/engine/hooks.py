@@ -1,0 +1,59 @@
+"""Run hooks: once per backward, on the total gradient, in the order of registration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.namespace import Namespace, rec
+from adjoint.core.node import HookList, Node
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.errors import HookError
+
+__all__ = ["as_tensor", "run_hooks", "run_node_extra"]
+
+
+def as_tensor(g: Any) -> Tensor:
+    """Return a gradient as users see it."""
+    if isinstance(g, Tensor):
+        return g
+    return wrap(np.asarray(g)) if isinstance(g, np.generic) else wrap(g)
+
+
+def run_hooks(hooks: HookList, g: Any, xp: Namespace, what: str) -> Any:
+    """Give a gradient to each hook in turn; return what remains of it."""
+    for hook in hooks.snapshot():
+        g = _checked(hook, hook(as_tensor(g)), g, xp, what)
+    return g
+
+
+def _checked(hook: Callable[..., Any], result: Any, g: Any, xp: Namespace, what: str) -> Any:
+    if result is None:
+        return g
+    name = getattr(hook, "__qualname__", repr(hook))
+    if not isinstance(result, Tensor):
+        raise HookError(
+            f"the hook {name} on {what} returned {type(result).__name__}.\n"
+            "  A hook returns None to leave the gradient as it is, or a tensor to replace it."
+        )
+    if result.shape != g.shape or result.dtype != g.dtype:
+        raise HookError(
+            f"the hook {name} on {what} returned a gradient of shape {result.shape} and {result.dtype}, "
+            f"but it replaces one of shape {g.shape} and {g.dtype}."
+        )
+    return result if xp is rec else result._data
+
+
+def run_node_extra(node: Node, g: Any, xp: Namespace, retained: list[tuple[Tensor, Any]]) -> Any:
+    """Run the hooks of an intermediate tensor; note its gradient if it is to be kept."""
+    extra = node.extra
+    assert extra is not None
+    if extra.hooks is not None:
+        g = run_hooks(extra.hooks, g, xp, f"the result of {node.op.name!r}")
+    if extra.retain is not None:
+        t = extra.retain()
+        if t is not None:
+            retained.append((t, g))
+    return g

@@ -1,0 +1,266 @@
+"""Pull a gradient through one recorded op: the only place where rules are called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.namespace import Namespace, raw, rec
+from adjoint.core.lifted import Lifted
+from adjoint.core.node import Node, Packed
+from adjoint.core.record import pick
+from adjoint.core.shapes import reduced_axes
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.errors import GraphReleasedError, ModifiedError, RuleError
+
+__all__ = [
+    "Invalid",
+    "add",
+    "add_output",
+    "check_versions",
+    "fit",
+    "fitted",
+    "narrowed",
+    "pull",
+    "release",
+    "released",
+]
+
+_C128, _C64 = np.dtype(np.complex128), np.dtype(np.complex64)
+
+
+class Invalid:
+    """Told by NumPy when an operation makes a NaN out of numbers (0/0, 0·inf, …).
+
+    The floating-point unit sees this for free.  A zero gradient times an infinite derivative is
+    such a NaN: there, and only there, ``pull`` looks for it and keeps the zero.
+    """
+
+    __slots__ = ("hit",)
+
+    def __init__(self) -> None:
+        self.hit = False
+
+    def __call__(self, *_: Any) -> None:
+        self.hit = True
+
+    def state(self) -> np.errstate:
+        """The error state of a backward run."""
+        return np.errstate(divide="ignore", over="ignore", under="ignore", invalid="call", call=self)
+
+
+def pull(node: Node, g: Any, xp: Namespace, invalid: Invalid, needed: set[Any] | None) -> Any:
+    """Return the contribution to each parent of ``node``, None where none is wanted.
+
+    Contributions have the shape and dtype of their parents.
+    """
+    op = node.op
+    values = node.args
+    if values is None:
+        raise released(node)
+    if node.versions is not None:
+        check_versions(node)
+    out = node.out
+    if node.extra is not None and node.extra.packed:
+        values, out = tuple(map(_unpacked, values)), _unpacked(out)
+    if xp is rec:
+        values, out = _attached(node, values, out)
+    conjugate = (node.dtype is _C128 or node.dtype is _C64) and op.holomorphic
+    if conjugate:
+        g = xp.conj(g)
+    if op.joint is not None:
+        return _pull_joint(node, g, xp, values, out, needed, conjugate)
+    params, rules = node.params, op.rules
+    pulled: list[Any] = []
+    for i, parent in enumerate(node.parents):
+        if parent is None or (needed is not None and parent not in needed):
+            pulled.append(None)
+            continue
+        gp = rules[i](xp, g, out, *values, **params)  # type: ignore[misc]
+        pulled.append(fitted(node, i, parent, g, gp, xp, invalid, conjugate))
+    return pulled
+
+
+def fitted(
+    node: Node, i: int, parent: Any, g: Any, gp: Any, xp: Namespace, invalid: Invalid, conjugate: bool = False
+) -> Any:
+    """Make what a rule returned for argument ``i`` fit the parent, or say why it does not."""
+    if not hasattr(gp, "dtype"):
+        raise _no_array(node, i, gp)
+    if invalid.hit:
+        invalid.hit = False
+        gp = _keep_zeros(node.op.kind, xp, g, gp)
+    return fit(node, i, xp.conj(gp) if conjugate else gp, xp, parent)
+
+
+def _pull_joint(
+    node: Node, g: Any, xp: Namespace, values: Any, out: Any, needed: set[Any] | None, conjugate: bool
+) -> list[Any]:
+    op = node.op
+    parents = node.parents
+    wanted = tuple(p is not None and (needed is None or p in needed) for p in parents)
+    assert op.joint is not None
+    grads = op.joint(xp, g, out, *values, wanted=wanted, **node.params)
+    if not isinstance(grads, (tuple, list)) or len(grads) != len(parents):
+        got = f"{len(grads)}" if isinstance(grads, (tuple, list)) else f"a {type(grads).__name__}"
+        raise RuleError(
+            f"the rule of {op.name!r} returns one gradient per argument, {len(parents)} in all, but "
+            f"returned {got}."
+        )
+    pulled: list[Any] = []
+    for i, (gp, want) in enumerate(zip(grads, wanted, strict=True)):
+        if not want or gp is None:
+            pulled.append(None)
+            continue
+        if not hasattr(gp, "dtype"):
+            raise _no_array(node, i, gp)
+        gp = xp.conj(gp) if conjugate else gp
+        pulled.append(fit(node, i, gp, xp, parents[i]))
+    return pulled
+
+
+def fit(node: Node, i: int, gp: Any, xp: Namespace, parent: Any) -> Any:
+    """Un-broadcast a contribution to the shape of its parent and cast it to its dtype."""
+    shape = parent.shape
+    if gp.shape != shape:
+        axes = reduced_axes(gp.shape, shape)
+        if axes is None:
+            raise RuleError(
+                f"the rule of {node.op.name!r} returned a gradient of shape {gp.shape} for argument "
+                f"{node.op.arg_name(i)!r} of shape {shape}.\n"
+                "  A gradient has the shape of its argument, or one that broadcasts from it."
+            )
+        gp = xp.reshape(xp.sum(gp, axis=axes, keepdims=True), shape=shape)
+    if gp.dtype != parent.dtype:
+        gp = xp.astype(gp, dtype=parent.dtype)
+    return gp
+
+
+def _keep_zeros(kind: str, xp: Namespace, g: Any, gp: Any) -> Any:
+    """Where the incoming gradient is zero, an infinite derivative does not make it NaN."""
+    if kind != "elementwise" or getattr(gp, "shape", None) != g.shape:
+        return gp
+    return xp.where(xp.logical_and(xp.equal(g, 0), xp.isnan(gp)), 0, gp)
+
+
+def _unpacked(value: Any) -> Any:
+    """Return a saved value that may have gone through ``saved_tensors_hooks``."""
+    if type(value) is not Packed:
+        return value
+    t = value.unpack(value.value)
+    if not isinstance(t, Tensor):
+        raise RuleError(f"saved_tensors_hooks: unpack returns a tensor, but got {type(t).__name__}.")
+    return t._data
+
+
+def _attached(node: Node, values: tuple[Any, ...], out: Any) -> tuple[tuple[Any, ...], Any]:
+    """Return what was saved as tensors that are joined to their nodes.
+
+    So the derivative of a rule goes through everything it reads, the saved output too.
+    """
+    joined = tuple(map(_joined, values, node.parents))
+    if out is None:
+        return joined, None
+    if node.op.outputs > 1:
+        return joined, tuple(_joined(data, pick(node, i)) for i, data in enumerate(out))
+    return joined, _joined(out, node)
+
+
+def _joined(value: Any, parent: Any) -> Any:
+    if not isinstance(value, (np.ndarray, Lifted)):
+        return value  # a number, or a Spec
+    if isinstance(parent, Tensor):
+        return parent
+    t = wrap(value)
+    t._node = parent
+    return t
+
+
+def check_versions(node: Node) -> None:
+    """Raise if a saved value was written to since."""
+    for t, version in node.versions or ():
+        if t._version != version:
+            raise modified(node, t)
+
+
+def add(
+    xp: Namespace, grads: dict[Any, Any], owned: set[Any], wide: set[Any], parent: Any, gp: Any
+) -> None:
+    """Add a contribution to the gradient of ``parent``.
+
+    The first is kept by reference, the second makes a new array (``owned``), later ones add
+    into that one: an array that the engine did not make is never written.  Half precision is
+    summed in float32 (``wide``) and narrowed at the end.
+    """
+    before = grads.get(parent)
+    if before is None:
+        grads[parent] = gp
+    elif parent in owned:
+        np.add(before, gp, before)
+    elif xp is not raw:
+        grads[parent] = xp.add(before, gp)
+    elif parent.dtype.itemsize == 2:
+        grads[parent] = np.add(before, gp, dtype=np.float32)
+        wide.add(parent)
+    else:
+        grads[parent] = np.add(before, gp)
+        if parent.shape:  # a sum of 0-d arrays is a scalar, which nothing adds into
+            owned.add(parent)
+
+
+def narrowed(xp: Namespace, g: Any, key: Any, wide: set[Any]) -> Any:
+    """Return a finished float32 sum in the half precision of its tensor."""
+    wide.discard(key)
+    return xp.astype(g, dtype=key.dtype)
+
+
+def add_output(xp: Namespace, grads: dict[Any, Any], node: Node, g: Any) -> None:
+    """Hand the gradient of one output to the node of all outputs."""
+    parent = node.parents[0]
+    slots = grads.get(parent)
+    if slots is None:
+        slots = grads[parent] = [None] * parent.op.outputs
+    index = node.params["index"]
+    slots[index] = g if slots[index] is None else xp.add(slots[index], g)
+
+
+def release(node: Node) -> None:
+    """Drop what a node saved.  A node that saved nothing stays usable."""
+    if node.op.saves_any:
+        node.args = None
+        node.out = None
+
+
+# What went wrong -----------------------------------------------------------------------------
+
+
+def _recorded(node: Node) -> str:
+    where = node.extra.where if node.extra is not None else None
+    return f"\n  It was recorded at {where}." if where else ""
+
+
+def released(node: Node) -> GraphReleasedError:
+    """The error of a second backward."""
+    return GraphReleasedError(
+        f"{node.op.name!r} (output shape {node.shape}) was already differentiated and its saved values "
+        "are released.\n"
+        "  Pass retain_graph=True to the first backward, or run the forward again." + _recorded(node)
+    )
+
+
+def modified(node: Node, t: Tensor) -> ModifiedError:
+    """The error of a saved value that was overwritten."""
+    return ModifiedError(
+        f"{node.op.name!r} needs a tensor of shape {t.shape} and {t.dtype} as it was, but it was written "
+        "to after the forward.\n"
+        "  Run backward before the write, or give the op x.clone()." + _recorded(node)
+    )
+
+
+def _no_array(node: Node, i: int, gp: Any) -> RuleError:
+    return RuleError(
+        f"the rule of {node.op.name!r} for argument {node.op.arg_name(i)!r} returned "
+        f"{type(gp).__name__}, not an array.\n"
+        "  Return xp.zeros_like(g) for a zero gradient; use None in place of a rule where none flows."
+    )

@@ -1,0 +1,121 @@
+"""One backward run: its state, and the door through which all front ends start it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from adjoint.config import grad_mode
+from adjoint.core.namespace import Namespace, dyn, raw, rec
+from adjoint.core.node import LEAF
+from adjoint.core.tensor import Tensor, Traced
+from adjoint.engine.hooks import run_hooks
+from adjoint.engine.plan import Plan, make_plan
+from adjoint.engine.pull import add, narrowed
+
+__all__ = ["Run", "differentiate", "key_of"]
+
+OnReady = Callable[[Tensor, Any], bool]
+
+
+def key_of(t: Tensor) -> Any:
+    """Return what stands for a tensor in a graph: its node, or a leaf itself."""
+    return t if t._node is None or t._node is LEAF else t._node
+
+
+class Run:
+    """The state of one backward: gradients on their way, and what is to happen with them.
+
+    ``grads`` maps nodes and leaves to the gradients that have reached them; at the end only
+    leaves remain.  ``captured`` are intermediate nodes whose gradients were asked for.
+    ``retained`` are the gradients of tensors with ``retain_grad``.  ``on_ready`` is called when
+    a leaf is complete; if it returns True it has taken the gradient.
+    """
+
+    __slots__ = ("captured", "grads", "on_ready", "owned", "retain", "retained", "wide", "xp")
+
+    def __init__(self, xp: Namespace, retain: bool, on_ready: OnReady | None) -> None:
+        self.xp = xp
+        self.retain = retain
+        self.on_ready = on_ready
+        self.grads: dict[Any, Any] = {}
+        self.owned: set[Any] = set()  # keys whose array the engine made and may add into
+        self.wide: set[Any] = set()  # keys whose half-precision gradient is summed in float32
+        self.captured: dict[Any, Any] = {}
+        self.retained: list[tuple[Tensor, Any]] = []
+
+    def total(self, leaf: Tensor) -> Any:
+        """Return the complete gradient of a leaf, after its hooks."""
+        g = self.grads.pop(leaf)
+        if leaf in self.wide:
+            g = narrowed(self.xp, g, leaf, self.wide)
+        extra = leaf._extra
+        if extra is not None and extra.hooks is not None:
+            g = run_hooks(extra.hooks, g, self.xp, f"a leaf of shape {leaf.shape}")
+        return g
+
+    def leaf_ready(self, leaf: Tensor) -> None:
+        """Finish a leaf during the run: its hooks, and whoever waits for it."""
+        g = self.total(leaf)
+        if self.on_ready is None or not self.on_ready(leaf, g):
+            self.grads[leaf] = _Final(g)
+
+    def finish(self) -> list[tuple[Tensor, Any]]:
+        """Return the leaves with their gradients, hooks run, in the order they were reached."""
+        done = []
+        for leaf in list(self.grads):
+            g = self.grads[leaf]
+            if type(g) is _Final:
+                del self.grads[leaf]
+                done.append((leaf, g.value))
+            else:
+                done.append((leaf, self.total(leaf)))
+        return done
+
+
+class _Final:
+    """A leaf's gradient whose hooks have run already."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def differentiate(
+    roots: Sequence[Tensor],
+    seeds: Sequence[Any],
+    *,
+    targets: Sequence[Tensor] | None = None,
+    retain: bool,
+    create_graph: bool,
+    on_ready: OnReady | None = None,
+    events: bool = False,
+    only: set[int] | None = None,
+    runner: Callable[[Plan, Run], None],
+) -> tuple[Run, list[tuple[Tensor, Any]]]:
+    """Run backward from ``roots`` with ``seeds`` (arrays of their shapes and dtypes, or tensors).
+
+    Returns the run and the leaves with their gradients; nothing else has changed.
+    """
+    lifted = any(type(t) is Traced for t in (*roots, *seeds))
+    xp = rec if create_graph else dyn if lifted else raw
+    run = Run(xp, retain, on_ready)
+    keys = None if targets is None else [key_of(t) for t in targets]
+    plan = make_plan(map(key_of, roots), keys, events=events, only=only)
+    for k in keys or ():
+        if not isinstance(k, Tensor):
+            run.captured[k] = None
+    token = grad_mode.set(create_graph)
+    try:
+        for root, seed in zip(roots, seeds, strict=True):
+            g = seed if create_graph or not isinstance(seed, Tensor) else seed._data
+            add(xp, run.grads, run.owned, run.wide, key_of(root), g)
+        runner(plan, run)
+        if plan.needed is not None:
+            for leaf in list(run.grads):
+                if leaf not in plan.needed:
+                    del run.grads[leaf]
+        return run, run.finish()
+    finally:
+        grad_mode.reset(token)

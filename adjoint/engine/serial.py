@@ -1,0 +1,97 @@
+"""Run a plan in one thread."""
+
+from __future__ import annotations
+
+from adjoint.core.namespace import raw
+from adjoint.core.node import Node
+from adjoint.core.record import PICK
+from adjoint.engine import anomaly
+from adjoint.engine.hooks import run_node_extra
+from adjoint.engine.plan import Plan
+from adjoint.engine.pull import (
+    Invalid,
+    add,
+    add_output,
+    check_versions,
+    fitted,
+    narrowed,
+    pull,
+    release,
+    released,
+)
+from adjoint.engine.run import Run
+
+__all__ = ["run_serial"]
+
+
+def run_serial(plan: Plan, run: Run) -> None:
+    """Run ``plan`` from the seeds in ``run.grads``, which in the end holds the leaves' totals."""
+    invalid = Invalid()
+    xp = run.xp
+    # Plain first-order backward of plain ops is what ``pull`` does, written out: a call and a
+    # tuple per node would cost a third more (benchmarks/micro.py).
+    plain = xp is raw and plan.needed is None and not plan.ready and not anomaly.is_on()
+    grads, owned, wide, retain = run.grads, run.owned, run.wide, run.retain
+    with invalid.state():
+        for node in plan.order:
+            g = grads.pop(node, None)
+            op = node.op
+            if g is None or not plain or not op.plain or node.extra is not None or node in wide:
+                _step(plan, run, invalid, node, g)
+                continue
+            values = node.args
+            if values is None:
+                raise released(node)
+            if node.versions is not None:
+                check_versions(node)
+            out, params, rules = node.out, node.params, op.rules
+            if node.dtype.kind == "c":
+                _step(plan, run, invalid, node, g)
+                continue
+            i = 0  # counting by hand: zip and enumerate cost three times as much
+            for parent in node.parents:
+                if parent is not None:
+                    if params:
+                        gp = rules[i](xp, g, out, *values, **params)  # type: ignore[misc]
+                    else:
+                        gp = rules[i](xp, g, out, *values)  # type: ignore[misc]
+                    like = parent if type(parent) is Node else parent._data
+                    try:
+                        if invalid.hit or gp.shape != like.shape or gp.dtype is not like.dtype:
+                            gp = fitted(node, i, parent, g, gp, xp, invalid)
+                    except AttributeError:
+                        gp = fitted(node, i, parent, g, gp, xp, invalid)
+                    if parent in grads:
+                        add(xp, grads, owned, wide, parent, gp)
+                    else:
+                        grads[parent] = gp
+                i += 1
+            if not retain and op.saves_any:
+                node.args = None
+                node.out = None
+
+
+def _step(plan: Plan, run: Run, invalid: Invalid, node: Node, g: object) -> None:
+    """Take one node, with everything that can be attached to it."""
+    xp, grads = run.xp, run.grads
+    if g is not None and (plan.needed is None or node in plan.needed):
+        if node in run.wide:
+            g = narrowed(xp, g, node, run.wide)
+        if node.extra is not None:
+            g = run_node_extra(node, g, xp, run.retained)
+        if node in run.captured:
+            run.captured[node] = g
+        if node.op is PICK:
+            add_output(xp, grads, node, g)
+        else:
+            pulled = pull(node, g, xp, invalid, plan.needed)
+            if anomaly.is_on():
+                anomaly.check_pulled(node, pulled)
+            for parent, gp in zip(node.parents, pulled, strict=True):
+                if gp is not None:
+                    add(xp, grads, run.owned, run.wide, parent, gp)
+            if not run.retain:
+                release(node)
+    for leaf in plan.ready.get(node, ()):
+        if leaf in grads:
+            run.leaf_ready(leaf)

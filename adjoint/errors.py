@@ -1,0 +1,183 @@
+"""Every exception adjoint raises, each with its cause and its cure.
+
+    AdjointError
+    ├── ShapeError            (ValueError)    shapes, axes or lengths do not fit
+    ├── DTypeError            (TypeError)     a dtype cannot do what was asked
+    ├── InputError            (TypeError)     an argument of a kind adjoint does not take
+    ├── ArgumentError         (ValueError)    an argument with a value adjoint does not take
+    ├── IndexingError         (IndexError)    an index outside the tensor, or of the wrong kind
+    ├── LinAlgError           (np.linalg.LinAlgError)  a matrix without the property the op needs
+    ├── NoGradientError       (RuntimeError)  a gradient was asked for where none can flow
+    ├── GraphReleasedError    (RuntimeError)  backward a second time through released values
+    ├── ModifiedError         (RuntimeError)  a saved value was overwritten before backward
+    ├── InPlaceError          (RuntimeError)  writing into a tensor that is part of a graph
+    ├── RuleError             (RuntimeError)  an op's derivative rule broke its contract
+    ├── HookError             (RuntimeError)  a hook returned something unusable
+    ├── TapeError             (RuntimeError)  a tape used outside its life
+    ├── AnomalyError          (FloatingPointError)  NaN or inf under detect_anomaly
+    ├── GradcheckError        (AssertionError)  a derivative disagrees with finite differences
+    ├── NotSavedError         (AttributeError)  a rule read a value its op does not save
+    ├── TransformError        (TypeError)     a function cannot be transformed as asked
+    ├── ConvergenceError      (RuntimeError)  an iteration did not converge
+    └── MissingExtraError     (ImportError)   an optional library is not installed
+
+Every class also is the built-in that people expect, so ``except ValueError`` keeps working.
+A message says what happened, why, and what to do about it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = [
+    "AdjointError",
+    "AnomalyError",
+    "ArgumentError",
+    "ConvergenceError",
+    "DTypeError",
+    "GradcheckError",
+    "GraphReleasedError",
+    "HookError",
+    "InPlaceError",
+    "IndexingError",
+    "InputError",
+    "LinAlgError",
+    "MissingExtraError",
+    "ModifiedError",
+    "NoGradientError",
+    "NotSavedError",
+    "RuleError",
+    "ShapeError",
+    "TapeError",
+    "TransformError",
+]
+
+
+class AdjointError(Exception):
+    """The root of all adjoint errors; never raised itself."""
+
+
+class ShapeError(AdjointError, ValueError):
+    """Shapes, axes or lengths do not fit.
+
+    Cause: operands that do not broadcast, an axis out of range, a gradient that has not its
+    tensor's shape, a ragged list.  Cure: the message names the op and both shapes.
+    """
+
+
+class DTypeError(AdjointError, TypeError):
+    """A dtype cannot do what was asked.
+
+    Cause: integers that should require grad, objects or strings as numbers, a gradient of
+    another dtype.  Cure: ``x.astype(float)``, or a float dtype from the start.
+    """
+
+
+class InputError(AdjointError, TypeError):
+    """An argument of a kind that adjoint does not take.
+
+    Cause: a tensor of another library, a string, None.  Cure: convert it first, for example
+    ``ad.tensor(np.asarray(value))``.
+    """
+
+
+class ArgumentError(AdjointError, ValueError):
+    """An argument of the right kind with a value that adjoint does not take.
+
+    Cause: an unknown word, a number out of range.  Cure: the message lists what is accepted.
+    """
+
+
+class IndexingError(AdjointError, IndexError):
+    """An index outside the tensor, too many indices, or an index of the wrong kind."""
+
+
+class LinAlgError(AdjointError, np.linalg.LinAlgError):
+    """A matrix lacks the property that the op needs.
+
+    Cause: a singular matrix in ``solve`` or ``inv``, one that is not positive definite in
+    ``cholesky``, repeated eigenvalues where a derivative needs distinct ones.
+    """
+
+
+class NoGradientError(AdjointError, RuntimeError):
+    """A gradient was asked for where none can flow.
+
+    Cause: the root does not require grad; an input is not part of the graph; the only path
+    leads through an op that is piecewise constant.  Cure: set ``requires_grad=True`` before the
+    computation, or pass ``allow_unused=True`` when a missing gradient is meant.
+    """
+
+
+class GraphReleasedError(AdjointError, RuntimeError):
+    """Backward ran a second time through values that the first run released.
+
+    Cure: ``retain_graph=True`` in the first backward, or run the forward again.
+    """
+
+
+class ModifiedError(AdjointError, RuntimeError):
+    """A value that backward needs was overwritten after the forward.
+
+    Cure: write after backward, or let the forward use ``x.clone()``.
+    """
+
+
+class InPlaceError(AdjointError, RuntimeError):
+    """Writing into a tensor that is part of a graph.
+
+    Cure: ``y = x.at[i].set(v)``, which is differentiable; or write under ``ad.no_grad()`` into
+    the leaf itself; or into ``x.detach().clone()``.
+    """
+
+
+class RuleError(AdjointError, RuntimeError):
+    """A derivative rule broke its contract: wrong number, shape or kind of gradients.
+
+    Cause: a mistake in a ``define`` record or a custom derivative.  Cure: the message names the
+    op and what was expected; ``adjoint.testing.gradcheck`` checks the values.
+    """
+
+
+class HookError(AdjointError, RuntimeError):
+    """A hook returned something other than None or a gradient of the same shape and dtype."""
+
+
+class TapeError(AdjointError, RuntimeError):
+    """A tape was used outside its life: consumed, entered twice, or not the one that recorded."""
+
+
+class AnomalyError(AdjointError, FloatingPointError):
+    """A NaN or an infinity appeared under ``detect_anomaly``.
+
+    The message names the op, its inputs (shape, dtype, finite fraction) and the line that
+    recorded it.
+    """
+
+
+class GradcheckError(AdjointError, AssertionError):
+    """A derivative disagrees with finite differences; the message shows the worst element."""
+
+
+class NotSavedError(AdjointError, AttributeError):
+    """A rule read the values of an argument that its op does not save.
+
+    Cure: name the argument in ``saves=``; its shape and dtype are there without it.
+    """
+
+
+class TransformError(AdjointError, TypeError):
+    """A function cannot be transformed as asked: its arguments or results do not fit."""
+
+
+class ConvergenceError(AdjointError, RuntimeError):
+    """An iteration did not converge within its limits; the message has the last residual."""
+
+
+class MissingExtraError(AdjointError, ImportError):
+    """An optional library is missing.  Cure: ``pip install 'adjoint[extra]'``, as the message says."""
+
+    def __init__(self, what: str, library: str, extra: str) -> None:
+        super().__init__(
+            f"{what} needs {library}.  Install it with: pip install 'adjoint[{extra}]'"
+        )

@@ -1,0 +1,1 @@
+"""Where gradients rest: the tensors' own slots, and stores."""

@@ -1,0 +1,252 @@
+"""The front doors: ``Tensor.backward``, ``ad.backward`` and ``ad.gradients``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.tensor import Tensor, Traced, tensor, wrap
+from adjoint.engine.hooks import as_tensor
+from adjoint.engine.plan import Plan
+from adjoint.engine.run import Run, differentiate, key_of
+from adjoint.engine.serial import run_serial
+from adjoint.errors import DTypeError, InputError, NoGradientError, ShapeError
+from adjoint.grads.slots import commit
+from adjoint.grads.store import Gradients
+
+__all__ = ["backward", "backward_into_leaves", "backward_on", "gradients", "seed_of"]
+
+
+def runner_for(workers: int | str | None) -> Callable[[Plan, Run], None]:
+    """Choose what runs the plan."""
+    return run_serial
+
+
+def seed_of(root: Any, gradient: Any, name: str = "backward()") -> Any:
+    """Check the root of a backward and return the gradient it starts with."""
+    if not isinstance(root, Tensor):
+        raise InputError(f"{name} starts from a tensor, but got {type(root).__name__}.")
+    if root._node is None:
+        raise NoGradientError(
+            f"{name} was called on a tensor of shape {root.shape} that does not require grad.\n"
+            "  Nothing it was computed from requires grad, or it was computed under no_grad() or only "
+            "through ops without a gradient\n  (comparisons, argmax, integers).  Set "
+            "requires_grad=True on the inputs before computing it."
+        )
+    if gradient is None:
+        if root.size != 1:
+            raise ShapeError(
+                f"{name} starts from one number, but this tensor has shape {root.shape}.\n"
+                "  Reduce it first (loss.mean().backward()), or pass gradient= with shape "
+                f"{root.shape}."
+            )
+        return wrap(np.ones(root.shape, root.dtype))
+    exact = isinstance(gradient, (Tensor, np.ndarray))
+    if type(gradient) is Traced:
+        seed: Tensor = gradient
+    elif isinstance(gradient, Tensor):
+        seed = gradient
+    else:
+        seed = tensor(gradient) if exact else tensor(gradient, dtype=root.dtype)
+    if seed.shape != root.shape:
+        raise ShapeError(
+            f"{name}: gradient= must have the shape of the tensor, {root.shape}, but has {seed.shape}."
+        )
+    if seed.dtype != root.dtype:
+        raise DTypeError(
+            f"{name}: gradient= must have the dtype of the tensor, {root.dtype}, but has {seed.dtype}."
+        )
+    return seed
+
+
+def backward_into_leaves(
+    self: Tensor,
+    gradient: Any = None,
+    *,
+    retain_graph: bool = False,
+    create_graph: bool = False,
+    inputs: Sequence[Tensor] | Tensor | None = None,
+    workers: int | str | None = None,
+) -> None:
+    """Differentiate this tensor and add the gradients to the ``.grad`` of the leaves.
+
+    A tensor of one element needs no ``gradient``; any other needs one of exactly its shape.
+    ``retain_graph`` keeps what was saved, for a second backward; ``create_graph`` records
+    the backward itself, so that the gradients can be differentiated; ``inputs`` limits it
+    to these tensors.  If anything fails, no ``.grad`` has changed.
+    """
+    seed = seed_of(self, gradient)
+    targets = None if inputs is None else _several("inputs", inputs)
+    for t in targets or ():
+        if t._node is None:
+            raise NoGradientError(f"inputs: a tensor of shape {t.shape} does not require grad.")
+    committed: list[Tensor] = []
+
+    def on_ready(leaf: Tensor, g: Any) -> bool:
+        extra = leaf._extra
+        if extra is None or extra.post_hooks is None or not extra.post_hooks.hooks:
+            return False
+        commit(leaf, g)
+        committed.append(leaf)
+        for hook in extra.post_hooks.snapshot():
+            hook(leaf)
+        return True
+
+    try:
+        run, leaves = differentiate(
+            [self],
+            [seed],
+            targets=targets,
+            retain=retain_graph or create_graph,
+            create_graph=create_graph,
+            on_ready=on_ready,
+            runner=runner_for(workers),
+        )
+    except BaseException as error:
+        if committed:
+            shapes = ", ".join(str(t.shape) for t in committed)
+            error.add_note(
+                f"{len(committed)} leaves with a post-accumulate hook were complete and are committed "
+                f"(shapes {shapes}); no other .grad has changed."
+            )
+        raise
+    for leaf, g in leaves:
+        if leaf._node is not None:
+            commit(leaf, g)
+    for t, g in run.retained:
+        commit(t, g)
+    for t in targets or ():
+        g = run.captured.get(key_of(t))
+        if g is not None:
+            commit(t, g)
+
+
+def backward(
+    root: Tensor,
+    gradient: Any = None,
+    *,
+    retain_graph: bool = False,
+    create_graph: bool = False,
+    inputs: Sequence[Tensor] | Tensor | None = None,
+    workers: int | str | None = None,
+) -> Gradients:
+    """Differentiate ``root`` and return the gradients of its leaves; no tensor is touched.
+
+    >>> import adjoint as ad
+    >>> x = ad.tensor([1.0, 2.0], requires_grad=True)
+    >>> ad.backward((x ** 2).sum())[x]
+    tensor([2., 4.], dtype=float64)
+    """
+    return backward_on(
+        root,
+        seed_of(root, gradient),
+        inputs,
+        retain=retain_graph or create_graph,
+        create_graph=create_graph,
+        workers=workers,
+    )
+
+
+def backward_on(
+    root: Tensor,
+    seed: Any,
+    inputs: Sequence[Tensor] | Tensor | None,
+    *,
+    retain: bool,
+    create_graph: bool,
+    workers: int | str | None = None,
+    only: set[int] | None = None,
+) -> Gradients:
+    """Differentiate into a store; ``only`` limits the walk to nodes with these numbers."""
+    targets = None if inputs is None else _several("inputs", inputs)
+    run, leaves = differentiate(
+        [root],
+        [seed],
+        targets=targets,
+        retain=retain,
+        create_graph=create_graph,
+        only=only,
+        runner=runner_for(workers),
+    )
+    store = Gradients()
+    for leaf, g in leaves:
+        store.set(leaf, as_tensor(g))
+    for t in targets or ():
+        g = run.captured.get(key_of(t))
+        if g is not None:
+            store.set(t, as_tensor(g))
+    return store
+
+
+def gradients(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool = False,
+    *,
+    workers: int | str | None = None,
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of ``outputs``, summed, with respect to each of ``inputs``.
+
+    Inputs may be intermediate tensors.  With ``create_graph=True`` the results have history
+    and can be differentiated again.  An input that no output depends on is an error, or
+    None with ``allow_unused=True``.
+
+    >>> import adjoint as ad
+    >>> x = ad.tensor(2.0, requires_grad=True)
+    >>> gx, = ad.gradients(x ** 3, [x], create_graph=True)
+    >>> ad.gradients(gx, [x])
+    (tensor(12., dtype=float64),)
+    """
+    roots = _several("outputs", outputs)
+    targets = _several("inputs", inputs)
+    given = [None] * len(roots) if grad_outputs is None else grad_outputs
+    if isinstance(given, (Tensor, np.ndarray)) or not isinstance(given, (list, tuple)):
+        given = [given]
+    if len(given) != len(roots):
+        raise ShapeError(f"gradients: {len(roots)} outputs need {len(roots)} grad_outputs, got {len(given)}.")
+    seeds = [seed_of(r, g, "gradients()") for r, g in zip(roots, given, strict=True)]
+    for i, t in enumerate(targets):
+        if t._node is None and not allow_unused:
+            raise NoGradientError(
+                f"gradients: inputs[{i}] of shape {t.shape} does not require grad.\n"
+                "  Set requires_grad=True before computing the outputs, or pass allow_unused=True."
+            )
+    run, leaves = differentiate(
+        roots,
+        seeds,
+        targets=targets,
+        retain=create_graph if retain_graph is None else retain_graph,
+        create_graph=create_graph,
+        runner=runner_for(workers),
+    )
+    found = {**run.captured, **dict(leaves)}
+    results: list[Tensor | None] = []
+    for i, t in enumerate(targets):
+        g = found.get(key_of(t))
+        if g is None and not allow_unused:
+            raise NoGradientError(
+                f"gradients: no output depends on inputs[{i}] of shape {t.shape}.\n"
+                "  Pass allow_unused=True to get None for it; or it was used through detach() or no_grad()."
+            )
+        results.append(None if g is None else as_tensor(g))
+    return tuple(results)
+
+
+def _several(what: str, tensors: Any) -> list[Tensor]:
+    if isinstance(tensors, Tensor):
+        return [tensors]
+    found = list(tensors)
+    for i, t in enumerate(found):
+        if not isinstance(t, Tensor):
+            raise InputError(f"{what}[{i}] must be a tensor, but is a {type(t).__name__}.")
+    if not found:
+        raise InputError(f"{what} is empty: name at least one tensor.")
+    return found
+
+
+Tensor.backward = backward_into_leaves  # type: ignore[attr-defined]

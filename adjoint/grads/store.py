@@ -1,0 +1,165 @@
+"""Gradients: a store of gradients, plain or differentiable, keyed by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.tensor import Tensor, asarray, wrap
+from adjoint.errors import DTypeError, InputError, NoGradientError, ShapeError
+from adjoint.grads.norm import global_norm
+
+__all__ = ["Gradients"]
+
+
+class Gradients:
+    """What ``ad.backward`` returns: the gradient of each leaf; no tensor is touched.
+
+    Look up by tensor or by ``id(tensor)``.  Gradients made with ``create_graph=True`` have
+    history and can be differentiated again; ``detach()`` gives a store without it.
+
+    >>> import adjoint as ad
+    >>> x = ad.tensor(3.0, requires_grad=True)
+    >>> grads = ad.backward(x * x)
+    >>> grads[x]
+    tensor(6., dtype=float64)
+    """
+
+    __slots__ = ("_items", "_owned")
+
+    def __init__(self) -> None:
+        self._items: dict[int, tuple[Tensor, Tensor]] = {}
+        self._owned: set[int] = set()  # whose array was made here and may be added into
+
+    def get(self, key: Tensor | int, default: Any = None) -> Any:
+        """Return the gradient of a tensor, or ``default``."""
+        found = self._items.get(_id(key))
+        return default if found is None else found[1]
+
+    def __getitem__(self, key: Tensor | int) -> Tensor:
+        found = self._items.get(_id(key))
+        if found is None:
+            raise _Missing(_missing(key, len(self._items)))
+        return found[1]
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, (Tensor, int)) and _id(key) in self._items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (t for t, _ in self._items.values())
+
+    def keys(self) -> list[Tensor]:
+        """The tensors, in the order their gradients were first stored."""
+        return [t for t, _ in self._items.values()]
+
+    def values(self) -> list[Tensor]:
+        """The gradients, in the order of ``keys``."""
+        return [g for _, g in self._items.values()]
+
+    def items(self) -> list[tuple[Tensor, Tensor]]:
+        """Pairs of tensor and gradient."""
+        return list(self._items.values())
+
+    def set(self, key: Tensor, grad: Any) -> None:
+        """Store a gradient; one that was there is replaced."""
+        self._items[_id(key)] = (key, _fitting(key, grad))
+        self._owned.discard(_id(key))
+
+    def add(self, key: Tensor, grad: Any) -> None:
+        """Add to the gradient of a tensor; if the addition fails nothing has changed."""
+        new = _fitting(key, grad)
+        found = self._items.get(_id(key))
+        if found is None:
+            self._items[_id(key)] = (key, new)
+            return
+        before = found[1]
+        if before.requires_grad or new.requires_grad or type(before) is not Tensor:
+            self._items[_id(key)] = (key, before + new)
+        elif _id(key) in self._owned:
+            np.add(before._data, new._data, out=before._data)
+        else:
+            self._items[_id(key)] = (key, wrap(np.asarray(before._data + new._data)))
+            if key.shape:
+                self._owned.add(_id(key))
+
+    def pop(self, key: Tensor | int, *default: Any) -> Any:
+        """Remove a gradient and return it."""
+        found = self._items.pop(_id(key), None)
+        self._owned.discard(_id(key))
+        if found is not None:
+            return found[1]
+        if default:
+            return default[0]
+        raise _Missing(_missing(key, len(self._items)))
+
+    def clear(self) -> None:
+        """Remove everything."""
+        self._items.clear()
+        self._owned.clear()
+
+    def detach(self) -> Gradients:
+        """Return a store of the same gradients without history."""
+        return self._mapped(lambda g: g.detach())
+
+    def scale(self, factor: Any) -> Gradients:
+        """Return a store with every gradient times ``factor``, each in its own dtype."""
+        return self._mapped(lambda g: (g * factor).astype(g.dtype, copy=False))
+
+    def merge(self, other: Gradients) -> Gradients:
+        """Return a store with the gradients of both; where both have one, the sum."""
+        merged = self._mapped(lambda g: g)
+        for t, g in other._items.values():
+            merged.add(t, g)
+        return merged
+
+    def norm(self, p: float = 2.0) -> float:
+        """Return the p-norm of all gradients together; large values do not overflow."""
+        return global_norm((g._data for g in self.values()), p)
+
+    def _mapped(self, function: Any) -> Gradients:
+        made = Gradients()
+        made._items = {k: (t, function(g)) for k, (t, g) in self._items.items()}
+        return made
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(str(t.shape) for t in self)
+        return f"Gradients({len(self)} tensors: {shapes})" if len(self) else "Gradients(empty)"
+
+
+class _Missing(NoGradientError, KeyError):
+    """A gradient that the store does not have; a KeyError too, as a mapping's."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def _id(key: object) -> int:
+    if isinstance(key, Tensor):
+        return id(key)
+    if isinstance(key, int):
+        return key
+    raise InputError(f"a gradient is found by its tensor or id(tensor), not by {type(key).__name__}.")
+
+
+def _missing(key: object, count: int) -> str:
+    what = f"tensor of shape {key.shape}" if isinstance(key, Tensor) else f"id {key}"
+    return (
+        f"no gradient for this {what} among the {count} stored.\n"
+        "  It must require grad before the computation and take part in it; get(x) returns None instead."
+    )
+
+
+def _fitting(key: Any, grad: Any) -> Tensor:
+    if not isinstance(key, Tensor):
+        raise InputError(f"gradients are stored by tensor, not by {type(key).__name__}.")
+    new = asarray(grad)
+    if new.shape != key.shape:
+        raise ShapeError(f"the gradient of a tensor of shape {key.shape} has that shape, not {new.shape}.")
+    if new.dtype != key.dtype:
+        raise DTypeError(f"the gradient of a {key.dtype} tensor is {key.dtype}, not {new.dtype}.")
+    return new

@@ -1,0 +1,134 @@
+"""Tape: record what runs inside a block, and differentiate it, touching no tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import Token
+from types import TracebackType
+from typing import Any
+
+from adjoint.config import grad_mode, is_inference_mode_enabled, special
+from adjoint.core.node import Node
+from adjoint.core.record import tapes
+from adjoint.core.tensor import Tensor, differentiable
+from adjoint.errors import DTypeError, InputError, NoGradientError, TapeError
+from adjoint.grads.backward import backward_on, seed_of
+from adjoint.grads.store import Gradients
+
+__all__ = ["Tape"]
+
+
+class Tape:
+    """Record the operations of a block, in this thread or task alone.
+
+    Only what runs inside takes part: operations from before are constants to the tape.
+    Tensors that require grad are watched by themselves; ``watch`` adds others.  A tape gives
+    its gradients once, unless it is ``persistent``.
+
+    >>> import adjoint as ad
+    >>> x = ad.tensor(3.0)
+    >>> with ad.Tape() as tape:
+    ...     tape.watch(x)
+    ...     y = x * x
+    >>> tape.gradients(y)[x]
+    tensor(6., dtype=float64)
+    """
+
+    def __init__(self, *, persistent: bool = False) -> None:
+        self._persistent = persistent
+        self._watched: dict[int, Tensor] = {}
+        self._recorded: set[int] = set()  # the numbers of the nodes, not the nodes
+        self._tokens: tuple[Token[Any], Token[Any]] | None = None
+        self._state = "new"
+
+    def __enter__(self) -> Tape:
+        if self._state != "new":
+            raise TapeError(f"this tape is {self._state}: a tape records one block.  Make a new ad.Tape().")
+        if is_inference_mode_enabled():
+            raise TapeError("a tape cannot record inside inference_mode().")
+        self._state = "recording"
+        self._tokens = (tapes.set((*tapes.get(), self)), grad_mode.set(True))
+        special.enter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._tokens is not None
+        special.leave()
+        tapes.reset(self._tokens[0])
+        grad_mode.reset(self._tokens[1])
+        self._tokens = None
+        self._watched.clear()
+        if self._state == "recording":
+            self._state = "recorded"
+
+    def watch(self, *tensors: Tensor) -> None:
+        """Record operations on these tensors too, although they do not require grad."""
+        if self._state != "recording":
+            raise TapeError(f"watch: this tape is {self._state}; it watches only inside its block.")
+        for t in tensors:
+            if not isinstance(t, Tensor):
+                raise InputError(f"watch: a tape watches tensors, not {type(t).__name__}.")
+            if not differentiable(t.dtype):
+                raise DTypeError(f"watch: only float and complex tensors have gradients, not {t.dtype}.")
+            self._watched[id(t)] = t
+
+    def watches(self, t: Tensor) -> bool:
+        """Tell whether a tensor that does not require grad is recorded here."""
+        return id(t) in self._watched
+
+    def add(self, node: Node) -> None:
+        """Take note of a node that was recorded inside the block."""
+        self._recorded.add(node.seq)
+
+    def gradients(
+        self,
+        root: Tensor,
+        inputs: Sequence[Tensor] | Tensor | None = None,
+        gradient: Any = None,
+        *,
+        create_graph: bool | None = None,
+    ) -> Gradients:
+        """Differentiate ``root``, which was computed inside the block, and return the store.
+
+        ``create_graph`` defaults to whether another tape is recording around this call, so
+        that nested tapes give higher derivatives.
+        """
+        if self._state == "consumed":
+            raise TapeError(
+                "this tape is consumed: its gradients were taken and what it recorded is released.\n"
+                "  Use ad.Tape(persistent=True) to take gradients more than once."
+            )
+        if self._state == "new":
+            raise TapeError("this tape has recorded nothing: compute inside `with tape:` first.")
+        if isinstance(root, Tensor) and root._node is not None and not self._has(root):
+            raise TapeError(
+                f"this tensor of shape {root.shape} was not computed inside this tape's block."
+            )
+        seed = seed_of(root, gradient, "Tape.gradients()")
+        others = any(t is not self for t in tapes.get())
+        create = others if create_graph is None else create_graph
+        store = backward_on(
+            root, seed, inputs, retain=self._persistent or create, create_graph=create, only=self._recorded
+        )
+        if inputs is not None:
+            for t in [inputs] if isinstance(inputs, Tensor) else inputs:
+                if t not in store:
+                    raise NoGradientError(
+                        f"Tape.gradients(): a tensor of shape {t.shape} has no path to the root inside the block.\n"
+                        "  Watch it before it is used, and compute with it inside the block."
+                    )
+        if not self._persistent:
+            self._state = "consumed"
+            self._recorded = set()
+        return store
+
+    def _has(self, root: Tensor) -> bool:
+        return isinstance(root._node, Node) and root._node.seq in self._recorded
+
+    def __repr__(self) -> str:
+        return f"<Tape, {self._state}, {len(self._recorded)} operations>"

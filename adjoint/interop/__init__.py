@@ -1,0 +1,1 @@
+"""Where adjoint meets other libraries."""

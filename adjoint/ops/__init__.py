@@ -1,0 +1,44 @@
+"""What can be computed: tables of op records, and the functions that sort their arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from adjoint.core.lifted import Lifted
+from adjoint.core.methods import install
+from adjoint.core.namespace import dyn, rec
+from adjoint.core.tensor import Tensor
+from adjoint.ops import compare, create, elementwise, index, linalg, reduce, shape
+
+MODULES = (elementwise, compare, reduce, shape, index, linalg, create)
+
+
+def function(name: str) -> Any:
+    """Find the function that users call by this name: a module's own before the bare op."""
+    for module in MODULES:
+        found = getattr(module, name, None)
+        if found is not None and getattr(found, "__module__", "").startswith("adjoint"):
+            return found
+    return getattr(rec, name, None)
+
+
+def _dynamic(name: str) -> Any:
+    return getattr(dyn, name, None)
+
+
+install(Tensor, function)
+Tensor.__getitem__ = index.getitem  # type: ignore[method-assign,assignment]
+Tensor.at = property(index.At)
+Tensor.T = property(shape.transpose)  # type: ignore[assignment]
+Tensor.mT = property(shape.matrix_transpose)  # type: ignore[assignment]
+Tensor.real = property(elementwise.real)  # type: ignore[assignment]
+Tensor.imag = property(elementwise.imag)  # type: ignore[assignment]
+
+install(Lifted, _dynamic, methods=False)
+
+
+def _lifted_getitem(x: Lifted, key: Any) -> Any:
+    return dyn.index(x, key=index.canonical_key(x.shape, key))
+
+
+Lifted.__getitem__ = _lifted_getitem  # type: ignore[attr-defined]

@@ -1,0 +1,217 @@
+"""Indexing: reading by any NumPy index, and writing that makes a new tensor (``x.at[i].set``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.define import define
+from adjoint.core.namespace import raw, rec
+from adjoint.core.shapes import Shape, broadcast_shapes
+from adjoint.core.tensor import Tensor, array_of, asarray
+from adjoint.errors import IndexingError, InputError, ShapeError
+
+__all__: list[str] = []
+
+Key = tuple[Any, ...]
+
+
+def canonical_key(shape: Shape, key: Any) -> Key:
+    """Check an index against a shape; return it as a tuple of slices, ints, arrays, None and one Ellipsis.
+
+    Boolean masks become the positions of their true elements, so that every key is static.
+    """
+    items = [_key_item(k) for k in (key if isinstance(key, tuple) else (key,))]
+    if sum(k is Ellipsis for k in items) > 1:
+        raise IndexingError("an index can have one ellipsis (...), but this one has more.")
+    used = sum(map(_consumes, items))
+    if used > len(shape):
+        raise IndexingError(f"too many indices: {used} for a tensor of shape {shape}.")
+    checked: list[Any] = []
+    axis = 0
+    for k in items:
+        if isinstance(k, np.ndarray) and k.dtype == bool:
+            if k.shape != shape[axis : axis + k.ndim]:
+                raise IndexingError(
+                    f"a mask of shape {k.shape} does not match axes {axis} … of shape {shape}."
+                )
+            checked.extend(np.nonzero(k))
+        else:
+            if _consumes(k):
+                _check_item(shape, axis, k)
+            checked.append(k)
+        axis += len(shape) - used if k is Ellipsis else _consumes(k)
+    if not any(k is Ellipsis for k in checked):
+        checked.append(Ellipsis)
+    return tuple(checked)
+
+
+def _consumes(k: Any) -> int:
+    """Count the axes of the tensor that an item of an index uses up."""
+    if k is None or k is Ellipsis or type(k) is bool:
+        return 0
+    return k.ndim if isinstance(k, np.ndarray) and k.dtype == bool else 1
+
+
+def _key_item(k: Any) -> Any:
+    if k is None or k is Ellipsis or type(k) is int or type(k) is bool:
+        return k
+    if isinstance(k, slice):
+        return slice(*(None if s is None else _whole(s) for s in (k.start, k.stop, k.step)))
+    array = array_of(k)
+    if array.dtype == bool:
+        return array if array.ndim else bool(array)
+    if array.dtype.kind not in "iu" and array.size:
+        raise IndexingError(
+            f"an index is made of whole numbers, slices and masks, but got {array.dtype} values.\n"
+            "  Cast them if that is meant: i.astype(int)."
+        )
+    return int(array) if array.ndim == 0 else array.astype(np.intp)
+
+
+def _whole(value: Any) -> int:
+    try:
+        return value.__index__()  # type: ignore[no-any-return]
+    except (AttributeError, TypeError):
+        raise IndexingError(f"a slice is made of whole numbers, but got {value!r}.") from None
+
+
+def _check_item(shape: Shape, axis: int, k: Any) -> None:
+    n = shape[axis]
+    if type(k) is int:
+        if not -n <= k < n:
+            raise IndexingError(f"index {k} is out of range for axis {axis} of length {n}.")
+    elif isinstance(k, np.ndarray) and k.size:
+        low, high = int(k.min()), int(k.max())
+        if low < -n or high >= n:
+            bad = high if high >= n else low
+            raise IndexingError(f"index {bad} is out of range for axis {axis} of length {n}.")
+
+
+def is_basic(key: Key) -> bool:
+    """Tell whether a key has no arrays, so that it selects each element at most once."""
+    return not any(isinstance(k, (np.ndarray, bool)) for k in key)
+
+
+def _unindex(g: Any, key: Key, shape: Shape) -> Any:
+    """Add ``g`` into zeros at ``key``: repeated positions add up."""
+    out = np.zeros(shape, g.dtype)
+    if is_basic(key):
+        out[key] = g
+    else:
+        np.add.at(out, key, g)
+    return out
+
+
+def _index_set(x: Any, v: Any, key: Key) -> Any:
+    out = np.array(x, dtype=np.result_type(x, v))
+    out[key] = v
+    return out
+
+
+define("index", lambda x, key: x[key], lambda xp, g, y, x, key: xp.unindex(g, key=key, shape=x.shape),
+       kind="linear", params=("key",), doc="The elements at an index.")  # fmt: skip
+define("unindex", _unindex, lambda xp, g, y, x, key, shape: xp.index(g, key=key),
+       kind="linear", params=("key", "shape"), doc="Zeros with elements added at an index.")  # fmt: skip
+define("index_set", _index_set,
+       lambda xp, g, z, x, y, key: xp.index_set(g, 0, key=key),
+       lambda xp, g, z, x, y, key: xp.index(g, key=key),
+       kind="linear", params=("key",), doc="A copy with other values at an index without repeats.")  # fmt: skip
+
+rec.canonical_key = raw.canonical_key = canonical_key  # type: ignore[attr-defined]
+
+
+def getitem(x: Tensor, key: Any) -> Tensor:
+    """Return ``x[key]`` for any index that NumPy takes; gradients of repeated elements add up."""
+    key = canonical_key(x.shape, key)
+    try:
+        return rec.index(x, key=key)  # type: ignore[no-any-return]
+    except ShapeError as error:
+        raise IndexingError(f"cannot index shape {x.shape}: {error}") from None
+
+
+class At:
+    """``x.at[key]``: updates that return a new tensor, differentiable in both the old and the new.
+
+    >>> import adjoint as ad
+    >>> x = ad.tensor([1.0, 2.0, 3.0])
+    >>> x.at[1].set(9.0)
+    tensor([1., 9., 3.], dtype=float64)
+    >>> x.at[[0, 0]].add(1.0)  # repeated positions all count
+    tensor([3., 2., 3.], dtype=float64)
+    """
+
+    __slots__ = ("_key", "_x")
+
+    def __init__(self, x: Tensor) -> None:
+        self._x = x
+        self._key: Key | None = None
+
+    def __getitem__(self, key: Any) -> At:
+        chosen = At(self._x)
+        chosen._key = canonical_key(self._x.shape, key)
+        return chosen
+
+    def get(self) -> Tensor:
+        """Return the elements themselves."""
+        return rec.index(self._x, key=self._checked())  # type: ignore[no-any-return]
+
+    def set(self, value: Any) -> Tensor:
+        """Return a copy with ``value`` there; of repeated positions the last one counts."""
+        return self._update(lambda old, new: new, value)
+
+    def add(self, value: Any) -> Tensor:
+        """Return a copy with ``value`` added there."""
+        value = self._spread(value)
+        return self._x + rec.unindex(value, key=self._checked(), shape=self._x.shape)  # type: ignore[no-any-return]
+
+    def mul(self, value: Any) -> Tensor:
+        """Return a copy with the elements there multiplied by ``value``."""
+        return self._update(rec.multiply, value)
+
+    def max(self, value: Any) -> Tensor:
+        """Return a copy with the larger of the element there and ``value``."""
+        return self._update(rec.maximum, value)
+
+    def min(self, value: Any) -> Tensor:
+        """Return a copy with the smaller of the element there and ``value``."""
+        return self._update(rec.minimum, value)
+
+    def _checked(self) -> Key:
+        if self._key is None:
+            raise InputError("x.at needs an index first: x.at[i].set(v).")
+        return self._key
+
+    def _spread(self, value: Any) -> Tensor:
+        """Broadcast a value to the shape of the place, in the dtype of the tensor."""
+        spot = raw.index(np.broadcast_to(np.int8(0), self._x.shape), key=self._checked()).shape
+        value = asarray(value)
+        if broadcast_shapes("x.at[key]", spot, value.shape) != spot:
+            raise ShapeError(f"x.at[key]: a value of shape {value.shape} does not fit into shape {spot}.")
+        if value.dtype != self._x.dtype:
+            value = rec.astype(value, dtype=self._x.dtype)
+        return rec.broadcast_to(value, shape=spot)  # type: ignore[no-any-return]
+
+    def _update(self, combine: Any, value: Any) -> Tensor:
+        x, key, value = self._x, self._checked(), self._spread(value)
+        if is_basic(key):
+            return rec.index_set(x, combine(rec.index(x, key=key), value), key=key)  # type: ignore[no-any-return]
+        # positions in the flattened tensor; repeats are applied round by round, in order
+        flat = np.arange(x.size).reshape(x.shape)[key].ravel()
+        out, values = rec.reshape(x, shape=(x.size,)), rec.reshape(value, shape=(flat.size,))
+        for chosen in _rounds(flat):
+            spot = (flat[chosen],)
+            old = rec.index(out, key=spot)
+            out = rec.index_set(out, combine(old, rec.index(values, key=(chosen,))), key=spot)
+        return rec.reshape(out, shape=x.shape)  # type: ignore[no-any-return]
+
+
+def _rounds(flat: Any) -> list[Any]:
+    """Split positions into groups without repeats: the first occurrences, the second, …"""
+    order = np.argsort(flat, kind="stable")
+    sorted_flat = flat[order]
+    starts = np.flatnonzero(np.r_[True, sorted_flat[1:] != sorted_flat[:-1]]) if flat.size else flat
+    counts = np.diff(np.r_[starts, flat.size])
+    occurrence = np.arange(flat.size) - np.repeat(starts, counts)
+    return [np.sort(order[occurrence == k]) for k in range(int(counts.max(initial=0)))]

@@ -1,0 +1,351 @@
+"""Shapes: reshape, permute, broadcast, join, cut, flip, pad.  All linear: each rule is the way back."""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.define import define
+from adjoint.core.namespace import rec
+from adjoint.core.shapes import (
+    Shape,
+    broadcast_shapes,
+    canonical_axes,
+    canonical_axis,
+    canonical_shape,
+    reduced_axes,
+)
+from adjoint.core.tensor import Tensor, asarray
+from adjoint.errors import ArgumentError, InputError, ShapeError
+
+__all__ = [
+    "broadcast_arrays",
+    "broadcast_to",
+    "concat",
+    "expand_dims",
+    "flatten",
+    "flip",
+    "matrix_transpose",
+    "moveaxis",
+    "pad",
+    "permute_dims",
+    "ravel",
+    "reshape",
+    "roll",
+    "split",
+    "squeeze",
+    "stack",
+    "swapaxes",
+    "transpose",
+]
+
+# The ops ---------------------------------------------------------------------------------------
+
+
+def _inverse(axes: Shape) -> Shape:
+    n = len(axes)
+    back = [0] * n
+    for i, a in enumerate(axes):
+        back[a + n] = i - n
+    return tuple(back)
+
+
+def _moveaxis(x: Any, source: int, destination: int) -> Any:
+    return np.moveaxis(x, source, destination)
+
+
+def unbroadcast(xp: Any, g: Any, shape: Shape) -> Any:
+    """Sum ``g`` over the axes along which ``shape`` was broadcast."""
+    axes = reduced_axes(g.shape, shape)
+    assert axes is not None
+    return xp.reshape(xp.sum(g, axis=axes, keepdims=True), shape=shape)
+
+
+def _concat_rule(xp: Any, g: Any, out: Any, *xs: Any, wanted: Sequence[bool], axis: int) -> list[Any]:
+    grads, start = [], 0
+    lead = (Ellipsis,)
+    tail = (slice(None),) * (-axis - 1)
+    for x, want in zip(xs, wanted, strict=True):
+        stop = start + x.shape[axis]
+        grads.append(g[(*lead, slice(start, stop), *tail)] if want else None)
+        start = stop
+    return grads
+
+
+def _stack_rule(xp: Any, g: Any, out: Any, *xs: Any, wanted: Sequence[bool], axis: int) -> list[Any]:
+    tail = (slice(None),) * (-axis - 1)
+    return [g[(Ellipsis, i, *tail)] if want else None for i, want in enumerate(wanted)]
+
+
+def _crop(widths: Sequence[tuple[int, int]], shape: Shape) -> tuple[slice, ...]:
+    return tuple(slice(a, a + n) for (a, _), n in zip(widths, shape, strict=True))
+
+
+define("reshape", lambda x, shape: x.reshape(shape),
+       lambda xp, g, y, x, shape: xp.reshape(g, shape=x.shape),
+       kind="linear", params=("shape",), doc="The same elements in another shape.")  # fmt: skip
+define("permute_dims", lambda x, axes: x.transpose(axes),
+       lambda xp, g, y, x, axes: xp.permute_dims(g, axes=_inverse(axes)),
+       kind="linear", params=("axes",), doc="The axes in another order.")  # fmt: skip
+define("moveaxis", _moveaxis,
+       lambda xp, g, y, x, source, destination: xp.moveaxis(g, source=destination, destination=source),
+       kind="linear", params=("source", "destination"), doc="One axis moved to another place.")  # fmt: skip
+define("matrix_transpose", lambda x: x.swapaxes(-1, -2), lambda xp, g, y, x: xp.matrix_transpose(g),
+       kind="linear", doc="The last two axes exchanged.")  # fmt: skip
+define("broadcast_to", lambda x, shape: np.broadcast_to(x, shape),
+       lambda xp, g, y, x, shape: unbroadcast(xp, g, x.shape),
+       kind="linear", params=("shape",), doc="The elements repeated to a larger shape, without a copy.")  # fmt: skip
+define("concat", lambda *xs, axis: np.concatenate(xs, axis=axis), joint=_concat_rule, arity=None,
+       kind="linear", params=("axis",), doc="Tensors joined along an axis.")  # fmt: skip
+define("stack", lambda *xs, axis: np.stack(xs, axis=axis), joint=_stack_rule, arity=None,
+       kind="linear", params=("axis",), doc="Tensors joined along a new axis.")  # fmt: skip
+define("flip", lambda x, axis: np.flip(x, axis), lambda xp, g, y, x, axis: xp.flip(g, axis=axis),
+       kind="linear", params=("axis",), doc="The order along axes reversed.")  # fmt: skip
+define("roll", lambda x, shift, axis: np.roll(x, shift, axis),
+       lambda xp, g, y, x, shift, axis: xp.roll(g, shift=tuple(-s for s in shift), axis=axis),
+       kind="linear", params=("shift", "axis"), doc="Elements shifted around along axes.")  # fmt: skip
+define("pad", lambda x, widths, value: np.pad(x, widths, constant_values=value),
+       lambda xp, g, y, x, widths, value: g[_crop(widths, x.shape)],
+       kind="general", params=("widths", "value"), jvp=lambda xp, t, y, x, widths, value: xp.pad(t, widths=widths, value=0),
+       doc="A border of a constant.")  # fmt: skip
+define("ones_like", np.ones_like, None, reason="it is constant", doc="Ones of the same shape and dtype.")
+
+
+# Functions that sort their arguments first -----------------------------------------------------
+
+
+def _shape_argument(shape: tuple[Any, ...]) -> Any:
+    """Accept both f(x, (2, 3)) and f(x, 2, 3)."""
+    return shape[0] if len(shape) == 1 else shape
+
+
+def reshape(x: Any, *shape: Any, copy: bool | None = None) -> Tensor:
+    """Return the same elements in another shape; one length may be -1.
+
+    >>> import adjoint as ad
+    >>> ad.reshape(ad.arange(6), (2, -1)).shape
+    (2, 3)
+    """
+    x = asarray(x, copy=copy)
+    wanted = canonical_shape("reshape", _shape_argument(shape))
+    known = 1
+    for n in wanted:
+        known *= 1 if n == -1 else n
+    if wanted.count(-1) == 1 and known and x.size % known == 0:
+        wanted = tuple(x.size // known if n == -1 else n for n in wanted)
+    elif -1 in wanted or known != x.size:
+        raise ShapeError(
+            f"reshape: {x.size} elements of shape {x.shape} do not fit into shape {wanted}."
+        )
+    return rec.reshape(x, shape=wanted)  # type: ignore[no-any-return]
+
+
+def ravel(x: Any) -> Tensor:
+    """Return all elements in one axis."""
+    x = asarray(x)
+    return rec.reshape(x, shape=(x.size,))  # type: ignore[no-any-return]
+
+
+flatten = ravel
+
+
+def permute_dims(x: Any, axes: Any) -> Tensor:
+    """Return the axes in the order that ``axes`` lists."""
+    x = asarray(x)
+    order = tuple(canonical_axis("permute_dims", a, x.ndim) for a in axes)
+    if sorted(order) != list(range(-x.ndim, 0)):
+        raise ShapeError(
+            f"permute_dims: axes {tuple(axes)} is no order of the {x.ndim} axes of shape {x.shape}."
+        )
+    return rec.permute_dims(x, axes=order)  # type: ignore[no-any-return]
+
+
+def transpose(x: Any, *axes: Any) -> Tensor:
+    """Reverse the axes, or put them into the order given."""
+    x = asarray(x)
+    order = _shape_argument(axes) if axes else None
+    return permute_dims(x, range(x.ndim)[::-1] if order is None else order)
+
+
+def matrix_transpose(x: Any) -> Tensor:
+    """Exchange the last two axes."""
+    x = asarray(x)
+    if x.ndim < 2:
+        raise ShapeError(f"matrix_transpose: needs two axes or more, but the shape is {x.shape}.")
+    return rec.matrix_transpose(x)  # type: ignore[no-any-return]
+
+
+def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
+    """Exchange two axes."""
+    x = asarray(x)
+    a, b = (canonical_axis("swapaxes", i, x.ndim) for i in (axis1, axis2))
+    order = list(range(-x.ndim, 0))
+    order[a], order[b] = b, a
+    return rec.permute_dims(x, axes=tuple(order))  # type: ignore[no-any-return]
+
+
+def moveaxis(x: Any, source: Any, destination: Any) -> Tensor:
+    """Move axes to other places; the rest keep their order."""
+    x = asarray(x)
+    both = []
+    for axis in (source, destination):
+        several = axis if isinstance(axis, (tuple, list)) else (axis,)
+        both.append([canonical_axis("moveaxis", a, x.ndim) + x.ndim for a in several])
+    if len(both[0]) != len(both[1]) or any_twice(both[0]) or any_twice(both[1]):
+        raise ShapeError(f"moveaxis: source {source} and destination {destination} do not match.")
+    order = [a for a in range(x.ndim) if a not in both[0]]
+    for to, frm in sorted(zip(both[1], both[0], strict=True)):
+        order.insert(to, frm)
+    return permute_dims(x, order)
+
+
+def any_twice(items: Sequence[int]) -> bool:
+    """Tell whether an item occurs more than once."""
+    return len(set(items)) != len(items)
+
+
+def expand_dims(x: Any, axis: Any = 0) -> Tensor:
+    """Insert axes of length 1; ``axis`` counts in the result."""
+    x = asarray(x)
+    several = axis if isinstance(axis, (tuple, list)) else (axis,)
+    ndim = x.ndim + len(several)
+    at = {a + ndim for a in canonical_axes("expand_dims", tuple(several), ndim)}
+    lengths = iter(x.shape)
+    return rec.reshape(x, shape=tuple(1 if i in at else next(lengths) for i in range(ndim)))  # type: ignore[no-any-return]
+
+
+def squeeze(x: Any, axis: Any = None) -> Tensor:
+    """Remove axes of length 1: all of them, or those named."""
+    x = asarray(x)
+    if axis is None:
+        axes = tuple(a for a in range(-x.ndim, 0) if x.shape[a] == 1)
+    else:
+        axes = canonical_axes("squeeze", axis, x.ndim)
+        for a in axes:
+            if x.shape[a] != 1:
+                raise ShapeError(f"squeeze: axis {a} of shape {x.shape} has length {x.shape[a]}, not 1.")
+    return rec.reshape(x, shape=tuple(x.shape[a] for a in range(-x.ndim, 0) if a not in axes))  # type: ignore[no-any-return]
+
+
+def broadcast_to(x: Any, shape: Any) -> Tensor:
+    """Repeat the elements to a larger shape, without a copy."""
+    x = asarray(x)
+    wanted = canonical_shape("broadcast_to", shape)
+    if broadcast_shapes("broadcast_to", x.shape, wanted) != wanted:
+        raise ShapeError(f"broadcast_to: shape {x.shape} does not broadcast to {wanted}.")
+    return rec.broadcast_to(x, shape=wanted)  # type: ignore[no-any-return]
+
+
+def broadcast_arrays(*xs: Any) -> list[Tensor]:
+    """Broadcast all tensors to their common shape."""
+    tensors = [asarray(x) for x in xs]
+    shape = broadcast_shapes("broadcast_arrays", *(x.shape for x in tensors))
+    return [broadcast_to(x, shape) for x in tensors]
+
+
+def _several(op: str, xs: Any) -> list[Tensor]:
+    if isinstance(xs, Tensor):
+        xs = list(xs)
+    if not isinstance(xs, (list, tuple)):
+        raise InputError(f"{op}: expected a list or tuple of tensors, but got {type(xs).__name__}.")
+    if not xs:
+        raise ShapeError(f"{op}: needs at least one tensor, but the list is empty.")
+    return [asarray(x) for x in xs]
+
+
+def concat(xs: Any, axis: int | None = 0) -> Tensor:
+    """Join tensors along an axis that they have; ``axis=None`` joins them flattened."""
+    tensors = _several("concat", xs)
+    if axis is None:
+        tensors, axis = [ravel(x) for x in tensors], 0
+    first = tensors[0]
+    where = canonical_axis("concat", axis, first.ndim)
+    for x in tensors:
+        same = x.ndim == first.ndim and builtins.all(
+            m == n for i, (m, n) in enumerate(zip(x.shape, first.shape, strict=True), -x.ndim) if i != where
+        )
+        if not same:
+            raise ShapeError(
+                f"concat: shapes {first.shape} and {x.shape} differ outside axis {axis}.\n"
+                "  All other axes must agree; ad.stack joins along a new axis."
+            )
+    return rec.concat(*tensors, axis=where)  # type: ignore[no-any-return]
+
+
+def stack(xs: Any, axis: int = 0) -> Tensor:
+    """Join tensors of one shape along a new axis."""
+    tensors = _several("stack", xs)
+    for x in tensors:
+        if x.shape != tensors[0].shape:
+            raise ShapeError(f"stack: shapes {tensors[0].shape} and {x.shape} differ.")
+    return rec.stack(*tensors, axis=canonical_axis("stack", axis, tensors[0].ndim + 1))  # type: ignore[no-any-return]
+
+
+def split(x: Any, sections: Any, axis: int = 0) -> list[Tensor]:
+    """Cut along an axis: into so many equal parts, or before each index of a list."""
+    x = asarray(x)
+    where = canonical_axis("split", axis, x.ndim)
+    n = x.shape[where]
+    if isinstance(sections, (list, tuple, np.ndarray)):
+        cuts = [builtins.min(builtins.max(operator.index(c) + (n if c < 0 else 0), 0), n) for c in sections]
+    else:
+        parts = operator.index(sections)
+        if parts < 1 or n % parts:
+            raise ShapeError(
+                f"split: {n} elements along axis {axis} do not divide into {parts} equal parts.\n"
+                "  Give the indices to cut at, or use ad.array_split."
+            )
+        cuts = [i * (n // parts) for i in range(1, parts)]
+    tail = (slice(None),) * (-where - 1)
+    return [x[(Ellipsis, slice(a, b), *tail)] for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
+
+
+def flip(x: Any, axis: Any = None) -> Tensor:
+    """Reverse the order along axes: all of them if None."""
+    x = asarray(x)
+    return rec.flip(x, axis=canonical_axes("flip", axis, x.ndim))  # type: ignore[no-any-return]
+
+
+def roll(x: Any, shift: Any, axis: Any = None) -> Tensor:
+    """Shift elements around along axes; what leaves at the end comes in at the start."""
+    x = asarray(x)
+    if axis is None:
+        return reshape(roll(ravel(x), shift, 0), x.shape)
+    axes = tuple(
+        canonical_axis("roll", a, x.ndim) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))
+    )
+    shifts = tuple(map(operator.index, shift)) if isinstance(shift, (tuple, list)) else (operator.index(shift),)
+    if len(shifts) == 1:
+        shifts *= len(axes)
+    if len(shifts) != len(axes):
+        raise ShapeError(f"roll: {len(shifts)} shifts for {len(axes)} axes.")
+    return rec.roll(x, shift=shifts, axis=axes)  # type: ignore[no-any-return]
+
+
+_PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
+
+
+def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: float = 0) -> Tensor:
+    """Put a border around a tensor: a constant, or its own elements by one of NumPy's modes."""
+    x = asarray(x)
+    try:
+        widths = np.broadcast_to(np.asarray(pad_width, dtype=int), (x.ndim, 2)).tolist()
+    except (ValueError, TypeError):
+        raise ShapeError(
+            f"pad: pad_width {pad_width!r} is not (before, after) for each axis of shape {x.shape}."
+        ) from None
+    pairs = tuple((a, b) for a, b in widths)
+    if builtins.any(n < 0 for pair in pairs for n in pair):
+        raise ArgumentError(f"pad: widths must not be negative, but got {pad_width!r}.")
+    if mode == "constant":
+        return rec.pad(x, widths=pairs, value=constant_values)  # type: ignore[no-any-return]
+    if mode not in _PAD_MODES:
+        raise ArgumentError(f"pad: mode is one of {', '.join(_PAD_MODES)}, not {mode!r}.")
+    for axis, (pair, n) in enumerate(zip(pairs, x.shape, strict=True)):
+        if pair != (0, 0):
+            x = rec.index(x, key=(slice(None),) * axis + (np.pad(np.arange(n), pair, mode=mode),))  # type: ignore[call-overload]
+    return x
