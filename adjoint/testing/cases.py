@@ -1,0 +1,87 @@
+"""Sample arguments for every op: what the tests over the table run on.
+
+An elementwise op without parameters gets its cases from ``domain=`` in its record; every other
+op has cases in ``testing/samples/``, one module per family, each with a list ``CASES``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.op import OPS, Op
+from adjoint.testing import samples
+
+__all__ = ["Case", "array", "cases"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Arguments at which an op is smooth, so that finite differences can be believed.
+
+    ``args`` are float64 arrays, or whatever else the op takes where no gradient flows.
+    ``params`` are in the canonical form of the op: negative axes, full shapes.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    params: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    def __str__(self) -> str:
+        shapes = ",".join(str(np.shape(a)).replace(" ", "") for a in self.args)
+        return f"{self.op}-{shapes}{'-' + self.note if self.note else ''}"
+
+
+def array(*shape: int, low: float = -2.0, high: float = 2.0, seed: int = 0) -> np.ndarray[Any, Any]:
+    """Make a float64 array of numbers between ``low`` and ``high``, the same each time.
+
+    >>> array(2, low=0, high=1).round(3)
+    array([0.637, 0.27 ])
+    """
+    return np.random.default_rng(seed).uniform(low, high, shape)
+
+
+# The shapes on which an elementwise op is tried, by its number of arguments.
+_SHAPES: dict[int, tuple[tuple[tuple[int, ...], ...], ...]] = {
+    1: (((),), ((3,),), ((2, 3),)),
+    2: (((), ()), ((3,), (3,)), ((2, 3), (3,)), ((2, 1), (1, 3))),
+    3: (((3,), (3,), (3,)), ((2, 3), (3,), (2, 1))),
+}
+
+
+def _from_domain(op: Op) -> list[Case]:
+    """Draw arguments for an elementwise op from the intervals where it is smooth."""
+    assert op.arity is not None
+    domain = op.domain if op.domain is not None else (-2.0, 2.0)
+    if isinstance(domain, str) or isinstance(domain[0], (int, float)):
+        domain = (domain,) * op.arity
+    found = []
+    for shapes in _SHAPES[op.arity]:
+        args = tuple(_draw(d, s, i) for i, (d, s) in enumerate(zip(domain, shapes, strict=True)))
+        found.append(Case(op.name, args))
+    return found
+
+
+def _draw(domain: Any, shape: tuple[int, ...], seed: int) -> Any:
+    if domain == "bool":
+        return array(*shape, seed=seed) > 0
+    if domain == "int":
+        return np.random.default_rng(seed).integers(0, 5, shape)
+    return array(*shape, low=domain[0], high=domain[1], seed=seed)
+
+
+def cases() -> list[Case]:
+    """Return the cases of all built-in ops."""
+    found: list[Case] = []
+    for info in pkgutil.iter_modules(samples.__path__):
+        found.extend(importlib.import_module(f"{samples.__name__}.{info.name}").CASES)
+    listed = {case.op for case in found}
+    for op in OPS.values():
+        if op.name not in listed and op.kind == "elementwise" and not op.params:
+            found.extend(_from_domain(op))
+    return found

@@ -1,0 +1,29 @@
+"""Cases of the reductions and scans."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from adjoint.testing.cases import Case, array
+
+_ZEROS = np.array([[2.0, 0.0, -1.5], [0.0, 0.0, 3.0]])
+
+CASES = [
+    *(
+        Case(op, (array(*shape),), {"axis": axis, "keepdims": keep})
+        for op in ("sum", "mean", "max", "min")
+        for shape, axis, keep in (((), (), False), ((4,), (-1,), True), ((2, 3), (-2, -1), False))
+    ),
+    *(
+        Case(op, (array(2, 3),), {"axis": axis, "correction": correction, "keepdims": False})
+        for op in ("var", "std")
+        for axis, correction in (((-1,), 0), ((-2, -1), 1))
+    ),
+    Case("prod", (array(2, 5),), {"axis": (-1,), "keepdims": False}),
+    Case("prod", (_ZEROS,), {"axis": (-1,), "keepdims": True}, "zeros"),
+    Case("cumsum", (array(2, 3),), {"axis": -1}),
+    Case("cumprod", (array(2, 5),), {"axis": -1}),
+    Case("cumprod", (_ZEROS,), {"axis": -1}, "zeros"),
+    *(Case(op, (array(2, 3) > 0,), {"axis": (-1,), "keepdims": False}) for op in ("any", "all")),
+    *(Case(op, (array(2, 3),), {"axis": -1, "keepdims": False}) for op in ("argmax", "argmin")),
+]
