@@ -40,11 +40,11 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
+_FLOAT64 = np.dtype(np.float64)
+
 grad_mode: ContextVar[bool] = ContextVar("adjoint_grad_mode", default=True)
 _inference: ContextVar[bool] = ContextVar("adjoint_inference_mode", default=False)
-_default_dtype: ContextVar[np.dtype[Any]] = ContextVar(
-    "adjoint_default_dtype", default=np.dtype(np.float64)
-)
+_default_dtype: ContextVar[np.dtype[Any]] = ContextVar("adjoint_default_dtype", default=_FLOAT64)
 _workers: ContextVar[int | str] = ContextVar("adjoint_workers", default=1)
 
 
@@ -115,6 +115,7 @@ class ContextMode(Generic[T]):
         return fresh
 
     def __call__(self, function: F) -> F:
+        """Return ``function`` so wrapped that it runs in this mode."""
         if inspect.isasyncgenfunction(function):
             return cast(F, _wrap_async_generator(function, self._again))
         if inspect.iscoroutinefunction(function):
@@ -188,9 +189,7 @@ def _wrap_coroutine(function: Callable[..., Any], mode: Callable[[], Any]) -> Ca
     return wrapper
 
 
-def _wrap_async_generator(
-    function: Callable[..., Any], mode: Callable[[], Any]
-) -> Callable[..., Any]:
+def _wrap_async_generator(function: Callable[..., Any], mode: Callable[[], Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
         body = function(*args, **kwargs)
@@ -240,6 +239,7 @@ class set_grad_enabled(_GradMode):  # noqa: N801  a context manager that reads a
         super().__enter__()
 
     def __call__(self, function: F) -> F:
+        """Return ``function`` so wrapped that it runs in this mode; here nothing changes."""
         grad_mode.set(self._before)
         return super().__call__(function)
 
@@ -322,8 +322,6 @@ def set_workers(workers: int | str) -> None:
 
 def check_workers(workers: int | str) -> int | str:
     """Return ``workers`` if backward can use it; raise otherwise."""
-    if workers == "auto" or (
-        isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1
-    ):
+    if workers == "auto" or (isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1):
         return workers
     raise ArgumentError(f"workers is a whole number from 1 or 'auto', but got {workers!r}.")

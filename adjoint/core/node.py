@@ -159,6 +159,7 @@ class HookList:
         self.version = 0
 
     def add(self, hook: Callable[[Any], Any]) -> Handle:
+        """Append a hook and return the handle that removes it."""
         key = next_seq()
         self.hooks[key] = hook
         self.version += 1

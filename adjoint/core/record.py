@@ -401,10 +401,13 @@ def _watched_parents(
     """Add the tensors that a tape watches, although they do not require grad."""
     found = list(parents or (None,) * len(operands))
     for i, a in enumerate(operands):
-        if found[i] is None and isinstance(a, Tensor) and op.smooth(i):
-            if any(tape.watches(a) for tape in active):
-                found[i] = a
+        if found[i] is None and isinstance(a, Tensor) and op.smooth(i) and _any_watches(active, a):
+            found[i] = a
     return tuple(found) if any(p is not None for p in found) else None
+
+
+def _any_watches(active: tuple[Any, ...], a: Tensor) -> bool:
+    return any(tape.watches(a) for tape in active)
 
 
 def pick(node: Node, index: int) -> Node:
@@ -482,9 +485,7 @@ def check_finite(op: Op, args: tuple[Any, ...], outputs: tuple[Any, ...], phase:
             )
 
 
-def explained(
-    op: Op, args: tuple[Any, ...], params: dict[str, Any], error: Exception
-) -> Exception:
+def explained(op: Op, args: tuple[Any, ...], params: dict[str, Any], error: Exception) -> Exception:
     """Turn an error of NumPy into one that names the op, the shapes and the cure."""
     if isinstance(error, AdjointError) or not isinstance(
         error, (ValueError, TypeError, IndexError, OverflowError)

@@ -65,6 +65,7 @@ class Tensor(Methods):
     _extra: _Extra | None
 
     def __new__(cls, *_: object, **__: object) -> Tensor:
+        """Refuse: tensors are made by functions, which check what they are given."""
         raise InputError("make tensors with ad.tensor(data) or ad.asarray(data), not Tensor(data).")
 
     # What it is ----------------------------------------------------------------------------
@@ -72,7 +73,7 @@ class Tensor(Methods):
     @property
     def shape(self) -> tuple[int, ...]:
         """The length of each axis."""
-        return self._data.shape  # type: ignore[no-any-return]
+        return self._data.shape
 
     @property
     def ndim(self) -> int:
@@ -82,17 +83,17 @@ class Tensor(Methods):
     @property
     def size(self) -> int:
         """The number of elements."""
-        return self._data.size  # type: ignore[no-any-return]
+        return self._data.size
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The NumPy dtype of the elements."""
-        return self._data.dtype  # type: ignore[no-any-return]
+        return self._data.dtype
 
     @property
     def itemsize(self) -> int:
         """The bytes of one element."""
-        return self._data.dtype.itemsize  # type: ignore[no-any-return]
+        return self._data.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
@@ -159,13 +160,9 @@ class Tensor(Methods):
                     "  Wrap it: x.grad = ad.tensor(value)."
                 )
             if value.shape != self.shape:
-                raise ShapeError(
-                    f"grad has the shape of its tensor, {self.shape}, but got {value.shape}."
-                )
+                raise ShapeError(f"grad has the shape of its tensor, {self.shape}, but got {value.shape}.")
             if value.dtype != self.dtype:
-                raise DTypeError(
-                    f"grad has the dtype of its tensor, {self.dtype}, but got {value.dtype}."
-                )
+                raise DTypeError(f"grad has the dtype of its tensor, {self.dtype}, but got {value.dtype}.")
         elif self._extra is None:
             return
         self._need_extra().grad = value
@@ -181,7 +178,7 @@ class Tensor(Methods):
 
     def clone(self) -> Tensor:
         """Return a copy with its own memory; gradients flow through it."""
-        return rec.copy(self)  # type: ignore[no-any-return]
+        return rec.copy(self)
 
     def retain_grad(self) -> Tensor:
         """Keep the gradient of this intermediate tensor in ``.grad`` as well."""
@@ -540,7 +537,7 @@ def asarray(data: Any, *, dtype: Any = None, copy: bool | None = None) -> Tensor
         if dtype is not None and np.dtype(dtype) != data.dtype:
             if copy is False:
                 raise ArgumentError(f"asarray: {data.dtype} becomes {np.dtype(dtype)} only by a copy.")
-            return rec.astype(data, dtype=np.dtype(dtype))  # type: ignore[no-any-return]
+            return rec.astype(data, dtype=np.dtype(dtype))
         return data.clone() if copy else data
     array = array_of(data, dtype)
     if array is data or array.base is not None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core.namespace import Namespace, raw, rec
 from adjoint.core.lifted import Lifted
+from adjoint.core.namespace import Namespace, raw, rec
 from adjoint.core.node import Node, Packed
 from adjoint.core.record import pick
 from adjoint.core.shapes import reduced_axes
@@ -43,6 +43,7 @@ class Invalid:
         self.hit = False
 
     def __call__(self, *_: Any) -> None:
+        """Take note; NumPy calls this."""
         self.hit = True
 
     def state(self) -> np.errstate:
@@ -184,9 +185,7 @@ def check_versions(node: Node) -> None:
             raise modified(node, t)
 
 
-def add(
-    xp: Namespace, grads: dict[Any, Any], owned: set[Any], wide: set[Any], parent: Any, gp: Any
-) -> None:
+def add(xp: Namespace, grads: dict[Any, Any], owned: set[Any], wide: set[Any], parent: Any, gp: Any) -> None:
     """Add a contribution to the gradient of ``parent``.
 
     The first is kept by reference, the second makes a new array (``owned``), later ones add

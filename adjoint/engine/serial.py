@@ -65,7 +65,7 @@ def run_serial(plan: Plan, run: Run) -> None:
                         add(xp, grads, owned, wide, parent, gp)
                     else:
                         grads[parent] = gp
-                i += 1
+                i += 1  # noqa: SIM113
             if not retain and op.saves_any:
                 node.args = None
                 node.out = None

@@ -41,7 +41,7 @@ class Gradients:
     def __getitem__(self, key: Tensor | int) -> Tensor:
         found = self._items.get(_id(key))
         if found is None:
-            raise _Missing(_missing(key, len(self._items)))
+            raise MissingGradientError(_missing(key, len(self._items)))
         return found[1]
 
     def __contains__(self, key: object) -> bool:
@@ -95,7 +95,7 @@ class Gradients:
             return found[1]
         if default:
             return default[0]
-        raise _Missing(_missing(key, len(self._items)))
+        raise MissingGradientError(_missing(key, len(self._items)))
 
     def clear(self) -> None:
         """Remove everything."""
@@ -131,7 +131,7 @@ class Gradients:
         return f"Gradients({len(self)} tensors: {shapes})" if len(self) else "Gradients(empty)"
 
 
-class _Missing(NoGradientError, KeyError):
+class MissingGradientError(NoGradientError, KeyError):
     """A gradient that the store does not have; a KeyError too, as a mapping's."""
 
     def __str__(self) -> str:

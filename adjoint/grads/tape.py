@@ -106,9 +106,7 @@ class Tape:
         if self._state == "new":
             raise TapeError("this tape has recorded nothing: compute inside `with tape:` first.")
         if isinstance(root, Tensor) and root._node is not None and not self._has(root):
-            raise TapeError(
-                f"this tensor of shape {root.shape} was not computed inside this tape's block."
-            )
+            raise TapeError(f"this tensor of shape {root.shape} was not computed inside this tape's block.")
         seed = seed_of(root, gradient, "Tape.gradients()")
         others = any(t is not self for t in tapes.get())
         create = others if create_graph is None else create_graph
@@ -119,7 +117,7 @@ class Tape:
             for t in [inputs] if isinstance(inputs, Tensor) else inputs:
                 if t not in store:
                     raise NoGradientError(
-                        f"Tape.gradients(): a tensor of shape {t.shape} has no path to the root inside the block.\n"
+                        f"Tape.gradients(): a tensor of shape {t.shape} has no path to the root in the block.\n"
                         "  Watch it before it is used, and compute with it inside the block."
                     )
         if not self._persistent:

@@ -41,4 +41,4 @@ def _lifted_getitem(x: Lifted, key: Any) -> Any:
     return dyn.index(x, key=index.canonical_key(x.shape, key))
 
 
-Lifted.__getitem__ = _lifted_getitem  # type: ignore[attr-defined]
+setattr(Lifted, "__getitem__", _lifted_getitem)  # noqa: B010  mypy knows no item access there

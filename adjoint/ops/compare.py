@@ -34,7 +34,6 @@ __all__ = [
 _WHY = "it is piecewise constant"
 
 
-
 equal = define("equal", np.equal, None, None, reason=_WHY)
 not_equal = define("not_equal", np.not_equal, None, None, reason=_WHY)
 less = define("less", np.less, None, None, reason=_WHY)
@@ -47,7 +46,9 @@ logical_or = define("logical_or", np.logical_or, None, None, reason=_WHY)
 logical_xor = define("logical_xor", np.logical_xor, None, None, reason=_WHY)
 logical_not = define("logical_not", np.logical_not, None, reason=_WHY)
 
-bitwise_and = define("bitwise_and", operator.and_, None, None, ufunc=np.bitwise_and, reason=_WHY, domain="int")
+bitwise_and = define(
+    "bitwise_and", operator.and_, None, None, ufunc=np.bitwise_and, reason=_WHY, domain="int"
+)
 bitwise_or = define("bitwise_or", operator.or_, None, None, ufunc=np.bitwise_or, reason=_WHY, domain="int")
 bitwise_xor = define("bitwise_xor", operator.xor, None, None, ufunc=np.bitwise_xor, reason=_WHY, domain="int")
 bitwise_invert = define("bitwise_invert", operator.invert, None, ufunc=np.invert, reason=_WHY, domain="int")

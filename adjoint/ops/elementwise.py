@@ -40,9 +40,9 @@ __all__ = [
     "floor_divide",
     "imag",
     "log",
-    "log10",
     "log1p",
     "log2",
+    "log10",
     "maximum",
     "minimum",
     "multiply",
@@ -67,6 +67,7 @@ __all__ = [
     "trunc",
     "where",
 ]
+
 
 def _zero(xp: Any, g: Any, *_: Any) -> Any:
     return xp.zeros_like(g)
@@ -243,7 +244,7 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Tensor:
     if x is None or y is None:
         from_condition = asarray(condition).nonzero()
         return from_condition  # type: ignore[return-value]
-    return rec.where(condition, x, y)  # type: ignore[no-any-return]
+    return rec.where(condition, x, y)
 
 
 def clip(x: Any, min: Any = None, max: Any = None) -> Tensor:
@@ -257,7 +258,7 @@ def clip(x: Any, min: Any = None, max: Any = None) -> Tensor:
     if x.dtype.kind in "fc":
         low = -np.inf if min is None else min
         high = np.inf if max is None else max
-        return rec.clip(x, low, high)  # type: ignore[no-any-return]
+        return rec.clip(x, low, high)
     if min is not None:
         x = maximum(x, min)
     return x if max is None else minimum(x, max)
@@ -273,7 +274,7 @@ def astype(x: Any, dtype: Any, *, copy: bool = True) -> Tensor:
         raise DTypeError(
             f"astype: {x.dtype} to {target} would drop the imaginary part.  Use x.real if that is meant."
         )
-    return rec.astype(x, dtype=target)  # type: ignore[no-any-return]
+    return rec.astype(x, dtype=target)
 
 
 def round(x: Any, decimals: int = 0) -> Tensor:

@@ -72,7 +72,7 @@ def _key_item(k: Any) -> Any:
 
 def _whole(value: Any) -> int:
     try:
-        return value.__index__()  # type: ignore[no-any-return]
+        return value.__index__()
     except (AttributeError, TypeError):
         raise IndexingError(f"a slice is made of whole numbers, but got {value!r}.") from None
 
@@ -126,7 +126,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     """Return ``x[key]`` for any index that NumPy takes; gradients of repeated elements add up."""
     key = canonical_key(x.shape, key)
     try:
-        return rec.index(x, key=key)  # type: ignore[no-any-return]
+        return rec.index(x, key=key)
     except ShapeError as error:
         raise IndexingError(f"cannot index shape {x.shape}: {error}") from None
 
@@ -155,7 +155,7 @@ class At:
 
     def get(self) -> Tensor:
         """Return the elements themselves."""
-        return rec.index(self._x, key=self._checked())  # type: ignore[no-any-return]
+        return rec.index(self._x, key=self._checked())
 
     def set(self, value: Any) -> Tensor:
         """Return a copy with ``value`` there; of repeated positions the last one counts."""
@@ -164,7 +164,7 @@ class At:
     def add(self, value: Any) -> Tensor:
         """Return a copy with ``value`` added there."""
         value = self._spread(value)
-        return self._x + rec.unindex(value, key=self._checked(), shape=self._x.shape)  # type: ignore[no-any-return]
+        return self._x + rec.unindex(value, key=self._checked(), shape=self._x.shape)
 
     def mul(self, value: Any) -> Tensor:
         """Return a copy with the elements there multiplied by ``value``."""
@@ -191,12 +191,12 @@ class At:
             raise ShapeError(f"x.at[key]: a value of shape {value.shape} does not fit into shape {spot}.")
         if value.dtype != self._x.dtype:
             value = rec.astype(value, dtype=self._x.dtype)
-        return rec.broadcast_to(value, shape=spot)  # type: ignore[no-any-return]
+        return rec.broadcast_to(value, shape=spot)
 
     def _update(self, combine: Any, value: Any) -> Tensor:
         x, key, value = self._x, self._checked(), self._spread(value)
         if is_basic(key):
-            return rec.index_set(x, combine(rec.index(x, key=key), value), key=key)  # type: ignore[no-any-return]
+            return rec.index_set(x, combine(rec.index(x, key=key), value), key=key)
         # positions in the flattened tensor; repeats are applied round by round, in order
         flat = np.arange(x.size).reshape(x.shape)[key].ravel()
         out, values = rec.reshape(x, shape=(x.size,)), rec.reshape(value, shape=(flat.size,))
@@ -204,7 +204,7 @@ class At:
             spot = (flat[chosen],)
             old = rec.index(out, key=spot)
             out = rec.index_set(out, combine(old, rec.index(values, key=(chosen,))), key=spot)
-        return rec.reshape(out, shape=x.shape)  # type: ignore[no-any-return]
+        return rec.reshape(out, shape=x.shape)
 
 
 def _rounds(flat: Any) -> list[Any]:

@@ -12,10 +12,10 @@ from adjoint.core.shapes import broadcast_shapes
 from adjoint.core.tensor import Tensor, asarray
 from adjoint.errors import ShapeError
 
-
 __all__ = [
     "matmul",
 ]
+
 
 def _matmul_dx(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
     if y.ndim == 1:
@@ -51,7 +51,7 @@ def matmul(x: Any, y: Any) -> Tensor:
     tensor([3., 3.], dtype=float64)
     """
     try:
-        return _matmul(x, y)  # type: ignore[no-any-return]
+        return _matmul(x, y)
     except ShapeError:
         _explain_matmul(asarray(x), asarray(y))
         raise

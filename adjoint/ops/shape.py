@@ -138,16 +138,14 @@ def reshape(x: Any, *shape: Any, copy: bool | None = None) -> Tensor:
     if wanted.count(-1) == 1 and known and x.size % known == 0:
         wanted = tuple(x.size // known if n == -1 else n for n in wanted)
     elif -1 in wanted or known != x.size:
-        raise ShapeError(
-            f"reshape: {x.size} elements of shape {x.shape} do not fit into shape {wanted}."
-        )
-    return rec.reshape(x, shape=wanted)  # type: ignore[no-any-return]
+        raise ShapeError(f"reshape: {x.size} elements of shape {x.shape} do not fit into shape {wanted}.")
+    return rec.reshape(x, shape=wanted)
 
 
 def ravel(x: Any) -> Tensor:
     """Return all elements in one axis."""
     x = asarray(x)
-    return rec.reshape(x, shape=(x.size,))  # type: ignore[no-any-return]
+    return rec.reshape(x, shape=(x.size,))
 
 
 flatten = ravel
@@ -161,7 +159,7 @@ def permute_dims(x: Any, axes: Any) -> Tensor:
         raise ShapeError(
             f"permute_dims: axes {tuple(axes)} is no order of the {x.ndim} axes of shape {x.shape}."
         )
-    return rec.permute_dims(x, axes=order)  # type: ignore[no-any-return]
+    return rec.permute_dims(x, axes=order)
 
 
 def transpose(x: Any, *axes: Any) -> Tensor:
@@ -176,7 +174,7 @@ def matrix_transpose(x: Any) -> Tensor:
     x = asarray(x)
     if x.ndim < 2:
         raise ShapeError(f"matrix_transpose: needs two axes or more, but the shape is {x.shape}.")
-    return rec.matrix_transpose(x)  # type: ignore[no-any-return]
+    return rec.matrix_transpose(x)
 
 
 def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
@@ -185,7 +183,7 @@ def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
     a, b = (canonical_axis("swapaxes", i, x.ndim) for i in (axis1, axis2))
     order = list(range(-x.ndim, 0))
     order[a], order[b] = b, a
-    return rec.permute_dims(x, axes=tuple(order))  # type: ignore[no-any-return]
+    return rec.permute_dims(x, axes=tuple(order))
 
 
 def moveaxis(x: Any, source: Any, destination: Any) -> Tensor:
@@ -215,7 +213,7 @@ def expand_dims(x: Any, axis: Any = 0) -> Tensor:
     ndim = x.ndim + len(several)
     at = {a + ndim for a in canonical_axes("expand_dims", tuple(several), ndim)}
     lengths = iter(x.shape)
-    return rec.reshape(x, shape=tuple(1 if i in at else next(lengths) for i in range(ndim)))  # type: ignore[no-any-return]
+    return rec.reshape(x, shape=tuple(1 if i in at else next(lengths) for i in range(ndim)))
 
 
 def squeeze(x: Any, axis: Any = None) -> Tensor:
@@ -228,7 +226,7 @@ def squeeze(x: Any, axis: Any = None) -> Tensor:
         for a in axes:
             if x.shape[a] != 1:
                 raise ShapeError(f"squeeze: axis {a} of shape {x.shape} has length {x.shape[a]}, not 1.")
-    return rec.reshape(x, shape=tuple(x.shape[a] for a in range(-x.ndim, 0) if a not in axes))  # type: ignore[no-any-return]
+    return rec.reshape(x, shape=tuple(x.shape[a] for a in range(-x.ndim, 0) if a not in axes))
 
 
 def broadcast_to(x: Any, shape: Any) -> Tensor:
@@ -237,7 +235,7 @@ def broadcast_to(x: Any, shape: Any) -> Tensor:
     wanted = canonical_shape("broadcast_to", shape)
     if broadcast_shapes("broadcast_to", x.shape, wanted) != wanted:
         raise ShapeError(f"broadcast_to: shape {x.shape} does not broadcast to {wanted}.")
-    return rec.broadcast_to(x, shape=wanted)  # type: ignore[no-any-return]
+    return rec.broadcast_to(x, shape=wanted)
 
 
 def broadcast_arrays(*xs: Any) -> list[Tensor]:
@@ -273,7 +271,7 @@ def concat(xs: Any, axis: int | None = 0) -> Tensor:
                 f"concat: shapes {first.shape} and {x.shape} differ outside axis {axis}.\n"
                 "  All other axes must agree; ad.stack joins along a new axis."
             )
-    return rec.concat(*tensors, axis=where)  # type: ignore[no-any-return]
+    return rec.concat(*tensors, axis=where)
 
 
 def stack(xs: Any, axis: int = 0) -> Tensor:
@@ -282,7 +280,7 @@ def stack(xs: Any, axis: int = 0) -> Tensor:
     for x in tensors:
         if x.shape != tensors[0].shape:
             raise ShapeError(f"stack: shapes {tensors[0].shape} and {x.shape} differ.")
-    return rec.stack(*tensors, axis=canonical_axis("stack", axis, tensors[0].ndim + 1))  # type: ignore[no-any-return]
+    return rec.stack(*tensors, axis=canonical_axis("stack", axis, tensors[0].ndim + 1))
 
 
 def split(x: Any, sections: Any, axis: int = 0) -> list[Tensor]:
@@ -307,7 +305,7 @@ def split(x: Any, sections: Any, axis: int = 0) -> list[Tensor]:
 def flip(x: Any, axis: Any = None) -> Tensor:
     """Reverse the order along axes: all of them if None."""
     x = asarray(x)
-    return rec.flip(x, axis=canonical_axes("flip", axis, x.ndim))  # type: ignore[no-any-return]
+    return rec.flip(x, axis=canonical_axes("flip", axis, x.ndim))
 
 
 def roll(x: Any, shift: Any, axis: Any = None) -> Tensor:
@@ -318,12 +316,14 @@ def roll(x: Any, shift: Any, axis: Any = None) -> Tensor:
     axes = tuple(
         canonical_axis("roll", a, x.ndim) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))
     )
-    shifts = tuple(map(operator.index, shift)) if isinstance(shift, (tuple, list)) else (operator.index(shift),)
+    shifts = (
+        tuple(map(operator.index, shift)) if isinstance(shift, (tuple, list)) else (operator.index(shift),)
+    )
     if len(shifts) == 1:
         shifts *= len(axes)
     if len(shifts) != len(axes):
         raise ShapeError(f"roll: {len(shifts)} shifts for {len(axes)} axes.")
-    return rec.roll(x, shift=shifts, axis=axes)  # type: ignore[no-any-return]
+    return rec.roll(x, shift=shifts, axis=axes)
 
 
 _PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
@@ -342,7 +342,7 @@ def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: float =
     if builtins.any(n < 0 for pair in pairs for n in pair):
         raise ArgumentError(f"pad: widths must not be negative, but got {pad_width!r}.")
     if mode == "constant":
-        return rec.pad(x, widths=pairs, value=constant_values)  # type: ignore[no-any-return]
+        return rec.pad(x, widths=pairs, value=constant_values)
     if mode not in _PAD_MODES:
         raise ArgumentError(f"pad: mode is one of {', '.join(_PAD_MODES)}, not {mode!r}.")
     for axis, (pair, n) in enumerate(zip(pairs, x.shape, strict=True)):
