@@ -76,6 +76,7 @@ def define(
         kind=kind,
         arity=arity,
         arg_names=args,
+        out_name=out,
         saves_args=tuple(a in saves for a in args),
         saves_out=out in saves,
         reads=_reads(rules, reads, args, out),
@@ -165,6 +166,7 @@ def _named(op: Op, ufunc: Any) -> Callable[..., Any]:
 
 def _borrowed_doc(name: str, source: Any) -> str:
     """Take the first sentence of NumPy's documentation of the same function."""
-    text = inspect.getdoc(source) if type(source).__name__ == "ufunc" else ""
-    lines = [line for line in (text or "").splitlines() if line and not line.startswith(name + "(")]
-    return lines[0] if lines else f"The op {name!r}."
+    if type(source).__name__ != "ufunc":
+        return f"The op {name!r}."
+    lines = (inspect.getdoc(source) or "").splitlines()
+    return next((line for line in lines if line and not line.startswith(source.__name__ + "(")), "")

@@ -29,6 +29,7 @@ class Op:
     kind: str
     arity: int | None  # how many arrays it takes; None: any number
     arg_names: tuple[str, ...]
+    out_name: str
     saves_args: tuple[bool, ...]  # for arity None: one entry that stands for all
     saves_out: bool
     reads: tuple[tuple[frozenset[int], bool], ...]  # per rule: the arguments, and the output, it reads

@@ -434,6 +434,7 @@ PICK = Op(
     kind="linear",
     arity=1,
     arg_names=("x",),
+    out_name="y",
     saves_args=(False,),
     saves_out=False,
     reads=((frozenset(), False),),

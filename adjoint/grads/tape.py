@@ -117,7 +117,7 @@ class Tape:
             for t in [inputs] if isinstance(inputs, Tensor) else inputs:
                 if t not in store:
                     raise NoGradientError(
-                        f"Tape.gradients(): a tensor of shape {t.shape} has no path to the root in the block.\n"
+                        f"Tape.gradients(): no path leads from the root to a tensor of shape {t.shape}.\n"
                         "  Watch it before it is used, and compute with it inside the block."
                     )
         if not self._persistent:

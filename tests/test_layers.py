@@ -1,0 +1,99 @@
+"""The layout of DESIGN.md: imports go down only, nothing hidden, the core needs NumPy alone."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import adjoint
+
+ROOT = Path(adjoint.__file__).parent
+
+# What each room may import from; a room may always import from itself.
+ALLOWED = {
+    "errors": set(),
+    "config": {"errors"},
+    "tree": {"errors"},
+    "core": {"errors", "config", "tree"},
+    "ops": {"errors", "config", "tree", "core"},
+    "engine": {"errors", "config", "tree", "core"},
+    "grads": {"errors", "config", "tree", "core", "ops", "engine"},
+    "transforms": {"errors", "config", "tree", "core", "ops", "engine", "grads"},
+}
+UPPER = ("nn", "optim", "train", "inspect", "interop", "testing", "random")
+for _room in UPPER:
+    ALLOWED[_room] = {*ALLOWED["transforms"], "transforms", *UPPER}
+ALLOWED["cli"] = {*ALLOWED["nn"], "nn", "cli", "__init__"}
+ALLOWED["__init__"] = set(ALLOWED)
+ALLOWED["__main__"] = {"cli"}
+
+# Imports inside functions, with the reason: optional libraries and nothing else.
+HIDDEN_ALLOWED = {
+    "scipy",
+    "hypothesis",
+    "safetensors",
+    "rich",
+    "matplotlib",
+    "threadpoolctl",
+    "ml_dtypes",
+    "torch",
+}
+
+MODULES = sorted(ROOT.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported(node: ast.stmt) -> list[str]:
+    """The rooms of adjoint, or third-party packages, that a statement imports."""
+    if isinstance(node, ast.Import):
+        return [a.name for a in node.names]
+    if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+        if node.module == "adjoint":
+            return [f"adjoint.{a.name}" for a in node.names]
+        return [node.module]
+    return []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_down(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    room = room_of(path)
+    for node in ast.walk(tree):
+        for name in imported(node) if isinstance(node, ast.stmt) else ():
+            parts = name.split(".")
+            if parts[0] == "adjoint":
+                target = parts[1] if len(parts) > 1 else "__init__"
+                assert target == room or target in ALLOWED[room], f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_hidden_imports(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    for function in ast.walk(tree):
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for node in ast.walk(function):
+                for name in imported(node) if isinstance(node, ast.stmt) else ():
+                    assert name.split(".")[0] in HIDDEN_ALLOWED, f"{path.name} hides an import of {name}"
+
+
+def test_importing_adjoint_loads_numpy_and_nothing_else() -> None:
+    program = (
+        "import sys, numpy; before = set(sys.modules); import adjoint; "
+        "print(sorted({m.split('.')[0] for m in set(sys.modules) - before}))"
+    )
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    loaded = {name for name in ast.literal_eval(out) if name not in sys.stdlib_module_names}
+    assert loaded == {"adjoint"}
+
+
+def test_exports_exist_and_are_sorted_out() -> None:
+    assert len(set(adjoint.__all__)) == len(adjoint.__all__)
+    for name in adjoint.__all__:
+        assert hasattr(adjoint, name), name
