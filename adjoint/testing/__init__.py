@@ -1,1 +1,20 @@
-"""For people who add ops: gradient checks, sample cases per op, hypothesis strategies."""
+"""For people who add ops: gradient checks, sample cases per op, hypothesis strategies.
+
+``strategies`` needs hypothesis and is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from adjoint.testing.cases import Case, array, cases
+from adjoint.testing.gradcheck import gradcheck, gradgradcheck
+
+__all__ = ["Case", "array", "cases", "gradcheck", "gradgradcheck", "strategies"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "strategies":
+        return importlib.import_module("adjoint.testing.strategies")
+    raise AttributeError(f"module 'adjoint.testing' has no attribute {name!r}")

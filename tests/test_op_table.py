@@ -1,0 +1,294 @@
+"""What must hold for every op, written once, over the table and its cases.
+
+An op that cannot be checked in some way is listed in ``EXCEPTIONS``, with the reason.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from table import (
+    CASES, CONSTANT, OP_NAMES, SMOOTH,
+    checked, function, gradients_of, is_float, op_of, operands, run, seeds_for,
+)  # fmt: skip
+
+import adjoint as ad
+from adjoint.core.node import Node, Spec
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.errors import NotSavedError
+from adjoint.testing import Case, gradcheck, gradgradcheck
+
+EXCEPTIONS: dict[str, dict[str, str]] = {
+    "numpy": {},
+    "variants": {},
+    "first": {},
+    "second": {},
+    "minimal": {},
+    "complex": {},
+}
+
+
+def except_for(check: str, names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if name not in EXCEPTIONS[check]]
+
+
+def test_every_op_has_a_case():
+    assert set(OP_NAMES) == set(CASES)
+
+
+def test_every_exception_is_an_op_and_has_a_reason():
+    listed = {name: reason for table in EXCEPTIONS.values() for name, reason in table.items()}
+    assert set(listed) <= set(OP_NAMES)
+    assert all(listed.values())
+
+
+def test_every_smooth_op_has_a_case_for_each_smooth_argument():
+    for name in SMOOTH:
+        op = op_of(name)
+        reached = {i for case in CASES[name] for i in checked(case)}
+        wanted = {0} if op.arity is None else {i for i in range(op.arity) if op.smooth(i)}
+        assert wanted <= reached, f"{name}: no case has a float array for argument {wanted - reached}"
+
+
+# Values, shapes and dtypes ---------------------------------------------------------------------
+
+
+def same(a: Any, b: Any) -> bool:
+    """The same shape, dtype and bits."""
+    a, b = np.asarray(a), np.asarray(b)
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("name", OP_NAMES)
+def test_forward_on_tensors_is_forward_on_arrays(name):
+    for case in CASES[name]:
+        expected = op_of(name).forward(*case.args, **case.params)
+        for y, e in zip(run(case, operands(case)), _list(expected), strict=True):
+            assert type(y) is Tensor, case
+            assert type(y._data) is np.ndarray, case
+            assert same(y.numpy(), e), case
+
+
+def _list(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+ELEMENTWISE = tuple(n for n in OP_NAMES if op_of(n).kind == "elementwise" and not op_of(n).params)
+EDGE_SHAPES = ((), (1,), (0,), (2, 0), (1, 1))
+
+
+def edge_cases(name: str, dtype: Any) -> list[Case]:
+    """An elementwise op on arrays without axes, without elements and with one element."""
+    case = CASES[name][0]
+    found = []
+    for shape in EDGE_SHAPES:
+        args = tuple(np.resize(a, shape).astype(dtype if is_float(a) else a.dtype) for a in case.args)
+        found.append(replace(case, args=args, note=f"{dtype.__name__} {shape}"))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("name", except_for("numpy", tuple(n for n in ELEMENTWISE if hasattr(np, n))))
+def test_values_shape_and_dtype_are_those_of_numpy(name, dtype):
+    for case in (*CASES[name], *edge_cases(name, dtype)):
+        (y,) = run(case, operands(case))
+        expected = np.asarray(getattr(np, name)(*case.args))
+        assert (y.shape, y.dtype) == (expected.shape, expected.dtype), case
+        np.testing.assert_array_equal(y.numpy(), expected, err_msg=str(case))
+
+
+@pytest.mark.parametrize("name", except_for("variants", tuple(n for n in ELEMENTWISE if n in SMOOTH)))
+def test_gradient_has_shape_and_dtype_of_its_tensor_at_the_edges(name):
+    for case in (*edge_cases(name, np.float64), *edge_cases(name, np.float32)):
+        _, leaves, grads = gradients_of(case, operands(case))
+        assert leaves, case
+        for x, g in zip(leaves, grads, strict=True):
+            assert (g.shape, g.dtype) == (x.shape, x.dtype), case
+
+
+@pytest.mark.parametrize("name", except_for("variants", SMOOTH))
+def test_float32_gives_float32_and_nearly_the_same(name):
+    for case in CASES[name]:
+        outputs, leaves, grads = gradients_of(case, operands(case, cast=np.float32))
+        narrow = tuple(a.astype(np.float32) if is_float(a) and a.dtype == np.float64 else a for a in case.args)
+        expected = _list(op_of(name).forward(*narrow, **case.params))
+        assert {y.dtype for y in outputs} <= {np.asarray(e).dtype for e in expected}, case
+        reference = gradients_of(case, operands(case))[2]
+        for x, g, r in zip(leaves, grads, reference, strict=True):
+            assert (g.shape, g.dtype) == (x.shape, x.dtype), case
+            scale = np.abs(r.numpy()).max(initial=1.0)
+            np.testing.assert_allclose(g.numpy(), r.numpy(), rtol=1e-3, atol=1e-4 * scale, err_msg=str(case))
+
+
+def strided(a: Any) -> Any:
+    """The same values, neither contiguous nor in the order of memory."""
+    if not isinstance(a, np.ndarray) or a.ndim == 0:
+        return a
+    wide = np.zeros((*a.shape[:-1], 2 * a.shape[-1]), a.dtype, order="F")
+    view = wide[..., ::-2]
+    view[...] = a
+    return view
+
+
+@pytest.mark.parametrize("name", except_for("variants", SMOOTH))
+def test_strided_memory_changes_nothing(name):
+    for case in CASES[name]:
+        moved = replace(case, args=tuple(map(strided, case.args)))
+        plain, odd = gradients_of(case, operands(case)), gradients_of(moved, operands(moved))
+        for a, b in zip(plain[0] + plain[2], odd[0] + odd[2], strict=True):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype), case
+            scale = np.abs(a.numpy()).max(initial=1.0)
+            # NumPy's loops over strided memory may round the last digit otherwise
+            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-12, atol=1e-14 * scale, err_msg=str(case))
+
+
+# Derivatives -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", except_for("first", SMOOTH))
+def test_first_derivative_against_finite_differences(name):
+    for case in CASES[name]:
+        wanted = checked(case)
+        if wanted:
+            gradcheck(function(case, wanted), [case.args[i] for i in wanted], directions=1)
+
+
+@pytest.mark.parametrize("name", except_for("second", SMOOTH))
+def test_second_derivative_against_finite_differences(name):
+    for case in CASES[name]:
+        wanted = checked(case)
+        if wanted:
+            gradgradcheck(function(case, wanted), [case.args[i] for i in wanted], directions=1)
+
+
+@pytest.mark.parametrize("name", ["exp", "sqrt", "tanh", "sigmoid"])
+def test_third_derivative_against_finite_differences(name):
+    for case in CASES[name]:
+        gradcheck(function(case, [0]), [case.args[0]], order=3)
+
+
+@pytest.mark.parametrize("name", except_for("complex", tuple(n for n in ELEMENTWISE if n in SMOOTH)))
+def test_complex_derivatives_against_finite_differences(name):
+    case = CASES[name][-1]
+    wanted = checked(case)
+    args = [case.args[i] * (1 + 0.3j) for i in wanted]
+    try:
+        outputs = function(case, wanted)(*map(wrap, args))
+    except ad.errors.DTypeError:
+        return  # not defined for complex numbers
+    if any(ad.core.tensor.differentiable(y.dtype) for y in outputs):
+        gradcheck(function(case, wanted), args, directions=1, order=2)
+
+
+@pytest.mark.parametrize("name", CONSTANT)
+def test_op_without_gradient_records_nothing_and_says_why(name):
+    assert op_of(name).reason
+    for case in CASES[name]:
+        args = operands(case, [i for i, a in enumerate(case.args) if is_float(a)])
+        assert not any(y.requires_grad for y in run(case, args)), case
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_same_bits_with_and_without_create_graph(name):
+    for case in CASES[name]:
+        plain = gradients_of(case, operands(case))
+        recorded = gradients_of(case, operands(case), create_graph=True)
+        for a, b in zip(plain[2], recorded[2], strict=True):
+            assert same(a.numpy(), b.numpy()), case
+            assert not a.requires_grad, case
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_backward_changes_no_argument(name):
+    for case in CASES[name]:
+        before = [a.copy() if isinstance(a, np.ndarray) else a for a in case.args]
+        gradients_of(case, operands(case))
+        assert all(same(a, b) for a, b in zip(before, case.args, strict=True)), case
+
+
+# What is saved ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_saves_are_sufficient_for_each_argument_alone(name):
+    # when only one gradient is wanted, less is kept; the rule must find all it reads
+    for case in CASES[name]:
+        everything = checked(case)
+        together = gradients_of(case, operands(case))[2] if everything else []
+        for i, expected in zip(everything, together, strict=True):
+            (alone,) = gradients_of(case, operands(case, [i]))[2]
+            assert same(alone.numpy(), expected.numpy()), f"{case}, argument {i}"
+
+
+def node_of(case: Case, wanted: list[int]) -> tuple[Node, list[Tensor], list[Any]]:
+    args = operands(case, wanted)
+    outputs = [y for y in run(case, args) if y.requires_grad]
+    node = outputs[0].grad_fn
+    assert node is not None
+    if op_of(case.op).outputs > 1:
+        node = node.parents[0]
+    return node, outputs, args
+
+
+def needed(case: Case, wanted: list[int], slot: int) -> bool:
+    """Tell whether backward fails if saved value ``slot`` (-1: the output) is not there."""
+    node, outputs, args = node_of(case, wanted)
+    assert node.args is not None
+    if slot == -1:
+        if node.out is None:
+            return True
+        hidden = Spec(case.op, node.shape, node.dtype)
+        node.out = (hidden,) * len(outputs) if op_of(case.op).outputs > 1 else hidden
+    else:
+        a = case.args[slot]
+        if not isinstance(a, np.ndarray):
+            return True
+        node.args = tuple(Spec(case.op, a.shape, a.dtype) if j == slot else v for j, v in enumerate(node.args))
+    try:
+        ad.gradients(outputs, [args[i] for i in wanted], seeds_for(outputs))
+    except (NotSavedError, TypeError):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", except_for("minimal", SMOOTH))
+def test_saves_are_minimal(name):
+    op = op_of(name)
+    read: dict[tuple[Any, int], bool] = {}
+    for case in CASES[name]:
+        everything = checked(case)
+        # one rule at a time, except where there is one for all
+        for wanted in [everything] if op.joint is not None else [[i] for i in everything]:
+            *keeps, keeps_out = op.keeps(tuple(i in wanted for i in range(len(case.args))))
+            for slot in [j for j, kept in enumerate(keeps) if kept] + [-1] * keeps_out:
+                key = (None if op.joint is not None else wanted[0], slot if op.arity is not None else min(slot, 0))
+                read[key] = read.get(key, False) or needed(case, wanted, slot)
+    unread = [key for key, value in read.items() if not value]
+    assert not unread, f"{name} saves what no rule reads: (gradient of, argument or -1 for the output) {unread}"
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_memory_of_what_is_not_saved_is_freed(name):
+    case = next(c for c in CASES[name] if checked(c))
+    # copies are intermediate: only the graph can hold their memory
+    args = [a.clone() if isinstance(a, Tensor) else a for a in operands(case)]
+    outputs = run(case, args)
+    node = next(y.grad_fn for y in outputs if y.requires_grad)
+    *keeps, keeps_out = op_of(name).keeps(tuple(getattr(a, "requires_grad", False) for a in args))
+    kept = [a._data for a, keep in zip(args, keeps, strict=True) if keep and isinstance(a, Tensor)]
+    kept += [y._data for y in outputs if keeps_out]
+    arrays = {f"argument {i}": a._data for i, a in enumerate(args) if isinstance(a, Tensor)}
+    arrays |= {f"output {i}": y._data for i, y in enumerate(outputs)}
+    watched = {
+        what: weakref.ref(array)
+        for what, array in arrays.items()
+        if not any(np.may_share_memory(array, k) for k in kept)
+    }
+    del args, outputs, kept, arrays
+    assert node is not None
+    alive = [what for what, ref in watched.items() if ref() is not None]
+    assert not alive, f"{case}: nobody saves {alive}, but the graph holds it"
