@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
-
 import table  # noqa: F401  takes note of the built-in ops before a test defines others
+from hypothesis import HealthCheck, settings
 
 # The same examples in every run; how long one takes is no matter of a test.
 settings.register_profile(

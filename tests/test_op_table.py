@@ -12,8 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 from table import (
-    CASES, CONSTANT, OP_NAMES, SMOOTH,
-    checked, function, gradients_of, is_float, op_of, operands, run, seeds_for,
+    CASES,
+    CONSTANT,
+    OP_NAMES,
+    SMOOTH,
+    checked,
+    function,
+    gradients_of,
+    is_float,
+    op_of,
+    operands,
+    run,
+    seeds_for,
 )  # fmt: skip
 
 import adjoint as ad
@@ -114,7 +124,9 @@ def test_gradient_has_shape_and_dtype_of_its_tensor_at_the_edges(name):
 def test_float32_gives_float32_and_nearly_the_same(name):
     for case in CASES[name]:
         outputs, leaves, grads = gradients_of(case, operands(case, cast=np.float32))
-        narrow = tuple(a.astype(np.float32) if is_float(a) and a.dtype == np.float64 else a for a in case.args)
+        narrow = tuple(
+            a.astype(np.float32) if is_float(a) and a.dtype == np.float64 else a for a in case.args
+        )
         expected = _list(op_of(name).forward(*narrow, **case.params))
         assert {y.dtype for y in outputs} <= {np.asarray(e).dtype for e in expected}, case
         reference = gradients_of(case, operands(case))[2]
@@ -143,7 +155,9 @@ def test_strided_memory_changes_nothing(name):
             assert (a.shape, a.dtype) == (b.shape, b.dtype), case
             scale = np.abs(a.numpy()).max(initial=1.0)
             # NumPy's loops over strided memory may round the last digit otherwise
-            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-12, atol=1e-14 * scale, err_msg=str(case))
+            np.testing.assert_allclose(
+                a.numpy(), b.numpy(), rtol=1e-12, atol=1e-14 * scale, err_msg=str(case)
+            )
 
 
 # Derivatives -----------------------------------------------------------------------------------
@@ -247,7 +261,9 @@ def needed(case: Case, wanted: list[int], slot: int) -> bool:
         a = case.args[slot]
         if not isinstance(a, np.ndarray):
             return True
-        node.args = tuple(Spec(case.op, a.shape, a.dtype) if j == slot else v for j, v in enumerate(node.args))
+        node.args = tuple(
+            Spec(case.op, a.shape, a.dtype) if j == slot else v for j, v in enumerate(node.args)
+        )
     try:
         ad.gradients(outputs, [args[i] for i in wanted], seeds_for(outputs))
     except (NotSavedError, TypeError):
@@ -265,10 +281,15 @@ def test_saves_are_minimal(name):
         for wanted in [everything] if op.joint is not None else [[i] for i in everything]:
             *keeps, keeps_out = op.keeps(tuple(i in wanted for i in range(len(case.args))))
             for slot in [j for j, kept in enumerate(keeps) if kept] + [-1] * keeps_out:
-                key = (None if op.joint is not None else wanted[0], slot if op.arity is not None else min(slot, 0))
+                key = (
+                    None if op.joint is not None else wanted[0],
+                    slot if op.arity is not None else min(slot, 0),
+                )
                 read[key] = read.get(key, False) or needed(case, wanted, slot)
     unread = [key for key, value in read.items() if not value]
-    assert not unread, f"{name} saves what no rule reads: (gradient of, argument or -1 for the output) {unread}"
+    assert not unread, (
+        f"{name} saves what no rule reads: (gradient of, argument or -1 for the output) {unread}"
+    )
 
 
 @pytest.mark.parametrize("name", SMOOTH)

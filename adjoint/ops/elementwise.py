@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core.define import define
+from adjoint.core.define import UFUNCS, define
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, asarray
 from adjoint.errors import DTypeError
@@ -140,8 +140,12 @@ log10 = define("log10", np.log10, lambda xp, g, y, x: g / (x * LN10), saves="x",
 
 def _sigmoid(xp: Any, x: Any) -> Any:
     """1 / (1 + exp(-x)), without overflow and exact in both tails."""
-    e = xp.exp(-xp.abs(x))
-    return xp.where(x >= 0, 1, e) / (1 + e)
+    if x.dtype.kind == "c":
+        right = xp.real(x) >= 0
+        e = xp.exp(xp.where(right, -x, x))
+    else:
+        right, e = x >= 0, xp.exp(-xp.abs(x))
+    return xp.where(right, 1, e) / (1 + e)
 
 
 sigmoid = define("sigmoid", _sigmoid, lambda xp, g, y, x: g * y * (1 - y), saves="y", fused=True,
@@ -172,10 +176,22 @@ atanh = define("atanh", np.arctanh, lambda xp, g, y, x: g / (1 - x * x), saves="
 
 # Sign, rounding: the derivative is zero wherever there is one ----------------------------------
 
-# complex: d|x| = g x/|x|, which sign gives too; the gradient of a real function of a complex number
-abs = define("abs", np.abs, lambda xp, g, y, x: g * xp.sign(x), saves="x", ufunc=np.absolute,
+
+def _abs_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
+    if x.dtype.kind != "c":
+        return g * xp.sign(x)
+    return g * (x / xp.where(x == 0, 1, xp.abs(x)))  # the direction of steepest ascent
+
+
+def _sign(x: Any) -> Any:
+    if x.dtype.kind == "c":  # not piecewise constant there: the function sign composes it
+        raise TypeError("use ad.sign")
+    return np.sign(x)
+
+
+abs = define("abs", np.abs, _abs_rule, saves="x", ufunc=np.absolute,
              holomorphic=False, domain=(0.3, 2))  # fmt: skip
-sign = define("sign", np.sign, _zero, domain=(0.3, 2))
+define("sign", _sign, _zero, domain=(0.3, 2))
 floor = define("floor", np.floor, _zero, domain=(0.1, 0.9))
 ceil = define("ceil", np.ceil, _zero, domain=(0.1, 0.9))
 trunc = define("trunc", np.trunc, _zero, domain=(0.1, 0.9))
@@ -227,6 +243,17 @@ define("astype", _astype, lambda xp, g, y, x, dtype: g, params=("dtype",),
 
 
 # Functions that sort their arguments first -----------------------------------------------------
+
+
+def sign(x: Any) -> Tensor:
+    """Return -1, 0 or 1 by the sign of each element; of a complex number x / |x|."""
+    x = asarray(x)
+    if x.dtype.kind == "c":
+        return x / rec.where(x == 0, 1, rec.abs(x))
+    return rec.sign(x)
+
+
+UFUNCS[np.sign] = sign
 
 
 def where(condition: Any, x: Any = None, y: Any = None) -> Tensor:

@@ -216,7 +216,9 @@ def _gradient_function(
             targets = [xs[i] for i in wanted]
             # At complex numbers the gradient is conj(f')·g, which is not analytic; the complex step
             # needs f'·g, which is the same at real ones.
-            stepped = any(x.dtype.kind == "c" != args[i].dtype.kind for i, x in zip(wanted, targets, strict=True))
+            stepped = any(
+                x.dtype.kind == "c" != args[i].dtype.kind for i, x in zip(wanted, targets, strict=True)
+            )
             gs = [g.conj() if stepped else g for g in values[count:]]
             pairs = [(y, g) for y, g in zip(_outputs(f, xs), gs, strict=True) if y.requires_grad]
             found: Sequence[Tensor | None] = [None] * len(targets)
@@ -349,7 +351,9 @@ def _check_elements(
 ) -> None:
     """Compare whole Jacobians, one per output and input."""
     rows = [_coordinates(y.numpy()).size for y in outputs]
-    analytic = [[_pulled(y, _unit(n, r), leaves) for r in range(n)] for y, n in zip(outputs, rows, strict=True)]
+    analytic = [
+        [_pulled(y, _unit(n, r), leaves) for r in range(n)] for y, n in zip(outputs, rows, strict=True)
+    ]
     for k, (place, leaf) in enumerate(zip(places, leaves, strict=True)):
         size = _coordinates(leaf.numpy()).size
         columns = [_difference(f, args, place, _unit(size, j), how) for j in range(size)]
@@ -412,7 +416,13 @@ def _nan_note(a: Any, d: Any) -> str:
 
 
 def _element_report(
-    a: Array, d: Array, wrong: Array, output: tuple[int, Tensor], place: tuple[int, Tensor], how: _How, level: int
+    a: Array,
+    d: Array,
+    wrong: Array,
+    output: tuple[int, Tensor],
+    place: tuple[int, Tensor],
+    how: _How,
+    level: int,
 ) -> str:
     with np.errstate(invalid="ignore"):
         gap = np.abs(a - d) - how.rtol * np.abs(d)
@@ -420,10 +430,11 @@ def _element_report(
     r, c = np.unravel_index(int(gap.argmax()), gap.shape)
     i, y = output
     k, x = place
+    above = _element("gradient" if level else "output", y, int(r))
     return (
         f"{_which(level)} {_result(level, i)} with respect to inputs[{k}] disagrees with {how.name} at "
         f"{int(wrong.sum())} of {wrong.size} elements.\n"
-        f"  Worst: d {_element('gradient' if level else 'output', y, int(r))} / d {_element('input', x, int(c))}: "
+        f"  Worst: d {above} / d {_element('input', x, int(c))}: "
         f"{_numbers(float(a[r, c]), float(d[r, c]), how)}\n"
         f"  The rule is wrong, or the function is not smooth within eps = {how.eps:g} of this input."
         f"{_nan_note(a[r, c], d[r, c])}"
