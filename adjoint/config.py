@@ -109,6 +109,7 @@ class ContextMode(Generic[T]):
         self._variable.reset(self._tokens.pop())
 
     def _again(self) -> ContextMode[T]:
+        """Make the same mode anew: a decorated function may call itself."""
         fresh = object.__new__(type(self))
         fresh._value = self._value
         fresh._tokens = []
@@ -233,6 +234,9 @@ class set_grad_enabled(_GradMode):  # noqa: N801  a context manager that reads a
         super().__init__(bool(mode))
         self._before = grad_mode.get()
         grad_mode.set(self._next_value())
+
+    def _again(self) -> ContextMode[bool]:
+        return _GradMode(self._value)
 
     def __enter__(self) -> None:
         grad_mode.set(self._before)

@@ -32,16 +32,7 @@ ALLOWED["__init__"] = set(ALLOWED)
 ALLOWED["__main__"] = {"cli"}
 
 # Imports inside functions, with the reason: optional libraries and nothing else.
-HIDDEN_ALLOWED = {
-    "scipy",
-    "hypothesis",
-    "safetensors",
-    "rich",
-    "matplotlib",
-    "threadpoolctl",
-    "ml_dtypes",
-    "torch",
-}
+HIDDEN_ALLOWED = set("scipy hypothesis safetensors rich matplotlib threadpoolctl ml_dtypes torch".split())
 
 MODULES = sorted(ROOT.rglob("*.py"))
 

@@ -119,16 +119,29 @@ def _names(
     first = joint or next((r for r in rules if r is not None), None)
     if first is None:
         return unnamed
-    parameters = inspect.signature(first).parameters.values()
-    found = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    found, variadic = _positional(first)
     if len(found) < 3 + count:
-        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        if variadic:
             return unnamed  # rule(xp, g, *_), which reads nothing else
         raise ArgumentError(
             f"define {name!r}: a rule takes (xp, g, out, {count} arrays, **params), but this one "
             f"takes ({', '.join(found)})."
         )
     return tuple(found[3 : 3 + count]), found[2]
+
+
+def _positional(rule: Rule) -> tuple[list[str], bool]:
+    """Return the positional parameters of a rule, ``*rest`` last, and whether there is a rest."""
+    code = getattr(rule, "__code__", None)
+    if code is None:
+        parameters = inspect.signature(rule).parameters.values()
+        names = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        return names, any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    names = list(code.co_varnames[: code.co_argcount])
+    variadic = bool(code.co_flags & inspect.CO_VARARGS)
+    if variadic:
+        names.append(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+    return names, variadic
 
 
 def _reads(
@@ -144,7 +157,7 @@ def _reads(
         elif reads is not None:
             names = frozenset(reads[i])
         else:
-            own = list(inspect.signature(rule).parameters)[2 : 3 + len(args)]
+            own = _positional(rule)[0][2 : 3 + len(args)]
             seen = names_read(rule, own)
             names = frozenset(n for n, o in zip((out, *args), own, strict=False) if o in seen)
         found.append((frozenset(j for j, a in enumerate(args) if a in names), out in names))

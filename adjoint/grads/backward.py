@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -240,6 +240,8 @@ def gradients(
 def _several(what: str, tensors: Any) -> list[Tensor]:
     if isinstance(tensors, Tensor):
         return [tensors]
+    if not isinstance(tensors, Iterable):
+        raise InputError(f"{what} must be tensors, but got {type(tensors).__name__}.")
     found = list(tensors)
     for i, t in enumerate(found):
         if not isinstance(t, Tensor):

@@ -1,0 +1,100 @@
+"""Gradients: the store."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint import errors
+
+
+def made() -> tuple[ad.Tensor, ad.Tensor, ad.Gradients]:
+    x = ad.tensor([1.0, 2.0], requires_grad=True)
+    y = ad.tensor(3.0, requires_grad=True)
+    return x, y, ad.backward((x * y).sum())
+
+
+def test_it_is_a_mapping_by_tensor_or_id() -> None:
+    x, y, grads = made()
+    assert grads[x].tolist() == [3.0, 3.0] and grads[id(y)].item() == 3.0
+    assert x in grads and id(y) in grads and ad.tensor(1.0) not in grads and "x" not in grads
+    assert len(grads) == 2 and list(grads) == grads.keys()
+    assert {id(t) for t in grads} == {id(x), id(y)}
+    assert [g.shape for g in grads.values()] == [t.shape for t, _ in grads.items()]
+    assert grads.get(ad.tensor(1.0)) is None and grads.get(ad.tensor(1.0), 5) == 5
+    assert x.grad is None and y.grad is None
+    assert repr(grads).startswith("Gradients(2 tensors")
+
+
+def test_set_replaces_and_add_accumulates() -> None:
+    x, _, grads = made()
+    grads.set(x, [1.0, 2.0])
+    grads.add(x, ad.tensor([3.0, 4.0]))
+    assert grads[x].tolist() == [4.0, 6.0]
+    grads.add(x, ad.tensor([1.0, 1.0]))
+    assert grads[x].tolist() == [5.0, 7.0]
+
+
+def test_add_never_writes_into_an_array_it_does_not_own() -> None:
+    x = ad.tensor([1.0, 2.0], requires_grad=True)
+    mine = ad.tensor([1.0, 1.0])
+    store = ad.Gradients()
+    store.add(x, mine)
+    first = store[x]
+    store.add(x, mine)
+    second = store[x]
+    store.add(x, mine)
+    assert mine.tolist() == first.tolist() == [1.0, 1.0] and store[x].tolist() == [3.0, 3.0]
+    assert second is store[x]
+
+
+def test_a_failing_add_loses_nothing() -> None:
+    x, _, grads = made()
+    before = grads[x]
+    for bad, error in (([1.0], errors.ShapeError), (np.ones(2, np.float32), errors.DTypeError)):
+        with pytest.raises(error):
+            grads.add(x, bad)
+        with pytest.raises(error):
+            grads.set(x, bad)
+    assert grads[x] is before
+
+
+def test_pop_clear_and_missing() -> None:
+    x, y, grads = made()
+    assert grads.pop(x).tolist() == [3.0, 3.0] and x not in grads
+    assert grads.pop(x, None) is None
+    for missing in (lambda: grads[x], lambda: grads.pop(x)):
+        with pytest.raises(KeyError, match="no gradient for this tensor of shape") as info:
+            missing()
+        assert isinstance(info.value, errors.NoGradientError)
+    grads.clear()
+    assert len(grads) == 0 and y not in grads and repr(grads) == "Gradients(empty)"
+    with pytest.raises(errors.InputError, match="not by str"):
+        grads["x"]  # type: ignore[index]
+
+
+def test_merge_scale_norm_and_detach() -> None:
+    x, y, grads = made()
+    other = ad.backward((x * 2.0).sum())
+    merged = grads.merge(other)
+    assert merged[x].tolist() == [5.0, 5.0] and merged[y].item() == 3.0
+    assert grads[x].tolist() == [3.0, 3.0] and other[x].tolist() == [2.0, 2.0]
+    assert grads.scale(0.5)[x].tolist() == [1.5, 1.5]
+    assert grads.norm() == pytest.approx(np.sqrt(27.0)) and grads.norm(np.inf) == 3.0
+    huge = ad.Gradients()
+    huge.set(x, [3e200, 4e200])
+    assert huge.norm() == pytest.approx(5e200)
+    huge.set(x, [np.nan, 1.0])
+    assert np.isnan(huge.norm())
+
+
+def test_differentiable_gradients_live_in_the_same_store() -> None:
+    x = ad.tensor(2.0, requires_grad=True)
+    grads = ad.backward(x**3, create_graph=True)
+    assert grads[x].requires_grad
+    assert ad.backward(grads[x], retain_graph=True)[x].item() == 12.0
+    plain = grads.detach()
+    assert not plain[x].requires_grad and plain[x].item() == 12.0
+    grads.add(x, grads[x])
+    assert ad.backward(grads[x])[x].item() == 24.0
