@@ -28,11 +28,23 @@ from adjoint.grads.backward import backward, gradients
 from adjoint.grads.store import Gradients
 from adjoint.grads.tape import Tape
 from adjoint.interop import numpy as _numpy_protocols
-from adjoint.ops import compare, create, elementwise, index, linalg, reduce, shape
+from adjoint.ops import (
+    compare,
+    complex_parts,
+    create,
+    elementwise,
+    index,
+    linalg,
+    piecewise,
+    reduce,
+    shape,
+)
 from adjoint.ops.compare import *
+from adjoint.ops.complex_parts import *
 from adjoint.ops.create import *
 from adjoint.ops.elementwise import *
 from adjoint.ops.linalg import *
+from adjoint.ops.piecewise import *
 from adjoint.ops.reduce import *
 from adjoint.ops.shape import *
 
@@ -62,11 +74,13 @@ __all__ = [
     "tensor",
     "testing",
     *compare.__all__,
+    *complex_parts.__all__,
     *create.__all__,
     *elementwise.__all__,
     *linalg.__all__,
+    *piecewise.__all__,
     *reduce.__all__,
     *shape.__all__,
 ]
 
-del _numpy_protocols, compare, create, elementwise, index, reduce, shape
+del _numpy_protocols, compare, complex_parts, create, elementwise, index, piecewise, reduce, shape

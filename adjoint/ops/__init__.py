@@ -8,9 +8,19 @@ from adjoint.core.lifted import Lifted
 from adjoint.core.methods import install
 from adjoint.core.namespace import dyn, rec
 from adjoint.core.tensor import Tensor
-from adjoint.ops import compare, create, elementwise, index, linalg, reduce, shape
+from adjoint.ops import (
+    compare,
+    complex_parts,
+    create,
+    elementwise,
+    index,
+    linalg,
+    piecewise,
+    reduce,
+    shape,
+)
 
-MODULES = (elementwise, compare, reduce, shape, index, linalg, create)
+MODULES = (elementwise, complex_parts, piecewise, compare, reduce, shape, index, linalg, create)
 
 
 def function(name: str) -> Any:
@@ -31,8 +41,8 @@ Tensor.__getitem__ = index.getitem  # type: ignore[method-assign,assignment]
 Tensor.at = property(index.At)
 Tensor.T = property(shape.transpose)  # type: ignore[assignment]
 Tensor.mT = property(shape.matrix_transpose)  # type: ignore[assignment]
-Tensor.real = property(elementwise.real)  # type: ignore[assignment]
-Tensor.imag = property(elementwise.imag)  # type: ignore[assignment]
+Tensor.real = property(complex_parts.real)  # type: ignore[assignment]
+Tensor.imag = property(complex_parts.imag)  # type: ignore[assignment]
 
 install(Lifted, _dynamic, methods=False)
 

@@ -1,26 +1,47 @@
-"""Comparisons, logic and bits: no gradient flows through them."""
+"""Comparisons, logic, bits and whole numbers: no gradient flows through them.
+
+They are piecewise constant, so their results do not require grad.  A gradient that is asked for
+only through them is an error (``NoGradientError``) where it is asked for, never a silent zero.
+"""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from adjoint.core.define import define
+from adjoint.core.namespace import rec
+from adjoint.core.tensor import Tensor, asarray
 
 __all__ = [
+    "allclose",
+    "array_equal",
     "bitwise_and",
+    "bitwise_count",
     "bitwise_invert",
     "bitwise_left_shift",
+    "bitwise_not",
     "bitwise_or",
     "bitwise_right_shift",
     "bitwise_xor",
     "equal",
+    "gcd",
     "greater",
     "greater_equal",
+    "invert",
+    "isclose",
+    "iscomplex",
     "isfinite",
     "isinf",
     "isnan",
+    "isneginf",
+    "isposinf",
+    "isreal",
+    "lcm",
+    "left_shift",
     "less",
     "less_equal",
     "logical_and",
@@ -28,36 +49,92 @@ __all__ = [
     "logical_or",
     "logical_xor",
     "not_equal",
+    "right_shift",
     "signbit",
 ]
 
-_WHY = "it is piecewise constant"
+
+def _steps(name: str, forward: Callable[..., Any], arity: int, **facts: Any) -> Callable[..., Any]:
+    """Define an op that is constant but for steps."""
+    return define(name, forward, *(None,) * arity, reason="it is piecewise constant", **facts)
 
 
-equal = define("equal", np.equal, None, None, reason=_WHY)
-not_equal = define("not_equal", np.not_equal, None, None, reason=_WHY)
-less = define("less", np.less, None, None, reason=_WHY)
-less_equal = define("less_equal", np.less_equal, None, None, reason=_WHY)
-greater = define("greater", np.greater, None, None, reason=_WHY)
-greater_equal = define("greater_equal", np.greater_equal, None, None, reason=_WHY)
+equal = _steps("equal", np.equal, 2)
+not_equal = _steps("not_equal", np.not_equal, 2)
+less = _steps("less", np.less, 2)
+less_equal = _steps("less_equal", np.less_equal, 2)
+greater = _steps("greater", np.greater, 2)
+greater_equal = _steps("greater_equal", np.greater_equal, 2)
 
-logical_and = define("logical_and", np.logical_and, None, None, reason=_WHY)
-logical_or = define("logical_or", np.logical_or, None, None, reason=_WHY)
-logical_xor = define("logical_xor", np.logical_xor, None, None, reason=_WHY)
-logical_not = define("logical_not", np.logical_not, None, reason=_WHY)
+logical_and = _steps("logical_and", np.logical_and, 2)
+logical_or = _steps("logical_or", np.logical_or, 2)
+logical_xor = _steps("logical_xor", np.logical_xor, 2)
+logical_not = _steps("logical_not", np.logical_not, 1)
 
-bitwise_and = define(
-    "bitwise_and", operator.and_, None, None, ufunc=np.bitwise_and, reason=_WHY, domain="int"
-)
-bitwise_or = define("bitwise_or", operator.or_, None, None, ufunc=np.bitwise_or, reason=_WHY, domain="int")
-bitwise_xor = define("bitwise_xor", operator.xor, None, None, ufunc=np.bitwise_xor, reason=_WHY, domain="int")
-bitwise_invert = define("bitwise_invert", operator.invert, None, ufunc=np.invert, reason=_WHY, domain="int")
-bitwise_left_shift = define("bitwise_left_shift", operator.lshift, None, None, ufunc=np.left_shift, reason=_WHY,
-                            domain="int")  # fmt: skip
-bitwise_right_shift = define("bitwise_right_shift", operator.rshift, None, None, ufunc=np.right_shift, reason=_WHY,
-                             domain="int")  # fmt: skip
+bitwise_and = _steps("bitwise_and", operator.and_, 2, ufunc=np.bitwise_and, domain="int")
+bitwise_or = _steps("bitwise_or", operator.or_, 2, ufunc=np.bitwise_or, domain="int")
+bitwise_xor = _steps("bitwise_xor", operator.xor, 2, ufunc=np.bitwise_xor, domain="int")
+bitwise_invert = _steps("bitwise_invert", operator.invert, 1, ufunc=np.invert, domain="int")
+bitwise_left_shift = _steps("bitwise_left_shift", operator.lshift, 2, ufunc=np.left_shift, domain="int")
+bitwise_right_shift = _steps("bitwise_right_shift", operator.rshift, 2, ufunc=np.right_shift, domain="int")
+bitwise_count = _steps("bitwise_count", np.bitwise_count, 1, domain="int")
+gcd = _steps("gcd", np.gcd, 2, domain="int")
+lcm = _steps("lcm", np.lcm, 2, domain="int")
 
-isnan = define("isnan", np.isnan, None, reason=_WHY)
-isinf = define("isinf", np.isinf, None, reason=_WHY)
-isfinite = define("isfinite", np.isfinite, None, reason=_WHY)
-signbit = define("signbit", np.signbit, None, reason=_WHY)
+isnan = _steps("isnan", np.isnan, 1)
+isinf = _steps("isinf", np.isinf, 1)
+isfinite = _steps("isfinite", np.isfinite, 1)
+signbit = _steps("signbit", np.signbit, 1)
+_steps("isclose", lambda x, y, rtol, atol, equal_nan: np.isclose(x, y, rtol, atol, equal_nan), 2,
+       params=("rtol", "atol", "equal_nan"), doc="Whether numbers are equal within a tolerance.")  # fmt: skip
+
+
+# Functions that sort their arguments first, and NumPy's names ----------------------------------
+
+
+def isclose(x: Any, y: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
+    """Tell, per element, whether |x - y| ≤ atol + rtol · |y|."""
+    return rec.isclose(x, y, rtol=rtol, atol=atol, equal_nan=bool(equal_nan))
+
+
+def allclose(x: Any, y: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
+    """Tell whether all elements are equal within a tolerance.
+
+    >>> import adjoint as ad
+    >>> ad.allclose(ad.tensor([1.0, 2.0]), [1.0, 2.0 + 1e-9])
+    True
+    """
+    return bool(isclose(x, y, rtol, atol, equal_nan).all())
+
+
+def array_equal(x: Any, y: Any, equal_nan: bool = False) -> bool:
+    """Tell whether shapes and all elements are equal."""
+    x, y = asarray(x), asarray(y)
+    if x.shape != y.shape:
+        return False
+    same = equal(x, y)
+    return bool((same | (isnan(x) & isnan(y)) if equal_nan else same).all())
+
+
+def isposinf(x: Any) -> Tensor:
+    """Tell, per element, whether it is positive infinity."""
+    return equal(asarray(x), np.inf)
+
+
+def isneginf(x: Any) -> Tensor:
+    """Tell, per element, whether it is negative infinity."""
+    return equal(asarray(x), -np.inf)
+
+
+def isreal(x: Any) -> Tensor:
+    """Tell, per element, whether its imaginary part is zero."""
+    return equal(rec.imag(asarray(x)), 0)
+
+
+def iscomplex(x: Any) -> Tensor:
+    """Tell, per element, whether its imaginary part is not zero."""
+    return not_equal(rec.imag(asarray(x)), 0)
+
+
+bitwise_not = invert = bitwise_invert
+left_shift, right_shift = bitwise_left_shift, bitwise_right_shift

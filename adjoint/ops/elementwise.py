@@ -1,11 +1,15 @@
-"""Functions of each element: arithmetic, powers, exponentials, trigonometry, rounding, choice.
+"""Smooth functions of each element: arithmetic, powers, exponentials, logarithms, trigonometry.
 
 In a rule, ``x, y`` are the arguments and the next letter is the output (``y`` for one argument,
 ``z`` for two).  The engine un-broadcasts, casts and conjugates; a rule is the real formula.
+Formulas are chosen to keep their accuracy where the plain one cancels or overflows; where a
+derivative is infinite and the incoming gradient zero, the engine keeps the zero.
 """
 
 from __future__ import annotations
 
+import cmath
+import math
 import operator
 from typing import Any
 
@@ -14,63 +18,61 @@ import numpy as np
 from adjoint.core.define import UFUNCS, define
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, asarray
-from adjoint.errors import DTypeError
 
 __all__ = [
-    "abs",
     "acos",
     "acosh",
     "add",
+    "arccos",
+    "arccosh",
+    "arcsin",
+    "arcsinh",
+    "arctan",
+    "arctan2",
+    "arctanh",
     "asin",
     "asinh",
-    "astype",
     "atan",
     "atan2",
     "atanh",
-    "ceil",
-    "clip",
-    "conj",
+    "cbrt",
     "copy",
     "cos",
     "cosh",
+    "deg2rad",
+    "degrees",
     "divide",
     "exp",
+    "exp2",
     "expm1",
-    "floor",
-    "floor_divide",
-    "imag",
+    "float_power",
+    "hypot",
+    "ldexp",
     "log",
     "log1p",
     "log2",
     "log10",
-    "maximum",
-    "minimum",
+    "logaddexp",
+    "logaddexp2",
     "multiply",
     "negative",
     "positive",
     "pow",
-    "real",
+    "power",
+    "rad2deg",
+    "radians",
     "reciprocal",
-    "relu",
-    "remainder",
-    "rint",
-    "round",
     "sigmoid",
-    "sign",
     "sin",
+    "sinc",
     "sinh",
     "sqrt",
     "square",
     "subtract",
     "tan",
     "tanh",
-    "trunc",
-    "where",
+    "true_divide",
 ]
-
-
-def _zero(xp: Any, g: Any, *_: Any) -> Any:
-    return xp.zeros_like(g)
 
 
 define("zeros_like", np.zeros_like, None, reason="constant")
@@ -86,56 +88,93 @@ subtract = define("subtract", operator.sub,
 multiply = define("multiply", operator.mul,
                   lambda xp, g, z, x, y: g * y,
                   lambda xp, g, z, x, y: g * x, saves="xy", ufunc=np.multiply)  # fmt: skip
-# d(x/y)/dy = -x/y² = -z/y: reuse the output, x need not be saved
+# d(x/y)/dy = -x/y² = -z/y: reuse the output, x need not be saved.  g/y first: 0/0 is then seen as
+# such, so that a zero gradient stays zero at the second order too, where z can be NaN
 divide = define("divide", operator.truediv,
                 lambda xp, g, z, x, y: g / y,
-                lambda xp, g, z, x, y: -g * z / y, saves="zy", ufunc=np.divide,
+                lambda xp, g, z, x, y: -(g / y) * z, saves="zy", ufunc=np.divide,
                 domain=((-2, 2), (0.5, 2)))  # fmt: skip
 negative = define("negative", operator.neg, lambda xp, g, y, x: -g, ufunc=np.negative)
 positive = define("positive", operator.pos, lambda xp, g, y, x: g, ufunc=np.positive)
-reciprocal = define("reciprocal", np.reciprocal, lambda xp, g, y, x: -g * y * y, saves="y",
+reciprocal = define("reciprocal", np.reciprocal, lambda xp, g, y, x: -(g * y) * y, saves="y",
                     domain=(0.5, 2))  # fmt: skip
 square = define("square", np.square, lambda xp, g, y, x: g * (2 * x), saves="x")
 copy = define("copy", np.array, lambda xp, g, y, x: g,
               doc="Return a copy with its own memory.")  # fmt: skip
-floor_divide = define("floor_divide", operator.floordiv, _zero, _zero, ufunc=np.floor_divide,
-                      domain=((0.6, 0.9), (1.1, 1.9)))  # fmt: skip
-remainder = define("remainder", operator.mod,
-                   lambda xp, g, z, x, y: g,
-                   lambda xp, g, z, x, y: -g * xp.floor_divide(x, y), saves="xy",
-                   ufunc=np.remainder, domain=((2.1, 2.9), (1.1, 1.4)))  # fmt: skip
+deg2rad = define("deg2rad", np.deg2rad, lambda xp, g, y, x: g * (math.pi / 180))
+rad2deg = define("rad2deg", np.rad2deg, lambda xp, g, y, x: g * (180 / math.pi))
+ldexp = define("ldexp", np.ldexp, lambda xp, g, z, x, y: xp.ldexp(g, y), None, saves="y", literals=True,
+               domain=((-2, 2), "int"), doc="x · 2**y for whole numbers y, to which no gradient flows.")  # fmt: skip
 
 # Powers and roots ------------------------------------------------------------------------------
 
+_NUMBERS = (int, float, complex)
+
 
 def _pow_dx(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
-    if isinstance(y, (int, float)):  # a literal exponent is known without looking at values
+    """y x^(y-1), where x^0 = 1 has the derivative 0 also at x = 0, inf and NaN."""
+    if isinstance(y, _NUMBERS):  # a literal exponent is known without looking at values
         if y == 0:
             return xp.zeros_like(g)
+        if y == 1:
+            return g
         return g * (2 * x) if y == 2 else g * (y * x ** (y - 1))
-    # at y = 0 the derivative is 0, also where 0 ** -1 is infinite
-    return xp.where(y == 0, 0, g * y * x ** xp.where(y == 0, 1, y - 1))
+    # only there: elsewhere 0 · x^-1 is 0 by itself, and its derivative in y is the right 1/x
+    flat = xp.logical_and(y == 0, xp.logical_not(xp.abs(x) > 0))
+    return xp.where(flat, 0, g * y * xp.where(flat, 1, x) ** (y - 1))
 
 
 def _pow_dy(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
-    # d(x^y)/dy = x^y log x; at x = 0 it is 0 for y > 0, which 0 · -inf would miss
-    at_zero = x == 0
-    return g * z * xp.log(xp.where(at_zero, 1, x))
+    """x^y log x; 0 for 0^y with y ≥ 0, which 0 · -inf would miss."""
+    complex_result = z.dtype.kind == "c"
+    if isinstance(x, _NUMBERS) and x != 0:
+        if complex_result:
+            return g * z * cmath.log(x)
+        return g * z * (math.log(x) if x > 0 else math.nan)  # type: ignore[operator]
+    flat = xp.logical_and(x == 0, (xp.real(y) if y.dtype.kind == "c" else y) >= 0)
+    base = xp.where(flat, 1, x)
+    if complex_result and base.dtype.kind != "c":
+        base = xp.astype(base, dtype=z.dtype)
+    return xp.where(flat, 0, g * z * xp.log(base))
 
 
 pow = define("pow", operator.pow, _pow_dx, _pow_dy, saves="zxy", ufunc=np.power, literals=True,
              domain=((0.5, 2), (-2, 2)))  # fmt: skip
 sqrt = define("sqrt", np.sqrt, lambda xp, g, y, x: g * 0.5 / y, saves="y", domain=(0.5, 3))
+cbrt = define("cbrt", np.cbrt, lambda xp, g, y, x: g / (3 * y * y), saves="y", domain=(0.5, 3))
+# a norm: at the origin, where z = 0, the subgradient 0
+hypot = define("hypot", np.hypot,
+               lambda xp, g, z, x, y: g * (x / xp.where(z == 0, 1, z)),
+               lambda xp, g, z, x, y: g * (y / xp.where(z == 0, 1, z)), saves="zxy",
+               domain=((0.3, 2), (0.3, 2)))  # fmt: skip
 
 # Exponentials and logarithms -------------------------------------------------------------------
 
+LN2, LN10 = math.log(2.0), math.log(10.0)
+
 exp = define("exp", np.exp, lambda xp, g, y, x: g * y, saves="y")
-expm1 = define("expm1", np.expm1, lambda xp, g, y, x: g * (y + 1), saves="y")
+exp2 = define("exp2", np.exp2, lambda xp, g, y, x: g * y * LN2, saves="y")
+# not y + 1, which is 0 below -37
+expm1 = define("expm1", np.expm1, lambda xp, g, y, x: g * xp.exp(x), saves="x")
 log = define("log", np.log, lambda xp, g, y, x: g / x, saves="x", domain=(0.5, 3))
 log1p = define("log1p", np.log1p, lambda xp, g, y, x: g / (x + 1), saves="x", domain=(-0.5, 3))
-LN2, LN10 = float(np.log(2.0)), float(np.log(10.0))
 log2 = define("log2", np.log2, lambda xp, g, y, x: g / (x * LN2), saves="x", domain=(0.5, 3))
 log10 = define("log10", np.log10, lambda xp, g, y, x: g / (x * LN10), saves="x", domain=(0.5, 3))
+
+
+def _gap(xp: Any, x: Any, y: Any) -> Any:
+    """x - y, and 0 for two equal infinities."""
+    same = xp.logical_and(x == y, xp.isinf(x))
+    return xp.where(same, 0, x) - xp.where(same, 0, y)
+
+
+# the share of x is 1 / (1 + exp(y - x)); exp(x - z) would lose the digits that x and z share
+logaddexp = define("logaddexp", np.logaddexp,
+                   lambda xp, g, z, x, y: g * xp.sigmoid(_gap(xp, x, y)),
+                   lambda xp, g, z, x, y: g * xp.sigmoid(_gap(xp, y, x)), saves="xy")  # fmt: skip
+logaddexp2 = define("logaddexp2", np.logaddexp2,
+                    lambda xp, g, z, x, y: g * xp.sigmoid(_gap(xp, x, y) * LN2),
+                    lambda xp, g, z, x, y: g * xp.sigmoid(_gap(xp, y, x) * LN2), saves="xy")  # fmt: skip
 
 
 def _sigmoid(xp: Any, x: Any) -> Any:
@@ -152,162 +191,98 @@ sigmoid = define("sigmoid", _sigmoid, lambda xp, g, y, x: g * y * (1 - y), saves
                  doc="The logistic function 1 / (1 + exp(-x)), stable in both tails.")  # fmt: skip
 
 # Trigonometric and hyperbolic ------------------------------------------------------------------
+# (1-x)(1+x) keeps the digits that 1 - x² loses near 1, and products of roots keep to the branch
+# that NumPy takes for complex numbers
+
+
+def _root_of_square_plus_one(xp: Any, x: Any) -> Any:
+    return xp.sqrt(x * x + 1) if x.dtype.kind == "c" else xp.hypot(x, 1.0)  # x² overflows first
+
+
+def _atan2_part(xp: Any, g: Any, part: Any, x: Any, y: Any) -> Any:
+    """g · part / (x² + y²), without overflow; 0 at the origin, where the angle jumps."""
+    r = xp.hypot(x, y)
+    r = xp.where(r == 0, 1, r)
+    return g * (part / r / r)
+
 
 sin = define("sin", np.sin, lambda xp, g, y, x: g * xp.cos(x), saves="x")
 cos = define("cos", np.cos, lambda xp, g, y, x: -g * xp.sin(x), saves="x")
 tan = define("tan", np.tan, lambda xp, g, y, x: g * (1 + y * y), saves="y", domain=(-1.2, 1.2))
-asin = define("asin", np.arcsin, lambda xp, g, y, x: g / xp.sqrt(1 - x * x), saves="x",
+asin = define("asin", np.arcsin, lambda xp, g, y, x: g / xp.sqrt((1 - x) * (1 + x)), saves="x",
               domain=(-0.8, 0.8))  # fmt: skip
-acos = define("acos", np.arccos, lambda xp, g, y, x: -g / xp.sqrt(1 - x * x), saves="x",
+acos = define("acos", np.arccos, lambda xp, g, y, x: -g / xp.sqrt((1 - x) * (1 + x)), saves="x",
               domain=(-0.8, 0.8))  # fmt: skip
 atan = define("atan", np.arctan, lambda xp, g, y, x: g / (1 + x * x), saves="x")
 atan2 = define("atan2", np.arctan2,
-               lambda xp, g, z, x, y: g * y / (x * x + y * y),
-               lambda xp, g, z, x, y: -g * x / (x * x + y * y), saves="xy",
+               lambda xp, g, z, x, y: _atan2_part(xp, g, y, x, y),
+               lambda xp, g, z, x, y: _atan2_part(xp, -g, x, x, y), saves="xy",
                domain=((0.3, 2), (0.3, 2)))  # fmt: skip
 sinh = define("sinh", np.sinh, lambda xp, g, y, x: g * xp.cosh(x), saves="x")
 cosh = define("cosh", np.cosh, lambda xp, g, y, x: g * xp.sinh(x), saves="x")
 tanh = define("tanh", np.tanh, lambda xp, g, y, x: g - g * y * y, saves="y", domain=(-3, 3))
-asinh = define("asinh", np.arcsinh, lambda xp, g, y, x: g / xp.sqrt(x * x + 1), saves="x")
-acosh = define("acosh", np.arccosh, lambda xp, g, y, x: g / xp.sqrt(x * x - 1), saves="x",
+asinh = define("asinh", np.arcsinh, lambda xp, g, y, x: g / _root_of_square_plus_one(xp, x), saves="x")
+acosh = define("acosh", np.arccosh, lambda xp, g, y, x: g / (xp.sqrt(x - 1) * xp.sqrt(x + 1)), saves="x",
                domain=(1.5, 3))  # fmt: skip
-atanh = define("atanh", np.arctanh, lambda xp, g, y, x: g / (1 - x * x), saves="x",
+atanh = define("atanh", np.arctanh, lambda xp, g, y, x: g / ((1 - x) * (1 + x)), saves="x",
                domain=(-0.8, 0.8))  # fmt: skip
 
-# Sign, rounding: the derivative is zero wherever there is one ----------------------------------
+# sin(πx)/(πx): every derivative is an op of its own, because the quotient cancels near 0 ----------
 
 
-def _abs_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
-    if x.dtype.kind != "c":
-        return g * xp.sign(x)
-    return g * (x / xp.where(x == 0, 1, xp.abs(x)))  # the direction of steepest ascent
+def _sinc_derivative(x: Any, order: int) -> Any:
+    """The derivative of sinc: πⁿ f⁽ⁿ⁾(πx) with f(t) = sin(t)/t = ∫₀¹ cos(ut) du.
+
+    Small t: f⁽ⁿ⁾(t) = Σₖ (-1)ᵏ t²ᵏ⁻ⁿ / ((2k+1) (2k-n)!).  Large t: t f⁽ⁿ⁾ = sin⁽ⁿ⁾(t) - n f⁽ⁿ⁻¹⁾, which
+    is stable for t > n.
+    """
+    t = np.asarray(x) * math.pi
+    limit = max(2.0, float(order))
+    near = np.abs(t) <= limit
+    small = np.where(near, t, 0)
+    term = small ** (order % 2)  # t^(2k-n) / (2k-n)! at the first k with 2k ≥ n
+    first = (order + 1) // 2
+    series = term * 0
+    for k in range(first, first + 12 + 2 * int(limit)):
+        series = series + (-1) ** k / (2 * k + 1) * term
+        m = 2 * k - order
+        term = term * small * small / ((m + 1) * (m + 2))
+    large = np.where(near, 1, t)
+    waves = np.sin(large), np.cos(large), -np.sin(large), -np.cos(large)
+    value = waves[0] / large
+    for n in range(1, order + 1):
+        value = (waves[n % 4] - n * value) / large
+    return np.where(near, series, value) * math.pi**order
 
 
-def _sign(x: Any) -> Any:
-    if x.dtype.kind == "c":  # not piecewise constant there: the function sign composes it
-        raise TypeError("use ad.sign")
-    return np.sign(x)
+define("sinc", np.sinc, lambda xp, g, y, x: g * xp.sinc_derivative(x, order=1), saves="x",
+       doc="sin(πx) / (πx), and 1 at 0.")  # fmt: skip
+define("sinc_derivative", _sinc_derivative,
+       lambda xp, g, y, x, order: g * xp.sinc_derivative(x, order=order + 1),
+       saves="x", params=("order",), doc="A derivative of sin(πx) / (πx).")  # fmt: skip
+sinc = rec.sinc
 
 
-abs = define("abs", np.abs, _abs_rule, saves="x", ufunc=np.absolute,
-             holomorphic=False, domain=(0.3, 2))  # fmt: skip
-define("sign", _sign, _zero, domain=(0.3, 2))
-floor = define("floor", np.floor, _zero, domain=(0.1, 0.9))
-ceil = define("ceil", np.ceil, _zero, domain=(0.1, 0.9))
-trunc = define("trunc", np.trunc, _zero, domain=(0.1, 0.9))
-rint = define("rint", np.rint, _zero, domain=(0.1, 0.4))
-
-# Choice: where arguments are equal, they share the gradient ------------------------------------
-
-define("where", np.where,
-       None,
-       lambda xp, g, out, c, x, y: xp.where(c, g, 0),
-       lambda xp, g, out, c, x, y: xp.where(c, 0, g), saves="c",
-       domain=("bool", (-2, 2), (-2, 2)))  # fmt: skip
-maximum = define("maximum", np.maximum,
-                 lambda xp, g, z, x, y: xp.where(x > y, g, xp.where(x == y, 0.5 * g, 0)),
-                 lambda xp, g, z, x, y: xp.where(y > x, g, xp.where(x == y, 0.5 * g, 0)),
-                 saves="xy", domain=((-2, -0.1), (0.1, 2)))  # fmt: skip
-minimum = define("minimum", np.minimum,
-                 lambda xp, g, z, x, y: xp.where(x < y, g, xp.where(x == y, 0.5 * g, 0)),
-                 lambda xp, g, z, x, y: xp.where(y < x, g, xp.where(x == y, 0.5 * g, 0)),
-                 saves="xy", domain=((-2, -0.1), (0.1, 2)))  # fmt: skip
-relu = define("relu", lambda x: np.maximum(x, 0), lambda xp, g, y, x: xp.where(y > 0, g, 0),
-              saves="y", doc="max(x, 0); the gradient at 0 is 0.", domain=(0.1, 2))  # fmt: skip
-# inside and on the bounds the gradient is x's, outside it is the bound's
-define("clip", np.clip,
-                 lambda xp, g, out, x, lo, hi: xp.where((x >= lo) & (x <= hi), g, 0),
-                 lambda xp, g, out, x, lo, hi: xp.where((x < lo) & (lo <= hi), g, 0),
-                 lambda xp, g, out, x, lo, hi: xp.where((x > hi) | (lo > hi), g, 0),
-                 saves=("x", "lo", "hi"), domain=((-0.9, 0.9), (-2, -1), (1, 2)))  # fmt: skip
-
-# Complex parts: not holomorphic, so each carries its own formula -------------------------------
-
-conj = define("conj", np.conjugate, lambda xp, g, y, x: xp.conj(g), holomorphic=False)
-real = define("real", lambda x: np.real(x), lambda xp, g, y, x: g, holomorphic=False,
-              doc="The real part.")  # fmt: skip
-imag = define("imag", lambda x: np.imag(x), lambda xp, g, y, x: g * 1j, holomorphic=False,
-              doc="The imaginary part.")  # fmt: skip
+# Functions that sort their arguments first, and NumPy's names ----------------------------------
 
 
-def _astype(x: Any, dtype: Any) -> Any:
-    x = np.asarray(x)
-    if x.dtype.kind == "c" and dtype.kind != "c":
-        x = x.real  # the cast of a complex gradient to its real tensor; astype checks for users
-    return x.astype(dtype)
-
-
-# the engine casts each gradient to its tensor's dtype: the rule has nothing to do
-define("astype", _astype, lambda xp, g, y, x, dtype: g, params=("dtype",),
-                   doc="Return the values as another dtype.")  # fmt: skip
-
-
-# Functions that sort their arguments first -----------------------------------------------------
-
-
-def sign(x: Any) -> Tensor:
-    """Return -1, 0 or 1 by the sign of each element; of a complex number x / |x|."""
-    x = asarray(x)
-    if x.dtype.kind == "c":
-        return x / rec.where(x == 0, 1, rec.abs(x))
-    return rec.sign(x)
-
-
-UFUNCS[np.sign] = sign
-
-
-def where(condition: Any, x: Any = None, y: Any = None) -> Tensor:
-    """Choose, per element, from ``x`` where ``condition`` holds and from ``y`` elsewhere.
-
-    A zero gradient stays zero in the branch that was not taken, even where that branch is
-    not finite.
+def float_power(x: Any, y: Any) -> Tensor:
+    """Return x ** y computed in float64 at least, so that integers have negative powers too.
 
     >>> import adjoint as ad
-    >>> x = ad.tensor([0.0, 4.0], requires_grad=True)
-    >>> ad.where(x > 0, ad.sqrt(x), 0.0).sum().backward()
-    >>> x.grad
-    tensor([0.  , 0.25], dtype=float64)
-    """
-    if x is None or y is None:
-        from_condition = asarray(condition).nonzero()
-        return from_condition  # type: ignore[return-value]
-    return rec.where(condition, x, y)
-
-
-def clip(x: Any, min: Any = None, max: Any = None) -> Tensor:
-    """Limit the elements to ``min`` … ``max``, which may be numbers, tensors or None.
-
-    On the bounds themselves the gradient is that of ``x``.
+    >>> ad.float_power(ad.tensor([2, 4]), -1)
+    tensor([0.5 , 0.25], dtype=float64)
     """
     x = asarray(x)
-    if min is None and max is None:
-        return x
-    if x.dtype.kind in "fc":
-        low = -np.inf if min is None else min
-        high = np.inf if max is None else max
-        return rec.clip(x, low, high)
-    if min is not None:
-        x = maximum(x, min)
-    return x if max is None else minimum(x, max)
+    exponent = y if isinstance(y, _NUMBERS) else asarray(y)
+    wide = np.result_type(x.dtype, np.float64, complex if isinstance(y, complex) else np.float64)
+    return pow(rec.astype(x, dtype=wide), exponent)
 
 
-def astype(x: Any, dtype: Any, *, copy: bool = True) -> Tensor:
-    """Return the values as ``dtype``; gradients come back in the dtype of ``x``."""
-    x = asarray(x)
-    target = np.dtype(dtype)
-    if target == x.dtype and not copy:
-        return x
-    if x.dtype.kind == "c" and target.kind != "c":
-        raise DTypeError(
-            f"astype: {x.dtype} to {target} would drop the imaginary part.  Use x.real if that is meant."
-        )
-    return rec.astype(x, dtype=target)
+power, true_divide, degrees, radians = pow, divide, rad2deg, deg2rad
+arccos, arcsin, arctan, arctan2 = acos, asin, atan, atan2
+arccosh, arcsinh, arctanh = acosh, asinh, atanh
 
-
-def round(x: Any, decimals: int = 0) -> Tensor:
-    """Round to ``decimals`` digits; halves go to the even neighbour; the gradient is zero."""
-    x = asarray(x)
-    if decimals == 0 or x.dtype.kind in "iub":
-        return rint(x) if x.dtype.kind in "fc" else x
-    scale = 10.0**decimals
-    return rint(x * scale) / scale
+UFUNCS[np.degrees] = rad2deg
+UFUNCS[np.radians] = deg2rad
+UFUNCS[np.float_power] = float_power

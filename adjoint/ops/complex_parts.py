@@ -1,0 +1,65 @@
+"""Complex numbers and their parts; casts between dtypes.
+
+Gradients follow PyTorch's convention, the conjugate Wirtinger derivative: that of a real loss is
+the direction of its steepest ascent.  These functions are not holomorphic, so each carries its own
+formula, for both modes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.define import define
+from adjoint.core.namespace import rec
+from adjoint.core.tensor import Tensor, asarray
+from adjoint.errors import DTypeError
+
+__all__ = ["angle", "astype", "conj", "conjugate", "imag", "real"]
+
+
+def _astype(x: Any, dtype: Any) -> Any:
+    x = np.asarray(x)
+    if x.dtype.kind == "c" and dtype.kind != "c":
+        x = x.real  # the cast of a complex gradient to its real tensor; astype checks for users
+    return x.astype(dtype)
+
+
+conj = define("conj", np.conjugate, lambda xp, g, y, x: xp.conj(g), holomorphic=False)
+real = define("real", lambda x: np.real(x), lambda xp, g, y, x: g, holomorphic=False,
+              jvp=lambda xp, t, y, x: xp.real(t), doc="The real part.")  # fmt: skip
+imag = define("imag", lambda x: np.imag(x), lambda xp, g, y, x: g * 1j, holomorphic=False,
+              jvp=lambda xp, t, y, x: xp.imag(t), doc="The imaginary part.")  # fmt: skip
+# the engine casts each gradient to its tensor's dtype: the rule has nothing to do
+define("astype", _astype, lambda xp, g, y, x, dtype: g, params=("dtype",),
+       doc="Return the values as another dtype.")  # fmt: skip
+
+
+def angle(z: Any, deg: bool = False) -> Tensor:
+    """Return the angle of complex numbers, in radians or degrees; its gradient at 0 is 0.
+
+    >>> import adjoint as ad
+    >>> z = ad.tensor(2j, requires_grad=True)
+    >>> ad.angle(z).backward(); z.grad
+    tensor(-0.5+0.j, dtype=complex128)
+    """
+    z = asarray(z)
+    radians = rec.atan2(rec.imag(z), rec.real(z)) if z.dtype.kind == "c" else rec.atan2(0.0, z)
+    return rec.rad2deg(radians) if deg else radians
+
+
+def astype(x: Any, dtype: Any, *, copy: bool = True) -> Tensor:
+    """Return the values as ``dtype``; gradients come back in the dtype of ``x``."""
+    x = asarray(x)
+    target = np.dtype(dtype)
+    if target == x.dtype and not copy:
+        return x
+    if x.dtype.kind == "c" and target.kind != "c":
+        raise DTypeError(
+            f"astype: {x.dtype} to {target} would drop the imaginary part.  Use x.real if that is meant."
+        )
+    return rec.astype(x, dtype=target)
+
+
+conjugate = conj

@@ -1,0 +1,240 @@
+"""Functions of each element with corners and steps: sign, rounding, remainders, choice.
+
+Where an op is flat its gradient is zero, not missing.  At a corner: ``abs`` has the gradient 0 at
+0; in ``maximum`` and its kin equal arguments share the gradient; ``clip`` passes it to ``x`` on the
+bounds; ``relu`` has 0 at 0.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.define import UFUNCS, define
+from adjoint.core.namespace import rec
+from adjoint.core.tensor import Tensor, asarray
+from adjoint.errors import DTypeError, InputError
+from adjoint.ops.complex_parts import imag, real
+
+__all__ = [
+    "abs",
+    "absolute",
+    "around",
+    "ceil",
+    "clip",
+    "copysign",
+    "divmod",
+    "fabs",
+    "fix",
+    "floor",
+    "floor_divide",
+    "fmax",
+    "fmin",
+    "fmod",
+    "heaviside",
+    "maximum",
+    "minimum",
+    "mod",
+    "nan_to_num",
+    "nextafter",
+    "relu",
+    "remainder",
+    "rint",
+    "round",
+    "sign",
+    "trunc",
+    "where",
+]
+
+
+def _zero(xp: Any, g: Any, *_: Any, **__: Any) -> Any:
+    return xp.zeros_like(g)
+
+
+# Sign and size ---------------------------------------------------------------------------------
+
+
+def _direction(xp: Any, x: Any) -> Any:
+    """x / |x|, and 0 at 0: the gradient of |x|, of a complex number as of a real one."""
+    return x / xp.where(x == 0, 1, xp.abs(x)) if x.dtype.kind == "c" else xp.sign(x)
+
+
+def _abs_jvp(xp: Any, t: Any, y: Any, x: Any) -> Any:
+    along = t * xp.conj(_direction(xp, x))
+    return xp.real(along) if x.dtype.kind == "c" else along
+
+
+def _real_sign(x: Any) -> Any:
+    if np.asarray(x).dtype.kind == "c":  # not constant there: the function sign divides
+        raise TypeError("the op is for real numbers, ad.sign for complex ones too")
+    return np.sign(x)
+
+
+abs = define("abs", np.abs, lambda xp, g, y, x: g * _direction(xp, x), jvp=_abs_jvp, saves="x",
+             ufunc=np.absolute, holomorphic=False, domain=(0.3, 2))  # fmt: skip
+define("sign", _real_sign, _zero, domain=(0.3, 2), doc="The sign of real numbers: -1, 0 or 1.")
+copysign = define("copysign", np.copysign,
+                  lambda xp, g, z, x, y: g * xp.sign(x) * xp.copysign(1, y),
+                  _zero, saves="xy", domain=((0.3, 2), (0.3, 2)))  # fmt: skip
+nextafter = define("nextafter", np.nextafter, None, None, reason="it steps to the neighbouring number")
+
+# Rounding and division with remainder ----------------------------------------------------------
+
+floor = define("floor", np.floor, _zero, domain=(0.1, 0.9))
+ceil = define("ceil", np.ceil, _zero, domain=(0.1, 0.9))
+trunc = define("trunc", np.trunc, _zero, domain=(0.1, 0.9))
+rint = define("rint", np.rint, _zero, domain=(0.1, 0.4))
+define("round", lambda x, decimals: np.round(x, decimals), _zero, params=("decimals",),
+       doc="The values rounded to so many digits.")  # fmt: skip
+floor_divide = define("floor_divide", operator.floordiv, _zero, _zero, ufunc=np.floor_divide,
+                      domain=((0.6, 0.9), (1.1, 1.9)))  # fmt: skip
+# x - floor(x/y) y
+remainder = define("remainder", operator.mod,
+                   lambda xp, g, z, x, y: g,
+                   lambda xp, g, z, x, y: -g * xp.floor_divide(x, y), saves="xy",
+                   ufunc=np.remainder, domain=((2.1, 2.9), (1.1, 1.4)))  # fmt: skip
+# x - trunc(x/y) y, whose quotient is (x - z)/y: x/y itself may round up to the next whole number
+fmod = define("fmod", np.fmod,
+              lambda xp, g, z, x, y: g,
+              lambda xp, g, z, x, y: -g * xp.rint((x - z) / y), saves="zxy",
+              domain=((2.1, 2.9), (1.1, 1.4)))  # fmt: skip
+
+# Choice ----------------------------------------------------------------------------------------
+
+
+def _winner(xp: Any, g: Any, loses: Any, ties: Any) -> Any:
+    """All of g, half of it in a tie, none of it for the loser; NaN is not a loser."""
+    return xp.where(ties, 0.5 * g, xp.where(loses, 0, g))
+
+
+define("where", np.where,
+       None,
+       lambda xp, g, out, c, x, y: xp.where(c, g, 0),
+       lambda xp, g, out, c, x, y: xp.where(c, 0, g), saves="c",
+       domain=("bool", (-2, 2), (-2, 2)))  # fmt: skip
+maximum = define("maximum", np.maximum,
+                 lambda xp, g, z, x, y: _winner(xp, g, x < y, x == y),
+                 lambda xp, g, z, x, y: _winner(xp, g, y < x, x == y),
+                 saves="xy", domain=((-2, -0.1), (0.1, 2)))  # fmt: skip
+minimum = define("minimum", np.minimum,
+                 lambda xp, g, z, x, y: _winner(xp, g, x > y, x == y),
+                 lambda xp, g, z, x, y: _winner(xp, g, y > x, x == y),
+                 saves="xy", domain=((-2, -0.1), (0.1, 2)))  # fmt: skip
+# fmax and fmin prefer a number to NaN: against one, NaN is the loser
+fmax = define("fmax", np.fmax,
+              lambda xp, g, z, x, y: _winner(xp, g, (x < y) | (xp.isnan(x) & ~xp.isnan(y)), x == y),
+              lambda xp, g, z, x, y: _winner(xp, g, (y < x) | (xp.isnan(y) & ~xp.isnan(x)), x == y),
+              saves="xy", domain=((-2, -0.1), (0.1, 2)))  # fmt: skip
+fmin = define("fmin", np.fmin,
+              lambda xp, g, z, x, y: _winner(xp, g, (x > y) | (xp.isnan(x) & ~xp.isnan(y)), x == y),
+              lambda xp, g, z, x, y: _winner(xp, g, (y > x) | (xp.isnan(y) & ~xp.isnan(x)), x == y),
+              saves="xy", domain=((-2, -0.1), (0.1, 2)))  # fmt: skip
+relu = define("relu", lambda x: np.maximum(x, 0), lambda xp, g, y, x: xp.where(y > 0, g, 0),
+              saves="y", doc="max(x, 0); the gradient at 0 is 0.", domain=(0.1, 2))  # fmt: skip
+heaviside = define("heaviside", np.heaviside,
+                   _zero,
+                   lambda xp, g, z, x, y: xp.where(x == 0, g, 0), saves="x", domain=((0.3, 2), (-2, 2)))  # fmt: skip
+# inside and on the bounds the gradient is x's, outside it is the bound's
+define("clip", np.clip,
+       lambda xp, g, out, x, lo, hi: xp.where((x >= lo) & (x <= hi), g, 0),
+       lambda xp, g, out, x, lo, hi: xp.where((x < lo) & (lo <= hi), g, 0),
+       lambda xp, g, out, x, lo, hi: xp.where((x > hi) | (lo > hi), g, 0),
+       saves=("x", "lo", "hi"), domain=((-0.9, 0.9), (-2, -1), (1, 2)))  # fmt: skip
+define("nan_to_num", lambda x, nan, posinf, neginf: np.nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf),
+       lambda xp, g, y, x, nan, posinf, neginf: xp.where(xp.isfinite(x), g, 0),
+       saves="x", params=("nan", "posinf", "neginf"), doc="Numbers in place of NaN and infinities.")  # fmt: skip
+
+
+# Functions that sort their arguments first -----------------------------------------------------
+
+
+def sign(x: Any) -> Tensor:
+    """Return -1, 0 or 1 by the sign of each element; of a complex number x / |x|.
+
+    The gradient of a real sign is zero; that of a complex one turns, so it is not.
+    """
+    x = asarray(x)
+    return _direction(rec, x)
+
+
+def where(condition: Any, x: Any = None, y: Any = None) -> Tensor:
+    """Choose, per element, from ``x`` where ``condition`` holds and from ``y`` elsewhere.
+
+    A zero gradient stays zero in the branch that was not taken, even where that branch is
+    not finite.
+
+    >>> import adjoint as ad
+    >>> x = ad.tensor([0.0, 4.0], requires_grad=True)
+    >>> ad.where(x > 0, ad.sqrt(x), 0.0).sum().backward()
+    >>> x.grad
+    tensor([0.  , 0.25], dtype=float64)
+    """
+    if x is None and y is None:
+        from_condition = asarray(condition).nonzero()
+        return from_condition  # type: ignore[return-value]
+    if x is None or y is None:
+        raise InputError("where: give both x and y to choose from, or neither for the positions.")
+    return rec.where(condition, x, y)
+
+
+def clip(x: Any, min: Any = None, max: Any = None) -> Tensor:
+    """Limit the elements to ``min`` … ``max``, which may be numbers, tensors or None.
+
+    On the bounds themselves the gradient is that of ``x``; outside it is that of the bound.
+
+    >>> import adjoint as ad
+    >>> x, top = (ad.tensor(v, requires_grad=True) for v in ([1.0, 5.0], 3.0))
+    >>> ad.clip(x, 0, top).sum().backward()
+    >>> x.grad, top.grad
+    (tensor([1., 0.], dtype=float64), tensor(1., dtype=float64))
+    """
+    x = asarray(x)
+    if x.dtype.kind == "c":
+        raise DTypeError("clip: complex numbers have no order.  Clip x.real and x.imag, or abs(x).")
+    if min is None and max is None:
+        return x
+    if x.dtype.kind == "f":
+        low = -np.inf if min is None else min
+        high = np.inf if max is None else max
+        return rec.clip(x, low, high)
+    if min is not None:
+        x = maximum(x, min)
+    return x if max is None else minimum(x, max)
+
+
+def round(x: Any, decimals: int = 0) -> Tensor:
+    """Round to ``decimals`` digits; halves go to the even neighbour; the gradient is zero."""
+    x = asarray(x)
+    try:
+        digits = operator.index(decimals)
+    except TypeError:
+        raise InputError(f"round: decimals is a whole number, but got {decimals!r}.") from None
+    if digits == 0:
+        return rint(x) if x.dtype.kind in "fc" else x
+    return rec.round(x, decimals=digits)
+
+
+def divmod(x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    """Return the floor of x / y and what remains: x = quotient · y + remainder."""
+    return floor_divide(x, y), remainder(x, y)
+
+
+def nan_to_num(x: Any, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+    """Replace NaN and infinities by numbers; None: by the largest of the dtype.
+
+    The gradient is that of ``x`` where it was finite, and zero elsewhere.
+    """
+    x = asarray(x)
+    if x.dtype.kind == "c":
+        parts = (nan_to_num(part(x), nan, posinf, neginf) for part in (real, imag))
+        return next(parts) + 1j * next(parts)
+    return rec.nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf)
+
+
+absolute, fabs, fix, mod, around = abs, abs, trunc, remainder, round
+
+UFUNCS[np.sign] = sign
+UFUNCS[np.fabs] = abs
+UFUNCS[np.divmod] = divmod
