@@ -42,19 +42,17 @@ def make_plan(
     With ``events`` every leaf gets an entry in ``ready``, not only those that have hooks.
     ``only`` are the numbers of the nodes that may take part; all others are constants.
     """
-    order: list[Node] = []
-    seen: set[Node] = set()
+    order = list(dict.fromkeys(r for r in roots if type(r) is Node))
+    seen = set(order)
+    stack = list(order)
     hooked = events
-    stack = [r for r in roots if type(r) is Node]
     while stack:
         node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        order.append(node)
         for parent in node.parents:
             if type(parent) is Node:
                 if parent not in seen and (only is None or parent.seq in only):
+                    seen.add(parent)
+                    order.append(parent)
                     stack.append(parent)
             elif parent is not None and parent._extra is not None:
                 extra = parent._extra

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from adjoint.core.namespace import raw
 from adjoint.core.node import Node
 from adjoint.core.record import PICK
@@ -23,6 +25,8 @@ from adjoint.engine.run import Run
 
 __all__ = ["run_serial"]
 
+_F64, _F32 = np.dtype(np.float64), np.dtype(np.float32)
+
 
 def run_serial(plan: Plan, run: Run) -> None:
     """Run ``plan`` from the seeds in ``run.grads``, which in the end holds the leaves' totals."""
@@ -32,11 +36,16 @@ def run_serial(plan: Plan, run: Run) -> None:
     # tuple per node would cost a third more (benchmarks/micro.py).
     plain = xp is raw and plan.needed is None and not plan.ready and not anomaly.is_on()
     grads, owned, wide, retain = run.grads, run.owned, run.wide, run.retain
+    accumulate, pop = np.add, grads.pop
     with invalid.state():
         for node in plan.order:
-            g = grads.pop(node, None)
+            g = pop(node, None)
             op = node.op
-            if g is None or not plain or not op.plain or node.extra is not None or node in wide:
+            if not plain or g is None or not op.plain or node.extra is not None or (wide and node in wide):
+                _step(plan, run, invalid, node, g)
+                continue
+            dtype = node.dtype
+            if dtype is not _F64 and dtype is not _F32 and dtype.kind == "c":
                 _step(plan, run, invalid, node, g)
                 continue
             values = node.args
@@ -45,9 +54,6 @@ def run_serial(plan: Plan, run: Run) -> None:
             if node.versions is not None:
                 check_versions(node)
             out, params, rules = node.out, node.params, op.rules
-            if node.dtype.kind == "c":
-                _step(plan, run, invalid, node, g)
-                continue
             i = 0  # counting by hand: zip and enumerate cost three times as much
             for parent in node.parents:
                 if parent is not None:
@@ -61,10 +67,13 @@ def run_serial(plan: Plan, run: Run) -> None:
                             gp = fitted(node, i, parent, g, gp, xp, invalid)
                     except AttributeError:
                         gp = fitted(node, i, parent, g, gp, xp, invalid)
-                    if parent in grads:
-                        add(xp, grads, owned, wide, parent, gp)
-                    else:
+                    if parent not in grads:
                         grads[parent] = gp
+                    elif parent in owned:
+                        total = grads[parent]
+                        accumulate(total, gp, total)
+                    else:
+                        add(xp, grads, owned, wide, parent, gp)
                 i += 1  # noqa: SIM113
             if not retain and op.saves_any:
                 node.args = None

@@ -1,0 +1,1 @@
+"""Measure adjoint beside its peers, in one interleaved run: ``python -m benchmarks``."""

@@ -1,0 +1,93 @@
+"""Per-op overhead: chains of elementwise ops on small and large arrays, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import adjoint as ad
+from benchmarks.harness import Case, Step
+
+LENGTH = 100  # times four ops
+
+
+def chain(x: Any, w: Any, tanh: Callable[[Any], Any]) -> Any:
+    """400 ops: a product and a sum with leaves, a function, a product with a number."""
+    y = x
+    for _ in range(LENGTH):
+        y = tanh(y * w + x) * 0.9
+    return y
+
+
+def adjoint_step(size: int) -> Step:
+    x0, w0 = np.linspace(0.1, 1.0, size), np.full(size, 0.5)
+
+    def step() -> Any:
+        x, w = ad.tensor(x0, requires_grad=True), ad.tensor(w0, requires_grad=True)
+        chain(x, w, ad.tanh).sum().backward()
+        assert x.grad is not None
+        return x.grad.numpy()
+
+    return step
+
+
+def torch_step(size: int) -> Step:
+    import torch
+
+    x0, w0 = (
+        torch.linspace(0.1, 1.0, size, dtype=torch.float64),
+        torch.full((size,), 0.5, dtype=torch.float64),
+    )
+
+    def step() -> Any:
+        x, w = x0.clone().requires_grad_(), w0.clone().requires_grad_()
+        chain(x, w, torch.tanh).sum().backward()
+        return x.grad.numpy()
+
+    return step
+
+
+def autograd_step(size: int) -> Step:
+    import autograd
+    import autograd.numpy as anp
+
+    x0, w0 = np.linspace(0.1, 1.0, size), np.full(size, 0.5)
+    gradient = autograd.grad(lambda xw: anp.sum(chain(xw[0], xw[1], anp.tanh)))
+    return lambda: gradient((x0, w0))[0]
+
+
+def forward_case(size: int) -> Case:
+    def ours() -> Step:
+        x, w = ad.tensor(np.linspace(0.1, 1.0, size), requires_grad=True), ad.full((size,), 0.5)
+        return lambda: chain(x, w, ad.tanh).numpy()
+
+    def theirs() -> Step:
+        import torch
+
+        x = torch.linspace(0.1, 1.0, size, dtype=torch.float64, requires_grad=True)
+        w = torch.full((size,), 0.5, dtype=torch.float64)
+        return lambda: chain(x, w, torch.tanh).detach().numpy()
+
+    return Case(f"chain of 400 ops, {size} elements, forward", {"adjoint": ours, "torch": theirs})
+
+
+def both_case(size: int, targets: dict[str, float] | None = None) -> Case:
+    return Case(
+        f"chain of 400 ops, {size} elements, forward + backward",
+        {
+            "adjoint": lambda: adjoint_step(size),
+            "torch": lambda: torch_step(size),
+            "autograd": lambda: autograd_step(size),
+        },
+        targets or {},
+    )
+
+
+CASES = [
+    both_case(4, {"torch": 0.6, "autograd": 0.2}),
+    forward_case(4),
+    both_case(1_000),
+    both_case(100_000),
+]
