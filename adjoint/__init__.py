@@ -9,7 +9,7 @@ Eager tensors, gradients of any order, hooks, tapes and gradient stores, on NumP
 tensor([2., 4.], dtype=float64)
 """
 
-from adjoint import config, errors, testing
+from adjoint import config, errors, testing, tree
 from adjoint.config import (
     enable_grad,
     get_default_dtype,
@@ -47,6 +47,7 @@ from adjoint.ops.linalg import *
 from adjoint.ops.piecewise import *
 from adjoint.ops.reduce import *
 from adjoint.ops.shape import *
+from adjoint.transforms.reverse import grad, value_and_grad, vjp
 
 __version__ = "0.1.0"
 
@@ -64,6 +65,7 @@ __all__ = [
     "enable_grad",
     "errors",
     "get_default_dtype",
+    "grad",
     "gradients",
     "inference_mode",
     "is_grad_enabled",
@@ -73,6 +75,9 @@ __all__ = [
     "set_grad_enabled",
     "tensor",
     "testing",
+    "tree",
+    "value_and_grad",
+    "vjp",
     *compare.__all__,
     *complex_parts.__all__,
     *create.__all__,

@@ -10,15 +10,20 @@ nest in any order.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from adjoint.core.op import Op
 
-__all__ = ["Lifted", "next_level"]
+__all__ = ["Lifted", "enclosing", "next_level"]
 
 next_level: Callable[[], int] = count(1).__next__
+
+# A value of the innermost transform that runs here, or None.  A leaf made inside a transform is
+# lifted to its level, so that a tensor of a lower level is always one from outside.
+enclosing: ContextVar[Lifted | None] = ContextVar("adjoint_enclosing", default=None)
 
 
 class Lifted:

@@ -36,11 +36,13 @@ def make_plan(
     *,
     events: bool = False,
     only: set[int] | None = None,
+    since: int = 0,
 ) -> Plan:
     """Plan the run from ``roots`` (nodes or leaves) to all leaves, or to ``targets`` alone.
 
     With ``events`` every leaf gets an entry in ``ready``, not only those that have hooks.
-    ``only`` are the numbers of the nodes that may take part; all others are constants.
+    ``only`` are the numbers of the nodes that may take part; all others are constants.  So are
+    the ancestors with a number below ``since``: what was recorded before a transform began.
     """
     order = list(dict.fromkeys(r for r in roots if type(r) is Node))
     seen = set(order)
@@ -50,7 +52,9 @@ def make_plan(
         node = stack.pop()
         for parent in node.parents:
             if type(parent) is Node:
-                if parent not in seen and (only is None or parent.seq in only):
+                if parent in seen or parent.seq < since:
+                    continue
+                if only is None or parent.seq in only:
                     seen.add(parent)
                     order.append(parent)
                     stack.append(parent)

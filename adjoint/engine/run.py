@@ -92,6 +92,7 @@ def differentiate(
     on_ready: OnReady | None = None,
     events: bool = False,
     only: set[int] | None = None,
+    since: int = 0,
     runner: Callable[[Plan, Run], None],
 ) -> tuple[Run, list[tuple[Tensor, Any]]]:
     """Run backward from ``roots`` with ``seeds`` (arrays of their shapes and dtypes, or tensors).
@@ -102,11 +103,12 @@ def differentiate(
     xp = rec if create_graph else dyn if lifted else raw
     run = Run(xp, retain, on_ready)
     keys = None if targets is None else [key_of(t) for t in targets]
-    plan = make_plan(map(key_of, roots), keys, events=events, only=only)
+    plan = make_plan(map(key_of, roots), keys, events=events, only=only, since=since)
     for k in keys or ():
         if not isinstance(k, Tensor):
             run.captured[k] = None
-    token = grad_mode.set(create_graph)
+    # in dyn nothing is recorded at this level, but the outer tensors that lifted values hold are
+    token = grad_mode.set(create_graph or (xp is dyn and grad_mode.get()))
     try:
         for root, seed in zip(roots, seeds, strict=True):
             g = seed if create_graph or not isinstance(seed, Tensor) else seed._data

@@ -1,0 +1,1 @@
+"""Functions of functions: derivatives in both modes, matrices of them, batching."""

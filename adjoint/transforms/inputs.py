@@ -1,0 +1,264 @@
+"""What the transforms share: check arguments and results, and record one run of a function.
+
+A transform never differentiates with respect to the user's tensors themselves.  It runs the
+function on stand-ins: fresh leaves, or aliases that are joined to what they stand for when
+that has a history of its own.  A derivative is then taken with respect to these nodes, so
+nested derivatives cannot be confused with each other.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint import tree
+from adjoint.config import grad_mode
+from adjoint.core.lifted import Lifted, enclosing
+from adjoint.core.node import LEAF, Node, next_seq
+from adjoint.core.op import OPS
+from adjoint.core.record import make_node
+from adjoint.core.tensor import Tensor, differentiable, tensor, wrap
+from adjoint.engine.run import key_of
+from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError, TransformError
+
+__all__ = [
+    "Recorded",
+    "as_function",
+    "as_input",
+    "check_argnums",
+    "direction",
+    "name_of",
+    "record_call",
+    "released_value",
+    "stand_in",
+]
+
+_NUMBERS = (float, complex, int, np.ndarray, np.generic)
+
+
+def as_function(transform: str, f: Any) -> Callable[..., Any]:
+    """Return ``f`` if it can be called; raise otherwise."""
+    if not callable(f):
+        raise InputError(f"{transform}: expected a function, but got {type(f).__name__}.")
+    return f  # type: ignore[no-any-return]
+
+
+def name_of(f: Any) -> str:
+    """Return what to call a function in a message."""
+    return getattr(f, "__name__", None) or type(f).__name__
+
+
+def check_argnums(transform: str, argnums: Any, count: int) -> tuple[int, ...]:
+    """Return the positions that ``argnums`` names as a tuple of indices from 0."""
+    several = argnums if isinstance(argnums, (tuple, list)) else (argnums,)
+    found = []
+    for n in several:
+        try:
+            index = operator.index(n)
+        except TypeError:
+            index = None
+        if index is None or isinstance(n, bool):
+            raise InputError(
+                f"{transform}: argnums is a whole number or a tuple of them, but got {argnums!r}."
+            )
+        if not -count <= index < count:
+            raise ArgumentError(
+                f"{transform}: argnums={argnums!r} is out of range: the function was called with {count} "
+                f"positional argument{'s' * (count != 1)}.\n"
+                "  Arguments are counted from 0; those given by keyword cannot be differentiated."
+            )
+        found.append(index % count)
+    if not found or len(set(found)) != len(found):
+        what = "names no argument" if not found else "names an argument twice"
+        raise ArgumentError(f"{transform}: argnums={argnums!r} {what}.")
+    return tuple(found)
+
+
+def argument_name(f: Any, position: int) -> str:
+    """Return the name of a positional argument, for messages."""
+    try:
+        names = [
+            p.name
+            for p in inspect.signature(f).parameters.values()
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+    except (TypeError, ValueError):
+        names = []
+    return names[position] if position < len(names) else f"argument {position}"
+
+
+def as_input(transform: str, place: str, leaf: Any) -> Tensor:
+    """Return a leaf of an argument as a tensor that can be differentiated; raise otherwise."""
+    if isinstance(leaf, Tensor):
+        found = leaf
+    elif isinstance(leaf, _NUMBERS):
+        found = tensor(leaf)
+    else:
+        raise TransformError(
+            f"{transform}: {place} is a {type(leaf).__name__}, not a tensor, an array or a number.\n"
+            "  Close over it, or name other arguments in argnums."
+        )
+    if not differentiable(found.dtype):
+        raise DTypeError(
+            f"{transform}: {place} is {found.dtype}, but only floats and complex numbers have derivatives.\n"
+            "  Make it a float (x.astype(float), 3.0 for 3), or leave it out of argnums."
+        )
+    return found
+
+
+def stand_in(x: Tensor) -> Tensor:
+    """Return a tensor of the same values, to differentiate with respect to.
+
+    Inside a transform it has the level of that transform, so that it is not taken for a
+    tensor from outside.  What has a history stays joined to it.
+    """
+    top = enclosing.get()
+    data = x._data
+    if top is not None and not (isinstance(data, Lifted) and data.level >= top.level):
+        fresh = wrap(top.lift(x if x._node is not None else data))
+    else:
+        fresh = wrap(data)
+        if x._node is not None:
+            parent = x if x._node is LEAF else x._node
+            fresh._node = make_node(OPS["copy"], (x,), {}, (parent,), data)
+            return fresh
+    fresh._node = LEAF
+    return fresh
+
+
+class Recorded:
+    """One run of a function on stand-ins: what went in, what came out, what it depends on.
+
+    ``mixed`` tells whether an output also depends on tensors from outside that require grad;
+    then, unless ``no_grad`` holds around the call, derivatives are themselves recorded (``outer``).
+    """
+
+    __slots__ = ("aux", "inputs", "mixed", "mode", "outer", "outputs", "places", "since", "structure")
+
+    inputs: list[Tensor]  # the stand-ins
+    places: list[str]  # what messages call the outputs
+    outputs: list[Tensor]
+    structure: tree.Structure  # of the outputs
+    aux: Any
+    since: int  # the number of the first node that can belong to this run
+    mode: bool  # whether operations are recorded outside
+    mixed: bool
+    outer: bool
+
+    def reaches_outside(self, roots: Iterable[Tensor]) -> bool:
+        """Tell whether tensors of this run depend on anything besides fresh leaves."""
+        own = {x for x in self.inputs if x._node is LEAF}
+        stack = [key_of(r) for r in roots if r._node is not None]
+        seen: set[Any] = set()
+        while stack:
+            key = stack.pop()
+            if key in own or key in seen:
+                continue
+            if type(key) is not Node or key.seq < self.since:
+                return True
+            seen.add(key)
+            stack.extend(p for p in key.parents if p is not None)
+        return False
+
+    def value(self, t: Any) -> Any:
+        """Return a result as the caller sees it: without the history of this run alone."""
+        if not isinstance(t, Tensor) or t._node is None or (self.mode and self.reaches_outside([t])):
+            return t
+        return wrap(t._data)
+
+
+def released_value(run: Recorded, result: Any) -> Any:
+    """Return a tree of results without the history of the run."""
+    return tree.map(run.value, result)
+
+
+def record_call(
+    transform: str,
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    positions: Sequence[int],
+    has_aux: bool,
+) -> tuple[Recorded, list[tree.Structure]]:
+    """Run ``f`` with stand-ins for the arguments at ``positions``; return the run and their structures."""
+    run = Recorded()
+    run.mode = grad_mode.get()
+    replaced = list(args)
+    found: list[list[Tensor]] = []
+    structures = []
+    for i in positions:
+        leaves, structure = tree.flatten(args[i])
+        name = argument_name(f, i)
+        where = list(structure.paths(name))
+        if not leaves:
+            raise TransformError(f"{transform}: {name} holds no tensors: {structure.describe()}.")
+        found.append([as_input(transform, p, leaf) for p, leaf in zip(where, leaves, strict=True)])
+        structures.append(structure)
+    run.since = next_seq()
+    run.inputs = []
+    token = grad_mode.set(True)
+    try:
+        for i, tensors, structure in zip(positions, found, structures, strict=True):
+            inputs = [stand_in(t if run.mode else wrap(t._data)) for t in tensors]
+            run.inputs.extend(inputs)
+            replaced[i] = tree.unflatten(structure, inputs)
+        result = f(*replaced, **kwargs)
+    finally:
+        grad_mode.reset(token)
+    run.aux = None
+    if has_aux:
+        if not isinstance(result, tuple) or len(result) != 2:
+            got = f"a {type(result).__name__}" if not isinstance(result, tuple) else f"{len(result)} values"
+            raise TransformError(
+                f"{transform}: with has_aux=True {name_of(f)} returns (result, aux), but it returned {got}."
+            )
+        result, run.aux = result
+    _take_outputs(transform, f, run, result)
+    run.mixed = run.reaches_outside(run.outputs)
+    run.outer = run.mode and run.mixed
+    return run, structures
+
+
+def _take_outputs(transform: str, f: Any, run: Recorded, result: Any) -> None:
+    leaves, run.structure = tree.flatten(result)
+    run.places = list(run.structure.paths(f"the result of {name_of(f)}"))
+    if not leaves:
+        raise TransformError(
+            f"{transform}: {name_of(f)} returned {'None' if result is None else 'no tensors'}.\n"
+            "  Return the tensor that is to be differentiated."
+        )
+    for place, leaf in zip(run.places, leaves, strict=True):
+        if not isinstance(leaf, Tensor):
+            raise TransformError(
+                f"{transform}: {place} is a {type(leaf).__name__}, not a tensor, so its history is lost.\n"
+                "  Compute with tensors to the end: no float(x), x.item() or x.numpy() on the way."
+            )
+        if not differentiable(leaf.dtype):
+            raise DTypeError(
+                f"{transform}: {place} is {leaf.dtype}, but only floats and complex numbers have derivatives.\n"
+                "  Return it beside the result with has_aux=True."
+            )
+    run.outputs = leaves
+
+
+def direction(transform: str, place: str, like: Any, given: Any) -> Tensor:
+    """Return a tangent or cotangent as a tensor of exactly the shape and dtype of ``like``."""
+    if isinstance(given, Tensor):
+        found = given
+    elif isinstance(given, (np.ndarray, np.generic)):
+        found = tensor(given)
+    elif isinstance(given, (int, float, complex, list, tuple)) and not isinstance(given, bool):
+        found = tensor(given, dtype=like.dtype)
+    else:
+        raise TransformError(
+            f"{transform}: {place} is a {type(given).__name__}, not a tensor, an array or a number."
+        )
+    if found.shape != like.shape:
+        raise ShapeError(f"{transform}: {place} has shape {found.shape}, but {like.shape} is expected.")
+    if found.dtype != like.dtype:
+        raise DTypeError(f"{transform}: {place} is {found.dtype}, but {like.dtype} is expected.")
+    return found

@@ -1,0 +1,170 @@
+"""Reverse mode as functions of functions: ``grad``, ``value_and_grad`` and ``vjp``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint import tree
+from adjoint.config import grad_mode
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.engine.hooks import as_tensor
+from adjoint.engine.run import differentiate, key_of
+from adjoint.errors import ArgumentError, DTypeError, ShapeError
+from adjoint.grads.backward import runner_for
+from adjoint.transforms.inputs import (
+    Recorded,
+    as_function,
+    check_argnums,
+    direction,
+    name_of,
+    record_call,
+    released_value,
+)
+
+__all__ = ["grad", "pull_back", "value_and_grad", "vjp"]
+
+
+def grad(
+    f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[..., Any]:
+    """Return a function that computes the gradient of ``f``, which returns one real number.
+
+    ``argnums`` says by position with respect to which argument, or which several.  An argument
+    may be a tensor, an array, a number, or a tree of them (lists, tuples, dicts, dataclasses,
+    modules); its gradient has the same structure, with tensors as leaves.  What ``f`` does not
+    depend on has gradient zero.  With ``has_aux`` the function returns ``(result, aux)`` and
+    the gradient comes as ``(gradient, aux)``.
+
+    Gradients nest: ``grad(grad(f))``.  If an argument, or a tensor that ``f`` closes over,
+    requires grad, the result has a history too; ``ad.no_grad()`` around the call saves that.
+
+    >>> import adjoint as ad
+    >>> ad.grad(lambda x: x ** 3)(2.0)
+    tensor(12., dtype=float64)
+    >>> ad.grad(lambda p, x: p["w"] * x + p["b"])({"w": 2.0, "b": 1.0}, 3.0)
+    {'w': tensor(3., dtype=float64), 'b': tensor(1., dtype=float64)}
+    """
+    as_function("grad", f)
+
+    @functools.wraps(f, assigned=("__module__", "__name__", "__qualname__"))
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        _, aux, grads = _value_and_grad("grad", f, argnums, has_aux, args, kwargs)
+        return (grads, aux) if has_aux else grads
+
+    return gradient
+
+
+def value_and_grad(
+    f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[..., Any]:
+    """Return a function that computes ``(value, gradient)`` of ``f`` in one run; see ``grad``.
+
+    With ``has_aux`` it returns ``((value, aux), gradient)``.
+
+    >>> import adjoint as ad
+    >>> ad.value_and_grad(lambda x: x ** 3)(2.0)
+    (tensor(8., dtype=float64), tensor(12., dtype=float64))
+    """
+    as_function("value_and_grad", f)
+
+    @functools.wraps(f, assigned=("__module__", "__name__", "__qualname__"))
+    def both(*args: Any, **kwargs: Any) -> Any:
+        value, aux, grads = _value_and_grad("value_and_grad", f, argnums, has_aux, args, kwargs)
+        return ((value, aux), grads) if has_aux else (value, grads)
+
+    return both
+
+
+def _value_and_grad(
+    transform: str,
+    f: Callable[..., Any],
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, Any, Any]:
+    positions = check_argnums(transform, argnums, len(args))
+    run, structures = record_call(transform, f, args, kwargs, positions, has_aux)
+    _check_one_number(transform, f, run)
+    root = run.outputs[0]
+    aux = released_value(run, run.aux) if has_aux else None
+    grads = iter(pull_back(run, [wrap(np.ones(root.shape, root.dtype))], retain=has_aux))
+    packed = [tree.unflatten(s, [next(grads) for _ in range(s.count)]) for s in structures]
+    several = isinstance(argnums, (tuple, list))
+    return run.value(root), aux, tuple(packed) if several else packed[0]
+
+
+def _check_one_number(transform: str, f: Any, run: Recorded) -> None:
+    if len(run.outputs) != 1:
+        raise ShapeError(
+            f"{transform}: {name_of(f)} returned {len(run.outputs)} tensors, {run.structure.describe()}, but a "
+            "gradient is that of one number.\n"
+            "  Return one number, with has_aux=True the rest beside it; for all derivatives use ad.jacobian."
+        )
+    root = run.outputs[0]
+    if root.size != 1:
+        raise ShapeError(
+            f"{transform}: {name_of(f)} returned shape {root.shape}, but a gradient is that of one number.\n"
+            "  Reduce it (y.sum(), y.mean()), or use ad.jacobian for all derivatives, ad.vjp for their products."
+        )
+    if root.dtype.kind == "c":
+        raise DTypeError(
+            f"{transform}: {name_of(f)} returned a complex number, but a gradient is that of a real one.\n"
+            "  Return y.real, y.imag or abs(y); or use ad.vjp with a complex cotangent."
+        )
+
+
+def pull_back(run: Recorded, cotangents: Sequence[Tensor], *, retain: bool) -> list[Tensor]:
+    """Return the gradients of a run's inputs, zero where no output depends on them."""
+    create = grad_mode.get() and (run.outer or any(c._node is not None for c in cotangents))
+    pairs = [(r, c) for r, c in zip(run.outputs, cotangents, strict=True) if r._node is not None]
+    found: dict[Any, Any] = {}
+    if pairs:
+        # where nothing but the inputs is reached, all leaves are inputs: the engine's short way
+        done, leaves = differentiate(
+            [r for r, _ in pairs],
+            [c for _, c in pairs],
+            targets=run.inputs if run.mixed else None,
+            retain=retain or create,
+            create_graph=create,
+            since=run.since,
+            runner=runner_for(None),
+        )
+        found = {**done.captured, **dict(leaves)}
+    results = []
+    for x in run.inputs:
+        g = found.get(key_of(x))
+        results.append(wrap(np.zeros(x.shape, x.dtype)) if g is None else as_tensor(g))
+    return results
+
+
+def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
+    """Return ``f(*primals)`` and a function that pulls cotangents back to the arguments.
+
+    The function takes a cotangent of the structure, shapes and dtypes of the result, and
+    returns a tuple with one gradient per argument; it may be called many times.  With
+    ``has_aux`` what comes back is ``(result, pull_back, aux)``.
+
+    >>> import adjoint as ad
+    >>> y, pull = ad.vjp(lambda a, b: a * b, 2.0, 3.0)
+    >>> pull(1.0)
+    (tensor(3., dtype=float64), tensor(2., dtype=float64))
+    """
+    as_function("vjp", f)
+    if not primals:
+        raise ArgumentError("vjp: give the arguments of the function: ad.vjp(f, x, …).")
+    run, structures = record_call("vjp", f, primals, {}, range(len(primals)), has_aux)
+
+    def pull(cotangent: Any) -> tuple[Any, ...]:
+        given = tree.flatten_like(run.structure, cotangent, "vjp: the cotangent")
+        places = run.structure.paths("the cotangent")
+        seeds = [direction("vjp", p, out, c) for p, out, c in zip(places, run.outputs, given, strict=True)]
+        grads = iter(pull_back(run, seeds, retain=True))
+        return tuple(tree.unflatten(s, [next(grads) for _ in range(s.count)]) for s in structures)
+
+    result = tree.unflatten(run.structure, map(run.value, run.outputs))
+    return (result, pull, released_value(run, run.aux)) if has_aux else (result, pull)

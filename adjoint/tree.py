@@ -1,0 +1,330 @@
+"""Nested structures of tensors: lists, tuples, named tuples, dicts, dataclasses, modules.
+
+A *leaf* is whatever is not a container: a tensor, an array, a number.  None, text, functions,
+types and enum members belong to the structure and are carried along unchanged.  The transforms
+take such trees as arguments and results; ``register`` teaches them another container.
+
+>>> from adjoint import tree
+>>> leaves, structure = tree.flatten({"w": [1.0, 2.0], "name": "layer", "b": None})
+>>> leaves
+[1.0, 2.0]
+>>> tree.unflatten(structure, [3.0, 4.0])
+{'w': [3.0, 4.0], 'name': 'layer', 'b': None}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from adjoint.errors import InputError, TransformError
+
+__all__ = [
+    "Structure",
+    "flatten",
+    "flatten_like",
+    "leaves",
+    "map",
+    "paths",
+    "register",
+    "spread",
+    "structure",
+    "unflatten",
+]
+
+# container types to (take apart, put together); subclasses are found along their bases
+_REGISTERED: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Sequence[Any]], Any]]] = {}
+
+
+def register(
+    cls: type,
+    flatten: Callable[[Any], tuple[Iterable[tuple[str, Any]], Any]],
+    unflatten: Callable[[Any, Sequence[Any]], Any],
+) -> None:
+    """Make instances of ``cls``, and of its subclasses, containers.
+
+    ``flatten(value)`` returns its named children, as pairs, and whatever else is needed to
+    put it together again; ``unflatten(rest, children)`` does that.
+
+    >>> class Pair:
+    ...     def __init__(self, a, b):
+    ...         self.a, self.b = a, b
+    >>> register(Pair, lambda p: ([("a", p.a), ("b", p.b)], None), lambda _, ab: Pair(*ab))
+    >>> map(lambda x: x + 1, Pair(1, 2)).b
+    3
+    """
+    if not isinstance(cls, type):
+        raise InputError(f"tree.register: expected a class, but got {cls!r}.")
+    _REGISTERED[cls] = (flatten, unflatten)
+
+
+class Structure:
+    """How a tree is built, without its leaves.
+
+    ``kind`` is the type of the container, ``Structure.LEAF`` for a leaf or ``Structure.STATIC`` for a
+    value that is part of the structure; ``rest`` is what is needed besides the children.
+    """
+
+    __slots__ = ("children", "count", "kind", "names", "rest")
+
+    LEAF = "leaf"
+    STATIC = "static"
+
+    def __init__(
+        self, kind: Any, names: tuple[Any, ...] = (), children: tuple[Structure, ...] = (), rest: Any = None
+    ) -> None:
+        self.kind = kind
+        self.names = names  # how each child is reached: ".weight", "[0]", "['key']"
+        self.children = children
+        self.rest = rest
+        self.count: int = 1 if kind is Structure.LEAF else sum(c.count for c in children)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Structure) or self.kind != other.kind or self.count != other.count:
+            return False
+        if isinstance(self.kind, type) and issubclass(self.kind, dict):  # the order of keys is no matter
+            return dict(zip(self.names, self.children, strict=True)) == dict(
+                zip(other.names, other.children, strict=True)
+            )
+        return self.names == other.names and self.children == other.children and _same(self.rest, other.rest)
+
+    def __hash__(self) -> int:
+        return hash((str(self.kind), self.count))
+
+    def __repr__(self) -> str:
+        return f"<structure of {self.count} leaves: {self.describe()}>"
+
+    def describe(self) -> str:
+        """Write the structure as text, with ``*`` for each leaf.
+
+        >>> structure({"w": [1.0, 2.0], "b": None}).describe()
+        "{'w': [*, *], 'b': None}"
+        """
+        if self.kind is Structure.LEAF:
+            return "*"
+        if self.kind is Structure.STATIC:
+            return repr(self.rest)
+        parts = [c.describe() for c in self.children]
+        if self.kind is list:
+            return f"[{', '.join(parts)}]"
+        if self.kind is tuple:
+            return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+        if self.kind is dict:
+            return "{" + ", ".join(f"{n[1:-1]}: {p}" for n, p in zip(self.names, parts, strict=True)) + "}"
+        inner = ", ".join(f"{n.lstrip('.')}={p}" for n, p in zip(self.names, parts, strict=True))
+        return f"{self.kind.__name__}({inner})"
+
+    def paths(self, start: str = "") -> Iterator[str]:
+        """Say for each leaf how it is reached from a tree called ``start``.
+
+        >>> list(structure({"w": [1.0, 2.0]}).paths("params"))
+        ["params['w'][0]", "params['w'][1]"]
+        """
+        if self.kind is Structure.LEAF:
+            yield start
+        for name, child in zip(self.names, self.children, strict=True):
+            yield from child.paths(start + name)
+
+
+_LEAF = Structure(Structure.LEAF)
+_NONE = Structure(Structure.STATIC)
+_STATIC_TYPES = (str, bytes, type, enum.Enum)
+
+
+def _same(a: Any, b: Any) -> bool:
+    try:
+        return a is b or bool(a == b)
+    except Exception:
+        return False
+
+
+def _parts(value: Any) -> tuple[Any, list[Any], list[str], Any] | None:
+    """Take one container apart: kind, children, their names, the rest; None for a leaf."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return kind, list(value), [f"[{i}]" for i in range(len(value))], None
+    if kind is dict:
+        return kind, list(value.values()), [f"[{k!r}]" for k in value], tuple(value)
+    for base in kind.__mro__:
+        found = _REGISTERED.get(base)
+        if found is not None:
+            named, rest = found[0](value)
+            pairs = list(named)
+            return kind, [v for _, v in pairs], [f".{n}" for n, _ in pairs], rest
+    if isinstance(value, tuple):
+        fields = getattr(kind, "_fields", None)
+        names = [f"[{i}]" for i in range(len(value))] if fields is None else [f".{n}" for n in fields]
+        return kind, list(value), names, None
+    if isinstance(value, list):
+        return kind, list(value), [f"[{i}]" for i in range(len(value))], None
+    if isinstance(value, dict):
+        factory = value.default_factory if isinstance(value, defaultdict) else None
+        return kind, list(value.values()), [f"[{k!r}]" for k in value], (factory, tuple(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        moving, fixed = [], {}
+        for f in dataclasses.fields(value):
+            if not hasattr(value, f.name):
+                continue
+            if f.metadata.get("static"):
+                fixed[f.name] = getattr(value, f.name)
+            else:
+                moving.append(f.name)
+        return kind, [getattr(value, n) for n in moving], [f".{n}" for n in moving], fixed
+    return None
+
+
+def _flatten(value: Any, into: list[Any]) -> Structure:
+    if value is None:
+        return _NONE
+    parts = _parts(value)
+    if parts is not None:
+        kind, children, names, rest = parts
+        return Structure(kind, tuple(names), tuple([_flatten(c, into) for c in children]), rest)
+    if isinstance(value, _STATIC_TYPES) or callable(value):
+        return Structure(Structure.STATIC, rest=value)
+    into.append(value)
+    return _LEAF
+
+
+def flatten(tree: Any) -> tuple[list[Any], Structure]:
+    """Return the leaves of a tree, in order, and its structure."""
+    found: list[Any] = []
+    return found, _flatten(tree, found)
+
+
+def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
+    """Build the tree of a structure from its leaves."""
+    given = list(leaves)
+    if len(given) != structure.count:
+        raise InputError(f"tree.unflatten: the structure has {structure.count} leaves, but got {len(given)}.")
+    return _build(structure, iter(given))
+
+
+def _build(s: Structure, leaves: Iterator[Any]) -> Any:
+    kind = s.kind
+    if kind is Structure.LEAF:
+        return next(leaves)
+    if kind is Structure.STATIC:
+        return s.rest
+    children = [_build(c, leaves) for c in s.children]
+    if kind is list:
+        return children
+    if kind is tuple:
+        return tuple(children)
+    if kind is dict:
+        return dict(zip(s.rest, children, strict=True))
+    for base in kind.__mro__:
+        found = _REGISTERED.get(base)
+        if found is not None:
+            return found[1](s.rest, children)
+    if issubclass(kind, tuple):
+        return kind(*children) if hasattr(kind, "_fields") else kind(children)
+    if issubclass(kind, list):
+        return kind(children)
+    if issubclass(kind, dict):
+        factory, keys = s.rest
+        items = zip(keys, children, strict=True)
+        return kind(factory, items) if issubclass(kind, defaultdict) else kind(items)
+    value = object.__new__(kind)  # a dataclass: __post_init__ has run for the original
+    for name, child in zip(s.names, children, strict=True):
+        object.__setattr__(value, name[1:], child)
+    for name, fixed in s.rest.items():
+        object.__setattr__(value, name, fixed)
+    return value
+
+
+def structure(tree: Any) -> Structure:
+    """Return the structure of a tree."""
+    return flatten(tree)[1]
+
+
+def leaves(tree: Any) -> list[Any]:
+    """Return the leaves of a tree, in order."""
+    return flatten(tree)[0]
+
+
+def paths(tree: Any, start: str = "") -> list[tuple[str, Any]]:
+    """Return each leaf with the way to it.
+
+    >>> paths({"w": [1.0], "b": 2.0}, "p")
+    [("p['w'][0]", 1.0), ("p['b']", 2.0)]
+    """
+    found, s = flatten(tree)
+    return list(zip(s.paths(start), found, strict=True))
+
+
+def map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Apply a function to each leaf, and to the leaves at the same places of ``others``.
+
+    >>> map(lambda x, y: x + y, {"a": 1, "b": (2, 3)}, {"a": 10, "b": (20, 30)})
+    {'a': 11, 'b': (22, 33)}
+    """
+    first, s = flatten(tree)
+    columns = [flatten_like(s, o, f"tree.map: argument {i}") for i, o in enumerate(others, 1)]
+    return unflatten(s, [function(*row) for row in zip(first, *columns, strict=True)])
+
+
+def flatten_like(structure: Structure, tree: Any, name: str) -> list[Any]:
+    """Return what ``tree`` has at the leaves of ``structure``; raise where they differ.
+
+    ``name`` is what messages call the tree.
+    """
+    found: list[Any] = []
+    _match(structure, tree, name, found)
+    return found
+
+
+def _match(s: Structure, value: Any, name: str, into: list[Any]) -> None:
+    if s.kind is Structure.LEAF:
+        if value is None:
+            raise TransformError(f"{name} is None, but a tensor is expected there.")
+        into.append(value)
+        return
+    if s.kind is Structure.STATIC:
+        if s.rest is None and value is not None:
+            raise TransformError(f"{name} is a {type(value).__name__}, but None is expected there.")
+        return
+    parts = _parts(value)
+    if parts is None or parts[0] is not s.kind:
+        raise TransformError(
+            f"{name} is a {type(value).__name__}, but a {s.kind.__name__} is expected: {s.describe()}."
+        )
+    given = dict(zip(parts[2], parts[1], strict=True))
+    if set(given) != set(s.names):
+        missing = sorted(set(s.names) - set(given))
+        extra = sorted(set(given) - set(s.names))
+        said = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(extra)} besides"] * bool(
+            extra
+        )
+        raise TransformError(f"{name} {' and '.join(said)}; expected is {s.describe()}.")
+    for child, part in zip(s.names, s.children, strict=True):
+        _match(part, given[child], name + child, into)
+
+
+def spread(prefix: Any, structure: Structure, name: str) -> list[Any]:
+    """Return one entry per leaf from a tree that may stop early, such as ``in_axes``.
+
+    A number or None stands for everything below its place.
+
+    >>> spread((0, None), globals()["structure"](([1.0, 2.0], {"a": 3.0})), "in_axes")
+    [0, 0, None]
+    """
+    if prefix is None or isinstance(prefix, int):
+        return [prefix] * structure.count
+    parts = _parts(prefix)
+    if structure.kind is Structure.LEAF or parts is None:
+        raise TransformError(f"{name} has {prefix!r} where a whole number or None is expected.")
+    given = dict(zip(parts[2], parts[1], strict=True))
+    same = parts[0] is structure.kind or {parts[0], structure.kind} == {list, tuple}
+    if not same or set(given) != set(structure.names):
+        raise TransformError(
+            f"{name} is {prefix!r}, which does not fit the structure {structure.describe()}."
+        )
+    return [
+        entry
+        for child, part in zip(structure.names, structure.children, strict=True)
+        for entry in spread(given[child], part, name + child)
+    ]

@@ -1,0 +1,114 @@
+"""Trees: what goes apart comes together again, and mismatches are named."""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict, defaultdict, namedtuple
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from adjoint import tree
+from adjoint.errors import InputError, TransformError
+
+Point = namedtuple("Point", "x y")
+
+
+@dataclass(frozen=True)
+class Layer:
+    w: Any
+    b: Any = None
+    act: Any = abs
+    size: int = field(default=3, metadata={"static": True})
+
+
+class Mode(enum.Enum):
+    TRAIN = 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        1.0,
+        [1.0, (2.0, 3.0)],
+        Point(1.0, [2.0]),
+        {"b": 1.0, "a": {"c": 2.0}},
+        OrderedDict(z=1.0, a=2.0),
+        defaultdict(list, {"q": 4.0}),
+        Layer(1.0, [2.0, 3.0]),
+        [],
+        None,
+        {"mode": Mode.TRAIN, "name": "n", "f": len, "t": int, "x": 5.0},
+    ],
+)
+def test_flatten_and_unflatten_are_inverse(value: Any) -> None:
+    leaves, structure = tree.flatten(value)
+    again = tree.unflatten(structure, leaves)
+    assert again == value
+    assert type(again) is type(value)
+    assert tree.structure(again) == structure
+
+
+def test_defaultdict_keeps_its_factory() -> None:
+    assert tree.map(lambda x: x, defaultdict(list, {"q": 4.0}))["new"] == []
+
+
+def test_static_fields_and_text_are_no_leaves() -> None:
+    assert tree.leaves(Layer(1.0, "text")) == [1.0]
+    assert tree.map(lambda x: 2 * x, Layer(1.0, None, abs, 7)) == Layer(2.0, None, abs, 7)
+
+
+def test_order_of_keys_is_no_matter() -> None:
+    assert tree.structure({"a": 1, "b": 2}) == tree.structure({"b": 1, "a": 2})
+    assert tree.map(lambda x, y: x - y, {"a": 3, "b": 2}, {"b": 1, "a": 1}) == {"a": 2, "b": 1}
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"a": 1}, "t lacks ['b']; expected is {'a': *, 'b': [*, *]}."),
+        ({"a": 1, "b": [1, 2], "c": 3}, "t has ['c'] besides; expected is {'a': *, 'b': [*, *]}."),
+        ({"a": 1, "b": (1, 2)}, "t['b'] is a tuple, but a list is expected: [*, *]."),
+        ({"a": 1, "b": [1]}, "t['b'] lacks [1]; expected is [*, *]."),
+        ({"a": None, "b": [1, 2]}, "t['a'] is None, but a tensor is expected there."),
+    ],
+)
+def test_mismatch_is_named(other: Any, message: str) -> None:
+    structure = tree.structure({"a": 1, "b": [1, 2]})
+    with pytest.raises(TransformError) as caught:
+        tree.flatten_like(structure, other, "t")
+    assert str(caught.value) == message
+
+
+def test_spread() -> None:
+    s = tree.structure(([1, 2], {"a": 3, "b": 4}))
+    assert tree.spread(0, s, "in_axes") == [0, 0, 0, 0]
+    assert tree.spread((0, {"a": None, "b": 1}), s, "in_axes") == [0, 0, None, 1]
+    assert tree.spread([[0, None], 1], s, "in_axes") == [0, None, 1, 1]
+    with pytest.raises(TransformError, match=r"in_axes\[1\] is \{'a': 0\}, which does not fit"):
+        tree.spread((0, {"a": 0}), s, "in_axes")
+    with pytest.raises(TransformError, match="where a whole number or None is expected"):
+        tree.spread(("x", 0), s, "in_axes")
+
+
+def test_wrong_number_of_leaves() -> None:
+    with pytest.raises(InputError, match="has 2 leaves, but got 1"):
+        tree.unflatten(tree.structure([1, 2]), [1])
+
+
+def test_register_takes_subclasses() -> None:
+    class Box:
+        def __init__(self, inside: Any) -> None:
+            self.inside = inside
+
+    class Crate(Box):
+        pass
+
+    tree.register(Box, lambda b: ([("inside", b.inside)], type(b)), lambda kind, c: kind(*c))
+    crate = tree.map(lambda x: x + 1, Crate([1, 2]))
+    assert type(crate) is Crate
+    assert crate.inside == [2, 3]
+    assert [p for p, _ in tree.paths(crate, "c")] == ["c.inside[0]", "c.inside[1]"]
+    with pytest.raises(InputError, match="expected a class"):
+        tree.register(3, None, None)  # type: ignore[arg-type]
