@@ -296,9 +296,8 @@ def _match(s: Structure, value: Any, name: str, into: list[Any]) -> None:
     if set(given) != set(s.names):
         missing = sorted(set(s.names) - set(given))
         extra = sorted(set(given) - set(s.names))
-        said = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(extra)} besides"] * bool(
-            extra
-        )
+        said = [f"lacks {', '.join(missing)}"] if missing else []
+        said += [f"has {', '.join(extra)} besides"] if extra else []
         raise TransformError(f"{name} {' and '.join(said)}; expected is {s.describe()}.")
     for child, part in zip(s.names, s.children, strict=True):
         _match(part, given[child], name + child, into)

@@ -149,7 +149,7 @@ def test_vjp_is_linear_and_differentiable_in_the_cotangent() -> None:
 
 
 def test_vjp_aux() -> None:
-    y, pull, aux = ad.vjp(lambda x: (x * 2, "aux"), 1.0, has_aux=True)
+    _, pull, aux = ad.vjp(lambda x: (x * 2, "aux"), 1.0, has_aux=True)
     assert aux == "aux"
     assert pull(1.0)[0].item() == 2.0
 
@@ -191,7 +191,7 @@ def loss(x: Any, n: Any = None) -> Any:
 
 
 def nothing(x: Any) -> Any:
-    x * x  # noqa: B018
+    x * x
 
 
 MISTAKES: list[tuple[Any, type[Exception], str]] = [

@@ -44,7 +44,7 @@ def as_function(transform: str, f: Any) -> Callable[..., Any]:
     """Return ``f`` if it can be called; raise otherwise."""
     if not callable(f):
         raise InputError(f"{transform}: expected a function, but got {type(f).__name__}.")
-    return f  # type: ignore[no-any-return]
+    return f
 
 
 def name_of(f: Any) -> str:
@@ -239,7 +239,8 @@ def _take_outputs(transform: str, f: Any, run: Recorded, result: Any) -> None:
             )
         if not differentiable(leaf.dtype):
             raise DTypeError(
-                f"{transform}: {place} is {leaf.dtype}, but only floats and complex numbers have derivatives.\n"
+                f"{transform}: {place} is {leaf.dtype}, "
+                "but only floats and complex numbers have derivatives.\n"
                 "  Return it beside the result with has_aux=True."
             )
     run.outputs = leaves

@@ -101,15 +101,16 @@ def _value_and_grad(
 def _check_one_number(transform: str, f: Any, run: Recorded) -> None:
     if len(run.outputs) != 1:
         raise ShapeError(
-            f"{transform}: {name_of(f)} returned {len(run.outputs)} tensors, {run.structure.describe()}, but a "
-            "gradient is that of one number.\n"
+            f"{transform}: {name_of(f)} returned {len(run.outputs)} tensors, {run.structure.describe()}, "
+            "but a gradient is that of one number.\n"
             "  Return one number, with has_aux=True the rest beside it; for all derivatives use ad.jacobian."
         )
     root = run.outputs[0]
     if root.size != 1:
         raise ShapeError(
             f"{transform}: {name_of(f)} returned shape {root.shape}, but a gradient is that of one number.\n"
-            "  Reduce it (y.sum(), y.mean()), or use ad.jacobian for all derivatives, ad.vjp for their products."
+            "  Reduce it (y.sum(), y.mean()), or use ad.jacobian for all derivatives, "
+            "ad.vjp for their products."
         )
     if root.dtype.kind == "c":
         raise DTypeError(
