@@ -9,7 +9,7 @@ Eager tensors, gradients of any order, hooks, tapes and gradient stores, on NumP
 tensor([2., 4.], dtype=float64)
 """
 
-from adjoint import config, errors, testing, tree
+from adjoint import config, errors, nn, testing, tree
 from adjoint.config import (
     enable_grad,
     get_default_dtype,
@@ -70,6 +70,7 @@ __all__ = [
     "inference_mode",
     "is_grad_enabled",
     "is_inference_mode_enabled",
+    "nn",
     "no_grad",
     "set_default_dtype",
     "set_grad_enabled",

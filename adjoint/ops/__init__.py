@@ -11,16 +11,18 @@ from adjoint.core.tensor import Tensor
 from adjoint.ops import (
     compare,
     complex_parts,
+    conv,
     create,
     elementwise,
     index,
     linalg,
     piecewise,
+    pool,
     reduce,
     shape,
 )
 
-MODULES = (elementwise, complex_parts, piecewise, compare, reduce, shape, index, linalg, create)
+MODULES = (elementwise, complex_parts, piecewise, compare, reduce, shape, index, linalg, conv, pool, create)
 
 
 def function(name: str) -> Any:

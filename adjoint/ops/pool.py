@@ -1,0 +1,309 @@
+"""Pooling in any number of dimensions: maxima and averages of windows.
+
+The ops work on the last axes, so any axes may stand in front.  They go through the offsets of the kernel,
+each time over all windows at once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.define import define
+from adjoint.core.namespace import rec
+from adjoint.core.shapes import Shape
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.errors import ArgumentError, DTypeError, ShapeError
+from adjoint.ops.windows import Pairs, blank, counts, images, inner, numbers, padded, spots, whole, wide
+
+__all__ = [
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+]
+
+
+def _window_sum(x: Any, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> Any:
+    lead, size = x.shape[: -len(kernel)], x.shape[-len(kernel) :]
+    count = counts(size, kernel, stride, padding, dilation)
+    image = padded(wide(x), padding)
+    out = blank(image, *lead, *count)
+    if out.size:
+        for spot in spots(kernel, stride, dilation, count):
+            out += image[spot]
+    return out.astype(x.dtype, copy=False)
+
+
+def _window_spread(g: Any, size: Shape, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> Any:
+    lead, count = g.shape[: -len(kernel)], g.shape[-len(kernel) :]
+    image = blank(g, *lead, *whole(size, padding))
+    if g.size:
+        for spot in spots(kernel, stride, dilation, count):
+            image[spot] += g
+    return image[inner(size, padding)]
+
+
+_WINDOW = ("kernel", "stride", "padding", "dilation")
+define("window_sum", _window_sum,
+       lambda xp, g, y, x, kernel, **at: xp.window_spread(g, size=x.shape[-len(kernel):], kernel=kernel, **at),
+       kind="linear", params=_WINDOW, doc="The sum of each window.")  # fmt: skip
+define("window_spread", _window_spread,
+       lambda xp, g, y, x, size, **at: xp.window_sum(g, **at),
+       kind="linear", params=("size", *_WINDOW), doc="Each element added to all of its window.")  # fmt: skip
+
+
+def _lowest(dtype: Any) -> Any:
+    return -np.inf if dtype.kind == "f" or dtype.name == "bfloat16" else np.iinfo(dtype).min
+
+
+def _max_pool(x: Any, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> Any:
+    count = counts(x.shape[-len(kernel) :], kernel, stride, padding, dilation)
+    image = padded(x, padding, _lowest(x.dtype))
+    places = spots(kernel, stride, dilation, count)
+    out = image[next(places)].copy(order="K")
+    for spot in places:
+        np.maximum(out, image[spot], out=out)
+    return out
+
+
+def _hits(
+    x: Any, y: Any, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
+) -> tuple[list[Any], Any]:
+    """Where each offset has the maximum of its window, and how many share it."""
+    image = padded(x, padding, _lowest(x.dtype))
+    hits = [image[spot] == y for spot in spots(kernel, stride, dilation, y.shape[-len(kernel) :])]
+    shared = hits[0].astype(np.int32 if len(hits) > 127 else np.int8)
+    for hit in hits[1:]:
+        shared += hit
+    return hits, shared
+
+
+def _max_spread(g: Any, x: Any, y: Any, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> Any:
+    size, count = x.shape[-len(kernel) :], y.shape[-len(kernel) :]
+    hits, shared = _hits(x, y, kernel, stride, padding, dilation)
+    share = g / np.maximum(shared, 1).astype(g.dtype) if shared.size and shared.max() > 1 else g
+    image = blank(y, *y.shape[: -len(kernel)], *whole(size, padding)).astype(g.dtype, copy=False)
+    apart = all(s > d * (k - 1) for k, s, d in zip(kernel, stride, dilation, strict=True))
+    for hit, spot in zip(hits, spots(kernel, stride, dilation, count), strict=True):
+        if apart:  # no two windows share an element
+            np.multiply(hit, share, out=image[spot])
+        else:
+            image[spot] += hit * share
+    return image[inner(size, padding)]
+
+
+def _max_gather(h: Any, x: Any, y: Any, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> Any:
+    hits, shared = _hits(x, y, kernel, stride, padding, dilation)
+    image = padded(h, padding)
+    total = np.zeros(y.shape, h.dtype)
+    for hit, spot in zip(hits, spots(kernel, stride, dilation, y.shape[-len(kernel) :]), strict=True):
+        total += hit * image[spot]
+    return total / np.maximum(shared, 1).astype(h.dtype)
+
+
+# which elements are the maxima is piecewise constant: max_spread and max_gather are linear in their first
+# argument, each the other's adjoint, and have no derivative in the others
+define("max_pool", _max_pool,
+       lambda xp, g, y, x, **at: xp.max_spread(g, x, y, **at),
+       saves="xy", kind="general", params=_WINDOW,
+       jvp=lambda xp, t, y, x, **at: xp.max_gather(t, x, y, **at),
+       doc="The maximum of each window; elements that tie for it share the gradient equally.")  # fmt: skip
+define("max_spread", _max_spread,
+       lambda xp, h, z, g, x, y, **at: xp.max_gather(h, x, y, **at), None, None,
+       saves="xy", kind="linear", params=_WINDOW,
+       doc="Each element added to the maxima of its window, in equal shares.")  # fmt: skip
+define("max_gather", _max_gather,
+       lambda xp, g, z, h, x, y, **at: xp.max_spread(g, x, y, **at), None, None,
+       saves="xy", kind="linear", params=_WINDOW,
+       doc="The mean of the elements that stand where the maxima of each window are.")  # fmt: skip
+
+
+# Functions that sort their arguments first -----------------------------------------------------
+
+
+def _pool_geometry(
+    op: str, nd: int, x: Tensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+) -> dict[str, Any]:
+    kernel = numbers(op, "kernel_size", kernel_size, nd, 1)
+    stride = kernel if stride is None else numbers(op, "stride", stride, nd, 1)
+    widths, dilation = numbers(op, "padding", padding, nd, 0), numbers(op, "dilation", dilation, nd, 1)
+    pairs = []
+    for n, k, s, p, d in zip(x.shape[-nd:], kernel, stride, widths, dilation, strict=True):
+        if 2 * p > k:
+            raise ArgumentError(f"{op}: padding {padding!r} is more than half of the kernel {kernel}.")
+        reach = d * (k - 1) + 1
+        if n + 2 * p < reach:
+            raise ShapeError(
+                f"{op}: the kernel {kernel} is larger than the padded image: images {x.shape}, padding {padding!r}."
+            )
+        more = 0
+        if ceil_mode:  # one more window where it starts inside the image or the padding before it
+            count = -(-(n + 2 * p - reach) // s) + 1
+            count -= (count - 1) * s >= n + p
+            more = (count - 1) * s + reach - (n + 2 * p)
+        pairs.append((p, p + max(more, 0)))
+    return {"kernel": kernel, "stride": stride, "padding": tuple(pairs), "dilation": dilation}
+
+
+def _maximum(
+    op: str, nd: int, x: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+) -> Tensor:
+    x, alone = images(op, x, nd)
+    if x.dtype.kind in "cb":
+        raise DTypeError(f"{op}: {x.dtype} has no order to take a maximum in.")
+    y: Tensor = rec.max_pool(
+        x, **_pool_geometry(op, nd, x, kernel_size, stride, padding, dilation, ceil_mode)
+    )
+    return rec.reshape(y, shape=y.shape[1:]) if alone else y
+
+
+def _average(
+    op: str, nd: int, x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool, include_pad: bool
+) -> Tensor:
+    x, alone = images(op, x, nd)
+    if x.dtype.kind in "iub":
+        x = rec.astype(x, dtype=np.dtype(float))
+    at = _pool_geometry(op, nd, x, kernel_size, stride, padding, 1, ceil_mode)
+    y: Tensor = rec.window_sum(x, **at) / wrap(_divisors(x.shape[-nd:], x.dtype, include_pad, **at))
+    return rec.reshape(y, shape=y.shape[1:]) if alone else y
+
+
+def _divisors(
+    size: Shape, dtype: Any, include_pad: bool, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
+) -> Any:
+    """How many elements each window averages: the padding counts or not, what ceil_mode adds never does."""
+    if all(pair == (0, 0) for pair in padding):
+        return np.array(math.prod(kernel), dtype)
+    counted = np.ones(size)
+    if include_pad:
+        counted = padded(counted, tuple((lo, lo) for lo, _ in padding), 1)
+        padding = tuple((0, hi - lo) for lo, hi in padding)
+    return _window_sum(counted, kernel, stride, padding, dilation).astype(dtype)
+
+
+def max_pool1d(
+    x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Tensor:
+    """Take the maximum of each window of signals ``(N, C, L)``; see ``max_pool2d``."""
+    return _maximum("max_pool1d", 1, x, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+def max_pool2d(
+    x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Tensor:
+    """Take the maximum of each window of images ``(N, C, H, W)``; the stride is the kernel's size if None.
+
+    Elements that tie for the maximum share its gradient equally, as in ``ad.max``.  Padding is
+    below every number.
+
+    >>> import adjoint as ad
+    >>> ad.nn.functional.max_pool2d(ad.arange(16.0).reshape(1, 1, 4, 4), 2)
+    tensor([[[[ 5.,  7.],
+              [13., 15.]]]], dtype=float64)
+    """
+    return _maximum("max_pool2d", 2, x, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+def max_pool3d(
+    x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Tensor:
+    """Take the maximum of each window of volumes ``(N, C, D, H, W)``; see ``max_pool2d``."""
+    return _maximum("max_pool3d", 3, x, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+def avg_pool1d(
+    x: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
+    """Average each window of signals ``(N, C, L)``; see ``avg_pool2d``."""
+    return _average("avg_pool1d", 1, x, kernel_size, stride, padding, ceil_mode, count_include_pad)
+
+
+def avg_pool2d(
+    x: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
+    """Average each window of images ``(N, C, H, W)``; the stride is the kernel's size if None.
+
+    The zeros of the padding count in the average unless ``count_include_pad=False``.
+    """
+    return _average("avg_pool2d", 2, x, kernel_size, stride, padding, ceil_mode, count_include_pad)
+
+
+def avg_pool3d(
+    x: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
+    """Average each window of volumes ``(N, C, D, H, W)``; see ``avg_pool2d``."""
+    return _average("avg_pool3d", 3, x, kernel_size, stride, padding, ceil_mode, count_include_pad)
+
+
+def _averages(n: int, m: int, dtype: Any) -> Any:
+    """The matrix (m, n) that averages n elements into m windows from floor(i·n/m) to ceil((i+1)·n/m)."""
+    out = np.zeros((m, n), dtype)
+    for i in range(m):
+        start, stop = i * n // m, -(-(i + 1) * n // m)
+        out[i, start:stop] = 1.0 / (stop - start)
+    return out
+
+
+def _adaptive(op: str, nd: int, x: Any, output_size: Any) -> Tensor:
+    x, alone = images(op, x, nd)
+    if x.dtype.kind in "iub":
+        x = rec.astype(x, dtype=np.dtype(float))
+    given = output_size if isinstance(output_size, (tuple, list)) else (output_size,) * nd
+    filled = tuple(n if m is None else m for m, n in zip(given, x.shape[-nd:], strict=False))
+    sizes = numbers(op, "output_size", filled if len(given) == nd else tuple(given), nd, 1)
+    if 0 in x.shape[-nd:]:
+        raise ShapeError(f"{op}: images of shape {x.shape} have no elements to average.")
+    for axis, m in zip(range(-nd, 0), sizes, strict=True):
+        n = x.shape[axis]
+        if m == n:
+            continue
+        if m == 1:
+            x = rec.mean(x, axis=(axis,), keepdims=True)
+            continue
+        matrix = wrap(_averages(n, m, x.dtype))
+        if axis == -1:
+            x = rec.matmul(x, matrix.T)
+        elif axis == -2:
+            x = rec.matmul(matrix, x)
+        else:
+            moved = rec.matmul(rec.moveaxis(x, source=axis, destination=-1), matrix.T)
+            x = rec.moveaxis(moved, source=-1, destination=axis)
+    return rec.reshape(x, shape=x.shape[1:]) if alone else x
+
+
+def adaptive_avg_pool1d(x: Any, output_size: Any) -> Tensor:
+    """Average signals ``(N, C, L)`` to a given length; see ``adaptive_avg_pool2d``."""
+    return _adaptive("adaptive_avg_pool1d", 1, x, output_size)
+
+
+def adaptive_avg_pool2d(x: Any, output_size: Any) -> Tensor:
+    """Average images ``(N, C, H, W)`` to a given size, with windows as even as they can be; None keeps a length."""
+    return _adaptive("adaptive_avg_pool2d", 2, x, output_size)
+
+
+def adaptive_avg_pool3d(x: Any, output_size: Any) -> Tensor:
+    """Average volumes ``(N, C, D, H, W)`` to a given size; see ``adaptive_avg_pool2d``."""
+    return _adaptive("adaptive_avg_pool3d", 3, x, output_size)
