@@ -46,7 +46,24 @@ def test_add_never_writes_into_an_array_it_does_not_own() -> None:
     second = store[x]
     store.add(x, mine)
     assert mine.tolist() == first.tolist() == [1.0, 1.0] and store[x].tolist() == [3.0, 3.0]
-    assert second is store[x]
+    assert second.tolist() == [2.0, 2.0]
+    before = store._items[id(x)][1]
+    store.add(x, mine)
+    made_here = store._items[id(x)][1]
+    store.add(x, mine)
+    assert made_here is store._items[id(x)][1] is not before  # nobody holds it: no new array
+
+
+def test_what_was_handed_out_does_not_change_later() -> None:
+    x = ad.tensor([1.0, 2.0], requires_grad=True)
+    store = ad.Gradients()
+    for _ in range(2):
+        store.add(x, [1.0, 1.0])  # the second makes an array of the store's own
+    held = [store[x], store.get(x), store.values()[0], store.items()[0][1], store.detach()[x]]
+    merged = store.merge(ad.Gradients())
+    store.add(x, [1.0, 1.0])
+    assert store[x].tolist() == [3.0, 3.0]
+    assert [g.tolist() for g in (*held, merged[x])] == [[2.0, 2.0]] * 6
 
 
 def test_a_failing_add_loses_nothing() -> None:

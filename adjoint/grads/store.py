@@ -31,17 +31,21 @@ class Gradients:
 
     def __init__(self) -> None:
         self._items: dict[int, tuple[Tensor, Tensor]] = {}
-        self._owned: set[int] = set()  # whose array was made here and may be added into
+        # Whose array was made here and may be added into: until it is handed out, as what somebody
+        # holds must not change under them.
+        self._owned: set[int] = set()
 
     def get(self, key: Tensor | int, default: Any = None) -> Any:
         """Return the gradient of a tensor, or ``default``."""
         found = self._items.get(_id(key))
+        self._owned.discard(_id(key))
         return default if found is None else found[1]
 
     def __getitem__(self, key: Tensor | int) -> Tensor:
         found = self._items.get(_id(key))
         if found is None:
             raise MissingGradientError(_missing(key, len(self._items)))
+        self._owned.discard(_id(key))
         return found[1]
 
     def __contains__(self, key: object) -> bool:
@@ -59,10 +63,12 @@ class Gradients:
 
     def values(self) -> list[Tensor]:
         """The gradients, in the order of ``keys``."""
+        self._owned.clear()
         return [g for _, g in self._items.values()]
 
     def items(self) -> list[tuple[Tensor, Tensor]]:
         """Pairs of tensor and gradient."""
+        self._owned.clear()
         return list(self._items.values())
 
     def set(self, key: Tensor, grad: Any) -> None:
@@ -119,10 +125,11 @@ class Gradients:
 
     def norm(self, p: float = 2.0) -> float:
         """Return the p-norm of all gradients together; large values do not overflow."""
-        return global_norm((g._data for g in self.values()), p)
+        return global_norm((g._data for _, g in self._items.values()), p)
 
     def _mapped(self, function: Any) -> Gradients:
         made = Gradients()
+        self._owned.clear()  # the new store may hold the same arrays
         made._items = {k: (t, function(g)) for k, (t, g) in self._items.items()}
         return made
 
