@@ -56,6 +56,8 @@ def pull(node: Node, g: Any, xp: Namespace, invalid: Invalid, needed: set[Any] |
 
     Contributions have the shape and dtype of their parents.
     """
+    if needed is not None and needed.isdisjoint(node.parents):
+        return [None] * len(node.parents)  # the gradient of this node itself was asked for
     op = node.op
     values = node.args
     if values is None:

@@ -99,7 +99,7 @@ def _step(plan: Plan, run: Run, invalid: Invalid, node: Node, g: object) -> None
             for parent, gp in zip(node.parents, pulled, strict=True):
                 if gp is not None:
                     add(xp, grads, run.owned, run.wide, parent, gp)
-            if not run.retain:
+            if not run.retain and any(gp is not None for gp in pulled):
                 release(node)
     for leaf in plan.ready.get(node, ()):
         if leaf in grads:

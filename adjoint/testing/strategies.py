@@ -148,7 +148,7 @@ class Program:
         for k, leaf in enumerate(self.leaves):
             grad = np.zeros(leaf.shape)
             for index in np.ndindex(leaf.shape):
-                moved = [a.astype(np.complex128) for a in self.leaves]
+                moved = [np.array(a, np.complex128) for a in self.leaves]
                 moved[k][index] += 1j * step
                 grad[index] = np.imag(self.loss(np, moved)) / step
             found.append(grad)
