@@ -9,7 +9,7 @@ Eager tensors, gradients of any order, hooks, tapes and gradient stores, on NumP
 tensor([2., 4.], dtype=float64)
 """
 
-from adjoint import config, errors, nn, testing, tree
+from adjoint import config, errors, nn, random, testing, tree
 from adjoint.config import (
     enable_grad,
     get_default_dtype,
@@ -72,6 +72,7 @@ __all__ = [
     "is_inference_mode_enabled",
     "nn",
     "no_grad",
+    "random",
     "set_default_dtype",
     "set_grad_enabled",
     "tensor",

@@ -128,9 +128,8 @@ def _pow_dy(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
     """x^y log x; 0 for 0^y with y ≥ 0, which 0 · -inf would miss."""
     complex_result = z.dtype.kind == "c"
     if isinstance(x, _NUMBERS) and x != 0:
-        if complex_result:
-            return g * z * cmath.log(x)
-        return g * z * (math.log(x) if x > 0 else math.nan)  # type: ignore[operator]
+        logarithm = cmath.log(x)
+        return g * z * (logarithm if complex_result else logarithm.real if logarithm.imag == 0 else math.nan)
     flat = xp.logical_and(x == 0, (xp.real(y) if y.dtype.kind == "c" else y) >= 0)
     base = xp.where(flat, 1, x)
     if complex_result and base.dtype.kind != "c":
