@@ -47,6 +47,7 @@ from adjoint.ops.linalg import *
 from adjoint.ops.piecewise import *
 from adjoint.ops.reduce import *
 from adjoint.ops.shape import *
+from adjoint.transforms.forward import jvp, linearize
 from adjoint.transforms.reverse import grad, value_and_grad, vjp
 
 __version__ = "0.1.0"
@@ -71,6 +72,8 @@ __all__ = [
     "is_grad_enabled",
     "is_inference_mode_enabled",
     "nn",
+    "jvp",
+    "linearize",
     "no_grad",
     "random",
     "set_default_dtype",

@@ -25,6 +25,7 @@ __all__ = [
     "pull",
     "release",
     "released",
+    "saved_values",
 ]
 
 _C128, _C64 = np.dtype(np.complex128), np.dtype(np.complex64)
@@ -59,16 +60,7 @@ def pull(node: Node, g: Any, xp: Namespace, invalid: Invalid, needed: set[Any] |
     if needed is not None and needed.isdisjoint(node.parents):
         return [None] * len(node.parents)  # the gradient of this node itself was asked for
     op = node.op
-    values = node.args
-    if values is None:
-        raise released(node)
-    if node.versions is not None:
-        check_versions(node)
-    out = node.out
-    if node.extra is not None and node.extra.packed:
-        values, out = tuple(map(_unpacked, values)), _unpacked(out)
-    if xp is rec:
-        values, out = _attached(node, values, out)
+    values, out = saved_values(node, xp)
     conjugate = (node.dtype is _C128 or node.dtype is _C64) and op.holomorphic
     if conjugate:
         g = xp.conj(g)
@@ -83,6 +75,18 @@ def pull(node: Node, g: Any, xp: Namespace, invalid: Invalid, needed: set[Any] |
         gp = rules[i](xp, g, out, *values, **params)  # type: ignore[misc]
         pulled.append(fitted(node, i, parent, g, gp, xp, invalid, conjugate))
     return pulled
+
+
+def saved_values(node: Node, xp: Namespace) -> tuple[tuple[Any, ...], Any]:
+    """Return the arguments and the output as the rules of a node read them in ``xp``."""
+    values, out = node.args, node.out
+    if values is None:
+        raise released(node)
+    if node.versions is not None:
+        check_versions(node)
+    if node.extra is not None and node.extra.packed:
+        values, out = tuple(map(_unpacked, values)), _unpacked(out)
+    return _attached(node, values, out) if xp is rec else (values, out)
 
 
 def fitted(

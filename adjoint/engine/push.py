@@ -1,0 +1,259 @@
+"""Push tangents forward through what was recorded: forward mode along the graph.
+
+What a node saved for its rules is what its tangent needs too, so no op has a second table:
+
+    elementwise   Σᵢ ruleᵢ(tᵢ): the rule multiplies by the derivative, whichever way
+    linear        the op itself, of the tangents
+    bilinear      for each argument, the op with that argument replaced by its tangent
+    general       ``jvp=`` of the op; else the transpose of its rules, which are linear in g:
+                  <vjp(g), t> differentiated with respect to g
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint.config import grad_mode
+from adjoint.core.lifted import Lifted, enclosing
+from adjoint.core.namespace import Namespace, dyn, raw, rec
+from adjoint.core.node import LEAF, Node, Spec, next_seq
+from adjoint.core.op import Op
+from adjoint.core.record import PICK, evaluate
+from adjoint.core.tensor import Tensor, Traced, wrap
+from adjoint.engine.plan import make_plan
+from adjoint.engine.pull import Invalid, saved_values
+from adjoint.engine.run import differentiate, key_of
+from adjoint.engine.serial import run_serial
+from adjoint.errors import NotSavedError
+
+__all__ = ["push", "push_forward"]
+
+
+def push_forward(
+    roots: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    tangents: Sequence[Tensor],
+    *,
+    create_graph: bool,
+    since: int = 0,
+) -> list[Any]:
+    """Return the tangents of ``roots``, given those of ``inputs``; None where they are zero."""
+    lifted = any(type(t) is Traced for t in (*roots, *tangents))
+    xp = rec if create_graph else dyn if lifted else raw
+    plan = make_plan(map(key_of, roots), map(key_of, inputs), since=since)
+    assert plan.needed is not None
+    flows: dict[Any, Any] = {
+        key_of(x): t if create_graph else t._data for x, t in zip(inputs, tangents, strict=True)
+    }
+    order = [n for n in reversed(plan.order) if n in plan.needed and n not in flows]
+    uses: dict[Any, int] = {key_of(r): len(order) + 1 for r in roots}  # never dropped
+    for node in order:
+        for parent in node.parents:
+            uses[parent] = uses.get(parent, 0) + 1
+    invalid = Invalid()
+    token = grad_mode.set(create_graph or (xp is dyn and grad_mode.get()))
+    try:
+        with invalid.state():
+            for node in order:
+                moving = [flows.get(p) if p is not None else None for p in node.parents]
+                flows[node] = push(node, moving, xp, invalid)
+                for parent in node.parents:
+                    uses[parent] -= 1
+                    if not uses[parent]:
+                        flows.pop(parent, None)
+        return [flows.get(key_of(r)) for r in roots]
+    finally:
+        grad_mode.reset(token)
+
+
+def push(node: Node, tangents: list[Any], xp: Namespace, invalid: Invalid) -> Any:
+    """Return the tangent of a node's output; a tuple of them where it has several outputs."""
+    op = node.op
+    if op is PICK:
+        return None if tangents[0] is None else tangents[0][node.params["index"]]
+    if all(t is None for t in tangents):
+        return (None,) * op.outputs if op.outputs > 1 else None
+    values, out = saved_values(node, xp)
+    invalid.hit = False
+    try:
+        t = _by_kind(node, tangents, xp, values, out, invalid)
+    except NotSavedError:
+        t = NotImplemented  # the rules need less than the op does
+    if t is NotImplemented:
+        t = _transposed(node, tangents, xp, values, out)
+    if op.outputs > 1:
+        return tuple(map(_fit, t, node.shape, node.dtype, (xp,) * op.outputs))
+    return _fit(t, node.shape, node.dtype, xp)
+
+
+def _by_kind(
+    node: Node, tangents: list[Any], xp: Namespace, values: tuple[Any, ...], out: Any, invalid: Invalid
+) -> Any:
+    op, params = node.op, node.params
+    if op.jvp is not None:
+        return op.jvp(xp, tangents[0] if op.arity == 1 else tuple(tangents), out, *values, **params)
+    if op.outputs > 1:
+        return NotImplemented
+    if op.kind == "elementwise":
+        return _elementwise(node, tangents, xp, values, out, invalid)
+    if op.kind == "linear":
+        parts = [_moved(op, i, t, v) for i, (t, v) in enumerate(zip(tangents, values, strict=True))]
+        return _apply(op, xp, parts, params)
+    if op.kind == "bilinear":
+        total = None
+        for i, t in enumerate(tangents):
+            if t is None:
+                continue
+            parts = [t if j == i else v for j, v in enumerate(values)]
+            if any(type(v) is Spec for v in parts):
+                return NotImplemented
+            term = _apply(op, xp, parts, params)
+            total = term if total is None else xp.add(total, term)
+        return total
+    return NotImplemented
+
+
+def _moved(op: Op, i: int, tangent: Any, value: Any) -> Any:
+    """Return what a linear op gets for argument ``i``: its tangent, or zeros of its shape."""
+    if tangent is not None:
+        return tangent
+    if not op.smooth(i):
+        if type(value) is Spec:
+            raise NotSavedError("an argument without gradient is not saved")
+        return value  # indices and the like stay as they are
+    if isinstance(value, (int, float, complex)):
+        return type(value)(0)
+    return np.zeros(value.shape, value.dtype)
+
+
+def _elementwise(
+    node: Node, tangents: list[Any], xp: Namespace, values: tuple[Any, ...], out: Any, invalid: Invalid
+) -> Any:
+    op = node.op
+    own_formula = not op.holomorphic and (
+        node.dtype.kind == "c" or any(t is not None and t.dtype.kind == "c" for t in tangents)
+    )
+    total = None
+    for i, t in enumerate(tangents):
+        if t is None:
+            continue
+        if own_formula:
+            term = _real_linear(node, i, t, xp, values, out)
+        else:
+            term = _rule(op, i, t, xp, values, out, node.params)
+        if invalid.hit:  # a zero tangent stays zero where the derivative is infinite
+            invalid.hit = False
+            term = xp.where(xp.logical_and(xp.equal(t, 0), xp.isnan(term)), 0, term)
+        total = term if total is None else xp.add(total, term)
+    return total
+
+
+def _rule(op: Op, i: int, g: Any, xp: Namespace, values: Any, out: Any, params: dict[str, Any]) -> Any:
+    if op.joint is not None:
+        wanted = tuple(j == i for j in range(len(values)))
+        return op.joint(xp, g, out, *values, wanted=wanted, **params)[i]
+    return op.rules[i](xp, g, out, *values, **params)  # type: ignore[misc]
+
+
+def _real_linear(node: Node, i: int, t: Any, xp: Namespace, values: Any, out: Any) -> Any:
+    """The tangent of an elementwise op that is not holomorphic, from its gradient.
+
+    Its derivative is linear over the reals alone; with <u, v> = Re(ū v) the part of the tangent
+    along a unit u of the output is <vjp(u), t>.
+    """
+    one = np.ones(node.shape, node.dtype)
+    term = xp.real(xp.conj(_rule(node.op, i, one, xp, values, out, node.params)) * t)
+    if node.dtype.kind != "c":
+        return term
+    turned = _rule(node.op, i, 1j * one, xp, values, out, node.params)
+    return term + 1j * xp.real(xp.conj(turned) * t)
+
+
+def _apply(op: Op, xp: Namespace, args: Sequence[Any], params: dict[str, Any]) -> Any:
+    if xp is raw:
+        return op.forward(*args, **params)
+    return op.eager(*args, **params) if xp is rec else evaluate(op, tuple(args), params)
+
+
+def _transposed(node: Node, tangents: list[Any], xp: Namespace, values: tuple[Any, ...], out: Any) -> Any:
+    """The tangent from the rules alone: they are linear in g, so J t = d/dg <vjp(g), t>."""
+    op = node.op
+    several = op.outputs > 1
+    values = tuple(map(_tensor, values))
+    out = tuple(map(_tensor, out)) if several and out is not None else _tensor(out)
+    since = next_seq()
+    shapes = node.shape if several else (node.shape,)
+    dtypes = node.dtype if several else (node.dtype,)
+    leaves = [_leaf(s, d, xp) for s, d in zip(shapes, dtypes, strict=True)]
+    token = grad_mode.set(True)
+    try:
+        roots, seeds = _rules_of_leaf(node, tangents, leaves, values, out)
+        if not roots:
+            return (None,) * op.outputs if several else None
+        _, found = differentiate(
+            roots,
+            seeds,
+            targets=leaves,
+            retain=xp is rec,
+            create_graph=xp is rec,
+            since=since,
+            runner=run_serial,
+        )
+    finally:
+        grad_mode.reset(token)
+    totals = dict(found)
+    result = tuple(totals.get(leaf) for leaf in leaves)
+    return result if several else result[0]
+
+
+def _rules_of_leaf(
+    node: Node, tangents: list[Any], leaves: list[Tensor], values: tuple[Any, ...], out: Any
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Evaluate the rules on recorded leaves; return what depends on them, with the tangents."""
+    op = node.op
+    # conj(rule(conj(g))) is the gradient of a holomorphic op; see ``pull``
+    flips = [op.holomorphic and leaf.dtype.kind == "c" for leaf in leaves]
+    given = [rec.conj(leaf) if flip else leaf for leaf, flip in zip(leaves, flips, strict=True)]
+    g = tuple(given) if op.outputs > 1 else given[0]
+    wanted = tuple(t is not None for t in tangents)
+    if op.joint is not None:
+        pulled = op.joint(rec, g, out, *values, wanted=wanted, **node.params)
+    else:
+        pulled = [
+            op.rules[i](rec, g, out, *values, **node.params) if w else None  # type: ignore[misc]
+            for i, w in enumerate(wanted)
+        ]
+    roots, seeds = [], []
+    for r, t in zip(pulled, tangents, strict=True):
+        if t is None or not isinstance(r, Tensor) or r._node is None:
+            continue
+        r = rec.conj(r) if flips[0] else r
+        t = _tensor(t)
+        r = rec.astype(r, dtype=t.dtype) if r.dtype != t.dtype else r
+        roots.append(r)
+        seeds.append(rec.broadcast_to(t, shape=r.shape) if t.shape != r.shape else t)
+    return roots, seeds
+
+
+def _leaf(shape: tuple[int, ...], dtype: Any, xp: Namespace) -> Tensor:
+    zeros = np.zeros(shape, dtype)
+    top = None if xp is raw else enclosing.get()
+    leaf = wrap(zeros if top is None else top.lift(zeros))
+    leaf._node = LEAF
+    return leaf
+
+
+def _tensor(value: Any) -> Any:
+    return wrap(value) if isinstance(value, (np.ndarray, Lifted)) else value
+
+
+def _fit(t: Any, shape: tuple[int, ...], dtype: Any, xp: Namespace) -> Any:
+    """Return a tangent with the shape and dtype of its output."""
+    if t is None:
+        return None
+    if t.shape != shape:
+        t = xp.broadcast_to(t, shape=shape)
+    return xp.astype(t, dtype=dtype) if t.dtype != dtype else t

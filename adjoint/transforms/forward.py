@@ -1,0 +1,105 @@
+"""Forward mode: ``jvp`` and ``linearize``.
+
+The function runs once and is recorded; tangents are then pushed along the record
+(``engine/push.py``).  So forward mode sees the same derivatives as reverse mode, in every order,
+and values are ordinary numbers while the function runs: conditions on them work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint import tree
+from adjoint.config import grad_mode
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.engine.hooks import as_tensor
+from adjoint.engine.push import push_forward
+from adjoint.errors import ArgumentError, InputError
+from adjoint.transforms.inputs import Recorded, as_function, direction, record_call, released_value
+
+__all__ = ["jvp", "linearize", "push_along"]
+
+
+def jvp(
+    f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False
+) -> tuple[Any, ...]:
+    """Return ``f(*primals)`` and its derivative in the direction of ``tangents``.
+
+    Both are tuples with one entry per argument: tensors, arrays, numbers or trees of them; a
+    tangent has the structure, shapes and dtypes of its argument.  With ``has_aux`` what comes
+    back is ``(result, derivative, aux)``.
+
+    >>> import adjoint as ad
+    >>> ad.jvp(lambda a, b: a * b, (2.0, 3.0), (1.0, 10.0))
+    (tensor(6., dtype=float64), tensor(23., dtype=float64))
+    """
+    as_function("jvp", f)
+    for what, given in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(given, (tuple, list)):
+            raise InputError(
+                f"jvp: {what} is a tuple with one entry per argument, but got {type(given).__name__}.\n"
+                "  For one argument write (x,)."
+            )
+    if len(primals) != len(tangents) or not primals:
+        raise ArgumentError(
+            f"jvp: one tangent per argument, but got {len(primals)} primals and {len(tangents)} tangents."
+        )
+    run, structures = record_call("jvp", f, tuple(primals), {}, range(len(primals)), has_aux)
+    given = _directions("jvp", run, structures, tangents)
+    pushed = push_along(run, given)
+    result = tree.unflatten(run.structure, map(run.value, run.outputs))
+    derivative = tree.unflatten(run.structure, pushed)
+    return (result, derivative, released_value(run, run.aux)) if has_aux else (result, derivative)
+
+
+def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
+    """Return ``f(*primals)`` and the linear function that takes tangents to the derivative.
+
+    The function runs once; the linear function may be called many times, with one tangent per
+    argument.
+
+    >>> import adjoint as ad
+    >>> y, along = ad.linearize(lambda x: x ** 2, 3.0)
+    >>> along(1.0), along(0.5)
+    (tensor(6., dtype=float64), tensor(3., dtype=float64))
+    """
+    as_function("linearize", f)
+    if not primals:
+        raise ArgumentError("linearize: give the arguments of the function: ad.linearize(f, x, …).")
+    run, structures = record_call("linearize", f, primals, {}, range(len(primals)), False)
+
+    def along(*tangents: Any) -> Any:
+        if len(tangents) != len(structures):
+            raise ArgumentError(
+                f"linearize: one tangent per argument, {len(structures)} in all, but got {len(tangents)}."
+            )
+        given = _directions("linearize", run, structures, tangents)
+        return tree.unflatten(run.structure, push_along(run, given))
+
+    return tree.unflatten(run.structure, map(run.value, run.outputs)), along
+
+
+def _directions(
+    transform: str, run: Recorded, structures: Sequence[tree.Structure], tangents: Sequence[Any]
+) -> list[Tensor]:
+    inputs = iter(run.inputs)
+    found = []
+    for i, (structure, tangent) in enumerate(zip(structures, tangents, strict=True)):
+        name = f"tangents[{i}]"
+        given = tree.flatten_like(structure, tangent, f"{transform}: {name}")
+        for place, leaf in zip(structure.paths(name), given, strict=True):
+            found.append(direction(transform, place, next(inputs), leaf))
+    return found
+
+
+def push_along(run: Recorded, tangents: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tangents of a run's outputs, zero where they depend on no input."""
+    create = grad_mode.get() and (run.outer or any(t._node is not None for t in tangents))
+    pushed = push_forward(run.outputs, run.inputs, tangents, create_graph=create, since=run.since)
+    return [
+        wrap(np.zeros(out.shape, out.dtype)) if t is None else as_tensor(t)
+        for out, t in zip(run.outputs, pushed, strict=True)
+    ]
