@@ -31,20 +31,24 @@ from adjoint.interop import numpy as _numpy_protocols
 from adjoint.ops import (
     compare,
     complex_parts,
+    contraction,
     create,
     elementwise,
+    fft,
     index,
     linalg,
     piecewise,
+    products,
     reduce,
     shape,
 )
 from adjoint.ops.compare import *
 from adjoint.ops.complex_parts import *
+from adjoint.ops.contraction import *
 from adjoint.ops.create import *
 from adjoint.ops.elementwise import *
-from adjoint.ops.linalg import *
 from adjoint.ops.piecewise import *
+from adjoint.ops.products import *
 from adjoint.ops.reduce import *
 from adjoint.ops.shape import *
 from adjoint.transforms.forward import jvp, linearize
@@ -65,12 +69,14 @@ __all__ = [
     "detect_anomaly",
     "enable_grad",
     "errors",
+    "fft",
     "get_default_dtype",
     "grad",
     "gradients",
     "inference_mode",
     "is_grad_enabled",
     "is_inference_mode_enabled",
+    "linalg",
     "nn",
     "jvp",
     "linearize",
@@ -85,12 +91,13 @@ __all__ = [
     "vjp",
     *compare.__all__,
     *complex_parts.__all__,
+    *contraction.__all__,
     *create.__all__,
     *elementwise.__all__,
-    *linalg.__all__,
     *piecewise.__all__,
+    *products.__all__,
     *reduce.__all__,
     *shape.__all__,
 ]
 
-del _numpy_protocols, compare, complex_parts, create, elementwise, index, piecewise, reduce, shape
+del _numpy_protocols, compare, complex_parts, contraction, create, elementwise, index, piecewise, products, reduce, shape

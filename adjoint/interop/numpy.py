@@ -39,6 +39,11 @@ def _functions() -> dict[Any, Callable[..., Any]]:
             theirs = getattr(np, name, None)
             if theirs is not None and not isinstance(theirs, np.ufunc):
                 found[theirs] = getattr(module, name)
+    for submodule, namespace in ops.NAMESPACES.items():
+        for name in namespace.__all__:
+            theirs = getattr(getattr(np, submodule), name, None)
+            if theirs is not None and not isinstance(theirs, np.ufunc):
+                found[theirs] = getattr(namespace, name)
     for theirs_name, ours in _ALIASES.items():
         theirs = getattr(np, theirs_name)
         if not isinstance(theirs, np.ufunc):

@@ -11,18 +11,22 @@ from adjoint.core.tensor import Tensor
 from adjoint.ops import (
     compare,
     complex_parts,
+    contraction,
     conv,
     create,
     elementwise,
+    fft,
     index,
     linalg,
     piecewise,
     pool,
+    products,
     reduce,
     shape,
 )
 
-MODULES = (elementwise, complex_parts, piecewise, compare, reduce, shape, index, linalg, conv, pool, create)
+MODULES = (elementwise, complex_parts, piecewise, compare, reduce, shape, index, products, contraction, conv, pool, create)
+NAMESPACES = {"linalg": linalg, "fft": fft}  # submodules, as NumPy has them
 
 
 def function(name: str) -> Any:

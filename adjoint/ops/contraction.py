@@ -1,0 +1,457 @@
+"""Einstein summation, lowered to BLAS: parsed once, cut into products of two, each a matmul where it can be.
+
+Two ops carry it.  ``einsum`` contracts two arrays, ``relabel`` rearranges one (transpose, sum,
+diagonal).  Labels are characters, one per axis.  An output may do what NumPy's cannot: repeat a
+label (the values go onto a diagonal, zeros elsewhere) and have labels that no input has (the
+values repeat along ``extra``).  So the adjoint of each is again one of the two: the rule of
+einsum is einsum, to every order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from adjoint.core.define import define
+from adjoint.core.namespace import rec
+from adjoint.core.shapes import Shape
+from adjoint.core.tensor import Tensor, asarray
+from adjoint.errors import ArgumentError, InputError, ShapeError
+
+__all__ = ["einsum"]
+
+Extra = tuple[tuple[str, int], ...]  # the lengths of labels that only the output has
+Array = Any
+Step = Callable[[Array], Array]
+
+
+def _is_half(x: Array) -> bool:
+    """Tell float16 and bfloat16, which are summed in float32."""
+    return x.dtype.itemsize == 2 and x.dtype.name in ("float16", "bfloat16")
+
+
+# On plain arrays: one ---------------------------------------------------------------------------
+
+
+def _unique(labels: str) -> str:
+    return "".join(dict.fromkeys(labels))
+
+
+def _diagonal(x: Array, labels: str) -> Array:
+    """A view on the elements whose indices agree wherever labels do."""
+    lengths, strides = {}, dict.fromkeys(labels, 0)
+    for label, n, stride in zip(labels, x.shape, x.strides, strict=True):
+        lengths[label] = n
+        strides[label] += stride
+    return as_strided(x, tuple(lengths.values()), tuple(strides.values()))
+
+
+def _gather(labels: str, keep: str) -> tuple[Step | None, str]:
+    """Plan to take diagonals and to sum the axes whose label is not in ``keep``."""
+    unique = _unique(labels)
+    kept = "".join(label for label in unique if label in keep)
+    axes = tuple(i for i, label in enumerate(unique) if label not in keep)
+    if unique == kept == labels:
+        return None, labels
+
+    def step(x: Array) -> Array:
+        if unique != labels:
+            x = _diagonal(x, labels)
+        return np.add.reduce(x, axis=axes, dtype=x.dtype) if axes else x
+
+    return step, kept
+
+
+def _scatter(labels: str, output: str, sizes: dict[str, int]) -> Step | None:
+    """Plan to order the axes as in ``output``, along its new labels and onto its diagonals."""
+    unique = _unique(output)
+    if labels == unique == output:
+        return None
+    axes = tuple(labels.index(label) for label in unique if label in labels)
+    ordered = axes == tuple(range(len(labels)))
+    shape = tuple(sizes[label] for label in unique)
+    thin = tuple(sizes[label] if label in labels else 1 for label in unique)
+    full = tuple(sizes[label] for label in output)
+
+    def step(x: Array) -> Array:
+        if not ordered:
+            x = x.transpose(axes)
+        if thin != x.shape:
+            x = x.reshape(thin)
+        if thin != shape:
+            x = np.broadcast_to(x, shape)
+        if unique != output:
+            out = np.zeros(full, x.dtype)
+            _diagonal(out, output)[...] = x
+            return out
+        return x
+
+    return step
+
+
+@lru_cache(maxsize=4096)
+def _relabel_plan(labels: str, output: str, extra: Extra, shape: Shape) -> tuple[Step | None, Step | None]:
+    gather, rest = _gather(labels, output)
+    sizes = dict(zip(labels, shape, strict=True)) | dict(extra)
+    return gather, _scatter(rest, output, sizes)
+
+
+def _relabel(x: Array, labels: str, output: str, extra: Extra) -> Array:
+    dtype = x.dtype
+    if _is_half(x):
+        x = x.astype(np.float32)
+    gather, scatter = _relabel_plan(labels, output, extra, x.shape)
+    x = gather(x) if gather else x
+    x = scatter(x) if scatter else x
+    return x if x.dtype == dtype else x.astype(dtype)
+
+
+# On plain arrays: two ---------------------------------------------------------------------------
+
+
+def _arranged(labels: str, groups: Sequence[Sequence[str]], sizes: dict[str, int]) -> Step:
+    """Plan to bring the axes into ``groups``, each of the last two groups merged into one axis."""
+    order = [label for group in groups for label in group]
+    axes = tuple(labels.index(label) for label in order)
+    ordered = axes == tuple(range(len(labels)))
+    lead = tuple(sizes[label] for label in groups[0])
+    shape = lead + tuple(int(np.prod([sizes[label] for label in group])) for group in groups[1:])
+
+    def step(x: Array) -> Array:
+        if not ordered:
+            x = x.transpose(axes)
+        return x if x.shape == shape else x.reshape(shape)
+
+    return step
+
+
+def _blas_ready(x: Array) -> Array:
+    """Copy a stack of matrices with which matmul would fall back to its slow loop."""
+    size = x.itemsize
+    return x if size in x.strides[-2:] else np.ascontiguousarray(x)
+
+
+def _contraction(a: str, b: str, output: str, sizes: dict[str, int]) -> tuple[Callable[..., Any], str]:
+    """Plan the product of two arrays whose labels are unique; return it with the labels of its result."""
+    batch = [label for label in output if label in a and label in b]
+    summed = [label for label in a if label in b and label not in output]
+    if not summed:
+        return _outer(a, b, output)
+    free_a = [label for label in a if label not in b]
+    free_b = [label for label in b if label not in a]
+    if not free_a and not free_b:
+        first, second = (_arranged(labels, (batch, summed), sizes) for labels in (a, b))
+        return (lambda x, y: _dots(first(x), second(y))), "".join(batch)
+    if free_a and free_b and output.index(free_b[0]) < output.index(free_a[0]):
+        multiply, labels = _contraction(b, a, output, sizes)
+        return (lambda x, y: multiply(y, x)), labels
+    if np.prod([sizes[label] for label in b]) > np.prod([sizes[label] for label in a]):
+        summed = [label for label in b if label in summed]  # the larger one keeps its order
+    left = _matrix(a, batch, free_a, summed, sizes)
+    right = _matrix(b, batch, summed, free_b, sizes)
+    shape = tuple(sizes[label] for label in (*batch, *free_a, *free_b))
+
+    def product(x: Array, y: Array) -> Array:
+        z = np.matmul(_blas_ready(left(x)), _blas_ready(right(y)))
+        return z if z.shape == shape else z.reshape(shape)
+
+    return product, "".join((*batch, *free_a, *free_b))
+
+
+def _matrix(labels: str, batch: list[str], rows: list[str], columns: list[str], sizes: dict[str, int]) -> Step:
+    """Plan a stack of matrices rows × columns; where columns come first in memory, as a transposed view."""
+    if rows and columns and labels.index(columns[0]) < labels.index(rows[0]):
+        step = _arranged(labels, (batch, columns, rows), sizes)
+        return lambda x: step(x).swapaxes(-1, -2)
+    return _arranged(labels, (batch, rows, columns), sizes)
+
+
+def _dots(x: Array, y: Array) -> Array:
+    if x.ndim == 1:
+        return np.dot(x, y)
+    if x.dtype.kind == "f" and x.dtype == y.dtype:
+        return np.vecdot(x, y)  # a dot per row, where matmul would start a product of matrices
+    return np.matmul(x[..., None, :], y[..., None])[..., 0, 0]
+
+
+def _outer(a: str, b: str, output: str) -> tuple[Callable[..., Any], str]:
+    """Plan a product without a sum: multiply, broadcasting."""
+    labels = "".join(label for label in _unique(output) if label in a or label in b)
+    keys, orders = [], []
+    for own in (a, b):
+        orders.append(tuple(own.index(label) for label in labels if label in own))
+        keys.append(tuple(slice(None) if label in own else None for label in labels))
+
+    def product(x: Array, y: Array) -> Array:
+        return x.transpose(orders[0])[keys[0]] * y.transpose(orders[1])[keys[1]]
+
+    return product, labels
+
+
+@lru_cache(maxsize=4096)
+def _einsum_plan(
+    left: str, right: str, output: str, extra: Extra, x_shape: Shape, y_shape: Shape
+) -> tuple[Step | None, Step | None, Callable[..., Any], Step | None]:
+    sizes = dict(extra) | dict(zip(left, x_shape, strict=True)) | dict(zip(right, y_shape, strict=True))
+    gather_x, a = _gather(left, output + right)
+    gather_y, b = _gather(right, output + left)
+    product, labels = _contraction(a, b, _unique(output), sizes)
+    return gather_x, gather_y, product, _scatter(labels, output, sizes)
+
+
+def _einsum(x: Array, y: Array, left: str, right: str, output: str, extra: Extra) -> Array:
+    dtype = None
+    if _is_half(x) or _is_half(y):
+        dtype = np.result_type(x, y)
+        x, y = (v.astype(np.float32) if _is_half(v) else v for v in (x, y))
+    gather_x, gather_y, product, scatter = _einsum_plan(left, right, output, extra, x.shape, y.shape)
+    z = product(gather_x(x) if gather_x else x, gather_y(y) if gather_y else y)
+    z = scatter(z) if scatter else z
+    return z if dtype is None else z.astype(dtype)
+
+
+# The ops ----------------------------------------------------------------------------------------
+
+
+def _missing(labels: str, shape: Shape, *others: str) -> Extra:
+    """The lengths of the labels that none of the others has: along them the gradient repeats."""
+    known = "".join(others)
+    return tuple({a: n for a, n in zip(labels, shape, strict=True) if a not in known}.items())
+
+
+def _einsum_dx(
+    xp: Any, g: Any, z: Any, x: Any, y: Any, left: str, right: str, output: str, extra: Extra
+) -> Any:
+    need = _missing(left, x.shape, output, right)
+    return xp.einsum(g, y, left=output, right=right, output=left, extra=need)
+
+
+def _einsum_dy(
+    xp: Any, g: Any, z: Any, x: Any, y: Any, left: str, right: str, output: str, extra: Extra
+) -> Any:
+    need = _missing(right, y.shape, output, left)
+    return xp.einsum(g, x, left=output, right=left, output=right, extra=need)
+
+
+def _relabel_rule(xp: Any, g: Any, y: Any, x: Any, labels: str, output: str, extra: Extra) -> Any:
+    return xp.relabel(g, labels=output, output=labels, extra=_missing(labels, x.shape, output))
+
+
+define("einsum", _einsum, _einsum_dx, _einsum_dy, saves="xy", reads=("y", "x"), kind="bilinear",
+       params=("left", "right", "output", "extra"), doc="The Einstein sum of two arrays.")  # fmt: skip
+define("relabel", _relabel, _relabel_rule, kind="linear", params=("labels", "output", "extra"),
+       doc="The Einstein sum of one array: transposed, summed, diagonals taken.")  # fmt: skip
+
+
+# What users write -------------------------------------------------------------------------------
+
+
+def einsum(*operands: Any, optimize: Any = True, dtype: Any = None) -> Tensor:
+    """Sum products of tensors over repeated labels, for every expression that NumPy's einsum takes.
+
+    ``einsum("bij,bjk->bik", x, y)``, with ``...`` for axes that broadcast, repeated labels in an
+    operand for diagonals, no arrow for the implicit output; or ``einsum(x, [0, 1], y, [1, 2],
+    [0, 2])``.  Three or more operands are contracted in pairs, in the order that NumPy's path
+    optimiser finds (``optimize`` as in ``np.einsum``), and backward goes the same way back.
+
+    >>> import adjoint as ad
+    >>> x = ad.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    >>> ad.einsum("ii->", x).backward()
+    >>> x.grad
+    tensor([[1., 0.],
+            [0., 1.]], dtype=float64)
+    """
+    subscripts, values = _separated(operands)
+    tensors = [asarray(x, dtype=dtype) for x in values]
+    if not isinstance(optimize, (bool, str)):
+        optimize = tuple(tuple(p) if isinstance(p, (tuple, list)) else p for p in optimize)
+    shapes = tuple(x.shape for x in tensors)
+    reshapes, steps = _program(subscripts, shapes, optimize)
+    for i, shape in reshapes:
+        tensors[i] = rec.reshape(tensors[i], shape=shape)
+    for chosen, params in steps:
+        picked = [tensors[i] for i in chosen]
+        tensors = [x for i, x in enumerate(tensors) if i not in chosen]
+        tensors.append((rec.einsum if len(picked) == 2 else rec.relabel)(*picked, **params))
+    return tensors[0]
+
+
+def _separated(operands: tuple[Any, ...]) -> tuple[Any, Sequence[Any]]:
+    """Tell subscripts from operands; interleaved lists of numbers become tuples of labels."""
+    if not operands:
+        raise InputError('einsum: expected subscripts and operands, as in einsum("ij,jk->ik", x, y).')
+    first = operands[0]
+    if isinstance(first, str):
+        return first, operands[1:]
+    if isinstance(first, bytes) or len(operands) < 2:
+        raise InputError('einsum: subscripts are text, as in einsum("ij,jk->ik", x, y).')
+    values, lists = operands[0 : len(operands) // 2 * 2 : 2], operands[1::2]
+    inputs = ",".join(map(_from_numbers, lists))
+    if len(operands) % 2:
+        return inputs + "->" + _from_numbers(operands[-1]), values
+    return inputs, values
+
+
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+def _from_numbers(sublist: Any) -> str:
+    """Return a list such as [0, Ellipsis, 1] as text; the letters sort as the numbers do."""
+    if not isinstance(sublist, (list, tuple)):
+        raise InputError(
+            f"einsum: in the form einsum(x, [0, 1], y, [1, 2], [0, 2]) lists of numbers name the axes, "
+            f"but got a {type(sublist).__name__} in place of a list."
+        )
+    found = ""
+    for item in sublist:
+        if item is Ellipsis:
+            found += "..."
+        elif isinstance(item, (int, np.integer)) and 0 <= item < len(_LETTERS):
+            found += _LETTERS[item]
+        else:
+            raise ArgumentError(
+                f"einsum: a label is a number from 0 to {len(_LETTERS) - 1} or Ellipsis, not {item!r}."
+            )
+    return found
+
+
+# From text to a program -------------------------------------------------------------------------
+
+Program = tuple[tuple[tuple[int, Shape], ...], tuple[tuple[tuple[int, ...], dict[str, Any]], ...]]
+
+
+@lru_cache(maxsize=1024)
+def _program(subscripts: str, shapes: tuple[Shape, ...], optimize: Any) -> Program:
+    """Return which operands to reshape first, and the steps: which to take, and with which labels."""
+    inputs, output = _parsed(subscripts, shapes)
+    sizes = _sizes(subscripts, inputs, shapes)
+    reshapes = []
+    for i, (labels, shape) in enumerate(zip(inputs, shapes, strict=True)):
+        # an axis of length 1 broadcasts along its label: without it the product is the same
+        thin = [n == 1 and sizes[label] != 1 for label, n in zip(labels, shape, strict=True)]
+        if any(thin):
+            reshapes.append((i, tuple(n for n, t in zip(shape, thin, strict=True) if not t)))
+            inputs[i] = "".join(label for label, t in zip(labels, thin, strict=True) if not t)
+    steps: list[tuple[tuple[int, ...], dict[str, Any]]] = []
+    left = list(inputs)
+    for chosen in _path(inputs, output, sizes, optimize):
+        rest = [labels for i, labels in enumerate(left) if i not in chosen]
+        if len(chosen) == 1:
+            made = output
+            params = {"labels": left[chosen[0]], "output": output, "extra": ()}
+        else:
+            a, b = (left[i] for i in chosen)
+            needed = output + "".join(rest)
+            made = "".join(label for label in _unique(a + b) if label in needed) if rest else output
+            params = {"left": a, "right": b, "output": made, "extra": ()}
+        steps.append((tuple(chosen), params))
+        left = [*rest, made]
+    return tuple(reshapes), tuple(steps)
+
+
+def _parsed(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[str], str]:
+    """Return one character per axis, for each operand and for the output; ellipses are spelt out."""
+    text = subscripts.replace(" ", "")
+    front, arrow, back = text.partition("->")
+    terms = front.split(",")
+    for term in (*terms, *([back] if arrow else [])):
+        plain = term.replace("...", "", 1)
+        bad = [c for c in plain if c not in _LETTERS]
+        if bad:
+            what = "an ellipsis is three dots, once per operand" if bad[0] == "." else f"{bad[0]!r} is no label"
+            raise ArgumentError(
+                f"einsum {subscripts!r}: {what}.\n"
+                '  Labels are letters, operands are parted by commas, the output follows "->".'
+            )
+    if len(terms) != len(shapes):
+        raise ArgumentError(
+            f"einsum {subscripts!r}: the subscripts name {len(terms)} operands, but {len(shapes)} were given "
+            f"(shapes {', '.join(map(str, shapes))})."
+        )
+    widths = [_ellipsis_width(subscripts, term, i, shape) for i, (term, shape) in enumerate(zip(terms, shapes, strict=True))]
+    most = max((w for w in widths if w is not None), default=0)
+    spare = "".join(chr(0x2460 + i) for i in range(most))  # ① ② … stand for the axes of the ellipsis
+    inputs = [t.replace("...", spare[most - (w or 0) :]) for t, w in zip(terms, widths, strict=True)]
+    joined = "".join(inputs)
+    if not arrow:
+        return inputs, spare + "".join(c for c in sorted(set(joined) - set(spare)) if joined.count(c) == 1)
+    output = back.replace("...", spare)
+    for label in output:
+        if output.count(label) > 1:
+            raise ArgumentError(f"einsum {subscripts!r}: the output names {label!r} twice.")
+        if label not in joined:
+            raise ArgumentError(
+                f"einsum {subscripts!r}: the output names {label!r}, which no operand has.\n"
+                f"  The operands have {', '.join(sorted(set(front) - set(',.'))) or 'no labels'}."
+            )
+    return inputs, output
+
+
+def _ellipsis_width(subscripts: str, term: str, i: int, shape: Shape) -> int | None:
+    """Count the axes that the ellipsis of an operand stands for; None if it has none."""
+    named = len(term.replace("...", ""))
+    if "..." in term:
+        if named <= len(shape):
+            return len(shape) - named
+    elif named == len(shape):
+        return None
+    at_least = " or more" if "..." in term else ""
+    raise ShapeError(
+        f"einsum {subscripts!r}: operand {i} is labelled {term!r}, for {named} axes{at_least}, but its shape "
+        f"is {shape}.\n  Use one letter per axis, or ... for axes without a letter."
+    )
+
+
+def _sizes(subscripts: str, inputs: list[str], shapes: tuple[Shape, ...]) -> dict[str, int]:
+    """Return the length of each label, or say which operands disagree."""
+    sizes: dict[str, int] = {}
+    seen: dict[str, int] = {}
+    for i, (labels, shape) in enumerate(zip(inputs, shapes, strict=True)):
+        own: dict[str, int] = {}
+        for label, n in zip(labels, shape, strict=True):
+            if sizes.get(label, 1) not in (1, n) and n != 1 or own.get(label, n) != n:
+                other = own.get(label, sizes.get(label))
+                name = "an axis of the ellipsis" if ord(label) > 127 else f"label {label!r}"
+                raise ShapeError(
+                    f"einsum {subscripts!r}: {name} has length {other} in operand {seen[label]} and {n} in "
+                    f"operand {i} (shapes {', '.join(map(str, shapes))}).\n  Axes that share a label must be equal."
+                )
+            own[label] = n
+            if n != 1 or label not in sizes:
+                sizes[label], seen[label] = n, i
+    return sizes
+
+
+def _path(inputs: list[str], output: str, sizes: dict[str, int], optimize: Any) -> list[tuple[int, ...]]:
+    """Return which operands to contract, step by step: all pairs, but for a single operand."""
+    if len(inputs) < 3:
+        return [tuple(range(len(inputs)))]
+    labels = _unique("".join(inputs))
+    if len(labels) > len(_LETTERS) or optimize is False:
+        return [(0, 1)] + [(0, len(inputs) - 1 - i) for i in range(1, len(inputs) - 1)]
+    named = str.maketrans(dict(zip(labels, _LETTERS, strict=False)))
+    dummies = [np.broadcast_to(np.int8(0), tuple(sizes[c] for c in term)) for term in inputs]
+    text = (",".join(inputs) + "->" + output).translate(named)
+    try:
+        path, _ = np.einsum_path(text, *dummies, optimize=list(optimize) if isinstance(optimize, tuple) else optimize)
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise ArgumentError(f"einsum: optimize={optimize!r}: {error}") from None
+    return _in_pairs(path[1:], len(inputs))
+
+
+def _in_pairs(path: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
+    """Split steps that take three or more operands; the result of a step goes to the end."""
+    pairs: list[tuple[int, ...]] = []
+    for step in path:
+        chosen = sorted(step)
+        while len(chosen) > 1:
+            a, b = chosen[0], chosen[1]
+            pairs.append((a, b))
+            count -= 1
+            chosen = [c - 2 for c in chosen[2:]] + [count - 1] if len(chosen) > 2 else []
+            # the two before were removed in front of every other chosen one
+    return pairs

@@ -1,0 +1,301 @@
+"""The namespace ``ad.fft``: Fourier transforms, differentiable, as the Array API and NumPy name them.
+
+Three ops carry it, each over several axes: ``fftn`` (complex, both directions), ``rfftn`` (real to
+half spectrum) and ``irfftn`` (back).  Lengths are given per axis: a longer one pads the input with
+zeros, a shorter one cuts it, so that the rule cuts or pads on the way back.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.define import define
+from adjoint.core.namespace import rec
+from adjoint.core.shapes import Shape, canonical_axis
+from adjoint.core.tensor import Tensor, asarray, wrap
+from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
+from adjoint.ops.shape import roll
+
+__all__ = [
+    "fft",
+    "fft2",
+    "fftfreq",
+    "fftn",
+    "fftshift",
+    "hfft",
+    "ifft",
+    "ifft2",
+    "ifftn",
+    "ifftshift",
+    "ihfft",
+    "irfft",
+    "irfft2",
+    "irfftn",
+    "rfft",
+    "rfft2",
+    "rfftfreq",
+    "rfftn",
+]
+
+# A transform and its inverse are scaled by 1 and 1/n, 1/√n and 1/√n, or 1/n and 1.  The adjoint
+# of the one runs as the other with the same factor, which the inverse has under this name.
+_DUAL = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
+
+
+def resized(xp: Any, x: Any, axes: Shape, shape: Shape) -> Any:
+    """Cut or pad the end of ``axes`` to their lengths in ``shape``."""
+    key = [slice(None)] * len(x.shape)
+    widths = [(0, 0)] * len(key)
+    for a in axes:
+        if shape[a] < x.shape[a]:
+            key[a] = slice(0, shape[a])
+        elif shape[a] > x.shape[a]:
+            widths[a] = (0, shape[a] - x.shape[a])
+    if any(k.stop is not None for k in key):
+        x = x[tuple(key)]
+    if any(w != (0, 0) for w in widths):
+        x = xp.pad(x, widths=tuple(widths), value=0)
+    return x
+
+
+def _fftn(x: Any, n: Shape, axes: Shape, norm: str, inverse: bool) -> Any:
+    return (np.fft.ifftn if inverse else np.fft.fftn)(x, s=n, axes=axes, norm=norm)
+
+
+def _fftn_rule(xp: Any, g: Any, y: Any, x: Any, n: Shape, axes: Shape, norm: str, inverse: bool) -> Any:
+    # the matrix of a transform is symmetric: its transpose is the transform itself
+    return resized(xp, xp.fftn(g, n=n, axes=axes, norm=norm, inverse=inverse), axes, x.shape)
+
+
+def _interior(n: int, weight: float, axis: int, dtype: Any) -> Any:
+    """The weights of a half spectrum: 1 at its ends, which have no mirror image, ``weight`` between."""
+    w = np.full(n // 2 + 1, weight, dtype)
+    w[0] = 1
+    if n % 2 == 0:
+        w[-1] = 1
+    return w.reshape((-1,) + (1,) * (-axis - 1))
+
+
+def _rfftn_rule(xp: Any, g: Any, y: Any, x: Any, n: Shape, axes: Shape, norm: str) -> Any:
+    # y_k = Σ_j x_j ω^jk for k ≤ n/2 only, so dx_j = Re Σ_k g_k ω^-jk over the half spectrum;
+    # irfft counts the interior twice, once for its mirror image
+    half = g * _interior(n[-1], 0.5, axes[-1], x.dtype)
+    return resized(xp, xp.irfftn(half, n=n, axes=axes, norm=_DUAL[norm]), axes, x.shape)
+
+
+def _irfftn_rule(xp: Any, g: Any, y: Any, x: Any, n: Shape, axes: Shape, norm: str) -> Any:
+    # the way back of the above: the interior of the half spectrum counts twice
+    full = xp.rfftn(g, n=n, axes=axes, norm=_DUAL[norm])
+    full = full * _interior(n[-1], 2.0, axes[-1], g.dtype)
+    return resized(xp, full, axes, x.shape)
+
+
+define("fftn", _fftn, _fftn_rule, kind="linear", params=("n", "axes", "norm", "inverse"),
+       doc="The discrete Fourier transform over axes, or its inverse.")  # fmt: skip
+define("rfftn", lambda x, n, axes, norm: np.fft.rfftn(x, s=n, axes=axes, norm=norm), _rfftn_rule, kind="linear",
+       params=("n", "axes", "norm"), holomorphic=False, doc="The half spectrum of real input.")  # fmt: skip
+define("irfftn", lambda x, n, axes, norm: np.fft.irfftn(x, s=n, axes=axes, norm=norm), _irfftn_rule, kind="linear",
+       params=("n", "axes", "norm"), holomorphic=False, doc="The real output of a half spectrum.")  # fmt: skip
+
+
+# What users write -------------------------------------------------------------------------------
+
+
+def _checked_norm(op: str, norm: Any) -> str:
+    norm = "backward" if norm is None else norm
+    if norm not in _DUAL:
+        raise ArgumentError(f'{op}: norm is "backward", "ortho" or "forward", not {norm!r}.')
+    return norm  # type: ignore[no-any-return]
+
+
+def _checked_axes(op: str, x: Tensor, s: Any, axes: Any) -> Shape:
+    if axes is None:
+        count = x.ndim if s is None else len(s)
+        axes = range(-count, 0)
+    elif not isinstance(axes, (tuple, list, range)):
+        raise InputError(f"{op}: axes is a tuple of axes, but got {axes!r}.")
+    found = tuple(canonical_axis(op, a, x.ndim) for a in axes)
+    if len(set(found)) != len(found):
+        raise ShapeError(f"{op}: axes {tuple(axes)} names the same axis twice.")
+    if not found:
+        raise ShapeError(f"{op}: needs one axis or more, but the shape is {x.shape}.")
+    return found
+
+
+def _checked_lengths(op: str, x: Tensor, s: Any, axes: Shape, last: int | None = None) -> Shape:
+    """Return the length of the transform along each axis; None and -1 stand for that of the input."""
+    given = [None] * len(axes) if s is None else list(s) if isinstance(s, (tuple, list)) else None
+    if given is None or len(given) != len(axes):
+        raise ArgumentError(f"{op}: s has one length per axis, {len(axes)} in all, but got {s!r}.")
+    lengths = []
+    for i, (n, a) in enumerate(zip(given, axes, strict=True)):
+        if n is None or n == -1:
+            n = last if last is not None and i == len(axes) - 1 else x.shape[a]
+        n = operator.index(n)
+        if n < 1:
+            raise ArgumentError(
+                f"{op}: the length of a transform is at least 1, but along axis {a} of shape {x.shape} it is {n}."
+            )
+        lengths.append(n)
+    return tuple(lengths)
+
+
+def _complex_input(op: str, x: Any) -> Tensor:
+    x = asarray(x)
+    return rec.astype(x, dtype=np.dtype(np.float64)) if x.dtype.kind in "biu" else x
+
+
+def _real_input(op: str, x: Any) -> Tensor:
+    x = _complex_input(op, x)
+    if x.dtype.kind == "c":
+        raise DTypeError(f"{op}: takes real numbers, but got {x.dtype}.  Use fft.{op.lstrip('rih')} for complex ones.")
+    return x
+
+
+def _complex_transform(op: str, x: Any, s: Any, axes: Any, norm: Any, inverse: bool) -> Tensor:
+    x = _complex_input(op, x)
+    where = _checked_axes(op, x, s, axes)
+    n = _checked_lengths(op, x, s, where)
+    return rec.fftn(x, n=n, axes=where, norm=_checked_norm(op, norm), inverse=inverse)  # type: ignore[no-any-return]
+
+
+def _to_half(op: str, x: Any, s: Any, axes: Any, norm: Any) -> Tensor:
+    x = _real_input(op, x)
+    where = _checked_axes(op, x, s, axes)
+    n = _checked_lengths(op, x, s, where)
+    return rec.rfftn(x, n=n, axes=where, norm=_checked_norm(op, norm))  # type: ignore[no-any-return]
+
+
+def _from_half(op: str, x: Any, s: Any, axes: Any, norm: Any) -> Tensor:
+    x = _complex_input(op, x)
+    where = _checked_axes(op, x, s, axes)
+    n = _checked_lengths(op, x, s, where, last=2 * (x.shape[where[-1]] - 1))
+    return rec.irfftn(x, n=n, axes=where, norm=_checked_norm(op, norm))  # type: ignore[no-any-return]
+
+
+def _one(n: Any) -> Any:
+    return None if n is None else (n,)
+
+
+def fft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+    """Transform along one axis; ``n`` pads it with zeros or cuts it first.
+
+    >>> import adjoint as ad
+    >>> ad.fft.fft(ad.tensor([1.0, 0.0, 0.0, 0.0])).real
+    tensor([1., 1., 1., 1.], dtype=float64)
+    """
+    return _complex_transform("fft", x, _one(n), (axis,), norm, False)
+
+
+def ifft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+    """Invert ``fft``."""
+    return _complex_transform("ifft", x, _one(n), (axis,), norm, True)
+
+
+def fftn(x: Any, s: Sequence[int] | None = None, axes: Any = None, norm: str | None = None) -> Tensor:
+    """Transform along several axes: all, or the last ``len(s)``, if none are named."""
+    return _complex_transform("fftn", x, s, axes, norm, False)
+
+
+def ifftn(x: Any, s: Sequence[int] | None = None, axes: Any = None, norm: str | None = None) -> Tensor:
+    """Invert ``fftn``."""
+    return _complex_transform("ifftn", x, s, axes, norm, True)
+
+
+def fft2(x: Any, s: Sequence[int] | None = None, axes: Any = (-2, -1), norm: str | None = None) -> Tensor:
+    """Transform along two axes."""
+    return _complex_transform("fft2", x, s, axes, norm, False)
+
+
+def ifft2(x: Any, s: Sequence[int] | None = None, axes: Any = (-2, -1), norm: str | None = None) -> Tensor:
+    """Invert ``fft2``."""
+    return _complex_transform("ifft2", x, s, axes, norm, True)
+
+
+def rfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+    """Transform real input; return the first n // 2 + 1 terms, of which the others are mirror images."""
+    return _to_half("rfft", x, _one(n), (axis,), norm)
+
+
+def irfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+    """Invert ``rfft``; ``n`` is the length of the output, which is even if not given."""
+    return _from_half("irfft", x, _one(n), (axis,), norm)
+
+
+def rfftn(x: Any, s: Sequence[int] | None = None, axes: Any = None, norm: str | None = None) -> Tensor:
+    """Transform real input along several axes; the last one is halved."""
+    return _to_half("rfftn", x, s, axes, norm)
+
+
+def irfftn(x: Any, s: Sequence[int] | None = None, axes: Any = None, norm: str | None = None) -> Tensor:
+    """Invert ``rfftn``; the last length in ``s`` is that of the output."""
+    return _from_half("irfftn", x, s, axes, norm)
+
+
+def rfft2(x: Any, s: Sequence[int] | None = None, axes: Any = (-2, -1), norm: str | None = None) -> Tensor:
+    """Transform real input along two axes; the last one is halved."""
+    return _to_half("rfft2", x, s, axes, norm)
+
+
+def irfft2(x: Any, s: Sequence[int] | None = None, axes: Any = (-2, -1), norm: str | None = None) -> Tensor:
+    """Invert ``rfft2``."""
+    return _from_half("irfft2", x, s, axes, norm)
+
+
+def hfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+    """Transform a signal with Hermitian symmetry, given by its first half, to real output."""
+    return _from_half("hfft", rec.conj(_complex_input("hfft", x)), _one(n), (axis,), _DUAL[_checked_norm("hfft", norm)])
+
+
+def ihfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+    """Invert ``hfft``."""
+    return rec.conj(_to_half("ihfft", x, _one(n), (axis,), _DUAL[_checked_norm("ihfft", norm)]))  # type: ignore[no-any-return]
+
+
+def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Return the frequencies of the terms of ``fft``, for samples ``d`` apart."""
+    return _frequencies("fftfreq", np.fft.fftfreq, n, d, dtype)
+
+
+def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Return the frequencies of the terms of ``rfft``, for samples ``d`` apart."""
+    return _frequencies("rfftfreq", np.fft.rfftfreq, n, d, dtype)
+
+
+def _frequencies(op: str, function: Any, n: int, d: float, dtype: Any) -> Tensor:
+    try:
+        count = operator.index(n)
+    except TypeError:
+        raise InputError(f"{op}: n is a whole number, but got {n!r}.") from None
+    if count < 1 or d == 0:
+        raise ArgumentError(f"{op}: n is at least 1 and d not 0, but got n={n}, d={d}.")
+    found = wrap(np.asarray(function(count, d)))
+    if dtype is None:
+        return found
+    if np.dtype(dtype).kind != "f":
+        raise DTypeError(f"{op}: frequencies are floats, but dtype is {np.dtype(dtype)}.")
+    return rec.astype(found, dtype=np.dtype(dtype))  # type: ignore[no-any-return]
+
+
+def fftshift(x: Any, axes: Any = None) -> Tensor:
+    """Move the term of frequency zero to the middle of ``axes``: of all, if none are named."""
+    return _shifted("fftshift", x, axes, 1)
+
+
+def ifftshift(x: Any, axes: Any = None) -> Tensor:
+    """Undo ``fftshift``."""
+    return _shifted("ifftshift", x, axes, -1)
+
+
+def _shifted(op: str, x: Any, axes: Any, direction: int) -> Tensor:
+    x = asarray(x)
+    several = range(x.ndim) if axes is None else axes if isinstance(axes, (tuple, list)) else (axes,)
+    where = tuple(canonical_axis(op, a, x.ndim) for a in several)
+    if not where:
+        return x
+    # to the right by n // 2, and back: to the left by as much
+    return roll(x, tuple(direction * (x.shape[a] // 2) for a in where), where)

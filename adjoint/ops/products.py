@@ -1,0 +1,320 @@
+"""Products of tensors: matmul and its relatives, cross, trace, powers and chains of matrices."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.define import UFUNCS, define
+from adjoint.core.namespace import rec
+from adjoint.core.shapes import broadcast_shapes, canonical_axis
+from adjoint.core.tensor import Tensor, asarray
+from adjoint.errors import ArgumentError, InputError, ShapeError
+
+__all__ = ["cross", "dot", "inner", "matmul", "matvec", "outer", "tensordot", "trace", "vdot", "vecdot", "vecmat"]
+
+
+def _matmul_dx(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
+    if y.ndim == 1:
+        return g * y if x.ndim == 1 else g[..., None] * y
+    if x.ndim == 1:
+        return xp.matmul(y, g[..., None])[..., 0]
+    return xp.matmul(g, xp.matrix_transpose(y))
+
+
+def _matmul_dy(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
+    if x.ndim == 1:
+        return g * x if y.ndim == 1 else x[..., None] * g[..., None, :]
+    if y.ndim == 1:
+        return xp.matmul(xp.matrix_transpose(x), g[..., None])[..., 0]
+    if y.ndim == 2 and x.ndim > 2:
+        # many matrices times one: one large product instead of many and a sum
+        x = xp.reshape(x, shape=(-1 if x.size else 0, x.shape[-1]))
+        g = xp.reshape(g, shape=(x.shape[0], g.shape[-1]))
+    return xp.matmul(xp.matrix_transpose(x), g)
+
+
+define("matmul", np.matmul, _matmul_dx, _matmul_dy, saves="xy", reads=("y", "x"), kind="bilinear",
+       doc="The matrix product.")  # fmt: skip
+# a · (b × c) is the same for all rotations of the three: each rule is again a cross product
+define("cross", lambda x, y, axis: np.cross(x, y, axis=axis),
+       lambda xp, g, z, x, y, axis: xp.cross(y, g, axis=axis),
+       lambda xp, g, z, x, y, axis: xp.cross(g, x, axis=axis), saves="xy", kind="bilinear",
+       params=("axis",), doc="The cross product of vectors of length 3.")  # fmt: skip
+
+_matmul = rec.matmul
+
+
+def matmul(x: Any, y: Any) -> Tensor:
+    """Return the matrix product, for every pair of shapes that NumPy multiplies.
+
+    >>> import adjoint as ad
+    >>> ad.matmul(ad.ones((2, 3)), ad.ones(3))
+    tensor([3., 3.], dtype=float64)
+    """
+    try:
+        return _matmul(x, y)  # type: ignore[no-any-return]
+    except ShapeError:
+        _explain_matmul(asarray(x), asarray(y))
+        raise
+
+
+def _explain_matmul(x: Tensor, y: Tensor) -> None:
+    if not x.ndim or not y.ndim:
+        raise ShapeError(
+            f"matmul: shapes {x.shape} and {y.shape}: a 0-d tensor has no matrix product.  Use x * y."
+        ) from None
+    inner, axis = x.shape[-1], 0 if y.ndim == 1 else -2
+    if inner != y.shape[axis]:
+        raise ShapeError(
+            f"matmul: shapes {x.shape} and {y.shape} do not fit: the last axis of the first is {inner}, "
+            f"but axis {axis} of the second is {y.shape[axis]}.\n"
+            "  They must be equal: transpose one of them, or check the layer's sizes."
+        ) from None
+    broadcast_shapes("matmul (leading axes)", x.shape[:-2], y.shape[:-2])
+
+
+# Sums of products over axes ---------------------------------------------------------------------
+
+
+def contract(op: str, x: Tensor, y: Tensor, x_axes: Sequence[int], y_axes: Sequence[int]) -> Tensor:
+    """Multiply and sum over pairs of axes; the other axes of ``x`` come first, then those of ``y``."""
+    for a, b in zip(x_axes, y_axes, strict=True):
+        if x.shape[a] != y.shape[b]:
+            raise ShapeError(
+                f"{op}: shapes {x.shape} and {y.shape} do not fit: axis {a} of the first is {x.shape[a]}, but "
+                f"axis {b} of the second is {y.shape[b]}."
+            )
+    left = [chr(0x100 + i) for i in range(x.ndim)]
+    right = [chr(0x200 + i) for i in range(y.ndim)]
+    for a, b in zip(x_axes, y_axes, strict=True):
+        right[b] = left[a]
+    output = [label for label in (*left, *right) if (label in left) != (label in right)]
+    labels = ("".join(labels) for labels in (left, right, output))
+    return rec.einsum(x, y, **dict(zip(("left", "right", "output"), labels, strict=True)), extra=())  # type: ignore[no-any-return]
+
+
+def tensordot(x: Any, y: Any, axes: Any = 2) -> Tensor:
+    """Sum products over axes: the last ``axes`` of ``x`` with the first of ``y``, or two lists of axes.
+
+    >>> import adjoint as ad
+    >>> ad.tensordot(ad.ones((2, 3, 4)), ad.ones((4, 3, 5)), axes=((1, 2), (1, 0))).shape
+    (2, 5)
+    """
+    x, y = asarray(x), asarray(y)
+    if isinstance(axes, (tuple, list)):
+        if len(axes) != 2:
+            raise ArgumentError(f"tensordot: axes is a number or two lists of axes, but got {axes!r}.")
+        x_axes, y_axes = (
+            [canonical_axis("tensordot", a, t.ndim) for a in (own if isinstance(own, (tuple, list)) else (own,))]
+            for own, t in zip(axes, (x, y), strict=True)
+        )
+        if len(x_axes) != len(y_axes):
+            raise ArgumentError(
+                f"tensordot: axes {axes!r} names {len(x_axes)} of the first tensor and {len(y_axes)} of the second."
+            )
+        if len(set(x_axes)) != len(x_axes) or len(set(y_axes)) != len(y_axes):
+            raise ShapeError(f"tensordot: axes {axes!r} names the same axis twice.")
+    else:
+        n = operator.index(axes)
+        if not 0 <= n <= min(x.ndim, y.ndim):
+            raise ArgumentError(
+                f"tensordot: axes={n} for shapes {x.shape} and {y.shape}: it counts axes that both have."
+            )
+        x_axes, y_axes = list(range(x.ndim - n, x.ndim)), list(range(n))
+    return contract("tensordot", x, y, x_axes, y_axes)
+
+
+def dot(x: Any, y: Any) -> Tensor:
+    """Return NumPy's dot product: over the last axis of ``x`` and the last but one of ``y``."""
+    x, y = asarray(x), asarray(y)
+    if not x.ndim or not y.ndim:
+        return rec.multiply(x, y)  # type: ignore[no-any-return]
+    if y.ndim == 1 or (x.ndim <= 2 and y.ndim == 2):
+        if x.shape[-1] == y.shape[0]:
+            return _matmul(x, y)  # type: ignore[no-any-return]
+    return contract("dot", x, y, (-1,), (-1 if y.ndim == 1 else -2,))
+
+
+def inner(x: Any, y: Any) -> Tensor:
+    """Sum products over the last axes; multiply if one of them is 0-d."""
+    x, y = asarray(x), asarray(y)
+    if not x.ndim or not y.ndim:
+        return rec.multiply(x, y)  # type: ignore[no-any-return]
+    return contract("inner", x, y, (-1,), (-1,))
+
+
+def outer(x: Any, y: Any) -> Tensor:
+    """Multiply each element of ``x`` with each of ``y``, both flattened."""
+    x, y = asarray(x), asarray(y)
+    return rec.multiply(rec.reshape(x, shape=(x.size, 1)), rec.reshape(y, shape=(1, y.size)))  # type: ignore[no-any-return]
+
+
+def _conjugated(x: Tensor) -> Tensor:
+    return rec.conj(x) if x.dtype.kind == "c" else x
+
+
+def vdot(x: Any, y: Any) -> Tensor:
+    """Return the sum of ``conj(x) * y`` over all elements."""
+    x, y = asarray(x), asarray(y)
+    if x.size != y.size:
+        raise ShapeError(f"vdot: shapes {x.shape} and {y.shape} have {x.size} and {y.size} elements.")
+    flat = (rec.reshape(t, shape=(t.size,)) for t in (_conjugated(x), y))
+    return _matmul(*flat)  # type: ignore[no-any-return]
+
+
+def vecdot(x: Any, y: Any, /, *, axis: int = -1) -> Tensor:
+    """Return the sums of ``conj(x) * y`` along an axis; the other axes broadcast."""
+    x, y = asarray(x), asarray(y)
+    if not x.ndim or not y.ndim:
+        raise ShapeError(f"vecdot: shapes {x.shape} and {y.shape}: a 0-d tensor is no vector.  Use x * y.")
+    a, b = canonical_axis("vecdot", axis, x.ndim), canonical_axis("vecdot", axis, y.ndim)
+    if axis != -1:
+        x, y = rec.moveaxis(x, source=a, destination=-1), rec.moveaxis(y, source=b, destination=-1)
+    if x.shape[-1] != y.shape[-1]:
+        raise ShapeError(
+            f"vecdot: the vectors have {x.shape[-1]} and {y.shape[-1]} elements (axis {axis} of shapes "
+            f"{x.shape} and {y.shape})."
+        )
+    shape = broadcast_shapes("vecdot (all axes but one)", x.shape[:-1], y.shape[:-1])
+    x = _conjugated(x)
+    if x.ndim == y.ndim == 1:
+        return _matmul(x, y)  # type: ignore[no-any-return]
+    x, y = (rec.broadcast_to(t, shape=(*shape, t.shape[-1])) if t.shape[:-1] != shape else t for t in (x, y))
+    labels = "".join(chr(0x100 + i) for i in range(x.ndim))
+    return rec.einsum(x, y, left=labels, right=labels, output=labels[:-1], extra=())  # type: ignore[no-any-return]
+
+
+def matvec(x: Any, y: Any, /) -> Tensor:
+    """Multiply matrices with vectors: over the last axes, the others broadcast."""
+    x, y = asarray(x), asarray(y)
+    _check_vector("matvec", x, y, y.shape[-1:], x.shape[-1:])
+    return matmul(x, y[..., None])[..., 0]
+
+
+def vecmat(x: Any, y: Any, /) -> Tensor:
+    """Multiply vectors, conjugated if complex, with matrices."""
+    x, y = asarray(x), asarray(y)
+    _check_vector("vecmat", y, x, x.shape[-1:], y.shape[-2:-1])
+    return matmul(_conjugated(x)[..., None, :], y)[..., 0, :]
+
+
+def _check_vector(op: str, matrix: Tensor, vector: Tensor, length: Any, fits: Any) -> None:
+    if matrix.ndim < 2 or vector.ndim < 1 or length != fits:
+        raise ShapeError(
+            f"{op}: a matrix of shape {matrix.shape} and a vector of shape {vector.shape} do not fit."
+        )
+
+
+UFUNCS[np.vecdot] = vecdot
+for _name, _function in (("matvec", matvec), ("vecmat", vecmat)):
+    if hasattr(np, _name):  # NumPy 2.2
+        UFUNCS[getattr(np, _name)] = _function
+
+
+def cross(x: Any, y: Any, axis: int = -1) -> Tensor:
+    """Return the cross product of vectors of length 3 along ``axis``; the other axes broadcast.
+
+    >>> import adjoint as ad
+    >>> ad.cross([1.0, 0.0, 0.0], [0.0, 1.0, 0.0])
+    tensor([0., 0., 1.], dtype=float64)
+    """
+    x, y = asarray(x), asarray(y)
+    for t in (x, y):
+        n = t.shape[canonical_axis("cross", axis, t.ndim)]
+        if n != 3:
+            raise ShapeError(
+                f"cross: vectors have 3 elements, but axis {axis} of shape {t.shape} has {n}.\n"
+                "  For vectors in the plane use x[..., 0] * y[..., 1] - x[..., 1] * y[..., 0]."
+            )
+    broadcast_shapes("cross", x.shape, y.shape)
+    places = {canonical_axis("cross", axis, t.ndim) for t in (x, y)}
+    if len(places) > 1:
+        raise ShapeError(
+            f"cross: axis {axis} of shapes {x.shape} and {y.shape} is not the same axis.  Count it from the end."
+        )
+    return rec.cross(x, y, axis=places.pop())  # type: ignore[no-any-return]
+
+
+# Traces and diagonals ---------------------------------------------------------------------------
+
+
+def square_at(x: Tensor, offset: int) -> Tensor:
+    """Cut the matrices in the last two axes to the square whose diagonal is the one at ``offset``."""
+    rows, columns = x.shape[-2:]
+    top, left = max(-offset, 0), max(offset, 0)
+    n = max(min(rows - top, columns - left), 0)
+    if (top, left, rows, columns) == (0, 0, n, n):
+        return x
+    return x[..., top : top + n, left : left + n]
+
+
+def last_diagonal(x: Tensor, offset: int, output: str) -> Tensor:
+    """Take the diagonal of the last two axes; ``output`` is "d", or "" for its sum."""
+    x = square_at(x, operator.index(offset))
+    lead = "".join(chr(0x100 + i) for i in range(x.ndim - 2))
+    return rec.relabel(x, labels=lead + "dd", output=lead + output, extra=())  # type: ignore[no-any-return]
+
+
+def trace(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Tensor:
+    """Sum the diagonal of the matrices in two axes; ``ad.linalg.trace`` takes the last two."""
+    x = asarray(x, dtype=dtype)
+    if x.ndim < 2:
+        raise ShapeError(f"trace: needs two axes or more, but the shape is {x.shape}.")
+    a, b = (canonical_axis("trace", i, x.ndim) for i in (axis1, axis2))
+    if a == b:
+        raise ShapeError(f"trace: axis1 and axis2 are the same axis, {axis1}.")
+    if (a, b) != (-2, -1):
+        rest = tuple(i for i in range(-x.ndim, 0) if i not in (a, b))
+        x = rec.permute_dims(x, axes=(*rest, a, b))
+    if dtype is None and x.dtype.kind in "biu":
+        x = rec.astype(x, dtype=np.add.reduce(np.zeros(1, x.dtype)).dtype)  # small integers add up as int64
+    return last_diagonal(x, offset, "")
+
+
+# Chains and powers ------------------------------------------------------------------------------
+
+
+def multi_dot(arrays: Sequence[Any]) -> Tensor:
+    """Multiply a chain of matrices in the cheapest order; the first and last may be vectors.
+
+    >>> import adjoint as ad
+    >>> ad.linalg.multi_dot([ad.ones((2, 9)), ad.ones((9, 3)), ad.ones(3)]).shape
+    (2,)
+    """
+    tensors = [asarray(a) for a in arrays]
+    if len(tensors) < 2:
+        raise InputError(f"multi_dot: expected two or more matrices, but got {len(tensors)}.")
+    for i, t in enumerate(tensors):
+        if t.ndim != 2 and not (t.ndim == 1 and i in (0, len(tensors) - 1)):
+            raise ShapeError(
+                f"multi_dot: operand {i} has shape {t.shape}: all are matrices, but the first and last may be vectors."
+            )
+    sizes = [tensors[0].shape[0] if tensors[0].ndim == 2 else 1]
+    sizes += [t.shape[0] for t in tensors[1:]]
+    sizes.append(tensors[-1].shape[1] if tensors[-1].ndim == 2 else 1)
+    return _multiplied(tensors, _best_splits(sizes), 0, len(tensors) - 1)
+
+
+def _best_splits(sizes: list[int]) -> dict[tuple[int, int], int]:
+    """Find where to split each stretch of the chain: dynamic programming over lengths."""
+    n = len(sizes) - 1
+    cost = {(i, i): 0 for i in range(n)}
+    split = {}
+    for length in range(1, n):
+        for i in range(n - length):
+            j = i + length
+            cost[i, j], split[i, j] = min(
+                (cost[i, k] + cost[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1], k) for k in range(i, j)
+            )
+    return split
+
+
+def _multiplied(tensors: list[Tensor], split: dict[tuple[int, int], int], i: int, j: int) -> Tensor:
+    if i == j:
+        return tensors[i]
+    k = split[i, j]
+    return matmul(_multiplied(tensors, split, i, k), _multiplied(tensors, split, k + 1, j))
