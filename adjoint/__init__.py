@@ -100,4 +100,5 @@ __all__ = [
     *shape.__all__,
 ]
 
-del _numpy_protocols, compare, complex_parts, contraction, create, elementwise, index, piecewise, products, reduce, shape
+del _numpy_protocols, compare, complex_parts, contraction, create, elementwise
+del index, piecewise, products, reduce, shape

@@ -181,7 +181,10 @@ def test_non_contiguous_input():
     same(ad.einsum("ij,bik->bjk", x, y), np.einsum("ij,bik->bjk", x, y))
 
 
-@pytest.mark.parametrize("optimize", [False, True, "greedy", "optimal", ["einsum_path", (0, 1), (0, 1)], ["einsum_path", (0, 1, 2)]])
+@pytest.mark.parametrize(
+    "optimize",
+    [False, True, "greedy", "optimal", ["einsum_path", (0, 1), (0, 1)], ["einsum_path", (0, 1, 2)]],
+)
 def test_every_path_gives_the_same(optimize):
     args = real(2, 3), real(3, 4), real(4, 5)
     same(ad.einsum("ij,jk,kl->il", *args, optimize=optimize), args[0] @ args[1] @ args[2])
@@ -199,7 +202,9 @@ def test_two_operands_are_one_matmul(monkeypatch):
     """Forward and rule go to BLAS, not through c_einsum."""
     calls = []
     matmul = np.matmul
-    monkeypatch.setattr(np, "matmul", lambda *a, **k: calls.append(tuple(x.shape for x in a)) or matmul(*a, **k))
+    monkeypatch.setattr(
+        np, "matmul", lambda *a, **k: calls.append(tuple(x.shape for x in a)) or matmul(*a, **k)
+    )
     from adjoint.ops import contraction
 
     contraction._einsum_plan.cache_clear()
@@ -208,12 +213,18 @@ def test_two_operands_are_one_matmul(monkeypatch):
     assert calls == [((2, 2, 3, 4), (2, 2, 4, 5))]
     out.backward(ad.ones(out.shape))
     assert len(calls) == 3
-    assert not hasattr(np.einsum, "calls")
 
 
 def test_np_einsum_and_relatives_take_tensors():
     x, y = (ad.tensor(real(*s), requires_grad=True) for s in ((2, 3), (3, 4)))
-    for z in (np.einsum("ij,jk->ik", x, y), np.tensordot(x, y, 1), np.dot(x, y), np.matmul(x, y), x @ y, x.dot(y)):
+    for z in (
+        np.einsum("ij,jk->ik", x, y),
+        np.tensordot(x, y, 1),
+        np.dot(x, y),
+        np.matmul(x, y),
+        x @ y,
+        x.dot(y),
+    ):
         same(z, x.numpy() @ y.numpy())
         assert z.requires_grad
     same(np.inner(x, x), np.inner(x.numpy(), x.numpy()))
@@ -246,7 +257,20 @@ def test_tensordot(axes):
     check_gradients(lambda a, b: ad.tensordot(a, b, axes=axes), x[:, :, :], y)
 
 
-@pytest.mark.parametrize("shapes", [((), ()), ((), (2,)), ((3,), (3,)), ((2, 3), (3,)), ((3,), (3, 2)), ((2, 3), (3, 4)), ((2, 3), (4, 3, 2)), ((2, 4, 3), (5, 3, 2)), ((2, 4, 3), (3,))])
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((), ()),
+        ((), (2,)),
+        ((3,), (3,)),
+        ((2, 3), (3,)),
+        ((3,), (3, 2)),
+        ((2, 3), (3, 4)),
+        ((2, 3), (4, 3, 2)),
+        ((2, 4, 3), (5, 3, 2)),
+        ((2, 4, 3), (3,)),
+    ],
+)
 def test_dot(shapes):
     for make in (real, cplx):
         x, y = (make(*s) for s in shapes)
@@ -254,7 +278,9 @@ def test_dot(shapes):
         check_gradients(ad.dot, x, y)
 
 
-@pytest.mark.parametrize("shapes", [((), (2,)), ((3,), (3,)), ((2, 3), (3,)), ((2, 3), (4, 3)), ((2, 4, 3), (5, 3))])
+@pytest.mark.parametrize(
+    "shapes", [((), (2,)), ((3,), (3,)), ((2, 3), (3,)), ((2, 3), (4, 3)), ((2, 4, 3), (5, 3))]
+)
 def test_inner_outer_vdot(shapes):
     for make in (real, cplx):
         x, y = (make(*s) for s in shapes)
@@ -270,7 +296,6 @@ def test_vecdot_matvec_vecmat():
     for make in (real, cplx):
         x, y = make(4, 1, 3), make(2, 3)
         same(ad.vecdot(x, y), np.vecdot(x, y))
-        same(ad.vecdot(x, make(4, 2, 1), axis=-3), np.vecdot(x, x * 0, axis=-3).repeat(2, 0) * 0 if False else ad.vecdot(x, x, axis=-3).numpy()) if False else None
         same(ad.vecdot(x, x, axis=0), np.vecdot(x, x, axis=0))
         check_gradients(ad.vecdot, x, y)
         check_gradients(ad.vecdot, make(3), make(3))
@@ -370,7 +395,7 @@ def test_messages(call, error, message):
 
 
 def test_many_labels():
-    n = len(string.ascii_letters)
     x = np.ones((1,) * 26)
     assert ad.einsum(x, list(range(26)), x, list(range(26, 52)), []).shape == ()
-    assert n == 52
+    text = string.ascii_letters
+    assert ad.einsum(f"{text[:26]},{text[26:]}->", x, x).shape == ()

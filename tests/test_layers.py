@@ -81,7 +81,7 @@ def test_importing_adjoint_loads_numpy_and_nothing_else() -> None:
     )
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     loaded = {name for name in ast.literal_eval(out) if name not in sys.stdlib_module_names}
-    assert loaded == {"adjoint"}
+    assert loaded - {"numpy"} == {"adjoint"}  # numpy.fft is loaded when it is first named
 
 
 def test_exports_exist_and_are_sorted_out() -> None:

@@ -25,7 +25,20 @@ from adjoint.ops import (
     shape,
 )
 
-MODULES = (elementwise, complex_parts, piecewise, compare, reduce, shape, index, products, contraction, conv, pool, create)
+MODULES = (
+    elementwise,
+    complex_parts,
+    piecewise,
+    compare,
+    reduce,
+    shape,
+    index,
+    products,
+    contraction,
+    conv,
+    pool,
+    create,
+)
 NAMESPACES = {"linalg": linalg, "fft": fft}  # submodules, as NumPy has them
 
 

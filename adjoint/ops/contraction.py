@@ -162,7 +162,9 @@ def _contraction(a: str, b: str, output: str, sizes: dict[str, int]) -> tuple[Ca
     return product, "".join((*batch, *free_a, *free_b))
 
 
-def _matrix(labels: str, batch: list[str], rows: list[str], columns: list[str], sizes: dict[str, int]) -> Step:
+def _matrix(
+    labels: str, batch: list[str], rows: list[str], columns: list[str], sizes: dict[str, int]
+) -> Step:
     """Plan a stack of matrices rows × columns; where columns come first in memory, as a transposed view."""
     if rows and columns and labels.index(columns[0]) < labels.index(rows[0]):
         step = _arranged(labels, (batch, columns, rows), sizes)
@@ -362,7 +364,9 @@ def _parsed(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[str], str]
         plain = term.replace("...", "", 1)
         bad = [c for c in plain if c not in _LETTERS]
         if bad:
-            what = "an ellipsis is three dots, once per operand" if bad[0] == "." else f"{bad[0]!r} is no label"
+            what = (
+                "an ellipsis is three dots, once per operand" if bad[0] == "." else f"{bad[0]!r} is no label"
+            )
             raise ArgumentError(
                 f"einsum {subscripts!r}: {what}.\n"
                 '  Labels are letters, operands are parted by commas, the output follows "->".'
@@ -372,7 +376,10 @@ def _parsed(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[str], str]
             f"einsum {subscripts!r}: the subscripts name {len(terms)} operands, but {len(shapes)} were given "
             f"(shapes {', '.join(map(str, shapes))})."
         )
-    widths = [_ellipsis_width(subscripts, term, i, shape) for i, (term, shape) in enumerate(zip(terms, shapes, strict=True))]
+    widths = [
+        _ellipsis_width(subscripts, term, i, shape)
+        for i, (term, shape) in enumerate(zip(terms, shapes, strict=True))
+    ]
     most = max((w for w in widths if w is not None), default=0)
     spare = "".join(chr(0x2460 + i) for i in range(most))  # ① ② … stand for the axes of the ellipsis
     inputs = [t.replace("...", spare[most - (w or 0) :]) for t, w in zip(terms, widths, strict=True)]
@@ -413,7 +420,7 @@ def _sizes(subscripts: str, inputs: list[str], shapes: tuple[Shape, ...]) -> dic
     for i, (labels, shape) in enumerate(zip(inputs, shapes, strict=True)):
         own: dict[str, int] = {}
         for label, n in zip(labels, shape, strict=True):
-            if sizes.get(label, 1) not in (1, n) and n != 1 or own.get(label, n) != n:
+            if (sizes.get(label, 1) not in (1, n) and n != 1) or own.get(label, n) != n:
                 other = own.get(label, sizes.get(label))
                 name = "an axis of the ellipsis" if ord(label) > 127 else f"label {label!r}"
                 raise ShapeError(
@@ -426,7 +433,7 @@ def _sizes(subscripts: str, inputs: list[str], shapes: tuple[Shape, ...]) -> dic
     return sizes
 
 
-def _path(inputs: list[str], output: str, sizes: dict[str, int], optimize: Any) -> list[tuple[int, ...]]:
+def _path(inputs: list[str], output: str, sizes: dict[str, int], optimize: Any) -> Sequence[tuple[int, ...]]:
     """Return which operands to contract, step by step: all pairs, but for a single operand."""
     if len(inputs) < 3:
         return [tuple(range(len(inputs)))]
@@ -437,13 +444,15 @@ def _path(inputs: list[str], output: str, sizes: dict[str, int], optimize: Any) 
     dummies = [np.broadcast_to(np.int8(0), tuple(sizes[c] for c in term)) for term in inputs]
     text = (",".join(inputs) + "->" + output).translate(named)
     try:
-        path, _ = np.einsum_path(text, *dummies, optimize=list(optimize) if isinstance(optimize, tuple) else optimize)
+        path, _ = np.einsum_path(
+            text, *dummies, optimize=list(optimize) if isinstance(optimize, tuple) else optimize
+        )
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise ArgumentError(f"einsum: optimize={optimize!r}: {error}") from None
     return _in_pairs(path[1:], len(inputs))
 
 
-def _in_pairs(path: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
+def _in_pairs(path: Sequence[tuple[int, ...]], count: int) -> Sequence[tuple[int, ...]]:
     """Split steps that take three or more operands; the result of a step goes to the end."""
     pairs: list[tuple[int, ...]] = []
     for step in path:

@@ -62,7 +62,7 @@ def resized(xp: Any, x: Any, axes: Shape, shape: Shape) -> Any:
     return x
 
 
-def _fftn(x: Any, n: Shape, axes: Shape, norm: str, inverse: bool) -> Any:
+def _fftn(x: Any, n: Shape, axes: Shape, norm: Any, inverse: bool) -> Any:
     return (np.fft.ifftn if inverse else np.fft.fftn)(x, s=n, axes=axes, norm=norm)
 
 
@@ -109,7 +109,7 @@ def _checked_norm(op: str, norm: Any) -> str:
     norm = "backward" if norm is None else norm
     if norm not in _DUAL:
         raise ArgumentError(f'{op}: norm is "backward", "ortho" or "forward", not {norm!r}.')
-    return norm  # type: ignore[no-any-return]
+    return norm
 
 
 def _checked_axes(op: str, x: Tensor, s: Any, axes: Any) -> Shape:
@@ -152,7 +152,9 @@ def _complex_input(op: str, x: Any) -> Tensor:
 def _real_input(op: str, x: Any) -> Tensor:
     x = _complex_input(op, x)
     if x.dtype.kind == "c":
-        raise DTypeError(f"{op}: takes real numbers, but got {x.dtype}.  Use fft.{op.lstrip('rih')} for complex ones.")
+        raise DTypeError(
+            f"{op}: takes real numbers, but got {x.dtype}.  Use fft.{op.lstrip('rih')} for complex ones."
+        )
     return x
 
 
@@ -160,21 +162,21 @@ def _complex_transform(op: str, x: Any, s: Any, axes: Any, norm: Any, inverse: b
     x = _complex_input(op, x)
     where = _checked_axes(op, x, s, axes)
     n = _checked_lengths(op, x, s, where)
-    return rec.fftn(x, n=n, axes=where, norm=_checked_norm(op, norm), inverse=inverse)  # type: ignore[no-any-return]
+    return rec.fftn(x, n=n, axes=where, norm=_checked_norm(op, norm), inverse=inverse)
 
 
 def _to_half(op: str, x: Any, s: Any, axes: Any, norm: Any) -> Tensor:
     x = _real_input(op, x)
     where = _checked_axes(op, x, s, axes)
     n = _checked_lengths(op, x, s, where)
-    return rec.rfftn(x, n=n, axes=where, norm=_checked_norm(op, norm))  # type: ignore[no-any-return]
+    return rec.rfftn(x, n=n, axes=where, norm=_checked_norm(op, norm))
 
 
 def _from_half(op: str, x: Any, s: Any, axes: Any, norm: Any) -> Tensor:
     x = _complex_input(op, x)
     where = _checked_axes(op, x, s, axes)
     n = _checked_lengths(op, x, s, where, last=2 * (x.shape[where[-1]] - 1))
-    return rec.irfftn(x, n=n, axes=where, norm=_checked_norm(op, norm))  # type: ignore[no-any-return]
+    return rec.irfftn(x, n=n, axes=where, norm=_checked_norm(op, norm))
 
 
 def _one(n: Any) -> Any:
@@ -248,12 +250,14 @@ def irfft2(x: Any, s: Sequence[int] | None = None, axes: Any = (-2, -1), norm: s
 
 def hfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """Transform a signal with Hermitian symmetry, given by its first half, to real output."""
-    return _from_half("hfft", rec.conj(_complex_input("hfft", x)), _one(n), (axis,), _DUAL[_checked_norm("hfft", norm)])
+    return _from_half(
+        "hfft", rec.conj(_complex_input("hfft", x)), _one(n), (axis,), _DUAL[_checked_norm("hfft", norm)]
+    )
 
 
 def ihfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """Invert ``hfft``."""
-    return rec.conj(_to_half("ihfft", x, _one(n), (axis,), _DUAL[_checked_norm("ihfft", norm)]))  # type: ignore[no-any-return]
+    return rec.conj(_to_half("ihfft", x, _one(n), (axis,), _DUAL[_checked_norm("ihfft", norm)]))
 
 
 def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Tensor:
@@ -278,7 +282,7 @@ def _frequencies(op: str, function: Any, n: int, d: float, dtype: Any) -> Tensor
         return found
     if np.dtype(dtype).kind != "f":
         raise DTypeError(f"{op}: frequencies are floats, but dtype is {np.dtype(dtype)}.")
-    return rec.astype(found, dtype=np.dtype(dtype))  # type: ignore[no-any-return]
+    return rec.astype(found, dtype=np.dtype(dtype))
 
 
 def fftshift(x: Any, axes: Any = None) -> Tensor:

@@ -10,7 +10,17 @@ from adjoint.ops import products
 from adjoint.ops.products import cross, matmul, multi_dot, tensordot, vecdot
 from adjoint.ops.shape import matrix_transpose
 
-__all__ = ["cross", "diagonal", "matmul", "matrix_transpose", "multi_dot", "outer", "tensordot", "trace", "vecdot"]
+__all__ = [
+    "cross",
+    "diagonal",
+    "matmul",
+    "matrix_transpose",
+    "multi_dot",
+    "outer",
+    "tensordot",
+    "trace",
+    "vecdot",
+]
 
 
 def _matrices(op: str, x: Any) -> Tensor:

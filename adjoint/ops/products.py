@@ -14,7 +14,19 @@ from adjoint.core.shapes import broadcast_shapes, canonical_axis
 from adjoint.core.tensor import Tensor, asarray
 from adjoint.errors import ArgumentError, InputError, ShapeError
 
-__all__ = ["cross", "dot", "inner", "matmul", "matvec", "outer", "tensordot", "trace", "vdot", "vecdot", "vecmat"]
+__all__ = [
+    "cross",
+    "dot",
+    "inner",
+    "matmul",
+    "matvec",
+    "outer",
+    "tensordot",
+    "trace",
+    "vdot",
+    "vecdot",
+    "vecmat",
+]
 
 
 def _matmul_dx(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
@@ -56,7 +68,7 @@ def matmul(x: Any, y: Any) -> Tensor:
     tensor([3., 3.], dtype=float64)
     """
     try:
-        return _matmul(x, y)  # type: ignore[no-any-return]
+        return _matmul(x, y)
     except ShapeError:
         _explain_matmul(asarray(x), asarray(y))
         raise
@@ -94,7 +106,7 @@ def contract(op: str, x: Tensor, y: Tensor, x_axes: Sequence[int], y_axes: Seque
         right[b] = left[a]
     output = [label for label in (*left, *right) if (label in left) != (label in right)]
     labels = ("".join(labels) for labels in (left, right, output))
-    return rec.einsum(x, y, **dict(zip(("left", "right", "output"), labels, strict=True)), extra=())  # type: ignore[no-any-return]
+    return rec.einsum(x, y, **dict(zip(("left", "right", "output"), labels, strict=True)), extra=())
 
 
 def tensordot(x: Any, y: Any, axes: Any = 2) -> Tensor:
@@ -109,7 +121,10 @@ def tensordot(x: Any, y: Any, axes: Any = 2) -> Tensor:
         if len(axes) != 2:
             raise ArgumentError(f"tensordot: axes is a number or two lists of axes, but got {axes!r}.")
         x_axes, y_axes = (
-            [canonical_axis("tensordot", a, t.ndim) for a in (own if isinstance(own, (tuple, list)) else (own,))]
+            [
+                canonical_axis("tensordot", a, t.ndim)
+                for a in (own if isinstance(own, (tuple, list)) else (own,))
+            ]
             for own, t in zip(axes, (x, y), strict=True)
         )
         if len(x_axes) != len(y_axes):
@@ -132,10 +147,9 @@ def dot(x: Any, y: Any) -> Tensor:
     """Return NumPy's dot product: over the last axis of ``x`` and the last but one of ``y``."""
     x, y = asarray(x), asarray(y)
     if not x.ndim or not y.ndim:
-        return rec.multiply(x, y)  # type: ignore[no-any-return]
-    if y.ndim == 1 or (x.ndim <= 2 and y.ndim == 2):
-        if x.shape[-1] == y.shape[0]:
-            return _matmul(x, y)  # type: ignore[no-any-return]
+        return rec.multiply(x, y)
+    if (y.ndim == 1 or (x.ndim <= 2 and y.ndim == 2)) and x.shape[-1] == y.shape[0]:
+        return _matmul(x, y)
     return contract("dot", x, y, (-1,), (-1 if y.ndim == 1 else -2,))
 
 
@@ -143,14 +157,14 @@ def inner(x: Any, y: Any) -> Tensor:
     """Sum products over the last axes; multiply if one of them is 0-d."""
     x, y = asarray(x), asarray(y)
     if not x.ndim or not y.ndim:
-        return rec.multiply(x, y)  # type: ignore[no-any-return]
+        return rec.multiply(x, y)
     return contract("inner", x, y, (-1,), (-1,))
 
 
 def outer(x: Any, y: Any) -> Tensor:
     """Multiply each element of ``x`` with each of ``y``, both flattened."""
     x, y = asarray(x), asarray(y)
-    return rec.multiply(rec.reshape(x, shape=(x.size, 1)), rec.reshape(y, shape=(1, y.size)))  # type: ignore[no-any-return]
+    return rec.multiply(rec.reshape(x, shape=(x.size, 1)), rec.reshape(y, shape=(1, y.size)))
 
 
 def _conjugated(x: Tensor) -> Tensor:
@@ -163,7 +177,7 @@ def vdot(x: Any, y: Any) -> Tensor:
     if x.size != y.size:
         raise ShapeError(f"vdot: shapes {x.shape} and {y.shape} have {x.size} and {y.size} elements.")
     flat = (rec.reshape(t, shape=(t.size,)) for t in (_conjugated(x), y))
-    return _matmul(*flat)  # type: ignore[no-any-return]
+    return _matmul(*flat)
 
 
 def vecdot(x: Any, y: Any, /, *, axis: int = -1) -> Tensor:
@@ -182,10 +196,10 @@ def vecdot(x: Any, y: Any, /, *, axis: int = -1) -> Tensor:
     shape = broadcast_shapes("vecdot (all axes but one)", x.shape[:-1], y.shape[:-1])
     x = _conjugated(x)
     if x.ndim == y.ndim == 1:
-        return _matmul(x, y)  # type: ignore[no-any-return]
+        return _matmul(x, y)
     x, y = (rec.broadcast_to(t, shape=(*shape, t.shape[-1])) if t.shape[:-1] != shape else t for t in (x, y))
     labels = "".join(chr(0x100 + i) for i in range(x.ndim))
-    return rec.einsum(x, y, left=labels, right=labels, output=labels[:-1], extra=())  # type: ignore[no-any-return]
+    return rec.einsum(x, y, left=labels, right=labels, output=labels[:-1], extra=())
 
 
 def matvec(x: Any, y: Any, /) -> Tensor:
@@ -236,7 +250,7 @@ def cross(x: Any, y: Any, axis: int = -1) -> Tensor:
         raise ShapeError(
             f"cross: axis {axis} of shapes {x.shape} and {y.shape} is not the same axis.  Count it from the end."
         )
-    return rec.cross(x, y, axis=places.pop())  # type: ignore[no-any-return]
+    return rec.cross(x, y, axis=places.pop())
 
 
 # Traces and diagonals ---------------------------------------------------------------------------
@@ -256,7 +270,7 @@ def last_diagonal(x: Tensor, offset: int, output: str) -> Tensor:
     """Take the diagonal of the last two axes; ``output`` is "d", or "" for its sum."""
     x = square_at(x, operator.index(offset))
     lead = "".join(chr(0x100 + i) for i in range(x.ndim - 2))
-    return rec.relabel(x, labels=lead + "dd", output=lead + output, extra=())  # type: ignore[no-any-return]
+    return rec.relabel(x, labels=lead + "dd", output=lead + output, extra=())
 
 
 def trace(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Tensor:

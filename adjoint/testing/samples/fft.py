@@ -13,12 +13,19 @@ def _half(n: int) -> object:
 
 CASES = [
     *(
-        Case("fftn", (array(2, 4),), {"n": (n,), "axes": (-1,), "norm": norm, "inverse": inverse}, f"{note}-{norm}")
+        Case(
+            "fftn",
+            (array(2, 4),),
+            {"n": (n,), "axes": (-1,), "norm": norm, "inverse": inverse},
+            f"{note}-{norm}",
+        )
         for (n, note), norm, inverse in zip(
             _LENGTHS, ("backward", "ortho", "forward", "backward"), (False, True, False, True), strict=True
         )
     ),
-    Case("fftn", (array(3, 4),), {"n": (2, 5), "axes": (-2, -1), "norm": "ortho", "inverse": False}, "two axes"),
+    Case(
+        "fftn", (array(3, 4),), {"n": (2, 5), "axes": (-2, -1), "norm": "ortho", "inverse": False}, "two axes"
+    ),
     *(
         Case("rfftn", (array(2, 4),), {"n": (n,), "axes": (-1,), "norm": norm}, f"{note}-{norm}")
         for (n, note), norm in zip(_LENGTHS, ("backward", "ortho", "forward", "ortho"), strict=True)

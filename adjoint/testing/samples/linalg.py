@@ -5,13 +5,17 @@ from __future__ import annotations
 from adjoint.testing.cases import Case, array
 
 
-def _pair(left: str, right: str, output: str, x: tuple[int, ...], y: tuple[int, ...], note: str, **extra: int) -> Case:
+def _pair(
+    left: str, right: str, output: str, x: tuple[int, ...], y: tuple[int, ...], note: str, **extra: int
+) -> Case:
     params = {"left": left, "right": right, "output": output, "extra": tuple(extra.items())}
     return Case("einsum", (array(*x), array(*y, seed=1)), params, note)
 
 
 def _one(labels: str, output: str, x: tuple[int, ...], note: str, **extra: int) -> Case:
-    return Case("relabel", (array(*x),), {"labels": labels, "output": output, "extra": tuple(extra.items())}, note)
+    return Case(
+        "relabel", (array(*x),), {"labels": labels, "output": output, "extra": tuple(extra.items())}, note
+    )
 
 
 CASES = [
