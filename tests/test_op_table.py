@@ -274,6 +274,9 @@ def needed(case: Case, wanted: list[int], slot: int) -> bool:
 @pytest.mark.parametrize("name", except_for("minimal", SMOOTH))
 def test_saves_are_minimal(name):
     op = op_of(name)
+    if op.joint is None:
+        kept = op.keeps(tuple(map(op.smooth, range(op.arity or 1))))
+        assert kept == (*op.saves_args, op.saves_out), f"{name}: saves= names what no rule mentions"
     read: dict[tuple[Any, int], bool] = {}
     for case in CASES[name]:
         everything = checked(case)
