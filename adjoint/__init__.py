@@ -29,6 +29,7 @@ from adjoint.grads.store import Gradients
 from adjoint.grads.tape import Tape
 from adjoint.interop import numpy as _numpy_protocols
 from adjoint.ops import (
+    arrange,
     compare,
     complex_parts,
     contraction,
@@ -36,20 +37,29 @@ from adjoint.ops import (
     elementwise,
     fft,
     index,
+    join,
     linalg,
+    order,
     piecewise,
     products,
     reduce,
+    scan,
+    selection,
     shape,
 )
+from adjoint.ops.arrange import *
 from adjoint.ops.compare import *
 from adjoint.ops.complex_parts import *
 from adjoint.ops.contraction import *
 from adjoint.ops.create import *
 from adjoint.ops.elementwise import *
+from adjoint.ops.join import *
+from adjoint.ops.order import *
 from adjoint.ops.piecewise import *
 from adjoint.ops.products import *
 from adjoint.ops.reduce import *
+from adjoint.ops.scan import *
+from adjoint.ops.selection import *
 from adjoint.ops.shape import *
 from adjoint.transforms.forward import jvp, linearize
 from adjoint.transforms.reverse import grad, value_and_grad, vjp
@@ -89,16 +99,21 @@ __all__ = [
     "tree",
     "value_and_grad",
     "vjp",
+    *arrange.__all__,
     *compare.__all__,
     *complex_parts.__all__,
     *contraction.__all__,
     *create.__all__,
     *elementwise.__all__,
+    *join.__all__,
+    *order.__all__,
     *piecewise.__all__,
     *products.__all__,
     *reduce.__all__,
+    *scan.__all__,
+    *selection.__all__,
     *shape.__all__,
 ]
 
-del _numpy_protocols, compare, complex_parts, contraction, create, elementwise
-del index, piecewise, products, reduce, shape
+del _numpy_protocols, arrange, compare, complex_parts, contraction, create, elementwise
+del index, join, order, piecewise, products, reduce, scan, selection, shape

@@ -107,7 +107,7 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
     "too many indices": (
         IndexError,
         lambda: x(2, 3)[0, 0, 0],
-        "too many indices: 3 for a tensor of shape (2, 3).",
+        "too many indices: 3 for a tensor of shape (2, 3), which has 2 axes.",
     ),
     "backward on a non-scalar": (
         ValueError,
@@ -163,7 +163,9 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
     "a reshape that does not fit": (
         ValueError,
         lambda: x(2, 3).reshape(4, 2),
-        "reshape: 6 elements of shape (2, 3) do not fit into shape (4, 2).",
+        """\
+        reshape: 6 elements of shape (2, 3) do not fit into shape (4, 2).
+          The product of the lengths must be the number of elements; one of them may be -1.""",
     ),
     "a number that does not fit": (
         ValueError,

@@ -26,6 +26,7 @@ from adjoint.errors import (
     AnomalyError,
     ArgumentError,
     DTypeError,
+    IndexingError,
     InputError,
     ShapeError,
 )
@@ -500,6 +501,8 @@ def explained(op: Op, args: tuple[Any, ...], params: dict[str, Any], error: Exce
         except ShapeError as better:
             return better
     listed = " and ".join(map(str, shapes))
+    if isinstance(error, IndexError) and not isinstance(error, ValueError):  # an AxisError is both
+        return IndexingError(f"{op.name}: {error}")
     if isinstance(error, TypeError):
         return DTypeError(f"{op.name}: not defined for {dtypes} (shapes {listed}): {error}")
     if isinstance(error, OverflowError):

@@ -44,6 +44,8 @@ def _functions() -> dict[Any, Callable[..., Any]]:
             theirs = getattr(getattr(np, submodule), name, None)
             if theirs is not None and not isinstance(theirs, np.ufunc):
                 found[theirs] = getattr(namespace, name)
+    found[np.lib.stride_tricks.sliding_window_view] = ops.function("sliding_window_view")
+    del found[np.put_along_axis]  # NumPy's writes into its argument, ours does not
     for theirs_name, ours in _ALIASES.items():
         theirs = getattr(np, theirs_name)
         if not isinstance(theirs, np.ufunc):

@@ -9,6 +9,7 @@ from adjoint.core.methods import install
 from adjoint.core.namespace import dyn, rec
 from adjoint.core.tensor import Tensor
 from adjoint.ops import (
+    arrange,
     compare,
     complex_parts,
     contraction,
@@ -17,11 +18,15 @@ from adjoint.ops import (
     elementwise,
     fft,
     index,
+    join,
     linalg,
+    order,
     piecewise,
     pool,
     products,
     reduce,
+    scan,
+    selection,
     shape,
 )
 
@@ -31,8 +36,13 @@ MODULES = (
     piecewise,
     compare,
     reduce,
+    scan,
     shape,
+    join,
+    arrange,
     index,
+    selection,
+    order,
     products,
     contraction,
     conv,

@@ -9,8 +9,10 @@ import numpy as np
 from adjoint.core.define import define
 from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import Shape, broadcast_shapes
-from adjoint.core.tensor import Tensor, array_of, asarray
+from adjoint.core.tensor import Tensor, Traced, array_of, asarray
 from adjoint.errors import IndexingError, InputError, ShapeError
+from adjoint.ops.complex_parts import astype
+from adjoint.ops.scatter import add_flat, from_start, row_positions
 
 __all__: list[str] = []
 
@@ -22,12 +24,17 @@ def canonical_key(shape: Shape, key: Any) -> Key:
 
     Boolean masks become the positions of their true elements, so that every key is static.
     """
+    plain = _plain_key(shape, key if type(key) is tuple else (key,))
+    if plain is not None:
+        return plain
     items = [_key_item(k) for k in (key if isinstance(key, tuple) else (key,))]
     if sum(k is Ellipsis for k in items) > 1:
         raise IndexingError("an index can have one ellipsis (...), but this one has more.")
     used = sum(map(_consumes, items))
     if used > len(shape):
-        raise IndexingError(f"too many indices: {used} for a tensor of shape {shape}.")
+        raise IndexingError(
+            f"too many indices: {used} for a tensor of shape {shape}, which has {len(shape)} axes."
+        )
     checked: list[Any] = []
     axis = 0
     for k in items:
@@ -47,6 +54,42 @@ def canonical_key(shape: Shape, key: Any) -> Key:
     return tuple(checked)
 
 
+def _plain_key(shape: Shape, key: tuple[Any, ...]) -> Key | None:
+    """Check an index of ints, slices, None and Ellipsis, the usual ones; None if it is another."""
+    axis, gap = 0, len(key)
+    for i, k in enumerate(key):
+        kind = type(k)
+        if kind is slice:
+            for bound in (k.start, k.stop, k.step):
+                if bound is not None and type(bound) is not int:
+                    return None
+            if k.step == 0:
+                return None
+            axis += 1
+        elif kind is int:
+            axis += 1
+        elif k is Ellipsis:
+            if gap != len(key):
+                return None
+            gap = i
+        elif k is not None:
+            return None
+    rest = len(shape) - axis
+    if rest < 0:
+        return None
+    axis = 0
+    for i, k in enumerate(key):
+        if type(k) is int:
+            n = shape[axis]
+            if not -n <= k < n:
+                return None  # the full check says what is wrong
+        if i == gap:
+            axis += rest
+        elif k is not None:
+            axis += 1
+    return key if gap != len(key) else (*key, Ellipsis)
+
+
 def _consumes(k: Any) -> int:
     """Count the axes of the tensor that an item of an index uses up."""
     if k is None or k is Ellipsis or type(k) is bool:
@@ -58,7 +101,10 @@ def _key_item(k: Any) -> Any:
     if k is None or k is Ellipsis or type(k) is int or type(k) is bool:
         return k
     if isinstance(k, slice):
-        return slice(*(None if s is None else _whole(s) for s in (k.start, k.stop, k.step)))
+        whole = slice(*(None if s is None else _whole(s) for s in (k.start, k.stop, k.step)))
+        if whole.step == 0:
+            raise IndexingError(f"a slice cannot have step 0, as {whole} has.")
+        return whole
     array = array_of(k)
     if array.dtype == bool:
         return array if array.ndim else bool(array)
@@ -94,13 +140,30 @@ def is_basic(key: Key) -> bool:
     return not any(isinstance(k, (np.ndarray, bool)) for k in key)
 
 
+def flat_positions(key: Key, shape: Shape) -> Any:
+    """Return the positions in the flattened tensor of the elements at a key with arrays."""
+    arrays = 0
+    while arrays < len(key) and isinstance(key[arrays], np.ndarray):
+        arrays += 1
+    size = 1
+    for n in shape:
+        size *= n
+    if key[arrays:] in ((), (Ellipsis,)):  # x[i], x[i, j], x[mask]: rows
+        rows, after = 0, size
+        for k, n in zip(key[:arrays], shape, strict=False):
+            rows = rows * n + from_start(k, n)
+        for n in shape[:arrays]:
+            after //= n or 1
+        return row_positions(np.asarray(rows), 1, 0, after)
+    return np.arange(size).reshape(shape)[key].reshape(-1)
+
+
 def _unindex(g: Any, key: Key, shape: Shape) -> Any:
     """Add ``g`` into zeros at ``key``: repeated positions add up."""
+    if not is_basic(key):
+        return add_flat(g, flat_positions(key, shape), shape)
     out = np.zeros(shape, g.dtype)
-    if is_basic(key):
-        out[key] = g
-    else:
-        np.add.at(out, key, g)
+    out[key] = g
     return out
 
 
@@ -124,11 +187,38 @@ rec.canonical_key = raw.canonical_key = canonical_key  # type: ignore[attr-defin
 
 def getitem(x: Tensor, key: Any) -> Tensor:
     """Return ``x[key]`` for any index that NumPy takes; gradients of repeated elements add up."""
+    if type(key) is Traced or (type(key) is tuple and any(type(k) is Traced for k in key)):
+        return _index_traced(x, key if type(key) is tuple else (key,))
     key = canonical_key(x.shape, key)
     try:
         return rec.index(x, key=key)
-    except ShapeError as error:
+    except (ShapeError, IndexingError) as error:
         raise IndexingError(f"cannot index shape {x.shape}: {error}") from None
+
+
+def _index_traced(x: Tensor, key: Key) -> Tensor:
+    """Index the first axes by whole numbers that live inside a transform."""
+    items = [k for k in key if k is not Ellipsis] if key[-1] is Ellipsis else list(key)
+    if len(items) > x.ndim or not all(isinstance(k, (int, np.ndarray, Tensor)) for k in items):
+        raise IndexingError(
+            "inside a transform, an index with traced values is made of whole numbers for the first axes alone.\n"
+            "  Use ad.take or ad.take_along_axis for other axes, and ad.where in place of a mask."
+        )
+    position: Any = None
+    for k, n in zip(items, x.shape, strict=False):
+        i = asarray(k)
+        if i.dtype.kind not in "iu":
+            raise IndexingError(
+                f"inside a transform, an index is made of whole numbers, but got {i.dtype} values.\n"
+                "  Use ad.where in place of a mask."
+            )
+        i = rec.where(rec.less(i, 0), rec.add(i, n), i)
+        position = i if position is None else rec.add(rec.multiply(position, n), i)
+    rows = 1
+    for n in x.shape[: len(items)]:
+        rows *= n
+    flat = rec.reshape(x, shape=(rows, *x.shape[len(items) :]))
+    return rec.take(flat, position, axis=-flat.ndim)
 
 
 class At:
@@ -159,7 +249,18 @@ class At:
 
     def set(self, value: Any) -> Tensor:
         """Return a copy with ``value`` there; of repeated positions the last one counts."""
-        return self._update(lambda old, new: new, value)
+        x, key, value = self._x, self._checked(), self._spread(value)
+        if is_basic(key):
+            return rec.index_set(x, value, key=key)
+        flat = flat_positions(key, x.shape)
+        owner = np.zeros(x.size, np.intp)
+        owner[flat] = np.arange(flat.size)
+        last = np.flatnonzero(owner[flat] == np.arange(flat.size))
+        if last.size == flat.size:
+            return rec.index_set(x, value, key=key)
+        values = rec.index(rec.reshape(value, shape=(flat.size,)), key=(last,))
+        out = rec.index_set(rec.reshape(x, shape=(x.size,)), values, key=(flat[last],))
+        return rec.reshape(out, shape=x.shape)
 
     def add(self, value: Any) -> Tensor:
         """Return a copy with ``value`` added there."""
@@ -190,7 +291,7 @@ class At:
         if broadcast_shapes("x.at[key]", spot, value.shape) != spot:
             raise ShapeError(f"x.at[key]: a value of shape {value.shape} does not fit into shape {spot}.")
         if value.dtype != self._x.dtype:
-            value = rec.astype(value, dtype=self._x.dtype)
+            value = astype(value, self._x.dtype)
         return rec.broadcast_to(value, shape=spot)
 
     def _update(self, combine: Any, value: Any) -> Tensor:
@@ -198,7 +299,7 @@ class At:
         if is_basic(key):
             return rec.index_set(x, combine(rec.index(x, key=key), value), key=key)
         # positions in the flattened tensor; repeats are applied round by round, in order
-        flat = np.arange(x.size).reshape(x.shape)[key].ravel()
+        flat = flat_positions(key, x.shape)
         out, values = rec.reshape(x, shape=(x.size,)), rec.reshape(value, shape=(flat.size,))
         for chosen in _rounds(flat):
             spot = (flat[chosen],)

@@ -1,4 +1,4 @@
-"""Reductions and scans.  Inside, axes are negative and in a tuple, so a batch axis in front changes nothing."""
+"""Reductions.  Inside, axes are negative and in a tuple, so a batch axis in front changes nothing."""
 
 from __future__ import annotations
 
@@ -10,19 +10,26 @@ from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis
 from adjoint.core.tensor import Tensor, asarray
-from adjoint.errors import ShapeError
+from adjoint.errors import DTypeError, InputError, ShapeError
 
 __all__ = [
     "all",
     "any",
     "argmax",
     "argmin",
-    "cumprod",
-    "cumsum",
+    "average",
+    "count_nonzero",
+    "logsumexp",
     "max",
     "mean",
     "min",
+    "nanmax",
+    "nanmean",
+    "nanmin",
+    "nanprod",
+    "nansum",
     "prod",
+    "ptp",
     "std",
     "sum",
     "var",
@@ -30,6 +37,7 @@ __all__ = [
 
 _HALF = ("float16", "bfloat16")
 _add_reduce: Any = np.add.reduce  # np.sum without its Python layer
+_silent = {"divide": "ignore", "invalid": "ignore"}
 
 
 def _wide(x: Any) -> Any:
@@ -41,7 +49,8 @@ def _like(y: Any, x: Any) -> Any:
     return y if y.dtype == x.dtype or x.dtype.name not in _HALF else y.astype(x.dtype)
 
 
-def _count(shape: Shape, axis: Shape) -> int:
+def count(shape: Shape, axis: Shape) -> int:
+    """Count the elements over which ``axis`` reduces."""
     total = 1
     for a in axis:
         total *= shape[a]
@@ -58,6 +67,9 @@ def kept(xp: Any, g: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
     return xp.reshape(g, shape=tuple(shape))
 
 
+# The ops ---------------------------------------------------------------------------------------
+
+
 def _sum_forward(x: Any, axis: Shape, keepdims: bool) -> Any:
     return _like(_add_reduce(_wide(x), axis=axis, keepdims=keepdims), x)
 
@@ -66,28 +78,87 @@ def _spread(xp: Any, g: Any, y: Any, x: Any, axis: Shape, keepdims: bool) -> Any
     return xp.broadcast_to(kept(xp, g, x, axis, keepdims), shape=x.shape)
 
 
+def _mean_forward(x: Any, axis: Shape, keepdims: bool) -> Any:
+    """Σx / n: np.mean without its Python layer, a third of its time; NaN for no elements."""
+    n = count(x.shape, axis)
+    total = _add_reduce(_wide(x), axis=axis, keepdims=keepdims)
+    if n:
+        return _like(total / n, x)
+    with np.errstate(**_silent):  # type: ignore[arg-type]
+        return _like(total / n, x)
+
+
 def _mean_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
-    return _spread(xp, g / _count(x.shape, axis), y, x, axis, keepdims)
+    return _spread(xp, g / count(x.shape, axis), y, x, axis, keepdims)
 
 
 def _extreme_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
-    """Elements that tie for the extreme share the gradient equally."""
-    hit = x == kept(xp, y, x, axis, keepdims)
-    share = kept(xp, g, x, axis, keepdims) / xp.sum(hit, axis=axis, keepdims=True)
+    """Elements that tie for the extreme share the gradient equally; if there are NaNs, those do."""
+    hit = xp.logical_or(x == kept(xp, y, x, axis, keepdims), x != x)
+    ties = xp.astype(xp.sum(hit, axis=axis, keepdims=True), dtype=x.dtype)
+    share = kept(xp, g, x, axis, keepdims) / ties
     return xp.where(hit, share, 0)
 
 
+def _var_forward(x: Any, axis: Shape, correction: float, keepdims: bool) -> Any:
+    wide = _wide(x)
+    n = count(x.shape, axis)
+    if n and n > correction:
+        return _like(_squares(wide, n, axis, keepdims) / (n - correction), x)
+    with np.errstate(**_silent):  # type: ignore[arg-type]
+        return _like(_squares(wide, n, axis, keepdims) / 0.0, x)
+
+
+def _squares(x: Any, n: int, axis: Shape, keepdims: bool) -> Any:
+    """Σ |x - mean|²; of complex numbers it is real."""
+    away = x - _add_reduce(x, axis=axis, keepdims=True) / n
+    square = away.real**2 + away.imag**2 if x.dtype.kind == "c" else away * away
+    return _add_reduce(square, axis=axis, keepdims=keepdims)
+
+
+def _over(x: Any, axis: Shape, correction: float) -> float:
+    n = count(x.shape, axis) - correction
+    return 1.0 / n if n > 0 else float("nan")
+
+
 def _var_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, correction: float, keepdims: bool) -> Any:
-    spread = x - xp.mean(x, axis=axis, keepdims=True)
-    return kept(xp, g, x, axis, keepdims) * (2.0 / (_count(x.shape, axis) - correction)) * spread
+    away = x - xp.mean(x, axis=axis, keepdims=True)
+    return kept(xp, g, x, axis, keepdims) * (2.0 * _over(x, axis, correction)) * away
 
 
 def _std_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, correction: float, keepdims: bool) -> Any:
     """(x - mean) / (n σ); at σ = 0, where σ has a corner, the subgradient 0."""
     sigma = kept(xp, y, x, axis, keepdims)
-    scale = kept(xp, g, x, axis, keepdims) / xp.where(sigma == 0, 1, sigma)
-    spread = x - xp.mean(x, axis=axis, keepdims=True)
-    return scale * (1.0 / (_count(x.shape, axis) - correction)) * spread
+    corner = sigma == 0
+    scale = xp.where(corner, 0, kept(xp, g, x, axis, keepdims)) / xp.where(corner, 1, sigma)
+    away = x - xp.mean(x, axis=axis, keepdims=True)
+    return scale * _over(x, axis, correction) * away
+
+
+def _logsumexp(xp: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
+    """m + log Σ exp(x - m) with m = max x, or 0 where that is infinite."""
+    top = xp.max(x, axis=axis, keepdims=True)
+    top = xp.where(xp.isfinite(top), top, 0)
+    total = xp.sum(xp.exp(x - top), axis=axis, keepdims=True)
+    # log 0 = -inf is the value of a row of -inf, and no reason to warn
+    y = xp.where(total == 0, -np.inf, xp.log(xp.where(total == 0, 1, total)) + top)
+    if keepdims or not axis:
+        return y
+    shape = tuple(n for a, n in enumerate(x.shape, -x.ndim) if a not in axis)
+    return xp.reshape(y, shape=shape)
+
+
+def _logsumexp_weights(xp: Any, y: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
+    """exp(x - y); 0 in a row of -inf; where the sum is +inf, the infinite elements share it."""
+    y = kept(xp, y, x, axis, keepdims)
+    top = x == np.inf
+    usual = xp.exp(xp.where(top, -np.inf, x) - xp.where(xp.isinf(y), np.inf, y))
+    top = xp.astype(top, dtype=x.dtype)
+    return usual + top / xp.where(y == np.inf, xp.sum(top, axis=axis, keepdims=True), 1)
+
+
+def _logsumexp_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
+    return kept(xp, g, x, axis, keepdims) * _logsumexp_weights(xp, y, x, axis, keepdims)
 
 
 def exclusive_product(xp: Any, x: Any, axis: int) -> Any:
@@ -118,44 +189,27 @@ def _prod_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, keepdims: bool) -> 
     return kept(xp, g, x, axis, keepdims) * others
 
 
-def _cumprod_rule(xp: Any, g: Any, y: Any, x: Any, axis: int) -> Any:
-    """dx_i = (Π_{k<i} x_k) S_i with S_i = g_i + x_{i+1} S_{i+1}, solved by doubling."""
-    n = x.shape[axis]
-    if n < 2:
-        return g
-    x, g = xp.moveaxis(x, source=axis, destination=-1), xp.moveaxis(g, source=axis, destination=-1)
-    front = ((0, 0),) * (len(x.shape) - 1)
-    ahead = xp.pad(x[..., 1:], widths=(*front, (0, 1)), value=0)
-    step = 1
-    while step < n:
-        later = xp.pad(g[..., step:], widths=(*front, (0, step)), value=0)
-        g = g + ahead * later
-        ahead = ahead * xp.pad(ahead[..., step:], widths=(*front, (0, step)), value=0)
-        step *= 2
-    before = xp.cumprod(xp.pad(x[..., :-1], widths=(*front, (1, 0)), value=1), axis=-1)
-    return xp.moveaxis(before * g, source=-1, destination=axis)
-
-
 define("sum", _sum_forward, _spread, kind="linear", params=("axis", "keepdims"),
        domain={"axis": (-1,), "keepdims": False}, doc="The sum over axes.")  # fmt: skip
-define("mean", lambda x, axis, keepdims: _like(np.mean(_wide(x), axis=axis, keepdims=keepdims), x),
-       _mean_rule, kind="linear", params=("axis", "keepdims"), doc="The mean over axes.")  # fmt: skip
+define(
+    "mean", _mean_forward, _mean_rule, kind="linear", params=("axis", "keepdims"), doc="The mean over axes."
+)
 define("prod", lambda x, axis, keepdims: np.multiply.reduce(x, axis=axis, keepdims=keepdims),
        _prod_rule, saves="x", kind="general", params=("axis", "keepdims"), doc="The product over one axis.")  # fmt: skip
 define("max", lambda x, axis, keepdims: np.maximum.reduce(x, axis=axis, keepdims=keepdims),
        _extreme_rule, saves="xy", kind="general", params=("axis", "keepdims"), doc="The maximum over axes.")  # fmt: skip
 define("min", lambda x, axis, keepdims: np.minimum.reduce(x, axis=axis, keepdims=keepdims),
        _extreme_rule, saves="xy", kind="general", params=("axis", "keepdims"), doc="The minimum over axes.")  # fmt: skip
-define("var", lambda x, axis, correction, keepdims: np.var(x, axis=axis, ddof=correction, keepdims=keepdims),
-       _var_rule, saves="x", kind="general", params=("axis", "correction", "keepdims"), doc="The variance over axes.")  # fmt: skip
-define("std", lambda x, axis, correction, keepdims: np.std(x, axis=axis, ddof=correction, keepdims=keepdims),
+define("var", _var_forward, _var_rule, saves="x", kind="general", params=("axis", "correction", "keepdims"),
+       doc="The variance over axes.")  # fmt: skip
+define("std", lambda x, axis, correction, keepdims: np.sqrt(_var_forward(x, axis, correction, keepdims)),
        _std_rule, saves="xy", kind="general", params=("axis", "correction", "keepdims"),
        doc="The standard deviation over axes.")  # fmt: skip
-define("cumsum", lambda x, axis: np.cumsum(x, axis=axis),
-       lambda xp, g, y, x, axis: xp.flip(xp.cumsum(xp.flip(g, axis=(axis,)), axis=axis), axis=(axis,)),
-       kind="linear", params=("axis",), doc="Running sums along an axis.")  # fmt: skip
-define("cumprod", lambda x, axis: np.cumprod(x, axis=axis), _cumprod_rule, saves="x", kind="general",
-       params=("axis",), doc="Running products along an axis.")  # fmt: skip
+define("logsumexp", _logsumexp, _logsumexp_rule, saves="xy", kind="general", fused=True,
+       params=("axis", "keepdims"),
+       jvp=lambda xp, t, y, x, axis, keepdims: xp.sum(t * _logsumexp_weights(xp, y, x, axis, keepdims),
+                                                      axis=axis, keepdims=keepdims),
+       doc="The logarithm of the sum of exponentials over axes.")  # fmt: skip
 
 _WHY = "it is piecewise constant"
 define("any", lambda x, axis, keepdims: np.any(x, axis=axis, keepdims=keepdims), None, kind="general",
@@ -168,28 +222,77 @@ define("argmin", lambda x, axis, keepdims: np.argmin(x, axis=axis, keepdims=keep
        params=("axis", "keepdims"), reason=_WHY, doc="Where the minimum is.")  # fmt: skip
 
 
-def sum(x: Any, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+# Functions that sort their arguments first -----------------------------------------------------
+
+
+def typed(op: str, x: Any, dtype: Any = None) -> Tensor:
+    """Return an argument as a tensor of ``dtype``, if one is asked for."""
+    if dtype is None:
+        return asarray(x)
+    if isinstance(dtype, bool):
+        raise InputError(
+            f"{op}: dtype is a dtype, but got {dtype}.  Write keepdims={dtype} if that is meant."
+        )
+    return asarray(x, dtype=dtype)
+
+
+def floating(op: str, x: Any, dtype: Any = None) -> Tensor:
+    """Return an argument as a float or complex tensor; whole numbers become float64."""
+    x = typed(op, x, dtype)
+    return rec.astype(x, dtype=np.dtype(np.float64)) if x.dtype.kind in "iub" else x
+
+
+def sum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
     """Add the elements over ``axis``: None for all, a number, or a tuple.
 
     >>> import adjoint as ad
     >>> ad.sum(ad.tensor([[1.0, 2.0], [3.0, 4.0]]), axis=0)
     tensor([4., 6.], dtype=float64)
     """
-    x = asarray(x, dtype=dtype)
+    x = typed("sum", x, dtype)
     return rec.sum(x, axis=canonical_axes("sum", axis, x.ndim), keepdims=bool(keepdims))
 
 
-def mean(x: Any, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> Tensor:
+def mean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
     """Average the elements over ``axis``; the mean of none is NaN."""
-    x = asarray(x, dtype=dtype)
-    if x.dtype.kind in "iub":
-        x = x.astype(np.float64)
+    x = floating("mean", x, dtype)
     return rec.mean(x, axis=canonical_axes("mean", axis, x.ndim), keepdims=bool(keepdims))
 
 
-def prod(x: Any, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+def average(
+    x: Any, axis: Any = None, weights: Any = None, returned: bool = False, *, keepdims: bool = False
+) -> Any:
+    """Average with weights: Σ w x / Σ w, differentiable in both.
+
+    Weights have the shape of ``x``, or one axis, that of ``axis``.  With ``returned`` the sum of
+    weights comes second.
+
+    >>> import adjoint as ad
+    >>> ad.average(ad.tensor([1.0, 5.0]), weights=ad.tensor([3.0, 1.0]))
+    tensor(2., dtype=float64)
+    """
+    x = floating("average", x)
+    axes = canonical_axes("average", axis, x.ndim)
+    if weights is None:
+        out = rec.mean(x, axis=axes, keepdims=bool(keepdims))
+        return (out, rec.ones_like(out) * count(x.shape, axes)) if returned else out
+    w = floating("average", weights)
+    if w.shape != x.shape:
+        if w.shape != tuple(x.shape[a] for a in axes):
+            raise ShapeError(
+                f"average: weights of shape {w.shape} fit neither shape {x.shape} nor its axis {axis}.\n"
+                "  Give one weight per element, or one per element along axis=."
+            )
+        w = rec.reshape(w, shape=tuple(x.shape[a] if a in axes else 1 for a in range(-x.ndim, 0)))
+        w = rec.broadcast_to(w, shape=x.shape)
+    total = rec.sum(w, axis=axes, keepdims=bool(keepdims))
+    out = rec.sum(rec.multiply(x, w), axis=axes, keepdims=bool(keepdims)) / total
+    return (out, total) if returned else out
+
+
+def prod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
     """Multiply the elements over ``axis``; derivatives are right with zeros, to every order."""
-    x = asarray(x, dtype=dtype)
+    x = typed("prod", x, dtype)
     axes = canonical_axes("prod", axis, x.ndim)
     if len(axes) == 1:
         return rec.prod(x, axis=axes, keepdims=bool(keepdims))
@@ -197,7 +300,7 @@ def prod(x: Any, axis: Any = None, dtype: Any = None, keepdims: bool = False) ->
     rest = tuple(a for a in range(-x.ndim, 0) if a not in axes)
     flat = rec.permute_dims(x, axes=rest + axes) if axes else x
     lengths = tuple(x.shape[a] for a in rest)
-    flat = rec.reshape(flat, shape=(*lengths, _count(x.shape, axes)))
+    flat = rec.reshape(flat, shape=(*lengths, count(x.shape, axes)))
     out: Tensor = rec.prod(flat, axis=(-1,), keepdims=False)
     if keepdims:
         out = rec.reshape(out, shape=tuple(1 if a in axes else x.shape[a] for a in range(-x.ndim, 0)))
@@ -207,92 +310,170 @@ def prod(x: Any, axis: Any = None, dtype: Any = None, keepdims: bool = False) ->
 def _extreme(name: str, x: Any, axis: Any, keepdims: bool) -> Tensor:
     x = asarray(x)
     axes = canonical_axes(name, axis, x.ndim)
-    if _count(x.shape, axes) == 0:
-        raise ShapeError(f"{name}: no elements to choose from along axis {axis} of shape {x.shape}.")
+    if count(x.shape, axes) == 0:
+        raise _nothing(name, x, axis)
     return getattr(rec, name)(x, axis=axes, keepdims=bool(keepdims))
 
 
-def max(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+def _nothing(op: str, x: Tensor, axis: Any) -> ShapeError:
+    along = "" if axis is None else f" along axis {axis}"
+    return ShapeError(
+        f"{op}: no elements to choose from{along} of shape {x.shape}.\n"
+        "  Test x.size first, or reduce over an axis that is not empty."
+    )
+
+
+def max(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     """Return the largest element over ``axis``; elements that tie share the gradient equally."""
     return _extreme("max", x, axis, keepdims)
 
 
-def min(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+def min(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     """Return the smallest element over ``axis``; elements that tie share the gradient equally."""
     return _extreme("min", x, axis, keepdims)
 
 
-def _moment(name: str, x: Any, axis: Any, correction: float, keepdims: bool) -> Tensor:
+def ptp(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+    """Return the largest minus the smallest element over ``axis``: peak to peak."""
     x = asarray(x)
-    if x.dtype.kind in "iub":
-        x = x.astype(np.float64)
+    return _extreme("max", x, axis, keepdims) - _extreme("min", x, axis, keepdims)
+
+
+def _moment(name: str, x: Any, axis: Any, dtype: Any, correction: Any, ddof: Any, keepdims: bool) -> Tensor:
+    x = floating(name, x, dtype)
+    divisor = correction if ddof is None else ddof
+    if not isinstance(divisor, (int, float, np.integer, np.floating)):
+        raise InputError(f"{name}: correction is a number, but got {divisor!r}.")
     axes = canonical_axes(name, axis, x.ndim)
-    return getattr(rec, name)(x, axis=axes, correction=correction, keepdims=bool(keepdims))
+    # float: a NumPy number would make float32 results float64
+    return getattr(rec, name)(x, axis=axes, correction=float(divisor), keepdims=bool(keepdims))
 
 
 def var(
-    x: Any, axis: Any = None, correction: float = 0, keepdims: bool = False, *, ddof: float | None = None
-) -> Tensor:
+    x: Any, axis: Any = None, dtype: Any = None, *,
+    correction: float = 0, ddof: float | None = None, keepdims: bool = False,
+) -> Tensor:  # fmt: skip
     """Return the variance over ``axis``; the divisor is n - correction (NumPy's ``ddof``)."""
-    return _moment("var", x, axis, correction if ddof is None else ddof, keepdims)
+    return _moment("var", x, axis, dtype, correction, ddof, keepdims)
 
 
 def std(
-    x: Any, axis: Any = None, correction: float = 0, keepdims: bool = False, *, ddof: float | None = None
-) -> Tensor:
+    x: Any, axis: Any = None, dtype: Any = None, *,
+    correction: float = 0, ddof: float | None = None, keepdims: bool = False,
+) -> Tensor:  # fmt: skip
     """Return the standard deviation over ``axis``; where it is 0 its gradient is 0."""
-    return _moment("std", x, axis, correction if ddof is None else ddof, keepdims)
+    return _moment("std", x, axis, dtype, correction, ddof, keepdims)
 
 
-def _scan(name: str, x: Any, axis: Any) -> Tensor:
-    x = asarray(x)
-    if axis is None:
-        x = rec.reshape(x, shape=(x.size,))
-        axis = 0
-    return getattr(rec, name)(x, axis=canonical_axis(name, axis, x.ndim))
+def logsumexp(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+    """Return log Σ exp(x) over ``axis``, without overflow.
+
+    A row of -inf gives -inf and the gradient 0; where the result is +inf, the infinite elements
+    share the gradient.
+
+    >>> import adjoint as ad
+    >>> ad.logsumexp(ad.tensor([1000.0, 1000.0]))
+    tensor(1000.69314718, dtype=float64)
+    """
+    x = floating("logsumexp", x)
+    if x.dtype.kind == "c":
+        raise DTypeError(f"logsumexp: needs real numbers, but got {x.dtype}.")
+    axes = canonical_axes("logsumexp", axis, x.ndim)
+    if count(x.shape, axes) == 0:  # the sum of nothing is 0
+        shape = [1 if a in axes else n for a, n in enumerate(x.shape, -x.ndim)]
+        if not keepdims:
+            shape = [n for a, n in enumerate(x.shape, -x.ndim) if a not in axes]
+        return asarray(np.full(shape, -np.inf, x.dtype))
+    return rec.logsumexp(x, axis=axes, keepdims=bool(keepdims))
 
 
-def cumsum(x: Any, axis: Any = None) -> Tensor:
-    """Return the running sums along ``axis``; of the flattened tensor if it is None."""
-    return _scan("cumsum", x, axis)
-
-
-def cumprod(x: Any, axis: Any = None) -> Tensor:
-    """Return the running products along ``axis``; derivatives are right with zeros."""
-    return _scan("cumprod", x, axis)
-
-
-def any(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+def any(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     """Tell whether any element over ``axis`` is true."""
     x = asarray(x)
     return rec.any(x, axis=canonical_axes("any", axis, x.ndim), keepdims=bool(keepdims))
 
 
-def all(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+def all(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     """Tell whether all elements over ``axis`` are true."""
     x = asarray(x)
     return rec.all(x, axis=canonical_axes("all", axis, x.ndim), keepdims=bool(keepdims))
 
 
+def count_nonzero(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+    """Count the elements over ``axis`` that are not zero; no gradient flows."""
+    x = asarray(x)
+    return rec.sum(
+        rec.not_equal(x, 0), axis=canonical_axes("count_nonzero", axis, x.ndim), keepdims=bool(keepdims)
+    )
+
+
 def _position(name: str, x: Any, axis: Any, keepdims: bool) -> Tensor:
     x = asarray(x)
     if axis is None:
-        shape = (1,) * x.ndim if keepdims else ()
-        flat = rec.reshape(x, shape=(x.size,))
         if not x.size:
-            raise ShapeError(f"{name}: no elements to choose from in shape {x.shape}.")
+            raise _nothing(name, x, axis)
+        flat = rec.reshape(x, shape=(x.size,))
+        shape = (1,) * x.ndim if keepdims else ()
         return rec.reshape(getattr(rec, name)(flat, axis=-1, keepdims=False), shape=shape)
     where = canonical_axis(name, axis, x.ndim)
     if not x.shape[where]:
-        raise ShapeError(f"{name}: no elements to choose from along axis {axis} of shape {x.shape}.")
+        raise _nothing(name, x, axis)
     return getattr(rec, name)(x, axis=where, keepdims=bool(keepdims))
 
 
-def argmax(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+def argmax(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     """Return the index of the first largest element; no gradient flows."""
     return _position("argmax", x, axis, keepdims)
 
 
-def argmin(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+def argmin(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     """Return the index of the first smallest element; no gradient flows."""
     return _position("argmin", x, axis, keepdims)
+
+
+# NaNs left out ---------------------------------------------------------------------------------
+
+
+def _without_nan(op: str, x: Any, fill: float, dtype: Any = None) -> tuple[Tensor, Tensor | None]:
+    """Return a tensor with its NaNs replaced, and where they were; None where there can be none."""
+    x = typed(op, x, dtype)
+    if x.dtype.kind in "iub":
+        return x, None
+    missing: Tensor = rec.isnan(x)
+    return rec.where(missing, fill, x), missing
+
+
+def nansum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+    """Add the elements over ``axis`` that are not NaN; the others get the gradient 0."""
+    return sum(_without_nan("nansum", x, 0, dtype)[0], axis, keepdims=keepdims)
+
+
+def nanprod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+    """Multiply the elements over ``axis`` that are not NaN; the others get the gradient 0."""
+    return prod(_without_nan("nanprod", x, 1, dtype)[0], axis, keepdims=keepdims)
+
+
+def nanmean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+    """Average the elements over ``axis`` that are not NaN; NaN where there are none."""
+    filled, missing = _without_nan("nanmean", x, 0, dtype)
+    if missing is None:
+        return mean(filled, axis, keepdims=keepdims)
+    present = sum(rec.logical_not(missing), axis, keepdims=keepdims)
+    total = sum(filled, axis, keepdims=keepdims)
+    return rec.where(present == 0, np.nan, total / rec.maximum(present, 1).astype(filled.dtype))
+
+
+def _nan_extreme(name: str, x: Any, axis: Any, keepdims: bool, fill: float) -> Tensor:
+    filled, missing = _without_nan(f"nan{name}", x, fill)
+    out = _extreme(name, filled, axis, keepdims)
+    return out if missing is None else rec.where(all(missing, axis, keepdims=keepdims), np.nan, out)
+
+
+def nanmax(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+    """Return the largest element over ``axis`` that is not NaN; NaN where there is none."""
+    return _nan_extreme("max", x, axis, keepdims, -np.inf)
+
+
+def nanmin(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+    """Return the smallest element over ``axis`` that is not NaN; NaN where there is none."""
+    return _nan_extreme("min", x, axis, keepdims, np.inf)

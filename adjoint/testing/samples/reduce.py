@@ -11,7 +11,7 @@ _ZEROS = np.array([[2.0, 0.0, -1.5], [0.0, 0.0, 3.0]])
 CASES = [
     *(
         Case(op, (array(*shape),), {"axis": axis, "keepdims": keep})
-        for op in ("sum", "mean", "max", "min")
+        for op in ("sum", "mean", "max", "min", "logsumexp")
         for shape, axis, keep in (((), (), False), ((4,), (-1,), True), ((2, 3), (-2, -1), False))
     ),
     *(

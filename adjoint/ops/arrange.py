@@ -1,0 +1,281 @@
+"""Arranging elements anew: repeats, rotations, diagonals, triangles, grids, windows.  All linear."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.define import define
+from adjoint.core.namespace import rec
+from adjoint.core.shapes import Shape, canonical_axis, canonical_shape, same_rank_axes
+from adjoint.core.tensor import Tensor, array_of, asarray
+from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.ops.shape import flip, moveaxis
+
+__all__ = [
+    "diag",
+    "diagonal",
+    "fliplr",
+    "flipud",
+    "kron",
+    "meshgrid",
+    "repeat",
+    "rot90",
+    "sliding_window_view",
+    "tile",
+    "tril",
+    "triu",
+]
+
+# The ops ---------------------------------------------------------------------------------------
+
+
+def _diagonal(x: Any, offset: int) -> Any:
+    return np.diagonal(x, offset, -2, -1)
+
+
+def _undiagonal(x: Any, offset: int, shape: Shape) -> Any:
+    """Zeros with ``x`` on a diagonal of the last two axes, whose lengths are ``shape``."""
+    out = np.zeros((*x.shape[:-1], *shape), x.dtype)
+    n = np.arange(x.shape[-1])
+    out[..., n + max(-offset, 0), n + max(offset, 0)] = x
+    return out
+
+
+def _windows(x: Any, size: int, axis: int) -> Any:
+    """Every window of ``size`` neighbours along ``axis``, in a new last axis, as a view."""
+    x = np.asarray(x)
+    shape, step = list(x.shape), x.strides[axis]
+    shape[axis] -= size - 1
+    return np.lib.stride_tricks.as_strided(x, (*shape, size), (*x.strides, step), writeable=False)
+
+
+def _overlap_add(x: Any, axis: int, length: int) -> Any:
+    """Add windows up where they came from; ``axis`` counts in the result, which has one axis less."""
+    count, size = x.shape[axis - 1], x.shape[-1]
+    shape = list(x.shape[:-1])
+    shape[axis] = length
+    out: Any = np.zeros(shape, x.dtype)
+    along = (slice(None),) * (-axis - 1)
+    if size <= count:  # a loop over the shorter of the two
+        for i in range(size):
+            out[(..., slice(i, i + count), *along)] += x[..., i]
+    else:
+        for i in range(count):
+            out[(..., slice(i, i + size), *along)] += np.moveaxis(x[(..., i, *along, slice(None))], -1, axis)
+    return out
+
+
+define("diagonal", _diagonal,
+       lambda xp, g, y, x, offset: xp.undiagonal(g, offset=offset, shape=x.shape[-2:]),
+       kind="linear", params=("offset",), doc="A diagonal of the last two axes.")  # fmt: skip
+define("undiagonal", _undiagonal, lambda xp, g, y, x, offset, shape: xp.diagonal(g, offset=offset),
+       kind="linear", params=("offset", "shape"), doc="Zeros with elements on a diagonal of two new last axes.")  # fmt: skip
+define("tril", lambda x, k: np.tril(x, k), lambda xp, g, y, x, k: xp.tril(g, k=k), kind="linear", params=("k",),
+       doc="The lower triangle of the last two axes, zeros above.")  # fmt: skip
+define("triu", lambda x, k: np.triu(x, k), lambda xp, g, y, x, k: xp.triu(g, k=k), kind="linear", params=("k",),
+       doc="The upper triangle of the last two axes, zeros below.")  # fmt: skip
+define("windows", _windows,
+       lambda xp, g, y, x, size, axis: xp.overlap_add(g, axis=axis, length=x.shape[axis]),
+       kind="linear", params=("size", "axis"), doc="Every window of neighbours along an axis, in a new last axis.")  # fmt: skip
+define("overlap_add", _overlap_add,
+       lambda xp, g, y, x, axis, length: xp.windows(g, size=x.shape[-1], axis=axis),
+       kind="linear", params=("axis", "length"), doc="Windows added up where they overlap.")  # fmt: skip
+
+
+# Repeats ---------------------------------------------------------------------------------------
+
+
+def repeat(x: Any, repeats: Any, axis: int | None = None) -> Tensor:
+    """Repeat each element, all alike or each so many times; of the flattened tensor if axis is None.
+
+    >>> import adjoint as ad
+    >>> ad.repeat(ad.tensor([1.0, 2.0]), [1, 3])
+    tensor([1., 2., 2., 2.], dtype=float64)
+    """
+    x = asarray(x)
+    if axis is None:
+        x, axis = rec.reshape(x, shape=(x.size,)), 0
+    where = canonical_axis("repeat", axis, x.ndim)
+    n = x.shape[where]
+    times = array_of(repeats)
+    if times.dtype.kind not in "iu" and times.size:
+        raise InputError(f"repeat: repeats are whole numbers, but got {times.dtype}.")
+    if times.ndim > 1 or (times.ndim and times.size not in (1, n)):
+        raise ShapeError(
+            f"repeat: repeats of shape {times.shape} do not fit axis {axis} of length {n}: give one, or {n}."
+        )
+    if times.size and times.min() < 0:
+        raise ArgumentError(f"repeat: repeats must not be negative, but got {int(times.min())}.")
+    if times.size == 1:  # a view and one copy; backward is a sum over the new axis
+        k, at = int(times.reshape(())), x.ndim + where
+        wide = rec.reshape(x, shape=(*x.shape[: at + 1], 1, *x.shape[at + 1 :]))
+        wide = rec.broadcast_to(wide, shape=(*x.shape[: at + 1], k, *x.shape[at + 1 :]))
+        return rec.reshape(wide, shape=(*x.shape[:at], n * k, *x.shape[at + 1 :]))
+    return rec.take(x, asarray(np.repeat(np.arange(n), times)), axis=where)
+
+
+def tile(x: Any, reps: Any) -> Tensor:
+    """Repeat a whole tensor ``reps`` times along each axis.
+
+    >>> import adjoint as ad
+    >>> ad.tile(ad.tensor([1.0, 2.0]), 2)
+    tensor([1., 2., 1., 2.], dtype=float64)
+    """
+    x = asarray(x)
+    times = canonical_shape("tile", reps)
+    if any(k < 0 for k in times):
+        raise ArgumentError(f"tile: reps must not be negative, but got {reps!r}.")
+    ndim = max(x.ndim, len(times))
+    lengths, times = same_rank_axes(x.shape, ndim), same_rank_axes(times, ndim)
+    split = tuple(m for n in lengths for m in (1, n))
+    wide = tuple(m for n, k in zip(lengths, times, strict=True) for m in (k, n))
+    joined = tuple(n * k for n, k in zip(lengths, times, strict=True))
+    return rec.reshape(rec.broadcast_to(rec.reshape(x, shape=split), shape=wide), shape=joined)
+
+
+# Rotations, grids, products --------------------------------------------------------------------
+
+
+def flipud(x: Any) -> Tensor:
+    """Reverse the order along the first axis."""
+    return flip(x, 0)
+
+
+def fliplr(x: Any) -> Tensor:
+    """Reverse the order along the second axis."""
+    return flip(x, 1)
+
+
+def rot90(x: Any, k: int = 1, axes: Any = (0, 1)) -> Tensor:
+    """Rotate ``k`` quarter turns in the plane of two axes, from the first towards the second."""
+    x = asarray(x)
+    if len(axes) != 2:
+        raise ShapeError(f"rot90: a plane has two axes, but axes is {tuple(axes)}.")
+    a, b = (canonical_axis("rot90", i, x.ndim) for i in axes)
+    if a == b:
+        raise ShapeError(f"rot90: axes {tuple(axes)} name the same axis twice.")
+    turns = operator.index(k) % 4
+    if turns == 0:
+        return x
+    if turns == 2:
+        return rec.flip(x, axis=(a, b))
+    order = list(range(-x.ndim, 0))
+    order[a], order[b] = b, a
+    if turns == 1:
+        return rec.permute_dims(rec.flip(x, axis=(b,)), axes=tuple(order))
+    return rec.flip(rec.permute_dims(x, axes=tuple(order)), axis=(b,))
+
+
+def meshgrid(*xs: Any, indexing: str = "xy") -> list[Tensor]:
+    """Spread vectors over a grid: ``indexing`` "ij" puts the first along axis 0, "xy" along axis 1."""
+    if indexing not in ("xy", "ij"):
+        raise ArgumentError(f"meshgrid: indexing is 'xy' or 'ij', not {indexing!r}.")
+    vectors = [asarray(x) for x in xs]
+    for x in vectors:
+        if x.ndim > 1:
+            raise ShapeError(f"meshgrid: expected vectors, but got shape {x.shape}.")
+    places = list(range(len(vectors)))
+    if indexing == "xy" and len(vectors) > 1:
+        places[:2] = 1, 0
+    shape = [1] * len(vectors)
+    for x, place in zip(vectors, places, strict=True):
+        shape[place] = x.size
+    grid = []
+    for x, place in zip(vectors, places, strict=True):
+        alone = tuple(x.size if i == place else 1 for i in range(len(vectors)))
+        grid.append(rec.broadcast_to(rec.reshape(x, shape=alone), shape=tuple(shape)))
+    return grid
+
+
+def kron(x: Any, y: Any) -> Tensor:
+    """Return the Kronecker product: every element of ``x`` times all of ``y``, as blocks."""
+    x, y = asarray(x), asarray(y)
+    ndim = max(x.ndim, y.ndim)
+    a, b = same_rank_axes(x.shape, ndim), same_rank_axes(y.shape, ndim)
+    blocks = rec.multiply(
+        rec.reshape(x, shape=tuple(m for n in a for m in (n, 1))),
+        rec.reshape(y, shape=tuple(m for n in b for m in (1, n))),
+    )
+    return rec.reshape(blocks, shape=tuple(m * n for m, n in zip(a, b, strict=True)))
+
+
+# Diagonals and triangles -----------------------------------------------------------------------
+
+
+def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+    """Return a diagonal of two axes, as the last axis of the result."""
+    x = _matrix("diagonal", x)
+    a, b = (canonical_axis("diagonal", i, x.ndim) for i in (axis1, axis2))
+    if a == b:
+        raise ShapeError(f"diagonal: axis1 and axis2 are both axis {axis1} of shape {x.shape}.")
+    if (a, b) != (-2, -1):
+        x = moveaxis(x, (a, b), (-2, -1))
+    return rec.diagonal(x, offset=operator.index(offset))
+
+
+def diag(x: Any, k: int = 0) -> Tensor:
+    """Return the diagonal of a matrix, or the matrix with a vector on its diagonal.
+
+    >>> import adjoint as ad
+    >>> ad.diag(ad.tensor([1.0, 2.0]))
+    tensor([[1., 0.],
+            [0., 2.]], dtype=float64)
+    """
+    x, offset = asarray(x), operator.index(k)
+    if x.ndim == 2:
+        return rec.diagonal(x, offset=offset)
+    if x.ndim != 1:
+        raise ShapeError(f"diag: expected a vector or a matrix, but got shape {x.shape}.  Use ad.diagonal.")
+    n = x.size + abs(offset)
+    return rec.undiagonal(x, offset=offset, shape=(n, n))
+
+
+def _matrix(op: str, x: Any) -> Tensor:
+    x = asarray(x)
+    if x.ndim < 2:
+        raise ShapeError(f"{op}: needs two axes or more, but the shape is {x.shape}.")
+    return x
+
+
+def tril(x: Any, k: int = 0) -> Tensor:
+    """Keep the lower triangle of the last two axes, up to diagonal ``k``; zeros above."""
+    return rec.tril(_matrix("tril", x), k=operator.index(k))
+
+
+def triu(x: Any, k: int = 0) -> Tensor:
+    """Keep the upper triangle of the last two axes, from diagonal ``k``; zeros below."""
+    return rec.triu(_matrix("triu", x), k=operator.index(k))
+
+
+# Windows ---------------------------------------------------------------------------------------
+
+
+def sliding_window_view(x: Any, window_shape: Any, axis: Any = None) -> Tensor:
+    """Return every window of neighbours along axes, in new axes at the end; a view, no copy.
+
+    >>> import adjoint as ad
+    >>> ad.sliding_window_view(ad.arange(4.0), 2)
+    tensor([[0., 1.],
+            [1., 2.],
+            [2., 3.]], dtype=float64)
+    """
+    x = asarray(x)
+    sizes = canonical_shape("sliding_window_view", window_shape)
+    given = range(x.ndim) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
+    axes = [canonical_axis("sliding_window_view", a, x.ndim) for a in given]
+    if len(sizes) != len(axes):
+        raise ShapeError(
+            f"sliding_window_view: {len(sizes)} window lengths {sizes} for {len(axes)} axes of shape {x.shape}.\n"
+            "  Give one length per axis, or name the axes as axis=."
+        )
+    for i, (size, a) in enumerate(zip(sizes, axes, strict=True)):
+        n = x.shape[a - i]  # each window put an axis at the end
+        if not 0 <= size <= n:
+            raise ShapeError(
+                f"sliding_window_view: a window of {size} does not fit into axis {a} of length {n}."
+            )
+        x = rec.windows(x, size=size, axis=a - i)
+    return x

@@ -1,0 +1,355 @@
+"""Order: sort, argsort, topk, searchsorted, medians and quantiles, distinct values.
+
+A sort is a gather by argsort, so its gradient goes back where each element came from.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adjoint.core.define import define
+from adjoint.core.namespace import rec
+from adjoint.core.shapes import Shape, canonical_axes, canonical_axis
+from adjoint.core.tensor import Tensor, array_of, asarray
+from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
+from adjoint.ops.reduce import count, floating
+from adjoint.ops.selection import _values
+
+__all__ = [
+    "argsort",
+    "median",
+    "percentile",
+    "quantile",
+    "searchsorted",
+    "sort",
+    "topk",
+    "unique",
+    "unique_all",
+    "unique_counts",
+    "unique_inverse",
+    "unique_values",
+]
+
+_WHY = "it is piecewise constant"
+
+# The ops ---------------------------------------------------------------------------------------
+
+
+def _argsort(x: Any, axis: int, descending: bool, stable: bool) -> Any:
+    kind: Any = "stable" if stable else None
+    if not descending:
+        return np.argsort(x, axis=axis, kind=kind)
+    # backwards from the end, so that equal elements keep their order
+    back = np.flip(np.argsort(np.flip(x, axis), axis=axis, kind=kind), axis)
+    return x.shape[axis] - 1 - back
+
+
+def _sort(x: Any, axis: int, descending: bool, stable: bool) -> Any:
+    y = np.sort(x, axis=axis)  # of equal numbers nobody sees the order
+    return np.flip(y, axis) if descending else y
+
+
+def _sort_rule(xp: Any, g: Any, y: Any, x: Any, axis: int, descending: bool, stable: bool) -> Any:
+    i = xp.argsort(x, axis=axis, descending=descending, stable=stable)
+    return xp.untake_along_axis(g, i, axis=axis, length=x.shape[axis])
+
+
+def _sort_jvp(xp: Any, t: Any, y: Any, x: Any, axis: int, descending: bool, stable: bool) -> Any:
+    i = xp.argsort(x, axis=axis, descending=descending, stable=stable)
+    return xp.take_along_axis(t, i, axis=axis)
+
+
+def _argtopk(x: Any, k: int, axis: int, largest: bool) -> Any:
+    """Where the k largest (or smallest) elements are, in their order; the first of equals first."""
+    n = x.shape[axis]
+    if 4 * k < n:  # partition first: linear in n
+        i = np.argpartition(x, n - k if largest else k - 1, axis=axis)
+        i = np.sort(np.take(i, np.arange(n - k, n) if largest else np.arange(k), axis=axis), axis=axis)
+        order = _argsort(np.take_along_axis(x, i, axis), axis, largest, True)
+        return np.take_along_axis(i, order, axis)
+    return np.take(_argsort(x, axis, largest, True), np.arange(k), axis=axis)
+
+
+_SORTING = ("axis", "descending", "stable")
+define("argsort", _argsort, None, kind="general", params=_SORTING, reason=_WHY,
+       doc="Where each element of the sorted tensor comes from.")  # fmt: skip
+define("sort", _sort, _sort_rule, saves="x", kind="general", params=_SORTING, jvp=_sort_jvp,
+       doc="The elements in order along an axis.")  # fmt: skip
+define("argtopk", _argtopk, None, kind="general", params=("k", "axis", "largest"), reason=_WHY,
+       doc="Where the k largest elements are.")  # fmt: skip
+define("searchsorted", lambda x, v, side: np.searchsorted(x, v, side=side), None, None, kind="general",
+       params=("side",), reason=_WHY, doc="Where elements would go in a sorted vector.")  # fmt: skip
+
+
+# Sorting ---------------------------------------------------------------------------------------
+
+
+def _sorting(op: str, x: Any, axis: Any, descending: bool, stable: bool | None, kind: Any) -> Tensor:
+    if kind not in (None, "quicksort", "stable", "mergesort", "heapsort"):
+        raise ArgumentError(f"{op}: kind is 'quicksort', 'heapsort' or 'stable', not {kind!r}.")
+    x = asarray(x)
+    if axis is None:
+        x, axis = rec.reshape(x, shape=(x.size,)), 0
+    where = canonical_axis(op, axis, x.ndim)
+    stable = stable is not False
+    return getattr(rec, op)(x, axis=where, descending=bool(descending), stable=stable)
+
+
+def sort(
+    x: Any, axis: int | None = -1, kind: Any = None, *, descending: bool = False, stable: bool | None = True
+) -> Tensor:
+    """Return the elements in order along ``axis``; the gradient goes back where each came from.
+
+    NaNs come last, with ``descending`` first.  Among equal elements the gradients keep their order.
+
+    >>> import adjoint as ad
+    >>> ad.sort(ad.tensor([3.0, 1.0, 2.0]), descending=True)
+    tensor([3., 2., 1.], dtype=float64)
+    """
+    return _sorting("sort", x, axis, descending, stable, kind)
+
+
+def argsort(
+    x: Any, axis: int | None = -1, kind: Any = None, *, descending: bool = False, stable: bool | None = True
+) -> Tensor:
+    """Return the indices that sort ``x`` along ``axis``; equal elements keep their order; no gradient flows."""
+    return _sorting("argsort", x, axis, descending, stable, kind)
+
+
+class TopK(NamedTuple):
+    """The largest elements, and where they are."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def topk(x: Any, k: int, axis: int = -1, *, largest: bool = True) -> TopK:
+    """Return the ``k`` largest (or smallest) elements along ``axis``, in order, and their indices.
+
+    >>> import adjoint as ad
+    >>> ad.topk(ad.tensor([3.0, 9.0, 5.0]), 2).values
+    tensor([9., 5.], dtype=float64)
+    """
+    x = asarray(x)
+    where, wanted = canonical_axis("topk", axis, x.ndim), operator.index(k)
+    if not 0 <= wanted <= x.shape[where]:
+        raise ShapeError(
+            f"topk: {k} elements asked for, but axis {axis} of shape {x.shape} has {x.shape[where]}."
+        )
+    i = rec.argtopk(x, k=wanted, axis=where, largest=bool(largest))
+    return TopK(rec.take_along_axis(x, i, axis=where), i)
+
+
+def searchsorted(x1: Any, x2: Any, side: str = "left", sorter: Any = None) -> Tensor:
+    """Return where the elements of ``x2`` would go in the sorted vector ``x1``; no gradient flows."""
+    if side not in ("left", "right"):
+        raise ArgumentError(f"searchsorted: side is 'left' or 'right', not {side!r}.")
+    x1 = asarray(x1)
+    if x1.ndim != 1:
+        raise ShapeError(f"searchsorted: the sorted values are a vector, but their shape is {x1.shape}.")
+    if sorter is not None:
+        x1 = rec.take(x1, asarray(sorter), axis=-1)
+    return rec.searchsorted(x1, asarray(x2), side=side)
+
+
+# Medians and quantiles -------------------------------------------------------------------------
+
+# NumPy's methods with an interpolation: (α, β) in the place n q + α + q (1 - α - β) - 1
+_CONTINUOUS = {
+    "linear": (1.0, 1.0), "hazen": (0.5, 0.5), "weibull": (0.0, 0.0), "median_unbiased": (1 / 3, 1 / 3),
+    "normal_unbiased": (3 / 8, 3 / 8), "interpolated_inverted_cdf": (0.0, 1.0),
+}  # fmt: skip
+_DISCRETE = ("lower", "higher", "midpoint", "nearest")
+
+
+def _sorted_last(op: str, x: Tensor, axis: Any) -> tuple[Tensor, Shape]:
+    """Sort over ``axis``, brought together as the last one; return the axes too."""
+    if x.dtype.kind == "c":
+        raise DTypeError(f"{op}: complex numbers have no order.")
+    axes = canonical_axes(op, axis, x.ndim)
+    n = count(x.shape, axes)
+    if n == 0:
+        raise ShapeError(f"{op}: no elements to choose from in shape {x.shape}.")
+    rest = tuple(a for a in range(-x.ndim, 0) if a not in axes)
+    if axes != (-1,):
+        x = rec.permute_dims(x, axes=rest + axes)
+        x = rec.reshape(x, shape=(*x.shape[: len(rest)], n))
+    return rec.sort(x, axis=-1, descending=False, stable=True), axes
+
+
+def _places(q: Any, n: int, method: str) -> tuple[Any, Any, Any]:
+    """Return, for quantiles ``q`` of n sorted elements, the two neighbours and the weight of the upper."""
+    if method in _CONTINUOUS:
+        a, b = _CONTINUOUS[method]
+        place = n * q + a + q * (1 - a - b) - 1 if method != "linear" else (n - 1) * q
+    else:
+        place = (n - 1) * q
+        if method == "lower":
+            place = np.floor(place)
+        elif method == "higher":
+            place = np.ceil(place)
+        elif method == "nearest":
+            place = np.rint(place)
+        else:
+            place = 0.5 * (np.floor(place) + np.ceil(place))
+    place = np.clip(place, 0, n - 1)
+    low = np.floor(place).astype(np.intp)
+    weight = place - low
+    # on a place: half of the element and half of itself, which is exact also for infinity
+    return low, np.where(weight == 0, low, low + 1), np.where(weight == 0, 0.5, weight)
+
+
+def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False) -> Tensor:
+    """Return the quantiles ``q``, numbers from 0 to 1, over ``axis``; the axes of ``q`` come first.
+
+    Between two elements they share the gradient as they share the value.  A row with a NaN gives
+    NaN.  ``method`` is one of NumPy's, those without interpolation by rank aside.
+
+    >>> import adjoint as ad
+    >>> ad.quantile(ad.tensor([4.0, 1.0, 2.0, 3.0]), [0.0, 0.5])
+    tensor([1. , 2.5], dtype=float64)
+    """
+    return _quantile("quantile", x, q, axis, method, keepdims)
+
+
+def percentile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False) -> Tensor:
+    """Return the percentiles ``q``, numbers from 0 to 100, over ``axis``."""
+    return _quantile("percentile", x, array_of(q) / 100, axis, method, keepdims)
+
+
+def _quantile(op: str, x: Any, q: Any, axis: Any, method: str, keepdims: bool) -> Tensor:
+    if method not in _CONTINUOUS and method not in _DISCRETE:
+        raise ArgumentError(
+            f"{op}: method is one of {', '.join((*_CONTINUOUS, *_DISCRETE))}, not {method!r}."
+        )
+    if isinstance(q, Tensor) and q.requires_grad:
+        raise InputError(f"{op}: no gradient flows to q.  Use q.detach() if that is meant.")
+    x, levels = floating(op, x), array_of(q).astype(np.float64)
+    if not np.all((levels >= 0) & (levels <= 1)):
+        raise ArgumentError(f"{op}: q must be from 0 to {100 if op == 'percentile' else 1}.")
+    ordered, axes = _sorted_last(op, x, axis)
+    low, high, weight = _places(levels, ordered.shape[-1], method)
+    if x.dtype != np.float64:
+        weight = weight.astype(x.dtype)
+    below, above = (rec.take(ordered, asarray(i), axis=-1) for i in (low, high))
+    out = below * asarray(1 - weight) + above * asarray(weight)
+    last: Tensor = ordered[..., -1:]  # NaNs are sorted to the end
+    last = rec.reshape(last, shape=(*last.shape[:-1], *(1,) * levels.ndim))
+    out = rec.where(rec.isnan(last), last, out)
+    if levels.ndim:
+        lead = out.ndim - levels.ndim
+        out = rec.permute_dims(
+            out, axes=tuple(range(-levels.ndim, 0)) + tuple(range(-out.ndim, -out.ndim + lead))
+        )
+    if keepdims:
+        kept = tuple(1 if a in axes else n for a, n in enumerate(x.shape, -x.ndim))
+        out = rec.reshape(out, shape=(*levels.shape, *kept))
+    return out
+
+
+def median(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+    """Return the median over ``axis``: of an even number of elements the mean of the two in the middle.
+
+    >>> import adjoint as ad
+    >>> x = ad.tensor([4.0, 1.0, 3.0, 9.0], requires_grad=True)
+    >>> ad.median(x).backward(); x.grad
+    tensor([0.5, 0. , 0.5, 0. ], dtype=float64)
+    """
+    return _quantile("median", x, 0.5, axis, "linear", keepdims)
+
+
+# Distinct values -------------------------------------------------------------------------------
+
+
+class UniqueAll(NamedTuple):
+    """Distinct values, their first places, which one each element is, how often each occurs."""
+
+    values: Tensor
+    indices: Tensor
+    inverse_indices: Tensor
+    counts: Tensor
+
+
+class UniqueCounts(NamedTuple):
+    """Distinct values, and how often each occurs."""
+
+    values: Tensor
+    counts: Tensor
+
+
+class UniqueInverse(NamedTuple):
+    """Distinct values, and which one each element is."""
+
+    values: Tensor
+    inverse_indices: Tensor
+
+
+def unique_all(x: Any) -> UniqueAll:
+    """Return the distinct values with their first indices, the inverse and the counts.
+
+    The values are taken from their first places, and their gradient goes there.  NaNs are all distinct.
+    """
+    x = asarray(x)
+    found = np.unique(
+        _values("unique", x), return_index=True, return_inverse=True, return_counts=True, equal_nan=False
+    )
+    values = rec.take(rec.reshape(x, shape=(x.size,)), asarray(found[1]), axis=-1)
+    return UniqueAll(values, asarray(found[1]), asarray(found[2].reshape(x.shape)), asarray(found[3]))
+
+
+def unique_counts(x: Any) -> UniqueCounts:
+    """Return the distinct values and how often each occurs."""
+    found = unique_all(x)
+    return UniqueCounts(found.values, found.counts)
+
+
+def unique_inverse(x: Any) -> UniqueInverse:
+    """Return the distinct values and, for each element, which one it is."""
+    found = unique_all(x)
+    return UniqueInverse(found.values, found.inverse_indices)
+
+
+def unique_values(x: Any) -> Tensor:
+    """Return the distinct values in order; NaNs are all distinct."""
+    return unique_all(x).values
+
+
+def unique(
+    x: Any,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: int | None = None,
+    *,
+    equal_nan: bool = True,
+) -> Any:
+    """Return the distinct values, or rows along ``axis``, in order; the gradient goes to their first places.
+
+    What else is asked for follows in a tuple, as in NumPy.
+
+    >>> import adjoint as ad
+    >>> ad.unique(ad.tensor([2.0, 1.0, 2.0]))
+    tensor([1., 2.], dtype=float64)
+    """
+    x = asarray(x)
+    if axis is not None:
+        axis = canonical_axis("unique", axis, x.ndim)
+    found = np.unique(
+        _values("unique", x),
+        return_index=True,
+        return_inverse=True,
+        return_counts=True,
+        axis=axis,
+        equal_nan=equal_nan,
+    )
+    flat = x if axis is not None else rec.reshape(x, shape=(x.size,))
+    values = rec.take(flat, asarray(found[1]), axis=-1 if axis is None else axis)
+    chosen = [
+        asarray(f)
+        for f, want in zip(found[1:], (return_index, return_inverse, return_counts), strict=True)
+        if want
+    ]
+    return (values, *chosen) if chosen else values

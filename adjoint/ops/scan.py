@@ -1,0 +1,140 @@
+"""Scans: running sums and products along an axis, and differences."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.define import define
+from adjoint.core.namespace import rec
+from adjoint.core.shapes import canonical_axis
+from adjoint.core.tensor import Tensor, asarray
+from adjoint.errors import ArgumentError, ShapeError
+from adjoint.ops.reduce import typed
+
+__all__ = [
+    "cumprod",
+    "cumsum",
+    "cumulative_prod",
+    "cumulative_sum",
+    "diff",
+]
+
+
+def _cumprod_rule(xp: Any, g: Any, y: Any, x: Any, axis: int) -> Any:
+    """dx_i = (Π_{k<i} x_k) S_i with S_i = g_i + x_{i+1} S_{i+1}, solved by doubling."""
+    n = x.shape[axis]
+    if n < 2:
+        return g
+    x, g = xp.moveaxis(x, source=axis, destination=-1), xp.moveaxis(g, source=axis, destination=-1)
+    front = ((0, 0),) * (len(x.shape) - 1)
+    ahead = xp.pad(x[..., 1:], widths=(*front, (0, 1)), value=0)
+    step = 1
+    while step < n:
+        later = xp.pad(g[..., step:], widths=(*front, (0, step)), value=0)
+        g = g + ahead * later
+        ahead = ahead * xp.pad(ahead[..., step:], widths=(*front, (0, step)), value=0)
+        step *= 2
+    before = xp.cumprod(xp.pad(x[..., :-1], widths=(*front, (1, 0)), value=1), axis=-1)
+    return xp.moveaxis(before * g, source=-1, destination=axis)
+
+
+define("cumsum", lambda x, axis: np.cumsum(x, axis=axis),
+       lambda xp, g, y, x, axis: xp.flip(xp.cumsum(xp.flip(g, axis=(axis,)), axis=axis), axis=(axis,)),
+       kind="linear", params=("axis",), doc="Running sums along an axis.")  # fmt: skip
+define("cumprod", lambda x, axis: np.cumprod(x, axis=axis), _cumprod_rule, saves="x", kind="general",
+       params=("axis",), doc="Running products along an axis.")  # fmt: skip
+
+
+def _scan(op: str, x: Tensor, axis: Any) -> Tensor:
+    if axis is None:
+        x, axis = rec.reshape(x, shape=(x.size,)), 0
+    return getattr(rec, op)(x, axis=canonical_axis(op, axis, x.ndim))
+
+
+def cumsum(x: Any, axis: Any = None, dtype: Any = None) -> Tensor:
+    """Return the running sums along ``axis``; of the flattened tensor if it is None."""
+    return _scan("cumsum", typed("cumsum", x, dtype), axis)
+
+
+def cumprod(x: Any, axis: Any = None, dtype: Any = None) -> Tensor:
+    """Return the running products along ``axis``; derivatives are right with zeros, to every order."""
+    return _scan("cumprod", typed("cumprod", x, dtype), axis)
+
+
+def _cumulative(op: str, x: Any, axis: Any, dtype: Any, initial: int | None) -> Tensor:
+    name = {"cumsum": "cumulative_sum", "cumprod": "cumulative_prod"}[op]
+    x = typed(name, x, dtype)
+    if axis is None:
+        if x.ndim != 1:
+            raise ShapeError(
+                f"{name}: a tensor of shape {x.shape} has {x.ndim} axes: say which one, as axis=."
+            )
+        axis = 0
+    where = canonical_axis(name, axis, x.ndim)
+    out: Tensor = getattr(rec, op)(x, axis=where)
+    if initial is None:
+        return out
+    first = np.full(
+        (*out.shape[:where], 1, *(out.shape[where + 1 :] if where < -1 else ())), initial, out.dtype
+    )
+    return rec.concat(asarray(first), out, axis=where)
+
+
+def cumulative_sum(x: Any, *, axis: Any = None, dtype: Any = None, include_initial: bool = False) -> Tensor:
+    """Return the running sums along ``axis``, after a first 0 if ``include_initial``.
+
+    >>> import adjoint as ad
+    >>> ad.cumulative_sum(ad.tensor([1.0, 2.0, 3.0]), include_initial=True)
+    tensor([0., 1., 3., 6.], dtype=float64)
+    """
+    return _cumulative("cumsum", x, axis, dtype, 0 if include_initial else None)
+
+
+def cumulative_prod(x: Any, *, axis: Any = None, dtype: Any = None, include_initial: bool = False) -> Tensor:
+    """Return the running products along ``axis``, after a first 1 if ``include_initial``.
+
+    Derivatives are right with zeros, to every order.
+    """
+    return _cumulative("cumprod", x, axis, dtype, 1 if include_initial else None)
+
+
+def diff(x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
+    """Return the differences of neighbours along ``axis``, ``n`` times over.
+
+    ``prepend`` and ``append``, numbers or tensors, are put in front and behind first.
+
+    >>> import adjoint as ad
+    >>> ad.diff(ad.tensor([1.0, 4.0, 9.0, 16.0]), n=2)
+    tensor([2., 2.], dtype=float64)
+    """
+    x = asarray(x)
+    times = operator.index(n)
+    if times < 0:
+        raise ArgumentError(f"diff: n counts how often, and must not be negative, but is {n}.")
+    where = canonical_axis("diff", axis, x.ndim)
+    ends = [_end(x, end, where) for end in (prepend, append)]
+    if ends != [None, None]:
+        x = rec.concat(*(part for part in (ends[0], x, ends[1]) if part is not None), axis=where)
+    tail = (slice(None),) * (-where - 1)
+    subtract = rec.not_equal if x.dtype == bool else rec.subtract
+    for _ in range(times):
+        x = subtract(x[(Ellipsis, slice(1, None), *tail)], x[(Ellipsis, slice(None, -1), *tail)])
+    return x
+
+
+def _end(x: Tensor, end: Any, axis: int) -> Tensor | None:
+    """Return what ``diff`` puts at an end; a number becomes one element."""
+    if end is None:
+        return None
+    end = asarray(end)
+    if end.ndim == 0:
+        shape = list(x.shape)
+        shape[axis] = 1
+        return rec.broadcast_to(end, shape=tuple(shape))
+    lengths = [(m, n) for i, (m, n) in enumerate(zip(end.shape, x.shape, strict=False), -x.ndim) if i != axis]
+    if end.ndim != x.ndim or any(m != n for m, n in lengths):
+        raise ShapeError(f"diff: an end of shape {end.shape} does not fit shape {x.shape} along axis {axis}.")
+    return end

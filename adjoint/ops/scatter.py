@@ -1,0 +1,64 @@
+"""Adding into zeros at positions, where repeats add up: the way back from every gather.
+
+``np.add.at`` is fast on flat arrays alone (NumPy 2: 1.4 ns an element, against 11 ns on rows), so
+every scatter here first turns its index into positions in the flattened result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.shapes import Shape
+
+__all__ = ["add_flat", "along_positions", "from_start", "row_positions"]
+
+_F32 = np.dtype(np.float32)
+
+
+def add_flat(values: Any, positions: Any, shape: Shape) -> Any:
+    """Return zeros of ``shape`` with ``values`` added at flat ``positions``, none of them negative."""
+    size = 1
+    for n in shape:
+        size *= n
+    dtype, values = values.dtype, values.reshape(-1)
+    half = dtype.itemsize == 2 and dtype.kind not in "iu"
+    if dtype is _F32 and values.size >= 16 * size > 0:
+        # many values per place: bincount is as fast, and its sums are float64's
+        return np.bincount(positions, values, size).astype(dtype).reshape(shape)
+    out = np.zeros(size, np.float32 if half else dtype)
+    np.add.at(out, positions, values.astype(np.float32) if half else values)
+    return (out.astype(dtype) if half else out).reshape(shape)
+
+
+def from_start(index: Any, length: int) -> Any:
+    """Count negative positions along an axis from its start."""
+    return np.where(index < 0, index + length, index)
+
+
+def row_positions(index: Any, before: int, length: int, after: int) -> Any:
+    """Return the flat positions of the rows ``index`` of an array of shape (before, length, after)."""
+    rows = index.reshape(-1)
+    if before != 1:
+        rows = (np.arange(before)[:, None] * length + rows).reshape(-1)
+    if after != 1:
+        rows = (rows[:, None] * after + np.arange(after)).reshape(-1)
+    return rows
+
+
+def along_positions(index: Any, length: int, axis: int) -> Any:
+    """Return flat positions for an index of its own for every place, as in ``take_along_axis``.
+
+    They are positions in an array of the shape of ``index``, but with ``length`` along ``axis``.
+    """
+    at = index.ndim + axis
+    before = after = 1
+    for n in index.shape[:at]:
+        before *= n
+    for n in index.shape[at + 1 :]:
+        after *= n
+    places = from_start(index, length).reshape(before, index.shape[axis], after) * after
+    places += np.arange(after)
+    places += (np.arange(before) * (length * after))[:, None, None]
+    return places.reshape(-1)

@@ -1,0 +1,306 @@
+"""Choosing by index arrays: take, take_along_axis and their writing twins, select, nonzero, embedding.
+
+The index arrays are arguments of these ops, not parameters, so that transforms can batch them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.define import define
+from adjoint.core.namespace import rec
+from adjoint.core.shapes import Shape, broadcast_shapes, canonical_axis
+from adjoint.core.tensor import Tensor, Traced, array_of, asarray
+from adjoint.errors import ArgumentError, IndexingError, InputError, ShapeError
+from adjoint.ops.complex_parts import astype
+from adjoint.ops.scatter import add_flat, along_positions, from_start, row_positions
+
+__all__ = [
+    "argwhere",
+    "compress",
+    "embedding",
+    "extract",
+    "flatnonzero",
+    "nonzero",
+    "put_along_axis",
+    "select",
+    "take",
+    "take_along_axis",
+]
+
+# The ops ---------------------------------------------------------------------------------------
+
+
+def _untake(g: Any, i: Any, axis: int, length: int) -> Any:
+    """Add the rows of ``g`` into zeros at rows ``i`` of an axis; repeats add up."""
+    at = g.ndim - i.ndim + axis + 1  # where the axes of the index start in g
+    lead, rest = g.shape[:at], g.shape[at + i.ndim :]
+    before = int(np.prod(lead, dtype=np.intp))
+    after = int(np.prod(rest, dtype=np.intp))
+    rows = row_positions(from_start(i, length), before, length, after)
+    return add_flat(g, rows, (*lead, length, *rest))
+
+
+def _take_along_axis(x: Any, i: Any, axis: int) -> Any:
+    length = x.shape[axis]
+    if i.size and not -length <= i.min() <= i.max() < length:
+        bad = i.max() if i.max() >= length else i.min()
+        raise IndexError(f"index {bad} is out of range for axis {axis} of length {length}.")
+    return x.reshape(-1).take(along_positions(i, length, axis)).reshape(i.shape)
+
+
+def _untake_along_axis(g: Any, i: Any, axis: int, length: int) -> Any:
+    shape = list(g.shape)
+    shape[axis] = length
+    return add_flat(g, along_positions(i, length, axis), tuple(shape))
+
+
+def _put_along_axis(x: Any, i: Any, v: Any, axis: int) -> Any:
+    length = x.shape[axis]
+    if i.size and not -length <= i.min() <= i.max() < length:
+        bad = i.max() if i.max() >= length else i.min()
+        raise IndexError(f"index {bad} is out of range for axis {axis} of length {length}.")
+    out = np.array(x, dtype=np.result_type(x, v), order="C")
+    out.reshape(-1)[along_positions(i, length, axis)] = np.broadcast_to(v, i.shape).reshape(-1)
+    return out
+
+
+def _put_dv(xp: Any, g: Any, out: Any, x: Any, i: Any, v: Any, axis: int) -> Any:
+    """The gradient there; 0 for a value that a later one at the same position overwrote."""
+    order = np.broadcast_to(np.arange(i.shape[axis]).reshape(-1, *(1,) * (-axis - 1)), i.shape)
+    blank = np.zeros(x.shape, np.intp)
+    last = xp.take_along_axis(xp.put_along_axis(blank, i, order, axis=axis), i, axis=axis)
+    return xp.where(last == order, xp.take_along_axis(g, i, axis=axis), 0)
+
+
+define("take", lambda x, i, axis: x.take(i, axis),
+       lambda xp, g, out, x, i, axis: xp.untake(g, i, axis=axis, length=x.shape[axis]), None,
+       saves="i", kind="linear", params=("axis",), doc="Rows along an axis, by an index array.")  # fmt: skip
+define("untake", _untake,
+       lambda xp, g, out, x, i, axis, length: xp.take(g, i, axis=axis), None,
+       saves="i", kind="linear", params=("axis", "length"), doc="Zeros with rows added along an axis.")  # fmt: skip
+define("take_along_axis", _take_along_axis,
+       lambda xp, g, out, x, i, axis: xp.untake_along_axis(g, i, axis=axis, length=x.shape[axis]), None,
+       saves="i", kind="linear", params=("axis",), doc="Elements along an axis, by an index for every place.")  # fmt: skip
+define("untake_along_axis", _untake_along_axis,
+       lambda xp, g, out, x, i, axis, length: xp.take_along_axis(g, i, axis=axis), None,
+       saves="i", kind="linear", params=("axis", "length"), doc="Zeros with elements added along an axis.")  # fmt: skip
+define("put_along_axis", _put_along_axis,
+       lambda xp, g, out, x, i, v, axis: xp.put_along_axis(g, i, 0, axis=axis), None, _put_dv,
+       saves="i", kind="linear", params=("axis",), doc="A copy with other elements along an axis.")  # fmt: skip
+
+
+# Functions that sort their arguments first -----------------------------------------------------
+
+
+def _whole(op: str, indices: Any) -> Tensor:
+    """Return index values as a tensor of whole numbers."""
+    i = asarray(indices)
+    if i.dtype.kind in "iu":
+        return i
+    if not i.size:
+        return i.astype(np.intp)
+    raise IndexingError(
+        f"{op}: an index is made of whole numbers, but got {i.dtype} values.\n"
+        "  Cast them if that is meant: i.astype(int)."
+    )
+
+
+_MODES = ("raise", "wrap", "clip")
+
+
+def take(x: Any, indices: Any, axis: int | None = None, *, mode: str = "raise") -> Tensor:
+    """Return the rows ``indices`` along ``axis``, of the flattened tensor if it is None.
+
+    Gradients of rows taken twice add up.  ``mode`` says what an index out of range does: "raise",
+    "wrap" around or "clip" to the ends.
+
+    >>> import adjoint as ad
+    >>> ad.take(ad.tensor([[1.0, 2.0], [3.0, 4.0]]), [1, 1, 0], axis=0)
+    tensor([[3., 4.],
+            [3., 4.],
+            [1., 2.]], dtype=float64)
+    """
+    x, i = asarray(x), _whole("take", indices)
+    if axis is None:
+        x, axis = rec.reshape(x, shape=(x.size,)), 0
+    where = canonical_axis("take", axis, x.ndim)
+    if mode != "raise":
+        if mode not in _MODES:
+            raise ArgumentError(f"take: mode is one of {', '.join(_MODES)}, not {mode!r}.")
+        last = max(x.shape[where], 1) - 1
+        i = rec.remainder(i, last + 1) if mode == "wrap" else rec.minimum(rec.maximum(i, 0), last)
+    return _taken("take", x, i, where)
+
+
+def _taken(op: str, x: Tensor, i: Tensor, axis: int) -> Tensor:
+    try:
+        return rec.take(x, i, axis=axis)
+    except IndexingError:
+        _explain_range(op, x, i, axis)
+        raise
+
+
+def _explain_range(op: str, x: Tensor, i: Tensor, axis: int) -> None:
+    """Raise with the first index that is out of range."""
+    n, values = x.shape[axis], array_of(i)
+    wrong = values[(values < -n) | (values >= n)]
+    if wrong.size:
+        has = f"has {-n} to {n - 1}" if n else "is empty"
+        raise IndexingError(
+            f"{op}: index {int(wrong.reshape(-1)[0])} is out of range: axis {axis} of shape {x.shape} {has}."
+        ) from None
+
+
+def embedding(table: Any, indices: Any) -> Tensor:
+    """Return the rows ``indices`` of a table; gradients of rows used twice add up.
+
+    >>> import adjoint as ad
+    >>> ad.embedding(ad.ones((10, 4)), [[1, 2, 3], [4, 5, 6]]).shape
+    (2, 3, 4)
+    """
+    table, i = asarray(table), _whole("embedding", indices)
+    if table.ndim != 2:
+        raise ShapeError(
+            f"embedding: the table has two axes (rows, features), but the shape is {table.shape}."
+        )
+    return _taken("embedding", table, i, -2)
+
+
+def _aligned(op: str, x: Tensor, i: Tensor, axis: int) -> Shape:
+    """Return the shape that the other axes broadcast to, with 1 at ``axis``."""
+    if i.ndim != x.ndim:
+        raise ShapeError(
+            f"{op}: the index has shape {i.shape}, but the tensor {x.shape}: they need as many axes.\n"
+            "  ad.take chooses the same rows everywhere."
+        )
+    shapes = [tuple(1 if a == axis else n for a, n in enumerate(t.shape, -t.ndim)) for t in (x, i)]
+    return broadcast_shapes(op, *shapes)
+
+
+def _stretched(x: Tensor, shape: Shape, axis: int) -> Tensor:
+    wanted = tuple(x.shape[a] if a == axis else n for a, n in enumerate(shape, -x.ndim))
+    return x if wanted == x.shape else rec.broadcast_to(x, shape=wanted)
+
+
+def take_along_axis(x: Any, indices: Any, axis: int | None = -1) -> Tensor:
+    """Return elements along ``axis`` by an index for every place: what argsort and argmax give.
+
+    >>> import adjoint as ad
+    >>> scores = ad.tensor([[1.0, 5.0, 2.0], [7.0, 0.0, 3.0]])
+    >>> ad.take_along_axis(scores, ad.tensor([[1], [2]]), axis=1)
+    tensor([[5.],
+            [3.]], dtype=float64)
+    """
+    x, i = asarray(x), _whole("take_along_axis", indices)
+    if axis is None:
+        if i.ndim != 1:
+            raise ShapeError(
+                f"take_along_axis: with axis=None the index has one axis, but its shape is {i.shape}."
+            )
+        x, axis = rec.reshape(x, shape=(x.size,)), 0
+    where = canonical_axis("take_along_axis", axis, x.ndim)
+    shape = _aligned("take_along_axis", x, i, where)
+    return rec.take_along_axis(_stretched(x, shape, where), _stretched(i, shape, where), axis=where)
+
+
+def put_along_axis(x: Any, indices: Any, values: Any, axis: int | None = -1) -> Tensor:
+    """Return a copy with ``values`` along ``axis``, at an index for every place.
+
+    Unlike NumPy's, it does not write into ``x``.  Of values for the same place the last one counts.
+    """
+    x, i = asarray(x), _whole("put_along_axis", indices)
+    if axis is None:
+        if i.ndim != 1:
+            raise ShapeError(
+                f"put_along_axis: with axis=None the index has one axis, but its shape is {i.shape}."
+            )
+        flat = rec.reshape(x, shape=(x.size,))
+        return rec.reshape(put_along_axis(flat, i, values, 0), shape=x.shape)
+    where = canonical_axis("put_along_axis", axis, x.ndim)
+    shape = _aligned("put_along_axis", x, i, where)
+    target = _stretched(x, shape, where)
+    if target is not x:
+        raise ShapeError(
+            f"put_along_axis: the index has shape {i.shape}, which does not fit into shape {x.shape}."
+        )
+    i = _stretched(i, shape, where)
+    v = asarray(values)
+    if broadcast_shapes("put_along_axis", i.shape, v.shape) != i.shape:
+        raise ShapeError(
+            f"put_along_axis: values of shape {v.shape} do not fit the index of shape {i.shape}."
+        )
+    if v.dtype != x.dtype:
+        v = astype(v, x.dtype)
+    return rec.put_along_axis(x, i, rec.broadcast_to(v, shape=i.shape), axis=where)
+
+
+def select(condlist: Any, choicelist: Any, default: Any = 0) -> Tensor:
+    """Choose, per element, from the first choice whose condition holds; ``default`` where none does.
+
+    >>> import adjoint as ad
+    >>> x = ad.tensor([-2.0, 0.5, 3.0])
+    >>> ad.select([x < 0, x < 1], [-x, x * 10], default=9.0)
+    tensor([2., 5., 9.], dtype=float64)
+    """
+    conditions, choices = list(condlist), list(choicelist)
+    if len(conditions) != len(choices) or not choices:
+        raise ArgumentError(
+            f"select: needs as many conditions as choices, and one at least, but got {len(conditions)} and {len(choices)}."
+        )
+    out = default
+    for condition, choice in zip(reversed(conditions), reversed(choices), strict=True):
+        chosen = asarray(condition)
+        if chosen.dtype != bool:
+            raise InputError(f"select: conditions are true or false, but got {chosen.dtype}.  Write x != 0.")
+        out = rec.where(chosen, choice, out)
+    return out
+
+
+# Results whose shape depends on the values -----------------------------------------------------
+
+
+def _values(op: str, x: Any) -> Any:
+    x = asarray(x)
+    if type(x) is Traced:
+        raise InputError(
+            f"{op}: the shape of its result depends on values, which a tensor inside {x._data.transform} has not.\n"
+            "  Use ad.where with three arguments, or a mask."
+        )
+    return array_of(x)
+
+
+def nonzero(x: Any) -> tuple[Tensor, ...]:
+    """Return, for each axis, where the elements are that are not zero; no gradient flows."""
+    values = _values("nonzero", x)
+    if values.ndim == 0:
+        raise ShapeError("nonzero: a 0-d tensor has no positions.  Use ad.atleast_1d(x) first.")
+    return tuple(asarray(i) for i in values.nonzero())
+
+
+def argwhere(x: Any) -> Tensor:
+    """Return the positions of the elements that are not zero, one per row; no gradient flows."""
+    return asarray(np.argwhere(_values("argwhere", x)))
+
+
+def flatnonzero(x: Any) -> Tensor:
+    """Return the positions in the flattened tensor of the elements that are not zero."""
+    return asarray(np.flatnonzero(_values("flatnonzero", x)))
+
+
+def compress(condition: Any, x: Any, axis: int | None = None) -> Tensor:
+    """Return the rows along ``axis`` where ``condition``, a vector, holds."""
+    x, chosen = asarray(x), _values("compress", condition)
+    if chosen.ndim != 1:
+        raise ShapeError(f"compress: the condition is a vector, but its shape is {chosen.shape}.")
+    return take(x, np.flatnonzero(chosen), axis)
+
+
+def extract(condition: Any, x: Any) -> Tensor:
+    """Return the elements where ``condition``, of the same size, holds, in one axis."""
+    x, chosen = asarray(x), _values("extract", condition)
+    if chosen.size != x.size:
+        raise ShapeError(f"extract: a condition of shape {chosen.shape} does not match shape {x.shape}.")
+    return take(x, np.flatnonzero(chosen))
