@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ __all__ = [
     "get_default_dtype",
     "get_workers",
     "grad_mode",
+    "held_across_fork",
     "inference_mode",
     "is_grad_enabled",
     "is_inference_mode_enabled",
@@ -35,6 +37,7 @@ __all__ = [
     "set_grad_enabled",
     "set_workers",
     "watched",
+    "workers",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,6 +51,18 @@ _default_dtype: ContextVar[np.dtype[Any]] = ContextVar("adjoint_default_dtype", 
 _workers: ContextVar[int | str] = ContextVar("adjoint_workers", default=1)
 
 
+L = TypeVar("L", bound=Any)
+
+
+def held_across_fork(lock: L) -> L:
+    """Let no fork happen while another thread has ``lock``: the child would never get it."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(
+            before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
+        )
+    return lock
+
+
 class _Special:
     """How many contexts need the careful path of every op; see the module's docstring."""
 
@@ -55,7 +70,7 @@ class _Special:
 
     def __init__(self) -> None:
         self.count = 0
-        self.lock = threading.Lock()
+        self.lock = held_across_fork(threading.RLock())
 
     def enter(self) -> None:
         with self.lock:
@@ -314,13 +329,36 @@ def set_default_dtype(dtype: Any) -> None:
     _default_dtype.set(chosen)
 
 
+class workers(ContextMode[Any]):  # noqa: N801  a context manager that reads as a function
+    """Let backward use so many threads in a block; a context manager and a decorator.
+
+    ``"auto"`` decides for each backward: small graphs run in one thread.  The results are the
+    same bits for any number; docs/threads.md says what else to know.
+
+    >>> import adjoint as ad
+    >>> x = ad.tensor([1.0, 2.0], requires_grad=True)
+    >>> with ad.config.workers(2):
+    ...     (x * x).sum().backward()
+    >>> x.grad
+    tensor([2., 4.], dtype=float64)
+    """
+
+    _variable = _workers
+
+    def __init__(self, workers: int | str) -> None:
+        super().__init__(check_workers(workers))
+
+
 def get_workers() -> int | str:
     """Return the number of threads that backward uses here, or "auto"."""
     return _workers.get()
 
 
 def set_workers(workers: int | str) -> None:
-    """Set, in this context, how many threads backward uses: a number from 1, or "auto"."""
+    """Set, in this context, how many threads backward uses: a number from 1, or "auto".
+
+    A new thread starts with the default, 1; ``workers`` sets it for a block.
+    """
     _workers.set(check_workers(workers))
 
 

@@ -18,6 +18,7 @@
     ├── GradcheckError        (AssertionError)  a derivative disagrees with finite differences
     ├── NotSavedError         (AttributeError)  a rule read a value its op does not save
     ├── TransformError        (TypeError)     a function cannot be transformed as asked
+    ├── WorkerError           (RuntimeError)  a worker thread of backward ended from outside
     ├── ConvergenceError      (RuntimeError)  an iteration did not converge
     └── MissingExtraError     (ImportError)   an optional library is not installed
 
@@ -50,6 +51,7 @@ __all__ = [
     "ShapeError",
     "TapeError",
     "TransformError",
+    "WorkerError",
 ]
 
 
@@ -168,6 +170,13 @@ class NotSavedError(AdjointError, AttributeError):
 
 class TransformError(AdjointError, TypeError):
     """A function cannot be transformed as asked: its arguments or results do not fit."""
+
+
+class WorkerError(AdjointError, RuntimeError):
+    """A worker thread of a parallel backward was ended from outside in the midst of its work.
+
+    Nothing has changed; run backward again.
+    """
 
 
 class ConvergenceError(AdjointError, RuntimeError):

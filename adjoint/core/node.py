@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import weakref
 from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from adjoint.config import held_across_fork
 from adjoint.errors import NotSavedError
 
 if TYPE_CHECKING:
     from adjoint.core.op import Op
 
-__all__ = ["LEAF", "UNSAVED", "Handle", "HookList", "Node", "NodeExtra", "Packed", "Spec"]
+__all__ = ["LEAF", "UNSAVED", "Handle", "HookList", "Node", "NodeExtra", "Packed", "Spec", "attaching"]
+
+# Held while something, such as a hook, is attached to a tensor or node that threads may share.
+# It can be entered again: a finaliser or a signal handler may run inside it.
+attaching = held_across_fork(threading.RLock())
 
 
 class Node:
@@ -59,7 +66,9 @@ class Node:
     def need_extra(self) -> NodeExtra:
         """Return the slot for the rarely needed: hooks, retained gradient, recorded line."""
         if self.extra is None:
-            self.extra = NodeExtra()
+            with attaching:
+                if self.extra is None:
+                    self.extra = NodeExtra()
         return self.extra
 
     def __repr__(self) -> str:
@@ -91,6 +100,14 @@ class _Leaf:
 LEAF = _Leaf()
 
 next_seq: Callable[[], int] = count(1).__next__
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    _unlocked, _numbering = next_seq, threading.Lock()
+
+    def next_seq() -> int:
+        """Return the next number; without a GIL a counter alone could give one twice."""
+        with _numbering:
+            return _unlocked()
+
 
 
 class Spec:
@@ -161,13 +178,15 @@ class HookList:
     def add(self, hook: Callable[[Any], Any]) -> Handle:
         """Append a hook and return the handle that removes it."""
         key = next_seq()
-        self.hooks[key] = hook
-        self.version += 1
+        with attaching:
+            self.hooks[key] = hook
+            self.version += 1
         return Handle(self, key)
 
     def snapshot(self) -> list[Callable[[Any], Any]]:
         """The hooks of this moment: adding or removing while they run is safe."""
-        return list(self.hooks.values())
+        with attaching:
+            return list(self.hooks.values())
 
 
 class Handle:
@@ -181,8 +200,9 @@ class Handle:
 
     def remove(self) -> None:
         """Take the hook off; again is fine."""
-        if self._list.hooks.pop(self._key, None) is not None:
-            self._list.version += 1
+        with attaching:
+            if self._list.hooks.pop(self._key, None) is not None:
+                self._list.version += 1
 
     def __enter__(self) -> Handle:
         return self

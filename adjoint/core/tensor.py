@@ -8,6 +8,7 @@ out are read-only, and a write goes to a private copy whenever anything else hol
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from adjoint.config import get_default_dtype, grad_mode
+from adjoint.config import get_default_dtype, grad_mode, held_across_fork
 from adjoint.core.lifted import Lifted
 from adjoint.core.methods import Methods
 from adjoint.core.namespace import rec
-from adjoint.core.node import LEAF, Handle, HookList, Node
+from adjoint.core.node import LEAF, Handle, HookList, Node, attaching
 from adjoint.core.shapes import broadcast_shapes
 from adjoint.errors import (
     ArgumentError,
@@ -30,7 +31,21 @@ from adjoint.errors import (
     ShapeError,
 )
 
-__all__ = ["Tensor", "Traced", "array_of", "asarray", "differentiable", "tensor", "wrap", "writable"]
+__all__ = [
+    "Tensor",
+    "Traced",
+    "array_of",
+    "asarray",
+    "committing",
+    "differentiable",
+    "tensor",
+    "wrap",
+    "writable",
+]
+
+# Held while .grad is read and replaced.  It can be entered again: a finaliser or a signal handler
+# may run inside it.
+committing = held_across_fork(threading.RLock())
 
 
 class _Extra:
@@ -165,11 +180,15 @@ class Tensor(Methods):
                 raise DTypeError(f"grad has the dtype of its tensor, {self.dtype}, but got {value.dtype}.")
         elif self._extra is None:
             return
-        self._need_extra().grad = value
+        extra = self._need_extra()
+        with committing:  # a backward in another thread may be adding to it
+            extra.grad = value
 
     def _need_extra(self) -> _Extra:
         if self._extra is None:
-            self._extra = _Extra()
+            with attaching:
+                if self._extra is None:
+                    self._extra = _Extra()
         return self._extra
 
     def detach(self) -> Tensor:
@@ -197,8 +216,9 @@ class Tensor(Methods):
             raise NoGradientError("register_hook: this tensor does not require grad.")
         _check_callable("register_hook", hook)
         owner = self._need_extra() if self._node is LEAF else self._node.need_extra()
-        if owner.hooks is None:
-            owner.hooks = HookList()
+        with attaching:
+            if owner.hooks is None:
+                owner.hooks = HookList()
         handle: Handle = owner.hooks.add(hook)
         return handle
 
@@ -213,8 +233,9 @@ class Tensor(Methods):
             )
         _check_callable("register_post_accumulate_grad_hook", hook)
         extra = self._need_extra()
-        if extra.post_hooks is None:
-            extra.post_hooks = HookList()
+        with attaching:
+            if extra.post_hooks is None:
+                extra.post_hooks = HookList()
         return extra.post_hooks.add(hook)
 
     # Values --------------------------------------------------------------------------------

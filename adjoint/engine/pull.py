@@ -79,7 +79,8 @@ def pull(node: Node, g: Any, xp: Namespace, invalid: Invalid, needed: set[Any] |
 
 def saved_values(node: Node, xp: Namespace) -> tuple[tuple[Any, ...], Any]:
     """Return the arguments and the output as the rules of a node read them in ``xp``."""
-    values, out = node.args, node.out
+    out = node.out  # before the arguments, which ``release`` drops first, maybe in another thread
+    values = node.args
     if values is None:
         raise released(node)
     if node.versions is not None:
@@ -96,9 +97,10 @@ def fitted(
     if not hasattr(gp, "dtype"):
         raise _no_array(node, i, gp)
     if invalid.hit:
-        invalid.hit = False
         gp = _keep_zeros(node.op.kind, xp, g, gp)
-    return fit(node, i, xp.conj(gp) if conjugate else gp, xp, parent)
+    gp = fit(node, i, xp.conj(gp) if conjugate else gp, xp, parent)
+    invalid.hit = False  # whatever happened here says nothing about the next rule
+    return gp
 
 
 def _pull_joint(
@@ -231,7 +233,7 @@ def add_output(xp: Namespace, grads: dict[Any, Any], node: Node, g: Any) -> None
 
 
 def release(node: Node) -> None:
-    """Drop what a node saved.  A node that saved nothing stays usable."""
+    """Drop what a node saved, arguments first.  A node that saved nothing stays usable."""
     if node.op.saves_any:
         node.args = None
         node.out = None

@@ -7,11 +7,12 @@ from typing import Any
 
 from adjoint.config import grad_mode
 from adjoint.core.namespace import Namespace, dyn, raw, rec
-from adjoint.core.node import LEAF
+from adjoint.core.node import LEAF, Node
 from adjoint.core.tensor import Tensor, Traced
-from adjoint.engine.hooks import run_hooks
+from adjoint.engine import anomaly
+from adjoint.engine.hooks import run_hooks, run_node_extra
 from adjoint.engine.plan import Plan, make_plan
-from adjoint.engine.pull import add, narrowed
+from adjoint.engine.pull import Invalid, add, narrowed, pull, release
 
 __all__ = ["Run", "differentiate", "key_of"]
 
@@ -43,6 +44,26 @@ class Run:
         self.wide: set[Any] = set()  # keys whose half-precision gradient is summed in float32
         self.captured: dict[Any, Any] = {}
         self.retained: list[tuple[Tensor, Any]] = []
+
+    def arrive(self, node: Node, g: Any) -> Any:
+        """Take the total gradient of a node: run its hooks, note it where it was asked for."""
+        if node in self.wide:
+            g = narrowed(self.xp, g, node, self.wide)
+        if node.extra is not None:
+            g = run_node_extra(node, g, self.xp, self.retained)
+        if node in self.captured:
+            self.captured[node] = g
+        return g
+
+    def pass_through(self, node: Node, g: Any, needed: set[Any] | None, invalid: Invalid) -> list[Any]:
+        """Pull a total gradient through its node: the contribution to each parent, or None."""
+        invalid.hit = False  # a hook or a sum before this says nothing about these rules
+        pulled: list[Any] = pull(node, g, self.xp, invalid, needed)
+        if anomaly.is_on():
+            anomaly.check_pulled(node, pulled)
+        if not self.retain and any(gp is not None for gp in pulled):
+            release(node)
+        return pulled
 
     def total(self, leaf: Tensor) -> Any:
         """Return the complete gradient of a leaf, after its hooks."""
@@ -118,6 +139,9 @@ def differentiate(
             for leaf in list(run.grads):
                 if leaf not in plan.needed:
                     del run.grads[leaf]
+        for root in roots:  # a leaf that is itself a root is complete after no node
+            if root in run.grads and type(run.grads[root]) is not _Final:
+                run.leaf_ready(root)
         return run, run.finish()
     finally:
         grad_mode.reset(token)

@@ -8,7 +8,6 @@ from adjoint.core.namespace import raw
 from adjoint.core.node import Node
 from adjoint.core.record import PICK
 from adjoint.engine import anomaly
-from adjoint.engine.hooks import run_node_extra
 from adjoint.engine.plan import Plan
 from adjoint.engine.pull import (
     Invalid,
@@ -16,9 +15,6 @@ from adjoint.engine.pull import (
     add_output,
     check_versions,
     fitted,
-    narrowed,
-    pull,
-    release,
     released,
 )
 from adjoint.engine.run import Run
@@ -48,12 +44,14 @@ def run_serial(plan: Plan, run: Run) -> None:
             if dtype is not _F64 and dtype is not _F32 and dtype.kind == "c":
                 _step(plan, run, invalid, node, g)
                 continue
+            # the output first: another thread that releases the node drops the arguments first,
+            # so arguments that are still there mean that the output was
+            out, params, rules = node.out, node.params, op.rules
             values = node.args
             if values is None:
                 raise released(node)
             if node.versions is not None:
                 check_versions(node)
-            out, params, rules = node.out, node.params, op.rules
             i = 0  # counting by hand: zip and enumerate cost three times as much
             for parent in node.parents:
                 if parent is not None:
@@ -72,8 +70,10 @@ def run_serial(plan: Plan, run: Run) -> None:
                     elif parent in owned:
                         total = grads[parent]
                         accumulate(total, gp, total)
+                        invalid.hit = False  # inf - inf in a sum says nothing about the next rule
                     else:
                         add(xp, grads, owned, wide, parent, gp)
+                        invalid.hit = False
                 i += 1  # noqa: SIM113
             if not retain and op.saves_any:
                 node.args = None
@@ -84,23 +84,15 @@ def _step(plan: Plan, run: Run, invalid: Invalid, node: Node, g: object) -> None
     """Take one node, with everything that can be attached to it."""
     xp, grads = run.xp, run.grads
     if g is not None and (plan.needed is None or node in plan.needed):
-        if node in run.wide:
-            g = narrowed(xp, g, node, run.wide)
-        if node.extra is not None:
-            g = run_node_extra(node, g, xp, run.retained)
-        if node in run.captured:
-            run.captured[node] = g
+        g = run.arrive(node, g)
         if node.op is PICK:
             add_output(xp, grads, node, g)
         else:
-            pulled = pull(node, g, xp, invalid, plan.needed)
-            if anomaly.is_on():
-                anomaly.check_pulled(node, pulled)
+            pulled = run.pass_through(node, g, plan.needed, invalid)
             for parent, gp in zip(node.parents, pulled, strict=True):
                 if gp is not None:
                     add(xp, grads, run.owned, run.wide, parent, gp)
-            if not run.retain and any(gp is not None for gp in pulled):
-                release(node)
     for leaf in plan.ready.get(node, ()):
         if leaf in grads:
             run.leaf_ready(leaf)
+    invalid.hit = False  # nor does a hook

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from adjoint.config import check_workers, get_workers
 from adjoint.core.tensor import Tensor, Traced, tensor, wrap
+from adjoint.engine.auto import run_auto
 from adjoint.engine.hooks import as_tensor
+from adjoint.engine.parallel import run_parallel
 from adjoint.engine.plan import Plan
 from adjoint.engine.run import Run, differentiate, key_of
 from adjoint.engine.serial import run_serial
@@ -19,9 +23,17 @@ from adjoint.grads.store import Gradients
 __all__ = ["backward", "backward_into_leaves", "backward_on", "gradients", "seed_of"]
 
 
+OnLeafReady = Callable[[Tensor, Tensor], Any]
+
+
 def runner_for(workers: int | str | None) -> Callable[[Plan, Run], None]:
-    """Choose what runs the plan."""
-    return run_serial
+    """Choose what runs the plan: one thread, so many threads, or whatever pays."""
+    chosen = get_workers() if workers is None else check_workers(workers)
+    if chosen == 1:
+        return run_serial
+    if chosen == "auto":
+        return run_auto
+    return partial(run_parallel, workers=int(chosen))
 
 
 def seed_of(root: Any, gradient: Any, name: str = "backward()") -> Any:
@@ -69,27 +81,34 @@ def backward_into_leaves(
     create_graph: bool = False,
     inputs: Sequence[Tensor] | Tensor | None = None,
     workers: int | str | None = None,
+    on_leaf_ready: OnLeafReady | None = None,
 ) -> None:
     """Differentiate this tensor and add the gradients to the ``.grad`` of the leaves.
 
     A tensor of one element needs no ``gradient``; any other needs one of exactly its shape.
     ``retain_graph`` keeps what was saved, for a second backward; ``create_graph`` records
     the backward itself, so that the gradients can be differentiated; ``inputs`` limits it
-    to these tensors.  If anything fails, no ``.grad`` has changed.
+    to these tensors.  ``workers`` is how many threads may work, or "auto"; None takes
+    ``ad.config.workers``.  ``on_leaf_ready(leaf, grad)`` is called once for each leaf, when
+    its gradient is complete and the rest still runs; if it returns True it has taken the
+    gradient, which then is not added to ``.grad``.  If anything fails, no ``.grad`` has changed.
     """
     seed = seed_of(self, gradient)
     targets = None if inputs is None else _several("inputs", inputs)
     for t in targets or ():
         if t._node is None:
             raise NoGradientError(f"inputs: a tensor of shape {t.shape} does not require grad.")
-    committed: list[Tensor] = []
+    early: list[tuple[Tensor, str]] = []
 
     def on_ready(leaf: Tensor, g: Any) -> bool:
+        if on_leaf_ready is not None and on_leaf_ready(leaf, as_tensor(g)) is True:
+            early.append((leaf, "taken by on_leaf_ready"))
+            return True
         extra = leaf._extra
         if extra is None or extra.post_hooks is None or not extra.post_hooks.hooks:
             return False
-        commit(leaf, g)
-        committed.append(leaf)
+        commit({leaf: g})
+        early.append((leaf, "committed for its post-accumulate hooks"))
         for hook in extra.post_hooks.snapshot():
             hook(leaf)
         return True
@@ -102,25 +121,27 @@ def backward_into_leaves(
             retain=retain_graph or create_graph,
             create_graph=create_graph,
             on_ready=on_ready,
+            events=on_leaf_ready is not None,
             runner=runner_for(workers),
         )
     except BaseException as error:
-        if committed:
-            shapes = ", ".join(str(t.shape) for t in committed)
-            error.add_note(
-                f"{len(committed)} leaves with a post-accumulate hook were complete and are committed "
-                f"(shapes {shapes}); no other .grad has changed."
-            )
+        _note_early(error, early)
         raise
-    for leaf, g in leaves:
-        if leaf._node is not None:
-            commit(leaf, g)
-    for t, g in run.retained:
-        commit(t, g)
+    found = {leaf: g for leaf, g in leaves if leaf._node is not None}
+    found.update(run.retained)
     for t in targets or ():
         g = run.captured.get(key_of(t))
         if g is not None:
-            commit(t, g)
+            found[t] = g
+    del leaves, run
+    commit(found)
+
+
+def _note_early(error: BaseException, early: list[tuple[Tensor, str]]) -> None:
+    """Say in an error which leaves were finished before it, although nothing else has changed."""
+    for what in dict.fromkeys(what for _, what in early):
+        shapes = ", ".join(str(t.shape) for t, w in early if w == what)
+        error.add_note(f"Before this, leaves were {what} (shapes {shapes}); no other .grad has changed.")
 
 
 def backward(
@@ -131,8 +152,12 @@ def backward(
     create_graph: bool = False,
     inputs: Sequence[Tensor] | Tensor | None = None,
     workers: int | str | None = None,
+    on_leaf_ready: OnLeafReady | None = None,
 ) -> Gradients:
     """Differentiate ``root`` and return the gradients of its leaves; no tensor is touched.
+
+    The arguments are those of ``Tensor.backward``; what ``on_leaf_ready`` takes, by returning
+    True, is not in the store.
 
     >>> import adjoint as ad
     >>> x = ad.tensor([1.0, 2.0], requires_grad=True)
@@ -146,6 +171,7 @@ def backward(
         retain=retain_graph or create_graph,
         create_graph=create_graph,
         workers=workers,
+        on_leaf_ready=on_leaf_ready,
     )
 
 
@@ -158,18 +184,33 @@ def backward_on(
     create_graph: bool,
     workers: int | str | None = None,
     only: set[int] | None = None,
+    on_leaf_ready: OnLeafReady | None = None,
 ) -> Gradients:
     """Differentiate into a store; ``only`` limits the walk to nodes with these numbers."""
     targets = None if inputs is None else _several("inputs", inputs)
-    run, leaves = differentiate(
-        [root],
-        [seed],
-        targets=targets,
-        retain=retain,
-        create_graph=create_graph,
-        only=only,
-        runner=runner_for(workers),
-    )
+    early: list[tuple[Tensor, str]] = []
+
+    def on_ready(leaf: Tensor, g: Any) -> bool:
+        if on_leaf_ready is None or on_leaf_ready(leaf, as_tensor(g)) is not True:
+            return False
+        early.append((leaf, "taken by on_leaf_ready"))
+        return True
+
+    try:
+        run, leaves = differentiate(
+            [root],
+            [seed],
+            targets=targets,
+            retain=retain,
+            create_graph=create_graph,
+            on_ready=on_ready if on_leaf_ready is not None else None,
+            events=on_leaf_ready is not None,
+            only=only,
+            runner=runner_for(workers),
+        )
+    except BaseException as error:
+        _note_early(error, early)
+        raise
     store = Gradients()
     for leaf, g in leaves:
         store.set(leaf, as_tensor(g))

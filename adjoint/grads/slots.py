@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
 
-from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.tensor import Tensor, committing, wrap
 from adjoint.engine.hooks import as_tensor
 
 __all__ = ["commit"]
 
-# Two backwards in two threads may reach the same leaf: reading and replacing .grad is one step.
-_lock = threading.Lock()
+
+def commit(gradients: dict[Tensor, Any]) -> None:
+    """Add gradients to the ``.grad`` of their tensors: to all of them, or if that fails to none.
+
+    The tensors that were there are replaced, not written to.  ``gradients`` is emptied on the
+    way: what is summed into a new array does not stay, so the peak is the old and the new.
+    """
+    slots = [t._need_extra() for t in gradients]
+    order = list(gradients)
+    after = []
+    # Two backwards in two threads may reach the same leaf: reading and replacing is one step.
+    with committing:
+        before = [slot.grad for slot in slots]
+        for t, slot in zip(order, slots, strict=True):
+            new = as_tensor(gradients.pop(t))
+            after.append(new if slot.grad is None else _sum(slot.grad, new))
+            del new
+        try:
+            for slot, g in zip(slots, after, strict=True):
+                slot.grad = g
+        except BaseException:  # an interrupt; nothing else can happen between two stores
+            for slot, old in zip(slots, before, strict=True):
+                slot.grad = old
+            raise
 
 
-def commit(leaf: Tensor, g: Any) -> None:
-    """Add a gradient to ``leaf.grad``; the tensor that was there is replaced, not written to."""
-    new = as_tensor(g)
-    extra = leaf._need_extra()
-    with _lock:
-        before = extra.grad
-        if before is None:
-            extra.grad = new
-        elif before._node is None and new._node is None and type(before) is type(new) is Tensor:
-            extra.grad = wrap(np.asarray(before._data + new._data))
-        else:
-            extra.grad = before + new
+def _sum(before: Tensor, new: Tensor) -> Tensor:
+    if before._node is None and new._node is None and type(before) is type(new) is Tensor:
+        return wrap(np.asarray(before._data + new._data))
+    return before + new

@@ -1,0 +1,401 @@
+"""Run a plan in several threads, with the same bits as in one.
+
+The caller works too; helpers are started when there is more to do than it can take, and end
+with the run.  A worker takes nodes whose consumers are all done, its own newly ready one first.
+What reaches a node or leaf is summed in the order of the plan (later consumers first, then
+argument index), as far as it is there without a gap; the rest waits, and how much may wait is
+bounded.  Nothing depends on which worker was faster.  docs/adr/0003-parallel-backward.md has
+the reasons and the numbers.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextvars import ContextVar, copy_context
+from heapq import heappop, heappush
+from time import monotonic
+from typing import Any
+
+from adjoint.core.namespace import raw
+from adjoint.core.node import Node
+from adjoint.core.record import PICK
+from adjoint.engine.plan import Plan
+from adjoint.engine.pull import Invalid, add, add_output
+from adjoint.engine.run import Run
+from adjoint.engine.serial import run_serial
+from adjoint.errors import WorkerError
+
+__all__ = ["WAITING_BYTES", "run_parallel"]
+
+# Contributions that wait for an earlier one may take this much memory before workers turn to
+# what comes first in the order, which never waits.  A module constant, so that tests change it.
+WAITING_BYTES = 64 * 2**20
+
+# How often the caller, while it waits for a helper, looks whether that is still alive.
+_LOOK_SECONDS = 0.1
+
+# How long an interrupted caller waits for helpers that are inside a rule or hook.
+_PATIENCE_SECONDS = 1.0
+
+# True in everything that a parallel run calls: a backward in a hook runs in its own thread.
+_inside: ContextVar[bool] = ContextVar("adjoint_inside_parallel_run", default=False)
+
+
+def run_parallel(plan: Plan, run: Run, workers: int) -> None:
+    """Run ``plan`` in up to ``workers`` threads, of which the caller is one.
+
+    A run that records itself (``create_graph``) or is traced by a transform, and one inside a
+    hook or rule of another parallel run, stays in the caller's thread.
+    """
+    if workers == 1 or run.xp is not raw or len(plan.order) < 2 or _inside.get():
+        run_serial(plan, run)
+        return
+    token = _inside.set(True)
+    try:
+        _Crew(plan, run, workers).run_all()
+    finally:
+        _inside.reset(token)
+
+
+class _Inbox:
+    """What has reached one node or leaf.
+
+    The sum of the first ``taken`` contributions is in ``run.grads``; those that came too early
+    are in ``waiting``, by their position.  Only the worker that set ``busy`` adds to the sum.
+    """
+
+    __slots__ = ("busy", "expected", "first", "index", "key", "taken", "waiting")
+
+    def __init__(self, key: Any, index: int) -> None:
+        self.key = key
+        self.index = index  # its place in the order; -1 for a leaf
+        self.expected = 0
+        self.taken = 0
+        self.first = -1  # the position of the first contribution that is not None
+        self.waiting: dict[int, Any] = {}
+        self.busy = False
+
+    def available(self) -> list[Any]:
+        """Take the contributions that follow the sum without a gap."""
+        batch: list[Any] = []
+        while self.taken in self.waiting:
+            gp = self.waiting.pop(self.taken)
+            if gp is not None and self.first < 0:
+                self.first = self.taken
+            self.taken += 1
+            batch.append(gp)
+        return batch
+
+
+class _Crew:
+    """The workers of one run and what they share, all of it behind ``lock``.
+
+    ``user_code`` lets hooks and leaf events run one at a time, so that they may share state.
+    """
+
+    def __init__(self, plan: Plan, run: Run, workers: int) -> None:
+        self.plan = plan
+        self.run = run
+        self.limit = workers - 1  # helpers at most
+        self.lock = threading.Condition(threading.Lock())
+        self.user_code = threading.Lock()
+        self.stopped = False
+        self.errors: list[BaseException] = []
+        self.helpers: list[threading.Thread] = []
+        self.in_hand = [-1] * workers  # the node each one works on; the caller is number 0
+        self.idle = 0
+        self.waiting_bytes = 0
+        self.context = copy_context()
+        self.seeded = set(run.grads)
+        self.order, self.inboxes, self.edges = _wired(plan)
+        self.ready = [i for i, node in enumerate(self.order) if not self.inboxes[node].expected]
+        self.left = len(self.order)
+        self.finished = bytearray(self.left)
+        self.frontier = 0  # the first node in the order that is not finished
+        for node in plan.order if plan.needed is not None else ():
+            if node not in self.inboxes:
+                run.grads.pop(node, None)  # the seed of a root that leads to no target
+
+    # The life of a run ----------------------------------------------------------------------
+
+    def run_all(self) -> None:
+        """Work until everything is done or something failed; then no helper is left."""
+        try:
+            self.work(0)
+        except BaseException as error:
+            self.fail(error)
+        self.dismiss()
+        if self.errors:
+            try:
+                raise self.first_error()
+            finally:
+                self.errors.clear()  # no cycle of error, frame and run
+        self.settle()
+
+    def help(self, me: int) -> None:
+        """Be a helper: work, and hand an error to the caller."""
+        try:
+            self.work(me)
+        except BaseException as error:
+            self.fail(error, me)
+
+    def fail(self, error: BaseException, me: int = 0) -> None:
+        """Take note of an error and stop all workers after the node they are at."""
+        with self.lock:
+            self.errors.append(error)
+            self.stopped = True
+            self.in_hand[me] = -1
+            self.lock.notify_all()
+
+    def dismiss(self) -> None:
+        """Wait until every helper has left.
+
+        After an interrupt, not for ever: one that sits inside a rule or a hook ends after it,
+        and can change nothing any more.
+        """
+        interrupted = any(not isinstance(e, Exception) for e in self.errors)
+        end = monotonic() + _PATIENCE_SECONDS
+        for thread in self.helpers:
+            if thread.ident is None:
+                continue  # it could not be started
+            try:
+                thread.join(max(0.0, end - monotonic()) if interrupted else None)
+            except BaseException as error:
+                self.fail(error)
+                interrupted = True
+                end = monotonic() + _PATIENCE_SECONDS
+
+    def first_error(self) -> BaseException:
+        """Return the error to raise, with the others as notes; an interrupt goes before errors."""
+        with self.lock:
+            errors = list(self.errors)
+        first = next((e for e in errors if not isinstance(e, Exception)), errors[0])
+        for other in errors:
+            if other is not first:
+                first.add_note(f"In another worker, too: {type(other).__name__}: {other}")
+        return first
+
+    def settle(self) -> None:
+        """Put results into the order in which one thread would have found them."""
+        run = self.run
+        run.retained.sort(key=lambda kept: self.index_of(kept[0]._node))
+        found, run.grads = run.grads, {}
+        events = self.plan.ready
+        for i, node in enumerate(self.order):
+            for target in () if events else self.edges[i]:
+                if target is None or target[0].index >= 0 or target[0].key in self.seeded:
+                    continue
+                if target[1] == target[0].first:
+                    _move(target[0].key, found, run.grads)
+            for leaf in events.get(node, ()):
+                _move(leaf, found, run.grads)
+        run.grads = {**found, **run.grads}  # a leaf that is a root came first
+
+    def index_of(self, node: Any) -> int:
+        """Return the place of a node in the order."""
+        inbox = self.inboxes.get(node)
+        return -1 if inbox is None else inbox.index
+
+    # What each worker does ------------------------------------------------------------------
+
+    def work(self, me: int) -> None:
+        """Take nodes and pull through them until nothing is left."""
+        invalid = Invalid()
+        with invalid.state():
+            index = self.next_node(me, -1)
+            while index >= 0:
+                index = self.next_node(me, self.process(index, invalid))
+
+    def next_node(self, me: int, own: int) -> int:
+        """Return the node to take next, waiting for one if need be; -1 at the end.
+
+        ``own`` is a node that has just become ready in this thread and whose gradient is
+        still in its cache.
+        """
+        with self.lock:
+            while not self.stopped and self.left:
+                crowded = self.waiting_bytes > WAITING_BYTES
+                if own >= 0:
+                    if not crowded or own == self.frontier:
+                        self.in_hand[me] = own
+                        return own
+                    heappush(self.ready, own)
+                    own = -1
+                if self.ready and (not crowded or self.ready[0] == self.frontier):
+                    self.in_hand[me] = self.ready[0]
+                    return heappop(self.ready)
+                self.in_hand[me] = -1
+                self.idle += 1
+                try:
+                    in_time = self.lock.wait(_LOOK_SECONDS)
+                finally:
+                    self.idle -= 1
+                if not in_time:
+                    self.look_after_helpers()
+            self.in_hand[me] = -1
+            return -1
+
+    def look_after_helpers(self) -> None:
+        """Stop the run if a helper died with a node in hand, for then nobody finishes that."""
+        for i, thread in enumerate(self.helpers, start=1):
+            index = self.in_hand[i]
+            if index >= 0 and not thread.is_alive():
+                self.stopped = True
+                self.lock.notify_all()
+                raise WorkerError(
+                    f"the thread {thread.name!r} ended while it differentiated "
+                    f"{self.order[index].name!r}.\n"
+                    "  Something outside adjoint ended it.  No .grad has changed: run backward again."
+                )
+
+    def process(self, index: int, invalid: Invalid) -> int:
+        """Pull through one node; return a node that became ready by it, or -1."""
+        run, node = self.run, self.order[index]
+        g = run.grads.pop(node, None)
+        pulled: list[Any] | None = None
+        if g is not None:
+            if node.extra is None:
+                g = run.arrive(node, g)
+            else:
+                with self.user_code:
+                    if self.stopped:
+                        return -1
+                    g = run.arrive(node, g)
+            if node.op is PICK:
+                pulled = [(node, g)]
+            else:
+                pulled = run.pass_through(node, g, self.plan.needed, invalid)
+        del g
+        complete = self.deliver(index, pulled)
+        if self.plan.ready:
+            for inbox in complete:
+                if inbox.index < 0 and inbox.first >= 0:
+                    with self.user_code:
+                        if self.stopped:
+                            return -1
+                        run.leaf_ready(inbox.key)
+        return self.finish(index, complete)
+
+    def deliver(self, index: int, pulled: list[Any] | None) -> list[_Inbox]:
+        """Hand contributions to the parents; return the parents that are complete by them."""
+        claimed: list[tuple[_Inbox, list[Any]]] = []
+        complete: list[_Inbox] = []
+        with self.lock:
+            for i, target in enumerate(self.edges[index]):
+                if target is None:
+                    continue
+                inbox, position = target
+                gp = inbox.waiting[position] = None if pulled is None else pulled[i]
+                self.waiting_bytes += _nbytes(gp)
+                if not inbox.busy and position == inbox.taken:
+                    inbox.busy = True
+                    claimed.append((inbox, []))
+            del pulled
+            claimed = [(inbox, inbox.available()) for inbox, _ in claimed]
+        while claimed:
+            for inbox, batch in claimed:
+                self.sum_up(inbox.key, batch)
+            with self.lock:
+                more: list[tuple[_Inbox, list[Any]]] = []
+                for inbox, batch in claimed:
+                    self.waiting_bytes -= sum(map(_nbytes, batch))
+                    batch = inbox.available()
+                    if batch:
+                        more.append((inbox, batch))
+                        continue
+                    inbox.busy = False
+                    if inbox.taken == inbox.expected:
+                        complete.append(inbox)
+                claimed = more
+        return complete
+
+    def sum_up(self, key: Any, batch: list[Any]) -> None:
+        """Add contributions, in order, to what a node or leaf has: exactly as in one thread."""
+        run = self.run
+        for gp in batch:
+            if gp is None:
+                continue
+            if type(gp) is tuple:
+                add_output(run.xp, run.grads, *gp)
+            else:
+                add(run.xp, run.grads, run.owned, run.wide, key, gp)
+
+    def finish(self, index: int, complete: list[_Inbox]) -> int:
+        """Note that a node is done; keep one of the nodes that are ready now, offer the others."""
+        own = -1
+        with self.lock:
+            self.left -= 1
+            self.finished[index] = 1
+            if index == self.frontier:
+                self.frontier = self.finished.find(0, index)  # -1 at the end
+            for inbox in complete:
+                i = inbox.index
+                if i < 0:
+                    continue
+                if own < 0 or i < own:
+                    own, i = i, own
+                if i >= 0:
+                    heappush(self.ready, i)
+            if not self.left:
+                self.lock.notify_all()
+            elif self.idle:
+                self.lock.notify(max(1, len(self.ready)))
+            helper = self.new_helper() if len(self.ready) > self.idle else None
+        if helper is not None:
+            self.start(helper)
+        return own
+
+    def new_helper(self) -> threading.Thread | None:
+        """Make one more helper, if there may be one."""
+        me = len(self.helpers) + 1
+        if me > self.limit or self.stopped:
+            return None
+        # The caller's modes and variables.  A daemon: a program that exits is not held up.
+        helper = threading.Thread(
+            target=self.context.copy().run, args=(self.help, me), name=f"adjoint-backward-{me}", daemon=True
+        )
+        self.helpers.append(helper)
+        return helper
+
+    def start(self, helper: threading.Thread) -> None:
+        """Start a helper; without one, at the limit of threads or at exit, the rest do its work."""
+        try:
+            helper.start()
+        except RuntimeError:
+            with self.lock:
+                self.limit = 0
+
+
+_Edges = list[list[tuple[_Inbox, int] | None]]
+
+
+def _wired(plan: Plan) -> tuple[list[Node], dict[Any, _Inbox], _Edges]:
+    """Give every contribution its position in the sum of its parent."""
+    needed = plan.needed
+    order = plan.order if needed is None else [n for n in plan.order if n in needed]
+    inboxes = {node: _Inbox(node, i) for i, node in enumerate(order)}
+    edges: _Edges = []
+    for node in order:
+        row: list[tuple[_Inbox, int] | None] = []
+        for parent in node.parents:
+            if parent is None or (needed is not None and parent not in needed):
+                row.append(None)
+                continue
+            inbox = inboxes.get(parent)
+            if inbox is None:
+                inbox = inboxes[parent] = _Inbox(parent, -1)
+            row.append((inbox, inbox.expected))
+            inbox.expected += 1
+        edges.append(row)
+    return order, inboxes, edges
+
+
+def _nbytes(gp: Any) -> int:
+    if type(gp) is tuple:
+        gp = gp[1]
+    return 0 if gp is None else int(gp.nbytes)
+
+
+def _move(key: Any, found: dict[Any, Any], to: dict[Any, Any]) -> None:
+    if key in found:
+        to[key] = found.pop(key)
