@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from math import prod
+from collections import Counter
+from collections.abc import Iterable
+from math import ceil, prod, sqrt
 from operator import attrgetter
 from typing import Any
 
 from adjoint.core.namespace import raw
 from adjoint.core.node import Node
+from adjoint.core.op import Op
 from adjoint.engine.parallel import run_parallel
 from adjoint.engine.plan import Plan
 from adjoint.engine.run import Run
@@ -16,6 +19,84 @@ from adjoint.engine.serial import run_serial
 
 __all__ = ["run_auto", "workers_worth"]
 
+# NumPy releases the GIL in its loops, so threads pay where a node spends its time in them: from
+# about 50,000 elements (benchmarks/parallel.py; at 10,000 the gain is gone, at 1,000 a loss).
+_LARGE = 50_000
+
+# Nanoseconds per element of a gradient, by kind of op: a rule makes a few passes over memory.  A
+# product costs per multiplication; sqrt(|x| |y| |x@y|) is their number.
+_PER_ELEMENT = {"elementwise": 1.5, "linear": 0.5, "general": 3.0}
+_PER_PRODUCT = 0.2
+
+# Starting and joining a helper, and the wait until it is under way; below, one thread is as good.
+_WORTH_NANOSECONDS = 500_000
+_WORTH_SPEEDUP = 1.25
+
+_shape = attrgetter("shape")
+
 
 def run_auto(plan: Plan, run: Run) -> None:
-    run_serial(plan, run)
+    """Run a plan in as many threads as pay."""
+    order = plan.order
+    # A look at every third node, for large arrays come in runs (x, sin(x), sin(x) * y), in loops
+    # that run in C: 2 to 4% of the time of a small graph.
+    try:
+        largest = max(map(prod, set(map(_shape, order[::3]))), default=0)
+    except TypeError:  # an op with several outputs has a tuple of shapes
+        largest = _LARGE
+    if largest < _LARGE or run.xp is not raw:
+        run_serial(plan, run)
+    else:
+        run_parallel(plan, run, workers_worth(plan))
+
+
+def workers_worth(plan: Plan) -> int:
+    """Return how many threads a plan can keep busy with large arrays, at most one per processor.
+
+    The work of all large nodes, over the work on the longest path through them, is the most
+    that any number of threads could gain.
+    """
+    counts = Counter(map(_shape, plan.order))
+    large = {shape for shape in counts if _size(shape) >= _LARGE}
+    if sum(counts[shape] for shape in large) < 2 or processors() < 2:
+        return 1
+    total = longest = 0.0
+    start: dict[Node, float] = {}  # the longest way, in nanoseconds, from the root to a node
+    for node in plan.order:
+        cost = _nanoseconds(node.op, node) if node.shape in large else 1000.0
+        total += cost if node.shape in large else 0.0
+        end = start.pop(node, 0.0) + cost
+        longest = max(longest, end)
+        for parent in node.parents:
+            if type(parent) is Node and start.get(parent, 0.0) < end:
+                start[parent] = end
+    if total < _WORTH_NANOSECONDS or total < _WORTH_SPEEDUP * longest:
+        return 1
+    return min(processors(), ceil(total / longest))
+
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _nanoseconds(op: Op, node: Node) -> float:
+    wanted = sum(p is not None for p in node.parents)
+    size = _size(node.shape)
+    if op.kind == "bilinear":
+        return wanted * _PER_PRODUCT * sqrt(prod(map(_elements, node.args or ())) * size)
+    return wanted * _PER_ELEMENT[op.kind] * size
+
+
+def _elements(value: Any) -> int:
+    return _size(getattr(value, "shape", ()))
+
+
+def _size(shape: Iterable[Any]) -> int:
+    """Return the number of elements; of all outputs where an op has several."""
+    try:
+        return prod(shape)
+    except TypeError:
+        return sum(map(prod, shape))
