@@ -23,6 +23,9 @@ from adjoint.grads.store import Gradients
 __all__ = ["backward", "backward_into_leaves", "backward_on", "gradients", "seed_of"]
 
 
+_TAKEN = "leaves were taken by on_leaf_ready"
+_COMMITTED = "leaves with a post-accumulate hook were complete and are committed"
+
 OnLeafReady = Callable[[Tensor, Tensor], Any]
 
 
@@ -102,13 +105,13 @@ def backward_into_leaves(
 
     def on_ready(leaf: Tensor, g: Any) -> bool:
         if on_leaf_ready is not None and on_leaf_ready(leaf, as_tensor(g)) is True:
-            early.append((leaf, "taken by on_leaf_ready"))
+            early.append((leaf, _TAKEN))
             return True
         extra = leaf._extra
         if extra is None or extra.post_hooks is None or not extra.post_hooks.hooks:
             return False
         commit({leaf: g})
-        early.append((leaf, "committed for its post-accumulate hooks"))
+        early.append((leaf, _COMMITTED))
         for hook in extra.post_hooks.snapshot():
             hook(leaf)
         return True
@@ -140,8 +143,8 @@ def backward_into_leaves(
 def _note_early(error: BaseException, early: list[tuple[Tensor, str]]) -> None:
     """Say in an error which leaves were finished before it, although nothing else has changed."""
     for what in dict.fromkeys(what for _, what in early):
-        shapes = ", ".join(str(t.shape) for t, w in early if w == what)
-        error.add_note(f"Before this, leaves were {what} (shapes {shapes}); no other .grad has changed.")
+        shapes = [str(t.shape) for t, w in early if w == what]
+        error.add_note(f"{len(shapes)} {what} (shapes {', '.join(shapes)}); no other .grad has changed.")
 
 
 def backward(
@@ -193,7 +196,7 @@ def backward_on(
     def on_ready(leaf: Tensor, g: Any) -> bool:
         if on_leaf_ready is None or on_leaf_ready(leaf, as_tensor(g)) is not True:
             return False
-        early.append((leaf, "taken by on_leaf_ready"))
+        early.append((leaf, _TAKEN))
         return True
 
     try:
