@@ -9,7 +9,7 @@ Eager tensors, gradients of any order, hooks, tapes and gradient stores, on NumP
 tensor([2., 4.], dtype=float64)
 """
 
-from adjoint import config, errors, nn, random, testing, tree
+from adjoint import config, errors, nn, optim, random, testing, tree
 from adjoint.config import (
     enable_grad,
     get_default_dtype,
@@ -92,6 +92,7 @@ __all__ = [
     "linearize",
     "no_grad",
     "random",
+    "optim",
     "set_default_dtype",
     "set_grad_enabled",
     "tensor",

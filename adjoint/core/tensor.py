@@ -415,6 +415,11 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
     _EXCLUSIVE = -1  # free-threaded: counts are not exact, so every write copies
 
 
+def exclusive_count() -> int:
+    """Return how many references an array has that nobody else holds; -1 where that is not known."""
+    return _EXCLUSIVE
+
+
 def writable(t: Tensor) -> ndarray[Any, Any]:
     """Return the array of ``t`` for writing: the one door for every write to a tensor.
 

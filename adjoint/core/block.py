@@ -1,0 +1,72 @@
+"""One buffer behind several tensors, so that few NumPy calls update them all."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint.core.tensor import Tensor, exclusive_count
+
+__all__ = ["Block"]
+
+
+class Block:
+    """The memory of several tensors of one dtype, end to end in one flat array.
+
+    The tensors stay what they were; their data become views of the flat array.  ``open`` gives
+    that array for writing, under the rules of ``writable``: versions move, and if anything else
+    holds the memory (a detached tensor, an array handed out, a graph), it is copied first.
+    """
+
+    __slots__ = ("flat", "sizes", "slices", "tensors", "views")
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = list(tensors)
+        self.sizes = [t.size for t in tensors]
+        ends = np.cumsum([0, *self.sizes]).tolist()
+        self.slices = [slice(a, b) for a, b in itertools.pairwise(ends)]
+        self.flat: ndarray[Any, Any] = np.empty(ends[-1], tensors[0].dtype)
+        self.views: list[ndarray[Any, Any]] = []
+        self._gather()
+
+    def _gather(self) -> None:
+        """Take the tensors' values into a fresh flat array, and give them views of it."""
+        flat = np.empty_like(self.flat)
+        self.views = []
+        for t, s in zip(self.tensors, self.slices, strict=True):
+            flat[s] = t._data.reshape(-1)
+            t._data = flat[s].reshape(t.shape)
+            self.views.append(t._data)
+        self.flat = flat
+
+    def open(self) -> ndarray[Any, Any]:
+        """Return the flat array for writing; the versions of all tensors move."""
+        for t in self.tensors:
+            t._version += 1
+        if not self._exclusive():
+            self._gather()
+        return self.flat
+
+    def _exclusive(self) -> bool:
+        """Tell whether nothing but the tensors and this block holds the memory."""
+        if exclusive_count() < 0:
+            return False
+        # a view of a view has the flat array as its base: each one adds to the flat's count
+        views = self.views
+        if sys.getrefcount(self.flat) > len(views) + exclusive_count() - 1:
+            return False
+        for i, t in enumerate(self.tensors):
+            if t._data is not views[i] or sys.getrefcount(views[i]) > exclusive_count():
+                return False
+        return True
+
+    def pack(self, arrays: Sequence[Any], out: ndarray[Any, Any]) -> ndarray[Any, Any]:
+        """Copy one array per tensor into a flat array of the same layout."""
+        for a, s in zip(arrays, self.slices, strict=True):
+            out[s] = a.reshape(-1)
+        return out

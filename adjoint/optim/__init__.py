@@ -1,0 +1,21 @@
+"""Optimisers and learning-rate schedules."""
+
+from adjoint.optim import schedules
+from adjoint.optim.average import EMA
+from adjoint.optim.first_order import SGD, Adagrad, Adam, AdamW, Lion, NAdam, RMSprop
+from adjoint.optim.lbfgs import LBFGS
+from adjoint.optim.optimizer import Optimizer
+
+__all__ = [
+    "EMA",
+    "LBFGS",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Lion",
+    "NAdam",
+    "Optimizer",
+    "RMSprop",
+    "schedules",
+]

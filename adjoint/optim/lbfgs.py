@@ -1,0 +1,220 @@
+"""L-BFGS with a strong-Wolfe line search."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from adjoint.config import no_grad
+from adjoint.core.tensor import Tensor, writable
+from adjoint.errors import ArgumentError, InputError
+
+__all__ = ["LBFGS"]
+
+Evaluate = Callable[[np.ndarray[Any, Any]], tuple[float, np.ndarray[Any, Any]]]
+
+
+class LBFGS:
+    """Limited-memory BFGS for deterministic objectives: ``step(closure)`` runs some iterations.
+
+    ``closure()`` computes the loss and its gradients (``loss.backward()``) and returns the loss.  The
+    line search meets the strong Wolfe conditions, so each iteration goes down.
+
+    >>> import adjoint as ad
+    >>> w = ad.tensor([-1.2, 1.0], requires_grad=True)
+    >>> opt = ad.optim.LBFGS([w], max_iter=60)
+    >>> def closure():
+    ...     opt.zero_grad()
+    ...     loss = (1 - w[0]) ** 2 + 100 * (w[1] - w[0] ** 2) ** 2
+    ...     loss.backward()
+    ...     return loss
+    >>> _ = opt.step(closure); np.round(w.numpy(), 6)
+    array([1., 1.])
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float = 1.0,
+        max_iter: int = 20,
+        history: int = 10,
+        tolerance_grad: float = 1e-7,
+        tolerance_change: float = 1e-12,
+    ) -> None:
+        self.params = list(params)
+        if not self.params or any(not isinstance(p, Tensor) or not p.requires_grad for p in self.params):
+            raise InputError("LBFGS: params are leaf tensors that require grad, at least one.")
+        if lr <= 0 or max_iter < 1 or history < 1:
+            raise ArgumentError("LBFGS: lr, max_iter and history must be positive.")
+        self.lr, self.max_iter, self.history = lr, max_iter, history
+        self.tolerance_grad, self.tolerance_change = tolerance_grad, tolerance_change
+        self.pairs: deque[tuple[Any, Any, float]] = deque(maxlen=history)
+        self.evaluations = 0
+        self.iterations = 0
+
+    def zero_grad(self) -> None:
+        """Drop the gradients of all parameters."""
+        for p in self.params:
+            p.grad = None
+
+    def _flat(self) -> Any:
+        return np.concatenate([np.asarray(p._data, float).reshape(-1) for p in self.params])
+
+    def _flat_grad(self) -> Any:
+        parts = [
+            np.zeros(p.size) if p.grad is None else np.asarray(p.grad._data, float).reshape(-1)
+            for p in self.params
+        ]
+        return np.concatenate(parts)
+
+    def _write(self, x: Any) -> None:
+        start = 0
+        with no_grad():
+            for p in self.params:
+                writable(p)[...] = x[start : start + p.size].reshape(p.shape)
+                start += p.size
+
+    def step(self, closure: Callable[[], Tensor]) -> float:
+        """Run up to ``max_iter`` iterations; return the loss at the end."""
+
+        def evaluate(x: Any) -> tuple[float, Any]:
+            self._write(x)
+            self.evaluations += 1
+            self.zero_grad()
+            loss = float(closure())
+            return loss, self._flat_grad()
+
+        x = self._flat()
+        loss, g = evaluate(x)
+        for _ in range(self.max_iter):
+            if np.abs(g).max(initial=0.0) <= self.tolerance_grad:
+                break
+            d = self._direction(g)
+            slope = float(g @ d)
+            if slope >= 0:  # the curvature went bad: forget it
+                self.pairs.clear()
+                d, slope = -g, -float(g @ g)
+            first = min(1.0, 1.0 / float(np.abs(g).sum())) * self.lr if not self.pairs else self.lr
+            t, new_loss, new_g = strong_wolfe(evaluate, x, first, d, loss, g, slope)
+            s = t * d
+            y = new_g - g
+            if float(y @ s) > 1e-10 * float(y @ y):
+                self.pairs.append((s, y, 1.0 / float(y @ s)))
+            change = abs(new_loss - loss)
+            x, loss, g = x + s, new_loss, new_g
+            self.iterations += 1
+            small = np.abs(s).max(initial=0.0) <= self.tolerance_change
+            if t == 0.0 or small or change <= self.tolerance_change * max(1.0, abs(loss)):
+                break
+        self._write(x)
+        return loss
+
+    def _direction(self, g: Any) -> Any:
+        """The two-loop recursion: -H g from the last pairs."""
+        q = -g
+        alphas = []
+        for s, y, rho in reversed(self.pairs):
+            a = rho * float(s @ q)
+            alphas.append(a)
+            q = q - a * y
+        if self.pairs:
+            s, y, _ = self.pairs[-1]
+            q = q * (float(s @ y) / float(y @ y))
+        for (s, y, rho), a in zip(self.pairs, reversed(alphas), strict=True):
+            q = q + s * (a - rho * float(y @ q))
+        return q
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the history, as copies."""
+        return {"pairs": [(s.copy(), y.copy()) for s, y, _ in self.pairs], "iterations": self.iterations}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        self.pairs.clear()
+        for s, y in state["pairs"]:
+            s, y = np.array(s), np.array(y)
+            self.pairs.append((s, y, 1.0 / float(y @ s)))
+        self.iterations = int(state["iterations"])
+
+
+def strong_wolfe(
+    evaluate: Evaluate,
+    x: Any,
+    t: float,
+    d: Any,
+    loss: float,
+    g: Any,
+    slope: float,
+    c1: float = 1e-4,
+    c2: float = 0.9,
+    limit: int = 25,
+) -> tuple[float, float, Any]:
+    """Find a step t along d with enough decrease and a flat enough slope.
+
+    loss(t) ≤ loss + c1·t·slope and |slope(t)| ≤ c2·|slope| (Nocedal and Wright, 3.5 and 3.6).
+    """
+    before = (0.0, loss, slope, g)
+    for i in range(limit):
+        new_loss, new_g = evaluate(x + t * d)
+        new_slope = float(new_g @ d)
+        now = (t, new_loss, new_slope, new_g)
+        if not math.isfinite(new_loss):
+            t = (before[0] + t) / 2
+            continue
+        if new_loss > loss + c1 * t * slope or (i > 0 and new_loss >= before[1]):
+            return _zoom(evaluate, x, d, loss, slope, before, now, c1, c2, limit)
+        if abs(new_slope) <= -c2 * slope:
+            return t, new_loss, new_g
+        if new_slope >= 0:
+            return _zoom(evaluate, x, d, loss, slope, now, before, c1, c2, limit)
+        before, t = now, min(10 * t, max(t + 0.01 * t, _cubic(before, now)) if i else 2 * t)
+    return before[0], before[1], before[3]
+
+
+def _zoom(
+    evaluate: Evaluate,
+    x: Any,
+    d: Any,
+    loss: float,
+    slope: float,
+    low: tuple[float, float, float, Any],
+    high: tuple[float, float, float, Any],
+    c1: float,
+    c2: float,
+    limit: int,
+) -> tuple[float, float, Any]:
+    """Shrink a bracket whose ``low`` end is the better one."""
+    for _ in range(limit):
+        width = abs(high[0] - low[0])
+        if width * float(np.abs(d).max(initial=0.0)) < 1e-16:
+            break
+        t = _cubic(low, high)
+        a, b = min(low[0], high[0]), max(low[0], high[0])
+        if not a + 0.1 * width <= t <= b - 0.1 * width:
+            t = (a + b) / 2
+        new_loss, new_g = evaluate(x + t * d)
+        now = (t, new_loss, float(new_g @ d), new_g)
+        if not math.isfinite(new_loss) or new_loss > loss + c1 * t * slope or new_loss >= low[1]:
+            high = now
+            continue
+        if abs(now[2]) <= -c2 * slope:
+            return t, new_loss, new_g
+        if now[2] * (high[0] - low[0]) >= 0:
+            high = low
+        low = now
+    return low[0], low[1], low[3]
+
+
+def _cubic(p: tuple[float, float, float, Any], q: tuple[float, float, float, Any]) -> float:
+    """Return the minimum of the cubic through two points with their slopes."""
+    d1 = p[2] + q[2] - 3 * (p[1] - q[1]) / (p[0] - q[0])
+    square = d1 * d1 - p[2] * q[2]
+    if not square >= 0:
+        return (p[0] + q[0]) / 2
+    d2 = math.copysign(math.sqrt(square), q[0] - p[0])
+    t = q[0] - (q[0] - p[0]) * ((q[2] + d2 - d1) / (q[2] - p[2] + 2 * d2 or math.inf))
+    return t if math.isfinite(t) else (p[0] + q[0]) / 2

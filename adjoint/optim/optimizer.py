@@ -1,0 +1,338 @@
+"""The frame of all optimisers: parameter groups, state, and how a pure update is applied in place.
+
+An optimiser's heart is a pure function on arrays, ``apply_one(xp, p, g, state, hyper)``, which
+returns the new parameter and the new state.  It is applied to small parameters together, as one
+flat array, and to large ones piece by piece, so that temporaries stay in the cache: few NumPy calls
+for many small tensors, and one pass over memory for large ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint.config import no_grad
+from adjoint.core.block import Block
+from adjoint.core.namespace import Namespace, raw
+from adjoint.core.tensor import Tensor, writable
+from adjoint.errors import ArgumentError, InputError, ShapeError
+
+__all__ = ["Hyper", "Optimizer", "State"]
+
+Array = ndarray[Any, Any]
+State = dict[str, Any]
+Hyper = dict[str, Any]
+
+SMALL = 16_384  # elements: parameters up to this size share one flat array
+PIECE = 16_384  # elements: larger ones are updated in pieces of this size
+
+
+class Optimizer:
+    """Updates parameters from their gradients; the base of all optimisers.
+
+    ``params`` are tensors, or groups ``{"params": [...], "lr": ...}`` that override the defaults.
+    A parameter whose ``grad`` is None is left as it is, and so is its state.
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ()  # the arrays of state that each parameter has
+
+    def __init__(self, params: Iterable[Any], **defaults: Any) -> None:
+        self.defaults = {"maximize": False, **defaults}
+        self.step_count = 0
+        self.groups: list[Group] = []
+        given = list(params.values()) if isinstance(params, Mapping) else list(params)
+        if not given:
+            raise InputError(f"{type(self).__name__}: no parameters to optimise.")
+        for g in given if isinstance(given[0], Mapping) else [{"params": given}]:
+            self.add_group(g)
+
+    # What an optimiser defines ---------------------------------------------------------------
+
+    def init_one(self, p: Array, hyper: Hyper) -> State:
+        """Return the state of a parameter before its first update."""
+        return {name: np.zeros_like(p) for name in self.slots}
+
+    def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
+        """Return the updated parameter and state; pure, on arrays, elementwise."""
+        raise NotImplementedError
+
+    def check(self, hyper: Hyper) -> None:
+        """Raise if a hyper-parameter is out of range."""
+        for name, value in hyper.items():
+            if name == "betas":
+                for beta in value:
+                    _check_range(name, beta, 0.0, 1.0)
+            elif name in ("momentum", "alpha", "beta", "decay"):
+                _check_range(name, value, 0.0, 1.0)
+            elif name in ("lr", "eps", "weight_decay"):
+                _check_range(name, value, 0.0, float("inf"))
+
+    # What it gives -----------------------------------------------------------------------------
+
+    def add_group(self, group: Mapping[str, Any]) -> None:
+        """Add parameters with their own hyper-parameters."""
+        params = group["params"]
+        params = [params] if isinstance(params, Tensor) else list(params)
+        unknown = set(group) - set(self.defaults) - {"params", "names"}
+        if unknown:
+            raise ArgumentError(
+                f"{type(self).__name__}: unknown hyper-parameters {', '.join(sorted(unknown))}; "
+                f"known are {', '.join(sorted(self.defaults))}."
+            )
+        taken = {id(p) for g in self.groups for p in g.params}
+        for i, p in enumerate(params):
+            if not isinstance(p, Tensor):
+                raise InputError(f"{type(self).__name__}: parameters are tensors, but params[{i}] is {p!r}.")
+            if not p.requires_grad or not p.is_leaf:
+                raise InputError(
+                    f"{type(self).__name__}: parameters are leaves that require grad, but params[{i}] "
+                    f"of shape {p.shape} {'is no leaf' if not p.is_leaf else 'does not require grad'}."
+                )
+            if id(p) in taken:
+                raise ArgumentError(f"{type(self).__name__}: params[{i}] of shape {p.shape} is given twice.")
+            taken.add(id(p))
+        hyper = {**self.defaults, **{k: v for k, v in group.items() if k not in ("params", "names")}}
+        self.check(hyper)
+        self.groups.append(Group(self, params, hyper))
+
+    @property
+    def params(self) -> list[Tensor]:
+        """All parameters, group after group."""
+        return [p for g in self.groups for p in g.params]
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the first group; setting it scales all groups alike."""
+        return float(self.groups[0].hyper["lr"])
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        before = self.lr
+        for g in self.groups:
+            same = before == 0 or g.hyper["lr"] == before
+            g.hyper["lr"] = value if same else g.hyper["lr"] * (value / before)
+
+    def zero_grad(self) -> None:
+        """Drop the gradients of all parameters."""
+        for p in self.params:
+            p.grad = None
+
+    def step(self) -> None:
+        """Update every parameter that has a gradient."""
+        grads = {id(p): p.grad for p in self.params if p.grad is not None}
+        self.apply(grads)
+
+    def apply(self, grads: Mapping[Any, Any]) -> None:
+        """Update from gradients keyed by parameter (or its id): a store, or a dict."""
+        self.step_count += 1
+        with no_grad(), np.errstate(under="ignore"):
+            for group in self.groups:
+                for unit in group.units:
+                    unit.apply(self, [_found(grads, p) for p in unit.params], group.hyper)
+
+    def state_of(self, p: Tensor) -> State:
+        """Return the state of one parameter, as read-only arrays of its shape."""
+        for group in self.groups:
+            for q in group.params:
+                if q is p:
+                    return group.state_of(p)
+        raise InputError("state_of: this tensor is not a parameter of the optimiser.")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on: step count, hyper-parameters, state; copies."""
+        return {
+            "kind": type(self).__name__,
+            "step": self.step_count,
+            "groups": [dict(g.hyper) for g in self.groups],
+            "state": [[g.state_of(p, copy=True) for p in g.params] for g in self.groups],
+            "steps": [[g.steps_of(p) for p in g.params] for g in self.groups],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned; everything is checked before anything changes."""
+        if state["kind"] != type(self).__name__:
+            raise ArgumentError(f"this is the state of {state['kind']}, not of {type(self).__name__}.")
+        counts = [len(s) for s in state["state"]]
+        ours = [len(g.params) for g in self.groups]
+        if counts != ours:
+            raise ArgumentError(f"the state has {counts} parameters per group, but the optimiser {ours}.")
+        for g, states in zip(self.groups, state["state"], strict=True):
+            for i, (p, s) in enumerate(zip(g.params, states, strict=True)):
+                for name, value in s.items():
+                    if np.shape(value) != p.shape:
+                        raise ShapeError(
+                            f"state {name!r} of parameter {i} has shape {np.shape(value)}, not {p.shape}."
+                        )
+        loaded = zip(self.groups, state["groups"], state["state"], state["steps"], strict=True)
+        for g, hyper, states, steps in loaded:
+            g.hyper.update({k: tuple(v) if isinstance(v, list) else v for k, v in hyper.items()})
+            for p, s, n in zip(g.params, states, steps, strict=True):
+                g.load_state(p, s, int(n))
+        self.step_count = int(state["step"])
+
+    def __repr__(self) -> str:
+        count = sum(p.size for p in self.params)
+        hyper = ", ".join(f"{k}={v}" for k, v in self.groups[0].hyper.items() if v)
+        return f"{type(self).__name__}({len(self.params)} tensors, {count:,} numbers; {hyper})"
+
+
+class Group:
+    """Parameters that share hyper-parameters: small ones in one block per dtype, large ones alone."""
+
+    def __init__(self, optimizer: Optimizer, params: list[Tensor], hyper: Hyper) -> None:
+        self.optimizer = optimizer
+        self.params = params
+        self.hyper = hyper
+        self.units: list[Unit] = []
+        small: dict[Any, list[Tensor]] = {}
+        for p in params:
+            if p.size <= SMALL:
+                small.setdefault(p.dtype, []).append(p)
+            else:
+                self.units.append(Unit([p], None))
+        self.units += [Unit(members, Block(members)) for members in small.values()]
+        self._unit_of = {id(p): u for u in self.units for p in u.params}
+
+    def state_of(self, p: Tensor, copy: bool = False) -> State:
+        """Return the state arrays of one parameter, in its shape."""
+        return self._unit_of[id(p)].state_of(p, copy)
+
+    def steps_of(self, p: Tensor) -> int:
+        """Return how many updates a parameter has had."""
+        unit = self._unit_of[id(p)]
+        return unit.steps[unit.position(p)]
+
+    def load_state(self, p: Tensor, state: Mapping[str, Any], steps: int) -> None:
+        """Overwrite the state of one parameter."""
+        unit = self._unit_of[id(p)]
+        unit.load_state(self.optimizer, p, state, self.hyper)
+        unit.steps[unit.position(p)] = steps
+
+
+class Unit:
+    """What is updated in one go: a block of small parameters, or one large parameter."""
+
+    def __init__(self, params: list[Tensor], block: Block | None) -> None:
+        self.params = params
+        self.block = block
+        self.state: State | None = None  # flat arrays, in the layout of the parameters
+        self.grad: Array | None = None  # scratch for the gradients of a block
+        self.steps = [0] * len(params)  # updates that each parameter has had
+
+    def apply(self, optimizer: Optimizer, grads: list[Any], hyper: Hyper) -> None:
+        """Update the parameters that have a gradient."""
+        present = [g is not None for g in grads]
+        if not any(present):
+            return
+        self.steps = [n + has for n, has in zip(self.steps, present, strict=True)]
+        if self.block is None:
+            self._apply_large(optimizer, grads[0], {**hyper, "step": self.steps[0]})
+            return
+        flat = self.block.open()
+        if self.grad is None:
+            self.grad = np.empty_like(flat)
+        for g, s in zip(grads, self.block.slices, strict=True):
+            if g is not None:
+                self.grad[s] = _dense(g).reshape(-1)
+        state = self._need_state(optimizer, flat, hyper)
+        for span, step in self._spans(present):
+            part = {k: v[span] for k, v in state.items()}
+            _update(optimizer, flat[span], self.grad[span], part, {**hyper, "step": step})
+
+    def _spans(self, present: list[bool]) -> Iterator[tuple[slice, int]]:
+        """Yield the runs of the flat array that have gradients and the same number of updates."""
+        assert self.block is not None
+        runs: list[list[int]] = []  # start, stop, step
+        for has, s, step in zip(present, self.block.slices, self.steps, strict=True):
+            if not has:
+                continue
+            if runs and runs[-1][1] == s.start and runs[-1][2] == step:
+                runs[-1][1] = s.stop
+            else:
+                runs.append([s.start, s.stop, step])
+        for start, stop, step in runs:
+            yield slice(start, stop), step
+
+    def _apply_large(self, optimizer: Optimizer, grad: Any, hyper: Hyper) -> None:
+        (p,) = self.params
+        data = writable(p)
+        flat = data.reshape(-1)
+        state = self._need_state(optimizer, flat, hyper)
+        if getattr(grad, "rows", None) is not None:
+            shaped = {k: v.reshape(p.shape) for k, v in state.items()}
+            _update_rows(optimizer, data, grad, shaped, hyper)
+            return
+        g = _dense(grad).reshape(-1)
+        for start in range(0, flat.size, PIECE):
+            piece = slice(start, start + PIECE)
+            _update(optimizer, flat[piece], g[piece], {k: v[piece] for k, v in state.items()}, hyper)
+
+    def _need_state(self, optimizer: Optimizer, flat: Array, hyper: Hyper) -> State:
+        if self.state is None:
+            self.state = optimizer.init_one(flat, hyper)
+        return self.state
+
+    def position(self, p: Tensor) -> int:
+        """Return the place of a parameter in this unit."""
+        return next(i for i, q in enumerate(self.params) if q is p)
+
+    def _slice(self, p: Tensor) -> slice:
+        return slice(0, p.size) if self.block is None else self.block.slices[self.position(p)]
+
+    def state_of(self, p: Tensor, copy: bool) -> State:
+        """Return the state arrays of one parameter, in its shape."""
+        found = {k: v[self._slice(p)].reshape(p.shape) for k, v in (self.state or {}).items()}
+        if copy:
+            return {k: v.copy() for k, v in found.items()}
+        for v in found.values():
+            v.flags.writeable = False
+        return found
+
+    def load_state(self, optimizer: Optimizer, p: Tensor, state: Mapping[str, Any], hyper: Hyper) -> None:
+        """Overwrite the state of one parameter."""
+        if not state:
+            return
+        size = sum(q.size for q in self.params)
+        ours = self._need_state(optimizer, np.empty(size, p.dtype), hyper)
+        for name, value in state.items():
+            ours[name][self._slice(p)] = np.asarray(value).reshape(-1)
+
+
+def _update(optimizer: Optimizer, p: Array, g: Array, state: State, hyper: Hyper) -> None:
+    """Apply the pure update to a piece, and write its results there."""
+    if hyper["maximize"]:
+        g = -g
+    new, new_state = optimizer.apply_one(raw, p, g, state, hyper)
+    p[...] = new
+    for name, value in new_state.items():
+        state[name][...] = value
+
+
+def _update_rows(optimizer: Optimizer, data: Array, grad: Any, state: State, hyper: Hyper) -> None:
+    """Update only the rows that a sparse gradient touches, and their state."""
+    sparse = grad.coalesce() if hasattr(grad, "coalesce") else grad
+    rows = sparse.rows
+    part = {k: v[rows] for k, v in state.items()}
+    piece = data[rows]
+    _update(optimizer, piece, np.asarray(sparse.values), part, hyper)
+    data[rows] = piece
+    for name, value in part.items():
+        state[name][rows] = value
+
+
+def _dense(g: Any) -> Array:
+    return g._data if type(g) is Tensor else np.asarray(g)
+
+
+def _found(grads: Mapping[Any, Any], p: Tensor) -> Any:
+    g = grads.get(id(p)) if isinstance(grads, dict) else grads.get(p)
+    return grads.get(p) if g is None and isinstance(grads, dict) else g
+
+
+def _check_range(name: str, value: Any, low: float, high: float) -> None:
+    if not (isinstance(value, (int, float)) and low <= value <= high and value == value):
+        limit = f"from {low:g} to {high:g}" if high < float("inf") else f"a number from {low:g}"
+        raise ArgumentError(f"{name} must be {limit}, but is {value!r}.")

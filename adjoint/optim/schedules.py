@@ -1,0 +1,242 @@
+"""Learning-rate schedules: pure functions of the step, so resuming needs one number.
+
+A schedule is ``schedule(step) -> factor or rate``: called with the number of steps done so far, it
+returns the learning rate of the next one.  ``plateau`` is the exception: it looks at a metric.
+
+>>> schedule = warmup(cosine(0.1, total=100), steps=10)
+>>> [round(schedule(s), 3) for s in (0, 5, 10, 60, 110)]
+[0.0, 0.05, 0.1, 0.05, 0.0]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from adjoint.errors import ArgumentError, MissingExtraError
+
+__all__ = [
+    "Plateau",
+    "Schedule",
+    "constant",
+    "cosine",
+    "cosine_restarts",
+    "draw",
+    "exponential",
+    "inverse_sqrt",
+    "linear",
+    "one_cycle",
+    "polynomial",
+    "sequence",
+    "steps",
+    "warmup",
+]
+
+Schedule = Callable[[int], float]
+
+
+def _positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ArgumentError(f"{name} must be positive, but is {value!r}.")
+
+
+def constant(rate: float) -> Schedule:
+    """Keep the rate."""
+    return lambda step: rate
+
+
+def steps(rate: float, every: int, factor: float = 0.1) -> Schedule:
+    """Multiply by ``factor`` after each ``every`` steps."""
+    _positive("every", every)
+    return lambda step: rate * factor ** (step // every)
+
+
+def exponential(rate: float, factor: float) -> Schedule:
+    """Multiply by ``factor`` after each step."""
+    return lambda step: rate * factor**step
+
+
+def linear(rate: float, total: int, start: float = 1.0, end: float = 0.0) -> Schedule:
+    """Go in a straight line from ``rate * start`` to ``rate * end`` over ``total`` steps."""
+    _positive("total", total)
+    return lambda step: rate * (start + (end - start) * min(step / total, 1.0))
+
+
+def polynomial(rate: float, total: int, power: float = 1.0) -> Schedule:
+    """Go to zero as (1 - step / total) ** power."""
+    _positive("total", total)
+    return lambda step: rate * (1.0 - min(step / total, 1.0)) ** power
+
+
+def cosine(rate: float, total: int, minimum: float = 0.0) -> Schedule:
+    """Go from ``rate`` to ``minimum`` along half a cosine over ``total`` steps, and stay there."""
+    _positive("total", total)
+    return lambda step: minimum + (rate - minimum) * (1 + math.cos(math.pi * min(step / total, 1.0))) / 2
+
+
+def cosine_restarts(rate: float, first: int, multiple: int = 1, minimum: float = 0.0) -> Schedule:
+    """Repeat the cosine: ``first`` steps, then ``multiple`` times as long each time."""
+    _positive("first", first)
+    _positive("multiple", multiple)
+
+    def schedule(step: int) -> float:
+        if multiple == 1:
+            done, length = step % first, first
+        else:
+            # cycles take first · (1 + m + m² + …): n of them end at first · (mⁿ - 1) / (m - 1)
+            n = int(math.log(step / first * (multiple - 1) + 1, multiple) + 1e-12)
+            done = step - first * (multiple**n - 1) // (multiple - 1)
+            length = first * multiple**n
+        return minimum + (rate - minimum) * (1 + math.cos(math.pi * done / length)) / 2
+
+    return schedule
+
+
+def inverse_sqrt(rate: float, warm: int) -> Schedule:
+    """Rise in a straight line for ``warm`` steps, then fall with one over the root of the step."""
+    _positive("warm", warm)
+    return lambda step: rate * min((step + 1) / warm, math.sqrt(warm / (step + 1)))
+
+
+def one_cycle(
+    peak: float,
+    total: int,
+    rise: float = 0.3,
+    start_divisor: float = 25.0,
+    end_divisor: float = 1e4,
+    shape: str = "cos",
+) -> Schedule:
+    """Rise from ``peak / start_divisor`` to ``peak``, then fall far below: Smith's one cycle."""
+    _positive("total", total)
+    if shape not in ("cos", "linear"):
+        raise ArgumentError(f"shape is 'cos' or 'linear', not {shape!r}.")
+    low = peak / start_divisor
+    end = low / end_divisor
+    turn = float(rise * total) - 1
+
+    def between(a: float, b: float, part: float) -> float:
+        if shape == "linear":
+            return a + (b - a) * part
+        return b + (a - b) / 2.0 * (1 + math.cos(math.pi * part))
+
+    def schedule(step: int) -> float:
+        step = min(step, total - 1)
+        if step <= turn:
+            return between(low, peak, step / turn)
+        return between(peak, end, (step - turn) / (total - 1 - turn))
+
+    return schedule
+
+
+def warmup(schedule: Schedule, steps: int, start: float = 0.0) -> Schedule:
+    """Rise in a straight line to what ``schedule`` begins with, then follow it from its start."""
+    _positive("steps", steps)
+
+    def warmed(step: int) -> float:
+        if step < steps:
+            return schedule(0) * (start + (1 - start) * step / steps)
+        return schedule(step - steps)
+
+    return warmed
+
+
+def sequence(*parts: tuple[Schedule, int] | Schedule) -> Schedule:
+    """Follow one schedule after the other: ``sequence((a, 100), (b, 200), c)``."""
+    if not parts or any(not isinstance(p, tuple) for p in parts[:-1]):
+        raise ArgumentError("sequence takes (schedule, steps) pairs; only the last may have no end.")
+
+    def schedule(step: int) -> float:
+        for part in parts:
+            if not isinstance(part, tuple):
+                return part(step)
+            if step < part[1]:
+                return part[0](step)
+            step -= part[1]
+        last = parts[-1]
+        assert isinstance(last, tuple)
+        return last[0](step + last[1])
+
+    return schedule
+
+
+class Plateau:
+    """Lower the rate when a metric has stopped getting better.
+
+    Call ``report(metric)`` once per epoch; as a schedule it returns the present rate.
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        cooldown: int = 0,
+        minimum: float = 0.0,
+        mode: str = "min",
+    ) -> None:
+        if mode not in ("min", "max"):
+            raise ArgumentError(f"mode is 'min' or 'max', not {mode!r}.")
+        if not 0 < factor < 1:
+            raise ArgumentError(f"factor must be between 0 and 1, but is {factor!r}.")
+        self.rate, self.factor, self.patience, self.threshold = rate, factor, patience, threshold
+        self.cooldown, self.minimum, self.mode = cooldown, minimum, mode
+        self.best = math.inf if mode == "min" else -math.inf
+        self.bad = 0
+        self.resting = 0
+
+    def report(self, metric: float) -> float:
+        """Take note of a metric and return the rate from now on."""
+        if self._better(metric):
+            self.best, self.bad = metric, 0
+        else:
+            self.bad += 1
+        if self.resting > 0:
+            self.resting -= 1
+            self.bad = 0
+        if self.bad > self.patience:
+            self.rate = max(self.rate * self.factor, self.minimum)
+            self.resting, self.bad = self.cooldown, 0
+        return self.rate
+
+    def _better(self, metric: float) -> bool:
+        if self.mode == "min":
+            return metric < self.best * (1 - self.threshold)
+        return metric > self.best * (1 + self.threshold)
+
+    def __call__(self, step: int) -> float:
+        """Return the present rate, whatever the step."""
+        return self.rate
+
+    def state_dict(self) -> dict[str, float]:
+        """Return what is needed to go on."""
+        return {"rate": self.rate, "best": self.best, "bad": self.bad, "resting": self.resting}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        self.rate, self.best = float(state["rate"]), float(state["best"])
+        self.bad, self.resting = int(state["bad"]), int(state["resting"])
+
+
+def draw(schedule: Schedule, total: int, path: str | None = None, width: int = 60) -> str:
+    """Draw a schedule: as a picture to ``path``, or without one as a line of text.
+
+    >>> draw(linear(1.0, 8), 9, width=9)
+    '█▇▆▅▄▃▂▁▁'
+    """
+    rates = [schedule(step) for step in range(total)]
+    if path is None:
+        top = max(rates) or 1.0
+        columns: Sequence[float] = [rates[i * total // width] for i in range(width)]
+        return "".join("▁▂▃▄▅▆▇█"[min(7, int(r / top * 7.999))] for r in columns)
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtraError("drawing plots", "matplotlib", "plot") from None
+    figure = Figure(figsize=(6, 2.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(rates)
+    axes.set(xlabel="step", ylabel="learning rate")
+    figure.savefig(path)
+    return path

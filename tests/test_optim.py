@@ -1,0 +1,212 @@
+"""Optimisers: state, groups, pieces, memory, mistakes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint import errors
+from adjoint.optim import optimizer as frame
+from adjoint.optim import schedules
+
+KINDS = ["SGD", "Adam", "AdamW", "NAdam", "RMSprop", "Adagrad", "Lion"]
+
+
+def leaves(seed: int = 0) -> list[ad.Tensor]:
+    rng = np.random.default_rng(seed)
+    return [ad.tensor(rng.normal(size=s), requires_grad=True) for s in ((3, 2), (), (5,))]
+
+
+def train(params: list[ad.Tensor], optimiser: Any, steps: int) -> None:
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss = sum((((p - 1.0) ** 2).sum() for p in params), start=ad.tensor(0.0))
+        loss.backward()
+        optimiser.step()
+
+
+def options(kind: str) -> dict[str, Any]:
+    return {"momentum": 0.9} if kind == "SGD" else {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_and_blocks_give_the_same_bits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = leaves()
+    train(together, getattr(ad.optim, kind)(together, lr=0.01, **options(kind)), 5)
+    monkeypatch.setattr(frame, "SMALL", -1)
+    monkeypatch.setattr(frame, "PIECE", 2)
+    apart = leaves()
+    train(apart, getattr(ad.optim, kind)(apart, lr=0.01, **options(kind)), 5)
+    for a, b in zip(together, apart, strict=True):
+        assert a.numpy().tobytes() == b.numpy().tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_round_trips_bitwise(kind: str) -> None:
+    straight, broken = leaves(), leaves()
+    make = getattr(ad.optim, kind)
+    train(straight, make(straight, lr=0.01, **options(kind)), 8)
+    first = make(broken, lr=0.01, **options(kind))
+    train(broken, first, 5)
+    state = first.state_dict()
+    train(leaves(1), first, 0)
+    second = make(broken, lr=0.5, **options(kind))
+    second.load_state_dict(state)
+    train(broken, second, 3)
+    for a, b in zip(straight, broken, strict=True):
+        assert a.numpy().tobytes() == b.numpy().tobytes()
+
+
+def test_a_parameter_without_a_gradient_is_left_alone() -> None:
+    used, unused = leaves()[0], leaves(1)[0]
+    before = unused.tolist()
+    optimiser = ad.optim.Adam([used, unused])
+    (used**2).sum().backward()
+    optimiser.step()
+    assert unused.tolist() == before and used.tolist() != leaves()[0].tolist()
+    assert not optimiser.state_of(unused)["m"].any()
+
+
+def test_groups_have_their_own_hyper_parameters() -> None:
+    a, b, _ = leaves()
+    optimiser = ad.optim.SGD([{"params": [a], "lr": 0.5}, {"params": b}], lr=0.1)
+    start_a, start_b = a.numpy(copy=True), b.numpy(copy=True)
+    (a.sum() + b).backward()
+    optimiser.step()
+    assert np.allclose(a.numpy(), start_a - 0.5) and np.allclose(b.numpy(), start_b - 0.1)
+    optimiser.lr = 0.25
+    assert [g.hyper["lr"] for g in optimiser.groups] == [0.25, 0.05]
+
+
+def test_updates_happen_in_place_and_keep_value_semantics() -> None:
+    (w,) = leaves()[:1]
+    optimiser = ad.optim.SGD([w], lr=0.1)
+    (w**2).sum().backward()
+    optimiser.step()
+    address = w._data.ctypes.data
+    snapshot = w.numpy(copy=True)
+    optimiser.step()
+    assert w._data.ctypes.data == address
+    held = w.detach()
+    values = held.tolist()
+    optimiser.step()
+    assert held.tolist() == values and held.tolist() != w.tolist()
+    assert snapshot.tolist() != w.tolist()
+
+
+def test_a_step_between_forward_and_backward_is_noticed() -> None:
+    (w,) = leaves()[:1]
+    optimiser = ad.optim.SGD([w], lr=0.1)
+    (w**2).sum().backward()
+    loss = (w * w).sum()
+    optimiser.step()
+    with pytest.raises(errors.ModifiedError):
+        loss.backward()
+
+
+def test_a_write_by_the_user_is_seen_by_the_optimiser() -> None:
+    (w,) = leaves()[:1]
+    optimiser = ad.optim.SGD([w], lr=0.1)
+    w.grad = ad.ones(w.shape)
+    with ad.no_grad():
+        w.copy_(5.0)
+    optimiser.step()
+    assert np.allclose(w.numpy(), 4.9)
+
+
+def test_gradients_may_come_from_a_store() -> None:
+    (w,) = leaves()[:1]
+    before = w.numpy(copy=True)
+    optimiser = ad.optim.SGD([w], lr=0.1)
+    optimiser.apply(ad.backward(w.sum()))
+    assert np.allclose(w.numpy(), before - 0.1) and w.grad is None
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_dtypes_stay(kind: str, dtype: type) -> None:
+    w = ad.tensor(np.ones(3, dtype), requires_grad=True)
+    optimiser = getattr(ad.optim, kind)([w], lr=0.1)
+    (w * 2).sum().backward()
+    optimiser.step()
+    assert w.dtype == dtype and all(v.dtype == dtype for v in optimiser.state_of(w).values())
+
+
+def test_average_of_weights() -> None:
+    (w,) = leaves()[:1]
+    start = w.numpy(copy=True)
+    ema = ad.optim.EMA([w], decay=0.9)
+    with ad.no_grad():
+        w.copy_(0.0)
+    ema.update()
+    with ema.swapped():
+        assert np.allclose(w.numpy(), 0.9 * start)
+    assert not w.numpy().any()
+    other = ad.optim.EMA([w])
+    other.load_state_dict(ema.state_dict())
+    assert np.allclose(other.averages[0], 0.9 * start)
+
+
+MISTAKES: list[tuple[Any, type[Exception], str]] = [
+    (lambda w: ad.optim.SGD([]), TypeError, "no parameters"),
+    (lambda w: ad.optim.SGD([3.0]), TypeError, "params\\[0\\] is 3.0"),
+    (lambda w: ad.optim.SGD([w.detach()]), TypeError, "does not require grad"),
+    (lambda w: ad.optim.SGD([w * 2]), TypeError, "is no leaf"),
+    (lambda w: ad.optim.SGD([w, w]), ValueError, "given twice"),
+    (lambda w: ad.optim.SGD([w], lr=-1.0), ValueError, "lr must be a number from 0"),
+    (lambda w: ad.optim.Adam([w], betas=(0.9, 1.5)), ValueError, "betas must be from 0 to 1"),
+    (lambda w: ad.optim.SGD([w], lr=float("nan")), ValueError, "lr must be"),
+    (
+        lambda w: ad.optim.SGD([{"params": [w], "momentom": 1}]),
+        ValueError,
+        "unknown hyper-parameters momentom",
+    ),
+    (
+        lambda w: ad.optim.SGD([w]).load_state_dict(ad.optim.Adam([w]).state_dict()),
+        ValueError,
+        "state of Adam",
+    ),
+    (lambda w: ad.optim.EMA([w], decay=2.0), ValueError, "decay must be"),
+    (lambda w: schedules.cosine(0.1, 0), ValueError, "total must be positive"),
+    (
+        lambda w: schedules.sequence(schedules.constant(1), schedules.constant(2)),
+        ValueError,
+        "sequence takes",
+    ),
+]
+
+
+@pytest.mark.parametrize(("mistake", "error", "text"), MISTAKES)
+def test_mistakes(mistake: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text) as info:
+        mistake(leaves()[0])
+    assert isinstance(info.value, errors.AdjointError)
+
+
+def test_schedules_without_a_peer() -> None:
+    rates = [schedules.inverse_sqrt(1.0, 4)(s) for s in range(16)]
+    assert rates[3] == 1.0 and rates[15] == 0.5 and rates[0] == 0.25
+    both = schedules.sequence(
+        (schedules.constant(1.0), 3), (schedules.linear(1.0, 2), 2), schedules.constant(0.1)
+    )
+    assert [both(s) for s in range(7)] == [1.0, 1.0, 1.0, 1.0, 0.5, 0.1, 0.1]
+    assert len(schedules.draw(schedules.cosine(0.1, 100), 100)) == 60
+
+
+def test_a_schedule_can_be_drawn_to_a_file(tmp_path: Any) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "schedule.png"
+    assert schedules.draw(schedules.cosine(0.1, 100), 100, str(path)) == str(path)
+    assert path.stat().st_size > 1000
+
+
+def test_plateau_state_round_trips() -> None:
+    one = schedules.Plateau(1.0, patience=1)
+    for metric in (1.0, 1.0, 1.0):
+        one.report(metric)
+    two = schedules.Plateau(1.0, patience=1)
+    two.load_state_dict(one.state_dict())
+    assert two.report(1.0) == one.report(1.0) and two(5) == one(5)

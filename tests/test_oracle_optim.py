@@ -1,0 +1,162 @@
+"""Every optimiser and schedule against PyTorch, step by step, where PyTorch has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint.optim import schedules
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.oracle
+
+OPTIMISERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {}
+
+
+def _row(name: str, ours: str, theirs: str, options: dict[str, Any], **renamed: Any) -> None:
+    OPTIMISERS[name] = (ours, theirs, {**options, **renamed}, options)
+
+
+for _decay in (0.0, 0.01):
+    _row(f"sgd-{_decay}", "SGD", "SGD", {"lr": 0.05, "weight_decay": _decay})
+    _row(f"adam-{_decay}", "Adam", "Adam", {"lr": 0.05, "weight_decay": _decay})
+    _row(f"adamw-{_decay}", "AdamW", "AdamW", {"lr": 0.05, "weight_decay": _decay})
+    _row(f"rmsprop-{_decay}", "RMSprop", "RMSprop", {"lr": 0.01, "weight_decay": _decay})
+    _row(f"nadam-{_decay}", "NAdam", "NAdam", {"lr": 0.05, "weight_decay": _decay})
+    _row(f"adagrad-{_decay}", "Adagrad", "Adagrad", {"lr": 0.1, "weight_decay": _decay, "lr_decay": 0.01})
+_row("momentum", "SGD", "SGD", {"lr": 0.05, "momentum": 0.9})
+_row("nesterov", "SGD", "SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True})
+_row("dampening", "SGD", "SGD", {"lr": 0.05, "momentum": 0.9, "dampening": 0.3})
+_row("maximize", "SGD", "SGD", {"lr": 0.001, "momentum": 0.5, "maximize": True})
+_row("amsgrad", "Adam", "Adam", {"lr": 0.05, "amsgrad": True})
+_row("centered", "RMSprop", "RMSprop", {"lr": 0.01, "centered": True, "momentum": 0.9})
+
+
+def loss_of(params: list[Any], step: int) -> Any:
+    """A bumpy bowl; the second parameter takes part in every third step only."""
+    a, b, c = params
+    loss = ((a - 1.0) ** 2).sum() + (c**2).sum() * 0.1 + (a[0] * c[:3]).sum()
+    return loss + ((b + 2.0) ** 2).sum() if step % 3 == 2 else loss
+
+
+@pytest.fixture
+def double() -> Any:
+    """PyTorch keeps NAdam's running product in its default dtype, which is float32."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_optimiser(name: str) -> None:
+    ours_name, theirs_name, our_options, their_options = OPTIMISERS[name]
+    rng = np.random.default_rng(0)
+    # away from 0, where a step divided by its own size has no digits to compare
+    start = [rng.uniform(5.0, 9.0, s) for s in ((2, 3), (4,), (20_000,))]
+    ours = [ad.tensor(a, requires_grad=True) for a in start]
+    theirs = [torch.tensor(a, requires_grad=True) for a in start]
+    our_optimiser = getattr(ad.optim, ours_name)(ours, **our_options)
+    their_optimiser = getattr(torch.optim, theirs_name)(theirs, **their_options)
+    for step in range(100):
+        for params, optimiser in ((ours, our_optimiser), (theirs, their_optimiser)):
+            optimiser.zero_grad()
+            loss_of(params, step).backward()
+            optimiser.step()
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(a.numpy(), b.detach().numpy(), rtol=1e-10, atol=1e-10)
+
+
+def test_lbfgs_reaches_what_pytorch_reaches() -> None:
+    start = np.array([-1.2, 1.0, -0.5, 0.8])
+
+    def rosenbrock(x: Any) -> Any:
+        return (100.0 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+    ours, theirs = ad.tensor(start, requires_grad=True), torch.tensor(start, requires_grad=True)
+    results = []
+    for x, optimiser in (
+        (ours, ad.optim.LBFGS([ours], max_iter=100)),
+        (theirs, torch.optim.LBFGS([theirs], max_iter=100, line_search_fn="strong_wolfe")),
+    ):
+
+        def closure(x: Any = x, optimiser: Any = optimiser) -> Any:
+            optimiser.zero_grad()
+            loss = rosenbrock(x)
+            loss.backward()
+            return loss
+
+        optimiser.step(closure)
+        results.append(rosenbrock(x).item())
+    assert results[0] <= max(results[1], 1e-12) * 1.001
+
+
+def scheduled(make: Callable[[Any], Any], rate: float, count: int, **options: Any) -> list[float]:
+    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate, **options)
+    scheduler = make(optimiser)
+    found = []
+    for _ in range(count):
+        found.append(optimiser.param_groups[0]["lr"])
+        optimiser.step()
+        scheduler.step()
+    return found
+
+
+S = torch.optim.lr_scheduler
+SCHEDULES: dict[str, tuple[schedules.Schedule, Callable[[Any], Any], float]] = {
+    "steps": (schedules.steps(0.5, 7, 0.3), lambda o: S.StepLR(o, 7, 0.3), 0.5),
+    "exponential": (schedules.exponential(0.5, 0.95), lambda o: S.ExponentialLR(o, 0.95), 0.5),
+    "linear": (
+        schedules.linear(0.5, 20, start=0.25, end=0.75),
+        lambda o: S.LinearLR(o, 0.25, 0.75, 20),
+        0.5,
+    ),
+    "polynomial": (schedules.polynomial(0.5, 20, 2.0), lambda o: S.PolynomialLR(o, 20, 2.0), 0.5),
+    "cosine": (schedules.cosine(0.5, 40, 0.01), lambda o: S.CosineAnnealingLR(o, 40, 0.01), 0.5),
+    "restarts": (
+        schedules.cosine_restarts(0.5, 5, 2, 0.01),
+        lambda o: S.CosineAnnealingWarmRestarts(o, 5, 2, 0.01),
+        0.5,
+    ),
+    "restarts-equal": (
+        schedules.cosine_restarts(0.5, 7),
+        lambda o: S.CosineAnnealingWarmRestarts(o, 7),
+        0.5,
+    ),
+    "one-cycle": (
+        schedules.one_cycle(0.5, 41),
+        lambda o: S.OneCycleLR(o, 0.5, total_steps=41, cycle_momentum=False),
+        0.5,
+    ),
+    "one-cycle-linear": (
+        schedules.one_cycle(0.5, 41, shape="linear"),
+        lambda o: S.OneCycleLR(o, 0.5, total_steps=41, cycle_momentum=False, anneal_strategy="linear"),
+        0.5,
+    ),
+    "warm-up": (
+        schedules.warmup(schedules.exponential(0.5, 0.9), 10, start=0.1),
+        lambda o: S.SequentialLR(o, [S.LinearLR(o, 0.1, 1.0, 10), S.ExponentialLR(o, 0.9)], [10]),
+        0.5,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedule(name: str) -> None:
+    ours, theirs, rate = SCHEDULES[name]
+    expected = scheduled(theirs, rate, 40)
+    np.testing.assert_allclose([ours(s) for s in range(40)], expected, rtol=1e-10, atol=1e-12)
+
+
+def test_plateau() -> None:
+    metrics = [1.0, 0.9, 0.9, 0.91, 0.9, 0.89, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.6, 0.4]
+    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    theirs = S.ReduceLROnPlateau(optimiser, factor=0.5, patience=2, cooldown=1)
+    ours = schedules.Plateau(1.0, factor=0.5, patience=2, cooldown=1)
+    for metric in metrics:
+        theirs.step(metric)
+        assert ours.report(metric) == pytest.approx(optimiser.param_groups[0]["lr"], abs=1e-12)
