@@ -57,9 +57,7 @@ L = TypeVar("L", bound=Any)
 def held_across_fork(lock: L) -> L:
     """Let no fork happen while another thread has ``lock``: the child would never get it."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(
-            before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
-        )
+        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
     return lock
 
 

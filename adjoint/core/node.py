@@ -109,7 +109,6 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
             return _unlocked()
 
 
-
 class Spec:
     """What remains of an argument that was not saved: its shape and dtype."""
 
