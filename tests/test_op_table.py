@@ -39,6 +39,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "second": {},
     "minimal": {},
     "complex": {},
+    "zero": {},
 }
 
 
@@ -89,15 +90,20 @@ def _list(result: Any) -> list[Any]:
 
 ELEMENTWISE = tuple(n for n in OP_NAMES if op_of(n).kind == "elementwise" and not op_of(n).params)
 EDGE_SHAPES = ((), (1,), (0,), (2, 0), (1, 1))
+MIXED_SHAPES = (((0,), ()), ((1,), (0,)), ((2, 0), (2, 1)), ((), (1, 1)))  # for two arguments
 
 
 def edge_cases(name: str, dtype: Any) -> list[Case]:
     """An elementwise op on arrays without axes, without elements and with one element."""
     case = CASES[name][0]
     found = []
-    for shape in EDGE_SHAPES:
-        args = tuple(np.resize(a, shape).astype(dtype if is_float(a) else a.dtype) for a in case.args)
-        found.append(replace(case, args=args, note=f"{dtype.__name__} {shape}"))
+    count = len(case.args)
+    for shapes in [(shape,) * count for shape in EDGE_SHAPES] + list(MIXED_SHAPES if count == 2 else ()):
+        args = tuple(
+            np.resize(a, shape).astype(dtype if is_float(a) else a.dtype)
+            for a, shape in zip(case.args, shapes, strict=True)
+        )
+        found.append(replace(case, args=args, note=dtype.__name__))
     return found
 
 
@@ -113,7 +119,7 @@ def test_values_shape_and_dtype_are_those_of_numpy(name, dtype):
 
 @pytest.mark.parametrize("name", except_for("variants", tuple(n for n in ELEMENTWISE if n in SMOOTH)))
 def test_gradient_has_shape_and_dtype_of_its_tensor_at_the_edges(name):
-    for case in (*edge_cases(name, np.float64), *edge_cases(name, np.float32)):
+    for case in (c for dtype in (np.float64, np.float32, np.float16) for c in edge_cases(name, dtype)):
         _, leaves, grads = gradients_of(case, operands(case))
         assert leaves, case
         for x, g in zip(leaves, grads, strict=True):
@@ -160,6 +166,43 @@ def test_strided_memory_changes_nothing(name):
             )
 
 
+SPECIAL = np.array([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, 1e308, -1e308, 5e-324, 1e-200])
+
+
+def special_case(name: str, nan: bool = False) -> Case | None:
+    """Every pair of special values; None for ops that take no floats there."""
+    op = op_of(name)
+    if not all(map(is_float, CASES[name][0].args)):
+        return None
+    values = np.append(SPECIAL, np.nan) if nan else SPECIAL
+    return Case(name, tuple(a.ravel() for a in np.meshgrid(*[values] * (op.arity or 1))), note="special")
+
+
+@pytest.mark.parametrize("name", except_for("numpy", tuple(n for n in ELEMENTWISE if hasattr(np, n))))
+def test_special_values_are_those_of_numpy(name):
+    case = special_case(name, nan=True)
+    if case is not None:
+        with np.errstate(all="ignore"):
+            (y,) = run(case, operands(case))
+            np.testing.assert_array_equal(y.numpy(), getattr(np, name)(*case.args))
+
+
+@pytest.mark.parametrize("name", except_for("zero", tuple(n for n in ELEMENTWISE if n in SMOOTH)))
+def test_a_zero_gradient_stays_zero_at_special_values(name):
+    case = special_case(name)
+    if case is None:
+        return
+    args = operands(case)
+    with np.errstate(all="ignore"):
+        (y,) = run(case, args)
+        for create_graph in (False, True):
+            found = ad.gradients(y, args, np.zeros(y.shape), retain_graph=True, create_graph=create_graph)
+            for i, g in enumerate(found):
+                bad = np.flatnonzero((g.numpy() != 0) & ~np.isnan(y.numpy()))
+                at = [tuple(float(a[k]) for a in case.args) for k in bad[:3]]
+                assert not bad.size, f"{name}, argument {i}: {g.numpy()[bad[:3]]} at {at}"
+
+
 # Derivatives -----------------------------------------------------------------------------------
 
 
@@ -185,16 +228,15 @@ def test_third_derivative_against_finite_differences(name):
         gradcheck(function(case, [0]), [case.args[0]], order=3)
 
 
-@pytest.mark.parametrize("name", except_for("complex", tuple(n for n in ELEMENTWISE if n in SMOOTH)))
+@pytest.mark.parametrize("name", except_for("complex", SMOOTH))
 def test_complex_derivatives_against_finite_differences(name):
-    case = CASES[name][-1]
-    wanted = checked(case)
-    args = [case.args[i] * (1 + 0.3j) for i in wanted]
-    try:
-        outputs = function(case, wanted)(*map(wrap, args))
-    except ad.errors.DTypeError:
-        return  # not defined for complex numbers
-    if any(ad.core.tensor.differentiable(y.dtype) for y in outputs):
+    for case in CASES[name]:
+        wanted = checked(case)
+        args = [case.args[i] if case.args[i].dtype.kind == "c" else case.args[i] * (1 + 0.3j) for i in wanted]
+        try:
+            function(case, wanted)(*map(wrap, args))
+        except (ad.errors.DTypeError, ad.errors.ArgumentError):
+            return  # not defined for complex numbers
         gradcheck(function(case, wanted), args, directions=1, order=2)
 
 
@@ -216,12 +258,124 @@ def test_same_bits_with_and_without_create_graph(name):
             assert not a.requires_grad, case
 
 
+def locked(a: Any) -> Any:
+    """A copy that cannot be written to."""
+    if isinstance(a, np.ndarray):
+        a = a.copy()
+        a.flags.writeable = False
+    return a
+
+
 @pytest.mark.parametrize("name", SMOOTH)
-def test_backward_changes_no_argument(name):
+def test_neither_forward_nor_backward_writes_into_what_it_gets(name):
     for case in CASES[name]:
-        before = [a.copy() if isinstance(a, np.ndarray) else a for a in case.args]
-        gradients_of(case, operands(case))
-        assert all(same(a, b) for a, b in zip(before, case.args, strict=True)), case
+        fixed = replace(case, args=tuple(map(locked, case.args)))
+        args = operands(fixed)
+        outputs = [y for y in run(fixed, args) if y.requires_grad]
+        seeds = [wrap(locked(g.numpy())) for g in seeds_for(outputs)]
+        leaves = [args[i] for i in checked(fixed)]
+        for create_graph in (False, True):
+            ad.gradients(outputs, leaves, seeds, retain_graph=True, create_graph=create_graph)
+
+
+# The facts of the record -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elementwise_ops_work_on_each_element_alone(name):
+    case = CASES[name][-1]
+    op = op_of(name)
+    whole = np.asarray(op.forward(*case.args))
+    spread = np.broadcast_arrays(*case.args)
+    assert whole.shape == spread[0].shape
+    for index in np.ndindex(whole.shape):
+        single = op.forward(*(np.asarray(a[index]) for a in spread))
+        np.testing.assert_allclose(single, whole[index], rtol=1e-13, err_msg=f"{case} at {index}")
+
+
+LINEAR = tuple(n for n in SMOOTH if op_of(n).kind == "linear")
+BILINEAR = tuple(n for n in SMOOTH if op_of(n).kind == "bilinear")
+
+
+def other(a: Any) -> Any:
+    """Other numbers of the same shape and kind."""
+    return np.cos(np.arange(a.size)).reshape(a.shape).astype(a.dtype) if is_float(a) else a
+
+
+def combine(a: Any, b: Any) -> Any:
+    return 2.0 * a - 3.0 * b if is_float(a) else a
+
+
+def assert_combined(case: Case, fixed: tuple[int, ...] = ()) -> None:
+    """f(2a - 3b) = 2 f(a) - 3 f(b), where the arguments in ``fixed`` stay as they are."""
+    forward = op_of(case.op).forward
+    moved = tuple(a if i in fixed else other(a) for i, a in enumerate(case.args))
+    mixed = tuple(
+        a if i in fixed else combine(a, b) for i, (a, b) in enumerate(zip(case.args, moved, strict=True))
+    )
+    results = (_list(forward(*args, **case.params)) for args in (case.args, moved, mixed))
+    for x, y, z in zip(*results, strict=True):
+        np.testing.assert_allclose(
+            z, combine(np.asarray(x), np.asarray(y)), rtol=1e-12, atol=1e-12, err_msg=str(case)
+        )
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_ops_are_linear(name):
+    for case in CASES[name]:
+        assert_combined(case, fixed=tuple(set(range(len(case.args))) - set(checked(case))))
+
+
+@pytest.mark.parametrize("name", BILINEAR)
+def test_bilinear_ops_are_linear_in_each_argument(name):
+    for case in CASES[name]:
+        assert_combined(case, fixed=(0,))
+        assert_combined(case, fixed=(1,))
+
+
+BINARY = tuple(
+    n for n in ELEMENTWISE if n in SMOOTH and op_of(n).arity == 2 and all(map(is_float, CASES[n][0].args))
+)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("name", BINARY)
+def test_a_python_number_is_as_good_as_a_tensor_of_the_same_dtype(name, dtype):
+    op = op_of(name)
+    case = CASES[name][1]
+    for side in (0, 1):
+        x = case.args[side].astype(dtype)
+        for number in (float(np.float32(case.args[1 - side][0])), 2, 1):
+            results = []
+            for fixed in (number, wrap(np.asarray(number, dtype))):
+                leaf = wrap(x).requires_grad_()
+                with np.errstate(all="ignore"):  # some numbers lie outside the domain
+                    y = op.eager(*((leaf, fixed) if side == 0 else (fixed, leaf)))
+                assert y.dtype == dtype
+                if not y.requires_grad:
+                    assert not op.smooth(side)
+                    continue
+                results.append((y.numpy(), ad.gradients(y, [leaf], np.ones(3, dtype))[0].numpy()))
+            if results:
+                (y, g), (y2, g2) = results
+                assert g.dtype == g2.dtype == dtype
+                limit = 1e-13 if dtype is np.float64 else 1e-5
+                np.testing.assert_allclose(y, y2, rtol=limit, err_msg=f"{case} with {number}")
+                np.testing.assert_allclose(g, g2, rtol=limit, atol=limit, err_msg=f"{case} with {number}")
+
+
+SEVERAL = tuple(n for n in SMOOTH if op_of(n).outputs > 1)
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_each_output_alone_has_its_derivatives(name):
+    # the others are not used: the rule gets None for their gradients
+    for case in CASES[name]:
+        wanted = checked(case)
+        f = function(case, wanted)
+        for i in range(op_of(name).outputs):
+            alone = lambda *values, f=f, i=i: f(*values)[i]
+            gradcheck(alone, [case.args[j] for j in wanted], directions=1, order=2)
 
 
 # What is saved ---------------------------------------------------------------------------------

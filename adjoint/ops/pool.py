@@ -61,6 +61,8 @@ define("window_spread", _window_spread,
 
 
 def _lowest(dtype: Any) -> Any:
+    if dtype.kind == "c":
+        raise TypeError("complex numbers have no order")
     return -np.inf if dtype.kind == "f" or dtype.name == "bfloat16" else np.iinfo(dtype).min
 
 

@@ -247,7 +247,7 @@ def _random(rng: np.random.Generator, shape: tuple[int, ...], is_complex: bool) 
 
 def _coordinates(a: Any) -> Array:
     """Return the elements as one real vector; it shares memory with a contiguous array."""
-    flat = np.asarray(a).reshape(-1)
+    flat = np.ascontiguousarray(a).reshape(-1)
     return flat.view(np.float64) if flat.dtype.kind == "c" else flat
 
 
