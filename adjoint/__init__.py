@@ -61,6 +61,7 @@ from adjoint.ops.reduce import *
 from adjoint.ops.scan import *
 from adjoint.ops.selection import *
 from adjoint.ops.shape import *
+from adjoint.transforms.batch import vmap
 from adjoint.transforms.forward import jvp, linearize
 from adjoint.transforms.reverse import grad, value_and_grad, vjp
 
@@ -101,6 +102,7 @@ __all__ = [
     "value_and_grad",
     "vjp",
     *arrange.__all__,
+    "vmap",
     *compare.__all__,
     *complex_parts.__all__,
     *contraction.__all__,

@@ -30,7 +30,7 @@ def define(
     joint: Rule | None = None,
     fused: bool = False,
     jvp: Rule | None = None,
-    batch: Callable[..., Any] | None = None,
+    batch: Callable[..., Any] | str | None = None,
     holomorphic: bool = True,
     ufunc: Any = None,
     domain: Any = None,
@@ -47,6 +47,8 @@ def define(
     un-broadcasting; None where no gradient flows.  ``joint(xp, g, out, *arrays, wanted,
     **params)`` returns all of them at once.  ``saves`` names what the rules read, by the
     rule's own parameter names; ``reads`` says it per rule where a rule also looks at shapes.
+    ``batch`` is how vmap evaluates it: "leading" where the forward takes any axes in front of all
+    arguments, or a function (see ``transforms/batch_rules.py``).
 
     >>> import numpy as np, adjoint as ad
     >>> cube = ad.define("cube_example", lambda x: x * x * x,

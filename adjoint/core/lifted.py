@@ -50,6 +50,10 @@ class Lifted:
             total *= n
         return total
 
+    def numbers(self) -> Any:
+        """Return the values as a plain array where they are the same for every element, else None."""
+        return None
+
     def lift(self, value: Any) -> Lifted:
         """Return a value of an outer level, an outer tensor or an array as a constant here."""
         raise NotImplementedError

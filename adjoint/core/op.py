@@ -36,7 +36,7 @@ class Op:
     params: tuple[str, ...]
     outputs: int
     jvp: Rule | None
-    batch: Callable[..., Any] | None
+    batch: Callable[..., Any] | str | None  # how vmap evaluates it, where the kind does not say
     fused: Callable[..., Any] | None  # the forward written on xp, where it is
     holomorphic: bool  # the engine conjugates around the rule; False: it carries its own formula
     domain: Any

@@ -392,7 +392,8 @@ def compute(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     """Evaluate an op on what a lifted value holds: arrays, outer lifted values, outer tensors."""
     for a in args:
         if isinstance(a, Tensor):
-            return op.eager(*args, **params)
+            # nobody outside has these arrays: wrapped, so that no copy is made
+            return op.eager(*(wrap(a) if isinstance(a, (ndarray, Lifted)) else a for a in args), **params)
     return evaluate(op, args, params)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint.config import get_default_dtype, grad_mode, held_across_fork
-from adjoint.core.lifted import Lifted
+from adjoint.core.lifted import Lifted, enclosing
 from adjoint.core.methods import Methods
 from adjoint.core.namespace import rec
 from adjoint.core.node import LEAF, Handle, HookList, Node, attaching
@@ -146,6 +146,11 @@ class Tensor(Methods):
                     f"only float and complex tensors can require grad, but this one is {self.dtype}.\n"
                     "  Make it a float first: x.astype(float).requires_grad_()."
                 )
+            top = enclosing.get()
+            if top is not None and not (isinstance(self._data, Lifted) and self._data.level >= top.level):
+                # a leaf made inside a transform belongs to it, and is not taken for one from outside
+                self._data = top.lift(self._data)
+                self.__class__ = Traced
             self._node = LEAF
         else:
             self._node = None
@@ -380,6 +385,9 @@ def _check_callable(what: str, hook: Any) -> None:
 def _concrete(t: Tensor, what: str) -> ndarray[Any, Any]:
     data = t._data
     if type(data) is not ndarray:
+        known = data.numbers()
+        if known is not None:
+            return known
         raise InputError(
             f"{what} needs the numbers of a tensor, but inside {data.transform} it has none of its own.\n"
             "  Compute with ad functions there; ad.where replaces a condition on values."

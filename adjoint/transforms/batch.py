@@ -1,0 +1,193 @@
+"""``vmap``: run a function written for one element on a whole batch at once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from adjoint import tree
+from adjoint.config import grad_mode
+from adjoint.core.lifted import enclosing, next_level
+from adjoint.core.namespace import rec
+from adjoint.core.shapes import canonical_axis
+from adjoint.core.tensor import Tensor, tensor, wrap
+from adjoint.errors import ArgumentError, ShapeError, TransformError
+from adjoint.transforms import batch_rules
+from adjoint.transforms.batched import Batched
+from adjoint.transforms.inputs import argument_name, as_function, name_of
+
+__all__ = ["vmap"]
+
+assert batch_rules.rules  # importing it fills the table
+
+
+def vmap(
+    f: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0, chunk_size: int | None = None
+) -> Callable[..., Any]:
+    """Return a function that applies ``f`` to every element of a batch, all at once.
+
+    ``in_axes`` says which axis of each positional argument runs over the batch: a number for
+    all, or a tuple with a number, None (the same for all) or a tree of them per argument.  Keyword
+    arguments are the same for all.  ``out_axes`` says where the batch axis of the results goes;
+    None for a result that is the same for all.  ``chunk_size`` limits how many elements run
+    at once, for memory.
+
+    Every op runs once on the whole batch; an op that cannot is an error, never a loop.  A
+    condition on the values of a batch is an error too: use ``ad.where``.
+
+    >>> import adjoint as ad, numpy as np
+    >>> ad.vmap(lambda a, b: a @ b, in_axes=(0, None))(np.eye(3), np.array([1.0, 2.0, 3.0]))
+    tensor([1., 2., 3.], dtype=float64)
+    """
+    as_function("vmap", f)
+    if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
+        raise ArgumentError(f"vmap: chunk_size is a whole number from 1 or None, but got {chunk_size!r}.")
+    if isinstance(in_axes, list):
+        in_axes = tuple(in_axes)
+
+    @functools.wraps(f, assigned=("__module__", "__name__", "__qualname__"))
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        leaves, structure = tree.flatten(args)
+        axes = tree.spread(in_axes, structure, "vmap: in_axes")
+        where = [argument_name(f, i) + p for i, s in enumerate(structure.children) for p in s.paths()]
+        tensors, size = _fronted(where, leaves, axes)
+        if chunk_size is None or size <= chunk_size:
+            return _run(f, structure, tensors, axes, size, kwargs, out_axes)
+        return _in_chunks(f, structure, tensors, axes, size, kwargs, out_axes, chunk_size)
+
+    return mapped
+
+
+def _fronted(where: list[str], leaves: list[Any], axes: list[Any]) -> tuple[list[Any], int]:
+    """Return the leaves with their batch axes in front, and the length of the batch."""
+    found, sizes = [], {}
+    for place, leaf, axis in zip(where, leaves, axes, strict=True):
+        if axis is None:
+            found.append(leaf)
+            continue
+        if not isinstance(leaf, (Tensor, np.ndarray, np.generic, int, float, complex)):
+            raise TransformError(
+                f"vmap: {place} is a {type(leaf).__name__}, which has no axes.  Give it None in in_axes."
+            )
+        t = leaf if isinstance(leaf, Tensor) else tensor(leaf)
+        if not t.ndim:
+            raise ShapeError(
+                f"vmap: {place} is 0-d and has no axis {axis} to run over.\n"
+                "  Give it None in in_axes if it is the same for all."
+            )
+        source = canonical_axis(f"vmap: in_axes of {place}", axis, t.ndim)
+        sizes[place] = t.shape[source]
+        found.append(_moved(t, source, -t.ndim))
+    if not sizes:
+        raise ArgumentError("vmap: in_axes is None for every argument, so there is nothing to run over.")
+    if len(set(sizes.values())) > 1:
+        said = ", ".join(f"{place} has {n}" for place, n in sizes.items())
+        raise ShapeError(f"vmap: the batch axes differ in length: {said}.")
+    return found, next(iter(sizes.values()))
+
+
+def _moved(t: Any, source: int, destination: int) -> Any:
+    return t if source == destination else rec.moveaxis(t, source=source, destination=destination)
+
+
+def _run(
+    f: Callable[..., Any],
+    structure: tree.Structure,
+    leaves: list[Any],
+    axes: list[Any],
+    size: int,
+    kwargs: dict[str, Any],
+    out_axes: Any,
+) -> Any:
+    results, shape = _call(f, structure, leaves, axes, size, kwargs)
+    wanted = tree.spread(out_axes, shape, "vmap: out_axes")
+    placed = [_placed(r, a, size) for r, a in zip(results, wanted, strict=True)]
+    return tree.unflatten(shape, placed)
+
+
+def _call(
+    f: Callable[..., Any],
+    structure: tree.Structure,
+    leaves: list[Any],
+    axes: list[Any],
+    size: int,
+    kwargs: dict[str, Any],
+) -> tuple[list[tuple[Any, bool]], tree.Structure]:
+    """Run ``f`` at a new level; return what its results hold and whether they have a batch axis."""
+    level = next_level()
+    mode = grad_mode.get()
+    inputs = [
+        leaf if axis is None
+        else wrap(Batched(level, size, leaf if leaf._node is not None and mode else leaf._data, True))
+        for leaf, axis in zip(leaves, axes, strict=True)
+    ]  # fmt: skip
+    token = enclosing.set(Batched(level, size, None, False))
+    try:
+        result = f(*tree.unflatten(structure, inputs), **kwargs)
+    finally:
+        enclosing.reset(token)
+    outputs, shape = tree.flatten(result)
+    if not outputs:
+        raise TransformError(
+            f"vmap: {name_of(f)} returned {'None' if result is None else 'no tensors'}.  Return a tensor."
+        )
+    found = []
+    for place, out in zip(shape.paths(f"the result of {name_of(f)}"), outputs, strict=True):
+        if not isinstance(out, (Tensor, np.ndarray, np.generic, int, float, complex)):
+            raise TransformError(f"vmap: {place} is a {type(out).__name__}, not a tensor.")
+        data = out._data if isinstance(out, Tensor) else tensor(out)._data
+        if isinstance(data, Batched) and data.level == level:
+            found.append((data.value, data.batched))
+        else:
+            found.append((out, False))
+    return found, shape
+
+
+def _placed(result: tuple[Any, bool], axis: Any, size: int) -> Tensor:
+    """Return a result with its batch axis where it is wanted."""
+    value, batched = result
+    t = value if isinstance(value, Tensor) else wrap(value) if not _is_plain(value) else tensor(value)
+    if axis is None:
+        if batched:
+            raise TransformError(
+                "vmap: out_axes is None for a result that differs between the elements of the batch.\n"
+                "  Give the axis where the batch is to go."
+            )
+        return t
+    if not batched:
+        t = rec.broadcast_to(t, shape=(size, *t.shape))
+    return _moved(t, -t.ndim, canonical_axis("vmap: out_axes", axis, t.ndim))
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (np.generic, int, float, complex))
+
+
+def _in_chunks(
+    f: Callable[..., Any],
+    structure: tree.Structure,
+    leaves: list[Any],
+    axes: list[Any],
+    size: int,
+    kwargs: dict[str, Any],
+    out_axes: Any,
+    chunk_size: int,
+) -> Any:
+    parts = []
+    for start in range(0, size, chunk_size):
+        stop = min(start + chunk_size, size)
+        some = [x if a is None else x[start:stop] for x, a in zip(leaves, axes, strict=True)]
+        parts.append(tree.flatten(_run(f, structure, some, axes, stop - start, kwargs, out_axes)))
+    shape = parts[0][1]
+    joined = []
+    for axis, *pieces in zip(
+        tree.spread(out_axes, shape, "vmap: out_axes"), *(p for p, _ in parts), strict=True
+    ):
+        if axis is None:
+            joined.append(pieces[0])
+        else:
+            joined.append(rec.concat(*pieces, axis=canonical_axis("vmap: out_axes", axis, pieces[0].ndim)))
+    return tree.unflatten(shape, joined)

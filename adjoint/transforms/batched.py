@@ -1,0 +1,124 @@
+"""Batched: the values of ``vmap``, arrays with a batch axis in front that the function does not see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.lifted import Lifted
+from adjoint.core.op import OPS, Op
+from adjoint.core.record import compute
+from adjoint.core.tensor import Tensor
+from adjoint.errors import TransformError
+
+__all__ = ["Batched", "Held", "held", "rules"]
+
+# How to evaluate an op on batched arguments, by its name: ``rule(op, size, *args, **params)``, where
+# the arguments are Batched or Python numbers, returns the output with the batch axis in front.
+rules: dict[str, Any] = {}
+
+
+class Batched(Lifted):
+    """A value inside ``vmap``: what it holds has the batch axis in front, or is the same for all.
+
+    What it holds is an array, a value of an outer transform, or an outer tensor with its history.
+    """
+
+    __slots__ = ("batched", "size_", "value")
+    transform = "ad.vmap"
+
+    def __init__(self, level: int, size: int, value: Any, batched: bool) -> None:
+        self.level = level
+        self.size_ = size  # how many there are in the batch
+        self.value = value
+        self.batched = batched
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that the function sees."""
+        return self.value.shape[1:] if self.batched else self.value.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the elements."""
+        return self.value.dtype
+
+    def lift(self, value: Any) -> Batched:
+        """Return a constant of this level: the same for every element of the batch."""
+        return Batched(self.level, self.size_, value, False)
+
+    def numbers(self) -> Any:
+        """Return the values as an array if they are the same for all."""
+        if self.batched:
+            return None
+        value = self.value._data if isinstance(self.value, Tensor) else self.value
+        return value.numbers() if isinstance(value, Lifted) else value
+
+    def evaluate(self, op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
+        """Evaluate ``op`` on the whole batch at once."""
+        own = [self._own(a) for a in args]
+        batched = any(type(a) is Batched and a.batched for a in own)
+        if batched:
+            out = self._rule(op)(op, self.size_, *own, **params)
+        else:
+            out = compute(op, tuple(a.value if type(a) is Batched else a for a in own), params)
+        if op.outputs > 1:
+            return tuple(self._result(o, batched) for o in out)
+        return self._result(out, batched)
+
+    def _result(self, out: Any, batched: bool) -> Batched:
+        if type(out) is Batched and out.level == self.level:
+            return out  # a fused op, evaluated step by step
+        return Batched(self.level, self.size_, settled(out), batched)
+
+    def _own(self, a: Any) -> Any:
+        if type(a) is Batched and a.level == self.level:
+            return a
+        return a if isinstance(a, (int, float, complex)) else self.lift(a)
+
+    def _rule(self, op: Op) -> Any:
+        found = op.batch
+        if callable(found):
+            return found
+        rule = rules.get(found or op.name)
+        if rule is not None:
+            return rule
+        if op.kind == "elementwise":
+            return rules["elementwise"]
+        if op.fused is not None:
+            return rules["fused"]
+        raise TransformError(
+            f"vmap: {op.name!r} has no batching rule, so it cannot run inside ad.vmap.\n"
+            "  Call it outside, or loop over the elements in Python; ops of your own get a rule by "
+            'ad.define(…, batch="leading").'
+        )
+
+    def __repr__(self) -> str:
+        what = f"a batch of {self.size_}" if self.batched else "the same for all"
+        return f"<{what}, shape {self.shape}, {self.dtype}>"
+
+
+def settled(value: Any) -> Any:
+    """Return what a Batched may hold: a tensor only if it has a history."""
+    if isinstance(value, Tensor):
+        return value if value._node is not None else value._data
+    return np.asarray(value) if isinstance(value, (np.generic, int, float, complex)) else value
+
+
+class Held:
+    """The ops on what Batched values hold: arrays, values of outer transforms, outer tensors."""
+
+    def __getattr__(self, name: str) -> Any:
+        op = OPS.get(name)
+        if op is None:
+            raise AttributeError(f"no op {name!r}")
+
+        def call(*args: Any, **params: Any) -> Any:
+            return compute(op, args, params)
+
+        setattr(self, name, call)
+        return call
+
+
+held = Held()

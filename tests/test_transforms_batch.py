@@ -1,0 +1,295 @@
+"""vmap: over the op table, axes, nesting, and the messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from table import CASES, OP_NAMES
+
+import adjoint as ad
+from adjoint.core.op import OPS
+from adjoint.errors import ArgumentError, InputError, ShapeError, TransformError
+from adjoint.testing import Case
+
+SIZE = 3
+ALL = [case for name in OP_NAMES for case in CASES.get(name, [])]
+
+
+def varied(a: Any, axis: int, seed: int) -> Any:
+    """A batch of arrays like ``a``: itself, and others from the same range, along ``axis``."""
+    if a.dtype.kind in "fc":  # scaled a little: inside the domain where ``a`` is
+        scales = np.linspace(1.0, 0.9, SIZE)
+        rows = [(a * s).astype(a.dtype) for s in scales]
+    else:
+        rows = [np.roll(a.ravel(), k).reshape(a.shape) for k in range(SIZE)]
+    return np.stack(rows, axis=axis)
+
+
+def outputs(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+def arrays_of(case: Case) -> list[int]:
+    return [i for i, a in enumerate(case.args) if isinstance(a, np.ndarray)]
+
+
+def patterns(case: Case) -> list[dict[int, int]]:
+    """Which arguments are batched, and along which axis."""
+    places = arrays_of(case)
+    found = [dict.fromkeys(places, 0), dict.fromkeys(places, -1)]
+    if len(places) > 1:
+        found += [{i: 0} for i in places]
+    return found
+
+
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_vmap_equals_a_loop(case: Case) -> None:
+    op = OPS[case.op].eager
+    if not OPS[case.op].pure or not arrays_of(case):
+        pytest.skip("nothing to batch")
+    for pattern in patterns(case):
+        args = [varied(a, pattern[i], i) if i in pattern else a for i, a in enumerate(case.args)]
+        axes = tuple(pattern.get(i) for i in range(len(args)))
+        rows = [
+            outputs(op(*(np.take(a, k, axis=axes[i]) if axes[i] is not None else a for i, a in enumerate(args)),
+                       **case.params))
+            for k in range(SIZE)
+        ]  # fmt: skip
+        found = outputs(ad.vmap(lambda *xs: op(*xs, **case.params), in_axes=axes)(*args))
+        for j, out in enumerate(found):
+            expected = np.stack([r[j].numpy() for r in rows])
+            assert out.dtype == expected.dtype
+            np.testing.assert_allclose(out.numpy(), expected, rtol=1e-12, atol=1e-12)
+
+
+SMOOTH = [
+    case
+    for case in ALL
+    if OPS[case.op].differentiable and any(np.asarray(a).dtype.kind == "f" for a in case.args)
+]
+
+
+def weighted_loss(case: Case) -> Any:
+    """The op as a real function of its float arguments, with fixed weights on its outputs."""
+
+    def f(*xs: Any) -> Any:
+        args = list(case.args)
+        moving = [i for i, a in enumerate(args) if isinstance(a, np.ndarray) and a.dtype.kind == "f"]
+        for i, x in zip(moving, xs, strict=True):
+            args[i] = x
+        total = 0.0
+        for out in outputs(OPS[case.op].eager(*args, **case.params)):
+            if out.dtype.kind in "fc":
+                weights = np.random.default_rng(3).uniform(0.5, 1.5, out.shape)
+                total = total + (ad.abs(out) ** 2 * weights if out.dtype.kind == "c" else out * weights).sum()
+        return total
+
+    return f
+
+
+@pytest.mark.parametrize("case", SMOOTH, ids=str)
+def test_vmap_of_grad_and_of_jvp_equal_a_loop(case: Case) -> None:
+    f = weighted_loss(case)
+    primals = [a for a in case.args if isinstance(a, np.ndarray) and a.dtype.kind == "f"]
+    batch = [varied(a, 0, i) for i, a in enumerate(primals)]
+    numbers = tuple(range(len(primals)))
+    found = ad.vmap(ad.grad(f, numbers))(*batch)
+    pushed = ad.vmap(lambda *xs: ad.jvp(f, xs, xs)[1])(*batch)
+    outer = ad.grad(lambda *xs: (ad.vmap(f)(*xs)).sum(), numbers)(*batch)
+    for k in range(SIZE):
+        row = [b[k] for b in batch]
+        expected = ad.grad(f, numbers)(*row)
+        for g, o, e in zip(found, outer, expected, strict=True):
+            np.testing.assert_allclose(g.numpy()[k], e.numpy(), rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(o.numpy()[k], e.numpy(), rtol=1e-10, atol=1e-12)
+        along = ad.jvp(f, row, row)[1]
+        np.testing.assert_allclose(pushed.numpy()[k], along.numpy(), rtol=1e-9, atol=1e-12)
+
+
+def test_axes_in_and_out() -> None:
+    x, y = np.random.default_rng(0).standard_normal((2, 4, 3)), np.arange(3.0)
+    out = ad.vmap(lambda a, b: a.T * b, in_axes=(-1, 0), out_axes=1)(x, y)
+    np.testing.assert_allclose(out.numpy(), np.stack([x[..., k].T * y[k] for k in range(3)], 1))
+    out = ad.vmap(lambda a: {"p": a.sum(0), "q": a}, in_axes=1, out_axes={"p": 0, "q": -1})(x)
+    np.testing.assert_allclose(out["p"].numpy(), x.sum(0))
+    np.testing.assert_allclose(out["q"].numpy(), np.moveaxis(x, 1, -1))
+
+
+def test_trees_of_axes_and_what_is_the_same_for_all() -> None:
+    def f(p: Any, x: Any, *, scale: float) -> Any:
+        return (p["w"] * x + p["b"]) * scale, p["b"] * 2, 7.0
+
+    w, b, x = np.arange(3.0), np.array([1.0, 2.0]), np.ones((3, 2))
+    axes = ({"w": 0, "b": None}, 0)
+    out, same, number = ad.vmap(f, in_axes=axes, out_axes=(0, None, None))({"w": w, "b": b}, x, scale=2.0)
+    np.testing.assert_allclose(out.numpy(), 2 * (w[:, None] * x + b))
+    assert same.tolist() == [2.0, 4.0]
+    assert number.item() == 7.0
+    out, same, number = ad.vmap(f, in_axes=axes)({"w": w, "b": b}, x, scale=2.0)
+    assert same.shape == (3, 2)
+    assert number.shape == (3,)
+
+
+def test_chunks_give_the_same() -> None:
+    x = np.random.default_rng(1).standard_normal((7, 4))
+    f = lambda r: (ad.sin(r).sum(), r[::-1])
+    whole = ad.vmap(f, out_axes=(0, 1))(x)
+    for n in (1, 2, 7, 100):
+        for a, b in zip(whole, ad.vmap(f, out_axes=(0, 1), chunk_size=n)(x), strict=True):
+            np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def test_empty_batch() -> None:
+    assert ad.vmap(lambda r: ad.exp(r).sum())(np.ones((0, 4))).shape == (0,)
+
+
+def test_nested_vmap_is_an_outer_product() -> None:
+    x, y = np.arange(3.0), np.arange(4.0)
+    f = ad.vmap(ad.vmap(lambda a, b: a * b + a, in_axes=(None, 0)), in_axes=(0, None))
+    np.testing.assert_allclose(f(x, y).numpy(), np.multiply.outer(x, y) + x[:, None])
+
+
+def test_per_sample_gradients() -> None:
+    random = np.random.default_rng(0)
+    params = {
+        "w": [random.standard_normal((4, 8)), random.standard_normal((8, 3))],
+        "b": random.standard_normal(3),
+    }
+    X, Y = random.standard_normal((6, 4)), random.standard_normal((6, 3))
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        return ((ad.tanh(x @ p["w"][0]) @ p["w"][1] + p["b"] - y) ** 2).mean()
+
+    found = ad.vmap(ad.grad(loss), in_axes=(None, 0, 0))(params, X, Y)
+    for k in range(6):
+        one = ad.grad(loss)(params, X[k], Y[k])
+        for a, b in zip(ad.tree.leaves(found), ad.tree.leaves(one), strict=True):
+            np.testing.assert_allclose(a.numpy()[k], b.numpy(), rtol=1e-12, atol=1e-14)
+
+
+def test_gradients_reach_captured_tensors_and_arguments() -> None:
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    x = ad.tensor(np.arange(6.0).reshape(3, 2), requires_grad=True)
+    ad.vmap(lambda r: (r * w) @ w)(x).sum().backward()
+    assert w.grad is not None
+    assert x.grad is not None
+    np.testing.assert_allclose(w.grad.numpy(), 2 * w.numpy() * x.numpy().sum(0))
+    np.testing.assert_allclose(x.grad.numpy(), np.broadcast_to(w.numpy() ** 2, (3, 2)))
+
+
+def test_grad_of_vmap_of_grad_with_captured_leaf() -> None:
+    # Σ_k d/dx (w x³)|_{x_k} = 3 w Σ x_k²; its derivatives in w and x
+    x = np.array([1.0, 2.0, 3.0])
+
+    def total(w: Any, x: Any) -> Any:
+        return ad.vmap(ad.grad(lambda t: w * t**3))(x).sum()
+
+    gw, gx = ad.grad(total, (0, 1))(2.0, x)
+    np.testing.assert_allclose(gw.item(), 3 * (x**2).sum())
+    np.testing.assert_allclose(gx.numpy(), 6 * 2.0 * x)
+    d2 = ad.grad(lambda w: ad.vmap(lambda t: ad.grad(lambda u: (u * w) ** 3)(t) * w)(ad.tensor(x)).sum())
+    np.testing.assert_allclose(d2(2.0).item(), 3 * 4 * 2.0**3 * (x**2).sum())
+
+
+def test_leaf_made_inside() -> None:
+    def f(x: Any) -> Any:
+        w = ad.tensor(2.0, requires_grad=True)
+        (g,) = ad.gradients((w * x) ** 2, [w])
+        return g
+
+    np.testing.assert_allclose(ad.vmap(f)(np.array([1.0, 3.0])).numpy(), [4.0, 36.0])
+
+
+def test_constant_leaf_of_inner_grad() -> None:
+    w = ad.tensor([1.0, 2.0])
+    found = ad.vmap(lambda b: ad.grad(lambda w: (w * b).sum() ** 2)(w))(np.array([1.0, 2.0]))
+    np.testing.assert_allclose(found.numpy(), [[6.0, 6.0], [24.0, 24.0]])
+
+
+def test_advanced_indices() -> None:
+    x = np.random.default_rng(2).standard_normal((3, 4, 5, 6))
+    i, j = np.array([0, 2, 1]), np.array([3, 0, 1])
+    for key in [(i,), (slice(None), j), (i, slice(None), j), (0, slice(None), j), (i, j), (i[:, None], j),
+                (Ellipsis, j), (i, None, j), (1, Ellipsis, -1), (x[0, :, :, 0] > 0,)]:  # fmt: skip
+        expected = np.stack([x[k][key] for k in range(3)])
+        np.testing.assert_array_equal(ad.vmap(lambda r: r[key])(x).numpy(), expected)  # noqa: B023
+        batched = ad.vmap(ad.grad(lambda r: (r[key] ** 3).sum()))(x)  # noqa: B023
+        rows = [ad.grad(lambda r: (r[key] ** 3).sum())(x[k]).numpy() for k in range(3)]  # noqa: B023
+        np.testing.assert_allclose(batched.numpy(), np.stack(rows))
+        value = np.random.default_rng(3).standard_normal(expected.shape)
+        for v, axis in ((value, 0), (value[0], None)):
+            found = ad.vmap(lambda r, v: r.at[key].set(v), in_axes=(0, axis))(x, v)  # noqa: B023
+            rows = [ad.tensor(x[k]).at[key].set(v[k] if axis == 0 else v).numpy() for k in range(3)]
+            np.testing.assert_array_equal(found.numpy(), np.stack(rows))
+
+
+@pytest.mark.parametrize("xb", [False, True])
+@pytest.mark.parametrize("yb", [False, True])
+@pytest.mark.parametrize(
+    ("xs", "ys"),
+    [((3,), (3,)), ((2, 3), (3,)), ((3,), (3, 4)), ((2, 3), (3, 4)), ((2, 3), (3, 1)), ((5, 2, 3), (3, 4)),
+     ((2, 3), (5, 3, 4)), ((3,), (5, 3, 4)), ((5, 2, 3), (3,)), ((4, 1, 2, 3), (5, 3, 4))],
+)  # fmt: skip
+def test_matmul(xs: Any, ys: Any, xb: bool, yb: bool) -> None:
+    if not xb and not yb:
+        return
+    random = np.random.default_rng(4)
+    x = random.standard_normal((6, *xs) if xb else xs)
+    y = random.standard_normal((6, *ys) if yb else ys)
+    found = ad.vmap(ad.matmul, in_axes=(0 if xb else None, 0 if yb else None))(x, y)
+    rows = [np.matmul(x[k] if xb else x, y[k] if yb else y) for k in range(6)]
+    np.testing.assert_allclose(found.numpy(), np.stack(rows), rtol=1e-12, atol=1e-13)
+
+
+def test_constants_are_numbers_inside() -> None:
+    w = ad.tensor([1.0, -2.0], requires_grad=True)
+
+    def f(x: Any) -> Any:
+        y = w * 2
+        lifted = y + 0 * x  # differs
+        assert float(y[0]) == 2.0
+        return lifted.sum() if float(y[1]) < 0 else x
+
+    assert ad.vmap(f)(np.zeros(3)).shape == (3,)
+
+
+MISTAKES: list[tuple[Any, type[Exception], str]] = [
+    (lambda: ad.vmap(3), InputError, "vmap: expected a function, but got int."),
+    (lambda: ad.vmap(lambda x: x, chunk_size=0), ArgumentError,
+     "vmap: chunk_size is a whole number from 1 or None, but got 0."),
+    (lambda: ad.vmap(lambda x: x)(1.0), ShapeError,
+     "vmap: x is 0-d and has no axis 0 to run over.\n  Give it None in in_axes if it is the same for all."),
+    (lambda: ad.vmap(lambda x, y: x)(np.ones(3), np.ones(4)), ShapeError,
+     "vmap: the batch axes differ in length: x has 3, y has 4."),
+    (lambda: ad.vmap(lambda x: x, in_axes=None)(np.ones(3)), ArgumentError,
+     "vmap: in_axes is None for every argument, so there is nothing to run over."),
+    (lambda: ad.vmap(lambda x: x, in_axes=2)(np.ones(3)), ShapeError,
+     "vmap: in_axes of x: axis 2 is out of range: a 1-d tensor has axes -1 to 0."),
+    (lambda: ad.vmap(lambda x, y: x, in_axes=(0,))(np.ones(3), 1.0), TransformError,
+     "vmap: in_axes is (0,), which does not fit the structure (*, *)."),
+    (lambda: ad.vmap(lambda x: x, out_axes=None)(np.ones(3)), TransformError,
+     "vmap: out_axes is None for a result that differs between the elements of the batch.\n"
+     "  Give the axis where the batch is to go."),
+    (lambda: ad.vmap(lambda x: None)(np.ones(3)), TransformError,
+     "vmap: <lambda> returned None.  Return a tensor."),
+    (lambda: ad.vmap(lambda x: x if x > 0 else -x)(np.ones(3)), InputError,
+     "a Python condition needs the numbers of a tensor, but inside ad.vmap it has none of its own.\n"
+     "  Compute with ad functions there; ad.where replaces a condition on values."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "message"), MISTAKES)
+def test_mistakes_are_explained(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        call()
+    assert str(caught.value) == message
+
+
+def test_op_without_rule_is_refused_by_name() -> None:
+    name = "no_batching_rule_example"
+    op = OPS.get(name)
+    odd = op.eager if op else ad.define(name, lambda x: np.sort(x, axis=None), None, kind="general")
+    with pytest.raises(TransformError, match="vmap: 'no_batching_rule_example' has no batching rule"):
+        ad.vmap(odd)(np.ones((2, 3)))
