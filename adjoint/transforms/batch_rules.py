@@ -24,7 +24,7 @@ LEADING = """
     sum mean prod max min var std cumsum cumprod any all argmax argmin moveaxis matrix_transpose flip roll
     concat stack window_sum window_spread max_pool max_spread max_gather sort argsort argtopk diagonal
     undiagonal tril triu windows overlap_add take_along_axis untake_along_axis put_along_axis
-    fftn rfftn irfftn cross
+    fftn rfftn irfftn
 """.split()
 
 
@@ -64,6 +64,7 @@ def fused(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
 
 rules.update(elementwise=elementwise, leading=leading, fused=fused)
 rules.update((name, leading) for name in LEADING)
+rules["cross"] = elementwise  # axes other than its own broadcast
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -217,6 +218,44 @@ def _matmul(op: Op, size: int, /, x: Batched, y: Batched) -> Any:
     lost = ([-2] if x.ndim == 1 else []) + ([-1] if y.ndim == 1 else [])
     shape = tuple(n for a, n in enumerate(out.shape, -len(out.shape)) if a not in lost)
     return held.reshape(out, shape=shape) if lost else out
+
+
+def _new_label(*used: str) -> str:
+    """Return a letter that no Einstein sum here uses yet."""
+    known = set("".join(used))
+    return next(c for c in map(chr, range(0x3B1, 0x10000)) if c not in known)
+
+
+@rule("einsum")
+def _einsum(
+    op: Op, size: int, /, x: Batched, y: Batched, left: str, right: str, output: str, extra: Any
+) -> Any:
+    b = _new_label(left, right, output)
+    labels = {"left": b * x.batched + left, "right": b * y.batched + right, "output": b + output}
+    return held.einsum(x.value, y.value, extra=extra, **labels)
+
+
+@rule("relabel")
+def _relabel(op: Op, size: int, /, x: Batched, labels: str, output: str, extra: Any) -> Any:
+    b = _new_label(labels, output)
+    return held.relabel(x.value, labels=b + labels, output=b + output, extra=extra)
+
+
+@rule("searchsorted")
+def _searchsorted(op: Op, size: int, /, x: Batched, v: Batched, side: str) -> Any:
+    if not x.batched:
+        return held.searchsorted(x.value, v.value, side=side)
+    # how many elements come before: one comparison for each pair; NaN comes last
+    rows = held.reshape(x.value, shape=(size, *(1,) * v.ndim, x.shape[0]))
+    values = held.reshape(full(v, size), shape=(size, *v.shape, 1))
+    last = held.isnan(values)
+    if side == "left":
+        before = held.logical_or(
+            held.less(rows, values), held.logical_and(last, held.logical_not(held.isnan(rows)))
+        )
+    else:
+        before = held.logical_or(held.less_equal(rows, values), last)
+    return held.sum(before, axis=(-1,), keepdims=False)
 
 
 def _as_matrix(a: Batched, shape: tuple[int, ...]) -> Batched:
