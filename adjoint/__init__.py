@@ -22,12 +22,20 @@ from adjoint.config import (
 )
 from adjoint.core.define import define
 from adjoint.core.op import OPS
+from adjoint.core.sparse import SparseGradient, sparse_gradient
 from adjoint.core.tensor import Tensor, asarray, tensor
 from adjoint.engine.anomaly import detect_anomaly
+from adjoint.grads.accumulate import GradientAccumulator
 from adjoint.grads.backward import backward, gradients
+from adjoint.grads.buffers import GradientBuffer
+from adjoint.grads.clip import clip_grad_adaptive, clip_grad_norm, clip_grad_norm_by_group, clip_grad_value
+from adjoint.grads.norm import global_norm
+from adjoint.grads.scaler import GradScaler
 from adjoint.grads.store import Gradients
 from adjoint.grads.tape import Tape
+from adjoint.grads.windows import AccumulationConfig, AccumulationEvent, AccumulationStats
 from adjoint.interop import numpy as _numpy_protocols
+from adjoint.interop.files import load, save
 from adjoint.ops import (
     arrange,
     compare,
@@ -69,12 +77,23 @@ __version__ = "0.1.0"
 
 __all__ = [
     "OPS",
+    "AccumulationConfig",
+    "AccumulationEvent",
+    "AccumulationStats",
+    "GradScaler",
+    "GradientAccumulator",
+    "GradientBuffer",
     "Gradients",
+    "SparseGradient",
     "Tape",
     "Tensor",
     "__version__",
     "asarray",
     "backward",
+    "clip_grad_adaptive",
+    "clip_grad_norm",
+    "clip_grad_norm_by_group",
+    "clip_grad_value",
     "config",
     "define",
     "detect_anomaly",
@@ -82,6 +101,7 @@ __all__ = [
     "errors",
     "fft",
     "get_default_dtype",
+    "global_norm",
     "grad",
     "gradients",
     "inference_mode",
@@ -91,11 +111,14 @@ __all__ = [
     "nn",
     "jvp",
     "linearize",
+    "load",
     "no_grad",
     "random",
     "optim",
+    "save",
     "set_default_dtype",
     "set_grad_enabled",
+    "sparse_gradient",
     "tensor",
     "testing",
     "tree",

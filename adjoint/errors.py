@@ -20,6 +20,10 @@
     ├── TransformError        (TypeError)     a function cannot be transformed as asked
     ├── WorkerError           (RuntimeError)  a worker thread of backward ended from outside
     ├── ConvergenceError      (RuntimeError)  an iteration did not converge
+    ├── NonFiniteError        (FloatingPointError)  a gradient that is NaN or infinite
+    ├── AccumulationError     (RuntimeError)  a window of micro-batches used out of order
+    ├── UnknownNameError      (KeyError)      a name that nobody registered
+    ├── FileError             (ValueError)    a file that is not what was expected
     └── MissingExtraError     (ImportError)   an optional library is not installed
 
 Every class also is the built-in that people expect, so ``except ValueError`` keeps working.
@@ -31,11 +35,13 @@ from __future__ import annotations
 import numpy as np
 
 __all__ = [
+    "AccumulationError",
     "AdjointError",
     "AnomalyError",
     "ArgumentError",
     "ConvergenceError",
     "DTypeError",
+    "FileError",
     "GradcheckError",
     "GraphReleasedError",
     "HookError",
@@ -46,11 +52,13 @@ __all__ = [
     "MissingExtraError",
     "ModifiedError",
     "NoGradientError",
+    "NonFiniteError",
     "NotSavedError",
     "RuleError",
     "ShapeError",
     "TapeError",
     "TransformError",
+    "UnknownNameError",
     "WorkerError",
 ]
 
@@ -181,6 +189,34 @@ class WorkerError(AdjointError, RuntimeError):
 
 class ConvergenceError(AdjointError, RuntimeError):
     """An iteration did not converge within its limits; the message has the last residual."""
+
+
+class NonFiniteError(AdjointError, FloatingPointError):
+    """A gradient is NaN or infinite where that cannot be used: accumulation, clipping.
+
+    Cure: ``ad.detect_anomaly()`` finds the op that made it; ``nonfinite="skip"`` leaves such
+    micro-batches out; ``ad.GradScaler`` handles the overflows of float16.
+    """
+
+
+class AccumulationError(AdjointError, RuntimeError):
+    """A window of micro-batches was used out of order.
+
+    Cause: more micro-batches than the window holds, an update from a window that is not full.
+    Cure: ``apply`` or ``reset`` when ``should_update()``; ``flush()`` closes a short window,
+    ``drop()`` discards it.
+    """
+
+
+class UnknownNameError(AdjointError, KeyError):
+    """A name that nobody registered, or one that is missing; the message lists what is known."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError shows the repr of its message otherwise
+
+
+class FileError(AdjointError, ValueError):
+    """A file is damaged, of another format, or does not hold the expected names, shapes and dtypes."""
 
 
 class MissingExtraError(AdjointError, ImportError):

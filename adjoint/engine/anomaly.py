@@ -11,6 +11,7 @@ import numpy as np
 from adjoint.config import special, watched
 from adjoint.core import record
 from adjoint.core.node import Node
+from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor
 from adjoint.errors import AnomalyError
 
@@ -43,6 +44,7 @@ def check_pulled(node: Node, pulled: list[Any]) -> None:
     """Raise if a gradient that an op passes on is not finite."""
     for i, gp in enumerate(pulled):
         data = gp._data if isinstance(gp, Tensor) else gp
+        data = data.values if type(data) is SparseRows else data
         if data is None or not isinstance(data, (np.ndarray, np.generic)) or np.isfinite(data).all():
             continue
         what = "NaN" if np.isnan(data).any() else "inf"

@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from adjoint.core.namespace import Namespace, rec
 from adjoint.core.node import HookList, Node
-from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.sparse import SparseGradient, as_gradient_tensor
+from adjoint.core.tensor import Tensor
 from adjoint.errors import HookError
 
 __all__ = ["as_tensor", "run_hooks", "run_node_extra"]
 
 
-def as_tensor(g: Any) -> Tensor:
-    """Return a gradient as users see it."""
-    if isinstance(g, Tensor):
-        return g
-    return wrap(np.asarray(g)) if isinstance(g, np.generic) else wrap(g)
+as_tensor = as_gradient_tensor
 
 
 def run_hooks(hooks: HookList, g: Any, xp: Namespace, what: str) -> Any:
@@ -43,6 +38,8 @@ def _checked(hook: Callable[..., Any], result: Any, g: Any, xp: Namespace, what:
             f"the hook {name} on {what} returned a gradient of shape {result.shape} and {result.dtype}, "
             f"but it replaces one of shape {g.shape} and {g.dtype}."
         )
+    if type(result) is SparseGradient and xp is not rec:
+        return result._rows
     return result if xp is rec else result._data
 
 

@@ -211,8 +211,9 @@ def add(xp: Namespace, grads: dict[Any, Any], owned: set[Any], wide: set[Any], p
         grads[parent] = np.add(before, gp, dtype=np.float32)
         wide.add(parent)
     else:
-        grads[parent] = np.add(before, gp)
-        if parent.shape:  # a sum of 0-d arrays is a scalar, which nothing adds into
+        grads[parent] = total = np.add(before, gp)
+        # a sum of 0-d arrays is a scalar, one of sparse rows is sparse: nothing adds into those
+        if type(total) is np.ndarray:
             owned.add(parent)
 
 

@@ -17,7 +17,7 @@ from adjoint.engine.plan import Plan
 from adjoint.engine.run import Run, differentiate, key_of
 from adjoint.engine.serial import run_serial
 from adjoint.errors import DTypeError, InputError, NoGradientError, ShapeError
-from adjoint.grads.slots import commit
+from adjoint.grads.slots import Sink, commit, sink
 from adjoint.grads.store import Gradients
 
 __all__ = ["backward", "backward_into_leaves", "backward_on", "gradients", "seed_of"]
@@ -95,6 +95,8 @@ def backward_into_leaves(
     ``ad.config.workers``.  ``on_leaf_ready(leaf, grad)`` is called once for each leaf, when
     its gradient is complete and the rest still runs; if it returns True it has taken the
     gradient, which then is not added to ``.grad``.  If anything fails, no ``.grad`` has changed.
+    Inside ``micro_batch`` of an accumulator the gradients of its parameters go there, and their
+    ``.grad`` stays.
     """
     seed = seed_of(self, gradient)
     targets = None if inputs is None else _several("inputs", inputs)
@@ -102,6 +104,7 @@ def backward_into_leaves(
         if t._node is None:
             raise NoGradientError(f"inputs: a tensor of shape {t.shape} does not require grad.")
     early: list[tuple[Tensor, str]] = []
+    target = sink.get()
 
     def on_ready(leaf: Tensor, g: Any) -> bool:
         if on_leaf_ready is not None and on_leaf_ready(leaf, as_tensor(g)) is True:
@@ -110,11 +113,13 @@ def backward_into_leaves(
         extra = leaf._extra
         if extra is None or extra.post_hooks is None or not extra.post_hooks.hooks:
             return False
-        commit({leaf: g})
-        early.append((leaf, _COMMITTED))
+        kept = target is not None and target.wants(leaf)
+        if not kept:
+            commit({leaf: g})
+            early.append((leaf, _COMMITTED))
         for hook in extra.post_hooks.snapshot():
             hook(leaf)
-        return True
+        return not kept
 
     try:
         run, leaves = differentiate(
@@ -130,6 +135,8 @@ def backward_into_leaves(
     except BaseException as error:
         _note_early(error, early)
         raise
+    if target is not None:
+        leaves = _rest_of(leaves, target)
     found = {leaf: g for leaf, g in leaves if leaf._node is not None}
     found.update(run.retained)
     for t in targets or ():
@@ -138,6 +145,17 @@ def backward_into_leaves(
             found[t] = g
     del leaves, run
     commit(found)
+
+
+def _rest_of(leaves: list[tuple[Tensor, Any]], target: Sink) -> list[tuple[Tensor, Any]]:
+    """Give the sink what it wants; return the others."""
+    rest = []
+    for leaf, g in leaves:
+        if target.wants(leaf):
+            target.take(leaf, g)
+        else:
+            rest.append((leaf, g))
+    return rest
 
 
 def _note_early(error: BaseException, early: list[tuple[Tensor, str]]) -> None:

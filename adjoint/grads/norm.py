@@ -1,31 +1,122 @@
-"""Norms over many arrays, without overflow and in a fixed order."""
+"""Norms over many gradients: without overflow, and the same in whatever order they come."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
-__all__ = ["global_norm"]
+from adjoint.core.sparse import SparseGradient, SparseRows
+from adjoint.core.tensor import Tensor
+from adjoint.errors import ArgumentError
+
+__all__ = ["all_finite", "check_max_norm", "check_norm_order", "chunks", "global_norm", "stored_values"]
+
+Array = ndarray[Any, Any]
+
+# Elements looked at together: 128 KiB of float64, so that a second look finds them in the cache.
+CHUNK = 1 << 14
+
+
+def chunks(*arrays: Array, written: int = 0, size: int = CHUNK) -> Iterator[tuple[Array, ...]]:
+    """Yield arrays of one shape in matching 1-d pieces; those of the first ``written`` may be written to."""
+    if all(a.flags.c_contiguous for a in arrays):
+        flat = [a.reshape(-1) for a in arrays]
+        for start in range(0, flat[0].size, size):
+            yield tuple(a[start : start + size] for a in flat)
+        return
+    flags = [["readwrite"]] * written + [["readonly"]] * (len(arrays) - written)
+    with np.nditer(  # type: ignore[call-overload]
+        arrays, ["external_loop", "buffered", "zerosize_ok"], flags, order="C", buffersize=size
+    ) as pieces:
+        if pieces.itersize:
+            for piece in pieces:
+                yield piece if isinstance(piece, tuple) else (piece,)
+
+
+def stored_values(g: Any) -> Array:
+    """Return what a gradient holds as an array: all of it, or of a sparse one the rows, each once."""
+    if type(g) is SparseGradient:
+        g = g._rows
+    if type(g) is SparseRows:
+        return g.coalesced().values
+    return g._data if isinstance(g, Tensor) else np.asarray(g)
+
+
+def all_finite(a: Array) -> bool:
+    """Tell whether no element is NaN or infinite; one fast pass, and a second only in doubt."""
+    if a.dtype.itemsize > 2 and a.flags.c_contiguous:
+        # A sum of squares is finite only if all elements are; at 1e200 it is not, hence the doubt.
+        with np.errstate(all="ignore"):
+            if math.isfinite(np.vdot(a, a).real):
+                return True
+    return all(np.isfinite(piece).all() for (piece,) in chunks(a))
 
 
 def global_norm(arrays: Iterable[Any], p: float = 2.0) -> float:
-    """Return the p-norm of all elements of all arrays together.
+    """Return the p-norm of all elements of all gradients together, in float64.
 
-    It is scaled by the largest element, so neither 1e200 nor 1e-200 is lost; NaN and inf
-    come out as NaN and inf.
+    It is scaled where squares would overflow or vanish, so neither 1e200 nor 1e-200 is lost.
+    NaN and inf come out as NaN and inf.  The parts are added exactly, so their order does not
+    matter.
 
-    >>> round(global_norm([np.array([3e200]), np.array([4e200])]) / 1e200, 12)
-    5.0
+    >>> f"{global_norm([np.array([3e200]), np.array([4e200])]):.6g}"
+    '5e+200'
     """
-    parts = [np.asarray(a) for a in arrays]
-    parts = [np.abs(a.astype(np.float64) if a.dtype.itemsize < 4 else a) for a in parts if a.size]
-    largest = max((float(a.max()) for a in parts), default=0.0)
-    if any(math.isnan(float(a.max())) for a in parts):
-        return math.nan
+    p = check_norm_order(p)
+    parts = [stored_values(a) for a in arrays]
+    if p == 2.0:
+        with np.errstate(all="ignore"):
+            total = _exact_sum(_square_sum(a) for a in parts)
+        # below 1e-280 squares of single elements may have lost digits
+        if 1e-280 < total < math.inf:
+            return math.sqrt(total)
+    largest = 0.0
+    for a in parts:
+        for piece in _wide_pieces(a):
+            top = float(piece.max())
+            if math.isnan(top):
+                return math.nan
+            largest = max(largest, top)
     if largest == 0.0 or math.isinf(largest) or math.isinf(p):
         return largest
-    total = math.fsum(float(np.sum((a / largest) ** p, dtype=np.float64)) for a in parts)
-    return float(largest * total ** (1.0 / p))
+    scale = 2.0 ** (math.frexp(largest)[1] - 1)  # a power of two, so that scaling rounds nothing
+    with np.errstate(under="ignore"):
+        total = math.fsum(float(np.sum((piece / scale) ** p)) for a in parts for piece in _wide_pieces(a))
+    return scale * (math.sqrt(total) if p == 2.0 else total ** (1.0 / p))
+
+
+def _exact_sum(parts: Iterable[float]) -> float:
+    try:
+        return math.fsum(parts)
+    except (OverflowError, ValueError):  # inf - inf cannot happen among squares; a sum past 1e308 can
+        return math.inf
+
+
+def _square_sum(a: Array) -> float:
+    if a.dtype.char in "dD" and a.flags.c_contiguous:
+        return float(np.vdot(a, a).real)
+    return math.fsum(float(np.vdot(w, w)) for w in _wide_pieces(a))
+
+
+def _wide_pieces(a: Array) -> Iterator[Array]:
+    """Yield the magnitudes of an array in float64, piece by piece."""
+    for (piece,) in chunks(a):
+        yield np.abs(piece.astype(np.complex128 if piece.dtype.kind == "c" else np.float64))
+
+
+def check_norm_order(p: Any) -> float:
+    """Return the order of a norm as a float, or say which there are."""
+    if isinstance(p, (int, float)) and not isinstance(p, bool) and p > 0:
+        return float(p)
+    raise ArgumentError(f"p, the order of a norm, is a number above 0 or math.inf, but got {p!r}.")
+
+
+def check_max_norm(value: Any, what: str = "max_norm") -> float:
+    """Return a bound on a norm as a float, or say why it is none."""
+    if isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool) and value > 0:
+        return float(value)  # NaN is not above 0
+    raise ArgumentError(f"{what} is a number above 0, but got {value!r}.")

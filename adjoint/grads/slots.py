@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Protocol
 
 import numpy as np
 
 from adjoint.core.tensor import Tensor, committing, wrap
 from adjoint.engine.hooks import as_tensor
 
-__all__ = ["commit"]
+__all__ = ["Sink", "commit", "sink"]
+
+
+class Sink(Protocol):
+    """Where the gradients of leaves go instead of their ``.grad``."""
+
+    def wants(self, leaf: Tensor) -> bool:
+        """Tell whether the gradient of this leaf goes here."""
+
+    def take(self, leaf: Tensor, g: Any) -> None:
+        """Take the gradient of a leaf that it wants."""
+
+
+# Set by ``micro_batch`` of an accumulator; read once per backward.
+sink: ContextVar[Sink | None] = ContextVar("adjoint_sink", default=None)
 
 
 def commit(gradients: dict[Tensor, Any]) -> None:

@@ -84,7 +84,7 @@ class Gradients:
             self._items[_id(key)] = (key, new)
             return
         before = found[1]
-        if before.requires_grad or new.requires_grad or type(before) is not Tensor:
+        if before.requires_grad or new.requires_grad or not (type(before) is type(new) is Tensor):
             self._items[_id(key)] = (key, before + new)
         elif _id(key) in self._owned:
             np.add(before._data, new._data, out=before._data)
@@ -125,7 +125,7 @@ class Gradients:
 
     def norm(self, p: float = 2.0) -> float:
         """Return the p-norm of all gradients together; large values do not overflow."""
-        return global_norm((g._data for _, g in self._items.values()), p)
+        return global_norm((g for _, g in self._items.values()), p)
 
     def _mapped(self, function: Any) -> Gradients:
         made = Gradients()

@@ -13,6 +13,7 @@ import numpy as np
 
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
+from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor, asarray
 from adjoint.errors import DTypeError
 
@@ -20,6 +21,8 @@ __all__ = ["angle", "astype", "conj", "conjugate", "imag", "real"]
 
 
 def _astype(x: Any, dtype: Any) -> Any:
+    if type(x) is SparseRows:
+        return x.astype(dtype)
     x = np.asarray(x)
     if x.dtype.kind == "c" and dtype.kind != "c":
         x = x.real  # the cast of a complex gradient to its real tensor; astype checks for users

@@ -1,0 +1,309 @@
+"""Sparse gradients: the few rows of a large table that took part, and their values.
+
+``SparseRows`` is the array-like that flows through a first-order backward: NumPy's ``add`` of it
+stays sparse with another one and becomes dense with an array, so the engine sums it like any
+contribution.  ``SparseGradient`` is the tensor that users see: it has rows and values, and
+becomes dense the moment an operation asks for its elements.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint.core.namespace import rec
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.errors import InPlaceError, InputError, ShapeError
+
+__all__ = ["SparseGradient", "SparseRows", "as_gradient_tensor", "sparse_gradient"]
+
+Array = ndarray[Any, Any]
+
+
+class SparseRows:
+    """An array of ``shape`` that is zero except at ``rows``, where it has ``values``.
+
+    A row may come several times; its values add up.  Nothing is written after construction.
+
+    >>> SparseRows(np.array([2, 0, 2]), np.array([1.0, 5.0, 3.0]), (4,)).to_dense()
+    array([5., 0., 4., 0.])
+    """
+
+    __slots__ = ("_unique", "rows", "shape", "values")
+    __array_priority__ = 100
+
+    def __init__(self, rows: Array, values: Array, shape: tuple[int, ...], *, unique: bool = False) -> None:
+        self.rows = rows
+        self.values = values
+        self.shape = shape
+        self._unique = unique  # rows ascend without repeats
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the values."""
+        return self.values.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes of the whole array."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the whole array, zeros included."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are really held."""
+        return self.rows.nbytes + self.values.nbytes
+
+    def coalesced(self) -> SparseRows:
+        """Return the same with rows in ascending order, each once; half precision sums in float32."""
+        if self._unique:
+            return self
+        order = np.argsort(self.rows, kind="stable")
+        rows = self.rows[order]
+        first = np.flatnonzero(np.concatenate(([True], rows[1:] != rows[:-1]))) if rows.size else order
+        values = self.values[order]
+        if rows.size and first.size < rows.size:
+            wide = np.float32 if values.dtype.itemsize == 2 else None
+            values = np.add.reduceat(values, first, axis=0, dtype=wide).astype(self.dtype, copy=False)
+        return SparseRows(rows[first], values, self.shape, unique=True)
+
+    def to_dense(self, dtype: Any = None) -> Array:
+        """Return the whole array, zeros and all."""
+        out = np.zeros(self.shape, self.dtype if dtype is None else dtype)
+        part = self.coalesced()
+        out[part.rows] = part.values
+        return out
+
+    def add_to(self, out: Array) -> None:
+        """Add this to a dense array, touching only its rows."""
+        part = self.coalesced()
+        out[part.rows] += part.values
+
+    def plus(self, other: SparseRows, dtype: Any = None) -> SparseRows:
+        """Return the sum of two, still sparse: the pieces side by side."""
+        values = np.concatenate([self.values, other.values], dtype=dtype)
+        return SparseRows(np.concatenate([self.rows, other.rows]), values, self.shape)
+
+    def astype(self, dtype: Any, copy: bool = True) -> SparseRows:
+        """Return the same rows with values of another dtype."""
+        return self.mapped(self.values.astype(dtype, copy=copy))
+
+    def mapped(self, values: Array) -> SparseRows:
+        """Return the same rows with other values, one for one."""
+        return SparseRows(self.rows, values, self.shape, unique=self._unique)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self.to_dense(dtype)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """Keep sums, conjugates and multiples sparse; anything else becomes dense."""
+        if method == "__call__" and "where" not in kwargs:
+            if ufunc is np.add and len(inputs) == 2:
+                return _added(*inputs, **kwargs)
+            if ufunc is np.conjugate and not kwargs:
+                return self.mapped(np.conjugate(self.values))
+            if (
+                ufunc in (np.multiply, np.divide)
+                and not kwargs
+                and inputs[0] is self
+                and np.ndim(inputs[1]) == 0
+            ):
+                return self.mapped(ufunc(self.values, inputs[1]))
+        dense = [a.to_dense() if isinstance(a, SparseRows) else a for a in inputs]
+        return getattr(ufunc, method)(*dense, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"SparseRows({self.rows.size} rows of shape {self.shape}, {self.dtype})"
+
+
+def _added(a: Any, b: Any, out: Any = None, dtype: Any = None) -> Any:
+    """NumPy's ``add`` where one or both are sparse."""
+    if isinstance(a, SparseRows) and isinstance(b, SparseRows) and out is None:
+        return a.plus(b, dtype)
+    dense, sparse = (b, a) if isinstance(a, SparseRows) else (a, b)
+    if isinstance(dense, SparseRows):
+        dense = dense.to_dense()
+    if out is None:
+        total = np.array(dense, dtype=dtype or np.result_type(dense, sparse.values))
+    else:
+        total = out[0]
+        if total is not dense:
+            np.copyto(total, dense)
+    sparse.add_to(total)
+    return total
+
+
+class SparseGradient(Tensor):
+    """A gradient of which only some rows are not zero.
+
+    ``rows`` and ``values`` are what it holds, ``coalesced()`` has each row once, ``to_dense()`` is
+    the whole tensor.  Adding two, scaling, norms and clipping keep it sparse; every other
+    operation, NumPy's and adjoint's, sees the dense values.
+
+    >>> import adjoint as ad
+    >>> g = ad.SparseGradient.of(SparseRows(np.array([1]), np.array([[2.0, 3.0]]), (4, 2)))
+    >>> g
+    SparseGradient(1 rows of shape (4, 2), dtype=float64)
+    >>> g.sum()
+    tensor(5., dtype=float64)
+    """
+
+    __slots__ = ("_rows",)
+    _rows: SparseRows
+
+    @classmethod
+    def of(cls, rows: SparseRows) -> SparseGradient:
+        """Make the tensor of some rows."""
+        t: SparseGradient = object.__new__(cls)
+        t._rows = rows
+        t._node = None
+        t._version = 0
+        t._extra = None
+        return t
+
+    @property
+    def _data(self) -> Array:
+        # read-only, so that `writable` must come to the setter: a write here would be lost
+        dense = self._rows.to_dense()
+        dense.flags.writeable = False
+        return dense
+
+    @_data.setter
+    def _data(self, value: Any) -> None:
+        raise InPlaceError(
+            "a sparse gradient cannot be written to.\n  Write into g.to_dense(), and set x.grad to that."
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The length of each axis of the whole tensor."""
+        return self._rows.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self._rows.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements, zeros included."""
+        return self._rows.size
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype of the values."""
+        return self._rows.dtype
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of one element."""
+        return self.dtype.itemsize
+
+    @property
+    def rows(self) -> Array:
+        """The numbers of the rows; one may come several times, unless coalesced."""
+        return _read_only(self._rows.rows)
+
+    @property
+    def values(self) -> Array:
+        """The values at ``rows``, as an array of shape (len(rows), …)."""
+        return _read_only(self._rows.values)
+
+    def coalesced(self) -> SparseGradient:
+        """Return the same gradient with rows in ascending order, each once."""
+        return SparseGradient.of(self._rows.coalesced())
+
+    def to_dense(self) -> Tensor:
+        """Return the gradient as an ordinary tensor of the whole shape."""
+        return wrap(self._rows.to_dense())
+
+    def detach(self) -> Tensor:
+        """Return the gradient itself: it has no history."""
+        return self
+
+    def astype(self, dtype: Any, *, copy: bool = True) -> Tensor:
+        """Return the gradient with values of another dtype, still sparse."""
+        return SparseGradient.of(self._rows.astype(np.dtype(dtype), copy=copy))
+
+    def __add__(self, other: Any) -> Tensor:
+        if self._node is None and isinstance(other, Tensor) and other._node is None:
+            if other.shape != self.shape:
+                raise ShapeError(f"add: a sparse gradient of shape {self.shape} and {other.shape}.")
+            if type(other) is SparseGradient:
+                return SparseGradient.of(self._rows.plus(other._rows))
+            if type(other) is Tensor:
+                return wrap(_added(other._data, self._rows))
+        return rec.add(self, other)
+
+    __radd__ = __add__
+
+    def __mul__(self, other: Any) -> Tensor:
+        if self._node is None and isinstance(other, (int, float, np.number)):
+            return SparseGradient.of(self._rows.mapped(np.multiply(self._rows.values, other)))
+        return rec.multiply(self, other)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Tensor:
+        if self._node is None and isinstance(other, (int, float, np.number)):
+            return SparseGradient.of(self._rows.mapped(np.divide(self._rows.values, other)))
+        return rec.divide(self, other)
+
+    def __copy__(self) -> Tensor:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _unpickle_rows, (self._rows.rows, self._rows.values, self.shape)
+
+    def __repr__(self) -> str:
+        return f"SparseGradient({self._rows.rows.size} rows of shape {self.shape}, dtype={self.dtype})"
+
+
+def _read_only(array: Array) -> Array:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _unpickle_rows(rows: Array, values: Array, shape: tuple[int, ...]) -> SparseGradient:
+    return SparseGradient.of(SparseRows(rows, values, shape))
+
+
+def as_gradient_tensor(g: Any) -> Tensor:
+    """Return a gradient (array, NumPy scalar, sparse rows or tensor) as users see it."""
+    if type(g) is ndarray:
+        return wrap(g)
+    if isinstance(g, Tensor):
+        return g
+    if type(g) is SparseRows:
+        return SparseGradient.of(g)
+    if isinstance(g, np.generic):
+        return wrap(np.asarray(g))
+    return wrap(g)
+
+
+def sparse_gradient(rows: Any, values: Any, shape: tuple[int, ...]) -> SparseGradient:
+    """Make a sparse gradient of shape ``shape`` from row numbers and their values, checked.
+
+    >>> sparse_gradient([3, 1], [[1.0, 2.0], [3.0, 4.0]], (5, 2)).to_dense().shape
+    (5, 2)
+    """
+    index, data, shape = np.asarray(rows), np.asarray(values), tuple(shape)
+    if index.dtype.kind not in "iu" and index.size:
+        raise InputError(f"sparse_gradient: rows are whole numbers, but got {index.dtype}.")
+    if not shape or index.ndim != 1 or data.shape != (index.size, *shape[1:]):
+        raise ShapeError(
+            f"sparse_gradient: n rows of an array of shape {shape} have row numbers of shape (n,) and values "
+            f"of shape (n, *{shape[1:]}), but got {index.shape} and {data.shape}."
+        )
+    if index.size and (int(index.min()) < 0 or int(index.max()) >= shape[0]):
+        raise ShapeError(
+            f"sparse_gradient: rows are 0 … {shape[0] - 1}, but got {index.min()} … {index.max()}."
+        )
+    return SparseGradient.of(SparseRows(index.astype(np.intp), data.copy(), shape))

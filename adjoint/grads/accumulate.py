@@ -1,0 +1,607 @@
+"""GradientAccumulator: micro-batches that give the gradient of the whole batch.
+
+The window, not each buffer, owns the divisor: Σ weight·gradient / Σ weight over all micro-batches,
+whoever took part in them.  Everything is checked before anything is added.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint.core.node import Handle
+from adjoint.core.sparse import SparseRows, as_gradient_tensor
+from adjoint.core.tensor import Tensor
+from adjoint.errors import (
+    AccumulationError,
+    AdjointError,
+    ArgumentError,
+    InputError,
+    NoGradientError,
+    NonFiniteError,
+    ShapeError,
+    UnknownNameError,
+)
+from adjoint.grads.buffers import Buffers, GradientBuffer, checked_weight, held, lend, take_back
+from adjoint.grads.foreign import gradient_array, sum_dtype
+from adjoint.grads.microbatch import MicroBatch, named_params, split_batch
+from adjoint.grads.norm import global_norm
+from adjoint.grads.optimizer import hand_to_optimizer
+from adjoint.grads.scaler import GradScaler
+from adjoint.grads.store import Gradients
+from adjoint.grads.windows import AccumulationConfig, AccumulationEvent, AccumulationStats, Listeners, Window
+
+__all__ = ["GradientAccumulator"]
+
+Array = ndarray[Any, Any]
+Clip = Callable[[Any], Any]
+
+
+class GradientAccumulator:
+    """Sum the gradients of micro-batches; hand over the gradient of the batch they make.
+
+    From anywhere, by name: ``register``, then ``step({name: gradient}, weight=n)`` until it returns
+    True, then ``gradients()`` and ``reset()``.  With adjoint: give it the parameters (a list, a
+    dictionary by name, or a module), run ``with acc.micro_batch(weight=n): loss.backward()``, and
+    ``acc.apply(optimizer)`` when ``should_update()``.  ``clip`` is called with the normalised
+    gradients, as any of the ``ad.clip_…`` functions can be.  All other options are those of
+    ``AccumulationConfig``.
+
+    >>> acc = GradientAccumulator(accumulation_steps=2)
+    >>> acc.register("w", (2,))
+    >>> acc.step({"w": np.array([1.0, 2.0])}, weight=1)
+    False
+    >>> acc.step({"w": np.array([4.0, 8.0])}, weight=3)
+    True
+    >>> acc.gradients()["w"]  # (1·[1, 2] + 3·[4, 8]) / 4
+    array([3.25, 6.5 ])
+    """
+
+    def __init__(
+        self,
+        params: Any = None,
+        config: AccumulationConfig | None = None,
+        *,
+        clip: Clip | None = None,
+        **options: Any,
+    ) -> None:
+        if isinstance(params, AccumulationConfig) and config is None:
+            params, config = None, params
+        if config is not None and options:
+            raise ArgumentError(
+                f"GradientAccumulator: give a config or options, not both: {', '.join(sorted(options))}."
+            )
+        if config is not None and not isinstance(config, AccumulationConfig):
+            raise InputError(f"config is an AccumulationConfig, but got {type(config).__name__}.")
+        if clip is not None and not callable(clip):
+            raise InputError(f"clip is a function of gradients, but got {type(clip).__name__}.")
+        self.config = _config_of(options) if config is None else config
+        self._clip = clip
+        self._buffers = Buffers()
+        self._params: dict[str, Tensor] = {}
+        self._slots: dict[int, GradientBuffer] = {}  # by id of the parameter
+        self._window = Window()
+        self._totals = dict.fromkeys(
+            ("micro_batches", "updates", "skipped_micro_batches", "skipped_windows", "dropped_windows",
+             "clipped_windows"), 0)  # fmt: skip
+        self._listeners = Listeners()
+        self._lock = threading.RLock()
+        self._seen: tuple[list[str], list[Any], list[Any]] | None = None  # of a whole, plain micro-batch
+        for name, t in named_params(params):
+            self._register_param(name, t)
+
+    # Registration ----------------------------------------------------------------------------
+
+    def register(self, name: str, shape: Any, dtype: Any = None) -> None:
+        """Make a buffer for gradients of this name and shape; again with the same is nothing.
+
+        ``dtype`` is that of the sum; None: the config's, or that of the first gradient, at least float32.
+        """
+        if not isinstance(name, str):
+            raise InputError(f"register: a name is a string, but got {type(name).__name__}.")
+        with self._lock:
+            known = self._buffers.by_name.get(name)
+            wanted = self.config.dtype if dtype is None else dtype
+            buffer = GradientBuffer(shape, wanted, compensated=self.config.compensated, name=name)
+            if known is None:
+                self._buffers.register(buffer)
+                self._seen = None
+            elif known.shape != buffer.shape:
+                raise ShapeError(
+                    f"register: {name!r} has shape {known.shape} already, and not {buffer.shape}."
+                )
+
+    def _register_param(self, name: str, t: Any) -> None:
+        if not isinstance(t, Tensor):
+            raise InputError(
+                f"GradientAccumulator: parameter {name!r} is a {type(t).__name__}, not a tensor."
+            )
+        if not t.requires_grad or not t.is_leaf:
+            raise NoGradientError(
+                f"GradientAccumulator: parameter {name!r} of shape {t.shape} "
+                + ("is not a leaf." if t.requires_grad else "does not require grad.")
+            )
+        if id(t) in self._slots:
+            return  # shared under two names: one gradient
+        wanted = sum_dtype(t.dtype)
+        if self.config.dtype is not None:
+            wanted = np.result_type(self.config.dtype, np.complex64 if wanted.kind == "c" else np.float32)
+        self.register(name, t.shape, wanted)
+        self._params[name] = t
+        self._slots[id(t)] = self._buffers.by_name[name]
+
+    @property
+    def names(self) -> list[str]:
+        """The registered names, in order."""
+        return list(self._buffers.by_name)
+
+    # Adding ----------------------------------------------------------------------------------
+
+    def step(self, gradients: Mapping[str, Any], weight: float = 1.0) -> bool:
+        """Add one micro-batch; return whether the window is full.
+
+        Every name, shape and dtype is checked first: after an error nothing has changed.  A
+        parameter that had no part in the micro-batch is left out.
+        """
+        weight = checked_weight(weight)
+        with self._lock:
+            self._refuse_if_closed()
+            buffers, arrays, plain = self._matched(gradients)
+            return self._commit(buffers, arrays, weight, plain)
+
+    def accumulate(self, name: str, grad: Any, weight: float = 1.0) -> None:
+        """Add one gradient to the current micro-batch; a name that comes again starts the next one.
+
+        All gradients of a micro-batch have its weight.
+        """
+        weight = checked_weight(weight)
+        with self._lock:
+            window = self._window
+            again = not window.open or name in window.open
+            if again:
+                self._refuse_if_closed()
+            elif window.closed or window.finished:
+                raise self._closed_error()
+            elif weight != window.open_weight:
+                raise ArgumentError(
+                    "accumulate: the gradients of a micro-batch share its weight, "
+                    f"{window.open_weight:g}, but {name!r} came with {weight:g}."
+                )
+            buffers, arrays, plain = self._matched({name: grad})
+            opened = {name} if again else window.open | {name}
+            self._commit(buffers, arrays, weight, plain, joins=not again)
+            window.open, window.open_weight = opened, weight
+
+    def micro_batch(self, weight: float = 1.0) -> MicroBatch:
+        """Take what ``backward`` inside the block gives to the parameters, all at the end or nothing.
+
+        No ``.grad`` is touched.  Several backwards add up.  Set ``weight`` of what the block is given
+        (``as mb``) when it is known only inside.
+        """
+        if not self._params:
+            raise AccumulationError(
+                "micro_batch() needs parameters: GradientAccumulator(params, …).  By name, use step()."
+            )
+        return MicroBatch(self, checked_weight(weight))
+
+    def _matched(self, gradients: Mapping[str, Any]) -> tuple[list[GradientBuffer], list[Any], bool]:
+        """Check a micro-batch against what is registered; return buffers and arrays, in registered order."""
+        if not isinstance(gradients, Mapping):
+            raise InputError(
+                f"step takes a dictionary of gradients by name, but got {type(gradients).__name__}."
+            )
+        seen = self._seen
+        if seen is not None and len(gradients) == len(seen[0]) and list(gradients) == seen[0]:
+            arrays = list(gradients.values())
+            plain = set(map(type, arrays)) == {ndarray}
+            if plain and [g.shape for g in arrays] == seen[1] and [g.dtype for g in arrays] == seen[2]:
+                return self._buffers.all, arrays, True
+        known = self._buffers.by_name
+        unknown = [name for name in gradients if name not in known]
+        if unknown:
+            raise UnknownNameError(_unknown(unknown, list(known)))
+        if not gradients:
+            raise NoGradientError("a micro-batch without any gradient: was backward run?")
+        whole = len(gradients) == len(known)
+        buffers = self._buffers.all if whole else [b for n, b in known.items() if n in gradients]
+        arrays = []
+        for b in buffers:
+            value = gradients[b.name]
+            g = gradient_array(repr(b.name), value)
+            arrays.append(b.fitting(g, weak=isinstance(value, (int, float, list, tuple))))
+        plain = all(type(g) is ndarray and g.dtype.kind in "fc" for g in arrays)
+        if whole and plain and list(gradients) == list(known):
+            self._seen = list(known), [g.shape for g in arrays], [g.dtype for g in arrays]
+        return buffers, arrays, plain
+
+    def _commit(
+        self,
+        buffers: list[GradientBuffer],
+        arrays: list[Any],
+        weight: float,
+        plain: bool,
+        joins: bool = False,
+    ) -> bool:
+        """Add gradients that were checked, all of them; ``joins``: to the current micro-batch."""
+        window, policy = self._window, self.config.nonfinite
+        factor = weight if self.config.reduction == "mean" else 1.0
+        idle = window.spoiled or (weight == 0.0 and self.config.reduction == "mean")
+        bad: list[str] = []
+        if not idle:
+            window.torn = True
+            bad = self._buffers.nonfinite_or_add(
+                buffers, arrays, factor, weight, check=policy != "allow", plain=plain
+            )
+            window.torn = False
+        if bad and policy == "raise":
+            raise NonFiniteError(
+                f"this micro-batch has gradients that are not finite: {_listed(bad)}.  Nothing was added.\n"
+                '  ad.detect_anomaly() finds the op that made them; nonfinite="skip" leaves them out.'
+            )
+        if not joins:
+            window.open = set()
+            window.micro_batches += 1
+            self._totals["micro_batches"] += 1
+            if not bad and not window.spoiled:
+                window.added += 1
+                window.weight += weight
+        if bad:
+            window.spoiled = policy == "skip_window"
+            self._totals["skipped_micro_batches"] += 1
+            self._tell("skip", names=tuple(bad))
+        full = window.micro_batches >= self.config.accumulation_steps
+        if full and not joins:
+            self._tell("full")
+        return full
+
+    # The window ------------------------------------------------------------------------------
+
+    def should_update(self) -> bool:
+        """Tell whether the window is full, or closed by ``flush``."""
+        return self._window.closed or self._window.micro_batches >= self.config.accumulation_steps
+
+    def flush(self) -> bool:
+        """Close a short window, which then counts with its true weight; False if it is empty."""
+        with self._lock:
+            self._window.closed = self._window.micro_batches > 0
+            return self._window.closed
+
+    def drop(self) -> None:
+        """Discard the window: no update, nothing kept."""
+        with self._lock:
+            self._totals["dropped_windows"] += self._window.micro_batches > 0
+            self._clear()
+
+    def reset(self) -> None:
+        """Start the next window, after an update was made from ``gradients()``."""
+        with self._lock:
+            self._totals["updates"] += self._window.micro_batches > 0
+            self._clear()
+
+    def _clear(self) -> None:
+        for b in self._buffers.all:
+            b.reset()
+        self._window = Window()
+
+    def _refuse_if_closed(self) -> None:
+        if self._window.torn:
+            raise AccumulationError(
+                "an interrupt came while gradients were being added, so the sums are not whole.\n"
+                "  drop() discards the window; load_state_dict() goes back to a saved one."
+            )
+        if self.should_update() or self._window.finished:
+            raise self._closed_error()
+
+    def _closed_error(self) -> AccumulationError:
+        window = self._window
+        what = "was flushed" if window.closed else "is full"
+        return AccumulationError(
+            f"the window {what} ({window.micro_batches} of {self.config.accumulation_steps} micro-batches) "
+            "and takes no more.\n"
+            "  apply(optimizer), or gradients() and then reset(), makes the update; drop() discards it."
+        )
+
+    def divisor(self) -> float:
+        """Return what the sums are divided by: the weight of the window, or 1 without ``normalize``."""
+        return self._window.weight if self.config.normalize else 1.0
+
+    # Getting the gradient --------------------------------------------------------------------
+
+    def gradients(self, *, zeros: bool = False) -> dict[str, Any]:
+        """Return the gradient of the window by name: normalised, then clipped, in new arrays.
+
+        A parameter that had no part in any micro-batch is missing, or zero with ``zeros=True``.
+        Sparse gradients are ``SparseGradient`` tensors.  The window may still be open.
+        """
+        with self._lock:
+            self._refuse_without_gradient()
+            if self._window.finished:
+                found = {b.name: _copied(b.totals()) for b in self._buffers.all if b.count}
+            else:
+                found = self._normalised()
+            if zeros:
+                found = {b.name: found.get(b.name, b.totals()) for b in self._buffers.all}
+            return {name: as_gradient_tensor(g) if type(g) is SparseRows else g for name, g in found.items()}
+
+    def _normalised(self) -> dict[str, Any]:
+        divisor = self.divisor()
+        with np.errstate(all="ignore"):
+            found = {b.name: _divided(b.totals(), divisor, b.dtype) for b in self._buffers.all if b.count}
+            factor = (
+                self._clip_factor(global_norm(found.values(), self.config.norm_type))[0]
+                if self._clips
+                else 1.0
+            )
+            if factor != 1.0:
+                found = {name: _multiplied(g, factor) for name, g in found.items()}
+        if self._clip is not None:
+            found = self._clipped_by_user(found)
+        return found
+
+    @property
+    def _clips(self) -> bool:
+        return self.config.max_grad_norm is not None
+
+    def _clip_factor(self, norm: float) -> tuple[float, float]:
+        """Return the factor that clips, and the norm that it leaves."""
+        bound = self.config.max_grad_norm
+        if bound is None or not math.isfinite(norm) or norm <= bound:
+            return 1.0, norm  # a NaN or an infinity is not made anything else by scaling
+        return bound / norm, bound
+
+    def _clipped_by_user(self, found: dict[str, Any]) -> dict[str, Any]:
+        assert self._clip is not None
+        if not self._params:
+            given: dict[str, Any] = {
+                n: as_gradient_tensor(g) if type(g) is SparseRows else g for n, g in found.items()
+            }
+            self._clip(given)
+            return {name: gradient_array(name, given[name]) for name in found}
+        store = Gradients()
+        for name, g in found.items():
+            t = self._params[name]
+            store.set(t, as_gradient_tensor(g).astype(t.dtype, copy=False))
+        self._clip(store)
+        return {name: gradient_array(name, store[self._params[name]]) for name in found}
+
+    def _refuse_without_gradient(self) -> None:
+        window = self._window
+        if window.torn:
+            self._refuse_if_closed()
+        if not any(b.count for b in self._buffers.all):
+            why = "was skipped" if window.micro_batches else "is empty"
+            raise NoGradientError(f"no gradient was added: the window {why}.")
+        if window.spoiled:
+            raise NonFiniteError(
+                "a micro-batch of this window was not finite, so there is no gradient: drop() it."
+            )
+        if self.config.normalize and not window.weight:
+            raise NoGradientError(
+                "the micro-batches of this window have no weight: there is nothing to divide by."
+            )
+
+    # The update ------------------------------------------------------------------------------
+
+    def apply(self, optimizer: Any, *, scaler: GradScaler | None = None) -> bool:
+        """Give the gradient of a full or flushed window to an optimiser, and start the next window.
+
+        See ``adjoint.grads.optimizer`` for what an optimiser is.  Returns False where the window was
+        skipped: it was not finite and the policy, or the ``scaler``, says so; the optimiser was not
+        called.  With a ``scaler`` the gradients are those of ``scaler.scale(loss)``.
+        If the optimiser raises, the window is kept, and ``apply`` can be called again.
+        """
+        with self._lock:
+            window = self._window
+            if window.torn:
+                self._refuse_if_closed()
+            if not self.should_update():
+                raise AccumulationError(
+                    f"the window has {window.micro_batches} of {self.config.accumulation_steps} "
+                    "micro-batches.\n"
+                    "  Add more, or close it as it is with flush(); drop() discards it."
+                )
+            empty = not window.added or (self.config.normalize and not window.weight)
+            if window.spoiled or empty or not self._finish(scaler):
+                return self._skip_window(scaler)
+            self._lend_to(optimizer)
+            if scaler is not None:
+                scaler.record(finite=True)
+            norm = self._last_norm
+            self.reset()
+            self._tell("update", window=window, norm=norm)
+            return True
+
+    def _finish(self, scaler: GradScaler | None) -> bool:
+        """Normalise and clip the sums where they are; False if the window is to be skipped."""
+        if self._window.finished:
+            return True
+        config, used = self.config, [b for b in self._buffers.all if b.count]
+        divisor = self.divisor() * (1.0 if scaler is None else scaler.get_scale())
+        norm, factor = None, 1.0
+        if self._clips or scaler is not None or config.nonfinite != "allow":
+            norm = global_norm((b.totals() for b in used), config.norm_type) / divisor
+            if not math.isfinite(norm) and (scaler is not None or config.nonfinite != "allow"):
+                if scaler is not None or config.nonfinite != "raise":
+                    return False
+                raise NonFiniteError(
+                    f"the norm of the summed gradients is {norm}, although each micro-batch was finite.\n"
+                    "  Sum in float64 (dtype=np.float64), or use smaller losses."
+                )
+            factor, left = self._clip_factor(norm)
+        with np.errstate(all="ignore"):
+            for b in used:
+                b.finish(divisor, factor)
+        if self._clip is not None:
+            for name, g in self._clipped_by_user({b.name: b.totals() for b in used}).items():
+                self._buffers.by_name[name].replace(g)
+        self._last_norm = norm
+        self._window.finished = True
+        if factor != 1.0:
+            self._totals["clipped_windows"] += 1
+            self._tell("clip", norm=norm, clipped_norm=left)
+        return True
+
+    _last_norm: float | None = None
+
+    def _lend_to(self, optimizer: Any) -> None:
+        """Give the finished gradients to the optimiser, in the memory of the buffers."""
+        used = [b for b in self._buffers.all if b.count]
+        dense = [b for b in used if not b.is_sparse]
+        counts = [held(b) for b in dense]
+        lent = {b.name: as_gradient_tensor(b.totals()) if b.is_sparse else lend(b) for b in used}
+        try:
+            hand_to_optimizer(optimizer, self._params, lent)
+        finally:
+            lent.clear()
+            for b, before in zip(dense, counts, strict=True):
+                take_back(b, before)
+
+    def _skip_window(self, scaler: GradScaler | None) -> bool:
+        window = self._window
+        if scaler is not None:
+            scaler.record(finite=False)
+        self._totals["skipped_windows"] += 1
+        self._clear()
+        self._tell("skip", window=window, whole=True)
+        return False
+
+    # Around it -------------------------------------------------------------------------------
+
+    def split(self, batch: Any, size: int) -> Iterator[Any]:
+        """Cut a batch into micro-batches of ``size`` examples along the first axis; the last may be short.
+
+        ``batch`` is an array, or a tuple, list or dictionary of arrays of one length.
+
+        >>> acc = GradientAccumulator(accumulation_steps=2)
+        >>> [len(xb) for xb, yb in acc.split((np.zeros((5, 2)), np.zeros(5)), 3)]
+        [3, 2]
+        """
+        return split_batch(batch, size)
+
+    def stats(self) -> AccumulationStats:
+        """Return counts since the beginning, and the state of the window."""
+        totals = self._totals
+        return AccumulationStats(
+            total_micro_batches=totals["micro_batches"],
+            total_updates=totals["updates"],
+            accumulation_steps=self.config.accumulation_steps,
+            registered_params=len(self._buffers.all),
+            total_param_elements=sum(b.size for b in self._buffers.all),
+            skipped_micro_batches=totals["skipped_micro_batches"],
+            skipped_windows=totals["skipped_windows"],
+            dropped_windows=totals["dropped_windows"],
+            clipped_windows=totals["clipped_windows"],
+            window_micro_batches=self._window.micro_batches,
+            window_weight=self._window.weight,
+        )
+
+    def on(self, kind: str, callback: Callable[[AccumulationEvent], None]) -> Handle:
+        """Call ``callback(event)`` at each "full", "clip", "skip" or "update"; the handle takes it off."""
+        return self._listeners.add(kind, callback)
+
+    def _tell(self, kind: str, *, window: Window | None = None, whole: bool = False, **facts: Any) -> None:
+        now = self._window if window is None else window
+        self._listeners.tell(AccumulationEvent(kind, now.micro_batches, now.weight, window=whole, **facts))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that is needed to go on from here, also in mid-window; ``ad.save`` stores it."""
+        with self._lock:
+            return {
+                "format": 1,
+                "config": self.config.state_dict(),
+                "window": self._window.state_dict(),
+                "totals": dict(self._totals),
+                "buffers": {b.name: b.state_dict() for b in self._buffers.all},
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; if it does not fit, an error says why and nothing has changed."""
+        with self._lock:
+            try:
+                saved, known = state["buffers"], self._buffers.by_name
+                differing = [k for k, v in self.config.state_dict().items() if state["config"][k] != v
+                             and k not in ("max_grad_norm", "norm_type", "nonfinite")]  # fmt: skip
+                window, totals = (
+                    Window.from_state(state["window"]),
+                    {k: int(state["totals"][k]) for k in self._totals},
+                )
+                if set(saved) != set(known):
+                    raise UnknownNameError(_differing_names(set(saved), set(known)))
+                if differing:
+                    raise ArgumentError(
+                        "load_state_dict: the saved window was made with another config: "
+                        + ", ".join(f"{k}={state['config'][k]!r}" for k in differing)
+                    )
+                loaded = []
+                for name, b in known.items():
+                    trial = GradientBuffer(b.shape, b._dtype, compensated=b.compensated, name=name)
+                    trial.load_state_dict(saved[name])
+                    loaded.append(trial)
+            except AdjointError:
+                raise
+            except (KeyError, TypeError, ValueError) as error:
+                raise ArgumentError(
+                    f"load_state_dict: this is not a state of a GradientAccumulator ({error!r})."
+                ) from None
+            self._buffers.replace(loaded)
+            self._slots = {id(t): self._buffers.by_name[name] for name, t in self._params.items()}
+            self._window, self._totals, self._seen = window, totals, None
+
+    def __repr__(self) -> str:
+        window = self._window
+        return (
+            f"<GradientAccumulator, {len(self._buffers.all)} parameters, {window.micro_batches} of "
+            f"{self.config.accumulation_steps} micro-batches, weight {window.weight:g}>"
+        )
+
+
+def _config_of(options: dict[str, Any]) -> AccumulationConfig:
+    known = AccumulationConfig.__dataclass_fields__
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise ArgumentError(
+            f"GradientAccumulator has no option {', '.join(map(repr, unknown))}.\n"
+            f"  It has {', '.join(known)} and clip."
+        )
+    return AccumulationConfig(**options)
+
+
+def _unknown(unknown: list[str], known: list[str]) -> str:
+    return (
+        f"no parameter is registered as {_listed(unknown)}.  Nothing was added.\n"
+        f"  Registered: {_listed(known) if known else 'none; call register(name, shape) first'}."
+    )
+
+
+def _differing_names(saved: set[str], known: set[str]) -> str:
+    missing, surplus = sorted(known - saved), sorted(saved - known)
+    parts = ([f"it lacks {_listed(missing)}"] if missing else []) + (
+        [f"it has {_listed(surplus)} too"] if surplus else []
+    )
+    return f"load_state_dict: the saved names are not those registered here: {' and '.join(parts)}."
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = [repr(n) for n in names]
+    return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "")
+
+
+def _divided(total: Any, divisor: float, dtype: Any) -> Any:
+    if type(total) is SparseRows:
+        return total.mapped(np.divide(total.values, divisor, dtype=dtype))
+    return np.asarray(np.divide(total, divisor, dtype=dtype))
+
+
+def _multiplied(g: Any, factor: float) -> Any:
+    if type(g) is SparseRows:
+        return g.mapped(np.multiply(g.values, factor, dtype=g.dtype))
+    return np.multiply(g, factor, out=g) if g.shape else np.asarray(np.multiply(g, factor, dtype=g.dtype))
+
+
+def _copied(g: Any) -> Any:
+    return g if type(g) is SparseRows else g.copy()

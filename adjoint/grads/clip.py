@@ -1,0 +1,259 @@
+"""Clipping: gradients are replaced where they rest, and the norm from before is returned.
+
+They rest in the ``.grad`` of parameters, in a ``Gradients`` store, or in a dictionary of arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint.core.sparse import SparseGradient
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.errors import ArgumentError, InputError, NonFiniteError
+from adjoint.grads.norm import all_finite, check_max_norm, global_norm, stored_values
+
+__all__ = ["clip_grad_adaptive", "clip_grad_norm", "clip_grad_norm_by_group", "clip_grad_value"]
+
+Array = ndarray[Any, Any]
+
+
+class _Place:
+    """One gradient, its parameter where that is known, and the way to put another in its place."""
+
+    __slots__ = ("grad", "label", "param", "put")
+
+    def __init__(self, label: str, grad: Any, param: Tensor | None, put: Callable[[Any], None]) -> None:
+        self.label = label
+        self.grad = grad
+        self.param = param
+        self.put = put
+
+
+def _places(what: str, target: Any) -> list[_Place]:
+    """Find the gradients in parameters, a store, or a dictionary; those that are None are left out."""
+    if isinstance(target, Tensor):
+        target = [target]
+    if isinstance(target, Mapping):
+        return _mapping_places(what, target)
+    if hasattr(target, "items") and hasattr(target, "set"):  # a Gradients store
+        return [_Place(f"[{i}]", g, t, lambda new, t=t: target.set(t, new))  # type: ignore[misc]
+                for i, (t, g) in enumerate(target.items())]  # fmt: skip
+    if hasattr(target, "parameters"):
+        target = target.parameters()
+    found = []
+    for i, t in enumerate(target):
+        if not isinstance(t, Tensor):
+            raise InputError(
+                f"{what} takes parameters (tensors with .grad), a Gradients store or a dictionary of "
+                f"gradients, but item {i} is a {type(t).__name__}."
+            )
+        if t.grad is not None:
+            found.append(_Place(f"[{i}]", t.grad, t, lambda new, t=t: setattr(t, "grad", new)))  # type: ignore[misc]
+    return found
+
+
+def _mapping_places(what: str, target: Mapping[Any, Any]) -> list[_Place]:
+    found = []
+    for name, g in target.items():
+        if g is None:
+            continue
+        if isinstance(g, Tensor) and g.requires_grad:
+            if g.grad is not None:
+                found.append(_Place(str(name), g.grad, g, lambda new, g=g: setattr(g, "grad", new)))  # type: ignore[misc]
+        elif isinstance(g, (Tensor, ndarray)) and isinstance(target, MutableMapping):
+            found.append(_Place(str(name), g, None, lambda new, n=name: target.__setitem__(n, new)))  # type: ignore[misc]
+        else:
+            raise InputError(
+                f"{what}: {name!r} is a {type(g).__name__}; a dictionary holds parameters, or gradients that "
+                "are arrays or tensors."
+            )
+    return found
+
+
+def _scaled(g: Any, factor: Any) -> Any:
+    """Multiply a gradient by a number or an array that broadcasts; kind and dtype stay."""
+    if type(g) is SparseGradient:
+        values = np.multiply(g._rows.values, factor, dtype=g.dtype)
+        return SparseGradient.of(g._rows.mapped(values))
+    if isinstance(g, Tensor):
+        if g._node is not None:
+            return (g * factor).astype(g.dtype, copy=False)
+        return wrap(np.asarray(np.multiply(g._data, factor, dtype=g.dtype)))
+    return np.asarray(np.multiply(g, factor, dtype=g.dtype))
+
+
+def _refuse_nonfinite(what: str, places: list[_Place], norm: float) -> None:
+    bad = [place.label for place in places if not all_finite(stored_values(place.grad))]
+    raise NonFiniteError(
+        f"{what}: the norm of the gradients is {norm}; not finite: {', '.join(bad[:8])}"
+        f"{' …' if len(bad) > 8 else ''}.\n"
+        '  ad.detect_anomaly() finds the op that made them; nonfinite="allow" leaves the gradients alone.'
+    )
+
+
+def clip_grad_norm(target: Any, max_norm: float, p: float = 2.0, *, nonfinite: str = "raise") -> float:
+    """Scale gradients so that their p-norm, taken together, is at most ``max_norm``; return it as it was.
+
+    ``target`` is parameters (their ``.grad`` is replaced), a ``Gradients`` store or a dictionary
+    of gradients.  A norm that is NaN or infinite raises and nothing has changed; with
+    ``nonfinite="allow"`` it is returned and nothing is scaled.
+
+    >>> grads = {"w": np.array([30.0, 40.0])}
+    >>> clip_grad_norm(grads, 5.0)
+    50.0
+    >>> grads["w"]
+    array([3., 4.])
+    """
+    bound = check_max_norm(max_norm)
+    _check_policy(nonfinite)
+    places = _places("clip_grad_norm", target)
+    norm = global_norm((place.grad for place in places), p)
+    if not math.isfinite(norm):
+        if nonfinite == "raise":
+            _refuse_nonfinite("clip_grad_norm", places, norm)
+        return norm
+    if norm > bound:
+        for place in places:
+            place.put(_scaled(place.grad, bound / norm))
+    return norm
+
+
+def clip_grad_norm_by_group(
+    groups: Mapping[str, Any],
+    max_norm: float | Mapping[str, float],
+    p: float = 2.0,
+    *,
+    nonfinite: str = "raise",
+) -> dict[str, float]:
+    """Clip each group of gradients by its own norm; return the norms from before, by group.
+
+    ``max_norm`` is one bound for all groups or a dictionary with one for each.
+
+    >>> head, body = {"w": np.array([3.0, 4.0])}, {"w": np.array([0.5])}
+    >>> clip_grad_norm_by_group({"head": head, "body": body}, 1.0)
+    {'head': 5.0, 'body': 0.5}
+    """
+    if isinstance(max_norm, Mapping):
+        if set(max_norm) != set(groups):
+            raise ArgumentError(
+                f"clip_grad_norm_by_group: max_norm has {sorted(max_norm)}, "
+                f"but the groups are {sorted(groups)}."
+            )
+        bounds = {name: check_max_norm(max_norm[name], f"max_norm[{name!r}]") for name in groups}
+    else:
+        bounds = dict.fromkeys(groups, check_max_norm(max_norm))
+    _check_policy(nonfinite)
+    what = "clip_grad_norm_by_group: group"
+    found = {
+        name: _places(f"clip_grad_norm_by_group: group {name!r}", group) for name, group in groups.items()
+    }
+    norms = {name: global_norm((place.grad for place in places), p) for name, places in found.items()}
+    for name, norm in norms.items():
+        if not math.isfinite(norm) and nonfinite == "raise":
+            _refuse_nonfinite(f"{what} {name!r}", found[name], norm)
+    for name, norm in norms.items():
+        if bounds[name] < norm < math.inf:
+            for place in found[name]:
+                place.put(_scaled(place.grad, bounds[name] / norm))
+    return norms
+
+
+def clip_grad_value(target: Any, max_value: float) -> None:
+    """Limit every element of the gradients to −max_value … max_value; complex ones by magnitude.
+
+    Infinities are limited too; a NaN stays one.
+
+    >>> grads = {"w": np.array([-3.0, 0.5, np.inf])}
+    >>> clip_grad_value(grads, 1.0); grads["w"]
+    array([-1. ,  0.5,  1. ])
+    """
+    bound = check_max_norm(max_value, "max_value")
+    for place in _places("clip_grad_value", target):
+        g = place.grad
+        if type(g) is SparseGradient:
+            rows = g._rows.coalesced()
+            place.put(SparseGradient.of(rows.mapped(_limited(rows.values, bound))))
+        else:
+            limited = _limited(stored_values(g), bound)
+            place.put(wrap(limited) if isinstance(g, Tensor) else limited)
+
+
+def _limited(a: Array, bound: float) -> Array:
+    if a.dtype.kind != "c":
+        return np.asarray(np.clip(a, -bound, bound))
+    size = np.abs(a)
+    factor = np.minimum(1.0, bound / np.where(size > 0, size, bound))
+    return np.asarray(np.multiply(a, factor, dtype=a.dtype))
+
+
+def clip_grad_adaptive(params: Any, clipping: float = 0.01, *, eps: float = 1e-3, axis: int = 0) -> int:
+    """Scale down gradients that are large against their parameters; return how many units were scaled.
+
+    A unit is one index of ``axis`` of a parameter (the weights of one output), or the whole of a
+    parameter of fewer than two axes.  Its gradient g with weights w is limited to
+    ‖g‖ ≤ clipping · max(‖w‖, eps): adaptive gradient clipping, Brock et al. 2021.
+
+    >>> import adjoint as ad
+    >>> w = ad.tensor([3.0, 4.0], requires_grad=True)
+    >>> w.grad = ad.tensor([30.0, 40.0])
+    >>> clip_grad_adaptive([w], 0.1), w.grad
+    (1, tensor([0.3, 0.4], dtype=float64))
+    """
+    factor, floor = check_max_norm(clipping, "clipping"), check_max_norm(eps, "eps")
+    places = _places("clip_grad_adaptive", params)
+    count = 0
+    for place in places:
+        if place.param is None:
+            raise InputError(
+                "clip_grad_adaptive compares gradients with their parameters: pass the parameters, or a "
+                "Gradients store, not a dictionary of gradients."
+            )
+    norms = [_unit_norms(stored_values(place.grad), _unit_axis(place, axis)) for place in places]
+    for norm in norms:
+        if not np.isfinite(norm).all():
+            _refuse_nonfinite("clip_grad_adaptive", places, float(norm.max()))
+    for place, norm in zip(places, norms, strict=True):
+        assert place.param is not None
+        g, weights = place.grad, place.param._data
+        if type(g) is SparseGradient:
+            g = g.coalesced()
+            weights = weights[g._rows.rows]
+        bound = factor * np.maximum(_unit_norms(weights, _unit_axis(place, axis)), floor)
+        over = norm > bound
+        if over.any():
+            count += int(over.sum())
+            place.put(_scaled(g, np.where(over, bound / np.where(over, norm, 1.0), 1.0)))
+    return count
+
+
+def _unit_axis(place: _Place, axis: int) -> int | None:
+    """Return the axis of units; None where the whole is one, which no sparse gradient is."""
+    if type(place.grad) is SparseGradient:
+        return 0
+    ndim = place.grad.ndim
+    if ndim < 2:
+        return None
+    if not -ndim <= axis < ndim:
+        raise ArgumentError(f"clip_grad_adaptive: axis {axis} is out of range for shape {place.grad.shape}.")
+    return axis % ndim
+
+
+def _unit_norms(a: Array, axis: int | None) -> Array:
+    """Return the 2-norm of each unit, in a shape that broadcasts against the array."""
+    axes = tuple(i for i in range(a.ndim) if i != axis)
+    if axis is not None and a.ndim == 1:
+        axes = ()
+    size = np.abs(a.astype(np.float64) if a.dtype.itemsize < 8 and a.dtype.kind != "c" else a)
+    top = size.max(axis=axes, keepdims=True, initial=0.0)
+    scale = np.where((top > 0) & np.isfinite(top), top, 1.0)
+    return np.asarray(scale * np.sqrt(np.sum((size / scale) ** 2, axis=axes, keepdims=True)))
+
+
+def _check_policy(nonfinite: str) -> None:
+    if nonfinite not in ("raise", "allow"):
+        raise ArgumentError(f"nonfinite is 'raise' or 'allow', but got {nonfinite!r}.")

@@ -1,0 +1,101 @@
+"""Gradients from anywhere as arrays: NumPy, adjoint, DLPack, the buffer protocol; no library is imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint.core.sparse import SparseGradient, SparseRows
+from adjoint.core.tensor import Tensor, array_of
+from adjoint.errors import DTypeError, InputError
+
+__all__ = ["gradient_array", "is_gradient_dtype", "sum_dtype"]
+
+
+def is_gradient_dtype(dtype: np.dtype[Any]) -> bool:
+    """Tell whether gradients can have this dtype: floats, complex numbers, bfloat16."""
+    return dtype.kind in "fc" or dtype.name == "bfloat16"
+
+
+def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype in which gradients of ``dtype`` are summed: at least float32."""
+    if dtype.name == "bfloat16":
+        return np.dtype(np.float32)
+    return np.result_type(dtype, np.float32)
+
+
+def gradient_array(what: str, value: Any) -> ndarray[Any, Any] | SparseRows:
+    """Return a gradient of any library as an array or as sparse rows; memory is shared where it can be.
+
+    ``what`` names it in messages.
+    """
+    if type(value) is ndarray:
+        data: ndarray[Any, Any] = value
+    elif type(value) is SparseGradient:
+        return value._rows
+    elif type(value) is SparseRows:
+        return value
+    elif isinstance(value, (Tensor, ndarray, np.generic, int, float, complex, list, tuple)):
+        data = array_of(value)
+    else:
+        found = _foreign_array(what, value)
+        if type(found) is SparseRows:
+            return found
+        data = np.asarray(found)
+    if isinstance(value, (int, list, tuple)) and data.dtype.kind in "iu":
+        data = data.astype(np.float64)  # whole numbers that a person wrote down
+    if not is_gradient_dtype(data.dtype):
+        raise DTypeError(f"{what}: gradients are floats or complex numbers, but this one is {data.dtype}.")
+    return data if data.dtype.isnative else data.astype(data.dtype.newbyteorder("="))
+
+
+def _foreign_array(what: str, value: Any) -> Any:
+    if value is None:
+        raise InputError(f"{what}: the gradient is None.  Leave a parameter without one out.")
+    if isinstance(value, (str, bytes)):
+        raise InputError(f"{what}: a gradient is an array, but got the text {value!r}.")
+    if getattr(value, "requires_grad", False) and hasattr(value, "detach"):
+        value = value.detach()
+    if getattr(value, "is_sparse", False):
+        return _foreign_rows(what, value)
+    reason: Exception | None = None
+    if hasattr(value, "__dlpack__"):
+        try:
+            return np.from_dlpack(value)
+        except Exception as error:  # a dtype or a device that NumPy does not know; the next may do
+            reason = error
+    try:
+        return np.asarray(memoryview(value))
+    except TypeError:
+        pass
+    try:
+        data = np.asarray(value)
+        if data.dtype != object:
+            return data
+    except Exception as error:
+        reason = reason or error
+    if hasattr(value, "float") and callable(value.float):  # bfloat16 has no DLPack in NumPy; float32 holds it
+        try:
+            return np.from_dlpack(value.float())
+        except Exception as error:
+            reason = reason or error
+    raise InputError(
+        f"{what}: cannot read a {type(value).__module__}.{type(value).__qualname__} as an array"
+        f"{f' ({reason})' if reason else ''}.\n"
+        "  Gradients are NumPy arrays, adjoint tensors, or arrays on the CPU that speak DLPack or the buffer "
+        "protocol."
+    )
+
+
+def _foreign_rows(what: str, value: Any) -> SparseRows:
+    """Read a sparse tensor that has one sparse axis, as embeddings make them."""
+    value = value.coalesce()
+    indices, values = np.asarray(value.indices()), gradient_array(what, value.values())
+    if indices.shape[0] != 1 or type(values) is not ndarray:
+        raise InputError(
+            f"{what}: a sparse gradient has rows and values, but this one is sparse in {indices.shape[0]} "
+            "axes.\n  Make it dense first."
+        )
+    return SparseRows(indices[0].astype(np.intp), values, tuple(value.shape), unique=True)

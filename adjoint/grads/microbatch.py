@@ -1,0 +1,132 @@
+"""One micro-batch: the block that takes gradients from ``backward``, and the cutting of batches into them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint.core.tensor import Tensor
+from adjoint.errors import ArgumentError, InputError, NoGradientError, ShapeError
+from adjoint.grads.buffers import checked_weight
+from adjoint.grads.foreign import gradient_array, sum_dtype
+from adjoint.grads.slots import sink
+
+if TYPE_CHECKING:
+    from adjoint.grads.accumulate import GradientAccumulator
+
+__all__ = ["MicroBatch", "named_params", "split_batch"]
+
+
+class MicroBatch:
+    """The block of one micro-batch: gradients are kept aside and added at its end, or not at all."""
+
+    def __init__(self, accumulator: GradientAccumulator, weight: float) -> None:
+        self.weight = weight
+        self._accumulator = accumulator
+        self._pending: dict[int, Any] = {}  # by id of the parameter
+        self._token: Any = None
+        self._outer: Any = None
+
+    def __enter__(self) -> MicroBatch:
+        self._accumulator._refuse_if_closed()
+        self._pending.clear()
+        self._outer = sink.get()
+        self._token = sink.set(self)
+        return self
+
+    def wants(self, leaf: Tensor) -> bool:
+        """Tell whether a leaf is one of the parameters, here or in a block around this one."""
+        return id(leaf) in self._accumulator._slots or (self._outer is not None and self._outer.wants(leaf))
+
+    def take(self, leaf: Tensor, g: Any) -> None:
+        """Keep aside the gradient that a backward gives to a parameter."""
+        key = id(leaf)
+        if key not in self._accumulator._slots:
+            self._outer.take(leaf, g)
+            return
+        g = gradient_array("backward", g)
+        before = self._pending.get(key)
+        self._pending[key] = g if before is None else np.add(before, g, dtype=sum_dtype(g.dtype))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sink.reset(self._token)
+        if kind is not None:
+            self._pending.clear()
+            return
+        acc, weight = self._accumulator, checked_weight(self.weight)
+        if not self._pending:
+            raise NoGradientError(
+                "micro_batch(): no backward() inside the block gave a gradient to any of the parameters.\n"
+                "  Call loss.backward() inside it; the accumulator is as it was."
+            )
+        with acc._lock:
+            acc._refuse_if_closed()
+            pairs = [(b, self._pending[key]) for key, b in acc._slots.items() if key in self._pending]
+            self._pending.clear()
+            whole = len(pairs) == len(acc._buffers.all)
+            buffers = acc._buffers.all if whole else [b for b, _ in pairs]
+            arrays = [b.fitting(g) for b, g in pairs]
+            del pairs
+            plain = all(type(g) is ndarray and g.dtype.kind in "fc" for g in arrays)
+            acc._commit(buffers, arrays, weight, plain)
+
+
+def named_params(params: Any) -> Iterable[tuple[str, Any]]:
+    """Return parameters with names: of a dictionary, a module, pairs, or a list (then "0", "1", …)."""
+    if params is None:
+        return []
+    if isinstance(params, Tensor):
+        return [("0", params)]
+    if hasattr(params, "named_parameters"):
+        return list(params.named_parameters())
+    if isinstance(params, Mapping):
+        return list(params.items())
+    if hasattr(params, "parameters"):
+        params = params.parameters()
+    try:
+        items = list(params)
+    except TypeError:
+        raise InputError(
+            "GradientAccumulator: parameters are a list or a dictionary of tensors, "
+            f"not a {type(params).__name__}."
+        ) from None
+    return [p if isinstance(p, tuple) and len(p) == 2 else (str(i), p) for i, p in enumerate(items)]
+
+
+def split_batch(batch: Any, size: int) -> Iterator[Any]:
+    """Cut arrays of one length into pieces of ``size`` along the first axis; the last may be short."""
+    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+        raise ArgumentError(f"split: size is a whole number from 1, but got {size!r}.")
+    length = _batch_length(batch)
+    return (_cut(batch, i, min(i + size, length)) for i in range(0, length, int(size)))
+
+
+def _batch_length(batch: Any) -> int:
+    items = list(batch.values()) if isinstance(batch, Mapping) else batch
+    if isinstance(batch, (tuple, list, Mapping)):
+        lengths = {_batch_length(item) for item in items}
+        if len(lengths) != 1:
+            raise ShapeError(
+                f"split: the parts of a batch have one length, but got {sorted(lengths) or 'no parts'}."
+            )
+        return lengths.pop()
+    if not getattr(batch, "shape", ()):
+        raise InputError(
+            f"split: a batch is made of arrays with a first axis, but got {type(batch).__name__}."
+        )
+    return int(batch.shape[0])
+
+
+def _cut(batch: Any, start: int, stop: int) -> Any:
+    if isinstance(batch, Mapping):
+        return {name: _cut(part, start, stop) for name, part in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        parts = [_cut(part, start, stop) for part in batch]
+        return parts if isinstance(batch, list) else tuple(parts)
+    return batch[start:stop]

@@ -1,0 +1,151 @@
+"""GradScaler: scale the loss so that small float16 gradients are not lost, as far as large ones allow."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from adjoint.core.tensor import Tensor
+from adjoint.errors import AccumulationError, ArgumentError, InputError
+from adjoint.grads.clip import _scaled
+from adjoint.grads.norm import all_finite, stored_values
+from adjoint.grads.optimizer import parameters_of
+
+__all__ = ["GradScaler"]
+
+
+class GradScaler:
+    """Dynamic loss scaling.
+
+    ``scale(loss).backward()`` makes gradients that are ``get_scale()`` times too large, and so do not
+    vanish in float16; ``step(optimizer)`` divides them again, and skips the update where one is
+    not finite; ``update()`` then makes the scale ``backoff_factor`` times as large after a skip,
+    or ``growth_factor`` times after ``growth_interval`` updates in a row.
+
+    With an accumulator, ``acc.apply(optimizer, scaler=scaler)`` does all three for the window.
+
+    >>> import adjoint as ad
+    >>> scaler = GradScaler(init_scale=8.0)
+    >>> scaler.scale(ad.tensor(0.5))
+    tensor(4., dtype=float64)
+    """
+
+    def __init__(
+        self,
+        init_scale: float = 65536.0,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        *,
+        enabled: bool = True,
+    ) -> None:
+        _check("init_scale", init_scale, 0.0, math.inf)
+        _check("growth_factor", growth_factor, 1.0, math.inf)
+        _check("backoff_factor", backoff_factor, 0.0, 1.0)
+        if isinstance(growth_interval, bool) or not isinstance(growth_interval, int) or growth_interval < 1:
+            raise ArgumentError(f"growth_interval is a whole number from 1, but got {growth_interval!r}.")
+        self._scale = float(init_scale)
+        self.growth_factor = float(growth_factor)
+        self.backoff_factor = float(backoff_factor)
+        self.growth_interval = growth_interval
+        self.enabled = bool(enabled)
+        self._good = 0  # updates in a row without a skip
+        # per optimiser since the last update(): whether it was unscaled, and whether all was finite
+        self._found: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def get_scale(self) -> float:
+        """Return the scale; 1 where the scaler is not enabled."""
+        return self._scale if self.enabled else 1.0
+
+    def scale(self, loss: Any) -> Any:
+        """Return a loss, or a tuple, list or dictionary of them, times the scale."""
+        if isinstance(loss, Tensor):
+            return loss * self._scale if self.enabled else loss
+        if isinstance(loss, Mapping):
+            return {name: self.scale(part) for name, part in loss.items()}
+        if isinstance(loss, (list, tuple)):
+            return type(loss)(self.scale(part) for part in loss)
+        raise InputError(f"scale: a loss is a tensor, but got {type(loss).__name__}.")
+
+    def unscale(self, optimizer: Any) -> bool:
+        """Divide the ``.grad`` of an optimiser's parameters by the scale; tell whether all are finite.
+
+        Once per update; needed only to look at or clip the gradients before ``step``, which does it too.
+        """
+        if optimizer in self._found:
+            raise AccumulationError(
+                "unscale: the gradients of this optimiser were unscaled since the last update()."
+            )
+        params = [t for t in parameters_of(optimizer) if t.grad is not None]
+        finite = all(all_finite(stored_values(t.grad)) for t in params)
+        if finite and self.enabled:
+            for t in params:
+                t.grad = _scaled(t.grad, 1.0 / self._scale)
+        self._found[optimizer] = finite
+        return finite
+
+    def step(self, optimizer: Any) -> bool:
+        """Let the optimiser make its update if all gradients are finite; return whether it did."""
+        if optimizer in self._stepped:
+            raise AccumulationError("step: this optimiser was stepped since the last update().")
+        finite = self._found[optimizer] if optimizer in self._found else self.unscale(optimizer)
+        if finite or not self.enabled:
+            optimizer.step()
+        self._stepped.add(optimizer)
+        return finite
+
+    def update(self, new_scale: float | None = None) -> None:
+        """Adapt the scale to what was found since the last update, or set it."""
+        if new_scale is not None:
+            _check("new_scale", new_scale, 0.0, math.inf)
+            self._scale, self._good = float(new_scale), 0
+        elif not self._found:
+            raise AccumulationError("update: no optimiser was stepped or unscaled since the last update().")
+        else:
+            self.record(finite=all(self._found.values()))
+        self._found.clear()
+        self._stepped.clear()
+
+    def record(self, *, finite: bool) -> None:
+        """Adapt the scale after one update: smaller if it was not finite, larger after many that were."""
+        if not self.enabled:
+            return
+        if not finite:
+            self._scale, self._good = max(self._scale * self.backoff_factor, 2.0**-126), 0
+            return
+        self._good += 1
+        if self._good >= self.growth_interval:
+            grown = self._scale * self.growth_factor
+            self._scale, self._good = grown if math.isfinite(grown) else self._scale, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scale and what it depends on."""
+        return {
+            "scale": self._scale,
+            "growth_factor": self.growth_factor,
+            "backoff_factor": self.backoff_factor,
+            "growth_interval": self.growth_interval,
+            "good_updates": self._good,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        names = ("scale", "growth_factor", "backoff_factor", "growth_interval", "good_updates")
+        missing = [name for name in names if name not in state]
+        if missing:
+            raise ArgumentError(f"load_state_dict: the state of a GradScaler has {', '.join(missing)} too.")
+        fresh = GradScaler(*(state[name] for name in names[:4]))
+        self._scale, self._good = fresh._scale, int(state["good_updates"])
+        self.growth_factor, self.backoff_factor = fresh.growth_factor, fresh.backoff_factor
+        self.growth_interval = fresh.growth_interval
+
+    def __repr__(self) -> str:
+        return f"GradScaler(scale={self.get_scale():g})"
+
+
+def _check(name: str, value: Any, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value < high:
+        raise ArgumentError(f"{name} is a number between {low:g} and {high:g}, but got {value!r}.")

@@ -1,0 +1,168 @@
+"""What an accumulator is told and tells: its configuration, the state of its window, statistics, events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.node import Handle, HookList
+from adjoint.errors import AdjointError, ArgumentError
+from adjoint.grads.buffers import checked_sum_dtype
+from adjoint.grads.norm import check_max_norm, check_norm_order
+
+__all__ = ["AccumulationConfig", "AccumulationEvent", "AccumulationStats", "Listeners", "Window"]
+
+_WORDS = {
+    "nonfinite": ("raise", "skip", "skip_window", "allow"),
+    "reduction": ("mean", "sum"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulationConfig:
+    """How gradients of micro-batches become the gradient of the whole batch.
+
+    ``accumulation_steps`` micro-batches make a window.  ``reduction`` says what the losses are:
+    "mean" over their micro-batch (Σ nᵢ·gᵢ / Σ nᵢ) or "sum" (Σ gᵢ / Σ nᵢ), with nᵢ the weights.
+    ``normalize=False`` leaves the division out.  ``max_grad_norm`` clips the global norm (of order
+    ``norm_type``) once, after normalising.  ``dtype`` is that of the sums; None: that of the
+    gradients, at least float32.  ``compensated`` sums rounding errors too, for very long windows.
+    ``nonfinite`` says what a NaN or an infinity does: "raise" an error and add nothing; "skip" the
+    micro-batch, its weight too; "skip_window", no update from it; "allow" it into the sum.
+
+    >>> AccumulationConfig(accumulation_steps=8).effective_batch_size(32)
+    256
+    """
+
+    accumulation_steps: int = 4
+    normalize: bool = True
+    max_grad_norm: float | None = None
+    dtype: Any = None
+    nonfinite: str = "raise"
+    compensated: bool = False
+    reduction: str = "mean"
+    norm_type: float = 2.0
+
+    def __post_init__(self) -> None:
+        steps = self.accumulation_steps
+        if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1:
+            raise ArgumentError(f"accumulation_steps is a whole number from 1, but got {steps!r}.")
+        object.__setattr__(self, "accumulation_steps", int(steps))
+        for name in ("normalize", "compensated"):
+            if not isinstance(getattr(self, name), bool):
+                raise ArgumentError(f"{name} is True or False, but got {getattr(self, name)!r}.")
+        for name, words in _WORDS.items():
+            if getattr(self, name) not in words:
+                listed = ", ".join(map(repr, words))
+                raise ArgumentError(f"{name} is one of {listed}, but got {getattr(self, name)!r}.")
+        if self.max_grad_norm is not None:
+            object.__setattr__(self, "max_grad_norm", check_max_norm(self.max_grad_norm, "max_grad_norm"))
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", checked_sum_dtype("dtype", self.dtype))
+        try:
+            check_norm_order(self.norm_type)
+        except AdjointError as error:
+            raise ArgumentError(f"norm_type: {error}") from None
+
+    def effective_batch_size(self, micro: int) -> int:
+        """Return the size of the batch that a window of micro-batches of this size stands for."""
+        if isinstance(micro, bool) or not isinstance(micro, (int, np.integer)) or micro < 0:
+            raise ArgumentError(f"the size of a micro-batch is a whole number from 0, but got {micro!r}.")
+        return int(micro) * self.accumulation_steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["dtype"] = None if self.dtype is None else self.dtype.name
+        return values
+
+
+@dataclass(slots=True)
+class Window:
+    """The micro-batches since the last update: the one owner of the divisor."""
+
+    micro_batches: int = 0  # begun in this window, the skipped ones too
+    added: int = 0  # of which so many were added
+    weight: float = 0.0
+    closed: bool = False  # flushed: takes no more
+    spoiled: bool = False  # a micro-batch was not finite, and the policy is to skip the window
+    finished: bool = False  # the sums are normalised and clipped where they are
+    torn: bool = False  # an interrupt came while gradients were being added
+    open: set[str] = field(default_factory=set)  # names that ``accumulate`` gave to the current micro-batch
+    open_weight: float = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["open"] = sorted(self.open)
+        return values
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Window:
+        """Make a window of saved values."""
+        return cls(**{**state, "open": set(state["open"])})
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulationStats:
+    """Counts since the accumulator was made, and the state of its window."""
+
+    total_micro_batches: int
+    total_updates: int
+    accumulation_steps: int
+    registered_params: int
+    total_param_elements: int
+    skipped_micro_batches: int
+    skipped_windows: int
+    dropped_windows: int
+    clipped_windows: int
+    window_micro_batches: int
+    window_weight: float
+
+    def effective_batch_multiplier(self) -> int:
+        """Return how many micro-batches make a batch."""
+        return self.accumulation_steps
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulationEvent:
+    """Something a trainer may log.
+
+    ``kind`` is "full" (the window is complete), "clip" (the norm was ``norm`` and is now
+    ``clipped_norm``), "skip" (a micro-batch, or with ``window=True`` an update, was left out, because
+    of ``names``) or "update" (an update was made, with ``norm`` where it was computed).
+    """
+
+    kind: str
+    micro_batches: int
+    weight: float
+    norm: float | None = None
+    clipped_norm: float | None = None
+    names: tuple[str, ...] = ()
+    window: bool = False
+
+
+KINDS = ("full", "clip", "skip", "update")
+
+
+class Listeners:
+    """Callbacks by the kind of event."""
+
+    def __init__(self) -> None:
+        self._lists = {kind: HookList() for kind in KINDS}
+
+    def add(self, kind: str, callback: Callable[[AccumulationEvent], None]) -> Handle:
+        """Call ``callback(event)`` at each event of a kind; the handle takes it off."""
+        if kind not in self._lists:
+            raise ArgumentError(f"events are {', '.join(map(repr, KINDS))}, but got {kind!r}.")
+        if not callable(callback):
+            raise ArgumentError(f"a callback is a function, but got {type(callback).__name__}.")
+        return self._lists[kind].add(callback)
+
+    def tell(self, event: AccumulationEvent) -> None:
+        """Call those who listen, in the order of registration."""
+        for callback in self._lists[event.kind].snapshot():
+            callback(event)

@@ -1,0 +1,261 @@
+"""``ad.save`` and ``ad.load``: nested state in one safetensors file, replaced whole or not at all.
+
+Arrays are stored as tensors of the file; the structure around them, with numbers and strings, as
+JSON in its metadata.  Loading reads data and executes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.errors import FileError, InputError, MissingExtraError
+
+__all__ = ["load", "save"]
+
+_KEY = "adjoint"
+_FORMAT = 1
+
+
+def save(path: str | os.PathLike[str], state: Any) -> None:
+    """Write nested dictionaries, lists and tuples of arrays, tensors, numbers and strings to a file.
+
+    The file is written beside its place, flushed to the disk, and put there by one rename: whoever
+    looks, at any moment and after any crash, finds the old file or the new one, whole.  A process
+    that is killed meanwhile leaves a file ``.<name>.….tmp`` behind.
+
+    >>> import adjoint as ad, tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "state.safetensors"
+    >>> ad.save(path, {"step": 3, "w": ad.tensor([1.0, 2.0])})
+    >>> ad.load(path)
+    {'step': 3, 'w': tensor([1., 2.], dtype=float64)}
+    """
+    tensors: dict[str, Any] = {}
+    structure = _encoded(state, "", tensors)
+    metadata = {_KEY: json.dumps({"format": _FORMAT, "state": structure})}
+    save_file = _safetensors("ad.save").save_file
+    _replace(Path(path), lambda beside: save_file(tensors, beside, metadata=metadata))
+
+
+def _replace(path: Path, write: Callable[[str], None]) -> None:
+    """Write a file beside ``path`` and rename it to there: atomic, and on the disk when this returns."""
+    descriptor, beside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        mode = path.stat().st_mode if path.exists() else 0o666 & ~_umask()
+        os.chmod(beside, mode & 0o777)
+        write(beside)
+        os.close(descriptor)
+        descriptor = os.open(beside, os.O_RDWR)  # what was written may be another file of this name
+        os.fsync(descriptor)
+        os.replace(beside, path)
+    except BaseException:
+        if os.path.exists(beside):
+            os.unlink(beside)
+        raise
+    finally:
+        os.close(descriptor)
+    _sync_directory(path.parent)
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename last; Windows has no such call and needs none."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
+    """Read what ``save`` wrote; a safetensors file of another origin gives a dictionary of arrays.
+
+    ``like`` is a state whose structure, shapes and dtypes the file must have, for example that of a
+    fresh model: what differs is listed in the error.
+    """
+    library = _safetensors("ad.load")
+    try:
+        with library.safe_open(os.fspath(path), framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
+    except (FileNotFoundError, IsADirectoryError, PermissionError):
+        raise
+    except Exception as error:
+        raise FileError(f"{os.fspath(path)} is damaged or no safetensors file: {error}") from None
+    state: Any = arrays
+    if _KEY in metadata:
+        try:
+            header = json.loads(metadata[_KEY])
+            if header["format"] != _FORMAT:
+                raise FileError(
+                    f"{path} has format {header['format']}; this version of adjoint reads {_FORMAT}."
+                )
+            state = _decoded(header["state"], arrays)
+        except FileError:
+            raise
+        except Exception as error:
+            raise FileError(f"{path}: the structure does not fit the arrays: {error}") from None
+        if arrays:
+            raise FileError(
+                f"{path}: arrays that the structure does not name: {', '.join(sorted(arrays)[:8])}."
+            )
+    if like is not None:
+        differences = list(_differences(like, state, ""))
+        if differences:
+            listed = "\n  ".join(differences[:12]) + ("\n  …" if len(differences) > 12 else "")
+            raise FileError(f"{path} does not hold what is expected:\n  {listed}")
+    return state
+
+
+def _safetensors(what: str) -> Any:
+    try:
+        import safetensors
+        import safetensors.numpy
+    except ImportError:
+        raise MissingExtraError(what, "safetensors", "files") from None
+
+    class Library:
+        save_file = staticmethod(safetensors.numpy.save_file)
+        safe_open = safetensors.safe_open
+
+    return Library
+
+
+# The structure: JSON values stand for themselves; whatever else is {"kind": …} ---------------------
+
+
+def _encoded(value: Any, where: str, tensors: dict[str, Any]) -> Any:
+    """Return JSON for a value, and put its arrays into ``tensors`` by the path that leads to them."""
+    if value is None or isinstance(value, (bool, str)) or type(value) in (int, float):
+        return value
+    if isinstance(value, (Tensor, np.ndarray, np.generic)):
+        return _encoded_array(value, where or "state", tensors)
+    if isinstance(value, complex):
+        return {"kind": "complex", "real": value.real, "imag": value.imag}
+    if isinstance(value, Mapping):
+        items = [
+            [_encoded_key(k, where), _encoded(v, f"{where}.{k}" if where else str(k), tensors)]
+            for k, v in value.items()
+        ]
+        return {"kind": "dict", "items": items}
+    if isinstance(value, (list, tuple)):
+        kind = "list" if isinstance(value, list) else "tuple"
+        items = [_encoded(v, f"{where}.{i}" if where else str(i), tensors) for i, v in enumerate(value)]
+        return {"kind": kind, "items": items}
+    raise InputError(
+        f"ad.save: {where or 'the state'} is a {type(value).__name__}, which is no array, number, string, "
+        "list, tuple or dictionary."
+    )
+
+
+def _encoded_key(key: Any, where: str) -> Any:
+    if isinstance(key, str) or type(key) is int:
+        return key
+    raise InputError(
+        f"ad.save: the keys of {where or 'the state'} are strings or whole numbers, not {key!r}."
+    )
+
+
+def _encoded_array(value: Any, where: str, tensors: dict[str, Any]) -> dict[str, Any]:
+    kind = "tensor" if isinstance(value, Tensor) else "array" if isinstance(value, np.ndarray) else "scalar"
+    data = np.array(value, order="C", copy=None)
+    if data.dtype.kind not in "biufc" and data.dtype.name != "bfloat16":
+        raise InputError(f"ad.save: {where} holds {data.dtype}, not numbers.")
+    if data.dtype.kind not in "biuf" or data.dtype.itemsize > 8:
+        stored = np.frombuffer(data.tobytes(), np.uint8)  # dtypes that the format does not have everywhere
+    else:
+        stored = data if data.dtype.isnative else data.astype(data.dtype.newbyteorder("="))
+    name = where
+    while name in tensors:  # {"a.b": …, "a": {"b": …}}
+        name += "'"
+    tensors[name] = stored
+    return {"kind": kind, "name": name, "shape": list(data.shape), "dtype": data.dtype.newbyteorder("=").name}
+
+
+def _decoded(value: Any, arrays: dict[str, Any]) -> Any:
+    """Undo ``_encoded``; each array is taken out of ``arrays``, with its shape and dtype checked."""
+    if not isinstance(value, dict):
+        if isinstance(value, list):
+            raise FileError("a list without its kind")
+        return value
+    kind = value["kind"]
+    if kind == "dict":
+        return {k: _decoded(v, arrays) for k, v in value["items"]}
+    if kind in ("list", "tuple"):
+        items = [_decoded(v, arrays) for v in value["items"]]
+        return items if kind == "list" else tuple(items)
+    if kind == "complex":
+        return complex(value["real"], value["imag"])
+    if kind not in ("tensor", "array", "scalar"):
+        raise FileError(f"a value of unknown kind {kind!r}")
+    return _decoded_array(kind, value, arrays)
+
+
+def _decoded_array(kind: str, value: dict[str, Any], arrays: dict[str, Any]) -> Any:
+    name, shape, dtype = value["name"], tuple(value["shape"]), _dtype(value["dtype"])
+    if name not in arrays:
+        raise FileError(f"array {name!r} is missing")
+    data = np.asarray(arrays.pop(name))
+    if data.dtype != dtype:
+        expected = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if data.dtype != np.uint8 or data.size != expected:
+            raise FileError(f"array {name!r} is {data.dtype} {data.shape}, not {dtype} {shape}")
+        data = np.frombuffer(data.tobytes(), dtype).reshape(shape).copy()
+    if data.shape != shape:
+        raise FileError(f"array {name!r} has shape {data.shape}, not {shape}")
+    if kind == "tensor":
+        return wrap(data)
+    return data if kind == "array" else data[()]
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise MissingExtraError("loading bfloat16", "ml_dtypes", "bfloat16") from None
+        return np.dtype(ml_dtypes.bfloat16)
+    found = np.dtype(name)
+    if found.kind not in "biufc":
+        raise FileError(f"dtype {name!r}")
+    return found
+
+
+def _differences(expected: Any, got: Any, where: str) -> Any:
+    """Yield a line for each place where two states differ in structure, shape or dtype."""
+    here = where or "the state"
+    if isinstance(expected, (Tensor, np.ndarray)):
+        if not isinstance(got, (Tensor, np.ndarray)):
+            yield f"{here}: expected an array, but got {type(got).__name__}"
+        elif got.shape != expected.shape or got.dtype != expected.dtype:
+            yield f"{here}: expected {expected.dtype} {expected.shape}, but got {got.dtype} {got.shape}"
+    elif isinstance(expected, Mapping):
+        if not isinstance(got, Mapping):
+            yield f"{here}: expected a dictionary, but got {type(got).__name__}"
+            return
+        for key in expected:
+            if key not in got:
+                yield f"{where}.{key}: missing".lstrip(".")
+            else:
+                yield from _differences(expected[key], got[key], f"{where}.{key}".lstrip("."))
+        yield from (f"{where}.{key}: not expected".lstrip(".") for key in got if key not in expected)
+    elif isinstance(expected, (list, tuple)):
+        if not isinstance(got, (list, tuple)) or len(got) != len(expected):
+            yield f"{here}: expected {len(expected)} items"
+            return
+        for i, (a, b) in enumerate(zip(expected, got, strict=True)):
+            yield from _differences(a, b, f"{where}.{i}".lstrip("."))
