@@ -54,6 +54,7 @@ from adjoint.ops import (
     scan,
     selection,
     shape,
+    special,
 )
 from adjoint.ops.arrange import *
 from adjoint.ops.compare import *
@@ -119,6 +120,7 @@ __all__ = [
     "set_default_dtype",
     "set_grad_enabled",
     "sparse_gradient",
+    "special",
     "tensor",
     "testing",
     "tree",

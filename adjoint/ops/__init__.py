@@ -28,6 +28,7 @@ from adjoint.ops import (
     scan,
     selection,
     shape,
+    special,
 )
 
 MODULES = (
@@ -48,6 +49,7 @@ MODULES = (
     conv,
     pool,
     create,
+    special,
 )
 NAMESPACES = {"linalg": linalg, "fft": fft}  # submodules, as NumPy has them
 

