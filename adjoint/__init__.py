@@ -72,6 +72,7 @@ from adjoint.ops.selection import *
 from adjoint.ops.shape import *
 from adjoint.transforms.batch import vmap
 from adjoint.transforms.forward import jvp, linearize
+from adjoint.transforms.matrix import hessian, hvp, jacfwd, jacobian, jacrev
 from adjoint.transforms.reverse import grad, value_and_grad, vjp
 
 __version__ = "0.1.0"
@@ -105,11 +106,16 @@ __all__ = [
     "global_norm",
     "grad",
     "gradients",
+    "hessian",
+    "hvp",
     "inference_mode",
     "is_grad_enabled",
     "is_inference_mode_enabled",
     "linalg",
     "nn",
+    "jacfwd",
+    "jacobian",
+    "jacrev",
     "jvp",
     "linearize",
     "load",

@@ -35,19 +35,18 @@ __all__ = ["push", "push_forward"]
 def push_forward(
     roots: Sequence[Tensor],
     inputs: Sequence[Tensor],
-    tangents: Sequence[Tensor],
+    tangents: Sequence[Tensor | None],
     *,
     create_graph: bool,
     since: int = 0,
 ) -> list[Any]:
     """Return the tangents of ``roots``, given those of ``inputs``; None where they are zero."""
+    moving = [(x, t) for x, t in zip(inputs, tangents, strict=True) if t is not None]
     lifted = any(type(t) is Traced for t in (*roots, *tangents))
     xp = rec if create_graph else dyn if lifted else raw
-    plan = make_plan(map(key_of, roots), map(key_of, inputs), since=since)
+    plan = make_plan(map(key_of, roots), [key_of(x) for x, _ in moving], since=since)
     assert plan.needed is not None
-    flows: dict[Any, Any] = {
-        key_of(x): t if create_graph else t._data for x, t in zip(inputs, tangents, strict=True)
-    }
+    flows: dict[Any, Any] = {key_of(x): t if create_graph else t._data for x, t in moving}
     order = [n for n in reversed(plan.order) if n in plan.needed and n not in flows]
     uses: dict[Any, int] = {key_of(r): len(order) + 1 for r in roots}  # never dropped
     for node in order:
@@ -58,8 +57,8 @@ def push_forward(
     try:
         with invalid.state():
             for node in order:
-                moving = [flows.get(p) if p is not None else None for p in node.parents]
-                flows[node] = push(node, moving, xp, invalid)
+                arriving = [flows.get(p) if p is not None else None for p in node.parents]
+                flows[node] = push(node, arriving, xp, invalid)
                 for parent in node.parents:
                     uses[parent] -= 1
                     if not uses[parent]:

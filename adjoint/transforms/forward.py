@@ -95,9 +95,12 @@ def _directions(
     return found
 
 
-def push_along(run: Recorded, tangents: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tangents of a run's outputs, zero where they depend on no input."""
-    create = grad_mode.get() and (run.outer or any(t._node is not None for t in tangents))
+def push_along(run: Recorded, tangents: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return the tangents of a run's outputs, zero where they depend on no input.
+
+    A tangent that is None is zero.
+    """
+    create = grad_mode.get() and (run.outer or any(t is not None and t._node is not None for t in tangents))
     pushed = push_forward(run.outputs, run.inputs, tangents, create_graph=create, since=run.since)
     return [
         wrap(np.zeros(out.shape, out.dtype)) if t is None else as_tensor(t)

@@ -119,10 +119,14 @@ def _check_one_number(transform: str, f: Any, run: Recorded) -> None:
         )
 
 
-def pull_back(run: Recorded, cotangents: Sequence[Tensor], *, retain: bool) -> list[Tensor]:
-    """Return the gradients of a run's inputs, zero where no output depends on them."""
-    create = grad_mode.get() and (run.outer or any(c._node is not None for c in cotangents))
-    pairs = [(r, c) for r, c in zip(run.outputs, cotangents, strict=True) if r._node is not None]
+def pull_back(run: Recorded, cotangents: Sequence[Tensor | None], *, retain: bool) -> list[Tensor]:
+    """Return the gradients of a run's inputs, zero where no output depends on them.
+
+    A cotangent that is None is zero.
+    """
+    create = grad_mode.get() and (run.outer or any(c is not None and c._node is not None for c in cotangents))
+    both = zip(run.outputs, cotangents, strict=True)
+    pairs = [(r, c) for r, c in both if r._node is not None and c is not None]
     found: dict[Any, Any] = {}
     if pairs:
         # where nothing but the inputs is reached, all leaves are inputs: the engine's short way

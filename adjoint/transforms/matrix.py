@@ -1,0 +1,250 @@
+"""Matrices of derivatives: Jacobians, Hessians, and products with them.
+
+The function is recorded once.  A Jacobian then is one batched pass over that record: the rows
+of an identity matrix are pulled back together, or its columns pushed forward together.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint import tree
+from adjoint.core.namespace import rec
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.errors import ArgumentError, DTypeError
+from adjoint.transforms.batch import vmap
+from adjoint.transforms.forward import jvp, push_along
+from adjoint.transforms.inputs import (
+    Recorded,
+    as_function,
+    check_argnums,
+    name_of,
+    record_call,
+    released_value,
+)
+from adjoint.transforms.reverse import grad, pull_back
+
+__all__ = ["hessian", "hvp", "jacfwd", "jacobian", "jacrev"]
+
+Argnums = int | Sequence[int]
+
+
+def jacobian(
+    f: Callable[..., Any],
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    *,
+    chunk_size: int | None = None,
+    holomorphic: bool = False,
+) -> Callable[..., Any]:
+    """Return a function that computes all derivatives of ``f``, by the cheaper mode.
+
+    The Jacobian of a result of shape ``s`` with respect to an argument of shape ``t`` has
+    shape ``s + t``.  Where results or arguments are trees, so is it: the result's structure with
+    the argument's structure at each leaf, with several ``argnums`` a tuple of them.
+    All rows or columns are computed in one pass, or ``chunk_size`` at a time to save memory.
+    ``holomorphic=True`` is needed for functions of complex arguments, and is the user's word
+    that they are.
+
+    >>> import adjoint as ad, numpy as np
+    >>> ad.jacobian(lambda x: x ** 2)(np.array([1.0, 3.0]))
+    tensor([[2., 0.],
+            [0., 6.]], dtype=float64)
+    """
+    return _matrix("jacobian", f, argnums, has_aux, chunk_size, holomorphic, None)
+
+
+def jacrev(
+    f: Callable[..., Any],
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    *,
+    chunk_size: int | None = None,
+    holomorphic: bool = False,
+) -> Callable[..., Any]:
+    """Return a function that computes the Jacobian of ``f`` by rows, in reverse mode.
+
+    See ``jacobian``.  Reverse mode is the cheaper one where there are fewer results than arguments.
+
+    >>> import adjoint as ad, numpy as np
+    >>> ad.jacrev(lambda x: (x ** 2).sum())(np.array([1.0, 3.0]))
+    tensor([2., 6.], dtype=float64)
+    """
+    return _matrix("jacrev", f, argnums, has_aux, chunk_size, holomorphic, True)
+
+
+def jacfwd(
+    f: Callable[..., Any],
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    *,
+    chunk_size: int | None = None,
+    holomorphic: bool = False,
+) -> Callable[..., Any]:
+    """Return a function that computes the Jacobian of ``f`` by columns, in forward mode.
+
+    See ``jacobian``.  Forward mode is the cheaper one where there are more results than arguments.
+
+    >>> import adjoint as ad, numpy as np
+    >>> ad.jacfwd(lambda t: ad.stack([t, t ** 2, t ** 3]))(2.0)
+    tensor([ 1.,  4., 12.], dtype=float64)
+    """
+    return _matrix("jacfwd", f, argnums, has_aux, chunk_size, holomorphic, False)
+
+
+def _matrix(
+    transform: str,
+    f: Callable[..., Any],
+    argnums: Argnums,
+    has_aux: bool,
+    chunk_size: int | None,
+    holomorphic: bool,
+    reverse: bool | None,
+) -> Callable[..., Any]:
+    as_function(transform, f)
+    if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
+        raise ArgumentError(
+            f"{transform}: chunk_size is a whole number from 1 or None, but got {chunk_size!r}."
+        )
+
+    @functools.wraps(f, assigned=("__module__", "__name__", "__qualname__"))
+    def derivative(*args: Any, **kwargs: Any) -> Any:
+        positions = check_argnums(transform, argnums, len(args))
+        run, structures = record_call(transform, f, args, kwargs, positions, has_aux)
+        by_rows = _choose(transform, f, run, holomorphic, reverse)
+        blocks = (_rows if by_rows else _columns)(run, chunk_size)
+        several = isinstance(argnums, (tuple, list))
+        packed = [_packed(row, structures, several) for row in blocks]
+        matrix = tree.unflatten(run.structure, packed)
+        return (matrix, released_value(run, run.aux)) if has_aux else matrix
+
+    return derivative
+
+
+def _choose(transform: str, f: Any, run: Recorded, holomorphic: bool, reverse: bool | None) -> bool:
+    """Decide whether to go by rows; refuse complex numbers where a matrix does not say it all."""
+    complex_in = any(x.dtype.kind == "c" for x in run.inputs)
+    complex_out = any(y.dtype.kind == "c" for y in run.outputs)
+    if complex_in and not holomorphic:
+        raise DTypeError(
+            f"{transform}: an argument of {name_of(f)} is complex.\n"
+            "  Pass holomorphic=True if the function is; else differentiate with respect to the real and the "
+            "imaginary part."
+        )
+    if complex_out and not complex_in and reverse:
+        raise DTypeError(
+            f"{transform}: {name_of(f)} has complex results of real arguments, which rows do not give.\n"
+            "  Use ad.jacfwd or ad.jacobian."
+        )
+    if reverse is not None:
+        return reverse
+    if complex_out and not complex_in:
+        return False
+    return sum(y.size for y in run.outputs) <= sum(x.size for x in run.inputs)
+
+
+def _identity(t: Tensor) -> Tensor:
+    """The unit directions of a tensor, one after the other."""
+    return wrap(np.eye(t.size, dtype=t.dtype).reshape(t.size, *t.shape))
+
+
+def _rows(run: Recorded, chunk_size: int | None) -> list[list[Tensor]]:
+    """For each output the derivatives with respect to each input, all rows pulled back at once."""
+    found = []
+    for i, out in enumerate(run.outputs):
+
+        def pull(seed: Tensor, i: int = i) -> list[Tensor]:
+            seeds: list[Tensor | None] = [None] * len(run.outputs)
+            seeds[i] = seed
+            return pull_back(run, seeds, retain=True)
+
+        pulled = _each(pull, out, chunk_size)
+        if out.dtype.kind == "c":  # a gradient is the conjugate of the derivative
+            pulled = [rec.conj(g) if g.dtype.kind == "c" else g for g in pulled]
+        found.append([_shaped(g, out.shape + x.shape) for g, x in zip(pulled, run.inputs, strict=True)])
+    return found
+
+
+def _each(function: Callable[[Tensor], Any], t: Tensor, chunk_size: int | None, out_axes: int = 0) -> Any:
+    """Apply a linear function to all unit directions; to a single one without a batch."""
+    if t.size == 1:
+        done = function(wrap(np.ones(t.shape, t.dtype)))
+        return done
+    return vmap(function, out_axes=out_axes, chunk_size=chunk_size)(_identity(t))
+
+
+def _shaped(t: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return t if t.shape == shape else rec.reshape(t, shape=shape)
+
+
+def _columns(run: Recorded, chunk_size: int | None) -> list[list[Tensor]]:
+    """For each output the derivatives with respect to each input, all columns pushed at once."""
+    found: list[list[Tensor]] = [[] for _ in run.outputs]
+    for j, x in enumerate(run.inputs):
+
+        def push(tangent: Tensor, j: int = j) -> list[Tensor]:
+            tangents: list[Tensor | None] = [None] * len(run.inputs)
+            tangents[j] = tangent
+            return push_along(run, tangents)
+
+        pushed = _each(push, x, chunk_size, out_axes=-1)
+        for row, out, t in zip(found, run.outputs, pushed, strict=True):
+            row.append(_shaped(t, out.shape + x.shape))
+    return found
+
+
+def _packed(row: list[Tensor], structures: Sequence[tree.Structure], several: bool) -> Any:
+    parts = iter(row)
+    packed = [tree.unflatten(s, [next(parts) for _ in range(s.count)]) for s in structures]
+    return tuple(packed) if several else packed[0]
+
+
+def hessian(
+    f: Callable[..., Any],
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    *,
+    chunk_size: int | None = None,
+) -> Callable[..., Any]:
+    """Return a function that computes the second derivatives of ``f``, which returns one real number.
+
+    Forward over reverse: the gradient is recorded once and all columns pushed through it
+    together.  For an argument of shape ``s`` the Hessian has shape ``s + s``; for trees, and
+    for several ``argnums``, it is a tree of trees.
+
+    >>> import adjoint as ad, numpy as np
+    >>> ad.hessian(lambda x: x[0] ** 2 * x[1])(np.array([1.0, 3.0]))
+    tensor([[6., 2.],
+            [2., 0.]], dtype=float64)
+    """
+    as_function("hessian", f)
+    return _matrix(
+        "hessian", grad(f, argnums, has_aux), argnums, has_aux, chunk_size, holomorphic=False, reverse=False
+    )
+
+
+def hvp(f: Callable[..., Any], primals: Any, tangents: Any) -> Any:
+    """Return the product of the Hessian of ``f`` at ``primals`` with ``tangents``.
+
+    Forward over reverse, at a small multiple of the cost of a gradient and without the matrix.
+    A tuple of primals stands for several arguments, with one tangent each, and the product comes
+    as a tuple; anything else is the one argument, a tensor or a tree.
+
+    >>> import adjoint as ad, numpy as np
+    >>> ad.hvp(lambda x: (x ** 3).sum(), np.array([1.0, 2.0]), np.array([1.0, 10.0]))
+    tensor([  6., 120.], dtype=float64)
+    """
+    as_function("hvp", f)
+    if not isinstance(primals, tuple):
+        return jvp(grad(f), (primals,), (tangents,))[1]
+    if not isinstance(tangents, tuple) or len(tangents) != len(primals) or not primals:
+        n = len(primals)
+        got = f"{len(tangents)} of them" if isinstance(tangents, tuple) else type(tangents).__name__
+        raise ArgumentError(
+            f"hvp: a tuple of {n} primals needs a tuple of {n} tangents, one each, but got {got}."
+        )
+    return jvp(grad(f, tuple(range(len(primals)))), primals, tangents)[1]
