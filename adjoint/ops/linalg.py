@@ -7,19 +7,54 @@ from typing import Any
 from adjoint.core.tensor import Tensor, asarray
 from adjoint.errors import ShapeError
 from adjoint.ops import products
+from adjoint.ops.decompositions import cholesky, eigh, eigvalsh, matrix_rank, qr, svd, svdvals
+from adjoint.ops.norms import cond, matrix_norm, norm, vector_norm
 from adjoint.ops.products import cross, matmul, multi_dot, tensordot, vecdot
 from adjoint.ops.shape import matrix_transpose
+from adjoint.ops.solvers import (
+    det,
+    inv,
+    lstsq,
+    matrix_power,
+    pinv,
+    slogdet,
+    solve,
+    solve_triangular,
+    tensorinv,
+    tensorsolve,
+)
 
 __all__ = [
+    "cholesky",
+    "cond",
     "cross",
+    "det",
     "diagonal",
+    "eigh",
+    "eigvalsh",
+    "inv",
+    "lstsq",
     "matmul",
+    "matrix_norm",
+    "matrix_power",
+    "matrix_rank",
     "matrix_transpose",
     "multi_dot",
+    "norm",
     "outer",
+    "pinv",
+    "qr",
+    "slogdet",
+    "solve",
+    "solve_triangular",
+    "svd",
+    "svdvals",
     "tensordot",
+    "tensorinv",
+    "tensorsolve",
     "trace",
     "vecdot",
+    "vector_norm",
 ]
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from adjoint.testing.cases import Case, array
 
 
@@ -36,3 +40,56 @@ CASES = [
     Case("cross", (array(2, 3), array(3, seed=1)), {"axis": -1}),
     Case("cross", (array(3, 2), array(3, 1, seed=1)), {"axis": -2}, "rows"),
 ]
+
+
+def _spread(*shape: int) -> Any:
+    """Matrices with well separated singular values."""
+    k = min(shape[-2:])
+    u, _, vh = np.linalg.svd(array(*shape, seed=3), full_matrices=False)
+    return (u * np.linspace(2.0, 0.5, k)) @ vh
+
+
+def _hermitian(*shape: int) -> Any:
+    """Symmetric positive definite matrices with well separated eigenvalues."""
+    q, _ = np.linalg.qr(array(*shape, seed=4))
+    return (q * np.linspace(0.5, 2.0, shape[-1])) @ q.swapaxes(-1, -2)
+
+
+_SINGULAR = _spread(3, 2) @ _spread(2, 3)
+
+CASES += [
+    Case("inv", (_spread(3, 3),)),
+    Case("inv", (_spread(2, 2, 2),), note="batch"),
+    Case("solve", (_spread(3, 3), array(3, 2, seed=1))),
+    Case("solve", (_spread(2, 1, 3, 3), array(4, 3, 2, seed=1)), note="broadcast"),
+    *(
+        Case("solve_triangular", (_spread(3, 3) + 2 * np.eye(3), array(2, 3, 2, seed=1)), {"lower": lower, "unit": unit})
+        for lower, unit in ((True, False), (False, False), (True, True), (False, True))
+    ),
+    Case("det", (_spread(3, 3),)),
+    Case("det", (array(2, 4, 4),), note="batch"),
+    Case("det", (_SINGULAR,), note="singular"),
+    Case("det", (_spread(9, 9),), note="large"),
+    Case("cofactor", (_spread(3, 3),)),
+    Case("cofactor", (_SINGULAR,), note="singular"),
+    Case("cofactor", (_spread(9, 9),), note="large"),
+    Case("slogdet", (_spread(2, 3, 3),)),
+    Case("slogdet", (_spread(3, 3) + 1j * array(3, 3, seed=5),), note="complex"),
+    *(Case("pinv", (_spread(*shape),), {"rtol": 1e-12}) for shape in ((3, 3), (2, 4, 3), (3, 4))),
+    Case("gauge_quotient", (array(3, 3), array(3, 3, low=0.5, seed=1), np.ones((1, 1)), np.ones((1, 1))), {"op": "svd", "why": "equal"}),
+    Case("eigh", (_hermitian(3, 3),)),
+    Case("eigh", (_hermitian(2, 3, 3),), note="batch"),
+    Case("eigvalsh", (_hermitian(2, 3, 3),)),
+    *(Case("svd", (_spread(*shape),), {"full_matrices": False}) for shape in ((3, 3), (2, 4, 3), (3, 4))),
+    Case("svd", (_spread(3, 3),), {"full_matrices": True}, "full"),
+    *(Case("svdvals", (_spread(*shape),)) for shape in ((3, 3), (2, 4, 3), (3, 4))),
+    Case("matrix_rank", (_SINGULAR,), {"rtol": 1e-9}),
+    Case("cholesky", (_hermitian(3, 3),)),
+    Case("cholesky", (_hermitian(2, 3, 3),), note="batch"),
+    *(Case("qr", (_spread(*shape),), {"mode": "reduced"}) for shape in ((3, 3), (2, 4, 3), (3, 4))),
+    Case("qr", (_spread(3, 4),), {"mode": "complete"}, "complete"),
+    *(
+        Case("vector_norm", (array(2, 3, low=0.3),), {"ord": ord, "axis": axis, "keepdims": keep})
+        for ord, axis, keep in ((2.0, (-1,), False), (2.0, (-2, -1), True), (3.0, (-1,), True), (0.5, (-2,), False), (-1.0, (-1,), False))
+    ),
+]  # fmt: skip

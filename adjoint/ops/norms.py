@@ -1,0 +1,160 @@
+"""Norms of vectors and matrices.  At zero, where a norm has a corner, the gradient is 0."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.define import define
+from adjoint.core.namespace import rec
+from adjoint.core.shapes import Shape, canonical_axes, canonical_axis
+from adjoint.core.tensor import Tensor
+from adjoint.errors import ArgumentError, ShapeError
+from adjoint.ops.matrices import floats, matrices, square
+from adjoint.ops.reduce import kept
+
+__all__ = ["cond", "matrix_norm", "norm", "vector_norm"]
+
+
+def _vector_norm(x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
+    a = np.abs(x)
+    if ord == 2:
+        return np.sqrt(np.add.reduce(a * a, axis=axis, keepdims=keepdims))
+    with np.errstate(divide="ignore"):  # negative orders at 0
+        return np.add.reduce(a**ord, axis=axis, keepdims=keepdims) ** (1 / ord)
+
+
+def _vector_norm_rule(xp: Any, g: Any, y: Any, x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
+    size = kept(xp, y, x, axis, keepdims)
+    g = kept(xp, g, x, axis, keepdims)
+    # dividing by inf gives 0 at the corner, here and in every higher order
+    size = xp.where(size == 0, math.inf, size)
+    if ord == 2:
+        return (g / size) * x
+    # d|x|_p = sign(x) (|x| / |x|_p)^(p-1); an element that is 0 has none of its own
+    a = xp.abs(x)
+    zero = a == 0
+    a = xp.where(zero, 1, a)
+    return g * xp.where(zero, 0, x / a * (a / size) ** (ord - 1))
+
+
+define("vector_norm", _vector_norm, _vector_norm_rule, saves="yx", kind="general", holomorphic=False,
+       params=("ord", "axis", "keepdims"), doc="The p-norm over axes.")  # fmt: skip
+
+
+def vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Tensor:
+    """Return the norm of the elements over ``axis`` as one vector; ``ord`` is any number, inf and -inf.
+
+    The gradient at zero is 0.  Of elements that tie for ``ord=inf`` each gets its share.
+
+    >>> import adjoint as ad
+    >>> x = ad.tensor([3.0, 4.0], requires_grad=True)
+    >>> ad.linalg.vector_norm(x).backward()
+    >>> x.grad
+    tensor([0.6, 0.8], dtype=float64)
+    """
+    x = floats("vector_norm", x)
+    return _norm_over("vector_norm", x, ord, canonical_axes("vector_norm", axis, x.ndim), bool(keepdims))
+
+
+def _norm_over(op: str, x: Tensor, ord: Any, axes: Shape, keepdims: bool) -> Tensor:
+    if isinstance(ord, str) or not isinstance(ord, (int, float, np.number)):
+        raise ArgumentError(f"{op}: the order of a vector norm is a number, inf or -inf, not {ord!r}.")
+    p = float(ord)
+    if abs(p) == math.inf:
+        if any(x.shape[a] == 0 for a in axes):
+            raise ShapeError(f"{op}: no elements to choose from over axes {axes} of shape {x.shape}.")
+        return (rec.max if p > 0 else rec.min)(rec.abs(x), axis=axes, keepdims=keepdims)  # type: ignore[no-any-return]
+    if p == 0:
+        counted = rec.astype(rec.not_equal(x, 0), dtype=np.abs(np.zeros(1, x.dtype)).dtype)
+        return rec.sum(counted, axis=axes, keepdims=keepdims)  # type: ignore[no-any-return]
+    if p == 1:
+        return rec.sum(rec.abs(x), axis=axes, keepdims=keepdims)  # type: ignore[no-any-return]
+    return rec.vector_norm(x, ord=p, axis=axes, keepdims=keepdims)  # type: ignore[no-any-return]
+
+
+_MATRIX_ORDERS = ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf)
+
+
+def matrix_norm(x: Any, *, keepdims: bool = False, ord: Any = "fro") -> Tensor:
+    """Return the norm of the matrices in the last two axes: "fro", "nuc", 1, -1, 2, -2, inf or -inf."""
+    return _matrix_norm("matrix_norm", matrices("matrix_norm", x), ord, bool(keepdims))
+
+
+def _matrix_norm(op: str, x: Tensor, ord: Any, keepdims: bool) -> Tensor:
+    if ord not in _MATRIX_ORDERS:
+        raise ArgumentError(f'{op}: the order of a matrix norm is "fro", "nuc", ±1, ±2 or ±inf, not {ord!r}.')
+    if ord == "fro":
+        return rec.vector_norm(x, ord=2.0, axis=(-2, -1), keepdims=keepdims)  # type: ignore[no-any-return]
+    if ord != "nuc" and 0 in x.shape[-2:]:
+        raise ShapeError(f"{op}: no elements to choose from in matrices of shape {x.shape}.")
+    if ord == "nuc" or abs(ord) == 2:
+        out = _spectral_norm(x, ord)
+    else:
+        sums = rec.sum(rec.abs(x), axis=(-2 if abs(ord) == 1 else -1,), keepdims=False)
+        out = (rec.max if ord > 0 else rec.min)(sums, axis=(-1,), keepdims=False)
+    return rec.reshape(out, shape=(*x.shape[:-2], 1, 1)) if keepdims else out  # type: ignore[no-any-return]
+
+
+def _spectral_norm(x: Tensor, ord: Any) -> Tensor:
+    s = rec.svdvals(x)
+    if s.shape[-1]:
+        # singular values of 0 are corners: their gradient is 0, as that of the norm at zero
+        floor = max(x.shape[-2:]) * np.finfo(x.dtype).eps
+        s = rec.where(rec.less_equal(s, floor * s[..., :1]), 0, s)
+    if ord == "nuc":
+        return rec.sum(s, axis=(-1,), keepdims=False)  # type: ignore[no-any-return]
+    return (rec.max if ord > 0 else rec.min)(s, axis=(-1,), keepdims=False)  # type: ignore[no-any-return]
+
+
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Return a vector or matrix norm, as ``np.linalg.norm`` decides: by ``axis``, else by the number of axes.
+
+    >>> import adjoint as ad
+    >>> x = ad.zeros(3, requires_grad=True)
+    >>> ad.linalg.norm(x).backward()
+    >>> x.grad
+    tensor([0., 0., 0.], dtype=float64)
+    """
+    x = floats("norm", x)
+    keepdims = bool(keepdims)
+    if axis is None:
+        if ord is None:
+            return rec.vector_norm(x, ord=2.0, axis=tuple(range(-x.ndim, 0)), keepdims=keepdims)  # type: ignore[no-any-return]
+        if x.ndim == 1:
+            return _norm_over("norm", x, ord, (-1,), keepdims)
+        if x.ndim == 2:
+            return _matrix_norm("norm", x, ord, keepdims)
+        raise ShapeError(
+            f"norm: with ord={ord!r} and no axis the shape must have one axis or two, but is {x.shape}.\n"
+            "  Name one axis for vectors, two for matrices."
+        )
+    if not isinstance(axis, (tuple, list)):
+        return _norm_over(
+            "norm", x, 2 if ord is None else ord, canonical_axes("norm", axis, x.ndim), keepdims
+        )
+    where = tuple(canonical_axis("norm", a, x.ndim) for a in axis)
+    if len(where) == 1:
+        return _norm_over("norm", x, 2 if ord is None else ord, where, keepdims)
+    if len(where) != 2 or where[0] == where[1]:
+        raise ShapeError(f"norm: axis is one axis or two different ones, but got {axis!r}.")
+    rest = tuple(a for a in range(-x.ndim, 0) if a not in where)
+    moved = rec.permute_dims(x, axes=(*rest, *where)) if rest + where != tuple(range(-x.ndim, 0)) else x
+    out = _matrix_norm("norm", moved, "fro" if ord is None else ord, False)
+    if keepdims:
+        out = rec.reshape(out, shape=tuple(1 if a in where else x.shape[a] for a in range(-x.ndim, 0)))
+    return out
+
+
+def cond(x: Any, p: Any = None) -> Tensor:
+    """Return the condition number: the norm of order ``p`` of a matrix times that of its inverse."""
+    x = matrices("cond", x)
+    if p is None or p in (2, -2):
+        s = rec.svdvals(x)
+        large, small = s[..., 0], s[..., -1]
+        with np.errstate(divide="ignore", invalid="ignore"):  # a singular matrix has the condition inf
+            return rec.divide(small, large) if p == -2 else rec.divide(large, small)  # type: ignore[no-any-return]
+    x = square("cond", x)
+    return _matrix_norm("cond", x, p, False) * _matrix_norm("cond", rec.inv(x), p, False)

@@ -1,0 +1,406 @@
+"""Inverses, linear equations and determinants."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adjoint.core.define import define
+from adjoint.core.namespace import raw, rec
+from adjoint.core.shapes import broadcast_shapes, canonical_axis
+from adjoint.core.tensor import Tensor
+from adjoint.errors import ArgumentError, InputError, LinAlgError, ShapeError
+from adjoint.ops.matrices import adjoint_of, blame, floats, matrices, square
+from adjoint.ops.products import matmul
+from adjoint.ops.reduce import exclusive_product
+
+__all__ = [
+    "det", "inv", "lstsq", "matrix_power", "pinv", "slogdet", "solve", "solve_triangular", "tensorinv",
+    "tensorsolve",
+]  # fmt: skip
+
+# Inverse and equations --------------------------------------------------------------------------
+
+
+def _inv(x: Any) -> Any:
+    try:
+        return np.linalg.inv(x)
+    except np.linalg.LinAlgError:
+        raise blame("inv", x, np.linalg.inv, "is singular", _SINGULAR) from None
+
+
+_SINGULAR = "Add a small multiple of the identity, or use ad.linalg.pinv or lstsq."
+
+
+def _inv_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
+    yt = xp.matrix_transpose(y)
+    return -xp.matmul(xp.matmul(yt, g), yt)
+
+
+def _solve(x: Any, y: Any) -> Any:
+    try:
+        return np.linalg.solve(x, y)
+    except np.linalg.LinAlgError:
+        raise blame("solve", x, np.linalg.inv, "is singular", _SINGULAR) from None
+
+
+def _solve_rule(xp: Any, g: Any, z: Any, x: Any, y: Any, *, wanted: Sequence[bool]) -> list[Any]:
+    # x z = y: dy = x⁻ᵀ g, and dx = -dy zᵀ
+    dy = xp.solve(xp.matrix_transpose(x), g)
+    return [-xp.matmul(dy, xp.matrix_transpose(z)) if wanted[0] else None, dy]
+
+
+def _solve_triangular(x: Any, y: Any, lower: bool, unit: bool) -> Any:
+    n = x.shape[-1]
+    x = np.tril(x) if lower else np.triu(x)
+    diagonal = np.arange(n)
+    if unit:
+        x[..., diagonal, diagonal] = 1
+    elif (x[..., diagonal, diagonal] == 0).any():
+        *index, row = (int(i[0]) for i in np.nonzero(x[..., diagonal, diagonal] == 0))
+        which = (
+            f"matrix {index[0] if len(index) == 1 else tuple(index)} of the batch" if index else "the matrix"
+        )
+        raise LinAlgError(
+            f"solve_triangular: {which} is singular: element {row} of its diagonal is 0 (shape {x.shape}).\n"
+            f"  {_SINGULAR}"
+        )
+    if lower:  # the same equations in the other order
+        return _back_substituted(x[..., ::-1, ::-1], y[..., ::-1, :])[..., ::-1, :]
+    return _back_substituted(x, y)
+
+
+def _back_substituted(x: Any, y: Any) -> Any:
+    """Solve an upper triangular system: by halves down to blocks, of which LU makes no more than they are."""
+    n = x.shape[-1]
+    if n <= 64:
+        return np.linalg.solve(x, y)
+    half = n // 2
+    low = _back_substituted(x[..., half:, half:], y[..., half:, :])
+    high = _back_substituted(x[..., :half, :half], y[..., :half, :] - x[..., :half, half:] @ low)
+    return np.concatenate((np.broadcast_to(high, (*low.shape[:-2], *high.shape[-2:])), low), axis=-2)
+
+
+def _solve_triangular_rule(
+    xp: Any, g: Any, z: Any, x: Any, y: Any, *, wanted: Sequence[bool], lower: bool, unit: bool
+) -> list[Any]:
+    dy = xp.solve_triangular(xp.matrix_transpose(x), g, lower=not lower, unit=unit)
+    if not wanted[0]:
+        return [None, dy]
+    n = x.shape[-1]
+    read = np.tri(n, k=-1 if unit else 0, dtype=bool)  # which elements the forward reads
+    return [xp.where(read if lower else read.T, -xp.matmul(dy, xp.matrix_transpose(z)), 0), dy]
+
+
+define("inv", _inv, _inv_rule, saves="y", kind="general", doc="The inverse of matrices.")
+define("solve", _solve, joint=_solve_rule, arity=2, saves="zx", kind="general",
+       doc="The solution of linear equations, for several right-hand sides.")  # fmt: skip
+define("solve_triangular", _solve_triangular, joint=_solve_triangular_rule, arity=2, saves="zx", kind="general",
+       params=("lower", "unit"), doc="The solution of triangular equations.")  # fmt: skip
+
+# Determinants -----------------------------------------------------------------------------------
+
+_SMALL = 8  # up to here the derivatives of cofactors go over minors: right at singular matrices too
+
+
+def _cofactor(x: Any) -> Any:
+    """The derivative of the determinant: det(x) x⁻ᵀ, by singular values where x is nearly singular."""
+    if not x.size:
+        return np.ones_like(x)
+    n = x.shape[-1]
+    flat = x.reshape(-1, n, n)
+    doubtful = np.isfinite(flat).all(axis=(-2, -1))
+    found = np.empty_like(flat)
+    try:
+        inverse = np.linalg.inv(flat)
+    except np.linalg.LinAlgError:
+        found[~doubtful] = np.nan
+    else:
+        sizes = [np.abs(a).sum(axis=-1).max(axis=-1) for a in (flat, inverse)]
+        doubtful &= ~(sizes[0] * sizes[1] < 0.01 / np.sqrt(np.finfo(x.dtype).eps))
+        found[:] = np.linalg.det(flat)[:, None, None] * inverse.swapaxes(-1, -2)
+    if doubtful.any():
+        u, s, vh = np.linalg.svd(flat[doubtful])
+        scale = np.linalg.det(u) * np.linalg.det(vh)
+        others = exclusive_product(raw, s, -1) * scale[:, None]
+        # adj(u s vh) = adj(vh) adj(s) adj(u), and adj(u) = det(u) uᴴ
+        found[doubtful] = ((u * others[:, None, :].conj()) @ vh).conj()
+    return found.reshape(x.shape)
+
+
+def _minors(n: int) -> tuple[Any, Any]:
+    """The index of all minors: rows and columns of shape (n, n, n-1, n-1)."""
+    rest = np.array([[j for j in range(n) if j != i] for i in range(n)]).reshape(n, n - 1)
+    return rest[:, None, :, None], rest[None, :, None, :]
+
+
+def _cofactor_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
+    n = x.shape[-1]
+    if n <= _SMALL:
+        # y_ij = ± det(minor_ij), so dx = Σ_ij ± g_ij cofactor(minor_ij), without dividing
+        key = (Ellipsis, *(i.astype(np.intp) for i in _minors(n)))
+        signs = (-1.0) ** np.add.outer(np.arange(n), np.arange(n))
+        parts = (g * signs)[..., None, None] * xp.cofactor(xp.index(x, key=key))
+        return xp.unindex(parts, key=key, shape=x.shape)
+    inverse = xp.matrix_transpose(xp.inv(x))
+    total = xp.sum(g * y, axis=(-2, -1), keepdims=True)
+    return total * inverse - xp.matmul(xp.matmul(y, xp.matrix_transpose(g)), inverse)
+
+
+def _slogdet_rule(xp: Any, g: Any, out: Any, x: Any) -> Any:
+    # d log det = tr(x⁻¹ dx): its real part moves the logarithm, its imaginary part turns the sign
+    g_sign, g_log = g
+    weight = g_log
+    if x.dtype.kind == "c" and g_sign is not None:
+        turn = xp.imag(g_sign * xp.conj(out[0])) * 1j
+        weight = turn if g_log is None else g_log + turn
+    if weight is None:
+        return xp.zeros_like(x)
+    return weight[..., None, None] * adjoint_of(xp, xp.inv(x))
+
+
+define("det", np.linalg.det, lambda xp, g, y, x: g[..., None, None] * xp.cofactor(x), saves="x", kind="general",
+       doc="The determinant of matrices.")  # fmt: skip
+define("cofactor", _cofactor, _cofactor_rule, saves="yx", kind="general",
+       doc="The cofactors of matrices: the transposed adjugate.")  # fmt: skip
+define("slogdet", lambda x: tuple(np.linalg.slogdet(x)), _slogdet_rule, saves=("out", "x"), kind="general", outputs=2,
+       doc="The sign and the logarithm of the absolute determinant.")  # fmt: skip
+
+# Pseudo-inverse ---------------------------------------------------------------------------------
+
+
+def _pinv(x: Any, rtol: float) -> Any:
+    try:
+        return np.linalg.pinv(x, rcond=rtol)
+    except np.linalg.LinAlgError:
+        raise blame("pinv", x, np.linalg.svd, "has no singular values", "Check the input.") from None
+
+
+def _pinv_rule(xp: Any, g: Any, y: Any, x: Any, rtol: float) -> Any:
+    # Golub and Pereyra, for constant rank: dy = -y dx y + y yᴴ dxᴴ (1 - x y) + (1 - y x) dxᴴ yᴴ y
+    yh, gh = adjoint_of(xp, y), adjoint_of(xp, g)
+    mm = xp.matmul
+    if x.shape[-2] <= x.shape[-1]:
+        k = mm(gh, y)
+        ky = mm(k, yh)
+        return -adjoint_of(xp, mm(y, k)) + ky - mm(mm(x, y), ky) + mm(mm(yh, y), gh - mm(k, x))
+    k = mm(y, gh)
+    yk = mm(yh, k)
+    return -adjoint_of(xp, mm(k, y)) + mm(mm(gh - mm(x, k), y), yh) + yk - mm(mm(yk, y), x)
+
+
+define("pinv", _pinv, _pinv_rule, saves="yx", kind="general", params=("rtol",), holomorphic=False,
+       doc="The Moore-Penrose inverse of matrices.")  # fmt: skip
+
+
+# What users write -------------------------------------------------------------------------------
+
+
+def inv(x: Any) -> Tensor:
+    """Return the inverse of square matrices.
+
+    >>> import adjoint as ad
+    >>> ad.linalg.inv([[2.0, 0.0], [0.0, 4.0]])
+    tensor([[0.5 , 0.  ],
+            [0.  , 0.25]], dtype=float64)
+    """
+    return rec.inv(square("inv", x))  # type: ignore[no-any-return]
+
+
+def _equations(op: str, x: Any, y: Any) -> tuple[Tensor, Tensor, bool]:
+    """Check both sides; as in NumPy 2, the right one is a vector only if it has one axis."""
+    x, y = square(op, x), floats(op, y)
+    if not y.ndim:
+        raise ShapeError(f"{op}: the right-hand side is a number.  Give it one axis or more.")
+    vector = y.ndim == 1
+    n = y.shape[0] if vector else y.shape[-2]
+    if n != x.shape[-1]:
+        raise ShapeError(
+            f"{op}: matrices of shape {x.shape} need a right-hand side with {x.shape[-1]} rows, but shape {y.shape} "
+            f"has {n}.\n  A right-hand side of more than one axis is a stack of matrices: for vectors use y[..., None]."
+        )
+    if vector:
+        y = rec.reshape(y, shape=(n, 1))
+    broadcast_shapes(f"{op} (leading axes)", x.shape[:-2], y.shape[:-2])
+    return x, y, vector
+
+
+def solve(x: Any, y: Any) -> Tensor:
+    """Solve ``x @ z = y`` for z; ``y`` is a vector if it has one axis, and a stack of matrices otherwise.
+
+    >>> import adjoint as ad
+    >>> ad.linalg.solve([[2.0, 0.0], [0.0, 4.0]], [1.0, 1.0])
+    tensor([0.5 , 0.25], dtype=float64)
+    """
+    x, y, vector = _equations("solve", x, y)
+    z = rec.solve(x, y)
+    return z[..., 0] if vector else z  # type: ignore[no-any-return]
+
+
+_TRANSPOSES = {0: "N", 1: "T", 2: "C"}
+
+
+def solve_triangular(
+    x: Any, y: Any, trans: Any = 0, lower: bool = False, unit_diagonal: bool = False
+) -> Tensor:
+    """Solve equations whose matrix is triangular; only that triangle of ``x`` is read.
+
+    ``trans`` is 0, 1 or 2 ("N", "T", "C") for ``x``, its transpose, its conjugate transpose;
+    ``unit_diagonal`` takes the diagonal as ones.
+    """
+    x, y, vector = _equations("solve_triangular", x, y)
+    trans = _TRANSPOSES.get(trans, trans)
+    if trans not in ("N", "T", "C"):
+        raise ArgumentError(f'solve_triangular: trans is 0, 1, 2 or "N", "T", "C", not {trans!r}.')
+    lower = bool(lower)
+    if trans != "N":
+        x = adjoint_of(rec, x) if trans == "C" else rec.matrix_transpose(x)
+        lower = not lower
+    z = rec.solve_triangular(x, y, lower=lower, unit=bool(unit_diagonal))
+    return z[..., 0] if vector else z  # type: ignore[no-any-return]
+
+
+def det(x: Any) -> Tensor:
+    """Return the determinant of square matrices; its gradient, the cofactors, is right at singular ones too.
+
+    >>> import adjoint as ad
+    >>> x = ad.zeros((2, 2), requires_grad=True)
+    >>> ad.linalg.det(x + ad.tensor([[1.0, 2.0], [2.0, 4.0]])).backward()
+    >>> x.grad
+    tensor([[ 4., -2.],
+            [-2.,  1.]], dtype=float64)
+    """
+    return rec.det(square("det", x))  # type: ignore[no-any-return]
+
+
+class SlogdetResult(NamedTuple):
+    """The sign of a determinant and the logarithm of its absolute value."""
+
+    sign: Tensor
+    logabsdet: Tensor
+
+
+def slogdet(x: Any) -> SlogdetResult:
+    """Return sign and logarithm of the absolute determinant, which does not overflow."""
+    return SlogdetResult(*rec.slogdet(square("slogdet", x)))
+
+
+def rank_tolerance(op: str, x: Tensor, rtol: Any) -> float:
+    """Return below which part of the largest one a singular value counts as zero."""
+    if rtol is None:
+        return float(max(x.shape[-2:]) * np.finfo(x.dtype).eps)
+    try:
+        return float(rtol)
+    except (TypeError, ValueError):
+        raise InputError(f"{op}: rtol is one number, but got {rtol!r}.") from None
+
+
+def pinv(x: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Tensor:
+    """Return the Moore-Penrose inverse; the gradient is that of matrices of the same rank.
+
+    Singular values up to ``rtol`` (or ``rcond``) times the largest count as zero; if None,
+    max(m, n) times the precision of the dtype.  ``hermitian`` is accepted, and changes nothing.
+    """
+    if rcond is not None and rtol is not None:
+        raise ArgumentError("pinv: rcond and rtol say the same.  Give one of them.")
+    x = matrices("pinv", x)
+    return rec.pinv(x, rtol=rank_tolerance("pinv", x, rtol if rcond is None else rcond))  # type: ignore[no-any-return]
+
+
+class LstsqResult(NamedTuple):
+    """A least-squares solution, the sums of squared residuals, the rank and the singular values."""
+
+    solution: Tensor
+    residuals: Tensor
+    rank: Tensor
+    singular_values: Tensor
+
+
+def lstsq(x: Any, y: Any, rcond: Any = None) -> LstsqResult:
+    """Solve ``x @ z = y`` in the least-squares sense, with the smallest z where there are several.
+
+    As NumPy's, but batched: ``y`` is a vector if it has one axis.  The residuals are empty where
+    the rank is less than the number of columns, or there are no more equations than unknowns.
+    """
+    x, y = matrices("lstsq", x), floats("lstsq", y)
+    vector = y.ndim == 1
+    if not y.ndim or (y.shape[0] if vector else y.shape[-2]) != x.shape[-2]:
+        raise ShapeError(
+            f"lstsq: {x.shape[-2]} equations (shape {x.shape}) need a right-hand side with as many rows, but its "
+            f"shape is {y.shape}."
+        )
+    columns = y[:, None] if vector else y
+    rtol = rank_tolerance("lstsq", x, rcond)
+    z = matmul(rec.pinv(x, rtol=rtol), columns)
+    rank = rec.matrix_rank(x, rtol=rtol)
+    if x.shape[-2] > x.shape[-1] and np.all(np.asarray(rank) == x.shape[-1]):
+        off = rec.abs(columns - matmul(x, z))
+        residuals = rec.sum(off * off, axis=(-2,), keepdims=False)
+    else:
+        residuals = rec.zeros_like(rec.abs(columns[..., :0, 0]))
+    return LstsqResult(z[..., 0] if vector else z, residuals, rank, rec.svdvals(x))
+
+
+def matrix_power(x: Any, n: int) -> Tensor:
+    """Multiply square matrices n times with themselves; by squaring, and by the inverse for negative n.
+
+    >>> import adjoint as ad
+    >>> ad.linalg.matrix_power([[1.0, 1.0], [0.0, 1.0]], 5)
+    tensor([[1., 5.],
+            [0., 1.]], dtype=float64)
+    """
+    try:
+        n = operator.index(n)
+    except TypeError:
+        raise InputError(f"matrix_power: the exponent is a whole number, but got {n!r}.") from None
+    base = square("matrix_power", x)
+    if n == 0:
+        return rec.broadcast_to(
+            rec.zeros_like(base) + np.eye(base.shape[-1], dtype=base.dtype), shape=base.shape
+        )  # type: ignore[no-any-return]
+    if n < 0:
+        base, n = rec.inv(base), -n
+    out = None
+    while n:
+        if n & 1:
+            out = base if out is None else rec.matmul(out, base)
+        n >>= 1
+        if n:
+            base = rec.matmul(base, base)
+    assert out is not None
+    return out
+
+
+def tensorsolve(x: Any, y: Any, axes: Any = None) -> Tensor:
+    """Solve ``tensordot(x, z, z.ndim) = y`` for z."""
+    x, y = floats("tensorsolve", x), floats("tensorsolve", y)
+    if axes is not None:
+        moved = [canonical_axis("tensorsolve", a, x.ndim) + x.ndim for a in axes]
+        x = rec.permute_dims(
+            x, axes=tuple(a - x.ndim for a in (*(i for i in range(x.ndim) if i not in moved), *moved))
+        )
+    rest = x.shape[y.ndim :]
+    n = int(np.prod(rest))
+    if x.shape[: y.ndim] != y.shape or n != y.size:
+        raise ShapeError(
+            f"tensorsolve: shape {x.shape} is not that of the right-hand side, {y.shape}, followed by axes of as many "
+            "elements."
+        )
+    flat = rec.reshape(x, shape=(n, n)), rec.reshape(y, shape=(n,))
+    return rec.reshape(solve(*flat), shape=rest)  # type: ignore[no-any-return]
+
+
+def tensorinv(x: Any, ind: int = 2) -> Tensor:
+    """Return the inverse for ``tensordot(·, ·, ind)``."""
+    x = floats("tensorinv", x)
+    n = int(np.prod(x.shape[:ind]))
+    if ind < 1 or n * n != x.size:
+        raise ShapeError(
+            f"tensorinv: the first {ind} axes of shape {x.shape} have {n} elements and the others "
+            f"{x.size // n if n else 0}: they must have as many."
+        )
+    flat = rec.inv(rec.reshape(x, shape=(n, n)))
+    return rec.reshape(flat, shape=(*x.shape[ind:], *x.shape[:ind]))  # type: ignore[no-any-return]
