@@ -44,6 +44,7 @@ from adjoint.ops import (
     create,
     elementwise,
     fft,
+    fused,
     index,
     join,
     linalg,
@@ -62,6 +63,7 @@ from adjoint.ops.complex_parts import *
 from adjoint.ops.contraction import *
 from adjoint.ops.create import *
 from adjoint.ops.elementwise import *
+from adjoint.ops.fused import *
 from adjoint.ops.join import *
 from adjoint.ops.order import *
 from adjoint.ops.piecewise import *
@@ -139,6 +141,7 @@ __all__ = [
     *contraction.__all__,
     *create.__all__,
     *elementwise.__all__,
+    *fused.__all__,
     *join.__all__,
     *order.__all__,
     *piecewise.__all__,
@@ -150,4 +153,4 @@ __all__ = [
 ]
 
 del _numpy_protocols, arrange, compare, complex_parts, contraction, create, elementwise
-del index, join, order, piecewise, products, reduce, scan, selection, shape
+del fused, index, join, order, piecewise, products, reduce, scan, selection, shape

@@ -79,10 +79,128 @@ POOL = [
     same("adaptive_avg_pool3d", real((2, 2, 4, 5, 6)), output_size=(3, 2, 4)),
 ]  # fmt: skip
 
+ACTIVATIONS = [
+    *(same(name, real((3, 4), low=-6, high=6)) for name in "relu elu selu silu mish softplus relu6".split()),
+    same("gelu", real((3, 4), low=-6, high=6), "tanh", approximate="tanh"),
+    same("leaky_relu", real((3, 4)), negative_slope=0.2),
+    same("elu", real((3, 4)), "alpha", alpha=0.7),
+    Row("softplus", lambda x: F.softplus(x, 2.0), lambda x: TF.softplus(x, 2.0), real((3, 4)), "beta"),
+    same("hardtanh", real((3, 4)), min_val=-0.5, max_val=1.2),
+    Row("glu", lambda x: F.glu(x, axis=1), lambda x: TF.glu(x, 1), real((3, 4, 2))),
+    *(
+        Row(name, lambda x, f=f, d=d: f(x, d), lambda x, h=h, d=d: h(x, dim=d), real((3, 4, 2), low=-9, high=9), str(d))
+        for name, f, h in (("softmax", F.softmax, TF.softmax), ("log_softmax", F.log_softmax, TF.log_softmax),
+                           ("logsumexp", F.logsumexp, torch.logsumexp))
+        for d in (-1, 1)
+    ),
+]  # fmt: skip
 
+
+MEAN, VAR = np.array([0.1, -0.2, 0.3, 0.0]), np.array([0.5, 1.0, 2.0, 0.1])
+NORMS = [
+    same("linear", real((2, 3), (4, 3), (4,))),
+    same("linear", real((2, 3), (4, 3)), "no bias"),
+    same("linear", real((3,), (4, 3), (4,)), "vector"),
+    same("linear", real((2, 5, 3), (4, 3), (4,)), "batch"),
+    same("linear", real((0, 3), (4, 3), (4,)), "empty"),
+    same("layer_norm", real((2, 5)), normalized_shape=(5,)),
+    Row("layer_norm", lambda x, w, b: F.layer_norm(x, (3, 4), w, b, 1e-3),
+        lambda x, w, b: TF.layer_norm(x, (3, 4), w, b, 1e-3), real((2, 3, 4), (3, 4), (3, 4)), "affine"),
+    same("rms_norm", real((2, 5)), normalized_shape=(5,)),
+    Row("rms_norm", lambda x, w: F.rms_norm(x, (4,), w, 1e-3), lambda x, w: TF.rms_norm(x, (4,), w, 1e-3),
+        real((2, 3, 4), (4,)), "affine"),
+    same("group_norm", real((2, 6)), num_groups=3),
+    Row("group_norm", lambda x, w, b: F.group_norm(x, 2, w, b), lambda x, w, b: TF.group_norm(x, 2, w, b),
+        real((2, 6, 3, 2), (6,), (6,)), "affine"),
+    Row("batch_norm", lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+        lambda x, w, b: TF.batch_norm(x, None, None, w, b, training=True), real((3, 4, 2), (4,), (4,)), "training"),
+    Row("batch_norm", lambda x, w, b: F.batch_norm(x, MEAN, VAR, w, b),
+        lambda x, w, b: TF.batch_norm(x, torch.tensor(MEAN), torch.tensor(VAR), w, b), real((3, 4, 2), (4,), (4,)), "eval"),
+    Row("cosine_similarity", lambda x, y: F.cosine_similarity(x, y, -1), lambda x, y: TF.cosine_similarity(x, y, -1),
+        real((2, 4), (2, 4))),
+    Row("cosine_similarity", F.cosine_similarity, TF.cosine_similarity, real((2, 3, 4), (1, 3, 4)), "axis 1"),
+    *(Row("normalize", lambda x, p=p: F.normalize(x, p, -1), lambda x, p=p: TF.normalize(x, p, -1), real((3, 4)), f"p {p}")
+      for p in (1.0, 2.0, 3.0, float("inf"))),
+]  # fmt: skip
+
+
+def attend(f: Any, **options: Any) -> Any:
+    def call(*args: Any) -> Any:
+        given = {k: v() if callable(v) else v for k, v in options.items()}
+        return f(*args, **given)
+
+    return call
+
+
+MASK = np.array([[True, False, True, True], [False, True, False, True], [True, True, True, True]])
+QKV = real((2, 2, 3, 5), (2, 2, 4, 5), (2, 2, 4, 6))
+ATTENTION = [
+    Row("attention", F.scaled_dot_product_attention, TF.scaled_dot_product_attention, QKV),
+    Row("attention", attend(F.scaled_dot_product_attention, is_causal=True),
+        attend(TF.scaled_dot_product_attention, is_causal=True), QKV, "causal"),
+    Row("attention", attend(F.scaled_dot_product_attention, attn_mask=MASK, scale=0.3),
+        attend(TF.scaled_dot_product_attention, attn_mask=lambda: torch.tensor(MASK), scale=0.3), QKV, "mask"),
+    Row("attention", F.scaled_dot_product_attention, TF.scaled_dot_product_attention,
+        real((2, 3, 5), (2, 4, 5), (2, 4, 6), (2, 3, 4)), "added mask"),
+]  # fmt: skip
+
+T2, T3 = np.array([1, 0, 3]), np.array([[1, 0], [3, -100], [2, 2]])
+WEIGHT = np.array([0.5, 2.0, 1.0, 0.25])
+
+
+def on_classes(name: str, target: Any, make: Any, note: str = "", **options: Any) -> Row:
+    """A loss with class indices, and perhaps weights, which are given to each library as its own."""
+    ours, theirs = getattr(F, name), getattr(TF, name)
+    given = {k: torch.tensor(v) if isinstance(v, np.ndarray) else v for k, v in options.items()}
+    return Row(
+        name,
+        lambda x: ours(x, target, **options),
+        lambda x: theirs(x, torch.tensor(target), **given),
+        make,
+        note,
+    )
+
+
+CLASSES = [
+    on_classes(name, target, make, f"{target.ndim}-d {reduction}{' weight' if w is not None else ''}",
+               weight=w, reduction=reduction)
+    for name in ("cross_entropy", "nll_loss")
+    for target, make in ((T2, real((3, 4))), (T3, real((3, 4, 2))), (np.array(2), real((4,))))
+    for reduction in ("mean", "sum", "none")
+    for w in (None, WEIGHT)
+] + [
+    on_classes("cross_entropy", T3, real((3, 4, 2)), "smoothing", label_smoothing=0.1),
+    on_classes("cross_entropy", T3, real((3, 4, 2)), "smoothing weight", label_smoothing=0.1, weight=WEIGHT),
+    on_classes("cross_entropy", T3, real((3, 4, 2)), "smoothing sum", label_smoothing=0.1, weight=WEIGHT, reduction="sum"),
+    on_classes("cross_entropy", T3, real((3, 4, 2)), "smoothing none", label_smoothing=0.1, weight=WEIGHT, reduction="none"),
+    on_classes("cross_entropy", T2, real((3, 4)), "ignored", ignore_index=3),
+    *(same("cross_entropy", real((3, 4, 2), (3, 4, 2)), f"probabilities {r} {e}", reduction=r, label_smoothing=e)
+      for r in ("mean", "sum", "none") for e in (0.0, 0.2)),
+    Row("cross_entropy", lambda x, t: F.cross_entropy(x, t, WEIGHT),
+        lambda x, t: TF.cross_entropy(x, t, torch.tensor(WEIGHT)), real((3, 4), (3, 4)), "probabilities weight"),
+]  # fmt: skip
+
+LOSSES = [
+    *(same(name, real((3, 4), (3, 4)), reduction, reduction=reduction)
+      for name in "mse_loss l1_loss huber_loss smooth_l1_loss".split() for reduction in ("mean", "sum", "none")),
+    same("huber_loss", real((3, 4), (3, 4)), "delta", delta=0.5),
+    same("smooth_l1_loss", real((3, 4), (3, 4)), "beta", beta=0.5),
+    *(same("binary_cross_entropy", real((3, 4), (3, 4), low=0.05, high=0.95), r, reduction=r, order=1)
+      for r in ("mean", "sum", "none")),
+    *(same("binary_cross_entropy_with_logits", real((3, 4), (3, 4), low=-3, high=3), r, reduction=r)
+      for r in ("mean", "sum", "none")),
+    Row("binary_cross_entropy_with_logits", lambda x, t: F.binary_cross_entropy_with_logits(x, t, WEIGHT, pos_weight=2 * WEIGHT),
+        lambda x, t: TF.binary_cross_entropy_with_logits(x, t, torch.tensor(WEIGHT), pos_weight=torch.tensor(2 * WEIGHT)),
+        real((3, 4), (3, 4), low=0.1, high=0.9), "weights"),
+    *(same("kl_div", real((3, 4), (3, 4), low=0.1, high=2), f"{r} {g}", reduction=r, log_target=g)
+      for r in ("mean", "sum", "none", "batchmean") for g in (False, True)),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:reduction. .mean. divides:UserWarning")
 @pytest.mark.filterwarnings("ignore:Using padding=.same:UserWarning")  # torch copies; so do we
 @pytest.mark.oracle
-@pytest.mark.parametrize("row", CONV + POOL, ids=str)
+@pytest.mark.parametrize("row", CONV + POOL + ACTIVATIONS + NORMS + ATTENTION + CLASSES + LOSSES, ids=str)
 def test_agrees_with_torch(row):
     agree(row)
 

@@ -9,6 +9,7 @@ from adjoint.core.methods import install
 from adjoint.core.namespace import dyn, rec
 from adjoint.core.tensor import Tensor
 from adjoint.ops import (
+    activations,
     arrange,
     compare,
     complex_parts,
@@ -17,6 +18,7 @@ from adjoint.ops import (
     create,
     elementwise,
     fft,
+    fused,
     index,
     join,
     linalg,
@@ -46,6 +48,8 @@ MODULES = (
     order,
     products,
     contraction,
+    activations,
+    fused,
     conv,
     pool,
     create,

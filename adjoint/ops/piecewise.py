@@ -109,19 +109,24 @@ def _winner(xp: Any, g: Any, loses: Any, ties: Any) -> Any:
     return xp.where(ties, 0.5 * g, xp.where(loses, 0, g))
 
 
-def _masked(x: Any, keep: Any) -> Any:
-    """``x`` where ``keep``, else +0, by bits: 10 times as fast as NumPy's where on a random mask."""
-    bits = np.int32 if x.dtype.itemsize == 4 else np.int64
-    return (x.view(bits) & np.negative(keep.view(np.int8), dtype=bits)).view(x.dtype)
+_BITS = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
 
 
 def _where(c: Any, x: Any, y: Any) -> Any:
-    """NumPy's where; with a plain 0 on one side, as rules have it, much faster."""
+    """NumPy's where; for many floats by bits, 6 to 10 times as fast on a random mask."""
     if type(c) is np.ndarray and c.size > 4096 and c.dtype == bool:
-        if type(y) is int and y == 0 and type(x) is np.ndarray and x.dtype.char in "fd":
-            return _masked(x, c)
-        if type(x) is int and x == 0 and type(y) is np.ndarray and y.dtype.char in "fd":
-            return _masked(y, ~c)
+        dtype = x.dtype if type(x) is np.ndarray else getattr(y, "dtype", None)
+        bits = _BITS.get(dtype)
+        if bits is not None and all(
+            v.dtype == dtype if type(v) is np.ndarray else type(v) in (int, float) for v in (x, y)
+        ):
+            mask = np.negative(c.view(np.int8), dtype=bits)  # all bits or none
+            if type(y) is int and y == 0:
+                return (x.view(bits) & mask).view(dtype)
+            if type(x) is int and x == 0:
+                return (y.view(bits) & ~mask).view(dtype)
+            first, second = (np.asarray(v, dtype).view(bits) for v in (x, y))
+            return (((first ^ second) & mask) ^ second).view(dtype)
     return np.where(c, x, y)
 
 

@@ -1,0 +1,235 @@
+"""Fused ops for networks: several steps in one record, for accuracy or speed.
+
+Forward and rules are written on ``xp``, so every namespace runs them.  Axes are negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.define import define
+from adjoint.core.namespace import rec
+from adjoint.core.shapes import Shape, canonical_axis
+from adjoint.core.tensor import Tensor, asarray
+from adjoint.errors import DTypeError, ShapeError
+
+__all__ = ["log_softmax", "softmax"]
+
+# Softmax ---------------------------------------------------------------------------------------
+
+
+def _softmax(xp: Any, x: Any, axis: int) -> Any:
+    e = xp.exp(x - xp.max(x, axis=(axis,), keepdims=True))
+    return e / xp.sum(e, axis=(axis,), keepdims=True)
+
+
+def _softmax_rule(xp: Any, g: Any, y: Any, x: Any, axis: int) -> Any:
+    """y (g - Σ g y): the Jacobian is symmetric, so forward mode is the same."""
+    gy = g * y
+    return gy - y * xp.sum(gy, axis=(axis,), keepdims=True)
+
+
+def _log_softmax(xp: Any, x: Any, axis: int) -> Any:
+    # (x - max) - log Σ: subtracting the sum of both would lose digits where x is large
+    shifted = x - xp.max(x, axis=(axis,), keepdims=True)
+    return shifted - xp.log(xp.sum(xp.exp(shifted), axis=(axis,), keepdims=True))
+
+
+define("softmax", _softmax, _softmax_rule, jvp=_softmax_rule, saves="y", kind="general", params=("axis",), fused=True,
+       doc="exp(x) / Σ exp(x) along an axis.")  # fmt: skip
+define("log_softmax", _log_softmax,
+       lambda xp, g, y, x, axis: g - xp.exp(y) * xp.sum(g, axis=(axis,), keepdims=True),
+       jvp=lambda xp, t, y, x, axis: t - xp.sum(xp.exp(y) * t, axis=(axis,), keepdims=True),
+       saves="y", kind="general", params=("axis",), fused=True, doc="log softmax(x) along an axis.")  # fmt: skip
+
+
+# The cross entropy with class indices: -log softmax(x)[t] along the last axis ------------------
+
+
+def _chosen(t: Any, x: Any) -> Any:
+    """Where the class of each row is, as a mask of the shape of ``x``."""
+    return t[..., None] == np.arange(x.shape[-1])
+
+
+def _softmax_nll(xp: Any, x: Any, t: Any) -> Any:
+    shifted = x - xp.max(x, axis=(-1,), keepdims=True)
+    total = xp.sum(xp.exp(shifted), axis=(-1,), keepdims=False)
+    return xp.log(total) - xp.sum(xp.where(_chosen(t, x), shifted, 0), axis=(-1,), keepdims=False)
+
+
+def _softmax_nll_rule(xp: Any, g: Any, y: Any, x: Any, t: Any) -> Any:
+    g = g[..., None]
+    return g * xp.softmax(x, axis=-1) - xp.where(_chosen(t, x), g, 0)
+
+
+define("softmax_nll", _softmax_nll, _softmax_nll_rule, None, saves="xt", kind="general", fused=True,
+       doc="The cross entropy of softmax(x) along the last axis, and class indices.")  # fmt: skip
+
+
+# Linear layer ----------------------------------------------------------------------------------
+
+
+def _linear(xp: Any, x: Any, w: Any, b: Any) -> Any:
+    return xp.matmul(x, xp.matrix_transpose(w)) + b
+
+
+def _linear_rule(xp: Any, g: Any, y: Any, x: Any, w: Any, b: Any, wanted: Sequence[bool]) -> list[Any]:
+    dx = xp.matmul(g, w) if wanted[0] else None
+    if x.ndim == 1:
+        return [dx, g[:, None] * x if wanted[1] else None, g]
+    if x.ndim > 2:  # one large product instead of many and a sum
+        rows = g.size // g.shape[-1] if g.shape[-1] else 0
+        g = xp.reshape(g, shape=(rows, g.shape[-1]))
+        x = xp.reshape(x, shape=(rows, x.shape[-1])) if wanted[1] else x
+    dw = xp.matmul(xp.matrix_transpose(g), x) if wanted[1] else None
+    return [dx, dw, xp.sum(g, axis=(-2,), keepdims=False) if wanted[2] else None]
+
+
+define("linear", _linear, joint=_linear_rule, arity=3, saves="xw", kind="general", fused=True,
+       jvp=lambda xp, t, y, x, w, b: _linear_jvp(xp, t, x, w),
+       doc="x wᵀ + b: the layer of a network.")  # fmt: skip
+
+
+def _linear_jvp(xp: Any, t: Any, x: Any, w: Any) -> Any:
+    parts = [xp.matmul(t[0], xp.matrix_transpose(w))] if t[0] is not None else []
+    parts += [xp.matmul(x, xp.matrix_transpose(t[1]))] if t[1] is not None else []
+    parts += [t[2]] if t[2] is not None else []
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+# Norms: the affine part is left to * and + ----------------------------------------------------
+
+
+def _over(g: Any, axis: Shape) -> int:
+    n = 1
+    for a in axis:
+        n *= g.shape[a]
+    return n
+
+
+def _standardize(xp: Any, x: Any, axis: Shape, eps: float) -> Any:
+    mean = xp.mean(x, axis=axis, keepdims=True)
+    away = x - mean
+    var = xp.mean(away * away, axis=axis, keepdims=True)
+    return away / xp.sqrt(var + eps), mean, var
+
+
+def _standardize_rule(
+    xp: Any, g: Any, out: Any, x: Any, wanted: Sequence[bool], axis: Shape, eps: float
+) -> list[Any]:
+    """With z the output and σ = √(var + eps): (g - mean g - z mean(g z)) / σ."""
+    gz, gmean, gvar = g
+    z, _, var = out
+    sigma = xp.sqrt(var + eps)
+    total = None
+    if gz is not None:
+        inner = xp.mean(gz * z, axis=axis, keepdims=True)
+        total = (gz - xp.mean(gz, axis=axis, keepdims=True) - z * inner) / sigma
+    if gmean is not None:
+        part = xp.broadcast_to(gmean / _over(x, axis), shape=x.shape)
+        total = part if total is None else total + part
+    if gvar is not None:
+        part = (2.0 / _over(x, axis)) * gvar * sigma * z
+        total = part if total is None else total + part
+    return [total]
+
+
+def _rms_standardize(xp: Any, x: Any, axis: Shape, eps: float) -> Any:
+    square = xp.mean(x * x, axis=axis, keepdims=True)
+    return x / xp.sqrt(square + eps), square
+
+
+def _rms_standardize_rule(
+    xp: Any, g: Any, out: Any, x: Any, wanted: Sequence[bool], axis: Shape, eps: float
+) -> list[Any]:
+    gz, gsquare = g
+    z, square = out
+    sigma = xp.sqrt(square + eps)
+    total = None
+    if gz is not None:
+        total = (gz - z * xp.mean(gz * z, axis=axis, keepdims=True)) / sigma
+    if gsquare is not None:
+        part = (2.0 / _over(x, axis)) * gsquare * sigma * z
+        total = part if total is None else total + part
+    return [total]
+
+
+define("standardize", _standardize, joint=_standardize_rule, arity=1, outputs=3, saves=("out",), kind="general",
+       params=("axis", "eps"), fused=True,
+       doc="(x - mean) / √(var + eps) over axes; the mean; the variance.")  # fmt: skip
+define("rms_standardize", _rms_standardize, joint=_rms_standardize_rule, arity=1, outputs=2, saves=("out",),
+       kind="general", params=("axis", "eps"), fused=True,
+       doc="x / √(mean x² + eps) over axes; the mean square.")  # fmt: skip
+
+
+# LSTM ------------------------------------------------------------------------------------------
+
+
+def _lstm_parts(xp: Any, gates: Any) -> tuple[Any, Any, Any, Any]:
+    n = gates.shape[-1] // 4
+    s = xp.sigmoid(gates)  # of all four: one call is cheaper than three, for the sizes cells have
+    return s[..., :n], s[..., n : 2 * n], xp.tanh(gates[..., 2 * n : 3 * n]), s[..., 3 * n :]
+
+
+def _lstm_cell(xp: Any, gates: Any, c: Any) -> Any:
+    i, f, u, o = _lstm_parts(xp, gates)
+    new = f * c + i * u
+    return o * xp.tanh(new), new
+
+
+def _lstm_cell_rule(xp: Any, g: Any, out: Any, gates: Any, c: Any, wanted: Sequence[bool]) -> list[Any]:
+    gh, gc = g
+    i, f, u, o = _lstm_parts(xp, gates)
+    t = xp.tanh(out[1])
+    if gh is not None:
+        through = gh * o * (1 - t * t)
+        gc = through if gc is None else gc + through
+    dc = gc * f if wanted[1] else None
+    if not wanted[0]:
+        return [None, dc]
+    do = gh * t * o * (1 - o) if gh is not None else xp.zeros_like(gc)
+    parts = (gc * u * i * (1 - i), gc * c * f * (1 - f), gc * i * (1 - u * u), do)
+    return [xp.concat(*parts, axis=-1), dc]
+
+
+define("lstm_cell", _lstm_cell, joint=_lstm_cell_rule, arity=2, outputs=2, saves=("gates", "c", "out"),
+       kind="general", fused=True,
+       doc="One step of an LSTM from its gates (input, forget, cell, output) and its cell: output and new cell.")  # fmt: skip
+
+
+# Functions that sort their arguments first -----------------------------------------------------
+
+
+def _along(op: str, x: Any, axis: Any) -> tuple[Tensor, int]:
+    x = asarray(x)
+    if x.dtype.kind == "c":
+        raise DTypeError(f"{op}: needs real numbers, but got {x.dtype}.")
+    if x.dtype.kind in "iub":
+        x = rec.astype(x, dtype=np.dtype(float))
+    where = canonical_axis(op, axis, x.ndim)
+    if not x.shape[where]:
+        raise ShapeError(f"{op}: no elements along axis {axis} of shape {x.shape}.")
+    return x, where
+
+
+def softmax(x: Any, axis: int = -1) -> Tensor:
+    """Return ``exp(x) / Σ exp(x)`` along ``axis``, for numbers of any size.
+
+    >>> import adjoint as ad
+    >>> ad.softmax(ad.tensor([1000.0, 1000.0]))
+    tensor([0.5, 0.5], dtype=float64)
+    """
+    x, where = _along("softmax", x, axis)
+    return rec.softmax(x, axis=where)
+
+
+def log_softmax(x: Any, axis: int = -1) -> Tensor:
+    """Return the logarithm of ``softmax``, exact where the softmax underflows."""
+    x, where = _along("log_softmax", x, axis)
+    return rec.log_softmax(x, axis=where)

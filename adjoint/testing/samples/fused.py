@@ -1,0 +1,31 @@
+"""Cases of the activations with parameters and of the fused ops."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from adjoint.testing.cases import Case, array
+
+_ABOVE, _BELOW = array(2, 3, low=0.2, high=2.0), array(3, low=-2.0, high=-0.2)
+_CLASSES = np.array([1, 0, 3])
+
+CASES = [
+    *(Case("leaky_relu", (x,), {"slope": slope}) for x in (_ABOVE, _BELOW) for slope in (0.1, 1.5)),
+    *(Case("elu", (x,), {"alpha": 1.3, "scale": 1.1}) for x in (_ABOVE, _BELOW)),
+    Case("hardtanh", (array(2, 3, low=-0.9, high=0.9),), {"low": -1.0, "high": 1.5}),
+    Case("hardtanh", (_BELOW,), {"low": -0.1, "high": 0.0}, "outside"),
+    Case("huber", (array(3, low=0.1, high=0.9),), {"delta": 1.0}),
+    Case("huber", (array(2, 3, low=1.1, high=3.0),), {"delta": 1.0}, "linear"),
+    *(Case(op, (array(2, 3, 4),), {"axis": axis}) for op in ("softmax", "log_softmax") for axis in (-1, -2)),
+    Case("softmax_nll", (array(3, 4), _CLASSES)),
+    Case("softmax_nll", (array(4), np.array(2)), note="one row"),
+    Case("linear", (array(2, 3), array(4, 3, seed=1), array(4, seed=2))),
+    Case("linear", (array(3), array(4, 3, seed=1), array(4, seed=2)), note="vector"),
+    Case("linear", (array(2, 1, 3), array(4, 3, seed=1), array(4, seed=2)), note="batch"),
+    *(
+        Case(op, (array(2, 3, 4),), {"axis": axis, "eps": 1e-5})
+        for op in ("standardize", "rms_standardize")
+        for axis in ((-1,), (-3, -1))
+    ),
+    Case("lstm_cell", (array(2, 8), array(2, 2, seed=1))),
+]

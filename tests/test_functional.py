@@ -1,0 +1,297 @@
+"""Activations, layers, norms and attention: tails, edges, ties, and what messages say."""
+
+from __future__ import annotations
+
+import mpmath
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint.errors import ArgumentError, DTypeError, IndexingError, InputError, ShapeError
+from adjoint.testing import gradcheck, gradgradcheck
+
+F = ad.nn.functional
+
+
+def slopes(f, x):
+    """The gradient of a function of each element."""
+    x = ad.tensor(x, requires_grad=True)
+    f(x).sum().backward()
+    return x.grad.numpy()
+
+
+# Activations -----------------------------------------------------------------------------------
+
+TAILS = np.array([-300.0, -40.0, -6.0, -1.0, 1.0, 6.0, 40.0, 300.0])
+EXACT = {
+    "elu": lambda x: mpmath.expm1(x) if x < 0 else x,
+    "silu": lambda x: x / (1 + mpmath.exp(-x)),
+    "mish": lambda x: x * mpmath.tanh(mpmath.log1p(mpmath.exp(x))),
+    "softplus": lambda x: mpmath.log1p(mpmath.exp(x)),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_values_and_gradients_are_exact_in_the_tails(name):
+    f, exact = getattr(F, name), EXACT[name]
+    with mpmath.workdps(400):
+        values = [float(exact(mpmath.mpf(x))) for x in TAILS]
+        derivatives = [float(mpmath.diff(exact, mpmath.mpf(x), h=mpmath.mpf(10) ** -150)) for x in TAILS]
+    np.testing.assert_allclose(f(TAILS).numpy(), values, rtol=2e-15)
+    tolerance = 1e-13 if name == "mish" else 5e-15
+    np.testing.assert_allclose(slopes(f, TAILS), derivatives, rtol=tolerance, atol=1e-300)
+
+
+@pytest.mark.parametrize(
+    "name", ["elu", "selu", "silu", "mish", "softplus", "gelu", "leaky_relu", "relu6", "sigmoid"]
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_extreme_arguments_give_finite_values_and_slopes(name, dtype):
+    f = getattr(F, name)
+    if name == "gelu":
+        f = lambda x: F.gelu(x, "tanh")
+    x = np.array([-1e4, -80, 0, 80, 1e4], dtype)
+    y = f(ad.tensor(x))
+    assert y.dtype == dtype
+    assert np.isfinite(y.numpy()).all()
+    assert np.isfinite(slopes(f, x)).all()
+
+
+def test_gradients_at_the_corners():
+    assert slopes(F.relu, [0.0]) == 0
+    assert slopes(lambda x: F.leaky_relu(x, 0.25), [0.0]) == 0.25
+    np.testing.assert_array_equal(slopes(F.relu6, [0.0, 6.0, 3.0]), [0, 0, 1])
+    np.testing.assert_array_equal(slopes(F.hardtanh, [-1.0, 1.0, 0.5]), [0, 0, 1])
+    assert slopes(F.elu, [0.0]) == 1
+
+
+def test_leaky_relu_with_a_slope_above_one():
+    np.testing.assert_array_equal(F.leaky_relu([-1.0, 2.0], 3.0).numpy(), [-3, 2])
+
+
+def test_where_on_many_elements_is_numpys():
+    rng = np.random.default_rng(0)
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.5])
+    for dtype in (np.float32, np.float64):
+        c = rng.random((60, 100)) < 0.5
+        x, y = (rng.choice(special, (60, 100)).astype(dtype) for _ in range(2))
+        for a, b in (
+            (x, y),
+            (x, 0),
+            (0, y),
+            (x, 2.5),
+            (1, y),
+            (x[:1], y),
+            (x, y[:, :1]),
+            (x.T[:60, :].T[:60], y),
+        ):
+            if np.shape(a) not in ((), (1, 100), (60, 100)):
+                continue
+            ours = ad.where(c, a if np.isscalar(a) else ad.tensor(a), b if np.isscalar(b) else ad.tensor(b))
+            expected = np.where(c, a, b)
+            assert ours.dtype == expected.dtype
+            np.testing.assert_array_equal(ours.numpy(), expected)
+
+
+def test_softmax_of_large_numbers_and_of_one():
+    np.testing.assert_array_equal(F.softmax([1e4, -1e4]).numpy(), [1, 0])
+    np.testing.assert_array_equal(F.log_softmax([1e4, -1e4]).numpy(), [0, -2e4])
+    np.testing.assert_array_equal(F.softmax([[5.0]]).numpy(), [[1]])
+    assert F.softmax(np.zeros((0, 3))).shape == (0, 3)
+
+
+def test_softmax_methods():
+    x = ad.tensor([[1.0, 2.0], [3.0, 5.0]])
+    np.testing.assert_array_equal(x.softmax(0).numpy(), F.softmax(x, 0).numpy())
+    np.testing.assert_array_equal(x.log_softmax().numpy(), F.log_softmax(x, -1).numpy())
+
+
+def test_whole_numbers_become_floats():
+    for name in ("silu", "softmax", "elu", "softplus"):
+        assert getattr(F, name)([1, 2]).dtype == np.float64
+
+
+# Layers ----------------------------------------------------------------------------------------
+
+
+def test_linear_is_matmul_and_add():
+    rng = np.random.default_rng(0)
+    x, w, b = rng.standard_normal((2, 5, 3)), rng.standard_normal((4, 3)), rng.standard_normal(4)
+    np.testing.assert_allclose(F.linear(x, w, b).numpy(), x @ w.T + b, rtol=1e-14)
+
+
+def test_lstm_cell_is_its_formula():
+    rng = np.random.default_rng(0)
+    gates, cell = rng.standard_normal((2, 12)), rng.standard_normal((2, 3))
+    h, c = F.lstm_cell(gates, cell)
+    s = lambda v: 1 / (1 + np.exp(-v))
+    i, f, u, o = s(gates[:, :3]), s(gates[:, 3:6]), np.tanh(gates[:, 6:9]), s(gates[:, 9:])
+    np.testing.assert_allclose(c.numpy(), f * cell + i * u, rtol=1e-14)
+    np.testing.assert_allclose(h.numpy(), o * np.tanh(f * cell + i * u), rtol=1e-14)
+    assert gradcheck(F.lstm_cell, (gates, cell))
+    assert gradgradcheck(lambda g, c: F.lstm_cell(g, c)[1], (gates, cell))
+
+
+def test_embedding_adds_up_repeated_rows_and_skips_padding():
+    w = ad.tensor(np.arange(8.0).reshape(4, 2), requires_grad=True)
+    y = F.embedding(np.array([[1, 1], [3, 0]]), w, padding_idx=-1)
+    assert y.shape == (2, 2, 2)
+    np.testing.assert_array_equal(y[1, 0].numpy(), [6, 7])
+    y.sum().backward()
+    np.testing.assert_array_equal(w.grad.numpy(), [[1, 1], [2, 2], [0, 0], [0, 0]])
+
+
+def test_one_hot():
+    assert F.one_hot([0, 2]).tolist() == [[1, 0, 0], [0, 0, 1]]
+    assert F.one_hot(np.zeros((0,), int), 3).shape == (0, 3)
+    assert F.one_hot(1, 2, dtype=np.float32).dtype == np.float32
+
+
+def test_dropout_draws_from_its_generator():
+    x = ad.ones((1000,), requires_grad=True)
+    a = F.dropout(x, 0.25, rng=np.random.default_rng(1))
+    b = F.dropout(x, 0.25, rng=np.random.default_rng(1))
+    np.testing.assert_array_equal(a.numpy(), b.numpy())
+    np.testing.assert_allclose(np.unique(a.numpy()), [0, 4 / 3])
+    assert 0.2 < (a.numpy() == 0).mean() < 0.3
+    a.sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), a.numpy())
+    assert F.dropout(x, 0.5, training=False) is x
+    np.testing.assert_array_equal(F.dropout(x, 1.0, rng=np.random.default_rng(1)).numpy(), 0)
+    assert F.dropout(np.ones(9, np.float32), 0.5, rng=np.random.default_rng(0)).dtype == np.float32
+
+
+# Norms -----------------------------------------------------------------------------------------
+
+
+def test_batch_norm_returns_the_statistics_of_the_batch():
+    x = np.random.default_rng(0).standard_normal((6, 3, 4))
+    y, mean, var = F.batch_norm_with_statistics(x)
+    np.testing.assert_allclose(mean.numpy(), x.mean((0, 2)), rtol=1e-13)
+    np.testing.assert_allclose(var.numpy(), x.var((0, 2)), rtol=1e-13)
+    np.testing.assert_allclose(y.numpy().mean((0, 2)), 0, atol=1e-13)
+    assert gradcheck(lambda x: F.batch_norm_with_statistics(x)[1:], x)
+
+
+def test_norms_of_constants_are_zero_with_finite_gradients():
+    x = np.full((3, 4), 7.0)
+    np.testing.assert_array_equal(F.layer_norm(x, 4).numpy(), 0)
+    assert np.isfinite(slopes(lambda x: F.layer_norm(x, 4) ** 2, x)).all()
+    np.testing.assert_array_equal(F.rms_norm(np.zeros((2, 3)), 3, eps=1e-6).numpy(), 0)
+
+
+def test_norms_of_huge_and_tiny_float32():
+    x = (np.array([[1.0, 2.0, 3.0, 4.0]]) * 1e15).astype(np.float32)
+    np.testing.assert_allclose(
+        F.layer_norm(x, 4).numpy(), F.layer_norm(x.astype(float), 4).numpy(), rtol=1e-5
+    )
+
+
+def test_zero_vectors_have_finite_gradients():
+    x = np.zeros((2, 3))
+    y = np.ones((2, 3))
+    np.testing.assert_array_equal(F.cosine_similarity(x, y).numpy(), 0)
+    assert np.isfinite(slopes(lambda v: F.cosine_similarity(v, y), x)).all()
+    assert np.isfinite(slopes(F.normalize, x)).all()
+    np.testing.assert_array_equal(F.normalize(x).numpy(), 0)
+
+
+# Attention -------------------------------------------------------------------------------------
+
+RNG = np.random.default_rng(0)
+Q, K, V = RNG.standard_normal((2, 3, 4)), RNG.standard_normal((2, 5, 4)), RNG.standard_normal((2, 5, 6))
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_a_row_that_may_look_nowhere_gives_zero_and_no_nan(kind):
+    mask = np.ones((3, 5), bool)
+    mask[1] = False
+    given = mask if kind == "bool" else np.where(mask, 0.0, -np.inf)
+    tensors = [ad.tensor(a, requires_grad=True) for a in (Q, K, V)]
+    y = F.scaled_dot_product_attention(*tensors, attn_mask=given)
+    np.testing.assert_array_equal(y.numpy()[:, 1], 0)
+    assert np.isfinite(y.numpy()).all()
+    (y * y).sum().backward()
+    for t in tensors:
+        assert np.isfinite(t.grad.numpy()).all()
+    np.testing.assert_array_equal(tensors[0].grad.numpy()[:, 1], 0)
+
+
+def test_causal_attention_does_not_look_ahead():
+    y = F.scaled_dot_product_attention(Q, K[:, :3], V[:, :3], is_causal=True)
+    np.testing.assert_allclose(y.numpy()[:, 0], V[:, 0], rtol=1e-14)
+    changed = V[:, :3].copy()
+    changed[:, 2] += 100
+    other = F.scaled_dot_product_attention(Q, K[:, :3], changed, is_causal=True)
+    np.testing.assert_array_equal(y.numpy()[:, :2], other.numpy()[:, :2])
+
+
+def test_attention_with_dropout_draws_from_its_generator():
+    draw = lambda seed: F.scaled_dot_product_attention(
+        Q, K, V, dropout_p=0.5, rng=np.random.default_rng(seed)
+    ).numpy()
+    np.testing.assert_array_equal(draw(3), draw(3))
+    assert (draw(3) != draw(4)).any()
+
+
+def test_attention_over_nothing_is_zero():
+    y = F.scaled_dot_product_attention(Q, K[:, :0], V[:, :0])
+    np.testing.assert_array_equal(y.numpy(), np.zeros((2, 3, 6)))
+
+
+def test_attention_to_second_order():
+    f = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert gradgradcheck(f, (Q[:1, :2], K[:1, :2], V[:1, :2, :2]))
+
+
+def test_attention_at_extreme_scores():
+    y = F.scaled_dot_product_attention(Q.astype(np.float32) * 1e4, K.astype(np.float32), V.astype(np.float32))
+    assert np.isfinite(y.numpy()).all()
+
+
+# Messages --------------------------------------------------------------------------------------
+
+X = np.ones((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "parts"),
+    [
+        (lambda: F.gelu(X, "fast"), ArgumentError, ("'none' or 'tanh'", "'fast'")),
+        (lambda: F.silu(X + 1j), DTypeError, ("silu", "complex128")),
+        (lambda: F.softmax(X, 2), ShapeError, ("axis 2", "2-d")),
+        (lambda: F.softmax(np.ones((2, 0))), ShapeError, ("(2, 0)",)),
+        (lambda: F.softmax(1.0), ShapeError, ("no axes",)),
+        (lambda: F.softplus(X, 0), ArgumentError, ("beta",)),
+        (lambda: F.hardtanh(X, 1, -1), ArgumentError, ("min_val",)),
+        (lambda: F.glu(X), ShapeError, ("(2, 3)", "odd")),
+        (lambda: F.linear(X, np.ones((4, 2))), ShapeError, ("(2, 3)", "(4, 2)", "(out, in)")),
+        (lambda: F.linear(X, np.ones((4, 3)), np.ones(3)), ShapeError, ("(3,)", "(4, 3)")),
+        (lambda: F.lstm_cell(X, X), ShapeError, ("(2, 3)", "four times")),
+        (lambda: F.embedding([5], X), IndexingError, ("class 5", "0 … 1")),
+        (lambda: F.embedding([0.5], X), DTypeError, ("float64",)),
+        (lambda: F.one_hot(np.zeros(0, int)), ArgumentError, ("num_classes",)),
+        (lambda: F.one_hot([3], 3), IndexingError, ("class 3",)),
+        (lambda: F.dropout(X, 1.5, rng=np.random.default_rng()), ArgumentError, ("probability", "1.5")),
+        (lambda: F.dropout(X, 0.5), InputError, ("default_rng", "None")),
+        (lambda: F.layer_norm(X, 2), ShapeError, ("(2,)", "(2, 3)")),
+        (lambda: F.layer_norm(X, 3, np.ones(2)), ShapeError, ("weight", "(2,)", "(3,)")),
+        (lambda: F.group_norm(X, 2), ShapeError, ("2 groups", "(2, 3)")),
+        (lambda: F.batch_norm(X), InputError, ("running_mean",)),
+        (lambda: F.batch_norm(X, np.ones(2), np.ones(3)), ShapeError, ("running_mean", "(2,)", "(2, 3)")),
+        (lambda: F.batch_norm(X[:1], training=True), ShapeError, ("(1, 3)", "larger batch")),
+        (lambda: F.batch_norm(np.ones(3), training=True), ShapeError, ("(N, C, …)", "(3,)")),
+        (lambda: F.normalize(X, -1.0), ArgumentError, ("positive",)),
+        (lambda: F.cosine_similarity(X, np.ones((2, 4))), ShapeError, ("(2, 3)", "(2, 4)")),
+        (lambda: F.scaled_dot_product_attention(Q, K[..., :3], V), ShapeError, ("(2, 3, 4)", "(2, 5, 3)", "width")),
+        (lambda: F.scaled_dot_product_attention(Q, K, V, np.ones((3, 5), int)), DTypeError, ("int64", "astype(bool)")),
+        (lambda: F.scaled_dot_product_attention(Q, K, V, np.ones((4, 5), bool)), ShapeError, ("(4, 5)",)),
+        (lambda: F.scaled_dot_product_attention(Q, K, V, np.ones((3, 5), bool), is_causal=True), ArgumentError,
+         ("not both",)),
+    ],
+)  # fmt: skip
+def test_messages_say_what_to_do(call, error, parts):
+    with pytest.raises(error) as caught:
+        call()
+    for part in parts:
+        assert part in str(caught.value)
