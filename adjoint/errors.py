@@ -183,7 +183,7 @@ class TransformError(AdjointError, TypeError):
 class WorkerError(AdjointError, RuntimeError):
     """A worker thread of a parallel backward was ended from outside in the midst of its work.
 
-    Nothing has changed; run backward again.
+    No gradient has changed.  Cure: run the forward and backward again.
     """
 
 

@@ -245,7 +245,8 @@ class _Crew:
                 raise WorkerError(
                     f"the thread {thread.name!r} ended while it differentiated "
                     f"{self.order[index].name!r}.\n"
-                    "  Something outside adjoint ended it.  No .grad has changed: run backward again."
+                    "  Something outside adjoint ended it.  No .grad has changed: "
+                    "run the forward and backward again."
                 )
 
     def process(self, index: int, invalid: Invalid) -> int:
