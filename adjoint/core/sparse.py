@@ -142,7 +142,7 @@ def _added(a: Any, b: Any, out: Any = None, dtype: Any = None) -> Any:
 class SparseGradient(Tensor):
     """A gradient of which only some rows are not zero.
 
-    ``rows`` and ``values`` are what it holds, ``coalesced()`` has each row once, ``to_dense()`` is
+    ``rows`` and ``values`` are what it holds, ``coalesce()`` has each row once, ``to_dense()`` is
     the whole tensor.  Adding two, scaling, norms and clipping keep it sparse; every other
     operation, NumPy's and adjoint's, sees the dense values.
 
@@ -215,7 +215,7 @@ class SparseGradient(Tensor):
         """The values at ``rows``, as an array of shape (len(rows), …)."""
         return _read_only(self._rows.values)
 
-    def coalesced(self) -> SparseGradient:
+    def coalesce(self) -> SparseGradient:
         """Return the same gradient with rows in ascending order, each once."""
         return SparseGradient.of(self._rows.coalesced())
 

@@ -221,7 +221,7 @@ def clip_grad_adaptive(params: Any, clipping: float = 0.01, *, eps: float = 1e-3
         assert place.param is not None
         g, weights = place.grad, place.param._data
         if type(g) is SparseGradient:
-            g = g.coalesced()
+            g = g.coalesce()
             weights = weights[g._rows.rows]
         bound = factor * np.maximum(_unit_norms(weights, _unit_axis(place, axis)), floor)
         over = norm > bound

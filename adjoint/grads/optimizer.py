@@ -1,6 +1,6 @@
 """What adjoint asks of an optimiser.
 
-Either of:
+Either of, the first that it has:
 
 - ``step()``, which reads the ``.grad`` of its parameters.  Where it has ``param_groups`` (a list of
   dictionaries with "params"), ``params`` or ``parameters``, they tell which tensors it updates;
@@ -39,7 +39,12 @@ class AppliesGradients(Protocol):
 
 def hand_to_optimizer(optimizer: Any, params: Mapping[str, Tensor], grads: dict[str, Any]) -> None:
     """Let an optimiser make its update; the ``.grad`` of parameters is afterwards as it was before."""
-    if params and isinstance(optimizer, StepsOnGrad):
+    if isinstance(optimizer, StepsOnGrad):
+        if not params:
+            raise InputError(
+                "apply: this optimiser reads the .grad of its parameters, but the accumulator has none.\n"
+                "  Make it with the parameters, GradientAccumulator(params); or take gradients() by name."
+            )
         before = {name: t.grad for name, t in params.items()}
         try:
             for name, t in params.items():
@@ -54,11 +59,6 @@ def hand_to_optimizer(optimizer: Any, params: Mapping[str, Tensor], grads: dict[
         optimizer.apply(grads)
     elif callable(optimizer):
         optimizer(grads)
-    elif isinstance(optimizer, StepsOnGrad):
-        raise InputError(
-            "apply: this optimiser reads the .grad of its parameters, but the accumulator has none.\n"
-            "  Make it with the parameters, GradientAccumulator(params); or take gradients() by name."
-        )
     else:
         raise InputError(
             f"apply: a {type(optimizer).__name__} is no optimiser: it has no step() and no apply(gradients)."

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.define import define
-from adjoint.core.namespace import rec
+from adjoint.core.namespace import dyn, raw, rec
+from adjoint.core.node import Node
 from adjoint.core.shapes import Shape, broadcast_shapes, canonical_axis
+from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor, Traced, array_of, asarray
 from adjoint.errors import ArgumentError, IndexingError, InputError, ShapeError
 from adjoint.ops.complex_parts import astype
@@ -41,6 +43,13 @@ def _untake(g: Any, i: Any, axis: int, length: int) -> Any:
     after = int(np.prod(rest, dtype=np.intp))
     rows = row_positions(from_start(i, length), before, length, after)
     return add_flat(g, rows, (*lead, length, *rest))
+
+
+def _untake_rows(g: Any, i: Any, axis: int, length: int) -> SparseRows:
+    """Return the rows of ``g`` as a sparse gradient of a table, whose first axis is ``axis``."""
+    shape = (length, *g.shape[i.ndim :])
+    rows = from_start(np.asarray(i, np.intp), length).reshape(-1)
+    return SparseRows(rows, g.reshape(rows.size, *shape[1:]), shape)
 
 
 def _take_along_axis(x: Any, i: Any, axis: int) -> Any:
@@ -75,12 +84,22 @@ def _put_dv(xp: Any, g: Any, out: Any, x: Any, i: Any, v: Any, axis: int) -> Any
     return xp.where(last == order, xp.take_along_axis(g, i, axis=axis), 0)
 
 
-define("take", lambda x, i, axis: x.take(i, axis),
-       lambda xp, g, out, x, i, axis: xp.untake(g, i, axis=axis, length=x.shape[axis]), None,
-       saves="i", kind="linear", params=("axis",), doc="Rows along an axis, by an index array.")  # fmt: skip
+def _take_dx(xp: Any, g: Any, out: Any, x: Any, i: Any, axis: int, sparse_grad: bool = False) -> Any:
+    untake = xp.untake_rows if sparse_grad else xp.untake
+    return untake(g, i, axis=axis, length=x.shape[axis])
+
+
+define("take", lambda x, i, axis, sparse_grad=False: x.take(i, axis), _take_dx, None,
+       saves="i", kind="linear", params=("axis", "sparse_grad"), doc="Rows along an axis, by an index array.")  # fmt: skip
 define("untake", _untake,
        lambda xp, g, out, x, i, axis, length: xp.take(g, i, axis=axis), None,
        saves="i", kind="linear", params=("axis", "length"), doc="Zeros with rows added along an axis.")  # fmt: skip
+# Not an op: what ``untake`` along the first axis is in each namespace.  Plain arrays become rows and
+# values; where gradients are recorded or transformed they are dense.
+raw.untake_rows = _untake_rows  # type: ignore[attr-defined]
+rec.untake_rows = rec.untake  # type: ignore[attr-defined]
+dyn.untake_rows = dyn.untake  # type: ignore[attr-defined]
+
 define("take_along_axis", _take_along_axis,
        lambda xp, g, out, x, i, axis: xp.untake_along_axis(g, i, axis=axis, length=x.shape[axis]), None,
        saves="i", kind="linear", params=("axis",), doc="Elements along an axis, by an index for every place.")  # fmt: skip
@@ -111,11 +130,14 @@ def _whole(op: str, indices: Any) -> Tensor:
 _MODES = ("raise", "wrap", "clip")
 
 
-def take(x: Any, indices: Any, axis: int | None = None, *, mode: str = "raise") -> Tensor:
+def take(
+    x: Any, indices: Any, axis: int | None = None, *, mode: str = "raise", sparse_grad: bool = False
+) -> Tensor:
     """Return the rows ``indices`` along ``axis``, of the flattened tensor if it is None.
 
     Gradients of rows taken twice add up.  ``mode`` says what an index out of range does: "raise",
-    "wrap" around or "clip" to the ends.
+    "wrap" around or "clip" to the ends.  With ``sparse_grad=True`` the gradient of a large leaf,
+    taken from along its first axis, has only the rows that were used: an ``ad.SparseGradient``.
 
     >>> import adjoint as ad
     >>> ad.take(ad.tensor([[1.0, 2.0], [3.0, 4.0]]), [1, 1, 0], axis=0)
@@ -132,11 +154,14 @@ def take(x: Any, indices: Any, axis: int | None = None, *, mode: str = "raise") 
             raise ArgumentError(f"take: mode is one of {', '.join(_MODES)}, not {mode!r}.")
         last = max(x.shape[where], 1) - 1
         i = rec.remainder(i, last + 1) if mode == "wrap" else rec.minimum(rec.maximum(i, 0), last)
-    return _taken("take", x, i, where)
+    return _taken("take", x, i, where, sparse_grad)
 
 
-def _taken(op: str, x: Tensor, i: Tensor, axis: int) -> Tensor:
+def _taken(op: str, x: Tensor, i: Tensor, axis: int, sparse_grad: bool = False) -> Tensor:
     try:
+        # a gradient that flows on into other ops is dense; so is one of another axis
+        if sparse_grad and axis == -x.ndim and type(x) is Tensor and type(x._node) is not Node:
+            return rec.take(x, i, axis=axis, sparse_grad=True)
         return rec.take(x, i, axis=axis)
     except IndexingError:
         _explain_range(op, x, i, axis)
@@ -154,8 +179,11 @@ def _explain_range(op: str, x: Tensor, i: Tensor, axis: int) -> None:
         ) from None
 
 
-def embedding(table: Any, indices: Any) -> Tensor:
+def embedding(table: Any, indices: Any, *, sparse_grad: bool = False) -> Tensor:
     """Return the rows ``indices`` of a table; gradients of rows used twice add up.
+
+    With ``sparse_grad=True`` the gradient of a table that is a leaf has only the rows that were
+    used: an ``ad.SparseGradient``, which optimisers, norms and accumulators understand.
 
     >>> import adjoint as ad
     >>> ad.embedding(ad.ones((10, 4)), [[1, 2, 3], [4, 5, 6]]).shape
@@ -166,7 +194,7 @@ def embedding(table: Any, indices: Any) -> Tensor:
         raise ShapeError(
             f"embedding: the table has two axes (rows, features), but the shape is {table.shape}."
         )
-    return _taken("embedding", table, i, -2)
+    return _taken("embedding", table, i, -2, sparse_grad)
 
 
 def _aligned(op: str, x: Tensor, i: Tensor, axis: int) -> Shape:

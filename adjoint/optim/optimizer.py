@@ -313,7 +313,7 @@ def _update(optimizer: Optimizer, p: Array, g: Array, state: State, hyper: Hyper
 
 def _update_rows(optimizer: Optimizer, data: Array, grad: Any, state: State, hyper: Hyper) -> None:
     """Update only the rows that a sparse gradient touches, and their state."""
-    sparse = grad.coalesce() if hasattr(grad, "coalesce") else grad
+    sparse = grad.coalesce()
     rows = sparse.rows
     part = {k: v[rows] for k, v in state.items()}
     piece = data[rows]

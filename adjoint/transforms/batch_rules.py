@@ -159,7 +159,7 @@ def _index_set(op: Op, size: int, /, x: Any, v: Any, key: tuple[Any, ...]) -> An
 
 
 @rule("take")
-def _take(op: Op, size: int, /, x: Any, i: Any, axis: int) -> Any:
+def _take(op: Op, size: int, /, x: Any, i: Any, axis: int, sparse_grad: bool = False) -> Any:
     if not isinstance(i, Batched) or not i.batched:
         return held.take(x.value, i.value if isinstance(i, Batched) else i, axis=axis)
     if not x.batched:

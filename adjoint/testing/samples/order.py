@@ -15,6 +15,7 @@ _DOWN = {"axis": -2, "descending": True, "stable": True}
 CASES = [
     Case("take", (array(3, 4), _TWICE), {"axis": -2}),
     Case("take", (array(2, 3), np.array(1)), {"axis": -1}, "number"),
+    Case("take", (array(4, 3), np.array([[1, -1], [1, 0]])), {"axis": -2, "sparse_grad": True}, "sparse"),
     Case("take", (array(2, 3, 2), np.array([], int)), {"axis": -2}, "empty"),
     Case("untake", (array(2, 2, 4), _TWICE), {"axis": -2, "length": 3}),
     Case("untake", (array(2, 2, 2), _TWICE), {"axis": -1, "length": 5}, "last"),

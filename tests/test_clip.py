@@ -1,0 +1,191 @@
+"""Norms and clipping."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import adjoint as ad
+from adjoint.errors import ArgumentError, InputError, NonFiniteError
+
+
+def param(data, grad):
+    t = ad.tensor(np.asarray(data, float), requires_grad=True)
+    t.grad = None if grad is None else ad.tensor(np.asarray(grad, float))
+    return t
+
+
+# Norms -----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    a=hnp.arrays(np.float64, hnp.array_shapes(max_dims=3, max_side=5), elements=st.floats(-1e3, 1e3)),
+    p=st.sampled_from([0.5, 1, 2, 3, math.inf]),
+)
+def test_global_norm_is_numpys(a, p):
+    expected = np.linalg.norm(a.reshape(-1), p)
+    halves = [a.reshape(-1)[: a.size // 2], a.reshape(-1)[a.size // 2 :]]
+    assert ad.global_norm([a], p) == pytest.approx(expected, rel=1e-12)
+    assert ad.global_norm(halves, p) == pytest.approx(expected, rel=1e-12)
+    assert ad.global_norm([a.T], p) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3.5, math.inf])
+@pytest.mark.parametrize("scale", [1e200, 1e-200, 1e307, 5e-324])
+def test_neither_large_nor_small_is_lost(scale, p):
+    norm = ad.global_norm([np.array([scale]), np.array([[0.0, -scale]])], p)
+    assert norm == pytest.approx(scale * 2 ** (1 / p), rel=1e-12, abs=5e-324)
+
+
+def test_norms_of_other_dtypes():
+    assert ad.global_norm([np.full(4, 60000, np.float16)]) == 120000.0
+    assert ad.global_norm([np.full(4, 3e38, np.float32)]) == pytest.approx(6e38, rel=1e-6)
+    assert ad.global_norm([np.array([3 + 4j, 0])]) == 5.0
+    assert ad.global_norm([np.array([3 + 4j, 0], np.complex64)], math.inf) == 5.0
+    assert ad.global_norm([np.full(1_000_000, 0.1, np.float32)]) == pytest.approx(100.0, rel=1e-7)
+
+
+def test_norms_at_the_edge():
+    assert ad.global_norm([]) == 0.0
+    assert ad.global_norm([np.zeros((0, 3)), np.zeros(2)]) == 0.0
+    assert ad.global_norm([np.array(-2.0)]) == 2.0
+    assert math.isnan(ad.global_norm([np.array([np.nan, np.inf])]))
+    assert ad.global_norm([np.array([1.0, -np.inf])]) == math.inf
+    assert math.isnan(ad.global_norm([np.array([1.0]), np.array([np.nan])], 1))
+
+
+@pytest.mark.parametrize("p", [0, -1, math.nan, "2", None, True])
+def test_orders_that_are_none(p):
+    with pytest.raises(ArgumentError, match="the order of a norm"):
+        ad.global_norm([np.ones(2)], p)
+
+
+# Clipping --------------------------------------------------------------------------------------
+
+
+def test_clip_parameters():
+    a, b, c = param([0, 0], [3, 0]), param([0], [4]), param([1], None)
+    assert ad.clip_grad_norm([a, b, c], 1.0) == 5.0
+    np.testing.assert_allclose(a.grad.numpy(), [0.6, 0])
+    np.testing.assert_allclose(b.grad.numpy(), [0.8])
+    assert c.grad is None
+
+
+def test_below_the_bound_nothing_is_touched():
+    a = param([0, 0], [3, 4])
+    before = a.grad
+    assert ad.clip_grad_norm([a], 5.0) == 5.0
+    assert a.grad is before
+
+
+@pytest.mark.parametrize(("p", "norm"), [(1, 7.0), (2, 5.0), (math.inf, 4.0)])
+def test_clip_by_every_norm(p, norm):
+    grads = {"w": np.array([3.0, -4.0])}
+    assert ad.clip_grad_norm(grads, 1.0, p) == norm
+    np.testing.assert_allclose(ad.global_norm([grads["w"]], p), 1.0)
+
+
+def test_clip_a_store():
+    x = ad.tensor([1.0, 2.0], requires_grad=True)
+    grads = ad.backward((x * x).sum())
+    ad.clip_grad_norm(grads, 1.0)
+    assert grads.norm() == pytest.approx(1.0)
+    assert x.grad is None
+
+
+def test_dtype_and_kind_stay():
+    grads = {"a": np.full(2, 3.0, np.float32), "b": ad.tensor(np.full(2, 4.0, np.float16)), "c": None}
+    ad.clip_grad_norm(grads, 1.0)
+    assert grads["a"].dtype == np.float32
+    assert isinstance(grads["b"], ad.Tensor)
+    assert grads["b"].dtype == np.float16
+    assert grads["c"] is None
+
+
+def test_huge_gradients_become_small_ones():
+    grads = {"w": np.array([3e200, 4e200])}
+    ad.clip_grad_norm(grads, 5.0)
+    np.testing.assert_allclose(grads["w"], [3.0, 4.0])
+
+
+@pytest.mark.parametrize("bad", [0, -1.0, math.nan, None, "1", True])
+def test_max_norm_is_above_zero(bad):
+    with pytest.raises(ArgumentError, match="max_norm is a number above 0"):
+        ad.clip_grad_norm({"w": np.ones(2)}, bad)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_nonfinite_gradients(bad):
+    grads = {"v": np.array([3.0, 4.0]), "w": np.array([bad, 1.0])}
+    with pytest.raises(NonFiniteError, match=f"the norm of the gradients is {bad}; not finite: w"):
+        ad.clip_grad_norm(grads, 1.0)
+    norm = ad.clip_grad_norm(grads, 1.0, nonfinite="allow")
+    assert not math.isfinite(norm)
+    np.testing.assert_array_equal(grads["v"], [3.0, 4.0])
+    with pytest.raises(ArgumentError, match="nonfinite"):
+        ad.clip_grad_norm(grads, 1.0, nonfinite="skip")
+
+
+def test_what_cannot_be_clipped():
+    with pytest.raises(InputError, match="takes parameters"):
+        ad.clip_grad_norm([np.ones(2)], 1.0)
+    with pytest.raises(InputError, match="'w' is a list"):
+        ad.clip_grad_norm({"w": [1.0]}, 1.0)
+
+
+def test_by_group():
+    a, b = param([0, 0], [3, 4]), param([0], [0.5])
+    assert ad.clip_grad_norm_by_group({"a": [a], "b": [b]}, 1.0) == {"a": 5.0, "b": 0.5}
+    np.testing.assert_allclose(a.grad.numpy(), [0.6, 0.8])
+    np.testing.assert_allclose(b.grad.numpy(), [0.5])
+    ad.clip_grad_norm_by_group({"a": [a], "b": [b]}, {"a": 2.0, "b": 0.1})
+    np.testing.assert_allclose(b.grad.numpy(), [0.1])
+    with pytest.raises(ArgumentError, match="the groups are"):
+        ad.clip_grad_norm_by_group({"a": [a]}, {"b": 1.0})
+
+
+def test_one_bad_group_changes_none():
+    a, b = param([0, 0], [3, 4]), param([0], [np.nan])
+    with pytest.raises(NonFiniteError, match="group 'b'"):
+        ad.clip_grad_norm_by_group({"a": [a], "b": [b]}, 1.0)
+    np.testing.assert_array_equal(a.grad.numpy(), [3.0, 4.0])
+
+
+def test_clip_value():
+    a = param([0, 0, 0], [-3, 0.5, np.inf])
+    ad.clip_grad_value([a], 1.0)
+    np.testing.assert_array_equal(a.grad.numpy(), [-1.0, 0.5, 1.0])
+    grads = {"c": np.array([3 + 4j, 0.1j, 0])}
+    ad.clip_grad_value(grads, 1.0)
+    np.testing.assert_allclose(grads["c"], [0.6 + 0.8j, 0.1j, 0])
+    with pytest.raises(ArgumentError, match="max_value"):
+        ad.clip_grad_value([a], -1)
+
+
+def test_adaptive_by_unit():
+    w = param([[3.0, 4.0], [0.0, 0.0]], [[30.0, 40.0], [0.0, 1e-6]])
+    assert ad.clip_grad_adaptive([w], 0.1) == 1
+    np.testing.assert_allclose(w.grad.numpy(), [[0.3, 0.4], [0.0, 1e-6]])
+    column = param([[3.0, 0.0], [4.0, 0.0]], [[30.0, 0.0], [40.0, 1.0]])
+    assert ad.clip_grad_adaptive([column], 0.1, eps=1.0, axis=1) == 2
+    np.testing.assert_allclose(column.grad.numpy(), [[0.3, 0.0], [0.4, 0.1]])
+    with pytest.raises(ArgumentError, match="axis 2"):
+        ad.clip_grad_adaptive([w], axis=2)
+    with pytest.raises(InputError, match="compares gradients with their parameters"):
+        ad.clip_grad_adaptive({"w": np.ones(2)})
+    bad = param([1.0], [np.nan])
+    with pytest.raises(NonFiniteError):
+        ad.clip_grad_adaptive([w, bad])
+
+
+def test_adaptive_of_vectors_and_numbers():
+    b, s = param([3.0, 4.0], [30.0, 40.0]), param(2.0, 7.0)
+    assert ad.clip_grad_adaptive([b, s], 0.1) == 2
+    np.testing.assert_allclose(b.grad.numpy(), [0.3, 0.4])
+    np.testing.assert_allclose(s.grad.numpy(), 0.2)
