@@ -1,5 +1,29 @@
-"""What networks are made of: ``functional`` has activations, norms, attention, convolutions and losses."""
+"""Modules, layers, losses; ``functional`` has the functions they are made of."""
 
-from adjoint.nn import functional
+from adjoint.nn import functional, init
+from adjoint.nn.activations import *
+from adjoint.nn.activations import __all__ as _activations
+from adjoint.nn.attention import MultiHeadAttention, TransformerEncoderLayer
+from adjoint.nn.layers import *
+from adjoint.nn.layers import __all__ as _layers
+from adjoint.nn.criteria import *
+from adjoint.nn.criteria import __all__ as _criteria
+from adjoint.nn.module import Module, ModuleList, Parameter, Sequential, functional_call
+from adjoint.nn.recurrent import GRU, LSTM
 
-__all__ = ["functional"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "Module",
+    "ModuleList",
+    "MultiHeadAttention",
+    "Parameter",
+    "Sequential",
+    "TransformerEncoderLayer",
+    "functional",
+    "functional_call",
+    "init",
+    *_activations,
+    *_layers,
+    *_criteria,
+]

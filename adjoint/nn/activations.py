@@ -1,0 +1,64 @@
+"""Activations as modules: each is a name for its function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from adjoint.core.tensor import Tensor
+from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
+from adjoint.nn.module import Module
+
+__all__ = [
+    "ELU",
+    "GELU",
+    "GLU",
+    "SELU",
+    "Hardtanh",
+    "LeakyReLU",
+    "LogSoftmax",
+    "Mish",
+    "ReLU",
+    "SiLU",
+    "Sigmoid",
+    "Softmax",
+    "Softplus",
+    "Tanh",
+]
+
+
+class _Activation(Module):
+    """A function of ``nn.functional`` with its options."""
+
+    name = ""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    def forward(self, x: Any) -> Tensor:
+        """Apply the function."""
+        return getattr(F, self.name)(x, **self.options)
+
+    def extra_repr(self) -> str:
+        """The options."""
+        return ", ".join(f"{k}={v}" for k, v in self.options.items())
+
+
+def _activation(name: str, function: str) -> type[_Activation]:
+    doc = f"``nn.functional.{function}`` as a module; options are its keywords."
+    return type(name, (_Activation,), {"name": function, "__doc__": doc, "__module__": __name__})
+
+
+ReLU = _activation("ReLU", "relu")
+LeakyReLU = _activation("LeakyReLU", "leaky_relu")
+ELU = _activation("ELU", "elu")
+SELU = _activation("SELU", "selu")
+GELU = _activation("GELU", "gelu")
+SiLU = _activation("SiLU", "silu")
+Mish = _activation("Mish", "mish")
+Softplus = _activation("Softplus", "softplus")
+Hardtanh = _activation("Hardtanh", "hardtanh")
+GLU = _activation("GLU", "glu")
+Tanh = _activation("Tanh", "tanh")
+Sigmoid = _activation("Sigmoid", "sigmoid")
+Softmax = _activation("Softmax", "softmax")
+LogSoftmax = _activation("LogSoftmax", "log_softmax")

@@ -1,0 +1,120 @@
+"""Attention and the transformer's encoder layer, with PyTorch's names and layouts of weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.tensor import Tensor
+from adjoint.errors import ArgumentError
+from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
+from adjoint.nn import init
+from adjoint.nn.layers import Dropout, LayerNorm, Linear
+from adjoint.nn.module import Module, Parameter
+from adjoint.ops.create import zeros
+
+__all__ = ["MultiHeadAttention", "TransformerEncoderLayer"]
+
+
+class MultiHeadAttention(Module):
+    """Attention with several heads over (batch, length, features)."""
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        *,
+        rng: Any = None,
+        dtype: Any = np.float32,
+    ) -> None:
+        if embed_dim % num_heads:
+            raise ArgumentError(f"{num_heads} heads do not divide {embed_dim} features.")
+        rng = init.generator(rng)
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.in_proj_weight = Parameter(init.xavier_uniform((3 * embed_dim, embed_dim), rng=rng, dtype=dtype))
+        self.in_proj_bias = Parameter(zeros(3 * embed_dim, dtype=dtype)) if bias else None
+        self.out_proj = Linear(embed_dim, embed_dim, bias, rng=rng, dtype=dtype)
+        if self.out_proj.bias is not None:
+            self.out_proj.bias = Parameter(zeros(embed_dim, dtype=dtype))
+        self.dropout = dropout
+        self.rng = rng
+
+    def forward(
+        self, query: Any, key: Any = None, value: Any = None, mask: Any = None, causal: bool = False
+    ) -> Tensor:
+        """Let each query look at the keys; ``mask`` is True where it may, or is added to the scores."""
+        key = query if key is None else key
+        value = key if value is None else value
+        n = self.embed_dim
+        if key is query and value is query:
+            packed = F.linear(query, self.in_proj_weight, self.in_proj_bias)
+            q, k, v = packed[..., :n], packed[..., n : 2 * n], packed[..., 2 * n :]
+        else:
+            q, k, v = (
+                F.linear(
+                    t,
+                    self.in_proj_weight[i * n : (i + 1) * n],
+                    None if self.in_proj_bias is None else self.in_proj_bias[i * n : (i + 1) * n],
+                )
+                for i, t in enumerate((query, key, value))
+            )
+        q, k, v = self._heads(q), self._heads(k), self._heads(v)
+        p = self.dropout if self.training else 0.0
+        out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=p, is_causal=causal, rng=self.rng)
+        out = out.swapaxes(-3, -2)
+        return self.out_proj(out.reshape(*out.shape[:-2], n))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(…, length, features) to (…, heads, length, features / heads)."""
+        split = x.reshape(*x.shape[:-1], self.num_heads, self.embed_dim // self.num_heads)
+        return split.swapaxes(-3, -2)
+
+    def extra_repr(self) -> str:
+        """Features and heads."""
+        return f"{self.embed_dim}, heads={self.num_heads}"
+
+
+class TransformerEncoderLayer(Module):
+    """Attention and a two-layer network, each with a residual and a norm, before or after."""
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str = "relu",
+        norm_first: bool = False,
+        *,
+        rng: Any = None,
+        dtype: Any = np.float32,
+    ) -> None:
+        if activation not in ("relu", "gelu"):
+            raise ArgumentError(f"activation is 'relu' or 'gelu', not {activation!r}.")
+        rng = init.generator(rng)
+        self.self_attn = MultiHeadAttention(d_model, nhead, dropout, rng=rng, dtype=dtype)
+        self.linear1 = Linear(d_model, dim_feedforward, rng=rng, dtype=dtype)
+        self.linear2 = Linear(dim_feedforward, d_model, rng=rng, dtype=dtype)
+        self.norm1 = LayerNorm(d_model, dtype=dtype)
+        self.norm2 = LayerNorm(d_model, dtype=dtype)
+        self.dropout = Dropout(dropout, rng=rng)
+        self.activation = activation
+        self.norm_first = norm_first
+
+    def forward(self, x: Any, mask: Any = None, causal: bool = False) -> Tensor:
+        """Pass (batch, length, features) through."""
+        if self.norm_first:
+            x = x + self._attend(self.norm1(x), mask, causal)
+            return x + self._feed(self.norm2(x))
+        x = self.norm1(x + self._attend(x, mask, causal))
+        return self.norm2(x + self._feed(x))
+
+    def _attend(self, x: Any, mask: Any, causal: bool) -> Tensor:
+        return self.dropout(self.self_attn(x, mask=mask, causal=causal))
+
+    def _feed(self, x: Any) -> Tensor:
+        hidden = getattr(F, self.activation)(self.linear1(x))
+        return self.dropout(self.linear2(self.dropout(hidden)))

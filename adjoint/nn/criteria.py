@@ -1,0 +1,54 @@
+"""Losses as modules: each is a function of ``nn.functional`` with its options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from adjoint.core.tensor import Tensor
+from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
+from adjoint.nn.module import Module
+
+__all__ = [
+    "BCELoss",
+    "BCEWithLogitsLoss",
+    "CrossEntropyLoss",
+    "HingeLoss",
+    "HuberLoss",
+    "KLDivLoss",
+    "L1Loss",
+    "MSELoss",
+    "NLLLoss",
+]
+
+
+class _Loss(Module):
+    """A loss of predictions and targets, with options such as ``reduction``."""
+
+    name = ""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    def forward(self, prediction: Any, target: Any) -> Tensor:
+        """Compare predictions with targets."""
+        return getattr(F, self.name)(prediction, target, **self.options)
+
+    def extra_repr(self) -> str:
+        """The options."""
+        return ", ".join(f"{k}={v}" for k, v in self.options.items())
+
+
+def _loss(name: str, function: str) -> type[_Loss]:
+    doc = f"``nn.functional.{function}`` as a module; options are its keywords."
+    return type(name, (_Loss,), {"name": function, "__doc__": doc, "__module__": __name__})
+
+
+MSELoss = _loss("MSELoss", "mse_loss")
+L1Loss = _loss("L1Loss", "l1_loss")
+HuberLoss = _loss("HuberLoss", "huber_loss")
+CrossEntropyLoss = _loss("CrossEntropyLoss", "cross_entropy")
+NLLLoss = _loss("NLLLoss", "nll_loss")
+BCELoss = _loss("BCELoss", "binary_cross_entropy")
+BCEWithLogitsLoss = _loss("BCEWithLogitsLoss", "binary_cross_entropy_with_logits")
+KLDivLoss = _loss("KLDivLoss", "kl_div")
+HingeLoss = _loss("HingeLoss", "hinge_loss")

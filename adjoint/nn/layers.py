@@ -1,0 +1,329 @@
+"""Layers: linear, convolution, pooling, normalisation, embedding, dropout."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from adjoint.config import no_grad
+from adjoint.core.tensor import Tensor, writable
+from adjoint.errors import ArgumentError
+from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
+from adjoint.nn import init
+from adjoint.nn.module import Module, Parameter
+from adjoint.ops.create import ones, zeros
+
+__all__ = [
+    "AdaptiveAvgPool2d",
+    "AvgPool1d",
+    "AvgPool2d",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "Conv1d",
+    "Conv2d",
+    "Dropout",
+    "Embedding",
+    "Flatten",
+    "GroupNorm",
+    "LayerNorm",
+    "Linear",
+    "MaxPool1d",
+    "MaxPool2d",
+    "RMSNorm",
+]
+
+
+class Linear(Module):
+    """x @ weight.T + bias; the weight is (out_features, in_features)."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        rng: Any = None,
+        dtype: Any = np.float32,
+    ) -> None:
+        rng = init.generator(rng)
+        bound = 1.0 / math.sqrt(in_features) if in_features else 0.0
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = Parameter(init.uniform((out_features, in_features), bound, rng=rng, dtype=dtype))
+        self.bias = Parameter(init.uniform((out_features,), bound, rng=rng, dtype=dtype)) if bias else None
+
+    def forward(self, x: Any) -> Tensor:
+        """Apply the layer to the last axis."""
+        return F.linear(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """In and out."""
+        return f"{self.in_features}, {self.out_features}" + ("" if self.bias is not None else ", bias=False")
+
+
+class _Conv(Module):
+    """A convolution over ``ndim`` axes; the weight is (out, in / groups, *kernel)."""
+
+    ndim = 0
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Any,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        bias: bool = True,
+        *,
+        rng: Any = None,
+        dtype: Any = np.float32,
+    ) -> None:
+        rng = init.generator(rng)
+        kernel = (kernel_size,) * self.ndim if isinstance(kernel_size, int) else tuple(kernel_size)
+        if in_channels % groups or out_channels % groups:
+            raise ArgumentError(f"groups={groups} must divide {in_channels} and {out_channels} channels.")
+        shape = (out_channels, in_channels // groups, *kernel)
+        bound = 1.0 / math.sqrt(math.prod(shape[1:]))
+        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+        self.weight = Parameter(init.uniform(shape, bound, rng=rng, dtype=dtype))
+        self.bias = Parameter(init.uniform((out_channels,), bound, rng=rng, dtype=dtype)) if bias else None
+
+    def forward(self, x: Any) -> Tensor:
+        """Convolve (N, C, …)."""
+        function = F.conv1d if self.ndim == 1 else F.conv2d
+        return function(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+    def extra_repr(self) -> str:
+        """Channels, kernel, stride and padding."""
+        out, inner, *kernel = self.weight.shape
+        return f"{inner * self.groups}, {out}, kernel={tuple(kernel)}, stride={self.stride}, padding={self.padding}"
+
+
+class Conv1d(_Conv):
+    """A convolution over one axis: (N, C, L)."""
+
+    ndim = 1
+
+
+class Conv2d(_Conv):
+    """A convolution over two axes: (N, C, H, W)."""
+
+    ndim = 2
+
+
+class _Pool(Module):
+    """Pooling with a window, a stride (the window's size if None) and padding."""
+
+    name = ""
+
+    def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0) -> None:
+        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
+
+    def forward(self, x: Any) -> Tensor:
+        """Pool the last axes."""
+        return getattr(F, self.name)(x, self.kernel_size, self.stride, self.padding)
+
+    def extra_repr(self) -> str:
+        """The window."""
+        return f"{self.kernel_size}"
+
+
+class MaxPool1d(_Pool):
+    """The maximum of each window of one axis."""
+
+    name = "max_pool1d"
+
+
+class MaxPool2d(_Pool):
+    """The maximum of each window of two axes."""
+
+    name = "max_pool2d"
+
+
+class AvgPool1d(_Pool):
+    """The mean of each window of one axis."""
+
+    name = "avg_pool1d"
+
+
+class AvgPool2d(_Pool):
+    """The mean of each window of two axes."""
+
+    name = "avg_pool2d"
+
+
+class AdaptiveAvgPool2d(Module):
+    """Means over windows so chosen that the output has a given size."""
+
+    def __init__(self, output_size: Any) -> None:
+        self.output_size = output_size
+
+    def forward(self, x: Any) -> Tensor:
+        """Pool the last two axes."""
+        return F.adaptive_avg_pool2d(x, self.output_size)
+
+
+class Flatten(Module):
+    """All axes but the first in one."""
+
+    def forward(self, x: Any) -> Tensor:
+        """Flatten (N, …) to (N, features)."""
+        return x.reshape(x.shape[0], -1)
+
+
+class LayerNorm(Module):
+    """Mean 0 and variance 1 over the last axes, then scale and shift."""
+
+    def __init__(
+        self, normalized_shape: Any, eps: float = 1e-5, affine: bool = True, *, dtype: Any = np.float32
+    ) -> None:
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.normalized_shape, self.eps = shape, eps
+        self.weight = Parameter(ones(shape, dtype=dtype)) if affine else None
+        self.bias = Parameter(zeros(shape, dtype=dtype)) if affine else None
+
+    def forward(self, x: Any) -> Tensor:
+        """Normalise."""
+        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        """The shape."""
+        return f"{self.normalized_shape}"
+
+
+class RMSNorm(Module):
+    """Root mean square 1 over the last axes, then scale."""
+
+    def __init__(self, normalized_shape: Any, eps: float | None = None, *, dtype: Any = np.float32) -> None:
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.normalized_shape, self.eps = shape, eps
+        self.weight = Parameter(ones(shape, dtype=dtype))
+
+    def forward(self, x: Any) -> Tensor:
+        """Normalise."""
+        return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        """The shape."""
+        return f"{self.normalized_shape}"
+
+
+class GroupNorm(Module):
+    """Mean 0 and variance 1 per group of channels, then scale and shift per channel."""
+
+    def __init__(
+        self, num_groups: int, num_channels: int, eps: float = 1e-5, *, dtype: Any = np.float32
+    ) -> None:
+        if num_channels % num_groups:
+            raise ArgumentError(f"{num_groups} groups do not divide {num_channels} channels.")
+        self.num_groups, self.eps = num_groups, eps
+        self.weight = Parameter(ones(num_channels, dtype=dtype))
+        self.bias = Parameter(zeros(num_channels, dtype=dtype))
+
+    def forward(self, x: Any) -> Tensor:
+        """Normalise (N, C, …)."""
+        return F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+
+
+class _BatchNorm(Module):
+    """Mean 0 and variance 1 per channel over the batch; in evaluation by running statistics."""
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+        *,
+        dtype: Any = np.float32,
+    ) -> None:
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.weight = Parameter(ones(num_features, dtype=dtype)) if affine else None
+        self.bias = Parameter(zeros(num_features, dtype=dtype)) if affine else None
+        self.register_buffer("running_mean", zeros(num_features, dtype=dtype))
+        self.register_buffer("running_var", ones(num_features, dtype=dtype))
+        self.register_buffer("num_batches_tracked", zeros((), dtype=np.int64))
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def forward(self, x: Any) -> Tensor:
+        """Normalise (N, C, …)."""
+        if not self.training:
+            return F.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
+        y, mean, var = F.batch_norm_with_statistics(x, self.weight, self.bias, self.eps)
+        self._track(mean, var, x.size // x.shape[1])
+        return y
+
+    def _track(self, mean: Tensor, var: Tensor, count: int) -> None:
+        """Move the running statistics; the variance kept is the unbiased one."""
+        unbiased = var.detach() * (count / max(count - 1, 1))
+        with no_grad():
+            for running, now in ((self.running_mean, mean.detach()), (self.running_var, unbiased)):
+                running.copy_((1 - self.momentum) * running + self.momentum * now)
+            writable(self.num_batches_tracked)[...] += 1
+
+    def extra_repr(self) -> str:
+        """The channels."""
+        return f"{self.num_features}"
+
+
+class BatchNorm1d(_BatchNorm):
+    """Batch normalisation of (N, C) or (N, C, L)."""
+
+
+class BatchNorm2d(_BatchNorm):
+    """Batch normalisation of (N, C, H, W)."""
+
+
+class Embedding(Module):
+    """Rows of a table by index; with ``sparse=True`` its gradient is the rows that were touched."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        sparse: bool = False,
+        *,
+        rng: Any = None,
+        dtype: Any = np.float32,
+    ) -> None:
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.padding_idx, self.sparse = padding_idx, sparse
+        table = init.normal((num_embeddings, embedding_dim), rng=rng, dtype=dtype)
+        if padding_idx is not None:
+            table = table.at[padding_idx].set(0.0)
+        self.weight = Parameter(table)
+
+    def forward(self, indices: Any) -> Tensor:
+        """Look the indices up."""
+        return F.embedding(indices, self.weight, self.padding_idx)
+
+    def extra_repr(self) -> str:
+        """The size of the table."""
+        return f"{self.num_embeddings}, {self.embedding_dim}"
+
+
+class Dropout(Module):
+    """Zeros with probability p in training, the rest scaled up; nothing in evaluation."""
+
+    def __init__(self, p: float = 0.5, *, rng: Any = None) -> None:
+        if not 0 <= p <= 1:
+            raise ArgumentError(f"p must be from 0 to 1, but is {p!r}.")
+        self.p = p
+        self.rng = init.generator(rng)
+
+    def forward(self, x: Any) -> Tensor:
+        """Drop, in training."""
+        return F.dropout(x, self.p, training=self.training, rng=self.rng)
+
+    def extra_repr(self) -> str:
+        """The probability."""
+        return f"{self.p}"

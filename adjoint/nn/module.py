@@ -1,0 +1,327 @@
+"""Module: parameters, buffers and other modules under names; a function of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint import tree
+from adjoint.config import no_grad
+from adjoint.core.tensor import Tensor, asarray, tensor, writable
+from adjoint.errors import AdjointError, ArgumentError, InputError, ShapeError
+
+__all__ = ["Module", "ModuleList", "Parameter", "Sequential", "functional_call"]
+
+
+def Parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> Tensor:  # noqa: N802  reads as a class
+    """Make a tensor that a module trains: a leaf that requires grad.
+
+    >>> Parameter([1.0, 2.0])
+    tensor([1., 2.], dtype=float64, requires_grad=True)
+    """
+    return tensor(data, dtype=dtype, requires_grad=requires_grad)
+
+
+class Module:
+    """A function with parameters: subclass it, assign tensors and modules, write ``forward``.
+
+    A leaf tensor that requires grad, when it is assigned, becomes a parameter; ``register_buffer``
+    adds tensors that are saved but not trained.  Modules are trees of their parameters to the
+    transforms: ``ad.grad(lambda m: loss(m(x)))(model)`` returns a model of gradients.
+
+    >>> import adjoint as ad
+    >>> class Scale(ad.nn.Module):
+    ...     def __init__(self):
+    ...         self.factor = ad.nn.Parameter([2.0, 3.0])
+    ...     def forward(self, x):
+    ...         return x * self.factor
+    >>> model = Scale()
+    >>> model(ad.tensor([1.0, 1.0])).sum().backward()
+    >>> model.factor.grad
+    tensor([1., 1.], dtype=float64)
+    """
+
+    training: bool = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Tensor) and value.is_leaf and value.requires_grad:
+            self._names("_parameters").setdefault(name)
+        object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._names("_parameters").pop(name, None)
+        self._names("_buffers").pop(name, None)
+        object.__delattr__(self, name)
+
+    def _names(self, kind: str) -> dict[str, None]:
+        """Names of own parameters or buffers, in the order of assignment."""
+        names: dict[str, None] = self.__dict__.setdefault(kind, {})
+        return names
+
+    def register_buffer(self, name: str, value: Any) -> None:
+        """Add a tensor that is saved with the module but not trained."""
+        if not name.isidentifier():
+            raise ArgumentError(f"a buffer's name is a Python name, not {name!r}.")
+        self._names("_buffers").setdefault(name)
+        object.__setattr__(self, name, None if value is None else asarray(value))
+
+    # Calling ---------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the outputs; what a subclass writes."""
+        raise NotImplementedError(f"{type(self).__name__} has no forward().")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call ``forward``; an error inside says in which module, by its path."""
+        try:
+            return self.forward(*args, **kwargs)
+        except AdjointError as error:
+            _add_path(error, self)
+            raise
+
+    # Looking inside --------------------------------------------------------------------------
+
+    def children(self) -> Iterator[tuple[str, Module]]:
+        """Yield own modules with their names."""
+        for name, value in self.__dict__.items():
+            if isinstance(value, Module):
+                yield name, value
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """Yield this module and all inside it, with their paths; each once."""
+        seen: set[int] = set()
+        stack = [(prefix, self)]
+        while stack:
+            path, module = stack.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            yield path, module
+            inner = [(f"{path}.{name}" if path else name, child) for name, child in module.children()]
+            stack.extend(reversed(inner))
+
+    def _named(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+        seen: set[int] = set()
+        for path, module in self.named_modules():
+            for name in module._names(kind):
+                value = getattr(module, name)
+                if value is not None and id(value) not in seen:
+                    seen.add(id(value))
+                    yield (f"{path}.{name}" if path else name), value
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield all parameters with their paths; a shared one once."""
+        return self._named("_parameters")
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield all buffers with their paths."""
+        return self._named("_buffers")
+
+    def parameters(self) -> list[Tensor]:
+        """Return all parameters."""
+        return [p for _, p in self.named_parameters()]
+
+    def requires_grad_(self, requires_grad: bool = True) -> Module:
+        """Train all parameters, or freeze them; return the module."""
+        for p in self.parameters():
+            p.requires_grad_(requires_grad)
+        return self
+
+    def zero_grad(self) -> None:
+        """Drop the gradients of all parameters."""
+        for p in self.parameters():
+            p.grad = None
+
+    def train(self, mode: bool = True) -> Module:
+        """Switch dropout and batch statistics on or off, here and inside; return the module."""
+        for _, module in self.named_modules():
+            module.training = mode
+        return self
+
+    def eval(self) -> Module:
+        """Switch to evaluation: ``train(False)``."""
+        return self.train(False)
+
+    def apply(self, function: Callable[[Module], None]) -> Module:
+        """Call ``function`` with this module and all inside it; return the module."""
+        for _, module in self.named_modules():
+            function(module)
+        return self
+
+    def astype(self, dtype: Any) -> Module:
+        """Change the dtype of all parameters and float buffers in place; return the module."""
+        for _, module in self.named_modules():
+            for name in (*module._names("_parameters"), *module._names("_buffers")):
+                value = getattr(module, name)
+                if value is not None and value.dtype.kind == "f":
+                    fresh = tensor(value.detach(), dtype=dtype, requires_grad=value.requires_grad)
+                    object.__setattr__(module, name, fresh)
+        return self
+
+    # Saving ----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all parameters and buffers by path, as copies in NumPy arrays."""
+        named = {**dict(self._all_named("_parameters")), **dict(self._all_named("_buffers"))}
+        return {path: value.numpy(copy=True) for path, value in named.items()}
+
+    def _all_named(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+        """Like ``_named``, but a shared tensor under each of its paths."""
+        for path, module in self.named_modules():
+            for name in module._names(kind):
+                value = getattr(module, name)
+                if value is not None:
+                    yield (f"{path}.{name}" if path else name), value
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Take over values by path; everything is checked, and listed, before anything changes."""
+        ours = {**dict(self._all_named("_parameters")), **dict(self._all_named("_buffers"))}
+        missing = [k for k in ours if k not in state]
+        extra = [k for k in state if k not in ours]
+        shared = [k for k in ours if k in state]
+        wrong = [
+            f"{k}: has shape {np.shape(state[k])}, needs {ours[k].shape}"
+            for k in shared
+            if np.shape(state[k]) != ours[k].shape
+        ]
+        problems = [f"  {line}" for line in wrong]
+        if strict:
+            problems += [f"  {k}: missing" for k in missing] + [f"  {k}: not in this module" for k in extra]
+        if problems:
+            raise ShapeError(
+                f"load_state_dict: {len(problems)} names do not fit {type(self).__name__}; nothing was "
+                "loaded.\n" + "\n".join(problems)
+            )
+        with no_grad():
+            for k in shared:
+                writable(ours[k])[...] = np.asarray(state[k])
+
+    # Showing ---------------------------------------------------------------------------------
+
+    def extra_repr(self) -> str:
+        """Return what is worth knowing in one line; layers override it."""
+        return ""
+
+    def __repr__(self) -> str:
+        lines = [self._headline()]
+        for path, module in self.named_modules():
+            if path:
+                depth = path.count(".") + 1
+                lines.append("  " * depth + f"{path.rpartition('.')[2]}: {module._headline()}")
+        return "\n".join(lines)
+
+    def _headline(self) -> str:
+        count = sum(p.size for p in self.parameters())
+        numbers = f"  # {count:,} parameters" if count else ""
+        return f"{type(self).__name__}({self.extra_repr()}){numbers}"
+
+
+def _add_path(error: AdjointError, module: Module) -> None:
+    """Put the path of the module in which an error arose into its message."""
+    inner: tuple[Module, str] | None = getattr(error, "_module", None)
+    path = ""
+    if inner is not None:
+        name = next((n for n, m in module.named_modules() if m is inner[0]), "")
+        path = ".".join(part for part in (name, inner[1]) if part)
+    plain = getattr(error, "_plain", error.args[0] if error.args else "")
+    head = f"{type(module).__name__} module" + (f", at {path!r}" if path else "")
+    error._module, error._plain = (module, path), plain  # type: ignore[attr-defined]
+    error.args = (f"{plain}\n  In a {head}.", *error.args[1:])
+
+
+class Sequential(Module):
+    """Modules, or plain functions, one after the other."""
+
+    def __init__(self, *layers: Any) -> None:
+        for i, layer in enumerate(layers):
+            if not callable(layer):
+                raise InputError(f"Sequential: a layer is callable, but layer {i} is {layer!r}.")
+            setattr(self, str(i), layer)
+        self.length = len(layers)
+
+    def forward(self, x: Any) -> Any:
+        """Pass the input through all layers."""
+        for layer in self:
+            x = layer(x)
+        return x
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return getattr(self, str(range(self.length)[index]))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (getattr(self, str(i)) for i in range(self.length))
+
+
+class ModuleList(Module):
+    """A list of modules whose parameters are seen."""
+
+    def __init__(self, modules: Sequence[Module] = ()) -> None:
+        self.length = 0
+        for module in modules:
+            self.append(module)
+
+    def append(self, module: Module) -> None:
+        """Add a module at the end."""
+        if not isinstance(module, Module):
+            raise InputError(f"ModuleList holds modules, not {type(module).__name__}.")
+        setattr(self, str(self.length), module)
+        self.length += 1
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Module:
+        return getattr(self, str(range(self.length)[index]))
+
+    def __iter__(self) -> Iterator[Module]:
+        return (getattr(self, str(i)) for i in range(self.length))
+
+
+# Modules as trees ------------------------------------------------------------------------------
+
+
+def _take_apart(module: Module) -> tuple[list[tuple[str, Any]], Module]:
+    return list(module.named_parameters()), module
+
+
+def _put_together(module: Module, values: Sequence[Any]) -> Module:
+    """Return a copy of ``module`` with other values in place of its parameters."""
+    replaced = dict(zip((id(p) for _, p in module.named_parameters()), values, strict=True))
+    copies: dict[int, Module] = {}
+    for _, m in reversed(list(module.named_modules())):
+        copy = object.__new__(type(m))
+        copy.__dict__.update(m.__dict__)
+        copies[id(m)] = copy
+    for copy in copies.values():
+        for name, value in copy.__dict__.items():
+            if isinstance(value, Module):
+                copy.__dict__[name] = copies[id(value)]
+            elif isinstance(value, Tensor) and id(value) in replaced:
+                copy.__dict__[name] = replaced[id(value)]
+    return copies[id(module)]
+
+
+tree.register(Module, _take_apart, _put_together)
+
+
+def functional_call(module: Module, params: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a module with other values for some of its parameters, by path; it stays as it is.
+
+    >>> import adjoint as ad
+    >>> layer = ad.nn.Linear(2, 1, bias=False)
+    >>> ad.nn.functional_call(layer, {"weight": ad.ones((1, 2))}, ad.tensor([3.0, 4.0]))
+    tensor([7.], dtype=float64)
+    """
+    named = dict(module.named_parameters())
+    unknown = [k for k in params if k not in named]
+    if unknown:
+        raise ArgumentError(
+            f"functional_call: no parameters {', '.join(unknown)}; there are {', '.join(named) or 'none'}."
+        )
+    values = [params.get(k, p) for k, p in named.items()]
+    return _put_together(module, values)(*args, **kwargs)

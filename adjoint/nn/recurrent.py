@@ -1,0 +1,118 @@
+"""LSTM and GRU over (batch, length, features), with PyTorch's names and layouts of weights."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.tensor import Tensor, asarray
+from adjoint.errors import ShapeError
+from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
+from adjoint.nn import init
+from adjoint.nn.module import Module, Parameter
+from adjoint.ops.create import zeros
+from adjoint.ops.elementwise import sigmoid, tanh
+from adjoint.ops.join import stack
+
+__all__ = ["GRU", "LSTM"]
+
+
+class _Recurrent(Module):
+    """Layers of cells, each run over the length of its input."""
+
+    gates = 0
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        *,
+        rng: Any = None,
+        dtype: Any = np.float32,
+    ) -> None:
+        rng = init.generator(rng)
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        bound = 1.0 / math.sqrt(hidden_size)
+        rows = self.gates * hidden_size
+        for layer in range(num_layers):
+            width = input_size if layer == 0 else hidden_size
+            for name, shape in (("weight_ih", (rows, width)), ("weight_hh", (rows, hidden_size))):
+                setattr(self, f"{name}_l{layer}", Parameter(init.uniform(shape, bound, rng=rng, dtype=dtype)))
+            for name in ("bias_ih", "bias_hh"):
+                value = Parameter(init.uniform((rows,), bound, rng=rng, dtype=dtype)) if bias else None
+                setattr(self, f"{name}_l{layer}", value)
+
+    def _weights(self, layer: int) -> tuple[Any, ...]:
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        return tuple(getattr(self, f"{name}_l{layer}") for name in names)
+
+    def _checked(self, x: Any) -> Tensor:
+        x = asarray(x)
+        if x.ndim != 3 or x.shape[-1] != self.input_size:
+            raise ShapeError(
+                f"{type(self).__name__}: the input is (batch, length, {self.input_size}), but has shape {x.shape}."
+            )
+        return x
+
+    def _start(self, x: Tensor, given: Any) -> list[Tensor]:
+        if given is not None:
+            return [given[i] for i in range(self.num_layers)]
+        return [zeros((x.shape[0], self.hidden_size), dtype=x.dtype) for _ in range(self.num_layers)]
+
+    def extra_repr(self) -> str:
+        """Sizes and layers."""
+        return f"{self.input_size}, {self.hidden_size}, layers={self.num_layers}"
+
+
+class LSTM(_Recurrent):
+    """Long short-term memory: returns the outputs and the last (hidden, cell) of each layer."""
+
+    gates = 4
+
+    def forward(self, x: Any, state: Any = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Run over (batch, length, features)."""
+        x = self._checked(x)
+        hidden, cell = (self._start(x, None if state is None else s) for s in (state or (None, None)))
+        for layer in range(self.num_layers):
+            w_in, w_hidden, b_in, b_hidden = self._weights(layer)
+            bias = None if b_in is None else b_in + b_hidden
+            projected = F.linear(x, w_in, bias)  # all steps in one product
+            h, c, outputs = hidden[layer], cell[layer], []
+            for step in range(x.shape[1]):
+                h, c = F.lstm_cell(projected[:, step] + F.linear(h, w_hidden), c)
+                outputs.append(h)
+            x = stack(outputs, axis=1) if outputs else x[..., :0]
+            hidden[layer], cell[layer] = h, c
+        return x, (stack(hidden), stack(cell))
+
+
+class GRU(_Recurrent):
+    """Gated recurrent unit: returns the outputs and the last hidden state of each layer."""
+
+    gates = 3
+
+    def forward(self, x: Any, state: Any = None) -> tuple[Tensor, Tensor]:
+        """Run over (batch, length, features)."""
+        x = self._checked(x)
+        hidden = self._start(x, state)
+        n = self.hidden_size
+        for layer in range(self.num_layers):
+            w_in, w_hidden, b_in, b_hidden = self._weights(layer)
+            projected = F.linear(x, w_in, b_in)
+            h, outputs = hidden[layer], []
+            for step in range(x.shape[1]):
+                now, before = projected[:, step], F.linear(h, w_hidden, b_hidden)
+                both = sigmoid(now[:, : 2 * n] + before[:, : 2 * n])
+                reset, update = both[:, :n], both[:, n:]
+                fresh = tanh(now[:, 2 * n :] + reset * before[:, 2 * n :])
+                h = fresh + update * (h - fresh)
+                outputs.append(h)
+            x = stack(outputs, axis=1) if outputs else x[..., :0]
+            hidden[layer] = h
+        return x, stack(hidden)
+
+
