@@ -45,7 +45,11 @@ def x(*shape: int) -> Any:
 
 ROWS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
     "linear": (lambda: nn.Linear(4, 3), lambda: T.Linear(4, 3), (x(5, 4),)),
-    "linear-no-bias": (lambda: nn.Linear(4, 3, bias=False), lambda: T.Linear(4, 3, bias=False), (x(2, 5, 4),)),
+    "linear-no-bias": (
+        lambda: nn.Linear(4, 3, bias=False),
+        lambda: T.Linear(4, 3, bias=False),
+        (x(2, 5, 4),),
+    ),
     "conv1d": (lambda: nn.Conv1d(2, 4, 3, padding=1), lambda: T.Conv1d(2, 4, 3, padding=1), (x(2, 2, 7),)),
     "conv2d": (
         lambda: nn.Conv2d(4, 6, (3, 2), stride=2, padding=1, groups=2),

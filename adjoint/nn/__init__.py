@@ -4,10 +4,10 @@ from adjoint.nn import functional, init
 from adjoint.nn.activations import *
 from adjoint.nn.activations import __all__ as _activations
 from adjoint.nn.attention import MultiHeadAttention, TransformerEncoderLayer
-from adjoint.nn.layers import *
-from adjoint.nn.layers import __all__ as _layers
 from adjoint.nn.criteria import *
 from adjoint.nn.criteria import __all__ as _criteria
+from adjoint.nn.layers import *
+from adjoint.nn.layers import __all__ as _layers
 from adjoint.nn.module import Module, ModuleList, Parameter, Sequential, functional_call
 from adjoint.nn.recurrent import GRU, LSTM
 

@@ -254,9 +254,7 @@ class _BatchNorm(Module):
     def forward(self, x: Any) -> Tensor:
         """Normalise (N, C, …)."""
         if not self.training:
-            return F.batch_norm(
-                x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
-            )
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         y, mean, var = F.batch_norm_with_statistics(x, self.weight, self.bias, self.eps)
         self._track(mean, var, x.size // x.shape[1])
         return y

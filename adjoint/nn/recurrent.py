@@ -114,5 +114,3 @@ class GRU(_Recurrent):
             x = stack(outputs, axis=1) if outputs else x[..., :0]
             hidden[layer] = h
         return x, stack(hidden)
-
-

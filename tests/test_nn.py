@@ -1,0 +1,186 @@
+"""Modules: names, modes, state, messages, and modules under transforms."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint import errors, nn
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        self.linear1 = nn.Linear(4, width, rng=1)
+        self.linear2 = nn.Linear(8, 4, rng=2)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.linear2(self.linear1(x).tanh())
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        self.layers = nn.ModuleList([Block(8), Block(width)])
+        self.norm = nn.LayerNorm(4)
+        self.register_buffer("calls", np.zeros((), np.int64))
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x)
+
+
+def test_parameters_and_buffers_have_paths() -> None:
+    net = Net()
+    names = [name for name, _ in net.named_parameters()]
+    assert names[:2] == ["layers.0.linear1.weight", "layers.0.linear1.bias"] and names[-1] == "norm.bias"
+    assert [name for name, _ in net.named_buffers()] == ["calls"]
+    assert len(net.parameters()) == 10 and all(p.dtype == np.float32 for p in net.parameters())
+    assert dict(net.named_modules())["layers.1.linear2"] is net.layers[1].linear2
+
+
+def test_a_shared_parameter_is_counted_once_and_saved_under_both_names() -> None:
+    net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    net[1].weight = net[0].weight
+    assert len(net.parameters()) == 1
+    assert set(net.state_dict()) == {"0.weight", "1.weight"}
+
+
+def test_train_and_eval_reach_all_modules() -> None:
+    net = nn.Sequential(nn.Dropout(0.5), nn.Sequential(nn.Dropout(0.5)))
+    assert net.training and not net.eval()[1][0].training
+    x = ad.ones((2, 100))
+    assert (net(x).numpy() == 1).all()
+    assert (net.train()(x).numpy() == 0).any()
+
+
+def test_freezing_keeps_a_parameter_a_parameter() -> None:
+    net = nn.Linear(2, 2)
+    net.requires_grad_(False)
+    assert len(net.parameters()) == 2 and not net(ad.ones(2)).requires_grad
+    assert set(net.state_dict()) == {"weight", "bias"}
+
+
+def test_repr_counts_parameters() -> None:
+    text = repr(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1, bias=False)))
+    assert text.splitlines() == [
+        "Sequential()  # 20 parameters",
+        "  0: Linear(3, 4)  # 16 parameters",
+        "  1: ReLU()",
+        "  2: Linear(4, 1, bias=False)  # 4 parameters",
+    ]
+
+
+def test_state_round_trips_and_is_a_copy() -> None:
+    one, two = Net(), Net()
+    for p in two.parameters():
+        with ad.no_grad():
+            p.copy_(0.0)
+    state = one.state_dict()
+    two.load_state_dict(state)
+    x = ad.ones((3, 4), dtype=np.float32)
+    assert one(x).numpy().tobytes() == two(x).numpy().tobytes()
+    state["norm.bias"][...] = 7.0
+    assert not one.norm.bias.numpy().any()
+    assert copy.deepcopy(one)(x).numpy().tobytes() == one(x).numpy().tobytes()
+
+
+def test_a_state_that_does_not_fit_lists_everything_and_loads_nothing() -> None:
+    net = nn.Linear(2, 3)
+    before = net.weight.tolist()
+    with pytest.raises(errors.ShapeError) as info:
+        net.load_state_dict({"weight": np.zeros((3, 3)), "other": np.zeros(1)})
+    assert str(info.value) == (
+        "load_state_dict: 3 names do not fit Linear; nothing was loaded.\n"
+        "  weight: has shape (3, 3), needs (3, 2)\n"
+        "  bias: missing\n"
+        "  other: not in this module"
+    )
+    assert net.weight.tolist() == before
+    net.load_state_dict({"bias": np.ones(3), "other": 1}, strict=False)
+    assert net.bias.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_shape_mismatch_names_the_path_and_both_shapes() -> None:
+    net = nn.Sequential(Net(width=9))
+    with pytest.raises(errors.ShapeError) as info:
+        net(ad.ones((2, 4), dtype=np.float32))
+    text = str(info.value)
+    assert "'0.layers.1.linear2'" in text and "(2, 9)" in text and "(4, 8)" in text
+
+
+def test_functional_call_leaves_the_module_as_it_is() -> None:
+    net = Net()
+    x = ad.ones((2, 4), dtype=np.float32)
+    before = net(x).numpy(copy=True)
+    values = {name: p * 0.0 for name, p in net.named_parameters()}
+    assert not nn.functional_call(net, values, x).numpy().any()
+    assert (net(x).numpy() == before).all()
+    with pytest.raises(errors.ArgumentError, match="no parameters wrong; there are layers"):
+        nn.functional_call(net, {"wrong": x}, x)
+
+
+def test_transforms_take_modules() -> None:
+    net = nn.Linear(3, 1, rng=0).astype(np.float64)
+    xs, ys = ad.tensor(np.random.default_rng(0).normal(size=(5, 3))), ad.tensor(np.arange(5.0))
+
+    def loss(model: Any, x: Any, y: Any) -> Any:
+        return ((model(x)[..., 0] - y) ** 2).sum()
+
+    grads = ad.grad(loss)(net, xs, ys)
+    assert isinstance(grads, nn.Linear)
+    loss(net, xs, ys).backward()
+    np.testing.assert_allclose(grads.weight.numpy(), net.weight.grad.numpy())
+    rows = ad.vmap(ad.grad(loss), in_axes=(None, 0, 0))(net, xs, ys)
+    np.testing.assert_allclose(rows.weight.numpy().sum(0), net.weight.grad.numpy(), rtol=1e-12)
+
+
+def test_batch_statistics_move_only_in_training() -> None:
+    norm = nn.BatchNorm1d(2)
+    x = ad.tensor(np.array([[1.0, 2.0], [3.0, 6.0]], np.float32))
+    norm(x)
+    assert np.allclose(norm.running_mean.numpy(), [0.2, 0.4]) and norm.num_batches_tracked.item() == 1
+    norm.eval()(x)
+    assert norm.num_batches_tracked.item() == 1
+
+
+def test_initial_values_are_seeded() -> None:
+    assert nn.Linear(3, 3, rng=5).weight.tolist() == nn.Linear(3, 3, rng=5).weight.tolist()
+    nn.init.seed(7)
+    first = nn.Linear(3, 3).weight.tolist()
+    nn.init.seed(7)
+    assert nn.Linear(3, 3).weight.tolist() == first != nn.Linear(3, 3).weight.tolist()
+    q = nn.init.orthogonal((6, 4), rng=0, dtype=np.float64).numpy()
+    np.testing.assert_allclose(q.T @ q, np.eye(4), atol=1e-12)
+    for draw in (
+        nn.init.xavier_normal,
+        nn.init.kaiming_normal,
+        nn.init.xavier_uniform,
+        nn.init.kaiming_uniform,
+    ):
+        values = draw((400, 300), rng=0).numpy()
+        expected = 2 / 700 if "xavier" in draw.__name__ else 2 / 300
+        assert values.var() == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "text"),
+    [
+        (lambda: nn.Conv2d(3, 4, 3, groups=2), "groups=2 must divide"),
+        (lambda: nn.MultiHeadAttention(7, 2), "2 heads do not divide 7"),
+        (lambda: nn.Dropout(1.5), "p must be from 0 to 1"),
+        (lambda: nn.GroupNorm(2, 3), "2 groups do not divide 3"),
+        (lambda: nn.TransformerEncoderLayer(4, 2, activation="tanh"), "activation is 'relu' or 'gelu'"),
+        (lambda: nn.LSTM(3, 2)(ad.ones((2, 3))), r"\(batch, length, 3\)"),
+        (lambda: nn.Sequential(3), "layer 0 is 3"),
+        (lambda: nn.ModuleList([3]), "not int"),  # type: ignore[list-item]
+        (lambda: nn.init.xavier_normal((3,)), "at least two axes"),
+        (lambda: nn.Linear(2, 2).register_buffer("a b", 1), "Python name"),
+    ],
+)
+def test_mistakes(mistake: Any, text: str) -> None:
+    with pytest.raises(errors.AdjointError, match=text):
+        mistake()
