@@ -63,7 +63,8 @@ def _largest(xp: Any, x: Any) -> Any:
 
 
 define("gauge_quotient", _gauge_quotient, _quotient_dx, _quotient_dy, None, None, saves=("z", "y", "span"),
-       kind="general", params=("op", "why"), doc="A quotient that is 0 where both parts are, and an error where one is.")  # fmt: skip
+       kind="general", params=("op", "why"), batch="elementwise",
+       doc="A quotient that is 0 where both parts are, and an error where one is.")  # fmt: skip
 
 
 def _skew(xp: Any, x: Any) -> Any:
@@ -138,9 +139,9 @@ def _eigvalsh_rule(xp: Any, g: Any, w: Any, x: Any) -> Any:
 
 
 define("eigh", _eigh, _eigh_rule, saves=("out",), kind="general", outputs=2, holomorphic=False,
-       doc="The eigenvalues and eigenvectors of Hermitian matrices.")  # fmt: skip
+       batch="leading", doc="The eigenvalues and eigenvectors of Hermitian matrices.")  # fmt: skip
 define("eigvalsh", _eigvalsh, _eigvalsh_rule, saves="x", kind="general", holomorphic=False,
-       doc="The eigenvalues of Hermitian matrices.")  # fmt: skip
+       batch="leading", doc="The eigenvalues of Hermitian matrices.")  # fmt: skip
 
 # Singular values --------------------------------------------------------------------------------
 
@@ -184,8 +185,8 @@ def _svd_rule(xp: Any, g: Any, out: Any, x: Any, full_matrices: bool) -> Any:
         return xp.matmul(u * gs[..., None, :], vh)
     # With A = skew(uᴴ gu), B = skew(vᴴ gv) the middle is (A_ij s_j + s_i B_ij) / (s_j² - s_i²), which is
     # (A + B) / (2 (s_j - s_i)) + (A - B) / (2 (s_j + s_i)): the gauge turns only A + B
-    inner_u = None if gu is None else xp.matmul(adjoint_of(xp, u), gu)
-    inner_v = None if gv is None else xp.matmul(vh, gv)
+    inner_u: Any = None if gu is None else xp.matmul(adjoint_of(xp, u), gu)
+    inner_v: Any = None if gv is None else xp.matmul(vh, gv)
     both = inner_v if inner_u is None else inner_u if inner_v is None else inner_u + inner_v
     apart = -inner_v if inner_u is None else inner_u if inner_v is None else inner_u - inner_v
     size = _largest(xp, gv) if gu is None else _largest(xp, gu)
@@ -226,11 +227,11 @@ def _svdvals_rule(xp: Any, g: Any, s: Any, x: Any) -> Any:
 
 
 define("svd", _svd, _svd_rule, saves=("out",), kind="general", outputs=3, params=("full_matrices",),
-       holomorphic=False, doc="The singular values and vectors of matrices.")  # fmt: skip
+       holomorphic=False, batch="leading", doc="The singular values and vectors of matrices.")  # fmt: skip
 define("svdvals", _svdvals, _svdvals_rule, saves="x", kind="general", holomorphic=False,
-       doc="The singular values of matrices.")  # fmt: skip
+       batch="leading", doc="The singular values of matrices.")  # fmt: skip
 define("matrix_rank", lambda x, rtol: np.linalg.matrix_rank(x, rtol=rtol), None, kind="general", params=("rtol",),
-       reason="it is piecewise constant", doc="How many singular values are not zero.")  # fmt: skip
+       batch="leading", reason="it is piecewise constant", doc="How many singular values are not zero.")  # fmt: skip
 
 # Triangles: Cholesky and QR ---------------------------------------------------------------------
 
@@ -257,7 +258,7 @@ def _cholesky_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
 
 
 def _qr(x: Any, mode: str) -> tuple[Any, Any]:
-    return tuple(np.linalg.qr(x, mode=mode))  # type: ignore[return-value,call-overload]
+    return tuple(np.linalg.qr(x, mode=mode))  # type: ignore[call-overload]
 
 
 def _qr_rule(xp: Any, g: Any, out: Any, x: Any, mode: str) -> Any:
@@ -285,7 +286,7 @@ def _qr_tall(xp: Any, gq: Any, gr: Any, q: Any, r: Any) -> Any:
     # dx = (gq + q (T + Tᴴ)) r⁻ᴴ with T the upper triangle of gr rᴴ - qᴴ gq, its diagonal halved
     n = r.shape[-1]
     qh = adjoint_of(xp, q)
-    inner = None if gr is None else xp.matmul(gr, adjoint_of(xp, r))
+    inner: Any = None if gr is None else xp.matmul(gr, adjoint_of(xp, r))
     if gq is not None:
         turned = xp.matmul(qh, gq)
         inner = -turned if inner is None else inner - turned
@@ -298,9 +299,9 @@ def _qr_tall(xp: Any, gq: Any, gr: Any, q: Any, r: Any) -> Any:
 
 
 define("cholesky", _cholesky, _cholesky_rule, saves="y", kind="general", holomorphic=False,
-       doc="The lower triangle whose product with its adjoint is a matrix.")  # fmt: skip
+       batch="leading", doc="The lower triangle whose product with its adjoint is a matrix.")  # fmt: skip
 define("qr", _qr, _qr_rule, saves=("out",), kind="general", outputs=2, params=("mode",), holomorphic=False,
-       doc="Matrices as products of an orthogonal and an upper triangular one.")  # fmt: skip
+       batch="leading", doc="Matrices as products of an orthogonal and an upper triangular one.")  # fmt: skip
 
 
 # What users write -------------------------------------------------------------------------------
@@ -336,13 +337,14 @@ def _hermitian(op: str, x: Any, lower: bool) -> Tensor:
     x = square(op, x)
     data = x._data
     if type(data) is np.ndarray and data.size:
-        off = np.abs(data - data.swapaxes(-1, -2).conj()).max()
+        with np.errstate(invalid="ignore"):  # infinities, which LAPACK reports
+            off = np.abs(data - data.swapaxes(-1, -2).conj()).max()
         if off > 1e3 * np.finfo(data.dtype).eps * np.abs(data).max():
             n = x.shape[-1]
             read = np.tri(n, k=-1, dtype=bool)
             part = rec.where(read if lower else read.T, x, 0)
             diagonal = rec.where(np.eye(n, dtype=bool), rec.real(x) if x.dtype.kind == "c" else x, 0)
-            return part + adjoint_of(rec, part) + diagonal  # type: ignore[no-any-return]
+            return part + adjoint_of(rec, part) + diagonal
     return x
 
 
@@ -361,7 +363,7 @@ def cholesky(x: Any, *, upper: bool = False) -> Tensor:
             [1., 2.]], dtype=float64)
     """
     lower = rec.cholesky(_hermitian("cholesky", x, not upper))
-    return adjoint_of(rec, lower) if upper else lower  # type: ignore[no-any-return]
+    return adjoint_of(rec, lower) if upper else lower
 
 
 def qr(x: Any, mode: str = "reduced") -> QRResult | Tensor:
@@ -374,7 +376,7 @@ def qr(x: Any, mode: str = "reduced") -> QRResult | Tensor:
     if mode not in ("reduced", "complete", "r"):
         raise ArgumentError(f'qr: mode is "reduced", "complete" or "r", not {mode!r}.')
     q, r = rec.qr(x, mode="reduced" if mode == "r" else mode)
-    return r if mode == "r" else QRResult(q, r)  # type: ignore[no-any-return]
+    return r if mode == "r" else QRResult(q, r)
 
 
 def svd(
@@ -397,7 +399,7 @@ def svd(
 
 def svdvals(x: Any) -> Tensor:
     """Return the singular values from large to small."""
-    return rec.svdvals(matrices("svdvals", x))  # type: ignore[no-any-return]
+    return rec.svdvals(matrices("svdvals", x))
 
 
 def eigh(x: Any, UPLO: str = "L") -> EighResult:
@@ -411,7 +413,7 @@ def eigh(x: Any, UPLO: str = "L") -> EighResult:
 
 def eigvalsh(x: Any, UPLO: str = "L") -> Tensor:
     """Return the eigenvalues of Hermitian matrices, from small to large."""
-    return rec.eigvalsh(_hermitian("eigvalsh", x, _checked_uplo("eigvalsh", UPLO)))  # type: ignore[no-any-return]
+    return rec.eigvalsh(_hermitian("eigvalsh", x, _checked_uplo("eigvalsh", UPLO)))
 
 
 def matrix_rank(x: Any, tol: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Tensor:
@@ -420,5 +422,5 @@ def matrix_rank(x: Any, tol: Any = None, hermitian: bool = False, *, rtol: Any =
         raise ArgumentError("matrix_rank: tol and rtol say the same.  Give one of them.")
     x = matrices("matrix_rank", x)
     if tol is not None:
-        return rec.sum(rec.greater(rec.svdvals(x), tol), axis=(-1,), keepdims=False)  # type: ignore[no-any-return]
-    return rec.matrix_rank(x, rtol=rank_tolerance("matrix_rank", x, rtol))  # type: ignore[no-any-return]
+        return rec.sum(rec.greater(rec.svdvals(x), tol), axis=(-1,), keepdims=False)
+    return rec.matrix_rank(x, rtol=rank_tolerance("matrix_rank", x, rtol))

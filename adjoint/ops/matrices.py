@@ -18,7 +18,7 @@ def floats(op: str, x: Any) -> Tensor:
     """Return a tensor of floats; integers become float64, half precision is refused as LAPACK has none."""
     x = asarray(x)
     if x.dtype.kind in "biu":
-        return rec.astype(x, dtype=np.dtype(np.float64))  # type: ignore[no-any-return]
+        return rec.astype(x, dtype=np.dtype(np.float64))
     if x.dtype.itemsize == 2:
         raise DTypeError(f"{op}: LAPACK has no {x.dtype}.  Use x.astype(np.float32).")
     return x

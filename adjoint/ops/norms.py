@@ -21,9 +21,9 @@ __all__ = ["cond", "matrix_norm", "norm", "vector_norm"]
 def _vector_norm(x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
     a = np.abs(x)
     if ord == 2:
-        return np.sqrt(np.add.reduce(a * a, axis=axis, keepdims=keepdims))
+        return np.sqrt(np.sum(a * a, axis=axis, keepdims=keepdims))
     with np.errstate(divide="ignore"):  # negative orders at 0
-        return np.add.reduce(a**ord, axis=axis, keepdims=keepdims) ** (1 / ord)
+        return np.sum(a**ord, axis=axis, keepdims=keepdims) ** (1 / ord)
 
 
 def _vector_norm_rule(xp: Any, g: Any, y: Any, x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
@@ -41,7 +41,7 @@ def _vector_norm_rule(xp: Any, g: Any, y: Any, x: Any, ord: float, axis: Shape, 
 
 
 define("vector_norm", _vector_norm, _vector_norm_rule, saves="yx", kind="general", holomorphic=False,
-       params=("ord", "axis", "keepdims"), doc="The p-norm over axes.")  # fmt: skip
+       params=("ord", "axis", "keepdims"), batch="leading", doc="The p-norm over axes.")  # fmt: skip
 
 
 def vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Tensor:
@@ -66,13 +66,13 @@ def _norm_over(op: str, x: Tensor, ord: Any, axes: Shape, keepdims: bool) -> Ten
     if abs(p) == math.inf:
         if any(x.shape[a] == 0 for a in axes):
             raise ShapeError(f"{op}: no elements to choose from over axes {axes} of shape {x.shape}.")
-        return (rec.max if p > 0 else rec.min)(rec.abs(x), axis=axes, keepdims=keepdims)  # type: ignore[no-any-return]
+        return (rec.max if p > 0 else rec.min)(rec.abs(x), axis=axes, keepdims=keepdims)
     if p == 0:
         counted = rec.astype(rec.not_equal(x, 0), dtype=np.abs(np.zeros(1, x.dtype)).dtype)
-        return rec.sum(counted, axis=axes, keepdims=keepdims)  # type: ignore[no-any-return]
+        return rec.sum(counted, axis=axes, keepdims=keepdims)
     if p == 1:
-        return rec.sum(rec.abs(x), axis=axes, keepdims=keepdims)  # type: ignore[no-any-return]
-    return rec.vector_norm(x, ord=p, axis=axes, keepdims=keepdims)  # type: ignore[no-any-return]
+        return rec.sum(rec.abs(x), axis=axes, keepdims=keepdims)
+    return rec.vector_norm(x, ord=p, axis=axes, keepdims=keepdims)
 
 
 _MATRIX_ORDERS = ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf)
@@ -87,7 +87,7 @@ def _matrix_norm(op: str, x: Tensor, ord: Any, keepdims: bool) -> Tensor:
     if ord not in _MATRIX_ORDERS:
         raise ArgumentError(f'{op}: the order of a matrix norm is "fro", "nuc", ±1, ±2 or ±inf, not {ord!r}.')
     if ord == "fro":
-        return rec.vector_norm(x, ord=2.0, axis=(-2, -1), keepdims=keepdims)  # type: ignore[no-any-return]
+        return rec.vector_norm(x, ord=2.0, axis=(-2, -1), keepdims=keepdims)
     if ord != "nuc" and 0 in x.shape[-2:]:
         raise ShapeError(f"{op}: no elements to choose from in matrices of shape {x.shape}.")
     if ord == "nuc" or abs(ord) == 2:
@@ -95,7 +95,7 @@ def _matrix_norm(op: str, x: Tensor, ord: Any, keepdims: bool) -> Tensor:
     else:
         sums = rec.sum(rec.abs(x), axis=(-2 if abs(ord) == 1 else -1,), keepdims=False)
         out = (rec.max if ord > 0 else rec.min)(sums, axis=(-1,), keepdims=False)
-    return rec.reshape(out, shape=(*x.shape[:-2], 1, 1)) if keepdims else out  # type: ignore[no-any-return]
+    return rec.reshape(out, shape=(*x.shape[:-2], 1, 1)) if keepdims else out
 
 
 def _spectral_norm(x: Tensor, ord: Any) -> Tensor:
@@ -105,8 +105,8 @@ def _spectral_norm(x: Tensor, ord: Any) -> Tensor:
         floor = max(x.shape[-2:]) * np.finfo(x.dtype).eps
         s = rec.where(rec.less_equal(s, floor * s[..., :1]), 0, s)
     if ord == "nuc":
-        return rec.sum(s, axis=(-1,), keepdims=False)  # type: ignore[no-any-return]
-    return (rec.max if ord > 0 else rec.min)(s, axis=(-1,), keepdims=False)  # type: ignore[no-any-return]
+        return rec.sum(s, axis=(-1,), keepdims=False)
+    return (rec.max if ord > 0 else rec.min)(s, axis=(-1,), keepdims=False)
 
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tensor:
@@ -122,7 +122,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> T
     keepdims = bool(keepdims)
     if axis is None:
         if ord is None:
-            return rec.vector_norm(x, ord=2.0, axis=tuple(range(-x.ndim, 0)), keepdims=keepdims)  # type: ignore[no-any-return]
+            return rec.vector_norm(x, ord=2.0, axis=tuple(range(-x.ndim, 0)), keepdims=keepdims)
         if x.ndim == 1:
             return _norm_over("norm", x, ord, (-1,), keepdims)
         if x.ndim == 2:
@@ -155,6 +155,6 @@ def cond(x: Any, p: Any = None) -> Tensor:
         s = rec.svdvals(x)
         large, small = s[..., 0], s[..., -1]
         with np.errstate(divide="ignore", invalid="ignore"):  # a singular matrix has the condition inf
-            return rec.divide(small, large) if p == -2 else rec.divide(large, small)  # type: ignore[no-any-return]
+            return rec.divide(small, large) if p == -2 else rec.divide(large, small)
     x = square("cond", x)
     return _matrix_norm("cond", x, p, False) * _matrix_norm("cond", rec.inv(x), p, False)

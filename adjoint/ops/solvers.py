@@ -95,10 +95,10 @@ def _solve_triangular_rule(
     return [xp.where(read if lower else read.T, -xp.matmul(dy, xp.matrix_transpose(z)), 0), dy]
 
 
-define("inv", _inv, _inv_rule, saves="y", kind="general", doc="The inverse of matrices.")
-define("solve", _solve, joint=_solve_rule, arity=2, saves="zx", kind="general",
+define("inv", _inv, _inv_rule, saves="y", kind="general", batch="leading", doc="The inverse of matrices.")
+define("solve", _solve, joint=_solve_rule, arity=2, saves="zx", kind="general", batch="elementwise",
        doc="The solution of linear equations, for several right-hand sides.")  # fmt: skip
-define("solve_triangular", _solve_triangular, joint=_solve_triangular_rule, arity=2, saves="zx", kind="general",
+define("solve_triangular", _solve_triangular, joint=_solve_triangular_rule, arity=2, saves="zx", kind="general", batch="elementwise",
        params=("lower", "unit"), doc="The solution of triangular equations.")  # fmt: skip
 
 # Determinants -----------------------------------------------------------------------------------
@@ -163,11 +163,11 @@ def _slogdet_rule(xp: Any, g: Any, out: Any, x: Any) -> Any:
 
 
 define("det", np.linalg.det, lambda xp, g, y, x: g[..., None, None] * xp.cofactor(x), saves="x", kind="general",
-       doc="The determinant of matrices.")  # fmt: skip
-define("cofactor", _cofactor, _cofactor_rule, saves="yx", kind="general",
+       batch="leading", doc="The determinant of matrices.")  # fmt: skip
+define("cofactor", _cofactor, _cofactor_rule, saves="yx", kind="general", batch="leading",
        doc="The cofactors of matrices: the transposed adjugate.")  # fmt: skip
 define("slogdet", lambda x: tuple(np.linalg.slogdet(x)), _slogdet_rule, saves=("out", "x"), kind="general", outputs=2,
-       doc="The sign and the logarithm of the absolute determinant.")  # fmt: skip
+       batch="leading", doc="The sign and the logarithm of the absolute determinant.")  # fmt: skip
 
 # Pseudo-inverse ---------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ def _pinv_rule(xp: Any, g: Any, y: Any, x: Any, rtol: float) -> Any:
 
 
 define("pinv", _pinv, _pinv_rule, saves="yx", kind="general", params=("rtol",), holomorphic=False,
-       doc="The Moore-Penrose inverse of matrices.")  # fmt: skip
+       batch="leading", doc="The Moore-Penrose inverse of matrices.")  # fmt: skip
 
 
 # What users write -------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def inv(x: Any) -> Tensor:
     tensor([[0.5 , 0.  ],
             [0.  , 0.25]], dtype=float64)
     """
-    return rec.inv(square("inv", x))  # type: ignore[no-any-return]
+    return rec.inv(square("inv", x))
 
 
 def _equations(op: str, x: Any, y: Any) -> tuple[Tensor, Tensor, bool]:
@@ -237,7 +237,7 @@ def solve(x: Any, y: Any) -> Tensor:
     """
     x, y, vector = _equations("solve", x, y)
     z = rec.solve(x, y)
-    return z[..., 0] if vector else z  # type: ignore[no-any-return]
+    return z[..., 0] if vector else z
 
 
 _TRANSPOSES = {0: "N", 1: "T", 2: "C"}
@@ -260,7 +260,7 @@ def solve_triangular(
         x = adjoint_of(rec, x) if trans == "C" else rec.matrix_transpose(x)
         lower = not lower
     z = rec.solve_triangular(x, y, lower=lower, unit=bool(unit_diagonal))
-    return z[..., 0] if vector else z  # type: ignore[no-any-return]
+    return z[..., 0] if vector else z
 
 
 def det(x: Any) -> Tensor:
@@ -273,7 +273,7 @@ def det(x: Any) -> Tensor:
     tensor([[ 4., -2.],
             [-2.,  1.]], dtype=float64)
     """
-    return rec.det(square("det", x))  # type: ignore[no-any-return]
+    return rec.det(square("det", x))
 
 
 class SlogdetResult(NamedTuple):
@@ -307,7 +307,7 @@ def pinv(x: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = None
     if rcond is not None and rtol is not None:
         raise ArgumentError("pinv: rcond and rtol say the same.  Give one of them.")
     x = matrices("pinv", x)
-    return rec.pinv(x, rtol=rank_tolerance("pinv", x, rtol if rcond is None else rcond))  # type: ignore[no-any-return]
+    return rec.pinv(x, rtol=rank_tolerance("pinv", x, rtol if rcond is None else rcond))
 
 
 class LstsqResult(NamedTuple):
@@ -360,7 +360,7 @@ def matrix_power(x: Any, n: int) -> Tensor:
     if n == 0:
         return rec.broadcast_to(
             rec.zeros_like(base) + np.eye(base.shape[-1], dtype=base.dtype), shape=base.shape
-        )  # type: ignore[no-any-return]
+        )
     if n < 0:
         base, n = rec.inv(base), -n
     out = None
@@ -390,7 +390,7 @@ def tensorsolve(x: Any, y: Any, axes: Any = None) -> Tensor:
             "elements."
         )
     flat = rec.reshape(x, shape=(n, n)), rec.reshape(y, shape=(n,))
-    return rec.reshape(solve(*flat), shape=rest)  # type: ignore[no-any-return]
+    return rec.reshape(solve(*flat), shape=rest)
 
 
 def tensorinv(x: Any, ind: int = 2) -> Tensor:
@@ -403,4 +403,4 @@ def tensorinv(x: Any, ind: int = 2) -> Tensor:
             f"{x.size // n if n else 0}: they must have as many."
         )
     flat = rec.inv(rec.reshape(x, shape=(n, n)))
-    return rec.reshape(flat, shape=(*x.shape[ind:], *x.shape[:ind]))  # type: ignore[no-any-return]
+    return rec.reshape(flat, shape=(*x.shape[ind:], *x.shape[:ind]))

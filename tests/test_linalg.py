@@ -1,0 +1,691 @@
+"""Linear algebra: NumPy's values, derivatives at the edges and at repeated values, batches, messages."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.linalg
+
+import adjoint as ad
+from adjoint.errors import ArgumentError, DTypeError, InputError, LinAlgError, NoGradientError, ShapeError
+from adjoint.testing import gradcheck, gradgradcheck
+
+RNG = np.random.default_rng(0)
+al = ad.linalg
+INF = float("inf")
+
+
+def real(*shape):
+    return RNG.standard_normal(shape)
+
+
+def cplx(*shape):
+    return real(*shape) + 1j * real(*shape)
+
+
+def hermitian(make, *shape):
+    x = make(*shape)
+    return x @ x.swapaxes(-1, -2).conj() + np.eye(shape[-1])
+
+
+def same(ours, theirs, tol=1e-10):
+    theirs = np.asarray(theirs)
+    assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+    np.testing.assert_allclose(ours.detach().numpy(), theirs, rtol=tol, atol=tol)
+
+
+def gradient(f, x):
+    t = ad.tensor(x, requires_grad=True)
+    (g,) = ad.gradients(f(t), [t])
+    return g.numpy()
+
+
+def hessian(f, x):
+    """The matrix of second derivatives, row by row."""
+    t = ad.tensor(x, requires_grad=True)
+    (g,) = ad.gradients(f(t), [t], create_graph=True)
+    rows = []
+    for i in np.ndindex(x.shape):
+        (row,) = ad.gradients(g[i], [t], retain_graph=True)
+        rows.append(row.numpy().ravel())
+    return np.array(rows)
+
+
+def slope(f, x, h=1e-6):
+    """The gradient of a function of arrays by central differences."""
+    out = np.empty(x.shape)
+    for i in np.ndindex(x.shape):
+        d = np.zeros(x.shape)
+        d[i] = h
+        out[i] = (f(x + d) - f(x - d)) / (2 * h)
+    return out
+
+
+# Values ------------------------------------------------------------------------------------------
+
+SHAPES = ((3, 3), (2, 3, 3), (1, 1), (0, 0), (2, 0, 3, 3))
+
+
+@pytest.mark.parametrize("make", [real, cplx])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_square_matrices_are_numpy(make, shape):
+    x = make(*shape)
+    for name in ("inv", "det", "pinv", "svdvals"):
+        if name == "pinv" and 0 in shape[-2:]:
+            continue
+        same(getattr(al, name)(x), getattr(np.linalg, name)(x))
+    for a, b in zip(al.slogdet(x), np.linalg.slogdet(x), strict=True):
+        same(a, b)
+    for a, b in zip(al.svd(x), np.linalg.svd(x), strict=True):
+        same(a, b)
+    for a, b in zip(al.qr(x), np.linalg.qr(x), strict=True):
+        same(a, b)
+    for n in (-2, -1, 0, 1, 2, 3, 10):
+        same(al.matrix_power(x, n), np.linalg.matrix_power(x, n), 1e-7)
+    h = hermitian(make, *shape)
+    same(al.cholesky(h), np.linalg.cholesky(h))
+    same(al.cholesky(h, upper=True), np.linalg.cholesky(h, upper=True))
+    same(al.eigvalsh(h), np.linalg.eigvalsh(h))
+    w, v = al.eigh(h)
+    same(w, np.linalg.eigh(h)[0])
+    same(h @ v, v * w[..., None, :])
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (3, 4), (2, 5, 2), (0, 3), (3, 0)])
+def test_rectangles_are_numpy(shape):
+    x = real(*shape)
+    for full in (True, False):
+        for a, b in zip(al.svd(x, full_matrices=full), np.linalg.svd(x, full_matrices=full), strict=True):
+            same(a, b)
+    for mode in ("reduced", "complete"):
+        for a, b in zip(al.qr(x, mode=mode), np.linalg.qr(x, mode=mode), strict=True):
+            same(a, b)
+    same(al.qr(x, mode="r"), np.linalg.qr(x, mode="r"))
+    same(al.svd(x, compute_uv=False), np.linalg.svd(x, compute_uv=False))
+    same(al.matrix_rank(x), np.linalg.matrix_rank(x)) if 0 not in shape else None
+    same(al.pinv(x), np.linalg.pinv(x))
+
+
+def test_results_have_names():
+    x = np.eye(2)
+    assert al.svd(x)._fields == ("U", "S", "Vh")
+    assert al.qr(x)._fields == ("Q", "R")
+    assert al.eigh(x)._fields == ("eigenvalues", "eigenvectors")
+    assert al.slogdet(x)._fields == ("sign", "logabsdet")
+
+
+@pytest.mark.parametrize("make", [real, cplx])
+def test_solve_is_numpy(make):
+    for xs, ys in (
+        ((3, 3), (3,)),
+        ((3, 3), (3, 2)),
+        ((2, 3, 3), (3, 2)),
+        ((2, 3, 3), (3,)),
+        ((3, 3), (2, 3, 1)),
+        ((0, 0), (0,)),
+    ):
+        x, y = make(*xs), make(*ys)
+        same(al.solve(x, y), np.linalg.solve(x, y))
+
+
+@pytest.mark.parametrize("n", [1, 3, 64, 65, 200])
+def test_solve_triangular_is_scipy(n):
+    x, y = real(n, n) / n + 2 * np.eye(n), real(n, 2)
+    for lower, trans, unit in itertools.product((False, True), (0, 1, "C"), (False, True)):
+        ours = al.solve_triangular(x, y, trans=trans, lower=lower, unit_diagonal=unit)
+        theirs = scipy.linalg.solve_triangular(x, y, trans=trans, lower=lower, unit_diagonal=unit)
+        same(ours, theirs)
+    same(al.solve_triangular(x, y[:, 0]), scipy.linalg.solve_triangular(x, y[:, 0]))
+
+
+def test_lstsq_is_numpy():
+    for xs, ys in (((5, 3), (5,)), ((5, 3), (5, 2)), ((3, 5), (3,)), ((3, 3), (3, 1))):
+        x, y = real(*xs), real(*ys)
+        ours, theirs = al.lstsq(x, y), np.linalg.lstsq(x, y)
+        same(ours.solution, theirs[0])
+        same(ours.residuals, np.atleast_1d(theirs[1]))
+        assert int(ours.rank) == theirs[2]
+        same(ours.singular_values, theirs[3])
+    x = np.ones((4, 2))  # of rank 1
+    same(al.lstsq(x, np.arange(4.0)).solution, np.linalg.lstsq(x, np.arange(4.0))[0])
+    assert al.lstsq(x, np.arange(4.0)).residuals.shape == (0,)
+
+
+def test_multi_dot_tensorsolve_tensorinv_cond():
+    a, b, c, d = real(10, 3), real(3, 20), real(20, 2), real(2)
+    same(al.multi_dot([a, b, c, d]), np.linalg.multi_dot([a, b, c, d]))
+    same(al.multi_dot([d, c.T, b.T]), np.linalg.multi_dot([d, c.T, b.T]))
+    same(al.multi_dot([a, b]), a @ b)
+    x = real(6, 4, 2, 3, 4)
+    same(al.tensorsolve(x, real(6, 4) * 0 + 1), np.linalg.tensorsolve(x, np.ones((6, 4))))
+    y = real(2, 3, 6)
+    same(al.tensorinv(y, ind=2), np.linalg.tensorinv(y, ind=2))
+    z = real(3, 3)
+    for p in (None, 1, -1, 2, -2, INF, -INF, "fro"):
+        same(al.cond(z, p), np.linalg.cond(z, p))
+    assert float(al.cond(np.diag([1.0, 0.0]))) == INF
+
+
+@pytest.mark.parametrize("make", [real, cplx])
+def test_norms_are_numpy(make):
+    x = make(2, 3, 4)
+    for ord, axis, keep in itertools.product(
+        (2, 1, 0, 3, 0.5, -1, -2.5, INF, -INF), (None, 0, -1, (0, 2)), (False, True)
+    ):
+        ours = al.vector_norm(x, axis=axis, keepdims=keep, ord=ord)
+        same(ours, np.linalg.vector_norm(x, axis=axis, keepdims=keep, ord=ord))
+    for ord, keep in itertools.product(("fro", "nuc", 1, -1, 2, -2, INF, -INF), (False, True)):
+        same(al.matrix_norm(x, keepdims=keep, ord=ord), np.linalg.matrix_norm(x, keepdims=keep, ord=ord))
+        same(al.norm(x, ord, axis=(2, 0), keepdims=keep), np.linalg.norm(x, ord, axis=(2, 0), keepdims=keep))
+        same(al.norm(x[0], ord), np.linalg.norm(x[0], ord))
+    same(al.norm(x), np.linalg.norm(x))
+    same(al.norm(x, axis=(0, 1)), np.linalg.norm(x, axis=(0, 1)))
+    same(al.norm(x, 3, axis=1), np.linalg.norm(x, 3, axis=1))
+    same(al.norm(x[0, 0], 3), np.linalg.norm(x[0, 0], 3))
+    same(al.norm(np.float64(-2)), 2.0)
+    same(al.norm(x, keepdims=True), np.linalg.norm(x, keepdims=True))
+
+
+def test_numpy_functions_take_tensors_and_differentiate():
+    x = ad.tensor(hermitian(real, 3, 3), requires_grad=True)
+    y = ad.tensor(real(3, 2), requires_grad=True)
+    for name in (
+        "inv",
+        "det",
+        "pinv",
+        "cholesky",
+        "norm",
+        "eigvalsh",
+        "svdvals",
+        "trace",
+        "diagonal",
+        "cond",
+        "matrix_transpose",
+        "vector_norm",
+        "matrix_norm",
+    ):
+        out = getattr(np.linalg, name)(x)
+        assert isinstance(out, ad.Tensor), name
+        assert out.requires_grad, name
+        same(out, getattr(np.linalg, name)(x.numpy()))
+    for name in ("qr", "svd", "eigh", "slogdet"):
+        assert all(isinstance(t, ad.Tensor) for t in getattr(np.linalg, name)(x)), name
+    same(np.linalg.solve(x, y), np.linalg.solve(x.numpy(), y.numpy()))
+    same(np.linalg.solve(x.numpy(), y), np.linalg.solve(x.numpy(), y.numpy()))
+    same(np.linalg.lstsq(x, y)[0], np.linalg.lstsq(x.numpy(), y.numpy())[0])
+    same(np.linalg.matrix_power(x, 3), np.linalg.matrix_power(x.numpy(), 3), 1e-8)
+    same(np.linalg.multi_dot([x, x, y]), np.linalg.multi_dot([x.numpy(), x.numpy(), y.numpy()]))
+    same(np.linalg.cross(y.mT @ x, y.mT), np.linalg.cross(y.numpy().T @ x.numpy(), y.numpy().T))
+    assert int(np.linalg.matrix_rank(x)) == 3
+    g = gradient(lambda t: ad.sum(np.linalg.solve(t, y.numpy())), x.numpy())
+    np.testing.assert_allclose(g, slope(lambda a: np.linalg.solve(a, y.numpy()).sum(), x.numpy()), atol=1e-7)
+
+
+def test_float32_stays_and_integers_become_floats():
+    x = hermitian(real, 3, 3).astype(np.float32)
+    for f in (al.inv, al.det, al.pinv, al.cholesky, al.norm, al.eigvalsh, al.svdvals, lambda t: al.solve(t, t[0]),
+              lambda t: al.svd(t)[0], lambda t: al.eigh(t)[1], lambda t: al.qr(t)[1], lambda t: al.slogdet(t)[1],
+              lambda t: al.matrix_power(t, 3), lambda t: al.vector_norm(t, ord=3), lambda t: al.lstsq(t, t[0])[0]):  # fmt: skip
+        t = ad.tensor(x, requires_grad=True)
+        y = f(t)
+        assert y.dtype == np.float32
+        (g,) = ad.gradients(ad.sum(y), [t])
+        assert g.dtype == np.float32
+    assert al.inv([[2, 0], [0, 4]]).dtype == np.float64
+    assert float(al.norm([3, 4])) == 5.0
+
+
+# Determinants ------------------------------------------------------------------------------------
+
+
+def numeric_cofactors(x):
+    n = len(x)
+    out = np.empty((n, n))
+    for i, j in np.ndindex(n, n):
+        minor = np.delete(np.delete(x, i, 0), j, 1)
+        out[i, j] = (-1) ** (i + j) * np.linalg.det(minor)
+    return out
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("rank_loss", [0, 1, 2])
+def test_det_differentiates_at_singular_matrices(n, rank_loss):
+    x = real(n, max(n - rank_loss, 0)) @ real(max(n - rank_loss, 0), n)
+    np.testing.assert_allclose(gradient(al.det, x), numeric_cofactors(x), atol=1e-9)
+
+
+def test_det_of_a_batch_in_which_one_is_singular():
+    x = np.stack([np.eye(3), np.ones((3, 3)), np.diag([1.0, 2.0, 0.0])])
+    g = gradient(lambda t: ad.sum(al.det(t)), x)
+    np.testing.assert_allclose(g, np.stack([numeric_cofactors(m) for m in x]), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "x", [np.zeros((2, 2)), np.diag([1.0, 0.0, 0.0]), np.diag([2.0, 3.0, 0.0]), np.ones((4, 4))]
+)
+def test_second_and_third_derivatives_of_det_at_singular_matrices(x):
+    n = len(x)
+    step = lambda v: gradient(al.det, v.reshape(n, n)).ravel()
+    eye = np.eye(n * n)
+    expected = np.array([(step(x.ravel() + 1e-4 * e) - step(x.ravel() - 1e-4 * e)) / 2e-4 for e in eye])
+    np.testing.assert_allclose(hessian(al.det, x), expected, atol=1e-6)
+    t = ad.tensor(x, requires_grad=True)
+    (g,) = ad.gradients(al.det(t), [t], create_graph=True)
+    v = real(n, n)
+    (h,) = ad.gradients(ad.sum(g * v), [t], create_graph=True)
+    (third,) = ad.gradients(ad.sum(h * v), [t])
+    assert np.isfinite(third.numpy()).all()
+    if n == 2:  # det is quadratic
+        np.testing.assert_allclose(third.numpy(), 0, atol=1e-12)
+
+
+def test_large_singular_matrices_have_a_first_derivative_of_det_only():
+    x = real(10, 9) @ real(9, 10)
+    t = ad.tensor(x, requires_grad=True)
+    (g,) = ad.gradients(al.det(t), [t], create_graph=True)
+    np.testing.assert_allclose(
+        g.detach().numpy(), numeric_cofactors(x), rtol=1e-6, atol=1e-6 * np.abs(g.detach().numpy()).max()
+    )
+    exact = ad.tensor(np.zeros((10, 10)), requires_grad=True)
+    (g,) = ad.gradients(al.det(exact), [exact], create_graph=True)
+    with pytest.raises(LinAlgError, match="is singular"):
+        ad.gradients(ad.sum(g), [exact])
+
+
+def test_slogdet_of_a_singular_matrix():
+    x = ad.tensor(np.ones((2, 2)), requires_grad=True)
+    sign, log = al.slogdet(x)
+    assert (float(sign), float(log)) == (0.0, -INF)
+    with pytest.raises(LinAlgError, match="singular"):
+        log.backward()
+
+
+# Repeated values ---------------------------------------------------------------------------------
+
+REPEATED = np.diag([2.0, 2.0, 2.0, 1.0, 1.0])
+Q5 = np.linalg.qr(real(5, 5))[0]
+SAME = Q5 @ REPEATED @ Q5.T
+SAME = (SAME + SAME.T) / 2
+
+
+@pytest.mark.parametrize("x", [REPEATED, SAME, np.eye(3), np.zeros((3, 3))])
+def test_functions_of_the_values_alone_are_fine(x):
+    np.testing.assert_allclose(gradient(lambda t: ad.sum(al.eigvalsh(t) ** 3), x), 3 * x @ x, atol=1e-10)
+    np.testing.assert_allclose(gradient(lambda t: ad.sum(al.eigh(t)[0] ** 3), x), 3 * x @ x, atol=1e-10)
+    np.testing.assert_allclose(gradient(lambda t: ad.sum(al.svdvals(t) ** 2), x), 2 * x, atol=1e-10)
+    np.testing.assert_allclose(gradient(lambda t: ad.sum(al.svd(t)[1] ** 2), x), 2 * x, atol=1e-10)
+
+
+@pytest.mark.parametrize("x", [REPEATED, SAME])
+def test_projectors_on_repeated_eigenspaces_differentiate(x):
+    m = real(5, 5)
+
+    def ours(t):
+        v = al.eigh(t)[1][:, :2]
+        return ad.sum(v @ v.mT * m)
+
+    def theirs(a):
+        v = np.linalg.eigh((a + a.T) / 2)[1][:, :2]
+        return np.sum(v @ v.T * m)
+
+    np.testing.assert_allclose(gradient(ours, x), slope(theirs, x), atol=1e-7)
+    # all of them together span everything: the projector is constant
+    squared = lambda v: v @ v.mT
+    whole = lambda t: ad.sum(squared(al.eigh(t)[1]) * m)
+    np.testing.assert_allclose(gradient(whole, x), 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (5, 3), (3, 5)])
+def test_the_polar_factor_differentiates_at_equal_singular_values(shape):
+    k = min(shape)
+    u, v = np.linalg.qr(real(shape[0], k))[0], np.linalg.qr(real(shape[1], k))[0]
+    x, m = 2.0 * u @ v.T, real(*shape)
+
+    def polar(svd, a):
+        u, _, vh = svd(a, full_matrices=False)
+        return u @ vh
+
+    ours = gradient(lambda t: ad.sum(polar(al.svd, t) * m), x)
+    np.testing.assert_allclose(ours, slope(lambda a: np.sum(polar(np.linalg.svd, a) * m), x), atol=1e-7)
+
+
+def test_the_polar_factor_of_complex_matrices():
+    x, m = 2.0 * np.linalg.qr(cplx(3, 3))[0], cplx(3, 3)
+
+    def polar(svd, a):
+        u, _, vh = svd(a, full_matrices=False)
+        return u @ vh
+
+    t = ad.tensor(x, requires_grad=True)
+    (g,) = ad.gradients(ad.sum(ad.real(polar(al.svd, t) * m)), [t])
+    d = cplx(3, 3)
+    value = lambda h: np.sum((polar(np.linalg.svd, x + h * d) * m).real)
+    assert np.sum((g.numpy().conj() * d).real) == pytest.approx((value(1e-6) - value(-1e-6)) / 2e-6, rel=1e-6)
+
+
+def test_the_space_beyond_the_columns_differentiates():
+    x, m = real(5, 3), real(5, 5)
+
+    def ours(t):
+        rest = al.svd(t, full_matrices=True)[0][:, 3:]
+        return ad.sum(rest @ rest.mT * m)
+
+    def theirs(a):
+        rest = np.linalg.svd(a)[0][:, 3:]
+        return np.sum(rest @ rest.T * m)
+
+    np.testing.assert_allclose(gradient(ours, x), slope(theirs, x), atol=1e-6)
+
+    def by_qr(t):
+        rest = al.qr(t, mode="complete")[0][:, 3:]
+        return ad.sum(rest @ rest.mT * m)
+
+    np.testing.assert_allclose(gradient(by_qr, x), slope(theirs, x), atol=1e-6)
+
+    def wide(t):
+        rest = al.svd(t.mT)[2][3:]
+        return ad.sum(rest.mT @ rest * m)
+
+    np.testing.assert_allclose(gradient(wide, x), slope(theirs, x), atol=1e-6)
+    t = ad.tensor(x, requires_grad=True)
+    (g,) = ad.gradients(ours(t), [t], create_graph=True)
+    v = real(5, 3)
+    (hv,) = ad.gradients(ad.sum(g * v), [t])
+    expected = (gradient(ours, x + 1e-5 * v) - gradient(ours, x - 1e-5 * v)) / 2e-5
+    np.testing.assert_allclose(hv.numpy(), expected, atol=1e-5)
+
+
+def test_second_derivatives_at_distinct_values_next_to_repeated_ones_that_are_not_used():
+    x = np.diag([3.0, 2.0, 1.0, 1.0])
+    top = lambda t: al.eigvalsh(t)[-1] ** 2
+    t = ad.tensor(x, requires_grad=True)
+    (g,) = ad.gradients(top(t), [t], create_graph=True)
+    v = hermitian(real, 4, 4)
+    (hv,) = ad.gradients(ad.sum(g * v), [t])
+    step = lambda a: gradient(top, a)
+    np.testing.assert_allclose(hv.numpy(), (step(x + 1e-5 * v) - step(x - 1e-5 * v)) / 2e-5, atol=1e-6)
+
+
+CURE = (
+    "\n  Use a function of the values alone (eigvalsh, svdvals) or one that does not depend on the choice of the "
+    "vectors (such as a projector), or move the matrix a little."
+)
+
+
+@pytest.mark.parametrize(
+    ("f", "x", "message"),
+    [
+        (lambda t: al.eigh(t)[1][0, 1], np.diag([1.0, 1.0, 3.0]),
+         "eigh: no derivative here: values 0 and 1 are equal, and the function depends on which of their vectors were "
+         "chosen." + CURE),
+        (lambda t: al.svd(t)[0][0, 1], 2 * np.eye(2),
+         "svd: no derivative here: values 0 and 1 are equal, and the function depends on which of their vectors were "
+         "chosen." + CURE),
+        (lambda t: (lambda w, v: ad.sum((v * w) @ v.mT * np.ones((2, 2))))(*al.eigh(t)), np.eye(2),
+         "eigh: no derivative here: values 0 and 1 are equal, and the function uses both them and their vectors, which "
+         "does not determine its derivative." + CURE),
+        (lambda t: ad.sum(al.svd(t, full_matrices=False)[0]), np.zeros((3, 1)),
+         "svd: no derivative here: singular value 0 is 0, and the function depends on which of its vectors was "
+         "chosen." + CURE),
+        (lambda t: ad.sum(al.svd(t)[0] * np.arange(9.0).reshape(3, 3)), np.eye(3)[:, :1],
+         "svd: no derivative here: the function depends on which vectors 0 and 1 of the null space were chosen." + CURE),
+        (lambda t: ad.sum(al.eigh(t)[1].imag), np.array([[1.0, 0.5j], [-0.5j, 3.0]]),
+         "eigh: no derivative here: the function depends on the phase of vector 0, which is arbitrary." + CURE),
+    ],
+)  # fmt: skip
+def test_what_has_no_derivative_says_so(f, x, message):
+    t = ad.tensor(x, requires_grad=True)
+    y = f(t)
+    with pytest.raises(LinAlgError) as caught:
+        y.backward()
+    assert str(caught.value) == message
+    assert t.grad is None
+
+
+# Norms at corners --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ord", [2, 1, 3, 1.5, 0.5, INF, -INF, -1])
+def test_vector_norms_at_zero_have_gradient_zero(ord):
+    g = gradient(lambda t: ad.sum(al.vector_norm(t, axis=-1, ord=ord)), np.zeros((2, 3)))
+    np.testing.assert_array_equal(g, 0)
+
+
+@pytest.mark.parametrize("ord", ["fro", "nuc", 1, 2, INF, -1, -2, -INF])
+def test_matrix_norms_at_zero_have_gradient_zero(ord):
+    g = gradient(lambda t: ad.sum(al.matrix_norm(t, ord=ord)), np.zeros((2, 3, 2)))
+    np.testing.assert_array_equal(g, 0)
+
+
+def test_the_norm_of_order_0_counts_and_has_no_gradient():
+    x = ad.tensor([0.0, 2.0, 3.0], requires_grad=True)
+    assert float(al.vector_norm(x, ord=0)) == 2
+    with pytest.raises(NoGradientError):
+        al.vector_norm(x, ord=0).backward()
+
+
+def test_norm_at_zero_to_second_order():
+    t = ad.tensor(np.zeros(3), requires_grad=True)
+    (g,) = ad.gradients(al.norm(t), [t], create_graph=True)
+    (h,) = ad.gradients(ad.sum(g), [t])
+    np.testing.assert_array_equal(h.numpy(), 0)
+    x = np.stack([np.zeros(3), np.array([3.0, 0.0, 4.0])])
+    g = gradient(lambda t: ad.sum(al.vector_norm(t, axis=1)), x)
+    np.testing.assert_allclose(g, [[0, 0, 0], [0.6, 0, 0.8]])
+
+
+def test_nuclear_norm_of_a_matrix_without_full_rank():
+    x = np.outer([1.0, 2.0], [3.0, 4.0])
+    u, _, vh = np.linalg.svd(x)
+    np.testing.assert_allclose(
+        gradient(lambda t: al.matrix_norm(t, ord="nuc"), x), u[:, :1] @ vh[:1], atol=1e-12
+    )
+
+
+def test_elements_of_zero_in_a_norm():
+    x = np.array([0.0, 3.0, -4.0])
+    for ord in (1.5, 3, 0.5):
+        g = gradient(lambda t, ord=ord: al.vector_norm(t, ord=ord), x)
+        assert g[0] == 0
+        n = np.linalg.vector_norm(x, ord=ord)
+        np.testing.assert_allclose(g[1:], np.sign(x[1:]) * (np.abs(x[1:]) / n) ** (ord - 1))
+
+
+# Everything to second order, and in batches ------------------------------------------------------
+
+FUNCTIONS = {
+    "inv": al.inv,
+    "det": al.det,
+    "slogdet": lambda x: al.slogdet(x)[1],
+    "pinv": al.pinv,
+    "solve": lambda x: al.solve(x, x[..., :2]),
+    "solve_vector": lambda x: al.solve(x, np.arange(3.0)),
+    "solve_triangular": lambda x: al.solve_triangular(x + 3 * np.eye(3), x[..., :1], lower=True),
+    "lstsq": lambda x: al.lstsq(x[..., :2], x[..., 2:])[0],
+    "cholesky": lambda x: al.cholesky(x @ x.mT + np.eye(3)),
+    "qr": lambda x: al.qr(x[..., :2])[0],
+    "svd": lambda x: al.svd(x[..., :2], full_matrices=False)[0] ** 2,
+    "svdvals": al.svdvals,
+    "eigh": lambda x: al.eigh(x + x.mT)[1] ** 2,
+    "eigvalsh": lambda x: al.eigvalsh(x + x.mT),
+    "matrix_power": lambda x: al.matrix_power(x, 3),
+    "norm": lambda x: al.vector_norm(x, axis=-1, ord=2.5),
+    "nuc": lambda x: al.matrix_norm(x, ord="nuc"),
+    "cond": al.cond,
+    "trace": lambda x: al.trace(x @ x),
+    "fft": lambda x: ad.abs(ad.fft.rfft(x)) ** 2,
+    "einsum": lambda x: ad.einsum("...ij,...kj,...kl->...il", x, x, x),
+}  # fmt: skip
+GOOD = np.array([[2.0, 0.3, -0.5], [0.7, -1.1, 0.2], [0.1, 0.4, 0.6]])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_first_and_second_order_against_finite_differences(name):
+    gradcheck(FUNCTIONS[name], ad.tensor(GOOD, requires_grad=True))
+    gradgradcheck(FUNCTIONS[name], ad.tensor(GOOD, requires_grad=True))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_batch_is_its_elements(name):
+    f = FUNCTIONS[name]
+    x = np.stack([GOOD, GOOD.T + 0.1, 1.5 * GOOD - 0.2])
+    batch = ad.tensor(x, requires_grad=True)
+    y = f(batch)
+    g = real(*y.shape)
+    (dx,) = ad.gradients(y, [batch], g)
+    for i in range(3):
+        one = ad.tensor(x[i], requires_grad=True)
+        z = f(one)
+        (dz,) = ad.gradients(z, [one], g[i])
+        np.testing.assert_allclose(y.detach().numpy()[i], z.detach().numpy(), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(dx.numpy()[i], dz.numpy(), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", [n for n in FUNCTIONS if n != "lstsq"])
+def test_vmap_is_the_batch(name):
+    f = FUNCTIONS[name]
+    x = np.stack([GOOD, GOOD.T + 0.1])
+    np.testing.assert_allclose(ad.vmap(f)(x).numpy(), f(x).numpy(), rtol=1e-9, atol=1e-12)
+    total = lambda t: ad.sum(f(t))
+    each = np.stack([ad.grad(total)(ad.tensor(m)).numpy() for m in x])
+    np.testing.assert_allclose(ad.vmap(ad.grad(total))(x).numpy(), each, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_forward_mode_agrees(name):
+    f = FUNCTIONS[name]
+    v = real(3, 3)
+    _, t = ad.jvp(f, (GOOD,), (v,))
+    h = 1e-6
+    expected = (f(ad.tensor(GOOD + h * v)).numpy() - f(ad.tensor(GOOD - h * v)).numpy()) / (2 * h)
+    np.testing.assert_allclose(t.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_broadcast_right_hand_sides_add_up():
+    x, y = ad.tensor(np.stack([GOOD, GOOD.T]), requires_grad=True), ad.tensor(real(3, 2), requires_grad=True)
+    gradcheck(al.solve, [x, y])
+    gradcheck(lambda a, b: al.solve_triangular(a + 3 * np.eye(3), b), [x, y])
+
+
+def test_the_gradient_of_a_symmetric_matrix_is_symmetric_and_of_others_that_of_the_triangle_read():
+    x = hermitian(real, 3, 3)
+    m = real(3, 3)
+    for f in (al.cholesky, al.eigvalsh, lambda t: al.eigh(t)[0]):
+        g = gradient(lambda t, f=f: ad.sum(f(t) * m[0]), x)
+        np.testing.assert_allclose(g, g.T, atol=1e-12)
+    lower = np.tril(x)
+    same(al.eigvalsh(lower), np.linalg.eigvalsh(lower))
+    same(al.eigvalsh(np.triu(x), UPLO="U"), np.linalg.eigvalsh(x))
+    same(al.cholesky(lower), np.linalg.cholesky(lower))
+    same(al.cholesky(np.triu(x), upper=True), np.linalg.cholesky(np.triu(x), upper=True))
+    g = gradient(lambda t: ad.sum(al.eigvalsh(t) ** 2), lower)
+    np.testing.assert_allclose(g, slope(lambda a: np.sum(np.linalg.eigvalsh(a) ** 2), lower), atol=1e-6)
+
+
+def test_pinv_where_the_rank_is_not_full():
+    u, v = real(4, 2), real(2, 3)
+    m = real(3, 4)
+    f = lambda a: ad.sum(al.pinv(a @ v, rtol=1e-10) * m)
+    g = lambda a: np.sum(np.linalg.pinv(a @ v, rcond=1e-10) * m)
+    np.testing.assert_allclose(gradient(f, u), slope(g, u), rtol=1e-5, atol=1e-6)
+
+
+def test_matrix_rank_has_no_gradient():
+    x = ad.tensor(np.eye(3), requires_grad=True)
+    assert not al.matrix_rank(x).requires_grad
+    with pytest.raises(NoGradientError):
+        al.matrix_rank(x).backward()
+    assert al.matrix_rank(np.diag([1.0, 1e-3, 0.0]), tol=1e-2).numpy() == 1
+    assert al.matrix_rank(np.diag([1.0, 1e-3, 0.0]), rtol=1e-2).numpy() == 1
+    assert al.matrix_rank(np.diag([1.0, 1e-3, 0.0])).numpy() == 2
+
+
+def test_empty_matrices_have_empty_gradients():
+    for f in (
+        al.inv,
+        al.det,
+        al.cholesky,
+        lambda t: al.svd(t)[1],
+        lambda t: al.eigh(t)[1],
+        lambda t: al.qr(t)[1],
+        al.svdvals,
+    ):
+        assert gradient(lambda t, f=f: ad.sum(f(t)), np.zeros((0, 0))).shape == (0, 0)
+        assert gradient(lambda t, f=f: ad.sum(f(t)), np.zeros((0, 2, 2))).shape == (0, 2, 2)
+
+
+# Mistakes ----------------------------------------------------------------------------------------
+
+CURES = "\n  Add a small multiple of the identity, or use ad.linalg.pinv or lstsq."
+NAN = np.full((2, 2), np.nan)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: al.inv(np.ones((2, 2))), LinAlgError, "inv: the matrix is singular (shape (2, 2))." + CURES),
+        (lambda: al.inv(np.stack([np.eye(2), np.ones((2, 2))])), LinAlgError,
+         "inv: matrix 1 of the batch is singular (shape (2, 2, 2))." + CURES),
+        (lambda: al.solve(np.zeros((2, 1, 2, 2)), np.ones(2)), LinAlgError,
+         "solve: matrix (0, 0) of the batch is singular (shape (2, 1, 2, 2))." + CURES),
+        (lambda: al.solve_triangular(np.array([[1.0, 2.0], [3.0, 0.0]]), np.ones(2)), LinAlgError,
+         "solve_triangular: the matrix is singular: element 1 of its diagonal is 0 (shape (2, 2))." + CURES),
+        (lambda: al.cholesky(-np.eye(2)), LinAlgError,
+         "cholesky: the matrix is not positive definite (shape (2, 2)).\n"
+         "  Add a small multiple of the identity, and check that it is symmetric."),
+        (lambda: al.cholesky(np.stack([np.eye(2), np.eye(2), -np.eye(2)])), LinAlgError,
+         "cholesky: matrix 2 of the batch is not positive definite (shape (3, 2, 2)).\n"
+         "  Add a small multiple of the identity, and check that it is symmetric."),
+        (lambda: al.svd(NAN), LinAlgError,
+         "svd: the matrix has no singular values that LAPACK finds (shape (2, 2)).  It has NaN or inf among its "
+         "elements.\n  Check the input."),
+        (lambda: al.eigh(np.full((3, 3), INF)), LinAlgError,
+         "eigh: the matrix has no eigenvalues that LAPACK finds (shape (3, 3)).  It has NaN or inf among its "
+         "elements.\n  Check the input."),
+        (lambda: al.inv(np.ones((2, 3))), ShapeError,
+         "inv: takes square matrices, but the last two axes of shape (2, 3) are 2 and 3."),
+        (lambda: al.det(np.ones(3)), ShapeError,
+         "det: takes matrices, in the last two axes, but the shape is (3,)."),
+        (lambda: al.solve(np.eye(3), np.ones((2, 3))), ShapeError,
+         "solve: matrices of shape (3, 3) need a right-hand side with 3 rows, but shape (2, 3) has 2.\n"
+         "  A right-hand side of more than one axis is a stack of matrices: for vectors use y[..., None]."),
+        (lambda: al.solve(np.stack([np.eye(3)] * 2), np.ones((5, 3, 1))), ShapeError,
+         "solve (leading axes): shapes (2,) and (5,) do not broadcast: axis -1 is 2 in one and 5 in another.\n"
+         "  Each axis, counted from the end, must be equal or 1: reshape or transpose one of them."),
+        (lambda: al.lstsq(np.ones((3, 2)), np.ones(2)), ShapeError,
+         "lstsq: 3 equations (shape (3, 2)) need a right-hand side with as many rows, but its shape is (2,)."),
+        (lambda: al.inv(np.eye(2, dtype=np.float16)), DTypeError,
+         "inv: LAPACK has no float16.  Use x.astype(np.float32)."),
+        (lambda: al.qr(np.eye(2), mode="raw"), ArgumentError,
+         "qr: mode is \"reduced\", \"complete\" or \"r\", not 'raw'."),
+        (lambda: al.eigh(np.eye(2), UPLO="X"), ArgumentError, "eigh: UPLO is \"L\" or \"U\", not 'X'."),
+        (lambda: al.matrix_power(np.eye(2), 1.5), InputError,
+         "matrix_power: the exponent is a whole number, but got 1.5."),
+        (lambda: al.matrix_norm(np.eye(2), ord=3), ArgumentError,
+         'matrix_norm: the order of a matrix norm is "fro", "nuc", ±1, ±2 or ±inf, not 3.'),
+        (lambda: al.vector_norm(np.ones(2), ord="fro"), ArgumentError,
+         "vector_norm: the order of a vector norm is a number, inf or -inf, not 'fro'."),
+        (lambda: al.norm(np.ones((2, 2, 2)), 2), ShapeError,
+         "norm: with ord=2 and no axis the shape must have one axis or two, but is (2, 2, 2).\n"
+         "  Name one axis for vectors, two for matrices."),
+        (lambda: al.norm(np.ones((2, 2)), axis=(0, 0)), ShapeError,
+         "norm: axis is one axis or two different ones, but got (0, 0)."),
+        (lambda: al.vector_norm(np.ones((2, 0)), ord=INF), ShapeError,
+         "vector_norm: no elements to choose from over axes (-2, -1) of shape (2, 0)."),
+        (lambda: al.multi_dot([np.eye(2)]), InputError, "multi_dot: expected two or more matrices, but got 1."),
+        (lambda: al.multi_dot([np.eye(2), np.ones(2), np.eye(2)]), ShapeError,
+         "multi_dot: operand 1 has shape (2,): all are matrices, but the first and last may be vectors."),
+        (lambda: al.solve_triangular(np.eye(2), np.ones(2), trans=3), ArgumentError,
+         'solve_triangular: trans is 0, 1, 2 or "N", "T", "C", not 3.'),
+        (lambda: al.pinv(np.eye(2), 1e-3, rtol=1e-3), ArgumentError,
+         "pinv: rcond and rtol say the same.  Give one of them."),
+        (lambda: al.outer(np.eye(2), np.ones(2)), ShapeError,
+         "outer: takes two vectors, but the shapes are (2, 2) and (2,)."),
+    ],
+)  # fmt: skip
+def test_messages(call, error, message):
+    with pytest.raises(error) as caught:
+        call()
+    assert str(caught.value) == message
