@@ -213,10 +213,9 @@ def _rules_of_leaf(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Evaluate the rules on recorded leaves; return what depends on them, with the tangents."""
     op = node.op
-    # conj(rule(conj(g))) is the gradient of a holomorphic op; see ``pull``
-    flips = [op.holomorphic and leaf.dtype.kind == "c" for leaf in leaves]
-    given = [rec.conj(leaf) if flip else leaf for leaf, flip in zip(leaves, flips, strict=True)]
-    g = tuple(given) if op.outputs > 1 else given[0]
+    # conj(rule(conj(g))) is the gradient of a holomorphic op; rules of several outputs do it themselves
+    flip = op.outputs == 1 and op.holomorphic and leaves[0].dtype.kind == "c"
+    g = tuple(leaves) if op.outputs > 1 else rec.conj(leaves[0]) if flip else leaves[0]
     wanted = tuple(t is not None for t in tangents)
     if op.joint is not None:
         pulled = op.joint(rec, g, out, *values, wanted=wanted, **node.params)
@@ -229,7 +228,7 @@ def _rules_of_leaf(
     for r, t in zip(pulled, tangents, strict=True):
         if t is None or not isinstance(r, Tensor) or r._node is None:
             continue
-        r = rec.conj(r) if flips[0] else r
+        r = rec.conj(r) if flip else r
         t = _tensor(t)
         r = rec.astype(r, dtype=t.dtype) if r.dtype != t.dtype else r
         roots.append(r)

@@ -17,7 +17,7 @@ from adjoint.core.tensor import Tensor, tensor, wrap
 from adjoint.errors import ArgumentError, ShapeError, TransformError
 from adjoint.transforms import batch_rules
 from adjoint.transforms.batched import Batched
-from adjoint.transforms.inputs import argument_name, as_function, name_of
+from adjoint.transforms.inputs import Place, as_function, name_of
 
 __all__ = ["vmap"]
 
@@ -52,7 +52,7 @@ def vmap(
     def mapped(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = tree.flatten(args)
         axes = tree.spread(in_axes, structure, "vmap: in_axes")
-        where = [argument_name(f, i) + p for i, s in enumerate(structure.children) for p in s.paths()]
+        where = [Place(s, k, (f, i)) for i, s in enumerate(structure.children) for k in range(s.count)]
         tensors, size = _fronted(where, leaves, axes)
         if chunk_size is None or size <= chunk_size:
             return _run(f, structure, tensors, axes, size, kwargs, out_axes)
@@ -61,9 +61,10 @@ def vmap(
     return mapped
 
 
-def _fronted(where: list[str], leaves: list[Any], axes: list[Any]) -> tuple[list[Any], int]:
+def _fronted(where: list[Place], leaves: list[Any], axes: list[Any]) -> tuple[list[Any], int]:
     """Return the leaves with their batch axes in front, and the length of the batch."""
-    found, sizes = [], {}
+    found: list[Any] = []
+    sizes: dict[Place, int] = {}
     for place, leaf, axis in zip(where, leaves, axes, strict=True):
         if axis is None:
             found.append(leaf)

@@ -24,7 +24,8 @@ LEADING = """
     sum mean prod max min var std cumsum cumprod any all argmax argmin moveaxis matrix_transpose flip roll
     concat stack window_sum window_spread max_pool max_spread max_gather sort argsort argtopk diagonal
     undiagonal tril triu windows overlap_add take_along_axis untake_along_axis put_along_axis
-    fftn rfftn irfftn
+    fftn rfftn irfftn inv det cofactor slogdet pinv eigh eigvalsh svd svdvals matrix_rank cholesky qr
+    vector_norm softmax log_softmax logsumexp
 """.split()
 
 
@@ -64,7 +65,8 @@ def fused(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
 
 rules.update(elementwise=elementwise, leading=leading, fused=fused)
 rules.update((name, leading) for name in LEADING)
-rules["cross"] = elementwise  # axes other than its own broadcast
+# ops on the last axes or two, whose other axes broadcast
+rules.update((name, elementwise) for name in ("cross", "solve", "solve_triangular"))
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -78,6 +80,11 @@ def rule(*names: str) -> Callable[[F], F]:
         return function
 
     return enter
+
+
+@rule("gauge_quotient")
+def _gauge_quotient(op: Op, size: int, /, x: Batched, *scales: Any, **params: Any) -> Any:
+    return elementwise(op, size, Batched(x.level, size, full(x, size), True), *scales, **params)
 
 
 # Shapes ----------------------------------------------------------------------------------------

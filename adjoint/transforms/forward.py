@@ -18,7 +18,7 @@ from adjoint.core.tensor import Tensor, wrap
 from adjoint.engine.hooks import as_tensor
 from adjoint.engine.push import push_forward
 from adjoint.errors import ArgumentError, InputError
-from adjoint.transforms.inputs import Recorded, as_function, direction, record_call, released_value
+from adjoint.transforms.inputs import Place, Recorded, as_function, direction, record_call, released_value
 
 __all__ = ["jvp", "linearize", "push_along"]
 
@@ -90,8 +90,8 @@ def _directions(
     for i, (structure, tangent) in enumerate(zip(structures, tangents, strict=True)):
         name = f"tangents[{i}]"
         given = tree.flatten_like(structure, tangent, f"{transform}: {name}")
-        for place, leaf in zip(structure.paths(name), given, strict=True):
-            found.append(direction(transform, place, next(inputs), leaf))
+        for k, leaf in enumerate(given):
+            found.append(direction(transform, Place(structure, k, name), next(inputs), leaf))
     return found
 
 

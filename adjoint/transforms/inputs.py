@@ -26,6 +26,7 @@ from adjoint.engine.run import key_of
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError, TransformError
 
 __all__ = [
+    "Place",
     "Recorded",
     "as_function",
     "as_input",
@@ -37,6 +38,7 @@ __all__ = [
     "stand_in",
 ]
 
+_seq = operator.attrgetter("seq")
 _NUMBERS = (float, complex, int, np.ndarray, np.generic)
 
 
@@ -91,7 +93,25 @@ def argument_name(f: Any, position: int) -> str:
     return names[position] if position < len(names) else f"argument {position}"
 
 
-def as_input(transform: str, place: str, leaf: Any) -> Tensor:
+class Place:
+    """Where a leaf is, for messages: written out only when somebody reads it.
+
+    ``start`` is what the tree is called, or the function and the position of the argument.
+    """
+
+    __slots__ = ("index", "start", "structure")
+
+    def __init__(self, structure: tree.Structure, index: int, start: str | tuple[Any, int]) -> None:
+        self.structure = structure
+        self.index = index
+        self.start = start
+
+    def __str__(self) -> str:
+        start = self.start if isinstance(self.start, str) else argument_name(*self.start)
+        return list(self.structure.paths(start))[self.index]
+
+
+def as_input(transform: str, place: Place, leaf: Any) -> Tensor:
     """Return a leaf of an argument as a tensor that can be differentiated; raise otherwise."""
     if isinstance(leaf, Tensor):
         found = leaf
@@ -137,10 +157,9 @@ class Recorded:
     then, unless ``no_grad`` holds around the call, derivatives are themselves recorded (``outer``).
     """
 
-    __slots__ = ("aux", "inputs", "mixed", "mode", "outer", "outputs", "places", "since", "structure")
+    __slots__ = ("aux", "foreign", "inputs", "mixed", "mode", "outer", "outputs", "since", "structure")
 
     inputs: list[Tensor]  # the stand-ins
-    places: list[str]  # what messages call the outputs
     outputs: list[Tensor]
     structure: tree.Structure  # of the outputs
     aux: Any
@@ -148,21 +167,34 @@ class Recorded:
     mode: bool  # whether operations are recorded outside
     mixed: bool
     outer: bool
+    foreign: dict[Any, bool]  # nodes and leaves of the run: whether they depend on more than fresh leaves
 
     def reaches_outside(self, roots: Iterable[Tensor]) -> bool:
-        """Tell whether tensors of this run depend on anything besides fresh leaves."""
-        own = {x for x in self.inputs if x._node is LEAF}
-        stack = [key_of(r) for r in roots if r._node is not None]
-        seen: set[Any] = set()
+        """Tell whether any of these tensors depends on anything besides fresh leaves.
+
+        Each node is looked at once in the life of a run, however many tensors are asked for.
+        """
+        foreign, since = self.foreign, self.since
+        wanted = [key_of(r) for r in roots if r._node is not None]
+        fresh: list[Node] = []
+        stack = wanted.copy()
         while stack:
             key = stack.pop()
-            if key in own or key in seen:
+            if key in foreign:
                 continue
-            if type(key) is not Node or key.seq < self.since:
-                return True
-            seen.add(key)
-            stack.extend(p for p in key.parents if p is not None)
-        return False
+            if type(key) is Node and key.seq >= since:
+                fresh.append(key)
+                foreign[key] = False
+                stack.extend([p for p in key.parents if p is not None])
+            else:
+                foreign[key] = True
+        fresh.sort(key=_seq)
+        for node in fresh:
+            for parent in node.parents:
+                if parent is not None and foreign[parent]:
+                    foreign[node] = True
+                    break
+        return any(foreign[key] for key in wanted)
 
     def value(self, t: Any) -> Any:
         """Return a result as the caller sees it: without the history of this run alone."""
@@ -192,11 +224,10 @@ def record_call(
     structures = []
     for i in positions:
         leaves, structure = tree.flatten(args[i])
-        name = argument_name(f, i)
-        where = list(structure.paths(name))
         if not leaves:
+            name = argument_name(f, i)
             raise TransformError(f"{transform}: {name} holds no tensors: {structure.describe()}.")
-        found.append([as_input(transform, p, leaf) for p, leaf in zip(where, leaves, strict=True)])
+        found.append([as_input(transform, Place(structure, k, (f, i)), v) for k, v in enumerate(leaves)])
         structures.append(structure)
     run.since = next_seq()
     run.inputs = []
@@ -206,6 +237,7 @@ def record_call(
             inputs = [stand_in(t if run.mode else wrap(t._data)) for t in tensors]
             run.inputs.extend(inputs)
             replaced[i] = tree.unflatten(structure, inputs)
+        run.foreign = {x: False for x in run.inputs if x._node is LEAF}
         result = f(*replaced, **kwargs)
     finally:
         grad_mode.reset(token)
@@ -225,13 +257,13 @@ def record_call(
 
 def _take_outputs(transform: str, f: Any, run: Recorded, result: Any) -> None:
     leaves, run.structure = tree.flatten(result)
-    run.places = list(run.structure.paths(f"the result of {name_of(f)}"))
     if not leaves:
         raise TransformError(
             f"{transform}: {name_of(f)} returned {'None' if result is None else 'no tensors'}.\n"
             "  Return the tensor that is to be differentiated."
         )
-    for place, leaf in zip(run.places, leaves, strict=True):
+    for i, leaf in enumerate(leaves):
+        place = Place(run.structure, i, f"the result of {name_of(f)}")
         if not isinstance(leaf, Tensor):
             raise TransformError(
                 f"{transform}: {place} is a {type(leaf).__name__}, not a tensor, so its history is lost.\n"
@@ -246,7 +278,7 @@ def _take_outputs(transform: str, f: Any, run: Recorded, result: Any) -> None:
     run.outputs = leaves
 
 
-def direction(transform: str, place: str, like: Any, given: Any) -> Tensor:
+def direction(transform: str, place: Place, like: Any, given: Any) -> Tensor:
     """Return a tangent or cotangent as a tensor of exactly the shape and dtype of ``like``."""
     if isinstance(given, Tensor):
         found = given

@@ -16,6 +16,7 @@ from adjoint.engine.run import differentiate, key_of
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.grads.backward import runner_for
 from adjoint.transforms.inputs import (
+    Place,
     Recorded,
     as_function,
     check_argnums,
@@ -166,8 +167,10 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[An
 
     def pull(cotangent: Any) -> tuple[Any, ...]:
         given = tree.flatten_like(run.structure, cotangent, "vjp: the cotangent")
-        places = run.structure.paths("the cotangent")
-        seeds = [direction("vjp", p, out, c) for p, out, c in zip(places, run.outputs, given, strict=True)]
+        seeds = [
+            direction("vjp", Place(run.structure, i, "the cotangent"), out, c)
+            for i, (out, c) in enumerate(zip(run.outputs, given, strict=True))
+        ]
         grads = iter(pull_back(run, seeds, retain=True))
         return tuple(tree.unflatten(s, [next(grads) for _ in range(s.count)]) for s in structures)
 
