@@ -61,6 +61,13 @@ class Op:
         """Tell whether a gradient flows to argument ``i``."""
         return self.joint is not None or (i < len(self.rules) and self.rules[i] is not None)
 
+    def inside(self) -> tuple[float | None, ...]:
+        """A point where the op is smooth: the middle of its domain; None where it takes no floats."""
+        domain: Any = (-2.0, 2.0) if self.domain is None else self.domain
+        if isinstance(domain, str) or isinstance(domain[0], (int, float)):
+            domain = (domain,) * (self.arity or 1)
+        return tuple(None if isinstance(d, str) else (d[0] + d[1]) / 2 for d in domain)
+
     def keeps(self, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
         """Tell, for each argument and last for the output, whether its values must be kept.
 

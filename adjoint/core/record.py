@@ -508,4 +508,8 @@ def explained(op: Op, args: tuple[Any, ...], params: dict[str, Any], error: Exce
         return DTypeError(f"{op.name}: not defined for {dtypes} (shapes {listed}): {error}")
     if isinstance(error, OverflowError):
         return ArgumentError(f"{op.name}: a number does not fit the dtype {dtypes}: {error}")
+    if op.kind == "elementwise":  # the shapes do fit
+        return ArgumentError(
+            f"{op.name}: {error}\n  Its arguments are {dtypes}: make one of them a float, x.astype(float)."
+        )
     return ShapeError(f"{op.name}: shapes {listed} do not fit: {error}")

@@ -73,6 +73,8 @@ def pull(node: Node, g: Any, xp: Namespace, invalid: Invalid, needed: set[Any] |
             pulled.append(None)
             continue
         gp = rules[i](xp, g, out, *values, **params)  # type: ignore[misc]
+        if xp is rec and op.kind == "elementwise" and _has_nan(gp):
+            gp = _pull_aside(node, i, g, gp, values, out)
         pulled.append(fitted(node, i, parent, g, gp, xp, invalid, conjugate))
     return pulled
 
@@ -151,6 +153,30 @@ def _keep_zeros(kind: str, xp: Namespace, g: Any, gp: Any) -> Any:
     if kind != "elementwise" or getattr(gp, "shape", None) != g.shape:
         return gp
     return xp.where(xp.logical_and(xp.equal(g, 0), xp.isnan(gp)), 0, gp)
+
+
+def _has_nan(gp: Any) -> bool:
+    return isinstance(gp, Tensor) and type(gp._data) is np.ndarray and bool(np.isnan(gp._data).any())
+
+
+def _pull_aside(node: Node, i: int, g: Tensor, gp: Tensor, values: tuple[Any, ...], out: Any) -> Any:
+    """Where the gradient is zero and its result NaN, apply the rule inside the op's domain instead.
+
+    The result there is zero, and so are its own derivatives: what is recorded has no NaN that
+    would come back at the next order (the "double where").
+    """
+    op = node.op
+    if gp.shape != g.shape:
+        return gp
+    hidden = wrap(np.logical_and(g._data == 0, np.isnan(gp._data)))
+    inside = op.inside()
+    safe = tuple(
+        rec.where(hidden, middle, v) if isinstance(v, Tensor) and middle is not None else v
+        for v, middle in zip(values, inside, strict=True)
+    )
+    if out is not None and None not in inside:
+        out = rec.where(hidden, float(op.forward(*map(np.asarray, inside), **node.params)), out)
+    return op.rules[i](rec, g, out, *safe, **node.params)  # type: ignore[misc]
 
 
 def _unpacked(value: Any) -> Any:

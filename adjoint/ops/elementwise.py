@@ -139,7 +139,8 @@ def _pow_dy(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
 
 pow = define("pow", operator.pow, _pow_dx, _pow_dy, saves="zxy", ufunc=np.power, literals=True,
              domain=((0.5, 2), (-2, 2)))  # fmt: skip
-sqrt = define("sqrt", np.sqrt, lambda xp, g, y, x: g * 0.5 / y, saves="y", domain=(0.5, 3))
+# sqrt(x) again, not y: the NaN of a negative x is then seen to be made, and a zero gradient kept
+sqrt = define("sqrt", np.sqrt, lambda xp, g, y, x: g * 0.5 / xp.sqrt(x), saves="x", domain=(0.5, 3))
 cbrt = define("cbrt", np.cbrt, lambda xp, g, y, x: g / (3 * y * y), saves="y", domain=(0.5, 3))
 # a norm: at the origin, where z = 0, the subgradient 0
 hypot = define("hypot", np.hypot,
@@ -207,7 +208,7 @@ def _atan2_part(xp: Any, g: Any, part: Any, x: Any, y: Any) -> Any:
 
 sin = define("sin", np.sin, lambda xp, g, y, x: g * xp.cos(x), saves="x")
 cos = define("cos", np.cos, lambda xp, g, y, x: -g * xp.sin(x), saves="x")
-tan = define("tan", np.tan, lambda xp, g, y, x: g * (1 + y * y), saves="y", domain=(-1.2, 1.2))
+tan = define("tan", np.tan, lambda xp, g, y, x: g / xp.square(xp.cos(x)), saves="x", domain=(-1.2, 1.2))
 asin = define("asin", np.arcsin, lambda xp, g, y, x: g / xp.sqrt((1 - x) * (1 + x)), saves="x",
               domain=(-0.8, 0.8))  # fmt: skip
 acos = define("acos", np.arccos, lambda xp, g, y, x: -g / xp.sqrt((1 - x) * (1 + x)), saves="x",

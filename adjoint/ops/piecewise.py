@@ -98,7 +98,7 @@ remainder = define("remainder", operator.mod,
 # x - trunc(x/y) y, whose quotient is (x - z)/y: x/y itself may round up to the next whole number
 fmod = define("fmod", np.fmod,
               lambda xp, g, z, x, y: g,
-              lambda xp, g, z, x, y: -g * xp.rint((x - z) / y), saves="zxy",
+              lambda xp, g, z, x, y: -g * xp.rint((x - xp.fmod(x, y)) / y), saves="xy",
               domain=((2.1, 2.9), (1.1, 1.4)))  # fmt: skip
 
 # Choice ----------------------------------------------------------------------------------------
