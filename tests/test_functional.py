@@ -28,17 +28,20 @@ EXACT = {
     "silu": lambda x: x / (1 + mpmath.exp(-x)),
     "mish": lambda x: x * mpmath.tanh(mpmath.log1p(mpmath.exp(x))),
     "softplus": lambda x: mpmath.log1p(mpmath.exp(x)),
+    "gelu_tanh": lambda x: (
+        x / (1 + mpmath.exp(-2 * mpmath.sqrt(2 / mpmath.pi) * (x + mpmath.mpf("0.044715") * x**3)))
+    ),
 }
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_values_and_gradients_are_exact_in_the_tails(name):
-    f, exact = getattr(F, name), EXACT[name]
+    f, exact = getattr(F, name, lambda x: F.gelu(x, "tanh")), EXACT[name]
     with mpmath.workdps(400):
         values = [float(exact(mpmath.mpf(x))) for x in TAILS]
         derivatives = [float(mpmath.diff(exact, mpmath.mpf(x), h=mpmath.mpf(10) ** -150)) for x in TAILS]
-    np.testing.assert_allclose(f(TAILS).numpy(), values, rtol=2e-15)
-    tolerance = 1e-13 if name == "mish" else 5e-15
+    np.testing.assert_allclose(f(TAILS).numpy(), values, rtol=1e-13 if name == "gelu_tanh" else 2e-15)
+    tolerance = 1e-13 if name in ("mish", "gelu_tanh") else 5e-15
     np.testing.assert_allclose(slopes(f, TAILS), derivatives, rtol=tolerance, atol=1e-300)
 
 
@@ -48,13 +51,28 @@ def test_values_and_gradients_are_exact_in_the_tails(name):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_extreme_arguments_give_finite_values_and_slopes(name, dtype):
     f = getattr(F, name)
-    if name == "gelu":
-        f = lambda x: F.gelu(x, "tanh")
     x = np.array([-1e4, -80, 0, 80, 1e4], dtype)
     y = f(ad.tensor(x))
     assert y.dtype == dtype
     assert np.isfinite(y.numpy()).all()
     assert np.isfinite(slopes(f, x)).all()
+
+
+def test_gelu_is_the_normal_distribution_times_x():
+    x = np.linspace(-5, 5, 1001)
+    exact = [float(v * mpmath.ncdf(v)) for v in x]
+    np.testing.assert_allclose(F.gelu(x).numpy(), exact, rtol=1e-13, atol=1e-15)
+
+
+def test_softplus_of_many_is_softplus_of_each():
+    x = np.concatenate([np.linspace(-700, 700, 2500), np.linspace(-3, 3, 2500)])
+    with mpmath.workdps(40):
+        exact = [float(mpmath.log1p(mpmath.exp(v))) for v in x]
+    np.testing.assert_allclose(F.softplus(x).numpy(), exact, rtol=1e-15)
+    single = F.softplus(x.astype(np.float32)[1200:1400].repeat(20)).numpy()[::20]
+    np.testing.assert_allclose(
+        single, F.softplus(x[1200:1400].astype(np.float32).astype(float)).numpy(), rtol=5e-7
+    )
 
 
 def test_gradients_at_the_corners():

@@ -81,6 +81,7 @@ POOL = [
 
 ACTIVATIONS = [
     *(same(name, real((3, 4), low=-6, high=6)) for name in "relu elu selu silu mish softplus relu6".split()),
+    same("gelu", real((3, 4), low=-4, high=6)),
     same("gelu", real((3, 4), low=-6, high=6), "tanh", approximate="tanh"),
     same("leaky_relu", real((3, 4)), negative_slope=0.2),
     same("elu", real((3, 4)), "alpha", alpha=0.7),

@@ -21,15 +21,24 @@ def floats(op: str, x: Any) -> Tensor:
     return rec.astype(x, dtype=np.dtype(float)) if x.dtype.kind in "iub" else x
 
 
-def classes(op: str, indices: Any, count: int, ignored: int | None = None) -> Tensor:
-    """Return whole numbers from 0 to ``count`` - 1, and ``ignored``, as a tensor; others raise."""
+def classes(op: str, indices: Any, count: int, ignored: int | None = None) -> tuple[Tensor, Tensor | None]:
+    """Return whole numbers from 0 to ``count`` - 1, and which of them are not ``ignored``: None for all.
+
+    Ignored ones are 0 in what is returned; other numbers raise.
+    """
     i = asarray(indices)
     if i.dtype.kind not in "iu":
         raise DTypeError(f"{op}: classes are whole numbers, but got {i.dtype}.  Cast them: t.astype(int).")
-    if type(i._data) is np.ndarray and i.size:  # inside a transform there are no numbers to look at
+    if type(i._data) is np.ndarray:  # inside a transform there are no numbers to look at
+        inside = ignored is not None and 0 <= ignored < count
+        if not i.size or (not inside and i._data.min() >= 0 and i._data.max() < count):
+            return i, None
         bad = (i._data < 0) | (i._data >= count)
         if ignored is not None:
             bad &= i._data != ignored
         if bad.any():
             raise IndexingError(f"{op}: class {i._data[bad][0]} is outside 0 … {count - 1}.")
-    return i
+    if ignored is None:
+        return i, None
+    keep = rec.not_equal(i, ignored)
+    return rec.where(keep, i, 0), keep

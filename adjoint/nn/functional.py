@@ -85,21 +85,21 @@ def selu(x: Any) -> Tensor:
 def gelu(x: Any, approximate: str = "none") -> Tensor:
     """Return ``x · Φ(x)``, Φ being the normal distribution; ``approximate="tanh"`` for the form by tanh."""
     x = floats("gelu", x)
-    if approximate == "tanh":
-        return rec.gelu_tanh(x)
-    if approximate != "none":
+    if approximate not in ("none", "tanh"):
         raise ArgumentError(f"gelu: approximate is 'none' or 'tanh', not {approximate!r}.")
-    return rec.gelu(x)
+    return x * (rec.normal_gate(x) if approximate == "none" else rec.tanh_gate(x))
 
 
 def silu(x: Any) -> Tensor:
     """Return ``x · sigmoid(x)``, also called swish."""
-    return rec.silu(floats("silu", x))
+    x = floats("silu", x)
+    return x * rec.sigmoid(x)
 
 
 def mish(x: Any) -> Tensor:
     """Return ``x · tanh(softplus(x))``."""
-    return rec.mish(floats("mish", x))
+    x = floats("mish", x)
+    return x * rec.mish_gate(x)
 
 
 def softplus(x: Any, beta: float = 1.0) -> Tensor:
@@ -177,7 +177,7 @@ def embedding(indices: Any, weight: Any, padding_idx: int | None = None) -> Tens
     w = asarray(weight)
     if w.ndim < 1:
         raise ShapeError("embedding: the weight has one row per index, but it is 0-d.")
-    indices = classes("embedding", indices, w.shape[0])
+    indices, _ = classes("embedding", indices, w.shape[0])
     out = w[indices]
     if padding_idx is None:
         return out
@@ -201,7 +201,7 @@ def one_hot(indices: Any, num_classes: int | None = None, dtype: Any = None) -> 
                 "one_hot: without indices the number of classes is unknown; give num_classes=."
             )
         num_classes = int(array_of(i).max()) + 1
-    i = classes("one_hot", i, num_classes)
+    i, _ = classes("one_hot", i, num_classes)
     hot = rec.equal(rec.reshape(i, shape=(*i.shape, 1)), wrap(np.arange(num_classes)))
     return rec.astype(hot, dtype=np.dtype(np.int64 if dtype is None else dtype))
 

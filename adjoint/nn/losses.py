@@ -125,13 +125,6 @@ def _weights(op: str, weight: Any, count: int, dtype: Any) -> Tensor | None:
     return rec.astype(w, dtype=dtype) if w.dtype != dtype else w
 
 
-def _kept(t: Tensor, ignored: int) -> Tensor | None:
-    """Which rows are not ignored; None where that is known to be all."""
-    if type(t._data) is np.ndarray and not (t._data == ignored).any():
-        return None
-    return rec.not_equal(t, ignored)
-
-
 def _weighted(
     op: str,
     loss: Tensor,
@@ -185,10 +178,8 @@ def cross_entropy(
         return _soft_cross_entropy(op, x, t, weight, reduction, label_smoothing)
     x = _classes_last(op, x, t.shape)
     count = x.shape[-1]
-    t = classes(op, t, count, ignore_index)
+    t, keep = classes(op, t, count, ignore_index)
     w = _weights(op, weight, count, x.dtype)
-    keep = _kept(t, ignore_index)
-    t = t if keep is None else rec.where(keep, t, 0)
     smooth = None
     if label_smoothing:
         logs = rec.log_softmax(x, axis=-1)
@@ -227,10 +218,8 @@ def nll_loss(
     op = "nll_loss"
     x, t = floats(op, log_probabilities), asarray(target)
     x = _classes_last(op, x, t.shape)
-    t = classes(op, t, x.shape[-1], ignore_index)
+    t, keep = classes(op, t, x.shape[-1], ignore_index)
     w = _weights(op, weight, x.shape[-1], x.dtype)
-    keep = _kept(t, ignore_index)
-    t = t if keep is None else rec.where(keep, t, 0)
     picked = rec.take_along_axis(x, rec.reshape(t, shape=(*t.shape, 1)), axis=-1)
     return _weighted(op, -rec.reshape(picked, shape=t.shape), None, t, keep, w, reduction)
 

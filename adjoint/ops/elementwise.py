@@ -182,9 +182,9 @@ def _sigmoid(xp: Any, x: Any) -> Any:
     if x.dtype.kind == "c":
         right = xp.real(x) >= 0
         e = xp.exp(xp.where(right, -x, x))
-    else:
-        right, e = x >= 0, xp.exp(-xp.abs(x))
-    return xp.where(right, 1, e) / (1 + e)
+        return xp.where(right, 1, e) / (1 + e)
+    e = xp.exp(-xp.abs(x))
+    return xp.maximum(e, x >= 0) / (1 + e)  # 1 on the right, e on the left
 
 
 sigmoid = define("sigmoid", _sigmoid, lambda xp, g, y, x: g * y * (1 - y), saves="y", fused=True,

@@ -15,6 +15,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape, canonical_axis
 from adjoint.core.tensor import Tensor, asarray
 from adjoint.errors import DTypeError, ShapeError
+from adjoint.ops.activations import real
 
 __all__ = ["log_softmax", "softmax"]
 
@@ -38,12 +39,12 @@ def _log_softmax(xp: Any, x: Any, axis: int) -> Any:
     return shifted - xp.log(xp.sum(xp.exp(shifted), axis=(axis,), keepdims=True))
 
 
-define("softmax", _softmax, _softmax_rule, jvp=_softmax_rule, saves="y", kind="general", params=("axis",), fused=True,
+define("softmax", _softmax, _softmax_rule, jvp=_softmax_rule, saves="y", kind="general", params=("axis",), fused=True, batch="leading",
        doc="exp(x) / Σ exp(x) along an axis.")  # fmt: skip
 define("log_softmax", _log_softmax,
        lambda xp, g, y, x, axis: g - xp.exp(y) * xp.sum(g, axis=(axis,), keepdims=True),
        jvp=lambda xp, t, y, x, axis: t - xp.sum(xp.exp(y) * t, axis=(axis,), keepdims=True),
-       saves="y", kind="general", params=("axis",), fused=True, doc="log softmax(x) along an axis.")  # fmt: skip
+       saves="y", kind="general", params=("axis",), fused=True, batch="leading", doc="log softmax(x) along an axis.")  # fmt: skip
 
 
 # The cross entropy with class indices: -log softmax(x)[t] along the last axis ------------------
@@ -65,7 +66,7 @@ def _softmax_nll_rule(xp: Any, g: Any, y: Any, x: Any, t: Any) -> Any:
     return g * xp.softmax(x, axis=-1) - xp.where(_chosen(t, x), g, 0)
 
 
-define("softmax_nll", _softmax_nll, _softmax_nll_rule, None, saves="xt", kind="general", fused=True,
+define("softmax_nll", _softmax_nll, _softmax_nll_rule, None, saves="xt", kind="general", fused=True, batch="leading",
        doc="The cross entropy of softmax(x) along the last axis, and class indices.")  # fmt: skip
 
 
@@ -113,10 +114,17 @@ def _over(g: Any, axis: Shape) -> int:
     return n
 
 
+def _mean_product(xp: Any, a: Any, b: Any, axis: Shape) -> Any:
+    """The mean of a · b over axes; over the last one as a product of matrices, three times as fast."""
+    if axis != (-1,) or a.dtype.itemsize == 2:
+        return xp.mean(a * b, axis=axis, keepdims=True)
+    return xp.matmul(a[..., None, :], b[..., None])[..., 0] / a.shape[-1]
+
+
 def _standardize(xp: Any, x: Any, axis: Shape, eps: float) -> Any:
-    mean = xp.mean(x, axis=axis, keepdims=True)
+    mean = xp.mean(real(x), axis=axis, keepdims=True)
     away = x - mean
-    var = xp.mean(away * away, axis=axis, keepdims=True)
+    var = _mean_product(xp, away, away, axis)
     return away / xp.sqrt(var + eps), mean, var
 
 
@@ -129,7 +137,7 @@ def _standardize_rule(
     sigma = xp.sqrt(var + eps)
     total = None
     if gz is not None:
-        inner = xp.mean(gz * z, axis=axis, keepdims=True)
+        inner = _mean_product(xp, gz, z, axis)
         total = (gz - xp.mean(gz, axis=axis, keepdims=True) - z * inner) / sigma
     if gmean is not None:
         part = xp.broadcast_to(gmean / _over(x, axis), shape=x.shape)
@@ -141,7 +149,7 @@ def _standardize_rule(
 
 
 def _rms_standardize(xp: Any, x: Any, axis: Shape, eps: float) -> Any:
-    square = xp.mean(x * x, axis=axis, keepdims=True)
+    square = _mean_product(xp, real(x), x, axis)
     return x / xp.sqrt(square + eps), square
 
 
@@ -153,7 +161,7 @@ def _rms_standardize_rule(
     sigma = xp.sqrt(square + eps)
     total = None
     if gz is not None:
-        total = (gz - z * xp.mean(gz * z, axis=axis, keepdims=True)) / sigma
+        total = (gz - z * _mean_product(xp, gz, z, axis)) / sigma
     if gsquare is not None:
         part = (2.0 / _over(x, axis)) * gsquare * sigma * z
         total = part if total is None else total + part
@@ -161,10 +169,10 @@ def _rms_standardize_rule(
 
 
 define("standardize", _standardize, joint=_standardize_rule, arity=1, outputs=3, saves=("out",), kind="general",
-       params=("axis", "eps"), fused=True,
+       params=("axis", "eps"), fused=True, batch="leading",
        doc="(x - mean) / √(var + eps) over axes; the mean; the variance.")  # fmt: skip
 define("rms_standardize", _rms_standardize, joint=_rms_standardize_rule, arity=1, outputs=2, saves=("out",),
-       kind="general", params=("axis", "eps"), fused=True,
+       kind="general", params=("axis", "eps"), fused=True, batch="leading",
        doc="x / √(mean x² + eps) over axes; the mean square.")  # fmt: skip
 
 
@@ -178,7 +186,7 @@ def _lstm_parts(xp: Any, gates: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _lstm_cell(xp: Any, gates: Any, c: Any) -> Any:
-    i, f, u, o = _lstm_parts(xp, gates)
+    i, f, u, o = _lstm_parts(xp, real(gates))
     new = f * c + i * u
     return o * xp.tanh(new), new
 
@@ -199,7 +207,7 @@ def _lstm_cell_rule(xp: Any, g: Any, out: Any, gates: Any, c: Any, wanted: Seque
 
 
 define("lstm_cell", _lstm_cell, joint=_lstm_cell_rule, arity=2, outputs=2, saves=("gates", "c", "out"),
-       kind="general", fused=True,
+       kind="general", fused=True, batch="leading",
        doc="One step of an LSTM from its gates (input, forget, cell, output) and its cell: output and new cell.")  # fmt: skip
 
 

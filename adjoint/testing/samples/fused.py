@@ -11,7 +11,7 @@ _CLASSES = np.array([1, 0, 3])
 
 CASES = [
     *(Case("leaky_relu", (x,), {"slope": slope}) for x in (_ABOVE, _BELOW) for slope in (0.1, 1.5)),
-    *(Case("elu", (x,), {"alpha": 1.3, "scale": 1.1}) for x in (_ABOVE, _BELOW)),
+    *(Case("elu", (x,), {"alpha": a, "scale": 1.1}) for x in (_ABOVE, _BELOW) for a in (1.0, 1.3)),
     Case("hardtanh", (array(2, 3, low=-0.9, high=0.9),), {"low": -1.0, "high": 1.5}),
     Case("hardtanh", (_BELOW,), {"low": -0.1, "high": 0.0}, "outside"),
     Case("huber", (array(3, low=0.1, high=0.9),), {"delta": 1.0}),
