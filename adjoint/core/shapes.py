@@ -16,6 +16,7 @@ __all__ = [
     "canonical_shape",
     "reduced_axes",
     "same_rank_axes",
+    "whole_number",
 ]
 
 Shape = tuple[int, ...]
@@ -64,6 +65,14 @@ def canonical_shape(op: str, shape: Any) -> Shape:
         return tuple(operator.index(n) for n in shape)
     except TypeError:
         raise InputError(f"{op}: a shape is made of whole numbers, but got {shape!r}.") from None
+
+
+def whole_number(op: str, name: str, value: Any) -> int:
+    """Return an argument as an int, or raise with its name."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InputError(f"{op}: {name} is a whole number, but got {value!r}.") from None
 
 
 def broadcast_shapes(op: str, *shapes: Sequence[int]) -> Shape:

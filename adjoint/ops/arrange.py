@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
 
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
-from adjoint.core.shapes import Shape, canonical_axis, canonical_shape, same_rank_axes
+from adjoint.core.shapes import Shape, canonical_axis, canonical_shape, same_rank_axes, whole_number
 from adjoint.core.tensor import Tensor, array_of, asarray
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.shape import flip, moveaxis
@@ -157,7 +156,7 @@ def rot90(x: Any, k: int = 1, axes: Any = (0, 1)) -> Tensor:
     a, b = (canonical_axis("rot90", i, x.ndim) for i in axes)
     if a == b:
         raise ShapeError(f"rot90: axes {tuple(axes)} name the same axis twice.")
-    turns = operator.index(k) % 4
+    turns = whole_number("rot90", "k", k) % 4
     if turns == 0:
         return x
     if turns == 2:
@@ -213,7 +212,7 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
         raise ShapeError(f"diagonal: axis1 and axis2 are both axis {axis1} of shape {x.shape}.")
     if (a, b) != (-2, -1):
         x = moveaxis(x, (a, b), (-2, -1))
-    return rec.diagonal(x, offset=operator.index(offset))
+    return rec.diagonal(x, offset=whole_number("diagonal", "offset", offset))
 
 
 def diag(x: Any, k: int = 0) -> Tensor:
@@ -224,7 +223,7 @@ def diag(x: Any, k: int = 0) -> Tensor:
     tensor([[1., 0.],
             [0., 2.]], dtype=float64)
     """
-    x, offset = asarray(x), operator.index(k)
+    x, offset = asarray(x), whole_number("diag", "k", k)
     if x.ndim == 2:
         return rec.diagonal(x, offset=offset)
     if x.ndim != 1:
@@ -242,12 +241,12 @@ def _matrix(op: str, x: Any) -> Tensor:
 
 def tril(x: Any, k: int = 0) -> Tensor:
     """Keep the lower triangle of the last two axes, up to diagonal ``k``; zeros above."""
-    return rec.tril(_matrix("tril", x), k=operator.index(k))
+    return rec.tril(_matrix("tril", x), k=whole_number("tril", "k", k))
 
 
 def triu(x: Any, k: int = 0) -> Tensor:
     """Keep the upper triangle of the last two axes, from diagonal ``k``; zeros below."""
-    return rec.triu(_matrix("triu", x), k=operator.index(k))
+    return rec.triu(_matrix("triu", x), k=whole_number("triu", "k", k))
 
 
 # Windows ---------------------------------------------------------------------------------------

@@ -5,14 +5,13 @@ A sort is a gather by argsort, so its gradient goes back where each element came
 
 from __future__ import annotations
 
-import operator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
-from adjoint.core.shapes import Shape, canonical_axes, canonical_axis
+from adjoint.core.shapes import Shape, canonical_axes, canonical_axis, whole_number
 from adjoint.core.tensor import Tensor, array_of, asarray
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.ops.reduce import count, floating
@@ -65,7 +64,7 @@ def _sort_jvp(xp: Any, t: Any, y: Any, x: Any, axis: int, descending: bool, stab
 def _argtopk(x: Any, k: int, axis: int, largest: bool) -> Any:
     """Where the k largest (or smallest) elements are, in their order; the first of equals first."""
     n = x.shape[axis]
-    if 4 * k < n:  # partition first: linear in n
+    if 0 < 4 * k < n:  # partition first: linear in n
         i = np.argpartition(x, n - k if largest else k - 1, axis=axis)
         i = np.sort(np.take(i, np.arange(n - k, n) if largest else np.arange(k), axis=axis), axis=axis)
         order = _argsort(np.take_along_axis(x, i, axis), axis, largest, True)
@@ -134,7 +133,7 @@ def topk(x: Any, k: int, axis: int = -1, *, largest: bool = True) -> TopK:
     tensor([9., 5.], dtype=float64)
     """
     x = asarray(x)
-    where, wanted = canonical_axis("topk", axis, x.ndim), operator.index(k)
+    where, wanted = canonical_axis("topk", axis, x.ndim), whole_number("topk", "k", k)
     if not 0 <= wanted <= x.shape[where]:
         raise ShapeError(
             f"topk: {k} elements asked for, but axis {axis} of shape {x.shape} has {x.shape[where]}."

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
 
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
-from adjoint.core.shapes import canonical_axis
+from adjoint.core.shapes import canonical_axis, whole_number
 from adjoint.core.tensor import Tensor, asarray
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.ops.reduce import typed
@@ -111,13 +110,13 @@ def diff(x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
     tensor([2., 2.], dtype=float64)
     """
     x = asarray(x)
-    times = operator.index(n)
+    times = whole_number("diff", "n", n)
     if times < 0:
         raise ArgumentError(f"diff: n counts how often, and must not be negative, but is {n}.")
     where = canonical_axis("diff", axis, x.ndim)
-    ends = [_end(x, end, where) for end in (prepend, append)]
-    if ends != [None, None]:
-        x = rec.concat(*(part for part in (ends[0], x, ends[1]) if part is not None), axis=where)
+    parts = [_end(x, prepend, where), x, _end(x, append, where)]
+    if prepend is not None or append is not None:
+        x = rec.concat(*(part for part in parts if part is not None), axis=where)
     tail = (slice(None),) * (-where - 1)
     subtract = rec.not_equal if x.dtype == bool else rec.subtract
     for _ in range(times):

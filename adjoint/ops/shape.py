@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from adjoint.core.shapes import (
     canonical_axis,
     canonical_shape,
     reduced_axes,
+    whole_number,
 )
 from adjoint.core.tensor import Tensor, asarray
 from adjoint.errors import ArgumentError, InputError, ShapeError
@@ -290,11 +290,12 @@ def roll(x: Any, shift: Any, axis: Any = None) -> Tensor:
     axes = tuple(
         canonical_axis("roll", a, x.ndim) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))
     )
-    shifts = (
-        tuple(map(operator.index, shift)) if isinstance(shift, (tuple, list)) else (operator.index(shift),)
-    )
+    given = shift if isinstance(shift, (tuple, list)) else (shift,)
+    shifts = tuple(whole_number("roll", "shift", s) for s in given)
     if len(shifts) == 1:
         shifts *= len(axes)
+    elif len(axes) == 1:
+        axes *= len(shifts)
     if len(shifts) != len(axes):
         raise ShapeError(f"roll: {len(shifts)} shifts for {len(axes)} axes.")
     return rec.roll(x, shift=shifts, axis=axes)
