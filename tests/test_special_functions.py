@@ -214,6 +214,19 @@ def test_without_scipy(monkeypatch):
         module._scipy("newname")(1.0)
 
 
+def test_scipys_own_functions_take_tensors():
+    scipy_special = pytest.importorskip("scipy.special")
+    x = ad.tensor([0.3, 0.6], requires_grad=True)
+    for name in ("erf", "gammaln", "digamma", "log_ndtr", "expit", "logit", "i0e", "erfinv"):
+        y = getattr(scipy_special, name)(x)
+        assert y.requires_grad, name
+        np.testing.assert_allclose(
+            y.detach().numpy(), getattr(scipy_special, name)(x.detach().numpy()), rtol=1e-15
+        )
+    assert scipy_special.xlogy(x, 2.0).requires_grad
+    assert scipy_special.iv(2, x).requires_grad
+
+
 # Mistakes --------------------------------------------------------------------------------------
 
 

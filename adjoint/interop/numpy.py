@@ -65,6 +65,8 @@ def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: A
         )
     if method == "__call__":
         eager = UFUNCS.get(ufunc)
+        if eager is None and ufunc.__name__ in ops.special.__all__:
+            eager = getattr(ops.special, ufunc.__name__)  # SciPy's, which has the same names
         if eager is not None and not kwargs:
             return eager(*inputs)
     elif method == "reduce" and ufunc in _REDUCE:
