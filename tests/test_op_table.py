@@ -192,18 +192,21 @@ def test_special_values_are_those_of_numpy(name):
 
 @pytest.mark.parametrize("name", except_for("zero", tuple(n for n in ELEMENTWISE if n in SMOOTH)))
 def test_a_zero_gradient_stays_zero_at_special_values(name):
-    case = special_case(name)
-    if case is None:
+    whole = special_case(name)
+    if whole is None:
         return
-    args = operands(case)
-    with np.errstate(all="ignore"):
-        (y,) = run(case, args)
+    # one element at a time: a NaN that the hardware saw elsewhere would help
+    for k in range(whole.args[0].size):
+        case = replace(whole, args=tuple(a[k : k + 1] for a in whole.args))
         for create_graph in (False, True):
-            found = ad.gradients(y, args, np.zeros(y.shape), retain_graph=True, create_graph=create_graph)
+            args = operands(case)
+            with np.errstate(all="ignore"):
+                (y,) = run(case, args)
+                # a zero from where, or from an index, although the value may be NaN
+                chosen = ad.where(np.array([False]), y, 1.0) if create_graph else y[1:]
+                found = ad.gradients(chosen, args, np.zeros(chosen.shape), create_graph=create_graph)
             for i, g in enumerate(found):
-                bad = np.flatnonzero((g.numpy() != 0) & ~np.isnan(y.numpy()))
-                at = [tuple(float(a[k]) for a in case.args) for k in bad[:3]]
-                assert not bad.size, f"{name}, argument {i}: {g.numpy()[bad[:3]]} at {at}"
+                assert g.numpy() == 0, f"{name}{tuple(map(float, case.args))}, argument {i}"
 
 
 # Derivatives -----------------------------------------------------------------------------------

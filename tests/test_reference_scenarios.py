@@ -417,3 +417,31 @@ def test_after_an_error_no_leaf_is_updated():
         loss.backward()
     assert early.grad is None
     assert late.grad is None
+
+
+# What users of the peers suffer: NaN from the branch that was not taken ------------------------------
+
+TRAPS = {
+    "where": lambda x: ad.where(x > 0, ad.sqrt(x), 0.0),
+    "deep": lambda x: ad.where(x > 0, 2 * ad.sin(ad.sqrt(x).reshape(2, 1)).T[0], 0.0),
+    "quotient": lambda x: ad.where(x > 0, x * (x / (x + 1)) / (x + 1), 0.0),
+    "index": lambda x: ad.sqrt(x)[x.numpy() > 0],
+    "at": lambda x: ad.sqrt(x).at[~(x.numpy() > 0)].set(0.0),
+    "nan_to_num": lambda x: ad.nan_to_num(ad.log(x), neginf=0.0),
+    "fmax": lambda x: ad.fmax(ad.log(x), -9.0),
+}
+
+
+@pytest.mark.parametrize("name", TRAPS)
+@pytest.mark.parametrize("bad", [-1.0, 0.0, np.nan])
+def test_the_branch_that_was_not_taken_does_not_poison_the_gradient(name, bad):
+    f = TRAPS[name]
+    x, good = leaf([4.0, bad], float), leaf([4.0, 9.0], float)
+    with np.errstate(all="ignore"):
+        (g,) = ad.gradients(f(x).sum(), [x], create_graph=True)
+        (h,) = ad.gradients(g.sum(), [x])
+        f(x).sum().backward()
+    (g2,) = ad.gradients(f(good).sum(), [good], create_graph=True)
+    (h2,) = ad.gradients(g2.sum(), [good])
+    assert x.grad.tolist() == g.tolist() == [g2.tolist()[0], 0.0]
+    assert h.tolist() == [h2.tolist()[0], 0.0]

@@ -37,6 +37,7 @@ def define(
     doc: str = "",
     reason: str = "",
     literals: bool = False,
+    selects: bool = False,
     pure: bool = True,
 ) -> Callable[..., Any]:
     """Define an op and return its eager function.
@@ -47,6 +48,8 @@ def define(
     un-broadcasting; None where no gradient flows.  ``joint(xp, g, out, *arrays, wanted,
     **params)`` returns all of them at once.  ``saves`` names what the rules read, by the
     rule's own parameter names; ``reads`` says it per rule where a rule also looks at shapes.
+    ``selects`` says that some elements may have no influence on the output: a gradient that is
+    zero for that reason stays zero behind the op, even where the values there are NaN.
     ``batch`` is how vmap evaluates it: "leading" where the forward takes any axes in front of all
     arguments, or a function (see ``transforms/batch_rules.py``).
 
@@ -92,6 +95,7 @@ def define(
         doc=doc,
         reason=reason,
         literals=literals,
+        selects=selects,
         pure=pure,
     )
     op.eager = _named(op, ufunc)

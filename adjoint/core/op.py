@@ -43,6 +43,7 @@ class Op:
     doc: str
     reason: str  # why no gradient flows, where none does
     literals: bool = False  # the rules look at Python numbers among the arguments
+    selects: bool = False  # elements without influence get a zero gradient, though they may be NaN
     pure: bool = True  # the same inputs give the same outputs, and nothing else happens
     eager: Callable[..., Any] = field(init=False)
     blank: tuple[Any, ...] = field(init=False)

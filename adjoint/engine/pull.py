@@ -35,13 +35,16 @@ class Invalid:
     """Told by NumPy when an operation makes a NaN out of numbers (0/0, 0·inf, …).
 
     The floating-point unit sees this for free.  A zero gradient times an infinite derivative is
-    such a NaN: there, and only there, ``pull`` looks for it and keeps the zero.
+    such a NaN: there, and only there, ``pull`` looks for it and keeps the zero.  It does not see a
+    zero times a NaN that was there before, as in ``where(x > 0, sqrt(x), 0)``; so behind an op that
+    selects (``watch``) ``pull`` looks itself.
     """
 
-    __slots__ = ("hit",)
+    __slots__ = ("hit", "watch")
 
     def __init__(self) -> None:
         self.hit = False
+        self.watch = False
 
     def __call__(self, *_: Any) -> None:
         """Take note; NumPy calls this."""
@@ -98,7 +101,7 @@ def fitted(
     """Make what a rule returned for argument ``i`` fit the parent, or say why it does not."""
     if not hasattr(gp, "dtype"):
         raise _no_array(node, i, gp)
-    if invalid.hit:
+    if invalid.hit or (invalid.watch and _may_have_nan(gp)):
         gp = _keep_zeros(node.op.kind, xp, g, gp)
     gp = fit(node, i, xp.conj(gp) if conjugate else gp, xp, parent)
     invalid.hit = False  # whatever happened here says nothing about the next rule
@@ -177,6 +180,14 @@ def _pull_aside(node: Node, i: int, g: Tensor, gp: Tensor, values: tuple[Any, ..
     if out is not None and None not in inside:
         out = rec.where(hidden, float(op.forward(*map(np.asarray, inside), **node.params)), out)
     return op.rules[i](rec, g, out, *safe, **node.params)  # type: ignore[misc]
+
+
+def _may_have_nan(gp: Any) -> bool:
+    """Look for a NaN, at the price of a dot product: squares do not cancel, so it has one too."""
+    data = gp._data if isinstance(gp, Tensor) else gp
+    if not isinstance(data, np.ndarray) or data.dtype.kind not in "fc":
+        return True  # not known: a value of a transform, a half precision that NumPy does not know
+    return bool(np.isnan(np.vdot(data, data)))
 
 
 def _unpacked(value: Any) -> Any:

@@ -33,7 +33,7 @@ class Run:
     a leaf is complete; if it returns True it has taken the gradient.
     """
 
-    __slots__ = ("captured", "grads", "on_ready", "owned", "retain", "retained", "wide", "xp")
+    __slots__ = ("captured", "grads", "guarded", "on_ready", "owned", "retain", "retained", "wide", "xp")
 
     def __init__(self, xp: Namespace, retain: bool, on_ready: OnReady | None) -> None:
         self.xp = xp
@@ -42,6 +42,7 @@ class Run:
         self.grads: dict[Any, Any] = {}
         self.owned: set[Any] = set()  # keys whose array the engine made and may add into
         self.wide: set[Any] = set()  # keys whose half-precision gradient is summed in float32
+        self.guarded: set[Any] = set()  # nodes that get zeros from an op that selects
         self.captured: dict[Any, Any] = {}
         self.retained: list[tuple[Tensor, Any]] = []
 
@@ -58,7 +59,12 @@ class Run:
     def pass_through(self, node: Node, g: Any, needed: set[Any] | None, invalid: Invalid) -> list[Any]:
         """Pull a total gradient through its node: the contribution to each parent, or None."""
         invalid.hit = False  # a hook or a sum before this says nothing about these rules
+        op = node.op
+        invalid.watch = node in self.guarded
+        if op.selects or (invalid.watch and op.kind in ("elementwise", "linear")):
+            self.guarded.update(node.parents)
         pulled: list[Any] = pull(node, g, self.xp, invalid, needed)
+        invalid.watch = False
         if anomaly.is_on():
             anomaly.check_pulled(node, pulled)
         if not self.retain and any(gp is not None for gp in pulled):

@@ -32,12 +32,16 @@ def run_serial(plan: Plan, run: Run) -> None:
     # tuple per node would cost a third more (benchmarks/micro.py).
     plain = xp is raw and plan.needed is None and not plan.ready and not anomaly.is_on()
     grads, owned, wide, retain = run.grads, run.owned, run.wide, run.retain
+    guarded = run.guarded
     accumulate, pop = np.add, grads.pop
     with invalid.state():
         for node in plan.order:
             g = pop(node, None)
             op = node.op
             if not plain or g is None or not op.plain or node.extra is not None or (wide and node in wide):
+                _step(plan, run, invalid, node, g)
+                continue
+            if guarded and node in guarded:
                 _step(plan, run, invalid, node, g)
                 continue
             dtype = node.dtype
@@ -52,6 +56,8 @@ def run_serial(plan: Plan, run: Run) -> None:
                 raise released(node)
             if node.versions is not None:
                 check_versions(node)
+            if op.selects:
+                guarded.update(node.parents)
             i = 0  # counting by hand: zip and enumerate cost three times as much
             for parent in node.parents:
                 if parent is not None:

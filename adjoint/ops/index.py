@@ -174,13 +174,13 @@ def _index_set(x: Any, v: Any, key: Key) -> Any:
 
 
 define("index", lambda x, key: x[key], lambda xp, g, y, x, key: xp.unindex(g, key=key, shape=x.shape),
-       kind="linear", params=("key",), doc="The elements at an index.")  # fmt: skip
+       kind="linear", params=("key",), selects=True, doc="The elements at an index.")  # fmt: skip
 define("unindex", _unindex, lambda xp, g, y, x, key, shape: xp.index(g, key=key),
        kind="linear", params=("key", "shape"), doc="Zeros with elements added at an index.")  # fmt: skip
 define("index_set", _index_set,
        lambda xp, g, z, x, y, key: xp.index_set(g, 0, key=key),
        lambda xp, g, z, x, y, key: xp.index(g, key=key),
-       kind="linear", params=("key",), doc="A copy with other values at an index without repeats.")  # fmt: skip
+       kind="linear", params=("key",), selects=True, doc="A copy with other values at an index without repeats.")  # fmt: skip
 
 rec.canonical_key = raw.canonical_key = canonical_key  # type: ignore[attr-defined]
 

@@ -133,7 +133,7 @@ def _where(c: Any, x: Any, y: Any) -> Any:
 define("where", _where,
        None,
        lambda xp, g, out, c, x, y: xp.where(c, g, 0),
-       lambda xp, g, out, c, x, y: xp.where(c, 0, g), saves="c",
+       lambda xp, g, out, c, x, y: xp.where(c, 0, g), saves="c", selects=True,
        domain=("bool", (-2, 2), (-2, 2)))  # fmt: skip
 maximum = define("maximum", np.maximum,
                  lambda xp, g, z, x, y: _winner(xp, g, x < y, x == y),
@@ -147,11 +147,11 @@ minimum = define("minimum", np.minimum,
 fmax = define("fmax", np.fmax,
               lambda xp, g, z, x, y: _winner(xp, g, (x < y) | (xp.isnan(x) & ~xp.isnan(y)), x == y),
               lambda xp, g, z, x, y: _winner(xp, g, (y < x) | (xp.isnan(y) & ~xp.isnan(x)), x == y),
-              saves="xy", domain=((-2, -0.1), (0.1, 2)))  # fmt: skip
+              saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)))  # fmt: skip
 fmin = define("fmin", np.fmin,
               lambda xp, g, z, x, y: _winner(xp, g, (x > y) | (xp.isnan(x) & ~xp.isnan(y)), x == y),
               lambda xp, g, z, x, y: _winner(xp, g, (y > x) | (xp.isnan(y) & ~xp.isnan(x)), x == y),
-              saves="xy", domain=((-2, -0.1), (0.1, 2)))  # fmt: skip
+              saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)))  # fmt: skip
 relu = define("relu", lambda x: np.maximum(x, 0), lambda xp, g, y, x: xp.where(y > 0, g, 0),
               saves="y", doc="max(x, 0); the gradient at 0 is 0.", domain=(0.1, 2))  # fmt: skip
 heaviside = define("heaviside", np.heaviside,
@@ -165,7 +165,7 @@ define("clip", np.clip,
        saves=("x", "lo", "hi"), domain=((-0.9, 0.9), (-2, -1), (1, 2)))  # fmt: skip
 define("nan_to_num", lambda x, nan, posinf, neginf: np.nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf),
        lambda xp, g, y, x, nan, posinf, neginf: xp.where(xp.isfinite(x), g, 0),
-       saves="x", params=("nan", "posinf", "neginf"), doc="Numbers in place of NaN and infinities.")  # fmt: skip
+       saves="x", params=("nan", "posinf", "neginf"), selects=True, doc="Numbers in place of NaN and infinities.")  # fmt: skip
 
 
 # Functions that sort their arguments first -----------------------------------------------------

@@ -90,7 +90,7 @@ def _take_dx(xp: Any, g: Any, out: Any, x: Any, i: Any, axis: int, sparse_grad: 
 
 
 define("take", lambda x, i, axis, sparse_grad=False: x.take(i, axis), _take_dx, None,
-       saves="i", kind="linear", params=("axis", "sparse_grad"), doc="Rows along an axis, by an index array.")  # fmt: skip
+       saves="i", kind="linear", params=("axis", "sparse_grad"), selects=True, doc="Rows along an axis, by an index array.")  # fmt: skip
 define("untake", _untake,
        lambda xp, g, out, x, i, axis, length: xp.take(g, i, axis=axis), None,
        saves="i", kind="linear", params=("axis", "length"), doc="Zeros with rows added along an axis.")  # fmt: skip
@@ -102,13 +102,13 @@ dyn.untake_rows = dyn.untake  # type: ignore[attr-defined]
 
 define("take_along_axis", _take_along_axis,
        lambda xp, g, out, x, i, axis: xp.untake_along_axis(g, i, axis=axis, length=x.shape[axis]), None,
-       saves="i", kind="linear", params=("axis",), doc="Elements along an axis, by an index for every place.")  # fmt: skip
+       saves="i", kind="linear", params=("axis",), selects=True, doc="Elements along an axis, by an index for every place.")  # fmt: skip
 define("untake_along_axis", _untake_along_axis,
        lambda xp, g, out, x, i, axis, length: xp.take_along_axis(g, i, axis=axis), None,
        saves="i", kind="linear", params=("axis", "length"), doc="Zeros with elements added along an axis.")  # fmt: skip
 define("put_along_axis", _put_along_axis,
        lambda xp, g, out, x, i, v, axis: xp.put_along_axis(g, i, 0, axis=axis), None, _put_dv,
-       saves="i", kind="linear", params=("axis",), doc="A copy with other elements along an axis.")  # fmt: skip
+       saves="i", kind="linear", params=("axis",), selects=True, doc="A copy with other elements along an axis.")  # fmt: skip
 
 
 # Functions that sort their arguments first -----------------------------------------------------
