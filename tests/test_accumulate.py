@@ -536,7 +536,7 @@ def test_clip_functions_inside(clip):
         [1, 2],
         (1.0, 2.0),
     ],
-    ids=str,
+    ids=lambda grad: type(grad).__name__,
 )
 def test_arrays_of_every_kind(grad):
     acc = accumulator("w", accumulation_steps=2)
