@@ -64,9 +64,14 @@ def pull(node: Node, g: Any, xp: Namespace, invalid: Invalid, needed: set[Any] |
         return [None] * len(node.parents)  # the gradient of this node itself was asked for
     op = node.op
     values, out = saved_values(node, xp)
-    conjugate = (node.dtype is _C128 or node.dtype is _C64) and op.holomorphic
-    if conjugate:
-        g = xp.conj(g)
+    if op.outputs > 1:
+        conjugate = op.holomorphic and any(dtype.kind == "c" for dtype in node.dtype)
+        if conjugate:
+            g = tuple(None if each is None else xp.conj(each) for each in g)
+    else:
+        conjugate = (node.dtype is _C128 or node.dtype is _C64) and op.holomorphic
+        if conjugate:
+            g = xp.conj(g)
     if op.joint is not None:
         return _pull_joint(node, g, xp, values, out, needed, conjugate)
     params, rules = node.params, op.rules

@@ -167,7 +167,7 @@ define("det", np.linalg.det, lambda xp, g, y, x: g[..., None, None] * xp.cofacto
 define("cofactor", _cofactor, _cofactor_rule, saves="yx", kind="general", batch="leading",
        doc="The cofactors of matrices: the transposed adjugate.")  # fmt: skip
 define("slogdet", lambda x: tuple(np.linalg.slogdet(x)), _slogdet_rule, saves=("out", "x"), kind="general", outputs=2,
-       batch="leading", doc="The sign and the logarithm of the absolute determinant.")  # fmt: skip
+       holomorphic=False, batch="leading", doc="The sign and the logarithm of the absolute determinant.")  # fmt: skip
 
 # Pseudo-inverse ---------------------------------------------------------------------------------
 
