@@ -10,6 +10,8 @@ from table import OP_NAMES
 
 import adjoint as ad
 from adjoint.core.op import OPS
+from adjoint.testing import gradcheck
+from adjoint.testing.cases import cases
 
 INF, NAN, TINY, HUGE = np.inf, np.nan, 5e-324, 1e308
 VALUES = np.array([0.0, -0.0, 1.0, -1.0, 0.5, 2.0, -3.0, INF, -INF, NAN, TINY, -TINY, 1e-200, HUGE, -HUGE])
@@ -325,3 +327,22 @@ def test_integers_to_negative_powers():
         "  Its arguments are int64, int: make one of them a float, x.astype(float)."
     )
     np.testing.assert_array_equal(ad.float_power(ad.tensor([2, 4]), -1).numpy(), [0.5, 0.25])
+
+
+# Higher orders ---------------------------------------------------------------------------------
+
+FIRST_CASE = {case.op: case for case in reversed(cases())}
+
+
+@pytest.mark.parametrize("name", [n for n in SMOOTH if n in FIRST_CASE])
+def test_third_derivative_against_finite_differences(name):
+    case = FIRST_CASE[name]
+    floats = [i for i, a in enumerate(case.args) if np.asarray(a).dtype.kind == "f"]
+
+    def function(*values):
+        args = list(case.args)
+        for i, v in zip(floats, values, strict=True):
+            args[i] = v
+        return OPS[name].eager(*args, **case.params)
+
+    gradcheck(function, [case.args[i] for i in floats], order=3, directions=1)
