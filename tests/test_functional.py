@@ -313,3 +313,67 @@ def test_messages_say_what_to_do(call, error, parts):
         call()
     for part in parts:
         assert part in str(caught.value)
+
+
+# Under vmap ------------------------------------------------------------------------------------
+
+RNG2 = np.random.default_rng(1)
+
+
+def values(*shape):
+    return RNG2.standard_normal(shape)
+
+
+MAPPED = {
+    "softmax": (lambda x: F.softmax(x, 0), (values(3, 4, 2),)),
+    "log_softmax": (lambda x: F.log_softmax(x), (values(3, 4, 2),)),
+    "gelu": (F.gelu, (values(3, 4),)),
+    "elu": (F.elu, (values(3, 4),)),
+    "linear": (F.linear, (values(3, 2, 4), values(3, 5, 4), values(3, 5))),
+    "layer_norm": (lambda x, w: F.layer_norm(x, 4, w), (values(3, 2, 4), values(3, 4))),
+    "rms_norm": (lambda x: F.rms_norm(x, 4), (values(3, 2, 4),)),
+    "group_norm": (lambda x: F.group_norm(x, 2), (values(3, 2, 4, 2),)),
+    "batch_norm": (lambda x: F.batch_norm(x, training=True), (values(3, 2, 4, 2),)),
+    "lstm_cell": (lambda g, c: F.lstm_cell(g, c)[0], (values(3, 2, 8), values(3, 2, 2))),
+    "attention": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        (values(3, 2, 4), values(3, 2, 4), values(3, 2, 5)),
+    ),
+    "cross_entropy": (lambda x: F.cross_entropy(x, np.array([0, 2])), (values(3, 2, 4),)),
+    "bce": (F.binary_cross_entropy_with_logits, (values(3, 4), values(3, 4))),
+    "conv2d": (F.conv2d, (values(3, 1, 2, 4, 4), values(3, 2, 2, 3, 3), values(3, 2))),
+    "conv_transpose1d": (F.conv_transpose1d, (values(3, 2, 4), values(3, 2, 2, 3))),
+    "max_pool2d": (lambda x: F.max_pool2d(x, 2), (values(3, 1, 2, 4, 4),)),
+    "avg_pool1d": (lambda x: F.avg_pool1d(x, 2, padding=1), (values(3, 2, 4),)),
+    "adaptive_avg_pool2d": (lambda x: F.adaptive_avg_pool2d(x, 3), (values(3, 2, 4, 4),)),
+    "cosine_similarity": (lambda x, y: F.cosine_similarity(x, y, 0), (values(3, 4), values(3, 4))),
+}
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_vmap_is_a_loop_in_values_and_gradients(name):
+    f, args = MAPPED[name]
+    loop = np.stack([f(*(a[i] for a in args)).numpy() for i in range(3)])
+    np.testing.assert_allclose(ad.vmap(f)(*args).numpy(), loop, rtol=1e-12, atol=1e-12)
+    gradient = ad.grad(lambda *xs: (f(*xs) ** 2).sum(), argnums=tuple(range(len(args))))
+    whole = ad.grad(lambda *xs: (ad.vmap(f)(*xs) ** 2).sum(), argnums=tuple(range(len(args))))
+    per_element = ad.vmap(gradient)(*args)
+    outside = whole(*map(ad.tensor, args))
+    for k in range(len(args)):
+        expected = np.stack([gradient(*(ad.tensor(a[i]) for a in args))[k].numpy() for i in range(3)])
+        np.testing.assert_allclose(per_element[k].numpy(), expected, rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(outside[k].numpy(), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_classes_may_be_mapped_over():
+    x, t = values(3, 2, 4), np.array([[0, 3], [1, -100], [2, 2]])
+    loop = np.stack([F.cross_entropy(x[i], t[i]).numpy() for i in range(3)])
+    np.testing.assert_allclose(ad.vmap(F.cross_entropy)(x, t).numpy(), loop, rtol=1e-12)
+    weight = np.array([1.0, 2.0, 0.5, 3.0])
+    f = lambda x, t: F.nll_loss(x, t, weight)
+    np.testing.assert_allclose(
+        ad.vmap(f)(x, t).numpy(), [F.nll_loss(x[i], t[i], weight).item() for i in range(3)], rtol=1e-12
+    )
+    w = values(5, 2)
+    rows = ad.vmap(lambda i: F.embedding(i, w))(np.array([[0, 1], [4, 4]]))
+    np.testing.assert_array_equal(rows.numpy(), w[[[0, 1], [4, 4]]])
