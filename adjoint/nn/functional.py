@@ -152,7 +152,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
             "and the last axis of x is in."
         )
     if bias is None:
-        return rec.matmul(x, rec.matrix_transpose(w))
+        return rec.linear(x, w, 0)
     b = asarray(bias)
     if b.shape != (w.shape[0],):
         raise ShapeError(

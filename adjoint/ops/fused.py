@@ -5,6 +5,7 @@ Forward and rules are written on ``xp``, so every namespace runs them.  Axes are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,19 +74,29 @@ define("softmax_nll", _softmax_nll, _softmax_nll_rule, None, saves="xt", kind="g
 # Linear layer ----------------------------------------------------------------------------------
 
 
+def _flat(xp: Any, x: Any) -> Any:
+    """Join all axes but the last: one large product instead of many."""
+    rows = x.size // x.shape[-1] if x.shape[-1] else math.prod(x.shape[:-1])
+    return xp.reshape(x, shape=(rows, x.shape[-1])) if x.ndim > 2 else x
+
+
+def _times(xp: Any, x: Any, w: Any) -> Any:
+    """x w for any number of axes of x."""
+    y = xp.matmul(_flat(xp, x), w)
+    return xp.reshape(y, shape=(*x.shape[:-1], w.shape[-1])) if x.ndim > 2 else y
+
+
 def _linear(xp: Any, x: Any, w: Any, b: Any) -> Any:
-    return xp.matmul(x, xp.matrix_transpose(w)) + b
+    y = _times(xp, x, xp.matrix_transpose(w))
+    return y if type(b) is int else y + b  # the number 0 stands for no bias
 
 
 def _linear_rule(xp: Any, g: Any, y: Any, x: Any, w: Any, b: Any, wanted: Sequence[bool]) -> list[Any]:
-    dx = xp.matmul(g, w) if wanted[0] else None
+    dx = _times(xp, g, w) if wanted[0] else None
     if x.ndim == 1:
-        return [dx, g[:, None] * x if wanted[1] else None, g]
-    if x.ndim > 2:  # one large product instead of many and a sum
-        rows = g.size // g.shape[-1] if g.shape[-1] else 0
-        g = xp.reshape(g, shape=(rows, g.shape[-1]))
-        x = xp.reshape(x, shape=(rows, x.shape[-1])) if wanted[1] else x
-    dw = xp.matmul(xp.matrix_transpose(g), x) if wanted[1] else None
+        return [dx, g[:, None] * x if wanted[1] else None, g if wanted[2] else None]
+    g = _flat(xp, g)
+    dw = xp.matmul(xp.matrix_transpose(g), _flat(xp, x)) if wanted[1] else None
     return [dx, dw, xp.sum(g, axis=(-2,), keepdims=False) if wanted[2] else None]
 
 
@@ -95,8 +106,8 @@ define("linear", _linear, joint=_linear_rule, arity=3, saves="xw", kind="general
 
 
 def _linear_jvp(xp: Any, t: Any, x: Any, w: Any) -> Any:
-    parts = [xp.matmul(t[0], xp.matrix_transpose(w))] if t[0] is not None else []
-    parts += [xp.matmul(x, xp.matrix_transpose(t[1]))] if t[1] is not None else []
+    parts = [_times(xp, t[0], xp.matrix_transpose(w))] if t[0] is not None else []
+    parts += [_times(xp, x, xp.matrix_transpose(t[1]))] if t[1] is not None else []
     parts += [t[2]] if t[2] is not None else []
     total = parts[0]
     for part in parts[1:]:

@@ -22,6 +22,7 @@ CASES = [
     Case("linear", (array(2, 3), array(4, 3, seed=1), array(4, seed=2))),
     Case("linear", (array(3), array(4, 3, seed=1), array(4, seed=2)), note="vector"),
     Case("linear", (array(2, 1, 3), array(4, 3, seed=1), array(4, seed=2)), note="batch"),
+    Case("linear", (array(2, 3), array(4, 3, seed=1), 0), note="no bias"),
     *(
         Case(op, (array(2, 3, 4),), {"axis": axis, "eps": 1e-5})
         for op in ("standardize", "rms_standardize")
