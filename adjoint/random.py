@@ -190,8 +190,7 @@ class Generator:
         logits = _as_float("gumbel_softmax", asarray(logits))
         where = canonical_axis("gumbel_softmax", axis, logits.ndim)
         scores = (logits + self.gumbel(size=logits.shape, dtype=logits.dtype)) / tau
-        weights = rec.exp(scores - scores.max(axis=where, keepdims=True).detach())
-        soft = weights / weights.sum(axis=where, keepdims=True)
+        soft = rec.softmax(scores, axis=where)
         if not hard:
             return soft
         best = argmax(soft, axis=where, keepdims=True)

@@ -227,6 +227,19 @@ def test_where_hides_every_trap():
             np.testing.assert_array_equal(gg.numpy(), ad.gradients(alone.sum(), [x])[0].numpy())
 
 
+def test_where_hides_traps_of_broadcast_arguments():
+    x = ad.tensor([-1.0, 0.0, 4.0], requires_grad=True)
+    y = ad.tensor([[0.5], [-0.5]], requires_grad=True)
+    with np.errstate(all="ignore"):
+        z = ad.where(x > 1, x**y, 0.0)
+        gx, gy = ad.gradients(z.sum(), [x, y], create_graph=True)
+        second = ad.gradients(gx.sum() + gy.sum(), [x, y])
+    np.testing.assert_allclose(gx.detach().numpy(), [0, 0, 0.25 - 0.0625])
+    np.testing.assert_allclose(gy.detach().numpy(), np.log(4) * np.array([[2], [0.5]]))
+    assert np.isfinite(second[0].numpy()).all() and not second[0].numpy()[:2].any()
+    assert np.isfinite(second[1].numpy()).all()
+
+
 # Choice with bounds ----------------------------------------------------------------------------
 
 
