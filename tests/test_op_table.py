@@ -177,7 +177,9 @@ def special_case(name: str, nan: bool = False) -> Case | None:
     op = op_of(name)
     if not all(map(is_float, CASES[name][0].args)):
         return None
-    values = np.append(SPECIAL, np.nan) if nan else SPECIAL
+    values = {1: SPECIAL, 2: SPECIAL[:7]}.get(op.arity or 1, SPECIAL[[0, 3, 4]])  # pairs and triples are many
+    if nan:
+        values = np.append(values, np.nan)
     return Case(name, tuple(a.ravel() for a in np.meshgrid(*[values] * (op.arity or 1))), note="special")
 
 
