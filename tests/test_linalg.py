@@ -397,15 +397,40 @@ def test_the_space_beyond_the_columns_differentiates():
     np.testing.assert_allclose(hv.numpy(), expected, atol=1e-5)
 
 
-def test_second_derivatives_at_distinct_values_next_to_repeated_ones_that_are_not_used():
-    x = np.diag([3.0, 2.0, 1.0, 1.0])
-    top = lambda t: al.eigvalsh(t)[-1] ** 2
-    t = ad.tensor(x, requires_grad=True)
-    (g,) = ad.gradients(top(t), [t], create_graph=True)
+SECOND = (
+    "{}: no derivative here: values 0 and 1 are equal, where a function of the values has first derivatives, but second "
+    "ones cannot be found this way."
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "f"),
+    [
+        ("eigvalsh", lambda t: ad.sum(al.eigvalsh(t) ** 2)),
+        ("eigh", lambda t: ad.sum(al.eigh(t)[0] ** 2)),
+        ("svdvals", lambda t: ad.sum((al.svdvals(t) - 1) ** 2)),
+        ("svd", lambda t: ad.sum(al.svd(t)[1] ** 2)),
+    ],
+)
+@pytest.mark.parametrize("x", [np.eye(3), np.diag([0.0, 0.0, 3.0]), np.zeros((3, 3))])
+def test_second_derivatives_of_functions_of_repeated_values_say_so(name, f, x):
+    """Without the error they would be wrong: the Hessian of Σw², 2, would be 0 off the diagonal."""
+    t = ad.tensor(x[:, ::-1][::-1] if name.startswith("svd") and x[-1, -1] == 3 else x, requires_grad=True)
+    (g,) = ad.gradients(f(t), [t], create_graph=True)
+    with pytest.raises(LinAlgError) as caught:
+        ad.gradients(ad.sum(g * np.ones((3, 3))), [t])
+    first = str(caught.value).splitlines()[0]
+    assert first.replace("values 1 and 2", "values 0 and 1") == SECOND.format(name)
+
+
+def test_second_derivatives_of_functions_of_distinct_values():
+    x = hermitian(real, 4, 4)
     v = hermitian(real, 4, 4)
-    (hv,) = ad.gradients(ad.sum(g * v), [t])
-    step = lambda a: gradient(top, a)
-    np.testing.assert_allclose(hv.numpy(), (step(x + 1e-5 * v) - step(x - 1e-5 * v)) / 2e-5, atol=1e-6)
+    for f in (al.eigvalsh, al.svdvals, lambda t: al.eigh(t)[0], lambda t: al.svd(t)[1]):
+        t = ad.tensor(x, requires_grad=True)
+        (g,) = ad.gradients(ad.sum(f(t) ** 2), [t], create_graph=True)
+        (hv,) = ad.gradients(ad.sum(g * v), [t])
+        np.testing.assert_allclose(hv.numpy(), 2 * v, atol=1e-9)
 
 
 CURE = (

@@ -33,6 +33,8 @@ _WHY = {
     "determine its derivative",
     "zero": "singular value {j} is 0, and the function depends on which of its vectors was chosen",
     "null": "the function depends on which vectors {i} and {j} of the null space were chosen",
+    "second": "values {i} and {j} are equal, where a function of the values has first derivatives, but second ones "
+    "cannot be found this way",
     "phase": "the function depends on the phase of vector {j}, which is arbitrary",
 }
 
@@ -91,6 +93,38 @@ def _refuse_mixed(xp: Any, inner: Any, g: Any, gaps: Any, span: Any, op: str) ->
     xp.gauge_quotient(both, gaps, _largest(xp, symmetric) * _largest(xp, used), span, op=op, why="mixed")
 
 
+def _spectral_sum(x: Any, s: Any, u: Any, vh: Any, op: str) -> Any:
+    return np.matmul(u * x[..., None, :], vh)
+
+
+def _spectral_dx(xp: Any, g: Any, z: Any, x: Any, s: Any, u: Any, vh: Any, op: str) -> Any:
+    inner = xp.matmul(xp.matmul(adjoint_of(xp, u), g), adjoint_of(xp, vh))
+    return xp.sum(xp.where(np.eye(u.shape[-1], dtype=bool), inner, 0), axis=(-1,), keepdims=False)
+
+
+def _spectral_du(xp: Any, g: Any, z: Any, x: Any, s: Any, u: Any, vh: Any, op: str) -> Any:
+    gv = xp.matmul(g, adjoint_of(xp, vh))
+    if s.shape[-1]:
+        # where values are equal, x as a function of them turns the vectors by an angle of any size, which
+        # no derivative of s, u and vh follows
+        own = np.eye(s.shape[-1], dtype=bool)
+        inner = xp.matmul(adjoint_of(xp, u), gv)
+        gaps = xp.where(own, 1, s[..., None, :] - s[..., :, None])
+        symmetric = xp.where(own, 0, inner + adjoint_of(xp, inner))
+        span = xp.max(xp.abs(s), axis=(-1,), keepdims=True)[..., None]
+        xp.gauge_quotient(symmetric, gaps, _largest(xp, inner), span, op=op, why="second")
+    return gv * xp.conj(x)[..., None, :]
+
+
+def _spectral_dv(xp: Any, g: Any, z: Any, x: Any, s: Any, u: Any, vh: Any, op: str) -> Any:
+    return xp.conj(x)[..., None] * xp.matmul(adjoint_of(xp, u), g)
+
+
+define("spectral_sum", _spectral_sum, _spectral_dx, None, _spectral_du, _spectral_dv, saves=("x", "s", "u", "vh"),
+       kind="general", params=("op",), holomorphic=False, batch="leading",
+       doc="The sum of x_i u_i v_iᴴ: the gradient of a function of singular values or eigenvalues s.")  # fmt: skip
+
+
 # Hermitian eigenvalues --------------------------------------------------------------------------
 
 
@@ -113,15 +147,16 @@ def _eigh_rule(xp: Any, g: Any, out: Any, x: Any) -> Any:
     w, v = out
     vh = adjoint_of(xp, v)
     if gv is None or not w.shape[-1]:
-        return xp.matmul(v * gw[..., None, :], vh) if gw is not None else xp.matmul(v, vh) * 0
+        return xp.matmul(v, vh) * 0 if gw is None else xp.spectral_sum(gw, w, v, vh, op="eigh")
     inner = xp.matmul(vh, gv)
     gaps = w[..., None, :] - w[..., :, None]
     span = xp.max(xp.abs(w), axis=(-1,), keepdims=True)[..., None]
     middle = _turns(xp, inner, gaps, _largest(xp, gv), span, "eigh")
-    if gw is not None:
-        _refuse_mixed(xp, inner, gw, gaps, span, "eigh")
-        middle = middle + gw[..., None] * np.eye(w.shape[-1], dtype=w.dtype)
-    return xp.matmul(xp.matmul(v, middle), vh)
+    dx = xp.matmul(xp.matmul(v, middle), vh)
+    if gw is None:
+        return dx
+    _refuse_mixed(xp, inner, gw, gaps, span, "eigh")
+    return dx + xp.spectral_sum(gw, w, v, vh, op="eigh")
 
 
 def _eigvalsh(x: Any) -> Any:
@@ -133,9 +168,9 @@ def _eigvalsh(x: Any) -> Any:
         ) from None
 
 
-def _eigvalsh_rule(xp: Any, g: Any, w: Any, x: Any) -> Any:
-    _, v = xp.eigh(x)
-    return xp.matmul(v * g[..., None, :], adjoint_of(xp, v))
+def _eigvalsh_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
+    w, v = xp.eigh(x)
+    return xp.spectral_sum(g, w, v, adjoint_of(xp, v), op="eigvalsh")
 
 
 define("eigh", _eigh, _eigh_rule, saves=("out",), kind="general", outputs=2, holomorphic=False,
@@ -182,7 +217,7 @@ def _svd_rule(xp: Any, g: Any, out: Any, x: Any, full_matrices: bool) -> Any:
     )
     vh = adjoint_of(xp, v)
     if gu is None and gv is None:
-        return xp.matmul(u * gs[..., None, :], vh)
+        return xp.spectral_sum(gs, s, u, vh, op="svd")
     # With A = skew(uᴴ gu), B = skew(vᴴ gv) the middle is (A_ij s_j + s_i B_ij) / (s_j² - s_i²), which is
     # (A + B) / (2 (s_j - s_i)) + (A - B) / (2 (s_j + s_i)): the gauge turns only A + B
     inner_u: Any = None if gu is None else xp.matmul(adjoint_of(xp, u), gu)
@@ -197,10 +232,10 @@ def _svd_rule(xp: Any, g: Any, out: Any, x: Any, full_matrices: bool) -> Any:
     sums = s[..., None, :] + s[..., :, None]
     middle = _turns(xp, both, gaps, size, span, "svd")
     middle = middle + xp.gauge_quotient(_skew(xp, apart) / 2, sums, size, span, op="svd", why="zero")
+    dx = xp.matmul(xp.matmul(u, middle), vh)
     if gs is not None:
         _refuse_mixed(xp, both, gs, gaps, span, "svd")
-        middle = middle + gs[..., None] * np.eye(k, dtype=s.dtype)
-    dx = xp.matmul(xp.matmul(u, middle), vh)
+        dx = dx + xp.spectral_sum(gs, s, u, vh, op="svd")
     # what leads out of the space that u, or v, spans
     columns = s[..., None, :]
     if gu is not None and x.shape[-2] > k:
@@ -221,9 +256,9 @@ def _svdvals(x: Any) -> Any:
         ) from None
 
 
-def _svdvals_rule(xp: Any, g: Any, s: Any, x: Any) -> Any:
-    u, _, vh = xp.svd(x, full_matrices=False)
-    return xp.matmul(u * g[..., None, :], vh)
+def _svdvals_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
+    u, s, vh = xp.svd(x, full_matrices=False)
+    return xp.spectral_sum(g, s, u, vh, op="svdvals")
 
 
 define("svd", _svd, _svd_rule, saves=("out",), kind="general", outputs=3, params=("full_matrices",),

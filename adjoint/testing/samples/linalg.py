@@ -79,6 +79,7 @@ CASES += [
     *(Case("pinv", (_spread(*shape),), {"rtol": 1e-12}) for shape in ((3, 3), (2, 4, 3), (3, 4))),
     Case("gauge_quotient", (array(3, 3), array(3, 3, low=0.5, seed=1), np.ones((1, 1)), np.ones((1, 1))),
          {"op": "svd", "why": "equal"}),
+    Case("spectral_sum", (array(3), np.array([3.0, 2.0, 1.0]), array(4, 3, seed=1), array(3, 2, seed=2)), {"op": "svd"}),
     Case("eigh", (_hermitian(3, 3),)),
     Case("eigh", (_hermitian(2, 3, 3),), note="batch"),
     Case("eigvalsh", (_hermitian(2, 3, 3),)),
