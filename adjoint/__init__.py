@@ -9,7 +9,7 @@ Eager tensors, gradients of any order, hooks, tapes and gradient stores, on NumP
 tensor([2., 4.], dtype=float64)
 """
 
-from adjoint import config, errors, nn, optim, random, testing, tree
+from adjoint import config, errors, nn, optim, random, testing, train, tree
 from adjoint.config import (
     enable_grad,
     get_default_dtype,
@@ -131,6 +131,7 @@ __all__ = [
     "special",
     "tensor",
     "testing",
+    "train",
     "tree",
     "value_and_grad",
     "vjp",

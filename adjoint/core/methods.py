@@ -94,6 +94,16 @@ class Methods:
         at: Any
 
         def __getitem__(self, key: Any) -> Tensor: ...
+        def backward(
+            self,
+            gradient: Any = None,
+            *,
+            retain_graph: bool = False,
+            create_graph: bool = False,
+            inputs: Any = None,
+            workers: int | str | None = None,
+            on_leaf_ready: Any = None,
+        ) -> None: ...
         def __neg__(self) -> Tensor: ...
         def __pos__(self) -> Tensor: ...
         def __abs__(self) -> Tensor: ...

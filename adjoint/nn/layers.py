@@ -99,7 +99,8 @@ class _Conv(Module):
     def extra_repr(self) -> str:
         """Channels, kernel, stride and padding."""
         out, inner, *kernel = self.weight.shape
-        return f"{inner * self.groups}, {out}, kernel={tuple(kernel)}, stride={self.stride}, padding={self.padding}"
+        shape = f"{inner * self.groups}, {out}, kernel={tuple(kernel)}"
+        return f"{shape}, stride={self.stride}, padding={self.padding}"
 
 
 class Conv1d(_Conv):

@@ -54,7 +54,8 @@ class _Recurrent(Module):
         x = asarray(x)
         if x.ndim != 3 or x.shape[-1] != self.input_size:
             raise ShapeError(
-                f"{type(self).__name__}: the input is (batch, length, {self.input_size}), but has shape {x.shape}."
+                f"{type(self).__name__}: the input is (batch, length, {self.input_size}), "
+                f"but has shape {x.shape}."
             )
         return x
 

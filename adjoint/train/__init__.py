@@ -1,0 +1,23 @@
+"""Training: data, the loop, callbacks, checkpoints, and losses put together from terms."""
+
+from adjoint.train.callbacks import Callback, CSVLog, EarlyStopping, GradientFlow, JSONLog, NonFiniteGuard
+from adjoint.train.checkpoint import Checkpoints
+from adjoint.train.compose import ComposedLoss, compose
+from adjoint.train.data import DataLoader, pad_collate, stack_collate
+from adjoint.train.trainer import Trainer
+
+__all__ = [
+    "CSVLog",
+    "Callback",
+    "Checkpoints",
+    "ComposedLoss",
+    "DataLoader",
+    "EarlyStopping",
+    "GradientFlow",
+    "JSONLog",
+    "NonFiniteGuard",
+    "Trainer",
+    "compose",
+    "pad_collate",
+    "stack_collate",
+]

@@ -1,0 +1,326 @@
+"""Training: data, the loop, accumulation, callbacks, checkpoints, composed losses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint import errors, nn, optim, train
+from adjoint.optim import schedules
+
+pytest.importorskip("safetensors")
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(50, 3))
+Y = X @ np.array([[1.0], [-2.0], [0.5]]) + 0.1
+
+
+def model_of(seed: int = 0, dropout: float = 0.0) -> nn.Module:
+    layers: list[Any] = [nn.Linear(3, 8, rng=seed), nn.Tanh(), nn.Linear(8, 1, rng=seed + 1)]
+    if dropout:
+        layers.insert(2, nn.Dropout(dropout, rng=7))
+    return nn.Sequential(*layers).astype(np.float64)
+
+
+def trainer_of(model: nn.Module, **options: Any) -> train.Trainer:
+    return train.Trainer(model, nn.functional.mse_loss, optim.Adam(model.parameters(), lr=0.02), **options)
+
+
+def weights(model: nn.Module) -> bytes:
+    return b"".join(v.tobytes() for v in model.state_dict().values())
+
+
+# Data ------------------------------------------------------------------------------------------
+
+
+def test_batches_of_arrays_sequences_and_iterables() -> None:
+    pairs = list(train.DataLoader((X, Y), 20))
+    assert [len(x) for x, y in pairs] == [20, 20, 10] and len(train.DataLoader((X, Y), 20)) == 3
+    assert len(train.DataLoader((X, Y), 20, drop_last=True)) == 2
+    samples = [(np.array([i]), i) for i in range(5)]
+    (a, b), *_ = train.DataLoader(samples, 2)
+    assert a.tolist() == [[0], [1]] and b.tolist() == [0, 1]
+    stream = train.DataLoader((np.array(i) for i in range(5)), 2)
+    assert [batch.tolist() for batch in stream] == [[0, 1], [2, 3], [4]]
+    first = next(iter(train.DataLoader([{"x": 1, "y": 2}, {"x": 3, "y": 4}], 2)))
+    assert {k: v.tolist() for k, v in first.items()} == {"x": [1, 3], "y": [2, 4]}
+
+
+def test_order_is_a_function_of_seed_and_epoch() -> None:
+    one, two = (train.DataLoader(np.arange(20), 6, shuffle=True, seed=3) for _ in range(2))
+    first, second = [b.tolist() for b in one], [b.tolist() for b in one]
+    assert first != second and sorted(i for b in first for i in b) == list(range(20))
+    two.load_state_dict({"epoch": 1, "position": 2, "seed": 3})
+    assert [b.tolist() for b in two] == second[2:]
+    assert two.state_dict() == {"epoch": 2, "position": 0, "seed": 3}
+
+
+def test_prefetching_changes_nothing_and_leaves_no_thread() -> None:
+    loader = train.DataLoader(np.arange(20), 3, shuffle=True, prefetch=2)
+    plain = train.DataLoader(np.arange(20), 3, shuffle=True)
+    assert [b.tolist() for b in loader] == [b.tolist() for b in plain]
+    steps = iter(loader)
+    next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    assert not [t for t in threading.enumerate() if t.name == "adjoint-prefetch"]
+
+    def failing() -> Any:
+        yield np.zeros(1)
+        raise KeyError("broken sample")
+
+    with pytest.raises(KeyError, match="broken sample"):
+        list(train.DataLoader(failing(), 1, prefetch=2))
+
+
+def test_ragged_samples_are_padded_with_their_lengths() -> None:
+    rows = [np.ones(n, np.int64) for n in (3, 1, 2)]
+    padded, lengths = next(iter(train.DataLoader(rows, 3, collate=train.pad_collate)))
+    assert padded.tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]] and lengths.tolist() == [3, 1, 2]
+
+
+# The loop --------------------------------------------------------------------------------------
+
+
+def test_training_lowers_the_loss_and_evaluates() -> None:
+    model = model_of()
+    trainer = trainer_of(model, metrics={"error": lambda p, t: abs(p - t).mean()})
+    history = trainer.fit(train.DataLoader((X, Y), 10, shuffle=True), epochs=30, validate=[(X, Y)])
+    assert history[-1]["loss"] < 0.05 < history[0]["loss"] and len(history) == 30
+    assert set(history[-1]) == {"loss", "seconds", "val_loss", "val_error"}
+    found = trainer.evaluate(train.DataLoader((X, Y), 7))
+    assert found["loss"] == pytest.approx(((trainer.predict(X) - Y) ** 2).mean())
+    assert model.training
+
+
+@pytest.mark.parametrize("pieces", [2, 4, 8])
+def test_accumulation_gives_the_same_curve(pieces: int) -> None:
+    curves = []
+    for accumulate in (1, pieces):
+        trainer = trainer_of(model_of(), accumulate=accumulate, clip=1.0)
+        history = trainer.fit(train.DataLoader((X, Y), 16, shuffle=True), epochs=3)
+        curves.append([h["loss"] for h in history])
+    np.testing.assert_allclose(curves[0], curves[1], rtol=1e-10)
+
+
+def test_a_schedule_sets_the_rate_and_the_norm_is_logged() -> None:
+    seen: list[dict[str, float]] = []
+
+    class Watch(train.Callback):
+        def on_step(self, trainer: train.Trainer, logs: Any) -> None:
+            seen.append(dict(logs))
+
+    trainer = trainer_of(model_of(), schedule=schedules.linear(0.1, 10), clip=100.0, callbacks=[Watch()])
+    trainer.fit([(X, Y)] * 4, epochs=1)
+    assert [s["lr"] for s in seen] == pytest.approx([0.1, 0.09, 0.08, 0.07])
+    assert all(s["grad_norm"] > 0 for s in seen)
+
+
+def test_compute_and_weight_replace_the_pair_of_inputs_and_targets() -> None:
+    model = model_of()
+    rows = [(np.ones((2, 3)), np.array([2.0, 1.0])), (np.ones((1, 3)), np.array([5.0]))]
+    trainer = train.Trainer(
+        model,
+        optimizer=optim.SGD(model.parameters(), lr=0.0),
+        compute=lambda m, batch: m(ad.asarray(batch[0])).mean() * 0 + float(batch[1].sum()),
+        weight=lambda batch: batch[1].sum(),
+    )
+    (logs,) = trainer.fit(rows)
+    assert logs["loss"] == pytest.approx((3.0 * 3 + 5.0 * 5) / 8)
+
+
+def test_mistakes() -> None:
+    model = model_of()
+    with pytest.raises(errors.InputError, match="give a loss"):
+        train.Trainer(model, optimizer=optim.SGD(model.parameters()))
+    with pytest.raises(errors.InputError, match="give an optimiser"):
+        train.Trainer(model, nn.functional.mse_loss)
+    with pytest.raises(errors.InputError, match=r"\(inputs, targets\)"):
+        trainer_of(model).fit([X])
+    with pytest.raises(errors.ArgumentError, match="needs a directory"):
+        trainer_of(model).fit([(X, Y)], resume=True)
+    with pytest.raises(errors.ShapeError, match="one length"):
+        train.DataLoader((X, Y[:3]))
+    with pytest.raises(errors.InputError, match="its own order"):
+        train.DataLoader(iter([1]), shuffle=True)
+    with pytest.raises(errors.ArgumentError, match="batch_size"):
+        train.DataLoader(X, 0)
+
+
+# Callbacks -------------------------------------------------------------------------------------
+
+
+def test_early_stopping_and_logs(tmp_path: Path) -> None:
+    model = model_of()
+    stopping = train.EarlyStopping("val_loss", patience=2)
+    trainer = train.Trainer(
+        model,
+        nn.functional.mse_loss,
+        optim.SGD(model.parameters(), lr=0.0),
+        callbacks=[
+            stopping,
+            train.CSVLog(tmp_path / "log.csv"),
+            train.JSONLog(tmp_path / "log.jsonl", "step"),
+        ],
+    )
+    history = trainer.fit([(X, Y)], epochs=10, validate=[(X, Y)])
+    assert len(history) == 3 and trainer.stopped == "val_loss has not got better for 2 epochs"
+    lines = (tmp_path / "log.csv").read_text().splitlines()
+    assert lines[0] == "epoch,step,loss,seconds,val_loss" and len(lines) == 4
+    rows = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in rows] == [1, 2, 3]
+    with pytest.raises(errors.ArgumentError, match="no 'val_loss' among"):
+        trainer_of(model_of(), callbacks=[train.EarlyStopping()]).fit([(X, Y)])
+
+
+def test_guard_and_gradient_flow() -> None:
+    model = model_of()
+    flow = train.GradientFlow(every=1)
+    trainer_of(model, callbacks=[flow]).fit([(X, Y)] * 3)
+    assert (
+        len(flow.history) == 3
+        and not flow.dead()
+        and set(flow.history[0][1]) == dict(model.named_parameters()).keys()
+    )
+    with pytest.raises(errors.NonFiniteError, match="loss is nan at step 1"), np.errstate(all="ignore"):
+        trainer_of(model, callbacks=[train.NonFiniteGuard()]).fit([(X * np.nan, Y)])
+
+
+def test_an_interrupt_stops_after_the_step_with_a_checkpoint(tmp_path: Path) -> None:
+    class Interrupt(train.Callback):
+        def on_step(self, trainer: train.Trainer, logs: Any) -> None:
+            if trainer.step == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    trainer = trainer_of(model_of(), callbacks=[Interrupt()], directory=tmp_path)
+    trainer.fit([(X, Y)] * 5)
+    assert trainer.stopped == "interrupted" and trainer.step == 2
+    assert [step for step, _ in train.Checkpoints(tmp_path).all()] == [2]
+
+
+# Checkpoints -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop_at", [1, 4, 5, 9])
+def test_resuming_is_bitwise_as_if_it_had_not_stopped(tmp_path: Path, stop_at: int) -> None:
+    def run(directory: Path, resume: bool, stop: int | None) -> tuple[bytes, list[dict[str, float]]]:
+        class Stop(train.Callback):
+            def on_step(self, trainer: train.Trainer, logs: Any) -> None:
+                if trainer.step == stop:
+                    trainer.stop()
+
+        model = model_of(dropout=0.3)
+        trainer = trainer_of(
+            model,
+            schedule=schedules.cosine(0.02, 20),
+            accumulate=2,
+            clip=0.5,
+            callbacks=[Stop()],
+            directory=directory,
+            checkpoint_every=3,
+        )
+        history = trainer.fit(train.DataLoader((X, Y), 13, shuffle=True), epochs=3, resume=resume)
+        return weights(model), [{k: v for k, v in h.items() if k != "seconds"} for h in history]
+
+    straight = run(tmp_path / "a", False, None)
+    run(tmp_path / "b", False, stop_at)
+    assert run(tmp_path / "b", True, None) == straight
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+from test_train import X, Y, model_of, schedules, train, trainer_of, weights
+
+class Kill(train.Callback):
+    def on_step(self, trainer, logs):
+        if trainer.step == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+model = model_of(dropout=0.3)
+trainer = trainer_of(model, callbacks=[Kill()], directory=sys.argv[1], checkpoint_every=2)
+trainer.fit(train.DataLoader((X, Y), 13, shuffle=True), epochs=3, resume=True)
+sys.stdout.write(weights(model).hex())
+"""
+
+
+def test_a_killed_process_resumes_bitwise(tmp_path: Path) -> None:
+    def run(directory: str, kill_at: int) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", KILLED, str(tmp_path / directory), str(kill_at)],
+            capture_output=True,
+            text=True,
+            cwd=Path(__file__).parent,
+            env={**os.environ, "PYTHONPATH": str(Path(ad.__file__).parents[1])},
+        )
+
+    straight = run("a", 0)
+    assert straight.returncode == 0, straight.stderr
+    for kill_at in (3, 7):
+        assert run(f"b{kill_at}", kill_at).returncode == -signal.SIGKILL
+        assert run(f"b{kill_at}", 0).stdout == straight.stdout
+
+
+def test_the_last_few_and_the_best_are_kept(tmp_path: Path) -> None:
+    kept = train.Checkpoints(tmp_path, keep=2)
+    for step, score in enumerate([3.0, 1.0, 2.0, 4.0, 5.0]):
+        kept.write(step, {"w": np.array([float(step)])}, {"x": 1}, score)
+    assert [step for step, _ in kept.all()] == [1, 3, 4]
+    best, latest = kept.best(), kept.latest()
+    assert best is not None and best.name == "step-000000001"
+    assert latest is not None and kept.read(latest)[0]["w"].tolist() == [4.0]
+
+
+def test_a_broken_checkpoint_is_refused(tmp_path: Path) -> None:
+    kept = train.Checkpoints(tmp_path)
+    path = kept.write(1, {"w": np.zeros(1000)}, {"x": 1})
+    data = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(data[:-100])
+    with pytest.raises(errors.AdjointError):
+        kept.read(path)
+    (path / "meta.json").write_text("[]")
+    with pytest.raises(errors.ArgumentError, match="not an object"):
+        kept.read(path)
+    (path / "meta.json").write_text('{"version": 99}')
+    with pytest.raises(errors.ArgumentError, match="version 99"):
+        kept.read(path)
+
+
+# Composed losses -------------------------------------------------------------------------------
+
+
+def l2(model: nn.Module) -> Any:
+    return sum(((p**2).sum() for p in model.parameters()), start=ad.tensor(0.0))
+
+
+def test_terms_are_weighted_logged_and_have_gradient_norms() -> None:
+    model = model_of()
+    loss = train.compose({"fit": (nn.functional.mse_loss, schedules.linear(1.0, 10)), "l2": (l2, 1e-2)})
+    loss.step = 5
+    total = loss(model(ad.asarray(X)), ad.asarray(Y), model)
+    assert total.item() == pytest.approx(0.5 * loss.values["fit"] + 1e-2 * loss.values["l2"])
+    norms = loss.gradient_norms(model.parameters())
+    expected = 2 * np.sqrt(sum((p.numpy() ** 2).sum() for p in model.parameters()))
+    assert norms["l2"] == pytest.approx(expected) and norms["fit"] > 0
+    total.backward()
+
+
+def test_learned_weights_are_trained_with_the_model() -> None:
+    model = model_of()
+    loss = train.compose({"fit": (nn.functional.mse_loss, "learned"), "l2": (l2, 1e-3)})
+    optimiser = optim.Adam([*model.parameters(), *loss.parameters()], lr=0.02)
+    train.Trainer(model, loss, optimiser).fit(train.DataLoader((X, Y), 10), epochs=2)
+    assert loss.s_fit.item() != 0.0
+    with pytest.raises(errors.ArgumentError, match="a schedule or 'learned'"):
+        train.compose({"a": (l2, "big")})
+    with pytest.raises(errors.InputError, match="takes the model"):
+        loss(ad.asarray(Y), ad.asarray(Y))
