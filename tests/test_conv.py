@@ -87,6 +87,34 @@ def test_any_memory_order_gives_the_same_values_and_gradients(order):
         np.testing.assert_allclose(grads, results[0][1], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "at", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": (2, 1), "groups": 2}]
+)
+def test_large_images_go_in_blocks_with_the_same_result(at, monkeypatch):
+    rng = np.random.default_rng(3)
+    x, w = rng.standard_normal((2, 4, 9, 7)), rng.standard_normal((4, 4 // at.get("groups", 1), 3, 2))
+
+    def results():
+        a, b = ad.tensor(x, requires_grad=True), ad.tensor(w, requires_grad=True)
+        y = F.conv2d(a, b, **at)
+        (y * y).sum().backward()
+        return y.numpy(), a.grad.numpy(), b.grad.numpy()
+
+    whole = results()
+    for size in (1, 10_000):
+        monkeypatch.setattr("adjoint.ops.conv._BLOCK", size)
+        for ours, expected in zip(results(), whole, strict=True):
+            np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_pointwise_kernel_that_is_shifted():
+    # padding 1 in front and -1 behind keeps the size, but not the place
+    y = F.conv_transpose1d(
+        np.array([[[1.0, 2.0, 3.0]]]), np.ones((1, 1, 1)), padding=1, output_padding=2, dilation=3
+    )
+    np.testing.assert_array_equal(y.numpy(), [[[2.0, 3.0, 0.0]]])
+
+
 def test_an_empty_batch_has_an_empty_result_and_zero_gradients():
     x = ad.zeros((0, 2, 5, 5), requires_grad=True)
     w = ad.ones((3, 2, 3, 3), requires_grad=True)

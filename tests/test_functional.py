@@ -205,6 +205,23 @@ def test_norms_of_huge_and_tiny_float32():
     )
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_normalised_in_float32(dtype):
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    x = (np.array([[1.0, 2.0, 3.0, 4.0], [4.0, 1.0, 0.0, 2.0]]) * 1000).astype(dtype)
+    for f in (
+        lambda x: F.layer_norm(x, 4),
+        lambda x: F.rms_norm(x, 4),
+        lambda x: F.group_norm(x, 2),
+        lambda x: F.batch_norm(x, training=True),
+    ):
+        y = f(x)
+        assert y.dtype == x.dtype
+        np.testing.assert_allclose(y.numpy().astype(float), f(x.astype(float)).numpy(), atol=0.01)
+        assert slopes(f, x).dtype == x.dtype
+
+
 def test_zero_vectors_have_finite_gradients():
     x = np.zeros((2, 3))
     y = np.ones((2, 3))

@@ -47,6 +47,7 @@ CONV = [
     same("conv_transpose1d", real((3, 5), (3, 4, 3)), "unbatched"),
     same("conv_transpose1d", real((2, 3, 5), (3, 4, 3)), "output padding", stride=3, output_padding=2),
     same("conv_transpose1d", real((2, 3, 5), (3, 4, 2)), "past stride", dilation=3, output_padding=2),
+    same("conv_transpose1d", real((2, 3, 5), (3, 4, 1)), "shifted", padding=1, dilation=3, output_padding=2),
     same("conv_transpose1d", real((2, 3, 5), (3, 4, 3)), "padded", stride=2, padding=2, output_padding=1),
     same("conv_transpose2d", real((2, 3, 4, 5), (3, 2, 3, 2), (2,)), "stride", stride=(2, 3), padding=(1, 0)),
     same("conv_transpose2d", real((2, 4, 3, 3), (4, 3, 3, 2), (6,)), "groups", groups=2, dilation=(1, 2)),

@@ -235,6 +235,15 @@ def _keep_mask(op: str, shape: tuple[int, ...], dtype: Any, p: float, rng: Any) 
 # Norms -----------------------------------------------------------------------------------------
 
 
+def _wide(x: Tensor) -> Tensor:
+    """Half precision is normalised in float32: squares of numbers from 256 on overflow in float16."""
+    return rec.astype(x, dtype=np.dtype(np.float32)) if x.dtype.itemsize == 2 else x
+
+
+def _like(y: Tensor, x: Tensor) -> Tensor:
+    return y if y.dtype == x.dtype or x.dtype.itemsize != 2 else rec.astype(y, dtype=x.dtype)
+
+
 def _affine(op: str, z: Tensor, weight: Any, bias: Any, shape: tuple[int, ...], tail: int) -> Tensor:
     """z · weight + bias; both have ``shape``, and ``tail`` axes follow it in z."""
     for name, p in (("weight", weight), ("bias", bias)):
@@ -261,16 +270,20 @@ def layer_norm(
     """Bring the last axes, ``normalized_shape``, to mean 0 and variance 1, then ``· weight + bias``."""
     x = floats("layer_norm", x)
     axes = _normalized_axes("layer_norm", x, normalized_shape)
-    z = rec.standardize(x, axis=axes, eps=float(eps))[0]
+    z = _like(rec.standardize(_wide(x), axis=axes, eps=float(eps))[0], x)
     return _affine("layer_norm", z, weight, bias, x.shape[-len(axes) :], 0)
 
 
 def rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Tensor:
-    """Divide by the root mean square over the last axes, then ``· weight``; eps is the dtype's if None."""
+    """Divide by the root mean square over the last axes, then ``· weight``.
+
+    ``eps`` is that of the dtype if None, of float32 for half precision.
+    """
     x = floats("rms_norm", x)
     axes = _normalized_axes("rms_norm", x, normalized_shape)
-    small = float(np.finfo(x.dtype).eps) if eps is None else float(eps)
-    z = rec.rms_standardize(x, axis=axes, eps=small)[0]
+    wide = _wide(x)
+    small = float(np.finfo(wide.dtype).eps) if eps is None else float(eps)
+    z = _like(rec.rms_standardize(wide, axis=axes, eps=small)[0], x)
     return _affine("rms_norm", z, weight, None, x.shape[-len(axes) :], 0)
 
 
@@ -282,9 +295,9 @@ def group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None, ep
             f"group_norm: x is (N, C, …) with C divisible by {num_groups} groups, but its shape is {x.shape}."
         )
     n, c, *space = x.shape
-    grouped = rec.reshape(x, shape=(n, num_groups, c // num_groups, *space))
+    grouped = rec.reshape(_wide(x), shape=(n, num_groups, c // num_groups, *space))
     axes = tuple(range(-len(space) - 1, 0))
-    z = rec.reshape(rec.standardize(grouped, axis=axes, eps=float(eps))[0], shape=x.shape)
+    z = _like(rec.reshape(rec.standardize(grouped, axis=axes, eps=float(eps))[0], shape=x.shape), x)
     return _affine("group_norm", z, weight, bias, (c,), len(space))
 
 
@@ -335,9 +348,9 @@ def batch_norm_with_statistics(
             "  Use a larger batch, or training=False."
         )
     axes = tuple(a for a in range(-x.ndim, 0) if a != 1 - x.ndim)
-    z, mean, var = rec.standardize(x, axis=axes, eps=float(eps))
+    z, mean, var = rec.standardize(_wide(x), axis=axes, eps=float(eps))
     shape = (x.shape[1],)
-    y = _affine("batch_norm", z, weight, bias, shape, x.ndim - 2)
+    y = _affine("batch_norm", _like(z, x), weight, bias, shape, x.ndim - 2)
     return y, rec.reshape(mean, shape=shape), rec.reshape(var, shape=shape)
 
 

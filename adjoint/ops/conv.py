@@ -40,7 +40,10 @@ __all__ = [
 # matrix product.  In memory everything has its channels first and its batch last, (C, *space, N), and
 # is handed out as (N, C, *space): copies run over whole rows of windows for all images at once, and
 # the next convolution takes the result as it is.  On a LeNet the layout (C, N, *space) took 1.5 times as
-# long, windows first 4 times (benchmarks/conv.py).
+# long, windows first 4 times (benchmarks/cases/networks.py).  Columns are kernel times as large as the
+# images, so large ones are made in blocks of window rows.
+
+_BLOCK = 1 << 26  # bytes of columns at a time
 
 
 def _batch_last(x: Any) -> Any:
@@ -51,22 +54,32 @@ def _batch_first(x: Any) -> Any:
     return x.transpose((x.ndim - 1, *range(x.ndim - 1)))
 
 
-def _columns(
-    x: Any, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape, count: Shape, groups: int
-) -> Any:
-    n, c = x.shape[:2]
+def _image(x: Any, padding: Pairs) -> Any:
+    """Images as (C, *padded space, N), half precision as float32."""
+    return padded(np.ascontiguousarray(_batch_last(wide(x))), (*padding, (0, 0)))
+
+
+def _columns(image: Any, kernel: Shape, stride: Shape, dilation: Shape, count: Shape, groups: int) -> Any:
+    """The windows of an image as matrices (groups, C / groups · kernel, windows·N)."""
+    c, n = image.shape[0], image.shape[-1]
     rows, width = c // groups * math.prod(kernel), n * math.prod(count)
-    x = padded(np.ascontiguousarray(_batch_last(x)), (*padding, (0, 0)))
     if not width or not rows:
-        return np.zeros((groups, rows, width), x.dtype)
-    first, *steps, last = x.strides
+        return np.zeros((groups, rows, width), image.dtype)
+    first, *steps, last = image.strides
     views = as_strided(
-        x,
+        image,
         (c, *kernel, *count, n),
         (first, *map(operator.mul, dilation, steps), *map(operator.mul, stride, steps), last),
         writeable=False,
     )
     return views.reshape(groups, rows, width)
+
+
+def _blocks(count: Shape, column: int) -> list[tuple[int, int]]:
+    """Cut the windows into blocks of rows, so that columns of ``column`` bytes each stay within bounds."""
+    rows = count[0]
+    step = max(1, _BLOCK // max(1, column * math.prod(count[1:])))
+    return [(a, min(a + step, rows)) for a in range(0, rows, step)] or [(0, 0)]
 
 
 def _rows(g: Any, groups: int) -> Any:
@@ -83,42 +96,48 @@ def _narrow(y: Any, a: Any, b: Any) -> Any:
 def _conv(x: Any, w: Any, stride: Shape, padding: Pairs, dilation: Shape, groups: int) -> Any:
     n, o, kernel = x.shape[0], w.shape[0], w.shape[2:]
     count = counts(x.shape[2:], kernel, stride, padding, dilation)
-    columns = _columns(wide(x), kernel, stride, padding, dilation, count, groups)
-    y = np.matmul(wide(w).reshape(groups, o // groups, columns.shape[1]), columns)
-    return _narrow(_batch_first(y.reshape(o, *count, n)), x, w)
+    image = _image(x, padding)
+    matrices = wide(w).reshape(groups, o // groups, w.shape[1] * math.prod(kernel))
+    parts = []
+    for a, b in _blocks(count, n * x.shape[1] * math.prod(kernel) * image.itemsize):
+        block = (b - a, *count[1:])
+        columns = _columns(image[:, a * stride[0] :], kernel, stride, dilation, block, groups)
+        parts.append(np.matmul(matrices, columns).reshape(o, *block, n))
+    y = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    return _narrow(_batch_first(y), x, w)
 
 
 def _conv_input(
     g: Any, w: Any, size: Shape, stride: Shape, padding: Pairs, dilation: Shape, groups: int
 ) -> Any:
     n, count, kernel = g.shape[0], g.shape[2:], w.shape[2:]
-    c = w.shape[1] * groups
-    matrices = wide(w).reshape(groups, w.shape[0] // groups, w.shape[1] * math.prod(kernel))
-    columns = np.matmul(matrices.swapaxes(1, 2), _rows(wide(g), groups))
-    pieces = columns.reshape(c, math.prod(kernel), *count, n)
-    image = _scattered(pieces, (*size, n), (*kernel, 1), (*stride, 1), (*padding, (0, 0)), (*dilation, 1))
-    return _narrow(_batch_first(image), g, w)
-
-
-def _scattered(
-    pieces: Any, size: Shape, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
-) -> Any:
-    """Add the piece (C, offsets, *windows) of each offset in the kernel to where it came from."""
-    count = pieces.shape[2:]
-    if count == size and pieces.shape[1] == 1:
-        return pieces[:, 0]
-    image = np.zeros((len(pieces), *whole(size, padding)), pieces.dtype)
-    if pieces.size:
-        for i, spot in enumerate(spots(kernel, stride, dilation, count)):
-            image[spot] += pieces[:, i]
-    return image[inner(size, padding)]
+    c, offsets = w.shape[1] * groups, math.prod(kernel)
+    matrices = wide(w).reshape(groups, w.shape[0] // groups, w.shape[1] * offsets).swapaxes(1, 2)
+    g_wide = wide(g)
+    if offsets == 1 and count == size and all(pair == (0, 0) for pair in padding):
+        image = np.matmul(matrices, _rows(g_wide, groups)).reshape(c, *count, n)
+        return _narrow(_batch_first(image), g, w)
+    dtype = np.result_type(g_wide, matrices)
+    image = np.zeros((c, *whole(size, padding), n), dtype)
+    for a, b in _blocks(count, n * c * offsets * dtype.itemsize) if g.size and c else ():
+        columns = np.matmul(matrices, _rows(g_wide[:, :, a:b], groups))
+        pieces = columns.reshape(c, offsets, b - a, *count[1:], n)
+        below = image[:, a * stride[0] :]
+        for i, spot in enumerate(spots((*kernel, 1), (*stride, 1), (*dilation, 1), pieces.shape[2:])):
+            below[spot] += pieces[:, i]
+    return _narrow(_batch_first(image[inner((*size, n), (*padding, (0, 0)))]), g, w)
 
 
 def _conv_weight(
     x: Any, g: Any, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape, groups: int
 ) -> Any:
-    columns = _columns(wide(x), kernel, stride, padding, dilation, g.shape[2:], groups)
-    y = np.matmul(_rows(wide(g), groups), columns.swapaxes(1, 2))
+    image, g_wide, count = _image(x, padding), wide(g), g.shape[2:]
+    y: Any = None
+    for a, b in _blocks(count, math.prod(x.shape[:2]) * math.prod(kernel) * image.itemsize):
+        block = (b - a, *count[1:])
+        columns = _columns(image[:, a * stride[0] :], kernel, stride, dilation, block, groups)
+        part = np.matmul(_rows(g_wide[:, :, a:b], groups), columns.swapaxes(1, 2))
+        y = part if y is None else y + part
     return _narrow(y.reshape(g.shape[1], x.shape[1] // groups, *kernel), x, g)
 
 
