@@ -171,10 +171,10 @@ def _reads(
 
 
 def _named(op: Op, ufunc: Any) -> Callable[..., Any]:
-    if op.params or op.outputs > 1 or op.arity not in (1, 2):
+    if op.outputs > 1 or op.arity not in (1, 2) or (op.params and op.arity == 2):
         eager = record.general(op)
     elif op.arity == 1:
-        eager = record.unary(op)
+        eager = record.parametric(op) if op.params else record.unary(op)
     else:
         eager = record.binary(op)
     eager.__name__ = eager.__qualname__ = op.name

@@ -37,6 +37,7 @@ __all__ = [
     "compute",
     "evaluate",
     "general",
+    "parametric",
     "saved_hooks",
     "tapes",
     "unary",
@@ -96,6 +97,52 @@ def unary(op: Op) -> Eager:
         node.args = (x._data,) if keeps else (Spec(op.name, x.shape, x.dtype),) if shapes else blank
         node.out = data if keeps_out else None
         node.params = NO_PARAMS
+        node.shape = data.shape
+        node.dtype = data.dtype
+        node.extra = None
+        out._node = node
+        return out
+
+    return eager
+
+
+def parametric(op: Op) -> Eager:
+    """Make the eager function of an op of one array with parameters: reductions, shapes, indexing."""
+    forward = op.forward
+    keeps, keeps_out = op.keeps((True,))
+    smooth = op.differentiable
+    blank = op.blank
+    shapes = op.kind != "elementwise"
+
+    def eager(x: Any, /, **params: Any) -> Tensor:
+        if type(x) is not Tensor or special.count:
+            return careful(op, (x,), params)
+        try:
+            data = forward(x._data, **params)
+        except Exception as error:
+            raise explained(op, (x,), params, error) from None
+        if type(data) is not ndarray:
+            data = _asarray(data)
+        out = _new(Tensor)
+        out._data = data
+        out._version = 0
+        out._extra = None
+        parent = x._node
+        if parent is None or not smooth or not _recording() or not differentiable(data.dtype):
+            out._node = None
+            return out
+        node = Node()
+        node.op = op
+        node.seq = next_seq()
+        if parent is LEAF:
+            node.parents = (x,)
+            node.versions = ((x, x._version),) if keeps else None
+        else:
+            node.parents = (parent,)
+            node.versions = None
+        node.args = (x._data,) if keeps else (Spec(op.name, x.shape, x.dtype),) if shapes else blank
+        node.out = data if keeps_out else None
+        node.params = params
         node.shape = data.shape
         node.dtype = data.dtype
         node.extra = None

@@ -71,16 +71,22 @@ def kept(xp: Any, g: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
 
 
 def _sum_forward(x: Any, axis: Shape, keepdims: bool) -> Any:
+    if x.dtype.itemsize != 2:
+        return _add_reduce(x, axis, None, None, keepdims)
     return _like(_add_reduce(_wide(x), axis=axis, keepdims=keepdims), x)
 
 
 def _spread(xp: Any, g: Any, y: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
+    if not g.shape:  # one number for all
+        return xp.broadcast_to(g, shape=x.shape)
     return xp.broadcast_to(kept(xp, g, x, axis, keepdims), shape=x.shape)
 
 
 def _mean_forward(x: Any, axis: Shape, keepdims: bool) -> Any:
     """Σx / n: np.mean without its Python layer, a third of its time; NaN for no elements."""
     n = count(x.shape, axis)
+    if n and x.dtype.itemsize != 2:
+        return _add_reduce(x, axis, None, None, keepdims) / n
     total = _add_reduce(_wide(x), axis=axis, keepdims=keepdims)
     if n:
         return _like(total / n, x)

@@ -6,22 +6,33 @@ every scatter here first turns its index into positions in the flattened result.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from adjoint.core.shapes import Shape
 
-__all__ = ["add_flat", "along_positions", "from_start", "row_positions"]
+__all__ = ["add_few", "add_flat", "along_positions", "from_start", "row_positions"]
 
 _F32 = np.dtype(np.float32)
 
 
+def add_few(values: Any, key: tuple[Any, ...], shape: Shape) -> Any:
+    """Return zeros of ``shape`` with ``values`` added at a key; None where ``add_flat`` is faster.
+
+    Up to some 256 elements ``np.add.at`` itself is: 2 µs against 14, most of it for the positions.
+    """
+    if values.size > 256 or values.dtype.itemsize == 2:
+        return None
+    out = np.zeros(shape, values.dtype)
+    np.add.at(out, key, values)
+    return out
+
+
 def add_flat(values: Any, positions: Any, shape: Shape) -> Any:
     """Return zeros of ``shape`` with ``values`` added at flat ``positions``, none of them negative."""
-    size = 1
-    for n in shape:
-        size *= n
+    size = math.prod(shape)
     dtype, values = values.dtype, values.reshape(-1)
     half = dtype.itemsize == 2 and dtype.kind not in "iu"
     if dtype is _F32 and values.size >= 16 * size > 0:

@@ -5,6 +5,7 @@ The index arrays are arguments of these ops, not parameters, so that transforms 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor, Traced, array_of, asarray
 from adjoint.errors import ArgumentError, IndexingError, InputError, ShapeError
 from adjoint.ops.complex_parts import astype
-from adjoint.ops.scatter import add_flat, along_positions, from_start, row_positions
+from adjoint.ops.scatter import add_few, add_flat, along_positions, from_start, row_positions
 
 __all__ = [
     "argwhere",
@@ -39,10 +40,12 @@ def _untake(g: Any, i: Any, axis: int, length: int) -> Any:
     """Add the rows of ``g`` into zeros at rows ``i`` of an axis; repeats add up."""
     at = g.ndim - i.ndim + axis + 1  # where the axes of the index start in g
     lead, rest = g.shape[:at], g.shape[at + i.ndim :]
-    before = int(np.prod(lead, dtype=np.intp))
-    after = int(np.prod(rest, dtype=np.intp))
-    rows = row_positions(from_start(i, length), before, length, after)
-    return add_flat(g, rows, (*lead, length, *rest))
+    shape = (*lead, length, *rest)
+    few = add_few(g, (*(slice(None),) * at, i), shape)
+    if few is not None:
+        return few
+    rows = row_positions(from_start(i, length), math.prod(lead), length, math.prod(rest))
+    return add_flat(g, rows, shape)
 
 
 def _untake_rows(g: Any, i: Any, axis: int, length: int) -> SparseRows:

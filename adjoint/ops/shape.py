@@ -57,7 +57,8 @@ def _moveaxis(x: Any, source: int, destination: int) -> Any:
 
 def _broadcast_to(x: Any, shape: Shape) -> Any:
     """View with strides of 0: np.broadcast_to in an eighth of its time (0.4 µs); never written to."""
-    x = np.asarray(x)
+    if not x.shape:
+        return np.ndarray(shape, x.dtype, x, 0, (0,) * len(shape))
     if not x.flags.c_contiguous or not x.size:  # a buffer must be contiguous
         return np.broadcast_to(x, shape)
     step, strides = x.itemsize, []
