@@ -437,11 +437,15 @@ def evaluate(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
 
 def compute(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     """Evaluate an op on what a lifted value holds: arrays, outer lifted values, outer tensors."""
+    plain = True
     for a in args:
+        if type(a) is ndarray:
+            continue
         if isinstance(a, Tensor):
             # nobody outside has these arrays: wrapped, so that no copy is made
             return op.eager(*(wrap(a) if isinstance(a, (ndarray, Lifted)) else a for a in args), **params)
-    return evaluate(op, args, params)
+        plain = plain and not isinstance(a, Lifted)
+    return op.forward(*args, **params) if plain else evaluate(op, args, params)
 
 
 def _watched_parents(

@@ -65,7 +65,7 @@ def _largest(xp: Any, x: Any) -> Any:
 
 
 define("gauge_quotient", _gauge_quotient, _quotient_dx, _quotient_dy, None, None, saves=("z", "y", "span"),
-       kind="general", params=("op", "why"), batch="elementwise",
+       kind="general", params=("op", "why"),
        doc="A quotient that is 0 where both parts are, and an error where one is.")  # fmt: skip
 
 

@@ -32,7 +32,7 @@ __all__ = [
 def _matmul_dx(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
     if y.ndim == 1:
         return g * y if x.ndim == 1 else g[..., None] * y
-    if x.ndim == 1:
+    if x.ndim == 1 and y.ndim > 2:
         return xp.matmul(y, g[..., None])[..., 0]
     return xp.matmul(g, xp.matrix_transpose(y))
 

@@ -19,9 +19,11 @@ from adjoint.transforms import batch_rules
 from adjoint.transforms.batched import Batched
 from adjoint.transforms.inputs import Place, as_function, name_of
 
-__all__ = ["vmap"]
+__all__ = ["over_units", "vmap"]
 
 assert batch_rules.rules  # importing it fills the table
+
+_NOTHING = np.zeros(0)
 
 
 def vmap(
@@ -79,7 +81,9 @@ def _fronted(where: list[Place], leaves: list[Any], axes: list[Any]) -> tuple[li
                 f"vmap: {place} is 0-d and has no axis {axis} to run over.\n"
                 "  Give it None in in_axes if it is the same for all."
             )
-        source = canonical_axis(f"vmap: in_axes of {place}", axis, t.ndim)
+        if not -t.ndim <= axis < t.ndim:
+            canonical_axis(f"vmap: in_axes of {place}", axis, t.ndim)  # raises
+        source = axis if axis < 0 else axis - t.ndim
         sizes[place] = t.shape[source]
         found.append(_moved(t, source, -t.ndim))
     if not sizes:
@@ -94,6 +98,21 @@ def _moved(t: Any, source: int, destination: int) -> Any:
     return t if source == destination else rec.moveaxis(t, source=source, destination=destination)
 
 
+def over_units(
+    f: Callable[[Tensor], Any], like: Tensor, out_axes: int = 0, chunk_size: int | None = None
+) -> Any:
+    """Apply ``f`` to every unit direction of a tensor, all at once: the batch axis counts them.
+
+    Ops that know what a product with the identity is save it.
+    """
+    n = like.size
+    units = wrap(np.eye(n, dtype=like.dtype).reshape(n, *like.shape))
+    if chunk_size is not None and chunk_size < n:
+        return vmap(f, out_axes=out_axes, chunk_size=chunk_size)(units)
+    structure = tree.structure((units,))
+    return _run(f, structure, [units], [0], n, {}, out_axes, unit=like.ndim == 1)
+
+
 def _run(
     f: Callable[..., Any],
     structure: tree.Structure,
@@ -102,8 +121,9 @@ def _run(
     size: int,
     kwargs: dict[str, Any],
     out_axes: Any,
+    unit: bool = False,
 ) -> Any:
-    results, shape = _call(f, structure, leaves, axes, size, kwargs)
+    results, shape = _call(f, structure, leaves, axes, size, kwargs, unit)
     wanted = tree.spread(out_axes, shape, "vmap: out_axes")
     placed = [_placed(r, a, size) for r, a in zip(results, wanted, strict=True)]
     return tree.unflatten(shape, placed)
@@ -116,6 +136,7 @@ def _call(
     axes: list[Any],
     size: int,
     kwargs: dict[str, Any],
+    unit: bool,
 ) -> tuple[list[tuple[Any, bool]], tree.Structure]:
     """Run ``f`` at a new level; return what its results hold and whether they have a batch axis."""
     level = next_level()
@@ -125,7 +146,9 @@ def _call(
         else wrap(Batched(level, size, leaf if leaf._node is not None and mode else leaf._data, True))
         for leaf, axis in zip(leaves, axes, strict=True)
     ]  # fmt: skip
-    token = enclosing.set(Batched(level, size, None, False))
+    if unit:
+        inputs[0]._data.unit = True
+    token = enclosing.set(Batched(level, size, _NOTHING, False))
     try:
         result = f(*tree.unflatten(structure, inputs), **kwargs)
     finally:

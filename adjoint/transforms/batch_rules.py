@@ -24,19 +24,18 @@ LEADING = """
     sum mean prod max min var std cumsum cumprod any all argmax argmin moveaxis matrix_transpose flip roll
     concat stack window_sum window_spread max_pool max_spread max_gather sort argsort argtopk diagonal
     undiagonal tril triu windows overlap_add take_along_axis untake_along_axis put_along_axis
-    fftn rfftn irfftn inv det cofactor slogdet pinv eigh eigvalsh svd svdvals matrix_rank cholesky qr
-    vector_norm softmax log_softmax logsumexp
+    fftn rfftn irfftn softmax log_softmax logsumexp
 """.split()
 
 
 def ranked(a: Any, ndim: int) -> Any:
     """Return what an argument holds, with axes of length 1 so that the function sees ``ndim``."""
-    if not isinstance(a, Batched):
+    if type(a) is not Batched:
         return a
     if not a.batched or len(a.shape) == ndim:
         return a.value
-    n, *lengths = a.value.shape
-    return held.reshape(a.value, shape=(n, *(1,) * (ndim - len(lengths)), *lengths))
+    shape = a.shape
+    return held.reshape(a.value, shape=(a.size_, *(1,) * (ndim - len(shape)), *shape))
 
 
 def full(a: Any, size: int) -> Any:
@@ -48,8 +47,11 @@ def full(a: Any, size: int) -> Any:
 
 def elementwise(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
     """Align the axes from the end; those that are the same for all broadcast."""
-    ndim = max(a.ndim for a in args if isinstance(a, Batched))
-    return compute(op, tuple(ranked(a, ndim) for a in args), params)
+    ndim = 0
+    for a in args:
+        if type(a) is Batched and len(a.shape) > ndim:
+            ndim = len(a.shape)
+    return compute(op, tuple([ranked(a, ndim) for a in args]), params)
 
 
 def leading(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
@@ -65,8 +67,7 @@ def fused(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
 
 rules.update(elementwise=elementwise, leading=leading, fused=fused)
 rules.update((name, leading) for name in LEADING)
-# ops on the last axes or two, whose other axes broadcast
-rules.update((name, elementwise) for name in ("cross", "solve", "solve_triangular"))
+rules["cross"] = elementwise  # all axes but its own broadcast
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,7 +83,7 @@ def rule(*names: str) -> Callable[[F], F]:
     return enter
 
 
-@rule("gauge_quotient")
+@rule("gauge_quotient")  # elementwise, but its last two arguments do not shape the result
 def _gauge_quotient(op: Op, size: int, /, x: Batched, *scales: Any, **params: Any) -> Any:
     return elementwise(op, size, Batched(x.level, size, full(x, size), True), *scales, **params)
 
@@ -207,6 +208,8 @@ def _untake(op: Op, size: int, /, x: Any, i: Any, axis: int, length: int) -> Any
 @rule("matmul")
 def _matmul(op: Op, size: int, /, x: Batched, y: Batched) -> Any:
     if x.batched and not y.batched:
+        if x.unit and y.ndim == 2:
+            return y.value  # row i of the identity times a matrix is row i of the matrix
         if y.ndim == 2 and x.ndim > 1:  # all rows of the batch in one product
             rows = held.reshape(x.value, shape=(size * math.prod(x.shape[:-1]), x.shape[-1]))
             return held.reshape(held.matmul(rows, y.value), shape=(size, *x.shape[:-1], y.shape[-1]))

@@ -25,7 +25,7 @@ class Batched(Lifted):
     What it holds is an array, a value of an outer transform, or an outer tensor with its history.
     """
 
-    __slots__ = ("batched", "size_", "value")
+    __slots__ = ("batched", "shape", "size_", "unit", "value")
     transform = "ad.vmap"
 
     def __init__(self, level: int, size: int, value: Any, batched: bool) -> None:
@@ -33,11 +33,8 @@ class Batched(Lifted):
         self.size_ = size  # how many there are in the batch
         self.value = value
         self.batched = batched
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape that the function sees."""
-        return self.value.shape[1:] if self.batched else self.value.shape
+        self.unit = False  # whether it is known to be the rows of the identity
+        self.shape: tuple[int, ...] = value.shape[1:] if batched else value.shape
 
     @property
     def dtype(self) -> Any:

@@ -16,7 +16,7 @@ from adjoint import tree
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError
-from adjoint.transforms.batch import vmap
+from adjoint.transforms.batch import over_units
 from adjoint.transforms.forward import jvp, push_along
 from adjoint.transforms.inputs import (
     Recorded,
@@ -147,11 +147,6 @@ def _choose(transform: str, f: Any, run: Recorded, holomorphic: bool, reverse: b
     return sum(y.size for y in run.outputs) <= sum(x.size for x in run.inputs)
 
 
-def _identity(t: Tensor) -> Tensor:
-    """The unit directions of a tensor, one after the other."""
-    return wrap(np.eye(t.size, dtype=t.dtype).reshape(t.size, *t.shape))
-
-
 def _rows(run: Recorded, chunk_size: int | None) -> list[list[Tensor]]:
     """For each output the derivatives with respect to each input, all rows pulled back at once."""
     found = []
@@ -172,9 +167,8 @@ def _rows(run: Recorded, chunk_size: int | None) -> list[list[Tensor]]:
 def _each(function: Callable[[Tensor], Any], t: Tensor, chunk_size: int | None, out_axes: int = 0) -> Any:
     """Apply a linear function to all unit directions; to a single one without a batch."""
     if t.size == 1:
-        done = function(wrap(np.ones(t.shape, t.dtype)))
-        return done
-    return vmap(function, out_axes=out_axes, chunk_size=chunk_size)(_identity(t))
+        return function(wrap(np.ones(t.shape, t.dtype)))
+    return over_units(function, t, out_axes, chunk_size)
 
 
 def _shaped(t: Tensor, shape: tuple[int, ...]) -> Tensor:
