@@ -223,7 +223,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: ad.hvp(rosen, (POINT,), POINT), ArgumentError,
      "hvp: a tuple of 1 primals needs a tuple of 1 tangents, one each, but got ndarray."),
     (lambda: ad.hvp(rosen, POINT, POINT[1:]), ShapeError,
-     "jvp: tangents[0] has shape (6,), but (7,) is expected."),
+     "hvp: tangents[0] has shape (6,), but (7,) is expected."),
 ]  # fmt: skip
 
 

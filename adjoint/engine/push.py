@@ -110,7 +110,12 @@ def _by_kind(
             if any(type(v) is Spec for v in parts):
                 return NotImplemented
             term = _apply(op, xp, parts, params)
-            total = term if total is None else xp.add(total, term)
+            if total is None:
+                total = term
+            elif xp is raw and type(total) is np.ndarray and total.flags.owndata:
+                total = np.add(total, term, out=total)  # made here: a new array would cost as much again
+            else:
+                total = xp.add(total, term)
         return total
     return NotImplemented
 

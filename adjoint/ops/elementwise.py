@@ -220,7 +220,7 @@ atan2 = define("atan2", np.arctan2,
                domain=((0.3, 2), (0.3, 2)))  # fmt: skip
 sinh = define("sinh", np.sinh, lambda xp, g, y, x: g * xp.cosh(x), saves="x")
 cosh = define("cosh", np.cosh, lambda xp, g, y, x: g * xp.sinh(x), saves="x")
-tanh = define("tanh", np.tanh, lambda xp, g, y, x: g - g * (y * y), saves="y", domain=(-3, 3))
+tanh = define("tanh", np.tanh, lambda xp, g, y, x: g - g * xp.square(y), saves="y", domain=(-3, 3))
 asinh = define("asinh", np.arcsinh, lambda xp, g, y, x: g / _root_of_square_plus_one(xp, x), saves="x")
 acosh = define("acosh", np.arccosh, lambda xp, g, y, x: g / (xp.sqrt(x - 1) * xp.sqrt(x + 1)), saves="x",
                domain=(1.5, 3))  # fmt: skip

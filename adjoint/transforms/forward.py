@@ -20,7 +20,7 @@ from adjoint.engine.push import push_forward
 from adjoint.errors import ArgumentError, InputError
 from adjoint.transforms.inputs import Place, Recorded, as_function, direction, record_call, released_value
 
-__all__ = ["jvp", "linearize", "push_along"]
+__all__ = ["directions", "jvp", "linearize", "push_along"]
 
 
 def jvp(
@@ -48,7 +48,7 @@ def jvp(
             f"jvp: one tangent per argument, but got {len(primals)} primals and {len(tangents)} tangents."
         )
     run, structures = record_call("jvp", f, tuple(primals), {}, range(len(primals)), has_aux)
-    given = _directions("jvp", run, structures, tangents)
+    given = directions("jvp", run, structures, tangents)
     pushed = push_along(run, given)
     result = tree.unflatten(run.structure, map(run.value, run.outputs))
     derivative = tree.unflatten(run.structure, pushed)
@@ -76,15 +76,16 @@ def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., 
             raise ArgumentError(
                 f"linearize: one tangent per argument, {len(structures)} in all, but got {len(tangents)}."
             )
-        given = _directions("linearize", run, structures, tangents)
+        given = directions("linearize", run, structures, tangents)
         return tree.unflatten(run.structure, push_along(run, given))
 
     return tree.unflatten(run.structure, map(run.value, run.outputs)), along
 
 
-def _directions(
+def directions(
     transform: str, run: Recorded, structures: Sequence[tree.Structure], tangents: Sequence[Any]
 ) -> list[Tensor]:
+    """Return the leaves of tangents, checked against the inputs of a run."""
     inputs = iter(run.inputs)
     found = []
     for i, (structure, tangent) in enumerate(zip(structures, tangents, strict=True)):

@@ -17,7 +17,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError
 from adjoint.transforms.batch import over_units
-from adjoint.transforms.forward import jvp, push_along
+from adjoint.transforms.forward import directions, push_along
 from adjoint.transforms.inputs import (
     Recorded,
     as_function,
@@ -26,7 +26,7 @@ from adjoint.transforms.inputs import (
     record_call,
     released_value,
 )
-from adjoint.transforms.reverse import grad, pull_back
+from adjoint.transforms.reverse import check_one_number, grad, pull_back
 
 __all__ = ["hessian", "hvp", "jacfwd", "jacobian", "jacrev"]
 
@@ -224,8 +224,8 @@ def hessian(
 def hvp(f: Callable[..., Any], primals: Any, tangents: Any) -> Any:
     """Return the product of the Hessian of ``f`` at ``primals`` with ``tangents``.
 
-    Forward over reverse, at a small multiple of the cost of a gradient and without the matrix.
-    A tuple of primals stands for several arguments, with one tangent each, and the product comes
+    It is the gradient of the derivative along the tangents, reverse over forward: at a small
+    multiple of the cost of ``f`` and without the matrix.  A tuple of primals stands for several arguments, with one tangent each, and the product comes
     as a tuple; anything else is the one argument, a tensor or a tree.
 
     >>> import adjoint as ad, numpy as np
@@ -234,11 +234,25 @@ def hvp(f: Callable[..., Any], primals: Any, tangents: Any) -> Any:
     """
     as_function("hvp", f)
     if not isinstance(primals, tuple):
-        return jvp(grad(f), (primals,), (tangents,))[1]
+        return hvp(f, (primals,), (tangents,))[0]
     if not isinstance(tangents, tuple) or len(tangents) != len(primals) or not primals:
         n = len(primals)
         got = f"{len(tangents)} of them" if isinstance(tangents, tuple) else type(tangents).__name__
         raise ArgumentError(
             f"hvp: a tuple of {n} primals needs a tuple of {n} tangents, one each, but got {got}."
         )
-    return jvp(grad(f, tuple(range(len(primals)))), primals, tangents)[1]
+    return grad(_Along(f, tangents), tuple(range(len(primals))))(*primals)
+
+
+class _Along:
+    """The derivative of ``f`` along fixed tangents; in messages it has the name of ``f``."""
+
+    def __init__(self, f: Callable[..., Any], tangents: tuple[Any, ...]) -> None:
+        self.f = f
+        self.tangents = tangents
+        functools.update_wrapper(self, f, updated=())
+
+    def __call__(self, *primals: Any) -> Any:
+        run, structures = record_call("hvp", self.f, primals, {}, range(len(primals)), False)
+        check_one_number("hvp", self.f, run)
+        return push_along(run, directions("hvp", run, structures, self.tangents))[0]

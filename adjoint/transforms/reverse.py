@@ -26,7 +26,7 @@ from adjoint.transforms.inputs import (
     released_value,
 )
 
-__all__ = ["grad", "pull_back", "value_and_grad", "vjp"]
+__all__ = ["check_one_number", "grad", "pull_back", "value_and_grad", "vjp"]
 
 
 def grad(
@@ -90,7 +90,7 @@ def _value_and_grad(
 ) -> tuple[Tensor, Any, Any]:
     positions = check_argnums(transform, argnums, len(args))
     run, structures = record_call(transform, f, args, kwargs, positions, has_aux)
-    _check_one_number(transform, f, run)
+    check_one_number(transform, f, run)
     root = run.outputs[0]
     aux = released_value(run, run.aux) if has_aux else None
     grads = iter(pull_back(run, [wrap(np.ones(root.shape, root.dtype))], retain=has_aux))
@@ -99,7 +99,8 @@ def _value_and_grad(
     return run.value(root), aux, tuple(packed) if several else packed[0]
 
 
-def _check_one_number(transform: str, f: Any, run: Recorded) -> None:
+def check_one_number(transform: str, f: Any, run: Recorded) -> None:
+    """Raise unless a run has one real number as its result."""
     if len(run.outputs) != 1:
         raise ShapeError(
             f"{transform}: {name_of(f)} returned {len(run.outputs)} tensors, {run.structure.describe()}, "

@@ -59,7 +59,7 @@ def jax_jacobian() -> Step:
 
 # Hessian products ----------------------------------------------------------------------------------
 
-NET, ROWS = (64, 64, 64, 1), 32
+NET, ROWS = (64, 64, 64, 1), 256
 
 
 def _batch() -> tuple[Any, Any]:
@@ -139,7 +139,7 @@ CASES = [
         blas=True,
     ),
     Case(
-        "hvp of a 64-64-64-1 net, 32 rows",
+        "hvp of a 64-64-64-1 net, 256 rows",
         {
             "adjoint": adjoint_hvp,
             "adjoint, loss alone": adjoint_loss,
@@ -150,7 +150,7 @@ CASES = [
         blas=True,
     ),
     Case(
-        "per-sample gradients of a 64-64-64-1 net, 32 rows",
+        "per-sample gradients of a 64-64-64-1 net, 256 rows",
         {"adjoint": adjoint_per_sample, "torch": torch_per_sample},
         blas=True,
     ),
