@@ -332,6 +332,20 @@ def test_numpys_ufuncs_give_tensors():
         np.testing.assert_array_equal(theirs(x).detach().numpy(), theirs(x.detach().numpy()))
 
 
+def test_modf_and_frexp():
+    values = np.array([-2.5, -2.0, -0.0, 0.75, 6.0, INF, -INF, TINY, HUGE])
+    x = ad.tensor(values, requires_grad=True)
+    for name in ("modf", "frexp"):
+        for a, b in zip(getattr(np, name)(x), getattr(np, name)(values), strict=True):
+            np.testing.assert_array_equal(a.detach().numpy(), b)
+            np.testing.assert_array_equal(np.signbit(a.detach().numpy()), np.signbit(b))
+    ad.modf(x)[0].sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), 1)
+    (g,) = ad.gradients(ad.frexp(x)[0], [x], np.ones(x.shape))
+    np.testing.assert_array_equal(g.numpy()[:5], [0.25, 0.25, 1, 1, 0.125])
+    assert not ad.spacing(x).requires_grad and not ad.frexp(x)[1].requires_grad
+
+
 def test_integers_to_negative_powers():
     with pytest.raises(ad.errors.ArgumentError) as error:
         ad.tensor([2, 4]) ** -1

@@ -33,10 +33,12 @@ __all__ = [
     "fmax",
     "fmin",
     "fmod",
+    "frexp",
     "heaviside",
     "maximum",
     "minimum",
     "mod",
+    "modf",
     "nan_to_num",
     "nextafter",
     "relu",
@@ -44,6 +46,7 @@ __all__ = [
     "rint",
     "round",
     "sign",
+    "spacing",
     "trunc",
     "where",
 ]
@@ -79,6 +82,11 @@ copysign = define("copysign", np.copysign,
                   lambda xp, g, z, x, y: g * xp.sign(x) * xp.copysign(1, y),
                   _zero, saves="xy", domain=((0.3, 2), (0.3, 2)))  # fmt: skip
 nextafter = define("nextafter", np.nextafter, None, None, reason="it steps to the neighbouring number")
+spacing = define("spacing", np.spacing, None, reason="it is piecewise constant")
+define("binary_exponent", lambda x: np.frexp(x)[1], None, reason="it is piecewise constant",
+       doc="The n with |x| = m · 2**n and 0.5 ≤ m < 1.")  # fmt: skip
+define("fraction", lambda x: np.modf(x)[0], lambda xp, g, y, x: g, domain=(0.1, 0.9),
+       doc="What follows the point, with the sign of x.")  # fmt: skip
 
 # Rounding and division with remainder ----------------------------------------------------------
 
@@ -242,6 +250,24 @@ def divmod(x: Any, y: Any) -> tuple[Tensor, Tensor]:
     return floor_divide(x, y), remainder(x, y)
 
 
+def modf(x: Any) -> tuple[Tensor, Tensor]:
+    """Return the fraction, to which the gradient flows, and the whole number before it."""
+    x = asarray(x)
+    return rec.fraction(x), trunc(x)
+
+
+def frexp(x: Any) -> tuple[Tensor, Tensor]:
+    """Return m and n with x = m · 2**n and 0.5 ≤ |m| < 1; the gradient flows to m.
+
+    >>> import adjoint as ad
+    >>> ad.frexp(ad.tensor(6.0))
+    (tensor(0.75, dtype=float64), tensor(3, dtype=int32))
+    """
+    x = asarray(x)
+    n = rec.binary_exponent(x)
+    return rec.ldexp(x, -n), n
+
+
 def nan_to_num(x: Any, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """Replace NaN and infinities by numbers; None: by the largest of the dtype.
 
@@ -259,3 +285,5 @@ absolute, fabs, fix, mod, around = abs, abs, trunc, remainder, round
 UFUNCS[np.sign] = sign
 UFUNCS[np.fabs] = abs
 UFUNCS[np.divmod] = divmod
+UFUNCS[np.modf] = modf
+UFUNCS[np.frexp] = frexp
