@@ -192,6 +192,21 @@ def test_special_values_are_those_of_numpy(name):
             np.testing.assert_array_equal(y.numpy(), getattr(np, name)(*case.args))
 
 
+@pytest.mark.parametrize("name", [n for n in ELEMENTWISE if n in SMOOTH])
+def test_special_values_have_the_same_gradient_with_and_without_create_graph(name):
+    case = special_case(name, nan=True)
+    if case is None:
+        return
+    args = operands(case)
+    with np.errstate(all="ignore"):
+        (y,) = run(case, args)
+        for seed in (np.zeros(y.shape), np.ones(y.shape)):
+            plain = ad.gradients(y, args, seed, retain_graph=True)
+            recorded = ad.gradients(y, args, seed, retain_graph=True, create_graph=True)
+            for i, (a, b) in enumerate(zip(plain, recorded, strict=True)):
+                np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=f"{name}, argument {i}")
+
+
 @pytest.mark.parametrize("name", except_for("zero", tuple(n for n in ELEMENTWISE if n in SMOOTH)))
 def test_a_zero_gradient_stays_zero_at_special_values(name):
     whole = special_case(name)

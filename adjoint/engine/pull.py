@@ -81,7 +81,7 @@ def pull(node: Node, g: Any, xp: Namespace, invalid: Invalid, needed: set[Any] |
             pulled.append(None)
             continue
         gp = rules[i](xp, g, out, *values, **params)  # type: ignore[misc]
-        if xp is rec and op.kind == "elementwise" and _has_nan(gp):
+        if xp is rec and op.kind == "elementwise" and (invalid.hit or invalid.watch) and _has_nan(gp):
             gp = _pull_aside(node, i, g, gp, values, out)
         pulled.append(fitted(node, i, parent, g, gp, xp, invalid, conjugate))
     return pulled
