@@ -240,6 +240,20 @@ def test_where_hides_traps_of_broadcast_arguments():
     assert np.isfinite(second[1].numpy()).all()
 
 
+def test_missing_values_can_be_masked_afterwards():
+    target = ad.tensor([1.0, NAN, 3.0])
+    for select in (
+        lambda d: ad.where(ad.isnan(target), 0.0, d),
+        lambda d: d[~ad.isnan(target)],
+        ad.nan_to_num,
+        lambda d: ad.fmin(d, 1e9 * ad.ones(3)),
+    ):
+        guess = ad.tensor([0.5, 0.5, 0.5], requires_grad=True)
+        (g,) = ad.gradients(select((guess - target) ** 2).sum(), [guess], create_graph=True)
+        assert g.tolist() == [-1, 0, -5]
+        assert ad.gradients(g.sum(), [guess])[0].tolist() == [2, 0, 2]
+
+
 # Choice with bounds ----------------------------------------------------------------------------
 
 
