@@ -425,3 +425,91 @@ def test_backward_in_two_stages_is_backward_in_one(inner, outer):
     stage = ad.gradients(outer.loss(ad, [middle] * len(outer.leaves)), [middle])
     staged = ad.gradients(middle, two, stage, allow_unused=True)
     assert list(map(bits, staged)) == list(map(bits, whole))
+
+
+# Parts of a graph ------------------------------------------------------------------------------
+
+
+@given(DEEP, st.data())
+def test_what_is_detached_is_a_constant(program, data):
+    place = data.draw(st.sampled_from(reached(program)))
+
+    def values_with(cut: Any) -> tuple[list[ad.Tensor], list[Any]]:
+        leaves = leaves_of(program)
+        values: list[Any] = list(leaves)
+        if place < len(leaves):
+            values[place] = cut(values[place])
+        for i, step in enumerate(program.instructions, len(leaves)):
+            value = Program((), (step,)).run(ad, values)[-1]
+            values.append(cut(value) if i == place else value)
+        return leaves, values
+
+    def under_no_grad(t: ad.Tensor) -> ad.Tensor:
+        with ad.no_grad():
+            return t * 1.0
+
+    found = []
+    for cut in (
+        ad.Tensor.detach,
+        under_no_grad,
+        lambda t: ad.tensor(t.numpy()),
+        lambda t: t.numpy(copy=True),
+    ):
+        leaves, values = values_with(cut)
+        last = values[-1]
+        if isinstance(last, ad.Tensor) and last.requires_grad:
+            grads = ad.gradients(last.sum(), leaves, allow_unused=True)
+        else:
+            grads = (None,) * len(leaves)
+        found.append([bits(g) for g in grads])
+    assert found[0] == found[1] == found[2] == found[3]
+
+
+@given(DEEP, st.data())
+def test_inputs_limit_what_is_touched(program, data):
+    leaves = leaves_of(program)
+    values = program.run(ad, leaves)
+    wanted = sorted(data.draw(st.sets(st.sampled_from(reached(program)), min_size=1)))
+    loss = values[-1].sum()
+    totals = ad.gradients(loss, values, allow_unused=True, retain_graph=True)
+    loss.backward(inputs=[values[i] for i in wanted], retain_graph=True)
+    chosen = {id(values[i]) for i in wanted}
+    for v, total in zip(values, totals, strict=True):
+        assert bits(v.grad) == (bits(total) if id(v) in chosen else None)
+
+
+@given(DEEP)
+def test_retained_gradients_are_the_totals(program):
+    leaves = leaves_of(program)
+    values = program.run(ad, leaves)
+    for v in values:
+        v.retain_grad()
+    loss = values[-1].sum()
+    totals = ad.gradients(loss, values, allow_unused=True, retain_graph=True)
+    loss.backward()
+    assert [bits(v.grad) for v in values] == [bits(g) for g in totals]
+
+
+@settings(max_examples=25)
+@given(programs(min_size=2, max_size=8))
+def test_complex_graphs(program):
+    # one output is analytic in the leaves, the other is not
+    turned = [a * np.exp(0.3j) + 0.1j for a in program.leaves]
+
+    def f(*leaves: ad.Tensor) -> tuple[ad.Tensor, ad.Tensor]:
+        last = program.run(ad, leaves)[-1]
+        return last, (last * last.conj()).real
+
+    assert ad.testing.gradcheck(f, turned, directions=1, order=2, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
+def test_float16_is_summed_in_float32(shape):
+    # in float16, which has 11 bits, each of the small contributions would be lost
+    x = ad.tensor(np.ones(shape), dtype=np.float16, requires_grad=True)
+    total = x * 2048.0
+    for _ in range(64):
+        total = total + x * 0.5
+    total.sum().backward()
+    assert x.grad.dtype == np.float16
+    assert (x.grad.numpy() == 2080.0).all()
