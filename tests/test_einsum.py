@@ -231,6 +231,11 @@ def test_np_einsum_and_relatives_take_tensors():
     same(np.outer(x, y), np.outer(x.numpy(), y.numpy()))
     same(np.vdot(x, x), np.vdot(x.numpy(), x.numpy()))
     same(np.vecdot(x, x), np.vecdot(x.numpy(), x.numpy()))
+    same(np.vecdot(x, x, axis=0), np.vecdot(x.numpy(), x.numpy(), axis=0))
+    assert (
+        np.einsum_path("ij,jk,kl->il", x, y, y.mT)[0]
+        == np.einsum_path("ij,jk,kl->il", x.numpy(), y.numpy(), y.numpy().T)[0]
+    )
     same(np.trace(x, offset=1), np.trace(x.numpy(), offset=1))
     same(np.cross(x, x[::-1]), np.cross(x.numpy(), x.numpy()[::-1]))
 

@@ -509,6 +509,27 @@ def test_nuclear_norm_of_a_matrix_without_full_rank():
     )
 
 
+@pytest.mark.parametrize("ord", [2, 3, 0.5])
+def test_norms_of_what_is_huge_or_tiny(ord):
+    for scale, dtype in ((1e200, np.float64), (1e-200, np.float64), (1e30, np.float32), (1e-30, np.float32)):
+        x = np.array([[3.0, -4.0], [1.0, 0.0]], dtype) * dtype(scale)
+        n = al.vector_norm(x, axis=1, ord=ord)
+        assert n.dtype == dtype
+        expected = np.linalg.vector_norm(np.array([[3.0, 4.0], [1.0, 0.0]]), axis=1, ord=ord)
+        np.testing.assert_allclose(n.numpy() / dtype(scale), expected, rtol=1e-5)
+        g = gradient(lambda t: ad.sum(al.vector_norm(t, axis=1, ord=ord)), x)
+        plain = gradient(lambda t: ad.sum(al.vector_norm(t, axis=1, ord=ord)), x.astype(float) / scale)
+        np.testing.assert_allclose(g, plain, rtol=1e-5)
+    half = al.norm(np.full(4096, 30.0, np.float16))
+    assert (half.dtype, float(half)) == (np.float16, 1920.0)
+
+
+def test_norms_of_infinities_and_nan():
+    assert float(al.norm([INF, 1.0])) == INF
+    assert np.isnan(float(al.norm([np.nan, 1.0])))
+    assert float(al.norm([])) == 0.0
+
+
 def test_elements_of_zero_in_a_norm():
     x = np.array([0.0, 3.0, -4.0])
     for ord in (1.5, 3, 0.5):
@@ -625,6 +646,11 @@ def test_matrix_rank_has_no_gradient():
     assert al.matrix_rank(np.diag([1.0, 1e-3, 0.0]), tol=1e-2).numpy() == 1
     assert al.matrix_rank(np.diag([1.0, 1e-3, 0.0]), rtol=1e-2).numpy() == 1
     assert al.matrix_rank(np.diag([1.0, 1e-3, 0.0])).numpy() == 2
+    two = np.stack([np.diag([1.0, 1e-3]), np.diag([1.0, 1e-3])])
+    same(al.matrix_rank(two, rtol=np.array([1e-2, 1e-4])), np.array([1, 2]))
+    same(al.pinv(two, rtol=np.array([1e-2, 1e-4])), np.linalg.pinv(two, rcond=np.array([1e-2, 1e-4])))
+    with pytest.raises(InputError, match="rtol is a number, or one number per matrix"):
+        al.pinv(np.eye(2), rtol=1j)
 
 
 def test_empty_matrices_have_empty_gradients():

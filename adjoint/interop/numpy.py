@@ -67,8 +67,8 @@ def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: A
         eager = UFUNCS.get(ufunc)
         if eager is None and ufunc.__name__ in ops.special.__all__:
             eager = getattr(ops.special, ufunc.__name__)  # SciPy's, which has the same names
-        if eager is not None and not kwargs:
-            return eager(*inputs)
+        if eager is not None and (not kwargs or (ufunc is np.vecdot and set(kwargs) == {"axis"})):
+            return eager(*inputs, **kwargs)
     elif method == "reduce" and ufunc in _REDUCE:
         return ops.function(_REDUCE[ufunc])(*inputs, **{"axis": 0, **kwargs})
     elif method == "accumulate" and ufunc in _ACCUMULATE:

@@ -22,7 +22,7 @@ from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor, asarray
 from adjoint.errors import ArgumentError, InputError, ShapeError
 
-__all__ = ["einsum"]
+__all__ = ["einsum", "einsum_path"]
 
 Extra = tuple[tuple[str, int], ...]  # the lengths of labels that only the output has
 Array = Any
@@ -280,6 +280,16 @@ def einsum(*operands: Any, optimize: Any = True, dtype: Any = None) -> Tensor:
         tensors = [x for i, x in enumerate(tensors) if i not in chosen]
         tensors.append((rec.einsum if len(picked) == 2 else rec.relabel)(*picked, **params))
     return tensors[0]
+
+
+def einsum_path(*operands: Any, optimize: Any = "greedy", einsum_call: bool = False) -> Any:
+    """Return the order in which NumPy contracts the operands, and its report; only their shapes count."""
+    subscripts, values = _separated(operands)
+    dummies = [np.broadcast_to(np.float64(0), asarray(x).shape) for x in values]
+    try:
+        return np.einsum_path(subscripts, *dummies, optimize=optimize)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ArgumentError(f"einsum_path {subscripts!r}: {error}") from None
 
 
 def _separated(operands: tuple[Any, ...]) -> tuple[Any, Sequence[Any]]:

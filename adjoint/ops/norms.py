@@ -10,9 +10,9 @@ import numpy as np
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, asarray
 from adjoint.errors import ArgumentError, ShapeError
-from adjoint.ops.matrices import floats, matrices, square
+from adjoint.ops.matrices import matrices, square
 from adjoint.ops.reduce import kept
 
 __all__ = ["cond", "matrix_norm", "norm", "vector_norm"]
@@ -20,10 +20,28 @@ __all__ = ["cond", "matrix_norm", "norm", "vector_norm"]
 
 def _vector_norm(x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
     a = np.abs(x)
+    dtype = a.dtype
+    if dtype.itemsize == 2:
+        a = a.astype(np.float32)  # half precision is summed in float32
+    # divide: negative orders at 0
+    with np.errstate(divide="ignore", over="ignore", under="ignore"):
+        found = _power_mean(a, ord, axis, keepdims)
+        extreme = ~((found > _SAFE[0]) & (found < _SAFE[1]))
+        if extreme.any():  # powers of what is huge or tiny leave the range of floats: divide it out
+            scale = np.max(a, axis=axis, keepdims=True, initial=0)
+            scale = np.where((scale > 0) & (scale < math.inf), scale, 1)
+            scaled = _power_mean(a / scale, ord, axis, True) * scale
+            found = np.where(extreme, scaled if keepdims else scaled.reshape(found.shape), found)
+    return found.astype(dtype, copy=False)
+
+
+_SAFE = (1e-15, 1e15)  # squares are far from the ends of float32 too
+
+
+def _power_mean(a: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
     if ord == 2:
         return np.sqrt(np.sum(a * a, axis=axis, keepdims=keepdims))
-    with np.errstate(divide="ignore"):  # negative orders at 0
-        return np.sum(a**ord, axis=axis, keepdims=keepdims) ** (1 / ord)
+    return np.sum(a**ord, axis=axis, keepdims=keepdims) ** (1 / ord)
 
 
 def _vector_norm_rule(xp: Any, g: Any, y: Any, x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
@@ -55,7 +73,7 @@ def vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float 
     >>> x.grad
     tensor([0.6, 0.8], dtype=float64)
     """
-    x = floats("vector_norm", x)
+    x = _numbers(x)
     return _norm_over("vector_norm", x, ord, canonical_axes("vector_norm", axis, x.ndim), bool(keepdims))
 
 
@@ -75,12 +93,21 @@ def _norm_over(op: str, x: Tensor, ord: Any, axes: Shape, keepdims: bool) -> Ten
     return rec.vector_norm(x, ord=p, axis=axes, keepdims=keepdims)
 
 
+def _numbers(x: Any) -> Tensor:
+    """Return a tensor of floats, half precision too."""
+    x = asarray(x)
+    return rec.astype(x, dtype=np.dtype(np.float64)) if x.dtype.kind in "biu" else x
+
+
 _MATRIX_ORDERS = ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf)
 
 
 def matrix_norm(x: Any, *, keepdims: bool = False, ord: Any = "fro") -> Tensor:
     """Return the norm of the matrices in the last two axes: "fro", "nuc", 1, -1, 2, -2, inf or -inf."""
-    return _matrix_norm("matrix_norm", matrices("matrix_norm", x), ord, bool(keepdims))
+    x = _numbers(x)
+    if x.ndim < 2:
+        raise ShapeError(f"matrix_norm: takes matrices, in the last two axes, but the shape is {x.shape}.")
+    return _matrix_norm("matrix_norm", x, ord, bool(keepdims))
 
 
 def _matrix_norm(op: str, x: Tensor, ord: Any, keepdims: bool) -> Tensor:
@@ -99,7 +126,7 @@ def _matrix_norm(op: str, x: Tensor, ord: Any, keepdims: bool) -> Tensor:
 
 
 def _spectral_norm(x: Tensor, ord: Any) -> Tensor:
-    s = rec.svdvals(x)
+    s = rec.svdvals(matrices("norm", x))
     if s.shape[-1]:
         # singular values of 0 are corners: their gradient is 0, as that of the norm at zero
         floor = max(x.shape[-2:]) * np.finfo(x.dtype).eps
@@ -118,7 +145,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> T
     >>> x.grad
     tensor([0., 0., 0.], dtype=float64)
     """
-    x = floats("norm", x)
+    x = _numbers(x)
     keepdims = bool(keepdims)
     if axis is None:
         if ord is None:

@@ -11,7 +11,7 @@ import numpy as np
 from adjoint.core.define import define
 from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import broadcast_shapes, canonical_axis
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, array_of
 from adjoint.errors import ArgumentError, InputError, LinAlgError, ShapeError
 from adjoint.ops.matrices import adjoint_of, blame, floats, matrices, square
 from adjoint.ops.products import matmul
@@ -172,14 +172,14 @@ define("slogdet", lambda x: tuple(np.linalg.slogdet(x)), _slogdet_rule, saves=("
 # Pseudo-inverse ---------------------------------------------------------------------------------
 
 
-def _pinv(x: Any, rtol: float) -> Any:
+def _pinv(x: Any, rtol: Any) -> Any:
     try:
         return np.linalg.pinv(x, rcond=rtol)
     except np.linalg.LinAlgError:
         raise blame("pinv", x, np.linalg.svd, "has no singular values", "Check the input.") from None
 
 
-def _pinv_rule(xp: Any, g: Any, y: Any, x: Any, rtol: float) -> Any:
+def _pinv_rule(xp: Any, g: Any, y: Any, x: Any, rtol: Any) -> Any:
     # Golub and Pereyra, for constant rank: dy = -y dx y + y yᴴ dxᴴ (1 - x y) + (1 - y x) dxᴴ yᴴ y
     yh, gh = adjoint_of(xp, y), adjoint_of(xp, g)
     mm = xp.matmul
@@ -288,14 +288,14 @@ def slogdet(x: Any) -> SlogdetResult:
     return SlogdetResult(*rec.slogdet(square("slogdet", x)))
 
 
-def rank_tolerance(op: str, x: Tensor, rtol: Any) -> float:
-    """Return below which part of the largest one a singular value counts as zero."""
+def rank_tolerance(op: str, x: Tensor, rtol: Any) -> Any:
+    """Return below which part of the largest one a singular value counts as zero: a number, or one per matrix."""
     if rtol is None:
-        return float(max(x.shape[-2:]) * np.finfo(x.dtype).eps)
-    try:
-        return float(rtol)
-    except (TypeError, ValueError):
-        raise InputError(f"{op}: rtol is one number, but got {rtol!r}.") from None
+        return float(max(x.shape[-2:], default=0) * np.finfo(x.dtype).eps)
+    limits = array_of(rtol)
+    if limits.dtype.kind not in "iuf" or broadcast_shapes(op, x.shape[:-2], limits.shape) != x.shape[:-2]:
+        raise InputError(f"{op}: rtol is a number, or one number per matrix, but got {rtol!r}.")
+    return limits.copy() if limits.ndim else float(limits)
 
 
 def pinv(x: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Tensor:
