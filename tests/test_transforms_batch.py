@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -293,3 +294,82 @@ def test_op_without_rule_is_refused_by_name() -> None:
     odd = op.eager if op else ad.define(name, lambda x: np.sort(x, axis=None), None, kind="general")
     with pytest.raises(TransformError, match="vmap: 'no_batching_rule_example' has no batching rule"):
         ad.vmap(odd)(np.ones((2, 3)))
+
+
+def test_detach_inside_cuts_the_outer_history_too() -> None:
+    x = np.array([1.0, 2.0])
+    g = ad.grad(lambda w: ad.vmap(lambda t: (w * t).detach() * w)(x).sum())(3.0)
+    assert g.item() == 9.0  # Σ w t, and not its double
+    nested = ad.vmap(lambda w: ad.grad(lambda w: ad.vmap(lambda t: (w * t).detach() * w)(x).sum())(w))
+    np.testing.assert_allclose(nested(np.array([3.0, 4.0])).numpy(), [9.0, 12.0])
+
+
+def test_outer_tensor_made_a_leaf_inside_is_itself_afterwards() -> None:
+    w = ad.tensor([1.0, 2.0])
+
+    def f(x: Any) -> Any:
+        w.requires_grad_()
+        (g,) = ad.gradients((w * x).sum(), [w])
+        return g
+
+    np.testing.assert_allclose(ad.vmap(f)(np.array([1.0, 2.0])).numpy(), [[1.0, 1.0], [2.0, 2.0]])
+    assert type(w) is ad.Tensor
+    assert w.requires_grad
+    (w * 2).sum().backward()
+    assert w.grad is not None
+
+
+def test_captured_leaf_asked_again_stays_outside() -> None:
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    ad.vmap(lambda x: (w.requires_grad_() * x).sum())(np.array([1.0, 2.0])).sum().backward()
+    assert w.grad is not None
+    assert w.grad.tolist() == [3.0, 3.0]
+
+
+def test_copies_inside() -> None:
+    x = np.array([1.0, 2.0])
+    assert ad.vmap(lambda t: copy.copy(t) + ad.tensor(t, dtype=np.float32))(x).tolist() == [2.0, 4.0]
+
+
+LABELS = np.array([0, 2, 1, 1, 0])
+ROWS = np.random.default_rng(5).standard_normal((5, 4))
+TABLE = np.random.default_rng(6).standard_normal((4, 3))
+
+USER_LEVEL: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "index by a batched number": (lambda x, i: x[i], (ROWS, LABELS)),
+    "take": (lambda x, i: ad.take(x, i), (ROWS, LABELS)),
+    "rows of one table": (lambda i: ad.tensor(TABLE)[i], (LABELS,)),
+    "take_along_axis": (lambda x, i: ad.take_along_axis(x, ad.stack([i, i + 1]), axis=0), (ROWS, LABELS)),
+    "sort and flip": (lambda x: ad.flip(ad.sort(x)), (ROWS,)),
+    "median and std": (lambda x: ad.median(x) + ad.std(x), (ROWS,)),
+    "norm": (lambda x: ad.linalg.norm(x), (ROWS,)),
+    "solve": (lambda x: ad.linalg.solve(np.eye(4) + ad.outer(x, x), x), (ROWS,)),
+    "a loop over elements": (lambda x: sum(v * v for v in x), (ROWS,)),
+    "stack with a constant": (lambda x: ad.stack([x[0], x[1] * 2, ad.tensor(3.0)]), (ROWS,)),
+    "numpy functions": (lambda x: np.sin(x) + np.sum(x), (ROWS,)),
+    "clip and cast": (lambda x: ad.clip(x, -1, 1).astype(np.float32), (ROWS,)),
+    "at": (lambda x, i: x.at[1].add(x[i]), (ROWS, LABELS)),
+    "einsum": (lambda x: ad.einsum("i,ij,j->", x, ad.tensor(TABLE), ad.tensor(TABLE[0])), (ROWS,)),
+    "cross entropy": (lambda x, i: -ad.log_softmax(x)[i], (ROWS, LABELS)),
+}
+
+
+@pytest.mark.parametrize("name", USER_LEVEL)
+def test_what_users_write_equals_a_loop(name: str) -> None:
+    function, args = USER_LEVEL[name]
+    whole = ad.vmap(function)(*args).numpy()
+    rows = [function(*(ad.tensor(a[k]) for a in args)).numpy() for k in range(5)]
+    np.testing.assert_allclose(whole, np.stack(rows), rtol=1e-6 if whole.dtype == np.float32 else 1e-12)
+    if args[0].dtype.kind == "f" and whole.dtype == np.float64:
+        grads = ad.vmap(ad.grad(lambda *xs: (function(*xs) ** 2).sum()))(*args).numpy()
+        for k in range(5):
+            one = ad.grad(lambda *xs: (function(*xs) ** 2).sum())(*(ad.tensor(a[k]) for a in args))
+            np.testing.assert_allclose(grads[k], one.numpy(), rtol=1e-10, atol=1e-12)
+
+
+def test_index_batched_at_two_levels() -> None:
+    x, i = np.random.default_rng(7).standard_normal((2, 5)), np.array([[0, 4, 2], [1, 1, 3]])
+    found = ad.vmap(lambda row, ks: ad.vmap(lambda k: row[k])(ks))(x, i)
+    np.testing.assert_array_equal(found.numpy(), np.take_along_axis(x, i, 1))
+    found = ad.vmap(lambda k: ad.vmap(lambda row: row[k])(ad.tensor(x)))(np.array([0, 3]))
+    np.testing.assert_array_equal(found.numpy(), x[:, [0, 3]].T)

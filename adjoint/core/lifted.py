@@ -54,6 +54,17 @@ class Lifted:
         """Return the values as a plain array where they are the same for every element, else None."""
         return None
 
+    def detached(self) -> Lifted:
+        """Return the same values without the histories that outer tensors in them have."""
+        raise NotImplementedError
+
+    def adopt(self, leaf: Any) -> None:
+        """Lift a tensor in place, before it becomes a leaf inside this transform.
+
+        So it is not taken for a tensor from outside; at the end the transform lets it go.
+        """
+        raise NotImplementedError
+
     def lift(self, value: Any) -> Lifted:
         """Return a value of an outer level, an outer tensor or an array as a constant here."""
         raise NotImplementedError

@@ -147,10 +147,8 @@ class Tensor(Methods):
                     "  Make it a float first: x.astype(float).requires_grad_()."
                 )
             top = enclosing.get()
-            if top is not None and not (isinstance(self._data, Lifted) and self._data.level >= top.level):
-                # a leaf made inside a transform belongs to it, and is not taken for one from outside
-                self._data = top.lift(self._data)
-                self.__class__ = Traced
+            if top is not None and self._node is None:
+                top.adopt(self)
             self._node = LEAF
         else:
             self._node = None
@@ -198,7 +196,7 @@ class Tensor(Methods):
 
     def detach(self) -> Tensor:
         """Return a tensor of the same values without history."""
-        return wrap(self._data)
+        return wrap(self._data.detached() if type(self) is Traced else self._data)
 
     def clone(self) -> Tensor:
         """Return a copy with its own memory; gradients flow through it."""
@@ -355,7 +353,7 @@ class Tensor(Methods):
         writable(self)[key] = value
 
     def __copy__(self) -> Tensor:
-        return tensor(self._data, requires_grad=self.requires_grad)
+        return tensor(self, requires_grad=self.requires_grad)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         return self.__copy__()
@@ -554,8 +552,10 @@ def tensor(data: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tens
     tensor([[1, 2],
             [3, 4]], dtype=int64)
     """
-    if type(data) is Traced:
-        fresh = wrap(data._data)
+    if type(data) is Traced and data._data.numbers() is None:
+        fresh = data.detach()
+        if dtype is not None and np.dtype(dtype) != fresh.dtype:
+            fresh = rec.astype(fresh, dtype=np.dtype(dtype))
     else:
         fresh = wrap(np.array(array_of(data, dtype), copy=True, order="C"))
     return fresh.requires_grad_() if requires_grad else fresh

@@ -148,11 +148,14 @@ def _call(
     ]  # fmt: skip
     if unit:
         inputs[0]._data.unit = True
-    token = enclosing.set(Batched(level, size, _NOTHING, False))
+    top = Batched(level, size, _NOTHING, False)
+    top.adopted = []
+    token = enclosing.set(top)
     try:
         result = f(*tree.unflatten(structure, inputs), **kwargs)
     finally:
         enclosing.reset(token)
+        top.release()
     outputs, shape = tree.flatten(result)
     if not outputs:
         raise TransformError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from adjoint.core.lifted import Lifted
 from adjoint.core.op import OPS, Op
 from adjoint.core.record import compute
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, Traced, wrap
 from adjoint.errors import TransformError
 
 __all__ = ["Batched", "Held", "held", "rules"]
@@ -18,6 +19,8 @@ __all__ = ["Batched", "Held", "held", "rules"]
 # the arguments are Batched or Python numbers, returns the output with the batch axis in front.
 rules: dict[str, Any] = {}
 
+_NONE: list[Any] = []  # never added to: only the value that stands for a running vmap adopts
+
 
 class Batched(Lifted):
     """A value inside ``vmap``: what it holds has the batch axis in front, or is the same for all.
@@ -25,7 +28,7 @@ class Batched(Lifted):
     What it holds is an array, a value of an outer transform, or an outer tensor with its history.
     """
 
-    __slots__ = ("batched", "shape", "size_", "unit", "value")
+    __slots__ = ("adopted", "batched", "shape", "size_", "unit", "value")
     transform = "ad.vmap"
 
     def __init__(self, level: int, size: int, value: Any, batched: bool) -> None:
@@ -34,6 +37,7 @@ class Batched(Lifted):
         self.value = value
         self.batched = batched
         self.unit = False  # whether it is known to be the rows of the identity
+        self.adopted: list[weakref.ref[Any]] = _NONE
         self.shape: tuple[int, ...] = value.shape[1:] if batched else value.shape
 
     @property
@@ -44,6 +48,32 @@ class Batched(Lifted):
     def lift(self, value: Any) -> Batched:
         """Return a constant of this level: the same for every element of the batch."""
         return Batched(self.level, self.size_, value, False)
+
+    def detached(self) -> Batched:
+        """Return the same values without the histories of outer tensors."""
+        value = self.value
+        if isinstance(value, Tensor):
+            value = value.detach()._data
+        elif isinstance(value, Lifted):
+            value = value.detached()
+        return Batched(self.level, self.size_, value, self.batched)
+
+    def adopt(self, leaf: Any) -> None:
+        """Lift a tensor in place, until the end of this ``vmap``."""
+        data = leaf._data
+        if isinstance(data, Lifted) and data.level >= self.level:
+            return
+        leaf._data = self.lift(data)
+        leaf.__class__ = Traced
+        self.adopted.append(weakref.ref(leaf))
+
+    def release(self) -> None:
+        """Give the tensors that were adopted, and still live, their own values back."""
+        for reference in self.adopted:
+            leaf = reference()
+            if leaf is not None and isinstance(leaf._data, Batched) and leaf._data.level == self.level:
+                leaf._data = leaf._data.value
+                leaf.__class__ = type(wrap(leaf._data))
 
     def numbers(self) -> Any:
         """Return the values as an array if they are the same for all."""

@@ -225,8 +225,9 @@ def hvp(f: Callable[..., Any], primals: Any, tangents: Any) -> Any:
     """Return the product of the Hessian of ``f`` at ``primals`` with ``tangents``.
 
     It is the gradient of the derivative along the tangents, reverse over forward: at a small
-    multiple of the cost of ``f`` and without the matrix.  A tuple of primals stands for several arguments, with one tangent each, and the product comes
-    as a tuple; anything else is the one argument, a tensor or a tree.
+    multiple of the cost of ``f`` and without the matrix.  A tuple of primals stands for several
+    arguments, with one tangent each, and the product comes as a tuple; anything else is the one
+    argument, a tensor or a tree.
 
     >>> import adjoint as ad, numpy as np
     >>> ad.hvp(lambda x: (x ** 3).sum(), np.array([1.0, 2.0]), np.array([1.0, 10.0]))
