@@ -589,7 +589,7 @@ def test_a_batch_is_its_elements(name):
         np.testing.assert_allclose(dx.numpy()[i], dz.numpy(), rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", [n for n in FUNCTIONS if n != "lstsq"])
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_vmap_is_the_batch(name):
     f = FUNCTIONS[name]
     x = np.stack([GOOD, GOOD.T + 0.1])
@@ -607,6 +607,18 @@ def test_forward_mode_agrees(name):
     h = 1e-6
     expected = (f(ad.tensor(GOOD + h * v)).numpy() - f(ad.tensor(GOOD - h * v)).numpy()) / (2 * h)
     np.testing.assert_allclose(t.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_one_matrix_is_factorised_once_for_many_right_hand_sides():
+    x, y = ad.tensor(GOOD, requires_grad=True), ad.tensor(real(2, 4, 3, 2), requires_grad=True)
+    z = al.solve(x, y)
+    same(z, np.linalg.solve(GOOD, y.numpy()))
+    node = z._node
+    while node.op.name != "solve":
+        node = node.parents[0]
+    assert node.shape == (3, 16)
+    gradcheck(al.solve, [x, y])
+    gradcheck(lambda a, b: al.solve_triangular(a, b, lower=True), [x, y])
 
 
 def test_broadcast_right_hand_sides_add_up():

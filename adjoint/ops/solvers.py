@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -228,6 +229,17 @@ def _equations(op: str, x: Any, y: Any) -> tuple[Tensor, Tensor, bool]:
     return x, y, vector
 
 
+def _solved(function: Any, x: Tensor, y: Tensor, vector: bool, **params: Any) -> Tensor:
+    """Solve; one matrix with many right-hand sides is factorised once, with all of them as its columns."""
+    if x.ndim == 2 and y.ndim > 2:
+        n, *rest = y.shape[-2], *y.shape[:-2], y.shape[-1]
+        columns = rec.moveaxis(y, source=-2, destination=-y.ndim)
+        z = function(x, rec.reshape(columns, shape=(n, math.prod(rest))), **params)
+        return rec.moveaxis(rec.reshape(z, shape=(n, *rest)), source=-y.ndim, destination=-2)
+    z = function(x, y, **params)
+    return z[..., 0] if vector else z
+
+
 def solve(x: Any, y: Any) -> Tensor:
     """Solve ``x @ z = y`` for z; ``y`` is a vector if it has one axis, and a stack of matrices otherwise.
 
@@ -236,8 +248,7 @@ def solve(x: Any, y: Any) -> Tensor:
     tensor([0.5 , 0.25], dtype=float64)
     """
     x, y, vector = _equations("solve", x, y)
-    z = rec.solve(x, y)
-    return z[..., 0] if vector else z
+    return _solved(rec.solve, x, y, vector)
 
 
 _TRANSPOSES = {0: "N", 1: "T", 2: "C"}
@@ -259,8 +270,7 @@ def solve_triangular(
     if trans != "N":
         x = adjoint_of(rec, x) if trans == "C" else rec.matrix_transpose(x)
         lower = not lower
-    z = rec.solve_triangular(x, y, lower=lower, unit=bool(unit_diagonal))
-    return z[..., 0] if vector else z
+    return _solved(rec.solve_triangular, x, y, vector, lower=lower, unit=bool(unit_diagonal))
 
 
 def det(x: Any) -> Tensor:
@@ -336,7 +346,8 @@ def lstsq(x: Any, y: Any, rcond: Any = None) -> LstsqResult:
     rtol = rank_tolerance("lstsq", x, rcond)
     z = matmul(rec.pinv(x, rtol=rtol), columns)
     rank = rec.matrix_rank(x, rtol=rtol)
-    if x.shape[-2] > x.shape[-1] and np.all(np.asarray(rank) == x.shape[-1]):
+    known = rank._data  # inside a transform there are no numbers to look at: full rank is assumed
+    if x.shape[-2] > x.shape[-1] and (type(known) is not np.ndarray or bool((known == x.shape[-1]).all())):
         off = rec.abs(columns - matmul(x, z))
         residuals = rec.sum(off * off, axis=(-2,), keepdims=False)
     else:
