@@ -160,6 +160,27 @@ def test_unstack_is_the_way_back_from_stack() -> None:
     assert [p.shape for p in ad.tensor(a).split(2, axis=2)] == [(2, 3, 2)] * 2
 
 
+def test_all_parts_come_from_one_node_so_that_backward_is_linear_in_their_number() -> None:
+    x = ad.tensor(distinct((5, 2)), requires_grad=True)
+    for parts in (ad.unstack(x), list(x), ad.split(x, 5), ad.array_split(x, 3), ad.split(x, [1, 1, 4])):
+        assert len({p.grad_fn.parents[0] for p in parts}) == 1
+        x.grad = None
+        (2 * parts[1]).sum().backward()  # the others are not used
+        expected = np.zeros((5, 2))
+        start = 0 if parts[0].ndim == 1 else parts[0].shape[0]
+        expected[1 if parts[0].ndim == 1 else slice(start, start + parts[1].shape[0])] = 2
+        assert np.array_equal(x.grad.numpy(), expected)
+
+
+def test_parts_of_parts_and_their_second_derivatives() -> None:
+    assert gradcheck(
+        lambda x: [a * b for a, b in zip(ad.unstack(x), ad.unstack(x)[1:], strict=False)],
+        [distinct((4, 2))],
+        order=2,
+    )
+    assert gradcheck(lambda x: ad.split(x, [1, 3])[1] ** 2, [distinct((4, 2))], order=2)
+
+
 def test_broadcast_arrays_and_meshgrid() -> None:
     a, b = distinct((3, 1)), distinct((4,))
     for ours, theirs in zip(ad.broadcast_arrays(a, b), np.broadcast_arrays(a, b), strict=True):

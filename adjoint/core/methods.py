@@ -57,7 +57,7 @@ METHODS = """
     sum mean prod max min var std cumsum cumprod any all argmax argmin logsumexp ptp median quantile
     count_nonzero diff
     reshape ravel flatten transpose swapaxes permute_dims moveaxis expand_dims squeeze broadcast_to
-    flip roll repeat tile split astype conj real imag matmul dot take take_along_axis sort
+    flip roll repeat tile split unstack astype conj real imag matmul dot take take_along_axis sort
     argsort topk unique diagonal diag tril triu trace nonzero
     softmax log_softmax
 """.split()
@@ -221,6 +221,7 @@ class Methods:
         def dot(self, other: Any) -> Tensor: ...
         def tile(self, reps: Any) -> Tensor: ...
         def split(self, indices_or_sections: Any, axis: int = 0) -> list[Tensor]: ...
+        def unstack(self, *, axis: int = 0) -> tuple[Tensor, ...]: ...
         def take(
             self, indices: Any, axis: int | None = None, *, mode: str = "raise", sparse_grad: bool = False
         ) -> Tensor: ...

@@ -310,6 +310,8 @@ class Tensor(Methods):
     def __iter__(self) -> Iterator[Tensor]:
         if not self.ndim:
             raise InputError("a 0-d tensor cannot be iterated over; x.item() is its value.")
+        if self._node is not None:
+            return iter(self.unstack())  # one node for all: backward is linear in their number
         return (self[i] for i in range(self.shape[0]))
 
     def __contains__(self, value: Any) -> bool:

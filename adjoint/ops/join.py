@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import builtins
+import dataclasses
+import functools
 import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from adjoint.core import record
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
+from adjoint.core.op import OPS
 from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor, asarray
 from adjoint.errors import ArgumentError, InputError, ShapeError
@@ -63,6 +67,48 @@ define("concat", lambda *xs, axis: np.concatenate(xs, axis=axis), joint=_concat_
        kind="linear", params=("axis",), doc="Tensors joined along an axis.")  # fmt: skip
 define("stack", _stack, joint=_stack_rule, arity=None, kind="linear", params=("axis",),
        doc="Tensors joined along a new axis.")  # fmt: skip
+
+
+# Cuts have all their parts in one node, so that backward joins them once: as many indices, each with
+# a whole array of zeros, would cost the square.
+
+
+def _unstack_forward(x: Any, axis: int) -> tuple[Any, ...]:
+    return tuple(x[_along(axis, i)] for i in range(x.shape[axis]))
+
+
+def _unstack_rule(xp: Any, g: Any, parts: Any, x: Any, axis: int) -> Any:
+    zero = xp.zeros_like(next(p for p in g if p is not None))
+    return xp.stack(*(zero if p is None else p for p in g), axis=axis)
+
+
+def _split_forward(x: Any, cuts: tuple[tuple[int, int], ...], axis: int) -> tuple[Any, ...]:
+    return tuple(x[_along(axis, slice(*cut))] for cut in cuts)
+
+
+def _split_rule(xp: Any, g: Any, parts: Any, x: Any, cuts: tuple[tuple[int, int], ...], axis: int) -> Any:
+    shape = list(x.shape)
+    joined = []
+    for p, (start, stop) in zip(g, cuts, strict=True):
+        shape[axis] = stop - start
+        joined.append(np.zeros(shape, x.dtype) if p is None else p)
+    return xp.concat(*joined, axis=axis)
+
+
+define("unstack", _unstack_forward, _unstack_rule, kind="linear", params=("axis",), outputs=2,
+       jvp=lambda xp, t, parts, x, axis: tuple(t[_along(axis, i)] for i in range(x.shape[axis])),
+       doc="The slices along an axis: as many outputs as it is long.")  # fmt: skip
+define("split", _split_forward, _split_rule, kind="linear", params=("cuts", "axis"), outputs=2,
+       jvp=lambda xp, t, parts, x, cuts, axis: tuple(t[_along(axis, slice(*cut))] for cut in cuts),
+       doc="Neighbouring pieces along an axis: as many outputs as there are.")  # fmt: skip
+
+
+@functools.cache
+def _with_outputs(name: str, count: int) -> Any:
+    """Return the eager function of an op of the table, with another number of outputs."""
+    op = dataclasses.replace(OPS[name], outputs=count)
+    op.eager = record.general(op)
+    return op.eager
 
 
 # Joining ---------------------------------------------------------------------------------------
@@ -218,8 +264,10 @@ def _bounded(op: str, cut: Any, n: int) -> int:
 
 
 def _cut(x: Tensor, axis: int, cuts: list[int]) -> list[Tensor]:
-    ends = [*cuts, x.shape[axis]]
-    return [x[_along(axis, slice(a, b))] for a, b in zip([0, *cuts], ends, strict=True)]
+    pairs = tuple(zip([0, *cuts], [*cuts, x.shape[axis]], strict=True))
+    if len(pairs) == 1 or builtins.any(a > b for a, b in pairs):  # cuts in no order overlap
+        return [x[_along(axis, slice(a, b))] for a, b in pairs]
+    return list(_with_outputs("split", len(pairs))(x, cuts=pairs, axis=axis))
 
 
 def array_split(x: Any, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
@@ -254,4 +302,7 @@ def unstack(x: Any, *, axis: int = 0) -> tuple[Tensor, ...]:
     """Return the slices along an axis, without that axis: what ``stack`` would join again."""
     x = asarray(x)
     where = canonical_axis("unstack", axis, x.ndim)
-    return tuple(x[_along(where, i)] for i in range(x.shape[where]))
+    n = x.shape[where]
+    if n < 2:
+        return tuple(x[_along(where, i)] for i in range(n))
+    return tuple(_with_outputs("unstack", n)(x, axis=where))

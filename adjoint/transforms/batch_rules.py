@@ -22,8 +22,8 @@ __all__ = ["rules"]
 
 LEADING = """
     sum mean prod max min var std cumsum cumprod any all argmax argmin moveaxis matrix_transpose flip roll
-    concat stack window_sum window_spread max_pool max_spread max_gather sort argsort argtopk diagonal
-    undiagonal tril triu windows overlap_add take_along_axis untake_along_axis put_along_axis
+    concat stack unstack split window_sum window_spread max_pool max_spread max_gather sort argsort argtopk
+    diagonal undiagonal tril triu windows overlap_add take_along_axis untake_along_axis put_along_axis
     fftn rfftn irfftn softmax log_softmax logsumexp
 """.split()
 

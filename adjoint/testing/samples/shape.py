@@ -16,6 +16,8 @@ CASES = [
     Case("broadcast_to", (array(3, 1),), {"shape": (2, 3, 4)}),
     Case("concat", (array(2, 3), array(1, 3, seed=1)), {"axis": -2}),
     Case("stack", (array(2, 3), array(2, 3, seed=1)), {"axis": -2}),
+    Case("unstack", (array(3, 2),), {"axis": -1}),
+    Case("split", (array(2, 5),), {"cuts": ((0, 2), (2, 5)), "axis": -1}),
     Case("flip", (array(2, 3),), {"axis": (-1,)}),
     Case("roll", (array(2, 3),), {"shift": (1, -1), "axis": (-1, -2)}),
     Case("pad", (array(2, 3),), {"widths": ((1, 0), (2, 1)), "value": 1.5}),
