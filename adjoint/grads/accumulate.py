@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ __all__ = ["GradientAccumulator"]
 
 Array = ndarray[Any, Any]
 Clip = Callable[[Any], Any]
+
+_form = attrgetter("shape", "dtype")
 
 
 class GradientAccumulator:
@@ -91,7 +94,7 @@ class GradientAccumulator:
              "clipped_windows"), 0)  # fmt: skip
         self._listeners = Listeners()
         self._lock = threading.RLock()
-        self._seen: tuple[list[str], list[Any], list[Any]] | None = None  # of a whole, plain micro-batch
+        self._seen: tuple[list[str], list[Any]] | None = None  # of a whole, plain micro-batch
         for name, t in named_params(params):
             self._register_param(name, t)
 
@@ -198,8 +201,7 @@ class GradientAccumulator:
         seen = self._seen
         if seen is not None and len(gradients) == len(seen[0]) and list(gradients) == seen[0]:
             arrays = list(gradients.values())
-            plain = set(map(type, arrays)) == {ndarray}
-            if plain and [g.shape for g in arrays] == seen[1] and [g.dtype for g in arrays] == seen[2]:
+            if set(map(type, arrays)) == {ndarray} and list(map(_form, arrays)) == seen[1]:
                 return self._buffers.all, arrays, True
         known = self._buffers.by_name
         unknown = [name for name in gradients if name not in known]
@@ -216,7 +218,7 @@ class GradientAccumulator:
             arrays.append(b.fitting(g, weak=isinstance(value, (int, float, list, tuple))))
         plain = all(type(g) is ndarray and g.dtype.kind in "fc" for g in arrays)
         if whole and plain and list(gradients) == list(known):
-            self._seen = list(known), [g.shape for g in arrays], [g.dtype for g in arrays]
+            self._seen = list(known), list(map(_form, arrays))
         return buffers, arrays, plain
 
     def _commit(

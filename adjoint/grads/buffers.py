@@ -345,14 +345,26 @@ def _wide(g: Array) -> Array:
 
 
 class Block:
-    """Memory that several small buffers share, one after the other."""
+    """Memory that several small buffers share, one after the other.
 
-    __slots__ = ("flat", "members")
+    ``runs`` are members (from, to) and their places (start, stop), few enough at a time to stay in
+    the cache between packing, checking and scaling.
+    """
+
+    __slots__ = ("flat", "members", "runs")
 
     def __init__(self, members: Sequence[GradientBuffer]) -> None:
         self.members = list(members)
         self.flat = np.empty(sum(b.size for b in members), members[0].dtype)
         self._share(keep=True)
+        self.runs: list[tuple[int, int, int, int]] = []
+        i = start = stop = 0
+        for j, b in enumerate(members):
+            if stop > start and stop + b.size - start > CHUNK:
+                self.runs.append((i, j, start, stop))
+                i, start = j, stop
+            stop += b.size
+        self.runs.append((i, len(members), start, stop))
 
     def _share(self, keep: bool) -> None:
         start = 0
@@ -411,16 +423,17 @@ class Buffers:
         for b, g in zip(buffers, arrays, strict=True) if new else ():
             b.decide(g.dtype)
         groups = self._packing(buffers, arrays, plain)
-        packed: Block | None = None
+        packed: Block | None = None  # whose gradients, scaled, are in the scratch
         bad: list[str] = []
         with np.errstate(all="ignore"):
             for block, i, j in groups if check else ():
                 if block is None:
                     if not all_finite(_stored(arrays[i])):
                         bad.append(buffers[i].name)
-                elif not all_finite(self._pack(block, arrays[i:j])):
+                elif self._pack(block, arrays[i:j], factor, check=True):
+                    packed = block
+                else:
                     bad += [buffers[k].name for k in range(i, j) if not all_finite(arrays[k])]
-                packed = block or packed
             if bad:
                 self._forget(new)
                 return bad
@@ -429,9 +442,13 @@ class Buffers:
                 if block is None:
                     buffers[i].sum_up(arrays[i], factor)
                 else:
-                    ready = self._scratch_of(block) if packed is block else self._pack(block, arrays[i:j])
-                    add = _scale_into if buffers[i].count == 0 else _add_scaled
-                    add(block.flat, ready, factor)
+                    if packed is not block:
+                        self._pack(block, arrays[i:j], factor, check=False)
+                    ready = self._scratch_of(block)
+                    if buffers[i].count:
+                        np.add(block.flat, ready, out=block.flat)
+                    else:
+                        np.copyto(block.flat, ready)
         for b in buffers:
             b.count += 1
             b.weight += weight
@@ -453,8 +470,7 @@ class Buffers:
             self._groups = self._lay_out()
         found: list[tuple[Block | None, int, int]] = []
         for block, i, j in self._groups:
-            together = block is None or sum([b.count > 0 for b in buffers[i:j]]) in (0, j - i)
-            if together and (block is None or plain or _packable(buffers[i:j], arrays[i:j])):
+            if block is None or (_in_step(buffers[i:j]) and (plain or _packable(buffers[i:j], arrays[i:j]))):
                 found.append((block, i, j))
             else:
                 found += [(None, k, k + 1) for k in range(i, j)]
@@ -481,10 +497,17 @@ class Buffers:
         alone = b.compensated or b.is_sparse or b.size > SMALL
         return not alone and b.dtype == dtype and before + b.size <= BLOCK
 
-    def _pack(self, block: Block, arrays: list[Array]) -> Array:
+    def _pack(self, block: Block, arrays: list[Array], factor: float, check: bool) -> bool:
+        """Copy gradients into the scratch, times ``factor``; False as soon as one is not finite."""
         scratch = self._scratch_of(block)
-        np.concatenate(arrays, axis=None, out=scratch, casting="same_kind")
-        return scratch
+        for i, j, start, stop in block.runs:
+            piece = scratch[start:stop]
+            np.concatenate(arrays[i:j], axis=None, out=piece, casting="same_kind")
+            if check and not all_finite(piece):
+                return False
+            if factor != 1.0:
+                np.multiply(piece, factor, out=piece)
+        return True
 
     def _scratch_of(self, block: Block) -> Array:
         flat = block.flat
@@ -492,6 +515,12 @@ class Buffers:
         if scratch is None or scratch.size < flat.size:
             scratch = self._scratch[flat.dtype] = np.empty(flat.size, flat.dtype)
         return scratch[: flat.size]
+
+
+def _in_step(buffers: list[GradientBuffer]) -> bool:
+    """Tell whether buffers are all new or all in use."""
+    used = buffers[0].count > 0
+    return all([(b.count > 0) is used for b in buffers])  # noqa: C419  a list is faster here
 
 
 def _packable(buffers: list[GradientBuffer], arrays: list[Any]) -> bool:

@@ -68,7 +68,7 @@ def _foreign_array(what: str, value: Any) -> Any:
             reason = error
     try:
         return np.asarray(memoryview(value))
-    except TypeError:
+    except (TypeError, ValueError, BufferError):
         pass
     try:
         data = np.asarray(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,35 +46,23 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
 
 def _replace(path: Path, write: Callable[[str], None]) -> None:
     """Write a file beside ``path`` and rename it to there: atomic, and on the disk when this returns."""
-    descriptor, beside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # as the umask has it
     try:
-        mode = path.stat().st_mode if path.exists() else 0o666 & ~_umask()
+        mode = (path if path.exists() else beside).stat().st_mode
+        write(os.fspath(beside))
         os.chmod(beside, mode & 0o777)
-        write(beside)
-        os.close(descriptor)
-        descriptor = os.open(beside, os.O_RDWR)  # what was written may be another file of this name
-        os.fsync(descriptor)
+        _sync(beside, os.O_RDWR)
         os.replace(beside, path)
     except BaseException:
-        if os.path.exists(beside):
-            os.unlink(beside)
+        beside.unlink(missing_ok=True)
         raise
-    finally:
-        os.close(descriptor)
-    _sync_directory(path.parent)
+    if os.name != "nt":  # makes the rename last; Windows has no such call and needs none
+        _sync(path.parent, os.O_RDONLY)
 
 
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make a rename last; Windows has no such call and needs none."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     finally:

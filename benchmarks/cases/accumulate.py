@@ -1,0 +1,68 @@
+"""Adding micro-batches, beside bare NumPy additions into buffers that are there already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import adjoint as ad
+from benchmarks.harness import Case
+
+ENDLESS = 10**9  # micro-batches in a window, so that every step is an addition
+
+
+def gradients(count: int, size: int, dtype: Any) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {f"p{i}": rng.standard_normal(size).astype(dtype) for i in range(count)}
+
+
+def ours(count: int, size: int, dtype: Any, **options: Any) -> Callable[[], None]:
+    grads = gradients(count, size, dtype)
+    weight = options.pop("weight", 1.0)
+    acc = ad.GradientAccumulator(accumulation_steps=ENDLESS, **options)
+    for name, g in grads.items():
+        acc.register(name, g.shape)
+    acc.step(grads, weight=weight)
+
+    def step() -> None:
+        acc.step(grads, weight=weight)
+
+    return step
+
+
+def numpys(count: int, size: int, dtype: Any) -> Callable[[], None]:
+    grads = gradients(count, size, dtype)
+    sums = {name: np.zeros_like(g) for name, g in grads.items()}
+
+    def step() -> None:
+        for name, g in grads.items():
+            np.add(sums[name], g, out=sums[name])
+
+    return step
+
+
+def case(name: str, target: float, count: int, size: int, dtype: Any, **options: Any) -> Case:
+    return Case(
+        name=f"accumulate {name}",
+        engines={
+            "adjoint": lambda: ours(count, size, dtype, **options),
+            "numpy": lambda: numpys(count, size, dtype),
+        },
+        targets={"numpy": target},
+    )
+
+
+CASES = [
+    case("100 × 1,000 float64", 1.5, 100, 1_000, np.float64, nonfinite="allow"),
+    case("100 × 1,000 float32", 1.5, 100, 1_000, np.float32, nonfinite="allow"),
+    # bare additions look for no NaN; the default does
+    case("100 × 1,000 float64, checked", 1.5, 100, 1_000, np.float64),
+    case("100 × 1,000 float32, checked", 1.5, 100, 1_000, np.float32),
+    case("100 × 1,000 float32, checked and weighted", 2.0, 100, 1_000, np.float32, weight=3.0),
+    # memory-bound: the check is a second pass that reads the gradients
+    case("8,000,000 float32", 1.1, 1, 8_000_000, np.float32, nonfinite="allow"),
+    case("8,000,000 float32, checked", 2.0, 1, 8_000_000, np.float32),
+    case("8,000,000 float32, weighted", 2.0, 1, 8_000_000, np.float32, nonfinite="allow", weight=3.0),
+]

@@ -1,0 +1,328 @@
+"""Saving and loading: whole or not at all, checked, nothing executed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint.errors import FileError, InputError, MissingExtraError
+from adjoint.interop import files
+
+safetensors = pytest.importorskip("safetensors.numpy")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "state.safetensors"
+
+
+def same(a, b):
+    if isinstance(a, (np.ndarray, np.generic, ad.Tensor)):
+        assert type(a) is type(b)
+        a, b = np.asarray(a), np.asarray(b)
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        assert a.tobytes() == b.tobytes()
+    elif isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            same(a[key], b[key])
+    elif isinstance(a, (list, tuple)):
+        assert type(a) is type(b)
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            same(x, y)
+    else:
+        assert type(a) is type(b)
+        assert a == b or (a != a and b != b)
+
+
+STATE = {
+    "numbers": [1, -2.5, True, None, "text", float("inf"), float("-inf"), 10**40, 1 + 2j],
+    "nested": {"a": ({"b": [np.arange(3)]}, ()), 7: {}, "": []},
+    "a.b": np.ones(2),
+    "a": {"b": np.zeros(2)},
+    "tensor": ad.tensor([[1.0, 2.0]]),
+    "zero-d": np.array(3.0),
+    "scalar": np.float32(2.5),
+    "empty": np.zeros((0, 3), np.int8),
+    "mask": np.array([True, False]),
+    "strided": np.arange(12.0).reshape(3, 4)[:, ::2],
+    "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    "half": np.array([1.0, np.nan], np.float16),
+    "complex": np.array([1 + 2j, np.inf], np.complex128),
+    "complex64": np.array(1 + 2j, np.complex64),
+    "unsigned": np.array([2**64 - 1], np.uint64),
+}
+
+
+def test_there_and_back(path):
+    ad.save(path, STATE)
+    same(ad.load(path), STATE)
+
+
+@pytest.mark.parametrize("state", [3, None, [], {}, np.ones(2), "text", ad.tensor(1.0)], ids=str)
+def test_a_state_of_any_form(path, state):
+    ad.save(path, state)
+    same(ad.load(path), state)
+
+
+def test_nan_and_byte_order(path):
+    ad.save(path, {"nan": float("nan"), "big": np.array([1.0, 2.0], ">f8")})
+    loaded = ad.load(path)
+    assert loaded["nan"] != loaded["nan"]
+    same(loaded["big"], np.array([1.0, 2.0]))
+
+
+def test_bfloat16(path):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    state = {"w": np.array([1.0, 2.5], ml_dtypes.bfloat16)}
+    ad.save(path, state)
+    same(ad.load(path), state)
+
+
+def test_others_can_read_it(path):
+    ad.save(path, {"model": {"w": np.arange(3.0)}, "step": 4})
+    np.testing.assert_array_equal(safetensors.load_file(path)["model.w"], [0.0, 1.0, 2.0])
+
+
+def test_files_of_others(path):
+    safetensors.save_file({"w": np.ones(2)}, path)
+    same(ad.load(path), {"w": np.ones(2)})
+
+
+def test_the_state_of_an_accumulator(path):
+    def fresh():
+        acc = ad.GradientAccumulator(accumulation_steps=3, compensated=True)
+        acc.register("w", (2,))
+        acc.register("t", (4, 2))
+        return acc
+
+    acc = fresh()
+    acc.step({"w": [1.0, 2.0], "t": ad.sparse_gradient([2], [[1.0, 2.0]], (4, 2))}, weight=3)
+    ad.save(path, {"accumulator": acc.state_dict(), "scaler": ad.GradScaler().state_dict()})
+    resumed = fresh()
+    resumed.load_state_dict(ad.load(path)["accumulator"])
+    for a in (acc, resumed):
+        a.step({"w": [4.0, 8.0]}, weight=1)
+    np.testing.assert_array_equal(resumed.gradients()["w"], acc.gradients()["w"])
+    np.testing.assert_array_equal(resumed.gradients()["t"].numpy(), acc.gradients()["t"].numpy())
+
+
+def test_the_state_of_an_optimiser(path):
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    optimizer = ad.optim.Adam([w])
+    (w * w).sum().backward()
+    optimizer.step()
+    ad.save(path, optimizer.state_dict())
+    twin = ad.optim.Adam([ad.tensor([1.0, 2.0], requires_grad=True)])
+    twin.load_state_dict(ad.load(path))
+    same(twin.state_dict(), optimizer.state_dict())
+
+
+# What is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"a": [object()]}, "a.0 is a object"),
+        ({"a": {1.5: 2}}, "the keys of a are strings or whole numbers, not 1.5"),
+        ({"a": np.array(["x"])}, "a holds <U1"),
+        ({"a": b"bytes"}, "a is a bytes"),
+        (lambda: 0, "the state is a function"),
+    ],
+)
+def test_what_cannot_be_saved(path, state, message):
+    path.write_bytes(b"before")
+    with pytest.raises(InputError, match=message):
+        ad.save(path, state)
+    assert path.read_bytes() == b"before"
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no", b"x" * 100, b"\xff" * 8 + b"{}", (2).to_bytes(8, "little") + b"[]"]
+)
+def test_damaged_files(path, content):
+    path.write_bytes(content)
+    with pytest.raises(FileError, match="is damaged or no safetensors file"):
+        ad.load(path)
+
+
+def test_a_file_that_was_cut(path):
+    ad.save(path, {"w": np.ones(100)})
+    whole = path.read_bytes()
+    for end in (len(whole) - 1, len(whole) // 2, 20):
+        path.write_bytes(whole[:end])
+        with pytest.raises(FileError):
+            ad.load(path)
+
+
+def test_no_file(path):
+    with pytest.raises(FileNotFoundError):
+        ad.load(path)
+
+
+def header(state):
+    return {"adjoint": json.dumps({"format": 1, "state": state})}
+
+
+ARRAY = {"kind": "array", "name": "w", "shape": [2], "dtype": "float64"}
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({**ARRAY, "name": "v"}, "array 'v' is missing"),
+        ({**ARRAY, "shape": [3]}, "has shape"),
+        ({**ARRAY, "dtype": "float32"}, "is float64"),
+        ({**ARRAY, "dtype": "object"}, "dtype 'object'"),
+        ({"kind": "pickle"}, "unknown kind 'pickle'"),
+        ({"items": []}, "the structure does not fit"),
+        (3, "arrays that the structure does not name: w"),
+    ],
+)
+def test_a_structure_that_does_not_fit(path, state, message):
+    safetensors.save_file({"w": np.ones(2)}, path, metadata=header(state))
+    with pytest.raises(FileError, match=message):
+        ad.load(path)
+
+
+def test_a_format_of_the_future(path):
+    safetensors.save_file({}, path, metadata={"adjoint": json.dumps({"format": 2, "state": None})})
+    with pytest.raises(FileError, match="has format 2; this version of adjoint reads 1"):
+        ad.load(path)
+
+
+def test_like_checks_names_shapes_and_dtypes(path):
+    ad.save(path, {"w": np.ones(2), "b": np.ones(1), "deep": [{"x": np.ones(1)}], "n": 1})
+    assert ad.load(path, like=ad.load(path))["n"] == 1
+    expected = {
+        "w": np.ones((2, 1)),
+        "b": np.ones(1, np.float32),
+        "deep": [{"y": np.ones(1)}],
+        "n": np.ones(1),
+    }
+    with pytest.raises(FileError) as caught:
+        ad.load(path, like=expected)
+    assert str(caught.value) == (
+        f"{path} does not hold what is expected:\n"
+        "  w: expected float64 (2, 1), but got float64 (2,)\n"
+        "  b: expected float32 (1,), but got float64 (1,)\n"
+        "  deep.0.y: missing\n"
+        "  deep.0.x: not expected\n"
+        "  n: expected an array, but got int"
+    )
+
+
+def test_without_safetensors(path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'adjoint\[files\]'"):
+        ad.save(path, {})
+
+
+# Whole or not at all ---------------------------------------------------------------------------
+
+
+def test_a_write_that_fails_leaves_the_old_file(path, monkeypatch):
+    ad.save(path, {"n": 1})
+
+    def fail(*_):
+        raise OSError("no space")
+
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, fail)
+            with pytest.raises(OSError, match="no space"):
+                ad.save(path, {"n": 2})
+        assert ad.load(path) == {"n": 1}
+        assert os.listdir(path.parent) == [path.name]
+
+
+def test_the_order_of_what_reaches_the_disk(path, monkeypatch):
+    calls = []
+    sync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(stat.S_ISDIR(os.fstat(fd).st_mode)), sync(fd)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (calls.append("rename"), replace(a, b)))
+    ad.save(path, {"n": 1})
+    assert calls == [False, "rename", True]
+
+
+def test_permissions_are_those_of_any_new_file(path):
+    ad.save(path, {"n": 1})
+    plain = path.with_name("plain")
+    plain.touch()
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+    path.chmod(0o640)
+    ad.save(path, {"n": 2})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+WRITER = """
+import sys, itertools, numpy as np, adjoint as ad
+path = sys.argv[1]
+sys.stdout.write("ready\\n"); sys.stdout.flush()
+for n in itertools.count(1):
+    ad.save(path, {"n": n, "w": np.full(60_000, float(n)), "v": [np.full(7, n)]})
+"""
+
+
+def killed_while_saving(path: Path, times: int) -> set[int]:
+    """Kill writers at random moments; after each, the file is whole.  Returns the numbers found."""
+    rng = np.random.default_rng(0)
+    found = set()
+    ad.save(path, {"n": 0, "w": np.full(60_000, 0.0), "v": [np.full(7, 0)]})
+    for _ in range(times):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "ready\n"
+            # a moment inside some save: until the file has been replaced a few times, and a little more
+            seen, spins = None, int(rng.integers(0, 3000))
+            for _ in range(int(rng.integers(1, 4))):
+                while (now := path.stat().st_ino) == seen:
+                    pass
+                seen = now
+            for _ in range(spins):
+                path.stat()
+            writer.send_signal(signal.SIGKILL)
+        finally:
+            writer.kill()
+            writer.wait()
+            writer.stdout.close()
+        state = ad.load(path)
+        assert (state["w"] == state["n"]).all()
+        assert (state["v"][0] == state["n"]).all()
+        found.add(state["n"])
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        left.unlink()
+    return found
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL")
+def test_killed_while_saving(path):
+    assert len(killed_while_saving(path, 10)) > 1
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL")
+def test_killed_while_saving_200_times(path):
+    assert len(killed_while_saving(path, 200)) > 3
+
+
+def test_nothing_is_executed():
+    source = Path(files.__file__).read_text(encoding="utf-8")
+    assert "pickle" not in source
+    assert "eval(" not in source
