@@ -73,12 +73,18 @@ def push(node: Node, tangents: list[Any], xp: Namespace, invalid: Invalid) -> An
     op = node.op
     if op is PICK:
         return None if tangents[0] is None else tangents[0][node.params["index"]]
-    if all(t is None for t in tangents):
+    for t in tangents:
+        if t is not None:
+            break
+    else:
         return (None,) * op.outputs if op.outputs > 1 else None
     values, out = saved_values(node, xp)
     invalid.hit = False
     try:
-        t = _by_kind(node, tangents, xp, values, out, invalid)
+        if op.kind == "elementwise" and op.jvp is None:
+            t = _elementwise(node, tangents, xp, values, out, invalid)
+        else:
+            t = _by_kind(node, tangents, xp, values, out)
     except NotSavedError:
         t = NotImplemented  # the rules need less than the op does
     if t is NotImplemented:
@@ -88,16 +94,12 @@ def push(node: Node, tangents: list[Any], xp: Namespace, invalid: Invalid) -> An
     return _fit(t, node.shape, node.dtype, xp)
 
 
-def _by_kind(
-    node: Node, tangents: list[Any], xp: Namespace, values: tuple[Any, ...], out: Any, invalid: Invalid
-) -> Any:
+def _by_kind(node: Node, tangents: list[Any], xp: Namespace, values: tuple[Any, ...], out: Any) -> Any:
     op, params = node.op, node.params
     if op.jvp is not None:
         return op.jvp(xp, tangents[0] if op.arity == 1 else tuple(tangents), out, *values, **params)
     if op.outputs > 1:
         return NotImplemented
-    if op.kind == "elementwise":
-        return _elementwise(node, tangents, xp, values, out, invalid)
     if op.kind == "linear":
         parts = [_moved(op, i, t, v) for i, (t, v) in enumerate(zip(tangents, values, strict=True))]
         return _apply(op, xp, parts, params)
@@ -137,6 +139,8 @@ def _elementwise(
     node: Node, tangents: list[Any], xp: Namespace, values: tuple[Any, ...], out: Any, invalid: Invalid
 ) -> Any:
     op = node.op
+    if op.outputs > 1:
+        return NotImplemented
     own_formula = not op.holomorphic and (
         node.dtype.kind == "c" or any(t is not None and t.dtype.kind == "c" for t in tangents)
     )
@@ -146,6 +150,8 @@ def _elementwise(
             continue
         if own_formula:
             term = _real_linear(node, i, t, xp, values, out)
+        elif op.plain:
+            term = op.rules[i](xp, t, out, *values, **node.params)  # type: ignore[misc]
         else:
             term = _rule(op, i, t, xp, values, out, node.params)
         if invalid.hit:  # a zero tangent stays zero where the derivative is infinite
