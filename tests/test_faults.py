@@ -42,7 +42,7 @@ def helpers() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("adjoint")]
 
 
-class Injected(Exception):
+class Injected(Exception):  # noqa: N818  it is put in, not made by mistake
     """A failure that a test puts in."""
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -241,7 +243,7 @@ def test_a_graph_that_records_itself_runs_in_the_callers_thread():
     threads: set[str] = set()
     at_meeting.append(lambda: threads.add(threading.current_thread().name))
     loss, _, _ = two_branches(x, y)
-    gx, gy = ad.gradients(loss, [x, y], create_graph=True, workers=4)
+    gx, _ = ad.gradients(loss, [x, y], create_graph=True, workers=4)
     assert threads == {threading.current_thread().name}
     assert ad.gradients(gx.sum(), [y], workers=4)[0].tolist() == [6.0]
 
@@ -322,12 +324,34 @@ def test_auto_runs_small_graphs_in_one_thread_and_large_ones_in_several(monkeypa
     assert asked == [2]
 
 
-def test_auto_counts_products_and_several_outputs():
+@pytest.mark.parametrize(("threads", "expected"), [(True, 1), (False, 2)])
+def test_auto_leaves_products_to_the_threads_of_blas(monkeypatch, threads, expected):
+    monkeypatch.setattr(auto, "processors", lambda: 2)
+    monkeypatch.setattr(auto, "blas_has_threads", lambda: threads)
     w = ad.ones((300, 300)).requires_grad_()
-    plan = make_plan([sum((((w @ w) * 1.0).sum() for _ in range(4)), ad.tensor(0.0))._node])
-    assert auto.workers_worth(plan) in (1, min(4, auto.processors()))
-    low, high = rec.halves(ad.ones(200_000).requires_grad_())
+    plan = make_plan([sum(((w @ w).sum() for _ in range(4)), ad.tensor(0.0))._node])
+    assert auto.workers_worth(plan) == expected
+
+
+@pytest.mark.parametrize("count", ["1", "4"])
+def test_the_threads_of_blas_are_known_without_threadpoolctl(monkeypatch, count):
+    monkeypatch.setattr(auto, "_blas", lambda: None)
+    for name in auto._BLAS_VARIABLES:
+        monkeypatch.setenv(name, count)
+    assert auto.blas_has_threads() == (count != "1")
+
+
+def test_the_threads_of_blas_are_known_from_threadpoolctl():
+    control = pytest.importorskip("threadpoolctl")
+    with control.threadpool_limits(1, user_api="blas"):
+        assert not auto.blas_has_threads()
+
+
+def test_auto_with_an_op_of_several_outputs():
+    x = ad.ones(200_000).requires_grad_()
+    low, high = rec.halves(x)
     (low.sum() + high.sum()).backward(workers="auto")
+    assert x.grad[:2].tolist() == [0.75, 0.75]
 
 
 # Leaf-ready events -----------------------------------------------------------------------------
@@ -375,6 +399,12 @@ def test_a_leaf_that_is_the_root_is_ready_too():
     x.register_post_accumulate_grad_hook(lambda t: seen.append(t.grad.tolist()))
     x.backward(on_leaf_ready=lambda t, g: seen.append(g.tolist()))
     assert seen == [[1.0], [1.0]]
+
+
+def test_the_optimiser_in_backward_frees_each_gradient():
+    path = Path(__file__).parents[1] / "examples" / "optimizer_in_backward.py"
+    usual, inside = runpy.run_path(str(path))["main"]()
+    assert inside < usual / 3  # two gradients at a time instead of twelve
 
 
 def test_an_error_says_which_leaves_were_taken():

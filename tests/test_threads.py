@@ -18,7 +18,12 @@ from watchdog import watched
 
 import adjoint as ad
 from adjoint import errors
+from adjoint.core import node, tensor
+from adjoint.core.namespace import raw
 from adjoint.core.node import next_seq
+from adjoint.engine.plan import make_plan
+from adjoint.engine.run import Run
+from adjoint.engine.serial import run_serial
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +146,67 @@ def test_hooks_and_slots_attached_at_the_same_time_are_all_there():
         together(8, attach)
         y.backward()
         assert sorted(fired) == sorted([*range(8)] * 2)
+
+
+@pytest.mark.parametrize("kind", ["leaf", "node"])
+def test_the_slot_for_hooks_is_made_once(monkeypatch, kind):
+    """A second thread comes while the first is making the slot; both must get the same one."""
+    x = ad.tensor([1.0], requires_grad=True)
+    owner = x if kind == "leaf" else (x * 2.0)._node
+    module, name = (tensor, "_Extra") if kind == "leaf" else (node, "NodeExtra")
+    need = owner._need_extra if kind == "leaf" else owner.need_extra
+    made, others = getattr(module, name), []
+    found: list[Any] = []
+
+    def slow() -> Any:
+        if not others:
+            others.append(threading.Thread(target=lambda: found.append(need())))
+            others[0].start()
+            others[0].join(0.2)  # it must not get through before this one is in place
+        return made()
+
+    monkeypatch.setattr(module, name, slow)
+    found.append(need())
+    others[0].join()
+    assert found[0] is found[1]
+
+
+def test_a_node_that_is_released_while_it_is_read():
+    """The output is read first and dropped last: arguments that are there mean that it was."""
+    x = ad.tensor([0.5, 0.7], requires_grad=True)
+
+    class Vanishing(node.Node):
+        """A node that another thread releases right after its arguments were read."""
+
+        @property
+        def args(self) -> Any:
+            self.reads += 1
+            return given.args
+
+        @args.setter
+        def args(self, value: Any) -> None: ...
+
+        @property
+        def out(self) -> Any:
+            return given.out if not self.reads else None
+
+        @out.setter
+        def out(self, value: Any) -> None: ...
+
+    given = (x * 2.0).tanh()._node
+    expected = ad.gradients(ad.tanh(x * 2.0).sum(), [x])[0]
+    for needed in (None, {x, given.parents[0]}):
+        vanishing = Vanishing()
+        for field in ("op", "seq", "parents", "versions", "params", "shape", "dtype", "extra"):
+            setattr(vanishing, field, getattr(given, field))
+        vanishing.reads = 0
+        run = Run(raw, True, None)
+        run.grads[vanishing] = np.ones(2)
+        plan = make_plan([given])
+        plan.order[0] = vanishing
+        plan.needed = None if needed is None else {*needed, vanishing}
+        run_serial(plan, run)
+        assert bits(ad.tensor(run.grads[x])) == bits(expected)
 
 
 def test_hooks_come_and_go_while_others_run():
@@ -266,6 +332,27 @@ def test_a_forked_child_can_run_backward():
         for t in threads:
             t.join()
     assert codes == [0] * 5
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="fork is of Unix")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("lock", [tensor.committing, node.attaching, ad.config.special.lock])
+def test_a_fork_waits_for_the_locks_of_other_threads(lock):
+    taken = threading.Event()
+
+    def hold():
+        with lock:
+            taken.set()
+            threading.Event().wait(0.1)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    taken.wait()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if lock.acquire(timeout=5) else 1)
+    other.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 GRAPH = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -31,6 +32,8 @@ _PER_PRODUCT = 0.2
 # Starting and joining a helper, and the wait until it is under way; below, one thread is as good.
 _WORTH_NANOSECONDS = 500_000
 _WORTH_SPEEDUP = 1.25
+
+_BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 _shape = attrgetter("shape")
 
@@ -62,22 +65,27 @@ def workers_worth(plan: Plan) -> int:
     """Return how many threads a plan can keep busy with large arrays, at most one per processor.
 
     The work of all large nodes, over the work on the longest path through them, is the most
-    that any number of threads could gain.
+    that any number of threads could gain.  Matrix products that BLAS spreads over its own
+    threads go one after the other, however many workers ask for them.
     """
     counts = Counter(map(_shape, plan.order))
     large = {shape for shape in counts if _size(shape) >= _LARGE}
     if sum(counts[shape] for shape in large) < 2 or processors() < 2:
         return 1
-    total = longest = 0.0
+    total = longest = products = 0.0
     start: dict[Node, float] = {}  # the longest way, in nanoseconds, from the root to a node
     for node in plan.order:
         cost = _nanoseconds(node.op, node) if node.shape in large else 1000.0
-        total += cost if node.shape in large else 0.0
+        if node.shape in large:
+            total += cost
+            products += cost if node.op.kind == "bilinear" else 0.0
         end = start.pop(node, 0.0) + cost
         longest = max(longest, end)
         for parent in node.parents:
             if type(parent) is Node and start.get(parent, 0.0) < end:
                 start[parent] = end
+    if products > longest and blas_has_threads():
+        longest = products
     if total < _WORTH_NANOSECONDS or total < _WORTH_SPEEDUP * longest:
         return 1
     return min(processors(), ceil(total / longest))
@@ -88,6 +96,27 @@ def processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def blas_has_threads() -> bool:
+    """Tell whether NumPy's BLAS uses threads of its own; without threadpoolctl, by the environment.
+
+    Backward never changes that: the bits of a product depend on it (docs/adr/0003).
+    """
+    controller = _blas()
+    if controller is not None:
+        return any(library.num_threads > 1 for library in controller.lib_controllers)
+    return all(os.environ.get(name) != "1" for name in _BLAS_VARIABLES)
+
+
+@functools.cache
+def _blas() -> Any:
+    """Find the BLAS libraries, once: it takes milliseconds."""
+    try:
+        from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        return None
+    return ThreadpoolController().select(user_api="blas")
 
 
 def _nanoseconds(op: Op, node: Node) -> float:

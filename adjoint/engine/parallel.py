@@ -176,9 +176,8 @@ class _Crew:
         return first
 
     def settle(self) -> None:
-        """Put results into the order in which one thread would have found them."""
+        """Put the leaves into the order in which one thread would have found them."""
         run = self.run
-        run.retained.sort(key=lambda kept: self.index_of(kept[0]._node))
         found, run.grads = run.grads, {}
         events = self.plan.ready
         for i, node in enumerate(self.order):
@@ -190,11 +189,6 @@ class _Crew:
             for leaf in events.get(node, ()):
                 _move(leaf, found, run.grads)
         run.grads = {**found, **run.grads}  # a leaf that is a root came first
-
-    def index_of(self, node: Any) -> int:
-        """Return the place of a node in the order."""
-        inbox = self.inboxes.get(node)
-        return -1 if inbox is None else inbox.index
 
     # What each worker does ------------------------------------------------------------------
 

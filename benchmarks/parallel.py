@@ -1,0 +1,332 @@
+"""``python -m benchmarks.parallel``: backward in several threads, as ratios in one run.
+
+Wide graphs of large arrays against one thread and PyTorch's backward of the same graph (its
+backward on the CPU is one thread per device; its own loops are held to one thread too); small
+graphs with ``workers="auto"`` against one thread; matrix products with and without BLAS's own
+threads; eight threads that train; the memory of contributions that wait.
+
+Everything is interleaved: a round runs each variant once, and a ratio is the median over
+rounds, with its quartiles; the ratio of the best times sees the quiet moments.  On a machine that
+others use, two threads do not get two processors and the ratios of time are too low.  So the part
+"balance" also counts processor time, which nobody else uses up: that of one thread over that of
+the busiest worker is what two free processors would give, but for the waiting between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import numpy as np
+
+import adjoint as ad
+from adjoint.engine import parallel
+
+Backward = Callable[[], float]  # builds a graph, and returns the seconds of its backward
+
+
+def rounds_of(variants: dict[str, Backward], rounds: int) -> dict[str, list[float]]:
+    """Time every variant once per round, in an order that turns from round to round."""
+    names = list(variants)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for i in range(rounds + 2):
+        for k in range(len(names)):
+            name = names[(i + k) % len(names)]
+            taken = variants[name]()
+            if i >= 2:
+                seconds[name].append(taken)
+    return seconds
+
+
+def report(title: str, seconds: dict[str, list[float]], base: str) -> None:
+    """Print each variant's time and how many times as fast as ``base`` it was."""
+    print(f"\n{title}")
+    for name, taken in seconds.items():
+        speedups = sorted(b / t for b, t in zip(seconds[base], taken, strict=True))
+        n = len(speedups)
+        print(
+            f"  {name:28s} {statistics.median(taken) * 1e3:9.3f} ms   {base} / this: "
+            f"{statistics.median(speedups):.2f} ({speedups[n // 4]:.2f} … {speedups[3 * n // 4]:.2f})"
+            f"   best times: {min(seconds[base]) / min(taken):.2f}"
+        )
+
+
+def timed(build: Callable[[], Any], **options: Any) -> Backward:
+    def run() -> float:
+        loss = build()
+        start = time.perf_counter()
+        kept = ad.backward(loss, **options)
+        taken = time.perf_counter() - start
+        del kept
+        return taken
+
+    return run
+
+
+# Wide graphs -----------------------------------------------------------------------------------
+
+
+def curved(xp: Any, w: Any) -> Any:
+    """A branch whose rules compute: each evaluates a sine or cosine."""
+    return xp.sin(xp.cos(xp.sin(xp.cos(w)))).sum()
+
+
+def mixed(xp: Any, w: Any) -> Any:
+    """A branch whose rules mostly move memory."""
+    return (xp.tanh(xp.sin(w) * w) + xp.exp(-w * w)).sum()
+
+
+def wide(branch: Callable[[Any, Any], Any], branches: int, size: int) -> Callable[[], Any]:
+    rng = np.random.default_rng(0)
+    ws = [ad.tensor(rng.normal(size=size), requires_grad=True) for _ in range(branches)]
+    return lambda: sum((branch(ad, w) for w in ws), ad.tensor(0.0))
+
+
+def wide_torch(branch: Callable[[Any, Any], Any], branches: int, size: int) -> Backward:
+    import torch
+
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+    ws = [torch.tensor(rng.normal(size=size), requires_grad=True) for _ in range(branches)]
+
+    def run() -> float:
+        loss = sum((branch(torch, w) for w in ws), torch.tensor(0.0))
+        start = time.perf_counter()
+        grads = torch.autograd.grad(loss, ws)
+        taken = time.perf_counter() - start
+        del grads
+        return taken
+
+    return run
+
+
+def bench_wide(rounds: int) -> None:
+    for branch in (curved, mixed):
+        for size in (10_000, 100_000, 400_000):
+            build = wide(branch, 8, size)
+            variants = {
+                "serial": timed(build),
+                "workers=2": timed(build, workers=2),
+                "auto": timed(build, workers="auto"),
+            }
+            with suppress(ImportError):
+                variants["PyTorch, one thread"] = wide_torch(branch, 8, size)
+            report(f"8 branches, {branch.__name__}, {size} elements", rounds_of(variants, rounds), "serial")
+
+
+def bench_balance(rounds: int) -> None:
+    """Processor time of one thread over that of the busiest of two workers."""
+    work = parallel._Crew.work
+    used: list[float] = []
+
+    def counted(crew: Any, me: int) -> None:
+        start = time.thread_time()
+        work(crew, me)
+        used.append(time.thread_time() - start)
+
+    parallel._Crew.work = counted  # type: ignore[method-assign]
+    print("\nprocessor time of one thread / of the busiest of two workers / of both together")
+    try:
+        for branch in (curved, mixed):
+            for size in (10_000, 100_000, 400_000):
+                build = wide(branch, 8, size)
+                serial, busiest, both = [], [], []
+                for _ in range(rounds):
+                    loss = build()
+                    start = time.thread_time()
+                    kept = ad.backward(loss)
+                    serial.append(time.thread_time() - start)
+                    del loss, kept
+                    used.clear()
+                    ad.backward(build(), workers=2)
+                    busiest.append(max(used))
+                    both.append(sum(used))
+                one, most, all_ = map(statistics.median, (serial, busiest, both))
+                print(
+                    f"  {branch.__name__}, {size} elements: {one * 1e3:.2f} / {most * 1e3:.2f} / "
+                    f"{all_ * 1e3:.2f} ms: {one / most:.2f} times as fast on two free processors"
+                )
+    finally:
+        parallel._Crew.work = work  # type: ignore[method-assign]
+
+
+# Small graphs ----------------------------------------------------------------------------------
+
+
+def mlp() -> Callable[[], Any]:
+    rng = np.random.default_rng(0)
+    shapes = ((64, 128), (128,), (128, 128), (128,), (128, 10), (10,))
+    w = [ad.tensor(0.1 * rng.normal(size=s), requires_grad=True) for s in shapes]
+    x = ad.tensor(rng.normal(size=(32, 64)))
+
+    def build() -> Any:
+        h = ad.tanh(ad.tanh(x @ w[0] + w[1]) @ w[2] + w[3])
+        return ((h @ w[4] + w[5]) ** 2).sum()
+
+    return build
+
+
+def chain(length: int) -> Callable[[], Any]:
+    x = ad.tensor(np.ones(4), requires_grad=True)
+
+    def build() -> Any:
+        y = x
+        for _ in range(length):
+            y = ad.sin(y) * 0.9
+        return y.sum()
+
+    return build
+
+
+def bench_small(rounds: int) -> None:
+    graphs = {
+        "32×64-128-128-10 net": mlp(),
+        "chain of 400 nodes": chain(200),
+        "chain of 10 nodes": chain(5),
+        "8 branches of 1,000": wide(mixed, 8, 1000),
+    }
+    for name, build in graphs.items():
+        variants = {"serial": timed(build), "auto": timed(build, workers="auto")}
+        report(f"{name} (auto at least 0.95)", rounds_of(variants, 20 * rounds), "serial")
+
+
+# Matrix products and BLAS's threads ------------------------------------------------------------
+
+
+def products(size: int) -> Callable[[], Any]:
+    rng = np.random.default_rng(0)
+    ws = [ad.tensor(rng.normal(size=(size, size)), requires_grad=True) for _ in range(8)]
+    x = ad.tensor(rng.normal(size=(size, size)), requires_grad=True)
+    return lambda: sum((((x @ w) @ w).sum() for w in ws), ad.tensor(0.0))
+
+
+def bench_blas(rounds: int) -> None:
+    try:
+        from threadpoolctl import ThreadpoolController
+
+        controller: Any = ThreadpoolController()
+    except ImportError:
+        print("\nthreadpoolctl is not installed: no comparison of BLAS threads")
+        return
+
+    def limited(run: Backward, threads: int | None) -> Backward:
+        def inside() -> float:
+            with nullcontext() if threads is None else controller.limit(limits=threads):
+                time.sleep(0.15)  # OpenBLAS's threads spin for a while after a product
+                return run()
+
+        return inside
+
+    for size in (64, 256, 512):
+        build = products(size)
+        variants = {
+            "serial": limited(timed(build), None),
+            "workers=2": limited(timed(build, workers=2), None),
+            "serial, BLAS 1": limited(timed(build), 1),
+            "workers=2, BLAS 1": limited(timed(build, workers=2), 1),
+        }
+        report(f"16 products of {size}×{size}", rounds_of(variants, max(5, rounds // 2)), "serial")
+
+
+# Many threads ----------------------------------------------------------------------------------
+
+
+def steps(count: int, size: int) -> None:
+    rng = np.random.default_rng(0)
+    w = ad.tensor(rng.normal(size=size), requires_grad=True)
+    x = ad.tensor(rng.normal(size=size))
+    for _ in range(count):
+        ad.sin(ad.cos(w * x)).sum().backward()
+        with ad.no_grad():
+            w.copy_(w - 1e-3 * w.grad)
+            w.grad = None
+
+
+def bench_threads(rounds: int) -> None:
+    from adjoint.engine.auto import processors
+
+    cores = min(8, processors())
+
+    def alone() -> float:
+        start = time.perf_counter()
+        for _ in range(8):
+            steps(10, 100_000)
+        return (time.perf_counter() - start) / cores
+
+    def together() -> float:
+        threads = [threading.Thread(target=steps, args=(10, 100_000)) for _ in range(8)]
+        start = time.perf_counter()
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        return time.perf_counter() - start
+
+    seconds = rounds_of({"ideal": alone, "eight threads": together}, max(5, rounds // 2))
+    report(f"eight threads train, {cores} processors (at least 0.91)", seconds, "ideal")
+
+
+# Memory ----------------------------------------------------------------------------------------
+
+
+def bench_waiting() -> None:
+    """The most that waits, when all branches go to one leaf."""
+    size, branches = 200_000, 32
+    w = ad.tensor(np.linspace(0, 1, size), requires_grad=True)
+    finish, limit = parallel._Crew.finish, parallel.WAITING_BYTES
+    peak = 0
+
+    def measured(crew: Any, index: int, complete: Any) -> int:
+        nonlocal peak
+        peak = max(peak, crew.waiting_bytes)
+        return finish(crew, index, complete)
+
+    parallel._Crew.finish = measured  # type: ignore[method-assign]
+    one = 8 * size
+    print(f"\n{branches} branches into one leaf, contributions of {one / 1e6:.1f} MB: the most that waits")
+    try:
+        for parallel.WAITING_BYTES in (limit, 4 * one, 0):
+            for workers in (2, 4):
+                peak = 0
+                taken = []
+                for _ in range(5):
+                    loss = sum((ad.sin(w * (0.1 + i)).sum() for i in range(branches)), ad.tensor(0.0))
+                    start = time.perf_counter()
+                    ad.backward(loss, workers=workers)
+                    taken.append(time.perf_counter() - start)
+                bound = (parallel.WAITING_BYTES + workers * one) / 1e6
+                print(
+                    f"  limit {parallel.WAITING_BYTES / 1e6:5.1f} MB, {workers} workers: "
+                    f"{peak / 1e6:5.1f} MB (bound {bound:.1f}), {statistics.median(taken) * 1e3:.0f} ms"
+                )
+    finally:
+        parallel._Crew.finish = finish  # type: ignore[method-assign]
+        parallel.WAITING_BYTES = limit
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.parallel")
+    parser.add_argument("parts", nargs="*", help="of: wide balance small blas threads waiting; all if none")
+    parser.add_argument("--rounds", type=int, default=20)
+    options = parser.parse_args()
+    parts: dict[str, Callable[[], None]] = {
+        "wide": lambda: bench_wide(options.rounds),
+        "balance": lambda: bench_balance(options.rounds),
+        "small": lambda: bench_small(options.rounds),
+        "blas": lambda: bench_blas(options.rounds),
+        "threads": lambda: bench_threads(options.rounds),
+        "waiting": bench_waiting,
+    }
+    for name in options.parts or parts:
+        parts[name]()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

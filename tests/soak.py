@@ -1,0 +1,118 @@
+"""The soak target: minutes of random graphs, failures and threads.  ``make soak``, outside CI.
+
+    python tests/soak.py --graphs 10000 --failures 2000 --seconds 120
+
+Each part prints what it showed; anything else is a failure, and a hang ends with all stacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import random_graphs
+from random_graphs import Graph
+from test_faults import check_failure, helpers
+from test_threads import _train, together
+from watchdog import watched
+
+import adjoint as ad
+
+PART_SECONDS = 60.0  # no single graph takes longer than this
+
+
+def equal_graphs(count: int, first: int) -> None:
+    """Parallel equals serial: values, leaves, the hooks' order at each tensor."""
+    for seed in range(first, first + count):
+        with watched(PART_SECONDS):
+            one = Graph(seed)
+            one.root.backward()
+            for workers in (2, 4):
+                many = Graph(seed)
+                many.root.backward(workers=workers)
+                assert many.results() == one.results(), f"seed {seed}, {workers} workers: other bits"
+                assert many.log == one.log, f"seed {seed}, {workers} workers: other hooks"
+    assert helpers() == []
+
+
+def failing_graphs(count: int, first: int) -> None:
+    """A failure at a random point: there within a second, nothing changed, the next one right."""
+    rng = np.random.default_rng(first)
+    seeds = itertools.count(first)
+    done = 0
+    while done < count:
+        with watched(PART_SECONDS):
+            done += check_failure(next(seeds), (2, 4)[done % 2], rng, seconds=1.0)
+
+
+def sleepy_graphs(seconds: float, first: int) -> None:
+    """Hooks and rules that sleep at random, so that workers overtake each other in every way."""
+    end = time.monotonic() + seconds
+    pause = lambda: time.sleep(random.choice((0, 0, 0, 1e-4, 1e-3)))
+    random_graphs.faults[:] = [pause]
+    for seed in itertools.count(first):
+        if time.monotonic() > end:
+            break
+        with watched(PART_SECONDS):
+            one, many = Graph(seed, nodes=40, fault=pause), Graph(seed, nodes=40, fault=pause)
+            one.root.backward()
+            many.root.backward(workers=random.randint(2, 8))
+            assert many.results() == one.results() and many.log == one.log, f"seed {seed}"
+    random_graphs.faults.clear()
+
+
+def training_threads(steps: int) -> None:
+    """Eight threads train eight models as one thread would."""
+    alone = [_train(seed, steps, 1) for seed in range(8)]
+    with watched(20 * PART_SECONDS):
+        assert together(8, lambda seed: _train(seed, steps, 2 if seed % 2 else 1)) == alone
+
+
+def shared_leaves(rounds: int) -> None:
+    """Eight threads add to the same leaves; not one contribution is lost."""
+    w = ad.zeros(100).requires_grad_()
+
+    def work(i: int) -> None:
+        for _ in range(rounds):
+            (w * float(i + 1)).sum().backward(workers=1 + i % 2)
+
+    with watched(20 * PART_SECONDS):
+        together(8, work)
+    assert w.grad is not None and w.grad.tolist() == [36.0 * rounds] * 100
+
+
+def part(name: str, work: Callable[..., Any], *args: Any) -> None:
+    start = time.monotonic()
+    work(*args)
+    print(f"{name}: right, {time.monotonic() - start:.0f} s", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--graphs", type=int, default=10_000)
+    parser.add_argument("--failures", type=int, default=2_000)
+    parser.add_argument("--seconds", type=float, default=120.0, help="of graphs whose hooks sleep")
+    parser.add_argument("--steps", type=int, default=1_000, help="of training in each of eight threads")
+    parser.add_argument("--seed", type=int, default=10_000, help="the first seed")
+    options = parser.parse_args()
+    sys.setswitchinterval(1e-5)  # threads take turns 500 times as often as by default
+    part(f"{options.graphs} graphs, 2 and 4 workers", equal_graphs, options.graphs, options.seed)
+    part(f"{options.failures} failures", failing_graphs, options.failures, options.seed)
+    part("graphs with sleeping hooks", sleepy_graphs, options.seconds, options.seed)
+    part(f"eight threads, {options.steps} training steps each", training_threads, options.steps)
+    part(f"eight threads, {options.steps} times into shared leaves", shared_leaves, options.steps)
+    assert threading.active_count() == 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
