@@ -156,7 +156,8 @@ def binary(op: Op) -> Eager:
     """Make the eager function of an op of two arrays and no parameters."""
     forward = op.forward
     smooth = op.differentiable
-    rough = op.differentiable and not (op.smooth(0) and op.smooth(1))
+    # where no gradient flows to an argument, one that has a history takes the careful path
+    rough_x, rough_y = (op.differentiable and not op.smooth(i) for i in (0, 1))
     blank = op.blank
     arrays = not op.literals
     shapes = op.kind != "elementwise"
@@ -185,7 +186,7 @@ def binary(op: Op) -> Eager:
             data_x = _array(x, data_y.dtype) if arrays and data_y.dtype in _FLOATS else x
         else:
             return careful(op, (x, y), NO_PARAMS)
-        if rough or special.count:
+        if special.count or (rough_x and parent_x is not None) or (rough_y and parent_y is not None):
             return careful(op, (x, y), NO_PARAMS)
         try:
             data = forward(data_x, data_y)
@@ -296,9 +297,18 @@ def make_node(
     node.op = op
     node.seq = next_seq()
     node.parents = parents
-    node.args = tuple(map(_kept, args, keeps, (op,) * len(args)))
-    loose = [(a, a._version) for a, k in zip(args, keeps, strict=True)
-             if k and isinstance(a, Tensor) and type(a._node) is not Node]  # fmt: skip
+    kept: list[Any] = []
+    loose: list[tuple[Tensor, int]] = []
+    for a, keep in zip(args, keeps, strict=True):
+        if not isinstance(a, Tensor):
+            kept.append(a)
+        elif keep:
+            kept.append(a._data)
+            if type(a._node) is not Node:
+                loose.append((a, a._version))
+        else:
+            kept.append(UNSAVED if op.kind == "elementwise" else Spec(op.name, a.shape, a.dtype))
+    node.args = tuple(kept)
     node.versions = tuple(loose) or None
     node.out = data if keeps_out else None
     node.params = params
@@ -310,14 +320,6 @@ def make_node(
         node.dtype = data.dtype
     node.extra = None
     return node
-
-
-def _kept(a: Any, keep: bool, op: Op) -> Any:
-    if not isinstance(a, Tensor):
-        return a
-    if keep:
-        return a._data
-    return UNSAVED if op.kind == "elementwise" else Spec(op.name, a.shape, a.dtype)
 
 
 # The careful path ----------------------------------------------------------------------------

@@ -76,14 +76,14 @@ define("softmax_nll", _softmax_nll, _softmax_nll_rule, None, saves="xt", kind="g
 
 def _flat(xp: Any, x: Any) -> Any:
     """Join all axes but the last: one large product instead of many."""
-    rows = x.size // x.shape[-1] if x.shape[-1] else math.prod(x.shape[:-1])
-    return xp.reshape(x, shape=(rows, x.shape[-1])) if x.ndim > 2 else x
+    return xp.reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1])) if x.ndim > 2 else x
 
 
 def _times(xp: Any, x: Any, w: Any) -> Any:
     """x w for any number of axes of x."""
-    y = xp.matmul(_flat(xp, x), w)
-    return xp.reshape(y, shape=(*x.shape[:-1], w.shape[-1])) if x.ndim > 2 else y
+    if x.ndim <= 2:
+        return xp.matmul(x, w)
+    return xp.reshape(xp.matmul(_flat(xp, x), w), shape=(*x.shape[:-1], w.shape[-1]))
 
 
 def _linear(xp: Any, x: Any, w: Any, b: Any) -> Any:
@@ -91,16 +91,17 @@ def _linear(xp: Any, x: Any, w: Any, b: Any) -> Any:
     return y if type(b) is int else y + b  # the number 0 stands for no bias
 
 
-def _linear_rule(xp: Any, g: Any, y: Any, x: Any, w: Any, b: Any, wanted: Sequence[bool]) -> list[Any]:
-    dx = _times(xp, g, w) if wanted[0] else None
+def _linear_dw(xp: Any, g: Any, y: Any, x: Any, w: Any, b: Any) -> Any:
     if x.ndim == 1:
-        return [dx, g[:, None] * x if wanted[1] else None, g if wanted[2] else None]
-    g = _flat(xp, g)
-    dw = xp.matmul(xp.matrix_transpose(g), _flat(xp, x)) if wanted[1] else None
-    return [dx, dw, xp.sum(g, axis=(-2,), keepdims=False) if wanted[2] else None]
+        return g[:, None] * x
+    return xp.matmul(xp.matrix_transpose(_flat(xp, g)), _flat(xp, x))
 
 
-define("linear", _linear, joint=_linear_rule, arity=3, saves="xw", kind="general", fused=True,
+# the bias broadcasts, and the engine sums its gradient: nothing is shared, so each argument has its rule
+define("linear", _linear,
+       lambda xp, g, y, x, w, b: _times(xp, g, w),
+       _linear_dw,
+       lambda xp, g, y, x, w, b: g, saves="xw", reads=("w", "x", ""), kind="general", fused=True,
        jvp=lambda xp, t, y, x, w, b: _linear_jvp(xp, t, x, w),
        doc="x wᵀ + b: the layer of a network.")  # fmt: skip
 
