@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import threading
 import tracemalloc
 
 import numpy as np
@@ -956,6 +957,45 @@ def test_split():
         acc.split(x, 0)
     with pytest.raises(InputError, match="first axis"):
         acc.split(3.0, 1)
+
+
+def test_threads_lose_nothing():
+    acc = accumulator("w", accumulation_steps=400)
+    w = ad.tensor([1.0, 1.0], requires_grad=True)
+    direct = ad.GradientAccumulator([w], accumulation_steps=400)
+
+    def work():
+        for _ in range(100):
+            acc.step({"w": np.ones(2)}, weight=2)
+            with direct.micro_batch(weight=2):
+                (w * 3).sum().backward()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert acc.should_update()
+    np.testing.assert_array_equal(acc.gradients()["w"], [1.0, 1.0])
+    np.testing.assert_array_equal(direct.gradients()["0"], [3.0, 3.0])
+
+
+def test_an_interrupt_while_adding_is_noticed(monkeypatch):
+    acc = accumulator("a", "b", accumulation_steps=3)
+    acc.step({"a": [1.0, 1.0]})
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ad.GradientBuffer, "sum_up", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            acc.step({"a": [1.0, 1.0]})
+    for use in (lambda: acc.step({"a": [1.0, 1.0]}), acc.gradients, lambda: acc.apply(print)):
+        with pytest.raises(AccumulationError, match="an interrupt came while gradients were being added"):
+            use()
+    acc.drop()
+    assert acc.step({"a": [1.0, 1.0]}) is False
 
 
 # State -----------------------------------------------------------------------------------------
