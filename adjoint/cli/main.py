@@ -1,32 +1,30 @@
-"""``adjoint``: a first look, and the op table."""
+"""``adjoint``: a first look, the demo, the op table, the benchmarks."""
 
 from __future__ import annotations
 
 import argparse
+import runpy
 import sys
 from collections.abc import Sequence
 
+from adjoint.cli.demo import EPOCHS, demo
 from adjoint.cli.first_look import first_look
 from adjoint.cli.op_table import op_table
-from adjoint.errors import AdjointError
+from adjoint.errors import AdjointError, InputError
 
 __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="adjoint", description="Automatic differentiation for NumPy programs."
-    )
-    commands = parser.add_subparsers(dest="command", metavar="command")
-    commands.add_parser("look", help="a small program, its gradient and the check (the default)")
-    ops = commands.add_parser("ops", help="print the table of ops")
-    ops.add_argument("--markdown", action="store_true", help="as docs/ops.md")
-    ops.add_argument("names", nargs="*", help="only ops whose names contain one of these")
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
         if options.command == "ops":
             print(op_table(options.names, markdown=options.markdown))
+        elif options.command == "demo":
+            print(demo(path=options.picture, as_json=options.json, epochs=options.epochs))
+        elif options.command == "bench":
+            _bench(options.arguments)
         else:
             print(first_look())
     except AdjointError as error:
@@ -35,3 +33,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as head, has enough
         sys.stderr.close()
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="adjoint", description="Automatic differentiation for NumPy programs."
+    )
+    commands = parser.add_subparsers(dest="command", metavar="command")
+    commands.add_parser("look", help="a small program, its gradient and the check (the default)")
+    shown = commands.add_parser("demo", help="train a classifier of handwritten digits")
+    shown.add_argument("--json", action="store_true", help="print one JSON object and no progress")
+    shown.add_argument("--picture", default="curve.png", help="where the curve goes (curve.png)")
+    shown.add_argument("--epochs", type=int, default=EPOCHS)
+    ops = commands.add_parser("ops", help="print the table of ops")
+    ops.add_argument("--markdown", action="store_true", help="as docs/ops.md")
+    ops.add_argument("names", nargs="*", help="only ops whose names contain one of these")
+    bench = commands.add_parser("bench", help="measure beside the peers; from a clone of the repository")
+    bench.add_argument("arguments", nargs=argparse.REMAINDER)
+    return parser
+
+
+def _bench(arguments: list[str]) -> None:
+    sys.argv = ["benchmarks", *arguments]
+    try:
+        runpy.run_module("benchmarks", run_name="__main__", alter_sys=True)
+    except ImportError as error:
+        if "benchmarks" not in str(error):
+            raise
+        raise InputError("the benchmarks are not part of the package: run this in a clone.") from None

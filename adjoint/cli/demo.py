@@ -1,0 +1,136 @@
+"""``adjoint demo``: train the digits classifier, from the gradient check to the picture of its curve."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+
+import adjoint as ad
+from adjoint import nn, optim, train
+from adjoint.errors import MissingExtraError
+from adjoint.optim import schedules
+
+__all__ = ["demo"]
+
+EPOCHS = 15
+BATCH = 64
+PIECES = 2  # micro-batches per batch, whose gradients add up to the batch's
+
+
+def demo(*, path: str = "curve.png", as_json: bool = False, epochs: int = EPOCHS) -> str:
+    """Train, and return the report; the picture goes to ``path``."""
+    began = time.perf_counter()
+    train_set, test_set = _digits()
+    model = nn.Sequential(
+        nn.Linear(64, 128, rng=0), nn.ReLU(), nn.Linear(128, 128, rng=1), nn.ReLU(), nn.Linear(128, 10, rng=2)
+    )
+    gap = _gradient_check(train_set)
+    optimizer = optim.AdamW(model.parameters(), lr=3e-3, weight_decay=1e-2)
+    norms = _Norms()
+    trainer = train.Trainer(
+        model,
+        nn.functional.cross_entropy,
+        optimizer,
+        schedule=schedules.one_cycle(4e-3, epochs * -(-len(train_set[0]) // BATCH)),
+        accumulate=PIECES,
+        clip=5.0,
+        metrics={"accuracy": lambda p, t: (p.argmax(-1) == t).astype(np.float64).mean()},
+        callbacks=[norms],
+        progress=False if as_json else None,
+    )
+    loader = train.DataLoader(train_set, BATCH, shuffle=True, seed=1)
+    history = trainer.fit(loader, epochs, validate=train.DataLoader(test_set, 512))
+    facts = {
+        "gradient_check": gap,
+        "train_loss": history[-1]["loss"],
+        "test_loss": history[-1]["val_loss"],
+        "test_accuracy": history[-1]["val_accuracy"],
+        "gradient_norm_first": norms.values[0],
+        "gradient_norm_last": norms.values[-1],
+        "parameters": sum(p.size for p in model.parameters()),
+        "steps": trainer.step,
+        "seconds": round(time.perf_counter() - began, 2),
+        "picture": _draw(history, norms.values, path),
+    }
+    return json.dumps(facts) if as_json else _report(facts)
+
+
+class _Norms(train.Callback):
+    """Keeps the gradient norm of each step."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def on_step(self, trainer: Any, logs: Any) -> None:
+        self.values.append(logs["grad_norm"])
+
+
+def _digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """The 8×8 digits of scikit-learn, one in five kept for the test."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise MissingExtraError("the demo's data", "scikit-learn", "demo") from None
+    data = load_digits()
+    order = np.random.default_rng(0).permutation(len(data.target))
+    x, y = (data.data[order] / 16.0).astype(np.float32), data.target[order]
+    cut = len(y) * 4 // 5
+    return (x[:cut], y[:cut]), (x[cut:], y[cut:])
+
+
+def _gradient_check(data: tuple[Any, Any]) -> float:
+    """Return the relative gap between the exact and the numeric derivative of the loss, in a random direction."""
+    model = nn.Sequential(nn.Linear(64, 16, rng=3), nn.Tanh(), nn.Linear(16, 10, rng=4)).astype(np.float64)
+    x, y = ad.tensor(data[0][:32].astype(np.float64)), ad.tensor(data[1][:32])
+    params = dict(model.named_parameters())
+    rng = np.random.default_rng(0)
+    direction = {k: rng.normal(size=p.shape) for k, p in params.items()}
+
+    def loss(shift: float) -> Any:
+        moved = {k: p + shift * direction[k] for k, p in params.items()}
+        return nn.functional.cross_entropy(nn.functional_call(model, moved, x), y)
+
+    grads = ad.backward(loss(0.0))
+    exact = sum(float((grads[p].numpy() * direction[k]).sum()) for k, p in params.items())
+    step = 1e-5
+    with ad.no_grad():
+        numeric = (loss(step).item() - loss(-step).item()) / (2 * step)
+    return abs(exact - numeric) / abs(numeric)
+
+
+def _draw(history: list[dict[str, float]], norms: list[float], path: str) -> str | None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.semilogy([h["loss"] for h in history], label="training")
+    left.semilogy([h["val_loss"] for h in history], label="test")
+    left.set(xlabel="epoch", ylabel="loss")
+    left.legend()
+    right.plot(norms, linewidth=0.7)
+    right.set(xlabel="step", ylabel="gradient norm")
+    figure.savefig(path, dpi=110)
+    return path
+
+
+def _report(facts: dict[str, Any]) -> str:
+    picture = facts["picture"]
+    return "\n".join(
+        [
+            f"gradient check   relative difference {facts['gradient_check']:.0e} to finite differences",
+            f"training         {facts['steps']} steps of {BATCH} examples in {PIECES} micro-batches, "
+            f"{facts['parameters']:,} parameters",
+            f"loss             {facts['train_loss']:.4f} training, {facts['test_loss']:.4f} test",
+            f"test accuracy    {facts['test_accuracy']:.2%}",
+            f"gradient norm    {facts['gradient_norm_first']:.2f} at first, {facts['gradient_norm_last']:.3f} at last",
+            f"time             {facts['seconds']} s",
+            f"picture          {picture}"
+            if picture
+            else "picture          none: pip install 'adjoint[plot]'",
+        ]
+    )
