@@ -82,7 +82,7 @@ def _digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
 
 
 def _gradient_check(data: tuple[Any, Any]) -> float:
-    """Return the relative gap between the exact and the numeric derivative of the loss, in a random direction."""
+    """Return the relative gap between exact and numeric derivative of the loss in a random direction."""
     model = nn.Sequential(nn.Linear(64, 16, rng=3), nn.Tanh(), nn.Linear(16, 10, rng=4)).astype(np.float64)
     x, y = ad.tensor(data[0][:32].astype(np.float64)), ad.tensor(data[1][:32])
     params = dict(model.named_parameters())
@@ -127,7 +127,8 @@ def _report(facts: dict[str, Any]) -> str:
             f"{facts['parameters']:,} parameters",
             f"loss             {facts['train_loss']:.4f} training, {facts['test_loss']:.4f} test",
             f"test accuracy    {facts['test_accuracy']:.2%}",
-            f"gradient norm    {facts['gradient_norm_first']:.2f} at first, {facts['gradient_norm_last']:.3f} at last",
+            f"gradient norm    {facts['gradient_norm_first']:.2f} at first, "
+            f"{facts['gradient_norm_last']:.3f} at last",
             f"time             {facts['seconds']} s",
             f"picture          {picture}"
             if picture

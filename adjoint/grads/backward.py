@@ -313,4 +313,4 @@ def _several(what: str, tensors: Any) -> list[Tensor]:
     return found
 
 
-Tensor.backward = backward_into_leaves  # type: ignore[attr-defined]
+Tensor.backward = backward_into_leaves  # type: ignore[method-assign,assignment]
