@@ -19,20 +19,30 @@ __all__ = ["cond", "matrix_norm", "norm", "vector_norm"]
 
 
 def _vector_norm(x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
-    a = np.abs(x)
-    dtype = a.dtype
+    dtype = x.dtype
+    a = x if ord == 2 and dtype.kind == "f" else np.abs(x)
     if dtype.itemsize == 2:
         a = a.astype(np.float32)  # half precision is summed in float32
     # divide: negative orders at 0
     with np.errstate(divide="ignore", over="ignore", under="ignore"):
         found = _power_mean(a, ord, axis, keepdims)
-        extreme = ~((found > _SAFE[0]) & (found < _SAFE[1]))
-        if extreme.any():  # powers of what is huge or tiny leave the range of floats: divide it out
-            scale = np.max(a, axis=axis, keepdims=True, initial=0)
-            scale = np.where((scale > 0) & (scale < math.inf), scale, 1)
-            scaled = _power_mean(a / scale, ord, axis, True) * scale
-            found = np.where(extreme, scaled if keepdims else scaled.reshape(found.shape), found)
-    return found.astype(dtype, copy=False)
+        if found.ndim == 0:
+            extreme: Any = not _SAFE[0] < float(found) < _SAFE[1]
+            any_extreme = extreme
+        else:
+            extreme = ~((found > _SAFE[0]) & (found < _SAFE[1]))
+            any_extreme = extreme.any()
+        if any_extreme:
+            found = _rescaled(np.abs(a), ord, axis, keepdims, found, extreme)
+    return found.astype(dtype) if dtype.itemsize == 2 else found
+
+
+def _rescaled(a: Any, ord: float, axis: Shape, keepdims: bool, found: Any, extreme: Any) -> Any:
+    """Divide out what is huge or tiny, whose powers leave the range of floats."""
+    scale = np.max(a, axis=axis, keepdims=True, initial=0)
+    scale = np.where((scale > 0) & (scale < math.inf), scale, 1)
+    scaled = _power_mean(a / scale, ord, axis, True) * scale
+    return np.where(extreme, scaled if keepdims else scaled.reshape(found.shape), found)
 
 
 _SAFE = (1e-15, 1e15)  # squares are far from the ends of float32 too
@@ -40,8 +50,8 @@ _SAFE = (1e-15, 1e15)  # squares are far from the ends of float32 too
 
 def _power_mean(a: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
     if ord == 2:
-        return np.sqrt(np.sum(a * a, axis=axis, keepdims=keepdims))
-    return np.sum(a**ord, axis=axis, keepdims=keepdims) ** (1 / ord)
+        return np.sqrt(np.add.reduce(a * a, axis=axis, keepdims=keepdims))  # type: ignore[call-overload]
+    return np.add.reduce(a**ord, axis=axis, keepdims=keepdims) ** (1 / ord)  # type: ignore[call-overload]
 
 
 def _vector_norm_rule(xp: Any, g: Any, y: Any, x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
