@@ -152,6 +152,44 @@ def test_many_float32_values_at_one_place_lose_nothing() -> None:
     assert x.grad.tolist() == [pytest.approx(n * 0.1, rel=1e-6), 0]
 
 
+# Inside a transform ----------------------------------------------------------------------------
+
+
+def test_an_index_inside_vmap_reads_and_writes() -> None:
+    a, i, j = distinct((3, 4)), np.array([0, 2, -1]), np.array([3, -4, 1])
+    x, n = ad.tensor(a), np.arange(3)
+    assert np.array_equal(ad.vmap(lambda i: x[i])(i).numpy(), a[i])
+    assert np.array_equal(ad.vmap(lambda i, j: x[i, j])(i, j).numpy(), a[i, j])
+    assert np.array_equal(ad.vmap(lambda r, j: r[j])(x, j).numpy(), a[n, j])
+    assert np.array_equal(ad.vmap(lambda r, j: r.at[j].get())(x, j).numpy(), a[n, j])
+    expected = a.copy()
+    expected[n, j] = 9.0
+    assert np.array_equal(ad.vmap(lambda r, j: r.at[j].set(9.0))(x, j).numpy(), expected)
+    assert np.allclose(ad.vmap(lambda r, j: r.at[j].add(9.0))(x, j).numpy(), a + (expected == 9) * 9)
+    rows = ad.vmap(lambda i: x.at[i].set(ad.arange(4.0)))(i).numpy()
+    assert all(rows[k, i[k]].tolist() == [0, 1, 2, 3] for k in n)
+
+
+def test_gradients_of_an_index_inside_vmap() -> None:
+    x, i = ad.tensor(distinct((3, 4))), np.array([0, 2, -1])
+    per_row = ad.vmap(ad.grad(lambda w, i: (w[i] ** 2).sum()), in_axes=(None, 0))(x, i).numpy()
+    for k, row in enumerate(i):
+        expected = np.zeros((3, 4))
+        expected[row] = 2 * x.numpy()[row]
+        assert np.allclose(per_row[k], expected)
+
+
+@pytest.mark.parametrize("bad", [3, -4])
+def test_an_index_out_of_range_inside_vmap_is_refused(bad: int) -> None:
+    x = ad.ones((3, 4))
+    for f in (lambda i: x[i], lambda i: x[i, 0], lambda i: x.at[i].set(0.0), lambda i: x.at[i].add(1.0)):
+        with pytest.raises(IndexingError):
+            ad.vmap(f)(np.array([0, bad]))
+    for g in (lambda r, i: r[i], lambda r, i: r.take(i), lambda r, i: r.at[i].add(1.0)):
+        with pytest.raises(IndexingError):
+            ad.vmap(g)(ad.ones((2, 3)), np.array([0, bad]))
+
+
 # take and its relatives ------------------------------------------------------------------------
 
 CALLS = [
@@ -341,6 +379,17 @@ def test_the_gradient_of_distinct_values_goes_to_their_first_places() -> None:
 
 x34 = ad.ones((3, 4))
 MISTAKES = [
+    (IndexingError, lambda: ad.vmap(lambda r: r[r > 0])(x34),
+     "inside a transform, an index is made of whole numbers, but got bool values.\n"
+     "  Use ad.where in place of a mask."),
+    (IndexingError, lambda: ad.vmap(lambda i: x34[:, i])(np.array([0])),
+     "inside a transform, an index with traced values is made of whole numbers for the first axes alone.\n"
+     "  Use ad.take or ad.take_along_axis for other axes, and ad.where in place of a mask."),
+    (InputError, lambda: ad.vmap(lambda i: x34.at[i].mul(2.0))(np.array([0])),
+     "x.at[i] with an index inside a transform has get, set and add alone."),
+    (InputError, lambda: ad.vmap(ad.nonzero)(x34),
+     "nonzero: the shape of its result depends on values, which a tensor inside ad.vmap has not.\n"
+     "  Use ad.where with three arguments, or a mask."),
     (IndexingError, lambda: x34[3], "index 3 is out of range for axis 0 of length 3."),
     (IndexingError, lambda: x34[:, -5], "index -5 is out of range for axis 1 of length 4."),
     (IndexingError, lambda: x34[[0, 7]], "index 7 is out of range for axis 0 of length 3."),

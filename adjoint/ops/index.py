@@ -188,8 +188,9 @@ rec.canonical_key = raw.canonical_key = canonical_key  # type: ignore[attr-defin
 
 def getitem(x: Tensor, key: Any) -> Tensor:
     """Return ``x[key]`` for any index that NumPy takes; gradients of repeated elements add up."""
-    if type(key) is Traced or (type(key) is tuple and any(type(k) is Traced for k in key)):
-        return _index_traced(x, key if type(key) is tuple else (key,))
+    if _has_traced(key):
+        rows, i = _traced_rows(x, key)
+        return rec.take(rows, i, axis=-rows.ndim)
     found = canonical_key(x.shape, key, type(x) is not Tensor)
     try:
         return rec.index(x, key=found)
@@ -199,16 +200,28 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     raise IndexingError(f"cannot index shape {x.shape}: {problem}")
 
 
-def _index_traced(x: Tensor, key: Key) -> Tensor:
-    """Index the first axes by whole numbers that live inside a transform."""
-    items = [k for k in key if k is not Ellipsis] if key[-1] is Ellipsis else list(key)
+def _has_traced(key: Any) -> bool:
+    return type(key) is Traced or (type(key) is tuple and any(type(k) is Traced for k in key))
+
+
+def _traced_rows(x: Tensor, key: Any) -> tuple[Tensor, Tensor]:
+    """Turn an index of the first axes, by whole numbers inside a transform, into one of rows.
+
+    Return the tensor with these axes as one, and the positions in it; what is out of range is so
+    there too, for the op that uses it to refuse.
+    """
+    items = list(key) if type(key) is tuple else [key]
+    items = items[:-1] if items[-1] is Ellipsis else items
     if len(items) > x.ndim or not all(isinstance(k, (int, np.ndarray, Tensor)) for k in items):
         raise IndexingError(
             "inside a transform, an index with traced values is made of whole numbers for the first axes alone.\n"
             "  Use ad.take or ad.take_along_axis for other axes, and ad.where in place of a mask."
         )
-    position: Any = None
-    for k, n in zip(items, x.shape, strict=False):
+    lengths = x.shape[: len(items)]
+    count = math.prod(lengths)
+    position: Any = 0
+    inside: Any = True
+    for k, n in zip(items, lengths, strict=True):
         i = asarray(k)
         if i.dtype.kind not in "iu":
             raise IndexingError(
@@ -216,12 +229,10 @@ def _index_traced(x: Tensor, key: Key) -> Tensor:
                 "  Use ad.where in place of a mask."
             )
         i = rec.where(rec.less(i, 0), rec.add(i, n), i)
-        position = i if position is None else rec.add(rec.multiply(position, n), i)
-    rows = 1
-    for n in x.shape[: len(items)]:
-        rows *= n
-    flat = rec.reshape(x, shape=(rows, *x.shape[len(items) :]))
-    return rec.take(flat, position, axis=-flat.ndim)
+        position = rec.add(rec.multiply(position, n), i)
+        inside = rec.logical_and(inside, rec.logical_and(rec.less(-1, i), rec.less(i, n)))
+    rows = rec.reshape(x, shape=(count, *x.shape[len(items) :]))
+    return rows, rec.where(inside, position, count)
 
 
 class At:
@@ -235,23 +246,32 @@ class At:
     tensor([3., 2., 3.], dtype=float64)
     """
 
-    __slots__ = ("_key", "_x")
+    __slots__ = ("_key", "_rows", "_x")
 
     def __init__(self, x: Tensor) -> None:
         self._x = x
         self._key: Key | None = None
+        self._rows: tuple[Tensor, Tensor] | None = None  # for an index inside a transform
 
     def __getitem__(self, key: Any) -> At:
         chosen = At(self._x)
-        chosen._key = canonical_key(self._x.shape, key)
+        if _has_traced(key):
+            chosen._rows = _traced_rows(self._x, key)
+        else:
+            chosen._key = canonical_key(self._x.shape, key)
         return chosen
 
     def get(self) -> Tensor:
         """Return the elements themselves."""
+        if self._rows is not None:
+            rows, i = self._rows
+            return rec.take(rows, i, axis=-rows.ndim)
         return rec.index(self._x, key=self._checked())
 
     def set(self, value: Any) -> Tensor:
         """Return a copy with ``value`` there; of repeated positions the last one counts."""
+        if self._rows is not None:
+            return self._set_rows(*self._rows, value)
         x, key, value = self._x, self._checked(), self._spread(value)
         if is_basic(key):
             return rec.index_set(x, value, key=key)
@@ -267,6 +287,11 @@ class At:
 
     def add(self, value: Any) -> Tensor:
         """Return a copy with ``value`` added there."""
+        if self._rows is not None:
+            rows, i = self._rows
+            value = self._fitted(value, (*i.shape, *rows.shape[1:]))
+            total = rec.untake(value, i, axis=-rows.ndim, length=rows.shape[0])
+            return self._x + rec.reshape(total, shape=self._x.shape)
         value = self._spread(value)
         return self._x + rec.unindex(value, key=self._checked(), shape=self._x.shape)
 
@@ -282,14 +307,29 @@ class At:
         """Return a copy with the smaller of the element there and ``value``."""
         return self._update(rec.minimum, value)
 
+    def _set_rows(self, rows: Tensor, i: Tensor, value: Any) -> Tensor:
+        width = math.prod(rows.shape[1:])
+        value = self._fitted(value, (*i.shape, *rows.shape[1:]))
+        places = rec.reshape(i, shape=(i.size, 1)) * width + np.arange(width)
+        places = rec.reshape(places, shape=(i.size * width,))
+        flat = rec.reshape(self._x, shape=(self._x.size,))
+        out = rec.put_along_axis(flat, places, rec.reshape(value, shape=(value.size,)), axis=-1)
+        return rec.reshape(out, shape=self._x.shape)
+
     def _checked(self) -> Key:
+        if self._rows is not None:
+            raise InputError("x.at[i] with an index inside a transform has get, set and add alone.")
         if self._key is None:
             raise InputError("x.at needs an index first: x.at[i].set(v).")
         return self._key
 
     def _spread(self, value: Any) -> Tensor:
         """Broadcast a value to the shape of the place, in the dtype of the tensor."""
-        spot = raw.index(np.broadcast_to(np.int8(0), self._x.shape), key=self._checked()).shape
+        return self._fitted(
+            value, raw.index(np.broadcast_to(np.int8(0), self._x.shape), key=self._checked()).shape
+        )
+
+    def _fitted(self, value: Any, spot: Shape) -> Tensor:
         value = asarray(value)
         if broadcast_shapes("x.at[key]", spot, value.shape) != spot:
             raise ShapeError(f"x.at[key]: a value of shape {value.shape} does not fit into shape {spot}.")

@@ -173,6 +173,8 @@ def _taken(op: str, x: Tensor, i: Tensor, axis: int, sparse_grad: bool = False) 
 
 def _explain_range(op: str, x: Tensor, i: Tensor, axis: int) -> None:
     """Raise with the first index that is out of range."""
+    if type(i) is Traced:
+        return  # no numbers to look at
     n, values = x.shape[axis], array_of(i)
     wrong = values[(values < -n) | (values >= n)]
     if wrong.size:

@@ -183,8 +183,11 @@ def _take(op: Op, size: int, /, x: Any, i: Any, axis: int, sparse_grad: bool = F
 
 
 def _flat_rows(i: Batched, size: int, n: int) -> Any:
+    """Return rows of all elements in one axis; what is out of range for one is so for all."""
     start = np.arange(size).reshape(size, *(1,) * i.ndim) * n
-    return held.add(held.remainder(i.value, n), start)
+    row = held.where(held.less(i.value, 0), held.add(i.value, n), i.value)
+    inside = held.logical_and(held.less(-1, row), held.less(row, n))
+    return held.where(inside, held.add(row, start), size * n)
 
 
 @rule("untake")
