@@ -1,0 +1,118 @@
+"""Every order of three transforms gives what the mathematics says.
+
+Each step turns a function of a vector into another.  ``derivatives`` all are the derivative along V,
+computed in different ways; ``sums`` all are Σₛ f(s x), with and without a batch.  So what three
+steps give depends on their kinds alone, and every sequence must agree with the plainest one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+
+V = np.array([0.7, -0.3, 1.1])
+X = np.array([0.4, 0.9, -0.6])
+SCALES = np.array([0.5, 1.0, -0.8, 1.3])
+
+
+def f(x: Any) -> Any:
+    return ad.exp(ad.sin(x[0] * x[1])) * x[2] + (x**3).sum() / (1 + x[1] ** 2)
+
+
+def by_grad(f: Any) -> Any:
+    return lambda x: ad.grad(f)(x) @ V
+
+
+def by_jvp(f: Any) -> Any:
+    return lambda x: ad.jvp(f, (x,), (V,))[1]
+
+
+def by_vjp(f: Any) -> Any:
+    return lambda x: ad.vjp(f, x)[1](1.0)[0] @ V
+
+
+def by_linearize(f: Any) -> Any:
+    return lambda x: ad.linearize(f, x)[1](V)
+
+
+def by_jacrev(f: Any) -> Any:
+    return lambda x: (ad.jacrev(lambda y: ad.stack([f(y), f(2 * y)]))(x) @ V)[0]
+
+
+def by_jacfwd(f: Any) -> Any:
+    return lambda x: (ad.jacfwd(lambda y: ad.stack([f(y), f(2 * y)]))(x) @ V)[0]
+
+
+def by_captured(f: Any) -> Any:
+    """The derivative with respect to a number, with x captured from outside."""
+    return lambda x: ad.grad(lambda t: f(x + t * V))(0.0)
+
+
+def by_vmapped_grad(f: Any) -> Any:
+    return lambda x: ad.vmap(ad.grad(f))(x.reshape(1, 3))[0] @ V
+
+
+def by_vmapped_jvp(f: Any) -> Any:
+    return lambda x: (ad.vmap(lambda v: ad.jvp(f, (x,), (v,))[1])(np.eye(3)) * V).sum()
+
+
+def by_vmap(f: Any) -> Any:
+    return lambda x: ad.vmap(lambda s: f(x * s))(SCALES).sum()
+
+
+def by_vmap_of_the_vector(f: Any) -> Any:
+    return lambda x: ad.vmap(f, in_axes=1)(x[:, None] * SCALES).sum()
+
+
+def by_chunks(f: Any) -> Any:
+    return lambda x: ad.vmap(lambda s: f(x * s), chunk_size=3)(SCALES).sum()
+
+
+def by_loop(f: Any) -> Any:
+    return lambda x: sum(f(x * s) for s in SCALES)
+
+
+DERIVATIVES = (by_grad, by_jvp, by_vjp, by_linearize, by_jacrev, by_jacfwd, by_captured, by_vmapped_grad, by_vmapped_jvp)  # fmt: skip
+SUMS = (by_vmap, by_vmap_of_the_vector, by_chunks)
+PLAIN = {"d": by_grad, "s": by_loop}
+
+
+def applied(steps: Any) -> float:
+    g = f
+    for step in steps:
+        g = step(g)
+    return float(g(ad.tensor(X)))
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, float]:
+    return {"".join(k): applied([PLAIN[c] for c in k]) for k in itertools.product("ds", repeat=3)}
+
+
+@pytest.mark.parametrize("first", [*DERIVATIVES, *SUMS])
+@pytest.mark.parametrize("second", [*DERIVATIVES, *SUMS])
+def test_three_steps_in_any_order(first: Any, second: Any, expected: dict[str, float]) -> None:
+    for third in (by_grad, by_jvp, by_jacfwd, by_vmap):
+        steps = (first, second, third)
+        kind = "".join("s" if s in SUMS else "d" for s in steps)
+        np.testing.assert_allclose(
+            applied(steps), expected[kind], rtol=1e-9, err_msg=" of ".join(s.__name__ for s in steps[::-1])
+        )
+
+
+def test_a_captured_parameter_gets_its_gradient_through_every_pair() -> None:
+    """d/dw of w·g(x) is g(x), whatever transforms are in between."""
+    w = ad.tensor(1.7, requires_grad=True)
+    for steps in itertools.product([*DERIVATIVES, *SUMS], repeat=2):
+        plain: Any = f
+        scaled: Any = lambda x: w * f(x)
+        for step in steps:
+            plain, scaled = step(plain), step(scaled)
+        (g,) = ad.gradients(scaled(ad.tensor(X)), [w])
+        assert g is not None
+        np.testing.assert_allclose(g.item(), float(plain(ad.tensor(X))), rtol=1e-9, err_msg=str(steps))
