@@ -327,19 +327,34 @@ def make_node(
 
 def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     """Run and record an op whatever its arguments are and whichever modes are on."""
-    operands = tuple(coerce(op, a) for a in args)
+    operands = tuple([coerce(op, a) for a in args])
     if op.arity is not None and len(operands) != op.arity:
         raise InputError(f"{op.name}: takes {op.arity} tensors, but got {len(operands)}.")
-    top = innermost(a._data for a in operands if type(a) is Traced)
+    top: Lifted | None = None
+    for a in operands:
+        if type(a) is Traced and (top is None or a._data.level > top.level):
+            top = a._data
     if top is not None:
-        operands = tuple(_at_level(a, top) for a in operands)
-    arrays = tuple(a._data if isinstance(a, Tensor) else a for a in operands)
+        operands = tuple([_at_level(a, top) for a in operands])
+    arrays = tuple([a._data if isinstance(a, Tensor) else a for a in operands])
     try:
-        data = evaluate(op, arrays, params)
+        data = op.forward(*arrays, **params) if top is None else top.evaluate(op, arrays, params)
     except AdjointError:
         raise
     except Exception as error:
         raise explained(op, operands, params, error) from None
+    if not special.count and op.outputs == 1:
+        out = wrap(data if isinstance(data, (ndarray, Lifted)) else _asarray(data))
+        if op.differentiable and _recording() and differentiable(out.dtype):
+            parents = parents_of(op, operands)
+            if parents is not None:
+                out._node = make_node(op, operands, params, parents, out._data)
+        return out
+    return _careful_results(op, operands, params, data)
+
+
+def _careful_results(op: Op, operands: tuple[Any, ...], params: dict[str, Any], data: Any) -> Any:
+    """Wrap and record the results of an op that has several, or while tapes and the like look on."""
     active = tapes.get() if special.count else ()
     several = op.outputs > 1
     outputs = data if several else (data,)

@@ -84,29 +84,34 @@ class Batched(Lifted):
 
     def evaluate(self, op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         """Evaluate ``op`` on the whole batch at once."""
-        own = [self._own(a) for a in args]
-        batched = any(type(a) is Batched and a.batched for a in own)
+        own: list[Any] = []
+        level, batched = self.level, False
+        for a in args:
+            if type(a) is not Batched or a.level != level:
+                if isinstance(a, (int, float, complex)):
+                    own.append(a)
+                    continue
+                a = self.lift(a)
+            own.append(a)
+            batched = batched or a.batched
         if batched:
             out = self._rule(op)(op, self.size_, *own, **params)
         else:
-            out = compute(op, tuple(a.value if type(a) is Batched else a for a in own), params)
+            out = compute(op, tuple([a.value if type(a) is Batched else a for a in own]), params)
         if op.outputs > 1:
             return tuple(self._result(o, batched) for o in out)
         return self._result(out, batched)
 
     def _result(self, out: Any, batched: bool) -> Batched:
+        if type(out) is np.ndarray:
+            return Batched(self.level, self.size_, out, batched)
         if type(out) is Batched and out.level == self.level:
             return out  # a fused op, evaluated step by step
         return Batched(self.level, self.size_, settled(out), batched)
 
-    def _own(self, a: Any) -> Any:
-        if type(a) is Batched and a.level == self.level:
-            return a
-        return a if isinstance(a, (int, float, complex)) else self.lift(a)
-
     def _rule(self, op: Op) -> Any:
         found = op.batch
-        if callable(found):
+        if found is not None and not isinstance(found, str):
             return found
         rule = rules.get(found or op.name)
         if rule is not None:
