@@ -428,6 +428,8 @@ MISTAKES = [
      "put_along_axis: values of shape (3, 2) do not fit the index of shape (3, 1)."),
     (ArgumentError, lambda: ad.select([x34 > 0], []),
      "select: needs as many conditions as choices, and one at least, but got 1 and 0."),
+    (InputError, lambda: ad.select([x34 > 0], 1.0),
+     "select: conditions and choices are lists of tensors, but got float."),
     (InputError, lambda: ad.select([x34], [x34]),
      "select: conditions are true or false, but got float64.  Write x != 0."),
     (ShapeError, lambda: ad.topk(x34, 5), "topk: 5 elements asked for, but axis -1 of shape (3, 4) has 4."),

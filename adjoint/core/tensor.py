@@ -570,10 +570,10 @@ def asarray(data: Any, *, dtype: Any = None, copy: bool | None = None) -> Tensor
     ``copy=False`` raises where a copy is needed.
     """
     if isinstance(data, Tensor):
-        if dtype is not None and np.dtype(dtype) != data.dtype:
+        if dtype is not None and (target := _checked_dtype(dtype)) != data.dtype:
             if copy is False:
-                raise ArgumentError(f"asarray: {data.dtype} becomes {np.dtype(dtype)} only by a copy.")
-            return rec.astype(data, dtype=np.dtype(dtype))
+                raise ArgumentError(f"asarray: {data.dtype} becomes {target} only by a copy.")
+            return rec.astype(data, dtype=target)
         return data.clone() if copy else data
     array = array_of(data, dtype)
     if array is data or array.base is not None:

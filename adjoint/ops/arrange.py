@@ -113,7 +113,7 @@ def repeat(x: Any, repeats: Any, axis: int | None = None) -> Tensor:
         wide = rec.reshape(x, shape=(*x.shape[: at + 1], 1, *x.shape[at + 1 :]))
         wide = rec.broadcast_to(wide, shape=(*x.shape[: at + 1], k, *x.shape[at + 1 :]))
         return rec.reshape(wide, shape=(*x.shape[:at], n * k, *x.shape[at + 1 :]))
-    return rec.take(x, asarray(np.repeat(np.arange(n), times)), axis=where)
+    return rec.take(x, asarray(np.repeat(np.arange(n), times.astype(np.intp))), axis=where)
 
 
 def tile(x: Any, reps: Any) -> Tensor:
@@ -151,8 +151,8 @@ def fliplr(x: Any) -> Tensor:
 def rot90(x: Any, k: int = 1, axes: Any = (0, 1)) -> Tensor:
     """Rotate ``k`` quarter turns in the plane of two axes, from the first towards the second."""
     x = asarray(x)
-    if len(axes) != 2:
-        raise ShapeError(f"rot90: a plane has two axes, but axes is {tuple(axes)}.")
+    if not isinstance(axes, (tuple, list)) or len(axes) != 2:
+        raise ShapeError(f"rot90: a plane has two axes, such as (0, 1), but axes is {axes!r}.")
     a, b = (canonical_axis("rot90", i, x.ndim) for i in axes)
     if a == b:
         raise ShapeError(f"rot90: axes {tuple(axes)} name the same axis twice.")

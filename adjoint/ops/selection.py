@@ -278,6 +278,11 @@ def select(condlist: Any, choicelist: Any, default: Any = 0) -> Tensor:
     >>> ad.select([x < 0, x < 1], [-x, x * 10], default=9.0)
     tensor([2., 5., 9.], dtype=float64)
     """
+    for given in (condlist, choicelist):
+        if not isinstance(given, (list, tuple, Tensor, np.ndarray)):
+            raise InputError(
+                f"select: conditions and choices are lists of tensors, but got {type(given).__name__}."
+            )
     conditions, choices = list(condlist), list(choicelist)
     if len(conditions) != len(choices) or not choices:
         raise ArgumentError(
