@@ -921,6 +921,7 @@ def test_parameters_in_every_form():
     class Module:
         def named_parameters(self):
             yield "w", w
+            yield "frozen", ad.tensor(1.0)
             yield "v", v
 
     assert ad.GradientAccumulator([w, v]).names == ["0", "1"]

@@ -76,6 +76,14 @@ def test_a_state_of_any_form(path, state):
     same(ad.load(path), state)
 
 
+def test_sparse_gradients_stay_sparse(path):
+    ad.save(path, {"g": ad.sparse_gradient([3, 1], [[1.0], [2.0]], (1_000_000, 1))})
+    assert path.stat().st_size < 2000
+    g = ad.load(path)["g"]
+    assert type(g) is ad.SparseGradient
+    assert (g.shape, g.rows.tolist(), g.values.tolist()) == ((1_000_000, 1), [3, 1], [[1.0], [2.0]])
+
+
 def test_nan_and_byte_order(path):
     ad.save(path, {"nan": float("nan"), "big": np.array([1.0, 2.0], ">f8")})
     loaded = ad.load(path)

@@ -17,7 +17,7 @@ from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, InputError, NonFiniteError
 from adjoint.grads.norm import all_finite, check_max_norm, global_norm, stored_values
 
-__all__ = ["clip_grad_adaptive", "clip_grad_norm", "clip_grad_norm_by_group", "clip_grad_value"]
+__all__ = ["clip_grad_adaptive", "clip_grad_norm", "clip_grad_norm_by_group", "clip_grad_value", "scaled"]
 
 Array = ndarray[Any, Any]
 
@@ -75,7 +75,7 @@ def _mapping_places(what: str, target: Mapping[Any, Any]) -> list[_Place]:
     return found
 
 
-def _scaled(g: Any, factor: Any) -> Any:
+def scaled(g: Any, factor: Any) -> Any:
     """Multiply a gradient by a number or an array that broadcasts; kind and dtype stay."""
     if type(g) is SparseGradient:
         values = np.multiply(g._rows.values, factor, dtype=g.dtype)
@@ -119,7 +119,7 @@ def clip_grad_norm(target: Any, max_norm: float, p: float = 2.0, *, nonfinite: s
         return norm
     if norm > bound:
         for place in places:
-            place.put(_scaled(place.grad, bound / norm))
+            place.put(scaled(place.grad, bound / norm))
     return norm
 
 
@@ -159,7 +159,7 @@ def clip_grad_norm_by_group(
     for name, norm in norms.items():
         if bounds[name] < norm < math.inf:
             for place in found[name]:
-                place.put(_scaled(place.grad, bounds[name] / norm))
+                place.put(scaled(place.grad, bounds[name] / norm))
     return norms
 
 
@@ -227,7 +227,7 @@ def clip_grad_adaptive(params: Any, clipping: float = 0.01, *, eps: float = 1e-3
         over = norm > bound
         if over.any():
             count += int(over.sum())
-            place.put(_scaled(g, np.where(over, bound / np.where(over, norm, 1.0), 1.0)))
+            place.put(scaled(g, np.where(over, bound / np.where(over, norm, 1.0), 1.0)))
     return count
 
 

@@ -83,12 +83,10 @@ def named_params(params: Any) -> Iterable[tuple[str, Any]]:
         return []
     if isinstance(params, Tensor):
         return [("0", params)]
-    if hasattr(params, "named_parameters"):
-        return list(params.named_parameters())
+    if hasattr(params, "named_parameters"):  # a module: what is frozen in it takes no part
+        return [(name, t) for name, t in params.named_parameters() if t.requires_grad]
     if isinstance(params, Mapping):
         return list(params.items())
-    if hasattr(params, "parameters"):
-        params = params.parameters()
     try:
         items = list(params)
     except TypeError:

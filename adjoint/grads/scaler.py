@@ -9,7 +9,7 @@ from typing import Any
 
 from adjoint.core.tensor import Tensor
 from adjoint.errors import AccumulationError, ArgumentError, InputError
-from adjoint.grads.clip import _scaled
+from adjoint.grads.clip import scaled
 from adjoint.grads.norm import all_finite, stored_values
 from adjoint.grads.optimizer import parameters_of
 
@@ -83,7 +83,7 @@ class GradScaler:
         finite = all(all_finite(stored_values(t.grad)) for t in params)
         if finite and self.enabled:
             for t in params:
-                t.grad = _scaled(t.grad, 1.0 / self._scale)
+                t.grad = scaled(t.grad, 1.0 / self._scale)
         self._found[optimizer] = finite
         return finite
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.sparse import SparseGradient, sparse_gradient
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import FileError, InputError, MissingExtraError
 
@@ -130,6 +131,13 @@ def _encoded(value: Any, where: str, tensors: dict[str, Any]) -> Any:
     """Return JSON for a value, and put its arrays into ``tensors`` by the path that leads to them."""
     if value is None or isinstance(value, (bool, str)) or type(value) in (int, float):
         return value
+    if type(value) is SparseGradient:
+        parts = {"rows": value.rows, "values": value.values}
+        return {
+            "kind": "sparse",
+            "shape": list(value.shape),
+            "parts": _encoded(parts, where or "state", tensors),
+        }
     if isinstance(value, (Tensor, np.ndarray, np.generic)):
         return _encoded_array(value, where or "state", tensors)
     if isinstance(value, complex):
@@ -188,6 +196,9 @@ def _decoded(value: Any, arrays: dict[str, Any]) -> Any:
         return items if kind == "list" else tuple(items)
     if kind == "complex":
         return complex(value["real"], value["imag"])
+    if kind == "sparse":
+        parts = _decoded(value["parts"], arrays)
+        return sparse_gradient(parts["rows"], parts["values"], tuple(value["shape"]))
     if kind not in ("tensor", "array", "scalar"):
         raise FileError(f"a value of unknown kind {kind!r}")
     return _decoded_array(kind, value, arrays)
