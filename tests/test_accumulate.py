@@ -447,6 +447,25 @@ def test_a_window_of_skips_is_no_update():
     assert not acc.should_update()
 
 
+def test_one_gradient_cannot_be_skipped_without_its_micro_batch():
+    acc = accumulator("a", "b", nonfinite="skip")
+    acc.accumulate("a", [1.0, 1.0])
+    before = frozen(acc)
+    with pytest.raises(NonFiniteError, match="'b'"):
+        acc.accumulate("b", [np.nan, 1.0])
+    assert frozen(acc) == before
+
+
+def test_nonfinite_from_backward_changes_nothing():
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    acc = ad.GradientAccumulator([w])
+    with pytest.raises(NonFiniteError), acc.micro_batch():
+        (w * np.inf).sum().backward()
+    assert acc.stats().total_micro_batches == 0
+    with acc.micro_batch():
+        w.sum().backward()
+
+
 def test_skip_window():
     acc = accumulator("w", accumulation_steps=2, nonfinite="skip_window")
     acc.step({"w": [np.nan, 2.0]})
@@ -519,6 +538,26 @@ def test_clip_functions_inside(clip):
     got = []
     acc.apply(lambda grads: got.append(grads["0"].copy()))
     np.testing.assert_array_equal(got[0], [1.0, 0.0])
+
+
+def test_a_clip_function_that_fails_can_be_tried_again():
+    calls = []
+
+    def clip(grads):
+        calls.append(grads["w"].copy())
+        if len(calls) == 1:
+            raise ZeroDivisionError
+        ad.clip_grad_value(grads, 1.0)
+
+    acc = accumulator("w", accumulation_steps=2, clip=clip)
+    for _ in range(2):
+        acc.step({"w": [4.0, 0.5]}, weight=3)
+    with pytest.raises(ZeroDivisionError):
+        acc.apply(lambda grads: None)
+    got = []
+    assert acc.apply(lambda grads: got.append(grads["w"].copy()))
+    np.testing.assert_array_equal(calls, [[4.0, 0.5], [4.0, 0.5]])
+    np.testing.assert_array_equal(got[0], [1.0, 0.5])
 
 
 # Gradients from anywhere ----------------------------------------------------------------------
@@ -863,10 +902,15 @@ def test_memory_that_nobody_keeps_is_used_again():
     w = ad.tensor(np.zeros(200_000), requires_grad=True)
     acc = ad.GradientAccumulator([w], accumulation_steps=1)
     places = set()
+
+    class Optimizer:
+        def step(self):
+            places.add(w.grad.numpy().__array_interface__["data"][0])
+
     for _ in range(3):
         with acc.micro_batch():
             (w * 2.0).sum().backward()
-        acc.apply(lambda grads: places.add(grads["0"].__array_interface__["data"][0]))
+        acc.apply(Optimizer())
     assert len(places) == 1
 
 

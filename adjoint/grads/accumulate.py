@@ -160,7 +160,8 @@ class GradientAccumulator:
     def accumulate(self, name: str, grad: Any, weight: float = 1.0) -> None:
         """Add one gradient to the current micro-batch; a name that comes again starts the next one.
 
-        All gradients of a micro-batch have its weight.
+        All gradients of a micro-batch have its weight.  One that is not finite raises under "skip"
+        too: what came before it in the micro-batch is added already.
         """
         weight = checked_weight(weight)
         with self._lock:
@@ -177,7 +178,7 @@ class GradientAccumulator:
                 )
             buffers, arrays, plain = self._matched({name: grad})
             opened = {name} if again else window.open | {name}
-            self._commit(buffers, arrays, weight, plain, joins=not again)
+            self._commit(buffers, arrays, weight, plain, joins=not again, single=True)
             window.open, window.open_weight = opened, weight
 
     def micro_batch(self, weight: float = 1.0) -> MicroBatch:
@@ -227,9 +228,15 @@ class GradientAccumulator:
         arrays: list[Any],
         weight: float,
         plain: bool,
+        *,
         joins: bool = False,
+        single: bool = False,
     ) -> bool:
-        """Add gradients that were checked, all of them; ``joins``: to the current micro-batch."""
+        """Add gradients that were checked, all of them.
+
+        ``single``: they are a part of a micro-batch, which then cannot be skipped as a whole;
+        ``joins``: not its first part.
+        """
         window, policy = self._window, self.config.nonfinite
         factor = weight if self.config.reduction == "mean" else 1.0
         idle = window.spoiled or (weight == 0.0 and self.config.reduction == "mean")
@@ -240,7 +247,7 @@ class GradientAccumulator:
                 buffers, arrays, factor, weight, check=policy != "allow", plain=plain
             )
             window.torn = False
-        if bad and policy == "raise":
+        if bad and (policy == "raise" or (policy == "skip" and single)):
             raise NonFiniteError(
                 f"this micro-batch has gradients that are not finite: {_listed(bad)}.  Nothing was added.\n"
                 '  ad.detect_anomaly() finds the op that made them; nonfinite="skip" leaves them out.'
@@ -326,6 +333,8 @@ class GradientAccumulator:
                 found = {b.name: _copied(b.totals()) for b in self._buffers.all if b.count}
             else:
                 found = self._normalised()
+            if self._clip is not None and not self._window.clipped:
+                found = self._clipped_by_user(found)
             if zeros:
                 found = {b.name: found.get(b.name, b.totals()) for b in self._buffers.all}
             return {name: as_gradient_tensor(g) if type(g) is SparseRows else g for name, g in found.items()}
@@ -341,8 +350,6 @@ class GradientAccumulator:
             )
             if factor != 1.0:
                 found = {name: _multiplied(g, factor) for name, g in found.items()}
-        if self._clip is not None:
-            found = self._clipped_by_user(found)
         return found
 
     @property
@@ -408,8 +415,13 @@ class GradientAccumulator:
                     "  Add more, or close it as it is with flush(); drop() discards it."
                 )
             empty = not window.added or (self.config.normalize and not window.weight)
-            if window.spoiled or empty or not self._finish(scaler):
+            if window.spoiled or empty or not (window.finished or self._finish(scaler)):
                 return self._skip_window(scaler)
+            if self._clip is not None and not window.clipped:
+                used = {b.name: b.totals() for b in self._buffers.all if b.count}
+                for name, g in self._clipped_by_user(used).items():
+                    self._buffers.by_name[name].replace(g)
+                window.clipped = True
             self._lend_to(optimizer)
             if scaler is not None:
                 scaler.record(finite=True)
@@ -420,8 +432,6 @@ class GradientAccumulator:
 
     def _finish(self, scaler: GradScaler | None) -> bool:
         """Normalise and clip the sums where they are; False if the window is to be skipped."""
-        if self._window.finished:
-            return True
         config, used = self.config, [b for b in self._buffers.all if b.count]
         divisor = self.divisor() * (1.0 if scaler is None else scaler.get_scale())
         norm, factor = None, 1.0
@@ -438,9 +448,6 @@ class GradientAccumulator:
         with np.errstate(all="ignore"):
             for b in used:
                 b.finish(divisor, factor)
-        if self._clip is not None:
-            for name, g in self._clipped_by_user({b.name: b.totals() for b in used}).items():
-                self._buffers.by_name[name].replace(g)
         self._last_norm = norm
         self._window.finished = True
         if factor != 1.0:

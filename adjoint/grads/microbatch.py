@@ -32,7 +32,8 @@ class MicroBatch:
         self._outer: Any = None
 
     def __enter__(self) -> MicroBatch:
-        self._accumulator._refuse_if_closed()
+        with self._accumulator._lock:  # another thread may be adding just now
+            self._accumulator._refuse_if_closed()
         self._pending.clear()
         self._outer = sink.get()
         self._token = sink.set(self)
