@@ -32,7 +32,9 @@ ALLOWED["__init__"] = set(ALLOWED)
 ALLOWED["__main__"] = {"cli"}
 
 # Imports inside functions, with the reason: optional libraries and nothing else.
-HIDDEN_ALLOWED = set("scipy hypothesis safetensors rich matplotlib threadpoolctl ml_dtypes torch".split())
+HIDDEN_ALLOWED = set(
+    "scipy hypothesis safetensors rich matplotlib threadpoolctl ml_dtypes torch sklearn".split()
+)
 
 MODULES = sorted(ROOT.rglob("*.py"))
 

@@ -1,0 +1,184 @@
+"""Training steps of multi-layer nets: forward, backward and update, in float32."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+import adjoint as ad
+from benchmarks.harness import Case, Step
+
+
+def arrays(batch: int, sizes: tuple[int, ...]) -> tuple[list[Any], Any, Any]:
+    """Weights (out, in) and biases, inputs and targets, the same for every engine."""
+    rng = np.random.default_rng(0)
+    params: list[Any] = []
+    for m, n in itertools.pairwise(sizes):
+        params += [(rng.standard_normal((n, m)) / np.sqrt(m)).astype(np.float32), np.zeros(n, np.float32)]
+    x = rng.standard_normal((batch, sizes[0])).astype(np.float32)
+    return params, x, rng.standard_normal((batch, sizes[-1])).astype(np.float32)
+
+
+def net(params: Any, x: Any, linear: Any, tanh: Any) -> Any:
+    for i in range(0, len(params) - 2, 2):
+        x = tanh(linear(x, params[i], params[i + 1]))
+    return linear(x, params[-2], params[-1])
+
+
+def adjoint_step(batch: int, sizes: tuple[int, ...], kind: str) -> Step:
+    F = ad.nn.functional
+    start, x0, t0 = arrays(batch, sizes)
+    params = [ad.tensor(a, requires_grad=True) for a in start]
+    x, t = ad.tensor(x0), ad.tensor(t0)
+    optimizer = getattr(ad.optim, kind)(params, lr=1e-3)
+
+    def step() -> Any:
+        optimizer.zero_grad()
+        loss = F.mse_loss(net(params, x, F.linear, ad.tanh), t)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def torch_step(batch: int, sizes: tuple[int, ...], kind: str) -> Step:
+    import torch
+
+    torch.set_num_threads(2)
+    F = torch.nn.functional
+    start, x0, t0 = arrays(batch, sizes)
+    params = [torch.tensor(a, requires_grad=True) for a in start]
+    x, t = torch.tensor(x0), torch.tensor(t0)
+    optimizer = getattr(torch.optim, kind)(params, lr=1e-3)
+
+    def step() -> Any:
+        optimizer.zero_grad()
+        loss = F.mse_loss(net(params, x, F.linear, torch.tanh), t)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def adam(params: Any, grads: Any, m: Any, v: Any, n: Any, sqrt: Any) -> Any:
+    """Adam as a pure function, for the engines that bring no optimiser."""
+    m = [0.9 * a + 0.1 * g for a, g in zip(m, grads, strict=True)]
+    v = [0.999 * a + 0.001 * g * g for a, g in zip(v, grads, strict=True)]
+    size, scale = 1e-3 / (1 - 0.9**n), (1 - 0.999**n) ** 0.5
+    new = [p - size * a / (sqrt(b) / scale + 1e-8) for p, a, b in zip(params, m, v, strict=True)]
+    return new, m, v
+
+
+def jax_step(batch: int, sizes: tuple[int, ...], kind: str) -> Step:
+    import jax
+    import jax.numpy as jnp
+
+    params, x, t = arrays(batch, sizes)
+    state: dict[str, Any] = {"p": [jnp.asarray(a) for a in params], "n": 0}
+    state["m"] = state["v"] = [jnp.zeros_like(a) for a in state["p"]]
+    x, t = jnp.asarray(x), jnp.asarray(t)
+
+    def loss(p: Any) -> Any:
+        return jnp.mean((net(p, x, lambda x, w, b: x @ w.T + b, jnp.tanh) - t) ** 2)
+
+    @jax.jit
+    def update(p: Any, m: Any, v: Any, n: Any) -> Any:
+        value, g = jax.value_and_grad(loss)(p)
+        if kind == "SGD":
+            return value, [a - 1e-3 * b for a, b in zip(p, g, strict=True)], m, v
+        return value, *adam(p, g, m, v, n, jnp.sqrt)
+
+    def step() -> Any:
+        state["n"] += 1
+        value, state["p"], state["m"], state["v"] = update(
+            state["p"], state["m"], state["v"], jnp.float32(state["n"])
+        )
+        return float(value)
+
+    return step
+
+
+def autograd_step(batch: int, sizes: tuple[int, ...], kind: str) -> Step:
+    import autograd
+    import autograd.numpy as anp
+
+    params, x, t = arrays(batch, sizes)
+    state: dict[str, Any] = {"p": params, "n": 0}
+    state["m"] = state["v"] = [np.zeros_like(a) for a in params]
+
+    def loss(p: Any) -> Any:
+        return anp.mean((net(p, x, lambda x, w, b: anp.dot(x, w.T) + b, anp.tanh) - t) ** 2)
+
+    both = autograd.value_and_grad(loss)
+
+    def step() -> Any:
+        state["n"] += 1
+        value, g = both(state["p"])
+        if kind == "SGD":
+            state["p"] = [a - np.float32(1e-3) * b for a, b in zip(state["p"], g, strict=True)]
+        else:
+            state["p"], state["m"], state["v"] = adam(
+                state["p"], g, state["m"], state["v"], state["n"], np.sqrt
+            )
+        return float(value)
+
+    return step
+
+
+def training(batch: int, sizes: tuple[int, ...], kind: str, **targets: float) -> Case:
+    makers = {"adjoint": adjoint_step, "torch": torch_step, "jax-jit": jax_step, "autograd": autograd_step}
+    return Case(
+        f"MLP {batch}×{'-'.join(map(str, sizes))}, {kind} step",
+        {name: (lambda make=make: make(batch, sizes, kind)) for name, make in makers.items()},
+        {name.replace("_", "-"): value for name, value in targets.items()},
+        blas=True,
+        tolerance=1e-3,
+    )
+
+
+# An LSTM over 50 steps -------------------------------------------------------------------------
+
+
+def lstm_case(batch: int = 16, length: int = 50, inputs: int = 16, hidden: int = 32) -> Case:
+    x0 = np.random.default_rng(0).standard_normal((batch, length, inputs)).astype(np.float32)
+
+    def ours() -> Step:
+        model = ad.nn.LSTM(inputs, hidden, rng=0)
+        x = ad.tensor(x0)
+
+        def step() -> None:
+            model.zero_grad()
+            (model(x)[0] ** 2).mean().backward()
+
+        return step
+
+    def theirs() -> Step:
+        import torch
+
+        torch.set_num_threads(2)
+        torch.manual_seed(0)
+        model = torch.nn.LSTM(inputs, hidden, batch_first=True)
+        x = torch.tensor(x0)
+
+        def step() -> None:
+            model.zero_grad()
+            (model(x)[0] ** 2).mean().backward()
+
+        return step
+
+    name = f"LSTM, {length} steps, {batch}×{inputs}-{hidden}, forward + backward"
+    return Case(name, {"adjoint": ours, "torch": theirs}, {"torch": 0.7}, blas=True)
+
+
+CASES = [
+    training(1, (8, 16, 16, 1), "SGD", torch=0.35, jax_jit=3.5, autograd=0.15),
+    training(32, (64, 128, 128, 10), "SGD", torch=0.5, jax_jit=1.3, autograd=0.4),
+    training(32, (64, 128, 128, 10), "Adam", torch=0.5),
+    training(64, (784, 256, 256, 10), "Adam", torch=0.8, jax_jit=1.0, autograd=0.8),
+    training(512, (784, 1024, 1024, 10), "Adam", torch=1.0, jax_jit=1.1, autograd=1.0),
+    lstm_case(),
+]
