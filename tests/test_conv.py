@@ -193,8 +193,19 @@ def test_nan_stays_in_its_window():
     x = ad.tensor([[[np.nan, 1.0, 2.0, 3.0]]], requires_grad=True)
     y = F.max_pool1d(x, 2)
     np.testing.assert_array_equal(y.numpy(), [[[np.nan, 3.0]]])
-    y[..., 1].sum().backward()
-    np.testing.assert_array_equal(x.grad.numpy(), [[[0, 0, 0, 1.0]]])
+    y.sum().backward()  # the NaN is the maximum of its window, as in ad.max
+    np.testing.assert_array_equal(x.grad.numpy(), [[[1.0, 0, 0, 1.0]]])
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_a_gradient_that_is_not_finite_reaches_the_maximum_alone(stride, bad):
+    x = ad.tensor([[[1.0, 2.0, 4.0, 3.0]]], requires_grad=True)
+    y = F.max_pool1d(x, 2, stride)
+    g = np.zeros(y.shape)
+    g[..., 0] = bad
+    y.backward(ad.tensor(g))
+    np.testing.assert_array_equal(x.grad.numpy(), [[[0, bad, 0, 0]]])
 
 
 def test_average_of_integers_is_float():

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.define import define
-from adjoint.core.namespace import rec
+from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
@@ -81,7 +81,10 @@ def _hits(
 ) -> tuple[list[Any], Any]:
     """Where each offset has the maximum of its window, and how many share it."""
     image = padded(x, padding, _lowest(x.dtype))
-    hits = [image[spot] == y for spot in spots(kernel, stride, dilation, y.shape[-len(kernel) :])]
+    places = list(spots(kernel, stride, dilation, y.shape[-len(kernel) :]))
+    hits = [image[spot] == y for spot in places]
+    if y.dtype.kind == "f" and np.isnan(y).any():  # the maximum of a window with NaN is NaN: they share it
+        hits = [hit | np.isnan(image[spot]) for hit, spot in zip(hits, places, strict=True)]
     shared = hits[0].astype(np.int32 if len(hits) > 127 else np.int8)
     for hit in hits[1:]:
         shared += hit
@@ -96,9 +99,9 @@ def _max_spread(g: Any, x: Any, y: Any, kernel: Shape, stride: Shape, padding: P
     apart = all(s > d * (k - 1) for k, s, d in zip(kernel, stride, dilation, strict=True))
     for hit, spot in zip(hits, spots(kernel, stride, dilation, count), strict=True):
         if apart:  # no two windows share an element
-            np.multiply(hit, share, out=image[spot])
+            image[spot] = raw.where(hit, share, 0)
         else:
-            image[spot] += hit * share
+            image[spot] += raw.where(hit, share, 0)
     return image[inner(size, padding)]
 
 
@@ -107,7 +110,7 @@ def _max_gather(h: Any, x: Any, y: Any, kernel: Shape, stride: Shape, padding: P
     image = padded(h, padding)
     total = np.zeros(y.shape, h.dtype)
     for hit, spot in zip(hits, spots(kernel, stride, dilation, y.shape[-len(kernel) :]), strict=True):
-        total += hit * image[spot]
+        total += raw.where(hit, image[spot], 0)
     return total / np.maximum(shared, 1).astype(h.dtype)
 
 
