@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from typing import Any
 
 import numpy as np
@@ -373,3 +374,33 @@ def test_index_batched_at_two_levels() -> None:
     np.testing.assert_array_equal(found.numpy(), np.take_along_axis(x, i, 1))
     found = ad.vmap(lambda k: ad.vmap(lambda row: row[k])(ad.tensor(x)))(np.array([0, 3]))
     np.testing.assert_array_equal(found.numpy(), x[:, [0, 3]].T)
+
+
+def test_ops_of_users_get_rules() -> None:
+    def defined(name: str, *args: Any, **facts: Any) -> Any:
+        return OPS[name].eager if name in OPS else ad.define(name, *args, **facts)
+
+    total = defined("batch_example_total", lambda x: x.sum(-1), lambda xp, g, y, x: g[..., None] * xp.ones_like(x),
+                    kind="linear", saves="x", batch="leading")  # fmt: skip
+    first = defined("batch_example_first", lambda x: x[0], None, kind="general",
+                    batch=lambda op, size, x: x.value[:, 0])  # fmt: skip
+    np.testing.assert_allclose(ad.vmap(total)(ROWS).numpy(), ROWS.sum(1))
+    np.testing.assert_allclose(ad.vmap(ad.grad(lambda r: total(r * r)))(ROWS).numpy(), 2 * ROWS)
+    np.testing.assert_array_equal(ad.vmap(first)(ROWS).numpy(), ROWS[:, 0])
+
+
+def test_nothing_is_left_behind() -> None:
+    def run() -> None:
+        ad.grad(lambda x: ad.grad(lambda y: (y**3).sum())(x).sum())(ROWS)
+        ad.hessian(lambda x: (x**3).sum())(ROWS[0])
+        ad.vmap(ad.grad(lambda x: (x**2).sum()))(ROWS)
+        ad.jvp(ad.sin, (ROWS,), (ROWS,))
+
+    run()
+    gc.collect()
+    gc.disable()
+    try:
+        run()
+        assert gc.collect() == 0  # no reference cycles: everything went at once
+    finally:
+        gc.enable()
