@@ -218,7 +218,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
      "jacobian: x[0] is int64, but only floats and complex numbers have derivatives.\n"
      "  Make it a float (x.astype(float), 3.0 for 3), or leave it out of argnums."),
     (lambda: ad.hessian(lambda x: x)(POINT), ShapeError,
-     "grad: <lambda> returned shape (7,), but a gradient is that of one number.\n"
+     "hessian: <lambda> returned shape (7,), but a gradient is that of one number.\n"
      "  Reduce it (y.sum(), y.mean()), or use ad.jacobian for all derivatives, ad.vjp for their products."),
     (lambda: ad.hvp(rosen, (POINT,), POINT), ArgumentError,
      "hvp: a tuple of 1 primals needs a tuple of 1 tangents, one each, but got ndarray."),

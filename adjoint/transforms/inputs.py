@@ -49,6 +49,13 @@ def as_function(transform: str, f: Any) -> Callable[..., Any]:
     return f
 
 
+def kind_of(value: Any) -> str:
+    """Return the type of a value as messages name it: with its library where it is another's."""
+    kind = type(value)
+    home = kind.__module__.partition(".")[0]
+    return kind.__name__ if home in ("builtins", "adjoint", "__main__") else f"{home}.{kind.__name__}"
+
+
 def name_of(f: Any) -> str:
     """Return what to call a function in a message."""
     return getattr(f, "__name__", None) or type(f).__name__
@@ -119,7 +126,7 @@ def as_input(transform: str, place: Place, leaf: Any) -> Tensor:
         found = tensor(leaf)
     else:
         raise TransformError(
-            f"{transform}: {place} is a {type(leaf).__name__}, not a tensor, an array or a number.\n"
+            f"{transform}: {place} is a {kind_of(leaf)}, not a tensor, an array or a number.\n"
             "  Close over it, or name other arguments in argnums."
         )
     if not differentiable(found.dtype):
@@ -288,7 +295,7 @@ def direction(transform: str, place: Place, like: Any, given: Any) -> Tensor:
         found = tensor(given, dtype=like.dtype)
     else:
         raise TransformError(
-            f"{transform}: {place} is a {type(given).__name__}, not a tensor, an array or a number."
+            f"{transform}: {place} is a {kind_of(given)}, not a tensor, an array or a number."
         )
     if found.shape != like.shape:
         raise ShapeError(f"{transform}: {place} has shape {found.shape}, but {like.shape} is expected.")

@@ -26,7 +26,7 @@ from adjoint.transforms.inputs import (
     record_call,
     released_value,
 )
-from adjoint.transforms.reverse import check_one_number, grad, pull_back
+from adjoint.transforms.reverse import check_one_number, gradient_function, pull_back
 
 __all__ = ["hessian", "hvp", "jacfwd", "jacobian", "jacrev"]
 
@@ -215,10 +215,8 @@ def hessian(
     tensor([[6., 2.],
             [2., 0.]], dtype=float64)
     """
-    as_function("hessian", f)
-    return _matrix(
-        "hessian", grad(f, argnums, has_aux), argnums, has_aux, chunk_size, holomorphic=False, reverse=False
-    )
+    gradient = gradient_function("hessian", f, argnums, has_aux)
+    return _matrix("hessian", gradient, argnums, has_aux, chunk_size, holomorphic=False, reverse=False)
 
 
 def hvp(f: Callable[..., Any], primals: Any, tangents: Any) -> Any:
@@ -242,7 +240,7 @@ def hvp(f: Callable[..., Any], primals: Any, tangents: Any) -> Any:
         raise ArgumentError(
             f"hvp: a tuple of {n} primals needs a tuple of {n} tangents, one each, but got {got}."
         )
-    return grad(_Along(f, tangents), tuple(range(len(primals))))(*primals)
+    return gradient_function("hvp", _Along(f, tangents), tuple(range(len(primals))), False)(*primals)
 
 
 class _Along:

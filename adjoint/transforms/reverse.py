@@ -26,7 +26,7 @@ from adjoint.transforms.inputs import (
     released_value,
 )
 
-__all__ = ["check_one_number", "grad", "pull_back", "value_and_grad", "vjp"]
+__all__ = ["check_one_number", "grad", "gradient_function", "pull_back", "value_and_grad", "vjp"]
 
 
 def grad(
@@ -49,11 +49,18 @@ def grad(
     >>> ad.grad(lambda p, x: p["w"] * x + p["b"])({"w": 2.0, "b": 1.0}, 3.0)
     {'w': tensor(3., dtype=float64), 'b': tensor(1., dtype=float64)}
     """
-    as_function("grad", f)
+    return gradient_function("grad", f, argnums, has_aux)
+
+
+def gradient_function(
+    transform: str, f: Callable[..., Any], argnums: int | Sequence[int], has_aux: bool
+) -> Callable[..., Any]:
+    """Do what ``grad`` does, under another name in messages."""
+    as_function(transform, f)
 
     @functools.wraps(f, assigned=("__module__", "__name__", "__qualname__"))
     def gradient(*args: Any, **kwargs: Any) -> Any:
-        _, aux, grads = _value_and_grad("grad", f, argnums, has_aux, args, kwargs)
+        _, aux, grads = _value_and_grad(transform, f, argnums, has_aux, args, kwargs)
         return (grads, aux) if has_aux else grads
 
     return gradient
