@@ -26,7 +26,7 @@ class Node:
     """One operation in the graph: what it was, where its gradient goes, what it kept.
 
     It has no ``__init__``: the record paths set each slot themselves, which is a third
-    faster (benchmarks/record.py).
+    faster.
     """
 
     __slots__ = (

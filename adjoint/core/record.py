@@ -244,21 +244,29 @@ def binary(op: Op) -> Eager:
 
 def general(op: Op) -> Eager:
     """Make the eager function of any op: several arrays, parameters, several outputs."""
+    several = op.outputs > 1
+    smooth = op.differentiable
+    rough = [i for i in range(op.arity or 0) if not op.smooth(i)]
 
     def eager(*args: Any, **params: Any) -> Any:
-        if special.count or op.outputs > 1:
+        if several or special.count:
             return careful(op, args, params)
         wants = False
         arrays = []
+        parents = []
         for a in args:
             if type(a) is Tensor:
                 arrays.append(a._data)
-                if a._node is not None:
+                parent = a._node
+                if parent is not None:
                     wants = True
+                    parents.append(a if parent is LEAF else parent)
+                    continue
             elif type(a) is float or type(a) is int:
                 arrays.append(a)
             else:
                 return careful(op, args, params)
+            parents.append(None)
         try:
             data = op.forward(*arrays, **params)
         except Exception as error:
@@ -266,10 +274,11 @@ def general(op: Op) -> Eager:
         if type(data) is not ndarray:
             data = _asarray(data)
         out = wrap(data)
-        if wants and op.differentiable and _recording() and differentiable(data.dtype):
-            parents = parents_of(op, args)
-            if parents is not None:
-                out._node = make_node(op, args, params, parents, data)
+        if wants and smooth and _recording() and differentiable(data.dtype):
+            for i in rough:
+                parents[i] = None
+            if not rough or any(p is not None for p in parents):
+                out._node = make_node(op, args, params, tuple(parents), data)
         return out
 
     return eager

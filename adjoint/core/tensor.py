@@ -397,7 +397,12 @@ def _concrete(t: Tensor, what: str) -> ndarray[Any, Any]:
 
 def wrap(data: Any) -> Tensor:
     """Make a tensor around an array that nobody else writes to; no copy."""
-    t = object.__new__(Tensor if type(data) is ndarray else Traced)
+    if type(data) is ndarray:
+        t = object.__new__(Tensor)
+    elif isinstance(data, Lifted):
+        t = object.__new__(Traced)
+    else:  # what NumPy returns for 0-d results, or a subclass of its arrays
+        t, data = object.__new__(Tensor), np.asarray(data)
     t._data = data
     t._node = None
     t._version = 0

@@ -29,7 +29,7 @@ def run_serial(plan: Plan, run: Run) -> None:
     invalid = Invalid()
     xp = run.xp
     # Plain first-order backward of plain ops is what ``pull`` does, written out: a call and a
-    # tuple per node would cost a third more (benchmarks/micro.py).
+    # tuple per node would cost a third more.
     plain = xp is raw and plan.needed is None and not plan.ready and not anomaly.is_on()
     grads, owned, wide, retain = run.grads, run.owned, run.wide, run.retain
     guarded = run.guarded
