@@ -210,7 +210,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
      "  Make it a float (x.astype(float), 3.0 for 3), or leave it out of argnums."),
     (lambda: ad.grad(loss)({"w": object()}), TransformError,
      "grad: x['w'] is a object, not a tensor, an array or a number.\n"
-     "  Close over it, or name other arguments in argnums."),
+     "  Convert it (ad.tensor(np.asarray(x))), close over it, or name other arguments in argnums."),
     (lambda: ad.grad(loss)("text"), TransformError, "grad: x holds no tensors: 'text'."),
     (lambda: ad.grad(nothing)(1.0), TransformError,
      "grad: nothing returned None.\n  Return the tensor that is to be differentiated."),

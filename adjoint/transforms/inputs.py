@@ -127,7 +127,7 @@ def as_input(transform: str, place: Place, leaf: Any) -> Tensor:
     else:
         raise TransformError(
             f"{transform}: {place} is a {kind_of(leaf)}, not a tensor, an array or a number.\n"
-            "  Close over it, or name other arguments in argnums."
+            "  Convert it (ad.tensor(np.asarray(x))), close over it, or name other arguments in argnums."
         )
     if not differentiable(found.dtype):
         raise DTypeError(
