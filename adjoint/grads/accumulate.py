@@ -293,8 +293,7 @@ class GradientAccumulator:
             self._clear()
 
     def _clear(self) -> None:
-        for b in self._buffers.all:
-            b.reset()
+        self._buffers.reset()
         self._window = Window()
 
     def _refuse_if_closed(self) -> None:

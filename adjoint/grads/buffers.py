@@ -1,8 +1,7 @@
 """Buffers that sum gradients: weighted, in float32 or wider, compensated if asked, sparse while they can be.
 
-Small buffers share one block of memory.  A whole micro-batch is then packed by one NumPy call,
-checked by a second and added by a third, which is faster than an addition per parameter
-(benchmarks/accumulate.py).
+Small buffers share blocks of memory.  Their gradients are packed side by side by one NumPy call, and
+checked and added by one each, not by some per parameter (benchmarks/cases/accumulate.py).
 """
 
 from __future__ import annotations
@@ -345,26 +344,14 @@ def _wide(g: Array) -> Array:
 
 
 class Block:
-    """Memory that several small buffers share, one after the other.
+    """Memory that several small buffers share, one after the other."""
 
-    ``runs`` are members (from, to) and their places (start, stop), few enough at a time to stay in
-    the cache between packing, checking and scaling.
-    """
-
-    __slots__ = ("flat", "members", "runs")
+    __slots__ = ("flat", "members")
 
     def __init__(self, members: Sequence[GradientBuffer]) -> None:
         self.members = list(members)
         self.flat = np.empty(sum(b.size for b in members), members[0].dtype)
         self._share(keep=True)
-        self.runs: list[tuple[int, int, int, int]] = []
-        i = start = stop = 0
-        for j, b in enumerate(members):
-            if stop > start and stop + b.size - start > CHUNK:
-                self.runs.append((i, j, start, stop))
-                i, start = j, stop
-            stop += b.size
-        self.runs.append((i, len(members), start, stop))
 
     def _share(self, keep: bool) -> None:
         start = 0
@@ -391,17 +378,25 @@ class Buffers:
         self._groups: list[tuple[Block | None, int, int]] | None = None  # how a whole micro-batch is packed
         self._scratch: dict[np.dtype[Any], Array] = {}
         self._undecided = 0  # buffers that take their dtype from their first gradient
+        self._even = True  # since all were empty, whole micro-batches alone were added
 
     def register(self, buffer: GradientBuffer) -> None:
         """Add a buffer under its name."""
         self.by_name[buffer.name] = buffer
         self.all.append(buffer)
+        self._even = self._even and self.all[0].count == buffer.count
         self._undecided += buffer._dtype is None
         self._groups = None
 
+    def reset(self) -> None:
+        """Forget all sums."""
+        for b in self.all:
+            b.reset()
+        self._even = True
+
     def replace(self, buffers: list[GradientBuffer]) -> None:
         """Put other buffers in the place of all."""
-        self.by_name, self.all, self._undecided, self._groups = {}, [], 0, None
+        self.by_name, self.all, self._undecided, self._groups, self._even = {}, [], 0, None, True
         for b in buffers:
             self.register(b)
 
@@ -465,12 +460,15 @@ class Buffers:
     ) -> list[tuple[Block | None, int, int]]:
         """Return runs of gradients that go into one block together, and those that go alone."""
         if buffers is not self.all:
+            self._even = False
             return [(None, i, i + 1) for i in range(len(buffers))]
         if self._groups is None:
             self._groups = self._lay_out()
         found: list[tuple[Block | None, int, int]] = []
         for block, i, j in self._groups:
-            if block is None or (_in_step(buffers[i:j]) and (plain or _packable(buffers[i:j], arrays[i:j]))):
+            if block is None or (
+                (self._even or _in_step(buffers[i:j])) and (plain or _packable(buffers[i:j], arrays[i:j]))
+            ):
                 found.append((block, i, j))
             else:
                 found += [(None, k, k + 1) for k in range(i, j)]
@@ -498,15 +496,13 @@ class Buffers:
         return not alone and b.dtype == dtype and before + b.size <= BLOCK
 
     def _pack(self, block: Block, arrays: list[Array], factor: float, check: bool) -> bool:
-        """Copy gradients into the scratch, times ``factor``; False as soon as one is not finite."""
+        """Copy gradients into the scratch, times ``factor``; False if one is not finite."""
         scratch = self._scratch_of(block)
-        for i, j, start, stop in block.runs:
-            piece = scratch[start:stop]
-            np.concatenate(arrays[i:j], axis=None, out=piece, casting="same_kind")
-            if check and not all_finite(piece):
-                return False
-            if factor != 1.0:
-                np.multiply(piece, factor, out=piece)
+        np.concatenate(arrays, axis=None, out=scratch, casting="same_kind")
+        if check and not all_finite(scratch):
+            return False
+        if factor != 1.0:
+            np.multiply(scratch, factor, out=scratch)
         return True
 
     def _scratch_of(self, block: Block) -> Array:
