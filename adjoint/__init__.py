@@ -34,7 +34,10 @@ from adjoint.grads.scaler import GradScaler
 from adjoint.grads.store import Gradients
 from adjoint.grads.tape import Tape
 from adjoint.grads.windows import AccumulationConfig, AccumulationEvent, AccumulationStats
+from adjoint.interop import array_api
 from adjoint.interop import numpy as _numpy_protocols
+from adjoint.interop.array_api import *
+from adjoint.interop.dlpack import from_dlpack
 from adjoint.interop.files import load, save
 from adjoint.ops import (
     arrange,
@@ -78,6 +81,7 @@ from adjoint.transforms.matrix import hessian, hvp, jacfwd, jacobian, jacrev
 from adjoint.transforms.reverse import grad, value_and_grad, vjp
 
 __version__ = "0.1.0"
+__array_api_version__ = "2024.12"
 
 __all__ = [
     "OPS",
@@ -91,6 +95,7 @@ __all__ = [
     "SparseGradient",
     "Tape",
     "Tensor",
+    "__array_api_version__",
     "__version__",
     "asarray",
     "backward",
@@ -104,6 +109,7 @@ __all__ = [
     "enable_grad",
     "errors",
     "fft",
+    "from_dlpack",
     "get_default_dtype",
     "global_norm",
     "grad",
@@ -135,8 +141,9 @@ __all__ = [
     "tree",
     "value_and_grad",
     "vjp",
-    *arrange.__all__,
     "vmap",
+    *array_api.__all__,
+    *arrange.__all__,
     *compare.__all__,
     *complex_parts.__all__,
     *contraction.__all__,
@@ -153,5 +160,5 @@ __all__ = [
     *shape.__all__,
 ]
 
-del _numpy_protocols, arrange, compare, complex_parts, contraction, create, elementwise
+del _numpy_protocols, array_api, arrange, compare, complex_parts, contraction, create, elementwise
 del fused, index, join, order, piecewise, products, reduce, scan, selection, shape

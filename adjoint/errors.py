@@ -18,6 +18,7 @@
     ├── GradcheckError        (AssertionError)  a derivative disagrees with finite differences
     ├── NotSavedError         (AttributeError)  a rule read a value its op does not save
     ├── TransformError        (TypeError)     a function cannot be transformed as asked
+    ├── SharingError          (BufferError)   memory that cannot be shared as asked
     ├── WorkerError           (RuntimeError)  a worker thread of backward ended from outside
     ├── ConvergenceError      (RuntimeError)  an iteration did not converge
     ├── NonFiniteError        (FloatingPointError)  a gradient that is NaN or infinite
@@ -56,6 +57,7 @@ __all__ = [
     "NotSavedError",
     "RuleError",
     "ShapeError",
+    "SharingError",
     "TapeError",
     "TransformError",
     "UnknownNameError",
@@ -72,6 +74,14 @@ class ShapeError(AdjointError, ValueError):
 
     Cause: operands that do not broadcast, an axis out of range, a gradient that has not its
     tensor's shape, a ragged list.  Cure: the message names the op and both shapes.
+    """
+
+
+class SharingError(AdjointError, BufferError):
+    """Memory cannot be shared with another library as asked.
+
+    Cause: ``copy=False`` for memory that could still be written to, or a device other than the
+    cpu, in the DLPack protocol.  Cure: let it copy.
     """
 
 

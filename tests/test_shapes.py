@@ -278,8 +278,8 @@ MISTAKES = [
      "reshape: 6 elements of shape (2, 3) do not fit into shape (4, -1).\n"
      "  The product of the lengths must be the number of elements; one of them may be -1."),
     (InputError, lambda: ad.reshape(a23, 2.5), "reshape: a shape is made of whole numbers, but got 2.5."),
-    (InputError, lambda: ad.reshape(a23),
-     "reshape: expected a shape, as reshape(x, (2, 3)), reshape(x, 2, 3) or shape=(2, 3)."),
+    (InputError, lambda: ad.tensor(a23).reshape(),
+     "reshape: expected a shape, as x.reshape((2, 3)), x.reshape(2, 3) or shape=(2, 3)."),
     (ArgumentError, lambda: ad.reshape(a23, 6, order="K"), "reshape: order is 'C' or 'F', not 'K'."),
     (ShapeError, lambda: ad.transpose(a23, 0, 0),
      "transpose: axes (0, 0) is no order of the 2 axes of shape (2, 3).\n  Name each axis once."),

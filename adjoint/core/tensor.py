@@ -36,6 +36,8 @@ __all__ = [
     "Traced",
     "array_of",
     "asarray",
+    "check_device",
+    "checked_dtype",
     "committing",
     "differentiable",
     "tensor",
@@ -344,7 +346,7 @@ class Tensor(Methods):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         key = rec.canonical_key(self.shape, key)
-        value = array_of(value)
+        value = _weak(value, self.dtype) if type(value) in (bool, int, float) else array_of(value)
         spot = self._data[key].shape  # not the view itself, which would hold the memory
         if broadcast_shapes("x[key] = value", spot, value.shape) != spot:
             raise ShapeError(
@@ -371,6 +373,16 @@ class Traced(Tensor):
     """
 
     __slots__ = ()
+
+
+def _weak(value: Any, dtype: np.dtype[Any]) -> ndarray[Any, Any]:
+    """Return a Python number as an array of ``dtype`` where its kind allows that."""
+    if np.result_type(dtype, type(value)()) != dtype:  # a Python number is weak, its type is not
+        return np.asarray(value)
+    try:
+        return np.asarray(value, dtype)
+    except OverflowError:
+        raise ArgumentError(f"{value} does not fit into a {dtype} tensor.") from None
 
 
 def _unpickle(data: ndarray[Any, Any], requires_grad: bool) -> Tensor:
@@ -481,7 +493,7 @@ def array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
         raise InputError(f"cannot make a tensor of {type(value).__name__}: {error}") from None
     data = _numeric(data, value)
     if dtype is not None:
-        target = _checked_dtype(dtype)
+        target = checked_dtype(dtype)
         try:
             data = data.astype(target, copy=False)
         except (OverflowError, ValueError, TypeError) as error:
@@ -491,7 +503,14 @@ def array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
     return data
 
 
-def _checked_dtype(dtype: Any) -> np.dtype[Any]:
+def check_device(op: str, device: Any) -> None:
+    """Refuse every device but the one there is; None means it too."""
+    if device is not None and device != "cpu":
+        raise ArgumentError(f'{op}: the only device is "cpu", but got {device!r}.')
+
+
+def checked_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return a dtype that tensors can have, or raise."""
     try:
         target = np.dtype(dtype)
     except TypeError:
@@ -568,12 +587,13 @@ def tensor(data: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tens
     return fresh.requires_grad_() if requires_grad else fresh
 
 
-def asarray(data: Any, *, dtype: Any = None, copy: bool | None = None) -> Tensor:
+def asarray(data: Any, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Tensor:
     """Return ``data`` as a tensor: itself if it is one, sharing memory where that is safe.
 
     Memory that somebody could still write to is copied, because tensors own their memory;
     ``copy=False`` raises where a copy is needed.
     """
+    check_device("asarray", device)
     if isinstance(data, Tensor):
         if dtype is not None and (target := _checked_dtype(dtype)) != data.dtype:
             if copy is False:

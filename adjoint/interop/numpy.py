@@ -12,6 +12,7 @@ from adjoint import ops
 from adjoint.core.define import UFUNCS
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError
+from adjoint.interop import array_api
 
 __all__ = ["FUNCTIONS", "array_function", "array_ufunc"]
 
@@ -46,6 +47,7 @@ def _functions() -> dict[Any, Callable[..., Any]]:
                 found[theirs] = getattr(namespace, name)
     found[np.lib.stride_tricks.sliding_window_view] = ops.function("sliding_window_view")
     del found[np.put_along_axis]  # NumPy's writes into its argument, ours does not
+    found |= {np.can_cast: array_api.can_cast, np.result_type: array_api.result_type}
     for theirs_name, ours in _ALIASES.items():
         theirs = getattr(np, theirs_name)
         if not isinstance(theirs, np.ufunc):

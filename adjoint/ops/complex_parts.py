@@ -14,7 +14,7 @@ import numpy as np
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.sparse import SparseRows
-from adjoint.core.tensor import Tensor, asarray
+from adjoint.core.tensor import Tensor, asarray, checked_dtype
 from adjoint.errors import DTypeError
 
 __all__ = ["angle", "astype", "conj", "conjugate", "imag", "real"]
@@ -52,10 +52,10 @@ def angle(z: Any, deg: bool = False) -> Tensor:
     return rec.rad2deg(radians) if deg else radians
 
 
-def astype(x: Any, dtype: Any, *, copy: bool = True) -> Tensor:
+def astype(x: Any, dtype: Any, *, copy: bool = True, device: Any = None) -> Tensor:
     """Return the values as ``dtype``; gradients come back in the dtype of ``x``."""
-    x = asarray(x)
-    target = np.dtype(dtype)
+    x = asarray(x, device=device)
+    target = checked_dtype(dtype)
     if target == x.dtype and not copy:
         return x
     if x.dtype.kind == "c" and target.kind != "c":

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import get_default_dtype
-from adjoint.core.shapes import canonical_shape
-from adjoint.core.tensor import Tensor, array_of, asarray, wrap
-from adjoint.errors import ArgumentError, InputError
+from adjoint.core.namespace import rec
+from adjoint.core.shapes import canonical_shape, whole_number
+from adjoint.core.tensor import Tensor, array_of, asarray, check_device, checked_dtype, wrap
+from adjoint.errors import ArgumentError, InputError, NoGradientError
 
 __all__ = [
     "arange",
@@ -26,7 +27,8 @@ __all__ = [
 ]
 
 
-def _made(array: Any, requires_grad: bool) -> Tensor:
+def _made(op: str, array: Any, device: Any, requires_grad: bool) -> Tensor:
+    check_device(op, device)
     t = wrap(np.asarray(array))
     return t.requires_grad_() if requires_grad else t
 
@@ -38,53 +40,73 @@ def _shape(op: str, shape: Any) -> tuple[int, ...]:
     return wanted
 
 
-def zeros(shape: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+def _dtype(dtype: Any) -> np.dtype[Any]:
+    return get_default_dtype() if dtype is None else checked_dtype(dtype)
+
+
+def zeros(shape: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
     """Make a tensor of zeros."""
-    return _made(np.zeros(_shape("zeros", shape), dtype or get_default_dtype()), requires_grad)
+    return _made("zeros", np.zeros(_shape("zeros", shape), _dtype(dtype)), device, requires_grad)
 
 
-def ones(shape: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+def ones(shape: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
     """Make a tensor of ones."""
-    return _made(np.ones(_shape("ones", shape), dtype or get_default_dtype()), requires_grad)
+    return _made("ones", np.ones(_shape("ones", shape), _dtype(dtype)), device, requires_grad)
 
 
-def empty(shape: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+def empty(shape: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
     """Make a tensor whose elements are whatever the memory holds."""
-    return _made(np.empty(_shape("empty", shape), dtype or get_default_dtype()), requires_grad)
+    return _made("empty", np.empty(_shape("empty", shape), _dtype(dtype)), device, requires_grad)
 
 
-def full(shape: Any, fill_value: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-    """Make a tensor filled with one value."""
+def full(
+    shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
+    """Make a tensor filled with one value; if that is a tensor, gradients flow to it."""
+    wanted = _shape("full", shape)
+    if isinstance(fill_value, Tensor) and fill_value.requires_grad:
+        check_device("full", device)
+        return rec.broadcast_to(asarray(fill_value, dtype=dtype), shape=wanted)
     value = array_of(fill_value, dtype)
-    return _made(np.full(_shape("full", shape), value), requires_grad)
+    if value.ndim > len(wanted):
+        raise ArgumentError(f"full: a value of shape {value.shape} does not fill the shape {wanted}.")
+    return _made("full", np.full(wanted, value), device, requires_grad)
 
 
-def zeros_like(x: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+def zeros_like(x: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
     """Make zeros of the shape and dtype of ``x``."""
     x = asarray(x)
-    return zeros(x.shape, dtype=dtype or x.dtype, requires_grad=requires_grad)
+    return zeros(x.shape, dtype=dtype or x.dtype, device=device, requires_grad=requires_grad)
 
 
-def ones_like(x: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+def ones_like(x: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
     """Make ones of the shape and dtype of ``x``."""
     x = asarray(x)
-    return ones(x.shape, dtype=dtype or x.dtype, requires_grad=requires_grad)
+    return ones(x.shape, dtype=dtype or x.dtype, device=device, requires_grad=requires_grad)
 
 
-def empty_like(x: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+def empty_like(x: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
     """Make an uninitialised tensor of the shape and dtype of ``x``."""
     x = asarray(x)
-    return empty(x.shape, dtype=dtype or x.dtype, requires_grad=requires_grad)
+    return empty(x.shape, dtype=dtype or x.dtype, device=device, requires_grad=requires_grad)
 
 
-def full_like(x: Any, fill_value: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+def full_like(
+    x: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """Make a tensor of the shape and dtype of ``x`` filled with one value."""
     x = asarray(x)
-    return full(x.shape, fill_value, dtype=dtype or x.dtype, requires_grad=requires_grad)
+    return full(x.shape, fill_value, dtype=dtype or x.dtype, device=device, requires_grad=requires_grad)
 
 
 def arange(
-    start: Any, stop: Any = None, step: Any = 1, *, dtype: Any = None, requires_grad: bool = False
+    start: Any,
+    stop: Any = None,
+    step: Any = 1,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """Make numbers from ``start`` up to, not including, ``stop``.
 
@@ -95,13 +117,25 @@ def arange(
         raise ArgumentError("arange: step must not be 0.")
     if stop is None:
         start, stop = 0, start
-    numbers = [float(v) if isinstance(v, Tensor) else v for v in (start, stop, step)]
+    numbers = [_number(v) for v in (start, stop, step)]
     if dtype is None and any(isinstance(v, float) for v in numbers):
         dtype = get_default_dtype()
     try:
-        return _made(np.arange(*numbers, dtype=dtype), requires_grad)
+        made = np.arange(*numbers, dtype=dtype)
     except (TypeError, ValueError) as error:
         raise InputError(f"arange: {error}") from None
+    return _made("arange", made, device, requires_grad)
+
+
+def _number(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    if value.requires_grad:
+        raise NoGradientError(
+            "arange: how many numbers there are depends on the arguments, so no gradient flows to them.\n"
+            "  Use start + step * ad.arange(n), which differentiates."
+        )
+    return value.item()
 
 
 def linspace(
@@ -111,18 +145,44 @@ def linspace(
     *,
     endpoint: bool = True,
     dtype: Any = None,
+    device: Any = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Make ``num`` evenly spaced numbers from ``start`` to ``stop``."""
-    if num < 0:
+    """Make ``num`` evenly spaced numbers from ``start`` to ``stop``; gradients flow to both ends."""
+    if whole_number("linspace", "num", num) < 0:
         raise ArgumentError(f"linspace: num must not be negative, but is {num}.")
-    if dtype is None and not any(isinstance(v, complex) for v in (start, stop)):
+    if any(isinstance(v, Tensor) and v.requires_grad for v in (start, stop)):
+        check_device("linspace", device)
+        return _between(asarray(start), asarray(stop), num, endpoint, dtype)
+    first, last = (array_of(v) for v in (start, stop))
+    if dtype is None and first.dtype.kind != "c" and last.dtype.kind != "c":
         dtype = get_default_dtype()
-    return _made(np.linspace(start, stop, num, endpoint=endpoint, dtype=dtype), requires_grad)
+    made = np.linspace(first, last, num, endpoint=endpoint, dtype=dtype)
+    return _made("linspace", made, device, requires_grad)
+
+
+def _between(start: Tensor, stop: Tensor, num: int, endpoint: bool, dtype: Any) -> Tensor:
+    parts = max(num - 1 if endpoint else num, 1)
+    ramp = (np.arange(num) / parts).reshape((num,) + (1,) * max(start.ndim, stop.ndim))
+    # the two weights, not start + ramp·(stop - start), so that both ends are exact
+    found = start * (1 - ramp) + stop * ramp
+    return found if dtype is None else rec.astype(found, dtype=checked_dtype(dtype))
 
 
 def eye(
-    n_rows: int, n_cols: int | None = None, *, k: int = 0, dtype: Any = None, requires_grad: bool = False
+    n_rows: int,
+    n_cols: int | None = None,
+    *,
+    k: int = 0,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """Make ones on a diagonal: the identity matrix."""
-    return _made(np.eye(n_rows, n_cols, k=k, dtype=dtype or get_default_dtype()), requires_grad)
+    rows = whole_number("eye", "n_rows", n_rows)
+    columns = rows if n_cols is None else whole_number("eye", "n_cols", n_cols)
+    if rows < 0 or columns < 0:
+        raise ArgumentError(f"eye: lengths must not be negative, but the shape is {(rows, columns)}.")
+    offset = whole_number("eye", "k", k)
+    offset = max(-rows, min(offset, columns))  # beyond that there is no diagonal, and NumPy overflows
+    return _made("eye", np.eye(rows, columns, k=offset, dtype=_dtype(dtype)), device, requires_grad)

@@ -16,7 +16,7 @@ import numpy as np
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape, canonical_axis
-from adjoint.core.tensor import Tensor, asarray, wrap
+from adjoint.core.tensor import Tensor, asarray, check_device, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.ops.shape import roll
 
@@ -262,15 +262,16 @@ def ihfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None)
 
 def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Return the frequencies of the terms of ``fft``, for samples ``d`` apart."""
-    return _frequencies("fftfreq", np.fft.fftfreq, n, d, dtype)
+    return _frequencies("fftfreq", np.fft.fftfreq, n, d, dtype, device)
 
 
 def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Return the frequencies of the terms of ``rfft``, for samples ``d`` apart."""
-    return _frequencies("rfftfreq", np.fft.rfftfreq, n, d, dtype)
+    return _frequencies("rfftfreq", np.fft.rfftfreq, n, d, dtype, device)
 
 
-def _frequencies(op: str, function: Any, n: int, d: float, dtype: Any) -> Tensor:
+def _frequencies(op: str, function: Any, n: int, d: float, dtype: Any, device: Any) -> Tensor:
+    check_device(op, device)
     try:
         count = operator.index(n)
     except TypeError:

@@ -114,15 +114,7 @@ define("ones_like", np.ones_like, None, reason="it is constant", doc="Ones of th
 # Functions that sort their arguments first -----------------------------------------------------
 
 
-def _lengths(op: str, lengths: tuple[Any, ...], shape: Any) -> Shape:
-    """Accept f(x, (2, 3)), f(x, 2, 3) and f(x, shape=(2, 3))."""
-    if (shape is None) == (not lengths):
-        raise InputError(f"{op}: expected a shape, as {op}(x, (2, 3)), {op}(x, 2, 3) or shape=(2, 3).")
-    given = shape if shape is not None else lengths[0] if len(lengths) == 1 else lengths
-    return canonical_shape(op, given)
-
-
-def reshape(x: Any, *lengths: Any, shape: Any = None, order: str = "C", copy: bool | None = None) -> Tensor:
+def reshape(x: Any, shape: Any, order: str = "C", *, copy: bool | None = None) -> Tensor:
     """Return the same elements in another shape; one length may be -1.
 
     ``order`` is "C" (the last axis runs fastest) or "F" (the first one does).
@@ -132,10 +124,20 @@ def reshape(x: Any, *lengths: Any, shape: Any = None, order: str = "C", copy: bo
     (2, 3)
     """
     x = asarray(x, copy=copy)
-    wanted = _filled("reshape", x, _lengths("reshape", lengths, shape))
+    wanted = _filled("reshape", x, canonical_shape("reshape", shape))
     if _by_columns("reshape", order):
         return transpose(rec.reshape(transpose(x), shape=wanted[::-1]))
     return rec.reshape(x, shape=wanted)
+
+
+def reshape_method(
+    x: Tensor, *lengths: Any, shape: Any = None, order: str = "C", copy: bool | None = None
+) -> Tensor:
+    """Return the same elements in another shape, given as one tuple or as its lengths."""
+    if (shape is None) == (not lengths):
+        raise InputError("reshape: expected a shape, as x.reshape((2, 3)), x.reshape(2, 3) or shape=(2, 3).")
+    given = shape if shape is not None else lengths[0] if len(lengths) == 1 else lengths
+    return reshape(x, given, order, copy=copy)
 
 
 def _filled(op: str, x: Tensor, wanted: Shape) -> Shape:

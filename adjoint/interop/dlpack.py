@@ -1,0 +1,87 @@
+"""DLPack: tensors to and from other libraries.
+
+Tensors own their memory, so both directions copy.  Only where ``copy=False`` asks for it is
+memory shared: it is then marked as read-only, which DLPack can say since its version 1.0, and a
+later write into the tensor goes to a copy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.tensor import Tensor, check_device, tensor, wrap
+from adjoint.errors import InputError, NoGradientError, SharingError
+
+__all__ = ["from_dlpack"]
+
+_CPU = (1, 0)  # DLPack's kDLCPU, and the number of the device
+
+
+def dlpack(
+    self: Tensor,
+    /,
+    *,
+    stream: Any = None,
+    max_version: tuple[int, int] | None = None,
+    dl_device: tuple[Any, int] | None = None,
+    copy: bool | None = None,
+) -> Any:
+    """Return the values as a DLPack capsule for another library."""
+    if self.requires_grad:
+        raise NoGradientError(
+            "__dlpack__: this tensor requires grad, and the other library would not record what it does.\n"
+            "  Hand over x.detach()."
+        )
+    if stream is not None:
+        raise InputError("__dlpack__: the cpu has no streams, so stream must be None.")
+    if dl_device is not None and (int(dl_device[0]), dl_device[1]) != _CPU:
+        raise SharingError(f"__dlpack__: tensors are on the cpu, {_CPU}, and cannot go to {dl_device}.")
+    versioned = max_version is not None and max_version[0] >= 1
+    if copy is False:
+        if not versioned:
+            raise SharingError(
+                "__dlpack__: memory is shared as read-only, which only DLPack 1.0 and later can say.\n"
+                "  Pass max_version=(1, 0), or let it copy."
+            )
+        return self.numpy().__dlpack__(max_version=max_version)
+    free = self.numpy(copy=True)
+    return free.__dlpack__(max_version=max_version) if versioned else free.__dlpack__()
+
+
+def dlpack_device(self: Tensor, /) -> tuple[int, int]:
+    """Return DLPack's name for the cpu."""
+    return _CPU
+
+
+def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Tensor:
+    """Make a tensor of what another library exports by DLPack: a copy, as tensors own their memory.
+
+    ``copy=False`` shares memory where the exporter marks it as read-only, as tensors do, and
+    raises otherwise.
+
+    >>> import numpy as np
+    >>> from_dlpack(np.array([1.0, 2.0]))
+    tensor([1., 2.], dtype=float64)
+    """
+    check_device("from_dlpack", device)
+    if not hasattr(x, "__dlpack__"):
+        raise InputError(f"from_dlpack: a {type(x).__name__} has no __dlpack__.  Use ad.tensor(x).")
+    if isinstance(x, Tensor):
+        return wrap(x.detach()._data) if copy is False else tensor(x)
+    try:
+        array = np.from_dlpack(x)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise SharingError(
+            f"from_dlpack: this {type(x).__name__} cannot be exported to the cpu: {error}"
+        ) from None
+    if copy is False:
+        if array.flags.writeable:
+            raise SharingError("from_dlpack: this memory can still be written to, so it needs a copy.")
+        return wrap(array)
+    return tensor(array)
+
+
+Tensor.__dlpack__ = dlpack  # type: ignore[attr-defined]
+Tensor.__dlpack_device__ = dlpack_device  # type: ignore[attr-defined]
