@@ -181,6 +181,16 @@ def test_python_numbers_written_into_a_tensor_are_weak():
         x[0] = 2.5
 
 
+@pytest.mark.parametrize("name", ["sum", "prod", "nansum", "nanprod", "cumsum", "cumprod", "cumulative_sum", "cumulative_prod"])  # fmt: skip
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "bool"])
+def test_sums_have_the_dtype_that_was_asked_for(name, dtype):
+    a = np.array([100, 3, 200, 7], dtype=np.uint8)
+    got = getattr(ad, name)(ad.tensor(a), dtype=dtype)
+    expected = getattr(np, name)(a, dtype=dtype)
+    assert got.dtype == expected.dtype == dtype
+    np.testing.assert_array_equal(got.numpy(), expected)
+
+
 # DLPack ----------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.tensor import Tensor, check_device, wrap
 from adjoint.errors import InPlaceError, InputError, ShapeError
 
 __all__ = ["SparseGradient", "SparseRows", "as_gradient_tensor", "sparse_gradient"]
@@ -227,8 +227,9 @@ class SparseGradient(Tensor):
         """Return the gradient itself: it has no history."""
         return self
 
-    def astype(self, dtype: Any, *, copy: bool = True) -> Tensor:
+    def astype(self, dtype: Any, *, copy: bool = True, device: Any = None) -> Tensor:
         """Return the gradient with values of another dtype, still sparse."""
+        check_device("astype", device)
         return SparseGradient.of(self._rows.astype(np.dtype(dtype), copy=copy))
 
     def __add__(self, other: Any) -> Tensor:

@@ -593,9 +593,10 @@ def asarray(data: Any, *, dtype: Any = None, device: Any = None, copy: bool | No
     Memory that somebody could still write to is copied, because tensors own their memory;
     ``copy=False`` raises where a copy is needed.
     """
-    check_device("asarray", device)
+    if device is not None:
+        check_device("asarray", device)
     if isinstance(data, Tensor):
-        if dtype is not None and (target := _checked_dtype(dtype)) != data.dtype:
+        if dtype is not None and (target := checked_dtype(dtype)) != data.dtype:
             if copy is False:
                 raise ArgumentError(f"asarray: {data.dtype} becomes {target} only by a copy.")
             return rec.astype(data, dtype=target)

@@ -168,8 +168,8 @@ def finfo(type: Any, /) -> FloatInfo:
     if dtype.kind not in "fc":
         raise DTypeError(f"finfo: {dtype} is not a float dtype.  Use iinfo for integers.")
     info = np.finfo(dtype)
-    numbers = (float(v) for v in (info.eps, info.max, info.min, info.smallest_normal))
-    return FloatInfo(int(info.bits), *numbers, dtype=np.dtype(info.dtype))
+    eps, top, bottom, normal = (float(v) for v in (info.eps, info.max, info.min, info.smallest_normal))
+    return FloatInfo(int(info.bits), eps, top, bottom, normal, np.dtype(info.dtype))
 
 
 def iinfo(type: Any, /) -> IntegerInfo:

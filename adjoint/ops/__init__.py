@@ -74,7 +74,7 @@ def _dynamic(name: str) -> Any:
 install(Tensor, function)
 Tensor.__getitem__ = index.getitem  # type: ignore[method-assign,assignment]
 Tensor.at = property(index.At)
-Tensor.reshape = shape.reshape_method  # type: ignore[method-assign]
+Tensor.reshape = shape.reshape_method  # type: ignore[method-assign,assignment]
 Tensor.T = property(shape.transpose)  # type: ignore[assignment]
 Tensor.mT = property(shape.matrix_transpose)  # type: ignore[assignment]
 Tensor.real = property(complex_parts.real)  # type: ignore[assignment]

@@ -242,6 +242,14 @@ def typed(op: str, x: Any, dtype: Any = None) -> Tensor:
     return asarray(x, dtype=dtype)
 
 
+def narrowed(y: Tensor, dtype: Any) -> Tensor:
+    """Cast a sum or product to the ``dtype`` that was asked for: small integers are added up in large ones.
+
+    Whole numbers that overflow wrap around, and do so to the same value before and after.
+    """
+    return y if dtype is None or y.dtype == dtype else rec.astype(y, dtype=np.dtype(dtype))
+
+
 def floating(op: str, x: Any, dtype: Any = None) -> Tensor:
     """Return an argument as a float or complex tensor; whole numbers become float64."""
     x = typed(op, x, dtype)
@@ -256,7 +264,8 @@ def sum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) 
     tensor([4., 6.], dtype=float64)
     """
     x = typed("sum", x, dtype)
-    return rec.sum(x, axis=canonical_axes("sum", axis, x.ndim), keepdims=bool(keepdims))
+    out: Tensor = rec.sum(x, axis=canonical_axes("sum", axis, x.ndim), keepdims=bool(keepdims))
+    return out if dtype is None else narrowed(out, dtype)
 
 
 def mean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
@@ -301,13 +310,13 @@ def prod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False)
     x = typed("prod", x, dtype)
     axes = canonical_axes("prod", axis, x.ndim)
     if len(axes) == 1:
-        return rec.prod(x, axis=axes, keepdims=bool(keepdims))
+        return narrowed(rec.prod(x, axis=axes, keepdims=bool(keepdims)), dtype)
     # several axes: bring them together at the end, as one
     rest = tuple(a for a in range(-x.ndim, 0) if a not in axes)
     flat = rec.permute_dims(x, axes=rest + axes) if axes else x
     lengths = tuple(x.shape[a] for a in rest)
     flat = rec.reshape(flat, shape=(*lengths, count(x.shape, axes)))
-    out: Tensor = rec.prod(flat, axis=(-1,), keepdims=False)
+    out = narrowed(rec.prod(flat, axis=(-1,), keepdims=False), dtype)
     if keepdims:
         out = rec.reshape(out, shape=tuple(1 if a in axes else x.shape[a] for a in range(-x.ndim, 0)))
     return out
@@ -451,12 +460,12 @@ def _without_nan(op: str, x: Any, fill: float, dtype: Any = None) -> tuple[Tenso
 
 def nansum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
     """Add the elements over ``axis`` that are not NaN; the others get the gradient 0."""
-    return sum(_without_nan("nansum", x, 0, dtype)[0], axis, keepdims=keepdims)
+    return sum(_without_nan("nansum", x, 0, dtype)[0], axis, dtype, keepdims=keepdims)
 
 
 def nanprod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
     """Multiply the elements over ``axis`` that are not NaN; the others get the gradient 0."""
-    return prod(_without_nan("nanprod", x, 1, dtype)[0], axis, keepdims=keepdims)
+    return prod(_without_nan("nanprod", x, 1, dtype)[0], axis, dtype, keepdims=keepdims)
 
 
 def nanmean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:

@@ -11,7 +11,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis, whole_number
 from adjoint.core.tensor import Tensor, asarray
 from adjoint.errors import ArgumentError, ShapeError
-from adjoint.ops.reduce import typed
+from adjoint.ops.reduce import narrowed, typed
 
 __all__ = [
     "cumprod",
@@ -55,12 +55,12 @@ def _scan(op: str, x: Tensor, axis: Any) -> Tensor:
 
 def cumsum(x: Any, axis: Any = None, dtype: Any = None) -> Tensor:
     """Return the running sums along ``axis``; of the flattened tensor if it is None."""
-    return _scan("cumsum", typed("cumsum", x, dtype), axis)
+    return narrowed(_scan("cumsum", typed("cumsum", x, dtype), axis), dtype)
 
 
 def cumprod(x: Any, axis: Any = None, dtype: Any = None) -> Tensor:
     """Return the running products along ``axis``; derivatives are right with zeros, to every order."""
-    return _scan("cumprod", typed("cumprod", x, dtype), axis)
+    return narrowed(_scan("cumprod", typed("cumprod", x, dtype), axis), dtype)
 
 
 def _cumulative(op: str, x: Any, axis: Any, dtype: Any, initial: int | None) -> Tensor:
@@ -73,7 +73,7 @@ def _cumulative(op: str, x: Any, axis: Any, dtype: Any, initial: int | None) -> 
             )
         axis = 0
     where = canonical_axis(name, axis, x.ndim)
-    out: Tensor = getattr(rec, op)(x, axis=where)
+    out = narrowed(getattr(rec, op)(x, axis=where), dtype)
     if initial is None:
         return out
     first = np.full(
