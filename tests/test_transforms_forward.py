@@ -65,6 +65,19 @@ def test_jvp_is_the_adjoint_of_vjp(case: Case) -> None:
         assert (o.shape, o.dtype) == (t.shape, t.dtype)
 
 
+@pytest.mark.parametrize("case", [c for c in ALL if len(checked(c)) > 1], ids=str)
+def test_jvp_along_one_argument_needs_no_more_than_its_rule_saved(case: Case) -> None:
+    f, primals = function(case)
+    for k, p in enumerate(primals):
+        t = draw(p, k)
+        alone = lambda x, k=k: f(*(x if j == k else q for j, q in enumerate(primals)))
+        _, moved = ad.jvp(alone, (p,), (t,))
+        tangents = tuple(t if j == k else np.zeros_like(q) for j, q in enumerate(primals))
+        _, expected = ad.jvp(f, tuple(primals), tangents)
+        for a, b in zip(moved, expected, strict=True):
+            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-11, atol=1e-12)
+
+
 @pytest.mark.parametrize("case", ALL, ids=str)
 def test_jvp_equals_finite_differences(case: Case) -> None:
     f, primals = function(case)

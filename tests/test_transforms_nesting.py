@@ -105,6 +105,21 @@ def test_three_steps_in_any_order(first: Any, second: Any, expected: dict[str, f
         )
 
 
+def test_no_grad_around_an_inner_transform_cuts_what_it_gives() -> None:
+    def inner(x: Any) -> Any:
+        with ad.no_grad():
+            return ad.value_and_grad(lambda y: (y * x).sum())(x)
+
+    def product(x: Any) -> Any:
+        value, g = inner(x)
+        return value * (g * x).sum()  # (x·x) (x·x), of which only the last x counts
+
+    expected = (X @ X) * X
+    np.testing.assert_allclose(ad.grad(product)(X).numpy(), expected, rtol=1e-12)
+    outer = ad.grad(lambda xs: ad.vmap(product)(xs).sum())(np.stack([X, 2 * X]))
+    np.testing.assert_allclose(outer.numpy(), [expected, 8 * expected], rtol=1e-12)
+
+
 def test_a_captured_parameter_gets_its_gradient_through_every_pair() -> None:
     """d/dw of w·g(x) is g(x), whatever transforms are in between."""
     w = ad.tensor(1.7, requires_grad=True)

@@ -205,9 +205,11 @@ class Recorded:
 
     def value(self, t: Any) -> Any:
         """Return a result as the caller sees it: without the history of this run alone."""
-        if not isinstance(t, Tensor) or t._node is None or (self.mode and self.reaches_outside([t])):
+        if not isinstance(t, Tensor):
             return t
-        return wrap(t._data)
+        if not self.mode:
+            return t.detach()  # of all histories, also those that values of a transform hold
+        return t if t._node is None or self.reaches_outside([t]) else wrap(t._data)
 
 
 def released_value(run: Recorded, result: Any) -> Any:
@@ -241,7 +243,7 @@ def record_call(
     token = grad_mode.set(True)
     try:
         for i, tensors, structure in zip(positions, found, structures, strict=True):
-            inputs = [stand_in(t if run.mode else wrap(t._data)) for t in tensors]
+            inputs = [stand_in(t if run.mode else t.detach()) for t in tensors]
             run.inputs.extend(inputs)
             replaced[i] = tree.unflatten(structure, inputs)
         run.foreign = {x: False for x in run.inputs if x._node is LEAF}
