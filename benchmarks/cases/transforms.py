@@ -57,6 +57,22 @@ def jax_jacobian() -> Step:
     return lambda: np.asarray(jacobian(x))
 
 
+def adjoint_hessian() -> Step:
+    layers = [(ad.tensor(w), ad.tensor(b)) for w, b in weights(*SIZES)]
+    x = ad.tensor(np.linspace(-1, 1, SIZES[0]))
+    hessian = ad.hessian(lambda x: (mlp(layers, x, ad.tanh) ** 2).sum())
+    return lambda: hessian(x).numpy()
+
+
+def torch_hessian() -> Step:
+    import torch
+
+    layers = [(torch.tensor(w), torch.tensor(b)) for w, b in weights(*SIZES)]
+    x = torch.linspace(-1, 1, SIZES[0], dtype=torch.float64)
+    hessian = torch.func.hessian(lambda x: (mlp(layers, x, torch.tanh) ** 2).sum())
+    return lambda: hessian(x).numpy()
+
+
 # Hessian products ----------------------------------------------------------------------------------
 
 NET, ROWS = (64, 64, 64, 1), 256
@@ -136,6 +152,11 @@ CASES = [
         "jacobian of a 100-100-100-100 net",
         {"adjoint": adjoint_jacobian, "torch": torch_jacobian, "jax": jax_jacobian},
         targets={"torch": 0.6},
+        blas=True,
+    ),
+    Case(
+        "hessian of a 100-100-100-100 net",
+        {"adjoint": adjoint_hessian, "torch": torch_hessian},
         blas=True,
     ),
     Case(
