@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import random_graphs
 from random_graphs import Graph
-from test_faults import check_failure, helpers
+from test_faults import check_failure, check_interrupt, helpers
 from test_threads import _train, together
 from watchdog import watched
 
@@ -50,6 +50,14 @@ def failing_graphs(count: int, first: int) -> None:
     while done < count:
         with watched(PART_SECONDS):
             done += check_failure(next(seeds), (2, 4)[done % 2], rng, seconds=1.0)
+
+
+def interrupted_graphs(count: int, first: int) -> None:
+    """An interrupt after a moment, wherever the caller is: all or nothing, and no thread left."""
+    rng = np.random.default_rng(first)
+    for seed in range(first, first + count):
+        with watched(PART_SECONDS):
+            check_interrupt(seed, float(rng.uniform(1e-4, 5e-3)))
 
 
 def sleepy_graphs(seconds: float, first: int) -> None:
@@ -107,6 +115,7 @@ def main() -> int:
     sys.setswitchinterval(1e-5)  # threads take turns 500 times as often as by default
     part(f"{options.graphs} graphs, 2 and 4 workers", equal_graphs, options.graphs, options.seed)
     part(f"{options.failures} failures", failing_graphs, options.failures, options.seed)
+    part(f"{options.failures} interrupts", interrupted_graphs, options.failures, options.seed)
     part("graphs with sleeping hooks", sleepy_graphs, options.seconds, options.seed)
     part(f"eight threads, {options.steps} training steps each", training_threads, options.steps)
     part(f"eight threads, {options.steps} times into shared leaves", shared_leaves, options.steps)

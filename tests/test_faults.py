@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import itertools
+import signal
 import subprocess
 import sys
 import threading
@@ -179,6 +180,47 @@ def test_an_interrupt_of_the_caller_while_it_waits():
     assert x.grad.tolist() == [12.0]
 
 
+def check_interrupt(seed: int, delay: float) -> bool:
+    """Interrupt a backward after a moment, wherever it is; tell whether that was inside it."""
+    whole, graph = Graph(seed, nodes=40, hooks=False), Graph(seed, nodes=40, hooks=False)
+    whole.root.backward()
+    inside = False
+
+    def handler(*_: Any) -> None:
+        nonlocal inside
+        if armed:
+            inside = True
+            raise KeyboardInterrupt
+
+    armed = True
+    before = signal.signal(signal.SIGALRM, handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.setitimer(signal.ITIMER_REAL, delay)
+        graph.root.backward(workers=3)
+        armed = False
+    armed = False
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+    end = monotonic() + 20
+    while helpers() and monotonic() < end:
+        threading.Event().wait(0.001)  # one that was just being started sees that it is too late
+    assert helpers() == []
+    assert graph.results() in (whole.results(), [None] * len(whole.results()))  # all or nothing
+    again = Graph(seed, nodes=40, hooks=False)
+    with ad.enable_grad():
+        again.root.backward(workers=3)
+    assert again.results() == whole.results()
+    return inside
+
+
+# An interrupt inside a callback of a weak reference, as Python's own, is only reported.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers by signal are of Unix")
+def test_interrupts_at_any_moment():
+    rng = np.random.default_rng(0)
+    assert sum(check_interrupt(seed, float(rng.uniform(1e-4, 4e-3))) for seed in range(100)) > 10
+
+
 def test_an_interrupted_caller_leaves_a_stuck_hook_behind_which_can_change_nothing(monkeypatch):
     monkeypatch.setattr(parallel, "_PATIENCE_SECONDS", 0.05)
     x, y = leaf(1.0), leaf(2.0)
@@ -214,7 +256,7 @@ def test_a_worker_that_dies_is_noticed(monkeypatch):
         if threading.current_thread() is not me:
             raise SystemExit
 
-    def help_without_a_word(crew: Any, number: int) -> None:
+    def help_without_a_word(crew: Any, number: int, ended: Any) -> None:
         with contextlib.suppress(SystemExit):
             crew.work(number)
 

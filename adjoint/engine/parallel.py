@@ -10,10 +10,11 @@ the reasons and the numbers.
 
 from __future__ import annotations
 
+import _thread
 import threading
 from contextvars import ContextVar, copy_context
 from heapq import heappop, heappush
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from adjoint.core.namespace import raw
@@ -37,8 +38,8 @@ _LOOK_SECONDS = 0.1
 # How long an interrupted caller waits for helpers that are inside a rule or hook.
 _PATIENCE_SECONDS = 1.0
 
-# True in everything that a parallel run calls: a backward in a hook runs in its own thread.
-_inside: ContextVar[bool] = ContextVar("adjoint_inside_parallel_run", default=False)
+# The run that calls hooks and rules here: a backward inside one of them runs in its own thread.
+_inside: ContextVar[_Crew | None] = ContextVar("adjoint_inside_parallel_run", default=None)
 
 
 def run_parallel(plan: Plan, run: Run, workers: int) -> None:
@@ -47,14 +48,17 @@ def run_parallel(plan: Plan, run: Run, workers: int) -> None:
     A run that records itself (``create_graph``) or is traced by a transform, and one inside a
     hook or rule of another parallel run, stays in the caller's thread.
     """
-    if workers == 1 or run.xp is not raw or len(plan.order) < 2 or _inside.get():
+    around = _inside.get()
+    nested = around is not None and not around.stopped
+    if workers == 1 or nested or run.xp is not raw or len(plan.order) < 2:
         run_serial(plan, run)
         return
-    token = _inside.set(True)
+    crew = _Crew(plan, run, workers)
     try:
-        _Crew(plan, run, workers).run_all()
+        _inside.set(crew)
+        crew.run_all()
     finally:
-        _inside.reset(token)
+        _inside.set(around)
 
 
 class _Inbox:
@@ -97,15 +101,20 @@ class _Crew:
         self.plan = plan
         self.run = run
         self.limit = workers - 1  # helpers at most
-        self.lock = threading.Condition(threading.Lock())
+        # Bare locks, and no threading.Condition: that is written in Python, and an interrupt of
+        # the caller inside its code can leave it locked (tests/test_faults.py found it so).
+        self.lock = threading.Lock()
         self.user_code = threading.Lock()
-        self.stopped = False
+        self.bells = [threading.Lock() for _ in range(workers)]  # each one's owner sleeps on it
+        self.departed = [threading.Lock() for _ in range(workers)]  # free once a helper has ended
+        for bell in (*self.bells, *self.departed):
+            bell.acquire()
+        self.sleepers: list[int] = []
+        self.stopped = True  # until it begins, and from its end or an error on
         self.errors: list[BaseException] = []
-        self.helpers: list[threading.Thread] = []
+        self.helpers = 0
         self.in_hand = [-1] * workers  # the node each one works on; the caller is number 0
-        self.idle = 0
         self.waiting_bytes = 0
-        self.context = copy_context()
         self.seeded = set(run.grads)
         self.order, self.inboxes, self.edges = _wired(plan)
         self.ready = [i for i, node in enumerate(self.order) if not self.inboxes[node].expected]
@@ -120,11 +129,16 @@ class _Crew:
 
     def run_all(self) -> None:
         """Work until everything is done or something failed; then no helper is left."""
+        self.context = copy_context()
         try:
-            self.work(0)
-        except BaseException as error:
-            self.fail(error)
-        self.dismiss()
+            self.stopped = False
+            try:
+                self.work(0)
+            except BaseException as error:
+                self.fail(error)
+            self.dismiss()
+        finally:
+            self.stopped = True  # whatever interrupted even that: helpers see it soon
         if self.errors:
             try:
                 raise self.first_error()
@@ -132,12 +146,14 @@ class _Crew:
                 self.errors.clear()  # no cycle of error, frame and run
         self.settle()
 
-    def help(self, me: int) -> None:
+    def help(self, me: int, ended: threading.Lock) -> None:
         """Be a helper: work, and hand an error to the caller."""
         try:
             self.work(me)
         except BaseException as error:
             self.fail(error, me)
+        finally:
+            ended.release()
 
     def fail(self, error: BaseException, me: int = 0) -> None:
         """Take note of an error and stop all workers after the node they are at."""
@@ -145,7 +161,7 @@ class _Crew:
             self.errors.append(error)
             self.stopped = True
             self.in_hand[me] = -1
-            self.lock.notify_all()
+            self.wake(len(self.sleepers))
 
     def dismiss(self) -> None:
         """Wait until every helper has left.
@@ -155,11 +171,9 @@ class _Crew:
         """
         interrupted = any(not isinstance(e, Exception) for e in self.errors)
         end = monotonic() + _PATIENCE_SECONDS
-        for thread in self.helpers:
-            if thread.ident is None:
-                continue  # it could not be started
+        for departed in self.departed[1 : self.helpers + 1]:
             try:
-                thread.join(max(0.0, end - monotonic()) if interrupted else None)
+                departed.acquire(timeout=max(0.0, end - monotonic()) if interrupted else -1)
             except BaseException as error:
                 self.fail(error)
                 interrupted = True
@@ -206,42 +220,50 @@ class _Crew:
         ``own`` is a node that has just become ready in this thread and whose gradient is
         still in its cache.
         """
-        with self.lock:
-            while not self.stopped and self.left:
+        while True:
+            with self.lock:
+                if me in self.sleepers:
+                    self.sleepers.remove(me)
+                if self.stopped or not self.left:
+                    self.in_hand[me] = -1
+                    return -1
                 crowded = self.waiting_bytes > WAITING_BYTES
-                if own >= 0:
-                    if not crowded or own == self.frontier:
-                        self.in_hand[me] = own
-                        return own
+                if own >= 0 and crowded and own != self.frontier:
                     heappush(self.ready, own)
                     own = -1
-                if self.ready and (not crowded or self.ready[0] == self.frontier):
-                    self.in_hand[me] = self.ready[0]
-                    return heappop(self.ready)
-                self.in_hand[me] = -1
-                self.idle += 1
-                try:
-                    in_time = self.lock.wait(_LOOK_SECONDS)
-                finally:
-                    self.idle -= 1
-                if not in_time:
-                    self.look_after_helpers()
-            self.in_hand[me] = -1
-            return -1
+                if own < 0 and self.ready and (not crowded or self.ready[0] == self.frontier):
+                    own = heappop(self.ready)
+                self.in_hand[me] = own
+                if own >= 0:
+                    return own
+                self.sleepers.append(me)
+            if not self.bells[me].acquire(timeout=_LOOK_SECONDS):
+                self.look_after_helpers()
+
+    def wake(self, count: int) -> None:
+        """Wake up to ``count`` sleepers; whoever calls this has the lock.
+
+        A bell that was rung stays so until its owner sleeps on it: no call is lost.
+        """
+        for _ in range(min(count, len(self.sleepers))):
+            bell = self.bells[self.sleepers.pop()]
+            if bell.locked():
+                bell.release()
 
     def look_after_helpers(self) -> None:
         """Stop the run if a helper died with a node in hand, for then nobody finishes that."""
-        for i, thread in enumerate(self.helpers, start=1):
-            index = self.in_hand[i]
-            if index >= 0 and not thread.is_alive():
-                self.stopped = True
-                self.lock.notify_all()
-                raise WorkerError(
-                    f"the thread {thread.name!r} ended while it differentiated "
-                    f"{self.order[index].name!r}.\n"
-                    "  Something outside adjoint ended it.  No .grad has changed: "
-                    "run the forward and backward again."
-                )
+        with self.lock:
+            lost = [
+                (me, index)
+                for me, index in enumerate(self.in_hand)
+                if me and index >= 0 and not self.departed[me].locked()
+            ]
+        for me, index in lost:
+            raise WorkerError(
+                f"the thread {_name(me)!r} ended while it differentiated {self.order[index].name!r}.\n"
+                "  Something outside adjoint ended it.  No .grad has changed: "
+                "run the forward and backward again."
+            )
 
     def process(self, index: int, invalid: Invalid) -> int:
         """Pull through one node; return a node that became ready by it, or -1."""
@@ -331,34 +353,51 @@ class _Crew:
                     own, i = i, own
                 if i >= 0:
                     heappush(self.ready, i)
-            if not self.left:
-                self.lock.notify_all()
-            elif self.idle:
-                self.lock.notify(max(1, len(self.ready)))
-            helper = self.new_helper() if len(self.ready) > self.idle else None
-        if helper is not None:
-            self.start(helper)
+            more = len(self.ready) > len(self.sleepers) and self.helpers < self.limit
+            if more:
+                self.helpers += 1
+            me = self.helpers
+            self.wake(len(self.ready) if self.left else len(self.sleepers))
+        if more:
+            self.start(me)
         return own
 
-    def new_helper(self) -> threading.Thread | None:
-        """Make one more helper, if there may be one."""
-        me = len(self.helpers) + 1
-        if me > self.limit or self.stopped:
-            return None
-        # The caller's modes and variables.  A daemon: a program that exits is not held up.
-        helper = threading.Thread(
-            target=self.context.copy().run, args=(self.help, me), name=f"adjoint-backward-{me}", daemon=True
-        )
-        self.helpers.append(helper)
-        return helper
+    def start(self, me: int) -> None:
+        """Have a helper started; without one, at the limit of threads or at exit, others do its work."""
+        try:
+            _thread.start_new_thread(self.attend, (me,))
+        except RuntimeError:
+            self.limit = 0
+            self.departed[me].release()
 
-    def start(self, helper: threading.Thread) -> None:
-        """Start a helper; without one, at the limit of threads or at exit, the rest do its work."""
+    def attend(self, me: int) -> None:
+        """Start a helper and see it end, in a bare thread that no interrupt reaches.
+
+        The caller must not do this itself: ``Thread.start`` and the end of a ``Thread`` are Python
+        code, and an interrupt inside would leave a thread that is neither started nor not, or be
+        lost in a callback.  Nor does it wait the 0.1 to 0.4 ms that a start takes.
+        """
+        # It has the caller's modes and variables.  A daemon: a program that exits is not held up.
+        target, ended = self.context.copy().run, threading.Lock()
+        ended.acquire()
+        helper = threading.Thread(target=target, args=(self.help, me, ended), name=_name(me), daemon=True)
         try:
             helper.start()
+            told = False
+            while helper.is_alive():
+                if told:
+                    sleep(0)  # it is on its last lines
+                else:
+                    told = ended.acquire(timeout=_LOOK_SECONDS)
         except RuntimeError:
-            with self.lock:
-                self.limit = 0
+            self.limit = 0
+        finally:
+            del helper
+            self.departed[me].release()
+
+
+def _name(me: int) -> str:
+    return f"adjoint-backward-{me}"
 
 
 _Edges = list[list[tuple[_Inbox, int] | None]]

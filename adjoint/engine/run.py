@@ -135,8 +135,9 @@ def differentiate(
         if not isinstance(k, Tensor):
             run.captured[k] = None
     # in dyn nothing is recorded at this level, but the outer tensors that lifted values hold are
-    token = grad_mode.set(create_graph or (xp is dyn and grad_mode.get()))
-    try:
+    before = grad_mode.get()
+    try:  # no token: an interrupt right after a set() would lose it
+        grad_mode.set(create_graph or (xp is dyn and before))
         for root, seed in zip(roots, seeds, strict=True):
             g = seed if create_graph or not isinstance(seed, Tensor) else seed._data
             add(xp, run.grads, run.owned, run.wide, key_of(root), g)
@@ -150,4 +151,4 @@ def differentiate(
                 run.leaf_ready(root)
         return run, run.finish()
     finally:
-        grad_mode.reset(token)
+        grad_mode.set(before)
