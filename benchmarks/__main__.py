@@ -1,55 +1,104 @@
-"""``python -m benchmarks [name …]``: run the cases and print the table of ratios."""
+"""``python -m benchmarks [name …]``: run the cases and print the tables of ratios."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.metadata
 import json
+import os
 import pkgutil
 import platform
 import sys
+import time
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks import cases
-from benchmarks.harness import Case, measure, table
+from benchmarks.harness import THREADS, Case, Numbers, measure
+from benchmarks.report import page, picture, ratios
+
+DOCS = Path(__file__).parents[1] / "docs"
+PEERS = ("numpy", "torch", "jax", "autograd", "mlx", "tinygrad", "scipy")
 
 
-def all_cases() -> list[Case]:
-    found: list[Case] = []
+def all_cases() -> tuple[dict[str, str], dict[str, list[Case]]]:
+    """Return the groups' headings, from the modules' docstrings, and their cases."""
+    headings: dict[str, str] = {}
+    found: dict[str, list[Case]] = {}
     for info in pkgutil.iter_modules(cases.__path__):
-        found.extend(importlib.import_module(f"{cases.__name__}.{info.name}").CASES)
-    return found
+        module = importlib.import_module(f"{cases.__name__}.{info.name}")
+        headings[info.name] = (module.__doc__ or info.name).splitlines()[0].rstrip(".")
+        found[info.name] = module.CASES
+    return headings, found
 
 
 def machine() -> dict[str, str]:
     """The versions and the machine that numbers belong to."""
-    found = {"python": platform.python_version(), "numpy": np.__version__, "machine": platform.machine()}
-    for peer in ("torch", "jax", "autograd"):
+    found = {"Python": platform.python_version()}
+    for peer in PEERS:
         try:
-            found[peer] = getattr(importlib.import_module(peer), "__version__", "installed")
-        except ImportError:
-            found[peer] = "not installed"
-    return found
+            found[peer] = importlib.metadata.version(peer)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found | {"on": f"{processor()}, {len(os.sched_getaffinity(0))} processors, {platform.system()}"}
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), platform.machine())
+
+
+def run(names: list[str], rounds: int, seconds: float) -> Numbers:
+    """Measure the cases whose names contain one of ``names``, or all."""
+    headings, groups = all_cases()
+    numbers: Numbers = {"machine": machine(), "threads": THREADS, "groups": headings, "cases": {}}
+    for group, members in groups.items():
+        for case in members:
+            if names and not any(n in case.name for n in names):
+                continue
+            began = time.perf_counter()
+            numbers["cases"][case.name] = {"group": group, **measure(case, rounds, seconds=seconds).summary()}
+            print(f"{time.perf_counter() - began:6.1f} s  {case.name}", file=sys.stderr)
+    return numbers
+
+
+def write(numbers: Numbers) -> None:
+    """Write docs/performance.json, and the page and the picture that come from it."""
+    text = json.dumps(numbers, indent=1, ensure_ascii=False)
+    (DOCS / "performance.json").write_text(_compact(text) + "\n")
+    (DOCS / "performance.md").write_text(page(numbers))
+    picture(numbers, DOCS / "performance.png")
+
+
+def _compact(text: str) -> str:
+    """Put lists of numbers on one line."""
+    import re
+
+    return re.sub(r"\[\s+([-\d.e,\s]+?)\s+\]", lambda m: "[" + ", ".join(m[1].split(",\n")) + "]", text)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", help="only cases whose names contain one of these")
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=30, help="rounds at most (30)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="per case, once seven rounds are done (5)")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    parser.add_argument("--picture", type=Path, help="draw the ratios into this file")
+    parser.add_argument("--write", action="store_true", help="write docs/performance.*; takes six minutes")
     options = parser.parse_args()
-    chosen = [c for c in all_cases() if not options.names or any(n in c.name for n in options.names)]
-    print(", ".join(f"{k} {v}" for k, v in machine().items()), file=sys.stderr)
-    results = []
-    for case in chosen:
-        print(f"… {case.name}", file=sys.stderr)
-        results.append(measure(case, options.rounds, rest=0.15 if case.blas else 0.0))
-    print(table(results))
+    numbers = run(options.names, options.rounds, options.seconds)
+    if options.write and options.names:
+        parser.error("--write takes all cases: name none")
+    if options.write:
+        write(numbers)
+    print(ratios(numbers["cases"]))
     if options.json:
-        numbers = {r.case.name: r.seconds for r in results}
-        options.json.write_text(json.dumps({"machine": machine(), "seconds": numbers}, indent=1))
+        options.json.write_text(json.dumps(numbers, indent=1, ensure_ascii=False))
+    if options.picture:
+        picture(numbers, options.picture)
     return 0
 
 

@@ -1,9 +1,10 @@
 """Time the same work in several engines, interleaved, and report ratios.
 
 Timings on a shared machine are noise; ratios inside one run are not. Each round runs every
-engine once, in turn, with a short rest in between (OpenBLAS threads spin for up to 0.1 s after a
-matrix product and would slow the next engine); the first rounds are dropped; what counts is the
-median over rounds of adjoint's time divided by the peer's.
+engine once, in an order that turns from round to round; the first rounds are dropped; what counts
+is the median over rounds of adjoint's time divided by the peer's. After an engine that uses NumPy's
+BLAS there is a short rest: OpenBLAS's threads spin for up to 0.1 s after a matrix product and would
+halve the next engine's speed. Other engines' threads fall asleep within milliseconds.
 """
 
 from __future__ import annotations
@@ -11,13 +12,19 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 Step = Callable[[], Any]  # one unit of work; returns numbers to compare, or None
+Numbers = dict[str, Any]  # what goes into JSON
+
+THREADS = 2  # of every engine that can be told
+NUMPY_ENGINES = ("adjoint", "autograd", "numpy", "scipy")
+REST_AFTER_NUMPY, REST_AFTER_OTHERS = 0.12, 0.005
+FEWEST_ROUNDS = 7
 
 
 @dataclass
@@ -43,86 +50,118 @@ class Result:
     case: Case
     seconds: dict[str, list[float]]
 
-    def median(self, engine: str) -> float:
-        return statistics.median(self.seconds[engine])
+    def ratios(self, peer: str) -> list[float]:
+        """Adjoint's time over the peer's, round by round."""
+        return [a / p for a, p in zip(self.seconds["adjoint"], self.seconds[peer], strict=True)]
 
-    def ratio(self, peer: str) -> float:
-        """The median over rounds of adjoint's time over the peer's."""
-        pairs = zip(self.seconds["adjoint"], self.seconds[peer], strict=True)
-        return statistics.median(a / p for a, p in pairs)
+    def summary(self) -> Numbers:
+        """Medians and quartiles, for JSON."""
+        return {
+            "rounds": len(self.seconds["adjoint"]),
+            "seconds": {name: quartiles(taken) for name, taken in self.seconds.items()},
+            "ratios": {name: quartiles(self.ratios(name)) for name in self.seconds if name != "adjoint"},
+            "targets": {k: v for k, v in self.case.targets.items() if k in self.seconds},
+        }
 
-    def spread(self, peer: str) -> tuple[float, float]:
-        """The quartiles of the ratio over rounds."""
-        ratios = sorted(a / p for a, p in zip(self.seconds["adjoint"], self.seconds[peer], strict=True))
-        return ratios[len(ratios) // 4], ratios[(3 * len(ratios)) // 4]
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """The lower quartile, the median and the upper one, to four digits."""
+    ordered = sorted(values)
+    n = len(ordered)
+    return [float(f"{v:.4g}") for v in (ordered[n // 4], statistics.median(ordered), ordered[(3 * n) // 4])]
 
 
-def measure(case: Case, rounds: int = 30, warmup: int = 5, rest: float = 0.0) -> Result:
-    """Set up every engine that is there, compare what they compute, then time them in turn."""
+def set_threads() -> None:
+    """Hold every engine that can be told to the same number of threads."""
+    try:
+        import torch
+
+        torch.set_num_threads(THREADS)
+    except ImportError:
+        pass
+    try:
+        from threadpoolctl import threadpool_limits
+
+        threadpool_limits(THREADS, user_api="blas")
+    except ImportError:
+        pass
+
+
+def jax_x64() -> Any:
+    """Import JAX with 64-bit numbers allowed; arrays of 32 bits stay what they are."""
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    return jax
+
+
+def measure(case: Case, rounds: int = 30, warmup: int = 2, seconds: float = 6.0) -> Result:
+    """Set up every engine that is there, compare what they compute, then time them in turn.
+
+    There are ``rounds`` rounds, or as many as ``seconds`` allow, but not fewer than seven.
+    """
+    set_threads()
     steps: dict[str, Step] = {}
     values: dict[str, Any] = {}
     for name, build in case.engines.items():
         try:
-            steps[name] = build()
-        except ImportError:
+            step = build()
+            values[name] = step()
+        except (ImportError, NotImplementedError):  # not installed, or not on this machine
             continue
-        values[name] = steps[name]()
-    _compare(case, values)
+        steps[name] = step
+    compare(case, values)
+    del values
     repeats = {name: case.repeat or _repeats(step) for name, step in steps.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    names = list(steps)
+    gc.collect()
+    began = time.perf_counter()
     for i in range(rounds + warmup):
-        for name, step in steps.items():
-            if case.blas and rest:
-                time.sleep(rest)
-            gc.collect() if i == 0 else None
-            start = time.perf_counter()
-            for _ in range(repeats[name]):
-                step()
-            taken = (time.perf_counter() - start) / repeats[name]
+        if i >= FEWEST_ROUNDS + warmup and time.perf_counter() - began > seconds:
+            break
+        for k in range(len(names)):
+            name = names[(i + k) % len(names)]
+            once = _time_of(steps[name], repeats[name])
+            if case.blas:
+                time.sleep(REST_AFTER_NUMPY if name.startswith(NUMPY_ENGINES) else REST_AFTER_OTHERS)
             if i >= warmup:
-                seconds[name].append(taken)
-    return Result(case, seconds)
+                taken[name].append(once)
+    return Result(case, taken)
+
+
+def _time_of(step: Step, repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        step()
+    return (time.perf_counter() - start) / repeats
 
 
 def _repeats(step: Step, span: float = 0.005) -> int:
-    start = time.perf_counter()
-    step()
-    once = time.perf_counter() - start
+    once = min(_time_of(step, 1), _time_of(step, 1))
     return max(1, round(span / max(once, 1e-9)))
 
 
-def _compare(case: Case, values: dict[str, Any]) -> None:
+def flat(value: Any) -> Any:
+    """What a step returned, as one vector; a list or tuple of arrays end to end."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    return np.concatenate([np.asarray(p, dtype=float).ravel() for p in parts])
+
+
+def compare(case: Case, values: dict[str, Any]) -> None:
     """Stop if engines disagree: what is not the same work is not worth timing."""
     ours = values.get("adjoint")
+    if ours is None:
+        return
+    a = flat(ours)
+    scale = float(np.max(np.abs(a), initial=0.0))
     for name, theirs in values.items():
-        if ours is None or theirs is None or name == "adjoint":
+        if theirs is None or name == "adjoint":
             continue
-        a, b = np.asarray(ours, dtype=float), np.asarray(theirs, dtype=float)
-        if a.shape != b.shape or not np.allclose(a, b, rtol=case.tolerance, atol=case.tolerance):
-            raise AssertionError(f"{case.name}: adjoint computed {a}, {name} computed {b}")
-
-
-def table(results: list[Result]) -> str:
-    """Return the ratios as a Markdown table, with targets where there are any."""
-    peers = sorted({p for r in results for p in r.seconds if p != "adjoint"})
-    lines = ["| case | adjoint | " + " | ".join(peers) + " |", "| --- " * (len(peers) + 2) + "|"]
-    for r in results:
-        cells = [_cell(r, p) for p in peers]
-        lines.append(f"| {r.case.name} | {_time(r.median('adjoint'))} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _cell(r: Result, peer: str) -> str:
-    if peer not in r.seconds:
-        return "–"
-    low, high = r.spread(peer)
-    target = r.case.targets.get(peer)
-    goal = "" if target is None else f", ≤ {target:g} {'met' if r.ratio(peer) <= target else '**missed**'}"
-    return f"{r.ratio(peer):.2f} ({low:.2f}–{high:.2f}{goal})"
-
-
-def _time(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
+        b = flat(theirs)
+        off = np.abs(a - b).max(initial=0.0) if a.shape == b.shape else np.inf
+        if not off <= case.tolerance * (scale or 1.0):
+            raise AssertionError(
+                f"{case.name}: adjoint and {name} differ by {off:.3g} where the largest number is "
+                f"{scale:.3g}: {a[:4]} and {b[:4]}"
+            )

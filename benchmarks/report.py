@@ -1,0 +1,171 @@
+"""Turn the numbers of a run into tables, a page and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Numbers
+
+PEERS = {
+    "torch": "PyTorch",
+    "torch-compile": "PyTorch, compiled",
+    "jax": "JAX",
+    "jax-jit": "JAX, jit",
+    "autograd": "autograd",
+    "mlx": "MLX",
+    "tinygrad": "tinygrad",
+    "numpy": "NumPy",
+    "scipy": "SciPy",
+}
+
+
+def title(peer: str) -> str:
+    return PEERS.get(peer, peer)
+
+
+def table(rows: list[list[str]], head: list[str]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def ratios(cases: dict[str, Numbers]) -> str:
+    """Return the table of ratios, with quartiles, and targets where there are any."""
+    seen = {peer for case in cases.values() for peer in case["ratios"]}
+    peers = [p for p in PEERS if p in seen] + sorted(seen - set(PEERS))
+    rows = []
+    for name, case in cases.items():
+        cells = [_ratio(case, peer) for peer in peers]
+        rows.append([name, duration(case["seconds"]["adjoint"][1]), *cells])
+    return table(rows, ["case", "adjoint", *map(title, peers)])
+
+
+def _ratio(case: Numbers, peer: str) -> str:
+    if peer not in case["ratios"]:
+        return "–"
+    low, middle, high = case["ratios"][peer]
+    target = case["targets"].get(peer)
+    goal = "" if target is None else f"; {verdict(middle, target)}"
+    return f"{middle:.2f} ({low:.2f}–{high:.2f}{goal})"
+
+
+def verdict(value: float, target: float) -> str:
+    return f"≤ {target:g} {'met' if value <= target else '**missed**'}"
+
+
+def duration(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def targets(cases: dict[str, Numbers]) -> list[tuple[str, str, float, float]]:
+    """Return (case, peer, measured, target) for everything that has a target."""
+    return [
+        (name, peer, case["ratios"][peer][1], target)
+        for name, case in cases.items()
+        for peer, target in case["targets"].items()
+    ]
+
+
+def _targets_table(numbers: Numbers) -> str:
+    found = targets(numbers["cases"])
+    found += [(r["name"], r["beside"], r["value"], r["target"]) for r in numbers.get("limits", [])]
+    rows = [
+        [name, title(peer), f"≤ {target:g}", f"{value:.3g}", "met" if value <= target else "**missed**"]
+        for name, peer, value, target in found
+    ]
+    met = sum(value <= target for _, _, value, target in found)
+    head = ["case", "beside", "target", "measured", ""]
+    return f"{met} of {len(found)} are met.\n\n" + table(rows, head)
+
+
+PAGE = """# Performance
+
+<!-- Generated from docs/performance.json by `python -m benchmarks --write`: change that, not this. -->
+
+Every number on this page comes from one run of `python -m benchmarks --write` on one machine: {machine}.
+
+A ratio is adjoint's time divided by the peer's: **below 1, adjoint is faster**. In each round every
+engine does the same work once, in turn, with the same number of threads ({threads}), after its results have
+been compared with adjoint's; JAX's results are waited for. What is shown is the median of the ratio over
+the rounds, with its quartiles. Work that uses BLAS is followed by a short rest, because OpenBLAS's
+threads spin for a while and would slow the next engine. Compilation is not counted.
+
+![Ratios to the peers](performance.png)
+
+## Targets
+
+{targets}
+
+{groups}
+{rest}## Doing it again
+
+In a clone, with the extras `bench` and `oracle` installed:
+
+```
+python -m benchmarks                   # everything, as tables
+python -m benchmarks LSTM GMM          # only cases whose names contain one of these
+python -m benchmarks --json out.json   # and the numbers
+python -m benchmarks --write           # docs/performance.json, .md and .png, about six minutes
+```
+
+Peers that are not installed are left out. `python -m benchmarks.memory` and `python -m benchmarks.scale`
+run those parts alone; `python -m benchmarks.instructions` counts instructions, which do not depend on
+what else the machine does: the tests of every change compare them with `benchmarks/instructions.json`.
+"""
+
+
+def page(numbers: Numbers) -> str:
+    """Return docs/performance.md."""
+    groups: list[str] = []
+    for group, heading in numbers["groups"].items():
+        cases = {name: c for name, c in numbers["cases"].items() if c["group"] == group}
+        if cases:
+            groups.append(f"## {heading}\n\n{ratios(cases)}\n")
+    rest = [f"## {part['title']}\n\n{part['text']}\n" for part in numbers.get("parts", {}).values()]
+    return PAGE.format(
+        machine=", ".join(f"{k} {v}" for k, v in numbers["machine"].items()),
+        threads=numbers["threads"],
+        targets=_targets_table(numbers),
+        groups="\n".join(groups),
+        rest="\n".join(rest) + "\n" if rest else "",
+    )
+
+
+def picture(numbers: Numbers, path: Path) -> None:
+    """Draw each case's ratios on a logarithmic axis: one mark per peer, the target as a tick."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    cases = {n: c for n, c in numbers["cases"].items() if c["group"] != "overhead"}
+    names = list(cases)
+    figure, axes = plt.subplots(figsize=(9, 1.2 + 0.23 * len(names)), layout="constrained")
+    marks = dict(zip(PEERS, "oDsPv^X<>", strict=False))
+    for i, peer in enumerate(_peers_of(cases.values())):
+        points = [(k, c["ratios"][peer]) for k, c in enumerate(cases.values()) if peer in c["ratios"]]
+        y = [k for k, _ in points]
+        low, middle, high = (list(v) for v in zip(*(q for _, q in points), strict=True))
+        axes.hlines(y, low, high, color=f"C{i}", alpha=0.5)
+        axes.plot(middle, y, marks.get(peer, "."), color=f"C{i}", label=title(peer), ms=5)
+        goals = [(k, c["targets"][peer]) for k, c in enumerate(cases.values()) if peer in c["targets"]]
+        axes.plot([t for _, t in goals], [k for k, _ in goals], "|", color=f"C{i}", ms=11)
+    axes.axvline(1, color="black", lw=1)
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlabel("adjoint's time / the peer's (left of the line, adjoint is faster; | is the target)")
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.0), ncols=5, fontsize=7)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _peers_of(cases: Iterable[Any]) -> list[str]:
+    seen = {peer for case in cases for peer in case["ratios"]}
+    return [p for p in PEERS if p in seen]
