@@ -89,9 +89,9 @@ def main() -> int:
     parser.add_argument("--picture", type=Path, help="draw the ratios into this file")
     parser.add_argument("--write", action="store_true", help="write docs/performance.*; takes six minutes")
     options = parser.parse_args()
-    numbers = run(options.names, options.rounds, options.seconds)
     if options.write and options.names:
         parser.error("--write takes all cases: name none")
+    numbers = run(options.names, options.rounds, options.seconds)
     if options.write:
         write(numbers)
     print(ratios(numbers["cases"]))

@@ -123,11 +123,17 @@ def measure(case: Case, rounds: int = 30, warmup: int = 2, seconds: float = 6.0)
         for k in range(len(names)):
             name = names[(i + k) % len(names)]
             once = _time_of(steps[name], repeats[name])
-            if case.blas:
-                time.sleep(REST_AFTER_NUMPY if name.startswith(NUMPY_ENGINES) else REST_AFTER_OTHERS)
+            _rest(case, name)
             if i >= warmup:
                 taken[name].append(once)
     return Result(case, taken)
+
+
+def _rest(case: Case, name: str) -> None:
+    if not name.startswith(NUMPY_ENGINES):
+        time.sleep(REST_AFTER_OTHERS)
+    elif case.blas:
+        time.sleep(REST_AFTER_NUMPY)
 
 
 def _time_of(step: Step, repeats: int) -> float:
