@@ -76,6 +76,7 @@ from adjoint.ops.scan import *
 from adjoint.ops.selection import *
 from adjoint.ops.shape import *
 from adjoint.transforms.batch import vmap
+from adjoint.transforms.custom import Function, custom_jvp, custom_vjp, stop_gradient, straight_through
 from adjoint.transforms.forward import jvp, linearize
 from adjoint.transforms.matrix import hessian, hvp, jacfwd, jacobian, jacrev
 from adjoint.transforms.reverse import grad, value_and_grad, vjp
@@ -88,6 +89,7 @@ __all__ = [
     "AccumulationConfig",
     "AccumulationEvent",
     "AccumulationStats",
+    "Function",
     "GradScaler",
     "GradientAccumulator",
     "GradientBuffer",
@@ -104,6 +106,8 @@ __all__ = [
     "clip_grad_norm_by_group",
     "clip_grad_value",
     "config",
+    "custom_jvp",
+    "custom_vjp",
     "define",
     "detect_anomaly",
     "enable_grad",
@@ -135,6 +139,8 @@ __all__ = [
     "set_grad_enabled",
     "sparse_gradient",
     "special",
+    "stop_gradient",
+    "straight_through",
     "tensor",
     "testing",
     "train",

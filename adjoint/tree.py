@@ -267,17 +267,21 @@ def map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return unflatten(s, [function(*row) for row in zip(first, *columns, strict=True)])
 
 
-def flatten_like(structure: Structure, tree: Any, name: str) -> list[Any]:
+def flatten_like(structure: Structure, tree: Any, name: str, *, holes: bool = False) -> list[Any]:
     """Return what ``tree`` has at the leaves of ``structure``; raise where they differ.
 
-    ``name`` is what messages call the tree.
+    ``name`` is what messages call the tree.  With ``holes`` a None stands for all leaves below its
+    place, and None is returned for each of them.
     """
     found: list[Any] = []
-    _match(structure, tree, name, found)
+    _match(structure, tree, name, found, holes)
     return found
 
 
-def _match(s: Structure, value: Any, name: str, into: list[Any]) -> None:
+def _match(s: Structure, value: Any, name: str, into: list[Any], holes: bool) -> None:
+    if holes and value is None:
+        into.extend([None] * s.count)
+        return
     if s.kind is Structure.LEAF:
         if value is None:
             raise TransformError(f"{name} is None, but a tensor is expected there.")
@@ -293,6 +297,8 @@ def _match(s: Structure, value: Any, name: str, into: list[Any]) -> None:
             f"{name} is a {type(value).__name__}, but a {s.kind.__name__} is expected: {s.describe()}."
         )
     given = dict(zip(parts[2], parts[1], strict=True))
+    if holes:  # nor need there be what is no leaf
+        given = {n: None for n, child in zip(s.names, s.children, strict=True) if not child.count} | given
     if set(given) != set(s.names):
         missing = sorted(set(s.names) - set(given))
         extra = sorted(set(given) - set(s.names))
@@ -300,7 +306,7 @@ def _match(s: Structure, value: Any, name: str, into: list[Any]) -> None:
         said += [f"has {', '.join(extra)} besides"] if extra else []
         raise TransformError(f"{name} {' and '.join(said)}; expected is {s.describe()}.")
     for child, part in zip(s.names, s.children, strict=True):
-        _match(part, given[child], name + child, into)
+        _match(part, given[child], name + child, into, holes)
 
 
 def spread(prefix: Any, structure: Structure, name: str) -> list[Any]:

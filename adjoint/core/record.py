@@ -33,11 +33,14 @@ from adjoint.errors import (
 
 __all__ = [
     "anomaly",
+    "at_level",
     "binary",
     "compute",
     "evaluate",
     "general",
+    "innermost",
     "parametric",
+    "record_results",
     "saved_hooks",
     "tapes",
     "unary",
@@ -344,7 +347,7 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         if type(a) is Traced and (top is None or a._data.level > top.level):
             top = a._data
     if top is not None:
-        operands = tuple([_at_level(a, top) for a in operands])
+        operands = tuple([at_level(a, top) for a in operands])
     arrays = tuple([a._data if isinstance(a, Tensor) else a for a in operands])
     try:
         data = op.forward(*arrays, **params) if top is None else top.evaluate(op, arrays, params)
@@ -359,10 +362,10 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
             if parents is not None:
                 out._node = make_node(op, operands, params, parents, out._data)
         return out
-    return _careful_results(op, operands, params, data)
+    return record_results(op, operands, params, data)
 
 
-def _careful_results(op: Op, operands: tuple[Any, ...], params: dict[str, Any], data: Any) -> Any:
+def record_results(op: Op, operands: tuple[Any, ...], params: dict[str, Any], data: Any) -> Any:
     """Wrap and record the results of an op that has several, or while tapes and the like look on."""
     active = tapes.get() if special.count else ()
     several = op.outputs > 1
@@ -443,7 +446,7 @@ def innermost(values: Any) -> Lifted | None:
     return top
 
 
-def _at_level(a: Any, top: Lifted) -> Any:
+def at_level(a: Any, top: Lifted) -> Any:
     """Lift a tensor of an outer level, with its history if it has one, to that of ``top``."""
     if not isinstance(a, Tensor):
         return a

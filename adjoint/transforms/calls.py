@@ -1,0 +1,394 @@
+"""Record one call of a function as a single node, whose derivative somebody else wrote.
+
+Custom derivatives and checkpoints are such calls.  A ``Rule`` says how the call runs and how
+gradients go back through it, on tensors; ``apply`` runs it and records the node.  Inside ``vmap``
+a call whose arguments have histories further out is evaluated there, with a rule that is itself
+mapped: so the derivative of the rule is used at whatever level somebody differentiates.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint.config import grad_mode, special
+from adjoint.core.lifted import Lifted
+from adjoint.core.namespace import Namespace, rec
+from adjoint.core.op import OPS, Op
+from adjoint.core.record import at_level, innermost, make_node, record_results, tapes
+from adjoint.core.tensor import Tensor, differentiable, wrap
+from adjoint.engine.hooks import as_tensor
+from adjoint.errors import RuleError, TransformError
+from adjoint.transforms.batch import vmap
+from adjoint.transforms.batched import Batched
+
+__all__ = ["Rule", "apply", "has_history", "holds_history", "new_op"]
+
+
+class Rule:
+    """How a call runs and how it is differentiated.  Everything is flat: lists of tensors."""
+
+    name = "a custom function"
+
+    def plain(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Run the call where no gradient is wanted."""
+        raise NotImplementedError
+
+    def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
+        """Run the call; return the outputs, the tensors that backward needs, and anything else it needs."""
+        raise NotImplementedError
+
+    def backward(
+        self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
+    ) -> list[Any]:
+        """Return the gradient of each argument; None for zero."""
+        raise NotImplementedError
+
+    def has_jvp(self) -> bool:
+        """Tell whether the rule has a forward mode of its own; else it is the transpose of backward."""
+        return False
+
+    def jvp(self, tensors: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:
+        """Return the tangent of each output."""
+        raise NotImplementedError
+
+    def argument(self, i: int) -> str:
+        """Return what messages call argument ``i``."""
+        return f"argument {i}"
+
+
+def apply(rule: Rule, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Run a call on tensors; record it as one node if a gradient is wanted."""
+    operands = list(tensors)
+    top = innermost([t._data for t in operands])
+    if top is not None:
+        operands = [at_level(t, top) for t in operands]
+    if not (grad_mode.get() and any(map(_wants_gradient, operands))):
+        if top is None:
+            return _checked_run(rule, rule.plain(_cut(operands)))
+        data = top.evaluate(_evaluated(rule), tuple(t._data for t in operands), {})
+        return [wrap(d) for d in (data if isinstance(data, tuple) else (data,))]
+    inputs = _cut(operands)
+    outputs, residuals, rest = rule.forward(inputs)
+    _checked_run(rule, [*outputs, *residuals])
+    return _recorded(rule, operands, inputs, outputs, residuals, rest)
+
+
+def has_history(t: Tensor) -> bool:
+    """Tell whether a tensor requires grad at its own level."""
+    return t._node is not None and differentiable(t.dtype)
+
+
+def holds_history(t: Tensor) -> bool:
+    """Tell whether a tensor requires grad at its own level or, inside ``vmap``, further out."""
+    while True:
+        if has_history(t):
+            return True
+        data = t._data
+        if not isinstance(data, Batched):
+            return False
+        if not isinstance(data.value, Tensor):
+            t = wrap(data.value)
+        else:
+            t = data.value
+
+
+def _wants_gradient(t: Tensor) -> bool:
+    return has_history(t) or bool(special.count and any(tape.watches(t) for tape in tapes.get()))
+
+
+def _cut(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the same values without history at this level; histories further out stay."""
+    return [wrap(t._data) for t in tensors]  # all of them: a tape watches tensors, not values
+
+
+def _checked_run(rule: Rule, results: list[Tensor]) -> list[Tensor]:
+    """Raise if results depend on tensors that are not arguments: their gradients would be lost."""
+    if any(t._node is not None for t in results):
+        raise TransformError(
+            f"{rule.name} uses a tensor that requires grad and is not among its arguments, so its gradient "
+            "would be lost.\n"
+            "  Pass it as an argument, or use ad.stop_gradient(tensor) where it is meant as a constant."
+        )
+    return results
+
+
+@functools.cache
+def _positions(count: int) -> tuple[str, ...]:
+    return tuple(f"argument {i}" for i in range(count))
+
+
+def new_op(rule: Rule, saves: Sequence[bool], saves_out: bool, outputs: int) -> Op:
+    """Make the record of one call; it is in no table."""
+    return Op(
+        name=rule.name,
+        forward=lambda *_: None,
+        rules=(),
+        joint=None,
+        kind="general",
+        arity=len(saves),
+        arg_names=_positions(len(saves)),
+        out_name="out",
+        saves_args=tuple(saves),
+        saves_out=saves_out,
+        reads=(),
+        params=(),
+        outputs=outputs,
+        jvp=None,
+        batch=None,
+        fused=None,
+        holomorphic=False,  # users' rules carry the convention of gradients themselves
+        domain=None,
+        doc="",
+        reason="",
+    )
+
+
+# Inside vmap ---------------------------------------------------------------------------------------
+
+
+def _evaluated(rule: Rule) -> Op:
+    """Make an op that runs a call at the level further out, mapped over the batch."""
+    op = new_op(rule, (), False, 1)
+
+    def outside(*values: Any) -> Any:
+        results = apply(rule, [v if isinstance(v, Tensor) else wrap(v) for v in values])
+        op.outputs = len(results)
+        return tuple(results) if op.outputs > 1 else results[0]
+
+    def batch(_: Op, size: int, *own: Batched) -> Any:
+        axes = [0 if a.batched else None for a in own]
+        held = [a.value if isinstance(a.value, Tensor) else wrap(a.value) for a in own]
+        results = apply(_Mapped(rule, axes), held)
+        for t in results:
+            if isinstance(t._data, Lifted) and t._data.level >= own[0].level:
+                raise TransformError(
+                    f"{rule.name} uses a value of ad.vmap that is not among its arguments.\n"
+                    "  Pass it as an argument."
+                )
+        op.outputs = len(results)
+        return tuple(results) if op.outputs > 1 else results[0]
+
+    op.eager = outside
+    op.forward = outside
+    op.batch = batch
+    return op
+
+
+class _Mapped(Rule):
+    """A rule on batches: each part of it under ``vmap``."""
+
+    def __init__(self, rule: Rule, axes: list[Any]) -> None:
+        self.rule = rule
+        self.axes = axes
+        self.name = rule.name
+        self.argument = rule.argument  # type: ignore[method-assign]
+
+    def plain(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Run the call on the batch."""
+        found = vmap(lambda *ts: tuple(self.rule.plain(list(ts))), tuple(self.axes))(*tensors)
+        return list(found)
+
+    def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
+        """Run the call on the batch; residuals get the batch axis in front."""
+        rest: list[Any] = []
+
+        def run(*ts: Tensor) -> Any:
+            outputs, residuals, other = self.rule.forward(list(ts))
+            rest.append(other)
+            return tuple(outputs), tuple(residuals)
+
+        outputs, residuals = vmap(run, tuple(self.axes))(*tensors)
+        return list(outputs), list(residuals), rest[0]
+
+    def backward(
+        self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
+    ) -> list[Any]:
+        """Pull the gradients of the batch; what was the same for all gets the sum."""
+
+        def pull(res: Any, gs: Any) -> Any:
+            found = self.rule.backward(list(res), rest, list(gs), wanted)
+            return tuple(f if w else None for f, w in zip(found, wanted, strict=True))
+
+        if not any(g is not None for g in grads):
+            return [None] * len(self.axes)
+        found = vmap(pull)(tuple(residuals), tuple(grads))
+        return [
+            g if g is None or axis is not None else rec.sum(g, axis=(-g.ndim,), keepdims=False)
+            for g, axis in zip(found, self.axes, strict=True)
+        ]
+
+    def has_jvp(self) -> bool:
+        """Tell whether the rule has a forward mode of its own."""
+        return self.rule.has_jvp()
+
+    def jvp(self, tensors: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:
+        """Push the tangents of the batch."""
+        n = len(tensors)
+
+        def push(*both: Tensor) -> Any:
+            return tuple(self.rule.jvp(list(both[:n]), list(both[n:])))
+
+        return list(vmap(push, (*self.axes, *self.axes))(*tensors, *tangents))
+
+
+# The node ------------------------------------------------------------------------------------------
+
+
+def _recorded(
+    rule: Rule,
+    operands: list[Tensor],
+    inputs: list[Tensor],
+    outputs: list[Tensor],
+    residuals: list[Tensor],
+    rest: Any,
+) -> list[Tensor]:
+    """Record the call.  What was saved is found again among arguments and outputs where it is one.
+
+    So it is joined to the graph when the backward is itself recorded.  Any other residual was
+    computed inside: then the forward runs again, recorded, to join it.
+    """
+    node = _Call(rule, len(inputs), outputs, rest)
+    known = {id(t): ("in", i) for i, t in enumerate(inputs)}
+    for j, t in enumerate(outputs):
+        known.setdefault(id(t), ("out", j))
+    constants: list[Tensor] = []
+    for r in residuals:
+        place = known.get(id(r))
+        if place is None:
+            place = ("const", len(constants))
+            constants.append(r)
+        node.places.append(place)
+    node.rerun = any(differentiable(c.dtype) for c in constants)
+    uses = {i for kind, i in node.places if kind == "in"}
+    everything = node.rerun or rule.has_jvp()
+    saves = [everything or i in uses for i in range(len(inputs))] + [True] * len(constants)
+    op = new_op(rule, saves, any(kind == "out" for kind, _ in node.places), len(outputs))
+    if not op.saves_any:
+        op.saves_any = True  # ``rest`` may hold anything: a second backward is an error as elsewhere
+    op.joint = node.pull
+    op.differentiable = True
+    op.plain = False
+    if rule.has_jvp():
+        op.jvp = node.push
+    data = tuple(t._data for t in outputs)
+    results = record_results(op, (*operands, *constants), {}, data if len(data) > 1 else data[0])
+    return list(results) if len(data) > 1 else [results]
+
+
+class _Call:
+    """One recorded call: the derivative of its node."""
+
+    __slots__ = ("count", "places", "rerun", "rest", "rule", "specs")
+
+    def __init__(self, rule: Rule, count: int, outputs: list[Tensor], rest: Any) -> None:
+        self.rule = rule
+        self.count = count  # of arguments; what follows them in the node are constants
+        self.specs = [(t.shape, t.dtype) for t in outputs]
+        self.rest = rest
+        self.places: list[tuple[str, int]] = []
+        self.rerun = False
+
+    def pull(self, xp: Namespace, g: Any, out: Any, *values: Any, wanted: Sequence[bool]) -> list[Any]:
+        """Return the gradients of the arguments: the joint rule of the node."""
+        recording = xp is rec
+        n = self.count
+        grads = [self._gradient(each, recording) for each in (g if len(self.specs) > 1 else (g,))]
+        residuals = self._residuals(out, values, recording)
+        found = self.rule.backward(residuals, self.rest, grads, wanted[:n])
+        pulled = [
+            _as_gradient(self.rule, i, f, v, recording) if w else None
+            for i, (f, v, w) in enumerate(zip(found, values[:n], wanted[:n], strict=True))
+        ]
+        return [*pulled, *(None,) * (len(values) - n)]
+
+    def push(self, xp: Namespace, tangents: Any, out: Any, *values: Any) -> Any:
+        """Return the tangents of the outputs: the forward mode of the node."""
+        given = tangents if isinstance(tangents, tuple) else (tangents,)
+        inputs = [_as_operand(v) for v in values[: self.count]]
+        directions = [
+            wrap(np.zeros(x.shape, x.dtype)) if t is None else _as_operand(t)
+            for x, t in zip(inputs, given, strict=False)
+        ]
+        pushed = [t if xp is rec else t._data for t in self.rule.jvp(inputs, directions)]
+        return tuple(pushed) if len(self.specs) > 1 else pushed[0]
+
+    def _gradient(self, g: Any, recording: bool) -> Tensor | None:
+        if g is None:
+            return None
+        t = as_tensor(g)
+        if type(t) is not type(wrap(t._data)):
+            t = wrap(t._data)  # sparse rows: users' rules get plain tensors
+        if recording and t._node is None:
+            # a node without parents: what comes out of the rule must depend on it
+            t = wrap(t._data)
+            t._node = make_node(OPS["copy"], (t,), {}, (None,), t._data)
+        return t
+
+    def _residuals(self, out: Any, values: tuple[Any, ...], recording: bool) -> list[Tensor]:
+        again: list[Tensor] | None = None
+        if recording and self.rerun:
+            again = self.rule.forward([_as_operand(v) for v in values[: self.count]])[1]
+            if len(again) != len(self.places):
+                raise RuleError(f"{self.rule.name}: the forward saved other tensors when it ran again.")
+        outs = out if len(self.specs) > 1 else (out,)
+        found = []
+        for k, (kind, i) in enumerate(self.places):
+            if kind == "in":
+                found.append(_as_operand(values[i]))
+            elif kind == "out":
+                found.append(_as_operand(outs[i]))
+            elif again is not None and again[k]._node is not None:
+                found.append(again[k])
+            else:  # it does not depend on the arguments: a mask, a draw
+                found.append(_as_operand(values[self.count + i]))
+        return found
+
+
+def _as_operand(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else wrap(value)
+
+
+def _as_gradient(rule: Rule, i: int, found: Any, like: Any, recording: bool) -> Any:
+    """Check what a user's rule returned for one argument; return it as the engine takes it."""
+    if found is None:
+        return None
+    name = rule.argument(i)
+    if not isinstance(found, Tensor):
+        if not isinstance(found, (np.ndarray, np.generic, int, float, complex)) or isinstance(found, bool):
+            raise RuleError(
+                f"the backward of {rule.name} returned a {type(found).__name__} as the gradient of {name}.\n"
+                "  Return a tensor of the argument's shape, or None for zero."
+            )
+        array = np.asarray(found)
+        plain_number = not isinstance(found, (np.ndarray, np.generic))
+        found = wrap(array.astype(like.dtype) if plain_number else array.copy())
+    if found.shape != like.shape:
+        raise RuleError(
+            f"the backward of {rule.name} returned a gradient of shape {found.shape} for {name}, which has "
+            f"shape {like.shape}.\n  A gradient has the shape of its argument: sum over what was broadcast."
+        )
+    if found.dtype != like.dtype:
+        raise RuleError(
+            f"the backward of {rule.name} returned a gradient of {found.dtype} for {name}, which is "
+            f"{like.dtype}.\n  A gradient has the dtype of its argument: use grad.astype(x.dtype)."
+        )
+    if not recording:
+        return found._data
+    if found._node is None and not _is_zero(found):
+        raise RuleError(
+            f"the backward of {rule.name} returned a gradient of {name} that has no history, so it cannot be "
+            "differentiated again.\n"
+            "  Write the backward with ad functions of the gradient it is given, without numpy() or detach()."
+        )
+    return found
+
+
+def _is_zero(t: Tensor) -> bool:
+    data = t._data
+    while isinstance(data, (Batched, Tensor)):
+        data = data.value if isinstance(data, Batched) else data._data
+    return isinstance(data, np.ndarray) and not data.any()

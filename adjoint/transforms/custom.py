@@ -1,0 +1,617 @@
+"""Derivatives of your own: ``custom_vjp``, ``custom_jvp``, ``Function``, and where gradients stop.
+
+All three record a call as one node (``transforms/calls.py``).  A backward that is written with ad
+functions is differentiable again, and its transpose gives forward mode.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint import tree
+from adjoint.config import grad_mode
+from adjoint.core.lifted import enclosing
+from adjoint.core.node import LEAF, next_seq
+from adjoint.core.tensor import Tensor, asarray, differentiable, wrap
+from adjoint.engine.hooks import as_tensor
+from adjoint.engine.run import differentiate
+from adjoint.engine.serial import run_serial
+from adjoint.errors import ArgumentError, InputError, RuleError, ShapeError, TransformError
+from adjoint.transforms.calls import Rule, apply
+from adjoint.transforms.inputs import Place, as_function, name_of
+
+__all__ = ["Function", "custom_jvp", "custom_vjp", "stop_gradient", "straight_through"]
+
+_VALUES = (Tensor, np.ndarray, np.generic, int, float, complex)
+
+
+def stop_gradient(x: Any) -> Any:
+    """Return the same values without history: a constant for every derivative.
+
+    ``x`` is a tensor or a tree; what is not a tensor comes back as it is.
+
+    >>> import adjoint as ad
+    >>> ad.grad(lambda x: x * ad.stop_gradient(x))(3.0)
+    tensor(3., dtype=float64)
+    """
+    return tree.map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, x)
+
+
+def straight_through(f: Callable[[Tensor], Any], x: Any) -> Tensor:
+    """Return exactly ``f(x)``, with the gradient of the identity: a straight-through estimator.
+
+    For steps whose own derivative is zero or none: rounding, signs, hard choices.  ``f`` keeps the
+    shape, and may compute with NumPy.
+
+    >>> import adjoint as ad
+    >>> ad.grad(lambda x: ad.straight_through(ad.round, x) ** 2)(2.6)
+    tensor(6., dtype=float64)
+    """
+    as_function("straight_through", f)
+    return apply(_StraightThrough(f), [asarray(x)])[0]
+
+
+class _StraightThrough(Rule):
+    def __init__(self, f: Callable[[Tensor], Any]) -> None:
+        self.f = f
+        self.name = f"straight_through({name_of(f)})"
+
+    def plain(self, tensors: list[Tensor]) -> list[Tensor]:
+        (x,) = tensors
+        y = stop_gradient(asarray(self.f(x)))
+        if y.shape != x.shape:
+            raise ShapeError(
+                f"straight_through: {name_of(self.f)} keeps the shape of x, {x.shape}, but gave {y.shape}."
+            )
+        return [y.astype(x.dtype) if y.dtype != x.dtype else y]
+
+    def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
+        return self.plain(tensors), [], None
+
+    def backward(
+        self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
+    ) -> list[Any]:
+        return list(grads)
+
+    def argument(self, i: int) -> str:
+        return "x"
+
+
+# Trees of arguments and results ----------------------------------------------------------------------
+
+
+class _Arguments:
+    """The tensors among the arguments of one call, and how to put the arguments together again."""
+
+    def __init__(self, f: Any, args: tuple[Any, ...], fixed: Sequence[int]) -> None:
+        self.f = f
+        self.fixed = {i: args[i] for i in fixed}
+        self.count = len(args)
+        self.moving = [i for i in range(len(args)) if i not in self.fixed]
+        self.leaves, self.structure = tree.flatten(tuple(args[i] for i in self.moving))
+        self.at = [k for k, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
+        self.tensors: list[Tensor] = [self.leaves[k] for k in self.at]
+
+    def filled(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+        """Return the differentiable arguments with these tensors in place of their own."""
+        leaves = list(self.leaves)
+        for k, t in zip(self.at, tensors, strict=True):
+            leaves[k] = t
+        return tree.unflatten(self.structure, leaves)
+
+    def all(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+        """Return all arguments in their places."""
+        args = dict(self.fixed)
+        args.update(zip(self.moving, self.filled(tensors), strict=True))
+        return tuple(args[i] for i in range(self.count))
+
+    def name(self, i: int) -> str:
+        """Return what messages call tensor ``i``."""
+        k = self.at[i]
+        for position, child in zip(self.moving, self.structure.children, strict=True):
+            if k < child.count:
+                return str(Place(child, k, (self.f, position)))
+            k -= child.count
+        raise AssertionError
+
+
+def _bound(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Return keyword arguments as positional ones."""
+    if not kwargs:
+        return args
+    try:
+        found = inspect.signature(f).bind(*args, **kwargs)
+    except TypeError as error:
+        raise InputError(f"{name_of(f)}: {error}.") from None
+    found.apply_defaults()
+    if found.kwargs:
+        raise InputError(
+            f"{name_of(f)}: {', '.join(found.kwargs)} can only be given by keyword, which custom derivatives "
+            "do not take.  Make the parameter positional."
+        )
+    return found.args
+
+
+def _outputs(name: str, result: Any) -> tuple[list[Tensor], tree.Structure]:
+    leaves, structure = tree.flatten(result)
+    if not leaves:
+        what = "None" if result is None else "no tensors"
+        raise TransformError(f"{name} returned {what}.  Return a tensor, or a tree of them.")
+    for i, leaf in enumerate(leaves):
+        if not isinstance(leaf, _VALUES):
+            place = Place(structure, i, f"the result of {name}")
+            raise TransformError(f"{place} is a {type(leaf).__name__}, not a tensor.")
+    return [asarray(leaf) for leaf in leaves], structure
+
+
+class _Residuals:
+    """What a forward keeps for its backward: a tree, of which the tensors travel apart."""
+
+    def __init__(self, residuals: Any) -> None:
+        self.leaves, self.structure = tree.flatten(residuals)
+        self.at = [k for k, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
+
+    def take(self) -> list[Tensor]:
+        """Hand the tensors over; the rest stays."""
+        found = [self.leaves[k] for k in self.at]
+        for k in self.at:
+            self.leaves[k] = None
+        return found
+
+    def filled(self, tensors: Sequence[Tensor]) -> Any:
+        """Return the tree with these tensors."""
+        leaves = list(self.leaves)
+        for k, t in zip(self.at, tensors, strict=True):
+            leaves[k] = t
+        return tree.unflatten(self.structure, leaves)
+
+
+def _zeros_for(grads: list[Tensor | None], specs: list[tuple[Any, Any]]) -> list[Tensor]:
+    return [
+        wrap(np.zeros(shape, dtype)) if g is None else g
+        for g, (shape, dtype) in zip(grads, specs, strict=True)
+    ]
+
+
+def _specs(outputs: list[Tensor]) -> list[tuple[Any, Any]]:
+    return [(t.shape, t.dtype) for t in outputs]
+
+
+# custom_vjp ------------------------------------------------------------------------------------------
+
+
+class _Custom:
+    """What ``custom_vjp`` and ``custom_jvp`` share: a function that can be called like the original."""
+
+    kind = ""
+
+    def __init__(self, f: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> None:
+        as_function(self.kind, f)
+        self.f = f
+        self.name = name_of(f)
+        several = nondiff_argnums if isinstance(nondiff_argnums, (tuple, list)) else (nondiff_argnums,)
+        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in several):
+            raise ArgumentError(
+                f"{self.kind}: nondiff_argnums are positions counted from 0, but got {nondiff_argnums!r}."
+            )
+        self.fixed = tuple(sorted(set(several)))
+        functools.update_wrapper(self, f, updated=())
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def _rule(self, args: _Arguments) -> Any:
+        raise NotImplementedError
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function; its derivative is the one that was given."""
+        args = _bound(self.f, args, kwargs)
+        if self.fixed and self.fixed[-1] >= len(args):
+            raise ArgumentError(
+                f"{self.kind}: nondiff_argnums={self.fixed} is out of range: {self.name} was called with "
+                f"{len(args)} arguments."
+            )
+        given = _Arguments(self.f, args, self.fixed)
+        rule = self._rule(given)
+        if not given.tensors:
+            outputs = rule.plain([])
+        else:
+            outputs = apply(rule, given.tensors)
+        return tree.unflatten(rule.structure, outputs)
+
+
+class custom_vjp(_Custom):  # noqa: N801  a decorator that reads as a function
+    """Give a function a backward of your own.
+
+    ``f.defvjp(fwd, bwd)``: ``fwd(*args)`` returns ``(result, residuals)``, ``bwd(residuals, g)`` a
+    tuple with one gradient per argument; None means zero.  Arguments, results and residuals
+    may be trees; a gradient has the structure of its argument.  Arguments at
+    ``nondiff_argnums`` have no gradient and are given to ``bwd`` first: ``bwd(*nondiff, residuals, g)``.
+
+    A ``bwd`` written with ad functions can itself be differentiated, and used in forward mode.
+
+    >>> import adjoint as ad
+    >>> @ad.custom_vjp
+    ... def clipped(x):
+    ...     return x
+    >>> clipped.defvjp(lambda x: (x, None), lambda _, g: (ad.clip(g, -1.0, 1.0),))
+    >>> ad.grad(lambda x: clipped(x) ** 2)(5.0)
+    tensor(1., dtype=float64)
+    """
+
+    kind = "custom_vjp"
+    fwd: Callable[..., Any] | None = None
+    bwd: Callable[..., Any] | None = None
+
+    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
+        """Set the forward, which keeps residuals, and the backward, which reads them."""
+        self.fwd = as_function("defvjp: fwd", fwd)
+        self.bwd = as_function("defvjp: bwd", bwd)
+
+    def _rule(self, args: _Arguments) -> _VjpRule:
+        if self.fwd is None or self.bwd is None:
+            raise TransformError(
+                f"custom_vjp: {self.name} has no derivative yet.  Call {self.name}.defvjp(fwd, bwd) first."
+            )
+        return _VjpRule(self, args)
+
+
+class _VjpRule(Rule):
+    structure: tree.Structure  # of the result
+
+    def __init__(self, custom: custom_vjp, args: _Arguments) -> None:
+        self.custom = custom
+        self.args = args
+        self.name = custom.name
+
+    def argument(self, i: int) -> str:
+        return repr(self.args.name(i))
+
+    def plain(self, tensors: list[Tensor]) -> list[Tensor]:
+        outputs, self.structure = _outputs(self.name, self.custom.f(*self.args.all(tensors)))
+        return outputs
+
+    def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
+        fwd: Any = self.custom.fwd
+        both = fwd(*self.args.all(tensors))
+        if not isinstance(both, tuple) or len(both) != 2:
+            got = f"{len(both)} values" if isinstance(both, tuple) else f"a {type(both).__name__}"
+            raise RuleError(
+                f"custom_vjp: the forward of {self.name}, {name_of(fwd)}, returns (result, residuals), but "
+                f"returned {got}."
+            )
+        outputs, self.structure = _outputs(name_of(fwd), both[0])
+        residuals = _Residuals(both[1])
+        return outputs, residuals.take(), (residuals, _specs(outputs), self.structure)
+
+    def backward(
+        self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
+    ) -> list[Any]:
+        kept, specs, structure = rest
+        bwd: Any = self.custom.bwd
+        g = tree.unflatten(structure, _zeros_for(grads, specs))
+        found = bwd(*self.args.fixed.values(), kept.filled(residuals), g)
+        moving = self.args.structure.children
+        if not isinstance(found, (tuple, list)) or len(found) != len(moving):
+            got = f"{len(found)}" if isinstance(found, (tuple, list)) else f"a {type(found).__name__}"
+            raise RuleError(
+                f"custom_vjp: the backward of {self.name}, {name_of(bwd)}, returns a tuple with one gradient "
+                f"per argument, {len(moving)} in all, but returned {got}."
+            )
+        leaves: list[Any] = []
+        for position, structure, each in zip(self.args.moving, moving, found, strict=True):
+            place = f"the backward of {self.name}: the gradient of argument {position}"
+            leaves += tree.flatten_like(structure, each, place, holes=True)
+        return [leaves[k] for k in self.args.at]
+
+
+# custom_jvp ------------------------------------------------------------------------------------------
+
+
+class custom_jvp(_Custom):  # noqa: N801  a decorator that reads as a function
+    """Give a function a forward derivative of your own; reverse mode is its transpose.
+
+    ``f.defjvp(jvp)``: ``jvp(primals, tangents)`` returns ``(result, tangent)``, with ad functions
+    that are linear in the tangents.  Arguments at ``nondiff_argnums`` are given first:
+    ``jvp(*nondiff, primals, tangents)``.
+
+    >>> import adjoint as ad
+    >>> @ad.custom_jvp
+    ... def log1pexp(x):
+    ...     return ad.log1p(ad.exp(x))
+    >>> @log1pexp.defjvp
+    ... def _(primals, tangents):
+    ...     (x,), (t,) = primals, tangents
+    ...     return log1pexp(x), t * ad.sigmoid(x)
+    >>> ad.grad(log1pexp)(0.0), ad.jvp(log1pexp, (0.0,), (2.0,))[1]
+    (tensor(0.5, dtype=float64), tensor(1., dtype=float64))
+    """
+
+    kind = "custom_jvp"
+    rule: Callable[..., Any] | None = None
+
+    def defjvp(self, jvp: Callable[..., Any]) -> Callable[..., Any]:
+        """Set the forward derivative; returns it, so this serves as a decorator."""
+        self.rule = as_function("defjvp: jvp", jvp)
+        return jvp
+
+    def _rule(self, args: _Arguments) -> _JvpRule:
+        if self.rule is None:
+            raise TransformError(
+                f"custom_jvp: {self.name} has no derivative yet.  Call {self.name}.defjvp(jvp) first."
+            )
+        return _JvpRule(self, args)
+
+
+class _JvpRule(Rule):
+    structure: tree.Structure  # of the result
+
+    def __init__(self, custom: custom_jvp, args: _Arguments) -> None:
+        self.custom = custom
+        self.args = args
+        self.name = custom.name
+
+    def argument(self, i: int) -> str:
+        return repr(self.args.name(i))
+
+    def plain(self, tensors: list[Tensor]) -> list[Tensor]:
+        outputs, self.structure = _outputs(self.name, self.custom.f(*self.args.all(tensors)))
+        return outputs
+
+    def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
+        outputs = self.plain(tensors)
+        return outputs, list(tensors), (self.structure, _specs(outputs))
+
+    def has_jvp(self) -> bool:
+        return True
+
+    def jvp(self, tensors: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:
+        rule: Any = self.custom.rule
+        primals = self.args.filled(tensors)
+        both = rule(*self.args.fixed.values(), primals, self._directions(tangents))
+        if not isinstance(both, tuple) or len(both) != 2:
+            got = f"{len(both)} values" if isinstance(both, tuple) else f"a {type(both).__name__}"
+            raise RuleError(
+                f"custom_jvp: the derivative of {self.name} returns (result, tangent), but gave {got}."
+            )
+        outputs, structure = _outputs(name_of(rule), both[0])
+        name = f"custom_jvp: the tangent of {self.name}"
+        pushed = []
+        for i, (y, t) in enumerate(
+            zip(outputs, tree.flatten_like(structure, both[1], name, holes=True), strict=True)
+        ):
+            t = wrap(np.zeros(y.shape, y.dtype)) if t is None else asarray(t)
+            if t.shape != y.shape or t.dtype != y.dtype:
+                raise RuleError(
+                    f"{Place(structure, i, name)} has shape {t.shape} and {t.dtype}, but the result has "
+                    f"shape {y.shape} and {y.dtype}."
+                )
+            pushed.append(t)
+        return pushed
+
+    def _directions(self, tangents: list[Tensor]) -> tuple[Any, ...]:
+        """Return tangents as the arguments are; of arrays and numbers they are zero."""
+        leaves: list[Any] = [np.zeros_like(leaf) for leaf in map(_number, self.args.leaves)]
+        for k, t in zip(self.args.at, tangents, strict=True):
+            leaves[k] = t
+        return tree.unflatten(self.args.structure, leaves)
+
+    def backward(
+        self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
+    ) -> list[Any]:
+        """Transpose: the tangent is linear in the tangents t, so its gradient is d/dt <g, jvp(t)>."""
+        since = next_seq()
+        history = any(t is not None and t._node is not None for t in (*residuals, *grads))
+        create = grad_mode.get() and history
+        token = grad_mode.set(True)
+        try:
+            leaves = [_direction(x, w) for x, w in zip(residuals, wanted, strict=True)]
+            pushed = self.jvp(residuals, leaves)
+            pairs = [(t, g) for t, g in zip(pushed, grads, strict=True) if g is not None]
+            for t, _ in pairs:
+                self._check_linear(t)
+            moving = [(t, g) for t, g in pairs if t._node is not None]
+            if not moving:
+                return [None] * len(leaves)
+            _, found = differentiate(
+                [t for t, _ in moving],
+                [g for _, g in moving],
+                targets=[x for x in leaves if x._node is LEAF],
+                retain=create,
+                create_graph=create,
+                since=since,
+                runner=run_serial,
+            )
+        finally:
+            grad_mode.reset(token)
+        totals = dict(found)
+        return [as_tensor(totals[x]) if x in totals else None for x in leaves]
+
+    def _check_linear(self, t: Tensor) -> None:
+        data = t._data
+        if t._node is None and isinstance(data, np.ndarray) and data.any():
+            raise RuleError(
+                f"custom_jvp: the tangent of {self.name} does not depend on the tangents it is given, but is "
+                "not zero.\n"
+                "  It is linear in them, and computed with ad functions, without numpy() or detach()."
+            )
+
+
+def _number(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, (np.ndarray, np.generic, int, float, complex)) else 0.0
+
+
+def _direction(x: Tensor, wanted: bool) -> Tensor:
+    """Return a tangent of zeros, of which the derivative is taken where it is wanted."""
+    zeros = np.zeros(x.shape, x.dtype)
+    top = enclosing.get()
+    t = wrap(zeros if top is None else top.lift(zeros))
+    if wanted and differentiable(x.dtype):
+        t._node = LEAF
+    return t
+
+
+# The class form --------------------------------------------------------------------------------------
+
+
+class Context:
+    """What ``Function.forward`` leaves for ``Function.backward``.
+
+    Tensors go through ``save_for_backward``; anything else may be set as an attribute.
+    ``needs_input_grad`` tells, for each argument of ``apply``, whether its gradient is wanted.
+    """
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self._saved: tuple[Tensor | None, ...] = ()
+        self._constant: set[int] = set()
+        self._materialize = True
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Keep these tensors, or None, for the backward."""
+        for t in tensors:
+            if t is not None and not isinstance(t, (Tensor, np.ndarray)):
+                raise InputError(
+                    f"save_for_backward keeps tensors, but got {type(t).__name__}.  Set it as an attribute: "
+                    "ctx.n = n."
+                )
+        self._saved = tuple(None if t is None else asarray(t) for t in tensors)
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        """What ``save_for_backward`` was given."""
+        return self._saved
+
+    def mark_non_differentiable(self, *outputs: Tensor) -> None:
+        """Say that no gradient flows through these outputs."""
+        self._constant.update(map(id, outputs))
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Choose whether the gradient of an output that was not used is zeros (as at first) or None."""
+        self._materialize = bool(value)
+
+
+_OWN = ("_constant", "_materialize", "_saved", "needs_input_grad")
+
+
+class Function:
+    """An operation with its own backward, as PyTorch users write it.
+
+    ``forward(ctx, *args)`` returns a tensor or a tuple of them; ``backward(ctx, *grads)`` gets one
+    gradient per output and returns one per argument, None where there is none.  Call it by
+    ``apply``.  Inside ``forward`` nothing is recorded; a ``backward`` written with ad functions
+    can itself be differentiated.
+
+    >>> import adjoint as ad
+    >>> class Square(ad.Function):
+    ...     @staticmethod
+    ...     def forward(ctx, x):
+    ...         ctx.save_for_backward(x)
+    ...         return x * x
+    ...     @staticmethod
+    ...     def backward(ctx, g):
+    ...         (x,) = ctx.saved_tensors
+    ...         return 2 * g * x
+    >>> x = ad.tensor(3.0, requires_grad=True)
+    >>> Square.apply(x).backward()
+    >>> x.grad
+    tensor(6., dtype=float64)
+    """
+
+    @staticmethod
+    def forward(ctx: Context, *args: Any) -> Any:
+        """Compute the outputs; keep in ``ctx`` what the backward needs."""
+        raise NotImplementedError("a Function needs a static method forward(ctx, *args).")
+
+    @staticmethod
+    def backward(ctx: Context, *grads: Any) -> Any:
+        """Return the gradient of each argument."""
+        raise NotImplementedError("a Function needs a static method backward(ctx, *grads).")
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        """Run ``forward`` and record the call."""
+        rule = _FunctionRule(cls, args)
+        outputs = apply(rule, rule.tensors) if rule.tensors else rule.plain([])
+        outputs = [t.detach() if i in rule.constant else t for i, t in enumerate(outputs)]
+        return tuple(outputs) if rule.several else outputs[0]
+
+
+class _FunctionRule(Rule):
+    def __init__(self, cls: type[Function], args: tuple[Any, ...]) -> None:
+        self.cls = cls
+        self.name = cls.__name__
+        self.args = args
+        self.at = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+        self.tensors: list[Tensor] = [args[i] for i in self.at]
+        self.several = False
+        self.constant: set[int] = set()
+
+    def argument(self, i: int) -> str:
+        try:
+            names = list(inspect.signature(self.cls.forward).parameters.values())[1:]
+        except (TypeError, ValueError):
+            names = []
+        k = self.at[i]
+        plain = k < len(names) and names[k].kind in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        )
+        return repr(names[k].name) if plain else f"argument {k}"
+
+    def _run(self, tensors: list[Tensor]) -> tuple[list[Tensor], Context]:
+        args = list(self.args)
+        for i, t in zip(self.at, tensors, strict=True):
+            args[i] = t
+        needs = tuple(isinstance(a, Tensor) and a.requires_grad for a in self.args)
+        ctx = Context(needs)
+        result = self.cls.forward(ctx, *args)
+        self.several = isinstance(result, tuple)
+        outputs = list(result) if isinstance(result, tuple) else [result]
+        arrays = (Tensor, np.ndarray, np.generic)
+        if not outputs or not all(isinstance(t, arrays) for t in outputs):
+            got = next((type(t).__name__ for t in outputs if not isinstance(t, arrays)), "nothing")
+            raise RuleError(
+                f"{self.name}.forward returns a tensor or a tuple of tensors, but returned {got}."
+            )
+        self.constant = {i for i, t in enumerate(outputs) if id(t) in ctx._constant}
+        return [asarray(t) for t in outputs], ctx
+
+    def plain(self, tensors: list[Tensor]) -> list[Tensor]:
+        return self._run(tensors)[0]
+
+    def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
+        outputs, ctx = self._run(tensors)
+        other = {k: v for k, v in vars(ctx).items() if k not in _OWN}
+        kept = _Residuals((ctx._saved, other))
+        return outputs, kept.take(), (kept, ctx.needs_input_grad, ctx._materialize, _specs(outputs))
+
+    def backward(
+        self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
+    ) -> list[Any]:
+        kept, needs, materialize, specs = rest
+        wants = list(needs)
+        for i, w in zip(self.at, wanted, strict=True):
+            wants[i] = w
+        ctx = Context(tuple(wants))
+        ctx._saved, other = kept.filled(residuals)
+        vars(ctx).update(other)
+        found = self.cls.backward(ctx, *(_zeros_for(grads, specs) if materialize else grads))
+        given = found if isinstance(found, (tuple, list)) else (found,)
+        if len(given) != len(self.args):
+            raise RuleError(
+                f"{self.name}.backward returns one gradient per argument of forward, "
+                f"{len(self.args)} in all, but returned {len(given)}.\n  Return None where there is none."
+            )
+        for i, g in enumerate(given):
+            if g is not None and i not in self.at and not isinstance(self.args[i], _VALUES):
+                raise RuleError(
+                    f"{self.name}.backward returned a gradient for argument {i}, which is a "
+                    f"{type(self.args[i]).__name__}.  Return None there."
+                )
+        return [given[i] for i in self.at]
