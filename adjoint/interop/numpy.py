@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from adjoint import ops
 from adjoint.core.define import UFUNCS
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError
-from adjoint.interop import array_api
+from adjoint.interop import array_api, numpy_forms
 
 __all__ = ["FUNCTIONS", "array_function", "array_ufunc"]
 
@@ -21,7 +22,6 @@ _ALIASES = {
     "concatenate": "concat",
     "amax": "max",
     "amin": "min",
-    "abs": "abs",
     "around": "round",
     "copy": "copy",
 }
@@ -30,41 +30,117 @@ _REDUCE = {
     np.logical_and: "all", np.logical_or: "any",
 }  # fmt: skip
 _ACCUMULATE = {np.add: "cumsum", np.multiply: "cumprod"}
+_RENAMED = {"a_min": "min", "a_max": "max", "M": "n_cols"}
+# Parameters about memory, which tensors settle themselves: any value gives the same numbers.
+_MEMORY = frozenset("subok overwrite_input writeable like copy".split())
 
 
 def _functions() -> dict[Any, Callable[..., Any]]:
     """Pair NumPy's functions with ours of the same name."""
     found: dict[Any, Callable[..., Any]] = {}
-    for module in ops.MODULES:
-        for name in module.__all__:
-            theirs = getattr(np, name, None)
-            if theirs is not None and not isinstance(theirs, np.ufunc):
-                found[theirs] = getattr(module, name)
-    for submodule, namespace in ops.NAMESPACES.items():
-        for name in namespace.__all__:
-            theirs = getattr(getattr(np, submodule), name, None)
-            if theirs is not None and not isinstance(theirs, np.ufunc):
-                found[theirs] = getattr(namespace, name)
+    spaces = [(np, module) for module in ops.MODULES]
+    spaces += [(getattr(np, name), module) for name, module in ops.NAMESPACES.items()]
+    for theirs, ours in spaces:
+        for name in ours.__all__:
+            function = getattr(theirs, name, None)
+            if function is not None and not isinstance(function, np.ufunc):
+                found[function] = getattr(ours, name)
     found[np.lib.stride_tricks.sliding_window_view] = ops.function("sliding_window_view")
+    found[np.result_type] = array_api.result_type
+    for name, own in _ALIASES.items():
+        found[getattr(np, name)] = ops.function(own)
+    found |= numpy_forms.FORMS
+    found |= {np.amax: found[np.max], np.amin: found[np.min]}
     del found[np.put_along_axis]  # NumPy's writes into its argument, ours does not
-    found |= {np.can_cast: array_api.can_cast, np.result_type: array_api.result_type}
-    for theirs_name, ours in _ALIASES.items():
-        theirs = getattr(np, theirs_name)
-        if not isinstance(theirs, np.ufunc):
-            found[theirs] = ops.function(ours)
     return found
 
 
 FUNCTIONS = _functions()
+PLAIN = frozenset(getattr(np, name) for name in numpy_forms.PLAIN)
+
+
+class _Form:
+    """How a call in NumPy's form becomes one in ours.
+
+    ``same`` leading arguments mean the same by position.  The others are bound to NumPy's names
+    and passed by name; those that have NumPy's default are left out.
+    """
+
+    __slots__ = ("mine", "name", "ours", "places", "same", "theirs")
+
+    def __init__(self, function: Any, ours: Callable[..., Any]) -> None:
+        self.name = function.__name__
+        self.ours = ours
+        self.theirs: inspect.Signature | None
+        try:
+            self.theirs = inspect.signature(function)
+        except ValueError:  # some functions written in C say nothing of their parameters
+            self.theirs = None
+        self.places = {name: i for i, name in enumerate(self.theirs.parameters if self.theirs else ())}
+        self.mine = inspect.signature(ours).parameters
+        self.same = self._agreement()
+
+    def _agreement(self) -> float:
+        if self.theirs is None:
+            return math.inf
+        count = 0
+        for p, q in zip(self.theirs.parameters.values(), self.mine.values(), strict=False):
+            if q.kind is q.VAR_POSITIONAL:
+                return math.inf
+            operand = p.default is p.empty and q.default is q.empty
+            if q.kind is q.KEYWORD_ONLY or not (operand or p.name == q.name):
+                break
+            count += 1
+        return count
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not kwargs and len(args) <= self.same:
+            return self.ours(*args)
+        if self.theirs is None or self.same == math.inf:
+            return self.ours(*args, **self._named(kwargs, {}))
+        bound = self.theirs.bind(*args, **kwargs)
+        head: list[Any] = []
+        named: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            kind = self.theirs.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                named |= value
+            elif kind is inspect.Parameter.VAR_POSITIONAL:
+                head += value
+            elif self.places[name] == len(head) < self.same:  # no gap before it
+                head.append(value)
+            else:
+                named[name] = value
+        return self.ours(*head, **self._named(named, self.theirs.parameters))
+
+    def _named(self, given: dict[str, Any], theirs: Any) -> dict[str, Any]:
+        """Give our names to NumPy's, and leave out what says nothing."""
+        found = {}
+        for name, value in given.items():
+            ours = _RENAMED.get(name, name)
+            if value is np._NoValue or (name in theirs and value is theirs[name].default):
+                continue
+            if ours in self.mine:
+                found[ours] = value
+            elif name == "out" and value is not None:
+                raise InputError(_no_out(self.name))
+            elif value is not None and name not in _MEMORY and not (name == "order" and value in ("C", "K")):
+                raise InputError(f"np.{self.name}: adjoint does not take {name}=.")
+        return found
+
+
+_forms: dict[Any, _Form] = {}
+
+
+def _no_out(name: str) -> str:
+    return f"np.{name}(…, out=…) cannot write into a tensor: the result would have no history."
 
 
 def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
     """Answer NumPy's ufuncs with the op of the table."""
     kwargs = {k: v for k, v in kwargs.items() if v is not None}
     if "out" in kwargs:
-        raise InputError(
-            f"np.{ufunc.__name__}(…, out=…) cannot write into a tensor: the result would have no history."
-        )
+        raise InputError(_no_out(ufunc.__name__))
     if method == "__call__":
         eager = UFUNCS.get(ufunc)
         if eager is None and ufunc.__name__ in ops.special.__all__:
@@ -85,21 +161,24 @@ def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: A
 
 def array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """Answer NumPy's other functions with ours of the same name."""
+    form = _forms.get(func)
+    if form is not None:
+        return form(args, kwargs)
     ours = FUNCTIONS.get(func)
-    if ours is None:
+    if ours is not None:
+        form = _forms[func] = _Form(func, ours)
+        return form(args, kwargs)
+    if func in PLAIN:
+        return numpy_forms.plain(func, args, kwargs)
+    if func.__name__ in numpy_forms.WRITERS:
         raise InputError(
-            f"np.{func.__name__} has no derivative in adjoint.\n"
-            "  Use np.asarray(tensor) if no gradient is needed, or write it with ad functions."
+            f"np.{func.__name__} writes into its argument, which a tensor in a graph does not allow.\n"
+            "  Use y = x.at[i].set(v), or x[i] = v where no gradient is needed."
         )
-    if kwargs:
-        known = inspect.signature(ours).parameters
-        for name in list(kwargs):
-            if name not in known:
-                if kwargs[name] is None or kwargs[name] is np._NoValue:
-                    kwargs = {k: v for k, v in kwargs.items() if k != name}
-                else:
-                    raise InputError(f"np.{func.__name__}: adjoint does not take {name}=.")
-    return ours(*args, **kwargs)
+    raise InputError(
+        f"np.{func.__name__} has no derivative in adjoint.\n"
+        "  Use np.asarray(tensor) if no gradient is needed, or write it with ad functions."
+    )
 
 
 Tensor.__array_ufunc__ = array_ufunc  # type: ignore[attr-defined]

@@ -13,10 +13,10 @@ import numpy as np
 
 from adjoint.core.define import define
 
-__all__ = ["real"]
+__all__ = ["real_only"]
 
 
-def real(x: Any) -> Any:
+def real_only(x: Any) -> Any:
     """Return an argument that must not be complex."""
     if x.dtype.kind == "c":
         raise TypeError("it is for real numbers")
@@ -50,7 +50,7 @@ def _softplus_rest(xp: Any, x: Any) -> Any:
     For many elements as log u + (e - (u - 1)) / u with u = 1 + e, where the second term is what rounding
     took from u: as accurate as NumPy's log1p, and log is vectorised where log1p is not.
     """
-    e = xp.exp(-xp.abs(real(x)))
+    e = xp.exp(-xp.abs(real_only(x)))
     if x.size < 2000:
         return xp.log1p(e)
     u = 1 + e
@@ -75,7 +75,7 @@ define("tanh_gate", lambda xp, x: xp.sigmoid(x * (_STEEP + (_STEEP * _CUBIC) * (
 
 def _mish_gate(xp: Any, x: Any) -> Any:
     """tanh(softplus(x)) = n (n + 2) / (n (n + 2) + 2) with n = exp(x), or by 1/n where x > 0."""
-    e = xp.exp(-xp.abs(real(x)))
+    e = xp.exp(-xp.abs(real_only(x)))
     top = xp.where(x > 0, 1 + 2 * e, e * (e + 2))
     return top / (top + xp.where(x > 0, 2 * e * e, 2))
 
@@ -87,7 +87,7 @@ define("mish_gate", _mish_gate, lambda xp, g, y, x: g * ((1 - y * y) * xp.sigmoi
 
 
 def _huber(xp: Any, x: Any, delta: float) -> Any:
-    size = xp.abs(real(x))
+    size = xp.abs(real_only(x))
     return xp.where(size <= delta, 0.5 * (x * x), delta * (size - 0.5 * delta))
 
 

@@ -16,7 +16,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape, canonical_axis
 from adjoint.core.tensor import Tensor, asarray
 from adjoint.errors import DTypeError, ShapeError
-from adjoint.ops.activations import real
+from adjoint.ops.activations import real_only
 
 __all__ = ["log_softmax", "softmax"]
 
@@ -134,7 +134,7 @@ def _mean_product(xp: Any, a: Any, b: Any, axis: Shape) -> Any:
 
 
 def _standardize(xp: Any, x: Any, axis: Shape, eps: float) -> Any:
-    mean = xp.mean(real(x), axis=axis, keepdims=True)
+    mean = xp.mean(real_only(x), axis=axis, keepdims=True)
     away = x - mean
     var = _mean_product(xp, away, away, axis)
     return away / xp.sqrt(var + eps), mean, var
@@ -161,7 +161,7 @@ def _standardize_rule(
 
 
 def _rms_standardize(xp: Any, x: Any, axis: Shape, eps: float) -> Any:
-    square = _mean_product(xp, real(x), x, axis)
+    square = _mean_product(xp, real_only(x), x, axis)
     return x / xp.sqrt(square + eps), square
 
 
@@ -198,7 +198,7 @@ def _lstm_parts(xp: Any, gates: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _lstm_cell(xp: Any, gates: Any, c: Any) -> Any:
-    i, f, u, o = _lstm_parts(xp, real(gates))
+    i, f, u, o = _lstm_parts(xp, real_only(gates))
     new = f * c + i * u
     return o * xp.tanh(new), new
 

@@ -1,0 +1,454 @@
+"""NumPy's functions in NumPy's form, where ``ad`` has none of that name or one with other parameters.
+
+They are reached as ``np.f(tensor)`` alone.  ``FORMS`` pairs each with NumPy's function;
+``PLAIN`` lists the functions that only look at shapes and values and through which no
+gradient flows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from adjoint import ops
+from adjoint.core.namespace import rec
+from adjoint.core.shapes import canonical_axis
+from adjoint.core.tensor import Tensor, array_of, asarray
+from adjoint.errors import ArgumentError, InputError, NoGradientError, ShapeError
+
+__all__ = ["FORMS", "PLAIN", "WRITERS", "plain"]
+
+our: Callable[[str], Any] = ops.function  # our function of that name
+
+PLAIN = """
+    shape ndim size iscomplexobj isrealobj array_repr array_str array2string array_equiv isin digitize
+    histogram histogram_bin_edges argpartition lexsort nanargmax nanargmin min_scalar_type common_type
+    shares_memory may_share_memory tril_indices_from triu_indices_from diag_indices_from
+    ravel_multi_index unravel_index
+""".split()
+
+WRITERS = ("copyto", "put", "put_along_axis", "place", "putmask", "fill_diagonal")
+
+
+def plain(function: Any, args: Any, kwargs: Any) -> Any:
+    """Call NumPy's function on the values; arrays among the results become tensors."""
+    weights = kwargs.get("weights")
+    if isinstance(weights, Tensor) and weights.requires_grad:
+        raise NoGradientError(
+            f"np.{function.__name__}: no gradient flows to weights here.\n"
+            "  Use weights.detach(), or np.bincount, which differentiates in its weights."
+        )
+    args = tuple(_values(a) for a in args)
+    return _wrapped(function(*args, **{k: _values(v) for k, v in kwargs.items()}))
+
+
+def _values(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.numpy()
+    return type(value)(map(_values, value)) if type(value) in (list, tuple) else value
+
+
+def _wrapped(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return asarray(value)
+    return (
+        tuple(map(_wrapped, value))
+        if type(value) is tuple and value and isinstance(value[0], np.ndarray)
+        else value
+    )
+
+
+# Reductions with where= and initial= -----------------------------------------------------------
+
+_NEUTRAL = {"sum": 0, "prod": 1, "any": False, "all": True}
+_COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
+
+
+def _reduction(name: str) -> Callable[..., Any]:
+    """Make the form of a reduction that leaves out what ``where`` does not choose."""
+    function = our(name)
+    base = name.removeprefix("nan")
+
+    def reduce(
+        a: Any,
+        axis: Any = None,
+        dtype: Any = None,
+        *,
+        keepdims: Any = False,
+        initial: Any = None,
+        where: Any = None,
+    ) -> Tensor:
+        x = asarray(a)
+        extreme = base in ("max", "min")
+        if where is not None:
+            if extreme and initial is None:
+                raise ArgumentError(f"np.{name}: where= needs initial=, for when nothing is chosen.")
+            x = rec.where(where, x, initial if extreme else _NEUTRAL[base])
+        if initial is not None and x.size == 0 and extreme:
+            shape = np.empty(x.shape).sum(axis, keepdims=keepdims).shape
+            return our("full")(shape, initial, dtype=x.dtype)
+        options = {} if dtype is None else {"dtype": dtype}
+        y: Tensor = function(x, axis, keepdims=keepdims, **options)
+        return y if initial is None else getattr(rec, _COMBINE[base])(y, initial)
+
+    return reduce
+
+
+def _mean(
+    a: Any, axis: Any = None, dtype: Any = None, *, where: Any = None, keepdims: bool = False
+) -> Tensor:
+    x = asarray(a)
+    if where is None:
+        return our("mean")(x, axis, dtype, keepdims=keepdims)
+    chosen = np.broadcast_to(array_of(where), x.shape).sum(axis, keepdims=keepdims)
+    total = our("sum")(rec.where(where, x, 0), axis, dtype, keepdims=keepdims)
+    return total / chosen.astype(total.dtype if total.dtype.kind in "fc" else float)
+
+
+def _without_nan(name: str, fill: int) -> Callable[..., Any]:
+    def scan(a: Any, axis: Any = None, dtype: Any = None) -> Tensor:
+        x = asarray(a)
+        return our(name)(rec.where(rec.isnan(x), fill, x), axis, dtype)
+
+    return scan
+
+
+def _nanvar(
+    a: Any, axis: Any = None, dtype: Any = None, *, ddof: float = 0, keepdims: bool = False
+) -> Tensor:
+    x = asarray(a, dtype=dtype)
+    missing = rec.isnan(x)
+    centred = x - our("nanmean")(x, axis, keepdims=True)
+    squares = rec.abs(rec.where(missing, 0, centred)) ** 2
+    present = (~missing.numpy()).sum(axis, keepdims=keepdims)
+    total = our("sum")(squares, axis, keepdims=keepdims)
+    return total / np.maximum(present - ddof, 0).astype(total.dtype)
+
+
+def _nanstd(
+    a: Any, axis: Any = None, dtype: Any = None, *, ddof: float = 0, keepdims: bool = False
+) -> Tensor:
+    return rec.sqrt(_nanvar(a, axis, dtype, ddof=ddof, keepdims=keepdims))
+
+
+# Joining and choosing --------------------------------------------------------------------------
+
+
+def _joined(name: str) -> Callable[..., Any]:
+    """Make the form of a join that casts its result."""
+    function = our(name)
+
+    def join(arrays: Any, axis: Any = 0, *, dtype: Any = None, casting: str = "same_kind") -> Tensor:
+        options = {} if name in ("hstack", "vstack") else {"axis": axis}
+        y: Tensor = function(arrays, **options)
+        if dtype is None:
+            return y
+        if not np.can_cast(y.dtype, dtype, casting):  # type: ignore[arg-type]
+            raise ArgumentError(
+                f"np.{name}: {y.dtype} does not become {np.dtype(dtype)} with casting={casting!r}."
+            )
+        return y.astype(dtype)
+
+    return join
+
+
+def _append(arr: Any, values: Any, axis: int | None = None) -> Tensor:
+    if axis is None:
+        return our("concat")([our("ravel")(arr), our("ravel")(values)])
+    return our("concat")([arr, values], axis=axis)
+
+
+def _block(arrays: Any) -> Tensor:
+    """Join nested lists: the innermost along the last axis, each level around along the axis before."""
+
+    def depth(value: Any) -> int:
+        return 1 + depth(value[0]) if isinstance(value, list) else 0
+
+    levels = depth(arrays)
+    ndim = levels
+
+    def widest(value: Any) -> int:
+        return max(map(widest, value)) if isinstance(value, list) else asarray(value).ndim
+
+    ndim = max(levels, widest(arrays))
+
+    def join(value: Any, level: int) -> Tensor:
+        if isinstance(value, list):
+            return our("concat")([join(v, level - 1) for v in value], axis=-level)
+        x = asarray(value)
+        return rec.reshape(x, shape=(1,) * (ndim - x.ndim) + x.shape)
+
+    return join(arrays, levels)
+
+
+def _delete(arr: Any, obj: Any, axis: int | None = None) -> Tensor:
+    x = our("ravel")(arr) if axis is None else asarray(arr)
+    where = canonical_axis("delete", 0 if axis is None else axis, x.ndim)
+    kept = np.delete(np.arange(x.shape[where]), _values(obj))
+    return our("take")(x, kept, axis=where)
+
+
+def _choose(a: Any, choices: Any, mode: str = "raise") -> Tensor:
+    options = our("broadcast_arrays")(*choices)
+    picks = array_of(a)
+    shape = np.broadcast_shapes(picks.shape, options[0].shape)
+    stacked = our("stack")([rec.broadcast_to(o, shape=shape) for o in options])
+    index = np.broadcast_to(picks, shape)
+    if mode == "clip":
+        index = np.clip(index, 0, len(options) - 1)
+    elif mode == "wrap":
+        index = index % len(options)
+    return our("take_along_axis")(stacked, index[None], axis=0)[0]
+
+
+def _resize(a: Any, new_shape: Any) -> Tensor:
+    x = our("ravel")(a)
+    index = np.resize(np.arange(x.size), new_shape)
+    return x[index] if x.size else our("zeros")(index.shape, dtype=x.dtype)
+
+
+def _partition(a: Any, kth: Any, axis: int | None = -1) -> Tensor:
+    x = our("ravel")(a) if axis is None else asarray(a)
+    where = -1 if axis is None else axis
+    return our("take_along_axis")(x, np.argpartition(x.numpy(), kth, where), axis=where)
+
+
+def _rollaxis(a: Any, axis: int, start: int = 0) -> Tensor:
+    x = asarray(a)
+    order = np.rollaxis(np.empty((1,) * x.ndim), axis, start)  # raises for an axis out of range
+    axis, start = axis % order.ndim, start + order.ndim if start < 0 else start
+    return our("moveaxis")(x, axis, start - 1 if axis < start else start)
+
+
+# Differences, sums of products and curves ------------------------------------------------------
+
+
+def _ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Tensor:
+    parts = [our("diff")(our("ravel")(ary))]
+    parts = parts if to_begin is None else [our("ravel")(to_begin), *parts]
+    parts = parts if to_end is None else [*parts, our("ravel")(to_end)]
+    return our("concat")(parts)
+
+
+def _trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Tensor:
+    y = our("moveaxis")(y, axis, -1)
+    if x is not None:
+        x = asarray(x)
+        dx = our("diff")(x if x.ndim == 1 else our("moveaxis")(x, axis, -1), axis=-1)
+    return our("sum")((y[..., 1:] + y[..., :-1]) * dx / 2.0, axis=-1)
+
+
+def _gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> Any:
+    f = asarray(f)
+    f = f if f.dtype.kind in "fc" else rec.astype(f, dtype=np.dtype(float))
+    several = range(f.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    axes = [canonical_axis("gradient", a, f.ndim) for a in several]
+    spacing = list(varargs) if varargs else [1.0]
+    if len(spacing) == 1:
+        spacing *= len(axes)
+    if len(spacing) != len(axes):
+        raise ArgumentError(f"np.gradient: {len(spacing)} spacings for {len(axes)} axes.")
+    if edge_order not in (1, 2):
+        raise ArgumentError(f"np.gradient: edge_order is 1 or 2, not {edge_order!r}.")
+    parts = [_slope(f, h, a, edge_order) for h, a in zip(spacing, axes, strict=True)]
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def _slope(f: Tensor, h: Any, axis: int, edge_order: int) -> Tensor:
+    """Differentiate along one axis: central differences inside, one-sided ones at the edges."""
+    f = our("moveaxis")(f, axis, -1)
+    n = f.shape[-1]
+    if n < edge_order + 1:
+        raise ShapeError(f"np.gradient: an axis of length {n} is too short for edge_order={edge_order}.")
+    h = asarray(h)
+    steps = h * np.ones(n - 1) if h.ndim == 0 else our("diff")(h)
+    if steps.shape != (n - 1,):
+        raise ShapeError(f"np.gradient: {h.shape[0]} coordinates for an axis of length {n}.")
+    rise = our("diff")(f) / steps  # the slope of each step
+    left, right = steps[:-1], steps[1:]
+    inside = (right * rise[..., :-1] + left * rise[..., 1:]) / (left + right)
+    first, last = rise[..., :1], rise[..., -1:]
+    if edge_order == 2:
+        # extrapolate the slope in the middle of the first step to its end
+        first = first - (rise[..., 1:2] - first) * steps[:1] / (steps[:1] + steps[1:2])
+        last = last + (last - rise[..., -2:-1]) * steps[-1:] / (steps[-1:] + steps[-2:-1])
+    return our("moveaxis")(our("concat")([first, inside, last], axis=-1), -1, axis)
+
+
+def _interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None) -> Tensor:
+    x, xp, fp = asarray(x), asarray(xp), asarray(fp)
+    points, nodes = x.numpy(), xp.numpy()
+    i = np.clip(np.searchsorted(nodes, points, side="right") - 1, 0, max(nodes.size - 2, 0))
+    j = np.minimum(i + 1, nodes.size - 1)
+    width = xp[j] - xp[i] if nodes.size > 1 else np.ones(points.shape)
+    inside = fp[i] + (fp[j] - fp[i]) * ((x - xp[i]) / width)
+    below = fp[0] if left is None else left
+    above = fp[-1] if right is None else right
+    return rec.where(points < nodes[0], below, rec.where(points > nodes[-1], above, inside))
+
+
+def _convolve(a: Any, v: Any, mode: str = "full") -> Tensor:
+    a, v = (our("atleast_1d")(t) for t in (a, v))
+    if a.ndim > 1 or v.ndim > 1 or not a.size or not v.size:
+        raise ShapeError(f"np.convolve: expected two vectors with elements, but got {a.shape} and {v.shape}.")
+    if v.size > a.size:
+        a, v = v, a
+    n, k = a.size, v.size
+    if mode not in ("full", "same", "valid"):
+        raise ArgumentError(f"np.convolve: mode is 'full', 'same' or 'valid', not {mode!r}.")
+    start, stop = {"full": (0, n + k - 1), "same": ((k - 1) // 2, (k - 1) // 2 + n), "valid": (k - 1, n)}[
+        mode
+    ]
+    padded = our("pad")(a, k - 1)
+    windows = our("sliding_window_view")(padded, k)[start:stop]
+    return windows @ v[::-1]
+
+
+def _correlate(a: Any, v: Any, mode: str = "valid") -> Tensor:
+    a, v = (our("atleast_1d")(t) for t in (a, v))
+    if v.size > a.size:  # then NumPy exchanges the two, and turns the result round
+        return rec.conj(_correlate(v, a, mode))[::-1]
+    return _convolve(a, rec.conj(v[::-1]), mode)
+
+
+def _cov(
+    m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: int | None = None,
+    fweights: Any = None, aweights: Any = None,
+) -> Tensor:  # fmt: skip
+    if fweights is not None or aweights is not None:
+        raise InputError("np.cov: adjoint takes no weights.  Write it as a weighted average of products.")
+    x = our("atleast_2d")(m)
+    if not rowvar and asarray(m).ndim != 1:
+        x = our("matrix_transpose")(x)
+    if y is not None:
+        other = our("atleast_2d")(y)
+        x = our("concat")(
+            [x, our("matrix_transpose")(other) if not rowvar and asarray(y).ndim != 1 else other]
+        )
+    x = x - our("mean")(x, axis=-1, keepdims=True)
+    lost = (0 if bias else 1) if ddof is None else ddof
+    products = x @ rec.conj(our("matrix_transpose")(x)) / float(max(x.shape[-1] - lost, 0))
+    return our("squeeze")(products)
+
+
+def _corrcoef(x: Any, y: Any = None, rowvar: bool = True) -> Tensor:
+    c = _cov(x, y, rowvar)
+    if c.ndim == 0:
+        return c / c
+    spread = rec.sqrt(rec.real(our("diagonal")(c)))
+    return c / spread[:, None] / spread[None, :]
+
+
+def _bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
+    index = array_of(x)
+    counts = np.bincount(index, minlength=minlength)
+    if weights is None:
+        return asarray(counts)
+    weights = asarray(weights)
+    return our("zeros")(counts.size, dtype=np.result_type(weights.dtype, np.float64)).at[index].add(weights)
+
+
+def _polyval(p: Any, x: Any) -> Tensor:
+    p, x = asarray(p), asarray(x)
+    total = our("zeros_like")(x)
+    for i in range(p.shape[0]):
+        total = total * x + p[i]
+    return total
+
+
+def _vander(x: Any, N: int | None = None, increasing: bool = False) -> Tensor:
+    x = asarray(x)
+    n = x.shape[0] if N is None else N
+    powers = np.arange(n)
+    return x[:, None] ** (powers if increasing else powers[::-1]).astype(x.dtype)
+
+
+def _unwrap(p: Any, discont: float | None = None, axis: int = -1, *, period: float = 2 * np.pi) -> Tensor:
+    p = asarray(p)
+    values = p.numpy()
+    # whole periods are added, which no gradient sees
+    return p + (np.unwrap(values, discont, axis, period=period) - values)
+
+
+# Other forms of what adjoint has ---------------------------------------------------------------
+
+
+def _cross(
+    a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
+) -> Tensor:
+    if axis is not None:
+        axisa = axisb = axisc = axis
+    out = our("cross")(our("moveaxis")(a, axisa, -1), our("moveaxis")(b, axisb, -1))
+    return our("moveaxis")(out, -1, axisc) if out.ndim else out
+
+
+def _like(name: str) -> Callable[..., Any]:
+    """Make the form of ``zeros_like`` and its kin that takes another shape."""
+
+    def make(a: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Tensor:
+        x = asarray(a)
+        return our(name)(x.shape if shape is None else shape, dtype=dtype or x.dtype, device=device)
+
+    return make
+
+
+def _full_like(
+    a: Any, fill_value: Any, dtype: Any = None, *, shape: Any = None, device: Any = None
+) -> Tensor:
+    x = asarray(a)
+    return our("full")(x.shape if shape is None else shape, fill_value, dtype=dtype or x.dtype, device=device)
+
+
+def _diagflat(v: Any, k: int = 0) -> Tensor:
+    return our("diag")(our("ravel")(v), k)
+
+
+def _nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Tensor:
+    return our("nan_to_num")(x, nan, posinf, neginf)
+
+
+def _can_cast(from_: Any, to: Any, casting: str = "safe") -> bool:
+    return np.can_cast(getattr(from_, "dtype", from_), to, casting)  # type: ignore[arg-type]
+
+
+FORMS: dict[Any, Callable[..., Any]] = {
+    **{getattr(np, name): _reduction(name) for name in "sum prod max min any all nansum nanprod".split()},
+    np.mean: _mean,
+    np.nancumsum: _without_nan("cumsum", 0),
+    np.nancumprod: _without_nan("cumprod", 1),
+    np.nanvar: _nanvar,
+    np.nanstd: _nanstd,
+    np.concatenate: _joined("concat"),
+    np.stack: _joined("stack"),
+    np.hstack: _joined("hstack"),
+    np.vstack: _joined("vstack"),
+    np.append: _append,
+    np.block: _block,
+    np.delete: _delete,
+    np.choose: _choose,
+    np.resize: _resize,
+    np.partition: _partition,
+    np.rollaxis: _rollaxis,
+    np.ediff1d: _ediff1d,
+    np.trapezoid: _trapezoid,
+    np.gradient: _gradient,
+    np.interp: _interp,
+    np.convolve: _convolve,
+    np.correlate: _correlate,
+    np.cov: _cov,
+    np.corrcoef: _corrcoef,
+    np.bincount: _bincount,
+    np.polyval: _polyval,
+    np.vander: _vander,
+    np.unwrap: _unwrap,
+    np.cross: _cross,
+    np.zeros_like: _like("zeros"),
+    np.ones_like: _like("ones"),
+    np.empty_like: _like("empty"),
+    np.full_like: _full_like,
+    np.diagflat: _diagflat,
+    np.nan_to_num: _nan_to_num,
+    np.can_cast: _can_cast,
+}  # fmt: skip
