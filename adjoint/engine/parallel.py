@@ -354,6 +354,8 @@ class _Crew:
                 if i >= 0:
                     heappush(self.ready, i)
             more = len(self.ready) > len(self.sleepers) and self.helpers < self.limit
+            if more and self.stopped:
+                more = False  # the caller may be counting those who have to leave
             if more:
                 self.helpers += 1
             me = self.helpers
