@@ -304,7 +304,7 @@ def make_node(
     op: Op, args: tuple[Any, ...], params: dict[str, Any], parents: tuple[Any, ...], data: Any
 ) -> Node:
     """Record one operation; ``data`` is its output array, or a tuple of them."""
-    *keeps, keeps_out = op.keeps(tuple(p is not None for p in parents))
+    *keeps, keeps_out = op.keeps(tuple([p is not None for p in parents]))
     node = Node()
     node.op = op
     node.seq = next_seq()

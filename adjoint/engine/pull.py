@@ -142,11 +142,15 @@ def _pull_joint(
 def fit(node: Node, i: int, gp: Any, xp: Namespace, parent: Any) -> Any:
     """Un-broadcast a contribution to the shape of its parent and cast it to its dtype."""
     shape = parent.shape
-    if gp.shape != shape:
-        axes = reduced_axes(gp.shape, shape)
+    had = gp.shape
+    extra = len(had) - len(shape)
+    if extra > 0 and had[extra:] == shape:  # a bias: only axes in front were broadcast
+        gp = xp.sum(gp, axis=tuple(range(-len(had), extra - len(had))), keepdims=False)
+    elif had != shape:
+        axes = reduced_axes(had, shape)
         if axes is None:
             raise RuleError(
-                f"the rule of {node.op.name!r} returned a gradient of shape {gp.shape} for argument "
+                f"the rule of {node.op.name!r} returned a gradient of shape {had} for argument "
                 f"{node.op.arg_name(i)!r} of shape {shape}.\n"
                 "  A gradient has the shape of its argument, or one that broadcasts from it."
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,14 @@ def runner_for(workers: int | str | None) -> Callable[[Plan, Run], None]:
     return partial(run_parallel, workers=int(chosen))
 
 
+@lru_cache(maxsize=16)
+def _one(dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return the seed of nearly every backward, made once: nothing ever writes into it."""
+    one = np.ones((), dtype)
+    one.flags.writeable = False
+    return one
+
+
 def seed_of(root: Any, gradient: Any, name: str = "backward()") -> Any:
     """Check the root of a backward and return the gradient it starts with."""
     if not isinstance(root, Tensor):
@@ -57,7 +65,7 @@ def seed_of(root: Any, gradient: Any, name: str = "backward()") -> Any:
                 "  Reduce it first (loss.mean().backward()), or pass gradient= with shape "
                 f"{root.shape}."
             )
-        return wrap(np.ones(root.shape, root.dtype))
+        return wrap(_one(root.dtype) if not root.shape else np.ones(root.shape, root.dtype))
     exact = isinstance(gradient, (Tensor, np.ndarray))
     if type(gradient) is Traced:
         seed: Tensor = gradient

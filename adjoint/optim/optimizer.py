@@ -128,10 +128,9 @@ class Optimizer:
     def apply(self, grads: Mapping[Any, Any]) -> None:
         """Update from gradients keyed by parameter (or its id): a store, or a dict."""
         self.step_count += 1
-        with no_grad(), np.errstate(under="ignore"):
-            for group in self.groups:
-                for unit in group.units:
-                    unit.apply(self, [_found(grads, p) for p in unit.params], group.hyper)
+        for group in self.groups:
+            for unit in group.units:
+                unit.apply(self, [_found(grads, p) for p in unit.params], group.hyper)
 
     def state_of(self, p: Tensor) -> State:
         """Return the state of one parameter, as read-only arrays of its shape."""
@@ -245,6 +244,9 @@ class Unit:
     def _spans(self, present: list[bool]) -> Iterator[tuple[slice, int]]:
         """Yield the runs of the flat array that have gradients and the same number of updates."""
         assert self.block is not None
+        if all(present) and len(set(self.steps)) == 1:  # as nearly always: all of it at once
+            yield slice(None), self.steps[0]
+            return
         runs: list[list[int]] = []  # start, stop, step
         for has, s, step in zip(present, self.block.slices, self.steps, strict=True):
             if not has:
@@ -258,7 +260,8 @@ class Unit:
 
     def _apply_large(self, optimizer: Optimizer, grad: Any, hyper: Hyper) -> None:
         (p,) = self.params
-        data = writable(p)
+        with no_grad():
+            data = writable(p)
         flat = data.reshape(-1)
         state = self._need_state(optimizer, flat, hyper)
         if getattr(grad, "rows", None) is not None:

@@ -158,7 +158,9 @@ def hand(kit: Kit, vertices: int = 544, points: int = 100) -> Step:
     weighted transforms of the bones. Forward mode gives all columns together.
     """
     rng = np.random.default_rng(0)
-    parents = [-1, 0] + [1 if j == 0 else 2 + f * JOINTS + j - 1 for f in range(FINGERS) for j in range(JOINTS)]
+    parents = [-1, 0] + [
+        1 if j == 0 else 2 + f * JOINTS + j - 1 for f in range(FINGERS) for j in range(JOINTS)
+    ]
     rest = np.tile(np.eye(4), (BONES, 1, 1))
     rest[:, :3, 3] = rng.standard_normal((BONES, 3))
     absolute: list[Any] = []
