@@ -184,3 +184,19 @@ def test_initial_values_are_seeded() -> None:
 def test_mistakes(mistake: Any, text: str) -> None:
     with pytest.raises(errors.AdjointError, match=text):
         mistake()
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adagrad"])
+def test_an_embedding_with_sparse_gradients_trains_like_a_dense_one(kind: str) -> None:
+    text = np.array([[0, 3, 3], [5, 0, 1]])
+    tables = []
+    for sparse in (False, True):
+        layer = nn.Embedding(20_000, 4, padding_idx=1, sparse=sparse, rng=0)
+        optimiser = getattr(ad.optim, kind)(layer.parameters(), lr=0.1)
+        for _ in range(3):
+            optimiser.zero_grad()
+            (layer(text) ** 2).sum().backward()
+            assert isinstance(layer.weight.grad, ad.SparseGradient) == sparse
+            optimiser.step()
+        tables.append(layer.weight.numpy())
+    np.testing.assert_array_equal(tables[0], tables[1])

@@ -145,3 +145,16 @@ def test_attention(case: str) -> None:
     for name, p in theirs.named_parameters():
         grad = dict(ours.named_parameters())[name].grad
         np.testing.assert_allclose(grad.numpy(), p.grad.numpy(), rtol=1e-8, atol=1e-9)  # type: ignore[union-attr]
+
+
+def test_a_state_dict_of_pytorch_in_safetensors_loads(tmp_path: Any) -> None:
+    files = pytest.importorskip("safetensors.torch")
+    theirs = T.Sequential(T.Conv2d(1, 2, 3), T.BatchNorm2d(2), T.Flatten(), T.Linear(72, 4), T.LayerNorm(4))
+    files.save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    ours = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 4), nn.LayerNorm(4)
+    )
+    ours.load_state_dict(ad.load(tmp_path / "model.safetensors"))
+    image = x(3, 1, 8, 8).astype(np.float32)
+    expected = theirs.eval()(torch.tensor(image)).detach().numpy()
+    np.testing.assert_allclose(ours.eval()(image).numpy(), expected, rtol=1e-4, atol=1e-5)

@@ -25,6 +25,7 @@ from adjoint.ops.piecewise import relu
 from adjoint.ops.pool import *
 from adjoint.ops.pool import __all__ as _pool
 from adjoint.ops.reduce import logsumexp
+from adjoint.ops.selection import take
 
 __all__ = [
     "batch_norm",
@@ -172,13 +173,16 @@ def lstm_cell(gates: Any, cell: Any) -> tuple[Tensor, Tensor]:
     return rec.lstm_cell(gates, cell)
 
 
-def embedding(indices: Any, weight: Any, padding_idx: int | None = None) -> Tensor:
-    """Return the rows of ``weight`` at whole-number ``indices``; the row ``padding_idx`` gets no gradient."""
+def embedding(indices: Any, weight: Any, padding_idx: int | None = None, *, sparse: bool = False) -> Tensor:
+    """Return the rows of ``weight`` at whole-number ``indices``; the row ``padding_idx`` gets no gradient.
+
+    With ``sparse=True`` the gradient of a weight that is a leaf has only the rows that were used.
+    """
     w = asarray(weight)
     if w.ndim < 1:
         raise ShapeError("embedding: the weight has one row per index, but it is 0-d.")
     indices, _ = classes("embedding", indices, w.shape[0])
-    out = w[indices]
+    out = take(w, indices, axis=0, sparse_grad=sparse)
     if padding_idx is None:
         return out
     row = canonical_axis("embedding (padding_idx)", padding_idx, w.shape[0]) + w.shape[0]

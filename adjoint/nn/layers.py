@@ -303,7 +303,7 @@ class Embedding(Module):
 
     def forward(self, indices: Any) -> Tensor:
         """Look the indices up."""
-        return F.embedding(indices, self.weight, self.padding_idx)
+        return F.embedding(indices, self.weight, self.padding_idx, sparse=self.sparse)
 
     def extra_repr(self) -> str:
         """The size of the table."""
