@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import adjoint as ad
-from benchmarks.harness import Case, Step
+from benchmarks.harness import Case, Step, jax_x64
 
 LENGTH = 100  # times four ops
 
@@ -58,6 +58,31 @@ def autograd_step(size: int) -> Step:
     return lambda: gradient((x0, w0))[0]
 
 
+def jax_step(size: int, compiled: bool) -> Step:
+    jax = jax_x64()
+    jnp = jax.numpy
+    x0, w0 = jnp.linspace(0.1, 1.0, size), jnp.full(size, 0.5)
+    gradient = jax.grad(lambda x, w: chain(x, w, jnp.tanh).sum(), (0, 1))
+    if compiled:
+        gradient = jax.jit(gradient)
+    return lambda: np.asarray(jax.block_until_ready(gradient(x0, w0))[0])
+
+
+def mlx_step(size: int) -> Step:
+    import mlx.core as mx
+
+    mx.set_default_device(mx.cpu)
+    x0, w0 = mx.array(np.linspace(0.1, 1.0, size), mx.float64), mx.array(np.full(size, 0.5), mx.float64)
+    gradient = mx.grad(lambda x, w: chain(x, w, mx.tanh).sum(), (0, 1))
+
+    def step() -> Any:
+        found = gradient(x0, w0)
+        mx.eval(found)
+        return np.array(found[0])
+
+    return step
+
+
 def forward_case(size: int) -> Case:
     def ours() -> Step:
         x, w = ad.tensor(np.linspace(0.1, 1.0, size), requires_grad=True), ad.full((size,), 0.5)
@@ -79,7 +104,10 @@ def both_case(size: int, targets: dict[str, float] | None = None) -> Case:
         {
             "adjoint": lambda: adjoint_step(size),
             "torch": lambda: torch_step(size),
+            "jax": lambda: jax_step(size, compiled=False),
+            "jax-jit": lambda: jax_step(size, compiled=True),
             "autograd": lambda: autograd_step(size),
+            "mlx": lambda: mlx_step(size),
         },
         targets or {},
     )

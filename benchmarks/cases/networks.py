@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import adjoint as ad
-from benchmarks.harness import Case, Step
+from benchmarks.harness import Case, Step, jax_x64
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -52,8 +52,49 @@ def block(F: Any, p: dict[str, Any], x: Any, t: Any) -> Any:
     return F.mse_loss(x + F.linear(h, p["down"], p["down_b"]), t)
 
 
-def network(name: str, f: Any, arrays: Callable[[], Arrays], data: Any, last: str, target: float) -> Case:
-    """The gradient of the parameter ``last`` of a network in adjoint and in PyTorch."""
+class JaxFunctional:
+    """The functions of torch.nn.functional that the networks use, as JAX's users write them."""
+
+    def __init__(self, jax: Any) -> None:
+        self.jax, self.jnp = jax, jax.numpy
+        self.relu = jax.nn.relu
+
+    def conv2d(self, x: Any, w: Any, b: Any, padding: int = 0) -> Any:
+        y = self.jax.lax.conv_general_dilated(x, w, (1, 1), [(padding, padding)] * 2)
+        return y + b[:, None, None]
+
+    def max_pool2d(self, x: Any, size: int) -> Any:
+        window = (1, 1, size, size)
+        return self.jax.lax.reduce_window(x, -self.jnp.inf, self.jax.lax.max, window, window, "VALID")
+
+    def linear(self, x: Any, w: Any, b: Any = None) -> Any:
+        return x @ w.T if b is None else x @ w.T + b
+
+    def cross_entropy(self, x: Any, t: Any) -> Any:
+        rows = self.jnp.arange(x.shape[0])
+        return -self.jax.nn.log_softmax(x)[rows, t].mean()
+
+    def layer_norm(self, x: Any, shape: tuple[int, ...], weight: Any) -> Any:
+        centred = x - x.mean(-1, keepdims=True)
+        return centred * self.jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * weight
+
+    def scaled_dot_product_attention(self, q: Any, k: Any, v: Any, is_causal: bool) -> Any:
+        length = q.shape[-2]
+        scores = q @ k.swapaxes(-1, -2) / np.float32(q.shape[-1] ** 0.5)
+        past = self.jnp.tril(self.jnp.ones((length, length), bool))
+        return self.jax.nn.softmax(self.jnp.where(past, scores, -self.jnp.inf)) @ v
+
+    def gelu(self, x: Any, approximate: str) -> Any:
+        return self.jax.nn.gelu(x, approximate=approximate == "tanh")
+
+    def mse_loss(self, x: Any, t: Any) -> Any:
+        return ((x - t) ** 2).mean()
+
+
+def network(
+    name: str, f: Any, arrays: Callable[[], Arrays], data: Any, last: str, targets: dict[str, float]
+) -> Case:
+    """All gradients of a network in each engine; those of the parameter ``last`` are compared."""
 
     def ours() -> Step:
         p = {k: ad.tensor(a, requires_grad=True) for k, a in arrays().items()}
@@ -83,7 +124,16 @@ def network(name: str, f: Any, arrays: Callable[[], Arrays], data: Any, last: st
 
         return step
 
-    return Case(name, {"adjoint": ours, "torch": theirs}, {"torch": target}, blas=True, tolerance=1e-3)
+    def jitted() -> Step:
+        jax = jax_x64()
+        F = JaxFunctional(jax)
+        p = {k: jax.numpy.asarray(a) for k, a in arrays().items()}
+        x, t = map(jax.numpy.asarray, data())
+        gradient = jax.jit(jax.grad(lambda p: f(F, p, x, t)))
+        return lambda: np.asarray(jax.block_until_ready(gradient(p))[last])
+
+    engines = {"adjoint": ours, "torch": theirs, "jax-jit": jitted}
+    return Case(name, engines, targets, blas=True, tolerance=1e-3)
 
 
 def images() -> tuple[Any, Any]:
@@ -98,6 +148,20 @@ def sequences() -> tuple[Any, Any]:
 
 
 CASES = [
-    network("LeNet, batch 32, forward + backward", lenet, lenet_arrays, images, "w1", 1.2),
-    network("transformer block, 8×32×64, forward + backward", block, attention_arrays, sequences, "qkv", 1.2),
+    network(
+        "LeNet, batch 32, forward + backward",
+        lenet,
+        lenet_arrays,
+        images,
+        "w1",
+        {"torch": 1.2, "jax-jit": 2.0},
+    ),
+    network(
+        "transformer block, 8×32×64, forward + backward",
+        block,
+        attention_arrays,
+        sequences,
+        "qkv",
+        {"torch": 0.8, "jax-jit": 2.0},
+    ),
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import adjoint as ad
-from benchmarks.harness import Case, Step
+from benchmarks.harness import Case, Step, jax_x64
 
 
 def arrays(batch: int, sizes: tuple[int, ...]) -> tuple[list[Any], Any, Any]:
@@ -146,13 +146,17 @@ def training(batch: int, sizes: tuple[int, ...], kind: str, **targets: float) ->
 def lstm_case(batch: int = 16, length: int = 50, inputs: int = 16, hidden: int = 32) -> Case:
     x0 = np.random.default_rng(0).standard_normal((batch, length, inputs)).astype(np.float32)
 
+    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+    start = {n: p.numpy() for n, p in ad.nn.LSTM(inputs, hidden, rng=0).named_parameters()}
+
     def ours() -> Step:
         model = ad.nn.LSTM(inputs, hidden, rng=0)
         x = ad.tensor(x0)
 
-        def step() -> None:
+        def step() -> Any:
             model.zero_grad()
             (model(x)[0] ** 2).mean().backward()
+            return model.weight_hh_l0.grad.numpy()
 
         return step
 
@@ -160,18 +164,40 @@ def lstm_case(batch: int = 16, length: int = 50, inputs: int = 16, hidden: int =
         import torch
 
         torch.set_num_threads(2)
-        torch.manual_seed(0)
         model = torch.nn.LSTM(inputs, hidden, batch_first=True)
+        model.load_state_dict({n: torch.tensor(a) for n, a in start.items()})
         x = torch.tensor(x0)
 
-        def step() -> None:
+        def step() -> Any:
             model.zero_grad()
             (model(x)[0] ** 2).mean().backward()
+            return model.weight_hh_l0.grad.numpy()
 
         return step
 
+    def jitted() -> Step:
+        jax = jax_x64()
+        jnp = jax.numpy
+        params = [jnp.asarray(start[n]) for n in names]
+        x = jnp.asarray(x0.swapaxes(0, 1))
+
+        def loss(p: Any) -> Any:
+            def cell(state: Any, x: Any) -> Any:
+                h, c = state
+                i, f, g, o = jnp.split(x @ p[0].T + h @ p[1].T + p[2] + p[3], 4, -1)
+                c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+                h = jax.nn.sigmoid(o) * jnp.tanh(c)
+                return (h, c), h
+
+            zeros = jnp.zeros((batch, hidden), x.dtype)
+            return (jax.lax.scan(cell, (zeros, zeros), x)[1] ** 2).mean()
+
+        gradient = jax.jit(jax.grad(loss))
+        return lambda: np.asarray(jax.block_until_ready(gradient(params))[1])
+
     name = f"LSTM, {length} steps, {batch}×{inputs}-{hidden}, forward + backward"
-    return Case(name, {"adjoint": ours, "torch": theirs}, {"torch": 0.7}, blas=True)
+    engines = {"adjoint": ours, "torch": theirs, "jax-jit": jitted}
+    return Case(name, engines, {"torch": 0.7, "jax-jit": 3.0}, blas=True, tolerance=1e-3)
 
 
 CASES = [

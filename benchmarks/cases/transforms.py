@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import adjoint as ad
-from benchmarks.harness import Case, Step
+from benchmarks.harness import Case, Step, jax_x64
 
 
 def weights(*sizes: int) -> list[tuple[Any, Any]]:
@@ -47,13 +47,13 @@ def torch_jacobian() -> Step:
     return lambda: jacobian(x).numpy()
 
 
-def jax_jacobian() -> Step:
-    import jax
-
-    jax.config.update("jax_enable_x64", True)
+def jax_jacobian(compiled: bool) -> Step:
+    jax = jax_x64()
     layers = [(jax.numpy.asarray(w), jax.numpy.asarray(b)) for w, b in weights(*SIZES)]
     x = jax.numpy.linspace(-1, 1, SIZES[0])
     jacobian = jax.jacrev(lambda x: mlp(layers, x, jax.numpy.tanh))
+    if compiled:
+        jacobian = jax.jit(jacobian)
     return lambda: np.asarray(jacobian(x))
 
 
@@ -127,6 +127,28 @@ def torch_hvp() -> Step:
     return lambda: torch.func.jvp(torch.func.grad(loss), (params,), (directions,))[1][0][0].numpy()
 
 
+def jax_hvp() -> Step:
+    jax = jax_x64()
+    jnp = jax.numpy
+    params = [(jnp.asarray(w), jnp.asarray(b)) for w, b in weights(*NET)]
+    x, y = map(jnp.asarray, _batch())
+    directions = jax.tree.map(jnp.ones_like, params)
+    gradient = jax.grad(lambda p: ((mlp(p, x, jnp.tanh) - y) ** 2).mean())
+    product = jax.jit(lambda p, v: jax.jvp(gradient, (p,), (v,))[1])
+    return lambda: np.asarray(jax.block_until_ready(product(params, directions))[0][0])
+
+
+def autograd_hvp() -> Step:
+    import autograd
+    import autograd.numpy as anp
+
+    params, (x, y) = weights(*NET), _batch()
+    gradient = autograd.grad(lambda p: anp.mean((mlp(p, x, anp.tanh) - y) ** 2))
+    along = lambda p: sum(anp.sum(w) + anp.sum(b) for w, b in gradient(p))  # the direction is ones
+    product = autograd.grad(along)
+    return lambda: product(params)[0][0]
+
+
 # Per-sample gradients ------------------------------------------------------------------------------
 
 
@@ -147,10 +169,25 @@ def torch_per_sample() -> Step:
     return lambda: gradient(params, x, y)[0][0].numpy()
 
 
+def jax_per_sample() -> Step:
+    jax = jax_x64()
+    jnp = jax.numpy
+    params = [(jnp.asarray(w), jnp.asarray(b)) for w, b in weights(*NET)]
+    x, y = map(jnp.asarray, _batch())
+    gradient = jax.grad(lambda p, x, y: ((mlp(p, x, jnp.tanh) - y) ** 2).mean())
+    batched = jax.jit(jax.vmap(gradient, in_axes=(None, 0, 0)))
+    return lambda: np.asarray(jax.block_until_ready(batched(params, x, y))[0][0])
+
+
 CASES = [
     Case(
         "jacobian of a 100-100-100-100 net",
-        {"adjoint": adjoint_jacobian, "torch": torch_jacobian, "jax": jax_jacobian},
+        {
+            "adjoint": adjoint_jacobian,
+            "torch": torch_jacobian,
+            "jax": lambda: jax_jacobian(compiled=False),
+            "jax-jit": lambda: jax_jacobian(compiled=True),
+        },
         targets={"torch": 0.6},
         blas=True,
     ),
@@ -166,13 +203,15 @@ CASES = [
             "adjoint, loss alone": adjoint_loss,
             "adjoint, value and gradient": adjoint_gradient,
             "torch": torch_hvp,
+            "jax-jit": jax_hvp,
+            "autograd": autograd_hvp,
         },
-        targets={"adjoint, loss alone": 4.0},
+        targets={"adjoint, loss alone": 4.0, "torch": 0.5, "jax-jit": 2.0, "autograd": 0.3},
         blas=True,
     ),
     Case(
         "per-sample gradients of a 64-64-64-1 net, 256 rows",
-        {"adjoint": adjoint_per_sample, "torch": torch_per_sample},
+        {"adjoint": adjoint_per_sample, "torch": torch_per_sample, "jax-jit": jax_per_sample},
         blas=True,
     ),
 ]

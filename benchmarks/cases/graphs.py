@@ -1,0 +1,109 @@
+"""Graphs that are deep or wide: what the engine costs apart from the arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import adjoint as ad
+from benchmarks.engines import Kit, engines
+from benchmarks.harness import Case, Step
+
+
+def deep(kit: Kit, length: int = 5_000) -> Step:
+    """A chain of single ops: what a long recurrence costs."""
+
+    def last(x: Any) -> Any:
+        for _ in range(length):
+            x = x * 0.999
+        return x.sum()
+
+    return kit.gradient(last, [np.linspace(0.1, 1.0, 16)])
+
+
+def wide(kit: Kit, width: int = 1_000) -> Step:
+    """One value read by a thousand branches, whose gradients are added up in it."""
+    sin = kit.xp.sin
+
+    def total(x: Any) -> Any:
+        sum_ = x
+        for i in range(width):
+            sum_ = sum_ + sin(x * (0.1 + i))
+        return sum_.sum()
+
+    return kit.gradient(total, [np.linspace(0.1, 1.0, 64)])
+
+
+def layered(kit: Kit, depth: int = 30, width: int = 30) -> Step:
+    """Layers in which every value reads three of the layer before: many edges per node."""
+    tanh = kit.xp.tanh
+
+    def total(x: Any) -> Any:
+        row = [x * (1 + 0.1 * i) for i in range(width)]
+        for _ in range(depth):
+            row = [tanh(row[i] + row[i - 1] * row[i - 2]) for i in range(width)]
+        return sum(row[1:], row[0]).sum()
+
+    return kit.gradient(total, [0.1 * np.linspace(0.1, 1.0, 16)])
+
+
+# Embeddings: only the rows that were read get a gradient ------------------------------------------
+
+ROWS, WIDTH, READ = 50_000, 64, 512
+
+
+def _embedding_data() -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((ROWS, WIDTH)).astype(np.float32)
+    return table, rng.integers(0, ROWS, READ), rng.standard_normal((READ, WIDTH)).astype(np.float32)
+
+
+def adjoint_embedding(sparse: bool) -> Step:
+    table, rows, target = _embedding_data()
+    w, t = ad.tensor(table, requires_grad=True), ad.tensor(target)
+    optimizer = ad.optim.SGD([w], lr=0.1)
+
+    def step() -> Any:
+        optimizer.zero_grad()
+        loss = ((ad.take(w, rows, axis=0, sparse_grad=sparse) - t) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def torch_embedding(sparse: bool) -> Step:
+    import torch
+
+    table, rows, target = _embedding_data()
+    w, i, t = torch.tensor(table, requires_grad=True), torch.tensor(rows), torch.tensor(target)
+    optimizer = torch.optim.SGD([w], lr=0.1)
+
+    def step() -> Any:
+        optimizer.zero_grad()
+        loss = ((torch.nn.functional.embedding(i, w, sparse=sparse) - t) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def embedding(sparse: bool) -> Case:
+    kind = "sparse" if sparse else "dense"
+    return Case(
+        f"embedding, 512 of 50,000 rows of 64, {kind} gradient, SGD step",
+        {"adjoint": lambda: adjoint_embedding(sparse), "torch": lambda: torch_embedding(sparse)},
+        tolerance=1e-4,
+    )
+
+
+CASES = [
+    Case("chain of 5,000 ops, 16 elements: gradient", engines(deep, "adjoint torch autograd")),
+    Case("1,000 branches from one value: gradient", engines(wide, "adjoint torch autograd")),
+    Case("30 layers of 30 values: gradient", engines(layered, "adjoint torch autograd")),
+    embedding(sparse=True),
+    embedding(sparse=False),
+]
