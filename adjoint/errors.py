@@ -2,6 +2,7 @@
 
     AdjointError
     ├── ShapeError            (ValueError)    shapes, axes or lengths do not fit
+    │   └── AxisError         (IndexError)    an axis that the tensor does not have
     ├── DTypeError            (TypeError)     a dtype cannot do what was asked
     ├── InputError            (TypeError)     an argument of a kind adjoint does not take
     ├── ArgumentError         (ValueError)    an argument with a value adjoint does not take
@@ -40,6 +41,7 @@ __all__ = [
     "AdjointError",
     "AnomalyError",
     "ArgumentError",
+    "AxisError",
     "ConvergenceError",
     "DTypeError",
     "FileError",
@@ -75,6 +77,10 @@ class ShapeError(AdjointError, ValueError):
     Cause: operands that do not broadcast, an axis out of range, a gradient that has not its
     tensor's shape, a ragged list.  Cure: the message names the op and both shapes.
     """
+
+
+class AxisError(ShapeError, IndexError):
+    """An axis that the tensor does not have; NumPy's AxisError is both kinds, too."""
 
 
 class SharingError(AdjointError, BufferError):

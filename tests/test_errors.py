@@ -174,9 +174,9 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
     ),
     "an unknown NumPy function": (
         TypeError,
-        lambda: np.convolve(x(3), x(3)),
+        lambda: np.roots(x(3)),
         """\
-        np.convolve has no derivative in adjoint.
+        np.roots has no derivative in adjoint.
           Use np.asarray(tensor) if no gradient is needed, or write it with ad functions.""",
     ),
     "out= of a ufunc": (

@@ -171,6 +171,17 @@ def test_gradients_flow_to_what_a_creation_function_is_given():
         ad.arange(value)
 
 
+def test_an_axis_out_of_range_is_a_value_and_an_index_error():
+    for error in (ValueError, IndexError, ad.errors.ShapeError):
+        with pytest.raises(error, match="axis 2 is out of range"):
+            ad.sum(ad.ones((2, 2)), axis=2)
+
+
+def test_large_whole_numbers_keep_their_digits():
+    values = [0, 2**63 + 1, 2**64 - 1]
+    assert ad.asarray(values, dtype=ad.uint64).tolist() == values
+
+
 def test_python_numbers_written_into_a_tensor_are_weak():
     x = ad.zeros(2, dtype=ad.uint8)
     x[0] = 3

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from adjoint.errors import InputError, ShapeError
+from adjoint.errors import AxisError, InputError, ShapeError
 
 __all__ = [
     "Shape",
@@ -37,7 +37,7 @@ def canonical_axis(op: str, axis: Any, ndim: int) -> int:
         raise InputError(f"{op}: an axis is a whole number, but got {axis!r}.") from None
     if not -ndim <= index < ndim:
         has = f"has axes {-ndim} to {ndim - 1}" if ndim else "has no axes"
-        raise ShapeError(f"{op}: axis {index} is out of range: a {ndim}-d tensor {has}.")
+        raise AxisError(f"{op}: axis {index} is out of range: a {ndim}-d tensor {has}.")
     return index if index < 0 else index - ndim
 
 

@@ -495,7 +495,10 @@ def array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
     if dtype is not None:
         target = checked_dtype(dtype)
         try:
-            data = data.astype(target, copy=False)
+            if target.kind in "iu" and data.dtype.kind == "f" and isinstance(value, list):
+                data = np.asarray(value, target)  # whole numbers beyond 2**63 were floats on the way
+            else:
+                data = data.astype(target, copy=False)
         except (OverflowError, ValueError, TypeError) as error:
             raise DTypeError(f"cannot make a {target} tensor of this value: {error}") from None
     elif data.dtype.char == "d" and _python_floats(value):
