@@ -76,6 +76,7 @@ from adjoint.ops.scan import *
 from adjoint.ops.selection import *
 from adjoint.ops.shape import *
 from adjoint.transforms.batch import vmap
+from adjoint.transforms.checkpoint import checkpoint, checkpoint_sequential, saved_tensors_hooks
 from adjoint.transforms.custom import Function, custom_jvp, custom_vjp, stop_gradient, straight_through
 from adjoint.transforms.forward import jvp, linearize
 from adjoint.transforms.matrix import hessian, hvp, jacfwd, jacobian, jacrev
@@ -101,6 +102,8 @@ __all__ = [
     "__version__",
     "asarray",
     "backward",
+    "checkpoint",
+    "checkpoint_sequential",
     "clip_grad_adaptive",
     "clip_grad_norm",
     "clip_grad_norm_by_group",
@@ -135,6 +138,7 @@ __all__ = [
     "random",
     "optim",
     "save",
+    "saved_tensors_hooks",
     "set_default_dtype",
     "set_grad_enabled",
     "sparse_gradient",

@@ -158,11 +158,13 @@ UNSAVED = Spec("elementwise op", (), None)
 class Packed:
     """A saved value that ``saved_tensors_hooks`` packed; unpacked when backward needs it."""
 
-    __slots__ = ("unpack", "value")
+    __slots__ = ("dtype", "shape", "unpack", "value")
 
-    def __init__(self, value: Any, unpack: Callable[[Any], Any]) -> None:
+    def __init__(self, value: Any, unpack: Callable[[Any], Any], shape: Any, dtype: Any) -> None:
         self.value = value
         self.unpack = unpack
+        self.shape = shape
+        self.dtype = dtype
 
 
 class HookList:

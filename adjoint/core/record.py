@@ -402,16 +402,19 @@ def _dress(node: Node, operands: tuple[Any, ...], active: tuple[Any, ...], check
         extra.where = user_line()
         extra.inputs = describe(node.op, operands)
     hooks = saved_hooks.get() if special.count else None
-    if hooks is not None and node.op.saves_any and node.op.outputs == 1:
+    if hooks is not None and node.op.saves_any:
         pack, unpack = hooks
+
+        def packed(a: Any) -> Packed:
+            return Packed(pack(wrap(a)), unpack, a.shape, a.dtype)
+
         node.need_extra().packed = True
         node.args = tuple(
-            a if not isinstance(a, (ndarray, Lifted)) or _is_leaf_data(a, node)
-            else Packed(pack(wrap(a)), unpack)
+            packed(a) if isinstance(a, (ndarray, Lifted)) and not _is_leaf_data(a, node) else a
             for a in node.args or ()
-        )  # fmt: skip
+        )
         if node.out is not None:
-            node.out = Packed(pack(wrap(node.out)), unpack)
+            node.out = tuple(map(packed, node.out)) if node.op.outputs > 1 else packed(node.out)
 
 
 def _is_leaf_data(a: Any, node: Node) -> bool:

@@ -12,7 +12,7 @@ from adjoint.core.node import Node, Packed
 from adjoint.core.record import pick
 from adjoint.core.shapes import reduced_axes
 from adjoint.core.tensor import Tensor, wrap
-from adjoint.errors import GraphReleasedError, ModifiedError, RuleError
+from adjoint.errors import GraphReleasedError, HookError, ModifiedError, RuleError
 
 __all__ = [
     "Invalid",
@@ -96,7 +96,8 @@ def saved_values(node: Node, xp: Namespace) -> tuple[tuple[Any, ...], Any]:
     if node.versions is not None:
         check_versions(node)
     if node.extra is not None and node.extra.packed:
-        values, out = tuple(map(_unpacked, values)), _unpacked(out)
+        values = tuple(map(_unpacked, values))
+        out = tuple(map(_unpacked, out)) if type(out) is tuple else _unpacked(out)
     return _attached(node, values, out) if xp is rec else (values, out)
 
 
@@ -205,7 +206,12 @@ def _unpacked(value: Any) -> Any:
         return value
     t = value.unpack(value.value)
     if not isinstance(t, Tensor):
-        raise RuleError(f"saved_tensors_hooks: unpack returns a tensor, but got {type(t).__name__}.")
+        raise HookError(f"saved_tensors_hooks: unpack returns a tensor, but got {type(t).__name__}.")
+    if t.shape != value.shape or t.dtype != value.dtype:
+        raise HookError(
+            f"saved_tensors_hooks: unpack returned shape {t.shape} and {t.dtype}, but what was packed had shape "
+            f"{value.shape} and {value.dtype}."
+        )
     return t._data
 
 

@@ -25,7 +25,7 @@ from adjoint.errors import RuleError, TransformError
 from adjoint.transforms.batch import vmap
 from adjoint.transforms.batched import Batched
 
-__all__ = ["Rule", "apply", "has_history", "holds_history", "new_op"]
+__all__ = ["Rule", "apply", "new_op", "wants_gradient"]
 
 
 class Rule:
@@ -66,38 +66,22 @@ def apply(rule: Rule, tensors: Sequence[Tensor]) -> list[Tensor]:
     top = innermost([t._data for t in operands])
     if top is not None:
         operands = [at_level(t, top) for t in operands]
-    if not (grad_mode.get() and any(map(_wants_gradient, operands))):
+    if not (grad_mode.get() and any(map(wants_gradient, operands))):
         if top is None:
-            return _checked_run(rule, rule.plain(_cut(operands)))
+            return _checked_run(rule, rule.plain(_cut(operands)), top)
         data = top.evaluate(_evaluated(rule), tuple(t._data for t in operands), {})
         return [wrap(d) for d in (data if isinstance(data, tuple) else (data,))]
     inputs = _cut(operands)
     outputs, residuals, rest = rule.forward(inputs)
-    _checked_run(rule, [*outputs, *residuals])
+    _checked_run(rule, [*outputs, *residuals], top)
     return _recorded(rule, operands, inputs, outputs, residuals, rest)
 
 
-def has_history(t: Tensor) -> bool:
-    """Tell whether a tensor requires grad at its own level."""
-    return t._node is not None and differentiable(t.dtype)
-
-
-def holds_history(t: Tensor) -> bool:
-    """Tell whether a tensor requires grad at its own level or, inside ``vmap``, further out."""
-    while True:
-        if has_history(t):
-            return True
-        data = t._data
-        if not isinstance(data, Batched):
-            return False
-        if not isinstance(data.value, Tensor):
-            t = wrap(data.value)
-        else:
-            t = data.value
-
-
-def _wants_gradient(t: Tensor) -> bool:
-    return has_history(t) or bool(special.count and any(tape.watches(t) for tape in tapes.get()))
+def wants_gradient(t: Tensor) -> bool:
+    """Tell whether operations on a tensor are recorded at its level."""
+    if not differentiable(t.dtype):
+        return False
+    return t._node is not None or bool(special.count and any(tape.watches(t) for tape in tapes.get()))
 
 
 def _cut(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -105,14 +89,20 @@ def _cut(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [wrap(t._data) for t in tensors]  # all of them: a tape watches tensors, not values
 
 
-def _checked_run(rule: Rule, results: list[Tensor]) -> list[Tensor]:
+def _checked_run(rule: Rule, results: list[Tensor], top: Lifted | None) -> list[Tensor]:
     """Raise if results depend on tensors that are not arguments: their gradients would be lost."""
+    level = 0 if top is None else top.level
     if any(t._node is not None for t in results):
         raise TransformError(
             f"{rule.name} uses a tensor that requires grad and is not among its arguments, so its gradient "
             "would be lost.\n"
             "  Pass it as an argument, or use ad.stop_gradient(tensor) where it is meant as a constant."
         )
+    for t in results:
+        if isinstance(t._data, Lifted) and t._data.level > level:
+            raise TransformError(
+                f"{rule.name} uses a value of ad.vmap that is not among its arguments.  Pass it."
+            )
     return results
 
 

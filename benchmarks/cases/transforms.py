@@ -179,7 +179,46 @@ def jax_per_sample() -> Step:
     return lambda: np.asarray(jax.block_until_ready(batched(params, x, y))[0][0])
 
 
+# Checkpoints -----------------------------------------------------------------------------------------
+
+
+def _deep() -> tuple[list[Any], Any]:
+    layers = [ad.tensor(w, requires_grad=True) for w, _ in weights(*[64] * 51)]
+    return [lambda x, w=w: ad.tanh(x @ w) for w in layers], ad.tensor(_batch()[0])
+
+
+def adjoint_checkpointed() -> Step:
+    chain, x = _deep()
+
+    def step() -> Any:
+        y = (ad.checkpoint_sequential(chain, x) ** 2).mean()
+        ad.backward(y)
+        return y.numpy()
+
+    return step
+
+
+def adjoint_kept() -> Step:
+    chain, x = _deep()
+
+    def step() -> Any:
+        h = x
+        for layer in chain:
+            h = layer(h)
+        y = (h**2).mean()
+        ad.backward(y)
+        return y.numpy()
+
+    return step
+
+
 CASES = [
+    Case(
+        "50 layers of 64, 256 rows, checkpoint_sequential",
+        {"adjoint": adjoint_checkpointed, "adjoint, all kept": adjoint_kept},
+        targets={"adjoint, all kept": 1.5},
+        blas=True,
+    ),
     Case(
         "jacobian of a 100-100-100-100 net",
         {

@@ -1,0 +1,450 @@
+"""Checkpoints: the same gradients from less memory, one more forward, and hooks on what is saved."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint.errors import (
+    ArgumentError,
+    GraphReleasedError,
+    HookError,
+    InputError,
+    ModifiedError,
+    TransformError,
+)
+
+X, Y = np.array([0.3, 1.2]), np.array([2.0, -1.0])
+
+
+def plain(x: Any, y: Any) -> Any:
+    return ad.tanh(ad.sin(x) * y) * x
+
+
+def checkpointed(x: Any, y: Any) -> Any:
+    return ad.checkpoint(plain, x, y)
+
+
+def loss(f: Any) -> Callable[..., Any]:
+    return lambda x, y: (f(x, y) ** 2).sum()
+
+
+TRANSFORMS: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "grad": lambda f: ad.grad(loss(f), (0, 1)),
+    "grad of grad": lambda f: ad.grad(lambda x, y: (ad.grad(loss(f))(x, y) ** 2).sum(), (0, 1)),
+    "hessian": lambda f: ad.hessian(loss(f), (0, 1)),
+    "third": lambda f: lambda x, y: ad.jacobian(ad.hessian(lambda x: loss(f)(x, y)))(x),
+    "jvp": lambda f: lambda x, y: ad.jvp(loss(f), (x, y), (y, x)),
+    "grad of jvp": lambda f: ad.grad(lambda x, y: ad.jvp(loss(f), (x, y), (y, x))[1], (0, 1)),
+    "jacfwd": lambda f: ad.jacfwd(f, (0, 1)),
+    "jacrev": lambda f: ad.jacrev(f, (0, 1)),
+    "hvp": lambda f: lambda x, y: ad.hvp(loss(f), (x, y), (y, x)),
+    "vmap": ad.vmap,
+    "vmap of grad": lambda f: ad.vmap(ad.grad(f, (0, 1))),
+    "vmap of hessian": lambda f: ad.vmap(ad.hessian(f, (0, 1))),
+    "grad of vmap": lambda f: ad.grad(loss(ad.vmap(f)), (0, 1)),
+    "hessian of vmap": lambda f: ad.hessian(loss(ad.vmap(f)), (0, 1)),
+    "jvp of vmap": lambda f: lambda x, y: ad.jvp(ad.vmap(f), (x, y), (y, x)),
+    "grad of vmap, one the same for all": lambda f: ad.grad(
+        lambda x, y: loss(ad.vmap(f, in_axes=(0, None)))(x, y[0]), (0, 1)
+    ),
+    "grad of vmap of vmap": lambda f: ad.grad(
+        loss(ad.vmap(ad.vmap(f, in_axes=(None, 0)), in_axes=(0, None))), (0, 1)
+    ),
+    "grad of vmap of grad": lambda f: ad.grad(loss(ad.vmap(ad.grad(f))), (0, 1)),
+    "grad of vmap that uses what is around": lambda f: ad.grad(
+        lambda x, y: ad.vmap(lambda a, b: f(x, b).sum() * a)(x, y).sum(), (0, 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_all_transforms_equal_direct_computation(name: str) -> None:
+    transform = TRANSFORMS[name]
+    found = ad.tree.leaves(transform(checkpointed)(X, Y))
+    expected = ad.tree.leaves(transform(plain)(X, Y))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-13, atol=1e-14)
+
+
+def captured(check: bool) -> list[Any]:
+    """Leaves and results that the function uses besides its arguments, each in several ways."""
+    w, x = ad.tensor(X, requires_grad=True), ad.tensor(Y, requires_grad=True)
+    h = w * x  # not a leaf
+    k = h + w
+    body = lambda x: (ad.sin(x * h) + k * w + h).sum()
+    y = ad.checkpoint(body, x) if check else body(x)
+    (y * h.sum()).backward()
+    return [w.grad, x.grad]
+
+
+def test_captured_tensors_get_their_gradients() -> None:
+    for a, b in zip(captured(True), captured(False), strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-14)
+
+
+def test_captured_alone_is_enough() -> None:
+    w = ad.tensor(X, requires_grad=True)
+    ad.checkpoint(lambda: (w * w).sum()).backward()
+    assert w.grad is not None and w.grad.tolist() == (2 * X).tolist()
+
+
+def test_hooks_fire_once_on_the_total() -> None:
+    w = ad.tensor(X, requires_grad=True)
+    seen: list[Any] = []
+    w.register_hook(lambda g: seen.append(g.tolist()))
+    h = w * 1
+    h.register_hook(lambda g: seen.append(g.tolist()))
+    (ad.checkpoint(lambda: (h * w).sum()) + w.sum()).backward()
+    np.testing.assert_allclose(seen, [X, 2 * X + 1])
+
+
+def test_modules_and_trees() -> None:
+    net = ad.nn.Sequential(ad.nn.Linear(3, 4, rng=0), ad.nn.Tanh(), ad.nn.Linear(4, 2, rng=1))
+    batch = {"x": np.ones((5, 3), np.float32), "scale": 2.0, "name": "text"}
+
+    def body(b: Any) -> Any:
+        return {"y": net(b["x"]) * b["scale"], "n": 3, "name": b["name"]}
+
+    grads = []
+    for run in (body, lambda b: ad.checkpoint(body, b)):
+        net.zero_grad()
+        out = run(batch)
+        assert out["n"] == 3 and out["name"] == "text"
+        (out["y"] ** 2).sum().backward()
+        grads.append([p.grad.numpy().copy() for p in net.parameters()])
+    for a, b in zip(*grads, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def __call__(self, x: Any) -> Any:
+        self.runs += 1
+        return ad.tanh(x)
+
+
+def test_a_residual_stack_runs_every_block_twice() -> None:
+    blocks = [Counted() for _ in range(12)]
+    x = h = ad.tensor(X, requires_grad=True)
+    for block in blocks:
+        h = h + ad.checkpoint(block, h)
+    h.sum().backward()
+    assert [b.runs for b in blocks] == [2] * 12
+    assert x.grad is not None
+
+
+def test_nested_checkpoints_cost_one_forward_per_level() -> None:
+    inner = Counted()
+
+    def nested(x: Any, depth: int) -> Any:
+        return ad.checkpoint(lambda x: nested(x, depth - 1), x) if depth else inner(x)
+
+    x = ad.tensor(X, requires_grad=True)
+    nested(x, 6).sum().backward()
+    assert inner.runs == 7  # not 2⁶
+    assert x.grad is not None
+    np.testing.assert_allclose(x.grad.numpy(), 1 - np.tanh(X) ** 2)
+
+
+def test_parts_that_are_not_asked_for_are_not_computed() -> None:
+    x, w = ad.tensor(X, requires_grad=True), ad.tensor(Y, requires_grad=True)
+    y = ad.checkpoint(lambda x: (x * w).sum(), x)
+    y.backward(inputs=[x])
+    assert x.grad is not None and w.grad is None
+    _, b = ad.checkpoint(lambda x: (x * 2, x * 3), x)
+    assert ad.gradients(b.sum(), [x])[0].tolist() == [3.0, 3.0]
+
+
+def test_a_second_backward_is_an_error_and_writes_are_seen() -> None:
+    x, w = ad.tensor(X, requires_grad=True), ad.tensor(Y, requires_grad=True)
+    f = lambda x: (x * w).sum()
+    y = ad.checkpoint(f, x)
+    y.backward(retain_graph=True)
+    y.backward()
+    with pytest.raises(GraphReleasedError, match=r"checkpoint\(<lambda>\)"):
+        y.backward()
+    y = ad.checkpoint(f, x)
+    with ad.no_grad():
+        w[...] = 0.0
+    with pytest.raises(ModifiedError, match="checkpoint"):
+        y.backward()
+
+
+def test_without_gradients_nothing_is_recorded() -> None:
+    with ad.no_grad():
+        assert not checkpointed(ad.tensor(X, requires_grad=True), Y).requires_grad
+    assert not checkpointed(X, Y).requires_grad
+    assert ad.checkpoint(lambda n: n + 1, 3) == 4
+
+
+def test_tapes_see_through() -> None:
+    x, w = ad.tensor(X), ad.tensor(Y)
+    with ad.Tape() as tape:
+        tape.watch(x, w)
+        y = ad.checkpoint(lambda x: (x * w).sum(), x)
+        grads = tape.gradients(y)
+    assert grads[x].tolist() == Y.tolist() and grads[w].tolist() == X.tolist()
+
+
+def test_modes_are_restored() -> None:
+    x = ad.tensor(X.astype(np.float32), requires_grad=True)
+    before = ad.get_default_dtype()
+    try:
+        ad.set_default_dtype(np.float32)
+        y = ad.checkpoint(lambda x: x * ad.tensor([2.0, 3.0]), x, debug=True)
+    finally:
+        ad.set_default_dtype(before)
+    assert y.dtype == np.float32
+    y.sum().backward()
+    assert ad.get_default_dtype() == before and x.grad is not None
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_threads(workers: int) -> None:
+    rng = ad.random.default_rng(0)
+    x = ad.tensor(np.ones(50), requires_grad=True)
+    parts = [ad.checkpoint(lambda x: x * rng.normal(size=50), x) for _ in range(8)]
+    values = [p.numpy().copy() for p in parts]
+    ad.stack(parts).sum().backward(workers=workers)
+    assert x.grad is not None
+    np.testing.assert_allclose(x.grad.numpy(), sum(values))
+
+
+# Random numbers --------------------------------------------------------------------------------------
+
+GLOBAL = ad.random.default_rng(5)
+
+
+def draws_globally(x: Any) -> Any:
+    return x * GLOBAL.normal(size=2)
+
+
+class Noisy:
+    def __init__(self) -> None:
+        self.parts = [{"rng": np.random.default_rng(1)}]
+
+    def run(self, x: Any) -> Any:
+        return x * self.parts[0]["rng"].normal(size=2)
+
+
+def closes_over(rng: Any) -> Callable[[Any], Any]:
+    return lambda x: x * rng.normal(size=2)
+
+
+def with_legacy(x: Any) -> Any:
+    return x * np.random.normal(size=2)
+
+
+DRAWS: dict[str, Callable[[], Callable[..., Any]]] = {
+    "a closure": lambda: closes_over(ad.random.default_rng(0)),
+    "NumPy's": lambda: closes_over(np.random.default_rng(0)),
+    "an old one": lambda: closes_over(np.random.RandomState(0)),
+    "a global": lambda: draws_globally,
+    "a method": lambda: Noisy().run,
+    "NumPy's global": lambda: with_legacy,
+    "a module": lambda: ad.nn.Sequential(ad.nn.Linear(2, 2, rng=0, dtype=np.float64), ad.nn.Dropout(0.5, rng=3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_random_numbers_are_drawn_again_and_the_stream_goes_on(name: str) -> None:
+    f = DRAWS[name]()
+    x = ad.tensor(np.ones(2), requires_grad=True)
+    first = ad.checkpoint(f, x, debug=True)
+    second = ad.checkpoint(f, x, debug=True)
+    (first + second).sum().backward()
+    assert x.grad is not None
+    if name != "a module":
+        np.testing.assert_allclose(x.grad.numpy(), first.numpy() + second.numpy())
+        assert first.tolist() != second.tolist()
+        third = f(x).tolist()
+        assert third != first.tolist() and third != second.tolist()
+
+
+def test_generators_among_the_arguments() -> None:
+    x = ad.tensor(np.ones(2), requires_grad=True)
+    rng = ad.random.default_rng(0)
+    y = ad.checkpoint(lambda x, rng: x * rng.normal(size=2), x, rng=rng, debug=True)
+    state = rng.state
+    y.sum().backward()
+    assert x.grad is not None and x.grad.tolist() == y.tolist()
+    assert rng.state == state
+
+
+def test_debug_compares_and_shapes_are_always_checked() -> None:
+    x = ad.tensor(X, requires_grad=True)
+    calls: list[int] = []
+
+    def drifts(x: Any) -> Any:
+        calls.append(1)
+        return x * len(calls)
+
+    with pytest.raises(TransformError, match=r"drifts computed other values: result 0 differs by up to 1.2"):
+        ad.checkpoint(drifts, x, debug=True).sum().backward()
+
+    def grows(x: Any) -> Any:
+        calls.append(1)
+        return ad.concat([x] * len(calls))
+
+    calls.clear()
+    with pytest.raises(TransformError, match=r"grows returned shape \(4,\) and float64 instead of \(2,\)"):
+        ad.checkpoint(grows, x).sum().backward()
+
+    others = [ad.tensor(Y, requires_grad=True) for _ in range(2)]
+    with pytest.raises(ad.errors.RuleError, match="used other tensors when it ran again"):
+        ad.checkpoint(lambda x: x * others.pop(), x).sum().backward()
+
+
+# Segments --------------------------------------------------------------------------------------------
+
+
+def layers(count: int, width: int, dtype: Any = np.float64) -> list[Callable[[Any], Any]]:
+    rng = np.random.default_rng(0)
+    weights = [
+        ad.tensor((rng.standard_normal((width, width)) / np.sqrt(width)).astype(dtype), requires_grad=True)
+        for _ in range(count)
+    ]
+    return [lambda x, w=w: ad.tanh(x @ w) for w in weights]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("segments", [None, 1, 2, 7, 9])
+def test_segments_equal_the_plain_chain(segments: int | None) -> None:
+    chain = layers(9, 4)
+    x = ad.tensor(np.ones((3, 4)), requires_grad=True)
+    expected = x
+    for layer in chain:
+        expected = layer(expected)
+    a = ad.backward((expected**2).sum())
+    found = ad.checkpoint_sequential(chain, x, segments)
+    b = ad.backward((found**2).sum())
+    assert len(a) == len(b) == 10
+    for t in a:
+        np.testing.assert_array_equal(a[t].numpy(), b[t].numpy())
+
+
+def test_segments_of_a_module() -> None:
+    net = ad.nn.Sequential(*(m for i in range(4) for m in (ad.nn.Linear(3, 3, rng=i), ad.nn.Tanh())))
+    x = np.ones((2, 3), np.float32)
+    ad.checkpoint_sequential(net, x).sum().backward()
+    found = [p.grad.numpy().copy() for p in net.parameters()]
+    net.zero_grad()
+    net(x).sum().backward()
+    for a, p in zip(found, net.parameters(), strict=True):
+        np.testing.assert_array_equal(a, p.grad.numpy())
+
+
+def peak(run: Callable[[], Any]) -> int:
+    run()
+    tracemalloc.start()
+    try:
+        run()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_fifty_layers_keep_a_third_of_the_memory() -> None:
+    chain = layers(50, 16)
+    x = ad.tensor(np.ones((1000, 16)))
+
+    def run(forward: Callable[[Any], Any]) -> Callable[[], Any]:
+        return lambda: ad.backward((forward(x) ** 2).mean())
+
+    def direct(x: Any) -> Any:
+        for layer in chain:
+            x = layer(x)
+        return x
+
+    assert peak(run(lambda x: ad.checkpoint_sequential(chain, x))) <= 0.35 * peak(run(direct))
+
+
+# Hooks on what is saved --------------------------------------------------------------------------------
+
+
+def test_saved_tensors_can_go_to_disk(tmp_path: Path) -> None:
+    files: list[Path] = []
+
+    def pack(t: Any) -> Path:
+        files.append(tmp_path / f"{len(files)}.npy")
+        np.save(files[-1], t.numpy())
+        return files[-1]
+
+    def unpack(path: Path) -> Any:
+        return ad.tensor(np.load(path))
+
+    x = ad.tensor(X, requires_grad=True)
+    with ad.saved_tensors_hooks(pack, unpack):
+        y = (ad.exp(x * x) * ad.sin(x)).sum()
+    (g,) = ad.gradients(y, [x], create_graph=True)
+    assert files
+    expected = np.exp(X**2) * (2 * X * np.sin(X) + np.cos(X))
+    np.testing.assert_allclose(g.numpy(), expected)
+    (h,) = ad.gradients(g.sum(), [x])
+    direct = ad.grad(lambda x: ad.grad(lambda x: (ad.exp(x * x) * ad.sin(x)).sum())(x).sum())(X)
+    np.testing.assert_allclose(h.numpy(), direct.numpy())
+
+
+def test_ops_with_several_outputs_are_packed_too() -> None:
+    seen: list[Any] = []
+    A = np.array([[2.0, 0.3], [0.3, 1.0]])
+
+    def value(a: Any) -> Any:
+        values, vectors = ad.linalg.eigh(a)
+        return (values * vectors[0] ** 2).sum() + values[0] ** 2
+
+    a = ad.tensor(A, requires_grad=True)
+    with ad.saved_tensors_hooks(lambda t: seen.append(t.shape) or t.numpy(copy=True), ad.tensor):  # type: ignore[func-returns-value]
+        y = value(a)
+    (g,) = ad.gradients(y, [a])
+    assert (2, 2) in seen
+    np.testing.assert_allclose(g.numpy(), ad.grad(value)(A).numpy())
+
+
+def test_checkpoints_pack_their_arguments_alone() -> None:
+    seen: list[Any] = []
+    x = ad.tensor(X, requires_grad=True)
+    with ad.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
+        y = ad.checkpoint(lambda h: ad.sin(ad.exp(h)).sum(), x * 2)
+    assert len(seen) == 1
+    y.backward()
+    assert x.grad is not None
+    np.testing.assert_allclose(x.grad.numpy(), np.cos(np.exp(2 * X)) * np.exp(2 * X) * 2)
+
+
+def _unpacking(unpack: Any) -> None:
+    x = ad.tensor(X, requires_grad=True)
+    with ad.saved_tensors_hooks(lambda t: t, unpack):
+        y = ad.exp(x).sum()
+    y.backward()
+
+
+MISTAKES: dict[str, tuple[type[Exception], Callable[[], Any], str]] = {
+    "not a function": (InputError, lambda: ad.checkpoint(3, X), "checkpoint: expected a function"),  # type: ignore[arg-type]
+    "no layers": (InputError, lambda: ad.checkpoint_sequential([], X), "layers is empty"),
+    "not layers": (InputError, lambda: ad.checkpoint_sequential([3], X), "layers holds what cannot be called"),  # type: ignore[list-item]
+    "no segments": (ArgumentError, lambda: ad.checkpoint_sequential([ad.sin], X, 0), "segments is from 1 to"),
+    "too many": (ArgumentError, lambda: ad.checkpoint_sequential([ad.sin], X, 2), "number of layers, 1, but got 2"),
+    "pack": (InputError, lambda: ad.saved_tensors_hooks(3, ad.sin).__enter__(), "saved_tensors_hooks: pack"),  # type: ignore[arg-type]
+    "unpack gives no tensor": (HookError, lambda: _unpacking(lambda t: 3), "unpack returns a tensor, but got int"),
+    "unpack gives another shape": (
+        HookError,
+        lambda: _unpacking(lambda t: t.sum()),
+        r"unpack returned shape \(\) and float64, but what was packed had shape \(2,\)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_named(name: str) -> None:
+    error, mistake, match = MISTAKES[name]
+    with pytest.raises(error, match=match):
+        mistake()
