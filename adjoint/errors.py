@@ -9,6 +9,7 @@
     ├── IndexingError         (IndexError)    an index outside the tensor, or of the wrong kind
     ├── LinAlgError           (np.linalg.LinAlgError)  a matrix without the property the op needs
     ├── NoGradientError       (RuntimeError)  a gradient was asked for where none can flow
+    │   └── MissingGradientError  (KeyError)  a gradient that the store does not have
     ├── GraphReleasedError    (RuntimeError)  backward a second time through released values
     ├── ModifiedError         (RuntimeError)  a saved value was overwritten before backward
     ├── InPlaceError          (RuntimeError)  writing into a tensor that is part of a graph
@@ -53,6 +54,7 @@ __all__ = [
     "InputError",
     "LinAlgError",
     "MissingExtraError",
+    "MissingGradientError",
     "ModifiedError",
     "NoGradientError",
     "NonFiniteError",
@@ -133,6 +135,13 @@ class NoGradientError(AdjointError, RuntimeError):
     leads through an op that is piecewise constant.  Cure: set ``requires_grad=True`` before the
     computation, or pass ``allow_unused=True`` when a missing gradient is meant.
     """
+
+
+class MissingGradientError(NoGradientError, KeyError):
+    """A gradient that the store does not have; a KeyError too, as a mapping's."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError shows the repr of its message otherwise
 
 
 class GraphReleasedError(AdjointError, RuntimeError):

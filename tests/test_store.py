@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -66,6 +70,38 @@ def test_what_was_handed_out_does_not_change_later() -> None:
     assert [g.tolist() for g in (*held, merged[x])] == [[2.0, 2.0]] * 6
 
 
+@pytest.mark.parametrize("taken", [lambda o: ad.Gradients().merge(o), copy.copy, copy.deepcopy])
+def test_what_another_store_took_over_does_not_change_later(taken: Any) -> None:
+    x = ad.tensor([1.0, 2.0], requires_grad=True)
+    store = ad.Gradients()
+    for _ in range(2):
+        store.add(x, [1.0, 1.0])
+    other = taken(store)
+    store.add(x, [1.0, 1.0])
+    assert other.values()[0].tolist() == [2.0, 2.0] and store[x].tolist() == [3.0, 3.0]
+    other.add(other.keys()[0], [5.0, 5.0])
+    assert other.values()[0].tolist() == [7.0, 7.0] and store[x].tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_a_copied_or_pickled_store_is_keyed_by_the_copies(again: Any) -> None:
+    x, y, grads = made()
+    (x2, y2), grads2 = again(((x, y), grads))
+    assert grads2[x2].tolist() == [3.0, 3.0] and grads2[y2].item() == 3.0
+    assert x not in grads2 and len(grads2) == 2
+    assert grads2[x2] is not grads[x]
+
+
+def test_an_overflowing_add_is_infinite_whatever_the_error_state() -> None:
+    x = ad.tensor([1.0, 2.0], requires_grad=True)
+    for adds in (1, 2):  # the second adds into the array of the store's own
+        store = ad.Gradients()
+        with np.errstate(all="raise"):
+            for _ in range(adds + 1):
+                store.add(x, [1e308, 1.0])
+        assert store[x].tolist() == [np.inf, adds + 1.0]
+
+
 def test_a_failing_add_loses_nothing() -> None:
     x, _, grads = made()
     before = grads[x]
@@ -84,11 +120,16 @@ def test_pop_clear_and_missing() -> None:
     for missing in (lambda: grads[x], lambda: grads.pop(x)):
         with pytest.raises(KeyError, match="no gradient for this tensor of shape") as info:
             missing()
+        assert type(info.value) is errors.MissingGradientError
         assert isinstance(info.value, errors.NoGradientError)
     grads.clear()
     assert len(grads) == 0 and y not in grads and repr(grads) == "Gradients(empty)"
     with pytest.raises(errors.InputError, match="not by str"):
         grads["x"]  # type: ignore[index]
+    with pytest.raises(errors.InputError, match=r"store\.set\(x, g\) replaces it"):
+        grads[x] = [1.0, 2.0]
+    with pytest.raises(errors.InputError, match="merges with another"):
+        grads.merge({})  # type: ignore[arg-type]
 
 
 def test_merge_scale_norm_and_detach() -> None:

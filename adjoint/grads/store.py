@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from copy import copy
+from typing import Any, NoReturn
 
 import numpy as np
 
 from adjoint.core.tensor import Tensor, asarray, wrap
-from adjoint.errors import DTypeError, InputError, NoGradientError, ShapeError
+from adjoint.errors import DTypeError, InputError, MissingGradientError, ShapeError
 from adjoint.grads.norm import global_norm
 
 __all__ = ["Gradients"]
@@ -48,6 +49,12 @@ class Gradients:
         self._owned.discard(_id(key))
         return found[1]
 
+    def __setitem__(self, key: Any, grad: Any) -> NoReturn:
+        raise InputError(
+            "a gradient is not assigned with store[x] = g.\n"
+            "  Say which is meant: store.set(x, g) replaces it, store.add(x, g) adds to it."
+        )
+
     def __contains__(self, key: object) -> bool:
         return isinstance(key, (Tensor, int)) and _id(key) in self._items
 
@@ -84,14 +91,17 @@ class Gradients:
             self._items[_id(key)] = (key, new)
             return
         before = found[1]
-        if before.requires_grad or new.requires_grad or not (type(before) is type(new) is Tensor):
-            self._items[_id(key)] = (key, before + new)
-        elif _id(key) in self._owned:
-            np.add(before._data, new._data, out=before._data)
-        else:
-            self._items[_id(key)] = (key, wrap(np.asarray(before._data + new._data)))
-            if key.shape:
-                self._owned.add(_id(key))
+        # An overflow is an infinite gradient, under any error state: raised in the midst of an
+        # addition in place it would leave half a sum behind.
+        with np.errstate(all="ignore"):
+            if before.requires_grad or new.requires_grad or not (type(before) is type(new) is Tensor):
+                self._items[_id(key)] = (key, before + new)
+            elif _id(key) in self._owned:
+                np.add(before._data, new._data, out=before._data)
+            else:
+                self._items[_id(key)] = (key, wrap(np.asarray(before._data + new._data)))
+                if key.shape:
+                    self._owned.add(_id(key))
 
     def pop(self, key: Tensor | int, *default: Any) -> Any:
         """Remove a gradient and return it."""
@@ -118,14 +128,22 @@ class Gradients:
 
     def merge(self, other: Gradients) -> Gradients:
         """Return a store with the gradients of both; where both have one, the sum."""
-        merged = self._mapped(lambda g: g)
-        for t, g in other._items.values():
+        if not isinstance(other, Gradients):
+            raise InputError(f"merge: a store merges with another ad.Gradients, not {type(other).__name__}.")
+        merged = copy(self)
+        for t, g in other.items():  # not _items: other may no longer add into what both now hold
             merged.add(t, g)
         return merged
 
     def norm(self, p: float = 2.0) -> float:
         """Return the p-norm of all gradients together; large values do not overflow."""
         return global_norm((g for _, g in self._items.values()), p)
+
+    def __copy__(self) -> Gradients:
+        return self._mapped(lambda g: g)
+
+    def __reduce__(self) -> Any:
+        return _rebuilt, (self.items(),)
 
     def _mapped(self, function: Any) -> Gradients:
         made = Gradients()
@@ -138,11 +156,11 @@ class Gradients:
         return f"Gradients({len(self)} tensors: {shapes})" if len(self) else "Gradients(empty)"
 
 
-class MissingGradientError(NoGradientError, KeyError):
-    """A gradient that the store does not have; a KeyError too, as a mapping's."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
+def _rebuilt(pairs: list[tuple[Tensor, Tensor]]) -> Gradients:
+    """Make a store of copied or unpickled pairs: their tensors have ids of their own."""
+    made = Gradients()
+    made._items = {id(t): (t, g) for t, g in pairs}
+    return made
 
 
 def _id(key: object) -> int:
