@@ -1,6 +1,6 @@
 """What must hold for every op, written once, over the table and its cases.
 
-An op that cannot be checked in some way is listed in ``EXCEPTIONS``, with the reason.
+An op that cannot be checked in some way is listed in ``adjoint/testing/references.py``, with the reason.
 """
 
 from __future__ import annotations
@@ -31,23 +31,11 @@ from adjoint.core.node import Node, Spec
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import NotSavedError
 from adjoint.testing import Case, gradcheck, gradgradcheck
-
-EXCEPTIONS: dict[str, dict[str, str]] = {
-    "numpy": {},
-    "variants": {},
-    "first": {},
-    "second": {},
-    "minimal": {},
-    "complex": {
-        "eigh": "complex vectors have an arbitrary phase; test_oracle_linalg compares what does not depend on it",
-        "svd": "as eigh",
-    },
-    "zero": {},
-}
+from adjoint.testing.references import UNCHECKED, reference, source
 
 
 def except_for(check: str, names: tuple[str, ...]) -> list[str]:
-    return [name for name in names if name not in EXCEPTIONS[check]]
+    return [name for name in names if name not in UNCHECKED[check]]
 
 
 def test_every_op_has_a_case():
@@ -55,7 +43,7 @@ def test_every_op_has_a_case():
 
 
 def test_every_exception_is_an_op_and_has_a_reason():
-    listed = {name: reason for table in EXCEPTIONS.values() for name, reason in table.items()}
+    listed = {name: reason for table in UNCHECKED.values() for name, reason in table.items()}
     assert set(listed) <= set(OP_NAMES)
     assert all(listed.values())
 
@@ -89,6 +77,22 @@ def test_forward_on_tensors_is_forward_on_arrays(name):
 
 def _list(result: Any) -> list[Any]:
     return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+@pytest.mark.parametrize("name", except_for("values", OP_NAMES))
+def test_values_are_those_of_the_reference(name):
+    assert source(name), "nothing to compare it with: give it a reference in adjoint/testing/references.py"
+    expected = reference(name)
+    if expected is None:
+        pytest.skip("its library is not installed")
+    for case in CASES[name]:
+        with np.errstate(all="ignore"):
+            answers = _list(expected(*case.args, **case.params))
+            results = _list(op_of(name).forward(*case.args, **case.params))
+        assert len(results) == len(answers), case
+        for y, e in zip(results, answers, strict=True):
+            assert np.shape(y) == np.shape(e), case
+            np.testing.assert_allclose(y, e, rtol=1e-9, atol=1e-11, err_msg=str(case))
 
 
 ELEMENTWISE = tuple(n for n in OP_NAMES if op_of(n).kind == "elementwise" and not op_of(n).params)

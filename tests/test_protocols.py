@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import builtins
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -271,3 +275,23 @@ def test_dlpack_with_pytorch():
     assert x.tolist()[0][0] == 0
     with pytest.raises(SharingError, match="cannot be exported"):
         ad.from_dlpack(t.requires_grad_())
+
+
+# The op table ----------------------------------------------------------------------------------
+
+
+def test_the_page_of_ops_is_up_to_date():
+    # in a process of its own: tests define ops, too
+    page = Path(__file__).parent.parent / "docs" / "ops.md"
+    command = [sys.executable, "-m", "adjoint", "ops", "--markdown"]
+    made = subprocess.run(
+        command, capture_output=True, check=True, env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+        cwd=page.parent.parent,
+    ).stdout.decode()  # fmt: skip
+    kept, new = page.read_text(encoding="utf-8").splitlines(), made.splitlines()
+    # the last cell is NumPy's own sentence for some ops, and changes with its version
+    cells = lambda lines: [line.rpartition(" | ")[0] if line.startswith("| ") else line for line in lines]
+    assert cells(kept) == cells(new), "run: python -m adjoint ops --markdown > docs/ops.md"
+    rows = [line for line in made.splitlines() if line.startswith("| ")]
+    assert len(rows) > 200
+    assert not any("not compared" in row for row in rows)

@@ -1,12 +1,30 @@
-"""Print the op table: each op, its kind, what it saves, and where gradients flow."""
+"""Print the op table: each op, its kind, what it saves, where gradients flow, and what is verified."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from adjoint.core.op import OPS, Op
+from adjoint.testing.references import UNCHECKED, source, unchecked
 
 __all__ = ["op_table"]
+
+_HEADER = (
+    "op", "kind", "arrays", "saves", "gradient", "values", "first order", "second order", "what it computes",
+)  # fmt: skip
+
+_INTRODUCTION = """\
+# The op table
+
+Written by `adjoint ops --markdown`; a test compares this page with the table.  Each op is one record: its
+derivative is written once and serves every order, forward mode and batching.
+
+- **values**: every sample of the op (`adjoint/testing/samples`) is compared with NumPy, with SciPy, or with
+  a plain formula that shares no code with it (`adjoint/testing/references.py`).
+- **first order**, **second order**: gradients, and gradients of gradients, of every sample are compared with
+  finite differences in float64 along random directions; complex samples too, where the op takes complex
+  numbers.  An op without a gradient is tested to record nothing, and says why.
+"""
 
 
 def op_table(names: Sequence[str] = (), *, markdown: bool = False) -> str:
@@ -17,15 +35,14 @@ def op_table(names: Sequence[str] = (), *, markdown: bool = False) -> str:
     """
     chosen = [op for op in OPS.values() if not names or any(n in op.name for n in names)]
     rows = [_row(op) for op in sorted(chosen, key=lambda op: op.name)]
-    header = ("op", "kind", "arrays", "saves", "gradient", "what it computes")
     if markdown:
-        lines = [f"| {' | '.join(header)} |", "|" + " --- |" * len(header)]
+        lines = [f"| {' | '.join(_HEADER)} |", "|" + " --- |" * len(_HEADER)]
         lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
-        return "\n".join(lines)
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header) - 1)]
+        return "\n".join(lines) if names else "\n".join([_INTRODUCTION, *lines, "", *_holes()])
+    widths = [max(len(row[i]) for row in [_HEADER, *rows]) for i in range(len(_HEADER) - 1)]
     return "\n".join(
         "  ".join([*(c.ljust(w) for c, w in zip(row[:-1], widths, strict=True)), row[-1]]).rstrip()
-        for row in [header, *rows]
+        for row in [_HEADER, *rows]
     )
 
 
@@ -36,8 +53,22 @@ def _row(op: Op) -> tuple[str, ...]:
         saved.insert(0, op.out_name)
     if not op.differentiable:
         gradient = f"none: {op.reason}" if op.reason else "none"
+        orders = ["-", "-"]
     else:
         rough = [n for i, n in enumerate(op.arg_names) if not op.smooth(i)]
         gradient = "every order" + (f", not to {', '.join(rough)}" if rough else "")
+        orders = [_checked(op.name, check) for check in ("first", "second")]
+    values = unchecked(op.name, "values") or source(op.name) or "not compared"
     doc = (op.eager.__doc__ or "").strip().splitlines()
-    return op.name, op.kind, arrays, " ".join(saved) or "-", gradient, doc[0] if doc else ""
+    return op.name, op.kind, arrays, " ".join(saved) or "-", gradient, values, *orders, doc[0] if doc else ""
+
+
+def _checked(op: str, check: str) -> str:
+    reason = unchecked(op, check)
+    return f"no: {reason}" if reason else "yes"
+
+
+def _holes() -> list[str]:
+    """Every op that a check leaves out, with its reason."""
+    found = [f"- {check}: `{op}`: {why}." for check, ops in UNCHECKED.items() for op, why in ops.items()]
+    return ["Left out of a check:", "", *found] if found else ["No op is left out of a check."]

@@ -1,0 +1,404 @@
+"""What each op is compared with: plain, slow formulas that share nothing with the op's own code.
+
+``reference(op)`` returns a function of arrays and parameters, and the name of its source; the tests over the
+table compare every case of every op with it.  ``UNCHECKED`` says, with a reason, which op a check of the
+tests leaves out.  ``adjoint ops --markdown`` prints what follows from the two.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.op import OPS
+
+__all__ = ["UNCHECKED", "reference", "source", "unchecked"]
+
+# Per check of the tests over the table: the ops that it leaves out, and why.
+UNCHECKED: dict[str, dict[str, str]] = {
+    "values": {},
+    "numpy": {},
+    "variants": {},
+    "first": {},
+    "second": {},
+    "minimal": {},
+    "complex": {
+        "eigh": "complex vectors have an arbitrary phase; what does not depend on it is compared with PyTorch",
+        "svd": "as eigh",
+    },
+    "zero": {},
+}  # fmt: skip
+
+
+def unchecked(op: str, check: str) -> str:
+    """Return why a check leaves an op out; empty if it does not."""
+    return UNCHECKED[check].get(op, "")
+
+
+def source(op: str) -> str:
+    """Name what the values of an op are compared with: NumPy, SciPy or a formula; empty if nothing."""
+    if op in FORMULAS:
+        return "formula"
+    if op in _SCIPY:
+        return "SciPy"
+    return "NumPy" if op in NUMPY or callable(getattr(np, op, None)) else ""
+
+
+def reference(op: str) -> Callable[..., Any] | None:
+    """Return the function that an op is compared with; None where its library is not installed."""
+    if op in FORMULAS:
+        return FORMULAS[op]
+    if op in NUMPY:
+        return NUMPY[op]
+    if op in _SCIPY:
+        try:
+            special = importlib.import_module("scipy.special")
+        except ImportError:
+            return None
+        function = getattr(special, _SCIPY[op])
+        # its parameter, the order n, comes first
+        return (lambda x, n: function(n, x)) if OPS[op].params else function
+    return getattr(np, op, None)
+
+
+_SCIPY = {
+    name: name
+    for name in """
+        erf erfc erfinv erfcinv ndtr ndtri log_ndtr erfcx gamma gammaln digamma polygamma betaln beta
+        xlogy xlog1py entr logit log_expit iv ive jv
+    """.split()
+} | {"sigmoid": "expit", "normal_gate": "ndtr"}
+
+
+# NumPy's own functions, with the parameters that the op has ------------------------------------
+
+NUMPY: dict[str, Callable[..., Any]] = {
+    "reshape": lambda x, shape: np.reshape(x, shape),
+    "permute_dims": lambda x, axes: np.transpose(x, axes),
+    "moveaxis": lambda x, source, destination: np.moveaxis(x, source, destination),
+    "matrix_transpose": lambda x: np.swapaxes(x, -1, -2),
+    "broadcast_to": lambda x, shape: np.broadcast_to(x, shape),
+    "flip": lambda x, axis: np.flip(x, axis),
+    "roll": lambda x, shift, axis: np.roll(x, shift, axis),
+    "pad": lambda x, widths, value: np.pad(x, widths, constant_values=value),
+    "diagonal": lambda x, offset: np.diagonal(x, offset, -2, -1),
+    "tril": lambda x, k: np.tril(x, k),
+    "triu": lambda x, k: np.triu(x, k),
+    "windows": lambda x, size, axis: np.lib.stride_tricks.sliding_window_view(x, size, axis),
+    "isclose": lambda x, y, **p: np.isclose(x, y, **p),
+    "astype": lambda x, dtype: np.asarray(x).astype(dtype),
+    "fftn": lambda x, n, axes, norm, inverse: (np.fft.ifftn if inverse else np.fft.fftn)(x, n, axes, norm),
+    "rfftn": lambda x, n, axes, norm: np.fft.rfftn(x, n, axes, norm),
+    "irfftn": lambda x, n, axes, norm: np.fft.irfftn(x, n, axes, norm),
+    "index": lambda x, key: x[key],
+    "concat": lambda *xs, axis: np.concatenate(xs, axis),
+    "stack": lambda *xs, axis: np.stack(xs, axis),
+    "unstack": lambda x, axis: list(np.moveaxis(x, axis, 0)),
+    "split": lambda x, cuts, axis: np.split(x, [b for _, b in cuts[:-1]], axis),
+    "cross": lambda x, y, axis: np.cross(x, y, axis=axis),
+    "sum": lambda x, axis, keepdims: np.sum(x, axis, keepdims=keepdims),
+    "mean": lambda x, axis, keepdims: np.mean(x, axis, keepdims=keepdims),
+    "prod": lambda x, axis, keepdims: np.prod(x, axis, keepdims=keepdims),
+    "max": lambda x, axis, keepdims: np.max(x, axis, keepdims=keepdims),
+    "min": lambda x, axis, keepdims: np.min(x, axis, keepdims=keepdims),
+    "var": lambda x, axis, correction, keepdims: np.var(x, axis, ddof=correction, keepdims=keepdims),
+    "std": lambda x, axis, correction, keepdims: np.std(x, axis, ddof=correction, keepdims=keepdims),
+    "any": lambda x, axis, keepdims: np.any(x, axis, keepdims=keepdims),
+    "all": lambda x, axis, keepdims: np.all(x, axis, keepdims=keepdims),
+    "argmax": lambda x, axis, keepdims: np.argmax(x, axis, keepdims=keepdims),
+    "argmin": lambda x, axis, keepdims: np.argmin(x, axis, keepdims=keepdims),
+    "cumsum": lambda x, axis: np.cumsum(x, axis),
+    "cumprod": lambda x, axis: np.cumprod(x, axis),
+    "inv": lambda A: np.linalg.inv(A),
+    "solve": lambda A, B: np.linalg.solve(A, B),
+    "det": lambda A: np.linalg.det(A),
+    "slogdet": lambda A: list(np.linalg.slogdet(A)),
+    "pinv": lambda A, rtol: np.linalg.pinv(A, rtol),
+    "eigh": lambda A: list(np.linalg.eigh(A)),
+    "eigvalsh": lambda A: np.linalg.eigvalsh(A),
+    "svd": lambda A, full_matrices: list(np.linalg.svd(A, full_matrices)),
+    "svdvals": lambda A: np.linalg.svd(A, compute_uv=False),
+    "matrix_rank": lambda A, rtol: np.linalg.matrix_rank(A, rtol=rtol),
+    "cholesky": lambda A: np.linalg.cholesky(A),
+    "qr": lambda A, mode: list(np.linalg.qr(A, mode)),
+    "vector_norm": lambda x, **p: np.linalg.vector_norm(x, **p),
+    "take": lambda x, i, axis, sparse_grad=False: np.take(x, i, axis),
+    "take_along_axis": lambda x, i, axis: np.take_along_axis(x, i, axis),
+    "searchsorted": lambda x, y, side: np.searchsorted(x, y, side),
+    "round": lambda x, decimals: np.round(x, decimals),
+    "nan_to_num": lambda x, **p: np.nan_to_num(x, **p),
+    "binary_exponent": lambda x: np.frexp(x)[1],
+    "fraction": lambda x: np.modf(x)[0],
+}  # fmt: skip
+
+
+# Formulas ---------------------------------------------------------------------------------------
+
+
+def _integral(f: Callable[[Any], Any], low: float, high: float, nodes: int) -> Any:
+    """Integrate ``f``, which puts the nodes into a new last axis."""
+    t, w = np.polynomial.legendre.leggauss(nodes)
+    half = (high - low) / 2
+    return (f(half * t + (high + low) / 2) * w * half).sum(-1)
+
+
+def _sinc_derivative(x: Any, order: int) -> Any:
+    # sin(πx) / (πx) = ∫₀¹ cos(πxt) dt
+    x = np.asarray(x)[..., None]
+    return _integral(lambda t: (np.pi * t) ** order * np.cos(np.pi * x * t + order * np.pi / 2), 0, 1, 60)
+
+
+def _erfcx_derivative(x: Any, order: int) -> Any:
+    # exp(x²) erfc(x) = 2/√π ∫₀^∞ exp(-t² - 2xt) dt
+    x = np.asarray(x)[..., None]
+    f = lambda t: (-2 * t) ** order * np.exp(-t * t - 2 * x * t) * 2 / np.sqrt(np.pi)
+    return _integral(f, 0, 30, 400)
+
+
+def _undiagonal(x: Any, offset: int, shape: Any) -> Any:
+    out = np.zeros((*x.shape[:-1], *shape), x.dtype)
+    for k in range(x.shape[-1]):
+        out[..., k - min(offset, 0), k + max(offset, 0)] = x[..., k]
+    return out
+
+
+def _overlap_add(x: Any, axis: int, length: int) -> Any:
+    x = np.moveaxis(x, axis - 1, 0)  # the windows' own axis is the last
+    out = np.zeros((length, *x.shape[1:-1]), x.dtype)
+    for start, offset in np.ndindex(x.shape[0], x.shape[-1]):
+        out[start + offset] += x[start, ..., offset]
+    return np.moveaxis(out, 0, axis)
+
+
+def _products(operands: Any, labels: Any, output: str, extra: Any) -> Any:
+    """Sum products over all values of all labels, one at a time."""
+    sizes = dict(extra)
+    for x, names in zip(operands, labels, strict=True):
+        sizes |= dict(zip(names, x.shape, strict=True))
+    out = np.zeros([sizes[n] for n in output], np.result_type(*operands))
+    for values in itertools.product(*map(range, sizes.values())):
+        at = dict(zip(sizes, values, strict=True))
+        terms = (x[tuple(at[n] for n in names)] for x, names in zip(operands, labels, strict=True))
+        out[tuple(at[n] for n in output)] += np.prod(list(terms))
+    return out
+
+
+def _windows(
+    size: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
+) -> Iterator[tuple[Any, list[tuple[Any, Any]]]]:
+    """For each output: its place, and the places in kernel and input of what it sees."""
+    full = [s + a + b for s, (a, b) in zip(size, padding, strict=True)]
+    spans = zip(full, kernel, stride, dilation, strict=True)
+    places = [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in spans]
+    for at in np.ndindex(*places):
+        seen = []
+        for k in np.ndindex(*kernel):
+            steps = zip(at, k, stride, dilation, padding, strict=True)
+            where = tuple(p * s + j * d - left for p, j, s, d, (left, _) in steps)
+            if all(0 <= i < n for i, n in zip(where, size, strict=True)):
+                seen.append((k, where))
+        yield at, seen
+
+
+def _conv_terms(size: Any, weight: Any, channels: Any, groups: int, p: dict[str, Any]) -> Iterator[Any]:
+    """All (output, input, weight) triples of places whose products a convolution adds up."""
+    out, inner = channels
+    for at, seen in _windows(size, weight, **p):
+        for (k, where), o, c in itertools.product(seen, range(out), range(inner)):
+            yield (slice(None), o, *at), (slice(None), o // (out // groups) * inner + c, *where), (o, c, *k)
+
+
+def _conv(x: Any, w: Any, groups: int, **p: Any) -> Any:
+    terms = list(_conv_terms(x.shape[2:], w.shape[2:], w.shape[:2], groups, p))
+    last = [max(a[i] for a, _, _ in terms) + 1 for i in range(2, x.ndim)] if terms else [0] * (x.ndim - 2)
+    out = np.zeros((x.shape[0], w.shape[0], *last), x.dtype)
+    for a, b, k in terms:
+        out[a] += x[b] * w[k]
+    return out
+
+
+def _conv_input(g: Any, w: Any, size: Any, groups: int, **p: Any) -> Any:
+    out = np.zeros((g.shape[0], w.shape[1] * groups, *size), g.dtype)
+    for a, b, k in _conv_terms(size, w.shape[2:], w.shape[:2], groups, p):
+        out[b] += g[a] * w[k]
+    return out
+
+
+def _conv_weight(x: Any, g: Any, kernel: Any, groups: int, **p: Any) -> Any:
+    out = np.zeros((g.shape[1], x.shape[1] // groups, *kernel), g.dtype)
+    for a, b, k in _conv_terms(x.shape[2:], kernel, out.shape[:2], groups, p):
+        out[k] += (x[b] * g[a]).sum()
+    return out
+
+
+def _pool(x: Any, combine: Callable[..., Any], kernel: Any, **p: Any) -> Any:
+    size = x.shape[x.ndim - len(kernel) :]
+    found = {
+        at: combine(at, [(..., *where) for _, where in seen]) for at, seen in _windows(size, kernel, **p)
+    }
+    shape = [max(at[i] for at in found) + 1 for i in range(len(kernel))]
+    stacked = np.stack(list(found.values()), -1)
+    return stacked.reshape(*stacked.shape[:-1], *shape)
+
+
+def _window_spread(g: Any, size: Any, kernel: Any, **p: Any) -> Any:
+    out = np.zeros((*g.shape[: g.ndim - len(kernel)], *size), g.dtype)
+    for at, seen in _windows(size, kernel, **p):
+        for _, where in seen:
+            out[(..., *where)] += g[(..., *at)]
+    return out
+
+
+def _max_spread(g: Any, x: Any, y: Any, kernel: Any, **p: Any) -> Any:
+    out = np.zeros_like(x)
+    for at, seen in _windows(x.shape[x.ndim - len(kernel) :], kernel, **p):
+        ties = [x[(..., *where)] == y[(..., *at)] for _, where in seen]
+        for (_, where), tie in zip(seen, ties, strict=True):
+            out[(..., *where)] += g[(..., *at)] * tie / np.sum(ties, 0)
+    return out
+
+
+def _max_gather(h: Any, x: Any, y: Any, **p: Any) -> Any:
+    def mean(at: Any, seen: Any) -> Any:
+        ties = [x[where] == y[(..., *at)] for where in seen]
+        return sum(h[where] * tie for where, tie in zip(seen, ties, strict=True)) / np.sum(ties, 0)
+
+    return _pool(x, mean, **p)
+
+
+def _unindex(x: Any, key: Any, shape: Any) -> Any:
+    out = np.zeros(shape, x.dtype)
+    np.add.at(out, key, x)
+    return out
+
+
+def _index_set(x: Any, v: Any, key: Any) -> Any:
+    out = np.array(x)
+    out[key] = v
+    return out
+
+
+def _untake(x: Any, i: Any, axis: int, length: int) -> Any:
+    ndim = x.ndim - i.ndim + 1
+    first = ndim + axis
+    rows = np.moveaxis(x, range(first, first + i.ndim), range(i.ndim))
+    out = np.zeros((length, *rows.shape[i.ndim :]), x.dtype)
+    for at in np.ndindex(*i.shape):
+        out[i[at]] += rows[at]
+    return np.moveaxis(out, 0, axis)
+
+
+def _untake_along_axis(x: Any, i: Any, axis: int, length: int) -> Any:
+    x, i = np.moveaxis(x, axis, 0), np.moveaxis(i, axis, 0)
+    out = np.zeros((length, *x.shape[1:]), x.dtype)
+    for at in np.ndindex(*x.shape):
+        out[(i[at], *at[1:])] += x[at]
+    return np.moveaxis(out, 0, axis)
+
+
+def _put_along_axis(x: Any, i: Any, v: Any, axis: int) -> Any:
+    out = np.array(x)
+    np.put_along_axis(out, i, v, axis)
+    return out
+
+
+def _order(x: Any, axis: int, descending: bool, stable: bool) -> Any:
+    return np.argsort(-x if descending else x, axis, kind="stable")
+
+
+def _cofactor(A: Any) -> Any:
+    out = np.empty_like(A)
+    n = A.shape[-1]
+    for i, j in np.ndindex(n, n):
+        minor = np.delete(np.delete(A, i, -2), j, -1)
+        out[..., i, j] = (-1) ** (i + j) * np.linalg.det(minor)
+    return out
+
+
+def _solve_triangular(A: Any, B: Any, lower: bool, unit: bool) -> Any:
+    T = np.tril(A) if lower else np.triu(A)
+    if unit:
+        eye = np.eye(A.shape[-1])
+        T = T * (1 - eye) + eye
+    return np.linalg.solve(T, B)
+
+
+def _softmax(x: Any, axis: int) -> Any:
+    return np.exp(x) / np.exp(x).sum(axis, keepdims=True)
+
+
+def _nll(x: Any, t: Any) -> Any:
+    return -np.log(np.take_along_axis(_softmax(x, -1), np.asarray(t)[..., None], -1))[..., 0]
+
+
+def _standardize(x: Any, axis: Any, eps: float) -> list[Any]:
+    mean, var = x.mean(axis, keepdims=True), x.var(axis, keepdims=True)
+    return [(x - mean) / np.sqrt(var + eps), mean, var]
+
+
+def _rms_standardize(x: Any, axis: Any, eps: float) -> list[Any]:
+    square = (x * x).mean(axis, keepdims=True)
+    return [x / np.sqrt(square + eps), square]
+
+
+def _lstm_cell(gates: Any, c: Any) -> list[Any]:
+    i, f, u, o = np.split(gates, 4, -1)
+    i, f, o = (1 / (1 + np.exp(-z)) for z in (i, f, o))
+    new = f * c + i * np.tanh(u)
+    return [o * np.tanh(new), new]
+
+
+def _tanh_gate(x: Any) -> Any:
+    return (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2
+
+
+FORMULAS: dict[str, Callable[..., Any]] = {
+    "leaky_relu": lambda x, slope: np.where(x > 0, x, slope * x),
+    "hardtanh": lambda x, low, high: np.minimum(np.maximum(x, low), high),
+    "elu": lambda x, alpha, scale: scale * np.where(x > 0, x, alpha * (np.exp(x) - 1)),
+    "relu": lambda x: np.where(x > 0, x, 0),
+    "softplus": lambda x: np.log(1 + np.exp(x)),
+    "tanh_gate": _tanh_gate,
+    "mish_gate": lambda x: np.tanh(np.log(1 + np.exp(x))),
+    "huber": lambda x, delta: np.where(abs(x) <= delta, x * x / 2, delta * (abs(x) - delta / 2)),
+    "bce_logits": lambda x, t: np.log(1 + np.exp(x)) - t * x,
+    "bce": lambda p, t: -t * np.log(p) - (1 - t) * np.log(1 - p),
+    "sinc_derivative": _sinc_derivative,
+    "erfcx_derivative": _erfcx_derivative,
+    "undiagonal": _undiagonal,
+    "overlap_add": _overlap_add,
+    "einsum": lambda x, y, left, right, output, extra: _products([x, y], [left, right], output, extra),
+    "relabel": lambda x, labels, output, extra: _products([x], [labels], output, extra),
+    "conv": _conv,
+    "conv_input": _conv_input,
+    "conv_weight": _conv_weight,
+    "window_sum": lambda x, **p: _pool(x, lambda _, seen: np.sum([x[s] for s in seen], 0), **p),
+    "window_spread": _window_spread,
+    "max_pool": lambda x, **p: _pool(x, lambda _, seen: np.max([x[s] for s in seen], 0), **p),
+    "max_spread": _max_spread,
+    "max_gather": _max_gather,
+    "softmax": _softmax,
+    "log_softmax": lambda x, axis: np.log(_softmax(x, axis)),
+    "softmax_nll": _nll,
+    "logsumexp": lambda x, axis, keepdims: np.log(np.exp(x).sum(axis, keepdims=keepdims)),
+    "linear": lambda x, w, b: np.einsum("...i,oi->...o", x, w) + b,
+    "standardize": _standardize,
+    "rms_standardize": _rms_standardize,
+    "lstm_cell": _lstm_cell,
+    "unindex": _unindex,
+    "index_set": _index_set,
+    "untake": _untake,
+    "untake_along_axis": _untake_along_axis,
+    "put_along_axis": _put_along_axis,
+    "argsort": _order,
+    "sort": lambda x, axis, **p: np.take_along_axis(x, _order(x, axis, **p), axis),
+    "argtopk": lambda x, k, axis, largest: np.take(_order(x, axis, largest, True), range(k), axis),
+    "cofactor": _cofactor,
+    "solve_triangular": _solve_triangular,
+    "gauge_quotient": lambda x, y, size, span, op, why: np.where(y == 0, 0, x / np.where(y == 0, 1, y)),
+    "spectral_sum": lambda x, s, u, vh, op: np.einsum("...i,...mi,...in->...mn", x, u, vh),
+}  # fmt: skip
