@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as npst
 from numpy_calls import Call, call, check_gradients, check_values, distinct
 
 import adjoint as ad
-from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
+from adjoint.errors import ArgumentError, DTypeError, InputError, NoGradientError, ShapeError
 from adjoint.testing import gradcheck
 
 nan, inf = np.nan, np.inf
@@ -311,8 +311,8 @@ MISTAKES = [
     (ArgumentError, lambda: ad.quantile([1.0], 0.5, method="best"),
      "quantile: method is one of linear, hazen, weibull, median_unbiased, normal_unbiased, "
      "interpolated_inverted_cdf, lower, higher, midpoint, nearest, not 'best'."),
-    (InputError, lambda: ad.quantile([1.0], ad.tensor(0.5, requires_grad=True)),
-     "quantile: no gradient flows to q.  Use q.detach() if that is meant."),
+    (NoGradientError, lambda: ad.quantile([1.0], ad.tensor(0.5, requires_grad=True)),
+     "quantile: no gradient flows to q, but it is a tensor that requires grad.\n  Use q.detach() if that is meant."),
     (ShapeError, lambda: ad.median(np.zeros(0)), "median: no elements to choose from in shape (0,)."),
     (ArgumentError, lambda: ad.diff([1.0], n=-1), "diff: n counts how often, and must not be negative, but is -1."),
     (ShapeError, lambda: ad.diff(np.ones((2, 3)), append=np.ones((1, 3))),

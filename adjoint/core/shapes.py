@@ -1,4 +1,4 @@
-"""Axes and broadcasting: pure functions on tuples."""
+"""Axes, shapes and numbers as arguments: checks that give them one form."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from adjoint.errors import AxisError, InputError, ShapeError
+from adjoint.config import grad_mode
+from adjoint.errors import AdjointError, AxisError, InputError, NoGradientError, ShapeError
 
 __all__ = [
     "Shape",
@@ -14,6 +15,8 @@ __all__ = [
     "canonical_axes",
     "canonical_axis",
     "canonical_shape",
+    "constant",
+    "number",
     "reduced_axes",
     "same_rank_axes",
     "whole_number",
@@ -73,6 +76,31 @@ def whole_number(op: str, name: str, value: Any) -> int:
         return operator.index(value)
     except TypeError:
         raise InputError(f"{op}: {name} is a whole number, but got {value!r}.") from None
+
+
+def constant(op: str, name: str, value: Any) -> Any:
+    """Return an argument to which no gradient flows; refuse a tensor that asks for one."""
+    if getattr(value, "requires_grad", False) and grad_mode.get():
+        raise NoGradientError(
+            f"{op}: no gradient flows to {name}, but it is a tensor that requires grad.\n"
+            f"  Use {name}.detach() if that is meant."
+        )
+    return value
+
+
+def number(op: str, name: str, value: Any) -> float:
+    """Return an argument to which no gradient flows as a float, or raise with its name."""
+    if type(value) is float:
+        return value
+    axes: Any = getattr(constant(op, name, value), "ndim", 0)
+    try:
+        if axes or isinstance(value, (str, bytes)):
+            raise TypeError
+        return float(value)
+    except AdjointError:  # of a tensor: inside a transform it may have no numbers
+        raise
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{op}: {name} is a number, but got {value!r}.") from None
 
 
 def broadcast_shapes(op: str, *shapes: Sequence[int]) -> Shape:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.namespace import rec
-from adjoint.core.shapes import broadcast_shapes, canonical_axes, canonical_axis
+from adjoint.core.shapes import broadcast_shapes, canonical_axes, canonical_axis, number
 from adjoint.core.tensor import Tensor, array_of, asarray, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.nn.arguments import classes, floats
@@ -68,12 +68,14 @@ __all__ = [
 
 def leaky_relu(x: Any, negative_slope: float = 0.01) -> Tensor:
     """Return x where it is positive, else ``negative_slope · x``; at 0 the gradient is the slope."""
-    return rec.leaky_relu(floats("leaky_relu", x), slope=float(negative_slope))
+    return rec.leaky_relu(
+        floats("leaky_relu", x), slope=number("leaky_relu", "negative_slope", negative_slope)
+    )
 
 
 def elu(x: Any, alpha: float = 1.0) -> Tensor:
     """Return x where it is positive, else ``alpha · (exp(x) - 1)``."""
-    return rec.elu(floats("elu", x), alpha=float(alpha), scale=1.0)
+    return rec.elu(floats("elu", x), alpha=number("elu", "alpha", alpha), scale=1.0)
 
 
 def selu(x: Any) -> Tensor:
@@ -108,14 +110,17 @@ def softplus(x: Any, beta: float = 1.0) -> Tensor:
     if not beta > 0:
         raise ArgumentError(f"softplus: beta must be positive, but is {beta}.")
     x = floats("softplus", x)
-    return rec.softplus(x) if beta == 1 else rec.softplus(beta * x) / beta
+    if type(beta) in (int, float) and beta == 1:
+        return rec.softplus(x)
+    return rec.softplus(beta * x) / beta  # a tensor beta gets its gradient
 
 
 def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """Limit x to ``min_val`` … ``max_val``; unlike ``ad.clip``, the gradient on the limits is 0."""
-    if min_val > max_val:
-        raise ArgumentError(f"hardtanh: min_val {min_val} is above max_val {max_val}.")
-    return rec.hardtanh(floats("hardtanh", x), low=float(min_val), high=float(max_val))
+    low, high = number("hardtanh", "min_val", min_val), number("hardtanh", "max_val", max_val)
+    if low > high:
+        raise ArgumentError(f"hardtanh: min_val {low} is above max_val {high}.")
+    return rec.hardtanh(floats("hardtanh", x), low=low, high=high)
 
 
 def relu6(x: Any) -> Tensor:
@@ -217,6 +222,7 @@ def dropout(x: Any, p: float = 0.5, *, training: bool = True, rng: Any = None) -
     state draws the same mask.
     """
     x = asarray(x)
+    p = number("dropout", "p", p)
     if not 0 <= p <= 1:
         raise ArgumentError(f"dropout: p is a probability, 0 … 1, but is {p}.")
     if not training or p == 0:
@@ -274,7 +280,7 @@ def layer_norm(
     """Bring the last axes, ``normalized_shape``, to mean 0 and variance 1, then ``· weight + bias``."""
     x = floats("layer_norm", x)
     axes = _normalized_axes("layer_norm", x, normalized_shape)
-    z = _like(rec.standardize(_wide(x), axis=axes, eps=float(eps))[0], x)
+    z = _like(rec.standardize(_wide(x), axis=axes, eps=number("layer_norm", "eps", eps))[0], x)
     return _affine("layer_norm", z, weight, bias, x.shape[-len(axes) :], 0)
 
 
@@ -286,7 +292,7 @@ def rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: float | Non
     x = floats("rms_norm", x)
     axes = _normalized_axes("rms_norm", x, normalized_shape)
     wide = _wide(x)
-    small = float(np.finfo(wide.dtype).eps) if eps is None else float(eps)
+    small = float(np.finfo(wide.dtype).eps) if eps is None else number("rms_norm", "eps", eps)
     z = _like(rec.rms_standardize(wide, axis=axes, eps=small)[0], x)
     return _affine("rms_norm", z, weight, None, x.shape[-len(axes) :], 0)
 
@@ -301,7 +307,8 @@ def group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None, ep
     n, c, *space = x.shape
     grouped = rec.reshape(_wide(x), shape=(n, num_groups, c // num_groups, *space))
     axes = tuple(range(-len(space) - 1, 0))
-    z = _like(rec.reshape(rec.standardize(grouped, axis=axes, eps=float(eps))[0], shape=x.shape), x)
+    z = rec.standardize(grouped, axis=axes, eps=number("group_norm", "eps", eps))[0]
+    z = _like(rec.reshape(z, shape=x.shape), x)
     return _affine("group_norm", z, weight, bias, (c,), len(space))
 
 
@@ -333,7 +340,7 @@ def batch_norm(
             )
     ones = (1,) * (x.ndim - 2)
     # on the few numbers per channel first: one product and one sum over x
-    scale = 1 / rec.sqrt(var + float(eps))
+    scale = 1 / rec.sqrt(var + number("batch_norm", "eps", eps))
     if weight is not None:
         scale = _affine("batch_norm", scale, weight, None, shape, 0)
     shift = _affine("batch_norm", -mean * scale, None, bias, shape, 0)
@@ -352,7 +359,7 @@ def batch_norm_with_statistics(
             "  Use a larger batch, or training=False."
         )
     axes = tuple(a for a in range(-x.ndim, 0) if a != 1 - x.ndim)
-    z, mean, var = rec.standardize(_wide(x), axis=axes, eps=float(eps))
+    z, mean, var = rec.standardize(_wide(x), axis=axes, eps=number("batch_norm", "eps", eps))
     shape = (x.shape[1],)
     y = _affine("batch_norm", _like(z, x), weight, bias, shape, x.ndim - 2)
     return y, rec.reshape(mean, shape=shape), rec.reshape(var, shape=shape)
@@ -384,6 +391,7 @@ def normalize(x: Any, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -> Tens
     """Divide x by its p-norm along ``axis``, which is taken as ``eps`` at least."""
     x = floats("normalize", x)
     axes = canonical_axes("normalize", axis, x.ndim)
+    p = number("normalize", "p", p)
     if p == 2:
         return x / _square_length(x, axes, eps)
     if p == math.inf:
@@ -411,8 +419,8 @@ def scaled_dot_product_attention(
     """Return ``softmax(query keyᵀ · scale + mask) value`` over the last two axes.
 
     A boolean mask says where to look, a float mask is added to the scores; ``is_causal`` lets position i
-    see positions 0 … i.  A row that may look nowhere gives 0.  The scale is 1 / √width if None; dropout
-    of the weights draws from ``rng``.
+    see positions 0 … i.  A row that may look nowhere gives 0.  The scale, a number or a tensor that gets its
+    gradient, is 1 / √width if None; dropout of the weights draws from ``rng``.
     """
     op = "scaled_dot_product_attention"
     q, k, v = (floats(op, a) for a in (query, key, value))
@@ -422,14 +430,7 @@ def scaled_dot_product_attention(
             "same width (last axis), key and value the same length (axis -2)."
         )
     broadcast_shapes(f"{op} (leading axes)", q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    factor = (
-        1 / math.sqrt(q.shape[-1])
-        if scale is None and q.shape[-1]
-        else 1.0
-        if scale is None
-        else float(scale)
-    )
-    scores = rec.matmul(q * factor, rec.matrix_transpose(k))
+    scores = rec.matmul(q * _scale(op, scale, q), rec.matrix_transpose(k))
     dead = None
     if is_causal:
         if attn_mask is not None:
@@ -448,6 +449,17 @@ def scaled_dot_product_attention(
     if dropout_p:
         weights = dropout(weights, dropout_p, rng=rng)
     return rec.matmul(weights, v)
+
+
+def _scale(op: str, scale: Any, q: Tensor) -> Any:
+    """The factor of the scores, as one of the query; a tensor gets its gradient."""
+    if scale is None:
+        return 1 / math.sqrt(max(q.shape[-1], 1))
+    if not isinstance(scale, Tensor):
+        return number(op, "scale", scale)
+    if broadcast_shapes(f"{op} (query and scale)", scale.shape, q.shape) != q.shape:
+        raise ShapeError(f"{op}: a scale of shape {scale.shape} does not broadcast to the query, {q.shape}.")
+    return floats(op, scale)
 
 
 def _masked(op: str, scores: Tensor, mask: Tensor) -> Tensor:

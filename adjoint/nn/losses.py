@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.namespace import rec
-from adjoint.core.shapes import broadcast_shapes
+from adjoint.core.shapes import broadcast_shapes, number
 from adjoint.core.tensor import Tensor, asarray
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn.arguments import classes, floats
@@ -76,18 +76,20 @@ def l1_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
 
 def huber_loss(prediction: Any, target: Any, reduction: str = "mean", delta: float = 1.0) -> Tensor:
     """Return ½d² of the differences up to ``delta``, from there on ``delta · (|d| - ½ delta)``."""
+    delta = number("huber_loss", "delta", delta)
     if not delta > 0:
         raise ArgumentError(f"huber_loss: delta must be positive, but is {delta}.")
     x, t = _pair("huber_loss", prediction, target)
-    return _reduced("huber_loss", rec.huber(x - t, delta=float(delta)), reduction)
+    return _reduced("huber_loss", rec.huber(x - t, delta=delta), reduction)
 
 
 def smooth_l1_loss(prediction: Any, target: Any, reduction: str = "mean", beta: float = 1.0) -> Tensor:
     """Return the Huber loss divided by ``beta``; with ``beta=0`` the absolute differences."""
+    beta = number("smooth_l1_loss", "beta", beta)
     if not beta >= 0:
         raise ArgumentError(f"smooth_l1_loss: beta must not be negative, but is {beta}.")
     x, t = _pair("smooth_l1_loss", prediction, target)
-    loss = rec.huber(x - t, delta=float(beta)) / float(beta) if beta else rec.abs(x - t)
+    loss = rec.huber(x - t, delta=beta) / beta if beta else rec.abs(x - t)
     return _reduced("smooth_l1_loss", loss, reduction)
 
 
@@ -171,6 +173,7 @@ def cross_entropy(
     tensor(0.69314718, dtype=float64)
     """
     op = "cross_entropy"
+    label_smoothing = number(op, "label_smoothing", label_smoothing)
     if not 0 <= label_smoothing <= 1:
         raise ArgumentError(f"{op}: label_smoothing is between 0 and 1, but is {label_smoothing}.")
     x, t = floats(op, prediction), asarray(target)

@@ -15,7 +15,7 @@ import numpy as np
 
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
-from adjoint.core.shapes import Shape, canonical_axis
+from adjoint.core.shapes import Shape, canonical_axis, number
 from adjoint.core.tensor import Tensor, asarray, check_device, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.ops.shape import roll
@@ -276,6 +276,7 @@ def _frequencies(op: str, function: Any, n: int, d: float, dtype: Any, device: A
         count = operator.index(n)
     except TypeError:
         raise InputError(f"{op}: n is a whole number, but got {n!r}.") from None
+    d = number(op, "d", d)
     if count < 1 or d == 0:
         raise ArgumentError(f"{op}: n is at least 1 and d not 0, but got n={n}, d={d}.")
     found = wrap(np.asarray(function(count, d)))

@@ -11,9 +11,9 @@ import numpy as np
 
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
-from adjoint.core.shapes import Shape, canonical_axes, canonical_axis, whole_number
+from adjoint.core.shapes import Shape, canonical_axes, canonical_axis, constant, whole_number
 from adjoint.core.tensor import Tensor, array_of, asarray
-from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
+from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.ops.reduce import count, floating
 from adjoint.ops.selection import _values
 
@@ -216,7 +216,7 @@ def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdi
 
 def percentile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False) -> Tensor:
     """Return the percentiles ``q``, numbers from 0 to 100, over ``axis``."""
-    return _quantile("percentile", x, array_of(q) / 100, axis, method, keepdims)
+    return _quantile("percentile", x, array_of(constant("percentile", "q", q)) / 100, axis, method, keepdims)
 
 
 def _quantile(op: str, x: Any, q: Any, axis: Any, method: str, keepdims: bool) -> Tensor:
@@ -224,9 +224,7 @@ def _quantile(op: str, x: Any, q: Any, axis: Any, method: str, keepdims: bool) -
         raise ArgumentError(
             f"{op}: method is one of {', '.join((*_CONTINUOUS, *_DISCRETE))}, not {method!r}."
         )
-    if isinstance(q, Tensor) and q.requires_grad:
-        raise InputError(f"{op}: no gradient flows to q.  Use q.detach() if that is meant.")
-    x, levels = floating(op, x), array_of(q).astype(np.float64)
+    x, levels = floating(op, x), array_of(constant(op, "q", q)).astype(np.float64)
     if not np.all((levels >= 0) & (levels <= 1)):
         raise ArgumentError(f"{op}: q must be from 0 to {100 if op == 'percentile' else 1}.")
     ordered, axes = _sorted_last(op, x, axis)

@@ -14,6 +14,7 @@ import numpy as np
 
 from adjoint.core.define import UFUNCS, define
 from adjoint.core.namespace import rec
+from adjoint.core.shapes import number
 from adjoint.core.tensor import Tensor, asarray
 from adjoint.errors import DTypeError, InputError
 from adjoint.ops.complex_parts import imag, real
@@ -277,7 +278,9 @@ def nan_to_num(x: Any, nan: float = 0.0, posinf: float | None = None, neginf: fl
     if x.dtype.kind == "c":
         parts = (nan_to_num(part(x), nan, posinf, neginf) for part in (real, imag))
         return next(parts) + 1j * next(parts)
-    return rec.nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf)
+    given = (("nan", nan), ("posinf", posinf), ("neginf", neginf))
+    numbers = {name: None if v is None else number("nan_to_num", name, v) for name, v in given}
+    return rec.nan_to_num(x, **numbers)
 
 
 absolute, fabs, fix, mod, around = abs, abs, trunc, remainder, round

@@ -16,10 +16,11 @@ from adjoint.core.shapes import (
     canonical_axes,
     canonical_axis,
     canonical_shape,
+    constant,
     reduced_axes,
     whole_number,
 )
-from adjoint.core.tensor import Tensor, asarray
+from adjoint.core.tensor import Tensor, array_of, asarray
 from adjoint.errors import ArgumentError, InputError, ShapeError
 
 __all__ = [
@@ -320,7 +321,9 @@ def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: float =
     if builtins.any(n < 0 for pair in pairs for n in pair):
         raise ArgumentError(f"pad: widths must not be negative, but got {pad_width!r}.")
     if mode == "constant":
-        return rec.pad(x, widths=pairs, value=constant_values)
+        # not a reference: what the caller has may change before a second run
+        fill = array_of(constant("pad", "constant_values", constant_values)).tolist()
+        return rec.pad(x, widths=pairs, value=fill)
     if mode not in _PAD_MODES:
         raise ArgumentError(f"pad: mode is one of {', '.join(_PAD_MODES)}, not {mode!r}.")
     for axis, (pair, n) in enumerate(zip(pairs, x.shape, strict=True)):

@@ -11,7 +11,7 @@ import numpy as np
 
 from adjoint.core.define import define
 from adjoint.core.namespace import raw, rec
-from adjoint.core.shapes import broadcast_shapes, canonical_axis
+from adjoint.core.shapes import broadcast_shapes, canonical_axis, constant
 from adjoint.core.tensor import Tensor, array_of
 from adjoint.errors import ArgumentError, InputError, LinAlgError, ShapeError
 from adjoint.ops.matrices import adjoint_of, blame, floats, matrices, square
@@ -302,7 +302,7 @@ def rank_tolerance(op: str, x: Tensor, rtol: Any) -> Any:
     """Return below which part of the largest one a singular value counts as zero: a number, or one per matrix."""
     if rtol is None:
         return float(max(x.shape[-2:], default=0) * np.finfo(x.dtype).eps)
-    limits = array_of(rtol)
+    limits = array_of(constant(op, "rtol", rtol))
     if limits.dtype.kind not in "iuf" or broadcast_shapes(op, x.shape[:-2], limits.shape) != x.shape[:-2]:
         raise InputError(f"{op}: rtol is a number, or one number per matrix, but got {rtol!r}.")
     return limits.copy() if limits.ndim else float(limits)
