@@ -40,6 +40,48 @@ def test_only_what_runs_inside_takes_part() -> None:
     assert x.grad is not None and x.grad.item() == 27.0
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_result_from_before_the_block_is_a_boundary(workers: int) -> None:
+    x = ad.tensor([3.0, 5.0], requires_grad=True)
+    h, k = ad.split(x * x, 2)
+    seen: list[float] = []
+    h.register_hook(lambda g: seen.append(g.item()))
+    x.register_hook(lambda g: seen.append(-1.0))
+    with ad.Tape(persistent=True) as tape, ad.config.workers(workers):
+        y = (h * 3.0 + k * h * x[0]).sum()
+        for inputs in ([h], (t for t in [h, k]), h):
+            assert tape.gradients(y, inputs)[h].tolist() == [78.0]  # 3 + k x
+        assert tape.gradients(y, [k])[k].tolist() == [27.0] and seen == [78.0] * 3
+        both = tape.gradients(y, [x, h])
+        assert both[x].tolist() == [225.0, 0.0] and both[h].tolist() == [78.0]
+        assert tape.gradients(y).keys() == [x]
+    y.backward()  # nothing from before the block was released
+    assert x.grad is not None and x.grad.tolist() == [78.0 * 6.0 + 225.0, 270.0]
+
+
+def test_watched_results_are_in_the_store() -> None:
+    x = ad.tensor(3.0, requires_grad=True)
+    h = x * x
+    with ad.Tape(persistent=True) as tape:
+        tape.watch(h)
+        inner = h * 3.0
+        tape.watch(inner)
+        y = inner * inner * x
+    grads = tape.gradients(y)
+    assert [grads[t].item() for t in (x, h, inner)] == [729.0, 486.0, 162.0] and len(grads) == 3
+    assert tape.gradients(y, [x]).keys() == [x]
+    kept = weakref.ref(inner)
+    del inner, grads
+    assert kept() is None and len(tape.gradients(y)) == 2
+    with ad.Tape() as outer:
+        outer.watch(h)
+        with ad.Tape() as nested:
+            nested.watch(h)
+            z = h**3
+        g = nested.gradients(z)[h]
+    assert g.item() == 243.0 and outer.gradients(g)[h].item() == 54.0
+
+
 def test_a_consumed_tape_says_so_and_a_persistent_one_goes_on() -> None:
     x = ad.tensor(3.0)
     with ad.Tape() as once:
@@ -125,4 +167,4 @@ def test_errors_of_a_tape() -> None:
         tape.gradients(x * 2.0)
     other = ad.tensor(1.0, requires_grad=True)
     with pytest.raises(errors.NoGradientError, match="no path leads"):
-        tape.gradients(y, [other])
+        tape.gradients(y, (t for t in [other]))

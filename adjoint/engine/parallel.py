@@ -286,7 +286,7 @@ class _Crew:
         complete = self.deliver(index, pulled)
         if self.plan.ready:
             for inbox in complete:
-                if inbox.index < 0 and inbox.first >= 0:
+                if inbox.index < 0 and inbox.first >= 0 and type(inbox.key) is not Node:
                     with self.user_code:
                         if self.stopped:
                             return -1

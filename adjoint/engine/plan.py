@@ -36,13 +36,16 @@ def make_plan(
     *,
     events: bool = False,
     only: set[int] | None = None,
+    watched: Iterable[Any] = (),
     since: int = 0,
 ) -> Plan:
     """Plan the run from ``roots`` (nodes or leaves) to all leaves, or to ``targets`` alone.
 
     With ``events`` every leaf gets an entry in ``ready``, not only those that have hooks.
-    ``only`` are the numbers of the nodes that may take part; all others are constants.  So are
-    the ancestors with a number below ``since``: what was recorded before a transform began.
+    ``only`` are the numbers of the nodes that may take part; all others are constants, and the
+    run leads to the leaves and to the nodes in ``watched``.  Constants, too, are the ancestors
+    with a number below ``since``: what was recorded before a transform began.  A target among
+    such nodes is where the run ends: it is not in ``order``.
     """
     order = list(dict.fromkeys(r for r in roots if type(r) is Node))
     seen = set(order)
@@ -65,6 +68,7 @@ def make_plan(
     order.sort(key=_seq, reverse=True)
     if targets is None and only is not None:
         targets = {p for node in order for p in node.parents if not isinstance(p, Node)} - {None}
+        targets.update(watched)
     plan = Plan(order, None if targets is None else _needed(order, set(targets)))
     if hooked:
         plan.ready = _last_consumers(order, plan.needed)

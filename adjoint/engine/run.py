@@ -119,19 +119,22 @@ def differentiate(
     on_ready: OnReady | None = None,
     events: bool = False,
     only: set[int] | None = None,
+    watched: Sequence[Tensor] = (),
     since: int = 0,
     runner: Callable[[Plan, Run], None],
 ) -> tuple[Run, list[tuple[Tensor, Any]]]:
     """Run backward from ``roots`` with ``seeds`` (arrays of their shapes and dtypes, or tensors).
 
-    Returns the run and the leaves with their gradients; nothing else has changed.
+    Returns the run and the leaves with their gradients; nothing else has changed.  ``targets``
+    and, without them, ``watched`` may have nodes; their gradients are in the run's ``captured``.
     """
     lifted = any(type(t) is Traced for t in (*roots, *seeds))
     xp = rec if create_graph else dyn if lifted else raw
     run = Run(xp, retain, on_ready)
     keys = None if targets is None else [key_of(t) for t in targets]
-    plan = make_plan(map(key_of, roots), keys, events=events, only=only, since=since)
-    for k in keys or ():
+    noted = [key_of(t) for t in watched] if keys is None else keys
+    plan = make_plan(map(key_of, roots), keys, events=events, only=only, watched=noted, since=since)
+    for k in noted:
         if not isinstance(k, Tensor):
             run.captured[k] = None
     # in dyn nothing is recorded at this level, but the outer tensors that lifted values hold are
@@ -143,9 +146,11 @@ def differentiate(
             add(xp, run.grads, run.owned, run.wide, key_of(root), g)
         runner(plan, run)
         if plan.needed is not None:
-            for leaf in list(run.grads):
-                if leaf not in plan.needed:
-                    del run.grads[leaf]
+            for key in list(run.grads):
+                if key not in plan.needed:
+                    del run.grads[key]
+                elif type(key) is Node:  # a target outside of what the plan walks: no rule runs
+                    run.arrive(key, run.grads.pop(key))
         for root in roots:  # a leaf that is itself a root is complete after no node
             if root in run.grads and type(run.grads[root]) is not _Final:
                 run.leaf_ready(root)

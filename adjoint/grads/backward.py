@@ -20,7 +20,7 @@ from adjoint.errors import DTypeError, InputError, NoGradientError, ShapeError
 from adjoint.grads.slots import Sink, commit, sink
 from adjoint.grads.store import Gradients
 
-__all__ = ["backward", "backward_into_leaves", "backward_on", "gradients", "seed_of"]
+__all__ = ["backward", "backward_into_leaves", "backward_on", "gradients", "seed_of", "several_tensors"]
 
 
 _TAKEN = "leaves were taken by on_leaf_ready"
@@ -107,7 +107,7 @@ def backward_into_leaves(
     ``.grad`` stays.
     """
     seed = seed_of(self, gradient)
-    targets = None if inputs is None else _several("inputs", inputs)
+    targets = None if inputs is None else several_tensors("inputs", inputs)
     for t in targets or ():
         if t._node is None:
             raise NoGradientError(f"inputs: a tensor of shape {t.shape} does not require grad.")
@@ -213,10 +213,14 @@ def backward_on(
     create_graph: bool,
     workers: int | str | None = None,
     only: set[int] | None = None,
+    watched: Sequence[Tensor] = (),
     on_leaf_ready: OnLeafReady | None = None,
 ) -> Gradients:
-    """Differentiate into a store; ``only`` limits the walk to nodes with these numbers."""
-    targets = None if inputs is None else _several("inputs", inputs)
+    """Differentiate into a store; ``only`` limits the walk to nodes with these numbers.
+
+    ``watched`` are tensors with nodes whose gradients are stored, too, if there are no ``inputs``.
+    """
+    targets = None if inputs is None else several_tensors("inputs", inputs)
     early: list[tuple[Tensor, str]] = []
 
     def on_ready(leaf: Tensor, g: Any) -> bool:
@@ -235,6 +239,7 @@ def backward_on(
             on_ready=on_ready if on_leaf_ready is not None else None,
             events=on_leaf_ready is not None,
             only=only,
+            watched=watched,
             runner=runner_for(workers),
         )
     except BaseException as error:
@@ -243,7 +248,7 @@ def backward_on(
     store = Gradients()
     for leaf, g in leaves:
         store.set(leaf, as_tensor(g))
-    for t in targets or ():
+    for t in watched if targets is None else targets:
         g = run.captured.get(key_of(t))
         if g is not None:
             store.set(t, as_tensor(g))
@@ -272,8 +277,8 @@ def gradients(
     >>> ad.gradients(gx, [x])
     (tensor(12., dtype=float64),)
     """
-    roots = _several("outputs", outputs)
-    targets = _several("inputs", inputs)
+    roots = several_tensors("outputs", outputs)
+    targets = several_tensors("inputs", inputs)
     given = [None] * len(roots) if grad_outputs is None else grad_outputs
     if isinstance(given, (Tensor, np.ndarray)) or not isinstance(given, (list, tuple)):
         given = [given]
@@ -307,7 +312,8 @@ def gradients(
     return tuple(results)
 
 
-def _several(what: str, tensors: Any) -> list[Tensor]:
+def several_tensors(what: str, tensors: Any) -> list[Tensor]:
+    """Return one tensor or an iterable of them as a list; raise for anything else."""
     if isinstance(tensors, Tensor):
         return [tensors]
     if not isinstance(tensors, Iterable):

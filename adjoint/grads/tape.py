@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from contextvars import Token
 from types import TracebackType
@@ -12,7 +13,7 @@ from adjoint.core.node import Node
 from adjoint.core.record import tapes
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import DTypeError, InputError, NoGradientError, TapeError
-from adjoint.grads.backward import backward_on, seed_of
+from adjoint.grads.backward import backward_on, seed_of, several_tensors
 from adjoint.grads.store import Gradients
 
 __all__ = ["Tape"]
@@ -22,8 +23,9 @@ class Tape:
     """Record the operations of a block, in this thread or task alone.
 
     Only what runs inside takes part: operations from before are constants to the tape.
-    Tensors that require grad are watched by themselves; ``watch`` adds others.  A tape gives
-    its gradients once, unless it is ``persistent``.
+    Leaves that require grad are watched by themselves; ``watch`` adds other tensors, also
+    results of operations, from before the block or in it.  A tape gives its gradients once,
+    unless it is ``persistent``.
 
     >>> import adjoint as ad
     >>> x = ad.tensor(3.0)
@@ -37,6 +39,8 @@ class Tape:
     def __init__(self, *, persistent: bool = False) -> None:
         self._persistent = persistent
         self._watched: dict[int, Tensor] = {}
+        # Those that have nodes: no operation refers to the tensors, and nor does the tape.
+        self._watched_results: list[weakref.ref[Tensor]] = []
         self._recorded: set[int] = set()  # the numbers of the nodes, not the nodes
         self._tokens: tuple[Token[Any], Token[Any]] | None = None
         self._state = "new"
@@ -67,7 +71,7 @@ class Tape:
             self._state = "recorded"
 
     def watch(self, *tensors: Tensor) -> None:
-        """Record operations on these tensors too, although they do not require grad."""
+        """Record operations on these tensors too, and have their gradients in the store."""
         if self._state != "recording":
             raise TapeError(f"watch: this tape is {self._state}; it watches only inside its block.")
         for t in tensors:
@@ -75,7 +79,10 @@ class Tape:
                 raise InputError(f"watch: a tape watches tensors, not {type(t).__name__}.")
             if not differentiable(t.dtype):
                 raise DTypeError(f"watch: only float and complex tensors have gradients, not {t.dtype}.")
-            self._watched[id(t)] = t
+            if isinstance(t._node, Node):
+                self._watched_results.append(weakref.ref(t))
+            else:
+                self._watched[id(t)] = t
 
     def watches(self, t: Tensor) -> bool:
         """Tell whether a tensor that does not require grad is recorded here."""
@@ -95,6 +102,8 @@ class Tape:
     ) -> Gradients:
         """Differentiate ``root``, which was computed inside the block, and return the store.
 
+        Without ``inputs`` it has the leaves and what was watched.  ``inputs`` may be any tensors
+        that took part; the path ends at one that was computed before the block.
         ``create_graph`` defaults to whether another tape is recording around this call, so
         that nested tapes give higher derivatives.
         """
@@ -108,21 +117,29 @@ class Tape:
         if isinstance(root, Tensor) and root._node is not None and not self._has(root):
             raise TapeError(f"this tensor of shape {root.shape} was not computed inside this tape's block.")
         seed = seed_of(root, gradient, "Tape.gradients()")
+        targets = None if inputs is None else several_tensors("inputs", inputs)
+        watched = [t for t in (reference() for reference in self._watched_results) if t is not None]
         others = any(t is not self for t in tapes.get())
         create = others if create_graph is None else create_graph
         store = backward_on(
-            root, seed, inputs, retain=self._persistent or create, create_graph=create, only=self._recorded
+            root,
+            seed,
+            targets,
+            retain=self._persistent or create,
+            create_graph=create,
+            only=self._recorded,
+            watched=watched,
         )
-        if inputs is not None:
-            for t in [inputs] if isinstance(inputs, Tensor) else inputs:
-                if t not in store:
-                    raise NoGradientError(
-                        f"Tape.gradients(): no path leads from the root to a tensor of shape {t.shape}.\n"
-                        "  Watch it before it is used, and compute with it inside the block."
-                    )
+        for t in targets or ():
+            if t not in store:
+                raise NoGradientError(
+                    f"Tape.gradients(): no path leads from the root to a tensor of shape {t.shape}.\n"
+                    "  Watch it before it is used, and compute with it inside the block."
+                )
         if not self._persistent:
             self._state = "consumed"
             self._recorded = set()
+            self._watched_results = []
         return store
 
     def _has(self, root: Tensor) -> bool:
