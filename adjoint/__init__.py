@@ -79,6 +79,7 @@ from adjoint.transforms.batch import vmap
 from adjoint.transforms.checkpoint import checkpoint, checkpoint_sequential, saved_tensors_hooks
 from adjoint.transforms.custom import Function, custom_jvp, custom_vjp, stop_gradient, straight_through
 from adjoint.transforms.forward import jvp, linearize
+from adjoint.transforms.implicit import fixed_point, root
 from adjoint.transforms.matrix import hessian, hvp, jacfwd, jacobian, jacrev
 from adjoint.transforms.reverse import grad, value_and_grad, vjp
 
@@ -117,6 +118,7 @@ __all__ = [
     "errors",
     "fft",
     "from_dlpack",
+    "fixed_point",
     "get_default_dtype",
     "global_norm",
     "grad",
@@ -137,6 +139,7 @@ __all__ = [
     "no_grad",
     "random",
     "optim",
+    "root",
     "save",
     "saved_tensors_hooks",
     "set_default_dtype",

@@ -37,7 +37,7 @@ from adjoint.transforms.batched import Batched
 from adjoint.transforms.calls import Rule, new_op, wants_gradient
 from adjoint.transforms.inputs import as_function, name_of
 
-__all__ = ["checkpoint", "checkpoint_sequential", "saved_tensors_hooks"]
+__all__ = ["captured_by", "checkpoint", "checkpoint_sequential", "pull_record", "saved_tensors_hooks"]
 
 _TENSOR = object()  # stands for a tensor among results
 
@@ -347,7 +347,7 @@ def _record(flat: Flat, operands: list[Tensor], options: _Options) -> list[Tenso
     if not call.places:
         return outputs
     moving = [outputs[i] for i in call.places]
-    captured = _captured(moving, set(inputs), since)
+    captured = captured_by(moving, set(inputs), since)
     call.keys = [key_of(t) for t in captured]
     call.specs = [(t.shape, t.dtype) for t in moving]
     call.values = [t._data for t in moving] if options.debug else []
@@ -371,7 +371,7 @@ def _fresh(data: Any, wanted: bool) -> Tensor:
     return t
 
 
-def _captured(roots: list[Tensor], inputs: set[Tensor], since: int) -> list[Tensor]:
+def captured_by(roots: list[Tensor], inputs: set[Tensor], since: int) -> list[Tensor]:
     """Return what a record depends on besides its inputs: leaves, and results of earlier operations."""
     found: dict[Any, Tensor] = {}
     seen: set[Any] = set()
@@ -384,12 +384,37 @@ def _captured(roots: list[Tensor], inputs: set[Tensor], since: int) -> list[Tens
         if isinstance(key, Node) and key.seq >= since:
             stack.extend(reversed(key.parents))
         elif isinstance(key, Node):
-            stands = wrap(np.broadcast_to(np.zeros((), key.dtype), key.shape))
-            stands._node = key
-            found[key] = stands
+            found[key] = _standing(key)
         elif key not in inputs:
             found[key] = key
     return list(found.values())
+
+
+def pull_record(
+    xp: Namespace, roots: Sequence[Tensor], seeds: Sequence[Any], keys: list[Any], wanted: Any, since: int
+) -> list[Any] | None:
+    """Pull gradients through a record that began at ``since``, to the nodes and leaves it rests on.
+
+    What was there before is where this run ends: hooks and histories of it belong to the run
+    around.  Returns a gradient, or None, per key; None alone if the record rests on anything else.
+    """
+    pairs = [(r, s) for r, s in zip(roots, seeds, strict=True) if s is not None]
+    targets = None if all(wanted) else [k for k, w in zip(keys, wanted, strict=True) if w]
+    plan = make_plan([key_of(r) for r, _ in pairs], targets, since=since)
+    plan.ready = {}
+    run = Run(xp, retain=xp is rec, on_ready=None)
+    for root, seed in pairs:
+        add(xp, run.grads, run.owned, run.wide, key_of(root), seed)
+    run_serial(plan, run)
+    if not set(keys).issuperset(run.grads):
+        return None
+    found = []
+    for key, want in zip(keys, wanted, strict=True):
+        total = run.grads.get(key) if want else None
+        if total is not None and key in run.wide:
+            total = narrowed(xp, total, key, run.wide)
+        found.append(total)
+    return found
 
 
 class _Checkpointed:
@@ -411,28 +436,13 @@ class _Checkpointed:
         """Run the function again and pull the gradients through it: the joint rule of the node."""
         inputs, roots, since = self._again(xp, values)
         seeds = g if len(self.specs) > 1 else (g,)
-        pairs = [(r, s) for r, s in zip(roots, seeds, strict=True) if s is not None]
         keys = [key_of(t) for t in inputs] + self.keys
-        # earlier nodes and leaves are where the run ends: their hooks belong to the run around it
-        targets = None if all(wanted) else [k for k, w in zip(keys, wanted, strict=True) if w]
-        plan = make_plan([key_of(r) for r, _ in pairs], targets, since=since)
-        plan.ready = {}
-        run = Run(xp, retain=xp is rec, on_ready=None)
-        for root, seed in pairs:
-            add(xp, run.grads, run.owned, run.wide, key_of(root), seed)
-        run_serial(plan, run)
-        known = set(keys)
-        if not known.issuperset(run.grads):
+        found = pull_record(xp, roots, seeds, keys, wanted, since)
+        if found is None:
             raise RuleError(
                 f"checkpoint: {self.options.name} used other tensors when it ran again for the backward.\n"
                 "  What it computes must depend on its arguments and on tensors that stay the same."
             )
-        found = []
-        for key, want in zip(keys, wanted, strict=True):
-            total = run.grads.get(key) if want else None
-            if total is not None and key in run.wide:
-                total = narrowed(xp, total, key, run.wide)
-            found.append(total)
         return found
 
     def push(self, xp: Namespace, tangents: Any, out: Any, *values: Any) -> Any:

@@ -1,0 +1,215 @@
+"""Solutions of equations: their derivatives, of every order, by the implicit function theorem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint.errors import (
+    ArgumentError,
+    ConvergenceError,
+    DTypeError,
+    InputError,
+    ShapeError,
+    TransformError,
+)
+
+rng = np.random.default_rng(0)
+
+
+def heron(a: Any) -> Any:
+    return ad.fixed_point(lambda x: (x + a / x) / 2, 1.0)
+
+
+def newton(a: Any) -> Any:
+    return ad.root(lambda x: x * x - a, 1.0)
+
+
+@pytest.mark.parametrize("f", [heron, newton])
+def test_derivatives_of_the_square_root_to_fourth_order(f: Callable[[Any], Any]) -> None:
+    for order in range(5):
+        expected = float(mpmath.diff(mpmath.sqrt, 2.5, order))
+        np.testing.assert_allclose(f(2.5).item(), expected, rtol=1e-11)
+        f = ad.grad(f)
+
+
+@pytest.mark.parametrize("f", [heron, newton])
+def test_forward_mode_and_mixtures(f: Callable[[Any], Any]) -> None:
+    slope, bend = 0.5 / np.sqrt(2.5), -0.25 * 2.5**-1.5
+    np.testing.assert_allclose(ad.jvp(f, (2.5,), (3.0,))[1].item(), 3 * slope)
+    np.testing.assert_allclose(ad.jvp(ad.grad(f), (2.5,), (1.0,))[1].item(), bend)
+    np.testing.assert_allclose(ad.grad(lambda a: ad.jvp(f, (a,), (1.0,))[1])(2.5).item(), bend)
+    np.testing.assert_allclose(ad.hessian(f)(2.5).item(), bend)
+    np.testing.assert_allclose(ad.hvp(f, 2.5, 2.0).item(), 2 * bend)
+
+
+def test_keplers_equation() -> None:
+    def anomaly(M: Any, e: Any) -> Any:
+        return ad.root(lambda E, M, e: E - e * ad.sin(E) - M, M, M, e)
+
+    M, e = np.array([0.1, 1.0, 3.0]), 0.9
+    E = anomaly(M, e)
+    np.testing.assert_allclose((E - e * ad.sin(E)).numpy(), M, rtol=1e-12)
+    slopes = 1 / (1 - e * np.cos(E.numpy()))
+    np.testing.assert_allclose(ad.jacobian(anomaly)(M, e).numpy(), np.diag(slopes), atol=1e-12)
+    by_e = ad.grad(lambda e: anomaly(M, e).sum())(e)
+    np.testing.assert_allclose(by_e.item(), (np.sin(E.numpy()) * slopes).sum())
+
+
+def test_trees_captured_and_computed_parameters() -> None:
+    A = ad.tensor(0.2 * rng.standard_normal((3, 3)), requires_grad=True)
+    b = ad.tensor(rng.standard_normal((2, 3)), requires_grad=True)
+    h = ad.tanh(A)  # not a leaf
+
+    def step(z: Any, c: Any) -> Any:
+        return {"x": ad.tanh(z["x"] @ h + b + z["y"]), "y": 0.1 * z["x"].sum() + c}
+
+    def solve(steps: int | None) -> Any:
+        start = {"x": np.zeros((2, 3)), "y": 0.0}
+        if steps is None:
+            return ad.fixed_point(step, start, c)
+        for _ in range(steps):
+            start = step(start, c)
+        return start
+
+    c = ad.tensor(0.3, requires_grad=True)
+    found = []
+    for steps in (None, 200):
+        z = solve(steps)
+        found.append(ad.gradients((z["x"] ** 2).sum() + z["y"], [A, b, c], retain_graph=True))
+    for implicit, unrolled in zip(*found, strict=True):
+        np.testing.assert_allclose(implicit.numpy(), unrolled.numpy(), rtol=1e-9)
+
+
+def test_second_derivatives_of_several_unknowns() -> None:
+    A = 0.3 * rng.standard_normal((3, 3))
+
+    def implicit(b: Any) -> Any:
+        return (ad.fixed_point(lambda x: ad.tanh(A @ x + b), np.zeros(3)) ** 2).sum()
+
+    def unrolled(b: Any) -> Any:
+        x = ad.zeros(3)
+        for _ in range(120):
+            x = ad.tanh(A @ x + b)
+        return (x**2).sum()
+
+    b = rng.standard_normal(3)
+    np.testing.assert_allclose(ad.hessian(implicit)(b).numpy(), ad.hessian(unrolled)(b).numpy(), atol=1e-10)
+    ad.testing.gradgradcheck(implicit, ad.tensor(b, requires_grad=True))
+
+
+@pytest.mark.parametrize("solver", ["fixed_point", "root"])
+def test_many_unknowns_need_no_matrix(solver: str) -> None:
+    n = 600
+    diagonal, u = 0.3 * rng.random(n), rng.standard_normal(n) / n
+    b = rng.standard_normal(n)
+
+    def solve(b: Any, u: Any) -> Any:
+        step = lambda x: diagonal * ad.sin(x) + u * (u * x).sum() + b
+        if solver == "fixed_point":
+            return ad.fixed_point(step, np.zeros(n))
+        return ad.root(lambda x: step(x) - x, np.zeros(n))
+
+    x = solve(b, u).numpy()
+    J = np.diag(diagonal * np.cos(x)) + np.outer(u, u) - np.eye(n)
+    adjoint = -np.linalg.solve(J.T, 2 * x)
+    gb, gu = ad.grad(lambda b, u: (solve(b, u) ** 2).sum(), (0, 1))(b, u)
+    np.testing.assert_allclose(gb.numpy(), adjoint, atol=1e-8)
+    np.testing.assert_allclose(gu.numpy(), adjoint * (u @ x) + (adjoint @ u) * x, atol=1e-8)
+
+
+def test_batches() -> None:
+    a = np.array([2.0, 3.0, 5.0])
+    for f in (heron, newton):
+        np.testing.assert_allclose(ad.vmap(f)(a).numpy(), np.sqrt(a))
+        np.testing.assert_allclose(ad.vmap(ad.grad(f))(a).numpy(), 0.5 / np.sqrt(a))
+        np.testing.assert_allclose(ad.vmap(ad.grad(ad.grad(f)))(a).numpy(), -0.25 * a**-1.5)
+        with pytest.raises(TransformError, match=r"inside ad\.vmap it cannot be differentiated from outside"):
+            ad.grad(lambda a: ad.vmap(f)(a).sum())(a)  # noqa: B023
+    whole = ad.grad(lambda a: ad.fixed_point(ad.vmap(lambda x, a: (x + a / x) / 2), np.ones(3), a).sum())
+    np.testing.assert_allclose(whole(a).numpy(), 0.5 / np.sqrt(a))
+
+
+def test_the_start_has_no_gradient_and_dtypes_stay() -> None:
+    x0, a = ad.tensor(np.float32(1.0), requires_grad=True), ad.tensor(np.float32(2.0), requires_grad=True)
+    for solve in (
+        lambda: ad.fixed_point(lambda x: (x + a / x) / 2, x0),  # noqa: B023
+        lambda: ad.root(lambda x: x * x - a, x0),  # noqa: B023
+    ):
+        a.grad = None
+        x = solve()
+        assert x.dtype == np.float32
+        x.backward()
+        assert x0.grad is None and a.grad is not None and a.grad.dtype == np.float32
+        np.testing.assert_allclose(a.grad.item(), 0.5 / np.sqrt(2), rtol=1e-5)
+    assert not ad.root(lambda x: x - 1, 0.0).requires_grad
+    with ad.no_grad():
+        assert not newton(a).requires_grad
+
+
+def test_newton_shortens_steps_and_starts_at_the_solution() -> None:
+    assert abs(ad.root(lambda x: ad.arctan(x), 3.0).item()) < 1e-12  # plain Newton diverges from there
+    assert ad.root(lambda x: x - 2, 2.0).item() == 2.0
+    assert ad.fixed_point(lambda x: x, np.zeros(0)).shape == (0,)
+    slow = ad.fixed_point(lambda x: -0.99 * x + 1, 0.0, damping=0.5)
+    np.testing.assert_allclose(slow.item(), 1 / 1.99)
+
+
+def singular() -> Any:
+    a = ad.tensor(0.0, requires_grad=True)
+    return ad.fixed_point(lambda x: x + a, 1.0).backward()
+
+
+MISTAKES: dict[str, tuple[type[Exception], Callable[[], Any], str]] = {
+    "does not converge": (
+        ConvergenceError,
+        lambda: ad.fixed_point(lambda x: -x + 1, 0.0, max_steps=7),
+        r"<lambda> did not converge in 7 steps: the last step changed x by 1\.",
+    ),
+    "no root": (
+        ConvergenceError,
+        lambda: ad.root(lambda x: x * x + 1, 3.0),
+        "did not converge in 50 steps: the largest residual is|is singular on the way",
+    ),
+    "diverges": (
+        ConvergenceError,
+        lambda: ad.fixed_point(lambda x: x * 1e200, 1.0),
+        r"gave inf after \d steps",
+    ),
+    "a flat start": (
+        ConvergenceError,
+        lambda: ad.root(lambda x: x * x - 1, 0.0),
+        "the Jacobian of <lambda> is singular on the way, where the largest residual is 1",
+    ),
+    "no derivative": (ConvergenceError, singular, "singular, so the solution has no derivative"),
+    "shape": (
+        ShapeError,
+        lambda: ad.root(lambda x: x[:1], np.ones(2)),
+        r"root: the result of <lambda> has shape \(1,\), but x has \(2,\) there",
+    ),
+    "structure": (
+        TransformError,
+        lambda: ad.fixed_point(lambda p: {"a": p["a"]}, {"a": 1.0, "b": 2.0}),
+        r"fixed_point: the result of <lambda> lacks \['b'\]",
+    ),
+    "not a tensor": (TransformError, lambda: ad.root(lambda x: 3.0, 1.0), "is a float, not a tensor"),
+    "complex": (DTypeError, lambda: ad.root(lambda x: x, 1j), "root: x0 is complex128"),
+    "integers": (DTypeError, lambda: ad.root(lambda x: x, 1), "root: x0 is int64"),
+    "nothing": (TransformError, lambda: ad.root(lambda x: x, None), "x0 holds no tensors"),
+    "not a function": (InputError, lambda: ad.root(3, 1.0), "root: expected a function"),  # type: ignore[arg-type]
+    "tol": (ArgumentError, lambda: ad.root(lambda x: x, 1.0, tol=0.0), "root: tol is above 0"),
+    "max_steps": (ArgumentError, lambda: ad.root(lambda x: x, 1.0, max_steps=0), "max_steps"),
+    "damping": (ArgumentError, lambda: ad.fixed_point(lambda x: x, 1.0, damping=2.0), "damping"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_named(name: str) -> None:
+    error, mistake, match = MISTAKES[name]
+    with pytest.raises(error, match=match), np.errstate(all="ignore"):
+        mistake()
