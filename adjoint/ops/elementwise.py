@@ -75,7 +75,7 @@ __all__ = [
 ]
 
 
-define("zeros_like", np.zeros_like, None, reason="constant")
+define("zeros_like", np.zeros_like, None, reason="it is constant", doc="Zeros of the same shape and dtype.")
 
 # Arithmetic ------------------------------------------------------------------------------------
 

@@ -143,7 +143,7 @@ define("where", _where,
        None,
        lambda xp, g, out, c, x, y: xp.where(c, g, 0),
        lambda xp, g, out, c, x, y: xp.where(c, 0, g), saves="c", selects=True,
-       domain=("bool", (-2, 2), (-2, 2)))  # fmt: skip
+       domain=("bool", (-2, 2), (-2, 2)), doc="x where a condition holds, else y.")  # fmt: skip
 maximum = define("maximum", np.maximum,
                  lambda xp, g, z, x, y: _winner(xp, g, x < y, x == y),
                  lambda xp, g, z, x, y: _winner(xp, g, y < x, x == y),
@@ -171,7 +171,8 @@ define("clip", np.clip,
        lambda xp, g, out, x, lo, hi: xp.where((x >= lo) & (x <= hi), g, 0),
        lambda xp, g, out, x, lo, hi: xp.where((x < lo) & (lo <= hi), g, 0),
        lambda xp, g, out, x, lo, hi: xp.where((x > hi) | (lo > hi), g, 0),
-       saves=("x", "lo", "hi"), domain=((-0.9, 0.9), (-2, -1), (1, 2)))  # fmt: skip
+       saves=("x", "lo", "hi"), domain=((-0.9, 0.9), (-2, -1), (1, 2)),
+       doc="x limited to lo … hi; on the limits the gradient goes to x.")  # fmt: skip
 define("nan_to_num", lambda x, nan, posinf, neginf: np.nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf),
        lambda xp, g, y, x, nan, posinf, neginf: xp.where(xp.isfinite(x), g, 0),
        saves="x", params=("nan", "posinf", "neginf"), selects=True, doc="Numbers in place of NaN and infinities.")  # fmt: skip
