@@ -24,6 +24,13 @@ def x(*shape: int, requires_grad: bool = True) -> ad.Tensor:
     return ad.ones(shape, requires_grad=requires_grad)
 
 
+def deep() -> list[Any]:
+    nested: list[Any] = [1.0]
+    for _ in range(100):
+        nested = [nested]
+    return nested
+
+
 MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
     "a ragged list": (
         ValueError,
@@ -67,6 +74,52 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
         """\
         only float and complex tensors can require grad, but this one is int64.
           Make it a float first: x.astype(float).requires_grad_().""",
+    ),
+    "numbers that do not fit": (
+        TypeError,
+        lambda: ad.tensor([300], dtype=np.uint8),
+        "cannot make a uint8 tensor of this value: Python integer 300 out of bounds for uint8",
+    ),
+    "complex numbers as real ones": (
+        TypeError,
+        lambda: ad.tensor(1 + 2j, dtype=float),
+        "complex128 to float64 would drop the imaginary part.  Use x.real if that is meant.",
+    ),
+    "a tensor as objects": (
+        TypeError,
+        lambda: ad.tensor(x(2), dtype=object),
+        "tensors hold numbers, and object is not a number dtype.",
+    ),
+    "a generator": (
+        TypeError,
+        lambda: ad.tensor(i for i in range(3)),
+        """\
+        a tensor is made of numbers, arrays and nested lists, not of a generator.
+          Put the numbers of an iterable into a list first: ad.tensor(list(values)).""",
+    ),
+    "a list that is too deep": (
+        ValueError,
+        lambda: ad.tensor(deep()),
+        "the list is nested more than 64 deep, more axes than an array can have.",
+    ),
+    "a huge number": (
+        ValueError,
+        lambda: x(2) + 10**400,
+        "add: a number does not fit the dtype int: int too large to convert to float",
+    ),
+    "a format for one number": (
+        ValueError,
+        lambda: f"{x(3):.3f}",
+        """\
+        the format '.3f' is for one number, but this tensor has shape (3,).
+          Format its elements one by one, or np.array2string(x.numpy(), precision=3).""",
+    ),
+    "writing a value that has history": (
+        RuntimeError,
+        lambda: x(2, requires_grad=False).__setitem__(0, x(2)[0]),
+        """\
+        x[key] = value: the value requires grad, and a write does not pass its gradient on.
+          x = x.at[key].set(value) does; value.detach(), or ad.no_grad(), if none is meant.""",
     ),
     "the constructor": (
         TypeError,
@@ -332,3 +385,26 @@ def test_every_error_class_is_the_builtin_people_expect() -> None:
         if cls is not errors.AdjointError:
             assert len([b for b in cls.__mro__ if b.__module__ == "builtins"]) > 3
             assert name in (errors.__doc__ or "")
+
+
+def test_an_error_of_the_users_own_forward_stays_what_it_is() -> None:
+    eager = ad.define("broken forward", lambda x: int("oops"), lambda xp, g, y, x: g)
+    nothing = ad.define("returns nothing", lambda x: None, lambda xp, g, y, x: g)
+    try:
+        with pytest.raises(ValueError, match="invalid literal") as info:
+            eager(x(2))
+        assert info.value.__notes__ == ["This happened in the forward of the op 'broken forward'."]
+        assert "returned NoneType" in message(errors.RuleError, lambda: nothing(x(2)))
+    finally:
+        ad.OPS.pop("broken forward", None)
+        ad.OPS.pop("returns nothing", None)
+
+
+def test_an_op_of_a_user_does_not_take_numpys_function_away() -> None:
+    ad.define("my sine", np.sin, lambda xp, g, y, x: g * 0.0)
+    try:
+        t = x(2)
+        np.sin(t).sum().backward()
+        assert t.grad is not None and t.grad.tolist() == pytest.approx([np.cos(1.0)] * 2)
+    finally:
+        ad.OPS.pop("my sine", None)

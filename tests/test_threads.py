@@ -300,6 +300,9 @@ def test_backward_in_threads_of_asyncio():
 # The ends of a process -------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings(
+    "ignore:os.fork:RuntimeWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="fork is of Unix")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_can_run_backward():
@@ -334,6 +337,9 @@ def test_a_forked_child_can_run_backward():
     assert codes == [0] * 5
 
 
+@pytest.mark.filterwarnings(
+    "ignore:os.fork:RuntimeWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="fork is of Unix")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("lock", [tensor.committing, node.attaching, ad.config.special.lock])

@@ -15,7 +15,7 @@ from adjoint.errors import NotSavedError
 if TYPE_CHECKING:
     from adjoint.core.op import Op
 
-__all__ = ["LEAF", "UNSAVED", "Handle", "HookList", "Node", "NodeExtra", "Packed", "Spec", "attaching"]
+__all__ = ["LEAF", "Handle", "HookList", "Node", "NodeExtra", "Packed", "Spec", "attaching"]
 
 # Held while something, such as a hook, is attached to a tensor or node that threads may share.
 # It can be entered again: a finaliser or a signal handler may run inside it.
@@ -150,9 +150,6 @@ for _name in "add radd sub rsub mul rmul truediv rtruediv pow rpow matmul rmatmu
     setattr(Spec, f"__{_name}__", _refuse)
 for _name in "eq ne lt le gt ge array float bool abs".split():
     setattr(Spec, f"__{_name}__", _refuse)
-
-# Elementwise rules need no shapes: the engine un-broadcasts.  One object serves them all.
-UNSAVED = Spec("elementwise op", (), None)
 
 
 class Packed:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from adjoint.core.node import UNSAVED
+from adjoint.core.node import Spec
 
 __all__ = ["KINDS", "OPS", "Op", "names_read"]
 
@@ -46,6 +46,7 @@ class Op:
     selects: bool = False  # elements without influence get a zero gradient, though they may be NaN
     pure: bool = True  # the same inputs give the same outputs, and nothing else happens
     eager: Callable[..., Any] = field(init=False)
+    unsaved: Spec = field(init=False)  # what an elementwise rule gets for what was not saved
     blank: tuple[Any, ...] = field(init=False)
     differentiable: bool = field(init=False)
     saves_any: bool = field(init=False)
@@ -53,7 +54,8 @@ class Op:
     _keeps: dict[tuple[bool, ...], tuple[bool, ...]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.blank = (UNSAVED,) * (self.arity or 0)
+        self.unsaved = Spec(self.name, (), None)
+        self.blank = (self.unsaved,) * (self.arity or 0)
         self.plain = self.joint is None and self.outputs == 1 and self.name != "output"
         self.saves_any = self.saves_out or any(self.saves_args)
         self.differentiable = self.joint is not None or any(r is not None for r in self.rules)

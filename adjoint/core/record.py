@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy import ndarray
 
 from adjoint.config import grad_mode, special
 from adjoint.core.lifted import Lifted
-from adjoint.core.node import LEAF, UNSAVED, Node, Packed, Spec, next_seq
+from adjoint.core.node import LEAF, Node, Packed, Spec, next_seq
 from adjoint.core.op import Op
 from adjoint.core.shapes import broadcast_shapes
 from adjoint.core.tensor import Tensor, Traced, array_of, differentiable, wrap
@@ -28,6 +29,7 @@ from adjoint.errors import (
     DTypeError,
     IndexingError,
     InputError,
+    RuleError,
     ShapeError,
 )
 
@@ -79,7 +81,7 @@ def unary(op: Op) -> Eager:
         except Exception as error:
             raise explained(op, (x,), NO_PARAMS, error) from None
         if type(data) is not ndarray:
-            data = _asarray(data)
+            data = _result(op, data)
         out = _new(Tensor)
         out._data = data
         out._version = 0
@@ -125,7 +127,7 @@ def parametric(op: Op) -> Eager:
         except Exception as error:
             raise explained(op, (x,), params, error) from None
         if type(data) is not ndarray:
-            data = _asarray(data)
+            data = _result(op, data)
         out = _new(Tensor)
         out._data = data
         out._version = 0
@@ -161,7 +163,7 @@ def binary(op: Op) -> Eager:
     smooth = op.differentiable
     # where no gradient flows to an argument, one that has a history takes the careful path
     rough_x, rough_y = (op.differentiable and not op.smooth(i) for i in (0, 1))
-    blank = op.blank
+    blank, unsaved = op.blank, op.unsaved
     arrays = not op.literals
     shapes = op.kind != "elementwise"
     # what the rules read depends on which gradients are wanted: x * 2 keeps no x
@@ -179,14 +181,14 @@ def binary(op: Op) -> Eager:
                 parent_y = None
                 # a 0-d array: NumPy takes twice as long to look at a Python number, here and in
                 # the rules; where that changes the dtype the number stays
-                data_y = _array(y, data_x.dtype) if arrays and data_x.dtype in _FLOATS else y
+                data_y = _number(op, y, data_x.dtype) if arrays and data_x.dtype in _FLOATS else y
             else:
                 return careful(op, (x, y), NO_PARAMS)
         elif type(y) is Tensor and (type(x) is float or type(x) is int):
             parent_x = None
             parent_y = y._node
             data_y = y._data
-            data_x = _array(x, data_y.dtype) if arrays and data_y.dtype in _FLOATS else x
+            data_x = _number(op, x, data_y.dtype) if arrays and data_y.dtype in _FLOATS else x
         else:
             return careful(op, (x, y), NO_PARAMS)
         if special.count or (rough_x and parent_x is not None) or (rough_y and parent_y is not None):
@@ -196,7 +198,7 @@ def binary(op: Op) -> Eager:
         except Exception as error:
             raise explained(op, (x, y), NO_PARAMS, error) from None
         if type(data) is not ndarray:
-            data = _asarray(data)
+            data = _result(op, data)
         out = _new(Tensor)
         out._data = data
         out._version = 0
@@ -220,9 +222,9 @@ def binary(op: Op) -> Eager:
                 keeps_x, keeps_y, keeps_out = for_both
             node.args = (
                 data_x if keeps_x or type(x) is not Tensor
-                else Spec(op.name, x.shape, x.dtype) if shapes else UNSAVED,
+                else Spec(op.name, x.shape, x.dtype) if shapes else unsaved,
                 data_y if keeps_y or type(y) is not Tensor
-                else Spec(op.name, y.shape, y.dtype) if shapes else UNSAVED,
+                else Spec(op.name, y.shape, y.dtype) if shapes else unsaved,
             )  # fmt: skip
             loose_x = keeps_x and type(x) is Tensor and type(x._node) is not Node
             if keeps_y and type(y) is Tensor and type(y._node) is not Node:
@@ -243,6 +245,24 @@ def binary(op: Op) -> Eager:
         return out
 
     return eager
+
+
+def _number(op: Op, value: Any, dtype: Any) -> ndarray[Any, Any]:
+    """Return a Python number as a 0-d array."""
+    try:
+        return _array(value, dtype)
+    except OverflowError as error:
+        raise explained(op, (value,), NO_PARAMS, error) from None
+
+
+def _result(op: Op, data: Any) -> ndarray[Any, Any]:
+    """Return as an array what a forward gave instead of one: a NumPy scalar, for 0-d results."""
+    array = _asarray(data)
+    if array.dtype.kind not in "fcbiu" and array.dtype.name != "bfloat16":
+        raise RuleError(
+            f"the forward of {op.name!r} returned {type(data).__name__}, not an array of numbers."
+        )
+    return array
 
 
 def general(op: Op) -> Eager:
@@ -275,7 +295,7 @@ def general(op: Op) -> Eager:
         except Exception as error:
             raise explained(op, args, params, error) from None
         if type(data) is not ndarray:
-            data = _asarray(data)
+            data = _result(op, data)
         out = wrap(data)
         if wants and smooth and _recording() and differentiable(data.dtype):
             for i in rough:
@@ -319,7 +339,7 @@ def make_node(
             if type(a._node) is not Node:
                 loose.append((a, a._version))
         else:
-            kept.append(UNSAVED if op.kind == "elementwise" else Spec(op.name, a.shape, a.dtype))
+            kept.append(op.unsaved if op.kind == "elementwise" else Spec(op.name, a.shape, a.dtype))
     node.args = tuple(kept)
     node.versions = tuple(loose) or None
     node.out = data if keeps_out else None
@@ -356,7 +376,7 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     except Exception as error:
         raise explained(op, operands, params, error) from None
     if not special.count and op.outputs == 1:
-        out = wrap(data if isinstance(data, (ndarray, Lifted)) else _asarray(data))
+        out = wrap(data if isinstance(data, (ndarray, Lifted)) else _result(op, data))
         if op.differentiable and _recording() and differentiable(out.dtype):
             parents = parents_of(op, operands)
             if parents is not None:
@@ -571,12 +591,26 @@ def check_finite(op: Op, args: tuple[Any, ...], outputs: tuple[Any, ...], phase:
             )
 
 
+_OURS = tuple(str(Path(m.__file__ or "").parent) for m in (np, sys.modules["adjoint"]))
+
+
+def _raised_by_user(error: Exception) -> bool:
+    """Tell whether an error arose in a file of neither NumPy nor adjoint: in an op's own forward."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and not trace.tb_frame.f_code.co_filename.startswith(_OURS)
+
+
 def explained(op: Op, args: tuple[Any, ...], params: dict[str, Any], error: Exception) -> Exception:
     """Turn an error of NumPy into one that names the op, the shapes and the cure."""
     if isinstance(error, AdjointError) or not isinstance(
         error, (ValueError, TypeError, IndexError, OverflowError)
     ):
         return error  # not ours to explain: MemoryError, KeyboardInterrupt, FloatingPointError …
+    if _raised_by_user(error):
+        error.add_note(f"This happened in the forward of the op {op.name!r}.")
+        return error
     shapes = [a.shape if isinstance(a, Tensor) else () for a in args]
     dtypes = ", ".join(str(a.dtype) if isinstance(a, Tensor) else type(a).__name__ for a in args)
     if op.kind == "elementwise":

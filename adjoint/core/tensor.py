@@ -335,7 +335,12 @@ class Tensor(Methods):
         return f"tensor({body}{tail})"
 
     def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if spec and self.size == 1 else str(self)
+        if spec and self.size != 1:
+            raise ShapeError(
+                f"the format {spec!r} is for one number, but this tensor has shape {self.shape}.\n"
+                "  Format its elements one by one, or np.array2string(x.numpy(), precision=3)."
+            )
+        return format(self.item(), spec) if spec else str(self)
 
     # Writing -------------------------------------------------------------------------------
 
@@ -345,9 +350,14 @@ class Tensor(Methods):
         return self
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(value, Tensor) and value._node is not None and grad_mode.get():
+            raise InPlaceError(
+                "x[key] = value: the value requires grad, and a write does not pass its gradient on.\n"
+                "  x = x.at[key].set(value) does; value.detach(), or ad.no_grad(), if none is meant."
+            )
         key = rec.canonical_key(self.shape, key)
         value = _weak(value, self.dtype) if type(value) in (bool, int, float) else array_of(value)
-        spot = self._data[key].shape  # not the view itself, which would hold the memory
+        spot = np.broadcast_to(np.int8(0), self.shape)[key].shape  # without touching the values
         if broadcast_shapes("x[key] = value", spot, value.shape) != spot:
             raise ShapeError(
                 f"x[key] = value: a value of shape {value.shape} does not fit into shape {spot}."
@@ -475,12 +485,12 @@ def array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
     """
     if isinstance(value, Tensor):
         data = _concrete(value, "this")
-        return data if dtype is None else data.astype(dtype, copy=False)
+        return data if dtype is None else _cast(data, checked_dtype(dtype), value)
     if isinstance(value, Lifted):
         raise InputError("a value of a transform cannot become an array.")
     if type(value) is not ndarray:
         _refuse_foreign(value)
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, (list, tuple)) and not _all_numbers(value):
             value = _unwrap_nested(value)
     try:
         data = np.asarray(value)
@@ -493,17 +503,24 @@ def array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
         raise InputError(f"cannot make a tensor of {type(value).__name__}: {error}") from None
     data = _numeric(data, value)
     if dtype is not None:
-        target = checked_dtype(dtype)
-        try:
-            if target.kind in "iu" and data.dtype.kind == "f" and isinstance(value, list):
-                data = np.asarray(value, target)  # whole numbers beyond 2**63 were floats on the way
-            else:
-                data = data.astype(target, copy=False)
-        except (OverflowError, ValueError, TypeError) as error:
-            raise DTypeError(f"cannot make a {target} tensor of this value: {error}") from None
+        data = _cast(data, checked_dtype(dtype), value)
     elif data.dtype.char == "d" and _python_floats(value):
         data = data.astype(get_default_dtype(), copy=False)
     return data
+
+
+def _cast(data: ndarray[Any, Any], target: np.dtype[Any], value: Any) -> ndarray[Any, Any]:
+    """Return an array, made of ``value``, as another dtype; numbers that do not fit are refused."""
+    if data.dtype.kind == "c" and target.kind != "c":
+        raise DTypeError(
+            f"{data.dtype} to {target} would drop the imaginary part.  Use x.real if that is meant."
+        )
+    try:
+        if target.kind in "iu" and isinstance(value, (list, tuple, int)):
+            return np.asarray(value, target)  # raises where a number does not fit
+        return data.astype(target, copy=False)
+    except (OverflowError, ValueError, TypeError) as error:
+        raise DTypeError(f"cannot make a {target} tensor of this value: {error}") from None
 
 
 def check_device(op: str, device: Any) -> None:
@@ -520,7 +537,7 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
         raise DTypeError(f"{dtype!r} is not a dtype.  Use one such as np.float32.") from None
     if target.kind not in "biufc" and target.name != "bfloat16":
         raise DTypeError(f"tensors hold numbers, and {target} is not a number dtype.")
-    return target
+    return target if target.isnative else target.newbyteorder("=")
 
 
 def _numeric(data: ndarray[Any, Any], value: Any) -> ndarray[Any, Any]:
@@ -531,6 +548,11 @@ def _numeric(data: ndarray[Any, Any], value: Any) -> ndarray[Any, Any]:
         return data
     if data.dtype.name == "bfloat16":
         return data
+    if kind == "O" and not isinstance(value, (list, tuple, ndarray)):
+        raise DTypeError(
+            f"a tensor is made of numbers, arrays and nested lists, not of a {type(value).__name__}.\n"
+            "  Put the numbers of an iterable into a list first: ad.tensor(list(values))."
+        )
     what = {"O": "Python objects", "U": "strings", "S": "bytes"}.get(kind, f"dtype {data.dtype}")
     raise DTypeError(
         f"a tensor holds numbers, but this {type(value).__name__} holds {what}.\n"
@@ -540,17 +562,33 @@ def _numeric(data: ndarray[Any, Any], value: Any) -> ndarray[Any, Any]:
 
 def _python_floats(value: Any) -> bool:
     """Tell whether float64 came only from Python floats, whose dtype is the default's."""
-    while isinstance(value, (list, tuple)):
-        if not value:
-            return True
-        value = value[0]
-    return type(value) in (float, int, bool)
+    return type(value) in _NUMBERS or (isinstance(value, (list, tuple)) and _all_numbers(value))
 
 
-def _unwrap_nested(value: Any) -> Any:
+_NUMBERS = frozenset((float, int, bool, complex))
+
+
+def _all_numbers(value: Any, depth: int = 0) -> bool:
+    """Tell whether a nested list has Python numbers alone; C loops over each innermost list."""
+    kinds = set(map(type, value))
+    if kinds <= _NUMBERS:
+        return True
+    nested = kinds <= {list, tuple} and depth < _DEEPEST
+    return nested and all(_all_numbers(v, depth + 1) for v in value)
+
+
+_DEEPEST = 64  # the axes an array of NumPy can have
+
+
+def _unwrap_nested(value: Any, depth: int = 0) -> Any:
     """Replace tensors inside nested lists by their arrays; refuse those that have history."""
     if isinstance(value, (list, tuple)):
-        return [_unwrap_nested(v) for v in value]
+        if depth > _DEEPEST:
+            raise ShapeError(
+                f"the list is nested more than {_DEEPEST} deep, more axes than an array can have."
+            )
+        return [_unwrap_nested(v, depth + 1) for v in value]
+    _refuse_foreign(value)
     if isinstance(value, Tensor):
         if value.requires_grad:
             raise InputError(
@@ -591,9 +629,8 @@ def tensor(data: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tens
 
 
 def asarray(data: Any, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Tensor:
-    """Return ``data`` as a tensor: itself if it is one, sharing memory where that is safe.
+    """Return ``data`` as a tensor: itself if it is one, otherwise a copy, because tensors own their memory.
 
-    Memory that somebody could still write to is copied, because tensors own their memory;
     ``copy=False`` raises where a copy is needed.
     """
     if device is not None:
@@ -604,21 +641,8 @@ def asarray(data: Any, *, dtype: Any = None, device: Any = None, copy: bool | No
                 raise ArgumentError(f"asarray: {data.dtype} becomes {target} only by a copy.")
             return rec.astype(data, dtype=target)
         return data.clone() if copy else data
-    array = array_of(data, dtype)
-    if array is data or array.base is not None:
-        if copy is not True and not _writable_memory(array):
-            return wrap(array)
-        if copy is False:
-            raise ArgumentError("asarray: this memory can still be written to, so it needs a copy.")
-        array = array.copy()
-    elif copy is False and not isinstance(data, ndarray):
+    if copy is False:
         raise ArgumentError(f"asarray: a {type(data).__name__} becomes a tensor only by a copy.")
-    return wrap(array)
-
-
-def _writable_memory(array: Any) -> bool:
-    while isinstance(array, ndarray):
-        if array.flags.writeable:
-            return True
-        array = array.base
-    return array is not None
+    array = array_of(data, dtype)
+    fresh = array.base is None and array is not data and isinstance(data, (list, tuple, int, float, complex))
+    return wrap(array if fresh else array.copy())

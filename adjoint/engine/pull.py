@@ -28,8 +28,6 @@ __all__ = [
     "saved_values",
 ]
 
-_C128, _C64 = np.dtype(np.complex128), np.dtype(np.complex64)
-
 
 class Invalid:
     """Told by NumPy when an operation makes a NaN out of numbers (0/0, 0·inf, …).
@@ -69,7 +67,7 @@ def pull(node: Node, g: Any, xp: Namespace, invalid: Invalid, needed: set[Any] |
         if conjugate:
             g = tuple(None if each is None else xp.conj(each) for each in g)
     else:
-        conjugate = (node.dtype is _C128 or node.dtype is _C64) and op.holomorphic
+        conjugate = node.dtype.kind == "c" and op.holomorphic
         if conjugate:
             g = xp.conj(g)
     if op.joint is not None:
@@ -290,6 +288,7 @@ def release(node: Node) -> None:
     if node.op.saves_any:
         node.args = None
         node.out = None
+        node.versions = None  # they hold the tensors
 
 
 # What went wrong -----------------------------------------------------------------------------

@@ -84,6 +84,7 @@ def run_serial(plan: Plan, run: Run) -> None:
             if not retain and op.saves_any:
                 node.args = None
                 node.out = None
+                node.versions = None
 
 
 def _step(plan: Plan, run: Run, invalid: Invalid, node: Node, g: object) -> None:

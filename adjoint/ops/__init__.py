@@ -72,6 +72,23 @@ def _dynamic(name: str) -> Any:
 
 
 install(Tensor, function)
+
+
+def _comparison(method: str) -> None:
+    """Let == and != with None or text be False and True, as Python says, not an error."""
+    compare_values = getattr(Tensor, method)
+
+    def compare_any(self: Tensor, other: Any) -> Any:
+        if other is None or isinstance(other, (str, bytes)):
+            return NotImplemented
+        return compare_values(self, other)
+
+    compare_any.__name__ = method
+    setattr(Tensor, method, compare_any)
+
+
+_comparison("__eq__")
+_comparison("__ne__")
 Tensor.__getitem__ = index.getitem  # type: ignore[method-assign,assignment]
 Tensor.at = property(index.At)
 Tensor.reshape = shape.reshape_method  # type: ignore[method-assign,assignment]
