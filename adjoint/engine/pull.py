@@ -207,8 +207,8 @@ def _unpacked(value: Any) -> Any:
         raise HookError(f"saved_tensors_hooks: unpack returns a tensor, but got {type(t).__name__}.")
     if t.shape != value.shape or t.dtype != value.dtype:
         raise HookError(
-            f"saved_tensors_hooks: unpack returned shape {t.shape} and {t.dtype}, but what was packed had shape "
-            f"{value.shape} and {value.dtype}."
+            f"saved_tensors_hooks: unpack returned shape {t.shape} and {t.dtype}, but what was packed had "
+            f"shape {value.shape} and {value.dtype}."
         )
     return t._data
 
