@@ -9,7 +9,7 @@ Eager tensors, gradients of any order, hooks, tapes and gradient stores, on NumP
 tensor([2., 4.], dtype=float64)
 """
 
-from adjoint import config, errors, nn, optim, random, testing, train, tree
+from adjoint import config, errors, interop, nn, optim, random, testing, train, tree
 from adjoint.config import (
     enable_grad,
     get_default_dtype,
@@ -126,6 +126,7 @@ __all__ = [
     "hessian",
     "hvp",
     "inference_mode",
+    "interop",
     "is_grad_enabled",
     "is_inference_mode_enabled",
     "linalg",

@@ -1,1 +1,5 @@
 """Where adjoint meets other libraries."""
+
+from adjoint.interop import scipy
+
+__all__ = ["scipy"]

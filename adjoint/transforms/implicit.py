@@ -33,8 +33,9 @@ from adjoint.transforms.batched import Batched
 from adjoint.transforms.calls import Rule, new_op
 from adjoint.transforms.checkpoint import captured_by, pull_record
 from adjoint.transforms.forward import linearize
-from adjoint.transforms.inputs import Place, as_function, as_input, name_of
+from adjoint.transforms.inputs import Place, as_function, name_of
 from adjoint.transforms.matrix import jacfwd, jacrev
+from adjoint.transforms.packing import Packing
 from adjoint.transforms.reverse import vjp
 
 __all__ = ["fixed_point", "root"]
@@ -134,44 +135,24 @@ class _Problem:
         self.name = name
         self.f = f
         self.args = args
-        leaves, self.structure = tree.flatten(x0)
-        if not leaves:
-            raise TransformError(f"{name}: x0 holds no tensors: {self.structure.describe()}.")
-        found = [as_input(name, Place(self.structure, i, "x0"), leaf) for i, leaf in enumerate(leaves)]
-        self.specs = [(t.shape, t.dtype) for t in found]
-        self.dtype = np.result_type(*(t.dtype for t in found))
-        if self.dtype.kind != "f" or any(t.dtype.kind != "f" for t in found):
-            raise DTypeError(f"{name}: x0 is {self.dtype}, but only real equations are solved.")
-        self.start = self._packed([t.detach() for t in found])
-
-    def _packed(self, leaves: list[Tensor]) -> Tensor:
-        flat = [rec.reshape(t, shape=(t.size,)) if t.ndim != 1 else t for t in leaves]
-        flat = [rec.astype(t, dtype=self.dtype) if t.dtype != self.dtype else t for t in flat]
-        return flat[0] if len(flat) == 1 else rec.concat(*flat, axis=-1)
-
-    def unpacked(self, x: Tensor) -> Any:
-        """Return the tree of a vector."""
-        leaves, start = [], 0
-        for shape, dtype in self.specs:
-            size = int(np.prod(shape))
-            part = x if len(self.specs) == 1 else x[start : start + size]
-            part = rec.reshape(part, shape=shape) if shape != part.shape else part
-            leaves.append(rec.astype(part, dtype=dtype) if dtype != part.dtype else part)
-            start += size
-        return tree.unflatten(self.structure, leaves)
+        self.packing = Packing(name, x0)
+        self.dtype = self.packing.dtype
+        if self.dtype.kind != "f":
+            raise DTypeError(f"{name}: x0 is {self.dtype}, but equations are solved in float32 or float64.")
+        self.start = self.packing.pack([t.detach() for t in self.packing.first])
 
     def __call__(self, x: Tensor) -> Tensor:
         """Run the function on a vector."""
-        result = self.f(self.unpacked(x), *self.args)
+        result = self.f(self.packing.unpack(x), *self.args)
         what = f"{self.name}: the result of {name_of(self.f)}"
-        found = tree.flatten_like(self.structure, result, what)
-        for i, ((shape, _), t) in enumerate(zip(self.specs, found, strict=True)):
-            place = Place(self.structure, i, f"the result of {name_of(self.f)}")
+        found = tree.flatten_like(self.packing.structure, result, what)
+        for i, ((shape, _), t) in enumerate(zip(self.packing.specs, found, strict=True)):
+            place = Place(self.packing.structure, i, f"the result of {name_of(self.f)}")
             if not isinstance(t, Tensor):
                 raise TransformError(f"{self.name}: {place} is a {type(t).__name__}, not a tensor.")
             if t.shape != shape:
                 raise ShapeError(f"{self.name}: {place} has shape {t.shape}, but x has {shape} there.")
-        return self._packed(found)
+        return self.packing.pack(found)
 
     def size_of(self, step: int, t: Tensor) -> float:
         """Return the largest element; raise if there is none because values are not finite."""
@@ -218,7 +199,7 @@ class _Problem:
 
     def solved(self, x: Tensor, equation: Vector) -> Any:
         """Return the solution as a tree, joined to what the equation depends on."""
-        return self.unpacked(_joined(self.name, equation, x))
+        return self.packing.unpack(_joined(self.name, equation, x))
 
 
 def _held(t: Tensor) -> Any:

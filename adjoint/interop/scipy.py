@@ -1,0 +1,247 @@
+"""SciPy's optimisers with exact derivatives: ``minimize``, ``root`` and ``least_squares``.
+
+The functions take trees of tensors; SciPy gets flat float64 arrays of its own, contiguous and
+writable, with gradients, Jacobians and Hessian products from adjoint instead of differences.
+What comes back is SciPy's own result, with ``x`` as a tree again and ``x_flat`` as SciPy left it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint import tree
+from adjoint.config import no_grad
+from adjoint.core.tensor import Tensor, differentiable, tensor
+from adjoint.errors import DTypeError, InputError, MissingExtraError, ShapeError, TransformError
+from adjoint.transforms.inputs import Place, as_function, name_of
+from adjoint.transforms.matrix import hessian, hvp, jacobian
+from adjoint.transforms.packing import Packing, joined_flat
+from adjoint.transforms.reverse import value_and_grad
+
+__all__ = ["least_squares", "minimize", "root"]
+
+_WITHOUT_GRADIENT = ("nelder-mead", "powell", "cobyla", "cobyqa")
+_WITH_PRODUCT = ("newton-cg", "trust-ncg", "trust-krylov", "trust-constr")
+_WITH_HESSIAN = ("dogleg", "trust-exact")
+
+
+def minimize(
+    f: Callable[..., Any], x0: Any, args: Sequence[Any] = (), method: str | None = None, **options: Any
+) -> Any:
+    """Minimise ``f(x, *args)``, one real number, with ``scipy.optimize.minimize``.
+
+    ``x0`` is a tensor, an array, a number or a tree of them, and so is ``x`` of the result.  SciPy
+    gets the gradient where the method uses one, and Hessian products or the Hessian.  Constraints
+    given as dictionaries take functions of the tree and get exact Jacobians; ``callback(x)``
+    gets the tree.  Everything else in ``options`` goes to SciPy; bounds are those of the flat x.
+
+    >>> import adjoint as ad
+    >>> result = ad.interop.scipy.minimize(lambda p: (p["a"] - 3) ** 2 + (p["b"] + 1) ** 2,
+    ...                                    {"a": 0.0, "b": 0.0}, method="Newton-CG")
+    >>> result.x
+    {'a': tensor(3., dtype=float64), 'b': tensor(-1., dtype=float64)}
+    """
+    optimize = _optimize("minimize")
+    given = _Vectors("minimize", f, x0, args)
+    _refuse_derivatives("minimize", options, "jac", "hess", "hessp")
+    name = method.lower() if isinstance(method, str) else ""
+    if "constraints" in options:
+        options["constraints"] = _constraints(given, options["constraints"])
+    if options.get("callback") is not None:
+        options["callback"] = _callback(given, options["callback"])
+    if name in _WITHOUT_GRADIENT:
+        function: Callable[..., Any] = given.value
+    else:
+        function, options["jac"] = given.value_and_gradient, True
+    if name in _WITH_PRODUCT:
+        options["hessp"] = given.hessian_product
+    elif name in _WITH_HESSIAN:
+        options["hess"] = given.hessian
+    return given.restored(optimize.minimize(function, given.start, method=method, **options))
+
+
+def root(
+    f: Callable[..., Any], x0: Any, args: Sequence[Any] = (), method: str = "hybr", **options: Any
+) -> Any:
+    """Find x with ``f(x, *args)`` zero by ``scipy.optimize.root``; ``f`` returns as many numbers as x has.
+
+    The methods ``hybr`` and ``lm`` get the exact Jacobian.  For a solution to differentiate
+    through, use ``ad.root``.
+
+    >>> import adjoint as ad, numpy as np
+    >>> ad.interop.scipy.root(lambda x: x ** 3 - 8.0, np.array([1.0])).x
+    tensor([2.], dtype=float64)
+    """
+    optimize = _optimize("root")
+    given = _Vectors("root", f, x0, args)
+    _refuse_derivatives("root", options, "jac")
+    if method in ("hybr", "lm"):
+        options["jac"] = given.jacobian
+    return given.restored(optimize.root(given.values, given.start, method=method, **options))
+
+
+def least_squares(f: Callable[..., Any], x0: Any, args: Sequence[Any] = (), **options: Any) -> Any:
+    """Minimise the sum of squares of ``f(x, *args)`` by ``scipy.optimize.least_squares``.
+
+    ``f`` returns a tensor or a tree of them, the residuals; SciPy gets their exact Jacobian.
+
+    >>> import adjoint as ad, numpy as np
+    >>> t = np.linspace(0, 1, 5)
+    >>> fit = ad.interop.scipy.least_squares(
+    ...     lambda p: p["a"] * t + p["b"] - (2 * t + 1), {"a": 0.0, "b": 0.0})
+    >>> round(fit.x["a"].item(), 6)
+    2.0
+    """
+    optimize = _optimize("least_squares")
+    given = _Vectors("least_squares", f, x0, args)
+    _refuse_derivatives("least_squares", options, "jac")
+    return given.restored(optimize.least_squares(given.values, given.start, jac=given.jacobian, **options))
+
+
+def _optimize(name: str) -> Any:
+    try:
+        import scipy.optimize
+    except ImportError:
+        raise MissingExtraError(f"ad.interop.scipy.{name}", "SciPy", "scipy") from None
+    return scipy.optimize
+
+
+def _refuse_derivatives(name: str, options: dict[str, Any], *names: str) -> None:
+    for n in names:
+        if n in options:
+            raise InputError(
+                f"{name}: {n}= is not given: adjoint computes it.  To use your own, call SciPy itself."
+            )
+
+
+class _Vectors:
+    """A function of trees as SciPy sees it: of flat float64 arrays."""
+
+    def __init__(self, name: str, f: Callable[..., Any], x0: Any, args: Sequence[Any]) -> None:
+        self.name = name
+        self.f = as_function(name, f)
+        if not isinstance(args, (tuple, list)):
+            raise InputError(f"{name}: args is a tuple of further arguments, but got {type(args).__name__}.")
+        self.args = tuple(args)
+        self.packing = Packing(name, x0, np.float64)
+        self.start = _owned(self.packing.pack([t.detach() for t in self.packing.first]))
+
+    def tree_of(self, x: Any) -> Any:
+        """Return the tree of a flat array."""
+        return self.packing.unpack(tensor(np.asarray(x, np.float64)))
+
+    def scalar(self, x: Any) -> Tensor:
+        """The function with its further arguments."""
+        return self.f(x, *self.args)
+
+    def value(self, x: Any) -> float:
+        """The one number."""
+        with no_grad():
+            value = self.scalar(self.tree_of(x))
+        if not isinstance(value, (Tensor, np.ndarray, np.generic, float)) or np.size(value) != 1:
+            got = f"shape {value.shape}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise ShapeError(f"{self.name}: {name_of(self.f)} returns one number, but returned {got}.")
+        return float(value)
+
+    def value_and_gradient(self, x: Any) -> tuple[float, Any]:
+        """The one number and its gradient."""
+        with no_grad():
+            value, gradient = value_and_grad(_renamed(self.scalar, self.f))(self.tree_of(x))
+            return float(value), self._flat(gradient)
+
+    def hessian_product(self, x: Any, direction: Any) -> Any:
+        """The Hessian times a vector."""
+        with no_grad():
+            along = self.tree_of(direction)
+            (product,) = hvp(_renamed(self.scalar, self.f), (self.tree_of(x),), (along,))
+            return self._flat(product)
+
+    def hessian(self, x: Any) -> Any:
+        """The whole Hessian."""
+        with no_grad():
+            flat = lambda v: self.scalar(self.packing.unpack(v))
+            return _owned(hessian(_renamed(flat, self.f))(tensor(np.asarray(x, np.float64))))
+
+    def _flat(self, gradients: Any) -> Any:
+        return _owned(self.packing.pack(tree.leaves(gradients)))
+
+    def _outputs(self, result: Any, f: Callable[..., Any]) -> Tensor:
+        leaves, structure = tree.flatten(result)
+        for i, leaf in enumerate(leaves):
+            place = Place(structure, i, f"the result of {name_of(f)}")
+            if not isinstance(leaf, Tensor):
+                raise TransformError(f"{self.name}: {place} is a {type(leaf).__name__}, not a tensor.")
+            if not differentiable(leaf.dtype) or leaf.dtype.kind == "c":
+                raise DTypeError(f"{self.name}: {place} is {leaf.dtype}, but real floats are expected.")
+        if not leaves:
+            raise TransformError(f"{self.name}: {name_of(f)} returned no tensors.")
+        return joined_flat(leaves, np.dtype(np.float64))
+
+    def several(self, f: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Any]:
+        """Return a function of trees to several numbers, and its Jacobian, on flat arrays."""
+
+        def vector(v: Tensor) -> Tensor:
+            return self._outputs(f(self.packing.unpack(v), *args), f)
+
+        def values(x: Any, *_: Any) -> Any:
+            with no_grad():
+                return _owned(vector(tensor(np.asarray(x, np.float64))))
+
+        def matrix(x: Any, *_: Any) -> Any:
+            with no_grad():
+                return _owned(jacobian(vector)(tensor(np.asarray(x, np.float64))))
+
+        return values, matrix
+
+    def values(self, x: Any) -> Any:
+        """The several numbers."""
+        return self.several(self.f, self.args)[0](x)
+
+    def jacobian(self, x: Any) -> Any:
+        """Their derivatives."""
+        return self.several(self.f, self.args)[1](x)
+
+    def restored(self, result: Any) -> Any:
+        """Put the solution back into its structure."""
+        result.x_flat = result.x
+        result.x = self.tree_of(result.x)
+        return result
+
+
+def _owned(t: Tensor) -> Any:
+    """Return float64 memory of SciPy's own: contiguous and writable."""
+    return np.array(t.numpy(), dtype=np.float64, order="C", copy=True)
+
+
+def _renamed(f: Callable[..., Any], original: Any) -> Callable[..., Any]:
+    """Return ``f`` with the name of the user's function, for messages."""
+
+    def call(x: Any) -> Any:
+        return f(x)
+
+    call.__name__ = name_of(original)
+    return call
+
+
+def _constraints(given: _Vectors, constraints: Any) -> Any:
+    """Give constraints that are dictionaries, one or several, exact Jacobians."""
+    if isinstance(constraints, (list, tuple)):
+        return [_constraints(given, c) for c in constraints]
+    if not isinstance(constraints, dict):
+        return constraints  # SciPy's own objects are of flat vectors
+    values, matrix = given.several(constraints["fun"], constraints.get("args", ()))
+    return {**constraints, "fun": values, "jac": matrix, "args": ()}
+
+
+def _callback(given: _Vectors, callback: Callable[..., Any]) -> Callable[..., Any]:
+    as_function("minimize: callback", callback)
+    try:
+        if set(inspect.signature(callback).parameters) == {"intermediate_result"}:
+            return callback  # SciPy looks for this name, and gives its own result
+    except (TypeError, ValueError):
+        pass
+    return lambda x, *rest: callback(given.tree_of(x), *rest)

@@ -1,0 +1,54 @@
+"""Trees as flat vectors and back, differentiably: for solvers that know vectors alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint import tree
+from adjoint.core.namespace import rec
+from adjoint.core.tensor import Tensor
+from adjoint.errors import DTypeError, TransformError
+from adjoint.transforms.inputs import Place, as_input
+
+__all__ = ["Packing", "joined_flat"]
+
+
+class Packing:
+    """How the real tensors of a tree lie in one vector, of their common dtype or a given one."""
+
+    def __init__(self, name: str, x0: Any, dtype: Any = None) -> None:
+        leaves, self.structure = tree.flatten(x0)
+        if not leaves:
+            raise TransformError(f"{name}: x0 holds no tensors: {self.structure.describe()}.")
+        self.first = [as_input(name, Place(self.structure, i, "x0"), leaf) for i, leaf in enumerate(leaves)]
+        for i, t in enumerate(self.first):
+            if t.dtype.kind == "c":
+                place = Place(self.structure, i, "x0")
+                raise DTypeError(f"{name}: {place} is {t.dtype}, but only real equations are solved.")
+        self.specs = [(t.shape, t.dtype) for t in self.first]
+        self.dtype = np.dtype(dtype or np.result_type(*(t.dtype for t in self.first)))
+
+    def pack(self, leaves: Sequence[Tensor]) -> Tensor:
+        """Return one vector of the leaves."""
+        return joined_flat(leaves, self.dtype)
+
+    def unpack(self, x: Tensor) -> Any:
+        """Return the tree of a vector."""
+        leaves, start = [], 0
+        for shape, dtype in self.specs:
+            size = int(np.prod(shape))
+            part = x if len(self.specs) == 1 else x[start : start + size]
+            part = rec.reshape(part, shape=shape) if shape != part.shape else part
+            leaves.append(rec.astype(part, dtype=dtype) if dtype != part.dtype else part)
+            start += size
+        return tree.unflatten(self.structure, leaves)
+
+
+def joined_flat(leaves: Sequence[Tensor], dtype: Any) -> Tensor:
+    """Return the numbers of several tensors as one vector."""
+    flat = [rec.reshape(t, shape=(t.size,)) if t.ndim != 1 else t for t in leaves]
+    flat = [rec.astype(t, dtype=dtype) if t.dtype != dtype else t for t in flat]
+    return flat[0] if len(flat) == 1 else rec.concat(*flat, axis=-1)
