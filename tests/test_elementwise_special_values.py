@@ -138,6 +138,13 @@ CORNERS = [
     ("heaviside", (1.0, 0.5), (0, 0)),
     ("hypot", (0.0, 0.0), (0, 0)),
     ("hypot", (3e200, 4e200), (0.6, 0.8)),
+    ("hypot", (INF, 1.0), (1, 0)),
+    ("hypot", (2.0, -INF), (0, -1)),
+    ("hypot", (-INF, INF), (-(0.5**0.5), 0.5**0.5)),
+    ("hypot", (NAN, INF), (0, 1)),
+    ("atan2", (0.0, 0.0), (0, 0)),
+    ("atan2", (INF, 1.0), (0, 0)),
+    ("atan2", (1.0, INF), (0, 0)),
     ("log", (0.0,), (INF,)),
     ("log1p", (-1.0,), (INF,)),
     ("logaddexp", (-INF, -INF), (0.5, 0.5)),
@@ -387,3 +394,17 @@ def test_third_derivative_against_finite_differences(name):
         return OPS[name].eager(*args, **case.params)
 
     gradcheck(function, [case.args[i] for i in floats], order=3, directions=1)
+
+
+@pytest.mark.parametrize(
+    "function", [ad.hypot, ad.atan2, ad.abs, ad.linalg.vector_norm], ids=["hypot", "atan2", "abs", "norm"]
+)
+def test_where_a_corner_has_gradient_zero_higher_derivatives_are_zero_too(function):
+    def f(t):
+        if function in (ad.hypot, ad.atan2):
+            return function(t, 0.0) + function(0.0, t) + function(t, 2 * t)
+        return function(t) + function(t * (1 + 2j))
+
+    for _ in range(3):
+        f = ad.grad(f)
+        assert f(ad.tensor(0.0)).item() == 0

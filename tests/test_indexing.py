@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as npst
 from numpy_calls import Call, call, check_gradients, check_values, distinct
 
 import adjoint as ad
-from adjoint.errors import ArgumentError, IndexingError, InputError, ShapeError
+from adjoint.errors import ArgumentError, DTypeError, IndexingError, InputError, ShapeError
 from adjoint.ops.scatter import add_flat
 from adjoint.testing import gradcheck
 
@@ -97,8 +97,43 @@ def test_an_update_keeps_the_dtype_of_the_tensor() -> None:
     x = ad.ones(3, dtype=np.float32)
     assert x.at[0].set(np.float64(2)).dtype == np.float32
     assert x.at[[0, 0]].add(np.ones(2)).dtype == np.float32
-    with pytest.raises(TypeError, match="would drop the imaginary part"):
+    with pytest.raises(TypeError, match="cannot write complex128 values into a float32 tensor"):
         x.at[0].set(1j)
+
+
+@pytest.mark.parametrize("name", ["set", "add", "mul", "max", "min"])
+def test_an_update_casts_no_more_than_an_assignment(name: str) -> None:
+    whole = ad.arange(3)
+    for value in (1.5, np.ones(1), ad.tensor(0.5)):
+        with pytest.raises(DTypeError) as caught:
+            getattr(whole.at[1:], name)(value)
+        assert str(caught.value) == (
+            "x.at[key]: cannot write float64 values into a int64 tensor.\n"
+            "  Cast one of them first: x.astype('float64'), or the values."
+        )
+    small = ad.tensor([1, 2], dtype=np.int8)
+    for value in (300, -129):
+        with pytest.raises(ArgumentError, match=f"{value} does not fit into a int8 tensor"):
+            getattr(small.at[0], name)(value)
+    assert getattr(small.at[0], name)(2).dtype == np.int8
+    assert getattr(small.at[0], name)(np.int64(2)).dtype == np.int8  # of the same kind, as in x[0] = value
+
+
+def test_bfloat16_takes_floats() -> None:
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    x = ad.tensor([1.0, 2.0], dtype=bfloat16)
+    for value in (3.0, 3, np.float64(3), ad.tensor(3.0)):
+        y = x.at[0].set(value)
+        assert y.dtype == bfloat16
+        assert y.tolist() == [3, 2]
+    assert ad.ones(1).at[0].set(x[1]).tolist() == [2]
+
+
+def test_maxima_at_repeated_positions_are_folded_in_order() -> None:
+    x, v = ad.ones(1, requires_grad=True), ad.ones(2, requires_grad=True)
+    for name in ("max", "min"):
+        gx, gv = ad.grad(lambda x, v, n=name: getattr(x.at[[0, 0]], n)(v).sum(), argnums=(0, 1))(x, v)
+        assert (gx.tolist(), gv.tolist()) == ([0.25], [0.25, 0.5])
 
 
 def test_keys_are_copied_so_that_later_writes_do_not_matter() -> None:

@@ -75,6 +75,26 @@ def test_forward_on_tensors_is_forward_on_arrays(name):
             assert same(y.numpy(), e), case
 
 
+@pytest.mark.parametrize("name", OP_NAMES)
+def test_no_output_shares_memory_that_the_caller_can_write_to(name):
+    for case in CASES[name]:
+        args = [np.array(a) if isinstance(a, np.ndarray) else a for a in case.args]
+        for y in run(case, args):
+            for a in args:
+                if isinstance(a, np.ndarray):
+                    assert not np.shares_memory(y._data, a), case
+
+
+@pytest.mark.parametrize("name", ["real", "imag", "conj", "copy", "positive"])
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128, np.int64])
+def test_parts_of_an_array_are_not_views_of_it(name, dtype):
+    a = np.ones(3, dtype)
+    y = getattr(ad, name)(a)
+    before = y.tolist()
+    a[:] = 100
+    assert y.tolist() == before
+
+
 def _list(result: Any) -> list[Any]:
     return list(result) if isinstance(result, (tuple, list)) else [result]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import operator
 import pickle
 import weakref
@@ -275,3 +276,43 @@ def test_a_finished_graph_does_not_keep_its_inputs() -> None:
     left = weakref.ref(batch)
     del batch
     assert left() is None and loss.item() == 0.0
+
+
+def test_divmod_is_quotient_and_remainder() -> None:
+    a = np.array([7.5, -7.5])
+    x = ad.tensor(a, requires_grad=True)
+    for found, expected in (
+        (divmod(x, 2), divmod(a, 2)),
+        (divmod(7, x), divmod(7, a)),
+        (divmod(a, x), divmod(a, a)),
+        (divmod(x, x), divmod(a, a)),
+    ):
+        for y, e in zip(found, expected, strict=True):
+            assert type(y) is ad.Tensor
+            assert np.array_equal(y.numpy(), e)
+    quotient, rest = divmod(x, 2)
+    (quotient + rest).sum().backward()
+    assert x.grad.tolist() == [1, 1]
+
+
+def test_round_returns_a_tensor() -> None:
+    x = ad.tensor([1.26, 2.5])
+    assert round(x, 1).tolist() == [1.3, 2.5]
+    assert round(x).tolist() == [1, 2]
+    with pytest.raises(errors.InputError, match="round: decimals is a whole number"):
+        round(x, 0.5)
+
+
+@pytest.mark.parametrize("name", ["trunc", "floor", "ceil"])
+def test_math_makes_an_int_of_one_element(name: str) -> None:
+    convert = getattr(math, name)
+    for value in (-1.5, 1.5, 2.0, 3):
+        found = convert(ad.tensor(value))
+        assert type(found) is int
+        assert found == convert(value)
+    assert convert(ad.tensor([[2.5]])) == convert(2.5)
+    with pytest.raises(errors.ShapeError) as caught:
+        convert(ad.ones(3))
+    assert str(caught.value) == (
+        f"math.{name}() needs one element, but this tensor has shape (3,).\n  Use ad.{name}(x) for all of them."
+    )

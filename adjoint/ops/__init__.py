@@ -90,6 +90,11 @@ def _comparison(method: str) -> None:
 _comparison("__eq__")
 _comparison("__ne__")
 Tensor.__getitem__ = index.getitem  # type: ignore[method-assign,assignment]
+Tensor.__divmod__ = piecewise.divmod  # type: ignore[method-assign]
+Tensor.__rdivmod__ = piecewise.reflected_divmod  # type: ignore[method-assign,assignment]
+Tensor.__round__ = piecewise.round  # type: ignore[method-assign,assignment]
+for _name in ("trunc", "floor", "ceil"):  # of the module math; a tensor of one element becomes an int
+    setattr(Tensor, f"__{_name}__", piecewise.whole_part(_name))
 Tensor.at = property(index.At)
 Tensor.reshape = shape.reshape_method  # type: ignore[method-assign,assignment]
 Tensor.T = property(shape.transpose)  # type: ignore[assignment]

@@ -142,10 +142,21 @@ pow = define("pow", operator.pow, _pow_dx, _pow_dy, saves="zxy", ufunc=np.power,
 # sqrt(x) again, not y: the NaN of a negative x is then seen to be made, and a zero gradient kept
 sqrt = define("sqrt", np.sqrt, lambda xp, g, y, x: g * 0.5 / xp.sqrt(x), saves="x", domain=(0.5, 3))
 cbrt = define("cbrt", np.cbrt, lambda xp, g, y, x: g / (3 * y * y), saves="y", domain=(0.5, 3))
-# a norm: at the origin, where z = 0, the subgradient 0
+
+
+def _hypot_part(xp: Any, g: Any, z: Any, part: Any, other: Any) -> Any:
+    """g · part / z, a direction: 0 at the origin, and that of the infinite arguments if there are any."""
+    far, grows = xp.isinf(z), xp.isinf(part)
+    part = xp.where(xp.logical_and(far, xp.logical_not(grows)), 0, xp.where(grows, xp.sign(part), part))
+    # dividing by inf gives 0 at the origin, here and in every higher order
+    z = xp.where(far, 1, xp.where(z == 0, math.inf, z))
+    z = xp.where(xp.logical_and(grows, xp.isinf(other)), math.sqrt(2), z)
+    return g * (part / z)
+
+
 hypot = define("hypot", np.hypot,
-               lambda xp, g, z, x, y: g * (x / xp.where(z == 0, 1, z)),
-               lambda xp, g, z, x, y: g * (y / xp.where(z == 0, 1, z)), saves="zxy",
+               lambda xp, g, z, x, y: _hypot_part(xp, g, z, x, y),
+               lambda xp, g, z, x, y: _hypot_part(xp, g, z, y, x), saves="zxy",
                domain=((0.3, 2), (0.3, 2)))  # fmt: skip
 
 # Exponentials and logarithms -------------------------------------------------------------------
@@ -200,9 +211,10 @@ def _root_of_square_plus_one(xp: Any, x: Any) -> Any:
 
 
 def _atan2_part(xp: Any, g: Any, part: Any, x: Any, y: Any) -> Any:
-    """g · part / (x² + y²), without overflow; 0 at the origin, where the angle jumps."""
+    """g · part / (x² + y²), without overflow; 0 at the origin, where the angle jumps, and at infinity."""
     r = xp.hypot(x, y)
-    r = xp.where(r == 0, 1, r)
+    part = xp.where(xp.isinf(r), 0, part)
+    r = xp.where(r == 0, math.inf, r)  # then 0 in every higher order too
     return g * (part / r / r)
 
 

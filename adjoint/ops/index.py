@@ -10,9 +10,8 @@ import numpy as np
 from adjoint.core.define import define
 from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import Shape, broadcast_shapes
-from adjoint.core.tensor import Tensor, Traced, array_of, asarray
-from adjoint.errors import IndexingError, InputError, ShapeError
-from adjoint.ops.complex_parts import astype
+from adjoint.core.tensor import Tensor, Traced, _weak, array_of, asarray, differentiable, wrap
+from adjoint.errors import DTypeError, IndexingError, InputError, ShapeError
 from adjoint.ops.scatter import add_few, add_flat, from_start, row_positions
 
 __all__: list[str] = []
@@ -300,11 +299,15 @@ class At:
         return self._update(rec.multiply, value)
 
     def max(self, value: Any) -> Tensor:
-        """Return a copy with the larger of the element there and ``value``."""
+        """Return a copy with the larger of the element there and ``value``; equals share the gradient.
+
+        Repeated positions are folded in order, and the share is halved at each step: of an element and
+        two values that are all equal they get ¼, ¼ and ½.
+        """
         return self._update(rec.maximum, value)
 
     def min(self, value: Any) -> Tensor:
-        """Return a copy with the smaller of the element there and ``value``."""
+        """Return a copy with the smaller of the element there and ``value``; equals as in ``max``."""
         return self._update(rec.minimum, value)
 
     def _set_rows(self, rows: Tensor, i: Tensor, value: Any) -> Tensor:
@@ -330,11 +333,17 @@ class At:
         )
 
     def _fitted(self, value: Any, spot: Shape) -> Tensor:
-        value = asarray(value)
+        dtype = self._x.dtype
+        value = wrap(_weak(value, dtype)) if type(value) in (bool, int, float) else asarray(value)
         if broadcast_shapes("x.at[key]", spot, value.shape) != spot:
             raise ShapeError(f"x.at[key]: a value of shape {value.shape} does not fit into shape {spot}.")
-        if value.dtype != self._x.dtype:
-            value = astype(value, self._x.dtype)
+        if value.dtype != dtype:
+            if not (np.can_cast(value.dtype, dtype, "same_kind") or _both_real(value.dtype, dtype)):
+                raise DTypeError(
+                    f"x.at[key]: cannot write {value.dtype} values into a {dtype} tensor.\n"
+                    f"  Cast one of them first: x.astype('{value.dtype}'), or the values."
+                )
+            value = rec.astype(value, dtype=dtype)
         return rec.broadcast_to(value, shape=spot)
 
     def _update(self, combine: Any, value: Any) -> Tensor:
@@ -349,6 +358,11 @@ class At:
             old = rec.index(out, key=spot)
             out = rec.index_set(out, combine(old, rec.index(values, key=(chosen,))), key=spot)
         return rec.reshape(out, shape=x.shape)
+
+
+def _both_real(*dtypes: np.dtype[Any]) -> bool:
+    """Tell whether all are real floats, bfloat16 too, of which NumPy does not know the kind."""
+    return all(differentiable(d) and d.kind != "c" for d in dtypes)
 
 
 def _rounds(flat: Any) -> list[Any]:

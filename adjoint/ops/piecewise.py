@@ -7,7 +7,9 @@ bounds; ``relu`` has 0 at 0.
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from adjoint.core.define import UFUNCS, define
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import number
 from adjoint.core.tensor import Tensor, asarray
-from adjoint.errors import DTypeError, InputError
+from adjoint.errors import DTypeError, InputError, ShapeError
 from adjoint.ops.complex_parts import imag, real
 
 __all__ = [
@@ -62,7 +64,7 @@ def _zero(xp: Any, g: Any, *_: Any, **__: Any) -> Any:
 
 def _direction(xp: Any, x: Any) -> Any:
     """x / |x|, and 0 at 0: the gradient of |x|, of a complex number as of a real one."""
-    return x / xp.where(x == 0, 1, xp.abs(x)) if x.dtype.kind == "c" else xp.sign(x)
+    return x / xp.where(x == 0, math.inf, xp.abs(x)) if x.dtype.kind == "c" else xp.sign(x)
 
 
 def _abs_jvp(xp: Any, t: Any, y: Any, x: Any) -> Any:
@@ -250,6 +252,25 @@ def round(x: Any, decimals: int = 0) -> Tensor:
 def divmod(x: Any, y: Any) -> tuple[Tensor, Tensor]:
     """Return the floor of x / y and what remains: x = quotient · y + remainder."""
     return floor_divide(x, y), remainder(x, y)
+
+
+def reflected_divmod(y: Any, x: Any) -> tuple[Tensor, Tensor]:
+    """Return ``divmod(x, y)``, for a tensor on the right."""
+    return divmod(x, y)
+
+
+def whole_part(name: str) -> Callable[[Tensor], int]:
+    """Make what ``math.floor`` and its kin call: a Python int for a tensor of one element."""
+
+    def convert(x: Tensor) -> int:
+        if x.size != 1:
+            raise ShapeError(
+                f"math.{name}() needs one element, but this tensor has shape {x.shape}.\n"
+                f"  Use ad.{name}(x) for all of them."
+            )
+        return getattr(math, name)(x.item())
+
+    return convert
 
 
 def modf(x: Any) -> tuple[Tensor, Tensor]:
