@@ -14,13 +14,13 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast, overload
 
 import numpy as np
 
-from adjoint.errors import ArgumentError, DTypeError
+from adjoint.errors import ArgumentError, DTypeError, InputError
 
 __all__ = [
     "ContextMode",
@@ -94,6 +94,11 @@ def watched(variable: ContextVar[T], value: T) -> Iterator[None]:
         variable.reset(token)
 
 
+# The modes entered here: the innermost, what held before it, and the same of those around it.  It
+# belongs to the context, not to the modes: an instance may be in use in many threads and tasks.
+_entered: ContextVar[tuple[ContextMode[Any], Any, Any] | None] = ContextVar("adjoint_entered", default=None)
+
+
 class ContextMode(Generic[T]):
     """A context manager and decorator that sets one context variable for its extent.
 
@@ -105,13 +110,18 @@ class ContextMode(Generic[T]):
 
     def __init__(self, value: T) -> None:
         self._value = value
-        self._tokens: list[Token[T]] = []
 
-    def _next_value(self) -> T:
-        return self._value
+    def _apply(self) -> Any:
+        """Set the mode; return what ``_restore`` needs to undo it."""
+        before = self._variable.get()
+        self._variable.set(self._value)
+        return before
+
+    def _restore(self, before: Any) -> None:
+        self._variable.set(before)
 
     def __enter__(self) -> None:
-        self._tokens.append(self._variable.set(self._next_value()))
+        _entered.set((self, self._apply(), _entered.get()))
 
     def __exit__(
         self,
@@ -119,83 +129,85 @@ class ContextMode(Generic[T]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._variable.reset(self._tokens.pop())
+        entry = _entered.get()
+        if entry is not None and entry[0] is self:
+            self._restore(entry[1])
+            _entered.set(entry[2])
+        else:
+            self._leave_out_of_order(entry)
 
-    def _again(self) -> ContextMode[T]:
-        """Make the same mode anew: a decorated function may call itself."""
-        fresh = object.__new__(type(self))
-        fresh._value = self._value
-        fresh._tokens = []
-        return fresh
+    def _leave_out_of_order(self, entry: Any) -> None:
+        inner = []
+        while entry is not None and entry[0] is not self:
+            inner.append(entry)
+            entry = entry[2]
+        if entry is None:
+            return  # entered in another context, where it goes on to hold
+        self._restore(entry[1])
+        around = entry[2]
+        for mode, before, _ in reversed(inner):
+            around = (mode, before, around)
+        _entered.set(around)
 
     def __call__(self, function: F) -> F:
         """Return ``function`` so wrapped that it runs in this mode."""
+        if not callable(function):
+            raise InputError(f"a mode wraps a function, but got {type(function).__name__}.")
         if inspect.isasyncgenfunction(function):
-            return cast(F, _wrap_async_generator(function, self._again))
+            return cast(F, _wrap_async_generator(function, self))
         if inspect.iscoroutinefunction(function):
-            return cast(F, _wrap_coroutine(function, self._again))
+            return cast(F, _wrap_coroutine(function, self))
         if inspect.isgeneratorfunction(function):
-            return cast(F, _wrap_generator(function, self._again))
+            return cast(F, _wrap_generator(function, self))
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with self._again():
+            with self:
                 return function(*args, **kwargs)
 
         return cast(F, wrapper)
 
 
-def _wrap_generator(function: Callable[..., Any], mode: Callable[[], Any]) -> Callable[..., Any]:
+def _stepwise(steps: Any, mode: ContextMode[Any]) -> Any:
+    """Drive a generator, or the iterator of an awaitable, with each step inside the mode."""
+    step: Callable[[], Any] = functools.partial(next, steps)
+    while True:
+        try:
+            with mode:
+                item = step()
+        except StopIteration as stop:
+            return stop.value
+        try:
+            received = yield item
+            step = functools.partial(steps.send, received)
+        except GeneratorExit:
+            with mode:
+                steps.close()
+            raise
+        except BaseException as error:  # handed to the body, which may handle it
+            step = functools.partial(steps.throw, error)
+
+
+def _wrap_generator(function: Callable[..., Any], mode: ContextMode[Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        body = function(*args, **kwargs)
-        send: Callable[[], Any] = functools.partial(next, body)
-        while True:
-            try:
-                with mode():
-                    item = send()
-            except StopIteration as stop:
-                return stop.value
-            try:
-                received = yield item
-                send = functools.partial(body.send, received)
-            except GeneratorExit:
-                with mode():
-                    body.close()
-                raise
-            except BaseException as error:  # handed to the body, which may handle it
-                send = functools.partial(body.throw, error)
+        return (yield from _stepwise(function(*args, **kwargs), mode))
 
     return wrapper
 
 
 class _Steps:
-    """Drive an awaitable one step at a time, each step inside the mode."""
+    """Await an awaitable, each of its steps inside the mode."""
 
-    def __init__(self, awaitable: Any, mode: Callable[[], Any]) -> None:
-        self._iterator = awaitable.__await__()
+    def __init__(self, awaitable: Any, mode: ContextMode[Any]) -> None:
+        self._awaitable = awaitable
         self._mode = mode
 
     def __await__(self) -> Any:
-        send: Callable[[], Any] = functools.partial(next, self._iterator)
-        while True:
-            try:
-                with self._mode():
-                    item = send()
-            except StopIteration as stop:
-                return stop.value
-            try:
-                received = yield item
-                send = functools.partial(self._iterator.send, received)
-            except GeneratorExit:
-                with self._mode():
-                    self._iterator.close()
-                raise
-            except BaseException as error:  # handed to the body, which may handle it
-                send = functools.partial(self._iterator.throw, error)
+        return _stepwise(self._awaitable.__await__(), self._mode)
 
 
-def _wrap_coroutine(function: Callable[..., Any], mode: Callable[[], Any]) -> Callable[..., Any]:
+def _wrap_coroutine(function: Callable[..., Any], mode: ContextMode[Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
         return await _Steps(function(*args, **kwargs), mode)
@@ -203,19 +215,26 @@ def _wrap_coroutine(function: Callable[..., Any], mode: Callable[[], Any]) -> Ca
     return wrapper
 
 
-def _wrap_async_generator(function: Callable[..., Any], mode: Callable[[], Any]) -> Callable[..., Any]:
+def _wrap_async_generator(function: Callable[..., Any], mode: ContextMode[Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
         body = function(*args, **kwargs)
+        step = body.__anext__()
         try:
             while True:
                 try:
-                    item = await _Steps(body.__anext__(), mode)
+                    item = await _Steps(step, mode)
                 except StopAsyncIteration:
                     return
-                yield item
+                try:
+                    received = yield item
+                    step = body.asend(received)
+                except GeneratorExit:
+                    raise
+                except BaseException as error:  # handed to the body, which may handle it
+                    step = body.athrow(error)
         finally:
-            await body.aclose()
+            await _Steps(body.aclose(), mode)
 
     return wrapper
 
@@ -223,11 +242,10 @@ def _wrap_async_generator(function: Callable[..., Any], mode: Callable[[], Any])
 class _GradMode(ContextMode[bool]):
     _variable = grad_mode
 
-    def __init__(self, value: bool) -> None:
-        super().__init__(value)
-
-    def _next_value(self) -> bool:
-        return self._value and not _inference.get()
+    def _apply(self) -> bool:
+        before = grad_mode.get()
+        grad_mode.set(self._value and not _inference.get())
+        return before
 
 
 class set_grad_enabled(_GradMode):  # noqa: N801  a context manager that reads as a function
@@ -244,61 +262,80 @@ class set_grad_enabled(_GradMode):  # noqa: N801  a context manager that reads a
     """
 
     def __init__(self, mode: bool) -> None:
+        if callable(mode):
+            raise InputError("set_grad_enabled takes True or False: write @ad.set_grad_enabled(False).")
         super().__init__(bool(mode))
-        self._before = grad_mode.get()
-        grad_mode.set(self._next_value())
+        self._before: bool | None = self._apply()
 
-    def _again(self) -> ContextMode[bool]:
-        return _GradMode(self._value)
+    def _not_at_once(self) -> None:
+        """Undo what the call did, once: it turned out to be for a block or a function."""
+        if self._before is not None:
+            grad_mode.set(self._before)
+            self._before = None
 
     def __enter__(self) -> None:
-        grad_mode.set(self._before)
+        self._not_at_once()
         super().__enter__()
 
     def __call__(self, function: F) -> F:
         """Return ``function`` so wrapped that it runs in this mode; here nothing changes."""
-        grad_mode.set(self._before)
+        self._not_at_once()
         return super().__call__(function)
 
 
-class no_grad(_GradMode):  # noqa: N801  a context manager that reads as a function
-    """Do not record operations; a context manager and a decorator."""
-
-    def __init__(self) -> None:
-        super().__init__(False)
-
-
-class enable_grad(_GradMode):  # noqa: N801  a context manager that reads as a function
-    """Record operations again inside ``no_grad``; has no effect inside ``inference_mode``."""
-
-    def __init__(self) -> None:
-        super().__init__(True)
-
-
-class inference_mode(ContextMode[bool]):  # noqa: N801  a context manager that reads as a function
-    """Do not record operations, and let nothing inside switch recording on again."""
-
+class _InferenceMode(ContextMode[bool]):
     _variable = _inference
 
-    def __init__(self, mode: bool = True) -> None:
-        super().__init__(bool(mode))
-        self._grad_tokens: list[Token[bool]] = []
+    def _apply(self) -> tuple[bool, bool]:
+        before = _inference.get(), grad_mode.get()
+        if self._value:
+            _inference.set(True)
+            grad_mode.set(False)
+        return before
 
-    def _again(self) -> ContextMode[bool]:
-        return inference_mode(self._value)
+    def _restore(self, before: tuple[bool, bool]) -> None:
+        _inference.set(before[0])
+        grad_mode.set(before[1])
 
-    def __enter__(self) -> None:
-        super().__enter__()
-        self._grad_tokens.append(grad_mode.set(grad_mode.get() and not self._value))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        grad_mode.reset(self._grad_tokens.pop())
-        super().__exit__(kind, error, trace)
+@overload
+def no_grad() -> ContextMode[bool]: ...
+@overload
+def no_grad(function: F) -> F: ...
+def no_grad(function: Any = None) -> Any:
+    """Do not record operations; a context manager and a decorator, with or without parentheses.
+
+    >>> import adjoint as ad
+    >>> @ad.no_grad
+    ... def double(x):
+    ...     return x * 2
+    >>> double(ad.tensor(1.0, requires_grad=True)).requires_grad
+    False
+    """
+    mode = _GradMode(False)
+    return mode if function is None else mode(function)
+
+
+@overload
+def enable_grad() -> ContextMode[bool]: ...
+@overload
+def enable_grad(function: F) -> F: ...
+def enable_grad(function: Any = None) -> Any:
+    """Record operations again inside ``no_grad``; has no effect inside ``inference_mode``."""
+    mode = _GradMode(True)
+    return mode if function is None else mode(function)
+
+
+@overload
+def inference_mode(mode: bool = True) -> ContextMode[bool]: ...
+@overload
+def inference_mode(mode: F) -> F: ...
+def inference_mode(mode: Any = True) -> Any:
+    """Do not record operations, and let nothing inside switch recording on again.
+
+    ``inference_mode(False)`` changes nothing, inside another one too.
+    """
+    return _InferenceMode(True)(mode) if callable(mode) else _InferenceMode(bool(mode))
 
 
 def is_grad_enabled() -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from adjoint.config import special, watched
+from adjoint.config import ContextMode, special
 from adjoint.core import record
 from adjoint.core.node import Node
 from adjoint.core.sparse import SparseRows
@@ -18,12 +18,45 @@ from adjoint.errors import AnomalyError
 __all__ = ["check_pulled", "detect_anomaly", "is_on"]
 
 
-@contextmanager
-def detect_anomaly(mode: bool = True) -> Iterator[None]:
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _AnomalyMode(ContextMode[bool]):
+    """Look at every result; NumPy's own warnings about them are off."""
+
+    _variable = record.anomaly
+
+    def _apply(self) -> tuple[bool, Any]:
+        return super()._apply(), np.seterr(all="ignore")
+
+    def _restore(self, before: tuple[bool, Any]) -> None:
+        super()._restore(before[0])
+        np.seterr(**before[1])
+
+    def __enter__(self) -> None:
+        special.enter()
+        super().__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        special.leave()
+
+
+@overload
+def detect_anomaly(mode: bool = True) -> ContextMode[bool]: ...
+@overload
+def detect_anomaly(mode: F) -> F: ...
+def detect_anomaly(mode: Any = True) -> Any:
     """Raise at the first op that makes a NaN or an infinity, in the forward and in backward.
 
     The error names the op, the shape, dtype and finite fraction of its inputs, and the line
-    of your program that recorded it.  It costs time; without it nothing is checked.
+    of your program that recorded it.  It costs time; without it nothing is checked.  A context
+    manager and a decorator, of generators and coroutines too.
 
     >>> import adjoint as ad
     >>> with ad.detect_anomaly():
@@ -31,8 +64,7 @@ def detect_anomaly(mode: bool = True) -> Iterator[None]:
     Traceback (most recent call last):
     adjoint.errors.AnomalyError: 'log' produced inf in its forward pass: 1 of 2 elements...
     """
-    with watched(record.anomaly, bool(mode)), np.errstate(all="ignore"):
-        yield
+    return _AnomalyMode(True)(mode) if callable(mode) else _AnomalyMode(bool(mode))
 
 
 def is_on() -> bool:
