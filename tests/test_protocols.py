@@ -181,6 +181,18 @@ def test_an_axis_out_of_range_is_a_value_and_an_index_error():
             ad.sum(ad.ones((2, 2)), axis=2)
 
 
+@pytest.mark.parametrize("shape", [(3, 0), (0, 4), (0, 0), (0,)])
+def test_a_mask_without_elements_chooses_nothing(shape):
+    a, mask = np.ones((3, 4)), np.zeros(shape, bool)
+    x = ad.tensor(a, requires_grad=True)
+    y = x[mask]
+    assert y.shape == a[mask].shape
+    y.sum().backward()
+    assert not x.grad.numpy().any()
+    with pytest.raises(IndexError, match=r"a mask of shape \(2, 4\) does not match"):
+        x[np.zeros((2, 4), bool)]
+
+
 def test_large_whole_numbers_keep_their_digits():
     values = [0, 2**63 + 1, 2**64 - 1]
     assert ad.asarray(values, dtype=ad.uint64).tolist() == values

@@ -40,7 +40,8 @@ def canonical_key(shape: Shape, key: Any, check: bool = True) -> Key:
     axis = 0
     for k in items:
         if isinstance(k, np.ndarray) and k.dtype == bool:
-            if k.shape != shape[axis : axis + k.ndim]:
+            # the Array API and NumPy take an axis without elements for any length
+            if any(n not in (0, m) for n, m in zip(k.shape, shape[axis:], strict=False)):
                 raise IndexingError(
                     f"a mask of shape {k.shape} does not match axes {axis} … of shape {shape}."
                 )
