@@ -13,12 +13,12 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import cases
+from benchmarks import cases, memory, scale
 from benchmarks.harness import THREADS, Case, Numbers, measure
 from benchmarks.report import page, picture, ratios
 
 DOCS = Path(__file__).parents[1] / "docs"
-PEERS = ("numpy", "torch", "jax", "autograd", "mlx", "tinygrad", "scipy")
+PEERS = ("numpy", "torch", "jax", "autograd", "mlx", "scipy")
 
 
 def all_cases() -> tuple[dict[str, str], dict[str, list[Case]]]:
@@ -51,18 +51,25 @@ def processor() -> str:
     return next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), platform.machine())
 
 
-def run(names: list[str], rounds: int, seconds: float) -> Numbers:
-    """Measure the cases whose names contain one of ``names``, or all."""
+def run(names: list[str], rounds: int, seconds: float, without: list[str]) -> Numbers:
+    """Measure the cases whose names contain one of ``names``, or all; leave some engines out."""
     headings, groups = all_cases()
     numbers: Numbers = {"machine": machine(), "threads": THREADS, "groups": headings, "cases": {}}
     for group, members in groups.items():
         for case in members:
             if names and not any(n in case.name for n in names):
                 continue
+            for engine in without:
+                case.engines.pop(engine, None)
             began = time.perf_counter()
             numbers["cases"][case.name] = {"group": group, **measure(case, rounds, seconds=seconds).summary()}
             print(f"{time.perf_counter() - began:6.1f} s  {case.name}", file=sys.stderr)
     return numbers
+
+
+def add_parts(numbers: Numbers) -> None:
+    """Measure memory and scale too."""
+    numbers["memory"], numbers["scale"] = memory.measure(), scale.measure()
 
 
 def write(numbers: Numbers) -> None:
@@ -85,14 +92,20 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="only cases whose names contain one of these")
     parser.add_argument("--rounds", type=int, default=30, help="rounds at most (30)")
     parser.add_argument("--seconds", type=float, default=5.0, help="per case, once seven rounds are done (5)")
+    parser.add_argument("--without", action="append", default=[], help="leave this engine out")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--picture", type=Path, help="draw the ratios into this file")
     parser.add_argument("--write", action="store_true", help="write docs/performance.*; takes six minutes")
+    parser.add_argument("--page", action="store_true", help="write the page again from docs/performance.json")
     options = parser.parse_args()
+    if options.page:
+        write(json.loads((DOCS / "performance.json").read_text()))
+        return 0
     if options.write and options.names:
         parser.error("--write takes all cases: name none")
-    numbers = run(options.names, options.rounds, options.seconds)
+    numbers = run(options.names, options.rounds, options.seconds, options.without)
     if options.write:
+        add_parts(numbers)
         write(numbers)
     print(ratios(numbers["cases"]))
     if options.json:

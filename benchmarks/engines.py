@@ -258,43 +258,9 @@ class Mlx(Kit):
         return step
 
 
-class Tinygrad(Kit):
-    """Op by op, as it is used before its TinyJit is put around whole steps."""
-
-    def __init__(self) -> None:
-        from tinygrad import Tensor
-
-        self.tensor = Tensor
-        self.xp = _Methods()
-
-    def array(self, a: Any) -> Any:
-        return self.tensor(np.asarray(a))
-
-    def value(self, f: Function, arrays: Arrays) -> Step:
-        values = [self.array(a) for a in arrays]
-        return lambda: f(*values).numpy()
-
-    def gradient(self, f: Function, arrays: Arrays) -> Step:
-        values = [self.tensor(np.asarray(a), requires_grad=True).realize() for a in arrays]
-
-        def step() -> Any:
-            found = f(*values).gradient(*values)
-            self.tensor.realize(*found)
-            return [g.numpy() for g in found]
-
-        return step
-
-
-class _Methods:
-    """Functions of the form xp.tanh(x) for an engine that has only methods."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda x, *rest: getattr(x, name)(*rest)
-
-
 KITS: dict[str, Callable[[], Kit]] = {
     "adjoint": Adjoint, "torch": Torch, "jax": Jax, "jax-jit": JaxJit, "autograd": Autograd,
-    "mlx": Mlx, "tinygrad": Tinygrad,
+    "mlx": Mlx,
 }  # fmt: skip
 
 

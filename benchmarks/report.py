@@ -15,7 +15,6 @@ PEERS = {
     "jax-jit": "JAX, jit",
     "autograd": "autograd",
     "mlx": "MLX",
-    "tinygrad": "tinygrad",
     "numpy": "NumPy",
     "scipy": "SciPy",
 }
@@ -72,8 +71,11 @@ def targets(cases: dict[str, Numbers]) -> list[tuple[str, str, float, float]]:
 
 
 def _targets_table(numbers: Numbers) -> str:
+    from benchmarks import memory, scale  # they use this module
+
     found = targets(numbers["cases"])
-    found += [(r["name"], r["beside"], r["value"], r["target"]) for r in numbers.get("limits", [])]
+    for limits in (memory.limits(numbers["memory"]), scale.limits(numbers["scale"])):
+        found += [(r["name"], r["beside"], r["value"], r["target"]) for r in limits]
     rows = [
         [name, title(peer), f"≤ {target:g}", f"{value:.3g}", "met" if value <= target else "**missed**"]
         for name, peer, value, target in found
@@ -102,7 +104,15 @@ threads spin for a while and would slow the next engine. Compilation is not coun
 {targets}
 
 {groups}
-{rest}## Doing it again
+## Peak memory of training steps
+
+{memory}
+
+## Time and memory against size
+
+{scale}
+
+## Doing it again
 
 In a clone, with the extras `bench` and `oracle` installed:
 
@@ -121,18 +131,20 @@ what else the machine does: the tests of every change compare them with `benchma
 
 def page(numbers: Numbers) -> str:
     """Return docs/performance.md."""
+    from benchmarks import memory, scale  # they use this module
+
     groups: list[str] = []
     for group, heading in numbers["groups"].items():
         cases = {name: c for name, c in numbers["cases"].items() if c["group"] == group}
         if cases:
             groups.append(f"## {heading}\n\n{ratios(cases)}\n")
-    rest = [f"## {part['title']}\n\n{part['text']}\n" for part in numbers.get("parts", {}).values()]
     return PAGE.format(
         machine=", ".join(f"{k} {v}" for k, v in numbers["machine"].items()),
         threads=numbers["threads"],
         targets=_targets_table(numbers),
         groups="\n".join(groups),
-        rest="\n".join(rest) + "\n" if rest else "",
+        memory=memory.text(numbers["memory"]),
+        scale=scale.text(numbers["scale"]),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def adjoint_step(batch: int, sizes: tuple[int, ...], kind: str) -> Step:
     return step
 
 
-def torch_step(batch: int, sizes: tuple[int, ...], kind: str) -> Step:
+def torch_step(batch: int, sizes: tuple[int, ...], kind: str, compiled: bool = False) -> Step:
     import torch
 
     torch.set_num_threads(2)
@@ -54,14 +55,26 @@ def torch_step(batch: int, sizes: tuple[int, ...], kind: str) -> Step:
     x, t = torch.tensor(x0), torch.tensor(t0)
     optimizer = getattr(torch.optim, kind)(params, lr=1e-3)
 
+    def forward() -> Any:
+        return F.mse_loss(net(params, x, F.linear, torch.tanh), t)
+
+    if compiled:
+        if shutil.which("g++") is None:
+            raise ImportError("torch.compile needs a C++ compiler")
+        forward = torch.compile(forward)
+
     def step() -> Any:
         optimizer.zero_grad()
-        loss = F.mse_loss(net(params, x, F.linear, torch.tanh), t)
+        loss = forward()
         loss.backward()
         optimizer.step()
         return loss.item()
 
     return step
+
+
+def torch_compiled_step(batch: int, sizes: tuple[int, ...], kind: str) -> Step:
+    return torch_step(batch, sizes, kind, compiled=True)
 
 
 def adam(params: Any, grads: Any, m: Any, v: Any, n: Any, sqrt: Any) -> Any:
@@ -129,8 +142,36 @@ def autograd_step(batch: int, sizes: tuple[int, ...], kind: str) -> Step:
     return step
 
 
+def mlx_step(batch: int, sizes: tuple[int, ...], kind: str) -> Step:
+    import mlx.core as mx
+
+    mx.set_default_device(mx.cpu)
+    start, x0, t0 = arrays(batch, sizes)
+    state: dict[str, Any] = {"p": [mx.array(a) for a in start], "n": 0}
+    state["m"] = state["v"] = [mx.zeros_like(a) for a in state["p"]]
+    x, t = mx.array(x0), mx.array(t0)
+    both = mx.value_and_grad(lambda p: mx.mean((net(p, x, lambda x, w, b: x @ w.T + b, mx.tanh) - t) ** 2))
+
+    def step() -> Any:
+        state["n"] += 1
+        value, g = both(state["p"])
+        if kind == "SGD":
+            state["p"] = [a - 1e-3 * b for a, b in zip(state["p"], g, strict=True)]
+        else:
+            state["p"], state["m"], state["v"] = adam(
+                state["p"], g, state["m"], state["v"], state["n"], mx.sqrt
+            )
+        mx.eval(state["p"], state["m"], state["v"])
+        return value.item()
+
+    return step
+
+
 def training(batch: int, sizes: tuple[int, ...], kind: str, **targets: float) -> Case:
-    makers = {"adjoint": adjoint_step, "torch": torch_step, "jax-jit": jax_step, "autograd": autograd_step}
+    makers = {
+        "adjoint": adjoint_step, "torch": torch_step, "torch-compile": torch_compiled_step,
+        "jax-jit": jax_step, "autograd": autograd_step, "mlx": mlx_step,
+    }  # fmt: skip
     return Case(
         f"MLP {batch}×{'-'.join(map(str, sizes))}, {kind} step",
         {name: (lambda make=make: make(batch, sizes, kind)) for name, make in makers.items()},
