@@ -200,3 +200,41 @@ def test_an_embedding_with_sparse_gradients_trains_like_a_dense_one(kind: str) -
             optimiser.step()
         tables.append(layer.weight.numpy())
     np.testing.assert_array_equal(tables[0], tables[1])
+
+
+# Edges -----------------------------------------------------------------------------------------
+
+
+def test_astype_keeps_shared_parameters_shared() -> None:
+    a, b = nn.Linear(2, 2), nn.Linear(2, 2)
+    b.weight = a.weight
+    model = nn.Sequential(a, b).astype(np.float64)
+    assert a.weight is b.weight
+    assert a.weight.dtype == np.float64
+    assert len(model.parameters()) == 3
+
+
+def test_astype_takes_bfloat16_back() -> None:
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    layer = nn.Linear(2, 2).astype(bfloat16)
+    assert layer.weight.dtype == bfloat16
+    assert layer.astype(np.float32).weight.dtype == np.float32
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_layers_take_sequences_of_length_zero(kind: Any) -> None:
+    model = kind(3, 5, num_layers=2)
+    out, _ = model(ad.zeros((4, 0, 3), dtype=np.float32))
+    assert (out.shape, out.dtype) == ((4, 0, 5), np.float32)
+
+
+def test_flatten_takes_arrays_and_empty_batches() -> None:
+    assert nn.Flatten()(np.zeros((0, 2, 3))).shape == (0, 6)
+    assert type(nn.Flatten()(np.zeros((2, 3, 4)))) is ad.Tensor
+    assert nn.Flatten()(ad.zeros(3)).shape == (3, 1)
+    with pytest.raises(errors.ShapeError, match="0-d"):
+        nn.Flatten()(ad.tensor(1.0))
+
+
+def test_batch_norm_takes_lists() -> None:
+    assert nn.BatchNorm1d(2)([[1.0, 2.0], [3.0, 5.0]]).shape == (2, 2)

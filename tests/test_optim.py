@@ -210,3 +210,75 @@ def test_plateau_state_round_trips() -> None:
     two = schedules.Plateau(1.0, patience=1)
     two.load_state_dict(one.state_dict())
     assert two.report(1.0) == one.report(1.0) and two(5) == one(5)
+
+
+# Edges -----------------------------------------------------------------------------------------
+
+
+def test_groups_keep_their_ratio_through_a_rate_of_zero() -> None:
+    a, b = (ad.ones(1, requires_grad=True) for _ in range(2))
+    opt = ad.optim.SGD([{"params": [a], "lr": 0.1}, {"params": [b], "lr": 0.3}])
+    schedule = schedules.warmup(schedules.constant(0.2), 2)
+    rates = []
+    for step in range(3):
+        opt.lr = schedule(step)
+        rates.append([g.hyper["lr"] for g in opt.groups])
+    np.testing.assert_allclose(rates, [[0, 0], [0.1, 0.3], [0.2, 0.6]])
+    opt.groups[1].hyper["lr"] = 0.2  # its own from now on
+    opt.lr = 0.1
+    assert [g.hyper["lr"] for g in opt.groups] == [0.1, 0.1]
+
+
+def test_centred_rmsprop_survives_a_constant_gradient() -> None:
+    w = ad.tensor(np.linspace(0, 1, 50), dtype=np.float32, requires_grad=True)
+    opt = ad.optim.RMSprop([w], lr=1e-6, alpha=0.9, centered=True)
+    for _ in range(300):
+        w.grad = ad.linspace(0.1, 0.6, 50, dtype=np.float32)
+        opt.step()
+    assert np.isfinite(w.numpy()).all()
+
+
+@pytest.mark.parametrize("make", [ad.optim.Adam, ad.optim.NAdam, ad.optim.Lion])
+def test_betas_are_below_one(make: Any) -> None:
+    with pytest.raises(errors.ArgumentError, match="betas must be below 1"):
+        make([ad.ones(1, requires_grad=True)], betas=(1.0, 0.9))
+
+
+@pytest.mark.parametrize("size", [3, frame.SMALL + 1])
+def test_loading_a_state_from_before_the_first_step_forgets_the_later_ones(size: int) -> None:
+    def run(opt: Any, w: Any) -> Any:
+        with ad.no_grad():
+            w.copy_(1.0)
+        w.grad = ad.ones(size)
+        opt.step()
+        return w.numpy(copy=True)
+
+    w = ad.ones(size, requires_grad=True)
+    opt = ad.optim.Adam([w])
+    fresh = opt.state_dict()
+    first = run(opt, w)
+    w.grad = ad.full(size, -5.0)
+    opt.step()
+    opt.load_state_dict(fresh)
+    assert opt.state_of(w) == {}
+    np.testing.assert_array_equal(run(opt, w), first)
+
+
+def test_one_cycle_whose_rise_is_one_step_begins_at_its_peak() -> None:
+    schedule = schedules.one_cycle(1.0, total=10, rise=0.1)
+    assert schedule(0) == 1.0
+    assert schedule(9) == pytest.approx(1 / 25 / 1e4)
+    with pytest.raises(errors.ArgumentError, match="rise is a part of the steps"):
+        schedules.one_cycle(1.0, total=10, rise=1.5)
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("best", [-10.0, 10.0])
+def test_plateau_takes_only_a_better_metric_for_better(mode: str, best: float) -> None:
+    better = -1.0 if mode == "min" else 1.0
+    for change, expected in ((2.0, 0), (0.5, 1), (-0.5, 1)):  # in units of the threshold
+        plateau = schedules.Plateau(1.0, threshold=0.01, mode=mode)
+        plateau.report(ad.tensor(best))
+        plateau.report(best + change * better * 0.1)
+        assert plateau.bad == expected
+        assert type(plateau.best) is float

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import no_grad
-from adjoint.core.tensor import Tensor, writable
-from adjoint.errors import ArgumentError
+from adjoint.core.tensor import Tensor, asarray, writable
+from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
 from adjoint.nn import init
 from adjoint.nn.module import Module, Parameter
@@ -172,7 +172,10 @@ class Flatten(Module):
 
     def forward(self, x: Any) -> Tensor:
         """Flatten (N, …) to (N, features)."""
-        return x.reshape(x.shape[0], -1)
+        x = asarray(x)
+        if not x.ndim:
+            raise ShapeError("Flatten: the input has the shape (N, …), but this one is 0-d.")
+        return x.reshape(x.shape[0], math.prod(x.shape[1:]))  # -1 would not do for an empty batch
 
 
 class LayerNorm(Module):
@@ -256,6 +259,7 @@ class _BatchNorm(Module):
         """Normalise (N, C, …)."""
         if not self.training:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        x = asarray(x)
         y, mean, var = F.batch_norm_with_statistics(x, self.weight, self.bias, self.eps)
         self._track(mean, var, x.size // x.shape[1])
         return y

@@ -9,7 +9,7 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.config import no_grad
-from adjoint.core.tensor import Tensor, asarray, tensor, writable
+from adjoint.core.tensor import Tensor, asarray, differentiable, tensor, writable
 from adjoint.errors import AdjointError, ArgumentError, InputError, ShapeError
 
 __all__ = ["Module", "ModuleList", "Parameter", "Sequential", "functional_call"]
@@ -151,13 +151,20 @@ class Module:
         return self
 
     def astype(self, dtype: Any) -> Module:
-        """Change the dtype of all parameters and float buffers in place; return the module."""
+        """Replace all parameters and float buffers by ones of another dtype; return the module.
+
+        A tensor that is shared stays shared.  Make the optimiser afterwards: it holds what it was given.
+        """
+        fresh: dict[int, tuple[Tensor, Tensor]] = {}  # the old ones too, so that no id is used again
         for _, module in self.named_modules():
             for name in (*module._names("_parameters"), *module._names("_buffers")):
                 value = getattr(module, name)
-                if value is not None and value.dtype.kind == "f":
-                    fresh = tensor(value.detach(), dtype=dtype, requires_grad=value.requires_grad)
-                    object.__setattr__(module, name, fresh)
+                if value is None or not differentiable(value.dtype) or value.dtype.kind == "c":
+                    continue
+                if id(value) not in fresh:
+                    new = tensor(value.detach(), dtype=dtype, requires_grad=value.requires_grad)
+                    fresh[id(value)] = value, new
+                object.__setattr__(module, name, fresh[id(value)][1])
         return self
 
     # Saving ----------------------------------------------------------------------------------

@@ -69,6 +69,11 @@ class _Recurrent(Module):
         return f"{self.input_size}, {self.hidden_size}, layers={self.num_layers}"
 
 
+def _no_steps(projected: Tensor, h: Tensor) -> Tensor:
+    """The outputs for an input of length 0: none, but as wide as ever, for the next layer."""
+    return zeros((h.shape[0], 0, h.shape[-1]), dtype=projected.dtype)
+
+
 class LSTM(_Recurrent):
     """Long short-term memory: returns the outputs and the last (hidden, cell) of each layer."""
 
@@ -86,7 +91,7 @@ class LSTM(_Recurrent):
             for step in range(x.shape[1]):
                 h, c = F.lstm_cell(projected[:, step] + F.linear(h, w_hidden), c)
                 outputs.append(h)
-            x = stack(outputs, axis=1) if outputs else x[..., :0]
+            x = stack(outputs, axis=1) if outputs else _no_steps(projected, h)
             hidden[layer], cell[layer] = h, c
         return x, (stack(hidden), stack(cell))
 
@@ -112,6 +117,6 @@ class GRU(_Recurrent):
                 fresh = tanh(now[:, 2 * n :] + reset * before[:, 2 * n :])
                 h = fresh + update * (h - fresh)
                 outputs.append(h)
-            x = stack(outputs, axis=1) if outputs else x[..., :0]
+            x = stack(outputs, axis=1) if outputs else _no_steps(projected, h)
             hidden[layer] = h
         return x, stack(hidden)

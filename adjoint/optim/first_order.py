@@ -232,7 +232,7 @@ class RMSprop(Optimizer):
         spread = new["v"]
         if hyper["centered"]:
             new["mean"] = state["mean"] + (1 - alpha) * (g - state["mean"])
-            spread = spread - new["mean"] * new["mean"]
+            spread = xp.maximum(spread - new["mean"] * new["mean"], 0)  # rounding can bring it below
         step = g / (xp.sqrt(spread) + hyper["eps"])
         if hyper["momentum"]:
             step = new["velocity"] = hyper["momentum"] * state["velocity"] + step

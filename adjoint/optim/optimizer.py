@@ -65,6 +65,10 @@ class Optimizer:
             if name == "betas":
                 for beta in value:
                     _check_range(name, beta, 0.0, 1.0)
+                    if beta == 1:
+                        raise ArgumentError(
+                            f"betas must be below 1, or no gradient counts, but are {value!r}."
+                        )
             elif name in ("momentum", "alpha", "beta", "decay"):
                 _check_range(name, value, 0.0, 1.0)
             elif name in ("lr", "eps", "weight_decay"):
@@ -96,7 +100,10 @@ class Optimizer:
             taken.add(id(p))
         hyper = {**self.defaults, **{k: v for k, v in group.items() if k not in ("params", "names")}}
         self.check(hyper)
-        self.groups.append(Group(self, params, hyper))
+        added = Group(self, params, hyper)
+        first = self.groups[0].hyper["lr"] if self.groups and "lr" in hyper else 0
+        added.ratio = hyper["lr"] / first if first else 1.0
+        self.groups.append(added)
 
     @property
     def params(self) -> list[Tensor]:
@@ -105,15 +112,16 @@ class Optimizer:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the first group; setting it scales all groups alike."""
+        """The learning rate of the first group; setting it scales all groups alike, also from 0 up again."""
         return float(self.groups[0].hyper["lr"])
 
     @lr.setter
     def lr(self, value: float) -> None:
         before = self.lr
         for g in self.groups:
-            same = before == 0 or g.hyper["lr"] == before
-            g.hyper["lr"] = value if same else g.hyper["lr"] * (value / before)
+            if before and g.hyper["lr"] != before * g.ratio:  # somebody set the group's own
+                g.ratio = g.hyper["lr"] / before
+            g.hyper["lr"] = value * g.ratio
 
     def zero_grad(self) -> None:
         """Drop the gradients of all parameters."""
@@ -168,6 +176,8 @@ class Optimizer:
         loaded = zip(self.groups, state["groups"], state["state"], state["steps"], strict=True)
         for g, hyper, states, steps in loaded:
             g.hyper.update({k: tuple(v) if isinstance(v, list) else v for k, v in hyper.items()})
+            for unit in g.units:
+                unit.state = None  # a parameter without a saved state has none from before either
             for p, s, n in zip(g.params, states, steps, strict=True):
                 g.load_state(p, s, int(n))
         self.step_count = int(state["step"])
@@ -185,6 +195,7 @@ class Group:
         self.optimizer = optimizer
         self.params = params
         self.hyper = hyper
+        self.ratio = 1.0  # of its learning rate to the first group's
         self.units: list[Unit] = []
         small: dict[Any, list[Tensor]] = {}
         for p in params:

@@ -109,6 +109,8 @@ def one_cycle(
 ) -> Schedule:
     """Rise from ``peak / start_divisor`` to ``peak``, then fall far below: Smith's one cycle."""
     _positive("total", total)
+    if not 0 <= rise <= 1:
+        raise ArgumentError(f"rise is a part of the steps, from 0 to 1, but is {rise!r}.")
     if shape not in ("cos", "linear"):
         raise ArgumentError(f"shape is 'cos' or 'linear', not {shape!r}.")
     low = peak / start_divisor
@@ -123,7 +125,7 @@ def one_cycle(
     def schedule(step: int) -> float:
         step = min(step, total - 1)
         if step <= turn:
-            return between(low, peak, step / turn)
+            return between(low, peak, step / turn if turn else 1.0)
         return between(peak, end, (step - turn) / (total - 1 - turn))
 
     return schedule
@@ -188,6 +190,7 @@ class Plateau:
 
     def report(self, metric: float) -> float:
         """Take note of a metric and return the rate from now on."""
+        metric = float(metric)
         if self._better(metric):
             self.best, self.bad = metric, 0
         else:
@@ -201,9 +204,10 @@ class Plateau:
         return self.rate
 
     def _better(self, metric: float) -> bool:
-        if self.mode == "min":
-            return metric < self.best * (1 - self.threshold)
-        return metric > self.best * (1 + self.threshold)
+        # below 0 the step goes the other way: a better metric is further from the best, not nearer to it
+        down = (self.mode == "min") == (self.best > 0)
+        bar = self.best * (1 - self.threshold if down else 1 + self.threshold)
+        return metric < bar if self.mode == "min" else metric > bar
 
     def __call__(self, step: int) -> float:
         """Return the present rate, whatever the step."""
