@@ -213,20 +213,28 @@ class _Generators:
     """The random generators that a function can reach, with their states at the first run."""
 
     def __init__(self, *starts: Any) -> None:
-        self.owners = list(_reachable_generators(starts))
+        self.owners = [_global_bits(), *_reachable_generators(starts)]
         self.states = self._read()
 
-    def _read(self) -> tuple[Any, list[Any]]:
-        return np.random.get_state(legacy=False), [_bits(g).state for g in self.owners]
+    def _read(self) -> list[Any]:
+        return [_bits(g).state for g in self.owners]
 
-    def _write(self, states: tuple[Any, list[Any]]) -> None:
-        np.random.set_state(states[0])
-        for g, state in zip(self.owners, states[1], strict=True):
+    def _write(self, states: list[Any]) -> None:
+        for g, state in zip(self.owners, states, strict=True):
             _bits(g).state = state
+
+    def keep_used(self) -> None:
+        """Forget those that the first run did not draw from: most functions draw from none."""
+        moved = [not _same(a, b) for a, b in zip(self.states, self._read(), strict=True)]
+        self.owners = [g for g, m in zip(self.owners, moved, strict=True) if m]
+        self.states = [s for s, m in zip(self.states, moved, strict=True) if m]
 
     @contextmanager
     def replayed(self) -> Iterator[None]:
         """Set the states back for a block; afterwards they are what they were before it."""
+        if not self.owners:
+            yield
+            return
         with _replaying:
             present = self._read()
             self._write(self.states)
@@ -234,6 +242,17 @@ class _Generators:
                 yield
             finally:
                 self._write(present)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Compare two states: dictionaries of numbers and arrays."""
+    if isinstance(a, dict):
+        return all(_same(a[key], b[key]) for key in a)
+    return bool(np.array_equal(a, b))
+
+
+def _global_bits() -> Any:
+    return np.random.mtrand._rand._bit_generator
 
 
 def _bits(owner: Any) -> Any:
@@ -343,6 +362,8 @@ def _record(flat: Flat, operands: list[Tensor], options: _Options) -> list[Tenso
     since = next_seq()
     with _without_hooks():
         outputs = flat(inputs)
+    if options.generators is not None:
+        options.generators.keep_used()
     call.places = [i for i, t in enumerate(outputs) if t._node is not None]
     if not call.places:
         return outputs
