@@ -324,3 +324,48 @@ def test_learned_weights_are_trained_with_the_model() -> None:
         train.compose({"a": (l2, "big")})
     with pytest.raises(errors.InputError, match="takes the model"):
         loss(ad.asarray(Y), ad.asarray(Y))
+
+
+# Edges -----------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_fails_leaves_nothing_for_the_next() -> None:
+    batch = (X[:8], Y[:8])
+    expected = trainer_of(model_of(), accumulate=4)
+    expected.train_step(batch)
+    calls: list[int] = []
+
+    def failing(prediction: Any, target: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise RuntimeError("third piece")
+        return nn.functional.mse_loss(prediction, target)
+
+    trainer = trainer_of(model_of(), accumulate=4)
+    trainer.loss = failing
+    with pytest.raises(RuntimeError, match="third piece"):
+        trainer.train_step((X[8:16], Y[8:16]))
+    trainer.loss = expected.loss
+    trainer.train_step(batch)
+    assert weights(trainer.model) == weights(expected.model)
+
+
+def test_stopping_at_the_end_of_an_epoch_writes_a_checkpoint(tmp_path: Path) -> None:
+    class Stop(train.Callback):
+        def on_epoch(self, trainer: Any, logs: Any) -> None:
+            trainer.stop()
+
+    trainer = trainer_of(model_of(), directory=tmp_path, checkpoint_every=1000, callbacks=[Stop()])
+    trainer.fit(train.DataLoader((X, Y)), epochs=5)
+    assert trainer.checkpoints is not None
+    assert [step for step, _ in trainer.checkpoints.all()] == [trainer.step]
+
+
+def test_evaluation_leaves_each_module_in_its_mode() -> None:
+    model = model_of(dropout=0.5)
+    _, inner = list(model.named_modules())[1]
+    inner.training = False
+    trainer = trainer_of(model)
+    assert trainer.predict(X[:0]).shape == (0, *trainer.predict(X[:1]).shape[1:])
+    assert model.training
+    assert not inner.training

@@ -142,7 +142,7 @@ class Trainer:
         self.epoch += 1
         for callback in self.callbacks:
             callback.on_epoch(self, logs)
-        if self.checkpoints is not None and not self.checkpoint_every:
+        if self.checkpoints is not None and (self.stopped or not self.checkpoint_every):
             self._checkpoint(loader, logs.get("val_loss", logs["loss"]))
 
     def train_step(self, batch: Any) -> dict[str, float]:
@@ -152,13 +152,11 @@ class Trainer:
             self.optimizer.lr = self.schedule(self.step)
         if isinstance(self.loss, ComposedLoss):
             self.loss.step = self.step
-        total = weight = 0.0
-        for piece in self._pieces(batch):
-            w = self._weight(piece)
-            with self.accumulator.micro_batch(weight=w):
-                loss = self._loss(piece)
-                loss.backward()
-            total, weight = total + float(loss.detach()) * w, weight + w
+        try:
+            total, weight = self._accumulated(batch)
+        except BaseException:
+            self.accumulator.drop()  # no piece of this batch in the next one's gradients
+            raise
         if not self.accumulator.should_update():
             self.accumulator.flush()
         if any(isinstance(c, GradientFlow) for c in self.callbacks):
@@ -169,6 +167,17 @@ class Trainer:
         for name, value in (("loss", total), ("weight", weight), ("seconds", time.perf_counter() - start)):
             self._sums[name] += value
         return {"loss": total / weight if weight else math.nan, "lr": self._rate(), "grad_norm": self._norm}
+
+    def _accumulated(self, batch: Any) -> tuple[float, float]:
+        """Add the gradients of all pieces of a batch; return their weighted loss, and the weight."""
+        total = weight = 0.0
+        for piece in self._pieces(batch):
+            w = self._weight(piece)
+            with self.accumulator.micro_batch(weight=w):
+                loss = self._loss(piece)
+                loss.backward()
+            total, weight = total + float(loss.detach()) * w, weight + w
+        return total, weight
 
     def _rate(self) -> float:
         return float(getattr(self.optimizer, "lr", math.nan))
@@ -219,19 +228,20 @@ class Trainer:
         with self._evaluating():
             outputs = [
                 self.model(asarray(array[i : i + batch_size])).numpy()
-                for i in range(0, len(array), batch_size)
+                for i in range(0, max(len(array), 1), batch_size)  # no inputs are one empty batch
             ]
         return np.concatenate(outputs)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        training = self.model.training
+        modes = [(module, module.training) for _, module in self.model.named_modules()]
         self.model.eval()
         try:
             with no_grad():
                 yield
         finally:
-            self.model.train(training)
+            for module, training in modes:  # each its own: some may be frozen
+                module.training = training
 
     # Stopping and going on -------------------------------------------------------------------
 
