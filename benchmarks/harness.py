@@ -1,7 +1,7 @@
 """Time the same work in several engines, interleaved, and report ratios.
 
 Timings on a shared machine are noise; ratios inside one run are not. Each round runs every
-engine once, in an order that turns from round to round; the first rounds are dropped; what counts
+engine once, in an order that is drawn anew; the first rounds are dropped; what counts
 is the median over rounds of adjoint's time divided by the peer's. After an engine that uses NumPy's
 BLAS there is a short rest: OpenBLAS's threads spin for up to 0.1 s after a matrix product and would
 halve the next engine's speed. Other engines' threads fall asleep within milliseconds.
@@ -10,6 +10,7 @@ halve the next engine's speed. Other engines' threads fall asleep within millise
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -115,13 +116,14 @@ def measure(case: Case, rounds: int = 30, warmup: int = 2, seconds: float = 6.0)
     repeats = {name: case.repeat or _repeats(step) for name, step in steps.items()}
     taken: dict[str, list[float]] = {name: [] for name in steps}
     names = list(steps)
+    shuffle = random.Random(0)
     gc.collect()
     began = time.perf_counter()
     for i in range(rounds + warmup):
         if i >= FEWEST_ROUNDS + warmup and time.perf_counter() - began > seconds:
             break
-        for k in range(len(names)):
-            name = names[(i + k) % len(names)]
+        shuffle.shuffle(names)  # so that no engine always comes after the same other
+        for name in names:
             once = _time_of(steps[name], repeats[name])
             _rest(case, name)
             if i >= warmup:
