@@ -32,6 +32,13 @@ def deep() -> list[Any]:
 
 
 MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
+    "backward from a complex number": (
+        TypeError,
+        lambda: ad.tensor(1.0 + 2.0j, requires_grad=True).backward(),
+        """\
+        backward() starts from a real number, but this tensor is complex128.
+          Differentiate its real part (z.real.backward()) or abs(z), or pass gradient=.""",
+    ),
     "a ragged list": (
         ValueError,
         lambda: ad.tensor([[1.0, 2.0], [3.0]]),

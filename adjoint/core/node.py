@@ -165,7 +165,11 @@ class Packed:
 
 
 class HookList:
-    """Hooks in the order of registration, with a version number that moves on each change."""
+    """Hooks in the order of registration, with a version number that moves on each change.
+
+    Nothing here reads the number: it is for a compiler, to tell whether what it built with the
+    hooks of one moment still holds, without comparing them.
+    """
 
     __slots__ = ("hooks", "version")
 

@@ -49,8 +49,9 @@ def run_auto(plan: Plan, run: Run) -> None:
 def _any_large(order: list[Node]) -> bool:
     """Tell whether there are large arrays: what a small graph pays for "auto", 2 to 4%."""
     if len(order) > 48:
-        # A third of the nodes, in two steps without a common divisor: no repeating pattern of
-        # small and large arrays slips through.
+        # A third of the nodes, in two steps without a common divisor.  Large arrays that come
+        # periodically are missed only if the period is a multiple of 35 or the graph is not many
+        # periods long, and a lone large array is mostly missed; then one thread does it all.
         order = order[::5] + order[1::7]
     try:
         for shape in set(map(_shape, order)):

@@ -11,16 +11,13 @@ from adjoint.core.sparse import SparseGradient, as_gradient_tensor
 from adjoint.core.tensor import Tensor
 from adjoint.errors import HookError
 
-__all__ = ["as_tensor", "run_hooks", "run_node_extra"]
-
-
-as_tensor = as_gradient_tensor
+__all__ = ["run_hooks", "run_node_extra"]
 
 
 def run_hooks(hooks: HookList, g: Any, xp: Namespace, what: str) -> Any:
     """Give a gradient to each hook in turn; return what remains of it."""
     for hook in hooks.snapshot():
-        g = _checked(hook, hook(as_tensor(g)), g, xp, what)
+        g = _checked(hook, hook(as_gradient_tensor(g)), g, xp, what)
     return g
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import check_workers, get_workers
-from adjoint.core.tensor import Tensor, Traced, tensor, wrap
+from adjoint.core.sparse import as_gradient_tensor
+from adjoint.core.tensor import Tensor, tensor, wrap
 from adjoint.engine.auto import run_auto
-from adjoint.engine.hooks import as_tensor
 from adjoint.engine.parallel import run_parallel
 from adjoint.engine.plan import Plan
 from adjoint.engine.run import Run, differentiate, key_of
@@ -65,11 +65,14 @@ def seed_of(root: Any, gradient: Any, name: str = "backward()") -> Any:
                 "  Reduce it first (loss.mean().backward()), or pass gradient= with shape "
                 f"{root.shape}."
             )
+        if root.dtype.kind == "c":
+            raise DTypeError(
+                f"{name} starts from a real number, but this tensor is {root.dtype}.\n"
+                "  Differentiate its real part (z.real.backward()) or abs(z), or pass gradient=."
+            )
         return wrap(_one(root.dtype) if not root.shape else np.ones(root.shape, root.dtype))
     exact = isinstance(gradient, (Tensor, np.ndarray))
-    if type(gradient) is Traced:
-        seed: Tensor = gradient
-    elif isinstance(gradient, Tensor):
+    if isinstance(gradient, Tensor):
         seed = gradient
     else:
         seed = tensor(gradient) if exact else tensor(gradient, dtype=root.dtype)
@@ -115,7 +118,7 @@ def backward_into_leaves(
     target = sink.get()
 
     def on_ready(leaf: Tensor, g: Any) -> bool:
-        if on_leaf_ready is not None and on_leaf_ready(leaf, as_tensor(g)) is True:
+        if on_leaf_ready is not None and on_leaf_ready(leaf, as_gradient_tensor(g)) is True:
             early.append((leaf, _TAKEN))
             return True
         extra = leaf._extra
@@ -224,7 +227,7 @@ def backward_on(
     early: list[tuple[Tensor, str]] = []
 
     def on_ready(leaf: Tensor, g: Any) -> bool:
-        if on_leaf_ready is None or on_leaf_ready(leaf, as_tensor(g)) is not True:
+        if on_leaf_ready is None or on_leaf_ready(leaf, as_gradient_tensor(g)) is not True:
             return False
         early.append((leaf, _TAKEN))
         return True
@@ -247,11 +250,11 @@ def backward_on(
         raise
     store = Gradients()
     for leaf, g in leaves:
-        store.set(leaf, as_tensor(g))
+        store.set(leaf, as_gradient_tensor(g))
     for t in watched if targets is None else targets:
         g = run.captured.get(key_of(t))
         if g is not None:
-            store.set(t, as_tensor(g))
+            store.set(t, as_gradient_tensor(g))
     return store
 
 
@@ -280,7 +283,7 @@ def gradients(
     roots = several_tensors("outputs", outputs)
     targets = several_tensors("inputs", inputs)
     given = [None] * len(roots) if grad_outputs is None else grad_outputs
-    if isinstance(given, (Tensor, np.ndarray)) or not isinstance(given, (list, tuple)):
+    if not isinstance(given, (list, tuple)):
         given = [given]
     if len(given) != len(roots):
         raise ShapeError(f"gradients: {len(roots)} outputs need {len(roots)} grad_outputs, got {len(given)}.")
@@ -308,7 +311,7 @@ def gradients(
                 f"gradients: no output depends on inputs[{i}] of shape {t.shape}.\n"
                 "  Pass allow_unused=True to get None for it; or it was used through detach() or no_grad()."
             )
-        results.append(None if g is None else as_tensor(g))
+        results.append(None if g is None else as_gradient_tensor(g))
     return tuple(results)
 
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, committing, wrap
-from adjoint.engine.hooks import as_tensor
 
 __all__ = ["Sink", "commit", "sink"]
 
@@ -40,7 +40,7 @@ def commit(gradients: dict[Tensor, Any]) -> None:
     with committing:
         before = [slot.grad for slot in slots]
         for t, slot in zip(order, slots, strict=True):
-            new = as_tensor(gradients.pop(t))
+            new = as_gradient_tensor(gradients.pop(t))
             after.append(new if slot.grad is None else _sum(slot.grad, new))
             del new
         try:

@@ -19,8 +19,8 @@ from adjoint.core.lifted import Lifted
 from adjoint.core.namespace import Namespace, rec
 from adjoint.core.op import OPS, Op
 from adjoint.core.record import at_level, innermost, make_node, record_results, tapes
+from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, differentiable, wrap
-from adjoint.engine.hooks import as_tensor
 from adjoint.errors import RuleError, TransformError
 from adjoint.transforms.batch import vmap
 from adjoint.transforms.batched import Batched
@@ -309,7 +309,7 @@ class _Call:
     def _gradient(self, g: Any, recording: bool) -> Tensor | None:
         if g is None:
             return None
-        t = as_tensor(g)
+        t = as_gradient_tensor(g)
         if type(t) is not type(wrap(t._data)):
             t = wrap(t._data)  # sparse rows: users' rules get plain tensors
         if recording and t._node is None:

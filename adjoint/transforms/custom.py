@@ -17,8 +17,8 @@ from adjoint import tree
 from adjoint.config import grad_mode
 from adjoint.core.lifted import enclosing
 from adjoint.core.node import LEAF, next_seq
+from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, asarray, differentiable, wrap
-from adjoint.engine.hooks import as_tensor
 from adjoint.engine.run import differentiate
 from adjoint.engine.serial import run_serial
 from adjoint.errors import ArgumentError, InputError, RuleError, ShapeError, TransformError
@@ -430,7 +430,7 @@ class _JvpRule(Rule):
         finally:
             grad_mode.reset(token)
         totals = dict(found)
-        return [as_tensor(totals[x]) if x in totals else None for x in leaves]
+        return [as_gradient_tensor(totals[x]) if x in totals else None for x in leaves]
 
     def _check_linear(self, t: Tensor) -> None:
         data = t._data

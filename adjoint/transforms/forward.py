@@ -14,8 +14,8 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.config import grad_mode
+from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, wrap
-from adjoint.engine.hooks import as_tensor
 from adjoint.engine.push import push_forward
 from adjoint.errors import ArgumentError, InputError
 from adjoint.transforms.inputs import Place, Recorded, as_function, direction, record_call, released_value
@@ -104,6 +104,6 @@ def push_along(run: Recorded, tangents: Sequence[Tensor | None]) -> list[Tensor]
     create = grad_mode.get() and (run.outer or any(t is not None and t._node is not None for t in tangents))
     pushed = push_forward(run.outputs, run.inputs, tangents, create_graph=create, since=run.since)
     return [
-        wrap(np.zeros(out.shape, out.dtype)) if t is None else as_tensor(t)
+        wrap(np.zeros(out.shape, out.dtype)) if t is None else as_gradient_tensor(t)
         for out, t in zip(run.outputs, pushed, strict=True)
     ]

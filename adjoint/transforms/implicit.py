@@ -24,8 +24,8 @@ from adjoint.core.lifted import Lifted, enclosing
 from adjoint.core.namespace import Namespace, rec
 from adjoint.core.node import Node, next_seq
 from adjoint.core.record import record_results
+from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, wrap
-from adjoint.engine.hooks import as_tensor
 from adjoint.engine.run import key_of
 from adjoint.errors import ArgumentError, ConvergenceError, DTypeError, RuleError, ShapeError, TransformError
 from adjoint.ops.linalg import solve
@@ -320,7 +320,7 @@ class _Solution:
 
 
 def _as_tensor(value: Any) -> Tensor:
-    t = as_tensor(value)
+    t = as_gradient_tensor(value)
     return t if type(t) is type(wrap(t._data)) else wrap(t._data)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.config import grad_mode
+from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, wrap
-from adjoint.engine.hooks import as_tensor
 from adjoint.engine.run import differentiate, key_of
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.grads.backward import runner_for
@@ -152,7 +152,7 @@ def pull_back(run: Recorded, cotangents: Sequence[Tensor | None], *, retain: boo
     results = []
     for x in run.inputs:
         g = found.get(key_of(x))
-        results.append(wrap(np.zeros(x.shape, x.dtype)) if g is None else as_tensor(g))
+        results.append(wrap(np.zeros(x.shape, x.dtype)) if g is None else as_gradient_tensor(g))
     return results
 
 
