@@ -9,7 +9,10 @@ Eager tensors, gradients of any order, hooks, tapes and gradient stores, on NumP
 tensor([2., 4.], dtype=float64)
 """
 
-from adjoint import config, errors, interop, nn, optim, random, testing, train, tree
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from adjoint import config, errors, interop, tree
 from adjoint.config import (
     enable_grad,
     get_default_dtype,
@@ -38,7 +41,6 @@ from adjoint.interop import array_api
 from adjoint.interop import numpy as _numpy_protocols
 from adjoint.interop.array_api import *
 from adjoint.interop.dlpack import from_dlpack
-from adjoint.interop.files import load, save
 from adjoint.ops import (
     arrange,
     compare,
@@ -82,6 +84,10 @@ from adjoint.transforms.forward import jvp, linearize
 from adjoint.transforms.implicit import fixed_point, root
 from adjoint.transforms.matrix import hessian, hvp, jacfwd, jacobian, jacrev
 from adjoint.transforms.reverse import grad, value_and_grad, vjp
+
+if TYPE_CHECKING:
+    from adjoint import nn, optim, random, testing, train
+    from adjoint.interop.files import load, save
 
 __version__ = "0.1.0"
 __array_api_version__ = "2024.12"
@@ -176,3 +182,28 @@ __all__ = [
 
 del _numpy_protocols, array_api, arrange, compare, complex_parts, contraction, create, elementwise
 del fused, index, join, order, piecewise, products, reduce, scan, selection, shape
+
+# Loaded when first used: `import adjoint` stays a blink for those who want gradients alone (docs/adr/0009).
+_LATER = {
+    "nn": "adjoint.nn",
+    "optim": "adjoint.optim",
+    "random": "adjoint.random",
+    "testing": "adjoint.testing",
+    "train": "adjoint.train",
+    "load": "adjoint.interop.files",
+    "save": "adjoint.interop.files",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Find the parts that are loaded when first used."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'adjoint' has no attribute {name!r}")
+    module = importlib.import_module(_LATER[name])
+    found = module if module.__name__ == f"adjoint.{name}" else getattr(module, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

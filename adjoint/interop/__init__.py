@@ -1,5 +1,16 @@
 """Where adjoint meets other libraries."""
 
-from adjoint.interop import scipy
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["scipy"]
+if TYPE_CHECKING:
+    from adjoint.interop import files, scipy
+
+__all__ = ["files", "scipy"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what needs other libraries, or much of the standard one, when it is first used."""
+    if name not in __all__:
+        raise AttributeError(f"module 'adjoint.interop' has no attribute {name!r}")
+    return importlib.import_module(f"adjoint.interop.{name}")
