@@ -28,15 +28,10 @@ from adjoint.core.op import OPS
 from adjoint.core.sparse import SparseGradient, sparse_gradient
 from adjoint.core.tensor import Tensor, asarray, tensor
 from adjoint.engine.anomaly import detect_anomaly
-from adjoint.grads.accumulate import GradientAccumulator
 from adjoint.grads.backward import backward, gradients
-from adjoint.grads.buffers import GradientBuffer
-from adjoint.grads.clip import clip_grad_adaptive, clip_grad_norm, clip_grad_norm_by_group, clip_grad_value
 from adjoint.grads.norm import global_norm
-from adjoint.grads.scaler import GradScaler
 from adjoint.grads.store import Gradients
 from adjoint.grads.tape import Tape
-from adjoint.grads.windows import AccumulationConfig, AccumulationEvent, AccumulationStats
 from adjoint.interop import array_api
 from adjoint.interop import numpy as _numpy_protocols
 from adjoint.interop.array_api import *
@@ -77,17 +72,27 @@ from adjoint.ops.reduce import *
 from adjoint.ops.scan import *
 from adjoint.ops.selection import *
 from adjoint.ops.shape import *
-from adjoint.transforms.batch import vmap
-from adjoint.transforms.checkpoint import checkpoint, checkpoint_sequential, saved_tensors_hooks
-from adjoint.transforms.custom import Function, custom_jvp, custom_vjp, stop_gradient, straight_through
-from adjoint.transforms.forward import jvp, linearize
-from adjoint.transforms.implicit import fixed_point, root
-from adjoint.transforms.matrix import hessian, hvp, jacfwd, jacobian, jacrev
-from adjoint.transforms.reverse import grad, value_and_grad, vjp
 
 if TYPE_CHECKING:
     from adjoint import nn, optim, random, testing, train
+    from adjoint.grads.accumulate import GradientAccumulator
+    from adjoint.grads.buffers import GradientBuffer
+    from adjoint.grads.clip import (
+        clip_grad_adaptive,
+        clip_grad_norm,
+        clip_grad_norm_by_group,
+        clip_grad_value,
+    )
+    from adjoint.grads.scaler import GradScaler
+    from adjoint.grads.windows import AccumulationConfig, AccumulationEvent, AccumulationStats
     from adjoint.interop.files import load, save
+    from adjoint.transforms.batch import vmap
+    from adjoint.transforms.checkpoint import checkpoint, checkpoint_sequential, saved_tensors_hooks
+    from adjoint.transforms.custom import Function, custom_jvp, custom_vjp, stop_gradient, straight_through
+    from adjoint.transforms.forward import jvp, linearize
+    from adjoint.transforms.implicit import fixed_point, root
+    from adjoint.transforms.matrix import hessian, hvp, jacfwd, jacobian, jacrev
+    from adjoint.transforms.reverse import grad, value_and_grad, vjp
 
 __version__ = "0.1.0"
 __array_api_version__ = "2024.12"
@@ -190,6 +195,37 @@ _LATER = {
     "random": "adjoint.random",
     "testing": "adjoint.testing",
     "train": "adjoint.train",
+    "GradientAccumulator": "adjoint.grads.accumulate",
+    "GradientBuffer": "adjoint.grads.buffers",
+    "clip_grad_adaptive": "adjoint.grads.clip",
+    "clip_grad_norm": "adjoint.grads.clip",
+    "clip_grad_norm_by_group": "adjoint.grads.clip",
+    "clip_grad_value": "adjoint.grads.clip",
+    "GradScaler": "adjoint.grads.scaler",
+    "AccumulationConfig": "adjoint.grads.windows",
+    "AccumulationEvent": "adjoint.grads.windows",
+    "AccumulationStats": "adjoint.grads.windows",
+    "vmap": "adjoint.transforms.batch",
+    "checkpoint": "adjoint.transforms.checkpoint",
+    "checkpoint_sequential": "adjoint.transforms.checkpoint",
+    "saved_tensors_hooks": "adjoint.transforms.checkpoint",
+    "Function": "adjoint.transforms.custom",
+    "custom_jvp": "adjoint.transforms.custom",
+    "custom_vjp": "adjoint.transforms.custom",
+    "stop_gradient": "adjoint.transforms.custom",
+    "straight_through": "adjoint.transforms.custom",
+    "jvp": "adjoint.transforms.forward",
+    "linearize": "adjoint.transforms.forward",
+    "fixed_point": "adjoint.transforms.implicit",
+    "root": "adjoint.transforms.implicit",
+    "hessian": "adjoint.transforms.matrix",
+    "hvp": "adjoint.transforms.matrix",
+    "jacfwd": "adjoint.transforms.matrix",
+    "jacobian": "adjoint.transforms.matrix",
+    "jacrev": "adjoint.transforms.matrix",
+    "grad": "adjoint.transforms.reverse",
+    "value_and_grad": "adjoint.transforms.reverse",
+    "vjp": "adjoint.transforms.reverse",
     "load": "adjoint.interop.files",
     "save": "adjoint.interop.files",
 }

@@ -187,5 +187,5 @@ def _borrowed_doc(name: str, source: Any) -> str:
     """Take the first sentence of NumPy's documentation of the same function."""
     if type(source).__name__ != "ufunc":
         return f"The op {name!r}."
-    lines = (inspect.getdoc(source) or "").splitlines()
+    lines = [line.strip() for line in (source.__doc__ or "").split("\n", 8)[:8]]
     return next((line for line in lines if line and not line.startswith(source.__name__ + "(")), "")
