@@ -7,10 +7,10 @@ values of transforms, tapes, anomaly mode) goes to ``careful``.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -591,7 +591,7 @@ def check_finite(op: Op, args: tuple[Any, ...], outputs: tuple[Any, ...], phase:
             )
 
 
-_OURS = tuple(str(Path(m.__file__ or "").parent) for m in (np, sys.modules["adjoint"]))
+_OURS = tuple(os.path.dirname(m.__file__ or "") for m in (np, sys.modules["adjoint"]))
 
 
 def _raised_by_user(error: Exception) -> bool:
