@@ -24,6 +24,7 @@ from adjoint.config import (
     set_grad_enabled,
 )
 from adjoint.core.define import define
+from adjoint.core.memory import keep_freed_memory
 from adjoint.core.op import OPS
 from adjoint.core.sparse import SparseGradient, sparse_gradient
 from adjoint.core.tensor import Tensor, asarray, tensor
@@ -187,6 +188,9 @@ __all__ = [
 
 del _numpy_protocols, array_api, arrange, compare, complex_parts, contraction, create, elementwise
 del fused, index, join, order, piecewise, products, reduce, scan, selection, shape
+
+keep_freed_memory()
+del keep_freed_memory
 
 # Loaded when first used: `import adjoint` stays a blink for those who want gradients alone (docs/adr/0009).
 _LATER = {
