@@ -156,7 +156,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda w: ad.optim.SGD([w.detach()]), TypeError, "does not require grad"),
     (lambda w: ad.optim.SGD([w * 2]), TypeError, "is no leaf"),
     (lambda w: ad.optim.SGD([w, w]), ValueError, "given twice"),
-    (lambda w: ad.optim.SGD([w], lr=-1.0), ValueError, "lr must be a number from 0"),
+    (lambda w: ad.optim.SGD([w], lr=-1.0), ValueError, "lr must be a finite number from 0, but is -1.0."),
     (lambda w: ad.optim.Adam([w], betas=(0.9, 1.5)), ValueError, "betas must be from 0 to 1"),
     (lambda w: ad.optim.SGD([w], lr=float("nan")), ValueError, "lr must be"),
     (
@@ -177,6 +177,44 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
         "sequence takes",
     ),
 ]
+
+
+@pytest.mark.parametrize("kind", [ad.optim.SGD, ad.optim.Adam, ad.optim.LBFGS])
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1, "fast", None])
+def test_a_rate_that_is_set_later_is_checked_too(kind: Any, rate: Any) -> None:
+    opt = kind([ad.tensor([1.0], requires_grad=True)], lr=0.5)
+    with pytest.raises(ValueError) as info:  # noqa: PT011  the message is read whole
+        opt.lr = rate
+    assert str(info.value) == f"lr must be a finite number from 0, but is {rate!r}."
+    assert opt.lr == 0.5
+    opt.lr = np.float32(0.25)
+    assert opt.lr == 0.25
+
+
+def test_a_closure_of_lbfgs_that_does_half_its_work() -> None:
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    opt = ad.optim.LBFGS([w])
+    with pytest.raises(errors.NoGradientError) as info:
+        opt.step(lambda: (w**2).sum())
+    assert str(info.value) == (
+        "LBFGS: closure() gave no parameter a gradient: it must call loss.backward() and return the loss,\n"
+        "  which must depend on the parameters."
+    )
+    with pytest.raises(errors.InputError, match="returns the loss, one number, but returned None"):
+        opt.step(lambda: (w**2).sum().backward())  # type: ignore[arg-type]
+    with pytest.raises(errors.InputError, match=r"returned shape \(2,\)"):
+        opt.step(lambda: w**2)
+
+    def infinite() -> ad.Tensor:
+        loss = (w * np.inf).sum()
+        loss.backward()
+        return loss
+
+    with pytest.raises(errors.NonFiniteError, match="at the start the loss is inf"):
+        opt.step(infinite)
+    assert w.numpy().tolist() == [1.0, 2.0]
+    with pytest.raises(ValueError, match="lr must be above 0"):
+        ad.optim.LBFGS([w], lr=0.0)
 
 
 @pytest.mark.parametrize(("mistake", "error", "text"), MISTAKES)

@@ -456,6 +456,14 @@ class GradientAccumulator:
 
     _last_norm: float | None = None
 
+    @property
+    def last_norm(self) -> float | None:
+        """The norm of the last finished window's gradients, before clipping; None if nothing asked for it.
+
+        ``max_grad_norm=math.inf`` asks for it, and clips nothing.
+        """
+        return self._last_norm
+
     def _lend_to(self, optimizer: Any) -> None:
         """Give the finished gradients to the optimiser, in the memory of the buffers."""
         used = [b for b in self._buffers.all if b.count]

@@ -127,5 +127,7 @@ def _cut(batch: Any, start: int, stop: int) -> Any:
         return {name: _cut(part, start, stop) for name, part in batch.items()}
     if isinstance(batch, (tuple, list)):
         parts = [_cut(part, start, stop) for part in batch]
+        if hasattr(batch, "_fields"):  # a named tuple
+            return type(batch)(*parts)
         return parts if isinstance(batch, list) else tuple(parts)
     return batch[start:stop]

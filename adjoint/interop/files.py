@@ -58,8 +58,13 @@ def _replace(path: Path, write: Callable[[str], None]) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
-    if os.name != "nt":  # makes the rename last; Windows has no such call and needs none
-        _sync(path.parent, os.O_RDONLY)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the renames in a directory last; Windows has no such call and needs none."""
+    if os.name != "nt":
+        _sync(path, os.O_RDONLY)
 
 
 def _sync(path: Path, flags: int) -> None:

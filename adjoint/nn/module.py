@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from adjoint import tree
 from adjoint.config import no_grad
@@ -183,27 +184,36 @@ class Module:
                     yield (f"{path}.{name}" if path else name), value
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Take over values by path; everything is checked, and listed, before anything changes."""
+        """Take over values by path; everything is checked, and listed, before anything changes.
+
+        Numbers of another width are converted (float64 to float32, say), those of another kind (whole or
+        complex ones for a float parameter) or beyond the range of the dtype are refused.  A shared tensor
+        may be given under any of its paths.  ``strict=False`` passes over names that are missing or extra.
+        """
+        if not isinstance(state, Mapping):
+            raise InputError(
+                f"load_state_dict: a state is a dictionary by path, not a {type(state).__name__}."
+            )
         ours = {**dict(self._all_named("_parameters")), **dict(self._all_named("_buffers"))}
-        missing = [k for k in ours if k not in state]
-        extra = [k for k in state if k not in ours]
-        shared = [k for k in ours if k in state]
-        wrong = [
-            f"{k}: has shape {np.shape(state[k])}, needs {ours[k].shape}"
-            for k in shared
-            if np.shape(state[k]) != ours[k].shape
-        ]
-        problems = [f"  {line}" for line in wrong]
+        given = {id(t) for k, t in ours.items() if k in state}
+        problems, fitting = [], {}
+        for k in (k for k in ours if k in state):
+            found = _fitting(state[k], ours[k])
+            if isinstance(found, str):
+                problems.append(f"  {k}: {found}")
+            else:
+                fitting[k] = found
         if strict:
-            problems += [f"  {k}: missing" for k in missing] + [f"  {k}: not in this module" for k in extra]
+            problems += [f"  {k}: missing" for k, t in ours.items() if id(t) not in given]
+            problems += [f"  {k}: not in this module" for k in state if k not in ours]
         if problems:
             raise ShapeError(
                 f"load_state_dict: {len(problems)} names do not fit {type(self).__name__}; nothing was "
                 "loaded.\n" + "\n".join(problems)
             )
         with no_grad():
-            for k in shared:
-                writable(ours[k])[...] = np.asarray(state[k])
+            for k, value in fitting.items():
+                writable(ours[k])[...] = value
 
     # Showing ---------------------------------------------------------------------------------
 
@@ -223,6 +233,34 @@ class Module:
         count = sum(p.size for p in self.parameters())
         numbers = f"  # {count:,} parameters" if count else ""
         return f"{type(self).__name__}({self.extra_repr()}){numbers}"
+
+
+def _fitting(value: Any, target: Tensor) -> ndarray[Any, Any] | str:
+    """Return ``value`` in the dtype of ``target``, or what is wrong with it."""
+    try:
+        array = np.asarray(value)
+    except Exception:  # whatever a foreign object raises: it is no array
+        return f"is a {type(value).__name__}, not an array"
+    wrong = []
+    if array.shape != target.shape:
+        wrong.append(f"has shape {array.shape}, needs {target.shape}")
+    if _kind(array.dtype) != _kind(target.dtype):
+        wrong.append(f"has dtype {array.dtype}, needs {target.dtype}")
+    if wrong:
+        return "; ".join(wrong)
+    with np.errstate(over="ignore"):
+        cast = array.astype(target.dtype, copy=False)
+    if cast.dtype != array.dtype:
+        same = cast == array if _kind(cast.dtype) == "whole" else np.isfinite(cast) == np.isfinite(array)
+        if not same.all():
+            return f"has values beyond the range of {target.dtype}"
+    return cast
+
+
+def _kind(dtype: np.dtype[Any]) -> str:
+    if dtype.name == "bfloat16":
+        return "float"
+    return {"i": "whole", "u": "whole", "f": "float", "c": "complex", "b": "bool"}.get(dtype.kind, dtype.name)
 
 
 def _add_path(error: AdjointError, module: Module) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 
 from adjoint.config import no_grad
 from adjoint.core.tensor import Tensor, writable
-from adjoint.errors import ArgumentError, InputError
+from adjoint.errors import ArgumentError, InputError, NoGradientError, NonFiniteError
+from adjoint.optim.optimizer import check_range
 
 __all__ = ["LBFGS"]
 
@@ -48,13 +49,25 @@ class LBFGS:
         self.params = list(params)
         if not self.params or any(not isinstance(p, Tensor) or not p.requires_grad for p in self.params):
             raise InputError("LBFGS: params are leaf tensors that require grad, at least one.")
-        if lr <= 0 or max_iter < 1 or history < 1:
-            raise ArgumentError("LBFGS: lr, max_iter and history must be positive.")
+        if max_iter < 1 or history < 1:
+            raise ArgumentError("LBFGS: max_iter and history must be positive.")
         self.lr, self.max_iter, self.history = lr, max_iter, history
         self.tolerance_grad, self.tolerance_change = tolerance_grad, tolerance_change
         self.pairs: deque[tuple[Any, Any, float]] = deque(maxlen=history)
         self.evaluations = 0
         self.iterations = 0
+
+    @property
+    def lr(self) -> float:
+        """The first length that a line search tries, in steps of the method's own."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        check_range("lr", value, 0.0)
+        if value == 0:
+            raise ArgumentError("lr must be above 0: the line search starts with it.")
+        self._lr = float(value)
 
     def zero_grad(self) -> None:
         """Drop the gradients of all parameters."""
@@ -85,11 +98,26 @@ class LBFGS:
             self._write(x)
             self.evaluations += 1
             self.zero_grad()
-            loss = float(closure())
-            return loss, self._flat_grad()
+            loss = closure()
+            if loss is None or np.shape(loss) != ():
+                raise InputError(
+                    "LBFGS: closure() returns the loss, one number, but "
+                    + ("returned None." if loss is None else f"returned shape {np.shape(loss)}.")
+                )
+            if all(p.grad is None for p in self.params):
+                raise NoGradientError(
+                    "LBFGS: closure() gave no parameter a gradient: it must call loss.backward() and return "
+                    "the loss,\n  which must depend on the parameters."
+                )
+            return float(loss), self._flat_grad()
 
         x = self._flat()
         loss, g = evaluate(x)
+        if not (math.isfinite(loss) and np.isfinite(g).all()):
+            raise NonFiniteError(
+                f"LBFGS: at the start the loss is {loss} and the largest gradient {np.abs(g).max()}: "
+                "there is no way down from there."
+            )
         for _ in range(self.max_iter):
             if np.abs(g).max(initial=0.0) <= self.tolerance_grad:
                 break

@@ -8,6 +8,7 @@ for many small tensors, and one pass over memory for large ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -64,15 +65,15 @@ class Optimizer:
         for name, value in hyper.items():
             if name == "betas":
                 for beta in value:
-                    _check_range(name, beta, 0.0, 1.0)
+                    check_range(name, beta, 0.0, 1.0)
                     if beta == 1:
                         raise ArgumentError(
                             f"betas must be below 1, or no gradient counts, but are {value!r}."
                         )
             elif name in ("momentum", "alpha", "beta", "decay"):
-                _check_range(name, value, 0.0, 1.0)
+                check_range(name, value, 0.0, 1.0)
             elif name in ("lr", "eps", "weight_decay"):
-                _check_range(name, value, 0.0, float("inf"))
+                check_range(name, value, 0.0)
 
     # What it gives -----------------------------------------------------------------------------
 
@@ -117,6 +118,7 @@ class Optimizer:
 
     @lr.setter
     def lr(self, value: float) -> None:
+        check_range("lr", value, 0.0)
         before = self.lr
         for g in self.groups:
             if before and g.hyper["lr"] != before * g.ratio:  # somebody set the group's own
@@ -346,7 +348,9 @@ def _found(grads: Mapping[Any, Any], p: Tensor) -> Any:
     return grads.get(p) if g is None and isinstance(grads, dict) else g
 
 
-def _check_range(name: str, value: Any, low: float, high: float) -> None:
-    if not (isinstance(value, (int, float)) and low <= value <= high and value == value):
-        limit = f"from {low:g} to {high:g}" if high < float("inf") else f"a number from {low:g}"
+def check_range(name: str, value: Any, low: float, high: float = math.inf) -> None:
+    """Raise unless ``value`` is a finite number from ``low`` to ``high``."""
+    number = isinstance(value, (int, float, np.integer, np.floating))
+    if not (number and low <= value <= high and value < math.inf):  # NaN is not from anywhere
+        limit = f"from {low:g} to {high:g}" if high < math.inf else f"a finite number from {low:g}"
         raise ArgumentError(f"{name} must be {limit}, but is {value!r}.")

@@ -165,7 +165,8 @@ def sequence(*parts: tuple[Schedule, int] | Schedule) -> Schedule:
 class Plateau:
     """Lower the rate when a metric has stopped getting better.
 
-    Call ``report(metric)`` once per epoch; as a schedule it returns the present rate.
+    Call ``report(metric)`` once per epoch; as a schedule it returns the present rate.  A trainer reports
+    the logged number ``monitor``; None is the validation loss, or without validation the loss.
     """
 
     def __init__(
@@ -177,6 +178,7 @@ class Plateau:
         cooldown: int = 0,
         minimum: float = 0.0,
         mode: str = "min",
+        monitor: str | None = None,
     ) -> None:
         if mode not in ("min", "max"):
             raise ArgumentError(f"mode is 'min' or 'max', not {mode!r}.")
@@ -184,6 +186,7 @@ class Plateau:
             raise ArgumentError(f"factor must be between 0 and 1, but is {factor!r}.")
         self.rate, self.factor, self.patience, self.threshold = rate, factor, patience, threshold
         self.cooldown, self.minimum, self.mode = cooldown, minimum, mode
+        self.monitor = monitor
         self.best = math.inf if mode == "min" else -math.inf
         self.bad = 0
         self.resting = 0
@@ -202,6 +205,13 @@ class Plateau:
             self.rate = max(self.rate * self.factor, self.minimum)
             self.resting, self.bad = self.cooldown, 0
         return self.rate
+
+    def report_from(self, logs: Mapping[str, float]) -> float:
+        """Report the number to be followed out of those of an epoch."""
+        name = self.monitor or ("val_loss" if "val_loss" in logs else "loss")
+        if name not in logs:
+            raise ArgumentError(f"Plateau: no {name!r} among the logged {', '.join(sorted(logs))}.")
+        return self.report(logs[name])
 
     def _better(self, metric: float) -> bool:
         # below 0 the step goes the other way: a better metric is further from the best, not nearer to it

@@ -1,12 +1,21 @@
 """Training: data, the loop, callbacks, checkpoints, and losses put together from terms."""
 
-from adjoint.train.callbacks import Callback, CSVLog, EarlyStopping, GradientFlow, JSONLog, NonFiniteGuard
+from adjoint.train.callbacks import (
+    BestCheckpoint,
+    Callback,
+    CSVLog,
+    EarlyStopping,
+    GradientFlow,
+    JSONLog,
+    NonFiniteGuard,
+)
 from adjoint.train.checkpoint import Checkpoints
 from adjoint.train.compose import ComposedLoss, compose
-from adjoint.train.data import DataLoader, pad_collate, stack_collate
+from adjoint.train.data import DataLoader, Padded, pad_collate, stack_collate
 from adjoint.train.trainer import Trainer
 
 __all__ = [
+    "BestCheckpoint",
     "CSVLog",
     "Callback",
     "Checkpoints",
@@ -16,6 +25,7 @@ __all__ = [
     "GradientFlow",
     "JSONLog",
     "NonFiniteGuard",
+    "Padded",
     "Trainer",
     "compose",
     "pad_collate",

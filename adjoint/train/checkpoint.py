@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -12,59 +13,79 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.errors import ArgumentError
-from adjoint.interop.files import load, save
+from adjoint.errors import ArgumentError, FileError
+from adjoint.interop.files import load, save, sync_directory
 
 __all__ = ["Checkpoints"]
 
-VERSION = 1
-_NAME = re.compile(r"step-(\d{9})")
+VERSION = 2
+_NAME = re.compile(r"step-(\d{9})(?:\.(\d+))?")  # written again at the same step: .1, .2, …
+_FILES = ("model.safetensors", "state.safetensors")
 
 
 class Checkpoints:
     """The checkpoints of one training run, in one directory: the last few, and the best.
 
     Each is a directory ``step-000000123`` with ``model.safetensors`` (plain names, which PyTorch reads
-    too), ``state.safetensors`` (optimiser, generators, position) and ``meta.json``.  It is written under
-    another name and renamed, so a kill at any moment leaves whole checkpoints alone.
+    too), ``state.safetensors`` (optimiser, generators, position) and ``meta.json``, which has the digests
+    of the other two: a file that was cut or changed is refused.  It is written under another name and
+    renamed, so a kill at any moment leaves whole checkpoints alone; one that is written again at the same
+    step gets a new name (``step-000000123.1``) before the old one goes.  ``mode`` says whether the best has
+    the lowest score ("min") or the highest ("max").
     """
 
-    def __init__(self, directory: str | os.PathLike[str], keep: int = 3) -> None:
+    def __init__(self, directory: str | os.PathLike[str], keep: int = 3, mode: str = "min") -> None:
         if keep < 1:
             raise ArgumentError(f"keep must be at least 1, but is {keep!r}.")
         self.directory = Path(directory)
         self.keep = keep
+        self.sign = sign_of(mode)
 
     def write(self, step: int, model: Mapping[str, Any], state: Any, score: float | None = None) -> Path:
         """Write a checkpoint; older ones beyond ``keep``, except the best, are removed."""
+        self.refuse_later(step)
         self.directory.mkdir(parents=True, exist_ok=True)
-        path = self.directory / f"step-{step:09d}"
         fresh = self.directory / f".writing-{os.getpid()}-{step}"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir()
         save(fresh / "model.safetensors", {k: np.asarray(v) for k, v in model.items()})
         save(fresh / "state.safetensors", state)
-        meta = {"version": VERSION, "step": step, "score": score}
+        files = {name: _digest(fresh / name) for name in _FILES}
+        meta = {"version": VERSION, "step": step, "score": score, "files": files}
         with open(fresh / "meta.json", "w") as f:
-            json.dump(meta, f)
+            json.dump({**meta, "digest": _meta_digest(meta)}, f)
             f.flush()
             os.fsync(f.fileno())
-        _sync(fresh)
-        if path.exists():
-            shutil.rmtree(path)
+        sync_directory(fresh)
+        before = [again for found, again, _ in self._found() if found == step]
+        path = self.directory / (f"step-{step:09d}" + (f".{max(before) + 1}" if before else ""))
         os.rename(fresh, path)
-        _sync(self.directory)
+        sync_directory(self.directory)
         self._tidy()
         return path
 
-    def all(self) -> list[tuple[int, Path]]:
-        """Return the whole checkpoints, oldest first."""
+    def refuse_later(self, step: int) -> None:
+        """Raise if there are checkpoints beyond ``step``: whoever resumed would get those of another run."""
+        latest = max((s for s, *_ in self._found()), default=step)
+        if latest > step:
+            raise FileError(
+                f"{self.directory} has the checkpoints of another run, up to step {latest}, "
+                f"and this one is at {step}.\n"
+                "  fit(resume=True) goes on with it; or give another directory, or remove them."
+            )
+
+    def _found(self) -> list[tuple[int, int, Path]]:
+        """Return step, number of the writing, and path of all checkpoints, oldest first."""
         found = []
         for path in self.directory.glob("step-*") if self.directory.is_dir() else ():
             match = _NAME.fullmatch(path.name)
             if match and (path / "meta.json").is_file():
-                found.append((int(match[1]), path))
+                found.append((int(match[1]), int(match[2] or 0), path))
         return sorted(found)
+
+    def all(self) -> list[tuple[int, Path]]:
+        """Return the whole checkpoints, oldest first; of those of one step the last that was written."""
+        return sorted({step: path for step, _, path in self._found()}.items())
 
     def latest(self) -> Path | None:
         """Return the newest checkpoint; None if there is none."""
@@ -72,43 +93,68 @@ class Checkpoints:
         return found[-1][1] if found else None
 
     def best(self) -> Path | None:
-        """Return the checkpoint with the lowest score; None if none has one."""
-        scored = [(s, p) for _, p in self.all() if (s := self._score(p)) is not None]
+        """Return the checkpoint with the best score; None if none has one."""
+        scored = [(self.sign * s, p) for _, p in self.all() if (s := _score(p)) is not None]
         return min(scored)[1] if scored else None
-
-    def _score(self, path: Path) -> float | None:
-        return _meta(path)["score"]
 
     def read(self, path: Path) -> tuple[dict[str, Any], Any, dict[str, Any]]:
         """Return the model's values, the rest of the state, and the facts of a checkpoint."""
         meta = _meta(path)
-        if meta.get("version") != VERSION:
-            raise ArgumentError(f"{path} has version {meta.get('version')}; this program reads {VERSION}.")
+        for name in _FILES:
+            if _digest(path / name) != meta["files"][name]:
+                raise FileError(
+                    f"{path / name} is not what was written: it is damaged or was changed.\n"
+                    "  Nothing was loaded.  Remove this checkpoint to go on from the one before."
+                )
         return load(path / "model.safetensors"), load(path / "state.safetensors"), meta
 
     def _tidy(self) -> None:
-        found = self.all()
-        best = self.best()
-        for _, path in found[: -self.keep]:
-            if path != best:
-                shutil.rmtree(path, ignore_errors=True)
+        current = [path for _, path in self.all()]
+        kept = {*current[-self.keep :], self.best()}
+        for *_, path in self._found():
+            if path not in kept:
+                gone = self.directory / f".writing-gone-{path.name}"
+                os.rename(path, gone)  # first, so that a half-removed one is never taken for a whole one
+                shutil.rmtree(gone, ignore_errors=True)
         for left in self.directory.glob(".writing-*"):
             shutil.rmtree(left, ignore_errors=True)
+
+
+def sign_of(mode: str) -> int:
+    """Return the factor with which the best of scores is the lowest: 1 for "min", -1 for "max"."""
+    if mode not in ("min", "max"):
+        raise ArgumentError(f"mode is 'min' or 'max', not {mode!r}.")
+    return 1 if mode == "min" else -1
+
+
+def _score(path: Path) -> float | None:
+    try:
+        return _meta(path)["score"]
+    except FileError:  # one that is damaged is not the best, and does not stand in the way of new ones
+        return None
 
 
 def _meta(path: Path) -> dict[str, Any]:
     try:
         found = json.loads((path / "meta.json").read_text())
     except (OSError, ValueError) as error:
-        raise ArgumentError(f"{path} is no checkpoint: {error}") from None
+        raise FileError(f"{path} is no checkpoint: {error}") from None
     if not isinstance(found, dict):
-        raise ArgumentError(f"{path} is no checkpoint: meta.json is not an object.")
+        raise FileError(f"{path} is no checkpoint: meta.json is not an object.")
+    if found.get("version") != VERSION:
+        raise FileError(f"{path} has version {found.get('version')}; this program reads {VERSION}.")
+    if found.pop("digest", None) != _meta_digest(found):
+        raise FileError(f"{path / 'meta.json'} is not what was written: it is damaged or was changed.")
     return found
 
 
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
+def _meta_digest(meta: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
+
+
+def _digest(path: Path) -> str:
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise FileError(f"{path.parent} is not whole: {error}") from None

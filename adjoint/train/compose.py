@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from adjoint.core.tensor import Tensor
-from adjoint.errors import ArgumentError, InputError
+from adjoint.core.tensor import Tensor, asarray
+from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.grads.backward import gradients
 from adjoint.grads.norm import global_norm
 from adjoint.nn.module import Module, Parameter
 from adjoint.ops.elementwise import exp
 
-__all__ = ["ComposedLoss", "compose"]
+__all__ = ["ComposedLoss", "TermNorms", "compose"]
 
 
 def compose(terms: Mapping[str, Any]) -> ComposedLoss:
@@ -23,7 +24,9 @@ def compose(terms: Mapping[str, Any]) -> ComposedLoss:
 
     A term is ``(function, weight)``; the function takes ``(prediction, target)``, ``(model)``, or
     ``(prediction, target, model)``.  A weight is a number, a schedule (a function of the step), or
-    ``"learned"``: then the term counts exp(-s) · term + s with a trained s (Kendall's weighting).
+    ``"learned"``: then the term counts exp(-s) · term + s with a trained s (Kendall's weighting), and the
+    optimiser must be given ``loss.parameters()`` beside the model's.  A trainer logs each term by its
+    name, and the norm of its gradient.
 
     >>> import adjoint as ad
     >>> from adjoint import train
@@ -38,29 +41,28 @@ def compose(terms: Mapping[str, Any]) -> ComposedLoss:
 
 
 class ComposedLoss(Module):
-    """A weighted sum of named terms; ``values`` has each term's last value."""
+    """A weighted sum of named terms; ``values`` has each term's last value, before its weight."""
 
     def __init__(self, terms: Mapping[str, Any]) -> None:
-        if not terms:
-            raise InputError("compose: name at least one term.")
+        if not isinstance(terms, Mapping) or not terms:
+            raise InputError("compose: give a dictionary with at least one term: {name: (function, weight)}.")
         self.terms: dict[str, tuple[Callable[..., Any], int]] = {}
         self.weights: dict[str, Any] = {}
         self.step = 0
         self.values: dict[str, float] = {}
-        self.norms: dict[str, float] = {}
         self._last: dict[str, Tensor] = {}
         for name, term in terms.items():
-            function, weight = term if isinstance(term, tuple) else (term, 1.0)
-            if not callable(function):
-                raise InputError(f"compose: the term {name!r} is not a function.")
-            self.terms[name] = (function, _arity(name, function))
-            if weight == "learned":
-                setattr(self, f"s_{name}", Parameter(np.zeros(())))
-            elif not callable(weight) and not isinstance(weight, (int, float)):
-                raise ArgumentError(
-                    f"compose: the weight of {name!r} is a number, a schedule or 'learned', not {weight!r}."
+            function, weight = term if isinstance(term, tuple) and len(term) == 2 else (term, 1.0)
+            if not isinstance(name, str) or not callable(function):
+                raise InputError(
+                    f"compose: the term {name!r} is not a function, or (function, weight), by name."
                 )
-            self.weights[name] = weight
+            self.terms[name] = (function, _arity(name, function))
+            self.weights[name] = _checked_weight(name, weight)
+            if isinstance(function, Module):
+                setattr(self, f"term_{name}", function)  # so that its own parameters are seen
+            if self.weights[name] == "learned":
+                setattr(self, f"s_{name}", Parameter(np.zeros((), np.float32)))
 
     def forward(self, prediction: Any, target: Any = None, model: Any = None) -> Tensor:
         """Add up the terms; ``model`` is needed where a term takes it."""
@@ -71,7 +73,12 @@ class ComposedLoss(Module):
                 raise InputError(
                     f"compose: the term {name!r} takes the model: loss(prediction, target, model)."
                 )
-            value = function(*args)
+            value = asarray(function(*args))
+            if value.shape != ():
+                raise ShapeError(
+                    f"compose: the term {name!r} is one number, but has shape {value.shape}: "
+                    "reduce it, by mean()."
+                )
             self._last[name] = value
             self.values[name] = float(value.detach())
             weighted = self._weighted(name, value)
@@ -85,21 +92,70 @@ class ComposedLoss(Module):
             return exp(-s) * value + s
         return value * float(weight(self.step) if callable(weight) else weight)
 
-    def gradient_norms(self, params: list[Tensor]) -> dict[str, float]:
-        """Return, per term, the norm of its own gradient; call it before backward."""
-        for name, value in self._last.items():
-            found = (
-                gradients(value, params, retain_graph=True, allow_unused=True) if value.requires_grad else ()
-            )
-            self.norms[name] = global_norm(g._data for g in found if g is not None)
-        return self.norms
+    def gradient_norms(self, params: Sequence[Tensor]) -> dict[str, float]:
+        """Return, per term, the norm of its own gradient, before its weight; call it before backward."""
+        norms = TermNorms(params)
+        norms.add(self)
+        return norms.norms()
+
+    def release(self) -> None:
+        """Forget the terms' graphs; their values stay."""
+        self._last.clear()
+
+
+class TermNorms:
+    """The norm of each term's gradient over a batch that comes in weighted pieces.
+
+    Costs a backward per term and piece, and one set of gradients per term.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self._params = params
+        self._sums: dict[str, list[Any]] = {}
+        self._weight = 0.0
+
+    def add(self, loss: ComposedLoss, weight: float = 1.0) -> None:
+        """Add the gradients of the last forward; the graph stays for the backward of the total."""
+        self._weight += weight
+        for name, value in loss._last.items():
+            sums = self._sums.setdefault(name, [None] * len(self._params))
+            if not value.requires_grad:
+                continue
+            found = gradients(value, self._params, retain_graph=True, allow_unused=True)
+            for i, g in enumerate(found):
+                if g is not None:
+                    part = weight * np.asarray(g)  # dense, also where the gradient is sparse
+                    sums[i] = part if sums[i] is None else sums[i] + part
+
+    def norms(self) -> dict[str, float]:
+        """Return the norm per term; NaN where nothing has weight."""
+        scale = 1.0 / self._weight if self._weight else math.nan
+        return {
+            name: scale * global_norm(s for s in sums if s is not None) for name, sums in self._sums.items()
+        }
+
+
+def _checked_weight(name: str, weight: Any) -> Any:
+    if isinstance(weight, str) and weight == "learned":
+        return weight
+    if callable(weight):
+        return weight
+    if isinstance(weight, (int, float, np.integer, np.floating)) and math.isfinite(weight):
+        return float(weight)
+    raise ArgumentError(
+        f"compose: the weight of {name!r} is a finite number, a schedule or 'learned', not {weight!r}."
+    )
 
 
 def _arity(name: str, function: Callable[..., Any]) -> int:
     forward = function.forward if isinstance(function, Module) else function
+    try:
+        parameters = inspect.signature(forward).parameters.values()
+    except (TypeError, ValueError):
+        parameters = {}.values()  # a built-in that does not tell
     needed = [
         p
-        for p in inspect.signature(forward).parameters.values()
+        for p in parameters
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
     if len(needed) not in (1, 2, 3):

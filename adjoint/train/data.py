@@ -5,49 +5,89 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 
-__all__ = ["DataLoader", "pad_collate", "stack_collate"]
+__all__ = ["DataLoader", "Padded", "pad_collate", "stack_collate"]
+
+
+class Padded(NamedTuple):
+    """Sequences of different lengths in one array, and their lengths, which are a trainer's weights."""
+
+    values: Any
+    lengths: Any
 
 
 def stack_collate(samples: Sequence[Any]) -> Any:
     """Put samples of one shape into arrays: field by field if they are tuples or dictionaries."""
-    first = samples[0]
-    if isinstance(first, tuple):
-        return tuple(stack_collate([s[i] for s in samples]) for i in range(len(first)))
-    if isinstance(first, Mapping):
-        return {k: stack_collate([s[k] for s in samples]) for k in first}
-    return np.stack([np.asarray(s) for s in samples])
+    return _by_field(samples, _stacked)
 
 
-def pad_collate(samples: Sequence[Any], value: float = 0) -> tuple[Any, Any]:
+def pad_collate(samples: Sequence[Any], value: float = 0) -> Any:
     """Put sequences of different lengths into one array, padded, and return the lengths beside it.
 
-    The lengths are the weights of the batch: a trainer that accumulates weighs by them.
+    The lengths are the weights of the batch: a trainer without ``weight=`` weighs by their sum.  Of samples
+    that are tuples or dictionaries each field is padded, or stacked where it is one number per sample.
 
     >>> padded, lengths = pad_collate([[1, 2, 3], [4]])
     >>> padded.tolist(), lengths.tolist()
     ([[1, 2, 3], [4, 0, 0]], [3, 1])
     """
-    rows = [np.asarray(s) for s in samples]
+    return _by_field(samples, lambda field: _padded(field, value))
+
+
+def _by_field(samples: Sequence[Any], collate: Callable[[list[Any]], Any]) -> Any:
+    first = samples[0]
+    if isinstance(first, tuple):
+        return tuple(_by_field([s[i] for s in samples], collate) for i in range(len(first)))
+    if isinstance(first, Mapping):
+        return {k: _by_field([s[k] for s in samples], collate) for k in first}
+    return collate([np.asarray(s) for s in samples])
+
+
+def _stacked(rows: list[Any]) -> Any:
+    shapes = {r.shape for r in rows}
+    if len(shapes) > 1:
+        raise ShapeError(
+            f"the samples of a batch have one shape, but these have {', '.join(map(str, sorted(shapes)))}.\n"
+            "  collate=train.pad_collate pads sequences of different lengths."
+        )
+    return np.stack(rows)
+
+
+def _padded(rows: list[Any], value: float) -> Any:
+    if all(r.ndim == 0 for r in rows):
+        return np.stack(rows)
+    shapes = {r.shape[1:] if r.ndim else None for r in rows}
+    if len(shapes) > 1:
+        raise ShapeError(
+            "pad_collate: samples differ in the length of their first axis alone, but these have the shapes "
+            f"{', '.join(map(str, sorted({r.shape for r in rows})))}."
+        )
     lengths = np.array([len(r) for r in rows])
-    out = np.full((len(rows), int(lengths.max(initial=0)), *rows[0].shape[1:]), value, rows[0].dtype)
+    out = np.full((len(rows), int(lengths.max()), *rows[0].shape[1:]), value, np.result_type(*rows))
     for i, row in enumerate(rows):
         out[i, : len(row)] = row
-    return out, lengths
+    return Padded(out, lengths)
 
 
 class DataLoader:
     """Batches of a data set, epoch after epoch.
 
-    ``data`` is an array or a tuple of arrays of one length, a sequence of samples, or an iterable
-    (which is taken as it comes).  The order of an epoch is a function of ``seed`` and the number of the
-    epoch alone, so ``state_dict`` is two numbers, and loading it goes on at the same batch.
+    ``data`` is one of
+
+    - an array: its rows are the samples;
+    - a tuple or a dictionary of columns (arrays or sequences of one length): a sample has one item of each;
+    - any other sequence (a list, say) of samples;
+    - an iterable of samples, which is taken as it comes.
+
+    Arrays are cut without a copy per sample; other samples, and all with ``collate=``, are put together by
+    ``collate(list_of_samples)``.  The order of an epoch is a function of ``seed`` and the number of the
+    epoch alone, so ``state_dict`` is a few numbers, and loading it goes on at the same batch.
 
     >>> loader = DataLoader(np.arange(5), batch_size=2)
     >>> [batch.tolist() for batch in loader]
@@ -69,11 +109,15 @@ class DataLoader:
             raise ArgumentError("batch_size must be at least 1 and prefetch at least 0.")
         self.data, self.batch_size, self.shuffle, self.seed = data, batch_size, shuffle, seed
         self.drop_last, self.prefetch = drop_last, prefetch
-        self.arrays = _arrays(data) if collate is None else None
+        self.columns = _columns(data)
         self.collate = collate or stack_collate
-        self.sized = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+        arrays = self.columns is not None and all(isinstance(c, np.ndarray) for c in self.columns.values())
+        self._cut = arrays and collate is None  # batches are cut out of arrays at once
+        self.sized = self.columns is not None or (hasattr(data, "__len__") and hasattr(data, "__getitem__"))
         if shuffle and not self.sized:
             raise InputError("an iterable comes in its own order: shuffle=True needs a sequence or arrays.")
+        if not self.sized and not isinstance(data, Iterable):
+            raise InputError(f"DataLoader: data are arrays, a sequence or an iterable, not {data!r}.")
         self.epoch = 0
         self.position = 0  # batches of this epoch that were handed out
 
@@ -85,7 +129,7 @@ class DataLoader:
     def _count(self) -> int:
         if not self.sized:
             raise InputError("the length of an iterable is not known beforehand.")
-        return len(self.arrays[0]) if self.arrays is not None else len(self.data)
+        return len(self.data if self.columns is None else next(iter(self.columns.values())))
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of the present epoch that are left; at its end the next one begins."""
@@ -103,11 +147,16 @@ class DataLoader:
         order = np.random.default_rng((self.seed, epoch)).permutation(n) if self.shuffle else np.arange(n)
         for i in range(start, len(self)):
             chosen = order[i * self.batch_size : (i + 1) * self.batch_size]
-            if self.arrays is None:
-                yield self.collate([self.data[int(j)] for j in chosen])
-            else:
-                picked = tuple(a[chosen] for a in self.arrays)
-                yield picked if isinstance(self.data, tuple) else picked[0]
+            yield self._sample(chosen) if self._cut else self.collate([self._sample(int(j)) for j in chosen])
+
+    def _sample(self, index: Any) -> Any:
+        """Return a sample, or with an array of indices a batch, in the form that the data have."""
+        if self.columns is None:
+            return self.data[index]
+        found = {name: column[index] for name, column in self.columns.items()}
+        if isinstance(self.data, Mapping):
+            return found
+        return tuple(found.values()) if isinstance(self.data, tuple) else found[0]
 
     def _stream(self, start: int) -> Iterator[Any]:
         samples: list[Any] = []
@@ -124,24 +173,50 @@ class DataLoader:
 
     def state_dict(self) -> dict[str, int]:
         """Return where the loader is."""
-        return {"epoch": self.epoch, "position": self.position, "seed": self.seed}
+        return {"epoch": self.epoch, "position": self.position, "seed": self.seed, **self._form()}
+
+    def _form(self) -> dict[str, int]:
+        """What must be the same for a position to mean the same."""
+        form = {"batch_size": self.batch_size, "shuffle": int(self.shuffle), "drop_last": int(self.drop_last)}
+        return {**form, "samples": self._count()} if self.sized else form
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where ``state_dict`` was taken."""
+        """Go on where ``state_dict`` was taken; a loader of another form is refused."""
+        other = [f"{k} {state.get(k)}, not {v}" for k, v in self._form().items() if state.get(k) != v]
+        if other:
+            raise ArgumentError(
+                f"DataLoader: this is the position of a loader with {', '.join(other)}: it has other batches."
+            )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
         self.seed = int(state["seed"])
 
 
-def _arrays(data: Any) -> tuple[Any, ...] | None:
-    """Return the arrays of a data set that is made of arrays; None if it is of another kind."""
-    parts = data if isinstance(data, tuple) else (data,)
-    if not parts or not all(isinstance(p, (np.ndarray, Tensor)) for p in parts):
+def _columns(data: Any) -> dict[Any, Any] | None:
+    """Return the columns of a data set that is made of them, by name or number; None if it is of samples."""
+    if isinstance(data, (np.ndarray, Tensor)):
+        named: dict[Any, Any] = {0: data}
+    elif isinstance(data, Mapping):
+        named = dict(data)
+    elif isinstance(data, tuple):
+        named = dict(enumerate(data))
+    else:
         return None
-    arrays = tuple(np.asarray(p) for p in parts)
-    lengths = [len(a) for a in arrays]
-    if len(set(lengths)) != 1:
-        raise ShapeError(f"the arrays of a data set have one length, but these have {lengths}.")
-    return arrays
+    columns = {k: np.asarray(v) if isinstance(v, (np.ndarray, Tensor)) else v for k, v in named.items()}
+    for name, column in columns.items():
+        sequence = hasattr(column, "__len__") and hasattr(column, "__getitem__")
+        if not sequence or isinstance(column, (str, bytes)) or getattr(column, "shape", None) == ():
+            raise InputError(
+                f"DataLoader: a tuple or a dictionary is one of columns, but {name!r} is {column!r:.60}.\n"
+                "  Give a list where each item is a sample."
+            )
+    lengths = {k: len(v) for k, v in columns.items()}
+    if len(set(lengths.values())) != 1:
+        listed = list(lengths.values()) if isinstance(data, tuple) else lengths
+        raise ShapeError(
+            f"the columns of a data set have one length, but these have {listed or 'none'}.\n"
+            "  Give a list where each item is a sample."
+        )
+    return columns
 
 
 def _ahead(batches: Iterable[Any], depth: int) -> Iterator[Any]:

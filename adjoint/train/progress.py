@@ -3,53 +3,93 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from adjoint.errors import MissingExtraError
+
 __all__ = ["Progress"]
+
+RECENT = 50  # steps over which throughput is averaged
 
 
 class Progress:
-    """Shows epoch, loss, rate, gradient norm, speed and time left with rich, if it is installed.
+    """Shows epoch, loss, metrics, rate, gradient norm, throughput and time left with rich.
 
-    Quiet when standard error is not a terminal, when rich is missing, or when ``show`` is False.
+    Each epoch leaves a line with its results.  Quiet when standard error is not a terminal, when rich is
+    not installed, or when ``show`` is False; ``show=True`` insists.  ``steps`` are those of one epoch, None
+    if not known: then there is no time left to tell.
     """
 
-    def __init__(self, total: int | None, show: bool | None = None) -> None:
+    def __init__(self, steps: int | None, epochs: int, show: bool | None = None) -> None:
         self._bar: Any = None
-        self._task: Any = None
-        wanted = sys.stderr.isatty() if show is None else show
-        if not wanted:
+        self._steps, self._epochs = steps, epochs
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)  # when, and the weight of the step
+        if not (sys.stderr.isatty() if show is None else show):
             return
         try:
             from rich import progress
             from rich.console import Console
+            from rich.table import Column
         except ImportError:
+            if show:
+                raise MissingExtraError("a progress bar", "rich", "train") from None
             return
         self._bar = progress.Progress(
             progress.TextColumn("{task.description}"),
-            progress.BarColumn(bar_width=24),
+            progress.BarColumn(bar_width=16),
             progress.MofNCompleteColumn(),
-            progress.TextColumn("{task.fields[numbers]}"),
-            progress.TimeRemainingColumn(),
+            progress.TimeRemainingColumn(compact=True),
+            progress.TextColumn("{task.fields[numbers]}", markup=False, table_column=Column(ratio=1)),
             console=Console(stderr=True),
+            expand=True,
         )
-        self._task = self._bar.add_task("", total=total, numbers="")
+        self._task = self._bar.add_task("", total=None if steps is None else steps * epochs, numbers="")
         self._bar.start()
 
-    def epoch(self, epoch: int, epochs: int, done: int) -> None:
-        """Begin an epoch, of which ``done`` batches are behind us."""
+    def epoch(self, epoch: int, done: int) -> None:
+        """Begin an epoch, of which ``done`` steps are behind us."""
         if self._bar is not None:
-            self._bar.reset(self._task, description=f"epoch {epoch + 1}/{epochs}", completed=done)
+            self._recent.append((time.perf_counter(), 0.0))
+            behind = epoch * (self._steps or 0) + done
+            self._bar.update(self._task, description=f"epoch {epoch + 1}/{self._epochs}", completed=behind)
 
-    def step(self, logs: Mapping[str, float]) -> None:
-        """Take note of a step."""
+    def step(self, logs: Mapping[str, float], weight: float, unit: str) -> None:
+        """Take note of a step that had this weight, of this unit."""
         if self._bar is not None:
-            numbers = "  ".join(f"{k} {v:.4g}" for k, v in logs.items())
-            self._bar.update(self._task, advance=1, numbers=numbers)
+            self._recent.append((time.perf_counter(), weight))
+            self._bar.update(self._task, advance=1, numbers=f"{_listed(logs)}  {self._throughput()} {unit}/s")
+
+    def _throughput(self) -> str:
+        """Return the weight per second over the last steps, in words."""
+        seconds = self._recent[-1][0] - self._recent[0][0]
+        weight = sum(w for _, w in self._recent) - self._recent[0][1]
+        return _short(weight / seconds if seconds else 0.0)
+
+    def result(self, epoch: int, logs: Mapping[str, float]) -> None:
+        """Leave a line with the results of an epoch."""
+        if self._bar is not None:
+            self._recent.clear()  # validation is no part of the throughput
+            self._bar.console.print(
+                f"epoch {epoch}/{self._epochs}  {_listed(logs)}", highlight=False, markup=False
+            )
 
     def close(self) -> None:
         """Leave the terminal as it was."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def _listed(logs: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in logs.items())
+
+
+def _short(number: float) -> str:
+    """Return a number in three digits: 950, 12.3k, 4.56M."""
+    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= factor:
+            return f"{number / factor:.3g}{letter}"
+    return f"{number:.3g}"

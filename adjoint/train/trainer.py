@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import signal
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,15 +21,21 @@ from adjoint.core.tensor import Tensor, asarray
 from adjoint.errors import ArgumentError, InputError
 from adjoint.grads.accumulate import GradientAccumulator
 from adjoint.nn.module import Module
-from adjoint.random import Generator
-from adjoint.train.callbacks import Callback, GradientFlow
+from adjoint.optim import LBFGS, Optimizer
+from adjoint.optim.schedules import Plateau
+from adjoint.train import state as states
+from adjoint.train.averages import Averages
+from adjoint.train.callbacks import BestCheckpoint, Callback
 from adjoint.train.checkpoint import Checkpoints
-from adjoint.train.compose import ComposedLoss
+from adjoint.train.compose import ComposedLoss, TermNorms
+from adjoint.train.data import Padded
 from adjoint.train.progress import Progress
 
 __all__ = ["Trainer"]
 
 Loss = Callable[..., Tensor]
+
+RESERVED = ("loss", "lr", "grad_norm", "seconds", "epoch", "step")
 
 
 class Trainer:
@@ -35,9 +43,14 @@ class Trainer:
 
     ``accumulate=k`` cuts each batch into k micro-batches whose gradients add up to the whole batch's.
     ``clip`` limits the global norm of the gradients.  ``schedule`` gives the learning rate of each step.
-    ``weight(batch)`` says how much a batch counts (its number of examples if not given; of tokens, say).
-    ``compute(model, batch)`` replaces ``loss(model(inputs), targets)``.  With ``directory`` checkpoints are
-    written there after each epoch, or every ``checkpoint_every`` steps, and ``fit(resume=True)`` goes on
+    ``metrics`` are functions of (prediction, target), logged in training and in validation.
+    ``weight(batch)`` says how much a batch counts, in ``unit``\\ s ("tokens", say); if not given, its number
+    of examples, or of a padded batch the sum of its lengths.
+    ``compute(model, batch)`` replaces ``loss(model(inputs), targets)``; it returns the loss, or the loss and
+    a dictionary of numbers to log.  A composed loss logs its terms by name, and every ``term_norms`` steps
+    (None: never), counted in each epoch from its first, the norm of each term's gradient as
+    ``grad_norm_<term>``, which takes a backward per term.  With ``directory`` checkpoints are written there
+    after each epoch and every ``checkpoint_every`` steps, and ``fit(resume=True)`` goes on
     bitwise as if it had not stopped.  Ctrl-C stops after the present step, with a checkpoint.
     """
 
@@ -53,44 +66,94 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
         weight: Callable[[Any], float] | None = None,
-        compute: Callable[[Any, Any], Tensor] | None = None,
+        unit: str | None = None,
+        compute: Callable[[Any, Any], Any] | None = None,
+        term_norms: int | None = 50,
         directory: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
         keep: int = 3,
         progress: bool | None = None,
     ) -> None:
-        if loss is None and compute is None:
-            raise InputError("Trainer: give a loss(prediction, target), or compute(model, batch).")
-        if optimizer is None:
-            raise InputError("Trainer: give an optimiser, such as ad.optim.Adam(model.parameters()).")
         self.model, self.loss, self.optimizer, self.schedule = model, loss, optimizer, schedule
         self.callbacks = list(callbacks)
         self.metrics = dict(metrics or {})
-        self.weight, self.compute = weight, compute
+        self.weight, self.unit, self.compute = weight, unit, compute
         self.checkpoints = None if directory is None else Checkpoints(directory, keep)
-        self.checkpoint_every = checkpoint_every
+        self.checkpoint_every, self.term_norms = checkpoint_every, term_norms
         self.progress = progress
         self.pieces = accumulate
+        self._check()
         self.accumulator = GradientAccumulator(
-            self._named_parameters(), accumulation_steps=accumulate, max_grad_norm=clip, nonfinite="allow"
+            self.named_parameters(),
+            accumulation_steps=accumulate,
+            max_grad_norm=math.inf if clip is None else clip,  # inf: the norm is wanted all the same
+            nonfinite="allow",
         )
-        self._norm = 0.0
-        self.accumulator.on("update", self._updated)
         self.step = 0
         self.epoch = 0
         self.history: list[dict[str, float]] = []
-        self.last_gradients: dict[str, Any] = {}
         self.stopped: str | None = None
-        self._sums = {"loss": 0.0, "weight": 0.0, "seconds": 0.0}
+        self.averages = Averages()  # of the present epoch
+        self.epoch_seconds = 0.0
+        self.epoch_steps = 0
+        self._last_weight = 0.0
+        self._loader: Any = None
 
-    def _named_parameters(self) -> dict[str, Tensor]:
+    def named_parameters(self) -> dict[str, Tensor]:
+        """Return what is trained by name: of the model, and of the loss as ``loss.<name>``."""
         named = {k: p for k, p in self.model.named_parameters() if p.requires_grad}
         if isinstance(self.loss, Module):
             named.update({f"loss.{k}": p for k, p in self.loss.named_parameters() if p.requires_grad})
         return named
 
-    def _updated(self, event: Any) -> None:
-        self._norm = math.nan if event.norm is None else float(event.norm)
+    def _check(self) -> None:
+        """Refuse what could not work before any time is spent on it."""
+        if self.loss is None and self.compute is None:
+            raise InputError("Trainer: give a loss(prediction, target), or compute(model, batch).")
+        if self.optimizer is None:
+            raise InputError("Trainer: give an optimiser, such as ad.optim.Adam(model.parameters()).")
+        if isinstance(self.optimizer, LBFGS) or not callable(getattr(self.optimizer, "step", None)):
+            raise InputError(
+                f"Trainer: the optimiser makes an update by step(), which a {type(self.optimizer).__name__} "
+                "does not.\n  LBFGS is not for batches: call its step(closure) on all the data."
+            )
+        if isinstance(self.optimizer, Optimizer):
+            self._check_parameters({id(p) for p in self.optimizer.params})
+        if self.metrics and self.compute is not None:
+            raise ArgumentError(
+                "Trainer: metrics look at a prediction, which compute keeps to itself.\n"
+                "  Return them from compute, beside the loss: return loss, {'accuracy': value}."
+            )
+        for name, value in (("checkpoint_every", self.checkpoint_every), ("term_norms", self.term_norms)):
+            if value is not None and value < 1:
+                raise ArgumentError(f"Trainer: {name} is a number of steps from 1, but is {value!r}.")
+        terms = list(self.loss.terms) if isinstance(self.loss, ComposedLoss) else []
+        names = [*RESERVED, *self.metrics, *terms]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ArgumentError(f"Trainer: two numbers would be logged as {', '.join(map(repr, twice))}.")
+        directories = [c.directory.resolve() for c in self._all_checkpoints()]
+        if len(set(directories)) < len(directories):
+            raise ArgumentError("Trainer: the best checkpoint needs a directory of its own.")
+
+    def _all_checkpoints(self) -> list[Checkpoints]:
+        best = [c.checkpoints for c in self.callbacks if isinstance(c, BestCheckpoint)]
+        return best if self.checkpoints is None else [self.checkpoints, *best]
+
+    def _check_parameters(self, updated: set[int]) -> None:
+        named = self.named_parameters()
+        lost = [k for k, p in named.items() if k.startswith("loss.") and id(p) not in updated]
+        if lost:
+            raise InputError(
+                f"Trainer: the loss learns {', '.join(lost)}, but the optimiser does not have it.\n"
+                "  Give it both: optim.Adam([*model.parameters(), *loss.parameters()])."
+            )
+        strange = len(updated - {id(p) for p in named.values()})
+        if strange:
+            raise InputError(
+                f"Trainer: {strange} parameters of the optimiser are not the model's.\n"
+                "  Make the optimiser from model.parameters() after model.astype(…) and other changes."
+            )
 
     # Training --------------------------------------------------------------------------------
 
@@ -101,15 +164,19 @@ class Trainer:
         if epochs < 0:
             raise ArgumentError(f"epochs must not be negative, but is {epochs}.")
         self.stopped = None
+        self._loader = loader
         if resume:
-            self._resume(loader)
-        total = len(loader) if hasattr(loader, "__len__") else None
-        bar = Progress(total, self.progress)
+            self._resume()
+        else:
+            for checkpoints in self._all_checkpoints():
+                checkpoints.refuse_later(self.step)
+        bar = Progress(_length(loader), epochs, self.progress)
         try:
             with self._stopping_on_interrupt():
                 while self.epoch < epochs and self.stopped is None:
-                    bar.epoch(self.epoch, epochs, getattr(loader, "position", 0))
-                    self._epoch(loader, validate, bar)
+                    bar.epoch(self.epoch, self.epoch_steps)
+                    self._epoch(self._batches(loader, resume), validate, bar)
+                    resume = False
         finally:
             bar.close()
             for callback in self.callbacks:
@@ -120,64 +187,102 @@ class Trainer:
         """End the training after the present step."""
         self.stopped = reason
 
-    def _epoch(self, loader: Any, validate: Any, bar: Progress) -> None:
+    def _batches(self, loader: Any, resumed: bool) -> Iterable[Any]:
+        """Return the batches of the present epoch that are left, also of a loader that keeps no position."""
+        going_on = hasattr(loader, "load_state_dict") or (isinstance(loader, Iterator) and not resumed)
+        return (
+            loader if going_on or not self.epoch_steps else itertools.islice(loader, self.epoch_steps, None)
+        )
+
+    def _epoch(self, batches: Iterable[Any], validate: Any, bar: Progress) -> None:
         self.model.train()
-        for batch in loader:
+        for batch in batches:
             logs = self.train_step(batch)
-            bar.step(logs)
+            bar.step(logs, self._last_weight, self._unit(batch))
             for callback in self.callbacks:
                 callback.on_step(self, logs)
             every = self.checkpoint_every
             if self.stopped or (every and self.step % every == 0):
-                self._checkpoint(loader)
+                self.write_checkpoint()
             if self.stopped:
                 return
-        sums = self._sums
-        logs = {"loss": sums["loss"] / sums["weight"] if sums["weight"] else math.nan}
-        logs["seconds"] = sums["seconds"]
-        self._sums = dict.fromkeys(sums, 0.0)
+        if not self.epoch_steps:
+            raise InputError(
+                f"Trainer: epoch {self.epoch + 1} has no batches.\n"
+                "  An iterator is used up after one epoch; DataLoader over a sequence is not."
+            )
+        logs = {**self.averages.means(), "lr": self._rate(), "seconds": self.epoch_seconds}
+        self.averages, self.epoch_seconds, self.epoch_steps = Averages(), 0.0, 0
         if validate is not None:
             logs.update({f"val_{k}": v for k, v in self.evaluate(validate).items()})
         self.history.append(logs)
         self.epoch += 1
+        bar.result(self.epoch, logs)
+        self._end_epoch(logs)
+
+    def _end_epoch(self, logs: dict[str, float]) -> None:
+        score = logs.get("val_loss", logs["loss"])
+        if isinstance(self.schedule, Plateau):
+            self.schedule.report_from(logs)
         for callback in self.callbacks:
             callback.on_epoch(self, logs)
-        if self.checkpoints is not None and (self.stopped or not self.checkpoint_every):
-            self._checkpoint(loader, logs.get("val_loss", logs["loss"]))
+        for callback in self.callbacks:
+            callback.save(self, logs)
+        self.write_checkpoint(score=score)
 
     def train_step(self, batch: Any) -> dict[str, float]:
-        """Make one update from one batch; return its loss, learning rate and gradient norm."""
+        """Make one update from one batch; return loss, metrics, terms, learning rate and gradient norm."""
         start = time.perf_counter()
         if self.schedule is not None:
             self.optimizer.lr = self.schedule(self.step)
         if isinstance(self.loss, ComposedLoss):
             self.loss.step = self.step
         try:
-            total, weight = self._accumulated(batch)
+            logs, norms, weight = self._accumulated(batch)
+            if not self.accumulator.should_update():
+                self.accumulator.flush()
+            norms = {"grad_norm": math.nan, **norms}  # NaN where a batch without weight makes no update
+            self.accumulator.apply(SimpleNamespace(step=lambda: self._update(logs, norms)))
         except BaseException:
             self.accumulator.drop()  # no piece of this batch in the next one's gradients
             raise
-        if not self.accumulator.should_update():
-            self.accumulator.flush()
-        if any(isinstance(c, GradientFlow) for c in self.callbacks):
-            self.last_gradients = self.accumulator.gradients()
-        self._norm = math.nan
-        self.accumulator.apply(self.optimizer)
         self.step += 1
-        for name, value in (("loss", total), ("weight", weight), ("seconds", time.perf_counter() - start)):
-            self._sums[name] += value
-        return {"loss": total / weight if weight else math.nan, "lr": self._rate(), "grad_norm": self._norm}
+        self.epoch_steps += 1
+        self._last_weight = weight
+        self.averages.add(logs, weight)
+        self.averages.add(norms, 1.0)
+        self.epoch_seconds += time.perf_counter() - start
+        return {**logs, "lr": self._rate(), **norms}
 
-    def _accumulated(self, batch: Any) -> tuple[float, float]:
-        """Add the gradients of all pieces of a batch; return their weighted loss, and the weight."""
-        total = weight = 0.0
+    def _update(self, logs: dict[str, float], norms: dict[str, float]) -> None:
+        """Update the weights, whose gradients the accumulator has put in place."""
+        found = self.accumulator.last_norm
+        norms["grad_norm"] = math.nan if found is None else found
+        seen = {**logs, "lr": self._rate(), **norms}
+        for callback in self.callbacks:
+            callback.before_update(self, seen)
+        self.optimizer.step()
+
+    def _accumulated(self, batch: Any) -> tuple[dict[str, float], dict[str, float], float]:
+        """Add the gradients of all pieces of a batch; return means, norms of terms, and the weight."""
+        averages = Averages()
+        terms = self.loss if isinstance(self.loss, ComposedLoss) else None
+        due = terms is not None and self.term_norms and self.epoch_steps % self.term_norms == 0
+        norms = TermNorms(list(self.named_parameters().values())) if due else None
+        weight = 0.0
         for piece in self._pieces(batch):
             w = self._weight(piece)
             with self.accumulator.micro_batch(weight=w):
-                loss = self._loss(piece)
+                loss, numbers = self._loss(piece)
+                if norms is not None and terms is not None:
+                    norms.add(terms, w)
                 loss.backward()
-            total, weight = total + float(loss.detach()) * w, weight + w
-        return total, weight
+            if terms is not None:
+                terms.release()
+            averages.add({"loss": float(loss.detach()), **numbers}, w)
+            weight += w
+        found = {} if norms is None else norms.norms()
+        return averages.means(), {f"grad_norm_{k}": v for k, v in found.items()}, weight
 
     def _rate(self) -> float:
         return float(getattr(self.optimizer, "lr", math.nan))
@@ -188,42 +293,64 @@ class Trainer:
         return self.accumulator.split(batch, -(-_count(batch) // self.pieces))
 
     def _weight(self, batch: Any) -> float:
-        return float(_count(batch) if self.weight is None else self.weight(batch))
+        if self.weight is not None:
+            return float(self.weight(batch))
+        padded = _first_padded(batch)
+        return float(_count(batch) if padded is None else np.sum(padded.lengths))
 
-    def _loss(self, batch: Any) -> Tensor:
+    def _loss(self, batch: Any) -> tuple[Tensor, dict[str, float]]:
+        """Return the loss, and what is logged beside it."""
+        numbers: dict[str, Any] = {}
         if self.compute is not None:
-            return self.compute(self.model, batch)
-        prediction, target = self._predicted(batch)
-        assert self.loss is not None
-        if isinstance(self.loss, ComposedLoss):
-            return self.loss(prediction, target, self.model)
-        return self.loss(prediction, target)
+            loss = self.compute(self.model, batch)
+            if isinstance(loss, tuple) and len(loss) == 2:
+                loss, numbers = loss
+        else:
+            prediction, target = self._predicted(batch)
+            assert self.loss is not None
+            composed = isinstance(self.loss, ComposedLoss)
+            loss = self.loss(prediction, target, *((self.model,) if composed else ()))
+            with no_grad():
+                numbers = {name: f(prediction, target) for name, f in self.metrics.items()}
+        if not isinstance(loss, Tensor):
+            raise InputError(f"Trainer: the loss is a tensor of one number, not a {type(loss).__name__}.")
+        taken = [name for name in numbers if name in RESERVED]
+        if taken:
+            raise ArgumentError(f"Trainer: {', '.join(taken)} are logged already: give other names.")
+        found = {name: _number(name, value) for name, value in numbers.items()}
+        return loss, {**found, **self.loss.values} if isinstance(self.loss, ComposedLoss) else found
 
     def _predicted(self, batch: Any) -> tuple[Any, Any]:
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise InputError("Trainer: a batch is (inputs, targets); for others give compute(model, batch).")
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2 or _first_padded(batch) is not None:
+            raise InputError(
+                "Trainer: a batch is (inputs, targets).\n"
+                "  For others, and for padded ones with their lengths, give compute(model, batch)."
+            )
         return self.model(asarray(batch[0])), asarray(batch[1])
+
+    def _unit(self, batch: Any) -> str:
+        if self.unit is not None:
+            return self.unit
+        return "samples" if self.weight is None and _first_padded(batch) is None else "tokens"
 
     # Evaluating ------------------------------------------------------------------------------
 
     def evaluate(self, loader: Iterable[Any]) -> dict[str, float]:
-        """Return the loss and the metrics over a loader, weighted by batch; nothing is trained."""
-        sums: dict[str, float] = {}
-        weight = 0.0
+        """Return loss, metrics and terms over a loader, weighted by batch; nothing is trained."""
+        averages = Averages()
         with self._evaluating():
             for batch in loader:
-                w = self._weight(batch)
-                found = {"loss": self._loss(batch)}
-                if self.metrics:
-                    prediction, target = self._predicted(batch)
-                    found.update({name: f(prediction, target) for name, f in self.metrics.items()})
-                for name, value in found.items():
-                    sums[name] = sums.get(name, 0.0) + float(value) * w
-                weight += w
-        return {name: total / weight for name, total in sums.items()} if weight else {}
+                loss, numbers = self._loss(batch)
+                averages.add({"loss": float(loss), **numbers}, self._weight(batch))
+        found = averages.means()
+        if not found:
+            raise InputError("Trainer: there are no batches to evaluate; an iterator is used up after once.")
+        return found
 
     def predict(self, inputs: Any, batch_size: int = 256) -> np.ndarray[Any, Any]:
         """Return the model's outputs for an array of inputs, batch by batch."""
+        if batch_size < 1:
+            raise ArgumentError(f"predict: batch_size must be at least 1, but is {batch_size!r}.")
         array = np.asarray(inputs)
         with self._evaluating():
             outputs = [
@@ -264,67 +391,58 @@ class Trainer:
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def _checkpoint(self, loader: Any, score: float | None = None) -> Path | None:
-        if self.checkpoints is None:
+    def write_checkpoint(self, to: Checkpoints | None = None, score: float | None = None) -> Path | None:
+        """Write the whole state to ``to``, or to the trainer's directory; None if it has none."""
+        checkpoints = self.checkpoints if to is None else to
+        if checkpoints is None:
             return None
         if score is not None and not math.isfinite(score):
             score = None
-        return self.checkpoints.write(self.step, self.model.state_dict(), self._state(loader), score)
+        return checkpoints.write(self.step, self.model.state_dict(), states.of(self, self._loader), score)
 
-    def _state(self, loader: Any) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "epoch": self.epoch,
-            "history": self.history,
-            "sums": self._sums,
-            "optimizer": self.optimizer.state_dict(),
-            "accumulator": self.accumulator.state_dict(),
-            "loss": self.loss.state_dict() if isinstance(self.loss, Module) else {},
-            "schedule": _state_of(self.schedule),
-            "loader": _state_of(loader),
-            "callbacks": [c.state_dict() for c in self.callbacks],
-            "generators": {path: rng.state for path, rng in self._generators()},
-        }
-
-    def _generators(self) -> Iterator[tuple[str, Generator]]:
-        for path, module in self.model.named_modules():
-            for name, value in vars(module).items():
-                if isinstance(value, Generator):
-                    yield f"{path}.{name}", value
-
-    def _resume(self, loader: Any) -> None:
-        """Take over the newest checkpoint, if there is one."""
+    def _resume(self) -> None:
+        """Take over the newest checkpoint, if there is one; all of it, or after an error nothing."""
         if self.checkpoints is None:
             raise ArgumentError("fit(resume=True) needs a directory: Trainer(…, directory=path).")
         path = self.checkpoints.latest()
         if path is None:
             return
         model, state, _ = self.checkpoints.read(path)
-        self.model.load_state_dict(model)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.accumulator.load_state_dict(state["accumulator"])
-        if isinstance(self.loss, Module):
-            self.loss.load_state_dict(state["loss"])
-        things: list[tuple[Any, Any]] = [(self.schedule, state["schedule"]), (loader, state["loader"])]
-        for thing, saved in things:
-            if saved and hasattr(thing, "load_state_dict"):
-                thing.load_state_dict(saved)
-        for callback, saved in zip(self.callbacks, state["callbacks"], strict=True):
-            callback.load_state_dict(saved)
-        for name, rng in self._generators():
-            rng.state = state["generators"][name]
-        self.step, self.epoch = int(state["step"]), int(state["epoch"])
-        self.history, self._sums = [dict(h) for h in state["history"]], dict(state["sums"])
+        before = self.model.state_dict(), states.of(self, self._loader)
+        try:
+            states.load(self, self._loader, model, state)
+        except BaseException:
+            states.load(self, self._loader, *before)
+            raise
 
 
-def _state_of(thing: Any) -> Any:
-    return thing.state_dict() if hasattr(thing, "state_dict") else {}
+def _first_padded(batch: Any) -> Padded | None:
+    """Return the first padded part of a batch; None if there is none."""
+    if isinstance(batch, Padded):
+        return batch
+    parts = (
+        batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
+    )
+    return next((found for part in parts if (found := _first_padded(part)) is not None), None)
 
 
 def _count(batch: Any) -> int:
     """Return the number of examples of a batch: the length of its first array."""
-    while isinstance(batch, (tuple, list)) and batch:
-        batch = batch[0]
-    if isinstance(batch, Mapping):
-        batch = next(iter(batch.values()))
+    while isinstance(batch, (tuple, list, Mapping)) and batch:
+        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
+    if not hasattr(batch, "__len__") or getattr(batch, "shape", None) == ():
+        raise InputError("Trainer: a batch is made of arrays; say how much others count with weight=.")
     return len(batch)
+
+
+def _number(name: str, value: Any) -> float:
+    if np.shape(value) != () or np.ndim(value) != 0:
+        raise InputError(f"Trainer: {name!r} is one number per batch, but has shape {np.shape(value)}.")
+    return float(value)
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:  # it has none: InputError is a TypeError too
+        return None

@@ -1,0 +1,90 @@
+"""The state of a training run as plain data: everything that decides how it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from adjoint.errors import ArgumentError
+from adjoint.nn.module import Module
+from adjoint.random import Generator
+
+if TYPE_CHECKING:
+    from adjoint.train.trainer import Trainer
+
+__all__ = ["load", "of"]
+
+
+def of(trainer: Trainer, loader: Any) -> dict[str, Any]:
+    """Return all but the model's own values, which are kept beside it."""
+    return {
+        "step": trainer.step,
+        "epoch": trainer.epoch,
+        "epoch_steps": trainer.epoch_steps,
+        "epoch_seconds": trainer.epoch_seconds,
+        "history": [dict(h) for h in trainer.history],
+        "averages": trainer.averages.state_dict(),
+        "optimizer": trainer.optimizer.state_dict(),
+        "accumulator": trainer.accumulator.state_dict(),
+        "loss": _state_of(trainer.loss),
+        "schedule": _state_of(trainer.schedule),
+        "loader": _state_of(loader),
+        "callbacks": [{"kind": type(c).__name__, "state": c.state_dict()} for c in trainer.callbacks],
+        "generators": {path: _generator_state(rng) for path, rng in _generators(trainer)},
+    }
+
+
+def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Put a trainer into a saved state; each part checks what it is given."""
+    trainer.model.load_state_dict(model)
+    trainer.optimizer.load_state_dict(state["optimizer"])
+    trainer.accumulator.load_state_dict(state["accumulator"])
+    things: dict[str, Any] = {"loss": trainer.loss, "schedule": trainer.schedule, "loader": loader}
+    for name, thing in things.items():
+        saved = state[name]
+        if saved and hasattr(thing, "load_state_dict"):
+            thing.load_state_dict(saved)
+    generators = dict(_generators(trainer))
+    if set(generators) != set(state["generators"]):
+        raise ArgumentError(
+            f"the checkpoint has random generators at {sorted(state['generators'])}, but the model at "
+            f"{sorted(generators)}."
+        )
+    for path, rng in generators.items():
+        _set_generator(rng, state["generators"][path])
+    trainer.step, trainer.epoch = int(state["step"]), int(state["epoch"])
+    trainer.epoch_steps, trainer.epoch_seconds = int(state["epoch_steps"]), float(state["epoch_seconds"])
+    trainer.history = [dict(h) for h in state["history"]]
+    trainer.averages.load_state_dict(state["averages"])
+    left = list(state["callbacks"])
+    for callback in trainer.callbacks:  # last, for logs cut their files; one that is new starts afresh
+        saved = next((s for s in left if s["kind"] == type(callback).__name__), None)
+        if saved is not None:
+            left.remove(saved)
+            callback.load_state_dict(saved["state"])
+
+
+def _generators(trainer: Trainer) -> Iterator[tuple[str, Any]]:
+    """Yield the random generators of the model's and the loss's modules, adjoint's and NumPy's."""
+    for root, prefix in ((trainer.model, ""), (trainer.loss, "loss.")):
+        for path, module in root.named_modules() if isinstance(root, Module) else ():
+            for name, value in vars(module).items():
+                if isinstance(value, (Generator, np.random.Generator)):
+                    yield f"{prefix}{path}.{name}", value
+
+
+def _generator_state(rng: Any) -> Any:
+    return rng.state if isinstance(rng, Generator) else rng.bit_generator.state
+
+
+def _set_generator(rng: Any, state: Any) -> None:
+    if isinstance(rng, Generator):
+        rng.state = state
+    else:
+        rng.bit_generator.state = state
+
+
+def _state_of(thing: Any) -> Any:
+    return thing.state_dict() if hasattr(thing, "state_dict") else {}
