@@ -261,6 +261,51 @@ def test_causal_attention_does_not_look_ahead():
     np.testing.assert_array_equal(y.numpy()[:, :2], other.numpy()[:, :2])
 
 
+@pytest.mark.parametrize("how", ["all", "causal", "bool", "float"])
+def test_attention_over_many_keys_keeps_no_weights_and_is_the_same(how, monkeypatch):
+    mask = np.array([[True] * 3, [False, True, False], [False] * 3])
+    given = {
+        "all": {},
+        "causal": {"is_causal": True},
+        "bool": {"attn_mask": mask},
+        "float": {"attn_mask": np.where(mask, 0.3, -np.inf)},
+    }[how]
+    results = []
+    for most in (4, 0):
+        monkeypatch.setattr(F, "_MOST_WEIGHTS", most)
+        tensors = [ad.tensor(a, requires_grad=True) for a in (Q, K[:, :3], V[0, :3])]
+        y = F.scaled_dot_product_attention(*tensors, **given)
+        (y * y).sum().backward()
+        results.append([y.numpy(), *(t.grad.numpy() for t in tensors)])
+        assert gradgradcheck(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **given), tensors)
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_what_causal_attention_may_not_see_may_be_nan(width):
+    q, k, v = (ad.tensor(a[..., :width], requires_grad=True) for a in (Q[:, :2], K[:, :5], V[:, :5]))
+    k = ad.where(np.arange(5)[:, None] < 2, k, np.nan)
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert np.isfinite(y.numpy()).all()
+    assert np.isfinite(ad.gradients(y.sum(), [v])[0].numpy()).all()
+
+
+def test_attention_and_layer_norm_take_several_dtypes():
+    q, k, v = Q.astype(np.float32), K.astype(np.float16), V.astype(np.float32)
+    assert F.scaled_dot_product_attention(q, k, v).dtype == np.float32
+    assert F.scaled_dot_product_attention(q, K, v).dtype == np.float64
+    half = F.scaled_dot_product_attention(*(a.astype(np.float16) for a in (Q, K, V)))
+    assert half.dtype == np.float16
+    np.testing.assert_allclose(half.numpy(), F.scaled_dot_product_attention(Q, K, V).numpy(), atol=3e-3)
+    assert F.layer_norm(q, (4,), np.ones(4)).dtype == np.float64
+    np.testing.assert_allclose(
+        F.layer_norm(Q, (3, 4), np.full((3, 4), 2.0), np.ones((3, 4))).numpy(),
+        2 * F.layer_norm(Q.reshape(2, 12), (12,)).numpy().reshape(2, 3, 4) + 1,
+        rtol=1e-12,
+    )
+
+
 def test_attention_with_dropout_draws_from_its_generator():
     draw = lambda seed: F.scaled_dot_product_attention(
         Q, K, V, dropout_p=0.5, rng=np.random.default_rng(seed)

@@ -39,6 +39,7 @@ def define(
     literals: bool = False,
     selects: bool = False,
     pure: bool = True,
+    unread: Sequence[int] = (),
 ) -> Callable[..., Any]:
     """Define an op and return its eager function.
 
@@ -47,7 +48,8 @@ def define(
     is ``rule(xp, g, out, *arrays, **params)`` and returns the gradient of its argument, before
     un-broadcasting; None where no gradient flows.  ``joint(xp, g, out, *arrays, wanted,
     **params)`` returns all of them at once.  ``saves`` names what the rules read, by the
-    rule's own parameter names; ``reads`` says it per rule where a rule also looks at shapes.
+    rule's own parameter names; ``reads`` says it per rule where a rule also looks at shapes, and
+    ``unread`` numbers those of several outputs that need not be kept with the others.
     ``selects`` says that some elements may have no influence on the output: a gradient that is
     zero for that reason stays zero behind the op, even where the values there are NaN.
     ``batch`` is how vmap evaluates it: "leading" where the forward takes any axes in front of all
@@ -97,6 +99,7 @@ def define(
         literals=literals,
         selects=selects,
         pure=pure,
+        unread=frozenset(unread),
     )
     op.eager = _named(op, ufunc)
     OPS[name] = op

@@ -45,6 +45,7 @@ class Op:
     literals: bool = False  # the rules look at Python numbers among the arguments
     selects: bool = False  # elements without influence get a zero gradient, though they may be NaN
     pure: bool = True  # the same inputs give the same outputs, and nothing else happens
+    unread: frozenset[int] = frozenset()  # of several outputs that are saved, those that no rule reads
     eager: Callable[..., Any] = field(init=False)
     unsaved: Spec = field(init=False)  # what an elementwise rule gets for what was not saved
     blank: tuple[Any, ...] = field(init=False)

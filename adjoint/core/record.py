@@ -347,6 +347,10 @@ def make_node(
     if op.outputs > 1:
         node.shape = tuple(d.shape for d in data)
         node.dtype = tuple(d.dtype for d in data)
+        if keeps_out and op.unread:
+            node.out = tuple(
+                Spec(op.name, d.shape, d.dtype) if i in op.unread else d for i, d in enumerate(data)
+            )
     else:
         node.shape = data.shape
         node.dtype = data.dtype
@@ -425,8 +429,8 @@ def _dress(node: Node, operands: tuple[Any, ...], active: tuple[Any, ...], check
     if hooks is not None and node.op.saves_any:
         pack, unpack = hooks
 
-        def packed(a: Any) -> Packed:
-            return Packed(pack(wrap(a)), unpack, a.shape, a.dtype)
+        def packed(a: Any) -> Any:
+            return a if type(a) is Spec else Packed(pack(wrap(a)), unpack, a.shape, a.dtype)
 
         node.need_extra().packed = True
         node.args = tuple(

@@ -39,6 +39,7 @@ def run_serial(plan: Plan, run: Run) -> None:
             g = pop(node, None)
             op = node.op
             if not plain or g is None or not op.plain or node.extra is not None or (wide and node in wide):
+                values = out = gp = None  # what the node before saved is not held meanwhile
                 _step(plan, run, invalid, node, g)
                 continue
             if guarded and node in guarded:

@@ -90,7 +90,7 @@ def gelu(x: Any, approximate: str = "none") -> Tensor:
     x = floats("gelu", x)
     if approximate not in ("none", "tanh"):
         raise ArgumentError(f"gelu: approximate is 'none' or 'tanh', not {approximate!r}.")
-    return x * (rec.normal_gate(x) if approximate == "none" else rec.tanh_gate(x))
+    return x * rec.normal_gate(x) if approximate == "none" else rec.tanh_gelu(x)[0]
 
 
 def silu(x: Any) -> Tensor:
@@ -257,14 +257,22 @@ def _like(y: Tensor, x: Tensor) -> Tensor:
 def _affine(op: str, z: Tensor, weight: Any, bias: Any, shape: tuple[int, ...], tail: int) -> Tensor:
     """z · weight + bias; both have ``shape``, and ``tail`` axes follow it in z."""
     for name, p in (("weight", weight), ("bias", bias)):
+        p = _of_shape(op, name, p, shape)
         if p is None:
             continue
-        p = asarray(p)
-        if p.shape != shape:
-            raise ShapeError(f"{op}: the {name} has shape {p.shape}, but what is normalised wants {shape}.")
         p = rec.reshape(p, shape=shape + (1,) * tail) if tail else p
         z = z * p if name == "weight" else z + p
     return z
+
+
+def _of_shape(op: str, name: str, p: Any, shape: tuple[int, ...]) -> Tensor | None:
+    """Return a parameter of a norm, which must have ``shape``."""
+    if p is None:
+        return None
+    p = asarray(p)
+    if p.shape != shape:
+        raise ShapeError(f"{op}: the {name} has shape {p.shape}, but what is normalised wants {shape}.")
+    return p
 
 
 def _normalized_axes(op: str, x: Tensor, shape: Any) -> tuple[int, ...]:
@@ -280,8 +288,17 @@ def layer_norm(
     """Bring the last axes, ``normalized_shape``, to mean 0 and variance 1, then ``· weight + bias``."""
     x = floats("layer_norm", x)
     axes = _normalized_axes("layer_norm", x, normalized_shape)
-    z = _like(rec.standardize(_wide(x), axis=axes, eps=number("layer_norm", "eps", eps))[0], x)
-    return _affine("layer_norm", z, weight, bias, x.shape[-len(axes) :], 0)
+    shape, small = x.shape[-len(axes) :], number("layer_norm", "eps", eps)
+    w, b = (_of_shape("layer_norm", name, p, shape) for name, p in (("weight", weight), ("bias", bias)))
+    if x.dtype.itemsize == 2 or any(p is not None and p.dtype != x.dtype for p in (w, b)):
+        z = _like(rec.standardize(_wide(x), axis=axes, eps=small)[0], x)
+        return _affine("layer_norm", z, w, b, shape, 0)
+    if len(axes) == 1:
+        return rec.layer_norm(x, 1 if w is None else w, 0 if b is None else b, eps=small)
+    w, b = (p if p is None else rec.reshape(p, shape=(p.size,)) for p in (w, b))
+    flat = rec.reshape(x, shape=(*x.shape[: -len(axes)], math.prod(shape)))
+    y = rec.layer_norm(flat, 1 if w is None else w, 0 if b is None else b, eps=small)
+    return rec.reshape(y, shape=x.shape)
 
 
 def rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Tensor:
@@ -404,6 +421,10 @@ def normalize(x: Any, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -> Tens
 
 # Attention -------------------------------------------------------------------------------------
 
+# Up to so many keys per element of a query the weights are kept for backward, which is faster: then they take
+# no more than query, key, value and output do.
+_MOST_WEIGHTS = 4
+
 
 def scaled_dot_product_attention(
     query: Any,
@@ -429,26 +450,33 @@ def scaled_dot_product_attention(
             f"{op}: query {q.shape}, key {k.shape} and value {v.shape} do not fit: query and key have the "
             "same width (last axis), key and value the same length (axis -2)."
         )
-    broadcast_shapes(f"{op} (leading axes)", q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    scores = rec.matmul(q * _scale(op, scale, q), rec.matrix_transpose(k))
-    dead = None
-    if is_causal:
-        if attn_mask is not None:
-            raise ArgumentError(f"{op}: give attn_mask or is_causal=True, not both.")
-        attn_mask = wrap(np.tri(q.shape[-2], k.shape[-2], dtype=bool))
+    lead = broadcast_shapes(f"{op} (leading axes)", q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    factor = _scale(op, scale, q)
+    if isinstance(factor, Tensor):
+        q, factor = q * factor, 1.0
+    mask: Any = 0
     if attn_mask is not None:
-        scores = _masked(op, scores, asarray(attn_mask))
-        if not is_causal:  # position i sees at least itself
-            dead = rec.equal(rec.max(scores, axis=(-1,), keepdims=True), -math.inf) if k.shape[-2] else None
-            scores = rec.where(dead, 0.0, scores) if dead is not None else scores
+        if is_causal:
+            raise ArgumentError(f"{op}: give attn_mask or is_causal=True, not both.")
+        mask = _attention_mask(op, asarray(attn_mask), q, k)
     if not k.shape[-2]:
-        return rec.matmul(scores, v)  # nothing to look at: zeros
-    weights = rec.softmax(scores, axis=-1)
-    if dead is not None:
-        weights = rec.where(dead, 0.0, weights)
-    if dropout_p:
-        weights = dropout(weights, dropout_p, rng=rng)
-    return rec.matmul(weights, v)
+        return rec.matmul(rec.matmul(q, rec.matrix_transpose(k)), v)  # nothing to look at: zeros
+    dtype = np.result_type(*(a.dtype for a in (q, k, v, mask) if type(a) is not int and a.dtype != bool))
+    q, k, v, mask = (_aligned(a, dtype, len(lead) + 2) for a in (q, k, v, mask))
+    how = {"scale": factor, "causal": bool(is_causal)}
+    if not dropout_p and k.shape[-2] > _MOST_WEIGHTS * q.shape[-1]:
+        return rec.attention(q, k, v, mask, **how)[0]
+    weights = rec.attention_weights(q, k, mask, **how)
+    return rec.matmul(dropout(weights, dropout_p, rng=rng) if dropout_p else weights, v)
+
+
+def _aligned(a: Any, dtype: Any, ndim: int) -> Any:
+    """Give a tensor a dtype, unless it is a boolean mask, and axes of length 1 in front."""
+    if type(a) is int:
+        return a
+    if a.dtype != dtype and a.dtype != bool:
+        a = rec.astype(a, dtype=dtype)
+    return a if a.ndim == ndim else rec.reshape(a, shape=(1,) * (ndim - a.ndim) + a.shape)
 
 
 def _scale(op: str, scale: Any, q: Tensor) -> Any:
@@ -462,15 +490,13 @@ def _scale(op: str, scale: Any, q: Tensor) -> Any:
     return floats(op, scale)
 
 
-def _masked(op: str, scores: Tensor, mask: Tensor) -> Tensor:
-    if broadcast_shapes(f"{op} (mask and scores)", mask.shape, scores.shape) != scores.shape:
-        raise ShapeError(
-            f"{op}: a mask of shape {mask.shape} does not broadcast to the scores, {scores.shape}."
-        )
-    if mask.dtype == bool:
-        return rec.where(mask, scores, -math.inf)
+def _attention_mask(op: str, mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    lead = broadcast_shapes(op, q.shape[:-2], k.shape[:-2])
+    scores = (*lead, q.shape[-2], k.shape[-2])
+    if broadcast_shapes(f"{op} (mask and scores)", mask.shape, scores) != scores:
+        raise ShapeError(f"{op}: a mask of shape {mask.shape} does not broadcast to the scores, {scores}.")
     if mask.dtype.kind in "iu":
         raise DTypeError(
             f"{op}: a mask is boolean or float, but got {mask.dtype}.  Cast it: mask.astype(bool)."
         )
-    return scores + mask
+    return mask

@@ -11,6 +11,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.ops import (
     activations,
     arrange,
+    attention,
     compare,
     complex_parts,
     contraction,
@@ -49,6 +50,7 @@ MODULES = (
     products,
     contraction,
     activations,
+    attention,
     fused,
     conv,
     pool,

@@ -7,6 +7,7 @@ documentation.  The formulas keep their accuracy in both tails.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,15 +63,11 @@ define("softplus", lambda xp, x: xp.maximum(x, 0) + _softplus_rest(xp, x),
        doc="log(1 + exp(x)), stable in both tails.")  # fmt: skip
 
 # The gates of gelu and mish, which are x · gate(x): the product keeps the gate, so that no rule computes
-# it twice.  ½ (1 + tanh u) = σ(2u), which is exact far to the left.
+# it twice.
 _ROOT_HALF, _DENSITY = math.sqrt(0.5), 1 / math.sqrt(2 * math.pi)
-_STEEP, _CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
 define("normal_gate", lambda xp, x: 0.5 + 0.5 * xp.erf(x * _ROOT_HALF),
        lambda xp, g, y, x: g * (_DENSITY * xp.exp(-0.5 * (x * x))), saves="x", fused=True,
        doc="The normal distribution function by erf, which needs NumPy alone.")  # fmt: skip
-define("tanh_gate", lambda xp, x: xp.sigmoid(x * (_STEEP + (_STEEP * _CUBIC) * (x * x))),
-       lambda xp, g, y, x: g * (y * (1 - y) * (_STEEP + (3 * _STEEP * _CUBIC) * (x * x))), saves="xy", fused=True,
-       doc="The approximation of the normal distribution function by tanh.")  # fmt: skip
 
 
 def _mish_gate(xp: Any, x: Any) -> Any:
@@ -82,6 +79,75 @@ def _mish_gate(xp: Any, x: Any) -> Any:
 
 define("mish_gate", _mish_gate, lambda xp, g, y, x: g * ((1 - y * y) * xp.sigmoid(x)), saves="xy", fused=True,
        doc="tanh(softplus(x)).")  # fmt: skip
+
+# GELU by tanh ----------------------------------------------------------------------------------
+#
+# ½ (1 + tanh u) = σ(2u), so it is x σ(w) with w = x (a + b x²): exact far to the left.  It is the widest layer of
+# a transformer, so it goes through memory once: in blocks whose scratch stays in the cache.
+
+_A = 2 * math.sqrt(2 / math.pi)
+_B = 0.044715 * _A
+_GELU_BLOCK = 1 << 15  # elements
+
+
+def _in_blocks(work: Callable[..., None], outputs: int, *arrays: Any) -> list[Any]:
+    """Fill new arrays by ``work(*inputs, *outputs)`` on stretches of memory; half precision as float32."""
+    if len(arrays) > 1:
+        arrays = np.broadcast_arrays(*arrays)
+    dtype = np.result_type(*arrays)
+    if dtype.itemsize == 2:
+        wide = [a.astype(np.float32) for a in arrays]
+        return [y.astype(dtype) for y in _in_blocks(work, outputs, *wide)]
+    flat = [np.ascontiguousarray(a, dtype).reshape(-1) for a in arrays]
+    flat += [np.empty_like(flat[0]) for _ in range(outputs)]
+    with np.errstate(over="ignore"):  # 1 / (1 + inf) is the 0 that it should be
+        for i in range(0, flat[0].size, _GELU_BLOCK):
+            work(*(a[i : i + _GELU_BLOCK] for a in flat))
+    return [y.reshape(arrays[0].shape) for y in flat[-outputs:]]
+
+
+def _gelu_block(x: Any, y: Any, gate: Any) -> None:
+    np.multiply(x, x, out=y)
+    y *= -_B
+    y -= _A
+    y *= x
+    np.exp(y, out=y)
+    y += 1
+    np.reciprocal(y, out=gate)
+    np.multiply(x, gate, out=y)
+
+
+def _gelu_slope_block(x: Any, y: Any, gate: Any, out: Any) -> None:
+    np.multiply(y, y, out=out)
+    out *= 3 * _B
+    out += _A
+    out *= y
+    out *= 1 - gate
+    out += 1
+    out *= gate
+    out *= x
+
+
+def _gelu_rule(xp: Any, g: Any, out: Any, x: Any, wanted: Sequence[bool]) -> list[Any]:
+    gy, g_gate = g
+    gate = out[1]
+    dx = None if gy is None else xp.tanh_gelu_slope(gy, x, gate)
+    if g_gate is not None:
+        part = g_gate * (gate * (1 - gate) * (_A + (3 * _B) * (x * x)))
+        dx = part if dx is None else dx + part
+    return [dx]
+
+
+define("tanh_gelu", lambda x: tuple(_in_blocks(_gelu_block, 2, real_only(x))), joint=_gelu_rule, arity=1, outputs=2,
+       saves=("x", "out"), unread=(0,), kind="general", batch="leading",
+       doc="x times the approximation of the normal distribution function by tanh; this gate itself.")  # fmt: skip
+# x σ (1 + y (1 - σ) w'(y)) with w' = a + 3 b y², polynomial in all three
+define("tanh_gelu_slope", lambda x, y, gate: _in_blocks(_gelu_slope_block, 1, x, y, gate)[0],
+       lambda xp, g, z, x, y, gate: xp.tanh_gelu_slope(g, y, gate),
+       lambda xp, g, z, x, y, gate: g * x * (gate * (1 - gate) * (_A + (9 * _B) * (y * y))),
+       lambda xp, g, z, x, y, gate: g * x * (1 + (1 - 2 * gate) * (y * (_A + (3 * _B) * (y * y)))),
+       saves=("x", "y", "gate"),
+       doc="x times the slope of tanh_gelu at y, where its gate is known.")  # fmt: skip
 
 # Losses of one element -------------------------------------------------------------------------
 

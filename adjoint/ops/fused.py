@@ -1,6 +1,8 @@
 """Fused ops for networks: several steps in one record, for accuracy or speed.
 
-Forward and rules are written on ``xp``, so every namespace runs them.  Axes are negative.
+Forward and rules are written on ``xp``, so every namespace runs them.  Axes are negative.  ``y *= w`` on a
+value that the same function made, and of the result's shape and dtype, writes into plain arrays and rebinds
+all others: scratch is used again, without a second way of writing.
 """
 
 from __future__ import annotations
@@ -88,7 +90,12 @@ def _times(xp: Any, x: Any, w: Any) -> Any:
 
 def _linear(xp: Any, x: Any, w: Any, b: Any) -> Any:
     y = _times(xp, x, xp.matrix_transpose(w))
-    return y if type(b) is int else y + b  # the number 0 stands for no bias
+    if type(b) is int:  # the number 0 stands for no bias
+        return y
+    if b.dtype != y.dtype:
+        return y + b
+    y += b
+    return y
 
 
 def _linear_dw(xp: Any, g: Any, y: Any, x: Any, w: Any, b: Any) -> Any:
@@ -186,6 +193,53 @@ define("standardize", _standardize, joint=_standardize_rule, arity=1, outputs=3,
 define("rms_standardize", _rms_standardize, joint=_rms_standardize_rule, arity=1, outputs=2, saves=("out",),
        kind="general", params=("axis", "eps"), fused=True, batch="leading",
        doc="x / √(mean x² + eps) over axes; the mean square.")  # fmt: skip
+
+
+# Layer norm over the last axis; the number 1 stands for no weight, 0 for no bias ------------------
+#
+# With z = (x - mean) / σ it is z w + b.  Only x is kept: z is soon made again.
+
+
+def _normal(xp: Any, x: Any, eps: float) -> tuple[Any, Any]:
+    """z and 1 / σ."""
+    z = x - xp.mean(real_only(x), axis=(-1,), keepdims=True)
+    scale = 1 / xp.sqrt(_mean_product(xp, z, z, (-1,)) + eps)
+    z *= scale
+    return z, scale
+
+
+def _layer_norm(xp: Any, x: Any, w: Any, b: Any, eps: float) -> Any:
+    z, _ = _normal(xp, x, eps)
+    if type(w) is not int:
+        z *= w
+    if type(b) is not int:
+        z += b
+    return z
+
+
+def _layer_norm_rule(
+    xp: Any, g: Any, y: Any, x: Any, w: Any, b: Any, wanted: Sequence[bool], eps: float
+) -> list[Any]:
+    """(h - mean h - z mean(h z)) / σ with h = g w: both means are products of matrices with w."""
+    z, scale = _normal(xp, x, eps)
+    gz = g * z
+    dx = None
+    if wanted[0] and type(w) is int:
+        dx = g - xp.mean(g, axis=(-1,), keepdims=True)
+        dx -= z * xp.mean(gz, axis=(-1,), keepdims=True)
+        dx *= scale
+    elif wanted[0]:
+        n = w.shape[0]
+        dx = g * w
+        dx -= xp.matmul(g, w)[..., None] / n
+        z *= xp.matmul(gz, w)[..., None] / n
+        dx -= z
+        dx *= scale
+    return [dx, gz, g]
+
+
+define("layer_norm", _layer_norm, joint=_layer_norm_rule, arity=3, saves="xw", kind="general", params=("eps",), fused=True,
+       doc="(x - mean) / √(var + eps) · w + b over the last axis.")  # fmt: skip
 
 
 # LSTM ------------------------------------------------------------------------------------------

@@ -352,8 +352,33 @@ def _lstm_cell(gates: Any, c: Any) -> list[Any]:
     return [o * np.tanh(new), new]
 
 
-def _tanh_gate(x: Any) -> Any:
-    return (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2
+def _layer_norm(x: Any, w: Any, b: Any, eps: float) -> Any:
+    return _standardize(x, -1, eps)[0] * w + b
+
+
+def _attention(q: Any, k: Any, v: Any, m: Any, scale: float, causal: bool) -> list[Any]:
+    s = q @ np.swapaxes(k, -1, -2) * scale
+    if causal:
+        s = np.where(np.tri(s.shape[-2], s.shape[-1], dtype=bool), s, -np.inf)
+    elif np.asarray(m).dtype == bool:
+        s = np.where(m, s, -np.inf)
+    else:
+        s = s + m
+    total = np.exp(s).sum(-1, keepdims=True)
+    weights = np.exp(s) / total
+    return [weights if v is None else weights @ v, np.log(total)]
+
+
+def _tanh_gelu(x: Any) -> list[Any]:
+    gate = (1 + np.tanh(_ROOT * (x + 0.044715 * x**3))) / 2
+    return [x * gate, gate]
+
+
+def _tanh_gelu_slope(x: Any, y: Any, gate: Any) -> Any:
+    return x * (gate + y * gate * (1 - gate) * 2 * _ROOT * (1 + 3 * 0.044715 * y * y))
+
+
+_ROOT = np.sqrt(2 / np.pi)
 
 
 FORMULAS: dict[str, Callable[..., Any]] = {
@@ -362,7 +387,8 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "elu": lambda x, alpha, scale: scale * np.where(x > 0, x, alpha * (np.exp(x) - 1)),
     "relu": lambda x: np.where(x > 0, x, 0),
     "softplus": lambda x: np.log(1 + np.exp(x)),
-    "tanh_gate": _tanh_gate,
+    "tanh_gelu": _tanh_gelu,
+    "tanh_gelu_slope": _tanh_gelu_slope,
     "mish_gate": lambda x: np.tanh(np.log(1 + np.exp(x))),
     "huber": lambda x, delta: np.where(abs(x) <= delta, x * x / 2, delta * (abs(x) - delta / 2)),
     "bce_logits": lambda x, t: np.log(1 + np.exp(x)) - t * x,
@@ -386,6 +412,9 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "softmax_nll": _nll,
     "logsumexp": lambda x, axis, keepdims: np.log(np.exp(x).sum(axis, keepdims=keepdims)),
     "linear": lambda x, w, b: np.einsum("...i,oi->...o", x, w) + b,
+    "layer_norm": _layer_norm,
+    "attention": _attention,
+    "attention_weights": lambda q, k, m, **p: _attention(q, k, None, m, **p)[0],
     "standardize": _standardize,
     "rms_standardize": _rms_standardize,
     "lstm_cell": _lstm_cell,

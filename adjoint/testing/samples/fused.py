@@ -7,6 +7,8 @@ import numpy as np
 from adjoint.testing.cases import Case, array
 
 _ABOVE, _BELOW = array(2, 3, low=0.2, high=2.0), array(3, low=-2.0, high=-0.2)
+_QKV = array(2, 3, 2), array(1, 4, 2, seed=1), array(2, 4, 5, seed=2)
+_MASK = np.array([[[True, False, True, True], [False, False, True, False], [True] * 4]])
 _CLASSES = np.array([1, 0, 3])
 
 CASES = [
@@ -28,5 +30,19 @@ CASES = [
         for op in ("standardize", "rms_standardize")
         for axis in ((-1,), (-3, -1))
     ),
+    Case("layer_norm", (array(2, 3, 4), array(4, seed=1), array(4, seed=2)), {"eps": 1e-5}),
+    Case("layer_norm", (array(2, 4), array(4, seed=1), 0), {"eps": 1e-5}, "no bias"),
+    Case("layer_norm", (array(4), 1, array(4, seed=2)), {"eps": 1e-5}, "no weight"),
+    *(
+        Case(op, (*args, mask), {"scale": 0.5, "causal": causal}, note)
+        for op, args in (("attention", _QKV), ("attention_weights", _QKV[:2]))
+        for mask, causal, note in (
+            (0, False, "all"),
+            (0, True, "causal"),
+            (_MASK, False, "boolean mask"),
+            (array(1, 3, 4, seed=4), False, "float mask"),
+        )
+    ),
+    Case("tanh_gelu", (array(2, 3, low=-3.0, high=3.0),)),
     Case("lstm_cell", (array(2, 8), array(2, 2, seed=1))),
 ]
