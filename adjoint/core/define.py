@@ -28,7 +28,7 @@ def define(
     arity: int | None = -1,
     outputs: int = 1,
     joint: Rule | None = None,
-    fused: bool = False,
+    fused: bool | Callable[..., Any] = False,
     jvp: Rule | None = None,
     batch: Callable[..., Any] | str | None = None,
     holomorphic: bool = True,
@@ -44,7 +44,8 @@ def define(
     """Define an op and return its eager function.
 
     ``forward(*arrays, **params)`` computes it on plain arrays; with ``fused=True`` it gets the
-    namespace first, ``forward(xp, *arrays, **params)``.  Each rule, one per array argument,
+    namespace first, ``forward(xp, *arrays, **params)``; ``fused`` may also be such a function, beside
+    a faster ``forward`` for plain arrays.  Each rule, one per array argument,
     is ``rule(xp, g, out, *arrays, **params)`` and returns the gradient of its argument, before
     un-broadcasting; None where no gradient flows.  ``joint(xp, g, out, *arrays, wanted,
     **params)`` returns all of them at once.  ``saves`` names what the rules read, by the
@@ -77,7 +78,7 @@ def define(
         )
     op = Op(
         name=name,
-        forward=functools.partial(forward, raw) if fused else forward,
+        forward=functools.partial(forward, raw) if fused is True else forward,
         rules=rules,
         joint=joint,
         kind=kind,
@@ -91,7 +92,7 @@ def define(
         outputs=outputs,
         jvp=jvp,
         batch=batch,
-        fused=forward if fused else None,
+        fused=forward if fused is True else fused or None,
         holomorphic=holomorphic,
         domain=domain,
         doc=doc,

@@ -12,6 +12,7 @@ from adjoint.core.node import Spec
 __all__ = ["KINDS", "OPS", "Op", "names_read"]
 
 Rule = Callable[..., Any]
+Split = tuple[tuple[int, ...], tuple[int, ...], bool]
 
 KINDS = ("elementwise", "linear", "bilinear", "general")
 
@@ -52,7 +53,7 @@ class Op:
     differentiable: bool = field(init=False)
     saves_any: bool = field(init=False)
     plain: bool = field(init=False)  # a rule per argument and one output
-    _keeps: dict[tuple[bool, ...], tuple[bool, ...]] = field(init=False, default_factory=dict)
+    _split: dict[tuple[int, int], Split] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.unsaved = Spec(self.name, (), None)
@@ -77,12 +78,6 @@ class Op:
 
         Kept is what is named in ``saves`` and read by a rule whose gradient is wanted.
         """
-        found = self._keeps.get(wanted)
-        if found is None:
-            found = self._keeps[wanted] = self._compute_keeps(wanted)
-        return found
-
-    def _compute_keeps(self, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
         if self.arity is None:
             return (self.saves_args[0],) * len(wanted) + (self.saves_out,)
         if self.joint is not None:
@@ -90,6 +85,19 @@ class Op:
         used = [r for r, w in zip(self.reads, wanted, strict=True) if w]
         args = (s and any(i in r for r, _ in used) for i, s in enumerate(self.saves_args))
         return (*args, self.saves_out and any(out for _, out in used))
+
+    def split(self, wanted: int, count: int) -> Split:
+        """Return what ``keeps`` tells as positions: of the arguments kept, of the others, and the output.
+
+        ``wanted`` has bit i set if the gradient of argument i of ``count`` is wanted.
+        """
+        found = self._split.get((wanted, count))
+        if found is None:
+            *args, out = self.keeps(tuple([bool(wanted >> i & 1) for i in range(count)]))
+            kept = tuple(i for i, keep in enumerate(args) if keep)
+            dropped = tuple(i for i, keep in enumerate(args) if not keep)
+            found = self._split[wanted, count] = (kept, dropped, out)
+        return found
 
     def arg_name(self, i: int) -> str:
         """The name of argument ``i`` as the rule calls it."""

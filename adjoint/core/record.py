@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -41,6 +41,7 @@ __all__ = [
     "evaluate",
     "general",
     "innermost",
+    "node_of",
     "parametric",
     "record_results",
     "saved_hooks",
@@ -61,7 +62,10 @@ saved_hooks: ContextVar[tuple[Callable[[Any], Any], Callable[[Any], Any]] | None
 _recording = grad_mode.get
 _array = np.array
 _asarray = np.asarray
-_FLOATS = frozenset((np.dtype(np.float64), np.dtype(np.float32)))
+_F64, _F32 = np.dtype(np.float64), np.dtype(np.float32)
+# the numbers that a program combines with tensors are few; making an array costs as much as an op
+_NUMBERS64: dict[float, ndarray[Any, Any]] = {}
+_NUMBERS32: dict[float, ndarray[Any, Any]] = {}
 _new = object.__new__
 
 
@@ -181,14 +185,14 @@ def binary(op: Op) -> Eager:
                 parent_y = None
                 # a 0-d array: NumPy takes twice as long to look at a Python number, here and in
                 # the rules; where that changes the dtype the number stays
-                data_y = _number(op, y, data_x.dtype) if arrays and data_x.dtype in _FLOATS else y
+                data_y = _number(op, y, data_x.dtype) if arrays else y
             else:
                 return careful(op, (x, y), NO_PARAMS)
         elif type(y) is Tensor and (type(x) is float or type(x) is int):
             parent_x = None
             parent_y = y._node
             data_y = y._data
-            data_x = _number(op, x, data_y.dtype) if arrays and data_y.dtype in _FLOATS else x
+            data_x = _number(op, x, data_y.dtype) if arrays else x
         else:
             return careful(op, (x, y), NO_PARAMS)
         if special.count or (rough_x and parent_x is not None) or (rough_y and parent_y is not None):
@@ -247,12 +251,24 @@ def binary(op: Op) -> Eager:
     return eager
 
 
-def _number(op: Op, value: Any, dtype: Any) -> ndarray[Any, Any]:
-    """Return a Python number as a 0-d array."""
-    try:
-        return _array(value, dtype)
-    except OverflowError as error:
-        raise explained(op, (value,), NO_PARAMS, error) from None
+def _number(op: Op, value: Any, dtype: Any) -> Any:
+    """Return a Python number as a 0-d array of a float dtype; for others it stays."""
+    if dtype is _F64:
+        known = _NUMBERS64
+    elif dtype is _F32:
+        known = _NUMBERS32
+    else:
+        return value
+    array = known.get(value)
+    if array is None:
+        try:
+            array = _array(value, dtype)
+        except OverflowError as error:
+            raise explained(op, (value,), NO_PARAMS, error) from None
+        array.flags.writeable = False
+        if value and len(known) < 1000:  # 0 equals -0
+            known[value] = array
+    return array
 
 
 def _result(op: Op, data: Any) -> ndarray[Any, Any]:
@@ -267,6 +283,7 @@ def _result(op: Op, data: Any) -> ndarray[Any, Any]:
 
 def general(op: Op) -> Eager:
     """Make the eager function of any op: several arrays, parameters, several outputs."""
+    forward = op.forward
     several = op.outputs > 1
     smooth = op.differentiable
     rough = [i for i in range(op.arity or 0) if not op.smooth(i)]
@@ -274,34 +291,41 @@ def general(op: Op) -> Eager:
     def eager(*args: Any, **params: Any) -> Any:
         if several or special.count:
             return careful(op, args, params)
-        wants = False
+        wanted, bit = 0, 1
         arrays = []
-        parents = []
+        parents: list[Any] = []
         for a in args:
             if type(a) is Tensor:
                 arrays.append(a._data)
                 parent = a._node
-                if parent is not None:
-                    wants = True
+                if parent is None:
+                    parents.append(None)
+                else:
+                    wanted |= bit
                     parents.append(a if parent is LEAF else parent)
-                    continue
             elif type(a) is float or type(a) is int:
                 arrays.append(a)
+                parents.append(None)
             else:
                 return careful(op, args, params)
-            parents.append(None)
+            bit += bit
         try:
-            data = op.forward(*arrays, **params)
+            data = forward(*arrays, **params)
         except Exception as error:
             raise explained(op, args, params, error) from None
         if type(data) is not ndarray:
             data = _result(op, data)
-        out = wrap(data)
-        if wants and smooth and _recording() and differentiable(data.dtype):
+        out = _new(Tensor)
+        out._data = data
+        out._version = 0
+        out._extra = None
+        out._node = None
+        if wanted and smooth and _recording() and differentiable(data.dtype):
             for i in rough:
                 parents[i] = None
-            if not rough or any(p is not None for p in parents):
-                out._node = make_node(op, args, params, tuple(parents), data)
+                wanted &= ~(1 << i)
+            if wanted:
+                out._node = make_node(op, wanted, args, arrays, params, parents, data)
         return out
 
     return eager
@@ -321,27 +345,39 @@ def parents_of(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 
 def make_node(
-    op: Op, args: tuple[Any, ...], params: dict[str, Any], parents: tuple[Any, ...], data: Any
+    op: Op,
+    wanted: int,
+    args: Sequence[Any],
+    values: Sequence[Any],
+    params: dict[str, Any],
+    parents: Sequence[Any],
+    data: Any,
 ) -> Node:
-    """Record one operation; ``data`` is its output array, or a tuple of them."""
-    *keeps, keeps_out = op.keeps(tuple([p is not None for p in parents]))
+    """Record one operation.
+
+    ``wanted`` has the bit of each argument that has a parent, ``values`` are the arguments without
+    their tensors, ``data`` is its output array, or a tuple of them.
+    """
+    kept, dropped, keeps_out = op.split(wanted, len(args))
     node = Node()
     node.op = op
     node.seq = next_seq()
-    node.parents = parents
-    kept: list[Any] = []
-    loose: list[tuple[Tensor, int]] = []
-    for a, keep in zip(args, keeps, strict=True):
-        if not isinstance(a, Tensor):
-            kept.append(a)
-        elif keep:
-            kept.append(a._data)
-            if type(a._node) is not Node:
-                loose.append((a, a._version))
-        else:
-            kept.append(op.unsaved if op.kind == "elementwise" else Spec(op.name, a.shape, a.dtype))
-    node.args = tuple(kept)
-    node.versions = tuple(loose) or None
+    node.parents = tuple(parents)
+    if dropped:
+        values = list(values)
+        for i in dropped:
+            if isinstance(args[i], Tensor):
+                data_i = values[i]
+                values[i] = (
+                    op.unsaved if op.kind == "elementwise" else Spec(op.name, data_i.shape, data_i.dtype)
+                )
+    node.args = tuple(values)
+    loose: tuple[Any, ...] | None = None
+    for i in kept:
+        a = args[i]
+        if isinstance(a, Tensor) and type(a._node) is not Node:
+            loose = ((a, a._version),) if loose is None else (*loose, (a, a._version))
+    node.versions = loose
     node.out = data if keeps_out else None
     node.params = params
     if op.outputs > 1:
@@ -358,6 +394,17 @@ def make_node(
     return node
 
 
+def node_of(op: Op, args: Sequence[Any], params: dict[str, Any], parents: Sequence[Any], data: Any) -> Node:
+    """Record one operation, off the fast paths."""
+    wanted = sum(1 << i for i, p in enumerate(parents) if p is not None)
+    return make_node(op, wanted, args, values_of(args), params, parents, data)
+
+
+def values_of(args: Sequence[Any]) -> list[Any]:
+    """Return the arguments of an op without their tensors."""
+    return [a._data if isinstance(a, Tensor) else a for a in args]
+
+
 # The careful path ----------------------------------------------------------------------------
 
 
@@ -372,7 +419,7 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
             top = a._data
     if top is not None:
         operands = tuple([at_level(a, top) for a in operands])
-    arrays = tuple([a._data if isinstance(a, Tensor) else a for a in operands])
+    arrays = tuple(values_of(operands))
     try:
         data = op.forward(*arrays, **params) if top is None else top.evaluate(op, arrays, params)
     except AdjointError:
@@ -384,7 +431,7 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         if op.differentiable and _recording() and differentiable(out.dtype):
             parents = parents_of(op, operands)
             if parents is not None:
-                out._node = make_node(op, operands, params, parents, out._data)
+                out._node = node_of(op, operands, params, parents, out._data)
         return out
     return record_results(op, operands, params, data)
 
@@ -404,7 +451,7 @@ def record_results(op: Op, operands: tuple[Any, ...], params: dict[str, Any], da
     if wants and active:
         parents = _watched_parents(op, operands, parents, active)
     if parents is not None:
-        node = make_node(op, operands, params, parents, outputs if several else outputs[0])
+        node = node_of(op, operands, params, parents, outputs if several else outputs[0])
         _dress(node, operands, active, checks)
         if several:
             for i, t in enumerate(results):

@@ -47,7 +47,7 @@ def make_plan(
     with a number below ``since``: what was recorded before a transform began.  A target among
     such nodes is where the run ends: it is not in ``order``.
     """
-    order = list(dict.fromkeys(r for r in roots if type(r) is Node))
+    order = [r for r in dict.fromkeys(roots) if type(r) is Node]
     seen = set(order)
     stack = list(order)
     hooked = events

@@ -21,6 +21,7 @@ __all__ = [
     "check_versions",
     "fit",
     "fitted",
+    "modified",
     "narrowed",
     "pull",
     "release",

@@ -89,14 +89,18 @@ class Run:
 
     def finish(self) -> list[tuple[Tensor, Any]]:
         """Return the leaves with their gradients, hooks run, in the order they were reached."""
+        grads, wide = self.grads, self.wide
         done = []
-        for leaf in list(self.grads):
-            g = self.grads[leaf]
+        for leaf in list(grads):
+            g = grads[leaf]
             if type(g) is _Final:
-                del self.grads[leaf]
+                del grads[leaf]
                 done.append((leaf, g.value))
-            else:
+            elif wide or (leaf._extra is not None and leaf._extra.hooks is not None):
                 done.append((leaf, self.total(leaf)))
+            else:
+                del grads[leaf]
+                done.append((leaf, g))
         return done
 
 
@@ -128,12 +132,12 @@ def differentiate(
     Returns the run and the leaves with their gradients; nothing else has changed.  ``targets``
     and, without them, ``watched`` may have nodes; their gradients are in the run's ``captured``.
     """
-    lifted = any(type(t) is Traced for t in (*roots, *seeds))
-    xp = rec if create_graph else dyn if lifted else raw
+    xp = rec if create_graph else dyn if Traced in map(type, (*roots, *seeds)) else raw
     run = Run(xp, retain, on_ready)
     keys = None if targets is None else [key_of(t) for t in targets]
-    noted = [key_of(t) for t in watched] if keys is None else keys
-    plan = make_plan(map(key_of, roots), keys, events=events, only=only, watched=noted, since=since)
+    noted = [key_of(t) for t in watched] if keys is None and watched else keys or ()
+    starts = [key_of(t) for t in roots]
+    plan = make_plan(starts, keys, events=events, only=only, watched=noted, since=since)
     for k in noted:
         if not isinstance(k, Tensor):
             run.captured[k] = None
@@ -141,9 +145,12 @@ def differentiate(
     before = grad_mode.get()
     try:  # no token: an interrupt right after a set() would lose it
         grad_mode.set(create_graph or (xp is dyn and before))
-        for root, seed in zip(roots, seeds, strict=True):
+        for start, seed in zip(starts, seeds, strict=True):
             g = seed if create_graph or not isinstance(seed, Tensor) else seed._data
-            add(xp, run.grads, run.owned, run.wide, key_of(root), g)
+            if start not in run.grads:
+                run.grads[start] = g
+            else:
+                add(xp, run.grads, run.owned, run.wide, start, g)
         runner(plan, run)
         if plan.needed is not None:
             for key in list(run.grads):

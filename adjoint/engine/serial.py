@@ -13,8 +13,8 @@ from adjoint.engine.pull import (
     Invalid,
     add,
     add_output,
-    check_versions,
     fitted,
+    modified,
     released,
 )
 from adjoint.engine.run import Run
@@ -56,16 +56,23 @@ def run_serial(plan: Plan, run: Run) -> None:
             if values is None:
                 raise released(node)
             if node.versions is not None:
-                check_versions(node)
+                for t, version in node.versions:
+                    if t._version != version:
+                        raise modified(node, t)
             if op.selects:
                 guarded.update(node.parents)
+            count = 0 if params else len(values)  # a call with * costs as much as the rest of the call
             i = 0  # counting by hand: zip and enumerate cost three times as much
             for parent in node.parents:
                 if parent is not None:
-                    if params:
-                        gp = rules[i](xp, g, out, *values, **params)  # type: ignore[misc]
+                    if count == 2:
+                        gp = rules[i](xp, g, out, values[0], values[1])  # type: ignore[misc]
+                    elif count == 1:
+                        gp = rules[i](xp, g, out, values[0])  # type: ignore[misc]
+                    elif count == 3:
+                        gp = rules[i](xp, g, out, values[0], values[1], values[2])  # type: ignore[misc]
                     else:
-                        gp = rules[i](xp, g, out, *values)  # type: ignore[misc]
+                        gp = rules[i](xp, g, out, *values, **params)  # type: ignore[misc]
                     like = parent if type(parent) is Node else parent._data
                     try:
                         if invalid.hit or gp.shape != like.shape or gp.dtype is not like.dtype:

@@ -59,18 +59,19 @@ def seed_of(root: Any, gradient: Any, name: str = "backward()") -> Any:
             "requires_grad=True on the inputs before computing it."
         )
     if gradient is None:
-        if root.size != 1:
+        data = root._data
+        if data.shape and data.size != 1:
             raise ShapeError(
                 f"{name} starts from one number, but this tensor has shape {root.shape}.\n"
                 "  Reduce it first (loss.mean().backward()), or pass gradient= with shape "
                 f"{root.shape}."
             )
-        if root.dtype.kind == "c":
+        if data.dtype.kind == "c":
             raise DTypeError(
                 f"{name} starts from a real number, but this tensor is {root.dtype}.\n"
                 "  Differentiate its real part (z.real.backward()) or abs(z), or pass gradient=."
             )
-        return wrap(_one(root.dtype) if not root.shape else np.ones(root.shape, root.dtype))
+        return wrap(np.ones(data.shape, data.dtype) if data.shape else _one(data.dtype))
     exact = isinstance(gradient, (Tensor, np.ndarray))
     if isinstance(gradient, Tensor):
         seed = gradient

@@ -33,22 +33,22 @@ def commit(gradients: dict[Tensor, Any]) -> None:
     The tensors that were there are replaced, not written to.  ``gradients`` is emptied on the
     way: what is summed into a new array does not stay, so the peak is the old and the new.
     """
-    slots = [t._need_extra() for t in gradients]
     order = list(gradients)
-    after = []
+    changes = []  # slot, gradient before, gradient after
     # Two backwards in two threads may reach the same leaf: reading and replacing is one step.
     with committing:
-        before = [slot.grad for slot in slots]
-        for t, slot in zip(order, slots, strict=True):
+        for t in order:
+            slot = t._extra or t._need_extra()
+            before = slot.grad
             new = as_gradient_tensor(gradients.pop(t))
-            after.append(new if slot.grad is None else _sum(slot.grad, new))
+            changes.append((slot, before, new if before is None else _sum(before, new)))
             del new
         try:
-            for slot, g in zip(slots, after, strict=True):
+            for slot, _, g in changes:
                 slot.grad = g
         except BaseException:  # an interrupt; nothing else can happen between two stores
-            for slot, old in zip(slots, before, strict=True):
-                slot.grad = old
+            for slot, before, _ in changes:
+                slot.grad = before
             raise
 
 

@@ -151,18 +151,20 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
     >>> ad.nn.functional.linear(ad.ones((1, 3)), ad.ones((2, 3)), ad.tensor([0.5, -0.5]))
     tensor([[3.5, 2.5]], dtype=float64)
     """
-    x, w = asarray(x), asarray(weight)
-    if not x.ndim or w.ndim != 2 or x.shape[-1] != w.shape[1]:
+    x = x if type(x) is Tensor else asarray(x)
+    w = weight if type(weight) is Tensor else asarray(weight)
+    given, layer = x._data.shape, w._data.shape
+    if not given or len(layer) != 2 or given[-1] != layer[1]:
         raise ShapeError(
-            f"linear: x {x.shape} and weight {w.shape} do not fit: the weight is (out, in), "
+            f"linear: x {given} and weight {layer} do not fit: the weight is (out, in), "
             "and the last axis of x is in."
         )
     if bias is None:
         return rec.linear(x, w, 0)
-    b = asarray(bias)
-    if b.shape != (w.shape[0],):
+    b = bias if type(bias) is Tensor else asarray(bias)
+    if b._data.shape != layer[:1]:
         raise ShapeError(
-            f"linear: the bias has shape {b.shape}, but the weight {w.shape} has {w.shape[0]} outputs."
+            f"linear: the bias has shape {b.shape}, but the weight {layer} has {layer[0]} outputs."
         )
     return rec.linear(x, w, b)
 

@@ -65,6 +65,8 @@ def mse_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
     tensor(5., dtype=float64)
     """
     x, t = _pair("mse_loss", prediction, target)
+    if reduction == "mean":
+        return rec.mse(x, t)
     return _reduced("mse_loss", rec.square(x - t), reduction)
 
 

@@ -29,6 +29,9 @@ __all__ = [
 ]
 
 
+_BLAS = frozenset(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
+
+
 def _matmul_dx(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
     if y.ndim == 1:
         return g * y if x.ndim == 1 else g[..., None] * y
@@ -49,8 +52,15 @@ def _matmul_dy(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
     return xp.matmul(xp.matrix_transpose(x), g)
 
 
-define("matmul", np.matmul, _matmul_dx, _matmul_dy, saves="xy", reads=("y", "x"), kind="bilinear",
-       doc="The matrix product.")  # fmt: skip
+def _product(x: Any, y: Any) -> Any:
+    """np.matmul; of two matrices by their method ``dot``, which calls the same BLAS in half the time."""
+    if x.ndim == 2 and y.ndim == 2 and x.dtype in _BLAS:
+        return x.dot(y)
+    return np.matmul(x, y)
+
+
+define("matmul", _product, _matmul_dx, _matmul_dy, saves="xy", reads=("y", "x"), kind="bilinear",
+       ufunc=np.matmul, doc="The matrix product.")  # fmt: skip
 # a · (b × c) is the same for all rotations of the three: each rule is again a cross product
 define("cross", lambda x, y, axis: np.cross(x, y, axis=axis),
        lambda xp, g, z, x, y, axis: xp.cross(y, g, axis=axis),

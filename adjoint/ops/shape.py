@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,7 +96,7 @@ define("permute_dims", lambda x, axes: x.transpose(axes),
 define("moveaxis", _moveaxis,
        lambda xp, g, y, x, source, destination: xp.moveaxis(g, source=destination, destination=source),
        kind="linear", params=("source", "destination"), doc="One axis moved to another place.")  # fmt: skip
-define("matrix_transpose", lambda x: x.swapaxes(-1, -2), lambda xp, g, y, x: xp.matrix_transpose(g),
+define("matrix_transpose", operator.attrgetter("mT"), lambda xp, g, y, x: xp.matrix_transpose(g),
        kind="linear", doc="The last two axes exchanged.")  # fmt: skip
 define("broadcast_to", _broadcast_to,
        lambda xp, g, y, x, shape: unbroadcast(xp, g, x.shape),

@@ -410,6 +410,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "softmax": _softmax,
     "log_softmax": lambda x, axis: np.log(_softmax(x, axis)),
     "softmax_nll": _nll,
+    "mse": lambda x, t: np.mean((x - t) ** 2),
     "logsumexp": lambda x, axis, keepdims: np.log(np.exp(x).sum(axis, keepdims=keepdims)),
     "linear": lambda x, w, b: np.einsum("...i,oi->...o", x, w) + b,
     "layer_norm": _layer_norm,

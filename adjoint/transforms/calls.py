@@ -18,7 +18,7 @@ from adjoint.config import grad_mode, special
 from adjoint.core.lifted import Lifted
 from adjoint.core.namespace import Namespace, rec
 from adjoint.core.op import OPS, Op
-from adjoint.core.record import at_level, innermost, make_node, record_results, tapes
+from adjoint.core.record import at_level, innermost, node_of, record_results, tapes
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, differentiable, wrap
 from adjoint.errors import RuleError, TransformError
@@ -315,7 +315,7 @@ class _Call:
         if recording and t._node is None:
             # a node without parents: what comes out of the rule must depend on it
             t = wrap(t._data)
-            t._node = make_node(OPS["copy"], (t,), {}, (None,), t._data)
+            t._node = node_of(OPS["copy"], (t,), {}, (None,), t._data)
         return t
 
     def _residuals(self, out: Any, values: tuple[Any, ...], recording: bool) -> list[Tensor]:

@@ -24,7 +24,7 @@ from adjoint.core.lifted import Lifted, enclosing
 from adjoint.core.namespace import Namespace, rec
 from adjoint.core.node import LEAF, Node, next_seq
 from adjoint.core.op import OPS, Op
-from adjoint.core.record import at_level, innermost, make_node, record_results, saved_hooks, tapes
+from adjoint.core.record import at_level, innermost, node_of, record_results, saved_hooks, tapes
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.engine.plan import make_plan
 from adjoint.engine.pull import add, narrowed
@@ -519,7 +519,7 @@ def _input(value: Any, wanted: bool, xp: Namespace) -> Tensor:
     if t._node is None:
         return _fresh(t._data, wanted)
     copy = wrap(t._data)
-    copy._node = make_node(OPS["copy"], (t,), {}, (key_of(t),), t._data)
+    copy._node = node_of(OPS["copy"], (t,), {}, (key_of(t),), t._data)
     return copy
 
 

@@ -20,7 +20,7 @@ from adjoint.config import grad_mode
 from adjoint.core.lifted import Lifted, enclosing
 from adjoint.core.node import LEAF, Node, next_seq
 from adjoint.core.op import OPS
-from adjoint.core.record import make_node
+from adjoint.core.record import node_of
 from adjoint.core.tensor import Tensor, differentiable, tensor, wrap
 from adjoint.engine.run import key_of
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError, TransformError
@@ -151,7 +151,7 @@ def stand_in(x: Tensor) -> Tensor:
         fresh = wrap(data)
         if x._node is not None:
             parent = x if x._node is LEAF else x._node
-            fresh._node = make_node(OPS["copy"], (x,), {}, (parent,), data)
+            fresh._node = node_of(OPS["copy"], (x,), {}, (parent,), data)
             return fresh
     fresh._node = LEAF
     return fresh

@@ -20,6 +20,8 @@ CASES = [
     Case("huber", (array(2, 3, low=1.1, high=3.0),), {"delta": 1.0}, "linear"),
     *(Case(op, (array(2, 3, 4),), {"axis": axis}) for op in ("softmax", "log_softmax") for axis in (-1, -2)),
     Case("softmax_nll", (array(3, 4), _CLASSES)),
+    Case("mse", (array(3, 4), array(3, 4, seed=1))),
+    Case("mse", (array(), array(seed=1)), note="one number"),
     Case("softmax_nll", (array(4), np.array(2)), note="one row"),
     Case("linear", (array(2, 3), array(4, 3, seed=1), array(4, seed=2))),
     Case("linear", (array(3), array(4, 3, seed=1), array(4, seed=2)), note="vector"),
