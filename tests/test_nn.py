@@ -238,3 +238,47 @@ def test_flatten_takes_arrays_and_empty_batches() -> None:
 
 def test_batch_norm_takes_lists() -> None:
     assert nn.BatchNorm1d(2)([[1.0, 2.0], [3.0, 5.0]]).shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: nn.Linear(-1, 3), "Linear: in_features must be at least 0, but is -1."),
+        (lambda: nn.Linear(3.0, 3), "Linear: in_features is a whole number, but got 3.0."),  # type: ignore[arg-type]
+        (lambda: nn.Conv2d(1, 2, (3,)), r"Conv2d: kernel_size is one number or 2, but is \(3,\)."),
+        (lambda: nn.Conv1d(1, 2, 0), "Conv1d: kernel_size must be at least 1, but is 0."),
+        (lambda: nn.Conv2d(1, 2, 3, groups=0), "Conv2d: groups must be at least 1, but is 0."),
+        (lambda: nn.MultiHeadAttention(8, 0), "MultiHeadAttention: num_heads must be at least 1"),
+        (lambda: nn.LSTM(3, 0), "LSTM: hidden_size must be at least 1"),
+        (lambda: nn.GRU(3, 4, num_layers=0), "GRU: num_layers must be at least 1"),
+        (lambda: nn.BatchNorm1d(0), "BatchNorm1d: num_features must be at least 1"),
+        (lambda: nn.MultiHeadAttention(8, 2)(ad.ones(8)), r"inputs are \(…, length, 8\), not \(8,\)."),
+        (
+            lambda: nn.LSTM(3, 5)(ad.ones((2, 6, 3)), (ad.ones((1, 2, 5)),)),
+            r"\(hidden, cell\), but has 1 parts",
+        ),
+        (
+            lambda: nn.GRU(3, 5)(ad.ones((2, 6, 3)), ad.ones((1, 3, 5))),
+            r"GRU: a state is \(layers, batch, hidden\), here \(1, 2, 5\), but has shape \(1, 3, 5\).",
+        ),
+    ],
+)
+def test_sizes_and_states_that_do_not_fit_are_named(make: Any, text: str) -> None:
+    with pytest.raises(errors.AdjointError, match=text):
+        make()
+
+
+def test_layers_by_number_and_by_slice() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    assert model[-1] is model[2] and len(model[1:]) == 2 and model[:1][0] is model[0]
+    assert isinstance(nn.ModuleList([nn.ReLU(), nn.Tanh()])[::-1], nn.ModuleList)
+    with pytest.raises(errors.IndexingError, match="numbered 0 … 2, but the index is 3"):
+        model[3]
+    with pytest.raises(IndexError, match="ModuleList has no layers"):
+        nn.ModuleList()[0]
+
+
+def test_a_hessian_with_respect_to_a_module_is_a_module_of_modules() -> None:
+    model = nn.Linear(2, 1, rng=0)
+    second = ad.hessian(lambda m: (m(ad.ones((3, 2))) ** 2).mean())(model)
+    assert second.weight.bias.shape == (1, 2, 1) and "weight: Linear(2, 1)" in repr(second)

@@ -157,6 +157,15 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda w: ad.optim.SGD([w * 2]), TypeError, "is no leaf"),
     (lambda w: ad.optim.SGD([w, w]), ValueError, "given twice"),
     (lambda w: ad.optim.SGD([w], lr=-1.0), ValueError, "lr must be a finite number from 0, but is -1.0."),
+    (lambda w: ad.optim.SGD([w], nesterov=True), ValueError, "needs a momentum above 0"),
+    (lambda w: ad.optim.Adam([w], betas=0.9), ValueError, "betas are two numbers, but are 0.9"),
+    (lambda w: ad.optim.Adam(w), TypeError, "give a list of parameters, or of groups, not one Tensor"),
+    (lambda w: schedules.draw(schedules.linear(1.0, 5), 0), ValueError, "total must be positive"),
+    (
+        lambda w: schedules.draw(lambda step: 1 / step if step else np.nan, 5),
+        ValueError,
+        "step 0 is not finite",
+    ),
     (lambda w: ad.optim.Adam([w], betas=(0.9, 1.5)), ValueError, "betas must be from 0 to 1"),
     (lambda w: ad.optim.SGD([w], lr=float("nan")), ValueError, "lr must be"),
     (
@@ -320,3 +329,8 @@ def test_plateau_takes_only_a_better_metric_for_better(mode: str, best: float) -
         plateau.report(best + change * better * 0.1)
         assert plateau.bad == expected
         assert type(plateau.best) is float
+
+
+def test_a_drawing_goes_from_the_lowest_to_the_highest() -> None:
+    assert schedules.draw(lambda step: step - 3.0, 7, width=7) == "▁▂▃▄▆▇█"
+    assert schedules.draw(schedules.constant(0.0), 3, width=3) == "▁▁▁"

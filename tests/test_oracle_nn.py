@@ -158,3 +158,33 @@ def test_a_state_dict_of_pytorch_in_safetensors_loads(tmp_path: Any) -> None:
     image = x(3, 1, 8, 8).astype(np.float32)
     expected = theirs.eval()(torch.tensor(image)).detach().numpy()
     np.testing.assert_allclose(ours.eval()(image).numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_state_of_pytorch_in_safetensors_loads_and_goes_back(tmp_path: Any) -> None:
+    files = pytest.importorskip("safetensors.torch")
+    pairs = [
+        (
+            nn.Sequential(
+                nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 3)
+            ),
+            T.Sequential(T.Conv2d(1, 2, 3), T.BatchNorm2d(2), T.MaxPool2d(2), T.Flatten(), T.Linear(18, 3)),
+            (2, 1, 8, 8),
+        ),
+        (
+            nn.TransformerEncoderLayer(8, 2, 16),
+            T.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+            (2, 5, 8),
+        ),
+        (nn.LSTM(3, 5, 2), T.LSTM(3, 5, 2, batch_first=True), (2, 6, 3)),
+    ]
+    for ours, theirs, shape in pairs:
+        path = tmp_path / "torch.safetensors"
+        files.save_file(theirs.state_dict(), path)
+        ours.load_state_dict(ad.load(path))
+        x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        found, expected = ours.eval()(ad.asarray(x)), theirs.eval()(torch.tensor(x))
+        if isinstance(expected, tuple):
+            found, expected = found[0], expected[0]
+        np.testing.assert_allclose(found.numpy(), expected.detach().numpy(), rtol=1e-4, atol=1e-5)
+        ad.save(path, ours.state_dict())
+        theirs.load_state_dict(files.load_file(path))

@@ -7,10 +7,18 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.namespace import rec
+from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor, asarray
-from adjoint.errors import DTypeError, IndexingError
+from adjoint.errors import ArgumentError, DTypeError, IndexingError
 
-__all__ = ["classes", "floats"]
+__all__ = ["classes", "floats", "sizes"]
+
+
+def sizes(layer: str, low: int = 1, **given: Any) -> None:
+    """Raise unless each of the named sizes of a layer is a whole number from ``low``."""
+    for name, value in given.items():
+        if whole_number(layer, name, value) < low:
+            raise ArgumentError(f"{layer}: {name} must be at least {low}, but is {value}.")
 
 
 def floats(op: str, x: Any) -> Tensor:

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.tensor import Tensor
-from adjoint.errors import ArgumentError
+from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
 from adjoint.nn import init
+from adjoint.nn.arguments import sizes
 from adjoint.nn.layers import Dropout, LayerNorm, Linear
 from adjoint.nn.module import Module, Parameter
 from adjoint.ops.create import zeros
@@ -30,6 +31,7 @@ class MultiHeadAttention(Module):
         rng: Any = None,
         dtype: Any = np.float32,
     ) -> None:
+        sizes("MultiHeadAttention", embed_dim=embed_dim, num_heads=num_heads)
         if embed_dim % num_heads:
             raise ArgumentError(f"{num_heads} heads do not divide {embed_dim} features.")
         rng = init.generator(rng)
@@ -48,6 +50,11 @@ class MultiHeadAttention(Module):
         """Let each query look at the keys; ``mask`` is True where it may, or is added to the scores."""
         key = query if key is None else key
         value = key if value is None else value
+        for t in (query, key, value):
+            if np.ndim(t) < 2:
+                raise ShapeError(
+                    f"MultiHeadAttention: inputs are (…, length, {self.embed_dim}), not {np.shape(t)}."
+                )
         n = self.embed_dim
         if key is query and value is query:
             packed = F.linear(query, self.in_proj_weight, self.in_proj_bias)

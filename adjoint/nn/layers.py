@@ -12,6 +12,7 @@ from adjoint.core.tensor import Tensor, asarray, writable
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
 from adjoint.nn import init
+from adjoint.nn.arguments import sizes
 from adjoint.nn.module import Module, Parameter
 from adjoint.ops.create import ones, zeros
 
@@ -47,6 +48,7 @@ class Linear(Module):
         rng: Any = None,
         dtype: Any = np.float32,
     ) -> None:
+        sizes("Linear", 0, in_features=in_features, out_features=out_features)
         rng = init.generator(rng)
         bound = 1.0 / math.sqrt(in_features) if in_features else 0.0
         self.in_features, self.out_features = in_features, out_features
@@ -81,8 +83,14 @@ class _Conv(Module):
         rng: Any = None,
         dtype: Any = np.float32,
     ) -> None:
+        layer = type(self).__name__
+        sizes(layer, in_channels=in_channels, out_channels=out_channels, groups=groups)
         rng = init.generator(rng)
         kernel = (kernel_size,) * self.ndim if isinstance(kernel_size, int) else tuple(kernel_size)
+        if len(kernel) != self.ndim:
+            raise ArgumentError(f"{layer}: kernel_size is one number or {self.ndim}, but is {kernel_size!r}.")
+        for size in kernel:
+            sizes(layer, kernel_size=size)
         if in_channels % groups or out_channels % groups:
             raise ArgumentError(f"groups={groups} must divide {in_channels} and {out_channels} channels.")
         shape = (out_channels, in_channels // groups, *kernel)
@@ -221,6 +229,7 @@ class GroupNorm(Module):
     def __init__(
         self, num_groups: int, num_channels: int, eps: float = 1e-5, *, dtype: Any = np.float32
     ) -> None:
+        sizes("GroupNorm", num_groups=num_groups, num_channels=num_channels)
         if num_channels % num_groups:
             raise ArgumentError(f"{num_groups} groups do not divide {num_channels} channels.")
         self.num_groups, self.eps = num_groups, eps
@@ -244,6 +253,7 @@ class _BatchNorm(Module):
         *,
         dtype: Any = np.float32,
     ) -> None:
+        sizes(type(self).__name__, num_features=num_features)
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.weight = Parameter(ones(num_features, dtype=dtype)) if affine else None
         self.bias = Parameter(zeros(num_features, dtype=dtype)) if affine else None
@@ -298,6 +308,7 @@ class Embedding(Module):
         rng: Any = None,
         dtype: Any = np.float32,
     ) -> None:
+        sizes("Embedding", num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx, self.sparse = padding_idx, sparse
         table = init.normal((num_embeddings, embedding_dim), rng=rng, dtype=dtype)

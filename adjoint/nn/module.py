@@ -11,7 +11,7 @@ from numpy import ndarray
 from adjoint import tree
 from adjoint.config import no_grad
 from adjoint.core.tensor import Tensor, asarray, differentiable, tensor, writable
-from adjoint.errors import AdjointError, ArgumentError, InputError, ShapeError
+from adjoint.errors import AdjointError, ArgumentError, IndexingError, InputError, ShapeError
 
 __all__ = ["Module", "ModuleList", "Parameter", "Sequential", "functional_call"]
 
@@ -230,7 +230,7 @@ class Module:
         return "\n".join(lines)
 
     def _headline(self) -> str:
-        count = sum(p.size for p in self.parameters())
+        count = sum(p.size for p in self.parameters() if isinstance(p, Tensor))  # a Hessian has modules there
         numbers = f"  # {count:,} parameters" if count else ""
         return f"{type(self).__name__}({self.extra_repr()}){numbers}"
 
@@ -276,8 +276,22 @@ def _add_path(error: AdjointError, module: Module) -> None:
     error.args = (f"{plain}\n  In a {head}.", *error.args[1:])
 
 
+def _item(owner: Any, index: Any) -> Any:
+    """Return a layer by its number, or several by a slice as a module of the same kind."""
+    layers = list(owner)
+    if isinstance(index, slice):
+        return owner._of(layers[index])
+    if not isinstance(index, (int, np.integer)) or not -len(layers) <= index < len(layers):
+        raise IndexingError(
+            f"{type(owner).__name__}: layers are numbered 0 … {len(layers) - 1}, but the index is {index!r}."
+            if layers
+            else f"{type(owner).__name__} has no layers."
+        )
+    return layers[index]
+
+
 class Sequential(Module):
-    """Modules, or plain functions, one after the other."""
+    """Modules, or plain functions, one after the other; ``layers[1:]`` shares them."""
 
     def __init__(self, *layers: Any) -> None:
         for i, layer in enumerate(layers):
@@ -295,8 +309,11 @@ class Sequential(Module):
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, index: int) -> Any:
-        return getattr(self, str(range(self.length)[index]))
+    def __getitem__(self, index: Any) -> Any:
+        return _item(self, index)
+
+    def _of(self, layers: list[Any]) -> Sequential:
+        return Sequential(*layers)
 
     def __iter__(self) -> Iterator[Any]:
         return (getattr(self, str(i)) for i in range(self.length))
@@ -320,8 +337,11 @@ class ModuleList(Module):
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, index: int) -> Module:
-        return getattr(self, str(range(self.length)[index]))
+    def __getitem__(self, index: Any) -> Any:
+        return _item(self, index)
+
+    def _of(self, layers: list[Any]) -> ModuleList:
+        return ModuleList(layers)
 
     def __iter__(self) -> Iterator[Module]:
         return (getattr(self, str(i)) for i in range(self.length))

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.tensor import Tensor, asarray
-from adjoint.errors import ShapeError
+from adjoint.errors import InputError, ShapeError
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
 from adjoint.nn import init
+from adjoint.nn.arguments import sizes
 from adjoint.nn.module import Module, Parameter
 from adjoint.ops.create import zeros
 from adjoint.ops.elementwise import sigmoid, tanh
@@ -34,6 +35,7 @@ class _Recurrent(Module):
         rng: Any = None,
         dtype: Any = np.float32,
     ) -> None:
+        sizes(type(self).__name__, input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
         rng = init.generator(rng)
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         bound = 1.0 / math.sqrt(hidden_size)
@@ -61,6 +63,12 @@ class _Recurrent(Module):
 
     def _start(self, x: Tensor, given: Any) -> list[Tensor]:
         if given is not None:
+            given, needed = asarray(given), (self.num_layers, x.shape[0], self.hidden_size)
+            if given.shape != needed:
+                raise ShapeError(
+                    f"{type(self).__name__}: a state is (layers, batch, hidden), here {needed}, "
+                    f"but has shape {given.shape}."
+                )
             return [given[i] for i in range(self.num_layers)]
         return [zeros((x.shape[0], self.hidden_size), dtype=x.dtype) for _ in range(self.num_layers)]
 
@@ -82,7 +90,9 @@ class LSTM(_Recurrent):
     def forward(self, x: Any, state: Any = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Run over (batch, length, features)."""
         x = self._checked(x)
-        hidden, cell = (self._start(x, None if state is None else s) for s in (state or (None, None)))
+        if state is not None and len(state) != 2:
+            raise InputError(f"LSTM: a state is (hidden, cell), but has {len(state)} parts.")
+        hidden, cell = (self._start(x, s) for s in ((None, None) if state is None else state))
         for layer in range(self.num_layers):
             w_in, w_hidden, b_in, b_hidden = self._weights(layer)
             bias = None if b_in is None else b_in + b_hidden

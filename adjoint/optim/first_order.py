@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.namespace import Namespace
+from adjoint.errors import ArgumentError
 from adjoint.optim.optimizer import Array, Hyper, Optimizer, State
 
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lion", "NAdam", "RMSprop"]
@@ -47,6 +48,12 @@ class SGD(Optimizer):
             nesterov=nesterov,
             maximize=maximize,
         )
+
+    def check(self, hyper: Hyper) -> None:
+        """Raise if a hyper-parameter is out of range, or has nothing to work on."""
+        super().check(hyper)
+        if hyper["nesterov"] and (not hyper["momentum"] or hyper["dampening"]):
+            raise ArgumentError("nesterov=True needs a momentum above 0, and no dampening.")
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
         """No state without momentum; with dampening, NaN marks a velocity that has not begun."""

@@ -44,6 +44,11 @@ class Optimizer:
         self.defaults = {"maximize": False, **defaults}
         self.step_count = 0
         self.groups: list[Group] = []
+        if isinstance(params, Tensor) or not isinstance(params, Iterable):
+            raise InputError(
+                f"{type(self).__name__}: give a list of parameters, or of groups, "
+                f"not one {type(params).__name__}."
+            )
         given = list(params.values()) if isinstance(params, Mapping) else list(params)
         if not given:
             raise InputError(f"{type(self).__name__}: no parameters to optimise.")
@@ -64,6 +69,8 @@ class Optimizer:
         """Raise if a hyper-parameter is out of range."""
         for name, value in hyper.items():
             if name == "betas":
+                if not isinstance(value, (tuple, list)) or len(value) != 2:
+                    raise ArgumentError(f"betas are two numbers, but are {value!r}.")
                 for beta in value:
                     check_range(name, beta, 0.0, 1.0)
                     if beta == 1:

@@ -239,11 +239,18 @@ def draw(schedule: Schedule, total: int, path: str | None = None, width: int = 6
     >>> draw(linear(1.0, 8), 9, width=9)
     '█▇▆▅▄▃▂▁▁'
     """
+    _positive("total", total)
+    _positive("width", width)
     rates = [schedule(step) for step in range(total)]
+    if not all(math.isfinite(r) for r in rates):
+        raise ArgumentError(
+            f"draw: the rate of step {[math.isfinite(r) for r in rates].index(False)} is not finite."
+        )
     if path is None:
-        top = max(rates) or 1.0
+        low = min(0.0, *rates)
+        span = (max(rates) - low) or 1.0
         columns: Sequence[float] = [rates[i * total // width] for i in range(width)]
-        return "".join("▁▂▃▄▅▆▇█"[min(7, int(r / top * 7.999))] for r in columns)
+        return "".join("▁▂▃▄▅▆▇█"[int((r - low) / span * 7.999)] for r in columns)
     try:
         from matplotlib.figure import Figure
     except ImportError:
