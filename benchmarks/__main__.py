@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import pkgutil
@@ -13,12 +14,12 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import cases, memory, scale
+from benchmarks import cases, memory, parallel, profile, scale
 from benchmarks.harness import THREADS, Case, Numbers, measure
 from benchmarks.report import page, picture, ratios
 
 DOCS = Path(__file__).parents[1] / "docs"
-PEERS = ("numpy", "torch", "jax", "autograd", "mlx", "scipy")
+PEERS = ("numpy", "torch", "jax", "autograd", "mlx", "tinygrad", "scipy")
 
 
 def all_cases() -> tuple[dict[str, str], dict[str, list[Case]]]:
@@ -68,7 +69,10 @@ def run(names: list[str], rounds: int, seconds: float, without: list[str]) -> Nu
 
 
 def add_parts(numbers: Numbers) -> None:
-    """Measure memory and scale too."""
+    """Measure threads, memory and scale too, and take apart what missed its target."""
+    members = [case for group in all_cases()[1].values() for case in group]
+    numbers["profiles"] = profile.measure(members, numbers)
+    numbers["parallel"] = parallel.measure()
     numbers["memory"], numbers["scale"] = memory.measure(), scale.measure()
 
 
@@ -92,7 +96,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="only cases whose names contain one of these")
     parser.add_argument("--rounds", type=int, default=30, help="rounds at most (30)")
     parser.add_argument("--seconds", type=float, default=5.0, help="per case, once seven rounds are done (5)")
-    parser.add_argument("--without", action="append", default=[], help="leave this engine out")
+    parser.add_argument("--without", action="append", default=[], help="leave this engine out; repeatable")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--picture", type=Path, help="draw the ratios into this file")
     parser.add_argument("--write", action="store_true", help="write docs/performance.*; takes six minutes")
@@ -103,6 +107,8 @@ def main() -> int:
         return 0
     if options.write and options.names:
         parser.error("--write takes all cases: name none")
+    if (options.write or options.picture) and importlib.util.find_spec("matplotlib") is None:
+        parser.error("the picture needs matplotlib: pip install 'adjoint[plot]'")
     numbers = run(options.names, options.rounds, options.seconds, options.without)
     if options.write:
         add_parts(numbers)

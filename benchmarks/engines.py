@@ -1,26 +1,84 @@
 """The engines behind one small interface, so that a case is written once, on ``kit.xp``.
 
-Each kit differentiates in the way its users would: adjoint and PyTorch record and pull; JAX and
-autograd transform functions. A step takes no arguments and returns NumPy arrays, so that lazy and
-asynchronous engines have to finish.
+Each kit differentiates in the way its users would: adjoint and PyTorch record and pull; JAX, MLX and
+autograd transform functions; tinygrad captures a step and replays its kernels. A step takes no arguments
+and returns NumPy arrays, so that lazy and asynchronous engines have to finish.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 import adjoint as ad
-from benchmarks.harness import Step, jax_x64
+from benchmarks.harness import THREADS, Step, jax_x64
 
 Function = Callable[..., Any]
 Arrays = Sequence[Any]
 
 
+# What peers need before they can be used ----------------------------------------------------------
+
+
+def compiled_by_torch(f: Function) -> Function:
+    """Compile for one case alone; a function that falls back to eager ops is refused, not timed."""
+    if shutil.which("g++") is None and shutil.which("clang++") is None:
+        raise ImportError("torch.compile needs a C++ compiler, and none is installed")
+    import torch
+
+    torch.set_num_threads(THREADS)  # the number is compiled in
+    torch._inductor.config.compile_threads = 1  # no pool of processes that outlives the compilation
+    torch._dynamo.reset()  # what other cases compiled counts against the limit of recompilations
+    return torch.compile(f, fullgraph=True, dynamic=False)
+
+
+def mlx_core() -> Any:
+    """MLX on the processor: the only device that has float64."""
+    try:
+        import mlx.core as mx
+    except ImportError as error:  # on Linux mlx installs without any backend
+        raise ImportError("mlx is not installed, or without a backend: mlx[cpu]") from error
+    mx.set_default_device(mx.cpu)
+    return mx
+
+
+def tinygrad_cpu() -> Any:
+    """Tinygrad on the processor; it compiles by clang."""
+    if shutil.which("clang") is None:
+        raise ImportError("tinygrad compiles its kernels by clang, which is not installed")
+    os.environ.setdefault("DEV", "CPU")
+    import tinygrad
+
+    return tinygrad
+
+
+def captured(f: Function) -> Function:
+    """Let tinygrad capture ``f``, which returns a list of tensors, and replay its kernels."""
+    tinygrad = tinygrad_cpu()
+
+    def realized(*values: Any) -> Any:
+        found = f(*values)
+        tinygrad.Tensor.realize(*found)
+        return found
+
+    return tinygrad.TinyJit(realized)
+
+
+def lacking(why: str) -> Callable[[], Step]:
+    """An engine that is left out of a case, for the reason given."""
+
+    def build() -> Step:
+        raise NotImplementedError(why)
+
+    return build
+
+
 class Kit:
-    """What a case may ask of an engine; ``NotImplementedError`` leaves the engine out."""
+    """What a case may ask of an engine; what a kit does not define leaves the engine out."""
 
     xp: Any  # exp, log, sin, tanh, sqrt, stack, einsum, … as in NumPy
 
@@ -49,15 +107,15 @@ class Kit:
 
     def columns(self, f: Function, arrays: Arrays, count: int) -> Step:
         """Return the gradients of the sum of each column of f's output (n, count)."""
-        raise NotImplementedError
+        raise NotImplementedError("no gradients of several outputs")
 
     def hvp(self, f: Function, array: Any, vector: Any) -> Step:
         """Return the gradient and the Hessian's product with the vector."""
-        raise NotImplementedError
+        raise NotImplementedError("no products with Hessians")
 
     def jacobian(self, f: Function, array: Any) -> Step:
         """Return the Jacobian, by forward mode where there is one."""
-        raise NotImplementedError
+        raise NotImplementedError("no Jacobian in one pass")
 
 
 class Adjoint(Kit):
@@ -138,6 +196,29 @@ class Torch(Kit):
 
     def jacobian(self, f: Function, array: Any) -> Step:
         x, jacobian = self.array(array), self.xp.func.jacfwd(f)
+        return lambda: jacobian(x).numpy()
+
+
+class TorchCompiled(Torch):
+    """What is differentiated is compiled, and with it its backward; transforms are compiled whole."""
+
+    def value(self, f: Function, arrays: Arrays) -> Step:
+        return super().value(compiled_by_torch(f), arrays)
+
+    def gradient(self, f: Function, arrays: Arrays) -> Step:
+        return super().gradient(compiled_by_torch(f), arrays)
+
+    def columns(self, f: Function, arrays: Arrays, count: int) -> Step:
+        return super().columns(compiled_by_torch(f), arrays, count)
+
+    def hvp(self, f: Function, array: Any, vector: Any) -> Step:
+        func = self.xp.func
+        both = compiled_by_torch(lambda x, v: func.jvp(func.grad(f), (x,), (v,)))
+        x, v = self.array(array), self.array(vector)
+        return lambda: [g.numpy() for g in both(x, v)]
+
+    def jacobian(self, f: Function, array: Any) -> Step:
+        x, jacobian = self.array(array), compiled_by_torch(self.xp.func.jacfwd(f))
         return lambda: jacobian(x).numpy()
 
 
@@ -233,34 +314,102 @@ class Autograd(Kit):
 
 class Mlx(Kit):
     def __init__(self) -> None:
-        import mlx.core as mx
-
-        mx.set_default_device(mx.cpu)
-        self.xp = mx
+        self.xp = mlx_core()
 
     def array(self, a: Any) -> Any:
         a = np.asarray(a)
         return self.xp.array(a, dtype=getattr(self.xp, a.dtype.name))
 
-    def value(self, f: Function, arrays: Arrays) -> Step:
+    def step(self, f: Function, arrays: Arrays) -> Step:
         values = [self.array(a) for a in arrays]
-        return lambda: np.array(f(*values))
-
-    def gradient(self, f: Function, arrays: Arrays) -> Step:
-        values = [self.array(a) for a in arrays]
-        gradient = self.xp.grad(f, list(range(len(arrays))))
 
         def step() -> Any:
-            found = gradient(*values)
+            found = f(*values)
             self.xp.eval(found)
-            return [np.array(g) for g in found]
+            return [np.array(g) for g in (found if isinstance(found, list | tuple) else [found])]
 
         return step
 
+    def value(self, f: Function, arrays: Arrays) -> Step:
+        return self.step(f, arrays)
+
+    def gradient(self, f: Function, arrays: Arrays) -> Step:
+        return self.step(self.xp.grad(f, list(range(len(arrays)))), arrays)
+
+    def columns(self, f: Function, arrays: Arrays, count: int) -> Step:
+        def rows(*values: Any) -> Any:
+            ones, zeros = (
+                fill(len(arrays[0]), dtype=values[0].dtype) for fill in (self.xp.ones, self.xp.zeros)
+            )
+            seeds = [
+                self.xp.stack([ones if i == k else zeros for k in range(count)], -1) for i in range(count)
+            ]
+            return [g for seed in seeds for g in self.xp.vjp(f, list(values), [seed])[1]]
+
+        return self.step(rows, arrays)
+
+    def hvp(self, f: Function, array: Any, vector: Any) -> Step:
+        def both(x: Any, v: Any) -> Any:
+            gradient, product = self.xp.jvp(self.xp.grad(f), [x], [v])
+            return [gradient[0], product[0]]
+
+        return self.step(both, [array, vector])
+
+    def jacobian(self, f: Function, array: Any) -> Step:
+        def all_columns(x: Any) -> Any:
+            return self.xp.vmap(lambda v: self.xp.jvp(f, [x], [v])[1][0], out_axes=-1)(seeds)
+
+        seeds = self.array(np.eye(len(array)))
+        return self.step(all_columns, [array])
+
+
+class _TinygradFunctions:
+    """The methods of tinygrad's tensors as functions with NumPy's names."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tensor, name)
+
+    def stack(self, xs: Sequence[Any], axis: int = 0) -> Any:
+        return self.tensor.stack(*xs, dim=axis)
+
+    def concat(self, xs: Sequence[Any], axis: int) -> Any:
+        return self.tensor.cat(*xs, dim=axis)
+
+
+class Tinygrad(Kit):
+    """A step is captured as a whole at its second call; from then on its kernels are replayed."""
+
+    def __init__(self) -> None:
+        self.tensor = tinygrad_cpu().Tensor
+        self.xp = _TinygradFunctions(self.tensor)
+
+    def array(self, a: Any) -> Any:
+        return self.tensor(np.asarray(a)).realize()
+
+    def step(self, f: Function, arrays: Arrays) -> Step:
+        values, run = [self.array(a) for a in arrays], captured(f)
+        return lambda: [v.numpy() for v in run(*values)]
+
+    def value(self, f: Function, arrays: Arrays) -> Step:
+        return self.step(lambda *values: [f(*values)], arrays)
+
+    def gradient(self, f: Function, arrays: Arrays) -> Step:
+        return self.step(lambda *values: f(*values).gradient(*values), arrays)
+
+    def hvp(self, f: Function, array: Any, vector: Any) -> Step:
+        def both(x: Any, v: Any) -> Any:  # there is no forward mode
+            (gradient,) = f(x).gradient(x)
+            return [gradient, *(gradient * v).sum().gradient(x)]
+
+        return self.step(both, [array, vector])
+
 
 KITS: dict[str, Callable[[], Kit]] = {
-    "adjoint": Adjoint, "torch": Torch, "jax": Jax, "jax-jit": JaxJit, "autograd": Autograd,
-    "mlx": Mlx,
+    "adjoint": Adjoint, "torch": Torch, "torch-compile": TorchCompiled, "jax": Jax, "jax-jit": JaxJit,
+    "autograd": Autograd, "mlx": Mlx, "tinygrad": Tinygrad,
 }  # fmt: skip
 
 

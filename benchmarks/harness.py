@@ -5,15 +5,22 @@ engine once, in an order that is drawn anew; the first rounds are dropped; what 
 is the median over rounds of adjoint's time divided by the peer's. After an engine that uses NumPy's
 BLAS there is a short rest: OpenBLAS's threads spin for up to 0.1 s after a matrix product and would
 halve the next engine's speed. Other engines' threads fall asleep within milliseconds.
+
+A peer that is not installed, that lacks what a case needs or that fails is left out of that case, and the
+reason is printed and kept with the numbers. Where adjoint fails, or the results differ, the run stops.
 """
 
 from __future__ import annotations
 
 import gc
 import random
+import signal
 import statistics
+import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,14 +33,15 @@ THREADS = 2  # of every engine that can be told
 NUMPY_ENGINES = ("adjoint", "autograd", "numpy", "scipy")
 REST_AFTER_NUMPY, REST_AFTER_OTHERS = 0.12, 0.005
 FEWEST_ROUNDS = 7
+SETUP_SECONDS = 150  # for a peer to compile and to run once
 
 
 @dataclass
 class Case:
     """One piece of work, written in the same way for each engine.
 
-    ``engines`` maps a name to a function that sets up and returns the step; a peer that is not
-    installed raises ImportError there and is left out.  ``targets`` are the ratios to reach.
+    ``engines`` maps a name to a function that sets up and returns the step; a peer that raises
+    there, because it is not installed or lacks something, is left out.  ``targets`` are the ratios to reach.
     """
 
     name: str
@@ -50,6 +58,7 @@ class Result:
 
     case: Case
     seconds: dict[str, list[float]]
+    left_out: dict[str, str] = field(default_factory=dict)  # peers, and why
 
     def ratios(self, peer: str) -> list[float]:
         """Adjoint's time over the peer's, round by round."""
@@ -62,6 +71,7 @@ class Result:
             "seconds": {name: quartiles(taken) for name, taken in self.seconds.items()},
             "ratios": {name: quartiles(self.ratios(name)) for name in self.seconds if name != "adjoint"},
             "targets": {k: v for k, v in self.case.targets.items() if k in self.seconds},
+            "left out": self.left_out,
         }
 
 
@@ -102,18 +112,10 @@ def measure(case: Case, rounds: int = 30, warmup: int = 2, seconds: float = 6.0)
     There are ``rounds`` rounds, or as many as ``seconds`` allow, but not fewer than seven.
     """
     set_threads()
-    steps: dict[str, Step] = {}
-    values: dict[str, Any] = {}
-    for name, build in case.engines.items():
-        try:
-            step = build()
-            values[name] = step()
-        except (ImportError, NotImplementedError):  # not installed, or not on this machine
-            continue
-        steps[name] = step
+    steps, values, left_out = set_up(case)
     compare(case, values)
     del values
-    repeats = {name: case.repeat or _repeats(step) for name, step in steps.items()}
+    repeats = {name: case.repeat or repeats_of(step) for name, step in steps.items()}
     taken: dict[str, list[float]] = {name: [] for name in steps}
     names = list(steps)
     shuffle = random.Random(0)
@@ -124,29 +126,76 @@ def measure(case: Case, rounds: int = 30, warmup: int = 2, seconds: float = 6.0)
             break
         shuffle.shuffle(names)  # so that no engine always comes after the same other
         for name in names:
-            once = _time_of(steps[name], repeats[name])
-            _rest(case, name)
+            once = time_of(steps[name], repeats[name])
+            rest(case, name)
             if i >= warmup:
                 taken[name].append(once)
-    return Result(case, taken)
+    return Result(case, taken, left_out)
 
 
-def _rest(case: Case, name: str) -> None:
+def set_up(case: Case) -> tuple[dict[str, Step], dict[str, Any], dict[str, str]]:
+    """Build and run each engine's step once; return steps, what they gave, and who is left out and why."""
+    steps: dict[str, Step] = {}
+    values: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    for name, build in case.engines.items():
+        try:
+            with within(SETUP_SECONDS):
+                step = build()
+                values[name] = step()
+        except Exception as error:
+            if name.startswith("adjoint"):
+                raise
+            left_out[name] = reason(error)
+            print(f"{case.name}: {name} is left out: {left_out[name]}", file=sys.stderr)
+            continue
+        steps[name] = step
+    return steps, values, left_out
+
+
+def reason(error: Exception) -> str:
+    """The first line of what an engine says about its failure, with its kind unless it is a plain refusal."""
+    said = " ".join(str(error).strip().split("\n")[0].split())[:160]
+    if isinstance(error, ImportError | NotImplementedError | TimeoutError) and said:
+        return said
+    return f"{type(error).__name__}: {said}"
+
+
+@contextmanager
+def within(seconds: int) -> Iterator[None]:
+    """Raise TimeoutError in what takes longer; only the main thread of a POSIX system can be told so."""
+    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"not ready after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def rest(case: Case, name: str) -> None:
     if not name.startswith(NUMPY_ENGINES):
         time.sleep(REST_AFTER_OTHERS)
     elif case.blas:
         time.sleep(REST_AFTER_NUMPY)
 
 
-def _time_of(step: Step, repeats: int) -> float:
+def time_of(step: Step, repeats: int) -> float:
     start = time.perf_counter()
     for _ in range(repeats):
         step()
     return (time.perf_counter() - start) / repeats
 
 
-def _repeats(step: Step, span: float = 0.005) -> int:
-    once = min(_time_of(step, 1), _time_of(step, 1))
+def repeats_of(step: Step, span: float = 0.005) -> int:
+    once = min(time_of(step, 1), time_of(step, 1))
     return max(1, round(span / max(once, 1e-9)))
 
 

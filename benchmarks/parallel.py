@@ -6,7 +6,9 @@ graphs with ``workers="auto"`` against one thread; matrix products with and with
 threads; eight threads that train; the memory of contributions that wait.
 
 Everything is interleaved: a round runs each variant once, and a ratio is the median over
-rounds, with its quartiles; the ratio of the best times sees the quiet moments.  On a machine that
+rounds, with its quartiles; the ratio of the best times sees the quiet moments.  Two processors of a
+virtual machine are not always two: so the same rounds also run the kernels of that backward, bare, in one
+and in two plain threads, which is what the machine gave at that moment.  On a machine that
 others use, two threads do not get two processors and the ratios of time are too low.  So the part
 "balance" also counts processor time, which nobody else uses up: that of one thread over that of
 the busiest worker is what two free processors would give, but for the waiting between them.
@@ -27,6 +29,15 @@ import numpy as np
 
 import adjoint as ad
 from adjoint.engine import parallel
+from benchmarks.harness import Numbers, quartiles, set_threads
+from benchmarks.profile import kernel_calls, replay
+from benchmarks.report import duration, table, verdict
+
+SERIAL, WORKERS, AUTO, TORCH = "serial", "workers=2", 'workers="auto"', "PyTorch, one thread"
+BARE_ONE, BARE_TWO = "bare kernels, one thread", "bare kernels, two threads"
+IDEAL, TOGETHER = "ideal", "eight threads"
+WIDE_TARGET = round(1 / 1.7, 3)  # 1.7 times as fast as one thread
+AUTO_TARGET, THREADS_TARGET = 1.05, 1.1
 
 Backward = Callable[[], float]  # builds a graph, and returns the seconds of its backward
 
@@ -106,18 +117,49 @@ def wide_torch(branch: Callable[[Any, Any], Any], branches: int, size: int) -> B
     return run
 
 
+def bare(build: Callable[[], Any]) -> dict[str, Backward]:
+    """The kernels of a backward, called again with no engine: in one thread, and halves in two.
+
+    Branches come one after another, so that half of the calls are half of the branches.
+    """
+    loss = build()
+    calls = kernel_calls(lambda: ad.backward(loss))
+    first, second = calls[: len(calls) // 2], calls[len(calls) // 2 :]
+
+    def one() -> float:
+        start = time.perf_counter()
+        replay(calls)
+        return time.perf_counter() - start
+
+    def two() -> float:
+        start = time.perf_counter()
+        other = threading.Thread(target=replay, args=(second,))
+        other.start()
+        replay(first)
+        other.join()
+        return time.perf_counter() - start
+
+    return {BARE_ONE: one, BARE_TWO: two}
+
+
+def wide_variants(branch: Callable[[Any, Any], Any], size: int) -> dict[str, Backward]:
+    build = wide(branch, 8, size)
+    variants = {
+        SERIAL: timed(build),
+        WORKERS: timed(build, workers=2),
+        AUTO: timed(build, workers="auto"),
+        **bare(build),
+    }
+    with suppress(ImportError):
+        variants[TORCH] = wide_torch(branch, 8, size)
+    return variants
+
+
 def bench_wide(rounds: int) -> None:
     for branch in (curved, mixed):
         for size in (10_000, 100_000, 400_000):
-            build = wide(branch, 8, size)
-            variants = {
-                "serial": timed(build),
-                "workers=2": timed(build, workers=2),
-                "auto": timed(build, workers="auto"),
-            }
-            with suppress(ImportError):
-                variants["PyTorch, one thread"] = wide_torch(branch, 8, size)
-            report(f"8 branches, {branch.__name__}, {size} elements", rounds_of(variants, rounds), "serial")
+            seconds = rounds_of(wide_variants(branch, size), rounds)
+            report(f"8 branches, {branch.__name__}, {size} elements", seconds, SERIAL)
 
 
 def bench_balance(rounds: int) -> None:
@@ -184,16 +226,23 @@ def chain(length: int) -> Callable[[], Any]:
     return build
 
 
-def bench_small(rounds: int) -> None:
-    graphs = {
+def small_graphs() -> dict[str, Callable[[], Any]]:
+    return {
         "32×64-128-128-10 net": mlp(),
         "chain of 400 nodes": chain(200),
         "chain of 10 nodes": chain(5),
         "8 branches of 1,000": wide(mixed, 8, 1000),
     }
-    for name, build in graphs.items():
-        variants = {"serial": timed(build), "auto": timed(build, workers="auto")}
-        report(f"{name} (auto at least 0.95)", rounds_of(variants, 20 * rounds), "serial")
+
+
+def small_variants(build: Callable[[], Any]) -> dict[str, Backward]:
+    return {SERIAL: timed(build), AUTO: timed(build, workers="auto")}
+
+
+def bench_small(rounds: int) -> None:
+    for name, build in small_graphs().items():
+        seconds = rounds_of(small_variants(build), 20 * rounds)
+        report(f"{name} (auto at least 0.95)", seconds, SERIAL)
 
 
 # Matrix products and BLAS's threads ------------------------------------------------------------
@@ -248,7 +297,7 @@ def steps(count: int, size: int) -> None:
             w.grad = None
 
 
-def bench_threads(rounds: int) -> None:
+def thread_variants() -> dict[str, Backward]:
     from adjoint.engine.auto import processors
 
     cores = min(8, processors())
@@ -268,8 +317,12 @@ def bench_threads(rounds: int) -> None:
             t.join()
         return time.perf_counter() - start
 
-    seconds = rounds_of({"ideal": alone, "eight threads": together}, max(5, rounds // 2))
-    report(f"eight threads train, {cores} processors (at least 0.91)", seconds, "ideal")
+    return {IDEAL: alone, TOGETHER: together}
+
+
+def bench_threads(rounds: int) -> None:
+    seconds = rounds_of(thread_variants(), max(5, rounds // 2))
+    report("eight threads train (at least 0.91)", seconds, IDEAL)
 
 
 # Memory ----------------------------------------------------------------------------------------
@@ -308,6 +361,95 @@ def bench_waiting() -> None:
     finally:
         parallel._Crew.finish = finish  # type: ignore[method-assign]
         parallel.WAITING_BYTES = limit
+
+
+# The page ----------------------------------------------------------------------------------------
+
+
+def row(name: str, seconds: dict[str, list[float]], base: str, targets: dict[str, float]) -> Numbers:
+    """The times of variants and their ratios to ``base``; bare kernels in two threads to those in one."""
+    bases = {v: BARE_ONE if v == BARE_TWO else base for v in seconds if v not in (base, BARE_ONE)}
+    ratios = {
+        v: quartiles([a / b for a, b in zip(seconds[v], seconds[of], strict=True)]) for v, of in bases.items()
+    }
+    return {
+        "name": name,
+        "base": base,
+        "seconds": {v: quartiles(taken) for v, taken in seconds.items()},
+        "ratios": ratios,
+        "targets": targets,
+    }
+
+
+def measure(rounds: int = 11) -> list[Numbers]:
+    """Measure what has a target: wide graphs, small graphs with "auto", eight threads."""
+    set_threads()
+    rows = [
+        row(
+            f"8 branches of 400,000 elements, {kind}",
+            rounds_of(wide_variants(branch, 400_000), rounds),
+            SERIAL,
+            {WORKERS: WIDE_TARGET},
+        )
+        for branch, kind in ((curved, "sines and cosines"), (mixed, "mostly memory"))
+    ]
+    for name, build in small_graphs().items():
+        rows.append(row(name, rounds_of(small_variants(build), 20 * rounds), SERIAL, {AUTO: AUTO_TARGET}))
+    rows.append(
+        row(
+            "eight models of 100,000 elements train",
+            rounds_of(thread_variants(), max(5, rounds // 2)),
+            IDEAL,
+            {TOGETHER: THREADS_TARGET},
+        )
+    )
+    set_threads()
+    return rows
+
+
+def limits(rows: list[Numbers]) -> list[Numbers]:
+    """Return the rows of the table of targets."""
+    return [
+        {
+            "name": f"{r['name']}: {variant}",
+            "beside": r["base"],
+            "value": r["ratios"][variant][1],
+            "target": target,
+        }
+        for r in rows
+        for variant, target in r["targets"].items()
+    ]
+
+
+def text(rows: list[Numbers]) -> str:
+    """Return the table of ratios to one thread, with what was measured; empty without numbers."""
+    if not rows:
+        return ""
+    cells = []
+    for r in rows:
+        cells.append([r["name"], r["base"], duration(r["seconds"][r["base"]][1]), "1"])
+        cells += [
+            ["", variant, duration(taken[1]), _ratio(r, variant)]
+            for variant, taken in r["seconds"].items()
+            if variant != r["base"]
+        ]
+    explained = (
+        "Backward alone, in interleaved rounds. A ratio is to the first row of its block; that of bare\n"
+        "kernels in two threads is to the same kernels in one: the NumPy calls of that backward with no\n"
+        "engine around them, which shows what two processors gave at that moment. PyTorch's backward on the\n"
+        "processor is one thread. The ideal of eight threads is the time of their work in one, over the\n"
+        "number of processors.\n\n"
+    )
+    return explained + table(cells, ["graph", "variant", "time", "ratio"])
+
+
+def _ratio(r: Numbers, variant: str) -> str:
+    if variant not in r["ratios"]:
+        return "1"
+    low, middle, high = r["ratios"][variant]
+    target = r["targets"].get(variant)
+    goal = "" if target is None else f"; {verdict(middle, target)}"
+    return f"{middle:.2f} ({low:.2f}–{high:.2f}{goal})"
 
 
 def main() -> int:

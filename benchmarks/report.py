@@ -15,6 +15,7 @@ PEERS = {
     "jax-jit": "JAX, jit",
     "autograd": "autograd",
     "mlx": "MLX",
+    "tinygrad": "tinygrad",
     "numpy": "NumPy",
     "scipy": "SciPy",
 }
@@ -50,6 +51,24 @@ def _ratio(case: Numbers, peer: str) -> str:
     return f"{middle:.2f} ({low:.2f}–{high:.2f}{goal})"
 
 
+def absences(cases: dict[str, Numbers]) -> str:
+    """Say which peers are left out of which cases, and why; empty if none is."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, case in cases.items():
+        for peer, why in case.get("left out", {}).items():
+            found.setdefault((peer, why), []).append(name)
+    lines = []
+    for (peer, why), names in found.items():
+        if len(names) == len(cases) > 1:
+            where = "all of these"
+        elif len(names) > 3:
+            where = f"{len(names)} of these"
+        else:
+            where = "; ".join(names)
+        lines.append(f"- {title(peer)}, {where}: {why}")
+    return "Left out:\n\n" + "\n".join(lines) if lines else ""
+
+
 def verdict(value: float, target: float) -> str:
     return f"≤ {target:g} {'met' if value <= target else '**missed**'}"
 
@@ -71,10 +90,14 @@ def targets(cases: dict[str, Numbers]) -> list[tuple[str, str, float, float]]:
 
 
 def _targets_table(numbers: Numbers) -> str:
-    from benchmarks import memory, scale  # they use this module
+    from benchmarks import memory, parallel, scale  # they use this module
 
     found = targets(numbers["cases"])
-    for limits in (memory.limits(numbers["memory"]), scale.limits(numbers["scale"])):
+    for limits in (
+        parallel.limits(numbers.get("parallel", [])),
+        memory.limits(numbers["memory"]),
+        scale.limits(numbers["scale"]),
+    ):
         found += [(r["name"], r["beside"], r["value"], r["target"]) for r in limits]
     rows = [
         [name, title(peer), f"≤ {target:g}", f"{value:.3g}", "met" if value <= target else "**missed**"]
@@ -102,9 +125,9 @@ threads spin for a while and would slow the next engine. Compilation is not coun
 ## Targets
 
 {targets}
-
+{profiles}
 {groups}
-## Peak memory of training steps
+{parallel}## Peak memory of training steps
 
 {memory}
 
@@ -123,26 +146,39 @@ python -m benchmarks --json out.json   # and the numbers
 python -m benchmarks --write           # docs/performance.json, .md and .png, about six minutes
 ```
 
-Peers that are not installed are left out. `python -m benchmarks.memory` and `python -m benchmarks.scale`
-run those parts alone; `python -m benchmarks.instructions` counts instructions, which do not depend on
-what else the machine does: the tests of every change compare them with `benchmarks/instructions.json`.
+A peer that is not installed, or lacks what a case needs, is left out of it and the reason is printed;
+`--without torch-compile` leaves one out. `python -m benchmarks.memory`, `python -m benchmarks.scale` and
+`python -m benchmarks.parallel` run those parts alone; `python -m benchmarks.instructions` counts
+instructions, which do not depend on what else the machine does: the tests of every change compare them with
+`benchmarks/instructions.json`.
 """
+
+
+PROFILES = """\
+Where adjoint's time goes in each case that missed a target, in the run of this page. *Kernels* are the
+ops' own NumPy code: the same calls with the same arrays, made again with no recording and no engine
+around them. The rest of a phase is adjoint's own work. `python -m benchmarks.profile LSTM` does this for any
+case."""
 
 
 def page(numbers: Numbers) -> str:
     """Return docs/performance.md."""
-    from benchmarks import memory, scale  # they use this module
+    from benchmarks import memory, parallel, profile, scale  # they use this module
 
     groups: list[str] = []
     for group, heading in numbers["groups"].items():
         cases = {name: c for name, c in numbers["cases"].items() if c["group"] == group}
         if cases:
-            groups.append(f"## {heading}\n\n{ratios(cases)}\n")
+            missing = absences(cases)
+            groups.append(f"## {heading}\n\n{ratios(cases)}\n" + (f"\n{missing}\n" if missing else ""))
+    why, threads = profile.section(numbers), parallel.text(numbers.get("parallel", []))
     return PAGE.format(
         machine=", ".join(f"{k} {v}" for k, v in numbers["machine"].items()),
         threads=numbers["threads"],
         targets=_targets_table(numbers),
+        profiles=f"\n## Why a target is missed\n\n{PROFILES}\n\n{why}\n" if why else "",
         groups="\n".join(groups),
+        parallel=f"## Backward in several threads\n\n{threads}\n\n" if threads else "",
         memory=memory.text(numbers["memory"]),
         scale=scale.text(numbers["scale"]),
     )

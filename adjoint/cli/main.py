@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import runpy
 import sys
 from collections.abc import Sequence
 
+import adjoint
 from adjoint.cli.demo import EPOCHS, demo
 from adjoint.cli.first_look import first_look
 from adjoint.cli.op_table import op_table
@@ -17,14 +19,15 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    options = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(given[:1] if given[:1] == ["bench"] else given)
     try:
         if options.command == "ops":
             print(op_table(options.names, markdown=options.markdown))
         elif options.command == "demo":
             print(demo(path=options.picture, as_json=options.json, epochs=options.epochs))
         elif options.command == "bench":
-            _bench(options.arguments)
+            _bench(given[1:])  # options too: they are the benchmarks' own
         else:
             print(first_look())
     except AdjointError as error:
@@ -48,16 +51,20 @@ def _parser() -> argparse.ArgumentParser:
     ops = commands.add_parser("ops", help="print the table of ops")
     ops.add_argument("--markdown", action="store_true", help="as docs/ops.md")
     ops.add_argument("names", nargs="*", help="only ops whose names contain one of these")
-    bench = commands.add_parser("bench", help="measure beside the peers; from a clone of the repository")
-    bench.add_argument("arguments", nargs=argparse.REMAINDER)
+    commands.add_parser("bench", help="measure beside the peers; takes what python -m benchmarks takes")
     return parser
 
 
 def _bench(arguments: list[str]) -> None:
+    """Run the benchmarks of the clone that this is called in, or that the package is imported from."""
+    for clone in (os.getcwd(), os.path.dirname(os.path.dirname(adjoint.__file__))):
+        if os.path.isfile(os.path.join(clone, "benchmarks", "harness.py")):
+            break
+    else:
+        raise InputError(
+            "bench: the benchmarks are not part of the installed package.\n"
+            "  Clone the repository, pip install -e '.[bench,oracle]', and run this there."
+        )
+    sys.path.insert(0, clone)
     sys.argv = ["benchmarks", *arguments]
-    try:
-        runpy.run_module("benchmarks", run_name="__main__", alter_sys=True)
-    except ImportError as error:
-        if "benchmarks" not in str(error):
-            raise
-        raise InputError("the benchmarks are not part of the package: run this in a clone.") from None
+    runpy.run_module("benchmarks", run_name="__main__", alter_sys=True)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import adjoint as ad
+from benchmarks.engines import Kit, engines, lacking
 from benchmarks.harness import Case, Step, jax_x64
 
 LENGTH = 100  # times four ops
@@ -68,19 +69,13 @@ def jax_step(size: int, compiled: bool) -> Step:
     return lambda: np.asarray(jax.block_until_ready(gradient(x0, w0))[0])
 
 
-def mlx_step(size: int) -> Step:
-    import mlx.core as mx
-
-    mx.set_default_device(mx.cpu)
-    x0, w0 = mx.array(np.linspace(0.1, 1.0, size), mx.float64), mx.array(np.full(size, 0.5), mx.float64)
-    gradient = mx.grad(lambda x, w: chain(x, w, mx.tanh).sum(), (0, 1))
-
-    def step() -> Any:
-        found = gradient(x0, w0)
-        mx.eval(found)
-        return np.array(found[0])
-
-    return step
+def kit_step(kit: Kit, size: int) -> Step:
+    """For the engines that differentiate functions of arrays; both gradients are computed."""
+    tanh = kit.xp.tanh
+    gradient = kit.gradient(
+        lambda x, w: chain(x, w, tanh).sum(), [np.linspace(0.1, 1.0, size), np.full(size, 0.5)]
+    )
+    return lambda: gradient()[0]
 
 
 def forward_case(size: int) -> Case:
@@ -107,7 +102,8 @@ def both_case(size: int, targets: dict[str, float] | None = None) -> Case:
             "jax": lambda: jax_step(size, compiled=False),
             "jax-jit": lambda: jax_step(size, compiled=True),
             "autograd": lambda: autograd_step(size),
-            "mlx": lambda: mlx_step(size),
+            **engines(lambda kit: kit_step(kit, size), "torch-compile mlx"),
+            "tinygrad": lacking("its scheduler does not end within minutes on a chain of 400 fused ops"),
         },
         targets or {},
     )

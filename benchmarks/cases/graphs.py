@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import adjoint as ad
-from benchmarks.engines import Kit, engines
+from benchmarks.engines import Kit, captured, compiled_by_torch, engines, lacking, mlx_core, tinygrad_cpu
 from benchmarks.harness import Case, Step
 
 
@@ -74,16 +74,22 @@ def adjoint_embedding(sparse: bool) -> Step:
     return step
 
 
-def torch_embedding(sparse: bool) -> Step:
+def torch_embedding(sparse: bool, compiled: bool = False) -> Step:
     import torch
 
     table, rows, target = _embedding_data()
     w, i, t = torch.tensor(table, requires_grad=True), torch.tensor(rows), torch.tensor(target)
     optimizer = torch.optim.SGD([w], lr=0.1)
 
+    def forward() -> Any:
+        return ((torch.nn.functional.embedding(i, w, sparse=sparse) - t) ** 2).mean()
+
+    if compiled:
+        forward = compiled_by_torch(forward)
+
     def step() -> Any:
         optimizer.zero_grad()
-        loss = ((torch.nn.functional.embedding(i, w, sparse=sparse) - t) ** 2).mean()
+        loss = forward()
         loss.backward()
         optimizer.step()
         return loss.item()
@@ -91,19 +97,60 @@ def torch_embedding(sparse: bool) -> Step:
     return step
 
 
+def mlx_embedding() -> Step:
+    mx = mlx_core()
+    table, rows, target = map(mx.array, _embedding_data())
+    both = mx.value_and_grad(lambda w: ((w[rows] - target) ** 2).mean())
+    state = {"w": table}
+
+    def step() -> Any:
+        loss, g = both(state["w"])
+        state["w"] = state["w"] - 0.1 * g
+        mx.eval(state["w"])
+        return loss.item()
+
+    return step
+
+
+def tinygrad_embedding() -> Step:
+    tinygrad = tinygrad_cpu()
+    w, rows, target = (tinygrad.Tensor(a).realize() for a in _embedding_data())
+    optimizer = tinygrad.nn.optim.SGD([w], lr=0.1)
+
+    def update() -> Any:
+        optimizer.zero_grad()
+        loss = ((w[rows] - target) ** 2).mean().backward()
+        return [loss, *optimizer.schedule_step()]
+
+    step = captured(update)
+
+    def trained() -> Any:
+        with tinygrad.Context(TRAINING=1):
+            return step()[0].item()
+
+    return trained
+
+
 def embedding(sparse: bool) -> Case:
     kind = "sparse" if sparse else "dense"
+    none = lacking("no sparse gradients")
     return Case(
         f"embedding, 512 of 50,000 rows of 64, {kind} gradient, SGD step",
-        {"adjoint": lambda: adjoint_embedding(sparse), "torch": lambda: torch_embedding(sparse)},
+        {
+            "adjoint": lambda: adjoint_embedding(sparse),
+            "torch": lambda: torch_embedding(sparse),
+            "torch-compile": lambda: torch_embedding(sparse, compiled=True),
+            "mlx": none if sparse else mlx_embedding,
+            "tinygrad": none if sparse else tinygrad_embedding,
+        },
         tolerance=1e-4,
     )
 
 
 CASES = [
-    Case("chain of 5,000 ops, 16 elements: gradient", engines(deep, "adjoint torch autograd")),
-    Case("1,000 branches from one value: gradient", engines(wide, "adjoint torch autograd")),
-    Case("30 layers of 30 values: gradient", engines(layered, "adjoint torch autograd")),
+    Case("chain of 5,000 ops, 16 elements: gradient", engines(deep, "adjoint torch autograd mlx")),
+    Case("1,000 branches from one value: gradient", engines(wide, "adjoint torch autograd mlx")),
+    Case("30 layers of 30 values: gradient", engines(layered, "adjoint torch autograd mlx")),
     embedding(sparse=True),
     embedding(sparse=False),
 ]

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 import adjoint as ad
+from benchmarks.engines import Kit, Mlx, Tinygrad, compiled_by_torch
+from benchmarks.functional import JaxFunctional, MlxFunctional, TinygradFunctional
 from benchmarks.harness import Case, Step, jax_x64
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -40,55 +42,21 @@ def attention_arrays(width: int = 64) -> Arrays:
     return {k: (0.1 * rng.standard_normal(s)).astype(np.float32) for k, s in shapes.items()}
 
 
+def swapped(x: Any) -> Any:
+    """Swap heads and positions: tinygrad has PyTorch's transpose, the others have swapaxes."""
+    return x.swapaxes(1, 2) if hasattr(x, "swapaxes") else x.transpose(1, 2)
+
+
 def block(F: Any, p: dict[str, Any], x: Any, t: Any) -> Any:
     """A transformer block with 4 heads: causal attention, then a layer with GELU; mean square error."""
     n, length, width = x.shape
     h = F.layer_norm(x, (width,), p["n1"])
     qkv = F.linear(h, p["qkv"]).reshape(n, length, 3, 4, width // 4)
-    q, k, v = (qkv[:, :, i].swapaxes(1, 2) for i in range(3))
-    h = F.scaled_dot_product_attention(q, k, v, is_causal=True).swapaxes(1, 2).reshape(n, length, width)
+    q, k, v = (swapped(qkv[:, :, i]) for i in range(3))
+    h = swapped(F.scaled_dot_product_attention(q, k, v, is_causal=True)).reshape(n, length, width)
     x = x + F.linear(h, p["out"])
     h = F.gelu(F.linear(F.layer_norm(x, (width,), p["n2"]), p["up"], p["up_b"]), approximate="tanh")
     return F.mse_loss(x + F.linear(h, p["down"], p["down_b"]), t)
-
-
-class JaxFunctional:
-    """The functions of torch.nn.functional that the networks use, as JAX's users write them."""
-
-    def __init__(self, jax: Any) -> None:
-        self.jax, self.jnp = jax, jax.numpy
-        self.relu = jax.nn.relu
-
-    def conv2d(self, x: Any, w: Any, b: Any, padding: int = 0) -> Any:
-        y = self.jax.lax.conv_general_dilated(x, w, (1, 1), [(padding, padding)] * 2)
-        return y + b[:, None, None]
-
-    def max_pool2d(self, x: Any, size: int) -> Any:
-        window = (1, 1, size, size)
-        return self.jax.lax.reduce_window(x, -self.jnp.inf, self.jax.lax.max, window, window, "VALID")
-
-    def linear(self, x: Any, w: Any, b: Any = None) -> Any:
-        return x @ w.T if b is None else x @ w.T + b
-
-    def cross_entropy(self, x: Any, t: Any) -> Any:
-        rows = self.jnp.arange(x.shape[0])
-        return -self.jax.nn.log_softmax(x)[rows, t].mean()
-
-    def layer_norm(self, x: Any, shape: tuple[int, ...], weight: Any) -> Any:
-        centred = x - x.mean(-1, keepdims=True)
-        return centred * self.jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * weight
-
-    def scaled_dot_product_attention(self, q: Any, k: Any, v: Any, is_causal: bool) -> Any:
-        length = q.shape[-2]
-        scores = q @ k.swapaxes(-1, -2) / np.float32(q.shape[-1] ** 0.5)
-        past = self.jnp.tril(self.jnp.ones((length, length), bool))
-        return self.jax.nn.softmax(self.jnp.where(past, scores, -self.jnp.inf)) @ v
-
-    def gelu(self, x: Any, approximate: str) -> Any:
-        return self.jax.nn.gelu(x, approximate=approximate == "tanh")
-
-    def mse_loss(self, x: Any, t: Any) -> Any:
-        return ((x - t) ** 2).mean()
 
 
 def network(
@@ -109,17 +77,23 @@ def network(
 
         return step
 
-    def theirs() -> Step:
+    def theirs(compiled: bool = False) -> Step:
         import torch
 
         torch.set_num_threads(2)
         p = {k: torch.tensor(a, requires_grad=True) for k, a in arrays().items()}
         x, t = map(torch.tensor, data())
 
+        def loss() -> Any:
+            return f(torch.nn.functional, p, x, t)
+
+        if compiled:
+            loss = compiled_by_torch(loss)
+
         def step() -> Any:
             for v in p.values():
                 v.grad = None
-            f(torch.nn.functional, p, x, t).backward()
+            loss().backward()
             return p[last].grad.numpy()
 
         return step
@@ -132,7 +106,21 @@ def network(
         gradient = jax.jit(jax.grad(lambda p: f(F, p, x, t)))
         return lambda: np.asarray(jax.block_until_ready(gradient(p))[last])
 
-    engines = {"adjoint": ours, "torch": theirs, "jax-jit": jitted}
+    def on_kit(kit: Kit, F: Any) -> Step:
+        start = arrays()
+        x, t = map(kit.array, data())
+        gradient = kit.gradient(lambda *p: f(F, dict(zip(start, p, strict=True)), x, t), list(start.values()))
+        place = list(start).index(last)
+        return lambda: gradient()[place]
+
+    engines: dict[str, Callable[[], Step]] = {
+        "adjoint": ours,
+        "torch": theirs,
+        "torch-compile": lambda: theirs(compiled=True),
+        "jax-jit": jitted,
+        "mlx": lambda: on_kit(kit := Mlx(), MlxFunctional(kit.xp)),
+        "tinygrad": lambda: on_kit(Tinygrad(), TinygradFunctional()),
+    }
     return Case(name, engines, targets, blas=True, tolerance=1e-3)
 
 

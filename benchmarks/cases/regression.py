@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import adjoint as ad
+from benchmarks.engines import Mlx, Tinygrad, captured, compiled_by_torch
 from benchmarks.harness import Case, Step, jax_x64
 
 ROWS, FEATURES, PENALTY, STEPS = 2_000, 50, 1e-3, 20
@@ -37,11 +38,17 @@ def adjoint_fit() -> Step:
     return fit
 
 
-def torch_fit() -> Step:
+def torch_fit(compiled: bool = False) -> Step:
     import torch
 
     x, y = map(torch.tensor, data())
     entropy = torch.nn.functional.binary_cross_entropy_with_logits
+
+    def penalized(w: Any) -> Any:
+        return entropy(x @ w, y) + PENALTY * (w**2).sum()
+
+    if compiled:
+        penalized = compiled_by_torch(penalized)
 
     def fit() -> Any:
         w = torch.zeros(FEATURES, dtype=torch.float64, requires_grad=True)
@@ -49,7 +56,7 @@ def torch_fit() -> Step:
 
         def closure() -> Any:
             optimizer.zero_grad()
-            loss = entropy(x @ w, y) + PENALTY * (w**2).sum()
+            loss = penalized(w)
             loss.backward()
             return loss
 
@@ -85,6 +92,43 @@ def jax_fit() -> Step:
     return scipy_fit(lambda w: tuple(map(np.asarray, both(w))))
 
 
+def mlx_fit() -> Step:
+    kit = Mlx()
+    mx = kit.xp
+    x, y = map(kit.array, data())
+
+    def loss(w: Any) -> Any:
+        z = x @ w
+        return mx.mean(mx.logaddexp(mx.zeros_like(z), z) - z * y) + PENALTY * mx.sum(w**2)
+
+    both = mx.value_and_grad(loss)
+
+    def value_and_gradient(w: Any) -> Any:
+        value, gradient = both(kit.array(w))
+        mx.eval(value, gradient)
+        return value.item(), np.array(gradient)
+
+    return scipy_fit(value_and_gradient)
+
+
+def tinygrad_fit() -> Step:
+    kit = Tinygrad()
+    x, y = map(kit.array, data())
+
+    def both(w: Any) -> Any:
+        z = x @ w
+        loss = (z.maximum(0) - z * y + (1 + (-z.abs()).exp()).log()).mean() + PENALTY * (w**2).sum()
+        return [loss, *loss.gradient(w)]
+
+    run = captured(both)
+
+    def value_and_gradient(w: Any) -> Any:
+        value, gradient = run(kit.array(w))
+        return value.item(), gradient.numpy()
+
+    return scipy_fit(value_and_gradient)
+
+
 def autograd_fit() -> Step:
     import autograd
     import autograd.numpy as anp
@@ -101,7 +145,15 @@ def autograd_fit() -> Step:
 CASES = [
     Case(
         f"logistic regression, {ROWS:,}×{FEATURES}, {STEPS} steps of L-BFGS",
-        {"adjoint": adjoint_fit, "torch": torch_fit, "jax-jit": jax_fit, "autograd": autograd_fit},
+        {
+            "adjoint": adjoint_fit,
+            "torch": torch_fit,
+            "torch-compile": lambda: torch_fit(compiled=True),
+            "jax-jit": jax_fit,
+            "autograd": autograd_fit,
+            "mlx": mlx_fit,
+            "tinygrad": tinygrad_fit,
+        },
         blas=True,
         tolerance=1e-3,  # they stop at slightly different points of a flat valley
     )

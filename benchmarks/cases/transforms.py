@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import adjoint as ad
+from benchmarks.engines import Mlx, Tinygrad, compiled_by_torch
 from benchmarks.harness import Case, Step, jax_x64
 
 
@@ -38,12 +39,14 @@ def adjoint_jacobian() -> Step:
     return lambda: jacobian(x).numpy()
 
 
-def torch_jacobian() -> Step:
+def torch_jacobian(compiled: bool = False) -> Step:
     import torch
 
     layers = [(torch.tensor(w), torch.tensor(b)) for w, b in weights(*SIZES)]
     x = torch.linspace(-1, 1, SIZES[0], dtype=torch.float64)
     jacobian = torch.func.jacrev(lambda x: mlp(layers, x, torch.tanh))
+    if compiled:
+        jacobian = compiled_by_torch(jacobian)
     return lambda: jacobian(x).numpy()
 
 
@@ -55,6 +58,27 @@ def jax_jacobian(compiled: bool) -> Step:
     if compiled:
         jacobian = jax.jit(jacobian)
     return lambda: np.asarray(jacobian(x))
+
+
+def mlx_jacobian() -> Step:
+    kit = Mlx()
+    layers = [(kit.array(w), kit.array(b)) for w, b in weights(*SIZES)]
+    seeds = kit.array(np.eye(SIZES[-1]))
+
+    def jacobian(x: Any) -> Any:
+        f = lambda x: mlp(layers, x, kit.xp.tanh)
+        return kit.xp.vmap(lambda v: kit.xp.vjp(f, [x], [v])[1][0])(seeds)
+
+    return kit.step(jacobian, [np.linspace(-1, 1, SIZES[0])])
+
+
+def tinygrad_jacobian() -> Step:
+    """Without vmap: the trace of the net's values on as many copies of x has the rows as gradients."""
+    kit = Tinygrad()
+    layers = [(kit.array(w), kit.array(b)) for w, b in weights(*SIZES)]
+    eye = kit.array(np.eye(SIZES[-1]))
+    copies = np.tile(np.linspace(-1, 1, SIZES[0]), (SIZES[-1], 1))
+    return kit.gradient(lambda x: (mlp(layers, x, kit.xp.tanh) * eye).sum(), [copies])
 
 
 def adjoint_hessian() -> Step:
@@ -114,7 +138,7 @@ def adjoint_gradient() -> Step:
     return step
 
 
-def torch_hvp() -> Step:
+def torch_hvp(compiled: bool = False) -> Step:
     import torch
 
     params = [(torch.tensor(w), torch.tensor(b)) for w, b in weights(*NET)]
@@ -124,7 +148,12 @@ def torch_hvp() -> Step:
     def loss(p: Any) -> Any:
         return ((mlp(p, x, torch.tanh) - y) ** 2).mean()
 
-    return lambda: torch.func.jvp(torch.func.grad(loss), (params,), (directions,))[1][0][0].numpy()
+    def product(p: Any, v: Any) -> Any:
+        return torch.func.jvp(torch.func.grad(loss), (p,), (v,))[1]
+
+    if compiled:
+        product = compiled_by_torch(product)
+    return lambda: product(params, directions)[0][0].numpy()
 
 
 def jax_hvp() -> Step:
@@ -149,6 +178,37 @@ def autograd_hvp() -> Step:
     return lambda: product(params)[0][0]
 
 
+def _flat(params: Any) -> list[Any]:
+    return [a for layer in params for a in layer]
+
+
+def _nested(flat: Any) -> list[tuple[Any, Any]]:
+    return [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]
+
+
+def mlx_hvp() -> Step:
+    kit = Mlx()
+    mx, (x, y) = kit.xp, map(kit.array, _batch())
+    params = _flat(weights(*NET))
+    gradient = mx.grad(lambda *p: ((mlp(_nested(p), x, mx.tanh) - y) ** 2).mean(), list(range(len(params))))
+    ones = [mx.ones_like(kit.array(p)) for p in params]
+    product = kit.step(lambda *p: mx.jvp(gradient, list(p), ones)[1], params)
+    return lambda: product()[0]
+
+
+def tinygrad_hvp() -> Step:
+    """Reverse over reverse: there is no forward mode."""
+    kit = Tinygrad()
+    x, y = map(kit.array, _batch())
+
+    def product(*p: Any) -> Any:
+        first, *rest = ((mlp(_nested(p), x, kit.xp.tanh) - y) ** 2).mean().gradient(*p)
+        return sum((g.sum() for g in rest), first.sum()).gradient(*p)  # the direction is ones
+
+    step = kit.step(product, _flat(weights(*NET)))
+    return lambda: step()[0]
+
+
 # Per-sample gradients ------------------------------------------------------------------------------
 
 
@@ -159,13 +219,15 @@ def adjoint_per_sample() -> Step:
     return lambda: gradient(params, x, y)[0][0].numpy()
 
 
-def torch_per_sample() -> Step:
+def torch_per_sample(compiled: bool = False) -> Step:
     import torch
 
     params = [(torch.tensor(w), torch.tensor(b)) for w, b in weights(*NET)]
     x, y = map(torch.tensor, _batch())
     loss = lambda p, x, y: ((mlp(p, x, torch.tanh) - y) ** 2).mean()
     gradient = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
+    if compiled:
+        gradient = compiled_by_torch(gradient)
     return lambda: gradient(params, x, y)[0][0].numpy()
 
 
@@ -177,6 +239,31 @@ def jax_per_sample() -> Step:
     gradient = jax.grad(lambda p, x, y: ((mlp(p, x, jnp.tanh) - y) ** 2).mean())
     batched = jax.jit(jax.vmap(gradient, in_axes=(None, 0, 0)))
     return lambda: np.asarray(jax.block_until_ready(batched(params, x, y))[0][0])
+
+
+def mlx_per_sample() -> Step:
+    kit = Mlx()
+    mx, params = kit.xp, _flat(weights(*NET))
+    count = len(params)
+    loss = lambda *a: ((mlp(_nested(a[:count]), a[count], mx.tanh) - a[count + 1]) ** 2).mean()
+    gradient = mx.vmap(mx.grad(loss, list(range(count))), in_axes=(None,) * count + (0, 0))
+    step = kit.step(gradient, [*params, *_batch()])
+    return lambda: step()[0]
+
+
+def tinygrad_per_sample() -> Step:
+    """Without vmap: each sample has its own copy of the parameters, by whose gradients they differ."""
+    kit = Tinygrad()
+    x, y = map(kit.array, _batch())
+
+    def gradients(*p: Any) -> Any:
+        shapes = [(1, *a.shape)[-2:] for a in p]  # a bias is a row
+        copies = [a.reshape(1, *s).expand(ROWS, *s) for a, s in zip(p, shapes, strict=True)]
+        loss = ((mlp(_nested(copies), x.unsqueeze(1), kit.xp.tanh).squeeze(1) - y) ** 2).sum()
+        return loss.gradient(*copies)
+
+    step = kit.step(gradients, _flat(weights(*NET)))
+    return lambda: step()[0]
 
 
 # Checkpoints -----------------------------------------------------------------------------------------
@@ -224,8 +311,11 @@ CASES = [
         {
             "adjoint": adjoint_jacobian,
             "torch": torch_jacobian,
+            "torch-compile": lambda: torch_jacobian(compiled=True),
             "jax": lambda: jax_jacobian(compiled=False),
             "jax-jit": lambda: jax_jacobian(compiled=True),
+            "mlx": mlx_jacobian,
+            "tinygrad": tinygrad_jacobian,
         },
         targets={"torch": 0.6},
         blas=True,
@@ -242,15 +332,25 @@ CASES = [
             "adjoint, loss alone": adjoint_loss,
             "adjoint, value and gradient": adjoint_gradient,
             "torch": torch_hvp,
+            "torch-compile": lambda: torch_hvp(compiled=True),
             "jax-jit": jax_hvp,
             "autograd": autograd_hvp,
+            "mlx": mlx_hvp,
+            "tinygrad": tinygrad_hvp,
         },
         targets={"adjoint, loss alone": 4.0, "torch": 0.5, "jax-jit": 2.0, "autograd": 0.3},
         blas=True,
     ),
     Case(
         "per-sample gradients of a 64-64-64-1 net, 256 rows",
-        {"adjoint": adjoint_per_sample, "torch": torch_per_sample, "jax-jit": jax_per_sample},
+        {
+            "adjoint": adjoint_per_sample,
+            "torch": torch_per_sample,
+            "torch-compile": lambda: torch_per_sample(compiled=True),
+            "jax-jit": jax_per_sample,
+            "mlx": mlx_per_sample,
+            "tinygrad": tinygrad_per_sample,
+        },
         blas=True,
     ),
 ]

@@ -1,0 +1,113 @@
+"""The functions of torch.nn.functional that the networks use, as users of other engines write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+class JaxFunctional:
+    """On jax.numpy and jax.nn."""
+
+    def __init__(self, jax: Any) -> None:
+        self.jax, self.jnp = jax, jax.numpy
+        self.relu = jax.nn.relu
+
+    def conv2d(self, x: Any, w: Any, b: Any, padding: int = 0) -> Any:
+        y = self.jax.lax.conv_general_dilated(x, w, (1, 1), [(padding, padding)] * 2)
+        return y + b[:, None, None]
+
+    def max_pool2d(self, x: Any, size: int) -> Any:
+        window = (1, 1, size, size)
+        return self.jax.lax.reduce_window(x, -self.jnp.inf, self.jax.lax.max, window, window, "VALID")
+
+    def linear(self, x: Any, w: Any, b: Any = None) -> Any:
+        return x @ w.T if b is None else x @ w.T + b
+
+    def cross_entropy(self, x: Any, t: Any) -> Any:
+        rows = self.jnp.arange(x.shape[0])
+        return -self.jax.nn.log_softmax(x)[rows, t].mean()
+
+    def layer_norm(self, x: Any, shape: tuple[int, ...], weight: Any) -> Any:
+        centred = x - x.mean(-1, keepdims=True)
+        return centred * self.jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * weight
+
+    def scaled_dot_product_attention(self, q: Any, k: Any, v: Any, is_causal: bool) -> Any:
+        length = q.shape[-2]
+        scores = q @ k.swapaxes(-1, -2) / np.float32(q.shape[-1] ** 0.5)
+        past = self.jnp.tril(self.jnp.ones((length, length), bool))
+        return self.jax.nn.softmax(self.jnp.where(past, scores, -self.jnp.inf)) @ v
+
+    def gelu(self, x: Any, approximate: str) -> Any:
+        return self.jax.nn.gelu(x, approximate=approximate == "tanh")
+
+    def mse_loss(self, x: Any, t: Any) -> Any:
+        return ((x - t) ** 2).mean()
+
+
+class MlxFunctional:
+    """On MLX; its convolutions take channels last, so that images are transposed around them."""
+
+    def __init__(self, mx: Any) -> None:
+        import mlx.nn
+
+        self.mx, self.relu, self.nn = mx, mlx.nn.relu, mlx.nn
+
+    def conv2d(self, x: Any, w: Any, b: Any, padding: int = 0) -> Any:
+        y = self.mx.conv2d(x.transpose(0, 2, 3, 1), w.transpose(0, 2, 3, 1), padding=padding) + b
+        return y.transpose(0, 3, 1, 2)
+
+    def max_pool2d(self, x: Any, size: int) -> Any:
+        n, c, h, w = x.shape
+        return x.reshape(n, c, h // size, size, w // size, size).max((3, 5))
+
+    def linear(self, x: Any, w: Any, b: Any = None) -> Any:
+        return x @ w.T if b is None else self.mx.addmm(b, x, w.T)
+
+    def cross_entropy(self, x: Any, t: Any) -> Any:
+        return self.nn.losses.cross_entropy(x, t, reduction="mean")
+
+    def layer_norm(self, x: Any, shape: tuple[int, ...], weight: Any) -> Any:
+        return self.mx.fast.layer_norm(x, weight, None, 1e-5)
+
+    def scaled_dot_product_attention(self, q: Any, k: Any, v: Any, is_causal: bool) -> Any:
+        scale = q.shape[-1] ** -0.5
+        return self.mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask="causal")
+
+    def gelu(self, x: Any, approximate: str) -> Any:
+        return self.nn.gelu_approx(x)
+
+    def mse_loss(self, x: Any, t: Any) -> Any:
+        return ((x - t) ** 2).mean()
+
+
+class TinygradFunctional:
+    """On the methods of tinygrad's tensors."""
+
+    def relu(self, x: Any) -> Any:
+        return x.relu()
+
+    def conv2d(self, x: Any, w: Any, b: Any, padding: int = 0) -> Any:
+        return x.conv2d(w, b, padding=padding)
+
+    def max_pool2d(self, x: Any, size: int) -> Any:
+        return x.max_pool2d((size, size))
+
+    def linear(self, x: Any, w: Any, b: Any = None) -> Any:
+        return x.linear(w.T, b)
+
+    def cross_entropy(self, x: Any, t: Any) -> Any:
+        return x.sparse_categorical_crossentropy(t)
+
+    def layer_norm(self, x: Any, shape: tuple[int, ...], weight: Any) -> Any:
+        return x.layernorm(eps=1e-5) * weight
+
+    def scaled_dot_product_attention(self, q: Any, k: Any, v: Any, is_causal: bool) -> Any:
+        return q.scaled_dot_product_attention(k, v, is_causal=is_causal)
+
+    def gelu(self, x: Any, approximate: str) -> Any:
+        return x.gelu()  # the approximation by tanh
+
+    def mse_loss(self, x: Any, t: Any) -> Any:
+        return ((x - t) ** 2).mean()
