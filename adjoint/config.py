@@ -26,6 +26,7 @@ __all__ = [
     "ContextMode",
     "enable_grad",
     "get_default_dtype",
+    "get_threads",
     "get_workers",
     "grad_mode",
     "held_across_fork",
@@ -35,7 +36,9 @@ __all__ = [
     "no_grad",
     "set_default_dtype",
     "set_grad_enabled",
+    "set_threads",
     "set_workers",
+    "threads",
     "watched",
     "workers",
 ]
@@ -49,6 +52,7 @@ grad_mode: ContextVar[bool] = ContextVar("adjoint_grad_mode", default=True)
 _inference: ContextVar[bool] = ContextVar("adjoint_inference_mode", default=False)
 _default_dtype: ContextVar[np.dtype[Any]] = ContextVar("adjoint_default_dtype", default=_FLOAT64)
 _workers: ContextVar[int | str] = ContextVar("adjoint_workers", default=1)
+_threads: ContextVar[int | str] = ContextVar("adjoint_threads", default="auto")
 
 
 L = TypeVar("L", bound=Any)
@@ -384,6 +388,37 @@ class workers(ContextMode[Any]):  # noqa: N801  a context manager that reads as 
         super().__init__(check_workers(workers))
 
 
+class threads(ContextMode[Any]):  # noqa: N801  a context manager that reads as a function
+    """Let passes over large arrays use so many threads in a block; a context manager and a decorator.
+
+    These are the updates of optimisers and the sums of accumulators.  ``"auto"``, the default, is as many
+    as this process may use processors.  The results are the same bits for any number.
+
+    >>> import adjoint as ad
+    >>> with ad.config.threads(1):
+    ...     ad.config.get_threads()
+    1
+    """
+
+    _variable = _threads
+
+    def __init__(self, threads: int | str) -> None:
+        super().__init__(_check_threads("threads", threads))
+
+
+def get_threads() -> int | str:
+    """Return how many threads passes over large arrays may use here, or "auto"."""
+    return _threads.get()
+
+
+def set_threads(threads: int | str) -> None:
+    """Set, in this context, how many threads passes over large arrays may use: from 1, or "auto".
+
+    A new thread starts with the default, "auto"; ``threads`` sets it for a block.
+    """
+    _threads.set(_check_threads("threads", threads))
+
+
 def get_workers() -> int | str:
     """Return the number of threads that backward uses here, or "auto"."""
     return _workers.get()
@@ -399,6 +434,10 @@ def set_workers(workers: int | str) -> None:
 
 def check_workers(workers: int | str) -> int | str:
     """Return ``workers`` if backward can use it; raise otherwise."""
-    if workers == "auto" or (isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1):
-        return workers
-    raise ArgumentError(f"workers is a whole number from 1 or 'auto', but got {workers!r}.")
+    return _check_threads("workers", workers)
+
+
+def _check_threads(what: str, number: int | str) -> int | str:
+    if number == "auto" or (isinstance(number, int) and not isinstance(number, bool) and number >= 1):
+        return number
+    raise ArgumentError(f"{what} is a whole number from 1 or 'auto', but got {number!r}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -32,15 +33,51 @@ def options(kind: str) -> dict[str, Any]:
     return {"momentum": 0.9} if kind == "SGD" else {}
 
 
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_pieces_and_blocks_give_the_same_bits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_and_blocks_and_threads_give_the_same_bits(
+    kind: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     together = leaves()
     train(together, getattr(ad.optim, kind)(together, lr=0.01, **options(kind)), 5)
     monkeypatch.setattr(frame, "SMALL", -1)
-    monkeypatch.setattr(frame, "PIECE", 2)
+    for limit, value in {"ALONE": 16, "SHARED": 24, "LEAST": 2}.items():
+        monkeypatch.setattr(frame, limit, value)
     apart = leaves()
-    train(apart, getattr(ad.optim, kind)(apart, lr=0.01, **options(kind)), 5)
+    with ad.config.threads(threads):
+        train(apart, getattr(ad.optim, kind)(apart, lr=0.01, **options(kind)), 5)
     for a, b in zip(together, apart, strict=True):
+        assert a.numpy().tobytes() == b.numpy().tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        ("SGD", {}),
+        ("SGD", {"momentum": 0.9}),
+        ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+        ("SGD", {"momentum": 0.9, "dampening": 0.5}),
+        ("Adam", {}),
+        ("Adam", {"betas": (0.0, 0.5), "eps": 1e-3}),
+        ("Adam", {"amsgrad": True, "weight_decay": 0.1}),
+        ("AdamW", {}),
+        ("AdamW", {"weight_decay": 0.0, "maximize": True}),
+    ],
+)
+def test_writing_in_place_gives_the_bits_of_the_pure_update(
+    kind: str, given: dict[str, Any], dtype: str
+) -> None:
+    pure, written = leaves(), leaves()
+    pure, written = (
+        [ad.tensor(p.numpy().astype(dtype), requires_grad=True) for p in ps] for ps in (pure, written)
+    )
+    make = getattr(ad.optim, kind)
+    slow = make(pure, lr=0.01, **given)
+    slow.write_one = functools.partial(frame.Optimizer.write_one, slow)
+    train(pure, slow, 5)
+    train(written, make(written, lr=0.01, **given), 5)
+    for a, b in zip(pure, written, strict=True):
         assert a.numpy().tobytes() == b.numpy().tobytes()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from adjoint.core.namespace import raw
 from adjoint.core.node import Node
 from adjoint.core.op import Op
+from adjoint.core.spread import processors
 from adjoint.engine.parallel import run_parallel
 from adjoint.engine.plan import Plan
 from adjoint.engine.run import Run
@@ -90,13 +91,6 @@ def workers_worth(plan: Plan) -> int:
     if total < _WORTH_NANOSECONDS or total < _WORTH_SPEEDUP * longest:
         return 1
     return min(processors(), ceil(total / longest))
-
-
-def processors() -> int:
-    """Return how many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def blas_has_threads() -> bool:

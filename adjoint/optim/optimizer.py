@@ -1,23 +1,26 @@
 """The frame of all optimisers: parameter groups, state, and how a pure update is applied in place.
 
 An optimiser's heart is a pure function on arrays, ``apply_one(xp, p, g, state, hyper)``, which
-returns the new parameter and the new state.  It is applied to small parameters together, as one
-flat array, and to large ones piece by piece, so that temporaries stay in the cache: few NumPy calls
-for many small tensors, and one pass over memory for large ones.
+returns the new parameter and the new state.  Small parameters are updated together, as one flat
+array, and all of it piece by piece, so that everything stays in the cache between the passes of one
+update: few NumPy calls for many small tensors, and one pass over memory for large ones, which
+several threads share (adjoint.core.spread).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy import ndarray
 
-from adjoint.config import no_grad
+from adjoint.config import grad_mode
 from adjoint.core.block import Block
 from adjoint.core.namespace import Namespace, raw
+from adjoint.core.spread import ALONE, SHARED, pieces, spread, threads_for
 from adjoint.core.tensor import Tensor, writable
 from adjoint.errors import ArgumentError, InputError, ShapeError
 
@@ -26,9 +29,12 @@ __all__ = ["Hyper", "Optimizer", "State"]
 Array = ndarray[Any, Any]
 State = dict[str, Any]
 Hyper = dict[str, Any]
+Update = tuple[Array, Array, State, Hyper]  # flat parameter, gradient and state of what is updated alike
+
+_grad = attrgetter("grad")
 
 SMALL = 16_384  # elements: parameters up to this size share one flat array
-PIECE = 16_384  # elements: larger ones are updated in pieces of this size
+LEAST = 262_144  # elements that a thread must have to be worth its call; half of it is a loss
 
 
 class Optimizer:
@@ -64,6 +70,16 @@ class Optimizer:
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
         """Return the updated parameter and state; pure, on arrays, elementwise."""
         raise NotImplementedError
+
+    def write_one(self, p: Array, g: Array, state: State, hyper: Hyper) -> None:
+        """Update a piece where it is.
+
+        An optimiser may override it to make fewer passes; the bits must be those of ``apply_one``.
+        """
+        new, new_state = self.apply_one(raw, p, g, state, hyper)
+        p[...] = new
+        for name, value in new_state.items():
+            state[name][...] = value
 
     def check(self, hyper: Hyper) -> None:
         """Raise if a hyper-parameter is out of range."""
@@ -139,15 +155,42 @@ class Optimizer:
 
     def step(self) -> None:
         """Update every parameter that has a gradient."""
-        grads = {id(p): p.grad for p in self.params if p.grad is not None}
-        self.apply(grads)
+        self._update(_grad)
 
     def apply(self, grads: Mapping[Any, Any]) -> None:
         """Update from gradients keyed by parameter (or its id): a store, or a dict."""
+        self._update(lambda p: _found(grads, p))
+
+    def _update(self, gradient: Callable[[Tensor], Any]) -> None:
         self.step_count += 1
-        for group in self.groups:
-            for unit in group.units:
-                unit.apply(self, [_found(grads, p) for p in unit.params], group.hyper)
+        updates: list[Update] = []
+        token = grad_mode.set(False)  # parameters are written to
+        try:
+            for group in self.groups:
+                for unit in group.units:
+                    updates += unit.updates(self, list(map(gradient, unit.params)), group.hyper)
+            self._write(updates)
+        finally:
+            grad_mode.reset(token)
+
+    def _write(self, updates: list[Update]) -> None:
+        """Make updates, all in one go: in pieces, and in several threads if there is enough to do."""
+        size = sum([u[0].size for u in updates])
+        threads = threads_for(size, LEAST)
+        bytes_ = ALONE if threads == 1 else SHARED
+        parts: list[Update] = []
+        for p, g, state, hyper in updates:
+            length = bytes_ // p.itemsize
+            if p.size <= length:
+                parts.append((p, g, state, hyper))
+                continue
+            for s in pieces(p.size, length):
+                parts.append((p[s], g[s], {k: v[s] for k, v in state.items()}, hyper))
+        spread(self._write_part, parts, threads)
+
+    def _write_part(self, update: Update) -> None:
+        p, g, state, hyper = update
+        self.write_one(p, -g if hyper["maximize"] else g, state, hyper)
 
     def state_of(self, p: Tensor) -> State:
         """Return the state of one parameter, as read-only arrays of its shape."""
@@ -241,15 +284,14 @@ class Unit:
         self.grad: Array | None = None  # scratch for the gradients of a block
         self.steps = [0] * len(params)  # updates that each parameter has had
 
-    def apply(self, optimizer: Optimizer, grads: list[Any], hyper: Hyper) -> None:
-        """Update the parameters that have a gradient."""
+    def updates(self, optimizer: Optimizer, grads: list[Any], hyper: Hyper) -> list[Update]:
+        """Count the update of the parameters that have a gradient, and return what is to be written."""
         present = [g is not None for g in grads]
         if not any(present):
-            return
+            return []
         self.steps = [n + has for n, has in zip(self.steps, present, strict=True)]
         if self.block is None:
-            self._apply_large(optimizer, grads[0], {**hyper, "step": self.steps[0]})
-            return
+            return self._update_of_one(optimizer, grads[0], {**hyper, "step": self.steps[0]})
         flat = self.block.open()
         if self.grad is None:
             self.grad = np.empty_like(flat)
@@ -257,16 +299,16 @@ class Unit:
             if g is not None:
                 self.grad[s] = _dense(g).reshape(-1)
         state = self._need_state(optimizer, flat, hyper)
-        for span, step in self._spans(present):
-            part = {k: v[span] for k, v in state.items()}
-            _update(optimizer, flat[span], self.grad[span], part, {**hyper, "step": step})
+        if all(present) and len(set(self.steps)) == 1:  # as nearly always: all of it at once
+            return [(flat, self.grad, state, {**hyper, "step": self.steps[0]})]
+        return [
+            (flat[span], self.grad[span], {k: v[span] for k, v in state.items()}, {**hyper, "step": step})
+            for span, step in self._spans(present)
+        ]
 
     def _spans(self, present: list[bool]) -> Iterator[tuple[slice, int]]:
         """Yield the runs of the flat array that have gradients and the same number of updates."""
         assert self.block is not None
-        if all(present) and len(set(self.steps)) == 1:  # as nearly always: all of it at once
-            yield slice(None), self.steps[0]
-            return
         runs: list[list[int]] = []  # start, stop, step
         for has, s, step in zip(present, self.block.slices, self.steps, strict=True):
             if not has:
@@ -278,20 +320,16 @@ class Unit:
         for start, stop, step in runs:
             yield slice(start, stop), step
 
-    def _apply_large(self, optimizer: Optimizer, grad: Any, hyper: Hyper) -> None:
+    def _update_of_one(self, optimizer: Optimizer, grad: Any, hyper: Hyper) -> list[Update]:
         (p,) = self.params
-        with no_grad():
-            data = writable(p)
+        data = writable(p)
         flat = data.reshape(-1)
         state = self._need_state(optimizer, flat, hyper)
-        if getattr(grad, "rows", None) is not None:
-            shaped = {k: v.reshape(p.shape) for k, v in state.items()}
-            _update_rows(optimizer, data, grad, shaped, hyper)
-            return
-        g = _dense(grad).reshape(-1)
-        for start in range(0, flat.size, PIECE):
-            piece = slice(start, start + PIECE)
-            _update(optimizer, flat[piece], g[piece], {k: v[piece] for k, v in state.items()}, hyper)
+        if getattr(grad, "rows", None) is None:
+            return [(flat, _dense(grad).reshape(-1), state, hyper)]
+        shaped = {k: v.reshape(p.shape) for k, v in state.items()}
+        _update_rows(optimizer, data, grad, shaped, hyper)
+        return []
 
     def _need_state(self, optimizer: Optimizer, flat: Array, hyper: Hyper) -> State:
         if self.state is None:
@@ -324,23 +362,14 @@ class Unit:
             ours[name][self._slice(p)] = np.asarray(value).reshape(-1)
 
 
-def _update(optimizer: Optimizer, p: Array, g: Array, state: State, hyper: Hyper) -> None:
-    """Apply the pure update to a piece, and write its results there."""
-    if hyper["maximize"]:
-        g = -g
-    new, new_state = optimizer.apply_one(raw, p, g, state, hyper)
-    p[...] = new
-    for name, value in new_state.items():
-        state[name][...] = value
-
-
 def _update_rows(optimizer: Optimizer, data: Array, grad: Any, state: State, hyper: Hyper) -> None:
     """Update only the rows that a sparse gradient touches, and their state."""
     sparse = grad.coalesce()
     rows = sparse.rows
     part = {k: v[rows] for k, v in state.items()}
     piece = data[rows]
-    _update(optimizer, piece, np.asarray(sparse.values), part, hyper)
+    flat = {k: v.reshape(-1) for k, v in part.items()}
+    optimizer._write_part((piece.reshape(-1), np.asarray(sparse.values).reshape(-1), flat, hyper))
     data[rows] = piece
     for name, value in part.items():
         state[name][rows] = value

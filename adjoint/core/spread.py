@@ -1,0 +1,218 @@
+"""Spread elementwise passes over large arrays: in pieces that stay in the cache, over a few threads.
+
+Only for operations whose every element is rounded exactly as it would be alone (+, -, *, /, sqrt,
+comparisons, copies): then neither the pieces nor the threads can change a bit.  A sum, a product
+of matrices, exp or tanh, whose last bits may depend on where in a vector an element stands, are not such.
+
+NumPy lets go of the interpreter lock inside its loops, and wants it back after each call.  Two threads that
+ask for it often lose more by waiting than they gain, so shared pieces are large (docs/adr/0011).
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import Context, ContextVar, copy_context
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint.config import get_threads
+from adjoint.errors import WorkerError
+
+__all__ = ["ALONE", "SHARED", "pieces", "processors", "scratch", "spread", "threads_for"]
+
+T = TypeVar("T")
+
+# Bytes of each array in a piece.  In one thread: 256 kB, so that a few arrays stay in the second-level
+# cache from one pass to the next.  In several threads 512 kB: with 128 kB the two of them wait for the
+# interpreter lock longer than they work (an Adam update of 1,860,000 float32: 4.5 ms, 2.8 ms with 512 kB).
+ALONE = 1 << 18
+SHARED = 1 << 19
+
+# How often the caller, while it waits for a helper, looks whether there still is one.
+_LOOK_SECONDS = 0.1
+
+_inside: ContextVar[bool] = ContextVar("adjoint_inside_spread", default=False)
+_local = threading.local()
+
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def threads_for(size: int, least: int) -> int:
+    """Return over how many threads to spread ``size`` elements, so that each has ``least`` or more.
+
+    It is 1 inside a spread pass, in a forked child, and when the interpreter is about to end.
+    """
+    if size < 2 * least or _inside.get() or _pool.forked or sys.is_finalizing():
+        return 1
+    allowed = get_threads()
+    return min(processors() if allowed == "auto" else int(allowed), size // least)
+
+
+def pieces(size: int, length: int) -> list[slice]:
+    """Cut ``size`` elements into slices of ``length``, the last one shorter."""
+    return [slice(start, min(start + length, size)) for start in range(0, size, length)]
+
+
+def scratch(size: int, dtype: np.dtype[Any]) -> ndarray[Any, Any]:
+    """Return an array of this thread's own, good until this thread asks again."""
+    wanted = size * dtype.itemsize
+    memory = getattr(_local, "memory", None)
+    if memory is None or memory.size < wanted:
+        memory = np.empty(wanted, np.uint8)
+        if wanted <= 2 * SHARED:
+            _local.memory = memory
+    return memory[:wanted].view(dtype)
+
+
+def spread(work: Callable[[T], object], parts: Sequence[T], threads: int) -> None:
+    """Call ``work(part)`` for each part, in so many threads, of which the caller is one.
+
+    In one thread the parts go in their order, otherwise in any.  Context variables hold in all threads.
+    The first error is raised when no thread works any more; what was not begun by then is left out.
+    """
+    if threads < 2 or len(parts) < 2 or _pool.forked:
+        for part in parts:
+            work(part)
+        return
+    token = _inside.set(True)
+    try:
+        job = _Job(work, parts)
+        try:
+            _pool.call(job, min(threads, len(parts)) - 1)
+            job.work_through()
+        except BaseException as error:
+            job.stop(error)
+        job.finish()
+    finally:
+        _inside.reset(token)
+
+
+class _Job(Generic[T]):
+    """Parts to work through, and who is at it.
+
+    The lists are changed by single calls of their methods, which no other thread can come between.
+    """
+
+    __slots__ = ("bell", "context", "errors", "left", "running", "work")
+
+    def __init__(self, work: Callable[[T], object], parts: Sequence[T]) -> None:
+        self.work: Callable[[T], object] | None = work
+        self.left = list(reversed(parts))
+        self.context: Context | None = copy_context()
+        self.running: list[int] = []  # one entry for each helper that may hold a part
+        self.bell: SimpleQueue[None] = SimpleQueue()  # rung by each helper that leaves
+        self.errors: list[BaseException] = []
+
+    def work_through(self) -> None:
+        """Take parts until none is left."""
+        work, left = self.work, self.left
+        assert work is not None
+        while left:
+            try:
+                part = left.pop()
+            except IndexError:  # another thread was faster
+                return
+            work(part)
+
+    def help(self) -> None:
+        """Work through the parts in a helper's thread; one that comes too late finds none and leaves."""
+        self.running.append(1)
+        try:
+            context = self.context
+            if self.left and context is not None:
+                context.copy().run(self.work_through)
+        except BaseException as error:
+            self.stop(error)
+        finally:
+            self.running.pop()
+            self.bell.put(None)
+
+    def stop(self, error: BaseException) -> None:
+        """Let nobody begin another part."""
+        self.errors.append(error)
+        self.left.clear()
+
+    def finish(self) -> None:
+        """Wait until no helper works any more, whatever comes; then raise what went wrong."""
+        while True:
+            try:
+                while self.running:
+                    try:
+                        self.bell.get(timeout=_LOOK_SECONDS)
+                    except Empty:
+                        if _pool.forked:
+                            raise WorkerError(
+                                "the process was forked while threads worked on an array: in the child "
+                                "their part of it is missing."
+                            ) from None
+                break
+            except WorkerError:
+                raise
+            except BaseException as error:  # an interrupt: raised when the arrays are at rest
+                self.stop(error)
+        self.work = self.context = None  # a helper that comes late must not keep them
+        if self.errors:
+            # an interrupt goes before other errors
+            first = next((e for e in self.errors if not isinstance(e, Exception)), self.errors[0])
+            self.errors.clear()
+            raise first
+
+
+class _Pool:
+    """The helpers: threads that wait for jobs, as many as were ever wanted at once.
+
+    They are bare threads, which no interrupt reaches and the end of the program does not wait for.  Nothing
+    depends on them: a job that no helper comes for is done by its caller.
+    """
+
+    def __init__(self, forked: bool = False) -> None:
+        self.jobs: SimpleQueue[_Job[Any]] = SimpleQueue()
+        self.helpers = 0
+        self.forked = forked
+        self.lock = _thread.allocate_lock()
+
+    def call(self, job: _Job[Any], count: int) -> None:
+        """Ask ``count`` helpers to take part."""
+        if self.helpers < count:
+            with self.lock:
+                while self.helpers < count:
+                    try:
+                        _thread.start_new_thread(_wait_for_jobs, (self.jobs,))
+                    except RuntimeError:  # no more threads are to be had
+                        count = self.helpers
+                        break
+                    self.helpers += 1
+        for _ in range(count):
+            self.jobs.put(job)
+
+
+def _wait_for_jobs(jobs: SimpleQueue[_Job[Any]]) -> None:
+    while True:
+        with suppress(BaseException):  # aimed at this thread from outside: it has nothing to end for
+            jobs.get().help()
+
+
+_pool = _Pool()
+
+
+def _lose_helpers() -> None:
+    """In a forked child there are none, and none are started: it is likely one of many."""
+    global _pool
+    _pool = _Pool(forked=True)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_lose_helpers)

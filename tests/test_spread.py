@@ -1,0 +1,315 @@
+"""Large passes in pieces and threads: the bits of one pass, errors, nesting, forks, interrupts, nobody left at work."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint import errors
+from adjoint.core import spread as mechanism
+from adjoint.core.spread import pieces, processors, scratch, spread, threads_for
+from tests.watchdog import watched
+
+
+@pytest.fixture(autouse=True)
+def no_hang():
+    with watched():
+        yield
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 15, 16, 17, 1001, 65_537])
+@pytest.mark.parametrize("length", [1, 7, 16, 4096])
+def test_pieces_cover_everything_once(size, length):
+    found = pieces(size, length)
+    assert [i for s in found for i in range(s.start, s.stop)] == list(range(size))
+    assert all(s.stop - s.start <= length for s in found)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("size", [1, 3, 1009, 40_007])
+def test_the_bits_are_those_of_one_pass(size, threads, dtype):
+    rng = np.random.default_rng(size)
+    x, y = (rng.standard_normal(size).astype(dtype) * dtype(10) ** rng.integers(-20, 20, size) for _ in "xy")
+    x, y = x.astype(dtype), y.astype(dtype)
+    expected = (x + y) * np.sqrt(np.abs(x)) / (np.abs(y) + dtype(1e-3)) - x
+    got = np.empty_like(x)
+
+    def work(s: slice) -> None:
+        a = scratch(s.stop - s.start, x.dtype)
+        np.abs(y[s], a)
+        np.add(a, dtype(1e-3), a)
+        got[s] = (x[s] + y[s]) * np.sqrt(np.abs(x[s])) / a - x[s]
+
+    spread(work, pieces(size, 97), threads)
+    assert got.tobytes() == expected.tobytes()
+
+
+def test_one_thread_takes_parts_in_order_and_needs_no_helper():
+    seen: list[int] = []
+    spread(seen.append, range(10), 1)
+    assert seen == list(range(10))
+    spread(seen.append, [], 4)
+    assert len(seen) == 10
+
+
+class Meeting:
+    """Parts that wait for each other, so that several threads must be at work at the same time."""
+
+    def __init__(self, count: int) -> None:
+        self.barrier = threading.Barrier(count, timeout=30)
+
+    def __call__(self, part: Any) -> None:
+        self.barrier.wait()
+
+
+def test_threads_work_at_the_same_time():
+    spread(Meeting(3), range(3), 3)
+    spread(Meeting(3), range(6), 3)
+
+
+def test_an_error_is_raised_when_all_have_stopped():
+    done: list[int] = []
+    meeting = Meeting(2)
+
+    def work(i: int) -> None:
+        meeting(i)
+        if i == 0:
+            raise ValueError("part 0")
+        done.append(i)
+
+    with pytest.raises(ValueError, match="part 0"):
+        spread(work, range(2), 2)
+    assert done == [1]
+
+    def fail_at_once(i: int) -> None:
+        done.append(i)
+        raise KeyError(i)
+
+    done.clear()
+    with pytest.raises(KeyError):
+        spread(fail_at_once, range(1000), 3)
+    assert 1 <= len(done) <= 3  # what was not begun by then is left out
+    count = len(done)
+    spread(Meeting(3), range(3), 3)  # the helpers are there for the next pass, and at nothing else
+    assert len(done) == count
+
+
+def test_an_error_in_a_helper_reaches_the_caller():
+    caller = threading.get_ident()
+    meeting = Meeting(2)
+
+    def work(i: int) -> None:
+        meeting(i)
+        if threading.get_ident() != caller:
+            raise SystemExit("in the helper")
+
+    with pytest.raises(SystemExit, match="in the helper"):
+        spread(work, range(2), 2)
+    spread(Meeting(2), range(2), 2)
+
+
+def test_context_variables_and_errstate_hold_in_all_threads():
+    mark: ContextVar[str] = ContextVar("mark", default="none")
+    mark.set("caller's")
+    meeting = Meeting(2)
+    seen: list[Any] = []
+
+    def work(i: int) -> None:
+        meeting(i)
+        seen.append((mark.get(), np.geterr()["over"], ad.is_grad_enabled()))
+        mark.set("other")
+
+    with np.errstate(over="raise"), ad.no_grad():
+        spread(work, range(2), 2)
+        assert seen == [("caller's", "raise", False)] * 2
+
+    def overflow(i: int) -> None:
+        meeting(i)
+        np.float32(1e38) * np.ones(4, np.float32) * np.float32(1e30)
+
+    with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+        spread(overflow, range(2), 2)
+    with np.errstate(over="ignore"):
+        spread(overflow, range(2), 2)
+
+
+def test_a_pass_inside_a_pass_stays_in_its_thread():
+    meeting = Meeting(2)
+    inner: list[tuple[int, int]] = []
+
+    def work(i: int) -> None:
+        meeting(i)
+        here = threading.get_ident()
+        assert threads_for(10**9, 1) == 1
+        spread(lambda j: inner.append((here, threading.get_ident())), range(5), threads_for(10**9, 1))
+
+    with ad.config.threads(4):
+        assert threads_for(10**9, 1) == 4
+        spread(work, range(2), 2)
+    assert len(inner) == 10
+    assert all(outer == here for outer, here in inner)
+
+
+def test_many_callers_at_once():
+    total = np.zeros(16 * 1000)
+
+    def caller(k: int) -> None:
+        mine = total[k * 1000 : (k + 1) * 1000]
+
+        def add(s: slice) -> None:
+            mine[s] += 1.0
+
+        for _ in range(50):
+            spread(add, pieces(1000, 130), 3)
+
+    callers = [threading.Thread(target=caller, args=(k,)) for k in range(16)]
+    for t in callers:
+        t.start()
+    for t in callers:
+        t.join()
+    np.testing.assert_array_equal(total, 50.0)
+
+
+def test_the_number_of_threads_can_be_set():
+    assert ad.config.get_threads() == "auto"
+    assert threads_for(10**9, 1) == processors()
+    assert threads_for(999, 500) == 1
+    with ad.config.threads(3):
+        assert (threads_for(1000, 500), threads_for(10**6, 500)) == (2, 3)
+        with ad.config.threads(1):
+            assert threads_for(10**9, 1) == 1
+    ad.config.set_threads(2)
+    try:
+        assert ad.config.get_threads() == 2
+    finally:
+        ad.config.set_threads("auto")
+    for wrong in (0, -1, 1.5, True, "many"):
+        with pytest.raises(errors.ArgumentError, match="threads is a whole number from 1 or 'auto'"):
+            ad.config.threads(wrong)
+
+
+def test_without_threads_to_be_had_the_caller_does_it_all(monkeypatch):
+    def none(*args: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(mechanism, "_pool", mechanism._Pool())
+    monkeypatch.setattr(_thread, "start_new_thread", none)
+    seen: list[int] = []
+    spread(seen.append, range(5), 4)
+    assert sorted(seen) == list(range(5))
+
+
+def test_a_finished_pass_holds_nothing():
+    import gc
+    import weakref
+
+    class Large:
+        pass
+
+    large = Large()
+    gone = weakref.ref(large)
+
+    def work(i: int, held: Any = large) -> None:
+        pass
+
+    for _ in range(20):
+        spread(work, range(4), 3)
+    spread(Meeting(3), range(3), 3)  # all helpers have passed by
+    del work, large
+    gc.collect()
+    assert gone() is None
+
+
+def test_an_interrupt_is_raised_when_the_arrays_are_at_rest():
+    caller = threading.get_ident()
+    meeting = Meeting(2)
+    state: list[str] = []
+
+    def work(i: int) -> None:
+        meeting(i)
+        if threading.get_ident() == caller:
+            signal.raise_signal(signal.SIGINT)  # the handler runs in the main thread, which this is
+        else:
+            for _ in range(200):
+                np.sqrt(np.ones(10_000))
+            state.append("whole")
+
+    with pytest.raises(KeyboardInterrupt):
+        spread(work, range(2), 2)
+    assert state == ["whole"]
+    spread(Meeting(2), range(2), 2)
+
+
+def test_interrupts_at_any_moment_leave_nobody_at_work():
+    a = np.zeros(300_000)
+    for k in range(30):
+        timer = threading.Timer(0.0002 * k, _thread.interrupt_main)
+
+        def work(s: slice) -> None:
+            a[s] += 1.0
+
+        try:
+            timer.start()
+            for _ in range(40):
+                spread(work, pieces(a.size, 10_000), 2)
+            timer.join()
+            spread(lambda i: None, range(3), 2)
+        except KeyboardInterrupt:
+            pass
+        timer.join()
+        before = a.copy()
+        spread(Meeting(2), range(2), 2)
+        np.testing.assert_array_equal(a, before)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_works_in_one_thread():
+    code = """
+import os, numpy as np, adjoint as ad
+from adjoint.core.spread import pieces, spread, threads_for
+a = np.zeros(100_000)
+def work(s): a[s] += 1
+ad.config.set_threads(3)
+spread(work, pieces(a.size, 1000), 3)
+pid = os.fork()
+if pid == 0:
+    ok = threads_for(10**9, 1) == 1
+    spread(work, pieces(a.size, 1000), threads_for(10**9, 1))
+    spread(work, pieces(a.size, 1000), 3)
+    os._exit(0 if ok and (a == 3).all() else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+spread(work, pieces(a.size, 1000), threads_for(10**9, 1))
+assert (a == 2).all()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_program_ends_at_any_time():
+    code = """
+import atexit, numpy as np, adjoint as ad
+from adjoint.core.spread import pieces, spread, threads_for
+a = np.zeros(100_000)
+def work(s): a[s] += 1
+ad.config.set_threads(3)
+class Late:
+    def __del__(self, spread=spread, pieces=pieces, work=work, threads_for=threads_for):
+        spread(work, pieces(100_000, 1000), threads_for(10**9, 1))
+late = Late()
+atexit.register(lambda: spread(work, pieces(a.size, 1000), 3))
+spread(work, pieces(a.size, 1000), 3)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stderr == ""
