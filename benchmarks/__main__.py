@@ -71,9 +71,9 @@ def run(names: list[str], rounds: int, seconds: float, without: list[str]) -> Nu
 def add_parts(numbers: Numbers) -> None:
     """Measure threads, memory and scale too, and take apart what missed its target."""
     members = [case for group in all_cases()[1].values() for case in group]
-    numbers["profiles"] = profile.measure(members, numbers)
     numbers["parallel"] = parallel.measure()
     numbers["memory"], numbers["scale"] = memory.measure(), scale.measure()
+    numbers["profiles"] = profile.measure(members, numbers)
 
 
 def write(numbers: Numbers) -> None:

@@ -19,12 +19,15 @@ import json
 import statistics
 import subprocess
 import sys
+import tracemalloc
+from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Numbers
 from benchmarks.report import table
 
 TARGET = 1.05
+SHOWN = 6  # lines that allocate, the largest first
 
 # name → (kind of net, arguments of its case, arguments of a tiny one)
 STEPS: dict[str, tuple[str, tuple[Any, ...], tuple[Any, ...]]] = {
@@ -104,6 +107,46 @@ def growth(name: str, engine: str) -> int:
     return resident("VmHWM") - before
 
 
+def kept(name: str) -> list[list[Any]]:
+    """Return (line, bytes): what lines of the code allocate that is still there when backward starts."""
+    from adjoint.grads import backward
+    from benchmarks.harness import set_threads
+
+    set_threads()
+    kind, arguments, _ = STEPS[name]
+    step = _case(kind, arguments).engines["adjoint"]()
+    step()
+    found: list[list[Any]] = []
+    start = backward.differentiate
+
+    def noted(*args: Any, **options: Any) -> Any:
+        lines = tracemalloc.take_snapshot().statistics("lineno")
+        found.extend([_line(s.traceback[0]), s.size] for s in lines[:SHOWN])
+        return start(*args, **options)
+
+    backward.differentiate = noted
+    tracemalloc.start()
+    step()
+    return found
+
+
+def _line(frame: Any) -> str:
+    return f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno}"
+
+
+def kept_in_child(name: str) -> list[list[Any]]:
+    """The same, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.memory", "--kept", name]
+    found: list[list[Any]] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return found
+
+
+def explanation(lines: list[list[Any]]) -> str:
+    """Return the table of what a forward keeps, for the page."""
+    cells = [[f"`{where}`", _mb(size)] for where, size in lines]
+    return table(cells, ["allocated in the forward and there when backward starts", "size"])
+
+
 def in_child(name: str, engine: str) -> int | None:
     """Measure in a process of its own; None if the engine is not installed."""
     command = [sys.executable, "-m", "benchmarks.memory", "--child", name, engine]
@@ -166,8 +209,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--kept", metavar="STEP", help="show as JSON which lines allocate what a step keeps")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.kept:
+        print(json.dumps(kept(options.kept)))
+        return 0
     if options.child:
         print(growth(*options.child))
         return 0

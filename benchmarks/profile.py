@@ -32,6 +32,7 @@ from adjoint.core.namespace import raw
 from adjoint.core.op import OPS
 from adjoint.core.tensor import Tensor
 from adjoint.optim.optimizer import Optimizer
+from benchmarks import memory
 from benchmarks.harness import Case, Numbers, Step, repeats_of, rest, set_threads, time_of
 from benchmarks.report import duration, table, title
 
@@ -332,23 +333,35 @@ def missed_targets(cases: dict[str, Numbers]) -> dict[str, list[tuple[str, float
 
 
 def measure(cases: Sequence[Case], numbers: Numbers) -> dict[str, Numbers]:
-    """Profile every case that missed a target."""
+    """Profile every case that missed a target, and what is kept where memory missed it."""
     missed = missed_targets(numbers["cases"])
     found = {}
     for case in cases:
         if case.name in missed:
             found[case.name] = profile(case)
             print(f"  profiled {case.name}", file=sys.stderr)
+    for name in missed_memory(numbers):
+        found[f"peak memory, {name}"] = {"kept": memory.kept_in_child(name)}
     return found
+
+
+def missed_memory(numbers: Numbers) -> list[str]:
+    """Return the steps that take more memory than their target."""
+    rows = numbers.get("memory", [])
+    over = {r["name"] for r in memory.limits(rows) if r["value"] > r["target"]}
+    return [r["name"] for r in rows if f"peak memory, {r['name']}" in over]
 
 
 def section(numbers: Numbers) -> str:
     """Return a part of the page for each case that missed a target."""
     profiles = numbers.get("profiles", {})
     missed = missed_targets(numbers["cases"])
-    return "\n\n".join(
-        f"### {name}\n\n{text(profiles[name], missed[name])}" for name in missed if name in profiles
-    )
+    found = {name: text(profiles[name], missed[name]) for name in missed if name in profiles}
+    for step in missed_memory(numbers):
+        name = f"peak memory, {step}"
+        if name in profiles:
+            found[name] = memory.explanation(profiles[name]["kept"])
+    return "\n\n".join(f"### {name}\n\n{shown}" for name, shown in found.items())
 
 
 def main() -> int:

@@ -91,6 +91,19 @@ def test_only_missed_targets_are_explained() -> None:
     assert section({"cases": cases}) == ""
 
 
+def test_memory_beyond_its_target_is_explained_by_what_is_kept() -> None:
+    from benchmarks.profile import section
+
+    rows = [
+        {"name": "a step", "adjoint": 3_000_000, "torch": 2_000_000},
+        {"name": "another", "adjoint": 1, "torch": 2},
+    ]
+    profiles = {"peak memory, a step": {"kept": [["ops/softmax.py:12", 1_500_000]]}}
+    shown = section({"cases": {}, "memory": rows, "profiles": profiles})
+    assert shown.startswith("### peak memory, a step\n") and "another" not in shown
+    assert shown.endswith("| `ops/softmax.py:12` | 1.5 MB |")
+
+
 def test_kernels_are_noted_and_everything_is_put_back() -> None:
     from benchmarks.profile import BACKWARD, FORWARD, kernel_calls, replay
 
