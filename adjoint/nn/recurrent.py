@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, asarray
 from adjoint.errors import InputError, ShapeError
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
@@ -14,7 +15,6 @@ from adjoint.nn import init
 from adjoint.nn.arguments import sizes
 from adjoint.nn.module import Module, Parameter
 from adjoint.ops.create import zeros
-from adjoint.ops.elementwise import sigmoid, tanh
 from adjoint.ops.join import stack
 
 __all__ = ["GRU", "LSTM"]
@@ -77,9 +77,18 @@ class _Recurrent(Module):
         return f"{self.input_size}, {self.hidden_size}, layers={self.num_layers}"
 
 
-def _no_steps(projected: Tensor, h: Tensor) -> Tensor:
-    """The outputs for an input of length 0: none, but as wide as ever, for the next layer."""
-    return zeros((h.shape[0], 0, h.shape[-1]), dtype=projected.dtype)
+def _exchanged(x: Tensor) -> Tensor:
+    """(batch, length, features) to (length, batch, features), and back."""
+    return rec.permute_dims(x, axes=(-2, -3, -1))
+
+
+def _last(steps: Tensor, start: Tensor) -> Tensor:
+    """The state after the last step; the one before the first where there is none."""
+    return steps[-1] if steps.shape[0] else start
+
+
+def _layers(states: list[Tensor]) -> Tensor:
+    return stack(states) if len(states) > 1 else states[0][None]
 
 
 class LSTM(_Recurrent):
@@ -93,17 +102,14 @@ class LSTM(_Recurrent):
         if state is not None and len(state) != 2:
             raise InputError(f"LSTM: a state is (hidden, cell), but has {len(state)} parts.")
         hidden, cell = (self._start(x, s) for s in ((None, None) if state is None else state))
+        x = _exchanged(x)
         for layer in range(self.num_layers):
             w_in, w_hidden, b_in, b_hidden = self._weights(layer)
-            bias = None if b_in is None else b_in + b_hidden
-            projected = F.linear(x, w_in, bias)  # all steps in one product
-            h, c, outputs = hidden[layer], cell[layer], []
-            for step in range(x.shape[1]):
-                h, c = F.lstm_cell(projected[:, step] + F.linear(h, w_hidden), c)
-                outputs.append(h)
-            x = stack(outputs, axis=1) if outputs else _no_steps(projected, h)
-            hidden[layer], cell[layer] = h, c
-        return x, (stack(hidden), stack(cell))
+            bias = 0 if b_in is None else b_in + b_hidden
+            inputs = F.linear(x, w_in)  # of all steps in one product
+            x, cell[layer], _ = rec.lstm_sequence(inputs, w_hidden, bias, hidden[layer], cell[layer])
+            hidden[layer] = _last(x, hidden[layer])
+        return _exchanged(x), (_layers(hidden), _layers(cell))
 
 
 class GRU(_Recurrent):
@@ -115,18 +121,10 @@ class GRU(_Recurrent):
         """Run over (batch, length, features)."""
         x = self._checked(x)
         hidden = self._start(x, state)
-        n = self.hidden_size
+        x = _exchanged(x)
         for layer in range(self.num_layers):
             w_in, w_hidden, b_in, b_hidden = self._weights(layer)
-            projected = F.linear(x, w_in, b_in)
-            h, outputs = hidden[layer], []
-            for step in range(x.shape[1]):
-                now, before = projected[:, step], F.linear(h, w_hidden, b_hidden)
-                both = sigmoid(now[:, : 2 * n] + before[:, : 2 * n])
-                reset, update = both[:, :n], both[:, n:]
-                fresh = tanh(now[:, 2 * n :] + reset * before[:, 2 * n :])
-                h = fresh + update * (h - fresh)
-                outputs.append(h)
-            x = stack(outputs, axis=1) if outputs else _no_steps(projected, h)
-            hidden[layer] = h
-        return x, stack(hidden)
+            bias = 0 if b_hidden is None else b_hidden
+            x, _ = rec.gru_sequence(F.linear(x, w_in, b_in), w_hidden, bias, hidden[layer])
+            hidden[layer] = _last(x, hidden[layer])
+        return _exchanged(x), _layers(hidden)

@@ -352,6 +352,85 @@ def _lstm_cell(gates: Any, c: Any) -> list[Any]:
     return [o * np.tanh(new), new]
 
 
+def _lstm_sequence(p: Any, w: Any, b: Any, h: Any, c: Any) -> list[Any]:
+    hidden, parts = [], []
+    for row in p:
+        i, f, u, o = np.split(row + h @ w.T + b, 4, -1)
+        i, f, o = (1 / (1 + np.exp(-z)) for z in (i, f, o))
+        before, c = c, f * c + i * np.tanh(u)
+        h = o * np.tanh(c)
+        hidden.append(h)
+        parts.append([o, i, f, np.tanh(u), before, np.tanh(c)])
+    return [np.array(hidden), c, np.array(parts)]
+
+
+def _lstm_slopes(parts: Any) -> Any:
+    o, i, f, u, c, t = np.moveaxis(parts, 1, 0)
+    following = np.concatenate([f[1:], 0 * f[:1]])
+    k = [i * (1 - i) * u, f * (1 - f) * c, i * (1 - u**2), o * (1 - o) * t, o * (1 - t**2), following]
+    return np.stack(k, 1)
+
+
+def _at(a: Any, t: int) -> Any:
+    return a[t] if np.ndim(a) else 0
+
+
+def _lstm_push(x: Any, y: Any, k: Any, w: Any) -> list[Any]:
+    h = c = f = np.zeros_like(k[0, 0])
+    found = []
+    for t in range(len(k)):
+        a = _at(x, t) + h @ w.T
+        i, g, u, o = np.split(a, 4, -1)
+        c = _at(y, t) + f * c + k[t, 0] * i + k[t, 1] * g + k[t, 2] * u
+        h = k[t, 3] * o + k[t, 4] * c
+        f = k[t, 5]
+        found.append((h, c, a))
+    return [np.array(each) for each in zip(*found, strict=True)]
+
+
+def _lstm_pull(gh: Any, gc: Any, ga: Any, k: Any, w: Any) -> list[Any]:
+    d, b, found = np.zeros((k.shape[2], w.shape[0])), np.zeros_like(k[0, 0]), []
+    for t in reversed(range(len(k))):
+        e = _at(gh, t) + d @ w
+        b = _at(gc, t) + k[t, 4] * e + k[t, 5] * b
+        d = _at(ga, t) + np.concatenate([k[t, 0] * b, k[t, 1] * b, k[t, 2] * b, k[t, 3] * e], -1)
+        found.append((d, b))
+    return [np.array(each[::-1]) for each in zip(*found, strict=True)]
+
+
+def _gru_sequence(p: Any, w: Any, b: Any, h: Any) -> list[Any]:
+    hidden, parts = [], []
+    for row in p:
+        r, z, m = np.split(h @ w.T + b, 3, -1)
+        pr, pz, pn = np.split(row, 3, -1)
+        r, z = 1 / (1 + np.exp(-r - pr)), 1 / (1 + np.exp(-z - pz))
+        n = np.tanh(pn + r * m)
+        h = (1 - z) * n + z * h
+        hidden.append(h)
+        parts.append([r, z, n, m])
+    return [np.array(hidden), np.array(parts)]
+
+
+def _gru_push(x: Any, y: Any, k: Any, w: Any) -> list[Any]:
+    h, found = np.zeros_like(k[0, 0]), []
+    for t in range(len(k)):
+        a = _at(x, t) + h @ w.T
+        r, z, m = np.split(a, 3, -1)
+        h = _at(y, t) + k[t, 3] * h + k[t, 0] * r + k[t, 1] * z + k[t, 2] * m
+        found.append((h, a))
+    return [np.array(each) for each in zip(*found, strict=True)]
+
+
+def _gru_pull(gh: Any, ga: Any, k: Any, w: Any) -> list[Any]:
+    d, kept, found = np.zeros((k.shape[2], w.shape[0])), np.zeros_like(k[0, 0]), []
+    for t in reversed(range(len(k))):
+        e = _at(gh, t) + kept + d @ w
+        d = _at(ga, t) + np.concatenate([k[t, j] * e for j in range(3)], -1)
+        kept = k[t, 3] * e
+        found.append((d, e))
+    return [np.array(each[::-1]) for each in zip(*found, strict=True)]
+
+
 def _layer_norm(x: Any, w: Any, b: Any, eps: float) -> Any:
     return _standardize(x, -1, eps)[0] * w + b
 
@@ -419,6 +498,13 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "standardize": _standardize,
     "rms_standardize": _rms_standardize,
     "lstm_cell": _lstm_cell,
+    "lstm_sequence": _lstm_sequence,
+    "lstm_slopes": _lstm_slopes,
+    "lstm_push": _lstm_push,
+    "lstm_pull": _lstm_pull,
+    "gru_sequence": _gru_sequence,
+    "gru_push": _gru_push,
+    "gru_pull": _gru_pull,
     "unindex": _unindex,
     "index_set": _index_set,
     "untake": _untake,

@@ -307,3 +307,21 @@ def _conv_weight(op: Op, size: int, /, x: Batched, g: Batched, groups: int, **pa
     images, outputs = _folded(full(x, size), 1), _folded(full(g, size), 1)
     out = compute(op, (images, outputs), {**params, "groups": groups * size})
     return _unfolded(out, 0, size)
+
+
+# Recurrence: the batch joins the batch of the sequences, unless weights differ -------------------------
+
+
+@rule("recurrent")
+def _recurrent(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
+    named = list(zip(op.arg_names, args, strict=True))
+    if any(name in "wb" and isinstance(a, Batched) and a.batched for name, a in named):
+        return leading(op, size, *args, **params)
+    joined = []
+    for name, a in named:
+        if name in "wb" or not isinstance(a, Batched):
+            joined.append(a.value if isinstance(a, Batched) else a)
+        else:
+            joined.append(_folded(full(a, size), a.ndim - 2))
+    outs = compute(op, tuple(joined), params)
+    return tuple(_unfolded(out, len(out.shape) - 2, size) for out in outs)

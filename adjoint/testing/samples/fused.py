@@ -47,4 +47,41 @@ CASES = [
     ),
     Case("tanh_gelu", (array(2, 3, low=-3.0, high=3.0),)),
     Case("lstm_cell", (array(2, 8), array(2, 2, seed=1))),
+    *(
+        Case(
+            "lstm_sequence",
+            (array(steps, 3, 8), array(8, 2, seed=1), bias, array(3, 2, seed=3), array(3, 2, seed=4)),
+        )
+        for steps, bias in ((3, array(8, seed=2)), (1, 0))
+    ),
+    Case("lstm_slopes", (array(3, 6, 2, 2),)),
+    Case(
+        "lstm_push", (array(3, 2, 8), array(3, 2, 2, seed=1), array(3, 6, 2, 2, seed=2), array(8, 2, seed=3))
+    ),
+    Case("lstm_push", (array(2, 2, 8), 0, array(2, 6, 2, 2, seed=2), array(8, 2, seed=3)), note="one input"),
+    Case(
+        "lstm_pull",
+        (
+            array(3, 2, 2),
+            array(3, 2, 2, seed=1),
+            array(3, 2, 8, seed=2),
+            array(3, 6, 2, 2, seed=3),
+            array(8, 2, seed=4),
+        ),
+    ),
+    Case(
+        "lstm_pull",
+        (0, array(2, 2, 2, seed=1), 0, array(2, 6, 2, 2, seed=3), array(8, 2, seed=4)),
+        note="of cells",
+    ),
+    *(
+        Case("gru_sequence", (array(steps, 3, 6), array(6, 2, seed=1), bias, array(3, 2, seed=3)))
+        for steps, bias in ((3, array(6, seed=2)), (1, 0))
+    ),
+    Case(
+        "gru_push", (array(3, 2, 6), array(3, 2, 2, seed=1), array(3, 4, 2, 2, seed=2), array(6, 2, seed=3))
+    ),
+    Case(
+        "gru_pull", (array(3, 2, 2), array(3, 2, 6, seed=1), array(3, 4, 2, 2, seed=2), array(6, 2, seed=3))
+    ),
 ]

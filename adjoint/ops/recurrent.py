@@ -1,0 +1,530 @@
+"""LSTM and GRU over whole sequences: one op for all steps.
+
+Arrays are (…, steps, batch, features); what a rule needs of each step is (…, steps, parts, batch, n), so that a
+part of a step is contiguous.  ``p`` holds the gates of all steps as far as the inputs make them; the hidden state
+adds ``h wᵀ`` at each step.
+
+The derivative of a recurrence is a linear recurrence, whose coefficients ``k`` are known after the forward: they
+are computed for all steps at once, and so are the gradients of weights.  What is left in the loop is one small
+product and a few multiplications.  The linear recurrence has two directions: ``push`` takes tangents forwards
+in time, ``pull`` takes gradients backwards.  Each is the rule of the other, so every order is there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.define import define
+from adjoint.ops.activations import real_only
+from adjoint.ops.windows import wide
+
+__all__: list[str] = []
+
+# What LSTM and GRU share -----------------------------------------------------------------------
+
+
+def _widened(*arrays: Any) -> tuple[tuple[Any, ...], Any, Any]:
+    """Return arrays in the dtype to compute in, that dtype, and that of the results; numbers stay."""
+    given = np.result_type(*(a for a in arrays if type(a) is not int))
+    arrays = tuple(a if type(a) is int else wide(a) for a in arrays)
+    dtype = np.result_type(*(a for a in arrays if type(a) is not int))
+    return tuple(a if type(a) is int else a.astype(dtype, copy=False) for a in arrays), dtype, given
+
+
+def _narrowed(dtype: Any, *arrays: Any) -> tuple[Any, ...]:
+    return tuple(a.astype(dtype, copy=False) for a in arrays)
+
+
+def _steps(a: Any, axis: int = -3) -> list[Any]:
+    """Views of each step: made once, they are cheaper than an index in the loop."""
+    return list(np.moveaxis(a, axis, 0) if a.ndim + axis else a)
+
+
+def _steps_or_none(a: Any, length: int) -> list[Any]:
+    """Views of each step; None for each where the number 0 stands for nothing."""
+    return [None] * length if type(a) is int else _steps(a)
+
+
+def _times(lead: tuple[int, ...]) -> Any:
+    return np.matmul if lead else np.dot  # dot takes two thirds of the time, for the sizes cells have
+
+
+def _blocks(w: Any, order: Sequence[int], negative: int) -> Any:
+    """The weights (k·n, n) as k matrices for ``h @ block``, in another order, the first of them negated."""
+    n = w.shape[-1]
+    blocks = w.reshape(*w.shape[:-2], len(order), n, n)[..., order, :, :].swapaxes(-1, -2)
+    blocks = np.ascontiguousarray(blocks)
+    np.negative(blocks[..., :negative, :, :], out=blocks[..., :negative, :, :])
+    return blocks
+
+
+def _sigmoid_inputs(p: Any, b: Any, order: Sequence[int], parts: Any) -> None:
+    """Write -(p + b) of some blocks of columns into the first parts."""
+    blocks = _parts(p, p.shape[-1] // parts.shape[-1])
+    for slot, block in enumerate(order):
+        np.subtract(-_bias(b, block, parts.shape[-1], p.dtype), _part(blocks, block), _part(parts, slot))
+
+
+def _bias(b: Any, block: int, n: int, dtype: Any) -> Any:
+    """One block of a bias, to be added to steps; the number 0 stands for none."""
+    return np.zeros((), dtype) if type(b) is int else b[..., None, None, block * n : (block + 1) * n]
+
+
+def _parts(p: Any, count: int) -> Any:
+    """A view of (…, batch, count·n) as (…, count, batch, n)."""
+    return p.reshape(*p.shape[:-1], count, p.shape[-1] // count).swapaxes(-2, -3)
+
+
+def _part(a: Any, j: int) -> Any:
+    return a[..., j, :, :]
+
+
+def _wide_rows(xp: Any, a: Any) -> Any:
+    """(…, steps, batch, m) as (…, steps·batch, m)."""
+    return xp.reshape(a, shape=(*a.shape[:-3], math.prod(a.shape[-3:-1]), a.shape[-1]))
+
+
+def _over_steps(xp: Any, d: Any, h: Any) -> Any:
+    """Σ dᵀ h over steps and batch, as one product."""
+    return xp.matmul(xp.matrix_transpose(_wide_rows(xp, d)), _wide_rows(xp, h))
+
+
+def _before(xp: Any, first: Any, a: Any) -> Any:
+    """What each step starts from: ``first``, then ``a`` but its last step."""
+    return xp.concat(first[..., None, :, :], a, axis=-3)[..., : a.shape[-3], :, :]
+
+
+def _after(xp: Any, a: Any) -> Any:
+    """What follows each step: ``a`` but its first step, then zeros."""
+    return xp.concat(a, xp.zeros_like(a[..., :1, :, :]), axis=-3)[..., 1:, :, :]
+
+
+def _earlier(xp: Any, a: Any) -> Any:
+    """Zeros, then ``a`` but its last step."""
+    return xp.concat(xp.zeros_like(a[..., :1, :, :]), a, axis=-3)[..., : a.shape[-3], :, :]
+
+
+def _over(w: Any) -> Any:
+    """Weights with an axis for the steps, where there are axes in front."""
+    return w[..., None, :, :] if w.ndim > 2 else w
+
+
+def _columns(a: Any, j: int, n: int) -> Any:
+    return a[..., j * n : (j + 1) * n]
+
+
+def _plus(a: Any, b: Any) -> Any:
+    """The sum of gradients, where the number 0 stands for none."""
+    return b if type(a) is int else a if type(b) is int else a + b
+
+
+def _given(g: Any) -> list[Any]:
+    return [0 if each is None else each for each in g]
+
+
+# LSTM: the parts of a step are o, i, f, u = tanh(…), the cell c⁻ before it, and t = tanh(c) --------------
+#
+# So the gates that are sigmoids lie side by side, and (i, f) and (u, c⁻), which make c = i u + f c⁻.
+
+
+def _lstm_sequence(p: Any, w: Any, b: Any, h: Any, c: Any) -> Any:
+    (p, w, b, h, c), dtype, given = _widened(real_only(p), w, b, h, c)
+    lead, (length, batch), n = p.shape[:-3], p.shape[-3:-1], w.shape[-1]
+    parts = np.empty((*lead, length, 6, batch, n), dtype)
+    hs, last = np.empty((*lead, length, batch, n), dtype), c.copy()
+    _sigmoid_inputs(p, b, (3, 0, 1), parts)
+    np.add(p[..., 2 * n : 3 * n], _bias(b, 2, n, dtype), _part(parts, 3))
+    blocks = _blocks(w, (3, 0, 1, 2), 3)
+    product, pair = np.empty((*lead, 4, batch, n), dtype), np.empty((*lead, 2, batch, n), dtype)
+    one_half, other_half = _part(pair, 0), _part(pair, 1)
+    one = np.ones((), dtype)
+    matmul, add, multiply, divide, exp, tanh = np.matmul, np.add, np.multiply, np.divide, np.exp, np.tanh
+    if length:
+        parts[..., 0, 4, :, :] = c
+    all_steps = zip(
+        *(_steps(parts[..., i:j, :, :], -4) for i, j in ((0, 4), (0, 3), (1, 3), (3, 5))),
+        *(_steps(_part(parts, j)) for j in (0, 3, 5)),
+        [*_steps(_part(parts, 4))[1:], last][:length],
+        _steps(hs), _steps(hs[..., None, :, :], -4), strict=True,
+    )  # fmt: skip
+    h = h[..., None, :, :]
+    with np.errstate(over="ignore"):  # σ(x) = 1 / (1 + exp(-x)), which is 0 where exp(-x) is inf
+        for four, three, if_, uc, o, u, t, c_new, h_new, h_next in all_steps:
+            matmul(h, blocks, product)
+            add(four, product, four)
+            exp(three, three)
+            add(three, one, three)
+            divide(one, three, three)
+            tanh(u, u)
+            multiply(if_, uc, pair)
+            add(one_half, other_half, c_new)
+            tanh(c_new, t)
+            multiply(o, t, h_new)
+            h = h_next
+    return _narrowed(given, hs, last, parts)
+
+
+def _lstm_sequence_rule(
+    xp: Any, g: Any, out: Any, p: Any, w: Any, b: Any, h: Any, c: Any, wanted: Sequence[bool]
+) -> list[Any]:
+    hs, _, parts = out
+    gh, glast, gparts = g
+    gc, ga, gfirst = 0, 0, 0
+    if gparts is not None:  # beyond first order: the parts themselves were used
+        o, i, f, u, _, t = (_part(parts, j) for j in range(6))
+        go, gi, gf, gu, gbefore, gt = (_part(gparts, j) for j in range(6))
+        ga = xp.concat(gi * i * (1 - i), gf * f * (1 - f), gu * (1 - u * u), go * o * (1 - o), axis=-1)
+        gc = gt * (1 - t * t)
+    if gparts is not None or glast is not None:
+        # the cells before each step, and the last
+        line = xp.concat(
+            gbefore if gparts is not None else xp.zeros_like(hs),
+            xp.zeros_like(h[..., None, :, :]) if glast is None else glast[..., None, :, :],
+            axis=-3,
+        )
+        gfirst, gc = _part(line, 0), _plus(gc, line[..., 1:, :, :])
+    d, gcells = xp.lstm_pull(0 if gh is None else gh, gc, ga, xp.lstm_slopes(parts), w)
+    some = p.shape[-3] > 0
+    if wanted[4] and some:
+        gfirst = _plus(_part(gcells, 0) * parts[..., 0, 2, :, :], gfirst)
+    return [
+        d if wanted[0] else None,
+        _over_steps(xp, d, _before(xp, h, hs)) if wanted[1] else None,
+        xp.sum(d, axis=(-3, -2), keepdims=False) if wanted[2] else None,
+        (xp.matmul(_part(d, 0), w) if some else xp.zeros_like(h)) if wanted[3] else None,
+        (xp.zeros_like(h) if type(gfirst) is int else gfirst) if wanted[4] else None,
+    ]
+
+
+# With the coefficients k = (kᵢ, k_f, kᵤ, kₒ, r, f⁺) of a step, its inputs x and y, and the step before it:
+#     a = x + h⁻wᵀ,   c = y + f c⁻ + kᵢ aᵢ + k_f a_f + kᵤ aᵤ,   h = kₒ aₒ + r c
+# f⁺ is the f of the next step: r and f⁺ multiply what comes back to c, from h and from the next c.
+
+
+def _lstm_slopes(parts: Any) -> Any:
+    (parts,), dtype, given = _widened(parts)
+    k = np.empty(parts.shape, dtype)
+    o, i, _, u, _, t = (_part(parts, j) for j in range(6))
+    one = np.ones((), dtype)
+    i_and_f, first_two = parts[..., 1:3, :, :], k[..., :2, :, :]
+    np.subtract(one, i_and_f, first_two)
+    np.multiply(first_two, i_and_f, first_two)
+    np.multiply(first_two, parts[..., 3:5, :, :], first_two)  # i (1-i) u and f (1-f) c⁻
+    for slot, gate, value in ((2, i, u), (4, o, t)):  # i (1-u²) and o (1-t²)
+        square = np.multiply(value, value, _part(k, slot))
+        np.subtract(one, square, square)
+        np.multiply(square, gate, square)
+    last_gate = np.subtract(one, o, _part(k, 3))  # o (1-o) t
+    np.multiply(last_gate, o, last_gate)
+    np.multiply(last_gate, t, last_gate)
+    k[..., :-1, 5, :, :] = parts[..., 1:, 2, :, :]
+    k[..., -1:, 5, :, :] = 0
+    return k.astype(given, copy=False)
+
+
+def _lstm_slopes_rule(xp: Any, g: Any, k: Any, parts: Any) -> Any:
+    o, i, f, u, c, t = (_part(parts, j) for j in range(6))
+    gi, gf, gu, go, gr, gnext = (_part(g, j) for j in range(6))
+    return xp.stack(
+        go * t * (1 - 2 * o) + gr * (1 - t * t),
+        gi * u * (1 - 2 * i) + gu * (1 - u * u),
+        gf * c * (1 - 2 * f) + _earlier(xp, gnext),
+        gi * i * (1 - i) - 2 * gu * u * i,
+        gf * f * (1 - f),
+        go * o * (1 - o) - 2 * gr * t * o,
+        axis=-3,
+    )
+
+
+def _lstm_push(x: Any, y: Any, k: Any, w: Any) -> Any:
+    (x, y, k, w), dtype, given = _widened(x, y, k, w)
+    lead, (length, _, batch, n) = k.shape[:-4], k.shape[-4:]
+    a = np.empty((*lead, length, batch, 4 * n), dtype)
+    h, c = (np.empty((*lead, length, batch, n), dtype) for _ in range(2))
+    times, weight = _times(lead), w.swapaxes(-1, -2)
+    old: Any = None
+    for x_t, y_t, k_t, a_t, parts, h_t, c_t in zip(
+        _steps_or_none(x, length), _steps_or_none(y, length), _steps(k, -4), _steps(a),
+        _steps(_parts(a, 4), -4), _steps(h), _steps(c), strict=True,
+    ):  # fmt: skip
+        if old is None:
+            a_t[...] = 0
+            c_t[...] = 0
+        else:
+            k_old, h_old, c_old = old
+            times(h_old, weight, a_t)
+            np.multiply(_part(k_old, 5), c_old, c_t)
+        if x_t is not None:
+            a_t += x_t
+        if y_t is not None:
+            c_t += y_t
+        c_t += (k_t[..., :3, :, :] * parts[..., :3, :, :]).sum(-3)
+        np.multiply(_part(k_t, 3), _part(parts, 3), h_t)
+        h_t += _part(k_t, 4) * c_t
+        old = k_t, h_t, c_t
+    return _narrowed(given, h, c, a)
+
+
+def _lstm_pull(gh: Any, gc: Any, ga: Any, k: Any, w: Any) -> Any:
+    """With e, b, d the gradients of h, c, a: e = gh + d⁺w,  b = gc + r e + f⁺b⁺,  d = ga + (kᵢ b, k_f b, kᵤ b, kₒ e)."""
+    (gh, gc, ga, k, w), dtype, given = _widened(gh, gc, ga, k, w)
+    lead, (length, _, batch, n) = k.shape[:-4], k.shape[-4:]
+    d = np.empty((*lead, length, batch, 4 * n), dtype)
+    back = np.empty((*lead, length + 1, 2, batch, n), dtype)  # e, and b⁺ beside it
+    back[..., -1, :, :, :] = 0
+    b, pair = back[..., :-1, 1, :, :], np.empty((*lead, 2, batch, n), dtype)
+    one_half, other_half = _part(pair, 0), _part(pair, 1)
+    d_parts = _parts(d, 4)
+    all_steps = zip(
+        *(_steps_or_none(g, length) for g in (gh, gc, ga)),
+        _steps(k[..., :3, :, :], -4), _steps(_part(k, 3)), _steps(k[..., 4:, :, :], -4),
+        _steps(back[..., 1:, :, :, :], -4), _steps(back[..., 1:, 0, :, :]),
+        _steps(b), _steps(b[..., None, :, :], -4),
+        _steps(d), _steps(d_parts[..., :3, :, :], -4), _steps(_part(d_parts, 3)), strict=True,
+    )  # fmt: skip
+    add, multiply, times = np.add, np.multiply, _times(lead)
+    d_next: Any = None
+    for gh_t, gc_t, ga_t, k_three, k_o, rf, eb, e, b_t, b_wide, d_t, three, o in reversed(list(all_steps)):
+        if d_next is not None:
+            times(d_next, w, e)
+        if gh_t is not None:
+            add(e, gh_t, e)
+        multiply(rf, eb, pair)
+        add(one_half, other_half, b_t)
+        if gc_t is not None:
+            add(b_t, gc_t, b_t)
+        multiply(k_three, b_wide, three)
+        multiply(k_o, e, o)
+        if ga_t is not None:
+            add(d_t, ga_t, d_t)
+        d_next = d_t
+    return _narrowed(given, d, b)
+
+
+def _lstm_coefficients(xp: Any, gh: Any, d: Any, b: Any, h: Any, c: Any, a: Any, w: Any) -> Any:
+    """The gradient of k: each coefficient multiplies something that is pushed and something that is pulled."""
+    n = w.shape[-1]
+    e = _plus(gh, xp.matmul(_after(xp, d), _over(w)))
+    i, f, u, o = (_columns(a, j, n) for j in range(4))
+    return xp.stack(i * b, f * b, u * b, o * e, c * e, c * _after(xp, b), axis=-3)
+
+
+def _lstm_push_rule(
+    xp: Any, g: Any, out: Any, x: Any, y: Any, k: Any, w: Any, wanted: Sequence[bool]
+) -> list[Any]:
+    gh, gc, ga = _given(g)
+    h, c, a = out
+    d, b = xp.lstm_pull(gh, gc, ga, k, w)
+    return [
+        d if wanted[0] else None,
+        b if wanted[1] else None,
+        _lstm_coefficients(xp, gh, d, b, h, c, a, w) if wanted[2] else None,
+        _over_steps(xp, d, _earlier(xp, h)) if wanted[3] else None,
+    ]
+
+
+def _lstm_pull_rule(
+    xp: Any, g: Any, out: Any, gh: Any, gc: Any, ga: Any, k: Any, w: Any, wanted: Sequence[bool]
+) -> list[Any]:
+    d, b = out
+    h, c, a = xp.lstm_push(*_given(g), k, w)
+    return [
+        h if wanted[0] else None,
+        c if wanted[1] else None,
+        a if wanted[2] else None,
+        _lstm_coefficients(xp, gh, d, b, h, c, a, w) if wanted[3] else None,
+        _over_steps(xp, d, _earlier(xp, h)) if wanted[4] else None,
+    ]
+
+
+define("lstm_sequence", _lstm_sequence, joint=_lstm_sequence_rule, arity=5, outputs=3, saves=("w", "h", "out"),
+       kind="general", batch="recurrent",
+       doc="An LSTM over (steps, batch, gates), with its weight, bias, hidden state and cell: hidden states, the last cell, parts.")  # fmt: skip
+define("lstm_slopes", _lstm_slopes, _lstm_slopes_rule, saves=("parts",), kind="general", batch="leading",
+       doc="The derivatives of each step of an LSTM, from its parts.")  # fmt: skip
+define("lstm_push", _lstm_push, joint=_lstm_push_rule, arity=4, outputs=3, saves=("k", "w", "out"), kind="general",
+       batch="recurrent", doc="The tangents of an LSTM's states, forwards in time.")  # fmt: skip
+define("lstm_pull", _lstm_pull, joint=_lstm_pull_rule, arity=5, outputs=2, saves=("gh", "k", "w", "out"),
+       kind="general", batch="recurrent", doc="The gradients of an LSTM's gates and cells, backwards in time.")  # fmt: skip
+
+
+# GRU: the parts of a step are its gates r and z, its new value n, and m, what r multiplies -------------
+
+
+def _gru_sequence(p: Any, w: Any, b: Any, h: Any) -> Any:
+    (p, w, b, h), dtype, given = _widened(real_only(p), w, b, h)
+    lead, (length, batch), n = p.shape[:-3], p.shape[-3:-1], w.shape[-1]
+    gates = np.empty((*lead, length, 4, batch, n), dtype)
+    hs = np.empty((*lead, length, batch, n), dtype)
+    _sigmoid_inputs(p, b, (0, 1), gates)
+    _part(gates, 2)[...] = p[..., 2 * n :]
+    bias = _bias(b, 2, n, dtype)
+    if type(b) is not int:
+        bias = bias[..., 0, :, :]
+    two = gates[..., :2, :, :]
+    blocks = _blocks(w, (0, 1, 2), 2)
+    product = np.empty((*lead, 3, batch, n), dtype)
+    product_two, product_m = product[..., :2, :, :], _part(product, 2)
+    new, one = np.empty((*lead, batch, n), dtype), np.ones((), dtype)
+    add, multiply, subtract = np.add, np.multiply, np.subtract
+    all_steps = zip(
+        _steps(two, -4), *(_steps(_part(gates, j)) for j in range(4)),
+        _steps(hs), _steps(hs[..., None, :, :], -4), strict=True,
+    )  # fmt: skip
+    h_wide = h[..., None, :, :]
+    with np.errstate(over="ignore"):
+        for rz, r, z, u, m, h_new, h_next in all_steps:
+            np.matmul(h_wide, blocks, product)
+            add(rz, product_two, rz)
+            np.exp(rz, rz)
+            add(rz, one, rz)
+            np.divide(one, rz, rz)
+            add(product_m, bias, m)
+            multiply(r, m, new)
+            add(u, new, u)
+            np.tanh(u, u)
+            subtract(h, u, new)
+            multiply(z, new, new)
+            add(u, new, h_new)
+            h, h_wide = h_new, h_next
+    return _narrowed(given, hs, gates)
+
+
+def _gru_sequence_rule(
+    xp: Any, g: Any, out: Any, p: Any, w: Any, b: Any, h: Any, wanted: Sequence[bool]
+) -> list[Any]:
+    gh, ga = _given((g[0], None))
+    hs, gates = out
+    before = _before(xp, h, hs)
+    r, z, u, m = (_part(gates, j) for j in range(4))
+    two = gates[..., :2, :, :]
+    bend = two * (1 - two)
+    flat = 1 - u * u
+    fresh = (1 - z) * flat  # d h / d (the argument of tanh)
+    by_r = m * _part(bend, 0)
+    k = xp.stack(by_r * fresh, (before - u) * _part(bend, 1), r * fresh, z, axis=-3)
+    gu: Any = 0
+    if g[1] is not None:  # beyond first order: the parts themselves were used
+        gu = _part(g[1], 2) * flat
+        ga = xp.concat(
+            gu * by_r + _part(g[1], 0) * _part(bend, 0),
+            _part(g[1], 1) * _part(bend, 1),
+            gu * r + _part(g[1], 3),
+            axis=-1,
+        )
+    d, e = xp.gru_pull(gh, ga, k, w)
+    some = p.shape[-3] > 0
+    dp = xp.concat(d[..., : 2 * w.shape[-1]], _plus(fresh * e, gu), axis=-1) if wanted[0] else None
+    dh = None
+    if wanted[3]:
+        dh = xp.matmul(_part(d, 0), w) + _part(e, 0) * _part(z, 0) if some else xp.zeros_like(h)
+    return [
+        dp,
+        _over_steps(xp, d, before) if wanted[1] else None,
+        xp.sum(d, axis=(-3, -2), keepdims=False) if wanted[2] else None,
+        dh,
+    ]
+
+
+# With the coefficients k = (kᵣ, k_z, kₘ, z) of a step, its inputs x and y, and the step before it:
+#     a = x + h⁻wᵀ,   h = y + z h⁻ + kᵣ aᵣ + k_z a_z + kₘ aₘ
+
+
+def _gru_push(x: Any, y: Any, k: Any, w: Any) -> Any:
+    (x, y, k, w), dtype, given = _widened(x, y, k, w)
+    lead, (length, _, batch, n) = k.shape[:-4], k.shape[-4:]
+    a = np.empty((*lead, length, batch, 3 * n), dtype)
+    h = np.empty((*lead, length, batch, n), dtype)
+    times, weight = _times(lead), w.swapaxes(-1, -2)
+    h_old: Any = None
+    for x_t, y_t, k_t, a_t, parts, h_t in zip(
+        _steps_or_none(x, length), _steps_or_none(y, length), _steps(k, -4), _steps(a),
+        _steps(_parts(a, 3), -4), _steps(h), strict=True,
+    ):  # fmt: skip
+        if h_old is None:
+            a_t[...] = 0
+            h_t[...] = 0
+        else:
+            times(h_old, weight, a_t)
+            np.multiply(_part(k_t, 3), h_old, h_t)
+        if x_t is not None:
+            a_t += x_t
+        if y_t is not None:
+            h_t += y_t
+        h_t += (k_t[..., :3, :, :] * parts).sum(-3)
+        h_old = h_t
+    return _narrowed(given, h, a)
+
+
+def _gru_pull(gh: Any, ga: Any, k: Any, w: Any) -> Any:
+    """With e the gradient of h: e = gh + z⁺e⁺ + d⁺w,  d = ga + (kᵣ e, k_z e, kₘ e)."""
+    (gh, ga, k, w), dtype, given = _widened(gh, ga, k, w)
+    lead, (length, _, batch, n) = k.shape[:-4], k.shape[-4:]
+    d = np.empty((*lead, length, batch, 3 * n), dtype)
+    e = np.empty((*lead, length, batch, n), dtype)
+    product, carried = np.zeros((*lead, batch, n), dtype), np.zeros((*lead, batch, n), dtype)
+    all_steps = zip(
+        _steps_or_none(gh, length), _steps_or_none(ga, length),
+        _steps(k[..., :3, :, :], -4), _steps(_part(k, 3)),
+        _steps(d), _steps(_parts(d, 3), -4), _steps(e), _steps(e[..., None, :, :], -4), strict=True,
+    )  # fmt: skip
+    add, multiply, times = np.add, np.multiply, _times(lead)
+    d_next: Any = None
+    for gh_t, ga_t, k_three, z, d_t, three, e_t, e_wide in reversed(list(all_steps)):
+        if d_next is not None:
+            times(d_next, w, product)
+        add(product, carried, e_t)
+        if gh_t is not None:
+            add(e_t, gh_t, e_t)
+        multiply(k_three, e_wide, three)
+        if ga_t is not None:
+            add(d_t, ga_t, d_t)
+        multiply(z, e_t, carried)
+        d_next = d_t
+    return _narrowed(given, d, e)
+
+
+def _gru_coefficients(xp: Any, e: Any, h: Any, a: Any) -> Any:
+    """The gradient of k: what is pushed times what is pulled."""
+    n = e.shape[-1]
+    r, z, m = (_columns(a, j, n) for j in range(3))
+    return xp.stack(r * e, z * e, m * e, _earlier(xp, h) * e, axis=-3)
+
+
+def _gru_push_rule(
+    xp: Any, g: Any, out: Any, x: Any, y: Any, k: Any, w: Any, wanted: Sequence[bool]
+) -> list[Any]:
+    h, a = out
+    d, e = xp.gru_pull(*_given(g), k, w)
+    return [
+        d if wanted[0] else None,
+        e if wanted[1] else None,
+        _gru_coefficients(xp, e, h, a) if wanted[2] else None,
+        _over_steps(xp, d, _earlier(xp, h)) if wanted[3] else None,
+    ]
+
+
+def _gru_pull_rule(
+    xp: Any, g: Any, out: Any, gh: Any, ga: Any, k: Any, w: Any, wanted: Sequence[bool]
+) -> list[Any]:
+    d, e = out
+    h, a = xp.gru_push(*_given(g), k, w)
+    return [
+        h if wanted[0] else None,
+        a if wanted[1] else None,
+        _gru_coefficients(xp, e, h, a) if wanted[2] else None,
+        _over_steps(xp, d, _earlier(xp, h)) if wanted[3] else None,
+    ]
+
+
+define("gru_sequence", _gru_sequence, joint=_gru_sequence_rule, arity=4, outputs=2, saves=("w", "h", "out"),
+       kind="general", batch="recurrent",
+       doc="A GRU over (steps, batch, gates) from its weight, bias and hidden state: hidden states and gates.")  # fmt: skip
+define("gru_push", _gru_push, joint=_gru_push_rule, arity=4, outputs=2, saves=("k", "w", "out"), kind="general",
+       batch="recurrent", doc="The tangents of a GRU's states, forwards in time.")  # fmt: skip
+define("gru_pull", _gru_pull, joint=_gru_pull_rule, arity=4, outputs=2, saves=("k", "w", "out"), kind="general",
+       batch="recurrent", doc="The gradients of a GRU's gates and states, backwards in time.")  # fmt: skip
