@@ -22,6 +22,7 @@ from adjoint.errors import (
     ShapeError,
     UnknownNameError,
 )
+from adjoint.grads import buffers
 
 
 def accumulator(*names: str, shape: tuple[int, ...] = (2,), **options):
@@ -1033,7 +1034,7 @@ def test_an_interrupt_while_adding_is_noticed(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(ad.GradientBuffer, "sum_up", interrupt)
+        patch.setattr(buffers, "add_all", interrupt)
         with pytest.raises(KeyboardInterrupt):
             acc.step({"a": [1.0, 1.0]})
     for use in (lambda: acc.step({"a": [1.0, 1.0]}), acc.gradients, lambda: acc.apply(print)):

@@ -42,7 +42,7 @@ __all__ = ["GradientAccumulator"]
 Array = ndarray[Any, Any]
 Clip = Callable[[Any], Any]
 
-_form = attrgetter("shape", "dtype")
+_shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 
 
 class GradientAccumulator:
@@ -94,7 +94,8 @@ class GradientAccumulator:
              "clipped_windows"), 0)  # fmt: skip
         self._listeners = Listeners()
         self._lock = threading.RLock()
-        self._seen: tuple[list[str], list[Any]] | None = None  # of a whole, plain micro-batch
+        # names, dtypes and shapes of a whole, plain micro-batch
+        self._seen: tuple[list[str], list[Any], list[Any]] | None = None
         for name, t in named_params(params):
             self._register_param(name, t)
 
@@ -202,7 +203,11 @@ class GradientAccumulator:
         seen = self._seen
         if seen is not None and len(gradients) == len(seen[0]) and list(gradients) == seen[0]:
             arrays = list(gradients.values())
-            if set(map(type, arrays)) == {ndarray} and list(map(_form, arrays)) == seen[1]:
+            if (
+                set(map(type, arrays)) == {ndarray}
+                and list(map(_dtype, arrays)) == seen[1]
+                and list(map(_shape, arrays)) == seen[2]
+            ):
                 return self._buffers.all, arrays, True
         known = self._buffers.by_name
         unknown = [name for name in gradients if name not in known]
@@ -219,7 +224,7 @@ class GradientAccumulator:
             arrays.append(b.fitting(g, weak=isinstance(value, (int, float, list, tuple))))
         plain = all(type(g) is ndarray and g.dtype.kind in "fc" for g in arrays)
         if whole and plain and list(gradients) == list(known):
-            self._seen = list(known), list(map(_form, arrays))
+            self._seen = list(known), list(map(_dtype, arrays)), list(map(_shape, arrays))
         return buffers, arrays, plain
 
     def _commit(

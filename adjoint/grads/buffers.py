@@ -17,7 +17,8 @@ from adjoint.core.shapes import Shape
 from adjoint.core.sparse import SparseRows
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.grads.foreign import gradient_array, is_gradient_dtype, sum_dtype
-from adjoint.grads.norm import CHUNK, all_finite, chunks, global_norm
+from adjoint.grads.norm import all_finite, chunks, global_norm
+from adjoint.grads.passes import add_all, not_finite
 
 __all__ = ["Block", "Buffers", "GradientBuffer", "checked_shape", "checked_sum_dtype"]
 
@@ -53,6 +54,16 @@ def checked_sum_dtype(what: str, dtype: Any) -> np.dtype[Any]:
     return found
 
 
+class _Tally:
+    """How much was added; buffers that always take part together share one."""
+
+    __slots__ = ("count", "weight")
+
+    def __init__(self, count: int = 0, weight: float = 0.0) -> None:
+        self.count = count
+        self.weight = weight
+
+
 class GradientBuffer:
     """The weighted sum of the gradients of one parameter.
 
@@ -71,12 +82,11 @@ class GradientBuffer:
         "_dtype",
         "_errors",
         "_rows",
+        "_tally",
         "_total",
         "compensated",
-        "count",
         "name",
         "shape",
-        "weight",
     )
 
     def __init__(
@@ -85,14 +95,23 @@ class GradientBuffer:
         self.name = name
         self.shape = checked_shape(name, shape)
         self.compensated = bool(compensated)
-        self.count = 0
-        self.weight = 0.0
+        self._tally = _Tally()
         # None inside an accumulator: that of the first gradient
         self._dtype = None if dtype is None else checked_sum_dtype(name, dtype)
         self._total: Array | None = None  # meaningless while count is 0: nothing is zeroed
         self._errors: Array | None = None
         self._rows: SparseRows | None = None  # what was sparse so far, if nothing was dense
         self._block: Block | None = None
+
+    @property
+    def count(self) -> int:
+        """How many gradients were added."""
+        return self._tally.count
+
+    @property
+    def weight(self) -> float:
+        """The sum of their weights."""
+        return self._tally.weight
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -116,8 +135,11 @@ class GradientBuffer:
         self.decide(g.dtype)
         with np.errstate(all="ignore"):
             self.sum_up(g, weight)
-        self.count += 1
-        self.weight += weight
+        self.tally(weight)
+
+    def tally(self, weight: float) -> None:
+        """Count one more gradient of this weight, here alone."""
+        self._tally = _Tally(self.count + 1, self.weight + weight)
 
     def fitting(self, g: Array | SparseRows, weak: bool = False) -> Array | SparseRows:
         """Return a gradient that can be added here, or say why it cannot."""
@@ -150,10 +172,8 @@ class GradientBuffer:
         fresh = self.count == 0
         if self.compensated:
             self._sum_compensated(total, g, factor, fresh)
-        elif fresh:
-            _scale_into(total, g, factor)
         else:
-            _add_scaled(total, g, factor)
+            add_all([(total, g, fresh)], factor)
 
     def _sum_rows(self, g: SparseRows, factor: float) -> None:
         values = np.multiply(g.values, factor, dtype=self.dtype)
@@ -185,7 +205,7 @@ class GradientBuffer:
             self._errors = np.zeros(self.shape, self.dtype)
         if fresh:
             self._errors[...] = 0
-            _scale_into(total, g, factor)
+            add_all([(total, g, True)], factor)
             return
         for s, e, piece in chunks(total, self._errors, g, written=2):
             x = np.multiply(piece, factor, dtype=total.dtype)
@@ -220,8 +240,7 @@ class GradientBuffer:
 
     def reset(self) -> None:
         """Forget the sum; the memory is kept for the next one."""
-        self.count = 0
-        self.weight = 0.0
+        self._tally = _Tally()
         self._rows = None
 
     def finish(self, divisor: float, factor: float) -> None:
@@ -287,7 +306,7 @@ class GradientBuffer:
             )
         count, weight = int(state["count"]), float(state["weight"])
         self._dtype = loaded._dtype or self._dtype
-        self.count, self.weight, self._rows = count, weight, rows
+        self._tally, self._rows = _Tally(count, weight), rows
         if total is not None:
             np.copyto(self._dense(), np.asarray(total))
             if self.compensated:
@@ -315,32 +334,6 @@ def _fits(dtype: np.dtype[Any], total: np.dtype[Any]) -> bool:
 def _hint(got: Shape, expected: Shape) -> str:
     same = np.prod(got, dtype=np.int64) == np.prod(expected, dtype=np.int64)
     return ": as many elements, but in another shape" if same else ""
-
-
-def _scale_into(total: Array, g: Array, factor: float) -> None:
-    if factor == 1.0:
-        np.copyto(total, g, casting="same_kind" if g.dtype.kind in "fc" else "unsafe")
-    else:
-        np.multiply(_wide(g), factor, out=total, dtype=total.dtype)
-
-
-def _add_scaled(total: Array, g: Array, factor: float) -> None:
-    g = _wide(g)
-    if factor == 1.0:
-        np.add(total, g, out=total)
-    elif total.size <= CHUNK:
-        np.add(total, np.multiply(g, factor, dtype=total.dtype), out=total)
-    else:
-        scratch = np.empty(CHUNK, total.dtype)
-        for t, piece in chunks(total, g, written=1):
-            scaled = scratch[: piece.size]
-            np.multiply(piece, factor, out=scaled, dtype=total.dtype)
-            np.add(t, scaled, out=t)
-
-
-def _wide(g: Array) -> Array:
-    """Return bfloat16, with which NumPy's loops do not mix, as float32."""
-    return g if g.dtype.kind in "fc" else g.astype(np.float32)
 
 
 class Block:
@@ -379,24 +372,31 @@ class Buffers:
         self._scratch: dict[np.dtype[Any], Array] = {}
         self._undecided = 0  # buffers that take their dtype from their first gradient
         self._even = True  # since all were empty, whole micro-batches alone were added
+        self._tally: _Tally | None = _Tally()  # that all share as long as that is so
 
     def register(self, buffer: GradientBuffer) -> None:
         """Add a buffer under its name."""
         self.by_name[buffer.name] = buffer
         self.all.append(buffer)
         self._even = self._even and self.all[0].count == buffer.count
+        if self._tally is not None and self._tally.count == buffer.count == 0:
+            buffer._tally = self._tally
+        else:
+            self._tally = None  # each has its own, until all are empty again
         self._undecided += buffer._dtype is None
         self._groups = None
 
     def reset(self) -> None:
         """Forget all sums."""
+        self._even, self._tally = True, _Tally()
         for b in self.all:
             b.reset()
-        self._even = True
+            b._tally = self._tally
 
     def replace(self, buffers: list[GradientBuffer]) -> None:
         """Put other buffers in the place of all."""
         self.by_name, self.all, self._undecided, self._groups, self._even = {}, [], 0, None, True
+        self._tally = _Tally()
         for b in buffers:
             self.register(b)
 
@@ -418,36 +418,42 @@ class Buffers:
         for b, g in zip(buffers, arrays, strict=True) if new else ():
             b.decide(g.dtype)
         groups = self._packing(buffers, arrays, plain)
+        alone = [i for block, i, _ in groups if block is None]
         packed: Block | None = None  # whose gradients, scaled, are in the scratch
-        bad: list[str] = []
         with np.errstate(all="ignore"):
-            for block, i, j in groups if check else ():
-                if block is None:
-                    if not all_finite(_stored(arrays[i])):
-                        bad.append(buffers[i].name)
-                elif self._pack(block, arrays[i:j], factor, check=True):
-                    packed = block
-                else:
-                    bad += [buffers[k].name for k in range(i, j) if not all_finite(arrays[k])]
-            if bad:
-                self._forget(new)
-                return bad
+            if check:
+                bad = [alone[k] for k in not_finite([_stored(arrays[i]) for i in alone])] if alone else []
+                for block, i, j in groups:
+                    if block is None:
+                        continue
+                    if self._pack(block, arrays[i:j], factor, check=True):
+                        packed = block
+                    else:
+                        bad += [k for k in range(i, j) if not all_finite(arrays[k])]
+                if bad:
+                    self._forget(new)
+                    return [buffers[i].name for i in sorted(bad)]
             self._undecided -= len(new)
+            if alone:
+                _sum_up_all([(buffers[i], arrays[i]) for i in alone], factor)
             for block, i, j in groups:
                 if block is None:
-                    buffers[i].sum_up(arrays[i], factor)
+                    continue
+                if packed is not block:
+                    self._pack(block, arrays[i:j], factor, check=False)
+                ready = self._scratch_of(block)
+                if buffers[i].count:
+                    np.add(block.flat, ready, out=block.flat)
                 else:
-                    if packed is not block:
-                        self._pack(block, arrays[i:j], factor, check=False)
-                    ready = self._scratch_of(block)
-                    if buffers[i].count:
-                        np.add(block.flat, ready, out=block.flat)
-                    else:
-                        np.copyto(block.flat, ready)
-        for b in buffers:
-            b.count += 1
-            b.weight += weight
-        return bad
+                    np.copyto(block.flat, ready)
+        if buffers is self.all and self._tally is not None:
+            self._tally.count += 1
+            self._tally.weight += weight
+        else:
+            self._tally = None
+            for b in buffers:
+                b.tally(weight)
+        return []
 
     def _forget(self, new: list[GradientBuffer]) -> None:
         """Undo what the first gradients decided."""
@@ -511,6 +517,17 @@ class Buffers:
         if scratch is None or scratch.size < flat.size:
             scratch = self._scratch[flat.dtype] = np.empty(flat.size, flat.dtype)
         return scratch[: flat.size]
+
+
+def _sum_up_all(given: list[tuple[GradientBuffer, Any]], factor: float) -> None:
+    """Add gradients that go alone; plain dense ones together, so that threads share all of them."""
+    dense: list[tuple[Array, Array, bool]] = []
+    for b, g in given:
+        if b.compensated or type(g) is not ndarray:
+            b.sum_up(g, factor)
+        else:
+            dense.append((b._dense(), g, b.count == 0))
+    add_all(dense, factor)
 
 
 def _in_step(buffers: list[GradientBuffer]) -> bool:

@@ -22,6 +22,10 @@ CHUNK = 1 << 15
 # Elements of one dot product: OpenBLAS starts threads above 10,000, which a dot product does not repay
 # (27 ms for 100,000 elements on a busy machine) and which make its last bits depend on their number.
 DOT = 1 << 13
+# Bytes up to which a mask is as fast as dot products.
+MASKED = 1 << 19
+# Elements of each of many dot products that tell whether all is finite.
+ROW = 512
 # Elements whose finiteness is told by one mask.
 FINITE = 1 << 17
 
@@ -53,9 +57,28 @@ def stored_values(g: Any) -> Array:
 
 def all_finite(a: Array) -> bool:
     """Tell whether no element is NaN or infinite."""
+    if a.nbytes >= MASKED and a.dtype.char in "fdFD" and a.flags.c_contiguous:
+        flat = a.reshape(-1)
+        flat = flat if flat.dtype.kind == "f" else flat.view(flat.real.dtype)
+        # Products of one half with the other: what is not finite makes a product, and then a sum, that is
+        # not finite either.  Large finite numbers may do so too: only then is there an exact look.  It reads
+        # everything once and writes nothing; a mask takes 1.6 times as long.  Above 500 rows, and only then,
+        # NumPy lets go of the interpreter lock; and rows are too short for BLAS to start threads.
+        half = flat.size // (2 * ROW) * ROW
+        with np.errstate(all="ignore"):
+            dots = np.vecdot(flat[:half].reshape(-1, ROW), flat[half : 2 * half].reshape(-1, ROW))
+            if math.isfinite(dots.sum()):
+                return _finite_by_mask(flat[2 * half :])
+            if not np.isfinite(dots).all():
+                return _finite_by_mask(flat)
+        a = flat[2 * half :]
+    return _finite_by_mask(a)
+
+
+def _finite_by_mask(a: Array) -> bool:
     if a.size <= FINITE:
         return bool(np.logical_and.reduce(np.isfinite(a), axis=None))
-    # in pieces, so that no mask of the whole array is made; faster than a sum of squares, and exact
+    # in pieces, so that no mask of the whole array is made
     return all(np.logical_and.reduce(np.isfinite(piece)) for (piece,) in chunks(a, size=FINITE))
 
 
