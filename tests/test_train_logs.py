@@ -45,7 +45,7 @@ def composed(model: nn.Module, **options: Any) -> tuple[train.Trainer, Watch]:
 
 def test_terms_and_their_norms_are_in_every_log(tmp_path: Path) -> None:
     watch, table = Watch(), train.CSVLog(tmp_path / "log.csv")
-    logs = [watch, table, train.JSONLog(tmp_path / "log.jsonl", "step")]
+    logs = [watch, table, train.JSONLog(tmp_path / "new" / "log.jsonl", "step")]
     trainer, _ = composed(model_of(), callbacks=logs, term_norms=3)
     (epoch,) = trainer.fit(train.DataLoader((X, Y), 10), validate=[(X, Y)])
     terms = {"fit", "l2"}
@@ -59,7 +59,7 @@ def test_terms_and_their_norms_are_in_every_log(tmp_path: Path) -> None:
     assert all(terms <= set(step) for step in watch.steps)
     (row,) = csv.DictReader((tmp_path / "log.csv").read_text().splitlines())
     assert float(row["fit"]) == epoch["fit"] and float(row["grad_norm_l2"]) == epoch["grad_norm_l2"]
-    first = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])
+    first = json.loads((tmp_path / "new" / "log.jsonl").read_text().splitlines()[0])
     assert first["epoch"] == 1 and first["step"] == 1 and first["grad_norm_fit"] > 0
 
 
@@ -130,6 +130,16 @@ def test_learned_weights_must_reach_the_optimiser() -> None:
     assert loss.s_fit.item() == pytest.approx(-0.1 * (1 - epoch["fit"]), rel=1e-5)
 
 
+def test_what_is_frozen_after_the_optimiser_was_made_stays_as_it_is() -> None:
+    model = model_of()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    layer = next(iter(model))
+    layer.requires_grad_(False)
+    before = weights(layer)
+    train.Trainer(model, MSE, optimizer).fit([(X, Y)] * 2)
+    assert weights(layer) == before
+
+
 def test_a_term_that_is_a_module_has_its_parameters_seen() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
@@ -173,8 +183,13 @@ def test_what_cannot_be_trained_is_refused_at_once(tmp_path: Path) -> None:
         ({"loss": MSE, "optimizer": optim.LBFGS(model.parameters())}, r"call its step\(closure\)"),
         ({"loss": MSE, "optimizer": adam, "metrics": {"loss": MSE}}, "logged as 'loss'"),
         ({"compute": MSE, "optimizer": adam, "metrics": {"a": MSE}}, "Return them from compute"),
-        ({"loss": MSE, "optimizer": adam, "term_norms": 0}, "term_norms is a number of steps from 1"),
-        ({"loss": MSE, "optimizer": adam, "checkpoint_every": 0}, "checkpoint_every is a number"),
+        ({"loss": MSE, "optimizer": adam, "term_norms": 0}, "term_norms must be at least 1, but is 0"),
+        ({"loss": MSE, "optimizer": adam, "accumulate": 0}, "accumulate must be at least 1, but is 0"),
+        ({"loss": MSE, "optimizer": adam, "clip": -1.0}, "clip is a number above 0, but got -1.0"),
+        ({"loss": MSE, "optimizer": adam, "schedule": 0.1}, "schedule is a function, not 0.1"),
+        ({"loss": MSE, "optimizer": adam, "metrics": {"a": 3}}, "a is a function, not 3"),
+        ({"loss": MSE, "optimizer": adam, "callbacks": [train.NonFiniteGuard]}, "instances of Callback"),
+        ({"loss": MSE, "optimizer": adam, "checkpoint_every": 0}, "checkpoint_every must be at least 1"),
         (
             {"loss": MSE, "optimizer": adam, "directory": tmp_path, "callbacks": [train.BestCheckpoint(tmp_path)]},
             "a directory of its own",
@@ -182,6 +197,14 @@ def test_what_cannot_be_trained_is_refused_at_once(tmp_path: Path) -> None:
     ]:  # fmt: skip
         with pytest.raises((errors.InputError, errors.ArgumentError), match=text):
             train.Trainer(model, **options)  # type: ignore[arg-type]
+    with pytest.raises(errors.InputError, match="the model is a Module, not a function"):
+        train.Trainer(lambda x: x, MSE, adam)  # type: ignore[arg-type]
+    with pytest.raises(errors.InputError, match=r"epochs is a whole number, but got 1\.5"):
+        trainer_of(model).fit([(X, Y)], epochs=1.5)  # type: ignore[arg-type]
+    with pytest.raises(errors.InputError, match="a loader gives batches, but this is a NoneType"):
+        trainer_of(model).fit(None)
+    with pytest.raises(errors.InputError, match=r"DataLoader\(\(X, Y\), batch_size\) makes them"):
+        trainer_of(model).fit((X, Y))
     with pytest.raises(errors.InputError, match="'wide' is one number per batch, but has shape"):
         trainer_of(model, metrics={"wide": lambda p, t: p}).fit([(X, Y)])
     with pytest.raises(errors.InputError, match="epoch 2 has no batches"):

@@ -58,6 +58,21 @@ def test_data_that_have_no_samples(data: Any, error: type[Exception], text: str)
         train.DataLoader(data)
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"batch_size": 2.5}, "DataLoader: batch_size is a whole number, but got 2.5"),
+        ({"batch_size": 0}, "DataLoader: batch_size must be at least 1, but is 0"),
+        ({"seed": -1}, "DataLoader: seed must be at least 0, but is -1"),
+        ({"seed": None}, "DataLoader: seed is a whole number, but got None"),
+        ({"prefetch": -1}, "DataLoader: prefetch must be at least 0"),
+    ],
+)
+def test_options_of_a_loader_are_checked(options: Any, text: str) -> None:
+    with pytest.raises(errors.AdjointError, match=text):
+        train.DataLoader(X, **options)
+
+
 def test_samples_that_do_not_fit_together() -> None:
     with pytest.raises(errors.ShapeError, match=r"these have \(1,\), \(2,\).\n.*pad_collate"):
         next(iter(train.DataLoader([[1.0], [1.0, 2.0]], 2)))

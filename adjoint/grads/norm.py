@@ -133,6 +133,10 @@ def _exact_sum(parts: Iterable[float]) -> float:
 def _square_sum(a: Array) -> float:
     if a.dtype.char in "dD" and a.flags.c_contiguous:
         return math.fsum(_square_sums(a.reshape(-1)))
+    if a.dtype.char in "fe" and a.flags.c_contiguous:  # as below, in two thirds of its time
+        flat = a.reshape(-1)
+        wide = (flat[i : i + DOT].astype(np.float64) for i in range(0, flat.size, DOT))
+        return math.fsum(float(w.dot(w)) for w in wide)
     return math.fsum(float(np.vdot(w, w)) for w in _wide_pieces(a, DOT))
 
 

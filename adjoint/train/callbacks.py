@@ -181,6 +181,7 @@ class _Log(Callback):
 
     def _open(self) -> TextIO:
         if self._file is None:
+            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self.path, "a", newline="")  # noqa: SIM115  closed in on_end
         return self._file
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 
@@ -105,8 +106,9 @@ class DataLoader:
         collate: Callable[[Sequence[Any]], Any] | None = None,
         prefetch: int = 0,
     ) -> None:
-        if batch_size < 1 or prefetch < 0:
-            raise ArgumentError("batch_size must be at least 1 and prefetch at least 0.")
+        for name, value, low in (("batch_size", batch_size, 1), ("prefetch", prefetch, 0), ("seed", seed, 0)):
+            if whole_number("DataLoader", name, value) < low:
+                raise ArgumentError(f"DataLoader: {name} must be at least {low}, but is {value}.")
         self.data, self.batch_size, self.shuffle, self.seed = data, batch_size, shuffle, seed
         self.drop_last, self.prefetch = drop_last, prefetch
         self.columns = _columns(data)

@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import no_grad
+from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor, asarray
 from adjoint.errors import ArgumentError, InputError
 from adjoint.grads.accumulate import GradientAccumulator
+from adjoint.grads.norm import check_max_norm
 from adjoint.nn.module import Module
 from adjoint.optim import LBFGS, Optimizer
 from adjoint.optim.schedules import Plateau
@@ -63,7 +65,7 @@ class Trainer:
         schedule: Callable[[int], float] | None = None,
         accumulate: int = 1,
         clip: float | None = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Callback | Sequence[Callback] = (),
         metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
         weight: Callable[[Any], float] | None = None,
         unit: str | None = None,
@@ -75,18 +77,22 @@ class Trainer:
         progress: bool | None = None,
     ) -> None:
         self.model, self.loss, self.optimizer, self.schedule = model, loss, optimizer, schedule
-        self.callbacks = list(callbacks)
+        self.callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
         self.metrics = dict(metrics or {})
         self.weight, self.unit, self.compute = weight, unit, compute
         self.checkpoints = None if directory is None else Checkpoints(directory, keep)
         self.checkpoint_every, self.term_norms = checkpoint_every, term_norms
         self.progress = progress
         self.pieces = accumulate
-        self._check()
+        self._check_arguments()
+        self._check_names()
+        self._check_parameters()
         self.accumulator = GradientAccumulator(
             self.named_parameters(),
             accumulation_steps=accumulate,
-            max_grad_norm=math.inf if clip is None else clip,  # inf: the norm is wanted all the same
+            max_grad_norm=math.inf
+            if clip is None
+            else check_max_norm(clip, "clip"),  # inf: the norm is wanted
             nonfinite="allow",
         )
         self.step = 0
@@ -106,8 +112,22 @@ class Trainer:
             named.update({f"loss.{k}": p for k, p in self.loss.named_parameters() if p.requires_grad})
         return named
 
-    def _check(self) -> None:
+    def _check_arguments(self) -> None:
         """Refuse what could not work before any time is spent on it."""
+        if not isinstance(self.model, Module):
+            raise InputError(f"Trainer: the model is a Module, not a {type(self.model).__name__}.")
+        functions = {
+            "loss": self.loss,
+            "schedule": self.schedule,
+            "weight": self.weight,
+            "compute": self.compute,
+        }
+        for name, function in {**functions, **self.metrics}.items():
+            if function is not None and not callable(function):
+                raise InputError(f"Trainer: {name} is a function, not {function!r}.")
+        for callback in self.callbacks:
+            if not isinstance(callback, Callback):
+                raise InputError(f"Trainer: callbacks are instances of Callback, not {callback!r}.")
         if self.loss is None and self.compute is None:
             raise InputError("Trainer: give a loss(prediction, target), or compute(model, batch).")
         if self.optimizer is None:
@@ -117,38 +137,47 @@ class Trainer:
                 f"Trainer: the optimiser makes an update by step(), which a {type(self.optimizer).__name__} "
                 "does not.\n  LBFGS is not for batches: call its step(closure) on all the data."
             )
-        if isinstance(self.optimizer, Optimizer):
-            self._check_parameters({id(p) for p in self.optimizer.params})
         if self.metrics and self.compute is not None:
             raise ArgumentError(
                 "Trainer: metrics look at a prediction, which compute keeps to itself.\n"
                 "  Return them from compute, beside the loss: return loss, {'accuracy': value}."
             )
-        for name, value in (("checkpoint_every", self.checkpoint_every), ("term_norms", self.term_norms)):
-            if value is not None and value < 1:
-                raise ArgumentError(f"Trainer: {name} is a number of steps from 1, but is {value!r}.")
+        for name, value in (
+            ("accumulate", self.pieces),
+            ("checkpoint_every", self.checkpoint_every),
+            ("term_norms", self.term_norms),
+        ):
+            if value is not None and whole_number("Trainer", name, value) < 1:
+                raise ArgumentError(f"Trainer: {name} must be at least 1, but is {value!r}.")
+        directories = [c.directory.resolve() for c in self._all_checkpoints()]
+        if len(set(directories)) < len(directories):
+            raise ArgumentError("Trainer: the best checkpoint needs a directory of its own.")
+
+    def _check_names(self) -> None:
+        """Refuse two numbers under one name."""
         terms = list(self.loss.terms) if isinstance(self.loss, ComposedLoss) else []
         names = [*RESERVED, *self.metrics, *terms]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ArgumentError(f"Trainer: two numbers would be logged as {', '.join(map(repr, twice))}.")
-        directories = [c.directory.resolve() for c in self._all_checkpoints()]
-        if len(set(directories)) < len(directories):
-            raise ArgumentError("Trainer: the best checkpoint needs a directory of its own.")
 
     def _all_checkpoints(self) -> list[Checkpoints]:
         best = [c.checkpoints for c in self.callbacks if isinstance(c, BestCheckpoint)]
         return best if self.checkpoints is None else [self.checkpoints, *best]
 
-    def _check_parameters(self, updated: set[int]) -> None:
-        named = self.named_parameters()
-        lost = [k for k, p in named.items() if k.startswith("loss.") and id(p) not in updated]
+    def _check_parameters(self) -> None:
+        """Refuse an optimiser that lacks what the loss learns, or that has what nobody trains."""
+        if not isinstance(self.optimizer, Optimizer):
+            return
+        updated = {id(p) for p in self.optimizer.params}
+        learned = dict(self.loss.named_parameters()) if isinstance(self.loss, Module) else {}
+        lost = [f"loss.{k}" for k, p in learned.items() if p.requires_grad and id(p) not in updated]
         if lost:
             raise InputError(
                 f"Trainer: the loss learns {', '.join(lost)}, but the optimiser does not have it.\n"
                 "  Give it both: optim.Adam([*model.parameters(), *loss.parameters()])."
             )
-        strange = len(updated - {id(p) for p in named.values()})
+        strange = len(updated - {id(p) for p in (*self.model.parameters(), *learned.values())})
         if strange:
             raise InputError(
                 f"Trainer: {strange} parameters of the optimiser are not the model's.\n"
@@ -161,8 +190,10 @@ class Trainer:
         self, loader: Any, epochs: int = 1, validate: Any = None, resume: bool = False
     ) -> list[dict[str, float]]:
         """Train until ``epochs`` epochs are done; return one dictionary of numbers per epoch."""
-        if epochs < 0:
+        if whole_number("fit", "epochs", epochs) < 0:
             raise ArgumentError(f"epochs must not be negative, but is {epochs}.")
+        if not isinstance(loader, Iterable):
+            raise InputError(f"fit: a loader gives batches, but this is a {type(loader).__name__}.")
         self.stopped = None
         self._loader = loader
         if resume:
@@ -323,7 +354,7 @@ class Trainer:
     def _predicted(self, batch: Any) -> tuple[Any, Any]:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2 or _first_padded(batch) is not None:
             raise InputError(
-                "Trainer: a batch is (inputs, targets).\n"
+                "Trainer: a batch is (inputs, targets); DataLoader((X, Y), batch_size) makes them.\n"
                 "  For others, and for padded ones with their lengths, give compute(model, batch)."
             )
         return self.model(asarray(batch[0])), asarray(batch[1])
