@@ -99,7 +99,7 @@ def main() -> int:
     parser.add_argument("--without", action="append", default=[], help="leave this engine out; repeatable")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--picture", type=Path, help="draw the ratios into this file")
-    parser.add_argument("--write", action="store_true", help="write docs/performance.*; takes six minutes")
+    parser.add_argument("--write", action="store_true", help="write docs/performance.*; takes a while")
     parser.add_argument("--page", action="store_true", help="write the page again from docs/performance.json")
     options = parser.parse_args()
     if options.page:

@@ -143,7 +143,7 @@ In a clone, with the extras `bench` and `oracle` installed:
 python -m benchmarks                   # everything, as tables
 python -m benchmarks LSTM GMM          # only cases whose names contain one of these
 python -m benchmarks --json out.json   # and the numbers
-python -m benchmarks --write           # docs/performance.json, .md and .png, about six minutes
+python -m benchmarks --write           # docs/performance.json, .md and .png; the first time much is compiled
 ```
 
 A peer that is not installed, or lacks what a case needs, is left out of it and the reason is printed;

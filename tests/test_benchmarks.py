@@ -74,6 +74,16 @@ def test_a_profile_says_what_the_kernels_alone_would_take() -> None:
         assert line in shown.splitlines()
 
 
+def test_a_profile_of_another_speed_draws_no_conclusion() -> None:
+    from benchmarks.profile import text
+
+    missed = [("torch", 20.0, 0.8)]
+    assert "bare NumPy kernels alone take 6 of its" in text(a_profile(), missed, measured=110e-6)
+    shown = text(a_profile(), missed, measured=2e-3)
+    assert "bare NumPy kernels alone" not in shown
+    assert "The step took 2 ms when its ratio was measured and 100 µs here: the machine was busy" in shown
+
+
 def test_a_case_without_ops_is_shown_by_function() -> None:
     from benchmarks.profile import text
 
