@@ -22,7 +22,7 @@ from adjoint.errors import (
     ShapeError,
     UnknownNameError,
 )
-from adjoint.grads import buffers
+from adjoint.grads import buffers, norm, passes
 
 
 def accumulator(*names: str, shape: tuple[int, ...] = (2,), **options):
@@ -1124,3 +1124,81 @@ def test_peak_memory_is_one_copy_of_the_gradients(weight, count):
     finally:
         tracemalloc.stop()
     assert peak < 1.1 * one_copy + 1_000_000
+
+
+# Large gradients, in pieces and threads --------------------------------------------------------
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Everything is large: pieces of a few elements, threads for two."""
+    for name, value in {"LEAST": 2, "LONG": 7, "ALONE": 64, "SHARED": 64}.items():
+        monkeypatch.setattr(passes, name, value)
+    with ad.config.threads(3):
+        yield
+
+
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.complex64])
+def test_threads_add_the_bits_of_one_pass(small_pieces, dtype, weight):
+    rng = np.random.default_rng(0)
+    given = [
+        {
+            name: (rng.standard_normal(shape) * 10.0 ** rng.integers(-4, 4, shape)).astype(dtype)
+            for name, shape in {"a": (9001,), "b": (97, 103), "c": (3,), "none": (0, 4)}.items()
+        }
+        for _ in range(3)
+    ]
+    for micro in given:
+        micro["b"] = micro["b"].T.copy().T  # not contiguous
+    acc = ad.GradientAccumulator(accumulation_steps=3, normalize=False)
+    for name, g in given[0].items():
+        acc.register(name, g.shape)
+    for micro in given:
+        acc.step(micro, weight=weight)
+    total = np.result_type(dtype, np.float32)
+    for name, got in acc.gradients().items():
+        expected = np.multiply(given[0][name], weight, dtype=total)
+        for micro in given[1:]:
+            expected += np.multiply(micro[name], weight, dtype=total)
+        assert got.dtype == total
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("where", [0, 4999, 9000])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_threads_find_what_is_not_finite_before_anything_is_added(small_pieces, value, where):
+    acc = ad.GradientAccumulator(accumulation_steps=3)
+    for name in ("a", "b", "c"):
+        acc.register(name, (9001,), np.float32)
+    good = {name: np.ones(9001, np.float32) for name in ("a", "b", "c")}
+    acc.step(good)
+    before = {name: g.tobytes() for name, g in acc.gradients().items()}
+    bad = {name: g.copy() for name, g in good.items()}
+    bad["b"][where] = value
+    with pytest.raises(ad.errors.NonFiniteError, match="'b'"):
+        acc.step(bad)
+    assert {name: g.tobytes() for name, g in acc.gradients().items()} == before
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64])
+@pytest.mark.parametrize("size", [4 * norm.ROW, 4 * norm.ROW + 1, 7 * norm.ROW - 1])
+def test_finite_by_products_is_exact(monkeypatch, dtype, size):
+    monkeypatch.setattr(norm, "MASKED", 0)
+    a = np.zeros(size, dtype)
+    assert norm.all_finite(a)
+    largest = np.finfo(dtype).max
+    a[:] = largest  # each product, and each sum of them, overflows
+    assert norm.all_finite(a)
+    a[::2] = -largest  # inf - inf
+    assert norm.all_finite(a)
+    a[:] = (
+        largest / 2 if np.dtype(dtype).kind == "c" else np.sqrt(largest) / 64
+    )  # the sum of the sums overflows
+    assert norm.all_finite(a)
+    for i in (0, size // 2 - 1, size // 2, size - 1):
+        for value in (np.nan, np.inf, -np.inf):
+            for rest in (0.0, 1.0, largest):
+                a[:] = rest
+                a[i] = value
+                assert not norm.all_finite(a)

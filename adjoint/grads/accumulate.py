@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -33,9 +33,20 @@ from adjoint.grads.foreign import gradient_array, sum_dtype
 from adjoint.grads.microbatch import MicroBatch, named_params, split_batch
 from adjoint.grads.norm import global_norm
 from adjoint.grads.optimizer import hand_to_optimizer
+from adjoint.grads.passes import copied, divided, multiplied
 from adjoint.grads.scaler import GradScaler
 from adjoint.grads.store import Gradients
-from adjoint.grads.windows import AccumulationConfig, AccumulationEvent, AccumulationStats, Listeners, Window
+from adjoint.grads.windows import (
+    AccumulationConfig,
+    AccumulationEvent,
+    AccumulationStats,
+    Listeners,
+    Window,
+    config_of,
+    differing_names,
+    listed,
+    unknown_names,
+)
 
 __all__ = ["GradientAccumulator"]
 
@@ -83,7 +94,7 @@ class GradientAccumulator:
             raise InputError(f"config is an AccumulationConfig, but got {type(config).__name__}.")
         if clip is not None and not callable(clip):
             raise InputError(f"clip is a function of gradients, but got {type(clip).__name__}.")
-        self.config = _config_of(options) if config is None else config
+        self.config = config_of(options) if config is None else config
         self._clip = clip
         self._buffers = Buffers()
         self._params: dict[str, Tensor] = {}
@@ -212,7 +223,7 @@ class GradientAccumulator:
         known = self._buffers.by_name
         unknown = [name for name in gradients if name not in known]
         if unknown:
-            raise UnknownNameError(_unknown(unknown, list(known)))
+            raise UnknownNameError(unknown_names(unknown, list(known)))
         if not gradients:
             raise NoGradientError("a micro-batch without any gradient: was backward run?")
         whole = len(gradients) == len(known)
@@ -254,7 +265,7 @@ class GradientAccumulator:
             window.torn = False
         if bad and (policy == "raise" or (policy == "skip" and single)):
             raise NonFiniteError(
-                f"this micro-batch has gradients that are not finite: {_listed(bad)}.  Nothing was added.\n"
+                f"this micro-batch has gradients that are not finite: {listed(bad)}.  Nothing was added.\n"
                 '  ad.detect_anomaly() finds the op that made them; nonfinite="skip" leaves them out.'
             )
         if not joins:
@@ -334,7 +345,7 @@ class GradientAccumulator:
         with self._lock:
             self._refuse_without_gradient()
             if self._window.finished:
-                found = {b.name: _copied(b.totals()) for b in self._buffers.all if b.count}
+                found = {b.name: copied(b.totals()) for b in self._buffers.all if b.count}
             else:
                 found = self._normalised()
             if self._clip is not None and not self._window.clipped:
@@ -346,14 +357,14 @@ class GradientAccumulator:
     def _normalised(self) -> dict[str, Any]:
         divisor = self.divisor()
         with np.errstate(all="ignore"):
-            found = {b.name: _divided(b.totals(), divisor, b.dtype) for b in self._buffers.all if b.count}
+            found = {b.name: divided(b.totals(), divisor, b.dtype) for b in self._buffers.all if b.count}
             factor = (
                 self._clip_factor(global_norm(found.values(), self.config.norm_type))[0]
                 if self._clips
                 else 1.0
             )
             if factor != 1.0:
-                found = {name: _multiplied(g, factor) for name, g in found.items()}
+                found = {name: multiplied(g, factor) for name, g in found.items()}
         return found
 
     @property
@@ -552,7 +563,7 @@ class GradientAccumulator:
                     {k: int(state["totals"][k]) for k in self._totals},
                 )
                 if set(saved) != set(known):
-                    raise UnknownNameError(_differing_names(set(saved), set(known)))
+                    raise UnknownNameError(differing_names(set(saved), set(known)))
                 if differing:
                     raise ArgumentError(
                         "load_state_dict: the saved window was made with another config: "
@@ -579,50 +590,3 @@ class GradientAccumulator:
             f"<GradientAccumulator, {len(self._buffers.all)} parameters, {window.micro_batches} of "
             f"{self.config.accumulation_steps} micro-batches, weight {window.weight:g}>"
         )
-
-
-def _config_of(options: dict[str, Any]) -> AccumulationConfig:
-    known = AccumulationConfig.__dataclass_fields__
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        raise ArgumentError(
-            f"GradientAccumulator has no option {', '.join(map(repr, unknown))}.\n"
-            f"  It has {', '.join(known)} and clip."
-        )
-    return AccumulationConfig(**options)
-
-
-def _unknown(unknown: list[str], known: list[str]) -> str:
-    return (
-        f"no parameter is registered as {_listed(unknown)}.  Nothing was added.\n"
-        f"  Registered: {_listed(known) if known else 'none; call register(name, shape) first'}."
-    )
-
-
-def _differing_names(saved: set[str], known: set[str]) -> str:
-    missing, surplus = sorted(known - saved), sorted(saved - known)
-    parts = ([f"it lacks {_listed(missing)}"] if missing else []) + (
-        [f"it has {_listed(surplus)} too"] if surplus else []
-    )
-    return f"load_state_dict: the saved names are not those registered here: {' and '.join(parts)}."
-
-
-def _listed(names: Iterable[str]) -> str:
-    shown = [repr(n) for n in names]
-    return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "")
-
-
-def _divided(total: Any, divisor: float, dtype: Any) -> Any:
-    if type(total) is SparseRows:
-        return total.mapped(np.divide(total.values, divisor, dtype=dtype))
-    return np.asarray(np.divide(total, divisor, dtype=dtype))
-
-
-def _multiplied(g: Any, factor: float) -> Any:
-    if type(g) is SparseRows:
-        return g.mapped(np.multiply(g.values, factor, dtype=g.dtype))
-    return np.multiply(g, factor, out=g) if g.shape else np.asarray(np.multiply(g, factor, dtype=g.dtype))
-
-
-def _copied(g: Any) -> Any:
-    return g if type(g) is SparseRows else g.copy()

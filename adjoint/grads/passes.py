@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from adjoint.core.sparse import SparseRows
 from adjoint.core.spread import ALONE, SHARED, pieces, scratch, spread, threads_for
 from adjoint.grads.norm import all_finite, chunks
 
-__all__ = ["add_all", "not_finite"]
+__all__ = ["add_all", "copied", "divided", "multiplied", "not_finite"]
 
 Array = ndarray[Any, Any]
 
 LEAST = 1 << 20  # elements that a thread must have: an addition of fewer is over before a helper is awake
-LONG = 1 << 22  # bytes of a piece that one pass goes over: there is no second one to find it in the cache
+LONG = 1 << 20  # elements of a piece that one pass goes over: no second one looks for it in the cache
 
 
 def not_finite(arrays: Sequence[Array]) -> list[int]:
@@ -31,7 +32,7 @@ def not_finite(arrays: Sequence[Array]) -> list[int]:
         if i not in found and not all_finite(a):
             found.add(i)
 
-    spread(look, [(i, piece) for i, a in enumerate(arrays) for piece in _cut(a, LONG)], threads)
+    spread(look, [(i, piece) for i, a in enumerate(arrays) for piece in _cut(a)], threads)
     return sorted(found)
 
 
@@ -39,7 +40,7 @@ def add_all(sums: Sequence[tuple[Array, Array, bool]], factor: float) -> None:
     """Add factor·gradient to each sum, in place: (sum, gradient, whether the sum is still empty)."""
     threads = threads_for(sum([g.size for _, g, _ in sums]), LEAST)
     # a product is made in a scratch array, which must not leave the cache before it is added
-    length = LONG if factor == 1.0 else ALONE if threads == 1 else SHARED
+    most = ALONE if threads == 1 else 2 * SHARED
     parts: list[tuple[Array, Array, bool]] = []
     for total, given, empty in sums:
         g = wide(given)
@@ -47,7 +48,7 @@ def add_all(sums: Sequence[tuple[Array, Array, bool]], factor: float) -> None:
             parts.append((total, g, empty))
         else:
             flat, grad = total.reshape(-1), g.reshape(-1)
-            cuts = pieces(flat.size, length // flat.itemsize)
+            cuts = pieces(flat.size, LONG if factor == 1.0 else most // flat.itemsize)
             parts += [(flat[s], grad[s], empty) for s in cuts]
 
     def add(part: tuple[Array, Array, bool]) -> None:
@@ -58,7 +59,7 @@ def add_all(sums: Sequence[tuple[Array, Array, bool]], factor: float) -> None:
             np.multiply(g, factor, out=total, dtype=total.dtype)
         elif factor == 1.0:
             np.add(total, g, out=total)
-        elif total.ndim == 1 and total.nbytes <= length:
+        elif total.ndim == 1 and total.nbytes <= most:
             product = scratch(total.size, total.dtype)
             np.multiply(g, factor, out=product, dtype=total.dtype)
             np.add(total, product, out=total)
@@ -74,8 +75,27 @@ def wide(g: Array) -> Array:
     return g if g.dtype.kind in "fc" else g.astype(np.float32)
 
 
-def _cut(a: Array, length: int) -> list[Array]:
+def _cut(a: Array) -> list[Array]:
     if not a.flags.c_contiguous:
         return [a]
     flat = a.reshape(-1)
-    return [flat[s] for s in pieces(flat.size, length // flat.itemsize)]
+    return [flat[s] for s in pieces(flat.size, LONG)]
+
+
+def divided(total: Any, divisor: float, dtype: Any) -> Any:
+    """Return a sum, dense or sparse, over a number, in new arrays."""
+    if type(total) is SparseRows:
+        return total.mapped(np.divide(total.values, divisor, dtype=dtype))
+    return np.asarray(np.divide(total, divisor, dtype=dtype))
+
+
+def multiplied(g: Any, factor: float) -> Any:
+    """Return a gradient times a number; a dense one is written to."""
+    if type(g) is SparseRows:
+        return g.mapped(np.multiply(g.values, factor, dtype=g.dtype))
+    return np.multiply(g, factor, out=g) if g.shape else np.asarray(np.multiply(g, factor, dtype=g.dtype))
+
+
+def copied(g: Any) -> Any:
+    """Return a gradient in an array of its own; rows and values are never written to."""
+    return g if type(g) is SparseRows else g.copy()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -167,3 +167,38 @@ class Listeners:
         """Call those who listen, in the order of registration."""
         for callback in self._lists[event.kind].snapshot():
             callback(event)
+
+
+def config_of(options: dict[str, Any]) -> AccumulationConfig:
+    """Return a config of options by name, or say which there are."""
+    known = AccumulationConfig.__dataclass_fields__
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise ArgumentError(
+            f"GradientAccumulator has no option {', '.join(map(repr, unknown))}.\n"
+            f"  It has {', '.join(known)} and clip."
+        )
+    return AccumulationConfig(**options)
+
+
+def unknown_names(unknown: list[str], known: list[str]) -> str:
+    """Say that names are not registered, and which are."""
+    return (
+        f"no parameter is registered as {listed(unknown)}.  Nothing was added.\n"
+        f"  Registered: {listed(known) if known else 'none; call register(name, shape) first'}."
+    )
+
+
+def differing_names(saved: set[str], known: set[str]) -> str:
+    """Say how saved names differ from those registered."""
+    missing, surplus = sorted(known - saved), sorted(saved - known)
+    parts = ([f"it lacks {listed(missing)}"] if missing else []) + (
+        [f"it has {listed(surplus)} too"] if surplus else []
+    )
+    return f"load_state_dict: the saved names are not those registered here: {' and '.join(parts)}."
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names for a message, not more than a dozen."""
+    shown = [repr(n) for n in names]
+    return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "")
