@@ -93,6 +93,11 @@ def _hits(
 
 def _max_spread(g: Any, x: Any, y: Any, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> Any:
     size, count = x.shape[-len(kernel) :], y.shape[-len(kernel) :]
+    if (
+        g.strides != y.strides
+    ):  # mixed orders of memory are 3 times as slow: one copy instead of many such passes
+        g, given = np.empty_like(y, dtype=g.dtype), g
+        g[...] = given
     hits, shared = _hits(x, y, kernel, stride, padding, dilation)
     share = g / np.maximum(shared, 1).astype(g.dtype) if shared.size and shared.max() > 1 else g
     image = blank(y, *y.shape[: -len(kernel)], *whole(size, padding)).astype(g.dtype, copy=False)
