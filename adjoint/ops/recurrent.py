@@ -200,7 +200,7 @@ def _lstm_sequence_rule(
     ]
 
 
-# With the coefficients k = (kᵢ, k_f, kᵤ, kₒ, r, f⁺) of a step, its inputs x and y, and the step before it:
+# With the coefficients k = (kₒ, kᵢ, k_f, kᵤ, r, f⁺) of a step, its inputs x and y, and the step before it:
 #     a = x + h⁻wᵀ,   c = y + f c⁻ + kᵢ aᵢ + k_f a_f + kᵤ aᵤ,   h = kₒ aₒ + r c
 # f⁺ is the f of the next step: r and f⁺ multiply what comes back to c, from h and from the next c.
 
@@ -209,18 +209,15 @@ def _lstm_slopes(parts: Any) -> Any:
     (parts,), dtype, given = _widened(parts)
     k = np.empty(parts.shape, dtype)
     o, i, _, u, _, t = (_part(parts, j) for j in range(6))
-    one = np.ones((), dtype)
-    i_and_f, first_two = parts[..., 1:3, :, :], k[..., :2, :, :]
-    np.subtract(one, i_and_f, first_two)
-    np.multiply(first_two, i_and_f, first_two)
-    np.multiply(first_two, parts[..., 3:5, :, :], first_two)  # i (1-i) u and f (1-f) c⁻
-    for slot, gate, value in ((2, i, u), (4, o, t)):  # i (1-u²) and o (1-t²)
+    one, gates, bend = np.ones((), dtype), parts[..., :3, :, :], k[..., :3, :, :]
+    np.subtract(one, gates, bend)
+    np.multiply(bend, gates, bend)
+    np.multiply(k[..., 1:3, :, :], parts[..., 3:5, :, :], k[..., 1:3, :, :])  # i (1-i) u and f (1-f) c⁻
+    np.multiply(_part(k, 0), t, _part(k, 0))  # o (1-o) t
+    for slot, gate, value in ((3, i, u), (4, o, t)):  # i (1-u²) and o (1-t²)
         square = np.multiply(value, value, _part(k, slot))
         np.subtract(one, square, square)
         np.multiply(square, gate, square)
-    last_gate = np.subtract(one, o, _part(k, 3))  # o (1-o) t
-    np.multiply(last_gate, o, last_gate)
-    np.multiply(last_gate, t, last_gate)
     k[..., :-1, 5, :, :] = parts[..., 1:, 2, :, :]
     k[..., -1:, 5, :, :] = 0
     return k.astype(given, copy=False)
@@ -228,7 +225,7 @@ def _lstm_slopes(parts: Any) -> Any:
 
 def _lstm_slopes_rule(xp: Any, g: Any, k: Any, parts: Any) -> Any:
     o, i, f, u, c, t = (_part(parts, j) for j in range(6))
-    gi, gf, gu, go, gr, gnext = (_part(g, j) for j in range(6))
+    go, gi, gf, gu, gr, gnext = (_part(g, j) for j in range(6))
     return xp.stack(
         go * t * (1 - 2 * o) + gr * (1 - t * t),
         gi * u * (1 - 2 * i) + gu * (1 - u * u),
@@ -262,8 +259,8 @@ def _lstm_push(x: Any, y: Any, k: Any, w: Any) -> Any:
             a_t += x_t
         if y_t is not None:
             c_t += y_t
-        c_t += (k_t[..., :3, :, :] * parts[..., :3, :, :]).sum(-3)
-        np.multiply(_part(k_t, 3), _part(parts, 3), h_t)
+        c_t += (k_t[..., 1:4, :, :] * parts[..., :3, :, :]).sum(-3)
+        np.multiply(_part(k_t, 0), _part(parts, 3), h_t)
         h_t += _part(k_t, 4) * c_t
         old = k_t, h_t, c_t
     return _narrowed(given, h, c, a)
@@ -275,24 +272,25 @@ def _lstm_pull(gh: Any, gc: Any, ga: Any, k: Any, w: Any) -> Any:
     lead, (length, _, batch, n) = k.shape[:-4], k.shape[-4:]
     d = np.empty((*lead, length, batch, 4 * n), dtype)
     back = np.empty((*lead, length + 1, 2, batch, n), dtype)  # e, and b⁺ beside it
-    back[..., -1, :, :, :] = 0
+    back[..., 1:, 0, :, :] = gh
+    back[..., -1, 1, :, :] = 0
     b, pair = back[..., :-1, 1, :, :], np.empty((*lead, 2, batch, n), dtype)
+    product = np.empty((*lead, batch, n), dtype)
     one_half, other_half = _part(pair, 0), _part(pair, 1)
     d_parts = _parts(d, 4)
     all_steps = zip(
-        *(_steps_or_none(g, length) for g in (gh, gc, ga)),
-        _steps(k[..., :3, :, :], -4), _steps(_part(k, 3)), _steps(k[..., 4:, :, :], -4),
+        _steps_or_none(gc, length), _steps_or_none(ga, length),
+        _steps(k[..., 1:4, :, :], -4), _steps(_part(k, 0)), _steps(k[..., 4:, :, :], -4),
         _steps(back[..., 1:, :, :, :], -4), _steps(back[..., 1:, 0, :, :]),
         _steps(b), _steps(b[..., None, :, :], -4),
         _steps(d), _steps(d_parts[..., :3, :, :], -4), _steps(_part(d_parts, 3)), strict=True,
     )  # fmt: skip
     add, multiply, times = np.add, np.multiply, _times(lead)
     d_next: Any = None
-    for gh_t, gc_t, ga_t, k_three, k_o, rf, eb, e, b_t, b_wide, d_t, three, o in reversed(list(all_steps)):
+    for gc_t, ga_t, k_three, k_o, rf, eb, e, b_t, b_wide, d_t, three, o in reversed(list(all_steps)):
         if d_next is not None:
-            times(d_next, w, e)
-        if gh_t is not None:
-            add(e, gh_t, e)
+            times(d_next, w, product)
+            add(e, product, e)
         multiply(rf, eb, pair)
         add(one_half, other_half, b_t)
         if gc_t is not None:
@@ -310,7 +308,7 @@ def _lstm_coefficients(xp: Any, gh: Any, d: Any, b: Any, h: Any, c: Any, a: Any,
     n = w.shape[-1]
     e = _plus(gh, xp.matmul(_after(xp, d), _over(w)))
     i, f, u, o = (_columns(a, j, n) for j in range(4))
-    return xp.stack(i * b, f * b, u * b, o * e, c * e, c * _after(xp, b), axis=-3)
+    return xp.stack(o * e, i * b, f * b, u * b, c * e, c * _after(xp, b), axis=-3)
 
 
 def _lstm_push_rule(
@@ -466,20 +464,20 @@ def _gru_pull(gh: Any, ga: Any, k: Any, w: Any) -> Any:
     lead, (length, _, batch, n) = k.shape[:-4], k.shape[-4:]
     d = np.empty((*lead, length, batch, 3 * n), dtype)
     e = np.empty((*lead, length, batch, n), dtype)
-    product, carried = np.zeros((*lead, batch, n), dtype), np.zeros((*lead, batch, n), dtype)
+    e[...] = gh
+    product, carried = np.empty((*lead, batch, n), dtype), np.empty((*lead, batch, n), dtype)
     all_steps = zip(
-        _steps_or_none(gh, length), _steps_or_none(ga, length),
+        _steps_or_none(ga, length),
         _steps(k[..., :3, :, :], -4), _steps(_part(k, 3)),
         _steps(d), _steps(_parts(d, 3), -4), _steps(e), _steps(e[..., None, :, :], -4), strict=True,
     )  # fmt: skip
     add, multiply, times = np.add, np.multiply, _times(lead)
     d_next: Any = None
-    for gh_t, ga_t, k_three, z, d_t, three, e_t, e_wide in reversed(list(all_steps)):
+    for ga_t, k_three, z, d_t, three, e_t, e_wide in reversed(list(all_steps)):
         if d_next is not None:
             times(d_next, w, product)
-        add(product, carried, e_t)
-        if gh_t is not None:
-            add(e_t, gh_t, e_t)
+            add(e_t, product, e_t)
+            add(e_t, carried, e_t)
         multiply(k_three, e_wide, three)
         if ga_t is not None:
             add(d_t, ga_t, d_t)

@@ -367,7 +367,7 @@ def _lstm_sequence(p: Any, w: Any, b: Any, h: Any, c: Any) -> list[Any]:
 def _lstm_slopes(parts: Any) -> Any:
     o, i, f, u, c, t = np.moveaxis(parts, 1, 0)
     following = np.concatenate([f[1:], 0 * f[:1]])
-    k = [i * (1 - i) * u, f * (1 - f) * c, i * (1 - u**2), o * (1 - o) * t, o * (1 - t**2), following]
+    k = [o * (1 - o) * t, i * (1 - i) * u, f * (1 - f) * c, i * (1 - u**2), o * (1 - t**2), following]
     return np.stack(k, 1)
 
 
@@ -381,8 +381,8 @@ def _lstm_push(x: Any, y: Any, k: Any, w: Any) -> list[Any]:
     for t in range(len(k)):
         a = _at(x, t) + h @ w.T
         i, g, u, o = np.split(a, 4, -1)
-        c = _at(y, t) + f * c + k[t, 0] * i + k[t, 1] * g + k[t, 2] * u
-        h = k[t, 3] * o + k[t, 4] * c
+        c = _at(y, t) + f * c + k[t, 1] * i + k[t, 2] * g + k[t, 3] * u
+        h = k[t, 0] * o + k[t, 4] * c
         f = k[t, 5]
         found.append((h, c, a))
     return [np.array(each) for each in zip(*found, strict=True)]
@@ -393,7 +393,7 @@ def _lstm_pull(gh: Any, gc: Any, ga: Any, k: Any, w: Any) -> list[Any]:
     for t in reversed(range(len(k))):
         e = _at(gh, t) + d @ w
         b = _at(gc, t) + k[t, 4] * e + k[t, 5] * b
-        d = _at(ga, t) + np.concatenate([k[t, 0] * b, k[t, 1] * b, k[t, 2] * b, k[t, 3] * e], -1)
+        d = _at(ga, t) + np.concatenate([k[t, 1] * b, k[t, 2] * b, k[t, 3] * b, k[t, 0] * e], -1)
         found.append((d, b))
     return [np.array(each[::-1]) for each in zip(*found, strict=True)]
 
