@@ -66,6 +66,18 @@ def checkpoint(
     tensor([0., 0.], dtype=float64)
     """
     as_function("checkpoint", f)
+    return _checkpoint(
+        f, args, kwargs, debug, _Generators.of(f, args, kwargs) if preserve_rng_state else None
+    )
+
+
+def _checkpoint(
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    debug: bool,
+    generators: _Generators | None,
+) -> Any:
     if not grad_mode.get():
         return f(*args, **kwargs)
     leaves, structure = tree.flatten((args, kwargs))
@@ -86,10 +98,7 @@ def checkpoint(
         results[:] = [[_TENSOR if isinstance(t, Tensor) else t for t in outputs], shape]  # and no record
         return tensors
 
-    # NumPy loads its generators when they are first named: before that there are none
-    draws = preserve_rng_state and "numpy.random" in sys.modules
-    options = _Options(name_of(f), debug, _Generators(f, args, kwargs) if draws else None)
-    found = iter(_run(flat, tensors, options))
+    found = iter(_run(flat, tensors, _Options(name_of(f), debug, generators)))
     outputs, shape = results
     return tree.unflatten(shape, [next(found) if t is _TENSOR else t for t in outputs])
 
@@ -122,11 +131,13 @@ def checkpoint_sequential(
             f"checkpoint_sequential: segments is from 1 to the number of layers, {len(chain)}, "
             f"but got {segments!r}."
         )
+    generators = _Generators.of(chain, x) if preserve_rng_state and count > 1 else None
     ends = [len(chain) * (i + 1) // count for i in range(count)]
     start = 0
     for end in ends[:-1]:
         segment = functools.partial(_in_turn, chain[start:end])
-        x = checkpoint(segment, x, preserve_rng_state=preserve_rng_state, debug=debug)
+        x = _checkpoint(segment, (x,), {}, debug, generators)
+        generators = generators and generators.following()
         start = end
     return _in_turn(chain[start:], x)
 
@@ -212,9 +223,22 @@ def _without_hooks() -> Iterator[None]:
 class _Generators:
     """The random generators that a function can reach, with their states at the first run."""
 
-    def __init__(self, *starts: Any) -> None:
-        self.owners = [_global_bits(), *_reachable_generators(starts)]
-        self.states = self._read()
+    def __init__(self, owners: list[Any], states: list[Any] | None = None) -> None:
+        self.owners = self.every = owners
+        self.states = self._read() if states is None else states
+        self.after: list[Any] | None = None
+
+    @classmethod
+    def of(cls, *starts: Any) -> _Generators | None:
+        """Find those that these values can reach; None if there can be none."""
+        # NumPy loads its generators when they are first named: before that there are none
+        if "numpy.random" not in sys.modules or not grad_mode.get():
+            return None
+        return cls([_global_bits(), *_reachable_generators(starts)])
+
+    def following(self) -> _Generators:
+        """Return the same for a run that follows at once: reading NumPy's global state takes 0.1 ms."""
+        return _Generators(self.every, self.after)
 
     def _read(self) -> list[Any]:
         return [_bits(g).state for g in self.owners]
@@ -225,7 +249,8 @@ class _Generators:
 
     def keep_used(self) -> None:
         """Forget those that the first run did not draw from: most functions draw from none."""
-        moved = [not _same(a, b) for a, b in zip(self.states, self._read(), strict=True)]
+        self.after = self._read()
+        moved = [not _same(a, b) for a, b in zip(self.states, self.after, strict=True)]
         self.owners = [g for g, m in zip(self.owners, moved, strict=True) if m]
         self.states = [s for s, m in zip(self.states, moved, strict=True) if m]
 
@@ -264,41 +289,75 @@ def _bits(owner: Any) -> Any:
     return (owner if isinstance(owner, np.random.Generator) else owner._numpy).bit_generator
 
 
-_OPAQUE = (Tensor, np.ndarray, np.generic, str, bytes, int, float, complex, type, types.ModuleType)
+_OPAQUE = (
+    type(None),
+    Tensor,
+    np.ndarray,
+    np.generic,
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    type,
+    types.ModuleType,
+)
 
 
 def _reachable_generators(starts: Iterable[Any], limit: int = 20_000) -> Iterator[Any]:
     """Look through containers, closures, globals that functions name, and attributes."""
-    sources = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
     stack = list(starts)
     seen: set[int] = set()
     while stack and len(seen) < limit:
         value = stack.pop()
-        if value is None or isinstance(value, _OPAQUE) or id(value) in seen:
+        of: Any = type(value)
+        kind = _kind(of)
+        if kind == "opaque" or id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, sources) or isinstance(getattr(value, "_numpy", None), np.random.Generator):
+        if kind == "source":
             yield value
         else:
-            stack.extend(_parts_of(value))
+            stack.extend(_parts_of(value, kind))
 
 
-def _parts_of(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
+@functools.lru_cache(maxsize=1024)
+def _kind(of: Any) -> str:
+    """Tell what values of a type are: a source of random numbers, or how to look into them."""
+    if issubclass(of, _OPAQUE):
+        return "opaque"
+    sources = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+    ours = of.__name__ == "Generator" and of.__module__ == "adjoint.random"  # loaded when first used
+    if ours or issubclass(of, sources):
+        return "source"
+    return next((kind for kind, types in _PARTS if issubclass(of, types)), "object")
+
+
+_PARTS = (
+    ("mapping", dict),
+    ("sequence", (list, tuple, set, frozenset)),
+    ("function", types.FunctionType),
+    ("method", types.MethodType),
+    ("partial", functools.partial),
+)
+
+
+def _parts_of(value: Any, kind: str) -> Iterable[Any]:
+    if kind == "object":
+        return getattr(value, "__dict__", {}).values()
+    if kind == "mapping":
         return value.values()
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if kind == "sequence":
         return value
-    if isinstance(value, types.FunctionType):
-        if value.__module__ is not None and value.__module__.partition(".")[0] in ("adjoint", "numpy"):
-            return [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
-        named = (value.__globals__.get(name) for name in value.__code__.co_names)
-        cells = (cell.cell_contents for cell in value.__closure__ or () if _filled(cell))
-        return [*named, *cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-    if isinstance(value, types.MethodType):
+    if kind == "method":
         return [value.__self__, value.__func__]
-    if isinstance(value, functools.partial):
+    if kind == "partial":
         return [value.func, *value.args, *value.keywords.values()]
-    return list(getattr(value, "__dict__", {}).values())
+    cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
+    if value.__module__ is not None and value.__module__.partition(".")[0] in ("adjoint", "numpy"):
+        return cells
+    named = (value.__globals__.get(name) for name in value.__code__.co_names)
+    return [*named, *cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
 
 
 def _filled(cell: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -274,8 +275,14 @@ def _deep() -> tuple[list[Any], Any]:
     return [lambda x, w=w: ad.tanh(x @ w) for w in layers], ad.tensor(_batch()[0])
 
 
-def adjoint_checkpointed() -> Step:
-    chain, x = _deep()
+def _deep_layers() -> tuple[list[Any], Any]:
+    rng = ad.random.default_rng(0)
+    chain = [ad.nn.Sequential(ad.nn.Linear(256, 256, rng=rng), ad.nn.ReLU()) for _ in range(50)]
+    return chain, rng.normal(size=(256, 256), dtype=np.float32)
+
+
+def adjoint_checkpointed(deep: Callable[[], tuple[list[Any], Any]] = _deep) -> Step:
+    chain, x = deep()
 
     def step() -> Any:
         y = (ad.checkpoint_sequential(chain, x) ** 2).mean()
@@ -285,8 +292,8 @@ def adjoint_checkpointed() -> Step:
     return step
 
 
-def adjoint_kept() -> Step:
-    chain, x = _deep()
+def adjoint_kept(deep: Callable[[], tuple[list[Any], Any]] = _deep) -> Step:
+    chain, x = deep()
 
     def step() -> Any:
         h = x
@@ -300,6 +307,15 @@ def adjoint_kept() -> Step:
 
 
 CASES = [
+    Case(
+        "50 layers of 256, 256 rows, relu, float32, checkpoint_sequential",
+        {
+            "adjoint": lambda: adjoint_checkpointed(_deep_layers),
+            "adjoint, all kept": lambda: adjoint_kept(_deep_layers),
+        },
+        targets={"adjoint, all kept": 1.5},
+        blas=True,
+    ),
     Case(
         "50 layers of 64, 256 rows, checkpoint_sequential",
         {"adjoint": adjoint_checkpointed, "adjoint, all kept": adjoint_kept},
