@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ import numpy as np
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, committing, wrap
 
-__all__ = ["Sink", "commit", "sink"]
+__all__ = ["Sink", "commit", "drop", "sink"]
 
 
 class Sink(Protocol):
@@ -50,6 +51,14 @@ def commit(gradients: dict[Tensor, Any]) -> None:
             for slot, before, _ in changes:
                 slot.grad = before
             raise
+
+
+def drop(tensors: Iterable[Tensor]) -> None:
+    """Drop the ``.grad`` of all of these tensors."""
+    with committing:
+        for t in tensors:
+            if t._extra is not None:
+                t._extra.grad = None
 
 
 def _sum(before: Tensor, new: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from adjoint import tree
 from adjoint.config import no_grad
 from adjoint.core.tensor import Tensor, asarray, differentiable, tensor, writable
 from adjoint.errors import AdjointError, ArgumentError, IndexingError, InputError, ShapeError
+from adjoint.grads.slots import drop
 
 __all__ = ["Module", "ModuleList", "Parameter", "Sequential", "functional_call"]
 
@@ -132,8 +133,7 @@ class Module:
 
     def zero_grad(self) -> None:
         """Drop the gradients of all parameters."""
-        for p in self.parameters():
-            p.grad = None
+        drop(self.parameters())
 
     def train(self, mode: bool = True) -> Module:
         """Switch dropout and batch statistics on or off, here and inside; return the module."""

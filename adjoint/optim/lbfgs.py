@@ -12,6 +12,7 @@ import numpy as np
 from adjoint.config import no_grad
 from adjoint.core.tensor import Tensor, writable
 from adjoint.errors import ArgumentError, InputError, NoGradientError, NonFiniteError
+from adjoint.grads.slots import drop
 from adjoint.optim.optimizer import check_range
 
 __all__ = ["LBFGS"]
@@ -71,8 +72,7 @@ class LBFGS:
 
     def zero_grad(self) -> None:
         """Drop the gradients of all parameters."""
-        for p in self.params:
-            p.grad = None
+        drop(self.params)
 
     def _flat(self) -> Any:
         return np.concatenate([np.asarray(p._data, float).reshape(-1) for p in self.params])

@@ -23,6 +23,7 @@ from adjoint.core.namespace import Namespace, raw
 from adjoint.core.spread import ALONE, SHARED, pieces, spread, threads_for
 from adjoint.core.tensor import Tensor, writable
 from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.grads.slots import drop
 
 __all__ = ["Hyper", "Optimizer", "State"]
 
@@ -150,8 +151,8 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         """Drop the gradients of all parameters."""
-        for p in self.params:
-            p.grad = None
+        for group in self.groups:
+            drop(group.params)
 
     def step(self) -> None:
         """Update every parameter that has a gradient."""
@@ -295,12 +296,13 @@ class Unit:
         flat = self.block.open()
         if self.grad is None:
             self.grad = np.empty_like(flat)
+        state = self._need_state(optimizer, flat, hyper)
+        if all(present) and len(set(self.steps)) == 1:  # as nearly always: all of it at once
+            np.concatenate(list(map(_dense, grads)), None, self.grad)
+            return [(flat, self.grad, state, {**hyper, "step": self.steps[0]})]
         for g, s in zip(grads, self.block.slices, strict=True):
             if g is not None:
                 self.grad[s] = _dense(g).reshape(-1)
-        state = self._need_state(optimizer, flat, hyper)
-        if all(present) and len(set(self.steps)) == 1:  # as nearly always: all of it at once
-            return [(flat, self.grad, state, {**hyper, "step": self.steps[0]})]
         return [
             (flat[span], self.grad[span], {k: v[span] for k, v in state.items()}, {**hyper, "step": step})
             for span, step in self._spans(present)
