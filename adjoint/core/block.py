@@ -54,15 +54,15 @@ class Block:
 
     def _exclusive(self) -> bool:
         """Tell whether nothing but the tensors and this block holds the memory."""
-        if exclusive_count() < 0:
-            return False
+        limit, count, views = exclusive_count(), sys.getrefcount, self.views
         # a view of a view has the flat array as its base: each one adds to the flat's count
-        views = self.views
-        if sys.getrefcount(self.flat) > len(views) + exclusive_count() - 1:
+        if limit < 0 or count(self.flat) > len(views) + limit - 1:
             return False
-        for i, t in enumerate(self.tensors):
-            if t._data is not views[i] or sys.getrefcount(views[i]) > exclusive_count():
+        i = 0
+        for t in self.tensors:
+            if t._data is not views[i] or count(views[i]) > limit:
                 return False
+            i += 1  # noqa: SIM113  enumerate costs more
         return True
 
     def pack(self, arrays: Sequence[Any], out: ndarray[Any, Any]) -> ndarray[Any, Any]:

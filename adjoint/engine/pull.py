@@ -51,7 +51,7 @@ class Invalid:
 
     def state(self) -> np.errstate:
         """The error state of a backward run."""
-        return np.errstate(divide="ignore", over="ignore", under="ignore", invalid="call", call=self)
+        return np.errstate(all="ignore", invalid="call", call=self)
 
 
 def pull(node: Node, g: Any, xp: Namespace, invalid: Invalid, needed: set[Any] | None) -> Any:

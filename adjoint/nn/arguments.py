@@ -23,10 +23,11 @@ def sizes(layer: str, low: int = 1, **given: Any) -> None:
 
 def floats(op: str, x: Any) -> Tensor:
     """Return an argument as a tensor of real floats; whole numbers become float64."""
-    x = asarray(x)
-    if x.dtype.kind == "c":
+    x = x if type(x) is Tensor else asarray(x)
+    kind = x._data.dtype.kind
+    if kind == "c":
         raise DTypeError(f"{op}: needs real numbers, but got {x.dtype}.")
-    return rec.astype(x, dtype=np.dtype(float)) if x.dtype.kind in "iub" else x
+    return rec.astype(x, dtype=np.dtype(float)) if kind in "iub" else x
 
 
 def classes(op: str, indices: Any, count: int, ignored: int | None = None) -> tuple[Tensor, Tensor | None]:

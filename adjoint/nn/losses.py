@@ -46,7 +46,7 @@ def _reduced(op: str, loss: Tensor, reduction: str, divisor: Any = None) -> Tens
 def _pair(op: str, prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
     """Return both as floats; of one shape, because a loss that broadcasts is nearly always a mistake."""
     x, t = floats(op, prediction), floats(op, target)
-    if x.shape != t.shape:
+    if x._data.shape != t._data.shape:
         raise ShapeError(
             f"{op}: the prediction has shape {x.shape} and the target {t.shape}; they must be equal.\n"
             "  Reshape one of them: broadcasting would compare every element with many."

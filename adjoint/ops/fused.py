@@ -113,10 +113,16 @@ def _linear_dw(xp: Any, g: Any, y: Any, x: Any, w: Any, b: Any) -> Any:
     return xp.matmul(xp.matrix_transpose(_flat(xp, g)), _flat(xp, x))
 
 
+def _linear_db(xp: Any, g: Any, y: Any, x: Any, w: Any, b: Any) -> Any:
+    if g.size == g.shape[-1]:  # one row
+        return xp.reshape(g, shape=g.shape[-1:])
+    return xp.sum(_flat(xp, g), axis=(-2,), keepdims=False)
+
+
 define("linear", _linear_arrays,
        lambda xp, g, y, x, w, b: _times(xp, g, w),
        _linear_dw,
-       lambda xp, g, y, x, w, b: xp.sum(_flat(xp, g), axis=(-2,), keepdims=False) if g.ndim > 1 else g,
+       _linear_db,
        saves="xw", reads=("w", "x", ""), kind="general", fused=_linear,
        jvp=lambda xp, t, y, x, w, b: _linear_jvp(xp, t, x, w),
        doc="x wᵀ + b: the layer of a network.")  # fmt: skip

@@ -10,8 +10,8 @@ several threads share (adjoint.core.spread).
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,7 +32,7 @@ State = dict[str, Any]
 Hyper = dict[str, Any]
 Update = tuple[Array, Array, State, Hyper]  # flat parameter, gradient and state of what is updated alike
 
-_grad = attrgetter("grad")
+_grad = operator.attrgetter("grad")
 
 SMALL = 16_384  # elements: parameters up to this size share one flat array
 LEAST = 262_144  # elements that a thread must have to be worth its call; half of it is a loss
@@ -290,7 +290,7 @@ class Unit:
         present = [g is not None for g in grads]
         if not any(present):
             return []
-        self.steps = [n + has for n, has in zip(self.steps, present, strict=True)]
+        self.steps = list(map(operator.add, self.steps, present))
         if self.block is None:
             return self._update_of_one(optimizer, grads[0], {**hyper, "step": self.steps[0]})
         flat = self.block.open()
@@ -298,7 +298,7 @@ class Unit:
             self.grad = np.empty_like(flat)
         state = self._need_state(optimizer, flat, hyper)
         if all(present) and len(set(self.steps)) == 1:  # as nearly always: all of it at once
-            np.concatenate(list(map(_dense, grads)), None, self.grad)
+            np.concatenate([g._data if type(g) is Tensor else _dense(g) for g in grads], None, self.grad)
             return [(flat, self.grad, state, {**hyper, "step": self.steps[0]})]
         for g, s in zip(grads, self.block.slices, strict=True):
             if g is not None:
