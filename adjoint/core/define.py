@@ -7,9 +7,10 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from adjoint.core import record
+from adjoint.core.eager import eager_of
 from adjoint.core.namespace import dyn, raw, rec
 from adjoint.core.op import KINDS, OPS, Op, Rule, names_read
+from adjoint.core.record import evaluate
 from adjoint.errors import ArgumentError
 
 __all__ = ["UFUNCS", "define"]
@@ -115,7 +116,7 @@ def define(
 
 def _dynamic(op: Op) -> Callable[..., Any]:
     def call(*args: Any, **params: Any) -> Any:
-        return record.evaluate(op, args, params)
+        return evaluate(op, args, params)
 
     return call
 
@@ -175,12 +176,7 @@ def _reads(
 
 
 def _named(op: Op, ufunc: Any) -> Callable[..., Any]:
-    if op.outputs > 1 or op.arity not in (1, 2) or (op.params and op.arity == 2):
-        eager = record.general(op)
-    elif op.arity == 1:
-        eager = record.parametric(op) if op.params else record.unary(op)
-    else:
-        eager = record.binary(op)
+    eager = eager_of(op)
     eager.__name__ = eager.__qualname__ = op.name
     eager.__module__ = "adjoint"
     eager.__doc__ = op.doc or _borrowed_doc(op.name, ufunc or op.forward)

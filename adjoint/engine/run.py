@@ -136,7 +136,7 @@ def differentiate(
     run = Run(xp, retain, on_ready)
     keys = None if targets is None else [key_of(t) for t in targets]
     noted = [key_of(t) for t in watched] if keys is None and watched else keys or ()
-    starts = [key_of(t) for t in roots]
+    starts = [t._node if type(t._node) is Node else t for t in roots]
     plan = make_plan(starts, keys, events=events, only=only, watched=noted, since=since)
     for k in noted:
         if not isinstance(k, Tensor):

@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 import numpy as np
+from numpy import ndarray
 
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, committing, wrap
@@ -41,9 +42,10 @@ def commit(gradients: dict[Tensor, Any]) -> None:
         for t in order:
             slot = t._extra or t._need_extra()
             before = slot.grad
-            new = as_gradient_tensor(gradients.pop(t))
+            g = gradients.pop(t)
+            new = wrap(g) if type(g) is ndarray else as_gradient_tensor(g)
             changes.append((slot, before, new if before is None else _sum(before, new)))
-            del new
+            del new, g
         try:
             for slot, _, g in changes:
                 slot.grad = g

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core import record
 from adjoint.core.define import define
+from adjoint.core.eager import eager_of
 from adjoint.core.namespace import rec
 from adjoint.core.op import OPS
 from adjoint.core.shapes import canonical_axis
@@ -107,7 +107,7 @@ define("split", _split_forward, _split_rule, kind="linear", params=("cuts", "axi
 def _with_outputs(name: str, count: int) -> Any:
     """Return the eager function of an op of the table, with another number of outputs."""
     op = dataclasses.replace(OPS[name], outputs=count)
-    op.eager = record.general(op)
+    op.eager = eager_of(op)
     return op.eager
 
 

@@ -1,0 +1,98 @@
+"""What went wrong in an op, in words: its name, the shapes, the line and the cure."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint.core.op import Op
+from adjoint.core.shapes import broadcast_shapes
+from adjoint.core.tensor import Tensor, differentiable
+from adjoint.errors import (
+    AdjointError,
+    AnomalyError,
+    ArgumentError,
+    DTypeError,
+    IndexingError,
+    ShapeError,
+)
+
+__all__ = ["check_finite", "describe", "explained", "user_line"]
+
+
+def user_line() -> str:
+    """Return "file:line" of the innermost frame outside adjoint."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("adjoint."):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def describe(op: Op, args: tuple[Any, ...]) -> str:
+    """Describe the arguments of an op: shape, dtype and the fraction that is finite."""
+    lines = []
+    for i, a in enumerate(args):
+        if type(a) is Tensor and type(a._data) is ndarray:
+            data = a._data
+            finite = f"{np.isfinite(data).mean():.1%} finite" if data.size else "empty"
+            lines.append(f"    {op.arg_name(i)}: shape {a.shape}, {a.dtype}, {finite}")
+        else:
+            lines.append(f"    {op.arg_name(i)}: {a!r}")
+    return "\n".join(lines)
+
+
+def check_finite(op: Op, args: tuple[Any, ...], outputs: tuple[Any, ...], phase: str) -> None:
+    """Raise, under detect_anomaly, if an output has a NaN or an infinity."""
+    for data in outputs:
+        if type(data) is ndarray and differentiable(data.dtype) and not np.isfinite(data).all():
+            what = "NaN" if np.isnan(data).any() else "inf"
+            raise AnomalyError(
+                f"{op.name!r} produced {what} in its {phase} pass: {data.size - np.isfinite(data).sum()} of "
+                f"{data.size} elements of shape {data.shape} are not finite.\n"
+                f"  Its inputs:\n{describe(op, args)}\n  Recorded at {user_line()}"
+            )
+
+
+_OURS = tuple(os.path.dirname(m.__file__ or "") for m in (np, sys.modules["adjoint"]))
+
+
+def _raised_by_user(error: Exception) -> bool:
+    """Tell whether an error arose in a file of neither NumPy nor adjoint: in an op's own forward."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and not trace.tb_frame.f_code.co_filename.startswith(_OURS)
+
+
+def explained(op: Op, args: tuple[Any, ...], params: dict[str, Any], error: Exception) -> Exception:
+    """Turn an error of NumPy into one that names the op, the shapes and the cure."""
+    if isinstance(error, AdjointError) or not isinstance(
+        error, (ValueError, TypeError, IndexError, OverflowError)
+    ):
+        return error  # not ours to explain: MemoryError, KeyboardInterrupt, FloatingPointError …
+    if _raised_by_user(error):
+        error.add_note(f"This happened in the forward of the op {op.name!r}.")
+        return error
+    shapes = [a.shape if isinstance(a, Tensor) else () for a in args]
+    dtypes = ", ".join(str(a.dtype) if isinstance(a, Tensor) else type(a).__name__ for a in args)
+    if op.kind == "elementwise":
+        try:
+            broadcast_shapes(op.name, *shapes)
+        except ShapeError as better:
+            return better
+    listed = " and ".join(map(str, shapes))
+    if isinstance(error, IndexError) and not isinstance(error, ValueError):  # an AxisError is both
+        return IndexingError(f"{op.name}: {error}")
+    if isinstance(error, TypeError):
+        return DTypeError(f"{op.name}: not defined for {dtypes} (shapes {listed}): {error}")
+    if isinstance(error, OverflowError):
+        return ArgumentError(f"{op.name}: a number does not fit the dtype {dtypes}: {error}")
+    if op.kind == "elementwise":  # the shapes do fit
+        return ArgumentError(
+            f"{op.name}: {error}\n  Its arguments are {dtypes}: make one of them a float, x.astype(float)."
+        )
+    return ShapeError(f"{op.name}: shapes {listed} do not fit: {error}")
