@@ -37,6 +37,7 @@ _WORTH_SPEEDUP = 1.25
 _BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 _shape = attrgetter("shape")
+_small: set[Any] = set()  # shapes that were found small: nearly every graph has shapes that were seen before
 
 
 def run_auto(plan: Plan, run: Run) -> None:
@@ -54,10 +55,14 @@ def _any_large(order: list[Node]) -> bool:
         # periodically are missed only if the period is a multiple of 35 or the graph is not many
         # periods long, and a lone large array is mostly missed; then one thread does it all.
         order = order[::5] + order[1::7]
+    if _small.issuperset(map(_shape, order)):
+        return False
     try:
-        for shape in set(map(_shape, order)):
+        for shape in set(map(_shape, order)) - _small:
             if prod(shape) >= _LARGE:
                 return True
+            if len(_small) < 10_000:
+                _small.add(shape)
     except TypeError:  # an op with several outputs has a tuple of shapes
         return True
     return False

@@ -31,11 +31,13 @@ OnLeafReady = Callable[[Tensor, Tensor], Any]
 
 def runner_for(workers: int | str | None) -> Callable[[Plan, Run], None]:
     """Choose what runs the plan: one thread, so many threads, or whatever pays."""
-    chosen = get_workers() if workers is None else check_workers(workers)
-    if chosen == 1:
-        return run_serial
+    chosen = get_workers() if workers is None else workers
     if chosen == "auto":
         return run_auto
+    if workers is not None:
+        check_workers(workers)
+    if chosen == 1:
+        return run_serial
     return partial(run_parallel, workers=int(chosen))
 
 
