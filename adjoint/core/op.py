@@ -52,13 +52,13 @@ class Op:
     blank: tuple[Any, ...] = field(init=False)
     differentiable: bool = field(init=False)
     saves_any: bool = field(init=False)
-    plain: bool = field(init=False)  # a rule per argument and one output
+    plain: bool = field(init=False)  # one output, and nothing that the engine must look after
     _split: dict[tuple[int, int], Split] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.unsaved = Spec(self.name, (), None)
         self.blank = (self.unsaved,) * (self.arity or 0)
-        self.plain = self.joint is None and self.outputs == 1 and self.name != "output"
+        self.plain = self.outputs == 1 and self.name != "output"
         self.saves_any = self.saves_out or any(self.saves_args)
         self.differentiable = self.joint is not None or any(r is not None for r in self.rules)
 

@@ -24,6 +24,7 @@ __all__ = [
     "modified",
     "narrowed",
     "pull",
+    "pull_joint",
     "release",
     "released",
     "saved_values",
@@ -72,7 +73,7 @@ def pull(node: Node, g: Any, xp: Namespace, invalid: Invalid, needed: set[Any] |
         if conjugate:
             g = xp.conj(g)
     if op.joint is not None:
-        return _pull_joint(node, g, xp, values, out, needed, conjugate)
+        return pull_joint(node, g, xp, values, out, needed, conjugate)
     params, rules = node.params, op.rules
     pulled: list[Any] = []
     for i, parent in enumerate(node.parents):
@@ -113,9 +114,10 @@ def fitted(
     return gp
 
 
-def _pull_joint(
-    node: Node, g: Any, xp: Namespace, values: Any, out: Any, needed: set[Any] | None, conjugate: bool
+def pull_joint(
+    node: Node, g: Any, xp: Namespace, values: Any, out: Any, needed: set[Any] | None, conjugate: bool = False
 ) -> list[Any]:
+    """Return what the joint rule of a node gives its parents, None where nothing is wanted or flows."""
     op = node.op
     parents = node.parents
     wanted = tuple(p is not None and (needed is None or p in needed) for p in parents)

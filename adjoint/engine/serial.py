@@ -15,6 +15,7 @@ from adjoint.engine.pull import (
     add_output,
     fitted,
     modified,
+    pull_joint,
     released,
 )
 from adjoint.engine.run import Run
@@ -30,7 +31,8 @@ def run_serial(plan: Plan, run: Run) -> None:
     xp = run.xp
     # Plain first-order backward of plain ops is what ``pull`` does, written out: a call and a
     # tuple per node would cost a third more.
-    plain = xp is raw and plan.needed is None and not plan.ready and not anomaly.is_on()
+    plain = xp is raw and not plan.ready and not anomaly.is_on()
+    needed, captured = plan.needed, run.captured
     grads, owned, wide, retain = run.grads, run.owned, run.wide, run.retain
     guarded = run.guarded
     accumulate, pop = np.add, grads.pop
@@ -42,7 +44,9 @@ def run_serial(plan: Plan, run: Run) -> None:
                 values = out = gp = None  # what the node before saved is not held meanwhile
                 _step(plan, run, invalid, node, g)
                 continue
-            if guarded and node in guarded:
+            if (guarded and node in guarded) or (
+                needed is not None and (node in captured or node not in needed)
+            ):
                 _step(plan, run, invalid, node, g)
                 continue
             dtype = node.dtype
@@ -61,11 +65,17 @@ def run_serial(plan: Plan, run: Run) -> None:
                         raise modified(node, t)
             if op.selects:
                 guarded.update(node.parents)
+            pulled = None if op.joint is None else pull_joint(node, g, xp, values, out, needed)
             count = 0 if params else len(values)  # a call with * costs as much as the rest of the call
             i = 0  # counting by hand: zip and enumerate cost three times as much
             for parent in node.parents:
-                if parent is not None:
-                    if count == 2:
+                if parent is not None and (needed is None or parent in needed):
+                    if pulled is not None:
+                        gp = pulled[i]
+                        if gp is None:
+                            i += 1
+                            continue
+                    elif count == 2:
                         gp = rules[i](xp, g, out, values[0], values[1])  # type: ignore[misc]
                     elif count == 1:
                         gp = rules[i](xp, g, out, values[0])  # type: ignore[misc]
@@ -88,7 +98,7 @@ def run_serial(plan: Plan, run: Run) -> None:
                     else:
                         add(xp, grads, owned, wide, parent, gp)
                         invalid.hit = False
-                i += 1  # noqa: SIM113
+                i += 1
             if not retain and op.saves_any:
                 node.args = None
                 node.out = None
