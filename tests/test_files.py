@@ -16,6 +16,7 @@ import pytest
 import adjoint as ad
 from adjoint.errors import FileError, InputError, MissingExtraError
 from adjoint.interop import files
+from adjoint.interop import replace as replacing
 
 safetensors = pytest.importorskip("safetensors.numpy")
 
@@ -314,9 +315,83 @@ def killed_while_saving(path: Path, times: int) -> set[int]:
         assert (state["w"] == state["n"]).all()
         assert (state["v"][0] == state["n"]).all()
         found.add(state["n"])
-    for left in path.parent.glob(f".{path.name}.*.tmp"):
-        left.unlink()
+    assert len(os.listdir(path.parent)) <= 2  # each save removed what the one before had left
+    ad.save(path, state)
+    assert os.listdir(path.parent) == [path.name]
     return found
+
+
+def in_the_middle_of_a_save(path, monkeypatch, what):
+    """Call ``what`` when a save has written its file and not yet renamed it."""
+    replace = os.replace
+
+    def interrupted(*args):
+        monkeypatch.setattr(os, "replace", replace)
+        what()
+        replace(*args)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    ad.save(path, {"n": 1})
+
+
+def test_two_saves_at_once_leave_each_other_alone(path, monkeypatch):
+    seen = []
+
+    def other():
+        ad.save(path, {"n": 2})
+        seen.append(ad.load(path))
+
+    in_the_middle_of_a_save(path, monkeypatch, other)
+    assert seen == [{"n": 2}]
+    assert ad.load(path) == {"n": 1}
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize("held", [["lock", "file", ".tmpXyZ"], ["lock"], []])
+@pytest.mark.parametrize("with_fcntl", [True, False])
+def test_what_was_left_behind_is_removed(path, monkeypatch, held, with_fcntl):
+    if not with_fcntl:  # as on Windows
+        monkeypatch.setattr(replacing, "fcntl", None)
+    left = path.with_name(f".{path.name}.{'0' * 16}.tmp")
+    left.mkdir()
+    for name in held:
+        (left / name).write_bytes(b"half")
+    others = [f".other.{'0' * 16}.tmp", f".{path.name}.mine.tmp", "notes.txt"]
+    for name in others:
+        path.with_name(name).touch()
+    ad.save(path, {"n": 1})
+    assert sorted(os.listdir(path.parent)) == sorted([path.name, *others])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows locks by keeping files open")
+def test_a_directory_that_is_taken_away_before_it_is_locked(path, monkeypatch):
+    import fcntl
+
+    lock, made = fcntl.flock, []
+
+    def late(descriptor, how):
+        if not made:
+            made.extend(path.parent.glob(".*.tmp"))
+            replacing._remove(made[0])
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    ad.save(path, {"n": 1})
+    assert len(made) == 1
+    assert ad.load(path) == {"n": 1}
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_file_system_without_locks(path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def fail(*_):
+        raise OSError("not supported")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    in_the_middle_of_a_save(path, monkeypatch, lambda: ad.save(path, {"n": 2}))
+    assert ad.load(path) == {"n": 1}
+    assert os.listdir(path.parent) == [path.name]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL")

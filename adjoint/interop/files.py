@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 from adjoint.core.sparse import SparseGradient, sparse_gradient
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import FileError, InputError, MissingExtraError
+from adjoint.interop.replace import replace_file
 
 __all__ = ["load", "save"]
 
@@ -30,7 +30,8 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
 
     The file is written beside its place, flushed to the disk, and put there by one rename: whoever
     looks, at any moment and after any crash, finds the old file or the new one, whole.  A process
-    that is killed meanwhile leaves a file ``.<name>.….tmp`` behind.
+    that is killed meanwhile leaves a directory ``.<name>.….tmp`` behind, which the next save of this
+    file removes.
 
     >>> import adjoint as ad, tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "state.safetensors"
@@ -42,37 +43,7 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
     structure = _encoded(state, "", tensors)
     metadata = {_KEY: json.dumps({"format": _FORMAT, "state": structure})}
     save_file = _safetensors("ad.save").save_file
-    _replace(Path(path), lambda beside: save_file(tensors, beside, metadata=metadata))
-
-
-def _replace(path: Path, write: Callable[[str], None]) -> None:
-    """Write a file beside ``path`` and rename it to there: atomic, and on the disk when this returns."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # as the umask has it
-    try:
-        mode = (path if path.exists() else beside).stat().st_mode
-        write(os.fspath(beside))
-        os.chmod(beside, mode & 0o777)
-        _sync(beside, os.O_RDWR)
-        os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Make the renames in a directory last; Windows has no such call and needs none."""
-    if os.name != "nt":
-        _sync(path, os.O_RDONLY)
-
-
-def _sync(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    replace_file(Path(path), lambda beside: save_file(tensors, beside, metadata=metadata))
 
 
 def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:

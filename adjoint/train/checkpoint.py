@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from adjoint.errors import ArgumentError, FileError
-from adjoint.interop.files import load, save, sync_directory
+from adjoint.interop.files import load, save
+from adjoint.interop.replace import sync_directory
 
 __all__ = ["Checkpoints"]
 
