@@ -135,6 +135,74 @@ def test_batches() -> None:
     np.testing.assert_allclose(whole(a).numpy(), 0.5 / np.sqrt(a))
 
 
+SOLVERS: dict[str, Callable[..., Any]] = {
+    "fixed_point": lambda step, x0: ad.fixed_point(step, x0),
+    "root": lambda step, x0: ad.root(lambda x: step(x) - x, x0),
+}
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("outer", [ad.jacrev, ad.jacfwd])
+@pytest.mark.parametrize("inner", [ad.jacrev, ad.jacfwd])
+def test_jacobians_of_jacobians(solver: str, outer: Any, inner: Any) -> None:
+    A, b = 0.3 * rng.standard_normal((2, 2)), rng.standard_normal((3, 2))
+    c = ad.tensor(0.5, requires_grad=True)
+
+    def implicit(b: Any) -> Any:
+        return SOLVERS[solver](lambda x: ad.tanh(A @ x + b), np.zeros(2))
+
+    def unrolled(b: Any) -> Any:
+        x = ad.zeros(2)
+        for _ in range(60):
+            x = ad.tanh(A @ x + b)
+        return x
+
+    def matrices(f: Callable[[Any], Any]) -> list[Any]:
+        (through_jacobian,) = ad.gradients((inner(lambda b: c * f(c * b))(b[0]) ** 2).sum(), [c])
+        return [outer(inner(f))(b[0]), ad.vmap(outer(inner(f)))(b), through_jacobian]
+
+    for found, expected in zip(matrices(implicit), matrices(unrolled), strict=True):
+        np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-10)
+
+
+@pytest.mark.parametrize("f", [heron, newton])
+def test_inside_vmap_outer_histories_are_kept_or_refused(f: Callable[[Any], Any]) -> None:
+    a = np.array([2.0, 3.0])
+    c = ad.tensor(2.0, requires_grad=True)
+    slopes = {
+        "the gradient that comes in": ad.vmap(ad.grad(lambda a: f(a) * c))(a),
+        "the tangent": ad.vmap(lambda a: ad.jvp(f, (a,), (c,))[1])(a),
+    }
+    for name, y in slopes.items():
+        (g,) = ad.gradients(y.sum() + c, [c])
+        np.testing.assert_allclose(g.item(), 1 + (0.5 / np.sqrt(a)).sum(), err_msg=name)
+    outside = r"inside ad\.vmap it cannot be differentiated from outside"
+    for inside in (f, ad.grad(f), lambda a: ad.jvp(f, (a,), (1.0,))[1]):
+        with pytest.raises(TransformError, match=outside):
+            ad.vmap(lambda a: inside(a * c))(a)  # noqa: B023
+    for transform in (ad.jacrev, ad.jacfwd, ad.hessian, lambda f: lambda a: ad.jvp(f, (a,), (a,))):
+        with pytest.raises(TransformError, match=outside):
+            transform(lambda a: ad.vmap(f)(a).sum())(a)
+
+
+def test_each_element_of_a_batch_converges_on_its_own() -> None:
+    average = lambda a, x0: ad.fixed_point(lambda x: 0.9 * x + 0.1 * a, x0)
+    a, x0 = np.array([1e-6, 1e12]), np.array([1.0, 1e12])  # beside 1e12 a change of 0.1 is small
+    alone = [average(*pair).item() for pair in zip(a, x0, strict=True)]
+    np.testing.assert_allclose(ad.vmap(average)(a, x0).numpy(), alone, rtol=1e-4)
+    starts = np.array([3.0, 0.0, -0.1])  # plain Newton diverges from the first; the second is there
+    np.testing.assert_allclose(ad.vmap(lambda x0: ad.root(ad.arctan, x0))(starts).numpy(), 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_many_unknowns_in_a_batch(solver: str) -> None:
+    n, a = 300, np.array([2.0, 3.0])
+    f = lambda a: SOLVERS[solver](lambda x: (x + a / x) / 2, np.ones(n)).sum()
+    value, slope = ad.vmap(ad.value_and_grad(f))(a)
+    np.testing.assert_allclose(value.numpy(), n * np.sqrt(a))
+    np.testing.assert_allclose(slope.numpy(), n * 0.5 / np.sqrt(a))
+
+
 def test_the_start_has_no_gradient_and_dtypes_stay() -> None:
     x0, a = ad.tensor(np.float32(1.0), requires_grad=True), ad.tensor(np.float32(2.0), requires_grad=True)
     for solve in (

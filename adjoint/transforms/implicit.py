@@ -13,7 +13,7 @@ backward is itself recorded, that linear equation for u is another root, and so 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,9 @@ from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.engine.run import key_of
 from adjoint.errors import ArgumentError, ConvergenceError, DTypeError, RuleError, ShapeError, TransformError
+from adjoint.ops.elementwise import sqrt
 from adjoint.ops.linalg import solve
+from adjoint.ops.piecewise import maximum, where
 from adjoint.transforms.batched import Batched
 from adjoint.transforms.calls import Rule, new_op
 from adjoint.transforms.checkpoint import captured_by, pull_record
@@ -77,7 +79,7 @@ def fixed_point(
             change = problem(x) - x
             x = x + change if damping == 1 else x + damping * change
             size = problem.size_of(step, change)
-            if size <= limit * max(1.0, _largest(x)):
+            if _all(_is_small(change, x, limit)):
                 break
         else:
             raise problem.failed(max_steps, f"the last step changed x by {size:g}")
@@ -108,8 +110,8 @@ def root(f: Callable[..., Any], x0: Any, *args: Any, tol: float | None = None, m
             if size == 0:
                 break
             direction = problem.newton_step(x, residual)
-            x, residual, moved = problem.line_search(x, direction, residual)
-            if moved <= limit * max(1.0, _largest(x)):
+            x, residual, moved = problem.line_search(x, direction, residual, limit)
+            if _all(_is_small(moved, x, limit)):
                 break
         else:
             raise problem.failed(max_steps, f"the largest residual is {_largest(residual):g}")
@@ -174,7 +176,7 @@ class _Problem:
     def newton_step(self, x: Tensor, residual: Tensor) -> Tensor:
         """Solve J d = -residual."""
         try:
-            if x.size <= DENSE:
+            if x.size <= DENSE or _is_lifted(residual):
                 return solve(jacfwd(self)(x), -residual)
             _, along = linearize(self, x)
             product = lambda d: along(wrap(d)).numpy()
@@ -185,25 +187,32 @@ class _Problem:
                 f"residual is {_largest(residual):g}.\n  Start elsewhere."
             ) from error
 
-    def line_search(self, x: Tensor, d: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, float]:
-        """Go along a direction, half as far while that makes the residual larger."""
-        size, scale = _length(residual), 1.0
+    def line_search(
+        self, x: Tensor, d: Tensor, residual: Tensor, limit: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Go along a direction, half as far while that makes the residual larger; in a batch each alone."""
+        size: Any = _length(residual)
+        scale: Any = 1.0
         for _ in range(30):
-            there = x + scale * d
+            step = scale * d
+            there = x + step
             with np.errstate(all="ignore"):
                 found = self(there)
-            if _length(found) < size or isinstance(x._data, Lifted):
+                good = _length(found) < size
+                if isinstance(good, Tensor):  # those that are there already cannot get better
+                    good = good | _is_small(step, there, limit)
+            if _all(good):
                 break
-            scale /= 2
-        return there, found, scale * _largest(d)
+            scale = where(good, scale, scale / 2) if isinstance(good, Tensor) else scale / 2
+        return there, found, step
 
     def solved(self, x: Tensor, equation: Vector) -> Any:
         """Return the solution as a tree, joined to what the equation depends on."""
         return self.packing.unpack(_joined(self.name, equation, x))
 
 
-def _held(t: Tensor) -> Any:
-    data: Any = t
+def _held(t: Any) -> Any:
+    data = t
     while isinstance(data, (Tensor, Batched)):
         data = data.value if isinstance(data, Batched) else data._data
     return data
@@ -215,8 +224,24 @@ def _largest(t: Tensor) -> float:
     return float(data.max()) if data.size else 0.0
 
 
-def _length(t: Tensor) -> float:
-    size = float(np.linalg.norm(_held(t)))
+def _is_small(step: Tensor, x: Tensor, limit: float) -> Any:
+    """Whether a step is small beside x or 1; inside ``vmap`` for each element on its own."""
+    if not step.size:
+        return True
+    if _is_lifted(step) or _is_lifted(x):
+        return abs(step).max() <= limit * maximum(1.0, abs(x).max())
+    return _largest(step) <= limit * max(1.0, _largest(x))
+
+
+def _all(condition: Any) -> bool:
+    return bool(np.all(_held(condition)))
+
+
+def _length(t: Tensor) -> Any:
+    """The norm; inside ``vmap`` a tensor, of each element on its own."""
+    if _is_lifted(t):
+        return sqrt((t * t).sum())
+    size = float(np.linalg.norm(t._data))
     return size if np.isfinite(size) else np.inf
 
 
@@ -229,12 +254,12 @@ def _joined(name: str, equation: Vector, x: Tensor) -> Tensor:
         return x
     since = next_seq()
     residual = equation(x)
+    if _has_outer_history(residual._data):
+        raise TransformError(
+            f"{name}: inside ad.vmap it cannot be differentiated from outside.\n"
+            f"  Solve for the whole batch at once, {name}(ad.vmap(f), x0), or map over the gradient."
+        )
     if residual._node is None:
-        if isinstance(residual._data, Batched) and _has_outer_history(residual._data):
-            raise TransformError(
-                f"{name}: inside ad.vmap it cannot be differentiated from outside.\n"
-                f"  Solve for the whole batch at once, {name}(ad.vmap(f), x0), or map over the gradient."
-            )
         return x
     captured = captured_by([residual], set(), since)
     op = new_op(_IMPLICIT, [not isinstance(key_of(t), Node) for t in captured], True, 1)
@@ -249,7 +274,12 @@ def _joined(name: str, equation: Vector, x: Tensor) -> Tensor:
 _IMPLICIT = Rule()
 
 
+def _is_lifted(t: Tensor) -> bool:
+    return isinstance(t._data, Lifted)
+
+
 def _has_outer_history(data: Any) -> bool:
+    """Whether values inside ``vmap`` depend on tensors outside of it that require grad."""
     while isinstance(data, Batched):
         data = data.value
         if isinstance(data, Tensor):
@@ -281,17 +311,23 @@ class _Solution:
         """Solve (∂F/∂x)ᵀ u = -g and pull u through F: the joint rule of the node."""
         x, seed = _as_tensor(out), _as_tensor(g)
         recording = xp is rec
-        with no_grad():
-            u = self._solve(x.detach() if recording else x, seed.detach() if recording else seed)
-        if recording:
+        if _is_lifted(x) or _is_lifted(seed):
+            # x was solved outside of the vmap that gives g, or both are in it: with ordinary ops the
+            # solution keeps whatever histories there are, at this level and at those around it
+            with nullcontext() if recording or _has_outer_history(seed._data) else no_grad():
+                u = self._solve(x, seed)
+        else:
+            with no_grad():
+                u = self._solve(x.detach(), seed.detach())
+            if recording:
 
-            def adjoint_equation(u: Tensor) -> Tensor:
-                with self._where_it_was_solved():
-                    _, pull = vjp(self.equation, x)
-                (product,) = pull(u)
-                return product + seed
+                def adjoint_equation(u: Tensor) -> Tensor:
+                    with self._where_it_was_solved():
+                        _, pull = vjp(self.equation, x)
+                    (product,) = pull(u)
+                    return product + seed
 
-            u = _joined(self.name, adjoint_equation, u)
+                u = _joined(self.name, adjoint_equation, u)
         since = next_seq()
         with enable_grad(), self._where_it_was_solved():
             residual = self.equation(x)
@@ -306,7 +342,7 @@ class _Solution:
 
     def _solve(self, x: Tensor, g: Tensor) -> Tensor:
         try:
-            if x.size <= DENSE or not isinstance(g._data, np.ndarray):
+            if x.size <= DENSE or _is_lifted(x) or _is_lifted(g):
                 with self._where_it_was_solved():
                     jacobian = jacrev(self.equation)(x)
                 return solve(rec.matrix_transpose(jacobian), -g)
