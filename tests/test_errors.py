@@ -112,7 +112,7 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
     "a huge number": (
         ValueError,
         lambda: x(2) + 10**400,
-        "add: a number does not fit the dtype int: int too large to convert to float",
+        "add: a number does not fit the dtype float64: int too large to convert to float",
     ),
     "a format for one number": (
         ValueError,

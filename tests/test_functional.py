@@ -439,3 +439,41 @@ def test_classes_may_be_mapped_over():
     w = values(5, 2)
     rows = ad.vmap(lambda i: F.embedding(i, w))(np.array([[0, 1], [4, 4]]))
     np.testing.assert_array_equal(rows.numpy(), w[[[0, 1], [4, 4]]])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("hidden", [np.nan, np.inf, -np.inf])
+def test_gelu_of_what_where_leaves_out_has_no_gradient(approximate, hidden, workers):
+    x = ad.tensor([hidden, 1.0], requires_grad=True)
+    with np.errstate(all="ignore"):
+        y = ad.where([False, True], F.gelu(x, approximate), 0.0)
+    y.sum().backward(workers=workers)
+    assert x.grad.numpy()[0] == 0
+    np.testing.assert_allclose(x.grad.numpy()[1], 1.083, atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [1e5, 1e13, 1e18])
+def test_the_slope_of_gelu_by_tanh_is_known_as_long_as_its_argument_has_a_square(size):
+    found = slopes(lambda x: F.gelu(x, "tanh"), np.array([size, -size], np.float32))
+    np.testing.assert_array_equal(found, [1, 0])
+
+
+@pytest.mark.parametrize("length", [4, 64])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_attention_in_half_precision_is_as_exact_as_its_numbers(dtype, length):
+    dtype = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    rng = np.random.default_rng(0)
+    given = [3 * rng.standard_normal((2, length, 8)) for _ in range(3)]
+    found = []
+    for kind in (dtype, np.float64):
+        tensors = [ad.tensor(a.astype(dtype).astype(kind), requires_grad=True) for a in given]
+        y = F.scaled_dot_product_attention(*tensors)
+        assert y.dtype == kind
+        (y.astype(np.float64) ** 2).sum().backward()
+        found.append(
+            [y.detach().astype(np.float64).numpy()] + [t.grad.astype(np.float64).numpy() for t in tensors]
+        )
+    for half, exact in zip(*found, strict=True):
+        error = np.abs(half - exact).max() / np.abs(exact).max()
+        assert error < (0.03 if dtype != np.float16 else 0.004)

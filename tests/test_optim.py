@@ -371,3 +371,25 @@ def test_plateau_takes_only_a_better_metric_for_better(mode: str, best: float) -
 def test_a_drawing_goes_from_the_lowest_to_the_highest() -> None:
     assert schedules.draw(lambda step: step - 3.0, 7, width=7) == "▁▂▃▄▆▇█"
     assert schedules.draw(schedules.constant(0.0), 3, width=3) == "▁▁▁"
+
+
+def test_gradients_of_other_shapes_are_refused_and_nothing_is_updated() -> None:
+    a, b = (ad.tensor(np.ones(n), requires_grad=True) for n in (2, 3))
+    optimizer = ad.optim.SGD([a, b], lr=1.0)
+    with pytest.raises(errors.ShapeError) as caught:
+        optimizer.apply({a: np.ones(3), b: np.ones(2)})
+    assert str(caught.value) == "SGD: the gradient of params[0] has shape (3,), but the parameter (2,)."
+    assert a.numpy().tolist() == [1, 1]
+    assert optimizer.step_count == 0
+
+
+@pytest.mark.parametrize("kind", [ad.optim.SGD, ad.optim.Adam])
+def test_an_optimiser_that_changes_the_formula_alone_uses_it(kind: Any) -> None:
+    class Frozen(kind):  # type: ignore[misc]
+        def apply_one(self, xp: Any, p: Any, g: Any, state: Any, hyper: Any) -> Any:
+            return p, state
+
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    (w * w).sum().backward()
+    Frozen([w], lr=0.5).step()
+    assert w.numpy().tolist() == [1, 2]

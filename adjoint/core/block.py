@@ -64,9 +64,3 @@ class Block:
                 return False
             i += 1  # noqa: SIM113  enumerate costs more
         return True
-
-    def pack(self, arrays: Sequence[Any], out: ndarray[Any, Any]) -> ndarray[Any, Any]:
-        """Copy one array per tensor into a flat array of the same layout."""
-        for a, s in zip(arrays, self.slices, strict=True):
-            out[s] = a.reshape(-1)
-        return out

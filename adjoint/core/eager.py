@@ -18,6 +18,7 @@ from adjoint.core.node import LEAF, Node, Spec, next_seq
 from adjoint.core.op import Op
 from adjoint.core.record import as_result, careful, make_node
 from adjoint.core.tensor import Tensor, differentiable
+from adjoint.errors import ArgumentError
 
 __all__ = ["eager_of"]
 
@@ -239,9 +240,9 @@ def _number(op: Op, value: Any, dtype: Any) -> Any:
         try:
             array = np.array(value, dtype)
         except OverflowError as error:
-            raise explained(op, (value,), NO_PARAMS, error) from None
+            raise ArgumentError(f"{op.name}: a number does not fit the dtype {dtype}: {error}") from None
         array.flags.writeable = False
-        if value and len(known) < 1000:  # 0 equals -0
+        if value and value == value and len(known) < 1000:  # 0 equals -0; a NaN is never found again
             known[value] = array
     return array
 

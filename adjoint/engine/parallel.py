@@ -280,6 +280,8 @@ class _Crew:
                     g = run.arrive(node, g)
             if node.op is PICK:
                 pulled = [(node, g)]
+                if node in run.guarded:
+                    run.guarded.add(node.parents[0])
             else:
                 pulled = run.pass_through(node, g, self.plan.needed, invalid)
         del g

@@ -73,7 +73,7 @@ def pull(node: Node, g: Any, xp: Namespace, invalid: Invalid, needed: set[Any] |
         if conjugate:
             g = xp.conj(g)
     if op.joint is not None:
-        return pull_joint(node, g, xp, values, out, needed, conjugate)
+        return pull_joint(node, g, xp, values, out, needed, invalid, conjugate)
     params, rules = node.params, op.rules
     pulled: list[Any] = []
     for i, parent in enumerate(node.parents):
@@ -115,7 +115,14 @@ def fitted(
 
 
 def pull_joint(
-    node: Node, g: Any, xp: Namespace, values: Any, out: Any, needed: set[Any] | None, conjugate: bool = False
+    node: Node,
+    g: Any,
+    xp: Namespace,
+    values: Any,
+    out: Any,
+    needed: set[Any] | None,
+    invalid: Invalid,
+    conjugate: bool = False,
 ) -> list[Any]:
     """Return what the joint rule of a node gives its parents, None where nothing is wanted or flows."""
     op = node.op
@@ -136,6 +143,8 @@ def pull_joint(
             continue
         if not hasattr(gp, "dtype"):
             raise _no_array(node, i, gp)
+        if op.kind == "elementwise" and (invalid.hit or (invalid.watch and _may_have_nan(gp))):
+            gp = _keep_zeros(op.kind, xp, _one_of(g, xp), gp)
         gp = xp.conj(gp) if conjugate else gp
         pulled.append(fit(node, i, gp, xp, parents[i]))
     return pulled
@@ -167,6 +176,17 @@ def _keep_zeros(kind: str, xp: Namespace, g: Any, gp: Any) -> Any:
     if kind != "elementwise" or getattr(gp, "shape", None) != g.shape:
         return gp
     return xp.where(xp.logical_and(xp.equal(g, 0), xp.isnan(gp)), 0, gp)
+
+
+def _one_of(g: Any, xp: Namespace) -> Any:
+    """Return one gradient that is zero only where those of all outputs are."""
+    if type(g) not in (tuple, list):
+        return g
+    given = [each for each in g if each is not None]
+    total = given[0]
+    for each in given[1:]:
+        total = xp.add(xp.abs(total), xp.abs(each))
+    return total
 
 
 def _has_nan(gp: Any) -> bool:

@@ -65,7 +65,7 @@ def run_serial(plan: Plan, run: Run) -> None:
                         raise modified(node, t)
             if op.selects:
                 guarded.update(node.parents)
-            pulled = None if op.joint is None else pull_joint(node, g, xp, values, out, needed)
+            pulled = None if op.joint is None else pull_joint(node, g, xp, values, out, needed, invalid)
             count = 0 if params else len(values)  # a call with * costs as much as the rest of the call
             i = 0  # counting by hand: zip and enumerate cost three times as much
             for parent in node.parents:
@@ -112,6 +112,8 @@ def _step(plan: Plan, run: Run, invalid: Invalid, node: Node, g: object) -> None
         g = run.arrive(node, g)
         if node.op is PICK:
             add_output(xp, grads, node, g)
+            if node in run.guarded:
+                run.guarded.add(node.parents[0])
         else:
             pulled = run.pass_through(node, g, plan.needed, invalid)
             for parent, gp in zip(node.parents, pulled, strict=True):

@@ -469,7 +469,8 @@ def scaled_dot_product_attention(
     if not dropout_p and k.shape[-2] > _MOST_WEIGHTS * q.shape[-1]:
         return rec.attention(q, k, v, mask, **how)[0]
     weights = rec.attention_weights(q, k, mask, **how)
-    return rec.matmul(dropout(weights, dropout_p, rng=rng) if dropout_p else weights, v)
+    y = rec.matmul(dropout(weights, dropout_p, rng=rng) if dropout_p else weights, v)
+    return y if y.dtype == dtype else rec.astype(y, dtype=dtype)  # a product of bfloat16 is float32
 
 
 def _aligned(a: Any, dtype: Any, ndim: int) -> Any:

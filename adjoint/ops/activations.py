@@ -118,13 +118,15 @@ def _gelu_block(x: Any, y: Any, gate: Any) -> None:
 
 
 def _gelu_slope_block(x: Any, y: Any, gate: Any, out: Any) -> None:
+    # σ' first: what is large is multiplied by the 0 that σ (1 - σ) is there before it overflows
     np.multiply(y, y, out=out)
     out *= 3 * _B
     out += _A
+    bend = 1 - gate
+    bend *= gate
+    out *= bend
     out *= y
-    out *= 1 - gate
-    out += 1
-    out *= gate
+    out += gate
     out *= x
 
 
@@ -139,7 +141,7 @@ def _gelu_rule(xp: Any, g: Any, out: Any, x: Any, wanted: Sequence[bool]) -> lis
 
 
 define("tanh_gelu", lambda x: tuple(_in_blocks(_gelu_block, 2, real_only(x))), joint=_gelu_rule, arity=1, outputs=2,
-       saves=("x", "out"), unread=(0,), kind="general", batch="leading",
+       saves=("x", "out"), unread=(0,), batch="leading",
        doc="x times the approximation of the normal distribution function by tanh; this gate itself.")  # fmt: skip
 # x σ (1 + y (1 - σ) w'(y)) with w' = a + 3 b y², polynomial in all three
 define("tanh_gelu_slope", lambda x, y, gate: _in_blocks(_gelu_slope_block, 1, x, y, gate)[0],

@@ -64,8 +64,9 @@ def _attention_weights(q: Any, k: Any, m: Any, scale: float, causal: bool) -> An
 
 def _attention(q: Any, k: Any, v: Any, m: Any, scale: float, causal: bool) -> tuple[Any, Any]:
     if q.dtype.itemsize == 2:
+        # the logarithm stays: half a digit less in it is half a digit less in every weight made from it
         o, log_total = _attention(wide(q), wide(k), wide(v), _wide(m), scale, causal)
-        return o.astype(q.dtype), log_total.astype(q.dtype)
+        return o.astype(q.dtype), log_total
     s, total, top, dead = _exponentials(q, k, m, scale, causal)
     o = _times(s, v, q)
     o /= total
@@ -76,6 +77,13 @@ def _attention(q: Any, k: Any, v: Any, m: Any, scale: float, causal: bool) -> tu
 
 def _wide(a: Any) -> Any:
     return a if type(a) is int else wide(a)
+
+
+def _as_float32(xp: Any, a: Any) -> Any:
+    """Half precision as float32; what is missing, and a boolean mask, stay."""
+    if a is None or type(a) is int or a.dtype.itemsize != 2:
+        return a
+    return xp.astype(a, dtype=np.dtype(np.float32))
 
 
 def _times(p: Any, v: Any, like: Any) -> Any:
@@ -120,6 +128,8 @@ def _attention_rule(
     """The same for dp = g vᵀ, where Σ dp p = Σ g o; dv = pᵀ g."""
     g, g_total = g
     o, log_total = out
+    if q.dtype.itemsize == 2:
+        g, o, q, k, v, m = (_as_float32(xp, a) for a in (g, o, q, k, v, m))
     s = _scores(xp, q, k, m, scale, causal)
     s -= log_total
     p = xp.exp(s)

@@ -47,6 +47,12 @@ class Optimizer:
 
     slots: ClassVar[tuple[str, ...]] = ()  # the arrays of state that each parameter has
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let an optimiser that changes the formula alone not inherit the fast form of another formula."""
+        super().__init_subclass__(**kwargs)
+        if "apply_one" in vars(cls) and "write_one" not in vars(cls):
+            cls.write_one = Optimizer.write_one  # type: ignore[method-assign]
+
     def __init__(self, params: Iterable[Any], **defaults: Any) -> None:
         self.defaults = {"maximize": False, **defaults}
         self.step_count = 0
@@ -159,7 +165,17 @@ class Optimizer:
         self._update(_grad)
 
     def apply(self, grads: Mapping[Any, Any]) -> None:
-        """Update from gradients keyed by parameter (or its id): a store, or a dict."""
+        """Update from gradients keyed by parameter (or its id): a store, or a dict.
+
+        A gradient of another shape than its parameter's is an error, and then nothing is updated.
+        """
+        for i, p in enumerate(self.params):
+            g = _found(grads, p)
+            if g is not None and np.shape(g) != p.shape:
+                raise ShapeError(
+                    f"{type(self).__name__}: the gradient of params[{i}] has shape {np.shape(g)}, "
+                    f"but the parameter {p.shape}."
+                )
         self._update(lambda p: _found(grads, p))
 
     def _update(self, gradient: Callable[[Tensor], Any]) -> None:
