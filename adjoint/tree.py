@@ -59,6 +59,7 @@ def register(
     if not isinstance(cls, type):
         raise InputError(f"tree.register: expected a class, but got {cls!r}.")
     _REGISTERED[cls] = (flatten, unflatten)
+    _LEAF_TYPES.clear()
 
 
 class Structure:
@@ -176,15 +177,23 @@ def _parts(value: Any) -> tuple[Any, list[Any], list[str], Any] | None:
     return None
 
 
+_LEAF_TYPES: set[type] = set()  # of NumPy and adjoint, found to be leaves: a third of the time of small trees
+
+
 def _flatten(value: Any, into: list[Any]) -> Structure:
     if value is None:
         return _NONE
+    if type(value) in _LEAF_TYPES:
+        into.append(value)
+        return _LEAF
     parts = _parts(value)
     if parts is not None:
         kind, children, names, rest = parts
         return Structure(kind, tuple(names), tuple([_flatten(c, into) for c in children]), rest)
     if isinstance(value, _STATIC_TYPES) or callable(value):
         return Structure(Structure.STATIC, rest=value)
+    if type(value).__module__.partition(".")[0] in ("adjoint", "builtins", "numpy"):  # those that stay
+        _LEAF_TYPES.add(type(value))
     into.append(value)
     return _LEAF
 

@@ -198,6 +198,8 @@ def test_the_gradients_of_a_micro_batch_share_a_weight():
     acc.accumulate("a", [1.0, 1.0], weight=3)
     with pytest.raises(ArgumentError, match="share its weight, 3, but 'b' came with 4"):
         acc.accumulate("b", [1.0, 1.0], weight=4)
+    with pytest.raises(UnknownNameError, match="no parameter is registered as 'c'"):  # whatever its weight
+        acc.accumulate("c", [1.0, 1.0], weight=4)
 
 
 @pytest.mark.parametrize("wrong", ["name", "shape", "dtype", "nan"])

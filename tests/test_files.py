@@ -182,6 +182,30 @@ def test_no_file(path):
         ad.load(path)
 
 
+def test_directories_are_named(path):
+    with pytest.raises(IsADirectoryError, match=f"this is a directory, not a file to write: '{path.parent}'"):
+        ad.save(path.parent, {})
+    with pytest.raises(IsADirectoryError, match=f"this is a directory, not a file: '{path.parent}'"):
+        ad.load(path.parent)
+    with pytest.raises(FileNotFoundError, match=f"there is no such directory to write in: '{path}'"):
+        ad.save(path / "below", {})
+    with pytest.raises(IsADirectoryError):
+        ad.save("", {})
+    assert os.listdir(path.parent) == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights on Windows")
+def test_a_link_stays_and_what_it_leads_to_is_replaced(path):
+    target = path.with_name("real") / "state"
+    target.parent.mkdir()
+    path.symlink_to(target)
+    for n in (1, 2):
+        ad.save(path, {"n": n})
+        assert path.is_symlink()
+        assert ad.load(target) == {"n": n}
+    assert os.listdir(target.parent) == ["state"]
+
+
 def header(state):
     return {"adjoint": json.dumps({"format": 1, "state": state})}
 

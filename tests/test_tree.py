@@ -112,3 +112,11 @@ def test_register_takes_subclasses() -> None:
     assert [p for p, _ in tree.paths(crate, "c")] == ["c.inside[0]", "c.inside[1]"]
     with pytest.raises(InputError, match="expected a class"):
         tree.register(3, None, None)  # type: ignore[arg-type]
+
+
+def test_register_holds_for_types_that_were_leaves() -> None:
+    cls = type("Late", (), {"__module__": "numpy.late"})  # of a module whose leaf types are remembered
+    value = cls()
+    assert tree.flatten([value])[0] == [value]
+    tree.register(cls, lambda _: ([("a", 1.0)], None), lambda _, __: value)
+    assert tree.flatten([value])[0] == [1.0]

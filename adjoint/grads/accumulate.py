@@ -177,6 +177,7 @@ class GradientAccumulator:
         """
         weight = checked_weight(weight)
         with self._lock:
+            buffers, arrays, plain = self._matched({name: grad})
             window = self._window
             again = not window.open or name in window.open
             if again:
@@ -188,7 +189,6 @@ class GradientAccumulator:
                     "accumulate: the gradients of a micro-batch share its weight, "
                     f"{window.open_weight:g}, but {name!r} came with {weight:g}."
                 )
-            buffers, arrays, plain = self._matched({name: grad})
             opened = {name} if again else window.open | {name}
             self._commit(buffers, arrays, weight, plain, joins=not again, single=True)
             window.open, window.open_weight = opened, weight

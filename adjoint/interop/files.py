@@ -6,6 +6,7 @@ JSON in its metadata.  Loading reads data and executes nothing.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -53,6 +54,8 @@ def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
     fresh model: what differs is listed in the error.
     """
     library = _safetensors("ad.load")
+    if os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, "this is a directory, not a file", os.fspath(path))
     try:
         with library.safe_open(os.fspath(path), framework="numpy") as file:
             metadata = file.metadata() or {}

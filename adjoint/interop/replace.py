@@ -8,6 +8,7 @@ left behind from what somebody else is just writing.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -28,6 +29,13 @@ FILE = "file"
 
 def replace_file(path: Path, write: Callable[[str], None]) -> None:
     """Write a file beside ``path`` and rename it to there: atomic, and on the disk when this returns."""
+    path = Path(os.path.realpath(path))  # a link stays, and what it leads to is replaced
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "this is a directory, not a file to write", os.fspath(path))
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            errno.ENOENT, "there is no such directory to write in", os.fspath(path.parent)
+        )
     _remove_left_over(path)
     with _directory_beside(path) as beside:
         fresh = beside / FILE

@@ -346,11 +346,11 @@ def _as_gradient(rule: Rule, i: int, found: Any, like: Any, recording: bool) -> 
     """Check what a user's rule returned for one argument; return it as the engine takes it."""
     if found is None:
         return None
-    name = rule.argument(i)
     if not isinstance(found, Tensor):
         if not isinstance(found, (np.ndarray, np.generic, int, float, complex)) or isinstance(found, bool):
             raise RuleError(
-                f"the backward of {rule.name} returned a {type(found).__name__} as the gradient of {name}.\n"
+                f"the backward of {rule.name} returned a {type(found).__name__} as the gradient of "
+                f"{rule.argument(i)}.\n"
                 "  Return a tensor of the argument's shape, or None for zero."
             )
         array = np.asarray(found)
@@ -358,20 +358,21 @@ def _as_gradient(rule: Rule, i: int, found: Any, like: Any, recording: bool) -> 
         found = wrap(array.astype(like.dtype) if plain_number else array.copy())
     if found.shape != like.shape:
         raise RuleError(
-            f"the backward of {rule.name} returned a gradient of shape {found.shape} for {name}, which has "
-            f"shape {like.shape}.\n  A gradient has the shape of its argument: sum over what was broadcast."
+            f"the backward of {rule.name} returned a gradient of shape {found.shape} for {rule.argument(i)}, "
+            f"which has shape {like.shape}.\n"
+            "  A gradient has the shape of its argument: sum over what was broadcast."
         )
     if found.dtype != like.dtype:
         raise RuleError(
-            f"the backward of {rule.name} returned a gradient of {found.dtype} for {name}, which is "
-            f"{like.dtype}.\n  A gradient has the dtype of its argument: use grad.astype(x.dtype)."
+            f"the backward of {rule.name} returned a gradient of {found.dtype} for {rule.argument(i)}, "
+            f"which is {like.dtype}.\n  A gradient has the dtype of its argument: use grad.astype(x.dtype)."
         )
     if not recording:
         return found._data
     if found._node is None and not _is_zero(found):
         raise RuleError(
-            f"the backward of {rule.name} returned a gradient of {name} that has no history, so it cannot be "
-            "differentiated again.\n"
+            f"the backward of {rule.name} returned a gradient of {rule.argument(i)} that has no history, so "
+            "it cannot be differentiated again.\n"
             "  Write the backward with ad functions of the gradient it is given, without numpy() or detach()."
         )
     return found
