@@ -1204,3 +1204,23 @@ def test_finite_by_products_is_exact(monkeypatch, dtype, size):
                 a[:] = rest
                 a[i] = value
                 assert not norm.all_finite(a)
+
+
+def test_an_optimiser_of_other_parameters_is_refused_and_the_window_stays():
+    w, other = (ad.tensor([1.0, 2.0], requires_grad=True) for _ in range(2))
+    acc = ad.GradientAccumulator([w], accumulation_steps=1)
+    with acc.micro_batch():
+        (w * w).sum().backward()
+    with pytest.raises(ad.errors.InputError, match="updates none of the accumulator's parameters"):
+        acc.apply(ad.optim.SGD([other], lr=0.5))
+    assert acc.apply(ad.optim.SGD([other, w], lr=0.5))  # some is enough, in any order
+    assert (w.tolist(), other.tolist()) == ([0.0, 0.0], [1.0, 2.0])
+
+
+def test_a_weight_is_a_number_and_the_steps_have_a_name():
+    acc = ad.GradientAccumulator(accumulation_steps=2)
+    acc.register("w", (1,))
+    with pytest.raises(ad.errors.ArgumentError, match="weight is a number, but got '3'"):
+        acc.step({"w": [1.0]}, weight="3")
+    with pytest.raises(ad.errors.InputError, match="accumulation_steps="):
+        ad.GradientAccumulator([], 4)

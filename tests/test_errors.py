@@ -32,6 +32,18 @@ def deep() -> list[Any]:
 
 
 MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
+    "gradients of many numbers": (
+        ValueError,
+        lambda: ad.gradients((w := x(3)) * 2, [w]),
+        """\
+        gradients() starts from one number, but this tensor has shape (3,).
+          Reduce it first (loss.mean().backward()), or pass grad_outputs= with shape (3,).""",
+    ),
+    "an index that is text": (
+        IndexError,
+        lambda: x(3)["a"],
+        "an index is made of whole numbers, slices and masks, but got 'a'.",
+    ),
     "backward from a complex number": (
         TypeError,
         lambda: ad.tensor(1.0 + 2.0j, requires_grad=True).backward(),

@@ -69,3 +69,9 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ops", "--markdown", "tanh"]) == 0 and capsys.readouterr().out.startswith("| op |")
     out = subprocess.run([sys.executable, "-m", "adjoint"], capture_output=True, text=True, check=True).stdout
     assert "finite difference" in out
+
+
+def test_the_command_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(["--version"])
+    assert done.value.code == 0 and capsys.readouterr().out.startswith("adjoint ")

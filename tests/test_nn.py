@@ -174,7 +174,7 @@ def test_initial_values_are_seeded() -> None:
         (lambda: nn.Dropout(1.5), "p must be from 0 to 1"),
         (lambda: nn.GroupNorm(2, 3), "2 groups do not divide 3"),
         (lambda: nn.TransformerEncoderLayer(4, 2, activation="tanh"), "activation is 'relu' or 'gelu'"),
-        (lambda: nn.LSTM(3, 2)(ad.ones((2, 3))), r"\(batch, length, 3\)"),
+        (lambda: nn.LSTM(3, 2)(ad.ones((2, 4))), r"\(batch, length, 3\)"),
         (lambda: nn.Sequential(3), "layer 0 is 3"),
         (lambda: nn.ModuleList([3]), "not int"),  # type: ignore[list-item]
         (lambda: nn.init.xavier_normal((3,)), "at least two axes"),
@@ -255,7 +255,7 @@ def test_batch_norm_takes_lists() -> None:
         (lambda: nn.MultiHeadAttention(8, 2)(ad.ones(8)), r"inputs are \(…, length, 8\), not \(8,\)."),
         (
             lambda: nn.LSTM(3, 5)(ad.ones((2, 6, 3)), (ad.ones((1, 2, 5)),)),
-            r"\(hidden, cell\), but has 1 parts",
+            r"\(hidden, cell\), but got 1 parts",
         ),
         (
             lambda: nn.GRU(3, 5)(ad.ones((2, 6, 3)), ad.ones((1, 3, 5))),
@@ -282,3 +282,37 @@ def test_a_hessian_with_respect_to_a_module_is_a_module_of_modules() -> None:
     model = nn.Linear(2, 1, rng=0)
     second = ad.hessian(lambda m: (m(ad.ones((3, 2))) ** 2).mean())(model)
     assert second.weight.bias.shape == (1, 2, 1) and "weight: Linear(2, 1)" in repr(second)
+
+
+# Modules of gradients ----------------------------------------------------------------------------
+
+
+class TwoBiases(nn.Module):
+    def __init__(self) -> None:
+        self.a, self.b = nn.Parameter([1.0, 2.0]), nn.Parameter([3.0, 4.0])
+
+    def forward(self) -> ad.Tensor:
+        return ((self.a + self.b) ** 2).sum()
+
+
+def test_parameters_with_one_gradient_keep_their_places() -> None:
+    model = TwoBiases()
+    grads = ad.grad(lambda m: m())(model)
+    assert [name for name, _ in grads.named_parameters()] == ["a", "b"]
+    assert grads.a is not grads.b and grads.a.tolist() == grads.b.tolist() == [8.0, 12.0]
+    stepped = ad.tree.map(lambda p, g: p - 0.5 * g, model, grads)
+    assert (stepped.a.tolist(), stepped.b.tolist()) == ([-3.0, -4.0], [-1.0, -2.0])
+    (grads.a.sum() + 2 * grads.b.sum()).backward()  # both still belong to the graph
+    assert model.a.grad is not None and model.a.grad.tolist() == [6.0, 6.0]
+    assert ad.hvp(lambda m: m(), model, model).b.tolist() == [8.0, 12.0]
+
+
+def test_a_leaf_that_is_given_twice_ties_parameters() -> None:
+    w = ad.tensor([1.0, 1.0], requires_grad=True)
+    nn.functional_call(TwoBiases(), {"a": w, "b": w}).backward()
+    assert w.grad is not None and w.grad.tolist() == [8.0, 8.0]
+
+
+def test_the_module_of_an_error_is_named_without_an_article() -> None:
+    with pytest.raises(errors.IndexingError, match=r"\n  In the module Embedding\.$"):
+        nn.Embedding(3, 2)([3])

@@ -253,3 +253,49 @@ def test_complex_numbers_are_refused(name):
     states = (h, h) if name == "lstm_sequence" else (h,)
     with pytest.raises(ad.errors.DTypeError, match="real numbers"):
         getattr(rec, name)(p, ad.ones((gates, 2)), 0, *states)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_the_layouts_of_a_sequence_agree(kind, layers):
+    rng = np.random.default_rng(0)
+    first = kind(3, 4, layers, rng=0, dtype=float)
+    second = kind(3, 4, layers, batch_first=False, rng=0, dtype=float)
+    x = rng.standard_normal((2, 5, 3))
+    parts = 2 if kind is nn.LSTM else 1
+    states = [rng.standard_normal((layers, 2, 4)) for _ in range(parts)]
+    of = lambda found: tuple(found) if parts == 2 else found[0]
+    for given in (None, of(states)):
+        out, last = first(x, given)
+        swapped_out, swapped_last = second(np.swapaxes(x, 0, 1), given)
+        close(out, swapped(swapped_out))
+        close(last, swapped_last)
+        for i in range(2):
+            one = None if given is None else of([s[:, i] for s in states])
+            single, single_last = first(x[i], one)
+            assert single.shape == (5, 4)
+            close(single, out[i])
+            close(single_last, of([s[:, i] for s in (last if parts == 2 else [last])]))
+    close(ad.vmap(lambda s: first(s)[0])(x), first(x)[0])
+    assert first(x[0, :0])[0].shape == (0, 4)
+    assert "batch_first=False" in repr(second)
+
+
+def test_layouts_and_states_that_do_not_fit_are_named():
+    x = np.ones((5, 2, 3))
+    for mistake, text in [
+        (
+            lambda: nn.LSTM(3, 4)(np.ones((1, 5, 2, 3))),
+            r"\(batch, length, 3\), or of one sequence \(length, 3\)",
+        ),
+        (lambda: nn.GRU(3, 4, batch_first=False)(np.ones((5, 2, 2))), r"the input is \(length, batch, 3\)"),
+        (lambda: nn.LSTM(3, 4)(x, ad.ones((1, 5, 4))), r"\(hidden, cell\), but got a Tensor"),
+        (
+            lambda: nn.GRU(3, 4)(x, (ad.ones((1, 5, 4)), ad.ones((1, 5, 4)))),
+            "a state is a tensor, but got a tuple",
+        ),
+        (lambda: nn.GRU(3, 4)(x[0], ad.ones((1, 2, 4))), r"a state is \(layers, hidden\), here \(1, 4\)"),
+        (lambda: nn.GRU(3, 4, batch_first=2), "batch_first is True or False, but got 2"),
+    ]:
+        with pytest.raises(ad.errors.AdjointError, match=text):
+            mistake()

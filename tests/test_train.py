@@ -371,3 +371,42 @@ def test_evaluation_leaves_each_module_in_its_mode() -> None:
     assert trainer.predict(X[:0]).shape == (0, *trainer.predict(X[:1]).shape[1:])
     assert model.training
     assert not inner.training
+
+
+def test_mistakes_are_told_before_or_at_the_first_step() -> None:
+    model = model_of()
+    with pytest.raises(errors.InputError, match="metrics is a dictionary of functions by name, not a list"):
+        trainer_of(model, metrics=[nn.functional.l1_loss])
+    vector = train.Trainer(model, lambda p, t: (p - t) ** 2, optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(errors.ShapeError, match=r"the loss is one number, but has shape \(50, 1\)"):
+        vector.fit([(X, Y)])
+    with pytest.raises(errors.InputError, match=r"Adam\(model\.parameters\(\)\)"):
+        optim.Adam(model)
+    with pytest.raises(errors.InputError, match=r"dict\(named_parameters\(\)\)"):
+        optim.Adam(list(model.named_parameters()))
+    with pytest.raises(errors.InputError, match=r"Save its state_dict\(\)"):
+        ad.save("never.safetensors", model)
+
+
+def test_checkpoints_need_their_library_from_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(errors.MissingExtraError, match="writing checkpoints needs safetensors"):
+        trainer_of(model_of(), directory=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "term", [lambda model, p, t: p.sum(), lambda model, p: p.sum(), lambda p, model: p.sum()]
+)
+def test_a_term_that_would_get_its_model_elsewhere_is_refused(term: Any) -> None:
+    with pytest.raises(errors.InputError, match=r"\(prediction, target, model\), not \(.*model"):
+        train.compose({"fit": nn.functional.mse_loss, "term": term})
+
+
+def test_an_error_inside_a_term_names_it() -> None:
+    loss = train.compose({"small": lambda prediction: (prediction**2).mean()})
+    model = model_of()
+    with pytest.raises(TypeError) as info:
+        loss(model(X), Y, model)
+    assert info.value.__notes__ == ["In the term 'small' of a composed loss, called with (model)."]

@@ -42,12 +42,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="adjoint", description="Automatic differentiation for NumPy programs."
     )
+    parser.add_argument("--version", action="version", version=f"adjoint {adjoint.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
     commands.add_parser("look", help="a small program, its gradient and the check (the default)")
     shown = commands.add_parser("demo", help="train a classifier of handwritten digits")
     shown.add_argument("--json", action="store_true", help="print one JSON object and no progress")
     shown.add_argument("--picture", default="curve.png", help="where the curve goes (curve.png)")
-    shown.add_argument("--epochs", type=int, default=EPOCHS)
+    shown.add_argument("--epochs", type=int, default=EPOCHS, help=f"how long to train ({EPOCHS})")
     ops = commands.add_parser("ops", help="print the table of ops")
     ops.add_argument("--markdown", action="store_true", help="as docs/ops.md")
     ops.add_argument("names", nargs="*", help="only ops whose names contain one of these")

@@ -91,7 +91,10 @@ class GradientAccumulator:
                 f"GradientAccumulator: give a config or options, not both: {', '.join(sorted(options))}."
             )
         if config is not None and not isinstance(config, AccumulationConfig):
-            raise InputError(f"config is an AccumulationConfig, but got {type(config).__name__}.")
+            raise InputError(
+                f"config is an AccumulationConfig, but got {type(config).__name__}.\n"
+                "  The number of micro-batches is accumulation_steps=…."
+            )
         if clip is not None and not callable(clip):
             raise InputError(f"clip is a function of gradients, but got {type(clip).__name__}.")
         self.config = config_of(options) if config is None else config

@@ -49,8 +49,11 @@ def _one(dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     return one
 
 
-def seed_of(root: Any, gradient: Any, name: str = "backward()") -> Any:
-    """Check the root of a backward and return the gradient it starts with."""
+def seed_of(root: Any, gradient: Any, name: str = "backward()", argument: str = "gradient=") -> Any:
+    """Check the root of a backward and return the gradient it starts with.
+
+    ``name`` is the function and ``argument`` its parameter, for messages.
+    """
     if not isinstance(root, Tensor):
         raise InputError(f"{name} starts from a tensor, but got {type(root).__name__}.")
     if root._node is None:
@@ -65,13 +68,12 @@ def seed_of(root: Any, gradient: Any, name: str = "backward()") -> Any:
         if data.shape and data.size != 1:
             raise ShapeError(
                 f"{name} starts from one number, but this tensor has shape {root.shape}.\n"
-                "  Reduce it first (loss.mean().backward()), or pass gradient= with shape "
-                f"{root.shape}."
+                f"  Reduce it first (loss.mean().backward()), or pass {argument} with shape {root.shape}."
             )
         if data.dtype.kind == "c":
             raise DTypeError(
                 f"{name} starts from a real number, but this tensor is {root.dtype}.\n"
-                "  Differentiate its real part (z.real.backward()) or abs(z), or pass gradient=."
+                f"  Differentiate its real part (z.real.backward()) or abs(z), or pass {argument}."
             )
         return wrap(np.ones(data.shape, data.dtype) if data.shape else _one(data.dtype))
     exact = isinstance(gradient, (Tensor, np.ndarray))
@@ -81,11 +83,11 @@ def seed_of(root: Any, gradient: Any, name: str = "backward()") -> Any:
         seed = tensor(gradient) if exact else tensor(gradient, dtype=root.dtype)
     if seed.shape != root.shape:
         raise ShapeError(
-            f"{name}: gradient= must have the shape of the tensor, {root.shape}, but has {seed.shape}."
+            f"{name}: {argument} must have the shape of the tensor, {root.shape}, but has {seed.shape}."
         )
     if seed.dtype != root.dtype:
         raise DTypeError(
-            f"{name}: gradient= must have the dtype of the tensor, {root.dtype}, but has {seed.dtype}."
+            f"{name}: {argument} must have the dtype of the tensor, {root.dtype}, but has {seed.dtype}."
         )
     return seed
 
@@ -290,7 +292,7 @@ def gradients(
         given = [given]
     if len(given) != len(roots):
         raise ShapeError(f"gradients: {len(roots)} outputs need {len(roots)} grad_outputs, got {len(given)}.")
-    seeds = [seed_of(r, g, "gradients()") for r, g in zip(roots, given, strict=True)]
+    seeds = [seed_of(r, g, "gradients()", "grad_outputs=") for r, g in zip(roots, given, strict=True)]
     for i, t in enumerate(targets):
         if t._node is None and not allow_unused:
             raise NoGradientError(

@@ -319,6 +319,8 @@ class GradientBuffer:
 def checked_weight(weight: Any) -> float:
     """Return a weight as a float; it is finite and not negative."""
     try:
+        if isinstance(weight, (str, bytes)):
+            raise TypeError
         value = float(weight)
     except (TypeError, ValueError):
         raise ArgumentError(f"weight is a number, but got {weight!r}.") from None

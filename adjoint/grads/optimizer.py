@@ -45,6 +45,7 @@ def hand_to_optimizer(optimizer: Any, params: Mapping[str, Tensor], grads: dict[
                 "apply: this optimiser reads the .grad of its parameters, but the accumulator has none.\n"
                 "  Make it with the parameters, GradientAccumulator(params); or take gradients() by name."
             )
+        _refuse_strangers(optimizer, params)
         before = {name: t.grad for name, t in params.items()}
         try:
             for name, t in params.items():
@@ -62,6 +63,22 @@ def hand_to_optimizer(optimizer: Any, params: Mapping[str, Tensor], grads: dict[
     else:
         raise InputError(
             f"apply: a {type(optimizer).__name__} is no optimiser: it has no step() and no apply(gradients)."
+        )
+
+
+def _refuse_strangers(optimizer: Any, params: Mapping[str, Tensor]) -> None:
+    """Raise if an optimiser that tells its parameters has none of these: their gradients would be lost."""
+    try:
+        updated = parameters_of(optimizer)
+    except (InputError, TypeError, KeyError):  # it does not tell, or not in a form known here
+        return
+    if not updated or updated[0] is next(iter(params.values())):  # as nearly always
+        return
+    known = set(map(id, params.values()))
+    if known.isdisjoint(map(id, updated)):
+        raise InputError(
+            "apply: the optimiser updates none of the accumulator's parameters, so their gradients would be "
+            "lost.\n  Make both from the same tensors: params = list(model.parameters())."
         )
 
 

@@ -43,7 +43,7 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
     tensors: dict[str, Any] = {}
     structure = _encoded(state, "", tensors)
     metadata = {_KEY: json.dumps({"format": _FORMAT, "state": structure})}
-    save_file = _safetensors("ad.save").save_file
+    save_file = need_safetensors("ad.save").save_file
     replace_file(Path(path), lambda beside: save_file(tensors, beside, metadata=metadata))
 
 
@@ -53,7 +53,7 @@ def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
     ``like`` is a state whose structure, shapes and dtypes the file must have, for example that of a
     fresh model: what differs is listed in the error.
     """
-    library = _safetensors("ad.load")
+    library = need_safetensors("ad.load")
     if os.path.isdir(path):
         raise IsADirectoryError(errno.EISDIR, "this is a directory, not a file", os.fspath(path))
     try:
@@ -89,7 +89,8 @@ def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
     return state
 
 
-def _safetensors(what: str) -> Any:
+def need_safetensors(what: str) -> Any:
+    """Return the library, or raise an error that says how to install it for ``what``."""
     try:
         import safetensors
         import safetensors.numpy
@@ -134,6 +135,7 @@ def _encoded(value: Any, where: str, tensors: dict[str, Any]) -> Any:
     raise InputError(
         f"ad.save: {where or 'the state'} is a {type(value).__name__}, which is no array, number, string, "
         "list, tuple or dictionary."
+        + ("\n  Save its state_dict()." if callable(getattr(value, "state_dict", None)) else "")
     )
 
 

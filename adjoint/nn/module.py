@@ -271,9 +271,9 @@ def _add_path(error: AdjointError, module: Module) -> None:
         name = next((n for n, m in module.named_modules() if m is inner[0]), "")
         path = ".".join(part for part in (name, inner[1]) if part)
     plain = getattr(error, "_plain", error.args[0] if error.args else "")
-    head = f"{type(module).__name__} module" + (f", at {path!r}" if path else "")
+    head = f"the module {type(module).__name__}" + (f", at {path!r}" if path else "")
     error._module, error._plain = (module, path), plain  # type: ignore[attr-defined]
-    error.args = (f"{plain}\n  In a {head}.", *error.args[1:])
+    error.args = (f"{plain}\n  In {head}.", *error.args[1:])
 
 
 def _item(owner: Any, index: Any) -> Any:
@@ -355,8 +355,18 @@ def _take_apart(module: Module) -> tuple[list[tuple[str, Any]], Module]:
 
 
 def _put_together(module: Module, values: Sequence[Any]) -> Module:
-    """Return a copy of ``module`` with other values in place of its parameters."""
-    replaced = dict(zip((id(p) for _, p in module.named_parameters()), values, strict=True))
+    """Return a copy of ``module`` with other values in place of its parameters.
+
+    A value that comes twice, such as the one gradient of two biases that are added, is copied: as one
+    object it would be one parameter, and the copy would have another structure than ``module``.  A
+    leaf that requires grad stays itself: whoever gives it twice ties two parameters.
+    """
+    distinct, seen = [], set()
+    for v in values:
+        again = id(v) in seen and isinstance(v, Tensor) and not (v.is_leaf and v.requires_grad)
+        distinct.append(v.clone() if again else v)
+        seen.add(id(v))
+    replaced = dict(zip((id(p) for _, p in module.named_parameters()), distinct, strict=True))
     copies: dict[int, Module] = {}
     for _, m in reversed(list(module.named_modules())):
         copy = object.__new__(type(m))

@@ -107,6 +107,8 @@ def _key_item(k: Any) -> Any:
         if whole.step == 0:
             raise IndexingError(f"a slice cannot have step 0, as {whole} has.")
         return whole
+    if isinstance(k, (str, bytes)):
+        raise IndexingError(f"an index is made of whole numbers, slices and masks, but got {k!r}.")
     array = array_of(k)
     if array.dtype == bool:
         return array if array.ndim else bool(array)

@@ -57,6 +57,11 @@ class Optimizer:
         self.defaults = {"maximize": False, **defaults}
         self.step_count = 0
         self.groups: list[Group] = []
+        if callable(getattr(params, "parameters", None)):
+            raise InputError(
+                f"{type(self).__name__}: give the parameters of the {type(params).__name__}: "
+                f"{type(self).__name__}(model.parameters())."
+            )
         if isinstance(params, Tensor) or not isinstance(params, Iterable):
             raise InputError(
                 f"{type(self).__name__}: give a list of parameters, or of groups, "
@@ -120,7 +125,11 @@ class Optimizer:
         taken = {id(p) for g in self.groups for p in g.params}
         for i, p in enumerate(params):
             if not isinstance(p, Tensor):
-                raise InputError(f"{type(self).__name__}: parameters are tensors, but params[{i}] is {p!r}.")
+                pair = isinstance(p, tuple) and len(p) == 2 and isinstance(p[1], Tensor)
+                raise InputError(
+                    f"{type(self).__name__}: parameters are tensors, but params[{i}] is a {type(p).__name__}."
+                    + ("\n  Pairs with names go into a dictionary: dict(named_parameters())." if pair else "")
+                )
             if not p.requires_grad or not p.is_leaf:
                 raise InputError(
                     f"{type(self).__name__}: parameters are leaves that require grad, but params[{i}] "

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.errors import ArgumentError, FileError
-from adjoint.interop.files import load, save
+from adjoint.interop.files import load, need_safetensors, save
 from adjoint.interop.replace import sync_directory
 
 __all__ = ["Checkpoints"]
@@ -38,6 +38,7 @@ class Checkpoints:
     def __init__(self, directory: str | os.PathLike[str], keep: int = 3, mode: str = "min") -> None:
         if keep < 1:
             raise ArgumentError(f"keep must be at least 1, but is {keep!r}.")
+        need_safetensors("writing checkpoints")  # now, not after the first epoch
         self.directory = Path(directory)
         self.keep = keep
         self.sign = sign_of(mode)

@@ -18,6 +18,8 @@ from adjoint.ops.elementwise import exp
 
 __all__ = ["ComposedLoss", "TermNorms", "compose"]
 
+_GIVEN = {1: "model", 2: "prediction, target", 3: "prediction, target, model"}  # by number of arguments
+
 
 def compose(terms: Mapping[str, Any]) -> ComposedLoss:
     """Return a loss that is the weighted sum of named terms.
@@ -73,7 +75,11 @@ class ComposedLoss(Module):
                 raise InputError(
                     f"compose: the term {name!r} takes the model: loss(prediction, target, model)."
                 )
-            value = asarray(function(*args))
+            try:
+                value = asarray(function(*args))
+            except Exception as error:
+                error.add_note(f"In the term {name!r} of a composed loss, called with ({_GIVEN[arity]}).")
+                raise
             if value.shape != ():
                 raise ShapeError(
                     f"compose: the term {name!r} is one number, but has shape {value.shape}: "
@@ -158,8 +164,11 @@ def _arity(name: str, function: Callable[..., Any]) -> int:
         for p in parameters
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
-    if len(needed) not in (1, 2, 3):
+    names = [p.name for p in needed]
+    astray = "model" in names and names.index("model") != {1: 0, 3: 2}.get(len(names))
+    if len(needed) not in _GIVEN or astray:
         raise InputError(
-            f"compose: the term {name!r} takes (prediction, target), (model) or (prediction, target, model)."
+            f"compose: the term {name!r} takes (prediction, target), (model) or (prediction, target, model)"
+            + (f", not ({', '.join(names)})." if names else ".")
         )
     return len(needed)

@@ -19,7 +19,7 @@ import numpy as np
 from adjoint.config import no_grad
 from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor, asarray
-from adjoint.errors import ArgumentError, InputError
+from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.grads.accumulate import GradientAccumulator
 from adjoint.grads.norm import check_max_norm
 from adjoint.nn.module import Module
@@ -78,6 +78,10 @@ class Trainer:
     ) -> None:
         self.model, self.loss, self.optimizer, self.schedule = model, loss, optimizer, schedule
         self.callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+        if metrics is not None and not isinstance(metrics, Mapping):
+            raise InputError(
+                f"Trainer: metrics is a dictionary of functions by name, not a {type(metrics).__name__}."
+            )
         self.metrics = dict(metrics or {})
         self.weight, self.unit, self.compute = weight, unit, compute
         self.checkpoints = None if directory is None else Checkpoints(directory, keep)
@@ -345,6 +349,10 @@ class Trainer:
                 numbers = {name: f(prediction, target) for name, f in self.metrics.items()}
         if not isinstance(loss, Tensor):
             raise InputError(f"Trainer: the loss is a tensor of one number, not a {type(loss).__name__}.")
+        if loss.size != 1:
+            raise ShapeError(
+                f"Trainer: the loss is one number, but has shape {loss.shape}: reduce it, by mean()."
+            )
         taken = [name for name in numbers if name in RESERVED]
         if taken:
             raise ArgumentError(f"Trainer: {', '.join(taken)} are logged already: give other names.")

@@ -121,7 +121,13 @@ def checkpoint_sequential(
     >>> x = ad.tensor(0.5, requires_grad=True)
     >>> ad.checkpoint_sequential([ad.tanh] * 9, x).backward()
     """
-    chain = list(layers)
+    try:
+        chain = list(layers)
+    except TypeError:
+        raise InputError(
+            f"checkpoint_sequential: layers is a {type(layers).__name__}.  "
+            "Give a list of functions or modules."
+        ) from None
     if not chain or not all(map(callable, chain)):
         what = "is empty" if not chain else "holds what cannot be called"
         raise InputError(f"checkpoint_sequential: layers {what}.  Give a list of functions or modules.")
@@ -129,7 +135,8 @@ def checkpoint_sequential(
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= len(chain):
         raise ArgumentError(
             f"checkpoint_sequential: segments is from 1 to the number of layers, {len(chain)}, "
-            f"but got {segments!r}."
+            f"but got {segments if isinstance(segments, int) else type(segments).__name__}.\n"
+            "  The arguments are checkpoint_sequential(layers, x, segments)."
         )
     generators = _Generators.of(chain, x) if preserve_rng_state and count > 1 else None
     ends = [len(chain) * (i + 1) // count for i in range(count)]
