@@ -56,11 +56,23 @@ def cases() -> dict[str, Callable[[], Any]]:
     def matmul() -> None:
         (a @ (a @ (a @ (a @ x)))).sum().backward()
 
+    F = ad.nn.functional
+    rows, target = ad.ones((1, 4)), ad.zeros((1, 4))
+    optimizer = ad.optim.SGD([a, w], lr=0.0)
+
+    def training() -> None:
+        optimizer.zero_grad()
+        F.mse_loss(ad.tanh(F.linear(rows, a, w)), target).backward()
+        optimizer.step()
+
+    def chosen() -> None:
+        ad.gradients((x * w).sum(), [x])
+
     def unrecorded() -> None:
         with ad.no_grad():
             ((x * w) + x) * w
 
-    found = (unary, binary, scalar, reduction, matmul, unrecorded)
+    found = (unary, binary, scalar, reduction, matmul, chosen, training, unrecorded)
     return {"empty loop": lambda: None} | {f.__name__: f for f in found}
 
 
