@@ -419,6 +419,18 @@ def test_an_error_of_the_users_own_forward_stays_what_it_is() -> None:
         ad.OPS.pop("returns nothing", None)
 
 
+def test_a_file_beside_the_package_is_the_users() -> None:
+    beside = ad.__file__.replace("__init__.py", "")[:-1] + "_of_mine.py"
+    forward = eval(compile("lambda x: int('oops')", beside, "eval"))
+    eager = ad.define("broken beside", forward, lambda xp, g, y, x: g)
+    try:
+        with pytest.raises(ValueError, match="invalid literal") as info:
+            eager(x(2))
+        assert info.value.__notes__ == ["This happened in the forward of the op 'broken beside'."]
+    finally:
+        ad.OPS.pop("broken beside", None)
+
+
 def test_an_op_of_a_user_does_not_take_numpys_function_away() -> None:
     ad.define("my sine", np.sin, lambda xp, g, y, x: g * 0.0)
     try:

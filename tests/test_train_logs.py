@@ -413,3 +413,20 @@ def test_a_log_of_another_run_is_not_mixed_up(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 3
     with pytest.raises(errors.ArgumentError, match=f"CSVLog: {os.fspath(path)} has no columns val_loss"):
         trainer_of(model_of(), callbacks=[train.CSVLog(path)]).fit([(X, Y)], validate=[(X, Y)])
+
+
+def test_a_batch_without_weight_spoils_no_mean() -> None:
+    model = nn.Linear(2, 1, rng=0)
+
+    def square(prediction: Any, target: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return (prediction**2 * target).sum() / target.sum()
+
+    batches = [(np.ones((3, 2), np.float32), np.full((3, 1), float(i < 1), np.float32)) for i in range(2)]
+    trainer = train.Trainer(
+        model, train.compose({"square": square}), optim.SGD(model.parameters(), lr=0.1),
+        weight=lambda batch: batch[1].sum(), term_norms=1,
+    )  # fmt: skip
+    (logs,) = trainer.fit(batches)
+    assert all(map(math.isfinite, logs.values())), logs
+    assert math.isnan(trainer.train_step(batches[1])["grad_norm"])

@@ -57,7 +57,7 @@ def check_finite(op: Op, args: tuple[Any, ...], outputs: tuple[Any, ...], phase:
             )
 
 
-_OURS = tuple(os.path.dirname(m.__file__ or "") for m in (np, sys.modules["adjoint"]))
+_OURS = tuple(os.path.join(os.path.dirname(m.__file__ or ""), "") for m in (np, sys.modules["adjoint"]))
 
 
 def _raised_by_user(error: Exception) -> bool:

@@ -93,9 +93,8 @@ def _hits(
 
 def _max_spread(g: Any, x: Any, y: Any, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> Any:
     size, count = x.shape[-len(kernel) :], y.shape[-len(kernel) :]
-    if (
-        g.strides != y.strides
-    ):  # mixed orders of memory are 3 times as slow: one copy instead of many such passes
+    if g.strides != y.strides:
+        # mixed orders of memory are 3 times as slow: one copy instead of many such passes
         g, given = np.empty_like(y, dtype=g.dtype), g
         g[...] = given
     hits, shared = _hits(x, y, kernel, stride, padding, dilation)

@@ -15,11 +15,12 @@ class Averages:
         self._sums: dict[str, list[float]] = {}  # name: Σ weight·value, Σ weight
 
     def add(self, numbers: Mapping[str, float], weight: float) -> None:
-        """Add numbers that count with ``weight``."""
+        """Add numbers that count with ``weight``; without one, not even NaN counts."""
         for name, value in numbers.items():
             sums = self._sums.setdefault(name, [0.0, 0.0])
-            sums[0] += value * weight
-            sums[1] += weight
+            if weight:
+                sums[0] += value * weight
+                sums[1] += weight
 
     def means(self) -> dict[str, float]:
         """Return the means; NaN where nothing had weight."""

@@ -125,7 +125,7 @@ class TermNorms:
         self._weight += weight
         for name, value in loss._last.items():
             sums = self._sums.setdefault(name, [None] * len(self._params))
-            if not value.requires_grad:
+            if not weight or not value.requires_grad:
                 continue
             found = gradients(value, self._params, retain_graph=True, allow_unused=True)
             for i, g in enumerate(found):

@@ -285,7 +285,7 @@ class Trainer:
         self.epoch_steps += 1
         self._last_weight = weight
         self.averages.add(logs, weight)
-        self.averages.add(norms, 1.0)
+        self.averages.add(norms, 1.0 if weight else 0.0)  # without weight there was no update
         self.epoch_seconds += time.perf_counter() - start
         return {**logs, "lr": self._rate(), **norms}
 
@@ -475,7 +475,7 @@ def _count(batch: Any) -> int:
 
 
 def _number(name: str, value: Any) -> float:
-    if np.shape(value) != () or np.ndim(value) != 0:
+    if np.shape(value) != ():
         raise InputError(f"Trainer: {name!r} is one number per batch, but has shape {np.shape(value)}.")
     return float(value)
 
