@@ -393,3 +393,17 @@ def test_an_optimiser_that_changes_the_formula_alone_uses_it(kind: Any) -> None:
     (w * w).sum().backward()
     Frozen([w], lr=0.5).step()
     assert w.numpy().tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("kind", [ad.optim.SGD, ad.optim.AdamW, ad.optim.RMSprop])
+def test_a_rate_that_is_a_number_of_numpy_is_that_number(kind: Any, later: bool) -> None:
+    found = []
+    for rate in (0.1, np.float64(0.1)):
+        w = ad.tensor(np.linspace(1, 2, 50, dtype=np.float32), requires_grad=True)
+        optimizer = kind([w], lr=0.3 if later else rate)
+        optimizer.lr = rate
+        for _ in range(3):
+            optimizer.apply({w: np.linspace(-1, 3, 50, dtype=np.float32)})
+        found.append(w.numpy())
+    np.testing.assert_array_equal(*found)

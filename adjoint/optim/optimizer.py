@@ -140,6 +140,7 @@ class Optimizer:
             taken.add(id(p))
         hyper = {**self.defaults, **{k: v for k, v in group.items() if k not in ("params", "names")}}
         self.check(hyper)
+        hyper = {k: _plain(v) for k, v in hyper.items()}
         added = Group(self, params, hyper)
         first = self.groups[0].hyper["lr"] if self.groups and "lr" in hyper else 0
         added.ratio = hyper["lr"] / first if first else 1.0
@@ -162,7 +163,7 @@ class Optimizer:
         for g in self.groups:
             if before and g.hyper["lr"] != before * g.ratio:  # somebody set the group's own
                 g.ratio = g.hyper["lr"] / before
-            g.hyper["lr"] = value * g.ratio
+            g.hyper["lr"] = float(value) * g.ratio
 
     def zero_grad(self) -> None:
         """Drop the gradients of all parameters."""
@@ -404,6 +405,13 @@ def _update_rows(optimizer: Optimizer, data: Array, grad: Any, state: State, hyp
 
 def _dense(g: Any) -> Array:
     return g._data if type(g) is Tensor else np.asarray(g)
+
+
+def _plain(value: Any) -> Any:
+    """Return NumPy's numbers as Python's, beside which float32 stays float32."""
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_plain, value))
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _found(grads: Mapping[Any, Any], p: Tensor) -> Any:
