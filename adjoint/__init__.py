@@ -10,7 +10,10 @@ tensor([2., 4.], dtype=float64)
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+import numpy as _np
 
 from adjoint import config, errors, interop, tree
 from adjoint.config import (
@@ -23,6 +26,7 @@ from adjoint.config import (
     set_default_dtype,
     set_grad_enabled,
 )
+from adjoint.core import other_names as _other_names
 from adjoint.core.define import define
 from adjoint.core.memory import keep_freed_memory
 from adjoint.core.op import OPS
@@ -238,11 +242,24 @@ _LATER = {
 def __getattr__(name: str) -> Any:
     """Find the parts that are loaded when first used."""
     if name not in _LATER:
-        raise AttributeError(f"module 'adjoint' has no attribute {name!r}")
+        raise AttributeError(
+            f"module 'adjoint' has no attribute {name!r}{_instead(name)}",
+            name=name,
+            obj=sys.modules[__name__],
+        )
     module = importlib.import_module(_LATER[name])
     found = module if module.__name__ == f"adjoint.{name}" else getattr(module, name)
     globals()[name] = found
     return found
+
+
+def _instead(name: str) -> str:
+    """Say what to write for a name of NumPy or PyTorch."""
+    if name in _other_names.FUNCTIONS:
+        return f".  Use {_other_names.FUNCTIONS[name]}."
+    if not name.startswith("_") and vars(_np).get(name) in interop.numpy.FUNCTIONS:
+        return f".  Use np.{name}, which takes tensors and differentiates."
+    return ""
 
 
 def __dir__() -> list[str]:

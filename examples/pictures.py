@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from matplotlib.figure import Figure
+try:
+    from matplotlib.figure import Figure
+except ImportError:
+    raise SystemExit("The examples need matplotlib, some scikit-learn too: pip install '.[demo]'") from None
 
 
 def picture(path: str, xlabel: str, ylabel: str, lines: dict[str, tuple[Any, Any]], log: bool = False) -> str:

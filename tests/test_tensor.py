@@ -6,13 +6,16 @@ import copy
 import math
 import operator
 import pickle
+import re
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
 
 import adjoint as ad
 from adjoint import errors
+from adjoint.core import other_names
 
 
 def test_tensors_own_their_memory() -> None:
@@ -316,3 +319,43 @@ def test_math_makes_an_int_of_one_element(name: str) -> None:
     assert str(caught.value) == (
         f"math.{name}() needs one element, but this tensor has shape (3,).\n  Use ad.{name}(x) for all of them."
     )
+
+
+# Names from elsewhere ----------------------------------------------------------------------------
+
+
+def resolves(path: str) -> bool:
+    """Whether a dotted name such as ad.linalg.norm or x.reshape leads somewhere."""
+    head, *rest = path.split(".")
+    value: Any = {"ad": ad, "x": ad.ones((2, 2)), "np": np}[head]
+    for name in rest:
+        if not hasattr(value, name):
+            return False
+        value = getattr(value, name)
+    return True
+
+
+@pytest.mark.parametrize("table", ["METHODS", "FUNCTIONS"])
+def test_what_is_said_to_be_used_instead_is_there(table):
+    hints = getattr(other_names, table)
+    for name, hint in hints.items():
+        assert not hasattr(ad.ones(2) if table == "METHODS" else ad, name), f"{name} is there"
+        for path in re.findall(r"\b(?:x|ad|np)(?:\.\w+)+", hint):
+            assert resolves(path), f"{name}: {hint}"
+
+
+def test_names_from_elsewhere_are_explained():
+    x = ad.ones(3)
+    with pytest.raises(AttributeError, match=r"a tensor has no 'view'\.  Use x\.reshape\(shape\)\."):
+        x.view(3, 1)
+    with pytest.raises(AttributeError, match=r"Use ad\.concat\(tensors, axis\)\."):
+        ad.cat([x, x])
+    with pytest.raises(AttributeError, match=r"Use np\.interp, which takes tensors"):
+        _ = ad.interp
+    with pytest.raises(AttributeError, match=r"'concatt'$") as info:
+        _ = ad.concatt
+    assert (info.value.name, info.value.obj) == ("concatt", ad)  # from which Python suggests
+    with pytest.raises(AttributeError, match=r"no attribute '__numpy_submodules__'$"):
+        _ = ad.__numpy_submodules__
+    assert not set(other_names.METHODS) & set(dir(x)) and "reshape" in dir(x)
+    assert ad.concatenate([x, x]).shape == np.concatenate([x, x]).shape == (6,)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import adjoint
+from adjoint import __version__
 from adjoint.cli.demo import EPOCHS, demo
 from adjoint.cli.first_look import first_look
 from adjoint.cli.op_table import op_table
@@ -42,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="adjoint", description="Automatic differentiation for NumPy programs."
     )
-    parser.add_argument("--version", action="version", version=f"adjoint {adjoint.__version__}")
+    parser.add_argument("--version", action="version", version=f"adjoint {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
     commands.add_parser("look", help="a small program, its gradient and the check (the default)")
     shown = commands.add_parser("demo", help="train a classifier of handwritten digits")

@@ -19,7 +19,6 @@ __all__ = ["FUNCTIONS", "array_function", "array_ufunc"]
 
 # NumPy's names where they differ from ours.
 _ALIASES = {
-    "concatenate": "concat",
     "amax": "max",
     "amin": "min",
     "around": "round",

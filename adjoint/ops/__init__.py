@@ -7,6 +7,7 @@ from typing import Any
 from adjoint.core.lifted import Lifted
 from adjoint.core.methods import install
 from adjoint.core.namespace import dyn, rec
+from adjoint.core.other_names import explain_methods
 from adjoint.core.tensor import Tensor
 from adjoint.ops import (
     activations,
@@ -76,6 +77,7 @@ def _dynamic(name: str) -> Any:
 
 
 install(Tensor, function)
+explain_methods(Tensor)
 
 
 def _comparison(method: str) -> None:

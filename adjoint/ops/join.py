@@ -26,6 +26,7 @@ __all__ = [
     "atleast_3d",
     "column_stack",
     "concat",
+    "concatenate",
     "dsplit",
     "dstack",
     "hsplit",
@@ -132,6 +133,9 @@ def concat(xs: Any, axis: int | None = 0) -> Tensor:
     (3, 2)
     """
     return _concat("concat", _several("concat", xs), axis)
+
+
+concatenate = concat  # NumPy's name
 
 
 def _concat(op: str, tensors: list[Tensor], axis: int | None) -> Tensor:

@@ -1,0 +1,123 @@
+"""Names from NumPy and PyTorch that adjoint does not have, and what to write instead: for messages alone."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+__all__ = ["FUNCTIONS", "METHODS", "explain_methods"]
+
+_IN_PLACE = "x = x {} y, or x.copy_(value) under ad.no_grad() to write into x"
+_DTYPE = "x.astype(np.{})"
+
+METHODS = {
+    "view": "x.reshape(shape)",
+    "view_as": "x.reshape(other.shape)",
+    "unsqueeze": "x.expand_dims(axis), or x[:, None]",
+    "t": "x.T",
+    "permute": "x.permute_dims(axes), or x.transpose(*axes)",
+    "expand": "x.broadcast_to(shape)",
+    "expand_as": "x.broadcast_to(other.shape)",
+    "contiguous": "x as it is: its layout in memory does not matter",
+    "cpu": "x as it is: it is in the memory of the processor",
+    "cuda": "x as it is: adjoint computes on the processor alone",
+    "to": "x.astype(dtype)",
+    "type": "x.astype(dtype), or x.dtype",
+    "float": _DTYPE.format("float32"),
+    "double": _DTYPE.format("float64"),
+    "half": _DTYPE.format("float16"),
+    "int": _DTYPE.format("int32"),
+    "long": _DTYPE.format("int64"),
+    "bool": _DTYPE.format("bool_"),
+    "data": "x.detach(), or x.numpy()",
+    "detach_": "x.detach()",
+    "dim": "x.ndim",
+    "ndimension": "x.ndim",
+    "numel": "x.size",
+    "nelement": "x.size",
+    "clamp": "x.clip(low, high)",
+    "amax": "x.max(axis)",
+    "amin": "x.min(axis)",
+    "norm": "ad.linalg.norm(x)",
+    "unbind": "x.unstack()",
+    "chunk": "x.split(parts)",
+    "narrow": "a slice, x[start:stop]",
+    "masked_fill": "ad.where(mask, value, x)",
+    "masked_select": "x[mask]",
+    "gather": "x.take_along_axis(index, axis)",
+    "scatter": "ad.put_along_axis(x, index, values, axis), or x.at[index].set(values)",
+    "scatter_add": "x.at[index].add(values)",
+    "index_select": "x.take(index, axis)",
+    "pow": "x ** y",
+    "mm": "x @ y",
+    "bmm": "x @ y",
+    "copy": "x.clone(), or x.numpy(copy=True)",
+    "fill": "x.copy_(value) under ad.no_grad()",
+    "add_": _IN_PLACE.format("+"),
+    "sub_": _IN_PLACE.format("-"),
+    "mul_": _IN_PLACE.format("*"),
+    "div_": _IN_PLACE.format("/"),
+    "zero_": "x.copy_(ad.zeros_like(x)) under ad.no_grad(); for a gradient, x.grad = None",
+    "fill_": "x.copy_(ad.full_like(x, value)) under ad.no_grad()",
+    "clamp_": "x.copy_(x.clip(low, high)) under ad.no_grad()",
+}
+
+FUNCTIONS = {
+    "array": "ad.tensor(values)",
+    "as_tensor": "ad.asarray(values)",
+    "from_numpy": "ad.tensor(array)",
+    "is_tensor": "isinstance(x, ad.Tensor)",
+    "Variable": "ad.tensor(values, requires_grad=True)",
+    "autograd": "ad.gradients, ad.grad and ad.Function",
+    "cat": "ad.concat(tensors, axis)",
+    "chunk": "ad.split(x, parts)",
+    "unbind": "ad.unstack(x)",
+    "unsqueeze": "ad.expand_dims(x, axis)",
+    "permute": "ad.permute_dims(x, axes)",
+    "movedim": "ad.moveaxis(x, source, destination)",
+    "expand": "ad.broadcast_to(x, shape)",
+    "numel": "x.size",
+    "clamp": "ad.clip(x, low, high)",
+    "sub": "ad.subtract(x, y)",
+    "mul": "ad.multiply(x, y)",
+    "div": "ad.divide(x, y)",
+    "mm": "ad.matmul(x, y), or x @ y",
+    "bmm": "ad.matmul(x, y), or x @ y",
+    "norm": "ad.linalg.norm(x)",
+    "inv": "ad.linalg.inv(x)",
+    "rsqrt": "1 / ad.sqrt(x)",
+    "erf": "ad.special.erf(x)",
+    "amax": "ad.max(x, axis)",
+    "amin": "ad.min(x, axis)",
+    "gather": "ad.take_along_axis(x, index, axis)",
+    "index_select": "ad.take(x, index, axis)",
+    "masked_select": "x[mask]",
+    "repeat_interleave": "ad.repeat(x, repeats, axis)",
+    "randn": "ad.random.default_rng(seed).standard_normal(shape)",
+    "rand": "ad.random.default_rng(seed).random(shape)",
+    "randint": "ad.random.default_rng(seed).integers(low, high, shape)",
+    "manual_seed": "rng = ad.random.default_rng(seed), which is passed on: there is no global generator",
+    "cross_entropy": "ad.nn.functional.cross_entropy(prediction, target)",
+    "Module": "ad.nn.Module",
+}
+
+
+class _Elsewhere:
+    """An attribute that is not there, and says what is; it costs the others nothing, as __getattr__ would."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, x: Any, cls: type | None = None) -> NoReturn:
+        raise AttributeError(f"a tensor has no {self.name!r}.  Use {METHODS[self.name]}.")
+
+
+def explain_methods(cls: type) -> None:
+    """Let ``cls`` explain the methods that it does not have; ``dir`` does not list them."""
+    missing = {name for name in METHODS if not any(name in c.__dict__ for c in cls.__mro__)}
+    for name in missing:
+        setattr(cls, name, _Elsewhere(name))
+
+    def names(self: Any) -> list[str]:
+        return sorted(set(object.__dir__(self)) - missing)
+
+    cls.__dir__ = names  # type: ignore[assignment]
