@@ -471,7 +471,7 @@ def captured_by(roots: list[Tensor], inputs: set[Tensor], since: int) -> list[Te
         if isinstance(key, Node) and key.seq >= since:
             stack.extend(reversed(key.parents))
         elif isinstance(key, Node):
-            found[key] = _standing(key)
+            found[key] = standing(key)
         elif key not in inputs:
             found[key] = key
     return list(found.values())
@@ -536,7 +536,7 @@ class _Checkpointed:
         """Run the function again and push tangents through it: the forward mode of the node."""
         given = tangents if isinstance(tangents, tuple) else (tangents,)
         inputs, roots, since = self._again(xp, values)
-        ends = [*inputs, *map(_standing, self.keys)]
+        ends = [*inputs, *map(standing, self.keys)]
         directions = [t if t is None or isinstance(t, Tensor) else wrap(t) for t in given]
         pushed = push_forward(roots, ends, directions, create_graph=xp is rec, since=since)
         return tuple(pushed) if len(self.specs) > 1 else pushed[0]
@@ -589,7 +589,8 @@ def _input(value: Any, wanted: bool, xp: Namespace) -> Tensor:
     return copy
 
 
-def _standing(key: Any) -> Tensor:
+def standing(key: Any) -> Tensor:
+    """Return a tensor that stands for a node or leaf of the graph."""
     if not isinstance(key, Node):
         return key
     t = wrap(np.broadcast_to(np.zeros((), key.dtype), key.shape))

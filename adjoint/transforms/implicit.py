@@ -8,12 +8,14 @@ was found does not matter to its derivative:
 So the solution is one node, whose parents are whatever F depends on besides x.  Its backward turns
 the gradient g of x into u with (∂F/∂x)ᵀ u = -g, and pulls u through one run of F to θ.  Where the
 backward is itself recorded, that linear equation for u is another root, and so on to every order.
+Forward mode pushes dθ through that run of F and solves for dx.  Inside ``vmap`` the same is done at each
+level further out where F has a history: there x is the solution for the whole batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -26,14 +28,15 @@ from adjoint.core.node import Node, next_seq
 from adjoint.core.record import record_results
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, wrap
+from adjoint.engine.push import push_forward
 from adjoint.engine.run import key_of
 from adjoint.errors import ArgumentError, ConvergenceError, DTypeError, RuleError, ShapeError, TransformError
 from adjoint.ops.elementwise import sqrt
 from adjoint.ops.linalg import solve
 from adjoint.ops.piecewise import maximum, where
-from adjoint.transforms.batched import Batched
+from adjoint.transforms.batched import Batched, settled
 from adjoint.transforms.calls import Rule, new_op
-from adjoint.transforms.checkpoint import captured_by, pull_record
+from adjoint.transforms.checkpoint import captured_by, pull_record, standing
 from adjoint.transforms.forward import linearize
 from adjoint.transforms.inputs import Place, as_function, name_of
 from adjoint.transforms.matrix import jacfwd, jacrev
@@ -255,16 +258,17 @@ def _joined(name: str, equation: Vector, x: Tensor) -> Tensor:
     since = next_seq()
     residual = equation(x)
     if _has_outer_history(residual._data):
-        raise TransformError(
-            f"{name}: inside ad.vmap it cannot be differentiated from outside.\n"
-            f"  Solve for the whole batch at once, {name}(ad.vmap(f), x0), or map over the gradient."
-        )
+        x = _joined_outside(name, equation, jacrev(equation), x, residual._data)
     if residual._node is None:
         return x
     captured = captured_by([residual], set(), since)
+    return _recorded(_Solution(name, equation, residual, [key_of(t) for t in captured]), captured, x)
+
+
+def _recorded(solution: _Solution, captured: list[Tensor], x: Tensor) -> Tensor:
     op = new_op(_IMPLICIT, [not isinstance(key_of(t), Node) for t in captured], True, 1)
-    op.name = name
-    op.joint = _Solution(name, equation, [key_of(t) for t in captured]).pull
+    op.name = solution.name
+    op.joint, op.jvp = solution.pull, solution.push
     op.differentiable = True
     op.plain = False
     found: Tensor = record_results(op, tuple(captured), {}, x._data)
@@ -272,6 +276,71 @@ def _joined(name: str, equation: Vector, x: Tensor) -> Tensor:
 
 
 _IMPLICIT = Rule()
+
+
+def _joined_outside(name: str, equation: Vector, jacobian: Vector, x: Tensor, like: Batched) -> Tensor:
+    """Join a solution inside ``vmap`` to histories outside: there it is the solution for the whole batch."""
+    batch = _Batch(equation, jacobian, like)
+    whole = batch.held(x)
+    since = next_seq()
+    residual = batch.equation(whole)
+    if _has_outer_history(residual._data):  # further out still
+        whole = _joined_outside(name, batch.equation, batch.jacobian, whole, residual._data)
+    if residual._node is not None:
+        captured = captured_by([residual], set(), since)
+        solution = _Solution(name, batch.equation, residual, [key_of(t) for t in captured], batch)
+        whole = _recorded(solution, captured, whole)
+    return batch.inside(whole)
+
+
+@contextmanager
+def _level_of(value: Any) -> Iterator[None]:
+    """Run at the level of a value, whatever ``vmap`` is running now, and whether that one still does."""
+    top = value.lift(np.zeros(())) if isinstance(value, Batched) else None
+    if top is not None:
+        top.adopted = []
+    token = enclosing.set(top)
+    try:
+        yield
+    finally:
+        enclosing.reset(token)
+        if top is not None:
+            top.release()
+
+
+class _Batch:
+    """An equation inside ``vmap``, as one outside for all elements of the batch."""
+
+    def __init__(self, equation: Vector, jacobian: Vector, like: Batched) -> None:
+        self.of_one = equation, jacobian
+        self.level, self.size, self.batched = like.level, like.size_, like.batched
+
+    def inside(self, t: Tensor) -> Tensor:
+        """Return a tensor that is outside as it is seen inside."""
+        return wrap(Batched(self.level, self.size, settled(t), self.batched))
+
+    def held(self, t: Tensor) -> Tensor:
+        """Return what a tensor inside holds, with a batch axis in front if there is one."""
+        data, batched = t._data, False
+        if isinstance(data, Batched) and data.level == self.level:
+            data, batched = data.value, data.batched
+        found = data if isinstance(data, Tensor) else wrap(data)
+        if self.batched and not batched:
+            found = rec.broadcast_to(found, shape=(self.size, *found.shape))
+        return found
+
+    def run(self, f: Vector, whole: Tensor) -> Tensor:
+        """Run a function of one element on the batch, also after the ``vmap`` has ended."""
+        with _level_of(Batched(self.level, self.size, np.zeros(()), False)):
+            return self.held(f(self.inside(whole)))
+
+    def equation(self, whole: Tensor) -> Tensor:
+        """Return the residuals of all elements."""
+        return self.run(self.of_one[0], whole)
+
+    def jacobian(self, whole: Tensor) -> Tensor:
+        """Return the Jacobian of each element: they do not depend on each other."""
+        return self.run(self.of_one[1], whole)
 
 
 def _is_lifted(t: Tensor) -> bool:
@@ -290,44 +359,32 @@ def _has_outer_history(data: Any) -> bool:
 class _Solution:
     """The node of a solution: from the gradient of x to those of what the equation depends on."""
 
-    __slots__ = ("equation", "keys", "name", "top")
+    __slots__ = ("batch", "equation", "keys", "level", "name")
 
-    def __init__(self, name: str, equation: Vector, keys: list[Any]) -> None:
+    def __init__(
+        self, name: str, equation: Vector, residual: Tensor, keys: list[Any], batch: _Batch | None = None
+    ) -> None:
         self.name = name
         self.equation = equation
         self.keys = keys  # the nodes and leaves that the equation depends on
-        self.top = enclosing.get()
+        self.batch = batch  # if it is the equation of a vmap
+        self.level = residual._data.lift(np.zeros(())) if isinstance(residual._data, Batched) else None
 
-    @contextmanager
-    def _where_it_was_solved(self) -> Iterator[None]:
+    def _where_it_was_solved(self) -> AbstractContextManager[None]:
         """Run the equation at the level of the solution, whatever vmap its gradients are in now."""
-        token = enclosing.set(self.top)
-        try:
-            yield
-        finally:
-            enclosing.reset(token)
+        return _level_of(self.level)
 
     def pull(self, xp: Namespace, g: Any, out: Any, *_: Any, wanted: Sequence[bool]) -> list[Any]:
         """Solve (∂F/∂x)ᵀ u = -g and pull u through F: the joint rule of the node."""
-        x, seed = _as_tensor(out), _as_tensor(g)
-        recording = xp is rec
-        if _is_lifted(x) or _is_lifted(seed):
-            # x was solved outside of the vmap that gives g, or both are in it: with ordinary ops the
-            # solution keeps whatever histories there are, at this level and at those around it
-            with nullcontext() if recording or _has_outer_history(seed._data) else no_grad():
-                u = self._solve(x, seed)
-        else:
-            with no_grad():
-                u = self._solve(x.detach(), seed.detach())
-            if recording:
+        x, seed, recording = _as_tensor(out), _as_tensor(g), xp is rec
 
-                def adjoint_equation(u: Tensor) -> Tensor:
-                    with self._where_it_was_solved():
-                        _, pull = vjp(self.equation, x)
-                    (product,) = pull(u)
-                    return product + seed
+        def product(u: Tensor) -> Tensor:
+            with self._where_it_was_solved():
+                _, pull = vjp(self.equation, x)
+            (found,) = pull(u)
+            return found
 
-                u = _joined(self.name, adjoint_equation, u)
+        u = self._solved(x, seed, product, recording, transposed=True)
         since = next_seq()
         with enable_grad(), self._where_it_was_solved():
             residual = self.equation(x)
@@ -340,19 +397,56 @@ class _Solution:
             )
         return found[:-1]
 
-    def _solve(self, x: Tensor, g: Tensor) -> Tensor:
-        try:
-            if x.size <= DENSE or _is_lifted(x) or _is_lifted(g):
-                with self._where_it_was_solved():
-                    jacobian = jacrev(self.equation)(x)
-                return solve(rec.matrix_transpose(jacobian), -g)
+    def push(self, xp: Namespace, tangents: Any, out: Any, *_: Any) -> Any:
+        """Push tangents through F to t and solve (∂F/∂x) dx = -t: the forward mode of the node."""
+        x, recording = _as_tensor(out), xp is rec
+        since = next_seq()
+        with enable_grad(), self._where_it_was_solved():
+            residual = self.equation(x)
+        given = tangents if isinstance(tangents, tuple) else (tangents,)
+        directions = [t if t is None or isinstance(t, Tensor) else wrap(t) for t in given]
+        ends = [standing(key) for key in self.keys]
+        (pushed,) = push_forward([residual], ends, directions, create_graph=recording, since=since)
+        if pushed is None:
+            return None
+
+        def product(d: Tensor) -> Tensor:
             with self._where_it_was_solved():
-                _, pull = vjp(self.equation, x)
-            return wrap(gmres(lambda u: pull(wrap(u))[0].numpy(), -g.numpy(), self.name))
+                _, along = linearize(self.equation, x)
+            return along(d)
+
+        d = self._solved(x, _as_tensor(pushed), product, recording, transposed=False)
+        return d if recording else d._data
+
+    def _solved(self, x: Tensor, b: Tensor, product: Vector, recording: bool, transposed: bool) -> Tensor:
+        """Return v with J v = -b, or Jᵀ v = -b; ``product`` is that with the matrix."""
+        try:
+            if self.batch is not None or _is_lifted(x) or _is_lifted(b):
+                # with ordinary ops the solution keeps the histories of vmaps around
+                return _solve_each(self._matrix(x, recording, transposed), -b)
+            with no_grad():
+                if x.size <= DENSE:
+                    v = solve(self._matrix(x.detach(), False, transposed), -b.detach())
+                else:
+                    v = wrap(gmres(lambda u: product(wrap(u)).numpy(), -b.numpy(), self.name))
         except np.linalg.LinAlgError as error:
             raise ConvergenceError(
                 f"{self.name}: the Jacobian at the solution is singular, so the solution has no derivative."
             ) from error
+        return _joined(self.name, lambda v: product(v) + b, v) if recording else v
+
+    def _matrix(self, x: Tensor, recording: bool, transposed: bool) -> Tensor:
+        """Return ∂F/∂x; with a history at this level where the derivative is recorded, and nowhere else."""
+        keep = recording or _has_outer_history(x._data)
+        with nullcontext() if keep else no_grad(), self._where_it_was_solved():
+            found = jacrev(self.equation)(x) if self.batch is None else self.batch.jacobian(x)
+        if not recording:
+            found = wrap(found._data)
+        return rec.matrix_transpose(found) if transposed else found
+
+
+def _solve_each(matrix: Tensor, b: Tensor) -> Tensor:
+    return solve(matrix, b) if b.ndim == 1 else solve(matrix, b[..., None])[..., 0]
 
 
 def _as_tensor(value: Any) -> Tensor:
