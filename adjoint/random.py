@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -31,6 +31,15 @@ from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.ops.reduce import argmax
 
 __all__ = ["Generator", "default_rng"]
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Explain what people look for here: NumPy's global draws."""
+    draw = not name.startswith("_") and hasattr(Generator, name)
+    cure = (
+        f".  There is no global generator: ad.random.default_rng(seed).{name} is one's own." if draw else ""
+    )
+    raise AttributeError(f"module 'adjoint.random' has no attribute {name!r}{cure}")
 
 
 def default_rng(seed: Any = None) -> Generator:

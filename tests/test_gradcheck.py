@@ -232,3 +232,10 @@ def test_exports():
     assert ad.testing.strategies.__name__ == "adjoint.testing.strategies"
     with pytest.raises(AttributeError):
         _ = ad.testing.missing
+
+
+def test_what_cannot_be_checked_is_named():
+    with pytest.raises(ad.errors.InputError, match="expected a function, but got int"):
+        ad.testing.gradcheck(3, np.ones(2))
+    with pytest.raises(ad.errors.ArgumentError, match=r"among the inputs \(dict\)"):
+        ad.testing.gradcheck(lambda p: p["a"], {"a": np.ones(2)})

@@ -407,3 +407,12 @@ def test_a_rate_that_is_a_number_of_numpy_is_that_number(kind: Any, later: bool)
             optimizer.apply({w: np.linspace(-1, 3, 50, dtype=np.float32)})
         found.append(w.numpy())
     np.testing.assert_array_equal(*found)
+
+
+def test_averages_are_of_tensors() -> None:
+    model = ad.nn.Linear(2, 1, rng=0)
+    assert len(ad.optim.EMA(dict(model.named_parameters())).averages) == 2
+    with pytest.raises(ad.errors.InputError, match=r"EMA\(model\.parameters\(\)\)"):
+        ad.optim.EMA(model)  # type: ignore[arg-type]
+    with pytest.raises(ad.errors.InputError, match=r"params\[0\] is a float"):
+        ad.optim.EMA([1.0])  # type: ignore[list-item]

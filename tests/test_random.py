@@ -266,3 +266,10 @@ def test_bad_parameters(rng):
             rng.state = bad
     with pytest.raises(ArgumentError, match="not a whole state"):
         rng.state = {"bit_generator": "Philox"}
+
+
+def test_there_is_no_global_generator():
+    with pytest.raises(AttributeError, match=r"no global generator: ad\.random\.default_rng\(seed\)\.normal"):
+        _ = ad.random.normal
+    with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
+        _ = ad.random.nonsense

@@ -410,3 +410,28 @@ def test_an_error_inside_a_term_names_it() -> None:
     with pytest.raises(TypeError) as info:
         loss(model(X), Y, model)
     assert info.value.__notes__ == ["In the term 'small' of a composed loss, called with (model)."]
+
+
+class Listed(nn.Module):
+    def __init__(self, hold: Any) -> None:
+        self.head = nn.Linear(3, 1, rng=0, dtype=np.float64)
+        self.parts = hold(nn.Linear(3, 3, rng=1, dtype=np.float64))
+
+    def forward(self, x: Any) -> Any:
+        return self.head(x)
+
+
+@pytest.mark.parametrize(
+    "hold", [lambda m: [m], lambda m: (m,), lambda m: {"a": m}, lambda m: [nn.Parameter([1.0])]]
+)
+def test_parameters_in_plain_containers_are_refused(hold: Any) -> None:
+    with pytest.raises(errors.InputError, match=r"are not trained: 1\.parts"):
+        trainer_of(nn.Sequential(nn.Tanh(), Listed(hold)))
+
+
+def test_containers_of_what_is_seen_or_frozen_are_fine() -> None:
+    frozen = Listed(lambda m: [m.requires_grad_(False), "text", None])
+    registered = Listed(lambda m: nn.ModuleList([m]))
+    registered.order = [registered.head, registered.parts[0]]
+    for model in (frozen, registered):
+        trainer_of(model).fit([(X, Y)])

@@ -384,6 +384,22 @@ def _put_together(module: Module, values: Sequence[Any]) -> Module:
 tree.register(Module, _take_apart, _put_together)
 
 
+def unseen_parameters(module: Module) -> list[str]:
+    """Return the paths of plain lists, tuples and dictionaries that hold parameters which nobody sees."""
+    seen = {id(p) for p in module.parameters()}
+    found = []
+    for path, m in module.named_modules():
+        for name, value in m.__dict__.items():
+            held = value.values() if isinstance(value, dict) else value
+            for item in held if isinstance(value, (list, tuple, dict)) else ():
+                leaf = isinstance(item, Tensor) and item.is_leaf
+                params = item.parameters() if isinstance(item, Module) else [item] if leaf else []
+                if any(p.requires_grad and id(p) not in seen for p in params):
+                    found.append(f"{path}.{name}" if path else name)
+                    break
+    return found
+
+
 def functional_call(module: Module, params: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
     """Call a module with other values for some of its parameters, by path; it stays as it is.
 

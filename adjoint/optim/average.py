@@ -10,7 +10,7 @@ import numpy as np
 
 from adjoint.config import no_grad
 from adjoint.core.tensor import Tensor, writable
-from adjoint.errors import ArgumentError, ShapeError
+from adjoint.errors import ArgumentError, InputError, ShapeError
 
 __all__ = ["EMA"]
 
@@ -29,11 +29,16 @@ class EMA:
     2.0
     """
 
-    def __init__(self, params: Iterable[Tensor], decay: float = 0.999) -> None:
+    def __init__(self, params: Iterable[Tensor] | Mapping[str, Tensor], decay: float = 0.999) -> None:
         if not 0 <= decay <= 1:
             raise ArgumentError(f"decay must be from 0 to 1, but is {decay!r}.")
+        if callable(getattr(params, "parameters", None)):
+            raise InputError("EMA: give the parameters of the module: EMA(model.parameters()).")
         self.decay = decay
-        self.params = list(params)
+        self.params = list(params.values() if isinstance(params, Mapping) else params)
+        for i, p in enumerate(self.params):
+            if not isinstance(p, Tensor):
+                raise InputError(f"EMA: parameters are tensors, but params[{i}] is a {type(p).__name__}.")
         self.averages = [np.array(p._data) for p in self.params]
 
     def update(self) -> None:

@@ -145,9 +145,10 @@ def _arguments(inputs: Any) -> list[Any]:
     several = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
     args = [_argument(i, value) for i, value in enumerate(several)]
     if not any(map(_checked, args)):
+        kinds = ", ".join(sorted({type(a).__name__ for a in args})) or "empty"
         raise ArgumentError(
-            "gradcheck: there is no input to check.\n"
-            "  Give float64 arrays, or tensors made with requires_grad=True."
+            f"gradcheck: there is no input to check among the inputs ({kinds}).\n"
+            "  Give float64 arrays, or tensors made with requires_grad=True, each as an argument of its own."
         )
     return args
 
@@ -179,6 +180,8 @@ def _checked(value: Any) -> bool:
 
 def _outputs(f: Function, args: Sequence[Any]) -> list[Tensor]:
     """Call ``f`` and return those of its outputs that can have gradients."""
+    if not callable(f):
+        raise InputError(f"gradcheck: expected a function, but got {type(f).__name__}.")
     result = f(*args)
     found = list(result) if isinstance(result, (list, tuple)) else [result]
     for i, y in enumerate(found):

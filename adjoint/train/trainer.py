@@ -22,7 +22,7 @@ from adjoint.core.tensor import Tensor, asarray
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.grads.accumulate import GradientAccumulator
 from adjoint.grads.norm import check_max_norm
-from adjoint.nn.module import Module
+from adjoint.nn.module import Module, unseen_parameters
 from adjoint.optim import LBFGS, Optimizer
 from adjoint.optim.schedules import Plateau
 from adjoint.train import state as states
@@ -170,7 +170,13 @@ class Trainer:
         return best if self.checkpoints is None else [self.checkpoints, *best]
 
     def _check_parameters(self) -> None:
-        """Refuse an optimiser that lacks what the loss learns, or that has what nobody trains."""
+        """Refuse parameters that nobody sees, and an optimiser that lacks some or has others."""
+        unseen = unseen_parameters(self.model)
+        if unseen:
+            raise InputError(
+                f"Trainer: parameters in plain lists or dictionaries are not trained: {', '.join(unseen)}.\n"
+                "  Use nn.ModuleList, or assign each by a name; or freeze them with requires_grad_(False)."
+            )
         if not isinstance(self.optimizer, Optimizer):
             return
         updated = {id(p) for p in self.optimizer.params}
