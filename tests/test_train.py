@@ -435,3 +435,24 @@ def test_containers_of_what_is_seen_or_frozen_are_fine() -> None:
     registered.order = [registered.head, registered.parts[0]]
     for model in (frozen, registered):
         trainer_of(model).fit([(X, Y)])
+
+
+def test_what_pads_whole_numbers_may_be_a_fraction() -> None:
+    assert train.pad_collate([[1, 2], [3]], value=0.5).values.tolist() == [[1, 2], [3, 0.5]]
+    single = train.pad_collate([np.ones(2, np.float32), np.ones(1, np.float32)], value=0.5)
+    assert single.values.dtype == np.float32
+    assert train.pad_collate([[True, True], [True]]).values.dtype == bool
+    for collate in (train.pad_collate, train.stack_collate):
+        with pytest.raises(errors.InputError, match="a batch is made of samples, at least one"):
+            collate([])
+
+
+def test_an_empty_batch_makes_no_update_in_pieces_either() -> None:
+    for accumulate in (1, 2):
+        model = nn.Linear(2, 1, rng=0)
+        before = model.weight.numpy()
+        trainer = train.Trainer(
+            model, nn.functional.mse_loss, optim.SGD(model.parameters(), lr=0.1), accumulate=accumulate
+        )
+        trainer.train_step((np.ones((0, 2), np.float32), np.ones((0, 1), np.float32)))
+        np.testing.assert_array_equal(model.weight.numpy(), before)

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Sequence
 
 import adjoint
-from adjoint import __version__
 from adjoint.cli.demo import EPOCHS, demo
 from adjoint.cli.first_look import first_look
 from adjoint.cli.op_table import op_table
 from adjoint.errors import AdjointError, InputError
 
 __all__ = ["main"]
+
+VERSION = adjoint.__version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="adjoint", description="Automatic differentiation for NumPy programs."
     )
-    parser.add_argument("--version", action="version", version=f"adjoint {__version__}")
+    parser.add_argument("--version", action="version", version=f"adjoint {VERSION}")
     commands = parser.add_subparsers(dest="command", metavar="command")
     commands.add_parser("look", help="a small program, its gradient and the check (the default)")
     shown = commands.add_parser("demo", help="train a classifier of handwritten digits")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from adjoint.core.shapes import whole_number
 from adjoint.errors import ArgumentError, FileError, NonFiniteError
 from adjoint.grads.norm import global_norm
 from adjoint.nn.module import Module
@@ -89,7 +90,7 @@ class EarlyStopping(_Monitor):
     def __init__(
         self, monitor: str = "val_loss", patience: int = 5, mode: str = "min", delta: float = 0.0
     ) -> None:
-        if patience < 1:
+        if whole_number("EarlyStopping", "patience", patience) < 1:
             raise ArgumentError(f"patience is a number of epochs from 1, but is {patience!r}.")
         super().__init__(monitor, mode, delta)
         self.patience = patience
@@ -255,7 +256,7 @@ class GradientFlow(Callback):
     """Keep, for each parameter, the norm of its gradient, every so many steps."""
 
     def __init__(self, every: int = 10) -> None:
-        if every < 1:
+        if whole_number("GradientFlow", "every", every) < 1:
             raise ArgumentError(f"every is a number of steps from 1, but is {every!r}.")
         self.every = every
         self.history: list[tuple[int, dict[str, float]]] = []

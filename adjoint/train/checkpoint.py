@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.shapes import whole_number
 from adjoint.errors import ArgumentError, FileError
 from adjoint.interop.files import load, need_safetensors, save
 from adjoint.interop.replace import sync_directory
@@ -36,7 +37,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | os.PathLike[str], keep: int = 3, mode: str = "min") -> None:
-        if keep < 1:
+        if whole_number("Checkpoints", "keep", keep) < 1:
             raise ArgumentError(f"keep must be at least 1, but is {keep!r}.")
         need_safetensors("writing checkpoints")  # now, not after the first epoch
         self.directory = Path(directory)

@@ -42,6 +42,8 @@ def pad_collate(samples: Sequence[Any], value: float = 0) -> Any:
 
 
 def _by_field(samples: Sequence[Any], collate: Callable[[list[Any]], Any]) -> Any:
+    if not len(samples):
+        raise InputError("a batch is made of samples, at least one, but there are none.")
     first = samples[0]
     if isinstance(first, tuple):
         return tuple(_by_field([s[i] for s in samples], collate) for i in range(len(first)))
@@ -70,7 +72,10 @@ def _padded(rows: list[Any], value: float) -> Any:
             f"{', '.join(map(str, sorted({r.shape for r in rows})))}."
         )
     lengths = np.array([len(r) for r in rows])
-    out = np.full((len(rows), int(lengths.max()), *rows[0].shape[1:]), value, np.result_type(*rows))
+    dtype = np.result_type(*rows)
+    if dtype.kind in "iub" and not float(value).is_integer():  # 0.5 or NaN does not fit among whole numbers
+        dtype = np.result_type(dtype, float)
+    out = np.full((len(rows), int(lengths.max()), *rows[0].shape[1:]), value, dtype)
     for i, row in enumerate(rows):
         out[i, : len(row)] = row
     return Padded(out, lengths)

@@ -329,9 +329,9 @@ class Trainer:
         return float(getattr(self.optimizer, "lr", math.nan))
 
     def _pieces(self, batch: Any) -> Iterable[Any]:
-        if self.pieces == 1:
+        if self.pieces == 1 or not (count := _count(batch)):
             return [batch]
-        return self.accumulator.split(batch, -(-_count(batch) // self.pieces))
+        return self.accumulator.split(batch, -(-count // self.pieces))
 
     def _weight(self, batch: Any) -> float:
         if self.weight is not None:
@@ -394,7 +394,7 @@ class Trainer:
 
     def predict(self, inputs: Any, batch_size: int = 256) -> np.ndarray[Any, Any]:
         """Return the model's outputs for an array of inputs, batch by batch."""
-        if batch_size < 1:
+        if whole_number("predict", "batch_size", batch_size) < 1:
             raise ArgumentError(f"predict: batch_size must be at least 1, but is {batch_size!r}.")
         array = np.asarray(inputs)
         with self._evaluating():
