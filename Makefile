@@ -1,5 +1,6 @@
 PYTHON ?= python
 
 .PHONY: soak
-soak: ## random graphs, failures and threads for minutes; not part of the tests
+soak: ## random graphs, failures, threads and killed saves for minutes; not part of the tests
 	PYTHONPATH=. $(PYTHON) tests/soak.py
+	$(PYTHON) -m pytest -m soak tests
