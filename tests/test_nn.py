@@ -316,3 +316,40 @@ def test_a_leaf_that_is_given_twice_ties_parameters() -> None:
 def test_the_module_of_an_error_is_named_without_an_article() -> None:
     with pytest.raises(errors.IndexingError, match=r"\n  In the module Embedding\.$"):
         nn.Embedding(3, 2)([3])
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.MultiHeadAttention(4, 2, rng=0, dtype=float),
+        nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, rng=0, dtype=float),
+    ],
+    ids=["attention", "encoder"],
+)
+def test_attention_runs_inside_vmap(layer: Any) -> None:
+    x = np.random.default_rng(0).standard_normal((3, 5, 4))
+    loss = lambda s: (layer(s) ** 2).sum()
+    np.testing.assert_allclose(ad.vmap(layer)(x).numpy(), [layer(s).numpy() for s in x], atol=1e-12)
+    each = [ad.grad(loss)(s).numpy() for s in x]
+    np.testing.assert_allclose(ad.vmap(ad.grad(loss))(x).numpy(), each, atol=1e-12)
+
+
+def test_attention_takes_lists_and_arrays_as_keys() -> None:
+    layer = nn.MultiHeadAttention(2, 1, rng=0, dtype=float)
+    q, k = [[1.0, 2.0]], np.array([[0.5, 1.0], [2.0, -1.0]])
+    assert layer(q).tolist() == layer(np.array(q)).tolist()
+    np.testing.assert_allclose(layer(q, k).numpy(), layer(ad.tensor(q), ad.tensor(k), ad.tensor(k)).numpy())
+
+
+def test_options_of_activations() -> None:
+    assert nn.LeakyReLU(0.5)(np.array([-2.0])).tolist() == [-1.0]
+    assert nn.Softmax(0)(np.ones((2, 3))).tolist() == nn.Softmax(axis=0)(np.ones((2, 3))).tolist()
+    assert repr(nn.Hardtanh(-2.0, 2.0)) == repr(nn.Hardtanh(min_val=-2.0, max_val=2.0))
+    for make, text in [
+        (lambda: nn.ReLU(inplace=True), "ReLU takes no options, but was given inplace=True"),
+        (lambda: nn.Softmax(dim=1), "Softmax takes axis, but was given dim=1"),
+        (lambda: nn.Softmax(1, axis=1), "Softmax takes axis, but was given 1, axis=1"),
+        (lambda: nn.Tanh(1.0), "Tanh takes no options, but was given 1.0"),
+    ]:
+        with pytest.raises(errors.InputError, match=text):
+            make()

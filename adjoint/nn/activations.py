@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from adjoint.core.tensor import Tensor
+from adjoint.errors import InputError
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
 from adjoint.nn.module import Module
 
@@ -31,8 +33,15 @@ class _Activation(Module):
 
     name = ""
 
-    def __init__(self, **options: Any) -> None:
-        self.options = options
+    def __init__(self, *values: Any, **options: Any) -> None:
+        known = list(inspect.signature(getattr(F, self.name)).parameters)[1:]
+        unknown = [k for k in options if k not in known or k in known[: len(values)]]
+        if unknown or len(values) > len(known):
+            given = ", ".join([*map(repr, values), *(f"{k}={v!r}" for k, v in options.items())])
+            raise InputError(
+                f"{type(self).__name__} takes {', '.join(known) or 'no options'}, but was given {given}."
+            )
+        self.options = dict(zip(known, values, strict=False)) | options
 
     def forward(self, x: Any) -> Tensor:
         """Apply the function."""
@@ -44,7 +53,7 @@ class _Activation(Module):
 
 
 def _activation(name: str, function: str) -> type[_Activation]:
-    doc = f"``nn.functional.{function}`` as a module; options are its keywords."
+    doc = f"``nn.functional.{function}`` as a module; options are its own, after x."
     return type(name, (_Activation,), {"name": function, "__doc__": doc, "__module__": __name__})
 
 

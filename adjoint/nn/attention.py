@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, asarray
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
 from adjoint.nn import init
@@ -50,13 +50,16 @@ class MultiHeadAttention(Module):
         """Let each query look at the keys; ``mask`` is True where it may, or is added to the scores."""
         key = query if key is None else key
         value = key if value is None else value
+        alone = key is query and value is query
+        query = asarray(query)
+        key, value = (query, query) if alone else (asarray(key), asarray(value))
         for t in (query, key, value):
-            if np.ndim(t) < 2:
+            if t.ndim < 2:
                 raise ShapeError(
-                    f"MultiHeadAttention: inputs are (…, length, {self.embed_dim}), not {np.shape(t)}."
+                    f"MultiHeadAttention: inputs are (…, length, {self.embed_dim}), not {t.shape}."
                 )
         n = self.embed_dim
-        if key is query and value is query:
+        if alone:
             packed = F.linear(query, self.in_proj_weight, self.in_proj_bias)
             q, k, v = packed[..., :n], packed[..., n : 2 * n], packed[..., 2 * n :]
         else:
