@@ -150,3 +150,12 @@ def test_temporaries_are_not_paid_for_again_in_page_faults() -> None:
         [sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, env=plain
     ).stdout
     assert int(out) < 1_000  # 40 rounds of 16 MB: 80,000 pages are written
+
+
+def test_ops_of_any_number_of_tensors_remember_none_of_the_numbers() -> None:
+    x, c = ad.tensor([1.0], requires_grad=True), ad.tensor([1.0])
+    for n in range(2, 100):
+        y = ad.concat([x, *[c] * n, x]).sum() + ad.stack([c, x] * n).sum()
+    y.backward()
+    assert x.grad.numpy() == 2 + n
+    assert len(ad.OPS["concat"]._split) + len(ad.OPS["stack"]._split) == 0

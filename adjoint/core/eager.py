@@ -329,6 +329,7 @@ def general(op: Op) -> Eager:
     several = op.outputs > 1
     smooth = op.differentiable
     rough = [i for i in range(op.arity or 0) if not op.smooth(i)]
+    shift = int(op.arity is not None)  # of any number of arguments one bit tells: a bit each is quadratic
 
     def eager(*args: Any, **params: Any) -> Any:
         if several or special.count:
@@ -350,7 +351,7 @@ def general(op: Op) -> Eager:
                 parents.append(None)
             else:
                 return careful(op, args, params)
-            bit += bit
+            bit <<= shift
         try:
             data = forward(*arrays, **params)
         except Exception as error:

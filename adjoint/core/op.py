@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from adjoint.core.node import Spec
 __all__ = ["KINDS", "OPS", "Op", "names_read"]
 
 Rule = Callable[..., Any]
-Split = tuple[tuple[int, ...], tuple[int, ...], bool]
+Split = tuple[Sequence[int], Sequence[int], bool]
 
 KINDS = ("elementwise", "linear", "bilinear", "general")
 
@@ -91,6 +91,9 @@ class Op:
 
         ``wanted`` has bit i set if the gradient of argument i of ``count`` is wanted.
         """
+        if self.arity is None:  # all alike, and no end of numbers of them to remember
+            every = range(count)
+            return (every, (), self.saves_out) if self.saves_args[0] else ((), every, self.saves_out)
         found = self._split.get((wanted, count))
         if found is None:
             *args, out = self.keeps(tuple([bool(wanted >> i & 1) for i in range(count)]))

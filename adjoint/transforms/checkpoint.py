@@ -115,7 +115,8 @@ def checkpoint_sequential(
 
     With n layers in √n segments, as when ``segments`` is None, the memory for the backward grows
     with √n instead of n, for less than one more forward.  The last segment is kept as it
-    is: its backward comes first.
+    is: its backward comes first.  Random generators are looked for once, before the first layer: one
+    that a layer makes only when it runs is not found.
 
     >>> import adjoint as ad
     >>> x = ad.tensor(0.5, requires_grad=True)
