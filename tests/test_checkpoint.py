@@ -450,3 +450,20 @@ def test_mistakes_are_named(name: str) -> None:
     error, mistake, match = MISTAKES[name]
     with pytest.raises(error, match=match):
         mistake()
+
+
+def test_a_generator_that_an_earlier_segment_makes_is_found_by_later_ones() -> None:
+    shared: dict[str, Any] = {}
+
+    def first(x: ad.Tensor) -> ad.Tensor:
+        shared.setdefault("rng", np.random.default_rng(0))
+        return x * 2.0
+
+    def noisy(x: ad.Tensor) -> ad.Tensor:
+        return x * float(shared["rng"].random())
+
+    x = ad.tensor(3.0, requires_grad=True)
+    y = ad.checkpoint_sequential([first, noisy, noisy, lambda x: x], x, segments=4, debug=True)
+    y.backward()
+    a, b = np.random.default_rng(0).random(2)
+    assert x.grad is not None and x.grad.item() == pytest.approx(2.0 * a * b, rel=1e-12)
