@@ -2,9 +2,9 @@
 
 Timings on a shared machine are noise; ratios inside one run are not. Each round runs every
 engine once, in an order that is drawn anew; the first rounds are dropped; what counts
-is the median over rounds of adjoint's time divided by the peer's. After an engine that uses NumPy's
-BLAS there is a short rest: OpenBLAS's threads spin for up to 0.1 s after a matrix product and would
-halve the next engine's speed. Other engines' threads fall asleep within milliseconds.
+is the median over rounds of adjoint's time divided by the peer's. After work that uses BLAS there is a
+short rest: OpenBLAS's threads spin for up to 0.1 s after a matrix product, those of compiled kernels
+too, and would halve the next engine's speed. Short work is done once untimed after it.
 
 A peer that is not installed, that lacks what a case needs or that fails is left out of that case, and the
 reason is printed and kept with the numbers. Where adjoint fails, or the results differ, the run stops.
@@ -31,7 +31,7 @@ Numbers = dict[str, Any]  # what goes into JSON
 
 THREADS = 2  # of every engine that can be told
 NUMPY_ENGINES = ("adjoint", "autograd", "numpy", "scipy")
-REST_AFTER_NUMPY, REST_AFTER_OTHERS = 0.12, 0.005
+REST_AFTER_BLAS, REST_AFTER_OTHERS = 0.12, 0.005
 FEWEST_ROUNDS = 7
 SETUP_SECONDS = 150  # for a peer to compile and to run once
 
@@ -126,6 +126,8 @@ def measure(case: Case, rounds: int = 30, warmup: int = 2, seconds: float = 6.0)
             break
         shuffle.shuffle(names)  # so that no engine always comes after the same other
         for name in names:
+            if repeats[name] > 1:
+                steps[name]()  # caches and threads are cold after the rest
             once = time_of(steps[name], repeats[name])
             rest(case, name)
             if i >= warmup:
@@ -181,10 +183,11 @@ def within(seconds: int) -> Iterator[None]:
 
 
 def rest(case: Case, name: str) -> None:
-    if not name.startswith(NUMPY_ENGINES):
+    """Let threads that spin come to rest: OpenBLAS's do for 0.1 s, compiled kernels' OpenMP threads too."""
+    if case.blas:
+        time.sleep(REST_AFTER_BLAS)
+    elif not name.startswith(NUMPY_ENGINES):
         time.sleep(REST_AFTER_OTHERS)
-    elif case.blas:
-        time.sleep(REST_AFTER_NUMPY)
 
 
 def time_of(step: Step, repeats: int) -> float:
@@ -194,7 +197,7 @@ def time_of(step: Step, repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def repeats_of(step: Step, span: float = 0.005) -> int:
+def repeats_of(step: Step, span: float = 0.01) -> int:
     once = min(time_of(step, 1), time_of(step, 1))
     return max(1, round(span / max(once, 1e-9)))
 

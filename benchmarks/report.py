@@ -117,8 +117,9 @@ Every number on this page comes from one run of `python -m benchmarks --write` o
 A ratio is adjoint's time divided by the peer's: **below 1, adjoint is faster**. In each round every
 engine does the same work once, in turn, with the same number of threads ({threads}), after its results have
 been compared with adjoint's; JAX's results are waited for. What is shown is the median of the ratio over
-the rounds, with its quartiles. Work that uses BLAS is followed by a short rest, because OpenBLAS's
-threads spin for a while and would slow the next engine. Compilation is not counted.
+the rounds, with its quartiles. Work that uses BLAS is followed by a short rest, because threads of BLAS
+and of compiled kernels spin for a while and would slow the next engine; short work is then done once
+untimed, so that caches are warm. Compilation is not counted.
 
 ![Ratios to the peers](performance.png)
 
