@@ -352,9 +352,18 @@ def peak(run: Callable[[], Any]) -> int:
         tracemalloc.stop()
 
 
-def test_fifty_layers_keep_a_third_of_the_memory() -> None:
-    chain = layers(50, 16)
-    x = ad.tensor(np.ones((1000, 16)))
+def deep_net() -> tuple[list[Any], ad.Tensor]:
+    """The net whose time ``benchmarks/cases/transforms.py`` measures."""
+    rng = ad.random.default_rng(0)
+    chain = [ad.nn.Sequential(ad.nn.Linear(64, 64, rng=rng), ad.nn.ReLU()) for _ in range(50)]
+    return chain, rng.normal(size=(4096, 64), dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    "net", [lambda: (layers(50, 16), ad.tensor(np.ones((1000, 16)))), deep_net], ids=["tanh", "layers"]
+)
+def test_fifty_layers_keep_a_third_of_the_memory(net: Callable[[], tuple[list[Any], ad.Tensor]]) -> None:
+    chain, x = net()
 
     def run(forward: Callable[[Any], Any]) -> Callable[[], Any]:
         return lambda: ad.backward((forward(x) ** 2).mean())
