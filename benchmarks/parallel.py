@@ -31,7 +31,7 @@ import adjoint as ad
 from adjoint.engine import parallel
 from benchmarks.harness import Numbers, quartiles, set_threads
 from benchmarks.profile import kernel_calls, replay
-from benchmarks.report import duration, table, verdict
+from benchmarks.report import duration, table, with_quartiles
 
 SERIAL, WORKERS, AUTO, TORCH = "serial", "workers=2", 'workers="auto"', "PyTorch, one thread"
 BARE_ONE, BARE_TWO = "bare kernels, one thread", "bare kernels, two threads"
@@ -464,10 +464,7 @@ def text(rows: list[Numbers]) -> str:
 def _ratio(r: Numbers, variant: str) -> str:
     if variant not in r["ratios"]:
         return "1"
-    low, middle, high = r["ratios"][variant]
-    target = r["targets"].get(variant)
-    goal = "" if target is None else f"; {verdict(middle, target)}"
-    return f"{middle:.2f} ({low:.2f}–{high:.2f}{goal})"
+    return with_quartiles(r, variant)
 
 
 def main() -> int:

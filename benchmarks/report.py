@@ -45,6 +45,11 @@ def ratios(cases: dict[str, Numbers]) -> str:
 def _ratio(case: Numbers, peer: str) -> str:
     if peer not in case["ratios"]:
         return "–"
+    return with_quartiles(case, peer)
+
+
+def with_quartiles(case: Numbers, peer: str) -> str:
+    """Return a ratio with its quartiles, and its target if there is one."""
     low, middle, high = case["ratios"][peer]
     target = case["targets"].get(peer)
     goal = "" if target is None else f"; {verdict(middle, target)}"

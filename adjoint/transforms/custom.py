@@ -225,6 +225,24 @@ class _Custom:
         return tree.unflatten(rule.structure, outputs)
 
 
+class _CustomRule(Rule):
+    """One call of a function with derivatives of its own."""
+
+    structure: tree.Structure  # of the result
+
+    def __init__(self, custom: Any, args: _Arguments) -> None:
+        self.custom = custom
+        self.args = args
+        self.name = custom.name
+
+    def argument(self, i: int) -> str:
+        return repr(self.args.name(i))
+
+    def plain(self, tensors: list[Tensor]) -> list[Tensor]:
+        outputs, self.structure = _outputs(self.name, self.custom.f(*self.args.all(tensors)))
+        return outputs
+
+
 class custom_vjp(_Custom):  # noqa: N801  a decorator that reads as a function
     """Give a function a backward of your own.
 
@@ -261,21 +279,7 @@ class custom_vjp(_Custom):  # noqa: N801  a decorator that reads as a function
         return _VjpRule(self, args)
 
 
-class _VjpRule(Rule):
-    structure: tree.Structure  # of the result
-
-    def __init__(self, custom: custom_vjp, args: _Arguments) -> None:
-        self.custom = custom
-        self.args = args
-        self.name = custom.name
-
-    def argument(self, i: int) -> str:
-        return repr(self.args.name(i))
-
-    def plain(self, tensors: list[Tensor]) -> list[Tensor]:
-        outputs, self.structure = _outputs(self.name, self.custom.f(*self.args.all(tensors)))
-        return outputs
-
+class _VjpRule(_CustomRule):
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
         fwd: Any = self.custom.fwd
         both = fwd(*self.args.all(tensors))
@@ -348,21 +352,7 @@ class custom_jvp(_Custom):  # noqa: N801  a decorator that reads as a function
         return _JvpRule(self, args)
 
 
-class _JvpRule(Rule):
-    structure: tree.Structure  # of the result
-
-    def __init__(self, custom: custom_jvp, args: _Arguments) -> None:
-        self.custom = custom
-        self.args = args
-        self.name = custom.name
-
-    def argument(self, i: int) -> str:
-        return repr(self.args.name(i))
-
-    def plain(self, tensors: list[Tensor]) -> list[Tensor]:
-        outputs, self.structure = _outputs(self.name, self.custom.f(*self.args.all(tensors)))
-        return outputs
-
+class _JvpRule(_CustomRule):
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
         outputs = self.plain(tensors)
         return outputs, list(tensors), (self.structure, _specs(outputs))
