@@ -280,6 +280,23 @@ def test_schedules_without_a_peer() -> None:
     assert len(schedules.draw(schedules.cosine(0.1, 100), 100)) == 60
 
 
+def test_warmup_and_sequence_pass_metrics_on_while_a_plateau_is_followed() -> None:
+    schedule: Any = schedules.warmup(schedules.Plateau(1.0, factor=0.5, patience=0), 4, start=0.5)
+    assert [schedule.report(1.0, step) for step in (1, 2, 4, 6, 8)] == [0.625, 0.75, 1.0, 0.5, 0.25]
+    assert schedule(0) == 0.125 and schedule(100) == 0.25  # warm-up leads to what the plateau is at
+    again: Any = schedules.warmup(schedules.Plateau(1.0, factor=0.5, patience=0), 4, start=0.5)
+    again.load_state_dict(schedule.state_dict())
+    assert again.report_from({"loss": 1.0}, 9) == schedule.report(1.0, 9) == 0.125
+    plain: Any = schedules.warmup(schedules.constant(1.0), 4)
+    assert plain.state_dict() == {} and plain.report(1.0, 9) == 1.0
+    with pytest.raises(errors.ArgumentError, match="parts"):
+        plain.load_state_dict(schedule.state_dict())
+    with pytest.raises(errors.InputError, match="a schedule is a function of the step, not 0.1"):
+        schedules.warmup(0.1, 3)  # type: ignore[arg-type]
+    with pytest.raises(errors.ArgumentError, match="0 steps or more, but got -1"):
+        schedules.sequence((schedules.constant(1.0), -1), schedules.constant(1.0))
+
+
 def test_a_schedule_can_be_drawn_to_a_file(tmp_path: Any) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "schedule.png"

@@ -328,6 +328,27 @@ def test_learned_weights_are_trained_with_the_model() -> None:
         loss(ad.asarray(Y), ad.asarray(Y))
 
 
+def test_a_composed_loss_goes_through_every_transform() -> None:
+    model = model_of()
+    loss = train.compose(
+        {"fit": (nn.functional.mse_loss, 0.5), "l2": (l2, 1e-2), "far": (nn.functional.l1_loss, "learned")}
+    )
+
+    def of(x: Any, y: Any) -> Any:
+        return loss(model(x[None]), y[None], model)
+
+    each = [of(x, y).item() for x, y in zip(X, Y, strict=True)]
+    assert list(loss.values) == ["fit", "l2", "far"]
+    np.testing.assert_allclose(ad.vmap(of)(X, Y).numpy(), each, rtol=1e-12)
+    assert list(loss.values) == ["l2"]  # the only term that is one number there
+    alone = [ad.grad(of)(ad.asarray(x), ad.asarray(y)).numpy() for x, y in zip(X, Y, strict=True)]
+    np.testing.assert_allclose(ad.vmap(ad.grad(of))(X, Y).numpy(), alone, rtol=1e-12)
+    slopes = ad.vmap(lambda x, y: ad.jvp(lambda x: of(x, y), (x,), (ad.ones(3),))[1])(X, Y)
+    np.testing.assert_allclose(slopes.numpy(), np.sum(alone, 1), rtol=1e-12)
+    value, _ = ad.jvp(lambda y: of(ad.asarray(X[0]), y), (ad.asarray(Y[0]),), (ad.ones(1),))
+    assert value.item() == each[0] and list(loss.values) == ["fit", "l2", "far"]
+
+
 # Edges -----------------------------------------------------------------------------------------
 
 

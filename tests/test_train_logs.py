@@ -360,6 +360,57 @@ def test_plateau_is_told_by_the_trainer() -> None:
         trainer_of(model, schedule=plateau).fit([(X, Y)])
 
 
+def test_a_plateau_inside_warmup_and_sequence_is_told_and_resumed(tmp_path: Path) -> None:
+    def schedule() -> Any:
+        plateau = schedules.Plateau(0.8, factor=0.5, patience=0, monitor="flat")
+        return schedules.warmup(schedules.sequence((schedules.constant(0.8), 2), plateau), 2)
+
+    def run(directory: Path, epochs: int) -> tuple[list[float], bytes]:
+        model = model_of()
+        trainer = trainer_of(
+            model, schedule=schedule(), metrics={"flat": lambda p, t: 1.0}, directory=directory
+        )
+        history = trainer.fit([(X, Y)], epochs=epochs, resume=True)
+        return [h["lr"] for h in history], weights(model)
+
+    # warm-up, a constant, and the plateau from its start: the metric of before does not count
+    rates, straight = run(tmp_path / "a", 8)
+    assert rates == [0.0, 0.4, 0.8, 0.8, 0.8, 0.4, 0.2, 0.1]
+    for stop in (2, 4, 5, 7):
+        assert run(tmp_path / f"b{stop}", stop)[0] == rates[:stop]
+        assert run(tmp_path / f"b{stop}", 8) == (rates, straight)
+
+
+def test_a_plateau_may_be_the_weight_of_a_term(tmp_path: Path) -> None:
+    def run(directory: Path, epochs: int) -> tuple[float, bytes]:
+        model = model_of()
+        weight = schedules.warmup(schedules.Plateau(1.0, factor=0.5, patience=0, monitor="flat"), 1)
+        loss = train.compose({"fit": nn.functional.mse_loss, "l2": (l2, weight)})
+        optimiser = optim.SGD(model.parameters(), lr=1e-3)
+        metrics = {"flat": lambda p, t: 1.0}
+        trainer = train.Trainer(model, loss, optimiser, metrics=metrics, directory=directory)
+        trainer.fit([(X, Y)], epochs=epochs, resume=True)
+        return weight(epochs), weights(model)
+
+    straight = run(tmp_path / "a", 4)
+    assert straight[0] == 0.125
+    assert run(tmp_path / "b", 2)[0] == 0.5
+    assert run(tmp_path / "b", 4) == straight
+
+
+def test_the_state_of_another_schedule_is_refused_and_nothing_is_loaded(tmp_path: Path) -> None:
+    plateau = lambda: schedules.Plateau(0.5)
+    trainer_of(model_of(), schedule=plateau(), directory=tmp_path / "a").fit([(X, Y)])
+    warmed = lambda: schedules.warmup(plateau(), 3)
+    trainer_of(model_of(), schedule=warmed(), directory=tmp_path / "b").fit([(X, Y)])
+    for directory, schedule in (("a", warmed), ("b", plateau)):
+        trainer = trainer_of(model_of(), schedule=schedule(), directory=tmp_path / directory)
+        before = weights(trainer.model)
+        with pytest.raises(errors.ArgumentError, match="this is the state of a"):
+            trainer.fit([(X, Y)], resume=True)
+        assert weights(trainer.model) == before and trainer.step == 0
+
+
 def test_a_schedule_that_gives_no_rate_is_refused() -> None:
     with pytest.raises(errors.ArgumentError, match="lr must be a finite number from 0, but is nan"):
         trainer_of(model_of(), schedule=lambda step: math.nan).fit([(X, Y)])

@@ -1,7 +1,8 @@
 """Learning-rate schedules: pure functions of the step, so resuming needs one number.
 
 A schedule is ``schedule(step) -> factor or rate``: called with the number of steps done so far, it
-returns the learning rate of the next one.  ``plateau`` is the exception: it looks at a metric.
+returns the learning rate of the next one.  ``Plateau`` is the exception: it looks at a metric, which
+``warmup`` and ``sequence`` pass on to it.
 
 >>> schedule = warmup(cosine(0.1, total=100), steps=10)
 >>> [round(schedule(s), 3) for s in (0, 5, 10, 60, 110)]
@@ -10,11 +11,13 @@ returns the learning rate of the next one.  ``plateau`` is the exception: it loo
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from adjoint.errors import ArgumentError, MissingExtraError
+from adjoint.errors import ArgumentError, InputError, MissingExtraError
 
 __all__ = [
     "Plateau",
@@ -39,6 +42,11 @@ Schedule = Callable[[int], float]
 def _positive(name: str, value: float) -> None:
     if not value > 0:
         raise ArgumentError(f"{name} must be positive, but is {value!r}.")
+
+
+def _callable(name: str, schedule: Any) -> None:
+    if not callable(schedule):
+        raise InputError(f"{name}: a schedule is a function of the step, not {schedule!r}.")
 
 
 def constant(rate: float) -> Schedule:
@@ -134,32 +142,69 @@ def one_cycle(
 def warmup(schedule: Schedule, steps: int, start: float = 0.0) -> Schedule:
     """Rise in a straight line to what ``schedule`` begins with, then follow it from its start."""
     _positive("steps", steps)
-
-    def warmed(step: int) -> float:
-        if step < steps:
-            return schedule(0) * (start + (1 - start) * step / steps)
-        return schedule(step - steps)
-
-    return warmed
+    _callable("warmup", schedule)
+    return _Chain(
+        [(lambda step: schedule(0) * (start + (1 - start) * step / steps), steps), (schedule, None)]
+    )
 
 
 def sequence(*parts: tuple[Schedule, int] | Schedule) -> Schedule:
     """Follow one schedule after the other: ``sequence((a, 100), (b, 200), c)``."""
     if not parts or any(not isinstance(p, tuple) for p in parts[:-1]):
         raise ArgumentError("sequence takes (schedule, steps) pairs; only the last may have no end.")
+    pairs = [part if isinstance(part, tuple) else (part, None) for part in parts]
+    for schedule, steps in pairs:
+        _callable("sequence", schedule)
+        if steps is not None and not steps >= 0:
+            raise ArgumentError(f"sequence: a part has 0 steps or more, but got {steps!r}.")
+    return _Chain(pairs)
 
-    def schedule(step: int) -> float:
-        for part in parts:
-            if not isinstance(part, tuple):
-                return part(step)
-            if step < part[1]:
-                return part[0](step)
-            step -= part[1]
-        last = parts[-1]
-        assert isinstance(last, tuple)
-        return last[0](step + last[1])
 
-    return schedule
+class _Chain:
+    """Schedules one after the other, each from its start; the last one goes on for ever.
+
+    Those that look at a metric are told it, each while it is followed, and their states are kept.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Schedule, int | None]]) -> None:
+        self._parts = [schedule for schedule, _ in parts]
+        self._starts = [0, *itertools.accumulate(steps for _, steps in parts[:-1] if steps is not None)]
+
+    def _followed(self, step: int) -> int:
+        return bisect.bisect_right(self._starts, max(step, 0)) - 1
+
+    def __call__(self, step: int) -> float:
+        """Return the rate of a step by the schedule that is followed there."""
+        i = self._followed(step)
+        return self._parts[i](step - self._starts[i])
+
+    def report(self, metric: float, step: int) -> float:
+        """Report a metric after so many steps to the schedule that is followed from there; return the rate."""
+        i = self._followed(step)
+        if hasattr(self._parts[i], "report"):
+            self._parts[i].report(metric, step - self._starts[i])
+        return self(step)
+
+    def report_from(self, logs: Mapping[str, float], step: int) -> float:
+        """Report the number that is followed out of those of an epoch."""
+        i = self._followed(step)
+        if hasattr(self._parts[i], "report_from"):
+            self._parts[i].report_from(logs, step - self._starts[i])
+        return self(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is needed to go on: the states of the parts that have one, by their place."""
+        return {str(i): p.state_dict() for i, p in enumerate(self._parts) if hasattr(p, "state_dict")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        ours = {str(i): p for i, p in enumerate(self._parts) if hasattr(p, "load_state_dict")}
+        if set(ours) != set(state):
+            raise ArgumentError(
+                f"this is the state of a schedule whose parts {sorted(state)} have one, not {sorted(ours)}."
+            )
+        for i, part in ours.items():
+            part.load_state_dict(state[i])
 
 
 class Plateau:
@@ -191,8 +236,8 @@ class Plateau:
         self.bad = 0
         self.resting = 0
 
-    def report(self, metric: float) -> float:
-        """Take note of a metric and return the rate from now on."""
+    def report(self, metric: float, step: int | None = None) -> float:
+        """Take note of a metric, whatever the step, and return the rate from now on."""
         metric = float(metric)
         if self._better(metric):
             self.best, self.bad = metric, 0
@@ -206,7 +251,7 @@ class Plateau:
             self.resting, self.bad = self.cooldown, 0
         return self.rate
 
-    def report_from(self, logs: Mapping[str, float]) -> float:
+    def report_from(self, logs: Mapping[str, float], step: int | None = None) -> float:
         """Report the number to be followed out of those of an epoch."""
         name = self.monitor or ("val_loss" if "val_loss" in logs else "loss")
         if name not in logs:
@@ -229,6 +274,11 @@ class Plateau:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
+        missing = [name for name in self.state_dict() if name not in state]
+        if missing:
+            raise ArgumentError(
+                f"Plateau: this is the state of another schedule: it has no {', '.join(missing)}."
+            )
         self.rate, self.best = float(state["rate"]), float(state["best"])
         self.bad, self.resting = int(state["bad"]), int(state["resting"])
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core.tensor import Tensor, asarray
+from adjoint.core.tensor import Tensor, Traced, asarray
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.grads.backward import gradients
 from adjoint.grads.norm import global_norm
@@ -43,7 +43,10 @@ def compose(terms: Mapping[str, Any]) -> ComposedLoss:
 
 
 class ComposedLoss(Module):
-    """A weighted sum of named terms; ``values`` has each term's last value, before its weight."""
+    """A weighted sum of named terms; ``values`` has each term's last value, before its weight.
+
+    Inside ``vmap`` a term has no single value, and is not in ``values``.
+    """
 
     def __init__(self, terms: Mapping[str, Any]) -> None:
         if not isinstance(terms, Mapping) or not terms:
@@ -69,6 +72,8 @@ class ComposedLoss(Module):
     def forward(self, prediction: Any, target: Any = None, model: Any = None) -> Tensor:
         """Add up the terms; ``model`` is needed where a term takes it."""
         total: Any = None
+        self._last.clear()
+        self.values.clear()
         for name, (function, arity) in self.terms.items():
             args = {1: (model,), 2: (prediction, target), 3: (prediction, target, model)}[arity]
             if arity != 2 and model is None:
@@ -85,11 +90,18 @@ class ComposedLoss(Module):
                     f"compose: the term {name!r} is one number, but has shape {value.shape}: "
                     "reduce it, by mean()."
                 )
-            self._last[name] = value
-            self.values[name] = float(value.detach())
+            self._note(name, value)
             weighted = self._weighted(name, value)
             total = weighted if total is None else total + weighted
         return total
+
+    def _note(self, name: str, value: Tensor) -> None:
+        """Keep the number of a term, if it has one: inside ``vmap`` it has one per element, and none is kept."""
+        if type(value) is not Traced:
+            self._last[name] = value
+        data = value._data.numbers() if type(value) is Traced else value._data
+        if data is not None:
+            self.values[name] = float(data)
 
     def _weighted(self, name: str, value: Tensor) -> Tensor:
         weight = self.weights[name]

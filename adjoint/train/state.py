@@ -10,6 +10,7 @@ import numpy as np
 from adjoint.errors import ArgumentError
 from adjoint.nn.module import Module
 from adjoint.random import Generator
+from adjoint.train.compose import ComposedLoss
 
 if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
@@ -30,6 +31,7 @@ def of(trainer: Trainer, loader: Any) -> dict[str, Any]:
         "accumulator": trainer.accumulator.state_dict(),
         "loss": _state_of(trainer.loss),
         "schedule": _state_of(trainer.schedule),
+        "weights": {name: _state_of(weight) for name, weight in _weights(trainer).items()},
         "loader": _state_of(loader),
         "callbacks": [{"kind": type(c).__name__, "state": c.state_dict()} for c in trainer.callbacks],
         "generators": {path: _generator_state(rng) for path, rng in _generators(trainer)},
@@ -41,9 +43,9 @@ def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping
     trainer.model.load_state_dict(model)
     trainer.optimizer.load_state_dict(state["optimizer"])
     trainer.accumulator.load_state_dict(state["accumulator"])
-    things: dict[str, Any] = {"loss": trainer.loss, "schedule": trainer.schedule, "loader": loader}
-    for name, thing in things.items():
-        saved = state[name]
+    things = [(trainer.loss, state["loss"]), (trainer.schedule, state["schedule"]), (loader, state["loader"])]
+    things += [(w, state.get("weights", {}).get(name)) for name, w in _weights(trainer).items()]
+    for thing, saved in things:
         if saved and hasattr(thing, "load_state_dict"):
             thing.load_state_dict(saved)
     generators = dict(_generators(trainer))
@@ -64,6 +66,11 @@ def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping
         if saved is not None:
             left.remove(saved)
             callback.load_state_dict(saved["state"])
+
+
+def _weights(trainer: Trainer) -> dict[str, Any]:
+    """The weights of a composed loss, of which schedules may have a state."""
+    return trainer.loss.weights if isinstance(trainer.loss, ComposedLoss) else {}
 
 
 def _generators(trainer: Trainer) -> Iterator[tuple[str, Any]]:

@@ -24,7 +24,6 @@ from adjoint.grads.accumulate import GradientAccumulator
 from adjoint.grads.norm import check_max_norm
 from adjoint.nn.module import Module, unseen_parameters
 from adjoint.optim import LBFGS, Optimizer
-from adjoint.optim.schedules import Plateau
 from adjoint.train import state as states
 from adjoint.train.averages import Averages
 from adjoint.train.callbacks import BestCheckpoint, Callback
@@ -263,8 +262,10 @@ class Trainer:
 
     def _end_epoch(self, logs: dict[str, float]) -> None:
         score = logs.get("val_loss", logs["loss"])
-        if isinstance(self.schedule, Plateau):
-            self.schedule.report_from(logs)
+        weights = self.loss.weights.values() if isinstance(self.loss, ComposedLoss) else ()
+        for schedule in (self.schedule, *weights):
+            if hasattr(schedule, "report_from"):  # a plateau, or one inside another schedule
+                schedule.report_from(logs, self.step)
         for callback in self.callbacks:
             callback.on_epoch(self, logs)
         for callback in self.callbacks:
