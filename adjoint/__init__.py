@@ -27,11 +27,12 @@ from adjoint.config import (
     set_grad_enabled,
 )
 from adjoint.core import other_names as _other_names
+from adjoint.core.convert import asarray, tensor
 from adjoint.core.define import define
 from adjoint.core.memory import keep_freed_memory
 from adjoint.core.op import OPS
 from adjoint.core.sparse import SparseGradient, sparse_gradient
-from adjoint.core.tensor import Tensor, asarray, tensor
+from adjoint.core.tensor import Tensor
 from adjoint.engine.anomaly import detect_anomaly
 from adjoint.grads.backward import backward, gradients
 from adjoint.grads.norm import global_norm

@@ -24,9 +24,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from adjoint.config import get_default_dtype
+from adjoint.core.convert import array_of, asarray
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape, broadcast_shapes, canonical_axis, canonical_shape, reduced_axes
-from adjoint.core.tensor import Tensor, array_of, asarray, differentiable, wrap
+from adjoint.core.tensor import Tensor, differentiable, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.ops.reduce import argmax
 

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from adjoint.core.tensor import Tensor
 
-__all__ = ["METHODS", "OPERATORS", "REFLECTED", "Methods", "install"]
+__all__ = ["METHODS", "OPERATORS", "REFLECTED", "Methods", "attach", "install"]
 
 OPERATORS = {
     "__neg__": "negative",
@@ -75,6 +77,12 @@ def install(cls: type, functions: Callable[[str], Any], methods: bool = True) ->
             setattr(cls, name, function)
 
 
+def attach(cls: type, **members: Any) -> None:
+    """Give ``cls`` members that are written elsewhere; what they are is declared in ``Methods``."""
+    for name, member in members.items():
+        setattr(cls, name, member)
+
+
 def _reflected(function: Any) -> Callable[[Any, Any], Any]:
     def call(self: Any, other: Any) -> Any:
         return function(other, self)
@@ -94,6 +102,14 @@ class Methods:
         at: Any
 
         def __getitem__(self, key: Any) -> Tensor: ...
+        def __setitem__(self, key: Any, value: Any) -> None: ...
+        def __array_namespace__(self, /, *, api_version: str | None = None) -> ModuleType: ...
+        def __dlpack__(
+            self, /, *, stream: Any = None, max_version: tuple[int, int] | None = None,
+            dl_device: tuple[Any, int] | None = None, copy: bool | None = None,
+        ) -> Any: ...  # fmt: skip
+        def __dlpack_device__(self, /) -> tuple[int, int]: ...
+        def to_device(self, device: Any, /, *, stream: Any = None) -> Tensor: ...
         def backward(
             self,
             gradient: Any = None,

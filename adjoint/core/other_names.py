@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from adjoint.core.methods import attach
+
 __all__ = ["FUNCTIONS", "METHODS", "explain_methods"]
 
 _IN_PLACE = "x = x {} y, or x.copy_(value) under ad.no_grad() to write into x"
@@ -120,4 +122,4 @@ def explain_methods(cls: type) -> None:
     def names(self: Any) -> list[str]:
         return sorted(set(object.__dir__(self)) - missing)
 
-    cls.__dir__ = names  # type: ignore[assignment]
+    attach(cls, __dir__=names)

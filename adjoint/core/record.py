@@ -14,11 +14,12 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint.config import grad_mode, special
+from adjoint.core.convert import array_of
 from adjoint.core.explain import check_finite, describe, explained, user_line
 from adjoint.core.lifted import Lifted
 from adjoint.core.node import LEAF, Node, Packed, Spec, next_seq
 from adjoint.core.op import Op
-from adjoint.core.tensor import Tensor, Traced, array_of, differentiable, wrap
+from adjoint.core.tensor import Tensor, Traced, differentiable, wrap
 from adjoint.errors import AdjointError, InputError, RuleError
 
 __all__ = [

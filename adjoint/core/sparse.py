@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from adjoint.core.convert import check_device
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor, check_device, wrap
+from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import InPlaceError, InputError, ShapeError
 
 __all__ = ["SparseGradient", "SparseRows", "as_gradient_tensor", "sparse_gradient"]

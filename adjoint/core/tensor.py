@@ -1,8 +1,9 @@
 """Tensor: an array with a place in a graph.
 
 Operators and methods are installed from the op table (``core/methods.py``), so no op is
-written here.  A tensor owns its memory in effect: arrays handed in are copied, views handed
-out are read-only, and a write goes to a private copy whenever anything else holds the memory.
+written here; ``core/convert.py`` makes tensors of data.  A tensor owns its memory in effect:
+arrays handed in are copied, views handed out are read-only, and a write goes to a private copy
+whenever anything else holds the memory.
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from adjoint.config import get_default_dtype, grad_mode, held_across_fork
+from adjoint.config import grad_mode, held_across_fork
 from adjoint.core.lifted import Lifted, enclosing
 from adjoint.core.methods import Methods
 from adjoint.core.namespace import rec
 from adjoint.core.node import LEAF, Handle, HookList, Node, attaching
-from adjoint.core.shapes import broadcast_shapes
 from adjoint.errors import (
     ArgumentError,
     DTypeError,
@@ -34,13 +34,10 @@ from adjoint.errors import (
 __all__ = [
     "Tensor",
     "Traced",
-    "array_of",
-    "asarray",
-    "check_device",
-    "checked_dtype",
     "committing",
+    "concrete",
     "differentiable",
-    "tensor",
+    "exclusive_count",
     "wrap",
     "writable",
 ]
@@ -247,7 +244,7 @@ class Tensor(Methods):
 
     def numpy(self, *, copy: bool = False) -> ndarray[Any, Any]:
         """Return the values as a read-only view, or with ``copy=True`` as a free array."""
-        data = _concrete(self, "numpy()")
+        data = concrete(self, "numpy()")
         if copy:
             return data.copy()
         view = data.view()
@@ -266,11 +263,11 @@ class Tensor(Methods):
         """Return the one element as a Python number."""
         if self.size != 1:
             raise ShapeError(f"item() needs one element, but this tensor has shape {self.shape}.")
-        return _concrete(self, "item()").item()
+        return concrete(self, "item()").item()
 
     def tolist(self) -> Any:
         """Return the values as nested lists of Python numbers."""
-        return _concrete(self, "tolist()").tolist()
+        return concrete(self, "tolist()").tolist()
 
     def __float__(self) -> float:
         return float(self._one("float"))
@@ -286,7 +283,7 @@ class Tensor(Methods):
             raise InputError(
                 f"an index is a 0-d integer tensor, but this one is {self.dtype} of shape {self.shape}."
             )
-        return int(_concrete(self, "an index"))
+        return int(concrete(self, "an index"))
 
     def __bool__(self) -> bool:
         if self.size != 1:
@@ -294,7 +291,7 @@ class Tensor(Methods):
                 f"the truth of a tensor of shape {self.shape} is ambiguous.\n"
                 "  Use x.any() or x.all(); for a choice per element, ad.where(condition, a, b)."
             )
-        return bool(_concrete(self, "a Python condition").item())
+        return bool(concrete(self, "a Python condition").item())
 
     def _one(self, kind: str) -> Any:
         if self.size != 1:
@@ -302,7 +299,7 @@ class Tensor(Methods):
                 f"{kind}() needs one element, but this tensor has shape {self.shape}.\n"
                 f"  Choose one, {kind}(x[0]), or use x.astype({kind}) for all."
             )
-        return _concrete(self, f"{kind}()").item()
+        return concrete(self, f"{kind}()").item()
 
     def __len__(self) -> int:
         if not self.ndim:
@@ -349,31 +346,16 @@ class Tensor(Methods):
         self[...] = source
         return self
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        if isinstance(value, Tensor) and value._node is not None and grad_mode.get():
-            raise InPlaceError(
-                "x[key] = value: the value requires grad, and a write does not pass its gradient on.\n"
-                "  x = x.at[key].set(value) does; value.detach(), or ad.no_grad(), if none is meant."
-            )
-        key = rec.canonical_key(self.shape, key)
-        value = _weak(value, self.dtype) if type(value) in (bool, int, float) else array_of(value)
-        spot = np.broadcast_to(np.int8(0), self.shape)[key].shape  # without touching the values
-        if broadcast_shapes("x[key] = value", spot, value.shape) != spot:
-            raise ShapeError(
-                f"x[key] = value: a value of shape {value.shape} does not fit into shape {spot}."
-            )
-        if not np.can_cast(value.dtype, self.dtype, "same_kind"):
-            raise DTypeError(f"cannot write {value.dtype} values into a {self.dtype} tensor.")
-        writable(self)[key] = value
-
     def __copy__(self) -> Tensor:
-        return tensor(self, requires_grad=self.requires_grad)
+        known = self._data if type(self) is Tensor else self._data.numbers()
+        fresh = self.detach() if known is None else wrap(np.array(known, order="C"))
+        return fresh.requires_grad_(self.requires_grad)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         return self.__copy__()
 
     def __reduce__(self) -> Any:
-        return _unpickle, (_concrete(self, "pickle"), self.requires_grad)
+        return _unpickle, (concrete(self, "pickle"), self.requires_grad)
 
 
 class Traced(Tensor):
@@ -385,16 +367,6 @@ class Traced(Tensor):
     __slots__ = ()
 
 
-def _weak(value: Any, dtype: np.dtype[Any]) -> ndarray[Any, Any]:
-    """Return a Python number as an array of ``dtype`` where its kind allows that."""
-    if np.result_type(dtype, type(value)()) != dtype:  # a Python number is weak, its type is not
-        return np.asarray(value)
-    try:
-        return np.asarray(value, dtype)
-    except OverflowError:
-        raise ArgumentError(f"{value} does not fit into a {dtype} tensor.") from None
-
-
 def _unpickle(data: ndarray[Any, Any], requires_grad: bool) -> Tensor:
     return wrap(data).requires_grad_(requires_grad)
 
@@ -404,7 +376,8 @@ def _check_callable(what: str, hook: Any) -> None:
         raise InputError(f"{what}: a hook is a function, but got {type(hook).__name__}.")
 
 
-def _concrete(t: Tensor, what: str) -> ndarray[Any, Any]:
+def concrete(t: Tensor, what: str) -> ndarray[Any, Any]:
+    """Return the numbers of ``t``; inside a transform it may have none, and ``what`` needs them."""
     data = t._data
     if type(data) is not ndarray:
         known = data.numbers()
@@ -471,178 +444,8 @@ def writable(t: Tensor) -> ndarray[Any, Any]:
             f"this tensor is the result of {t._node.name!r} and part of a graph: it cannot be written to.\n"
             "  Use y = x.at[i].set(v), which is differentiable, or write into x.detach().clone()."
         )
-    data = _concrete(t, "writing in place")
+    data = concrete(t, "writing in place")
     if data.base is not None or not data.flags.writeable or sys.getrefcount(data) > _EXCLUSIVE:
         data = t._data = data.copy()
     t._version += 1
     return data
-
-
-def array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
-    """Return ``value`` (tensor, array, number, nested list) as a plain numeric array.
-
-    Memory may be shared; whoever keeps the array copies it.
-    """
-    if isinstance(value, Tensor):
-        data = _concrete(value, "this")
-        return data if dtype is None else _cast(data, checked_dtype(dtype), value)
-    if isinstance(value, Lifted):
-        raise InputError("a value of a transform cannot become an array.")
-    if type(value) is not ndarray:
-        _refuse_foreign(value)
-        if isinstance(value, (list, tuple)) and not _all_numbers(value):
-            value = _unwrap_nested(value)
-    try:
-        data = np.asarray(value)
-    except (ValueError, TypeError) as error:
-        if "inhomogeneous" in str(error):
-            raise ShapeError(
-                "the nested list is ragged: its rows differ in length, so it has no shape.\n"
-                "  Pad the rows to one length, or make one tensor per row."
-            ) from None
-        raise InputError(f"cannot make a tensor of {type(value).__name__}: {error}") from None
-    data = _numeric(data, value)
-    if dtype is not None:
-        data = _cast(data, checked_dtype(dtype), value)
-    elif data.dtype.char == "d" and _python_floats(value):
-        data = data.astype(get_default_dtype(), copy=False)
-    return data
-
-
-def _cast(data: ndarray[Any, Any], target: np.dtype[Any], value: Any) -> ndarray[Any, Any]:
-    """Return an array, made of ``value``, as another dtype; numbers that do not fit are refused."""
-    if data.dtype.kind == "c" and target.kind != "c":
-        raise DTypeError(
-            f"{data.dtype} to {target} would drop the imaginary part.  Use x.real if that is meant."
-        )
-    try:
-        if target.kind in "iu" and isinstance(value, (list, tuple, int)):
-            return np.asarray(value, target)  # raises where a number does not fit
-        return data.astype(target, copy=False)
-    except (OverflowError, ValueError, TypeError) as error:
-        raise DTypeError(f"cannot make a {target} tensor of this value: {error}") from None
-
-
-def check_device(op: str, device: Any) -> None:
-    """Refuse every device but the one there is; None means it too."""
-    if device is not None and device != "cpu":
-        raise ArgumentError(f'{op}: the only device is "cpu", but got {device!r}.')
-
-
-def checked_dtype(dtype: Any) -> np.dtype[Any]:
-    """Return a dtype that tensors can have, or raise."""
-    try:
-        target = np.dtype(dtype)
-    except TypeError:
-        raise DTypeError(f"{dtype!r} is not a dtype.  Use one such as np.float32.") from None
-    if target.kind not in "biufc" and target.name != "bfloat16":
-        raise DTypeError(f"tensors hold numbers, and {target} is not a number dtype.")
-    return target if target.isnative else target.newbyteorder("=")
-
-
-def _numeric(data: ndarray[Any, Any], value: Any) -> ndarray[Any, Any]:
-    kind = data.dtype.kind
-    if kind in "biufc":
-        if not data.dtype.isnative:
-            data = data.astype(data.dtype.newbyteorder("="))
-        return data
-    if data.dtype.name == "bfloat16":
-        return data
-    if kind == "O" and not isinstance(value, (list, tuple, ndarray)):
-        raise DTypeError(
-            f"a tensor is made of numbers, arrays and nested lists, not of a {type(value).__name__}.\n"
-            "  Put the numbers of an iterable into a list first: ad.tensor(list(values))."
-        )
-    what = {"O": "Python objects", "U": "strings", "S": "bytes"}.get(kind, f"dtype {data.dtype}")
-    raise DTypeError(
-        f"a tensor holds numbers, but this {type(value).__name__} holds {what}.\n"
-        "  Convert them first, for example np.asarray(values, dtype=float)."
-    )
-
-
-def _python_floats(value: Any) -> bool:
-    """Tell whether float64 came only from Python floats, whose dtype is the default's."""
-    return type(value) in _NUMBERS or (isinstance(value, (list, tuple)) and _all_numbers(value))
-
-
-_NUMBERS = frozenset((float, int, bool, complex))
-
-
-def _all_numbers(value: Any, depth: int = 0) -> bool:
-    """Tell whether a nested list has Python numbers alone; C loops over each innermost list."""
-    kinds = set(map(type, value))
-    if kinds <= _NUMBERS:
-        return True
-    nested = kinds <= {list, tuple} and depth < _DEEPEST
-    return nested and all(_all_numbers(v, depth + 1) for v in value)
-
-
-_DEEPEST = 64  # the axes an array of NumPy can have
-
-
-def _unwrap_nested(value: Any, depth: int = 0) -> Any:
-    """Replace tensors inside nested lists by their arrays; refuse those that have history."""
-    if isinstance(value, (list, tuple)):
-        if depth > _DEEPEST:
-            raise ShapeError(
-                f"the list is nested more than {_DEEPEST} deep, more axes than an array can have."
-            )
-        return [_unwrap_nested(v, depth + 1) for v in value]
-    _refuse_foreign(value)
-    if isinstance(value, Tensor):
-        if value.requires_grad:
-            raise InputError(
-                "a list of tensors that require grad would lose their gradients here.\n"
-                "  Use ad.stack(list), which is differentiable, or x.detach()."
-            )
-        return _concrete(value, "this")
-    return value
-
-
-_FOREIGN = ("torch", "jax", "jaxlib", "tensorflow", "mlx", "tinygrad", "cupy", "autograd")
-
-
-def _refuse_foreign(value: Any) -> None:
-    module = type(value).__module__.partition(".")[0]
-    if module in _FOREIGN:
-        raise InputError(
-            f"got a {type(value).__module__}.{type(value).__qualname__}: adjoint does not mix with "
-            "tensors of other libraries,\n  because gradients would stop between them.  "
-            "Convert it: ad.tensor(np.asarray(value)), or ad.from_dlpack(value)."
-        )
-
-
-def tensor(data: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-    """Make a leaf tensor with its own copy of ``data``.
-
-    >>> tensor([[1, 2], [3, 4]])
-    tensor([[1, 2],
-            [3, 4]], dtype=int64)
-    """
-    if type(data) is Traced and data._data.numbers() is None:
-        fresh = data.detach()
-        if dtype is not None and np.dtype(dtype) != fresh.dtype:
-            fresh = rec.astype(fresh, dtype=np.dtype(dtype))
-    else:
-        fresh = wrap(np.array(array_of(data, dtype), copy=True, order="C"))
-    return fresh.requires_grad_() if requires_grad else fresh
-
-
-def asarray(data: Any, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Tensor:
-    """Return ``data`` as a tensor: itself if it is one, otherwise a copy, because tensors own their memory.
-
-    ``copy=False`` raises where a copy is needed.
-    """
-    if device is not None:
-        check_device("asarray", device)
-    if isinstance(data, Tensor):
-        if dtype is not None and (target := checked_dtype(dtype)) != data.dtype:
-            if copy is False:
-                raise ArgumentError(f"asarray: {data.dtype} becomes {target} only by a copy.")
-            return rec.astype(data, dtype=target)
-        return data.clone() if copy else data
-    if copy is False:
-        raise ArgumentError(f"asarray: a {type(data).__name__} becomes a tensor only by a copy.")
-    array = array_of(data, dtype)
-    fresh = array.base is None and array is not data and isinstance(data, (list, tuple, int, float, complex))
-    return wrap(array if fresh else array.copy())

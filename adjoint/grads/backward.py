@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import check_workers, get_workers
+from adjoint.core.convert import tensor
+from adjoint.core.methods import attach
 from adjoint.core.sparse import as_gradient_tensor
-from adjoint.core.tensor import Tensor, tensor, wrap
+from adjoint.core.tensor import Tensor, wrap
 from adjoint.engine.auto import run_auto
 from adjoint.engine.parallel import run_parallel
 from adjoint.engine.plan import Plan
@@ -335,4 +337,4 @@ def several_tensors(what: str, tensors: Any) -> list[Tensor]:
     return found
 
 
-Tensor.backward = backward_into_leaves  # type: ignore[method-assign,assignment]
+attach(Tensor, backward=backward_into_leaves)

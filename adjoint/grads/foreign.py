@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from adjoint.core.convert import array_of
 from adjoint.core.sparse import SparseGradient, SparseRows
-from adjoint.core.tensor import Tensor, array_of
+from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, InputError
 
 __all__ = ["gradient_array", "is_gradient_dtype", "sum_dtype"]

@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from adjoint.core.tensor import Tensor, asarray, wrap
+from adjoint.core.convert import asarray
+from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import DTypeError, InputError, MissingGradientError, ShapeError
 from adjoint.grads.norm import global_norm
 

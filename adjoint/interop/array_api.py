@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import get_default_dtype
-from adjoint.core.tensor import Tensor, check_device, checked_dtype
+from adjoint.core.convert import check_device, checked_dtype
+from adjoint.core.methods import attach
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, InputError
 
 __all__ = [
@@ -246,5 +248,4 @@ def to_device(self: Tensor, device: Any, /, *, stream: Any = None) -> Tensor:
     return self
 
 
-Tensor.__array_namespace__ = array_namespace  # type: ignore[attr-defined]
-Tensor.to_device = to_device  # type: ignore[attr-defined]
+attach(Tensor, __array_namespace__=array_namespace, to_device=to_device)

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core.tensor import Tensor, check_device, tensor, wrap
+from adjoint.core.convert import check_device, tensor
+from adjoint.core.methods import attach
+from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import InputError, NoGradientError, SharingError
 
 __all__ = ["from_dlpack"]
@@ -83,5 +85,4 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> T
     return tensor(array)
 
 
-Tensor.__dlpack__ = dlpack  # type: ignore[attr-defined]
-Tensor.__dlpack_device__ = dlpack_device  # type: ignore[attr-defined]
+attach(Tensor, __dlpack__=dlpack, __dlpack_device__=dlpack_device)

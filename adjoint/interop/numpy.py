@@ -11,6 +11,7 @@ import numpy as np
 
 from adjoint import ops
 from adjoint.core.define import UFUNCS
+from adjoint.core.methods import attach
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError
 from adjoint.interop import array_api, numpy_forms
@@ -180,5 +181,4 @@ def array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any) 
     )
 
 
-Tensor.__array_ufunc__ = array_ufunc  # type: ignore[attr-defined]
-Tensor.__array_function__ = array_function  # type: ignore[attr-defined]
+attach(Tensor, __array_ufunc__=array_ufunc, __array_function__=array_function)

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from adjoint import ops
+from adjoint.core.convert import array_of, asarray
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis
-from adjoint.core.tensor import Tensor, array_of, asarray
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, NoGradientError, ShapeError
 
 __all__ = ["FORMS", "PLAIN", "WRITERS", "plain"]

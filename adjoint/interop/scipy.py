@@ -15,7 +15,8 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.config import no_grad
-from adjoint.core.tensor import Tensor, differentiable, tensor
+from adjoint.core.convert import tensor
+from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import DTypeError, InputError, MissingExtraError, ShapeError, TransformError
 from adjoint.transforms.inputs import Place, as_function, name_of
 from adjoint.transforms.matrix import hessian, hvp, jacobian

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import whole_number
-from adjoint.core.tensor import Tensor, asarray
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, IndexingError
 
 __all__ = ["classes", "floats", "sizes"]

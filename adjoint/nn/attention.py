@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core.tensor import Tensor, asarray
+from adjoint.core.convert import asarray
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
 from adjoint.nn import init

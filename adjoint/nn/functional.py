@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import array_of, asarray
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import broadcast_shapes, canonical_axes, canonical_axis, number
-from adjoint.core.tensor import Tensor, array_of, asarray, wrap
+from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.nn.arguments import classes, floats
 from adjoint.nn.losses import *

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core.tensor import Tensor, tensor
+from adjoint.core.convert import tensor
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.random import Generator, default_rng
 

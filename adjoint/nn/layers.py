@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import no_grad
-from adjoint.core.tensor import Tensor, asarray, writable
+from adjoint.core.convert import asarray
+from adjoint.core.tensor import Tensor, writable
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
 from adjoint.nn import init

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import broadcast_shapes, number
-from adjoint.core.tensor import Tensor, asarray
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn.arguments import classes, floats
 

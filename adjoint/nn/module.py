@@ -10,7 +10,8 @@ from numpy import ndarray
 
 from adjoint import tree
 from adjoint.config import no_grad
-from adjoint.core.tensor import Tensor, asarray, differentiable, tensor, writable
+from adjoint.core.convert import asarray, tensor
+from adjoint.core.tensor import Tensor, differentiable, writable
 from adjoint.errors import AdjointError, ArgumentError, IndexingError, InputError, ShapeError
 from adjoint.grads.slots import drop
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor, asarray
+from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError, ShapeError
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
 from adjoint.nn import init

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from adjoint.core.lifted import Lifted
-from adjoint.core.methods import install
+from adjoint.core.methods import attach, install
 from adjoint.core.namespace import dyn, rec
 from adjoint.core.other_names import explain_methods
 from adjoint.core.tensor import Tensor
@@ -95,18 +95,23 @@ def _comparison(method: str) -> None:
 
 _comparison("__eq__")
 _comparison("__ne__")
-Tensor.__getitem__ = index.getitem  # type: ignore[method-assign,assignment]
-Tensor.__divmod__ = piecewise.divmod  # type: ignore[method-assign]
-Tensor.__rdivmod__ = piecewise.reflected_divmod  # type: ignore[method-assign,assignment]
-Tensor.__round__ = piecewise.round  # type: ignore[method-assign,assignment]
-for _name in ("trunc", "floor", "ceil"):  # of the module math; a tensor of one element becomes an int
-    setattr(Tensor, f"__{_name}__", piecewise.whole_part(_name))
-Tensor.at = property(index.At)
-Tensor.reshape = shape.reshape_method  # type: ignore[method-assign,assignment]
-Tensor.T = property(shape.transpose)  # type: ignore[assignment]
-Tensor.mT = property(shape.matrix_transpose)  # type: ignore[assignment]
-Tensor.real = property(complex_parts.real)  # type: ignore[assignment]
-Tensor.imag = property(complex_parts.imag)  # type: ignore[assignment]
+attach(
+    Tensor,
+    __getitem__=index.getitem,
+    __setitem__=index.setitem,
+    __divmod__=piecewise.divmod,
+    __rdivmod__=piecewise.reflected_divmod,
+    __round__=piecewise.round,
+    __trunc__=piecewise.whole_part("trunc"),  # of the module math; a tensor of one element becomes an int
+    __floor__=piecewise.whole_part("floor"),
+    __ceil__=piecewise.whole_part("ceil"),
+    at=property(index.At),
+    reshape=shape.reshape_method,
+    T=property(shape.transpose),
+    mT=property(shape.matrix_transpose),
+    real=property(complex_parts.real),
+    imag=property(complex_parts.imag),
+)
 
 install(Lifted, _dynamic, methods=False)
 
@@ -115,4 +120,4 @@ def _lifted_getitem(x: Lifted, key: Any) -> Any:
     return dyn.index(x, key=index.canonical_key(x.shape, key))
 
 
-setattr(Lifted, "__getitem__", _lifted_getitem)  # noqa: B010  mypy knows no item access there
+attach(Lifted, __getitem__=_lifted_getitem)

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape, canonical_axis, canonical_shape, same_rank_axes, whole_number
-from adjoint.core.tensor import Tensor, array_of, asarray
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.shape import flip, moveaxis
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import asarray, checked_dtype
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.sparse import SparseRows
-from adjoint.core.tensor import Tensor, asarray, checked_dtype
+from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError
 
 __all__ = ["angle", "astype", "conj", "conjugate", "imag", "real"]

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape
-from adjoint.core.tensor import Tensor, asarray
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.ops.windows import Pairs, counts, images, inner, numbers, padded, spots, whole, wide
 

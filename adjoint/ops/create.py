@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import get_default_dtype
+from adjoint.core.convert import array_of, asarray, check_device, checked_dtype
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_shape, whole_number
-from adjoint.core.tensor import Tensor, array_of, asarray, check_device, checked_dtype, wrap
+from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, InputError, NoGradientError
 
 __all__ = [

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS, define
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor, asarray
+from adjoint.core.tensor import Tensor
 
 __all__ = [
     "acos",

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import asarray, check_device
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape, canonical_axis, number
-from adjoint.core.tensor import Tensor, asarray, check_device, wrap
+from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.ops.shape import roll
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import Shape, canonical_axis
-from adjoint.core.tensor import Tensor, asarray
+from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, ShapeError
 from adjoint.ops.activations import real_only
 

@@ -1,4 +1,4 @@
-"""Indexing: reading by any NumPy index, and writing that makes a new tensor (``x.at[i].set``)."""
+"""Indexing: reading by any NumPy index, writing, and writing that makes a new tensor (``x.at[i].set``)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.config import grad_mode
+from adjoint.core.convert import array_of, asarray, weak_array
 from adjoint.core.define import define
 from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import Shape, broadcast_shapes
-from adjoint.core.tensor import Tensor, Traced, _weak, array_of, asarray, differentiable, wrap
-from adjoint.errors import DTypeError, IndexingError, InputError, ShapeError
+from adjoint.core.tensor import Tensor, Traced, differentiable, wrap, writable
+from adjoint.errors import DTypeError, IndexingError, InPlaceError, InputError, ShapeError
 from adjoint.ops.scatter import add_few, add_flat, from_start, row_positions
 
 __all__: list[str] = []
@@ -185,8 +187,6 @@ define("index_set", _index_set,
        lambda xp, g, z, x, y, key: xp.index(g, key=key),
        kind="linear", params=("key",), selects=True, doc="A copy with other values at an index without repeats.")  # fmt: skip
 
-rec.canonical_key = raw.canonical_key = canonical_key  # type: ignore[attr-defined]
-
 
 def getitem(x: Tensor, key: Any) -> Tensor:
     """Return ``x[key]`` for any index that NumPy takes; gradients of repeated elements add up."""
@@ -200,6 +200,23 @@ def getitem(x: Tensor, key: Any) -> Tensor:
         problem = str(error)
     canonical_key(x.shape, key)  # says what is wrong, where it can
     raise IndexingError(f"cannot index shape {x.shape}: {problem}")
+
+
+def setitem(x: Tensor, key: Any, value: Any) -> None:
+    """Write ``value``, which broadcasts, into the elements of ``x[key]``; no gradient passes."""
+    if isinstance(value, Tensor) and value._node is not None and grad_mode.get():
+        raise InPlaceError(
+            "x[key] = value: the value requires grad, and a write does not pass its gradient on.\n"
+            "  x = x.at[key].set(value) does; value.detach(), or ad.no_grad(), if none is meant."
+        )
+    key = canonical_key(x.shape, key)
+    value = weak_array(value, x.dtype) if type(value) in (bool, int, float) else array_of(value)
+    spot = np.broadcast_to(np.int8(0), x.shape)[key].shape  # without touching the values
+    if broadcast_shapes("x[key] = value", spot, value.shape) != spot:
+        raise ShapeError(f"x[key] = value: a value of shape {value.shape} does not fit into shape {spot}.")
+    if not np.can_cast(value.dtype, x.dtype, "same_kind"):
+        raise DTypeError(f"cannot write {value.dtype} values into a {x.dtype} tensor.")
+    writable(x)[key] = value
 
 
 def _has_traced(key: Any) -> bool:
@@ -337,7 +354,7 @@ class At:
 
     def _fitted(self, value: Any, spot: Shape) -> Tensor:
         dtype = self._x.dtype
-        value = wrap(_weak(value, dtype)) if type(value) in (bool, int, float) else asarray(value)
+        value = wrap(weak_array(value, dtype)) if type(value) in (bool, int, float) else asarray(value)
         if broadcast_shapes("x.at[key]", spot, value.shape) != spot:
             raise ShapeError(f"x.at[key]: a value of shape {value.shape} does not fit into shape {spot}.")
         if value.dtype != dtype:

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.eager import eager_of
 from adjoint.core.namespace import rec
 from adjoint.core.op import OPS
 from adjoint.core.shapes import canonical_axis
-from adjoint.core.tensor import Tensor, asarray
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 
 __all__ = [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from adjoint.core.tensor import Tensor, asarray
+from adjoint.core.convert import asarray
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ShapeError
 from adjoint.ops import products
 from adjoint.ops.decompositions import cholesky, eigh, eigvalsh, matrix_rank, qr, svd, svdvals

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor, asarray
+from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, LinAlgError, ShapeError
 
 __all__ = ["adjoint_of", "blame", "floats", "matrices", "square"]

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis
-from adjoint.core.tensor import Tensor, asarray
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.ops.matrices import matrices, square
 from adjoint.ops.reduce import kept

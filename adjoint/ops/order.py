@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis, constant, whole_number
-from adjoint.core.tensor import Tensor, array_of, asarray
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.ops.reduce import count, floating
 from adjoint.ops.selection import _values

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS, define
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import number
-from adjoint.core.tensor import Tensor, asarray
+from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, InputError, ShapeError
 from adjoint.ops.complex_parts import imag, real
 

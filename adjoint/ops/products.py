@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS, define
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import broadcast_shapes, canonical_axis
-from adjoint.core.tensor import Tensor, asarray
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 
 __all__ = [

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis
-from adjoint.core.tensor import Tensor, asarray
+from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, InputError, ShapeError
 
 __all__ = [

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import dyn, raw, rec
 from adjoint.core.node import Node
 from adjoint.core.shapes import Shape, broadcast_shapes, canonical_axis
 from adjoint.core.sparse import SparseRows
-from adjoint.core.tensor import Tensor, Traced, array_of, asarray
+from adjoint.core.tensor import Tensor, Traced
 from adjoint.errors import ArgumentError, IndexingError, InputError, ShapeError
 from adjoint.ops.complex_parts import astype
 from adjoint.ops.scatter import add_few, add_flat, along_positions, from_start, row_positions

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import (
@@ -21,7 +22,7 @@ from adjoint.core.shapes import (
     reduced_axes,
     whole_number,
 )
-from adjoint.core.tensor import Tensor, array_of, asarray
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 
 __all__ = [

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from adjoint.core.convert import array_of
 from adjoint.core.define import define
 from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import broadcast_shapes, canonical_axis, constant
-from adjoint.core.tensor import Tensor, array_of
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, LinAlgError, ShapeError
 from adjoint.ops.matrices import adjoint_of, blame, floats, matrices, square
 from adjoint.ops.products import matmul

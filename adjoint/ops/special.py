@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor, asarray
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, MissingExtraError
 from adjoint.ops.elementwise import sigmoid, sinc
 from adjoint.ops.erf import erf as _erf

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape
-from adjoint.core.tensor import Tensor, asarray
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 
 __all__ = ["Pairs", "blank", "counts", "images", "inner", "numbers", "padded", "spots", "whole", "wide"]

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import enable_grad, is_grad_enabled, no_grad
-from adjoint.core.tensor import Tensor, differentiable, tensor
+from adjoint.core.convert import tensor
+from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import ArgumentError, DTypeError, GradcheckError, InputError
 from adjoint.grads.backward import gradients
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core.tensor import Tensor, Traced, asarray
+from adjoint.core.convert import asarray
+from adjoint.core.tensor import Tensor, Traced
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.grads.backward import gradients
 from adjoint.grads.norm import global_norm

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import no_grad
+from adjoint.core.convert import asarray
 from adjoint.core.shapes import whole_number
-from adjoint.core.tensor import Tensor, asarray
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.grads.accumulate import GradientAccumulator
 from adjoint.grads.norm import check_max_norm

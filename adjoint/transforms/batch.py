@@ -10,10 +10,11 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.config import grad_mode
+from adjoint.core.convert import tensor
 from adjoint.core.lifted import enclosing, next_level
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis
-from adjoint.core.tensor import Tensor, tensor, wrap
+from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, ShapeError, TransformError
 from adjoint.transforms import batch_rules
 from adjoint.transforms.batched import Batched

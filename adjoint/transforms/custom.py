@@ -15,10 +15,11 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.config import grad_mode
+from adjoint.core.convert import asarray
 from adjoint.core.lifted import enclosing
 from adjoint.core.node import LEAF, next_seq
 from adjoint.core.sparse import as_gradient_tensor
-from adjoint.core.tensor import Tensor, asarray, differentiable, wrap
+from adjoint.core.tensor import Tensor, differentiable, wrap
 from adjoint.engine.run import differentiate
 from adjoint.engine.serial import run_serial
 from adjoint.errors import ArgumentError, InputError, RuleError, ShapeError, TransformError

@@ -17,11 +17,12 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.config import grad_mode
+from adjoint.core.convert import tensor
 from adjoint.core.lifted import Lifted, enclosing
 from adjoint.core.node import LEAF, Node, next_seq
 from adjoint.core.op import OPS
 from adjoint.core.record import node_of
-from adjoint.core.tensor import Tensor, differentiable, tensor, wrap
+from adjoint.core.tensor import Tensor, differentiable, wrap
 from adjoint.engine.run import key_of
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError, TransformError
 

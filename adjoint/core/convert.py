@@ -1,0 +1,199 @@
+"""What becomes a tensor: numbers, nested lists and arrays, checked and converted.
+
+``array_of`` is the one door for data from outside; ``tensor`` and ``asarray`` are the public ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint.config import get_default_dtype
+from adjoint.core.lifted import Lifted
+from adjoint.core.namespace import rec
+from adjoint.core.tensor import Tensor, Traced, concrete, wrap
+from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
+
+__all__ = ["array_of", "asarray", "check_device", "checked_dtype", "tensor", "weak_array"]
+
+
+def tensor(data: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """Make a leaf tensor with its own copy of ``data``.
+
+    >>> tensor([[1, 2], [3, 4]])
+    tensor([[1, 2],
+            [3, 4]], dtype=int64)
+    """
+    if type(data) is Traced and data._data.numbers() is None:
+        fresh = data.detach()
+        if dtype is not None and np.dtype(dtype) != fresh.dtype:
+            fresh = rec.astype(fresh, dtype=np.dtype(dtype))
+    else:
+        fresh = wrap(np.array(array_of(data, dtype), copy=True, order="C"))
+    return fresh.requires_grad_() if requires_grad else fresh
+
+
+def asarray(data: Any, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Tensor:
+    """Return ``data`` as a tensor: itself if it is one, otherwise a copy, because tensors own their memory.
+
+    ``copy=False`` raises where a copy is needed.
+    """
+    if device is not None:
+        check_device("asarray", device)
+    if isinstance(data, Tensor):
+        if dtype is not None and (target := checked_dtype(dtype)) != data.dtype:
+            if copy is False:
+                raise ArgumentError(f"asarray: {data.dtype} becomes {target} only by a copy.")
+            return rec.astype(data, dtype=target)
+        return data.clone() if copy else data
+    if copy is False:
+        raise ArgumentError(f"asarray: a {type(data).__name__} becomes a tensor only by a copy.")
+    array = array_of(data, dtype)
+    fresh = array.base is None and array is not data and isinstance(data, (list, tuple, int, float, complex))
+    return wrap(array if fresh else array.copy())
+
+
+def array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
+    """Return ``value`` (tensor, array, number, nested list) as a plain numeric array.
+
+    Memory may be shared; whoever keeps the array copies it.
+    """
+    if isinstance(value, Tensor):
+        data = concrete(value, "this")
+        return data if dtype is None else _cast(data, checked_dtype(dtype), value)
+    if isinstance(value, Lifted):
+        raise InputError("a value of a transform cannot become an array.")
+    if type(value) is not ndarray:
+        _refuse_foreign(value)
+        if isinstance(value, (list, tuple)) and not _all_numbers(value):
+            value = _unwrap_nested(value)
+    try:
+        data = np.asarray(value)
+    except (ValueError, TypeError) as error:
+        if "inhomogeneous" in str(error):
+            raise ShapeError(
+                "the nested list is ragged: its rows differ in length, so it has no shape.\n"
+                "  Pad the rows to one length, or make one tensor per row."
+            ) from None
+        raise InputError(f"cannot make a tensor of {type(value).__name__}: {error}") from None
+    data = _numeric(data, value)
+    if dtype is not None:
+        data = _cast(data, checked_dtype(dtype), value)
+    elif data.dtype.char == "d" and _python_floats(value):
+        data = data.astype(get_default_dtype(), copy=False)
+    return data
+
+
+def _cast(data: ndarray[Any, Any], target: np.dtype[Any], value: Any) -> ndarray[Any, Any]:
+    """Return an array, made of ``value``, as another dtype; numbers that do not fit are refused."""
+    if data.dtype.kind == "c" and target.kind != "c":
+        raise DTypeError(
+            f"{data.dtype} to {target} would drop the imaginary part.  Use x.real if that is meant."
+        )
+    try:
+        if target.kind in "iu" and isinstance(value, (list, tuple, int)):
+            return np.asarray(value, target)  # raises where a number does not fit
+        return data.astype(target, copy=False)
+    except (OverflowError, ValueError, TypeError) as error:
+        raise DTypeError(f"cannot make a {target} tensor of this value: {error}") from None
+
+
+def _numeric(data: ndarray[Any, Any], value: Any) -> ndarray[Any, Any]:
+    kind = data.dtype.kind
+    if kind in "biufc":
+        if not data.dtype.isnative:
+            data = data.astype(data.dtype.newbyteorder("="))
+        return data
+    if data.dtype.name == "bfloat16":
+        return data
+    if kind == "O" and not isinstance(value, (list, tuple, ndarray)):
+        raise DTypeError(
+            f"a tensor is made of numbers, arrays and nested lists, not of a {type(value).__name__}.\n"
+            "  Put the numbers of an iterable into a list first: ad.tensor(list(values))."
+        )
+    what = {"O": "Python objects", "U": "strings", "S": "bytes"}.get(kind, f"dtype {data.dtype}")
+    raise DTypeError(
+        f"a tensor holds numbers, but this {type(value).__name__} holds {what}.\n"
+        "  Convert them first, for example np.asarray(values, dtype=float)."
+    )
+
+
+def _python_floats(value: Any) -> bool:
+    """Tell whether float64 came only from Python floats, whose dtype is the default's."""
+    return type(value) in _NUMBERS or (isinstance(value, (list, tuple)) and _all_numbers(value))
+
+
+_NUMBERS = frozenset((float, int, bool, complex))
+
+
+def _all_numbers(value: Any, depth: int = 0) -> bool:
+    """Tell whether a nested list has Python numbers alone; C loops over each innermost list."""
+    kinds = set(map(type, value))
+    if kinds <= _NUMBERS:
+        return True
+    nested = kinds <= {list, tuple} and depth < _DEEPEST
+    return nested and all(_all_numbers(v, depth + 1) for v in value)
+
+
+_DEEPEST = 64  # the axes an array of NumPy can have
+
+
+def _unwrap_nested(value: Any, depth: int = 0) -> Any:
+    """Replace tensors inside nested lists by their arrays; refuse those that have history."""
+    if isinstance(value, (list, tuple)):
+        if depth > _DEEPEST:
+            raise ShapeError(
+                f"the list is nested more than {_DEEPEST} deep, more axes than an array can have."
+            )
+        return [_unwrap_nested(v, depth + 1) for v in value]
+    _refuse_foreign(value)
+    if isinstance(value, Tensor):
+        if value.requires_grad:
+            raise InputError(
+                "a list of tensors that require grad would lose their gradients here.\n"
+                "  Use ad.stack(list), which is differentiable, or x.detach()."
+            )
+        return concrete(value, "this")
+    return value
+
+
+_FOREIGN = ("torch", "jax", "jaxlib", "tensorflow", "mlx", "tinygrad", "cupy", "autograd")
+
+
+def _refuse_foreign(value: Any) -> None:
+    module = type(value).__module__.partition(".")[0]
+    if module in _FOREIGN:
+        raise InputError(
+            f"got a {type(value).__module__}.{type(value).__qualname__}: adjoint does not mix with "
+            "tensors of other libraries,\n  because gradients would stop between them.  "
+            "Convert it: ad.tensor(np.asarray(value)), or ad.from_dlpack(value)."
+        )
+
+
+def weak_array(value: Any, dtype: np.dtype[Any]) -> ndarray[Any, Any]:
+    """Return a Python number as an array of ``dtype`` where its kind allows that."""
+    if np.result_type(dtype, type(value)()) != dtype:  # a Python number is weak, its type is not
+        return np.asarray(value)
+    try:
+        return np.asarray(value, dtype)
+    except OverflowError:
+        raise ArgumentError(f"{value} does not fit into a {dtype} tensor.") from None
+
+
+def check_device(op: str, device: Any) -> None:
+    """Refuse every device but the one there is; None means it too."""
+    if device is not None and device != "cpu":
+        raise ArgumentError(f'{op}: the only device is "cpu", but got {device!r}.')
+
+
+def checked_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return a dtype that tensors can have, or raise."""
+    try:
+        target = np.dtype(dtype)
+    except TypeError:
+        raise DTypeError(f"{dtype!r} is not a dtype.  Use one such as np.float32.") from None
+    if target.kind not in "biufc" and target.name != "bfloat16":
+        raise DTypeError(f"tensors hold numbers, and {target} is not a number dtype.")
+    return target if target.isnative else target.newbyteorder("=")
