@@ -94,8 +94,9 @@ if TYPE_CHECKING:
     from adjoint.interop.files import load, save
     from adjoint.transforms.batch import vmap
     from adjoint.transforms.checkpoint import checkpoint, checkpoint_sequential, saved_tensors_hooks
-    from adjoint.transforms.custom import Function, custom_jvp, custom_vjp, stop_gradient, straight_through
+    from adjoint.transforms.custom import custom_jvp, custom_vjp, stop_gradient, straight_through
     from adjoint.transforms.forward import jvp, linearize
+    from adjoint.transforms.function import Function
     from adjoint.transforms.implicit import fixed_point, root
     from adjoint.transforms.matrix import hessian, hvp, jacfwd, jacobian, jacrev
     from adjoint.transforms.reverse import grad, value_and_grad, vjp
@@ -218,7 +219,7 @@ _LATER = {
     "checkpoint": "adjoint.transforms.checkpoint",
     "checkpoint_sequential": "adjoint.transforms.checkpoint",
     "saved_tensors_hooks": "adjoint.transforms.checkpoint",
-    "Function": "adjoint.transforms.custom",
+    "Function": "adjoint.transforms.function",
     "custom_jvp": "adjoint.transforms.custom",
     "custom_vjp": "adjoint.transforms.custom",
     "stop_gradient": "adjoint.transforms.custom",

@@ -78,7 +78,7 @@ def install(cls: type, functions: Callable[[str], Any], methods: bool = True) ->
 
 
 def attach(cls: type, **members: Any) -> None:
-    """Give ``cls`` members that are written elsewhere; what they are is declared in ``Methods``."""
+    """Give ``cls`` members that are written elsewhere; its declarations say what they are."""
     for name, member in members.items():
         setattr(cls, name, member)
 

@@ -9,11 +9,13 @@ mapped: so the derivative of the rule is used at whatever level somebody differe
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from adjoint import tree
 from adjoint.config import grad_mode, special
 from adjoint.core.lifted import Lifted
 from adjoint.core.namespace import Namespace, rec
@@ -25,39 +27,54 @@ from adjoint.errors import RuleError, TransformError
 from adjoint.transforms.batch import vmap
 from adjoint.transforms.batched import Batched
 
-__all__ = ["Rule", "apply", "new_op", "wants_gradient"]
+__all__ = [
+    "VALUES",
+    "ForwardRule",
+    "Residuals",
+    "Rule",
+    "apply",
+    "new_op",
+    "specs_of",
+    "wants_gradient",
+    "zeros_for",
+]
+
+VALUES = (Tensor, np.ndarray, np.generic, int, float, complex)  # what a function may return
 
 
-class Rule:
-    """How a call runs and how it is differentiated.  Everything is flat: lists of tensors."""
+class Rule(ABC):
+    """How a call runs and how it is differentiated.  Everything is flat: lists of tensors.
 
-    name = "a custom function"
+    Forward mode is the transpose of ``backward``, unless it is a ``ForwardRule``.
+    """
 
+    name: str
+
+    @abstractmethod
     def plain(self, tensors: list[Tensor]) -> list[Tensor]:
         """Run the call where no gradient is wanted."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
         """Run the call; return the outputs, the tensors that backward needs, and anything else it needs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def backward(
         self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
         """Return the gradient of each argument; None for zero."""
-        raise NotImplementedError
 
-    def has_jvp(self) -> bool:
-        """Tell whether the rule has a forward mode of its own; else it is the transpose of backward."""
-        return False
-
-    def jvp(self, tensors: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:
-        """Return the tangent of each output."""
-        raise NotImplementedError
-
+    @abstractmethod
     def argument(self, i: int) -> str:
         """Return what messages call argument ``i``."""
-        return f"argument {i}"
+
+
+class ForwardRule(Rule):
+    """A rule with a forward mode of its own."""
+
+    @abstractmethod
+    def jvp(self, tensors: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:
+        """Return the tangent of each output."""
 
 
 def apply(rule: Rule, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -111,10 +128,10 @@ def _positions(count: int) -> tuple[str, ...]:
     return tuple(f"argument {i}" for i in range(count))
 
 
-def new_op(rule: Rule, saves: Sequence[bool], saves_out: bool, outputs: int) -> Op:
+def new_op(name: str, saves: Sequence[bool], saves_out: bool, outputs: int) -> Op:
     """Make the record of one call; it is in no table."""
     return Op(
-        name=rule.name,
+        name=name,
         forward=lambda *_: None,
         rules=(),
         joint=None,
@@ -137,12 +154,50 @@ def new_op(rule: Rule, saves: Sequence[bool], saves_out: bool, outputs: int) -> 
     )
 
 
+# What a call keeps ----------------------------------------------------------------------------------
+
+
+class Residuals:
+    """What a forward keeps for its backward: a tree, of which the tensors travel apart."""
+
+    def __init__(self, residuals: Any) -> None:
+        self.leaves, self.structure = tree.flatten(residuals)
+        self.at = [k for k, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
+
+    def take(self) -> list[Tensor]:
+        """Hand the tensors over; the rest stays."""
+        found = [self.leaves[k] for k in self.at]
+        for k in self.at:
+            self.leaves[k] = None
+        return found
+
+    def filled(self, tensors: Sequence[Tensor]) -> Any:
+        """Return the tree with these tensors."""
+        leaves = list(self.leaves)
+        for k, t in zip(self.at, tensors, strict=True):
+            leaves[k] = t
+        return tree.unflatten(self.structure, leaves)
+
+
+def zeros_for(grads: list[Tensor | None], specs: list[tuple[Any, Any]]) -> list[Tensor]:
+    """Return gradients with zeros, of the outputs' shapes and dtypes, for those that are None."""
+    return [
+        wrap(np.zeros(shape, dtype)) if g is None else g
+        for g, (shape, dtype) in zip(grads, specs, strict=True)
+    ]
+
+
+def specs_of(outputs: list[Tensor]) -> list[tuple[Any, Any]]:
+    """Return the shape and dtype of each output."""
+    return [(t.shape, t.dtype) for t in outputs]
+
+
 # Inside vmap ---------------------------------------------------------------------------------------
 
 
 def _evaluated(rule: Rule) -> Op:
     """Make an op that runs a call at the level further out, mapped over the batch."""
-    op = new_op(rule, (), False, 1)
+    op = new_op(rule.name, (), False, 1)
 
     def outside(*values: Any) -> Any:
         results = apply(rule, [v if isinstance(v, Tensor) else wrap(v) for v in values])
@@ -152,7 +207,8 @@ def _evaluated(rule: Rule) -> Op:
     def batch(_: Op, size: int, *own: Batched) -> Any:
         axes = [0 if a.batched else None for a in own]
         held = [a.value if isinstance(a.value, Tensor) else wrap(a.value) for a in own]
-        results = apply(_Mapped(rule, axes), held)
+        mapped = _MappedForward(rule, axes) if isinstance(rule, ForwardRule) else _Mapped(rule, axes)
+        results = apply(mapped, held)
         for t in results:
             if isinstance(t._data, Lifted) and t._data.level >= own[0].level:
                 raise TransformError(
@@ -175,7 +231,10 @@ class _Mapped(Rule):
         self.rule = rule
         self.axes = axes
         self.name = rule.name
-        self.argument = rule.argument  # type: ignore[method-assign]
+
+    def argument(self, i: int) -> str:
+        """Return what messages call argument ``i``."""
+        return self.rule.argument(i)
 
     def plain(self, tensors: list[Tensor]) -> list[Tensor]:
         """Run the call on the batch."""
@@ -211,9 +270,9 @@ class _Mapped(Rule):
             for g, axis in zip(found, self.axes, strict=True)
         ]
 
-    def has_jvp(self) -> bool:
-        """Tell whether the rule has a forward mode of its own."""
-        return self.rule.has_jvp()
+
+class _MappedForward(_Mapped, ForwardRule):
+    rule: ForwardRule
 
     def jvp(self, tensors: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:
         """Push the tangents of the batch."""
@@ -254,16 +313,16 @@ def _recorded(
         node.places.append(place)
     node.rerun = any(differentiable(c.dtype) for c in constants)
     uses = {i for kind, i in node.places if kind == "in"}
-    everything = node.rerun or rule.has_jvp()
+    everything = node.rerun or isinstance(rule, ForwardRule)
     saves = [everything or i in uses for i in range(len(inputs))] + [True] * len(constants)
-    op = new_op(rule, saves, any(kind == "out" for kind, _ in node.places), len(outputs))
+    op = new_op(rule.name, saves, any(kind == "out" for kind, _ in node.places), len(outputs))
     if not op.saves_any:
         op.saves_any = True  # ``rest`` may hold anything: a second backward is an error as elsewhere
     op.joint = node.pull
     op.differentiable = True
     op.plain = False
-    if rule.has_jvp():
-        op.jvp = node.push
+    if isinstance(rule, ForwardRule):
+        op.jvp = functools.partial(node.push, rule)
     data = tuple(t._data for t in outputs)
     results = record_results(op, (*operands, *constants), {}, data if len(data) > 1 else data[0])
     return list(results) if len(data) > 1 else [results]
@@ -277,7 +336,7 @@ class _Call:
     def __init__(self, rule: Rule, count: int, outputs: list[Tensor], rest: Any) -> None:
         self.rule = rule
         self.count = count  # of arguments; what follows them in the node are constants
-        self.specs = [(t.shape, t.dtype) for t in outputs]
+        self.specs = specs_of(outputs)
         self.rest = rest
         self.places: list[tuple[str, int]] = []
         self.rerun = False
@@ -295,7 +354,7 @@ class _Call:
         ]
         return [*pulled, *(None,) * (len(values) - n)]
 
-    def push(self, xp: Namespace, tangents: Any, out: Any, *values: Any) -> Any:
+    def push(self, rule: ForwardRule, xp: Namespace, tangents: Any, out: Any, *values: Any) -> Any:
         """Return the tangents of the outputs: the forward mode of the node."""
         given = tangents if isinstance(tangents, tuple) else (tangents,)
         inputs = [_as_operand(v) for v in values[: self.count]]
@@ -303,7 +362,7 @@ class _Call:
             wrap(np.zeros(x.shape, x.dtype)) if t is None else _as_operand(t)
             for x, t in zip(inputs, given, strict=False)
         ]
-        pushed = [t if xp is rec else t._data for t in self.rule.jvp(inputs, directions)]
+        pushed = [t if xp is rec else t._data for t in rule.jvp(inputs, directions)]
         return tuple(pushed) if len(self.specs) > 1 else pushed[0]
 
     def _gradient(self, g: Any, recording: bool) -> Tensor | None:

@@ -34,7 +34,7 @@ from adjoint.engine.serial import run_serial
 from adjoint.errors import ArgumentError, InputError, RuleError, TransformError
 from adjoint.transforms.batch import vmap
 from adjoint.transforms.batched import Batched
-from adjoint.transforms.calls import Rule, new_op, wants_gradient
+from adjoint.transforms.calls import new_op, wants_gradient
 from adjoint.transforms.inputs import as_function, name_of
 
 __all__ = ["captured_by", "checkpoint", "checkpoint_sequential", "pull_record", "saved_tensors_hooks"]
@@ -398,7 +398,7 @@ class _UsesBatch(Exception):  # noqa: N818  not an error
 
 def _outside(flat: Flat, options: _Options) -> Op:
     """Make an op that checkpoints at the level outside a vmap, where the histories are."""
-    op = new_op(Rule(), (), False, 1)
+    op = new_op(f"checkpoint({options.name})", (), False, 1)
 
     def run(function: Flat, values: Sequence[Any], level: int) -> Any:
         token = enclosing.set(None)
@@ -440,8 +440,7 @@ def _record(flat: Flat, operands: list[Tensor], options: _Options) -> list[Tenso
     call.specs = [(t.shape, t.dtype) for t in moving]
     call.values = [t._data for t in moving] if options.debug else []
     saves = [True] * len(operands) + [not isinstance(k, Node) for k in call.keys]
-    op = new_op(Rule(), saves, False, len(moving))
-    op.name = f"checkpoint({options.name})"
+    op = new_op(f"checkpoint({options.name})", saves, False, len(moving))
     op.joint, op.jvp = call.pull, call.push
     op.differentiable = op.saves_any = True
     op.plain = False

@@ -1,15 +1,16 @@
-"""Derivatives of your own: ``custom_vjp``, ``custom_jvp``, ``Function``, and where gradients stop.
+"""Derivatives of your own: ``custom_vjp``, ``custom_jvp``, and where gradients stop.
 
-All three record a call as one node (``transforms/calls.py``).  A backward that is written with ad
-functions is differentiable again, and its transpose gives forward mode.
+Each records a call as one node (``transforms/calls.py``), as does ``Function``, the class form.  A
+backward that is written with ad functions is differentiable again, and its transpose gives forward mode.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,12 +24,10 @@ from adjoint.core.tensor import Tensor, differentiable, wrap
 from adjoint.engine.run import differentiate
 from adjoint.engine.serial import run_serial
 from adjoint.errors import ArgumentError, InputError, RuleError, ShapeError, TransformError
-from adjoint.transforms.calls import Rule, apply
+from adjoint.transforms.calls import VALUES, ForwardRule, Residuals, Rule, apply, specs_of, zeros_for
 from adjoint.transforms.inputs import Place, as_function, name_of
 
-__all__ = ["Function", "custom_jvp", "custom_vjp", "stop_gradient", "straight_through"]
-
-_VALUES = (Tensor, np.ndarray, np.generic, int, float, complex)
+__all__ = ["custom_jvp", "custom_vjp", "stop_gradient", "straight_through"]
 
 
 def stop_gradient(x: Any) -> Any:
@@ -144,52 +143,19 @@ def _outputs(name: str, result: Any) -> tuple[list[Tensor], tree.Structure]:
         what = "None" if result is None else "no tensors"
         raise TransformError(f"{name} returned {what}.  Return a tensor, or a tree of them.")
     for i, leaf in enumerate(leaves):
-        if not isinstance(leaf, _VALUES):
+        if not isinstance(leaf, VALUES):
             place = Place(structure, i, f"the result of {name}")
             raise TransformError(f"{place} is a {type(leaf).__name__}, not a tensor.")
     return [asarray(leaf) for leaf in leaves], structure
 
 
-class _Residuals:
-    """What a forward keeps for its backward: a tree, of which the tensors travel apart."""
-
-    def __init__(self, residuals: Any) -> None:
-        self.leaves, self.structure = tree.flatten(residuals)
-        self.at = [k for k, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
-
-    def take(self) -> list[Tensor]:
-        """Hand the tensors over; the rest stays."""
-        found = [self.leaves[k] for k in self.at]
-        for k in self.at:
-            self.leaves[k] = None
-        return found
-
-    def filled(self, tensors: Sequence[Tensor]) -> Any:
-        """Return the tree with these tensors."""
-        leaves = list(self.leaves)
-        for k, t in zip(self.at, tensors, strict=True):
-            leaves[k] = t
-        return tree.unflatten(self.structure, leaves)
-
-
-def _zeros_for(grads: list[Tensor | None], specs: list[tuple[Any, Any]]) -> list[Tensor]:
-    return [
-        wrap(np.zeros(shape, dtype)) if g is None else g
-        for g, (shape, dtype) in zip(grads, specs, strict=True)
-    ]
-
-
-def _specs(outputs: list[Tensor]) -> list[tuple[Any, Any]]:
-    return [(t.shape, t.dtype) for t in outputs]
-
-
 # custom_vjp ------------------------------------------------------------------------------------------
 
 
-class _Custom:
+class _Custom(ABC):
     """What ``custom_vjp`` and ``custom_jvp`` share: a function that can be called like the original."""
 
-    kind = ""
+    kind: ClassVar[str]
 
     def __init__(self, f: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> None:
         as_function(self.kind, f)
@@ -206,8 +172,8 @@ class _Custom:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
-    def _rule(self, args: _Arguments) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _rule(self, args: _Arguments) -> _CustomRule: ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; its derivative is the one that was given."""
@@ -291,15 +257,15 @@ class _VjpRule(_CustomRule):
                 f"returned {got}."
             )
         outputs, self.structure = _outputs(name_of(fwd), both[0])
-        residuals = _Residuals(both[1])
-        return outputs, residuals.take(), (residuals, _specs(outputs), self.structure)
+        residuals = Residuals(both[1])
+        return outputs, residuals.take(), (residuals, specs_of(outputs), self.structure)
 
     def backward(
         self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
         kept, specs, structure = rest
         bwd: Any = self.custom.bwd
-        g = tree.unflatten(structure, _zeros_for(grads, specs))
+        g = tree.unflatten(structure, zeros_for(grads, specs))
         found = bwd(*self.args.fixed.values(), kept.filled(residuals), g)
         moving = self.args.structure.children
         if not isinstance(found, (tuple, list)) or len(found) != len(moving):
@@ -353,13 +319,10 @@ class custom_jvp(_Custom):  # noqa: N801  a decorator that reads as a function
         return _JvpRule(self, args)
 
 
-class _JvpRule(_CustomRule):
+class _JvpRule(_CustomRule, ForwardRule):
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
         outputs = self.plain(tensors)
-        return outputs, list(tensors), (self.structure, _specs(outputs))
-
-    def has_jvp(self) -> bool:
-        return True
+        return outputs, list(tensors), (self.structure, specs_of(outputs))
 
     def jvp(self, tensors: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:
         rule: Any = self.custom.rule
@@ -445,164 +408,3 @@ def _direction(x: Tensor, wanted: bool) -> Tensor:
     if wanted and differentiable(x.dtype):
         t._node = LEAF
     return t
-
-
-# The class form --------------------------------------------------------------------------------------
-
-
-class Context:
-    """What ``Function.forward`` leaves for ``Function.backward``.
-
-    Tensors go through ``save_for_backward``; anything else may be set as an attribute.
-    ``needs_input_grad`` tells, for each argument of ``apply``, whether its gradient is wanted.
-    """
-
-    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
-        self.needs_input_grad = needs_input_grad
-        self._saved: tuple[Tensor | None, ...] = ()
-        self._constant: set[int] = set()
-        self._materialize = True
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Keep these tensors, or None, for the backward."""
-        for t in tensors:
-            if t is not None and not isinstance(t, (Tensor, np.ndarray)):
-                raise InputError(
-                    f"save_for_backward keeps tensors, but got {type(t).__name__}.  Set it as an attribute: "
-                    "ctx.n = n."
-                )
-        self._saved = tuple(None if t is None else asarray(t) for t in tensors)
-
-    @property
-    def saved_tensors(self) -> tuple[Any, ...]:
-        """What ``save_for_backward`` was given."""
-        return self._saved
-
-    def mark_non_differentiable(self, *outputs: Tensor) -> None:
-        """Say that no gradient flows through these outputs."""
-        self._constant.update(map(id, outputs))
-
-    def set_materialize_grads(self, value: bool) -> None:
-        """Choose whether the gradient of an output that was not used is zeros (as at first) or None."""
-        self._materialize = bool(value)
-
-
-_OWN = ("_constant", "_materialize", "_saved", "needs_input_grad")
-
-
-class Function:
-    """An operation with its own backward, as PyTorch users write it.
-
-    ``forward(ctx, *args)`` returns a tensor or a tuple of them; ``backward(ctx, *grads)`` gets one
-    gradient per output and returns one per argument, None where there is none.  Call it by
-    ``apply``.  Inside ``forward`` nothing is recorded; a ``backward`` written with ad functions
-    can itself be differentiated.
-
-    >>> import adjoint as ad
-    >>> class Square(ad.Function):
-    ...     @staticmethod
-    ...     def forward(ctx, x):
-    ...         ctx.save_for_backward(x)
-    ...         return x * x
-    ...     @staticmethod
-    ...     def backward(ctx, g):
-    ...         (x,) = ctx.saved_tensors
-    ...         return 2 * g * x
-    >>> x = ad.tensor(3.0, requires_grad=True)
-    >>> Square.apply(x).backward()
-    >>> x.grad
-    tensor(6., dtype=float64)
-    """
-
-    @staticmethod
-    def forward(ctx: Context, *args: Any) -> Any:
-        """Compute the outputs; keep in ``ctx`` what the backward needs."""
-        raise NotImplementedError("a Function needs a static method forward(ctx, *args).")
-
-    @staticmethod
-    def backward(ctx: Context, *grads: Any) -> Any:
-        """Return the gradient of each argument."""
-        raise NotImplementedError("a Function needs a static method backward(ctx, *grads).")
-
-    @classmethod
-    def apply(cls, *args: Any) -> Any:
-        """Run ``forward`` and record the call."""
-        rule = _FunctionRule(cls, args)
-        outputs = apply(rule, rule.tensors) if rule.tensors else rule.plain([])
-        outputs = [t.detach() if i in rule.constant else t for i, t in enumerate(outputs)]
-        return tuple(outputs) if rule.several else outputs[0]
-
-
-class _FunctionRule(Rule):
-    def __init__(self, cls: type[Function], args: tuple[Any, ...]) -> None:
-        self.cls = cls
-        self.name = cls.__name__
-        self.args = args
-        self.at = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
-        self.tensors: list[Tensor] = [args[i] for i in self.at]
-        self.several = False
-        self.constant: set[int] = set()
-
-    def argument(self, i: int) -> str:
-        try:
-            names = list(inspect.signature(self.cls.forward).parameters.values())[1:]
-        except (TypeError, ValueError):
-            names = []
-        k = self.at[i]
-        plain = k < len(names) and names[k].kind in (
-            inspect.Parameter.POSITIONAL_ONLY,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        )
-        return repr(names[k].name) if plain else f"argument {k}"
-
-    def _run(self, tensors: list[Tensor]) -> tuple[list[Tensor], Context]:
-        args = list(self.args)
-        for i, t in zip(self.at, tensors, strict=True):
-            args[i] = t
-        needs = tuple(isinstance(a, Tensor) and a.requires_grad for a in self.args)
-        ctx = Context(needs)
-        result = self.cls.forward(ctx, *args)
-        self.several = isinstance(result, tuple)
-        outputs = list(result) if isinstance(result, tuple) else [result]
-        arrays = (Tensor, np.ndarray, np.generic)
-        if not outputs or not all(isinstance(t, arrays) for t in outputs):
-            got = next((type(t).__name__ for t in outputs if not isinstance(t, arrays)), "nothing")
-            raise RuleError(
-                f"{self.name}.forward returns a tensor or a tuple of tensors, but returned {got}."
-            )
-        self.constant = {i for i, t in enumerate(outputs) if id(t) in ctx._constant}
-        return [asarray(t) for t in outputs], ctx
-
-    def plain(self, tensors: list[Tensor]) -> list[Tensor]:
-        return self._run(tensors)[0]
-
-    def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
-        outputs, ctx = self._run(tensors)
-        other = {k: v for k, v in vars(ctx).items() if k not in _OWN}
-        kept = _Residuals((ctx._saved, other))
-        return outputs, kept.take(), (kept, ctx.needs_input_grad, ctx._materialize, _specs(outputs))
-
-    def backward(
-        self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
-    ) -> list[Any]:
-        kept, needs, materialize, specs = rest
-        wants = list(needs)
-        for i, w in zip(self.at, wanted, strict=True):
-            wants[i] = w
-        ctx = Context(tuple(wants))
-        ctx._saved, other = kept.filled(residuals)
-        vars(ctx).update(other)
-        found = self.cls.backward(ctx, *(_zeros_for(grads, specs) if materialize else grads))
-        given = found if isinstance(found, (tuple, list)) else (found,)
-        if len(given) != len(self.args):
-            raise RuleError(
-                f"{self.name}.backward returns one gradient per argument of forward, "
-                f"{len(self.args)} in all, but returned {len(given)}.\n  Return None where there is none."
-            )
-        for i, g in enumerate(given):
-            if g is not None and i not in self.at and not isinstance(self.args[i], _VALUES):
-                raise RuleError(
-                    f"{self.name}.backward returned a gradient for argument {i}, which is a "
-                    f"{type(self.args[i]).__name__}.  Return None there."
-                )
-        return [given[i] for i in self.at]

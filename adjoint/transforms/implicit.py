@@ -35,7 +35,7 @@ from adjoint.ops.elementwise import sqrt
 from adjoint.ops.linalg import solve
 from adjoint.ops.piecewise import maximum, where
 from adjoint.transforms.batched import Batched, settled
-from adjoint.transforms.calls import Rule, new_op
+from adjoint.transforms.calls import new_op
 from adjoint.transforms.checkpoint import captured_by, pull_record, standing
 from adjoint.transforms.forward import linearize
 from adjoint.transforms.inputs import Place, as_function, name_of
@@ -266,16 +266,12 @@ def _joined(name: str, equation: Vector, x: Tensor) -> Tensor:
 
 
 def _recorded(solution: _Solution, captured: list[Tensor], x: Tensor) -> Tensor:
-    op = new_op(_IMPLICIT, [not isinstance(key_of(t), Node) for t in captured], True, 1)
-    op.name = solution.name
+    op = new_op(solution.name, [not isinstance(key_of(t), Node) for t in captured], True, 1)
     op.joint, op.jvp = solution.pull, solution.push
     op.differentiable = True
     op.plain = False
     found: Tensor = record_results(op, tuple(captured), {}, x._data)
     return found
-
-
-_IMPLICIT = Rule()
 
 
 def _joined_outside(name: str, equation: Vector, jacobian: Vector, x: Tensor, like: Batched) -> Tensor:
