@@ -1036,7 +1036,7 @@ def test_an_interrupt_while_adding_is_noticed(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(buffers, "add_all", interrupt)
+        patch.setattr(buffers, "add_if_finite", interrupt)
         with pytest.raises(KeyboardInterrupt):
             acc.step({"a": [1.0, 1.0]})
     for use in (lambda: acc.step({"a": [1.0, 1.0]}), acc.gradients, lambda: acc.apply(print)):
@@ -1134,7 +1134,7 @@ def test_peak_memory_is_one_copy_of_the_gradients(weight, count):
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Everything is large: pieces of a few elements, threads for two."""
-    for name, value in {"LEAST": 2, "LONG": 7, "ALONE": 64, "SHARED": 64}.items():
+    for name, value in {"LEAST": 2, "LINE": 7, "ALONE": 64, "SHARED": 64}.items():
         monkeypatch.setattr(passes, name, value)
     with ad.config.threads(3):
         yield

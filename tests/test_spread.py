@@ -17,7 +17,7 @@ import pytest
 import adjoint as ad
 from adjoint import errors
 from adjoint.core import spread as mechanism
-from adjoint.core.spread import pieces, processors, scratch, spread, threads_for
+from adjoint.core.spread import pieces, processors, scratch, spread, spread_in_turn, threads_for
 from tests.watchdog import watched
 
 
@@ -103,6 +103,49 @@ def test_an_error_is_raised_when_all_have_stopped():
     count = len(done)
     spread(Meeting(3), range(3), 3)  # the helpers are there for the next pass, and at nothing else
     assert len(done) == count
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_second_of_two_passes_begins_when_the_first_is_over(threads):
+    first: list[int] = []
+    too_early: list[int] = []
+
+    def second(i: int) -> None:
+        if len(first) < 20:
+            too_early.append(i)
+
+    for _ in range(50):
+        first.clear()
+        spread_in_turn((first.append, range(20)), (second, range(20)), threads, unless=lambda: False)
+        assert sorted(first) == list(range(20))
+        assert not too_early
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_second_pass_does_not_begin_after_a_find_or_an_error(threads):
+    done: list[int] = []
+    found: list[int] = []
+
+    def look(i: int) -> None:
+        if i == 7:
+            found.append(i)
+
+    spread_in_turn((look, range(20)), (done.append, range(20)), threads, unless=lambda: found)
+    assert found == [7]
+    assert not done
+
+    def fail(i: int) -> None:
+        if i == 7:
+            raise IndexError("in the work")
+
+    for _ in range(50):
+        with pytest.raises(IndexError, match="in the work"):
+            spread_in_turn((fail, range(20)), (done.append, range(20)), threads, unless=lambda: False)
+        assert not done
+
+
+def test_both_passes_are_shared():
+    spread_in_turn((Meeting(2), range(2)), (Meeting(2), range(2)), 2, unless=lambda: False)
 
 
 def test_an_error_in_a_helper_reaches_the_caller():

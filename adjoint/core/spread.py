@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import _thread
 import os
+import select
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy import ndarray
@@ -26,7 +28,7 @@ from numpy import ndarray
 from adjoint.config import get_threads
 from adjoint.errors import WorkerError
 
-__all__ = ["ALONE", "SHARED", "pieces", "processors", "scratch", "spread", "threads_for"]
+__all__ = ["ALONE", "SHARED", "pieces", "processors", "scratch", "spread", "spread_in_turn", "threads_for"]
 
 T = TypeVar("T")
 
@@ -38,6 +40,9 @@ SHARED = 1 << 19
 
 # How often the caller, while it waits for a helper, looks whether there still is one.
 _LOOK_SECONDS = 0.1
+# How often a thread that waits for another's last part looks before it sleeps: a wake-up costs 50 µs and
+# more, and the parts of a pass end at about the same time.
+_LOOKS = 1000
 
 _inside: ContextVar[bool] = ContextVar("adjoint_inside_spread", default=False)
 _local = threading.local()
@@ -86,12 +91,35 @@ def spread(work: Callable[[T], object], parts: Sequence[T], threads: int) -> Non
     if threads < 2 or len(parts) < 2 or _pool.forked:
         for part in parts:
             work(part)
-        return
+    else:
+        _work_off([_Pass(work, parts)], bool, min(threads, len(parts)))
+
+
+def spread_in_turn(
+    first: tuple[Callable[[T], object], Sequence[T]],
+    then: tuple[Callable[[T], object], Sequence[T]],
+    threads: int,
+    *,
+    unless: Callable[[], object],
+) -> None:
+    """Spread two passes: the second begins when the first is over, ``unless`` that is found true.
+
+    As two calls of ``spread``, but the helpers are called once.
+    """
+    if threads < 2 or _pool.forked:
+        spread(*first, 1)
+        if not unless():
+            spread(*then, 1)
+    else:
+        _work_off([_Pass(*first), _Pass(*then)], unless, threads)
+
+
+def _work_off(passes: list[_Pass], unless: Callable[[], object], threads: int) -> None:
     token = _inside.set(True)
     try:
-        job = _Job(work, parts)
+        job = _Job(passes, unless)
         try:
-            _pool.call(job, min(threads, len(parts)) - 1)
+            _pool.call(job, threads - 1)
             job.work_through()
         except BaseException as error:
             job.stop(error)
@@ -100,39 +128,72 @@ def spread(work: Callable[[T], object], parts: Sequence[T], threads: int) -> Non
         _inside.reset(token)
 
 
-class _Job(Generic[T]):
-    """Parts to work through, and who is at it.
+class _Pass:
+    """The parts of a pass that nobody has taken, and a mark for each thread that may hold one.
 
     The lists are changed by single calls of their methods, which no other thread can come between.
     """
 
-    __slots__ = ("bell", "context", "errors", "left", "running", "work")
+    __slots__ = ("busy", "left", "work")
 
     def __init__(self, work: Callable[[T], object], parts: Sequence[T]) -> None:
-        self.work: Callable[[T], object] | None = work
-        self.left = list(reversed(parts))
+        self.work: Callable[[Any], object] = work
+        self.left: list[Any] = list(reversed(parts))
+        self.busy: list[int] = []
+
+    def wait(self) -> None:
+        """Return when nobody holds a part."""
+        while not _soon_empty(self.busy):
+            if _pool.forked:
+                raise _forked_error()
+            time.sleep(1e-4)
+
+
+class _Job:
+    """Passes to work through, one after the other, and who is at it."""
+
+    __slots__ = ("bell", "context", "errors", "passes", "running", "unless")
+
+    def __init__(self, passes: list[_Pass], unless: Callable[[], object]) -> None:
+        self.passes = passes
+        self.unless = unless
         self.context: Context | None = copy_context()
         self.running: list[int] = []  # one entry for each helper that may hold a part
         self.bell: SimpleQueue[None] = SimpleQueue()  # rung by each helper that leaves
         self.errors: list[BaseException] = []
 
     def work_through(self) -> None:
-        """Take parts until none is left."""
-        work, left = self.work, self.left
-        assert work is not None
+        """Take part in each pass."""
+        before = None
+        for each in self.passes:
+            if before is not None:
+                before.wait()
+                if self.errors or self.unless():
+                    return
+            self._take_parts(each)
+            before = each
+
+    def _take_parts(self, of: _Pass) -> None:
+        work, left, busy = of.work, of.left, of.busy
         while left:
+            busy.append(1)  # before a part is taken, until it is done or the job stopped: no mark, no work
             try:
-                part = left.pop()
-            except IndexError:  # another thread was faster
-                return
-            work(part)
+                try:
+                    part = left.pop()
+                except IndexError:  # another thread was faster
+                    return
+                work(part)
+            except BaseException as error:
+                self.stop(error)
+            finally:
+                busy.pop()
 
     def help(self) -> None:
         """Work through the parts in a helper's thread; one that comes too late finds none and leaves."""
         self.running.append(1)
         try:
             context = self.context
-            if self.left and context is not None:
+            if context is not None:
                 context.copy().run(self.work_through)
         except BaseException as error:
             self.stop(error)
@@ -143,32 +204,53 @@ class _Job(Generic[T]):
     def stop(self, error: BaseException) -> None:
         """Let nobody begin another part."""
         self.errors.append(error)
-        self.left.clear()
+        for each in self.passes:
+            each.left.clear()
 
     def finish(self) -> None:
         """Wait until no helper works any more, whatever comes; then raise what went wrong."""
         while True:
             try:
-                while self.running:
+                while not _soon_empty(self.running):
                     try:
                         self.bell.get(timeout=_LOOK_SECONDS)
                     except Empty:
                         if _pool.forked:
-                            raise WorkerError(
-                                "the process was forked while threads worked on an array: in the child "
-                                "their part of it is missing."
-                            ) from None
+                            raise _forked_error() from None
                 break
             except WorkerError:
                 raise
             except BaseException as error:  # an interrupt: raised when the arrays are at rest
                 self.stop(error)
-        self.work = self.context = None  # a helper that comes late must not keep them
+        self.passes, self.context, self.unless = [], None, bool  # a helper that comes late must not keep them
         if self.errors:
             # an interrupt goes before other errors
             first = next((e for e in self.errors if not isinstance(e, Exception)), self.errors[0])
             self.errors.clear()
             raise first
+
+
+def _soon_empty(marks: list[int]) -> bool:
+    """Look a while whether all marks go."""
+    for _ in range(_LOOKS):
+        if not marks:
+            return True
+        _let_others_go_on()
+    return not marks
+
+
+def _let_others_go_on() -> None:
+    """Let go of the interpreter lock for a moment; ``time.sleep(0)`` takes 50 µs on Linux, this 1."""
+    if os.name == "posix":
+        select.select((), (), (), 0)
+    else:
+        time.sleep(0)
+
+
+def _forked_error() -> WorkerError:
+    return WorkerError(
+        "the process was forked while threads worked on an array: in the child their part of it is missing."
+    )
 
 
 class _Pool:
@@ -179,12 +261,12 @@ class _Pool:
     """
 
     def __init__(self, forked: bool = False) -> None:
-        self.jobs: SimpleQueue[_Job[Any]] = SimpleQueue()
+        self.jobs: SimpleQueue[_Job] = SimpleQueue()
         self.helpers = 0
         self.forked = forked
         self.lock = _thread.allocate_lock()
 
-    def call(self, job: _Job[Any], count: int) -> None:
+    def call(self, job: _Job, count: int) -> None:
         """Ask ``count`` helpers to take part."""
         if self.helpers < count:
             with self.lock:
@@ -199,7 +281,7 @@ class _Pool:
             self.jobs.put(job)
 
 
-def _wait_for_jobs(jobs: SimpleQueue[_Job[Any]]) -> None:
+def _wait_for_jobs(jobs: SimpleQueue[_Job]) -> None:
     while True:
         with suppress(BaseException):  # aimed at this thread from outside: it has nothing to end for
             jobs.get().help()

@@ -17,8 +17,8 @@ from adjoint.core.shapes import Shape
 from adjoint.core.sparse import SparseRows
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.grads.foreign import gradient_array, is_gradient_dtype, sum_dtype
-from adjoint.grads.norm import all_finite, chunks, global_norm
-from adjoint.grads.passes import add_all, not_finite
+from adjoint.grads.norm import all_finite_unwarned, chunks, global_norm
+from adjoint.grads.passes import add_all, add_if_finite, not_finite
 
 __all__ = ["Block", "Buffers", "GradientBuffer", "checked_shape", "checked_sum_dtype"]
 
@@ -127,6 +127,11 @@ class GradientBuffer:
     def is_sparse(self) -> bool:
         """Whether all that was added had rows and values only."""
         return self._rows is not None
+
+    @property
+    def sums_plainly(self) -> bool:
+        """Whether a dense gradient is added by one addition."""
+        return not self.compensated and self._rows is None
 
     def add(self, grad: Any, weight: float = 1.0) -> None:
         """Add weight·grad; a gradient of another shape or dtype is an error and adds nothing."""
@@ -421,23 +426,18 @@ class Buffers:
             b.decide(g.dtype)
         groups = self._packing(buffers, arrays, plain)
         alone = [i for block, i, _ in groups if block is None]
-        packed: Block | None = None  # whose gradients, scaled, are in the scratch
+        dense = [i for i in alone if type(arrays[i]) is ndarray and buffers[i].sums_plainly]
+        others = [i for i in alone if i not in dense] if len(dense) < len(alone) else []
         with np.errstate(all="ignore"):
-            if check:
-                bad = [alone[k] for k in not_finite([_stored(arrays[i]) for i in alone])] if alone else []
-                for block, i, j in groups:
-                    if block is None:
-                        continue
-                    if self._pack(block, arrays[i:j], factor, check=True):
-                        packed = block
-                    else:
-                        bad += [k for k in range(i, j) if not all_finite(arrays[k])]
-                if bad:
-                    self._forget(new)
-                    return [buffers[i].name for i in sorted(bad)]
+            bad, packed = self._unfit(groups, others, arrays, factor) if check else ([], None)
+            if dense:
+                bad += self._add_dense(buffers, arrays, dense, factor, check=check, only_check=bool(bad))
+            if bad:
+                self._forget(new)
+                return [buffers[i].name for i in sorted(bad)]
             self._undecided -= len(new)
-            if alone:
-                _sum_up_all([(buffers[i], arrays[i]) for i in alone], factor)
+            for i in others:
+                buffers[i].sum_up(arrays[i], factor)
             for block, i, j in groups:
                 if block is None:
                     continue
@@ -455,6 +455,44 @@ class Buffers:
             self._tally = None
             for b in buffers:
                 b.tally(weight)
+        return []
+
+    def _unfit(
+        self,
+        groups: list[tuple[Block | None, int, int]],
+        others: list[int],
+        arrays: list[Any],
+        factor: float,
+    ) -> tuple[list[int], Block | None]:
+        """Return which gradients, packed or ``others``, are not finite; and the block in the scratch."""
+        bad = [others[k] for k in not_finite([_stored(arrays[i]) for i in others])] if others else []
+        packed: Block | None = None
+        for block, i, j in groups:
+            if block is None:
+                continue
+            if self._pack(block, arrays[i:j], factor, check=True):
+                packed = block
+            else:
+                bad += [k for k in range(i, j) if not all_finite_unwarned(arrays[k])]
+        return bad, packed
+
+    @staticmethod
+    def _add_dense(
+        buffers: list[GradientBuffer],
+        arrays: list[Any],
+        dense: list[int],
+        factor: float,
+        *,
+        check: bool,
+        only_check: bool,
+    ) -> list[int]:
+        """Add gradients that go alone, or return which of them are not finite."""
+        if only_check:
+            return [dense[k] for k in not_finite([arrays[i] for i in dense])]
+        sums = [(buffers[i]._dense(), arrays[i], buffers[i].count == 0) for i in dense]
+        if check:
+            return [dense[k] for k in add_if_finite(sums, factor)]
+        add_all(sums, factor)
         return []
 
     def _forget(self, new: list[GradientBuffer]) -> None:
@@ -507,7 +545,7 @@ class Buffers:
         """Copy gradients into the scratch, times ``factor``; False if one is not finite."""
         scratch = self._scratch_of(block)
         np.concatenate(arrays, axis=None, out=scratch, casting="same_kind")
-        if check and not all_finite(scratch):
+        if check and not all_finite_unwarned(scratch):
             return False
         if factor != 1.0:
             np.multiply(scratch, factor, out=scratch)
@@ -519,17 +557,6 @@ class Buffers:
         if scratch is None or scratch.size < flat.size:
             scratch = self._scratch[flat.dtype] = np.empty(flat.size, flat.dtype)
         return scratch[: flat.size]
-
-
-def _sum_up_all(given: list[tuple[GradientBuffer, Any]], factor: float) -> None:
-    """Add gradients that go alone; plain dense ones together, so that threads share all of them."""
-    dense: list[tuple[Array, Array, bool]] = []
-    for b, g in given:
-        if b.compensated or type(g) is not ndarray:
-            b.sum_up(g, factor)
-        else:
-            dense.append((b._dense(), g, b.count == 0))
-    add_all(dense, factor)
 
 
 def _in_step(buffers: list[GradientBuffer]) -> bool:
