@@ -35,6 +35,8 @@ A message says what happened, why, and what to do about it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 __all__ = [
@@ -71,6 +73,9 @@ __all__ = [
 
 class AdjointError(Exception):
     """The root of all adjoint errors; never raised itself."""
+
+    _module: tuple[Any, str]  # where it arose: the outermost module so far, and the path inside that
+    _plain: str  # the message before a module added its path
 
 
 class ShapeError(AdjointError, ValueError):

@@ -15,6 +15,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from abc import abstractmethod
+
     from adjoint.core.op import Op
 
 __all__ = ["Lifted", "enclosing", "next_level"]
@@ -54,21 +56,23 @@ class Lifted:
         """Return the values as a plain array where they are the same for every element, else None."""
         return None
 
-    def detached(self) -> Lifted:
-        """Return the same values without the histories that outer tensors in them have."""
-        raise NotImplementedError
+    if TYPE_CHECKING:  # what a subclass has: abc would slow isinstance down, which the hot path asks
 
-    def adopt(self, leaf: Any) -> None:
-        """Lift a tensor in place, before it becomes a leaf inside this transform.
+        @abstractmethod
+        def detached(self) -> Lifted:
+            """Return the same values without the histories that outer tensors in them have."""
 
-        So it is not taken for a tensor from outside; at the end the transform lets it go.
-        """
-        raise NotImplementedError
+        @abstractmethod
+        def adopt(self, leaf: Any) -> None:
+            """Lift a tensor in place, before it becomes a leaf inside this transform.
 
-    def lift(self, value: Any) -> Lifted:
-        """Return a value of an outer level, an outer tensor or an array as a constant here."""
-        raise NotImplementedError
+            So it is not taken for a tensor from outside; at the end the transform lets it go.
+            """
 
-    def evaluate(self, op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-        """Evaluate ``op`` on arguments of which this one has the innermost level."""
-        raise NotImplementedError
+        @abstractmethod
+        def lift(self, value: Any) -> Lifted:
+            """Return a value of an outer level, an outer tensor or an array as a constant here."""
+
+        @abstractmethod
+        def evaluate(self, op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
+            """Evaluate ``op`` on arguments of which this one has the innermost level."""

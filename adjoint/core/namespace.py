@@ -11,7 +11,7 @@ A rule gets one of them as ``xp`` and never asks which.  ``define`` fills them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __all__ = ["Namespace", "dyn", "raw", "rec"]
 
@@ -24,6 +24,10 @@ class Namespace:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         raise AttributeError(f"no op {name!r} in namespace {self.__name__!r}")
+
+    if TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: Callable[..., Any]) -> None: ...
 
     def __repr__(self) -> str:
         return f"<namespace {self.__name__}>"

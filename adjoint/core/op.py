@@ -25,7 +25,8 @@ class Op:
 
     name: str
     forward: Callable[..., Any]  # on plain arrays
-    rules: tuple[Rule | None, ...]  # one per array argument; empty where ``joint`` is given
+    # A Rule or None per array argument, empty where ``joint`` is given; the engine calls only what is there.
+    rules: tuple[Any, ...]
     joint: Rule | None  # one rule for all arguments, told which are wanted
     kind: str
     arity: int | None  # how many arrays it takes; None: any number

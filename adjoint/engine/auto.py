@@ -113,7 +113,7 @@ def blas_has_threads() -> bool:
 def _blas() -> Any:
     """Find the BLAS libraries, once: it takes milliseconds."""
     try:
-        from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped, unused-ignore]
+        from threadpoolctl import ThreadpoolController
     except ImportError:
         return None
     return ThreadpoolController().select(user_api="blas")

@@ -80,7 +80,7 @@ def pull(node: Node, g: Any, xp: Namespace, invalid: Invalid, needed: set[Any] |
         if parent is None or (needed is not None and parent not in needed):
             pulled.append(None)
             continue
-        gp = rules[i](xp, g, out, *values, **params)  # type: ignore[misc]
+        gp = rules[i](xp, g, out, *values, **params)
         if xp is rec and op.kind == "elementwise" and (invalid.hit or invalid.watch) and _has_nan(gp):
             gp = _pull_aside(node, i, g, gp, values, out)
         pulled.append(fitted(node, i, parent, g, gp, xp, invalid, conjugate))
@@ -210,7 +210,7 @@ def _pull_aside(node: Node, i: int, g: Tensor, gp: Tensor, values: tuple[Any, ..
     )
     if out is not None and None not in inside:
         out = rec.where(hidden, float(op.forward(*map(np.asarray, inside), **node.params)), out)
-    return op.rules[i](rec, g, out, *safe, **node.params)  # type: ignore[misc]
+    return op.rules[i](rec, g, out, *safe, **node.params)
 
 
 def _may_have_nan(gp: Any) -> bool:

@@ -151,7 +151,7 @@ def _elementwise(
         if own_formula:
             term = _real_linear(node, i, t, xp, values, out)
         elif op.plain:
-            term = op.rules[i](xp, t, out, *values, **node.params)  # type: ignore[misc]
+            term = op.rules[i](xp, t, out, *values, **node.params)
         else:
             term = _rule(op, i, t, xp, values, out, node.params)
         if invalid.hit:  # a zero tangent stays zero where the derivative is infinite
@@ -165,7 +165,7 @@ def _rule(op: Op, i: int, g: Any, xp: Namespace, values: Any, out: Any, params: 
     if op.joint is not None:
         wanted = tuple(j == i for j in range(len(values)))
         return op.joint(xp, g, out, *values, wanted=wanted, **params)[i]
-    return op.rules[i](xp, g, out, *values, **params)  # type: ignore[misc]
+    return op.rules[i](xp, g, out, *values, **params)
 
 
 def _real_linear(node: Node, i: int, t: Any, xp: Namespace, values: Any, out: Any) -> Any:
@@ -232,8 +232,7 @@ def _rules_of_leaf(
         pulled = op.joint(rec, g, out, *values, wanted=wanted, **node.params)
     else:
         pulled = [
-            op.rules[i](rec, g, out, *values, **node.params) if w else None  # type: ignore[misc]
-            for i, w in enumerate(wanted)
+            op.rules[i](rec, g, out, *values, **node.params) if w else None for i, w in enumerate(wanted)
         ]
     roots, seeds = [], []
     for r, t in zip(pulled, tangents, strict=True):

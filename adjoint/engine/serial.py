@@ -76,13 +76,13 @@ def run_serial(plan: Plan, run: Run) -> None:
                             i += 1
                             continue
                     elif count == 2:
-                        gp = rules[i](xp, g, out, values[0], values[1])  # type: ignore[misc]
+                        gp = rules[i](xp, g, out, values[0], values[1])
                     elif count == 1:
-                        gp = rules[i](xp, g, out, values[0])  # type: ignore[misc]
+                        gp = rules[i](xp, g, out, values[0])
                     elif count == 3:
-                        gp = rules[i](xp, g, out, values[0], values[1], values[2])  # type: ignore[misc]
+                        gp = rules[i](xp, g, out, values[0], values[1], values[2])
                     else:
-                        gp = rules[i](xp, g, out, *values, **params)  # type: ignore[misc]
+                        gp = rules[i](xp, g, out, *values, **params)
                     like = parent if type(parent) is Node else parent._data
                     try:
                         if invalid.hit or gp.shape != like.shape or gp.dtype is not like.dtype:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, MutableMapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def _places(what: str, target: Any) -> list[_Place]:
     if isinstance(target, Mapping):
         return _mapping_places(what, target)
     if hasattr(target, "items") and hasattr(target, "set"):  # a Gradients store
-        return [_Place(f"[{i}]", g, t, lambda new, t=t: target.set(t, new))  # type: ignore[misc]
+        return [_Place(f"[{i}]", g, t, partial(target.set, t))
                 for i, (t, g) in enumerate(target.items())]  # fmt: skip
     if hasattr(target, "parameters"):
         target = target.parameters()
@@ -53,7 +54,7 @@ def _places(what: str, target: Any) -> list[_Place]:
                 f"gradients, but item {i} is a {type(t).__name__}."
             )
         if t.grad is not None:
-            found.append(_Place(f"[{i}]", t.grad, t, lambda new, t=t: setattr(t, "grad", new)))  # type: ignore[misc]
+            found.append(_Place(f"[{i}]", t.grad, t, partial(setattr, t, "grad")))
     return found
 
 
@@ -64,9 +65,9 @@ def _mapping_places(what: str, target: Mapping[Any, Any]) -> list[_Place]:
             continue
         if isinstance(g, Tensor) and g.requires_grad:
             if g.grad is not None:
-                found.append(_Place(str(name), g.grad, g, lambda new, g=g: setattr(g, "grad", new)))  # type: ignore[misc]
+                found.append(_Place(str(name), g.grad, g, partial(setattr, g, "grad")))
         elif isinstance(g, (Tensor, ndarray)) and isinstance(target, MutableMapping):
-            found.append(_Place(str(name), g, None, lambda new, n=name: target.__setitem__(n, new)))  # type: ignore[misc]
+            found.append(_Place(str(name), g, None, partial(target.__setitem__, name)))
         else:
             raise InputError(
                 f"{what}: {name!r} is a {type(g).__name__}; a dictionary holds parameters, or gradients that "

@@ -45,8 +45,8 @@ def chunks(*arrays: Array, written: int = 0, size: int = CHUNK) -> Iterator[tupl
         for start in range(0, flat[0].size, size):
             yield tuple(a[start : start + size] for a in flat)
         return
-    flags = [["readwrite"]] * written + [["readonly"]] * (len(arrays) - written)
-    with np.nditer(  # type: ignore[call-overload]
+    flags: Any = [["readwrite"]] * written + [["readonly"]] * (len(arrays) - written)
+    with np.nditer(
         arrays, ["external_loop", "buffered", "zerosize_ok"], flags, order="C", buffersize=size
     ) as pieces:
         if pieces.itersize:

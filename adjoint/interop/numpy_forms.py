@@ -141,12 +141,12 @@ def _joined(name: str) -> Callable[..., Any]:
     """Make the form of a join that casts its result."""
     function = our(name)
 
-    def join(arrays: Any, axis: Any = 0, *, dtype: Any = None, casting: str = "same_kind") -> Tensor:
+    def join(arrays: Any, axis: Any = 0, *, dtype: Any = None, casting: Any = "same_kind") -> Tensor:
         options = {} if name in ("hstack", "vstack") else {"axis": axis}
         y: Tensor = function(arrays, **options)
         if dtype is None:
             return y
-        if not np.can_cast(y.dtype, dtype, casting):  # type: ignore[arg-type]
+        if not np.can_cast(y.dtype, dtype, casting):
             raise ArgumentError(
                 f"np.{name}: {y.dtype} does not become {np.dtype(dtype)} with casting={casting!r}."
             )
@@ -410,8 +410,8 @@ def _nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, n
     return our("nan_to_num")(x, nan, posinf, neginf)
 
 
-def _can_cast(from_: Any, to: Any, casting: str = "safe") -> bool:
-    return np.can_cast(getattr(from_, "dtype", from_), to, casting)  # type: ignore[arg-type]
+def _can_cast(from_: Any, to: Any, casting: Any = "safe") -> bool:
+    return np.can_cast(getattr(from_, "dtype", from_), to, casting)
 
 
 FORMS: dict[Any, Callable[..., Any]] = {

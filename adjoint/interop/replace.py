@@ -19,7 +19,7 @@ from pathlib import Path
 try:
     import fcntl
 except ImportError:  # Windows, where a file that is open cannot be removed: that is the lock
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # mypy knows a module by its import alone
 
 __all__ = ["replace_file", "sync_directory"]
 

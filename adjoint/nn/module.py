@@ -74,7 +74,9 @@ class Module:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the outputs; what a subclass writes."""
-        raise NotImplementedError(f"{type(self).__name__} has no forward().")
+        raise NotImplementedError(  # not abstract: a module may only hold others
+            f"{type(self).__name__} has no forward()."
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call ``forward``; an error inside says in which module, by its path."""
@@ -273,7 +275,7 @@ def _add_path(error: AdjointError, module: Module) -> None:
         path = ".".join(part for part in (name, inner[1]) if part)
     plain = getattr(error, "_plain", error.args[0] if error.args else "")
     head = f"the module {type(module).__name__}" + (f", at {path!r}" if path else "")
-    error._module, error._plain = (module, path), plain  # type: ignore[attr-defined]
+    error._module, error._plain = (module, path), plain
     error.args = (f"{plain}\n  In {head}.", *error.args[1:])
 
 

@@ -134,7 +134,8 @@ def _hermitian_part(x: Any) -> Any:
 
 def _eigh(x: Any) -> tuple[Any, Any]:
     try:
-        return tuple(np.linalg.eigh(_hermitian_part(x)))  # type: ignore[return-value]
+        values, vectors = np.linalg.eigh(_hermitian_part(x))
+        return values, vectors
     except np.linalg.LinAlgError:
         raise blame(
             "eigh", x, np.linalg.eigh, "has no eigenvalues that LAPACK finds", "Check the input."
@@ -183,7 +184,8 @@ define("eigvalsh", _eigvalsh, _eigvalsh_rule, saves="x", kind="general", holomor
 
 def _svd(x: Any, full_matrices: bool) -> tuple[Any, Any, Any]:
     try:
-        return tuple(np.linalg.svd(x, full_matrices=full_matrices))  # type: ignore[return-value]
+        u, s, vh = np.linalg.svd(x, full_matrices=full_matrices)
+        return u, s, vh
     except np.linalg.LinAlgError:
         raise blame(
             "svd", x, np.linalg.svd, "has no singular values that LAPACK finds", "Check the input."
@@ -292,8 +294,9 @@ def _cholesky_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
     return adjoint_of(xp, xp.solve_triangular(yh, adjoint_of(xp, inner), lower=False, unit=False)) / 2
 
 
-def _qr(x: Any, mode: str) -> tuple[Any, Any]:
-    return tuple(np.linalg.qr(x, mode=mode))  # type: ignore[call-overload]
+def _qr(x: Any, mode: Any) -> tuple[Any, Any]:
+    q, r = np.linalg.qr(x, mode=mode)
+    return q, r
 
 
 def _qr_rule(xp: Any, g: Any, out: Any, x: Any, mode: str) -> Any:

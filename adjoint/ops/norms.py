@@ -49,10 +49,10 @@ def _rescaled(a: Any, ord: float, axis: Shape, keepdims: bool, found: Any, extre
 _SAFE = (1e-15, 1e15)  # squares are far from the ends of float32 too
 
 
-def _power_mean(a: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
+def _power_mean(a: Any, ord: float, axis: Shape, keepdims: Any) -> Any:
     if ord == 2:
-        return np.sqrt(np.add.reduce(a * a, axis=axis, keepdims=keepdims))  # type: ignore[call-overload]
-    return np.add.reduce(a**ord, axis=axis, keepdims=keepdims) ** (1 / ord)  # type: ignore[call-overload]
+        return np.sqrt(np.add.reduce(a * a, axis=axis, keepdims=keepdims))
+    return np.add.reduce(a**ord, axis=axis, keepdims=keepdims) ** (1 / ord)
 
 
 def _vector_norm_rule(xp: Any, g: Any, y: Any, x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -193,7 +193,11 @@ def sign(x: Any) -> Tensor:
     return _direction(rec, x)
 
 
-def where(condition: Any, x: Any = None, y: Any = None) -> Tensor:
+@overload
+def where(condition: Any) -> tuple[Tensor, ...]: ...
+@overload
+def where(condition: Any, x: Any, y: Any) -> Tensor: ...
+def where(condition: Any, x: Any = None, y: Any = None) -> Tensor | tuple[Tensor, ...]:
     """Choose, per element, from ``x`` where ``condition`` holds and from ``y`` elsewhere.
 
     A zero gradient stays zero in the branch that was not taken, even where that branch is
@@ -206,8 +210,7 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Tensor:
     tensor([0.  , 0.25], dtype=float64)
     """
     if x is None and y is None:
-        from_condition = asarray(condition).nonzero()
-        return from_condition  # type: ignore[return-value]
+        return asarray(condition).nonzero()
     if x is None or y is None:
         raise InputError("where: give both x and y to choose from, or neither for the positions.")
     return rec.where(condition, x, y)

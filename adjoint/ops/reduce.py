@@ -38,7 +38,7 @@ __all__ = [
 
 _HALF = ("float16", "bfloat16")
 _add_reduce: Any = np.add.reduce  # np.sum without its Python layer
-_silent = {"divide": "ignore", "invalid": "ignore"}
+_silent: Any = {"divide": "ignore", "invalid": "ignore"}
 
 
 def _wide(x: Any) -> Any:
@@ -91,7 +91,7 @@ def _mean_forward(x: Any, axis: Shape, keepdims: bool) -> Any:
     total = _add_reduce(_wide(x), axis=axis, keepdims=keepdims)
     if n:
         return _like(total / n, x)
-    with np.errstate(**_silent):  # type: ignore[arg-type]
+    with np.errstate(**_silent):
         return _like(total / n, x)
 
 
@@ -112,7 +112,7 @@ def _var_forward(x: Any, axis: Shape, correction: float, keepdims: bool) -> Any:
     n = count(x.shape, axis)
     if n and n > correction:
         return _like(_squares(wide, n, axis, keepdims) / (n - correction), x)
-    with np.errstate(**_silent):  # type: ignore[arg-type]
+    with np.errstate(**_silent):
         return _like(_squares(wide, n, axis, keepdims) / 0.0, x)
 
 

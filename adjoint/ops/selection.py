@@ -100,9 +100,9 @@ define("untake", _untake,
        saves="i", kind="linear", params=("axis", "length"), doc="Zeros with rows added along an axis.")  # fmt: skip
 # Not an op: what ``untake`` along the first axis is in each namespace.  Plain arrays become rows and
 # values; where gradients are recorded or transformed they are dense.
-raw.untake_rows = _untake_rows  # type: ignore[attr-defined]
-rec.untake_rows = rec.untake  # type: ignore[attr-defined]
-dyn.untake_rows = dyn.untake  # type: ignore[attr-defined]
+raw.untake_rows = _untake_rows
+rec.untake_rows = rec.untake
+dyn.untake_rows = dyn.untake
 
 define("take_along_axis", _take_along_axis,
        lambda xp, g, out, x, i, axis: xp.untake_along_axis(g, i, axis=axis, length=x.shape[axis]), None,

@@ -328,7 +328,8 @@ def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: float =
         return rec.pad(x, widths=pairs, value=fill)
     if mode not in _PAD_MODES:
         raise ArgumentError(f"pad: mode is one of {', '.join(_PAD_MODES)}, not {mode!r}.")
+    how: Any = mode
     for axis, (pair, n) in enumerate(zip(pairs, x.shape, strict=True)):
         if pair != (0, 0):
-            x = rec.index(x, key=(slice(None),) * axis + (np.pad(np.arange(n), pair, mode=mode),))  # type: ignore[call-overload]
+            x = rec.index(x, key=(slice(None),) * axis + (np.pad(np.arange(n), pair, how),))
     return x

@@ -19,6 +19,7 @@ from numpy import ndarray
 
 from adjoint.config import grad_mode
 from adjoint.core.block import Block
+from adjoint.core.methods import attach
 from adjoint.core.namespace import Namespace, raw
 from adjoint.core.spread import ALONE, SHARED, pieces, spread, threads_for
 from adjoint.core.tensor import Tensor, writable
@@ -51,7 +52,7 @@ class Optimizer:
         """Let an optimiser that changes the formula alone not inherit the fast form of another formula."""
         super().__init_subclass__(**kwargs)
         if "apply_one" in vars(cls) and "write_one" not in vars(cls):
-            cls.write_one = Optimizer.write_one  # type: ignore[method-assign]
+            attach(cls, write_one=Optimizer.write_one)
 
     def __init__(self, params: Iterable[Any], **defaults: Any) -> None:
         self.defaults = {"maximize": False, **defaults}
@@ -81,7 +82,7 @@ class Optimizer:
 
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
         """Return the updated parameter and state; pure, on arrays, elementwise."""
-        raise NotImplementedError
+        raise NotImplementedError  # not abstract: an optimiser may override step() alone
 
     def write_one(self, p: Array, g: Array, state: State, hyper: Hyper) -> None:
         """Update a piece where it is.

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -144,7 +145,7 @@ class BestCheckpoint(_Monitor):
         return path
 
 
-class _Log(Callback):
+class _Log(Callback, ABC):
     """A file with a line per step or per epoch."""
 
     def __init__(self, path: str | os.PathLike[str], every: str = "epoch") -> None:
@@ -186,8 +187,8 @@ class _Log(Callback):
             self._file = open(self.path, "a", newline="")  # noqa: SIM115  closed in on_end
         return self._file
 
-    def _write(self, row: dict[str, float]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _write(self, row: dict[str, float]) -> None: ...
 
 
 class CSVLog(_Log):
