@@ -1,0 +1,389 @@
+"""Micro-batches of a model, and optimisers that are given their gradients."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from accumulators import accumulator, frozen
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import adjoint as ad
+from adjoint.errors import (
+    AccumulationError,
+    ArgumentError,
+    InputError,
+    NoGradientError,
+    ShapeError,
+)
+from adjoint.grads import buffers
+
+
+def model(seed=0, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    params = {
+        "w1": ad.tensor(rng.standard_normal((3, 5)).astype(dtype), requires_grad=True),
+        "b1": ad.tensor(rng.standard_normal(5).astype(dtype), requires_grad=True),
+        "w2": ad.tensor(rng.standard_normal((5, 1)).astype(dtype), requires_grad=True),
+    }
+
+    def errors(x):
+        h = ad.tanh(ad.asarray(x) @ params["w1"] + params["b1"])
+        return ((h @ params["w2"])[:, 0] - 0.3) ** 2
+
+    return params, errors
+
+
+def full_batch(dtype, x):
+    params, errors = model(dtype=dtype)
+    errors(x).mean().backward()
+    return {name: p.grad.numpy() for name, p in params.items()}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 7), min_size=1, max_size=8),
+    steps=st.integers(1, 8),
+    reduction=st.sampled_from(["mean", "sum"]),
+    compensated=st.booleans(),
+    float32=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_micro_batches_equal_the_full_batch(sizes, steps, reduction, compensated, float32, seed):
+    dtype, tolerance = (np.float32, 3e-5) if float32 else (np.float64, 1e-12)
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((sum(sizes), 3)).astype(dtype)
+    pieces = np.split(x, np.cumsum(sizes)[:-1])
+    pieces = [pieces[i] for i in rng.permutation(len(pieces))]
+    params, errors = model(dtype=dtype)
+    acc = ad.GradientAccumulator(
+        params, accumulation_steps=steps, reduction=reduction, compensated=compensated
+    )
+    for start in range(0, len(pieces), steps):
+        window = pieces[start : start + steps]
+        for piece in window:
+            loss = errors(piece)
+            with acc.micro_batch(weight=len(piece)):
+                (loss.mean() if reduction == "mean" else loss.sum()).backward()
+        if len(window) < steps:
+            assert not acc.should_update()
+            acc.flush()
+        grads = acc.gradients()
+        expected = full_batch(dtype, np.concatenate(window))
+        for name, g in expected.items():
+            scale = max(1.0, np.abs(g).max())
+            np.testing.assert_allclose(grads[name], g, rtol=tolerance, atol=tolerance * scale)
+            assert params[name].grad is None
+        acc.reset()
+
+
+def test_an_exception_in_a_micro_batch_changes_nothing():
+    params, errors = model()
+    acc = ad.GradientAccumulator(params, accumulation_steps=4)
+    x = np.ones((2, 3))
+    with acc.micro_batch(weight=2):
+        errors(x).mean().backward()
+    before = frozen(acc)
+    with pytest.raises(ZeroDivisionError), acc.micro_batch(weight=3):  # noqa: PT012
+        errors(x).mean().backward()
+        1 / 0  # noqa: B018
+    assert frozen(acc) == before
+    with acc.micro_batch(weight=2):
+        errors(x).mean().backward()
+    np.testing.assert_array_equal(acc.gradients()["w1"], full_batch(np.float64, x)["w1"])
+
+
+def test_a_failing_backward_in_a_micro_batch_gives_nothing():
+    params, errors = model()
+    acc = ad.GradientAccumulator(params, accumulation_steps=4)
+    fired = []
+    params["w2"].register_post_accumulate_grad_hook(lambda leaf: fired.append(leaf.grad))
+
+    def fail(g):
+        raise ZeroDivisionError
+
+    handle = params["w1"].register_hook(fail)
+    with acc.micro_batch():
+        with pytest.raises(ZeroDivisionError):
+            errors(np.ones((2, 3))).mean().backward()
+        handle.remove()
+        errors(np.ones((2, 3))).mean().backward()
+    assert fired == [None, None]
+    np.testing.assert_array_equal(acc.gradients()["w2"], full_batch(np.float64, np.ones((2, 3)))["w2"])
+
+
+def test_several_backwards_in_a_micro_batch_add_up():
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    acc = ad.GradientAccumulator([w], accumulation_steps=1)
+    with acc.micro_batch() as mb:
+        (w * 3).sum().backward()
+        (w * 4).sum().backward()
+        mb.weight = 5
+    assert acc.stats().window_weight == 5
+    np.testing.assert_array_equal(acc.gradients()["0"], [7.0, 7.0])
+
+
+def test_other_leaves_keep_their_grad():
+    w, v = ad.tensor(1.0, requires_grad=True), ad.tensor(2.0, requires_grad=True)
+    acc = ad.GradientAccumulator([w], accumulation_steps=1)
+    with acc.micro_batch():
+        (w * v).backward()
+    assert w.grad is None
+    assert v.grad.item() == 1.0
+
+
+def test_nested_blocks_of_two_accumulators():
+    w, v = ad.tensor(3.0, requires_grad=True), ad.tensor(2.0, requires_grad=True)
+    outer = ad.GradientAccumulator([w], accumulation_steps=1)
+    inner = ad.GradientAccumulator([v], accumulation_steps=1)
+    with outer.micro_batch(), inner.micro_batch():
+        (w * v).backward()
+    assert outer.gradients()["0"] == 2.0
+    assert inner.gradients()["0"] == 3.0
+
+
+def test_a_micro_batch_without_backward_is_an_error():
+    w = ad.tensor(1.0, requires_grad=True)
+    acc = ad.GradientAccumulator([w])
+    with pytest.raises(NoGradientError, match="no backward"), acc.micro_batch():
+        pass
+    assert acc.stats().total_micro_batches == 0
+    w2 = ad.tensor(1.0, requires_grad=True)
+    (w2 * 2).backward()  # the sink is gone
+    assert w2.grad.item() == 2.0
+
+
+def test_micro_batch_needs_parameters():
+    with pytest.raises(AccumulationError, match="needs parameters"):
+        accumulator("w").micro_batch()
+
+
+def test_a_full_window_refuses_a_micro_batch_before_it_runs():
+    w = ad.tensor(1.0, requires_grad=True)
+    acc = ad.GradientAccumulator([w], accumulation_steps=1)
+    with acc.micro_batch():
+        (w * 2).backward()
+    with pytest.raises(AccumulationError, match="is full"), acc.micro_batch():
+        raise AssertionError("not reached")
+
+
+def test_create_graph_inside_is_detached():
+    w = ad.tensor(3.0, requires_grad=True)
+    acc = ad.GradientAccumulator([w], accumulation_steps=1)
+    with acc.micro_batch():
+        (w * w).backward(create_graph=True)
+    assert acc.gradients()["0"] == 6.0
+
+
+def test_half_precision_parameters_are_summed_in_float32():
+    w = ad.tensor(np.ones(3, np.float16), requires_grad=True)
+    acc = ad.GradientAccumulator([w], accumulation_steps=2)
+    for _ in range(2):
+        with acc.micro_batch():
+            (w * np.float16(0.1)).sum().backward()
+    assert acc.gradients()["0"].dtype == np.float32
+    sgd = SGD([w])
+    acc.apply(sgd)
+    assert sgd.seen[0].dtype == np.float16
+
+
+class SGD:
+    def __init__(self, params, lr=0.1):
+        self.params, self.lr, self.seen, self.fail = list(params), lr, [], False
+
+    def step(self):
+        if self.fail:
+            raise ZeroDivisionError
+        for p in self.params:
+            if p.grad is not None:
+                self.seen.append(p.grad)
+                with ad.no_grad():
+                    p[...] = p - self.lr * p.grad
+
+
+def test_apply_gives_grad_to_step_and_takes_it_back():
+    params, errors = model()
+    before = {n: p.numpy(copy=True) for n, p in params.items()}
+    acc = ad.GradientAccumulator(params, accumulation_steps=2)
+    sgd = SGD(params.values())
+    x = np.random.default_rng(0).standard_normal((5, 3))
+    for xb in acc.split(x, 3):
+        with acc.micro_batch(weight=len(xb)):
+            errors(xb).mean().backward()
+    assert acc.apply(sgd) is True
+    for name, g in full_batch(np.float64, x).items():
+        np.testing.assert_allclose(params[name].numpy(), before[name] - 0.1 * g, rtol=1e-12)
+        assert params[name].grad is None
+    assert acc.stats().total_updates == 1
+    assert not acc.should_update()
+
+
+def test_gradients_that_an_optimiser_keeps_are_its_own():
+    w = ad.tensor(np.zeros(20_000), requires_grad=True)
+    v = ad.tensor(np.zeros(3), requires_grad=True)
+    u = ad.tensor(np.zeros(3), requires_grad=True)
+    acc = ad.GradientAccumulator([w, v, u], accumulation_steps=1)
+    sgd = SGD([w, v, u], lr=0.0)
+    for i in range(3):
+        with acc.micro_batch():
+            (w.sum() * i + v.sum() * i + u.sum() * i).backward()
+        acc.apply(sgd)
+    assert [float(g.numpy()[0]) for g in sgd.seen] == [0.0] * 3 + [1.0] * 3 + [2.0] * 3
+
+
+def test_memory_that_nobody_keeps_is_used_again():
+    w = ad.tensor(np.zeros(200_000), requires_grad=True)
+    acc = ad.GradientAccumulator([w], accumulation_steps=1)
+    places = set()
+
+    class Optimizer:
+        def step(self):
+            places.add(w.grad.numpy().__array_interface__["data"][0])
+
+    for _ in range(3):
+        with acc.micro_batch():
+            (w * 2.0).sum().backward()
+        acc.apply(Optimizer())
+    assert len(places) == 1
+
+
+def test_an_optimiser_that_fails_can_be_tried_again():
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    acc = ad.GradientAccumulator([w], accumulation_steps=2, max_grad_norm=1.0)
+    for _ in range(2):
+        with acc.micro_batch(weight=3):
+            (w * 10).sum().backward()
+    expected = acc.gradients()["0"]
+    sgd = SGD([w])
+    sgd.fail = True
+    with pytest.raises(ZeroDivisionError):
+        acc.apply(sgd)
+    assert w.grad is None
+    np.testing.assert_array_equal(acc.gradients()["0"], expected)
+    with pytest.raises(AccumulationError):
+        acc.step({"0": [1.0, 1.0]})
+    sgd.fail = False
+    assert acc.apply(sgd) is True
+    np.testing.assert_array_equal(sgd.seen[0].numpy(), expected)
+
+
+def test_apply_by_name():
+    acc = accumulator("w", accumulation_steps=1)
+    got = {}
+
+    class Optimizer:
+        def apply(self, gradients):
+            got.update({n: g.copy() for n, g in gradients.items()})
+
+    acc.step({"w": [1.0, 2.0]})
+    acc.apply(Optimizer())
+    np.testing.assert_array_equal(got["w"], [1.0, 2.0])
+
+
+def test_apply_says_what_it_needs():
+    acc = accumulator("w", accumulation_steps=2)
+    acc.step({"w": [1.0, 2.0]})
+    with pytest.raises(AccumulationError, match="has 1 of 2 micro-batches"):
+        acc.apply(lambda grads: None)
+    acc.flush()
+    with pytest.raises(InputError, match="is no optimiser"):
+        acc.apply(3)
+    with pytest.raises(InputError, match=r"reads the \.grad"):
+        acc.apply(SGD([]))
+
+
+def test_parameters_in_every_form():
+    w, v = ad.tensor(1.0, requires_grad=True), ad.tensor(2.0, requires_grad=True)
+
+    class Module:
+        def named_parameters(self):
+            yield "w", w
+            yield "frozen", ad.tensor(1.0)
+            yield "v", v
+
+    assert ad.GradientAccumulator([w, v]).names == ["0", "1"]
+    assert ad.GradientAccumulator({"w": w, "v": v}).names == ["w", "v"]
+    assert ad.GradientAccumulator(Module()).names == ["w", "v"]
+    assert ad.GradientAccumulator([("w", w), ("w again", w)]).names == ["w"]
+    assert ad.GradientAccumulator(w).names == ["0"]
+    with pytest.raises(NoGradientError, match="does not require grad"):
+        ad.GradientAccumulator([ad.tensor(1.0)])
+    with pytest.raises(NoGradientError, match="not a leaf"):
+        ad.GradientAccumulator([w * 2])
+    with pytest.raises(InputError, match="not a tensor"):
+        ad.GradientAccumulator([1.0])
+    with pytest.raises(InputError, match="a list or a dictionary"):
+        ad.GradientAccumulator(3)
+
+
+def test_options_are_checked():
+    with pytest.raises(ArgumentError, match="no option 'steps'"):
+        ad.GradientAccumulator(steps=3)
+    with pytest.raises(ArgumentError, match="not both"):
+        ad.GradientAccumulator(ad.AccumulationConfig(), normalize=False)
+
+
+def test_split():
+    acc = ad.GradientAccumulator()
+    x, y = np.arange(10).reshape(5, 2), ad.tensor(np.arange(5.0))
+    pieces = list(acc.split((x, {"y": y}), 2))
+    assert [len(p[0]) for p in pieces] == [2, 2, 1]
+    assert pieces[2][1]["y"].tolist() == [4.0]
+    with pytest.raises(ShapeError, match="one length"):
+        acc.split((x, y[:4]), 2)
+    with pytest.raises(ArgumentError, match="size"):
+        acc.split(x, 0)
+    with pytest.raises(InputError, match="first axis"):
+        acc.split(3.0, 1)
+
+
+def test_threads_lose_nothing():
+    acc = accumulator("w", accumulation_steps=400)
+    w = ad.tensor([1.0, 1.0], requires_grad=True)
+    direct = ad.GradientAccumulator([w], accumulation_steps=400)
+
+    def work():
+        for _ in range(100):
+            acc.step({"w": np.ones(2)}, weight=2)
+            with direct.micro_batch(weight=2):
+                (w * 3).sum().backward()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert acc.should_update()
+    np.testing.assert_array_equal(acc.gradients()["w"], [1.0, 1.0])
+    np.testing.assert_array_equal(direct.gradients()["0"], [3.0, 3.0])
+
+
+def test_an_interrupt_while_adding_is_noticed(monkeypatch):
+    acc = accumulator("a", "b", accumulation_steps=3)
+    acc.step({"a": [1.0, 1.0]})
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(buffers, "add_if_finite", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            acc.step({"a": [1.0, 1.0]})
+    for use in (lambda: acc.step({"a": [1.0, 1.0]}), acc.gradients, lambda: acc.apply(print)):
+        with pytest.raises(AccumulationError, match="an interrupt came while gradients were being added"):
+            use()
+    acc.drop()
+    assert acc.step({"a": [1.0, 1.0]}) is False
+
+
+def test_an_optimiser_of_other_parameters_is_refused_and_the_window_stays():
+    w, other = (ad.tensor([1.0, 2.0], requires_grad=True) for _ in range(2))
+    acc = ad.GradientAccumulator([w], accumulation_steps=1)
+    with acc.micro_batch():
+        (w * w).sum().backward()
+    with pytest.raises(ad.errors.InputError, match="updates none of the accumulator's parameters"):
+        acc.apply(ad.optim.SGD([other], lr=0.5))
+    assert acc.apply(ad.optim.SGD([other, w], lr=0.5))  # some is enough, in any order
+    assert (w.tolist(), other.tolist()) == ([0.0, 0.0], [1.0, 2.0])
