@@ -92,8 +92,20 @@ class LBFGS:
                 start += p.size
 
     def step(self, closure: Callable[[], Tensor]) -> float:
-        """Run up to ``max_iter`` iterations; return the loss at the end."""
+        """Run up to ``max_iter`` iterations; return the loss at the end.
 
+        Where ``closure`` raises, the parameters are what they were before.
+        """
+        before = self._flat()
+        pairs = self.pairs.copy()
+        try:
+            return self._iterate(closure, before)
+        except BaseException:
+            self._write(before)
+            self.pairs = pairs
+            raise
+
+    def _iterate(self, closure: Callable[[], Tensor], x: Any) -> float:
         def evaluate(x: Any) -> tuple[float, Any]:
             self._write(x)
             self.evaluations += 1
@@ -111,7 +123,6 @@ class LBFGS:
                 )
             return float(loss), self._flat_grad()
 
-        x = self._flat()
         loss, g = evaluate(x)
         if not (math.isfinite(loss) and np.isfinite(g).all()):
             raise NonFiniteError(
@@ -130,7 +141,8 @@ class LBFGS:
             t, new_loss, new_g = strong_wolfe(evaluate, x, first, d, loss, g, slope)
             s = t * d
             y = new_g - g
-            if float(y @ s) > 1e-10 * float(y @ y):
+            # the curvature is positive beyond rounding, whatever the scales of loss and parameters
+            if float(y @ s) > 1e-14 * math.sqrt(float(y @ y)) * math.sqrt(float(s @ s)):
                 self.pairs.append((s, y, 1.0 / float(y @ s)))
             change = abs(new_loss - loss)
             x, loss, g = x + s, new_loss, new_g
@@ -169,6 +181,9 @@ class LBFGS:
         self.iterations = int(state["iterations"])
 
 
+Point = tuple[float, float, float, Any]  # how far along d, the loss there, its slope along d, its gradient
+
+
 def strong_wolfe(
     evaluate: Evaluate,
     x: Any,
@@ -183,24 +198,28 @@ def strong_wolfe(
 ) -> tuple[float, float, Any]:
     """Find a step t along d with enough decrease and a flat enough slope.
 
-    loss(t) ≤ loss + c1·t·slope and |slope(t)| ≤ c2·|slope| (Nocedal and Wright, 3.5 and 3.6).
+    loss(t) ≤ loss + c1·t·slope and |slope(t)| ≤ c2·|slope| (Nocedal and Wright, 3.5 and 3.6), tried where
+    minFunc, and with it PyTorch, tries: at the minimum of the cubic through the last two points.
     """
-    before = (0.0, loss, slope, g)
+    before: Point = (0.0, loss, slope, g)
     for i in range(limit):
-        new_loss, new_g = evaluate(x + t * d)
-        new_slope = float(new_g @ d)
-        now = (t, new_loss, new_slope, new_g)
-        if not math.isfinite(new_loss):
+        now = _point(evaluate, x, d, t)
+        if not math.isfinite(now[1]):
             t = (before[0] + t) / 2
             continue
-        if new_loss > loss + c1 * t * slope or (i > 0 and new_loss >= before[1]):
-            return _zoom(evaluate, x, d, loss, slope, before, now, c1, c2, limit)
-        if abs(new_slope) <= -c2 * slope:
-            return t, new_loss, new_g
-        if new_slope >= 0:
-            return _zoom(evaluate, x, d, loss, slope, now, before, c1, c2, limit)
-        before, t = now, min(10 * t, max(t + 0.01 * t, _cubic(before, now)) if i else 2 * t)
+        if now[1] > loss + c1 * t * slope or (i > 1 and now[1] >= before[1]):
+            return _zoom(evaluate, x, d, loss, slope, [before, now], c1, c2, limit - i)
+        if abs(now[2]) <= -c2 * slope:
+            return t, now[1], now[3]
+        if now[2] >= 0:
+            return _zoom(evaluate, x, d, loss, slope, [before, now], c1, c2, limit - i)
+        before, t = now, _cubic(before, now, t + 0.01 * (t - before[0]), 10 * t)
     return before[0], before[1], before[3]
+
+
+def _point(evaluate: Evaluate, x: Any, d: Any, t: float) -> Point:
+    loss, g = evaluate(x + t * d)
+    return t, loss, float(g @ d), g
 
 
 def _zoom(
@@ -209,40 +228,45 @@ def _zoom(
     d: Any,
     loss: float,
     slope: float,
-    low: tuple[float, float, float, Any],
-    high: tuple[float, float, float, Any],
+    ends: list[Point],
     c1: float,
     c2: float,
     limit: int,
 ) -> tuple[float, float, Any]:
-    """Shrink a bracket whose ``low`` end is the better one."""
+    """Shrink a bracket: towards its lower end, or to a point inside that is lower still."""
+    length = float(np.abs(d).max(initial=0.0))
+    near = False  # whether the last point was near an end of the bracket
+    low = 0 if ends[0][1] <= ends[1][1] else 1
     for _ in range(limit):
-        width = abs(high[0] - low[0])
-        if width * float(np.abs(d).max(initial=0.0)) < 1e-16:
+        a, b = sorted((ends[0][0], ends[1][0]))
+        margin = 0.1 * (b - a)
+        if (b - a) * length < 1e-16:
             break
-        t = _cubic(low, high)
-        a, b = min(low[0], high[0]), max(low[0], high[0])
-        if not a + 0.1 * width <= t <= b - 0.1 * width:
-            t = (a + b) / 2
-        new_loss, new_g = evaluate(x + t * d)
-        now = (t, new_loss, float(new_g @ d), new_g)
-        if not math.isfinite(new_loss) or new_loss > loss + c1 * t * slope or new_loss >= low[1]:
-            high = now
+        t = _cubic(ends[0], ends[1], a, b)
+        near, again = min(b - t, t - a) < margin, near
+        if near and (again or not a < t < b):  # twice near an end, or on it: no progress
+            t = b - margin if b - t < t - a else a + margin
+            near = False
+        now = _point(evaluate, x, d, t)
+        if not now[1] <= loss + c1 * t * slope or now[1] >= ends[low][1]:  # or NaN
+            ends[1 - low] = now
+            low = 0 if ends[0][1] <= ends[1][1] else 1
             continue
         if abs(now[2]) <= -c2 * slope:
-            return t, new_loss, new_g
-        if now[2] * (high[0] - low[0]) >= 0:
-            high = low
-        low = now
-    return low[0], low[1], low[3]
+            return t, now[1], now[3]
+        if now[2] * (ends[1 - low][0] - ends[low][0]) >= 0:
+            ends[1 - low] = ends[low]
+        ends[low] = now
+    return ends[low][0], ends[low][1], ends[low][3]
 
 
-def _cubic(p: tuple[float, float, float, Any], q: tuple[float, float, float, Any]) -> float:
-    """Return the minimum of the cubic through two points with their slopes."""
+def _cubic(p: Point, q: Point, low: float, high: float) -> float:
+    """Return the minimum of the cubic through two points with their slopes, from ``low`` to ``high``."""
+    p, q = (p, q) if p[0] <= q[0] else (q, p)
     d1 = p[2] + q[2] - 3 * (p[1] - q[1]) / (p[0] - q[0])
     square = d1 * d1 - p[2] * q[2]
     if not square >= 0:
-        return (p[0] + q[0]) / 2
-    d2 = math.copysign(math.sqrt(square), q[0] - p[0])
+        return (low + high) / 2
+    d2 = math.sqrt(square)
     t = q[0] - (q[0] - p[0]) * ((q[2] + d2 - d1) / (q[2] - p[2] + 2 * d2 or math.inf))
-    return t if math.isfinite(t) else (p[0] + q[0]) / 2
+    return min(max(t, low), high) if math.isfinite(t) else (low + high) / 2

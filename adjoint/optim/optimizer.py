@@ -23,7 +23,7 @@ from adjoint.core.methods import attach
 from adjoint.core.namespace import Namespace, raw
 from adjoint.core.spread import ALONE, SHARED, pieces, spread, threads_for
 from adjoint.core.tensor import Tensor, writable
-from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.grads.slots import drop
 
 __all__ = ["Hyper", "Optimizer", "State"]
@@ -178,29 +178,56 @@ class Optimizer:
     def apply(self, grads: Mapping[Any, Any]) -> None:
         """Update from gradients keyed by parameter (or its id): a store, or a dict.
 
-        A gradient of another shape than its parameter's is an error, and then nothing is updated.
+        A gradient of another shape than its parameter's, or of a kind that does not fit it (complex
+        numbers for a float parameter), is an error, and then nothing is updated.
         """
-        for i, p in enumerate(self.params):
-            g = _found(grads, p)
-            if g is not None and np.shape(g) != p.shape:
-                raise ShapeError(
-                    f"{type(self).__name__}: the gradient of params[{i}] has shape {np.shape(g)}, "
-                    f"but the parameter {p.shape}."
-                )
-        self._update(lambda p: _found(grads, p))
+        gradient = lambda p: _found(grads, p)
+        self._refuse_misfits(gradient)
+        self._update(gradient)
 
     def _update(self, gradient: Callable[[Tensor], Any]) -> None:
-        self.step_count += 1
         updates: list[Update] = []
+        scatters: list[Callable[[], None]] = []  # of rows that a sparse gradient touches
+        counts = [unit.steps for group in self.groups for unit in group.units]
         token = grad_mode.set(False)  # parameters are written to
         try:
             for group in self.groups:
+                if not 0 <= group.hyper.get("lr", 0) < math.inf:
+                    self.check(group.hyper)
                 for unit in group.units:
-                    updates += unit.updates(self, list(map(gradient, unit.params)), group.hyper)
-            self._write(updates)
+                    grads = list(map(gradient, unit.params))
+                    updates += unit.updates(self, grads, group.hyper, scatters)
+        except BaseException as error:  # nothing has been written
+            units = (unit for group in self.groups for unit in group.units)
+            for unit, count in zip(units, counts, strict=True):
+                unit.steps = count
+            if isinstance(error, (ValueError, TypeError)):
+                self._refuse_misfits(gradient)
+            raise
         finally:
             grad_mode.reset(token)
+        self.step_count += 1
+        try:
+            self._write(updates)
+        except BaseException as error:  # an interrupt, or a formula of one's own
+            error.add_note(f"{type(self).__name__} was writing: some parameters are updated, others not.")
+            raise
+        for scatter in scatters:
+            scatter()
 
+    def _refuse_misfits(self, gradient: Callable[[Tensor], Any]) -> None:
+        """Raise for the first gradient that its parameter cannot take."""
+        for i, p in enumerate(self.params):
+            if (g := gradient(p)) is None:
+                continue
+            where = f"{type(self).__name__}: the gradient of params[{i}]"
+            g = g if isinstance(g, Tensor) or hasattr(g, "rows") else np.asarray(g)
+            if g.shape != p.shape:
+                raise ShapeError(f"{where} has shape {g.shape}, but the parameter {p.shape}.")
+            if not np.can_cast(g.dtype, p.dtype, "same_kind"):
+                raise DTypeError(f"{where} is {g.dtype}, but the parameter {p.dtype}.")
+
+    @np.errstate(all="ignore")  # a warning that is an error would stop it in the middle
     def _write(self, updates: list[Update]) -> None:
         """Make updates, all in one go: in pieces, and in several threads if there is enough to do."""
         size = sum([u[0].size for u in updates])
@@ -240,27 +267,42 @@ class Optimizer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned; everything is checked before anything changes."""
-        if state["kind"] != type(self).__name__:
-            raise ArgumentError(f"this is the state of {state['kind']}, not of {type(self).__name__}.")
-        counts = [len(s) for s in state["state"]]
-        ours = [len(g.params) for g in self.groups]
-        if counts != ours:
-            raise ArgumentError(f"the state has {counts} parameters per group, but the optimiser {ours}.")
-        for g, states in zip(self.groups, state["state"], strict=True):
-            for i, (p, s) in enumerate(zip(g.params, states, strict=True)):
-                for name, value in s.items():
-                    if np.shape(value) != p.shape:
-                        raise ShapeError(
-                            f"state {name!r} of parameter {i} has shape {np.shape(value)}, not {p.shape}."
-                        )
-        loaded = zip(self.groups, state["groups"], state["state"], state["steps"], strict=True)
-        for g, hyper, states, steps in loaded:
-            g.hyper.update({k: tuple(v) if isinstance(v, list) else v for k, v in hyper.items()})
+        hypers = self._checked_state(state)
+        for g, hyper, states, steps in zip(self.groups, hypers, state["state"], state["steps"], strict=True):
+            g.hyper.update(hyper)
             for unit in g.units:
                 unit.state = None  # a parameter without a saved state has none from before either
             for p, s, n in zip(g.params, states, steps, strict=True):
                 g.load_state(p, s, int(n))
         self.step_count = int(state["step"])
+
+    def _checked_state(self, state: Mapping[str, Any]) -> list[Hyper]:
+        """Return the hyper-parameters of each group of a saved state; raise if it is not one for this."""
+        missing = [k for k in ("kind", "step", "groups", "state", "steps") if k not in state]
+        if missing:
+            raise ArgumentError(f"{type(self).__name__}: this is no optimiser's state: no {missing[0]!r}.")
+        if state["kind"] != type(self).__name__:
+            raise ArgumentError(f"this is the state of {state['kind']}, not of {type(self).__name__}.")
+        ours = [len(g.params) for g in self.groups]
+        for part in ("state", "steps"):
+            counts = [len(s) for s in state[part]]
+            if counts != ours or len(state["groups"]) != len(ours):
+                raise ArgumentError(f"the state has {counts} parameters per group, but the optimiser {ours}.")
+        hypers = []
+        for g, saved, states in zip(self.groups, state["groups"], state["state"], strict=True):
+            unknown = sorted(set(saved) - set(g.hyper))
+            if unknown:
+                raise ArgumentError(f"the state has unknown hyper-parameters {', '.join(unknown)}.")
+            hyper = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
+            self.check({**g.hyper, **hyper})
+            hypers.append(hyper)
+            names = set(self.init_one(np.empty(0, g.params[0].dtype), {**g.hyper, **hyper}))
+            for i, (p, s) in enumerate(zip(g.params, states, strict=True)):
+                if s and set(s) != names:
+                    raise ArgumentError(f"parameter {i} has the state {sorted(s)}, not {sorted(names)}.")
+                for name, value in s.items():
+                    _check_saved(f"state {name!r} of parameter {i}", value, p)
+        return hypers
 
     def __repr__(self) -> str:
         count = sum(p.size for p in self.params)
@@ -312,28 +354,52 @@ class Unit:
         self.grad: Array | None = None  # scratch for the gradients of a block
         self.steps = [0] * len(params)  # updates that each parameter has had
 
-    def updates(self, optimizer: Optimizer, grads: list[Any], hyper: Hyper) -> list[Update]:
-        """Count the update of the parameters that have a gradient, and return what is to be written."""
+    def updates(
+        self, optimizer: Optimizer, grads: list[Any], hyper: Hyper, scatters: list[Callable[[], None]]
+    ) -> list[Update]:
+        """Count the update of the parameters that have a gradient, and return what is to be written.
+
+        Nothing is written here, so that an error leaves all as it was; ``scatters`` are called at the end.
+        """
         present = [g is not None for g in grads]
         if not any(present):
             return []
         self.steps = list(map(operator.add, self.steps, present))
         if self.block is None:
-            return self._update_of_one(optimizer, grads[0], {**hyper, "step": self.steps[0]})
+            return [self._update_of_one(optimizer, grads[0], {**hyper, "step": self.steps[0]}, scatters)]
         flat = self.block.open()
         if self.grad is None:
             self.grad = np.empty_like(flat)
         state = self._need_state(optimizer, flat, hyper)
         if all(present) and len(set(self.steps)) == 1:  # as nearly always: all of it at once
-            np.concatenate([g._data if type(g) is Tensor else _dense(g) for g in grads], None, self.grad)
-            return [(flat, self.grad, state, {**hyper, "step": self.steps[0]})]
-        for g, s in zip(grads, self.block.slices, strict=True):
-            if g is not None:
-                self.grad[s] = _dense(g).reshape(-1)
-        return [
-            (flat[span], self.grad[span], {k: v[span] for k, v in state.items()}, {**hyper, "step": step})
-            for span, step in self._spans(present)
-        ]
+            try:
+                np.concatenate([g._data if type(g) is Tensor else _whole(g) for g in grads], None, self.grad)
+                return [(flat, self.grad, state, {**hyper, "step": self.steps[0]})]
+            except _SparseError:
+                pass
+        return self._updates_in_parts(flat, grads, state, hyper, scatters)
+
+    def _updates_in_parts(
+        self, flat: Array, grads: list[Any], state: State, hyper: Hyper, scatters: list[Callable[[], None]]
+    ) -> list[Update]:
+        """Return the updates of a block where some gradients are missing or sparse, or counts differ."""
+        assert self.block is not None
+        assert self.grad is not None
+        found: list[Update] = []
+        dense = [False] * len(grads)
+        for i, (p, g, s) in enumerate(zip(self.params, grads, self.block.slices, strict=True)):
+            if getattr(g, "rows", None) is not None:
+                data = flat[s].reshape(p.shape)
+                shaped = {k: v[s].reshape(p.shape) for k, v in state.items()}
+                own = {**hyper, "step": self.steps[i]}
+                found.append(_rows(data, _fitted(g, p).coalesce(), shaped, own, scatters))
+            elif g is not None:
+                self.grad[s] = _fitted(g, p).reshape(-1)
+                dense[i] = True
+        for span, step in self._spans(dense):
+            part = {k: v[span] for k, v in state.items()}
+            found.append((flat[span], self.grad[span], part, {**hyper, "step": step}))
+        return found
 
     def _spans(self, present: list[bool]) -> Iterator[tuple[slice, int]]:
         """Yield the runs of the flat array that have gradients and the same number of updates."""
@@ -349,16 +415,19 @@ class Unit:
         for start, stop, step in runs:
             yield slice(start, stop), step
 
-    def _update_of_one(self, optimizer: Optimizer, grad: Any, hyper: Hyper) -> list[Update]:
+    def _update_of_one(
+        self, optimizer: Optimizer, grad: Any, hyper: Hyper, scatters: list[Callable[[], None]]
+    ) -> Update:
         (p,) = self.params
+        grad = _fitted(grad, p)
         data = writable(p)
         flat = data.reshape(-1)
         state = self._need_state(optimizer, flat, hyper)
-        if getattr(grad, "rows", None) is None:
-            return [(flat, _dense(grad).reshape(-1), state, hyper)]
-        shaped = {k: v.reshape(p.shape) for k, v in state.items()}
-        _update_rows(optimizer, data, grad, shaped, hyper)
-        return []
+        if type(grad) is ndarray:
+            return flat, grad.reshape(-1), state, hyper
+        return _rows(
+            data, grad.coalesce(), {k: v.reshape(p.shape) for k, v in state.items()}, hyper, scatters
+        )
 
     def _need_state(self, optimizer: Optimizer, flat: Array, hyper: Hyper) -> State:
         if self.state is None:
@@ -391,21 +460,51 @@ class Unit:
             ours[name][self._slice(p)] = np.asarray(value).reshape(-1)
 
 
-def _update_rows(optimizer: Optimizer, data: Array, grad: Any, state: State, hyper: Hyper) -> None:
-    """Update only the rows that a sparse gradient touches, and their state."""
-    sparse = grad.coalesce()
-    rows = sparse.rows
-    part = {k: v[rows] for k, v in state.items()}
+def _rows(data: Array, grad: Any, state: State, hyper: Hyper, scatters: list[Callable[[], None]]) -> Update:
+    """Return the update of only those rows that a sparse gradient touches, in copies that are put back."""
+    rows = grad.rows
     piece = data[rows]
+    part = {k: v[rows] for k, v in state.items()}
+
+    def scatter() -> None:
+        data[rows] = piece
+        for name, value in part.items():
+            state[name][rows] = value
+
+    scatters.append(scatter)
     flat = {k: v.reshape(-1) for k, v in part.items()}
-    optimizer._write_part((piece.reshape(-1), np.asarray(sparse.values).reshape(-1), flat, hyper))
-    data[rows] = piece
-    for name, value in part.items():
-        state[name][rows] = value
+    values = np.asarray(grad.values).astype(data.dtype, copy=False)
+    return piece.reshape(-1), values.reshape(-1), flat, hyper
 
 
-def _dense(g: Any) -> Array:
-    return g._data if type(g) is Tensor else np.asarray(g)
+class _SparseError(Exception):
+    """A block has a sparse gradient."""
+
+
+def _whole(g: Any) -> Array:
+    if getattr(g, "rows", None) is not None:
+        raise _SparseError
+    return np.asarray(g)
+
+
+def _fitted(grad: Any, p: Tensor) -> Any:
+    """Return a gradient as an array of its parameter's shape and dtype; a sparse one as it is."""
+    rows = getattr(grad, "rows", None)
+    g = grad if rows is not None else grad._data if type(grad) is Tensor else np.asarray(grad)
+    if g.shape != p.shape:
+        raise ValueError  # told further up, where the place of the parameter is known
+    if rows is not None:
+        if not np.can_cast(g.dtype, p.dtype, "same_kind"):
+            raise TypeError
+        return g
+    return g.astype(p.dtype, casting="same_kind", copy=False)
+
+
+def _check_saved(what: str, value: Any, p: Tensor) -> None:
+    if np.shape(value) != p.shape:
+        raise ShapeError(f"{what} has shape {np.shape(value)}, not {p.shape}.")
+    if not np.can_cast(np.asarray(value).dtype, p.dtype, "same_kind"):
+        raise DTypeError(f"{what} is {np.asarray(value).dtype}, not {p.dtype}.")
 
 
 def _plain(value: Any) -> Any:

@@ -167,7 +167,7 @@ class _Chain:
     """
 
     def __init__(self, parts: Sequence[tuple[Schedule, int | None]]) -> None:
-        self._parts = [schedule for schedule, _ in parts]
+        self._parts: list[Any] = [schedule for schedule, _ in parts]
         self._starts = [0, *itertools.accumulate(steps for _, steps in parts[:-1] if steps is not None)]
 
     def _followed(self, step: int) -> int:
@@ -179,7 +179,7 @@ class _Chain:
         return self._parts[i](step - self._starts[i])
 
     def report(self, metric: float, step: int) -> float:
-        """Report a metric after so many steps to the schedule that is followed from there; return the rate."""
+        """Report a metric to the schedule that is followed from this step on; return the rate."""
         i = self._followed(step)
         if hasattr(self._parts[i], "report"):
             self._parts[i].report(metric, step - self._starts[i])

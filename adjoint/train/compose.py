@@ -97,7 +97,7 @@ class ComposedLoss(Module):
         return total
 
     def _note(self, name: str, value: Tensor) -> None:
-        """Keep the number of a term, if it has one: inside ``vmap`` it has one per element, and none is kept."""
+        """Keep the number of a term, if it is one: inside ``vmap`` it has one per element."""
         if type(value) is not Traced:
             self._last[name] = value
         data = value._data.numbers() if type(value) is Traced else value._data
