@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import TracebackType
 from typing import Any, Generic, TypeVar, cast, overload
 
 import numpy as np
@@ -127,12 +126,7 @@ class ContextMode(Generic[T]):
     def __enter__(self) -> None:
         _entered.set((self, self._apply(), _entered.get()))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         entry = _entered.get()
         if entry is not None and entry[0] is self:
             self._restore(entry[1])

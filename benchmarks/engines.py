@@ -68,6 +68,17 @@ def captured(f: Function) -> Function:
     return tinygrad.TinyJit(realized)
 
 
+def trained_by_tinygrad(update: Function) -> Step:
+    """Let tinygrad capture a training step, whose first tensor is the loss."""
+    tinygrad, step = tinygrad_cpu(), captured(update)
+
+    def trained() -> Any:
+        with tinygrad.Context(TRAINING=1):
+            return step()[0].item()
+
+    return trained
+
+
 def lacking(why: str) -> Callable[[], Step]:
     """An engine that is left out of a case, for the reason given."""
 

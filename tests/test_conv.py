@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from messages import message_of
 
 import adjoint as ad
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
@@ -252,7 +253,6 @@ IMAGES, KERNELS = np.ones((2, 3, 5, 5)), np.ones((4, 3, 3, 3))
     ],
 )  # fmt: skip
 def test_messages_name_the_shapes_and_the_cure(call, error, parts):
-    with pytest.raises(error) as caught:
-        call()
+    message = message_of(error, call)
     for part in parts:
-        assert part in str(caught.value)
+        assert part in message

@@ -19,7 +19,7 @@ import pytest
 import random_graphs
 from random_graphs import Graph, bits
 from test_parallel import at_meeting, leaf, meeting, two_branches
-from watchdog import watched
+from watchdog import short_turns
 
 import adjoint as ad
 from adjoint import errors
@@ -29,11 +29,8 @@ from adjoint.grads import slots
 
 @pytest.fixture(autouse=True)
 def _short_turns() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    with watched():
+    with short_turns():
         yield
-    sys.setswitchinterval(before)
     at_meeting.clear()
     random_graphs.faults.clear()
     assert helpers() == []
@@ -367,7 +364,7 @@ def test_errors_hold_no_graph(monkeypatch):
 HANG = """
 import sys, threading
 sys.path.insert(0, {tests!r})
-from watchdog import watched
+from watchdog import short_turns, watched
 lock = threading.Lock()
 def stuck_worker():
     lock.acquire()

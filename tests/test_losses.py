@@ -5,6 +5,7 @@ from __future__ import annotations
 import mpmath
 import numpy as np
 import pytest
+from messages import message_of
 
 import adjoint as ad
 from adjoint.errors import ArgumentError, DTypeError, IndexingError, ShapeError
@@ -200,7 +201,6 @@ X = np.ones((4, 3))
     ],
 )  # fmt: skip
 def test_messages_say_what_to_do(call, error, parts):
-    with pytest.raises(error) as caught:
-        call()
+    message = message_of(error, call)
     for part in parts:
-        assert part in str(caught.value)
+        assert part in message

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from random_graphs import Graph, bits
-from watchdog import watched
+from watchdog import short_turns
 
 import adjoint as ad
 from adjoint import errors
@@ -39,12 +38,8 @@ if "meet" not in OPS:
 
 @pytest.fixture(autouse=True)
 def _short_turns() -> Iterator[None]:
-    """Let threads take turns often, and let no test hang."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    with watched():
+    with short_turns():
         yield
-    sys.setswitchinterval(before)
     at_meeting.clear()
     assert [t.name for t in threading.enumerate() if t.name.startswith("adjoint")] == []
 

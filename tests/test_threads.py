@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from random_graphs import Graph, bits
-from watchdog import watched
+from watchdog import short_turns
 
 import adjoint as ad
 from adjoint import errors
@@ -28,11 +28,8 @@ from adjoint.engine.serial import run_serial
 
 @pytest.fixture(autouse=True)
 def _short_turns() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    with watched():
+    with short_turns():
         yield
-    sys.setswitchinterval(before)
 
 
 def together(count: int, work: Callable[[int], Any]) -> list[Any]:

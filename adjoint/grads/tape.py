@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from contextvars import Token
-from types import TracebackType
 from typing import Any
 
 from adjoint.config import grad_mode, is_inference_mode_enabled, special
@@ -55,12 +54,7 @@ class Tape:
         special.enter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         assert self._tokens is not None
         special.leave()
         tapes.reset(self._tokens[0])

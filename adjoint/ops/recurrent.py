@@ -13,7 +13,7 @@ in time, ``pull`` takes gradients backwards.  Each is the rule of the other, so 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -124,6 +124,20 @@ def _columns(a: Any, j: int, n: int) -> Any:
 def _plus(a: Any, b: Any) -> Any:
     """The sum of gradients, where the number 0 stands for none."""
     return b if type(a) is int else a if type(b) is int else a + b
+
+
+def _of_linear_recurrence(
+    xp: Any, wanted: Sequence[bool], linear: Sequence[Any], coefficients: Callable[[], Any], d: Any, h: Any
+) -> list[Any]:
+    """The gradients of a push or of a pull: ``linear`` are those of what it takes linearly, then k and w.
+
+    Both products have the same two factors, of which one is pushed and one is pulled: so both rules end here.
+    """
+    return [
+        *(each if wants else None for each, wants in zip(linear, wanted, strict=False)),
+        coefficients() if wanted[-2] else None,
+        _over_steps(xp, d, _earlier(xp, h)) if wanted[-1] else None,
+    ]
 
 
 def _given(g: Any) -> list[Any]:
@@ -321,12 +335,8 @@ def _lstm_push_rule(
     gh, gc, ga = _given(g)
     h, c, a = out
     d, b = xp.lstm_pull(gh, gc, ga, k, w)
-    return [
-        d if wanted[0] else None,
-        b if wanted[1] else None,
-        _lstm_coefficients(xp, gh, d, b, h, c, a, w) if wanted[2] else None,
-        _over_steps(xp, d, _earlier(xp, h)) if wanted[3] else None,
-    ]
+    coefficients = lambda: _lstm_coefficients(xp, gh, d, b, h, c, a, w)
+    return _of_linear_recurrence(xp, wanted, (d, b), coefficients, d, h)
 
 
 def _lstm_pull_rule(
@@ -334,13 +344,8 @@ def _lstm_pull_rule(
 ) -> list[Any]:
     d, b = out
     h, c, a = xp.lstm_push(*_given(g), k, w)
-    return [
-        h if wanted[0] else None,
-        c if wanted[1] else None,
-        a if wanted[2] else None,
-        _lstm_coefficients(xp, gh, d, b, h, c, a, w) if wanted[3] else None,
-        _over_steps(xp, d, _earlier(xp, h)) if wanted[4] else None,
-    ]
+    coefficients = lambda: _lstm_coefficients(xp, gh, d, b, h, c, a, w)
+    return _of_linear_recurrence(xp, wanted, (h, c, a), coefficients, d, h)
 
 
 define("lstm_sequence", _lstm_sequence, joint=_lstm_sequence_rule, arity=5, outputs=3, saves=("w", "h", "out"),
@@ -502,12 +507,7 @@ def _gru_push_rule(
 ) -> list[Any]:
     h, a = out
     d, e = xp.gru_pull(*_given(g), k, w)
-    return [
-        d if wanted[0] else None,
-        e if wanted[1] else None,
-        _gru_coefficients(xp, e, h, a) if wanted[2] else None,
-        _over_steps(xp, d, _earlier(xp, h)) if wanted[3] else None,
-    ]
+    return _of_linear_recurrence(xp, wanted, (d, e), lambda: _gru_coefficients(xp, e, h, a), d, h)
 
 
 def _gru_pull_rule(
@@ -515,12 +515,7 @@ def _gru_pull_rule(
 ) -> list[Any]:
     d, e = out
     h, a = xp.gru_push(*_given(g), k, w)
-    return [
-        h if wanted[0] else None,
-        a if wanted[1] else None,
-        _gru_coefficients(xp, e, h, a) if wanted[2] else None,
-        _over_steps(xp, d, _earlier(xp, h)) if wanted[3] else None,
-    ]
+    return _of_linear_recurrence(xp, wanted, (h, a), lambda: _gru_coefficients(xp, e, h, a), d, h)
 
 
 define("gru_sequence", _gru_sequence, joint=_gru_sequence_rule, arity=4, outputs=2, saves=("w", "h", "out"),

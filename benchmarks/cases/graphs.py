@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 
 import adjoint as ad
-from benchmarks.engines import Kit, captured, compiled_by_torch, engines, lacking, mlx_core, tinygrad_cpu
+from benchmarks.engines import (
+    Kit,
+    compiled_by_torch,
+    engines,
+    lacking,
+    mlx_core,
+    tinygrad_cpu,
+    trained_by_tinygrad,
+)
 from benchmarks.harness import Case, Step
 
 
@@ -122,13 +130,7 @@ def tinygrad_embedding() -> Step:
         loss = ((w[rows] - target) ** 2).mean().backward()
         return [loss, *optimizer.schedule_step()]
 
-    step = captured(update)
-
-    def trained() -> Any:
-        with tinygrad.Context(TRAINING=1):
-            return step()[0].item()
-
-    return trained
+    return trained_by_tinygrad(update)
 
 
 def embedding(sparse: bool) -> Case:

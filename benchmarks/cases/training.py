@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 
 import adjoint as ad
-from benchmarks.engines import Kit, captured, compiled_by_torch, engines, lacking, mlx_core, tinygrad_cpu
+from benchmarks.engines import (
+    Kit,
+    compiled_by_torch,
+    engines,
+    lacking,
+    mlx_core,
+    tinygrad_cpu,
+    trained_by_tinygrad,
+)
 from benchmarks.harness import Case, Step, jax_x64
 
 
@@ -177,13 +185,7 @@ def tinygrad_step(batch: int, sizes: tuple[int, ...], kind: str) -> Step:
         loss = ((y - t) ** 2).mean().backward()
         return [loss, *optimizer.schedule_step()]
 
-    step = captured(update)
-
-    def trained() -> Any:
-        with tinygrad.Context(TRAINING=1):
-            return step()[0].item()
-
-    return trained
+    return trained_by_tinygrad(update)
 
 
 def training(batch: int, sizes: tuple[int, ...], kind: str, **targets: float) -> Case:
