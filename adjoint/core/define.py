@@ -64,19 +64,9 @@ def define(
     >>> cube(x).backward(); x.grad
     tensor(12., dtype=float64)
     """
-    if kind not in KINDS:
-        raise ArgumentError(f"define {name!r}: kind is one of {', '.join(KINDS)}, not {kind!r}.")
-    if name in OPS:
-        raise ArgumentError(f"define {name!r}: an op of this name exists already.")
     if arity == -1:
         arity = len(rules)
-    args, out = _names(name, rules, joint, arity)
-    unknown = set(saves) - set(args) - {out}
-    if unknown:
-        raise ArgumentError(
-            f"define {name!r}: saves names {', '.join(sorted(unknown))}, but the rules call their "
-            f"arguments {', '.join(args)} and the output {out}."
-        )
+    args, out = _checked_names(name, kind, rules, joint, arity, saves)
     op = Op(
         name=name,
         forward=functools.partial(forward, raw) if fused is True else forward,
@@ -103,15 +93,43 @@ def define(
         pure=pure,
         unread=frozenset(unread),
     )
+    _install(op, forward, ufunc)
+    return op.eager
+
+
+def _checked_names(
+    name: str,
+    kind: str,
+    rules: tuple[Rule | None, ...],
+    joint: Rule | None,
+    arity: int | None,
+    saves: str | Sequence[str],
+) -> tuple[tuple[str, ...], str]:
+    """Return what the rules call the arguments and the output; raise where names do not fit."""
+    if kind not in KINDS:
+        raise ArgumentError(f"define {name!r}: kind is one of {', '.join(KINDS)}, not {kind!r}.")
+    if name in OPS:
+        raise ArgumentError(f"define {name!r}: an op of this name exists already.")
+    args, out = _names(name, rules, joint, arity)
+    unknown = set(saves) - set(args) - {out}
+    if unknown:
+        raise ArgumentError(
+            f"define {name!r}: saves names {', '.join(sorted(unknown))}, but the rules call their "
+            f"arguments {', '.join(args)} and the output {out}."
+        )
+    return args, out
+
+
+def _install(op: Op, forward: Callable[..., Any], ufunc: Any) -> None:
+    """Put an op into the table, every namespace, and that of NumPy's ufuncs."""
     op.eager = _named(op, ufunc)
-    OPS[name] = op
-    setattr(raw, name, op.forward)
-    setattr(rec, name, op.eager)
-    setattr(dyn, name, _dynamic(op))
+    OPS[op.name] = op
+    setattr(raw, op.name, op.forward)
+    setattr(rec, op.name, op.eager)
+    setattr(dyn, op.name, _dynamic(op))
     for u in (forward, ufunc) if ufunc is not forward else (forward,):
         if type(u).__name__ == "ufunc":
             UFUNCS.setdefault(u, op.eager)  # an op of a user does not take np.sin away
-    return op.eager
 
 
 def _dynamic(op: Op) -> Callable[..., Any]:

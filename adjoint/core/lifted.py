@@ -14,6 +14,8 @@ from contextvars import ContextVar
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from adjoint.core.shapes import Shaped
+
 if TYPE_CHECKING:
     from abc import abstractmethod
 
@@ -28,7 +30,7 @@ next_level: Callable[[], int] = count(1).__next__
 enclosing: ContextVar[Lifted | None] = ContextVar("adjoint_enclosing", default=None)
 
 
-class Lifted:
+class Lifted(Shaped):
     """Base of the array-like values of transforms; operators are installed from the op table."""
 
     __slots__ = ("level",)
@@ -38,19 +40,6 @@ class Lifted:
     level: int
     shape: Any  # the shape the user's function sees
     dtype: Any
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes that the user's function sees."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """The number of elements that the user's function sees."""
-        total = 1
-        for n in self.shape:
-            total *= n
-        return total
 
     def numbers(self) -> Any:
         """Return the values as a plain array where they are the same for every element, else None."""

@@ -10,6 +10,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from adjoint.config import held_across_fork
+from adjoint.core.shapes import Shaped
 from adjoint.errors import NotSavedError
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
             return _unlocked()
 
 
-class Spec:
+class Spec(Shaped):
     """What remains of an argument that was not saved: its shape and dtype."""
 
     __slots__ = ("dtype", "op", "shape")
@@ -118,19 +119,6 @@ class Spec:
         self.op = op
         self.shape = shape
         self.dtype = dtype
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        total = 1
-        for n in self.shape:
-            total *= n
-        return total
 
     def __getattr__(self, name: str) -> Any:
         raise NotSavedError(

@@ -11,6 +11,7 @@ from adjoint.errors import AdjointError, AxisError, InputError, NoGradientError,
 
 __all__ = [
     "Shape",
+    "Shaped",
     "broadcast_shapes",
     "canonical_axes",
     "canonical_axis",
@@ -23,6 +24,27 @@ __all__ = [
 ]
 
 Shape = tuple[int, ...]
+
+
+class Shaped:
+    """What has a shape, and so a number of axes and of elements."""
+
+    __slots__ = ()
+
+    shape: Any
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        total = 1
+        for n in self.shape:
+            total *= n
+        return total
 
 
 def canonical_axis(op: str, axis: Any, ndim: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
-from adjoint.nn.module import Module
+from adjoint.nn.functions import FunctionModule, as_module
 
 __all__ = [
     "ELU",
@@ -28,10 +28,8 @@ __all__ = [
 ]
 
 
-class _Activation(Module):
-    """A function of ``nn.functional`` with its options."""
-
-    name = ""
+class _Activation(FunctionModule):
+    """A function of one tensor."""
 
     def __init__(self, *values: Any, **options: Any) -> None:
         known = list(inspect.signature(getattr(F, self.name)).parameters)[1:]
@@ -47,14 +45,9 @@ class _Activation(Module):
         """Apply the function."""
         return getattr(F, self.name)(x, **self.options)
 
-    def extra_repr(self) -> str:
-        """The options."""
-        return ", ".join(f"{k}={v}" for k, v in self.options.items())
-
 
 def _activation(name: str, function: str) -> type[_Activation]:
-    doc = f"``nn.functional.{function}`` as a module; options are its own, after x."
-    return type(name, (_Activation,), {"name": function, "__doc__": doc, "__module__": __name__})
+    return as_module(_Activation, name, function, "own, after x")
 
 
 ReLU = _activation("ReLU", "relu")

@@ -6,7 +6,7 @@ from typing import Any
 
 from adjoint.core.tensor import Tensor
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
-from adjoint.nn.module import Module
+from adjoint.nn.functions import FunctionModule, as_module
 
 __all__ = [
     "BCELoss",
@@ -21,10 +21,8 @@ __all__ = [
 ]
 
 
-class _Loss(Module):
+class _Loss(FunctionModule):
     """A loss of predictions and targets, with options such as ``reduction``."""
-
-    name = ""
 
     def __init__(self, **options: Any) -> None:
         self.options = options
@@ -33,14 +31,9 @@ class _Loss(Module):
         """Compare predictions with targets."""
         return getattr(F, self.name)(prediction, target, **self.options)
 
-    def extra_repr(self) -> str:
-        """The options."""
-        return ", ".join(f"{k}={v}" for k, v in self.options.items())
-
 
 def _loss(name: str, function: str) -> type[_Loss]:
-    doc = f"``nn.functional.{function}`` as a module; options are its keywords."
-    return type(name, (_Loss,), {"name": function, "__doc__": doc, "__module__": __name__})
+    return as_module(_Loss, name, function, "keywords")
 
 
 MSELoss = _loss("MSELoss", "mse_loss")
