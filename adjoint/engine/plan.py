@@ -49,21 +49,20 @@ def make_plan(
     """
     order = [r for r in dict.fromkeys(roots) if type(r) is Node]
     seen = set(order)
-    stack = list(order)
+    limited = since or only is not None
     hooked = events
-    while stack:
-        node = stack.pop()
+    for node in order:  # which grows on the way
         for parent in node.parents:
             if type(parent) is Node:
-                if parent in seen or parent.seq < since:
+                if parent in seen or (
+                    limited and (parent.seq < since or (only is not None and parent.seq not in only))
+                ):
                     continue
-                if only is None or parent.seq in only:
-                    seen.add(parent)
-                    order.append(parent)
-                    stack.append(parent)
-            elif parent is not None and parent._extra is not None:
+                seen.add(parent)
+                order.append(parent)
+            elif parent is not None:
                 extra = parent._extra
-                if extra.hooks is not None or extra.post_hooks is not None:
+                if extra is not None and (extra.hooks is not None or extra.post_hooks is not None):
                     hooked = True
     order.sort(key=_seq, reverse=True)
     if targets is None and only is not None:

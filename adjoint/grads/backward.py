@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.config import check_workers, get_workers
+from adjoint.config import check_workers, get_workers, grad_mode, special
 from adjoint.core.convert import tensor
 from adjoint.core.methods import attach
+from adjoint.core.namespace import raw
+from adjoint.core.node import Node
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.engine.auto import run_auto
 from adjoint.engine.parallel import run_parallel
-from adjoint.engine.plan import Plan
+from adjoint.engine.plan import Plan, make_plan
 from adjoint.engine.run import Run, differentiate, key_of
 from adjoint.engine.serial import run_serial
 from adjoint.errors import DTypeError, InputError, NoGradientError, ShapeError
@@ -25,6 +27,7 @@ from adjoint.grads.store import Gradients
 __all__ = ["backward", "backward_into_leaves", "backward_on", "gradients", "seed_of", "several_tensors"]
 
 
+_F64, _F32 = np.dtype(np.float64), np.dtype(np.float32)
 _TAKEN = "leaves were taken by on_leaf_ready"
 _COMMITTED = "leaves with a post-accumulate hook were complete and are committed"
 
@@ -116,6 +119,9 @@ def backward_into_leaves(
     Inside ``micro_batch`` of an accumulator the gradients of its parameters go there, and their
     ``.grad`` stays.
     """
+    plain = gradient is None and inputs is None and workers is None and on_leaf_ready is None
+    if plain and not create_graph and _backward_plainly(self, retain_graph):
+        return
     seed = seed_of(self, gradient)
     targets = None if inputs is None else several_tensors("inputs", inputs)
     for t in targets or ():
@@ -155,7 +161,7 @@ def backward_into_leaves(
         raise
     if target is not None:
         leaves = _rest_of(leaves, target)
-    found = {leaf: g for leaf, g in leaves if leaf._node is not None}
+    found = dict(leaves)
     found.update(run.retained)
     for t in targets or ():
         g = run.captured.get(key_of(t))
@@ -163,6 +169,36 @@ def backward_into_leaves(
             found[t] = g
     del leaves, run
     commit(found)
+
+
+def _backward_plainly(root: Tensor, retain: bool) -> bool:
+    """Do ``root.backward()`` of a loss, or return False where anything is to be looked at besides.
+
+    As below, with all that nobody asked for left out: a sixth of the time of a small net's backward.
+    """
+    node, data = root._node, root._data
+    if (
+        type(root) is not Tensor or type(node) is not Node or special.count
+        or data.shape or (data.dtype is not _F32 and data.dtype is not _F64)
+        or get_workers() != 1 or sink.get() is not None
+    ):  # fmt: skip
+        return False
+    plan = make_plan((node,))
+    if plan.ready:
+        return False
+    run = Run(raw, retain, None)
+    run.grads[node] = _one(data.dtype)
+    before = grad_mode.get()
+    try:  # no token, see ``differentiate``
+        grad_mode.set(False)
+        run_serial(plan, run)
+    finally:
+        grad_mode.set(before)
+    found = dict(run.finish()) if run.wide else run.grads
+    found.update(run.retained)
+    del plan, run
+    commit(found)
+    return True
 
 
 def _rest_of(leaves: list[tuple[Tensor, Any]], target: Sink) -> list[tuple[Tensor, Any]]:

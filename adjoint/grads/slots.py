@@ -32,17 +32,20 @@ sink: ContextVar[Sink | None] = ContextVar("adjoint_sink", default=None)
 def commit(gradients: dict[Tensor, Any]) -> None:
     """Add gradients to the ``.grad`` of their tensors: to all of them, or if that fails to none.
 
-    The tensors that were there are replaced, not written to.  ``gradients`` is emptied on the
-    way: what is summed into a new array does not stay, so the peak is the old and the new.
+    A leaf that requires no gradient any more gets none.  The tensors that were there are
+    replaced, not written to.  ``gradients`` is emptied on the way: what is summed into a new
+    array does not stay, so the peak is the old and the new.
     """
     order = list(gradients)
     changes = []  # slot, gradient before, gradient after
     # Two backwards in two threads may reach the same leaf: reading and replacing is one step.
     with committing:
         for t in order:
+            g = gradients.pop(t)
+            if t._node is None:
+                continue
             slot = t._extra or t._need_extra()
             before = slot.grad
-            g = gradients.pop(t)
             new = wrap(g) if type(g) is ndarray else as_gradient_tensor(g)
             changes.append((slot, before, new if before is None else _sum(before, new)))
             del new, g

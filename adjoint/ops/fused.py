@@ -111,7 +111,9 @@ def _linear_arrays(x: Any, w: Any, b: Any) -> Any:
 def _linear_dw(xp: Any, g: Any, y: Any, x: Any, w: Any, b: Any) -> Any:
     if x.ndim == 1:
         return g[:, None] * x
-    return xp.matmul(xp.matrix_transpose(_flat(xp, g)), _flat(xp, x))
+    if x.ndim > 2:
+        g, x = _flat(xp, g), _flat(xp, x)
+    return xp.matmul(xp.matrix_transpose(g), x)
 
 
 def _linear_db(xp: Any, g: Any, y: Any, x: Any, w: Any, b: Any) -> Any:
