@@ -46,6 +46,41 @@ class JaxFunctional:
         return ((x - t) ** 2).mean()
 
 
+class AutogradFunctional:
+    """On autograd.numpy, which has no convolution of images."""
+
+    def __init__(self, np_: Any) -> None:
+        self.np = np_
+
+    def relu(self, x: Any) -> Any:
+        return self.np.maximum(x, 0)
+
+    def conv2d(self, x: Any, w: Any, b: Any, padding: int = 0) -> Any:
+        raise NotImplementedError("no convolution of images")
+
+    def linear(self, x: Any, w: Any, b: Any = None) -> Any:
+        y = self.np.dot(x, w.T)
+        return y if b is None else y + b
+
+    def layer_norm(self, x: Any, shape: tuple[int, ...], weight: Any) -> Any:
+        centred = x - self.np.mean(x, -1, keepdims=True)
+        return centred / self.np.sqrt(self.np.mean(centred**2, -1, keepdims=True) + np.float32(1e-5)) * weight
+
+    def scaled_dot_product_attention(self, q: Any, k: Any, v: Any, is_causal: bool) -> Any:
+        length = q.shape[-2]
+        scores = self.np.matmul(q, self.np.swapaxes(k, -1, -2)) / np.float32(q.shape[-1] ** 0.5)
+        scores = self.np.where(np.tril(np.ones((length, length), bool)), scores, np.float32(-1e30))
+        scores = self.np.exp(scores - self.np.max(scores, -1, keepdims=True))
+        return self.np.matmul(scores / self.np.sum(scores, -1, keepdims=True), v)
+
+    def gelu(self, x: Any, approximate: str) -> Any:
+        inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
+        return np.float32(0.5) * x * (1 + self.np.tanh(inner))
+
+    def mse_loss(self, x: Any, t: Any) -> Any:
+        return self.np.mean((x - t) ** 2)
+
+
 class MlxFunctional:
     """On MLX; its convolutions take channels last, so that images are transposed around them."""
 

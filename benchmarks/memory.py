@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from benchmarks.harness import Numbers
 from benchmarks.report import table
 
 TARGET = 1.05
+HEADING = "peak memory, "
 SHOWN = 6  # lines that allocate, the largest first
 
 # name → (kind of net, arguments of its case, arguments of a tiny one)
@@ -60,9 +62,9 @@ def _case(kind: str, arguments: tuple[Any, ...]) -> Any:
     if kind == "LeNet":
         x = rng.standard_normal((*arguments, 1, 28, 28)).astype(np.float32)
         data = lambda: (x, rng.integers(0, 10, arguments[0]))
-        return networks.network("", networks.lenet, networks.lenet_arrays, data, "w1", {})
+        return networks.network("", networks.lenet, networks.lenet_arrays, data, {})
     both = rng.standard_normal((2, *arguments, 64)).astype(np.float32)
-    return networks.network("", networks.block, networks.attention_arrays, lambda: tuple(both), "qkv", {})
+    return networks.network("", networks.block, networks.attention_arrays, lambda: tuple(both), {})
 
 
 def resident(field: str) -> int:
@@ -107,54 +109,80 @@ def growth(name: str, engine: str) -> int:
     return resident("VmHWM") - before
 
 
-def kept(name: str) -> list[list[Any]]:
-    """Return (line, bytes): what lines of the code allocate that is still there when backward starts."""
-    from adjoint.grads import backward
+def kept(name: str) -> Numbers:
+    """Trace a step: which lines allocate what is still there when backward starts, and the peak."""
     from benchmarks.harness import set_threads
 
     set_threads()
     kind, arguments, _ = STEPS[name]
     step = _case(kind, arguments).engines["adjoint"]()
     step()
-    found: list[list[Any]] = []
+    return traced(step)
+
+
+def traced(step: Callable[[], Any]) -> Numbers:
+    """Return the lines that hold most when backward starts, with bytes, all that is held then, and the peak.
+
+    Only what is allocated in this step is traced, and only in Python and NumPy.
+    """
+    from adjoint.grads import backward
+
+    lines: list[list[Any]] = []
+    held = 0
     start = backward.differentiate
 
     def noted(*args: Any, **options: Any) -> Any:
-        lines = tracemalloc.take_snapshot().statistics("lineno")
-        found.extend([_line(s.traceback[0]), s.size] for s in lines[:SHOWN])
+        nonlocal held
+        if not lines:
+            held = tracemalloc.get_traced_memory()[0]
+            found = tracemalloc.take_snapshot().statistics("lineno")
+            lines.extend([_line(s.traceback[0]), s.size] for s in found[:SHOWN])
         return start(*args, **options)
 
     backward.differentiate = noted
     tracemalloc.start()
-    step()
-    return found
+    try:
+        step()
+        return {"kept": lines, "held": held, "peak": tracemalloc.get_traced_memory()[1]}
+    finally:
+        tracemalloc.stop()
+        backward.differentiate = start
 
 
 def _line(frame: Any) -> str:
     return f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno}"
 
 
-def kept_in_child(name: str) -> list[list[Any]]:
-    """The same, in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.memory", "--kept", name]
-    found: list[list[Any]] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+def take_apart(of: str, missed: Sequence[Numbers], rows: list[Numbers]) -> Numbers:
+    """Trace the step in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.memory", "--kept", of.removeprefix(HEADING)]
+    found: Numbers = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     return found
 
 
-def explanation(lines: list[list[Any]]) -> str:
-    """Return the table of what a forward keeps, for the page."""
-    cells = [[f"`{where}`", _mb(size)] for where, size in lines]
-    return table(cells, ["allocated in the forward and there when backward starts", "size"])
+def why(taken: Numbers, missed: Sequence[Numbers], rows: list[Numbers]) -> str:
+    """Say what a step holds when its backward starts, and what comes on top."""
+    r = next(r for r in rows if HEADING + r["name"] == missed[0]["of"])
+    allowed = r["torch"] * missed[0]["target"]
+    cells = [[f"`{where}`", _mb(size)] for where, size in taken["kept"]]
+    return (
+        f"The step may take {_mb(int(allowed))} and takes {_mb(r['adjoint'])}. Traced by Python, "
+        f"{_mb(taken['held'])} are held when backward starts, and {_mb(taken['peak'])} at the peak; what the "
+        "process takes beyond that is the allocator's and BLAS's.\n\n"
+        + table(cells, ["allocated in the forward and there when backward starts", "size"])
+    )
 
 
 def in_child(name: str, engine: str) -> int | None:
-    """Measure in a process of its own; None if the engine is not installed."""
+    """Measure in a process of its own; None if the peer fails, because it is not installed or else."""
     command = [sys.executable, "-m", "benchmarks.memory", "--child", name, engine]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        if "ModuleNotFoundError" in done.stderr:
-            return None
-        raise RuntimeError(done.stderr)
+        if engine == "adjoint":
+            raise RuntimeError(done.stderr)
+        said = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        print(f"peak memory, {name}: {engine} is left out: {said}", file=sys.stderr)
+        return None
     return int(done.stdout)
 
 
@@ -177,7 +205,8 @@ def limits(rows: list[Numbers]) -> list[Numbers]:
     """Return the rows of the table of targets."""
     return [
         {
-            "name": f"peak memory, {r['name']}",
+            "name": HEADING + r["name"],
+            "of": HEADING + r["name"],
             "beside": "torch",
             "value": round(r["adjoint"] / r["torch"], 3),
             "target": TARGET,

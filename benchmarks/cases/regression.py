@@ -54,14 +54,17 @@ def torch_fit(compiled: bool = False) -> Step:
         w = torch.zeros(FEATURES, dtype=torch.float64, requires_grad=True)
         optimizer = torch.optim.LBFGS([w], max_iter=STEPS, line_search_fn="strong_wolfe")
 
+        loss = None
+
         def closure() -> Any:
+            nonlocal loss
             optimizer.zero_grad()
             loss = penalized(w)
             loss.backward()
             return loss
 
-        optimizer.step(closure)
-        return closure().item()
+        optimizer.step(closure)  # returns the first loss
+        return loss.item()
 
     return fit
 
@@ -71,7 +74,7 @@ def scipy_fit(value_and_gradient: Any) -> Step:
     from scipy.optimize import minimize
 
     def fit() -> Any:
-        options = {"maxiter": STEPS, "maxcor": 10}
+        options = {"maxiter": STEPS, "maxcor": 10, "ftol": 0.0, "gtol": 1e-7}  # stop where the others do
         return minimize(
             value_and_gradient, np.zeros(FEATURES), jac=True, method="L-BFGS-B", options=options
         ).fun
@@ -79,17 +82,17 @@ def scipy_fit(value_and_gradient: Any) -> Step:
     return fit
 
 
-def jax_fit() -> Step:
+def jax_fit(compiled: bool = True) -> Step:
     jax = jax_x64()
     jnp = jax.numpy
     x, y = map(jnp.asarray, data())
 
-    def loss(w: Any) -> Any:
+    def loss(w: Any, x: Any, y: Any) -> Any:
         z = x @ w
         return jnp.mean(jnp.maximum(z, 0) - z * y + jnp.log1p(jnp.exp(-jnp.abs(z)))) + PENALTY * jnp.sum(w**2)
 
-    both = jax.jit(jax.value_and_grad(loss))
-    return scipy_fit(lambda w: tuple(map(np.asarray, both(w))))
+    both = jax.jit(jax.value_and_grad(loss)) if compiled else jax.value_and_grad(loss)
+    return scipy_fit(lambda w: tuple(map(np.asarray, both(w, x, y))))
 
 
 def mlx_fit() -> Step:
@@ -149,6 +152,7 @@ CASES = [
             "adjoint": adjoint_fit,
             "torch": torch_fit,
             "torch-compile": lambda: torch_fit(compiled=True),
+            "jax": lambda: jax_fit(compiled=False),
             "jax-jit": jax_fit,
             "autograd": autograd_fit,
             "mlx": mlx_fit,

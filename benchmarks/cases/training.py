@@ -30,6 +30,9 @@ def arrays(batch: int, sizes: tuple[int, ...]) -> tuple[list[Any], Any, Any]:
     return params, x, rng.standard_normal((batch, sizes[-1])).astype(np.float32)
 
 
+UPDATES = 10  # compared, by their losses: in the last there are nine updates
+
+
 def net(params: Any, x: Any, linear: Any, tanh: Any) -> Any:
     for i in range(0, len(params) - 2, 2):
         x = tanh(linear(x, params[i], params[i + 1]))
@@ -56,7 +59,6 @@ def adjoint_step(batch: int, sizes: tuple[int, ...], kind: str) -> Step:
 def torch_step(batch: int, sizes: tuple[int, ...], kind: str, compiled: bool = False) -> Step:
     import torch
 
-    torch.set_num_threads(2)
     F = torch.nn.functional
     start, x0, t0 = arrays(batch, sizes)
     params = [torch.tensor(a, requires_grad=True) for a in start]
@@ -92,33 +94,38 @@ def adam(params: Any, grads: Any, m: Any, v: Any, n: Any, sqrt: Any) -> Any:
     return new, m, v
 
 
-def jax_step(batch: int, sizes: tuple[int, ...], kind: str) -> Step:
-    import jax
-    import jax.numpy as jnp
-
-    params, x, t = arrays(batch, sizes)
-    state: dict[str, Any] = {"p": [jnp.asarray(a) for a in params], "n": 0}
-    state["m"] = state["v"] = [jnp.zeros_like(a) for a in state["p"]]
+def jax_step(batch: int, sizes: tuple[int, ...], kind: str, compiled: bool = True) -> Step:
+    """The whole step is compiled; what it updates is given away, the count of steps too."""
+    jax = jax_x64()
+    jnp = jax.numpy
+    start, x, t = arrays(batch, sizes)
+    p = [jnp.asarray(a) for a in start]
+    zeros = lambda: [jnp.zeros_like(a) for a in p]
+    state = (p,) if kind == "SGD" else (p, zeros(), zeros(), jnp.zeros((), jnp.float32))
     x, t = jnp.asarray(x), jnp.asarray(t)
 
-    def loss(p: Any) -> Any:
+    def loss(p: Any, x: Any, t: Any) -> Any:
         return jnp.mean((net(p, x, lambda x, w, b: x @ w.T + b, jnp.tanh) - t) ** 2)
 
-    @jax.jit
-    def update(p: Any, m: Any, v: Any, n: Any) -> Any:
-        value, g = jax.value_and_grad(loss)(p)
+    def update(state: Any, x: Any, t: Any) -> Any:
+        value, g = jax.value_and_grad(loss)(state[0], x, t)
         if kind == "SGD":
-            return value, [a - 1e-3 * b for a, b in zip(p, g, strict=True)], m, v
-        return value, *adam(p, g, m, v, n, jnp.sqrt)
+            return ([a - 1e-3 * b for a, b in zip(state[0], g, strict=True)],), value
+        p, m, v, n = state
+        return (*adam(p, g, m, v, n + 1, jnp.sqrt), n + 1), value
+
+    run = jax.jit(update, donate_argnums=0) if compiled else update
 
     def step() -> Any:
-        state["n"] += 1
-        value, state["p"], state["m"], state["v"] = update(
-            state["p"], state["m"], state["v"], jnp.float32(state["n"])
-        )
+        nonlocal state
+        state, value = run(state, x, t)
         return float(value)
 
     return step
+
+
+def jax_eager_step(batch: int, sizes: tuple[int, ...], kind: str) -> Step:
+    return jax_step(batch, sizes, kind, compiled=False)
 
 
 def autograd_step(batch: int, sizes: tuple[int, ...], kind: str) -> Step:
@@ -191,14 +198,66 @@ def tinygrad_step(batch: int, sizes: tuple[int, ...], kind: str) -> Step:
 def training(batch: int, sizes: tuple[int, ...], kind: str, **targets: float) -> Case:
     makers = {
         "adjoint": adjoint_step, "torch": torch_step, "torch-compile": torch_compiled_step,
-        "jax-jit": jax_step, "autograd": autograd_step, "mlx": mlx_step, "tinygrad": tinygrad_step,
+        "jax": jax_eager_step, "jax-jit": jax_step, "autograd": autograd_step, "mlx": mlx_step,
+        "tinygrad": tinygrad_step,
     }  # fmt: skip
     return Case(
         f"MLP {batch}×{'-'.join(map(str, sizes))}, {kind} step",
         {name: (lambda make=make: make(batch, sizes, kind)) for name, make in makers.items()},
         {name.replace("_", "-"): value for name, value in targets.items()},
         blas=True,
-        tolerance=1e-3,
+        tolerance=1e-5,
+        compared=UPDATES,
+    )
+
+
+def module_case(batch: int, *sizes: int) -> Case:
+    """The same net of modules, as most users of adjoint and PyTorch write it."""
+    kind = "SGD"
+
+    def model_of(nn: Any, tensor: Any) -> tuple[Any, Any, Any]:
+        start, x, t = arrays(batch, sizes)
+        layers: list[Any] = []
+        for m, n in itertools.pairwise(sizes):
+            layers += [nn.Linear(m, n), nn.Tanh()]
+        model = nn.Sequential(*layers[:-1])
+        names = (f"{2 * i}.{part}" for i in range(len(sizes) - 1) for part in ("weight", "bias"))
+        model.load_state_dict({name: tensor(a) for name, a in zip(names, start, strict=True)})
+        return model, tensor(x), tensor(t)
+
+    def trained(nn: Any, optim: Any, model: Any, x: Any, t: Any) -> Step:
+        optimizer, loss_of = getattr(optim, kind)(model.parameters(), lr=1e-3), nn.MSELoss()
+
+        def step() -> Any:
+            optimizer.zero_grad()
+            loss = loss_of(model(x), t)
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        return step
+
+    def ours() -> Step:
+        return trained(ad.nn, ad.optim, *model_of(ad.nn, ad.tensor))
+
+    def theirs(compiled: bool = False) -> Step:
+        import torch
+
+        model, x, t = model_of(torch.nn, torch.tensor)
+        return trained(torch.nn, torch.optim, compiled_by_torch(model) if compiled else model, x, t)
+
+    none = lacking("what its users write is measured in the case without modules")
+    return Case(
+        f"MLP {batch}×{'-'.join(map(str, sizes))} of modules, {kind} step",
+        {
+            "adjoint": ours,
+            "torch": theirs,
+            "torch-compile": lambda: theirs(compiled=True),
+            **dict.fromkeys(("jax", "jax-jit", "autograd", "mlx", "tinygrad"), none),
+        },
+        blas=True,
+        tolerance=1e-5,
+        compared=UPDATES,
     )
 
 
@@ -207,7 +266,7 @@ def training(batch: int, sizes: tuple[int, ...], kind: str, **targets: float) ->
 
 def unrolled(kit: Kit, params: Any, steps: Any, state: Any) -> Any:
     """The mean square of an LSTM's outputs, step by step, for the engines without one that is compiled."""
-    sigmoid, tanh = kit.xp.sigmoid, kit.xp.tanh
+    sigmoid, tanh = kit.sigmoid, kit.xp.tanh
     w, u, b, c_ = params
     h, c = state
     width, outputs = h.shape[-1], []
@@ -233,14 +292,13 @@ def lstm_case(batch: int = 16, length: int = 50, inputs: int = 16, hidden: int =
         def step() -> Any:
             model.zero_grad()
             (model(x)[0] ** 2).mean().backward()
-            return model.weight_hh_l0.grad.numpy()
+            return [getattr(model, n).grad for n in names]
 
         return step
 
     def theirs() -> Step:
         import torch
 
-        torch.set_num_threads(2)
         model = torch.nn.LSTM(inputs, hidden, batch_first=True)
         model.load_state_dict({n: torch.tensor(a) for n, a in start.items()})
         x = torch.tensor(x0)
@@ -248,17 +306,17 @@ def lstm_case(batch: int = 16, length: int = 50, inputs: int = 16, hidden: int =
         def step() -> Any:
             model.zero_grad()
             (model(x)[0] ** 2).mean().backward()
-            return model.weight_hh_l0.grad.numpy()
+            return [getattr(model, n).grad for n in names]
 
         return step
 
-    def jitted() -> Step:
+    def on_jax(compiled: bool) -> Step:
         jax = jax_x64()
         jnp = jax.numpy
         params = [jnp.asarray(start[n]) for n in names]
         x = jnp.asarray(x0.swapaxes(0, 1))
 
-        def loss(p: Any) -> Any:
+        def loss(p: Any, x: Any) -> Any:
             def cell(state: Any, x: Any) -> Any:
                 h, c = state
                 i, f, g, o = jnp.split(x @ p[0].T + h @ p[1].T + p[2] + p[3], 4, -1)
@@ -269,20 +327,19 @@ def lstm_case(batch: int = 16, length: int = 50, inputs: int = 16, hidden: int =
             zeros = jnp.zeros((batch, hidden), x.dtype)
             return (jax.lax.scan(cell, (zeros, zeros), x)[1] ** 2).mean()
 
-        gradient = jax.jit(jax.grad(loss))
-        return lambda: np.asarray(jax.block_until_ready(gradient(params))[1])
+        gradient = jax.jit(jax.grad(loss)) if compiled else jax.grad(loss)
+        return lambda: jax.block_until_ready(gradient(params, x))
 
     def step_by_step(kit: Kit) -> Step:
         steps = [kit.array(np.ascontiguousarray(x0[:, i])) for i in range(length)]
         zeros = kit.array(np.zeros((batch, hidden), np.float32))
-        gradient = kit.gradient(
+        return kit.gradient(
             lambda *params: unrolled(kit, params, steps, (zeros, zeros)), [start[n] for n in names]
         )
-        return lambda: gradient()[1]
 
     name = f"LSTM, {length} steps, {batch}×{inputs}-{hidden}, forward + backward"
-    found = {"adjoint": ours, "torch": theirs, "jax-jit": jitted}
-    found |= engines(step_by_step, "torch-compile mlx")
+    found = {"adjoint": ours, "torch": theirs, "jax": lambda: on_jax(False), "jax-jit": lambda: on_jax(True)}
+    found |= engines(step_by_step, "torch-compile autograd mlx")
     found["tinygrad"] = lacking("its scheduler does not end within minutes on 50 unrolled steps")
     return Case(name, found, {"torch": 0.7, "jax-jit": 3.0}, blas=True, tolerance=1e-3)
 
@@ -291,6 +348,7 @@ CASES = [
     training(1, (8, 16, 16, 1), "SGD", torch=0.35, jax_jit=3.5, autograd=0.15),
     training(32, (64, 128, 128, 10), "SGD", torch=0.5, jax_jit=1.3, autograd=0.4),
     training(32, (64, 128, 128, 10), "Adam", torch=0.5),
+    module_case(32, 64, 128, 128, 10),
     training(64, (784, 256, 256, 10), "Adam", torch=0.8, jax_jit=1.0, autograd=0.8),
     training(512, (784, 1024, 1024, 10), "Adam", torch=1.0, jax_jit=1.1, autograd=1.0),
     lstm_case(),
