@@ -10,15 +10,19 @@ import json
 import os
 import pkgutil
 import platform
+import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from benchmarks import cases, memory, parallel, profile, scale
-from benchmarks.harness import THREADS, Case, Numbers, measure
+from benchmarks import cases, eight, memory, missed, parallel, scale
+from benchmarks.harness import FEWEST_ROUNDS, THREADS, Case, Numbers, measure
 from benchmarks.report import page, picture, ratios
 
 DOCS = Path(__file__).parents[1] / "docs"
+QUICK_STEPS = 20  # of each of eight threads
 PEERS = ("numpy", "torch", "jax", "autograd", "mlx", "tinygrad", "scipy")
 
 
@@ -44,6 +48,18 @@ def machine() -> dict[str, str]:
     return found | {"on": f"{processor()}, {len(os.sched_getaffinity(0))} processors, {platform.system()}"}
 
 
+def not_installed() -> str:
+    """Say which peers, and which tools that they need, are not there; empty if all are."""
+    found = [peer for peer in PEERS if importlib.util.find_spec(peer) is None]
+    tools = [
+        f"{tool} ({whose})"
+        for tool, whose in (("g++", "for torch.compile"), ("clang", "for tinygrad"))
+        if shutil.which(tool) is None
+    ]
+    lines = [f"not installed: {', '.join(found)}: pip install -e '.[bench,oracle]'"] if found else []
+    return "\n".join(lines + ([f"not installed: {', '.join(tools)}"] if tools else []))
+
+
 def processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -54,6 +70,10 @@ def processor() -> str:
 
 def run(names: list[str], rounds: int, seconds: float, without: list[str]) -> Numbers:
     """Measure the cases whose names contain one of ``names``, or all; leave some engines out."""
+    if hasattr(os, "sched_setaffinity"):  # JAX, MLX and tinygrad take all the processors there are
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
+    if lacking := not_installed():
+        print(lacking, file=sys.stderr)
     headings, groups = all_cases()
     numbers: Numbers = {"machine": machine(), "threads": THREADS, "groups": headings, "cases": {}}
     for group, members in groups.items():
@@ -68,20 +88,26 @@ def run(names: list[str], rounds: int, seconds: float, without: list[str]) -> Nu
     return numbers
 
 
-def add_parts(numbers: Numbers) -> None:
+def add_parts(numbers: Numbers, quick: bool = False) -> None:
     """Measure threads, memory and scale too, and take apart what missed its target."""
-    members = [case for group in all_cases()[1].values() for case in group]
-    numbers["parallel"] = parallel.measure()
-    numbers["memory"], numbers["scale"] = memory.measure(), scale.measure()
-    numbers["profiles"] = profile.measure(members, numbers)
+    parts: dict[str, Callable[[], Any]] = {
+        "parallel": lambda: parallel.measure(count=QUICK_STEPS if quick else eight.STEPS),
+        "memory": memory.measure,
+        "scale": scale.measure,
+        "profiles": lambda: missed.measure(numbers),
+    }
+    for name, measured in parts.items():
+        began = time.perf_counter()
+        numbers[name] = measured()
+        print(f"{time.perf_counter() - began:6.1f} s  {name}", file=sys.stderr)
 
 
-def write(numbers: Numbers) -> None:
-    """Write docs/performance.json, and the page and the picture that come from it."""
+def write(numbers: Numbers, folder: Path = DOCS) -> None:
+    """Write performance.json, and the page and the picture that come from it."""
     text = json.dumps(numbers, indent=1, ensure_ascii=False)
-    (DOCS / "performance.json").write_text(_compact(text) + "\n")
-    (DOCS / "performance.md").write_text(page(numbers))
-    picture(numbers, DOCS / "performance.png")
+    (folder / "performance.json").write_text(_compact(text) + "\n")
+    (folder / "performance.md").write_text(page(numbers))
+    picture(numbers, folder / "performance.png")
 
 
 def _compact(text: str) -> str:
@@ -95,24 +121,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", help="only cases whose names contain one of these")
     parser.add_argument("--rounds", type=int, default=30, help="rounds at most (30)")
-    parser.add_argument("--seconds", type=float, default=5.0, help="per case, once seven rounds are done (5)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="per case, once seven rounds are done (4)")
+    parser.add_argument("--quick", action="store_true", help="for a trial: seven rounds, short training")
     parser.add_argument("--without", action="append", default=[], help="leave this engine out; repeatable")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--picture", type=Path, help="draw the ratios into this file")
-    parser.add_argument("--write", action="store_true", help="write docs/performance.*; takes a while")
+    parser.add_argument("--write", action="store_true", help="write docs/performance.*: a quarter of an hour")
+    parser.add_argument("--to", type=Path, default=DOCS, help="the folder for what --write writes (docs)")
     parser.add_argument("--page", action="store_true", help="write the page again from docs/performance.json")
     options = parser.parse_args()
     if options.page:
-        write(json.loads((DOCS / "performance.json").read_text()))
+        write(json.loads((options.to / "performance.json").read_text()), options.to)
         return 0
     if options.write and options.names:
         parser.error("--write takes all cases: name none")
     if (options.write or options.picture) and importlib.util.find_spec("matplotlib") is None:
         parser.error("the picture needs matplotlib: pip install 'adjoint[plot]'")
-    numbers = run(options.names, options.rounds, options.seconds, options.without)
+    if options.quick and options.write and options.to == DOCS:
+        parser.error("--quick is for trials: give --to another folder")
+    rounds, seconds = (FEWEST_ROUNDS, 0.0) if options.quick else (options.rounds, options.seconds)
+    numbers = run(options.names, rounds, seconds, options.without)
     if options.write:
-        add_parts(numbers)
-        write(numbers)
+        add_parts(numbers, options.quick)
+        write(numbers, options.to)
     print(ratios(numbers["cases"]))
     if options.json:
         options.json.write_text(json.dumps(numbers, indent=1, ensure_ascii=False))

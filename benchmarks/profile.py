@@ -5,8 +5,9 @@ backward and of the optimiser, a few calls in a whole step. Its *kernels* are th
 forwards and rules: in one step that is not timed, every call of a kernel on plain arrays is noted with its
 arguments; then the same calls are made again, one after another, with no recording and no engine around
 them, and that is timed. What a phase takes beyond its kernels is adjoint's own: recording in the forward;
-planning, walking and adding up in backward. All are timed in the same interleaved rounds, and the best
-times are shown: every part is the same work each time, and what else the machine does only adds to it.
+planning, walking and adding up in backward. All are timed in the same interleaved rounds, with the peers
+that a target was missed beside, and the best times are shown: every part is the same work each time, and
+what else the machine does only adds to it.
 
 A case that runs no ops (the accumulator) is shown by function instead, as cProfile sees it.
 """
@@ -22,6 +23,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,8 +34,7 @@ from adjoint.core.namespace import raw
 from adjoint.core.op import OPS
 from adjoint.core.tensor import Tensor
 from adjoint.optim.optimizer import Optimizer
-from benchmarks import memory
-from benchmarks.harness import Case, Numbers, Step, repeats_of, rest, set_threads, time_of
+from benchmarks.harness import Case, Numbers, Step, repeats_of, rest, set_threads, set_up, time_of
 from benchmarks.report import duration, table, title
 
 FORWARD, BACKWARD, OPTIMISER = "forward", "backward", "optimiser"
@@ -224,8 +225,8 @@ def _function(key: tuple[str, int, str]) -> str:
     return name.strip("<>") if file == "~" else f"{Path(file).stem}.{name}"
 
 
-def profile(case: Case, rounds: int = 9) -> Numbers:
-    """Take one step of adjoint in a case apart."""
+def profile(case: Case, peers: Sequence[str] = (), rounds: int = 9) -> Numbers:
+    """Take one step of adjoint in a case apart, and time it beside some peers in the same rounds."""
     set_threads()
     step = case.engines["adjoint"]()
     for _ in range(3):
@@ -234,17 +235,21 @@ def profile(case: Case, rounds: int = 9) -> Numbers:
     parts = {phase: [c for c in calls if c.phase == phase] for phase in (FORWARD, BACKWARD, OPTIMISER)}
     runs: dict[str, Step] = {"whole": step}
     runs |= {phase: functools.partial(replay, some) for phase, some in parts.items() if some}
+    beside = {f"beside {peer}": run for peer, run in peer_steps(case, peers).items()}
+    runs |= beside
     watch = Watch()
-    repeats = repeats_of(step)
+    repeats = {name: repeats_of(step if name in parts else run) for name, run in runs.items()}
     taken: dict[str, list[float]] = defaultdict(list)
     with np.errstate(all="ignore"):  # a kernel that writes into its argument does so again and again
         for i in range(rounds + 2):
             once = {}
             for name, run in runs.items():
-                once[name] = time_of(run, repeats)
-                rest(case, "adjoint")
+                if repeats[name] > 1:
+                    run()  # caches and threads are cold after the rest
+                once[name] = time_of(run, repeats[name])
+                rest(case, name.removeprefix("beside "))
             with phases(watch):
-                once |= {f"{name} phase": t for name, t in watch.time(step, repeats).items()}
+                once |= {f"{name} phase": t for name, t in watch.time(step, repeats["whole"]).items()}
             rest(case, "adjoint")
             for name, t in once.items() if i >= 2 else ():
                 taken[name].append(t)
@@ -252,11 +257,23 @@ def profile(case: Case, rounds: int = 9) -> Numbers:
         for phase in parts:
             found["phases"][phase] = _best(taken.get(f"{phase} phase", [0.0]))
             found["kernels"][phase] = _best(taken.get(phase, [0.0]))
+        found["peers"] = {
+            name.removeprefix("beside "): _best(t) for name, t in taken.items() if name in beside
+        }
         if calls:
             found["dearest"] = dearest(calls, rounds)
         else:
-            found["functions"] = functions(step, repeats)
+            found["functions"] = functions(step, repeats["whole"])
     return found
+
+
+def peer_steps(case: Case, peers: Sequence[str]) -> dict[str, Step]:
+    """Set the peers up again; of adjoint's own yardsticks the kernels too."""
+    steps, _, _ = set_up(replace(case, engines={name: case.engines[name] for name in peers}))
+    for peer, step in list(steps.items()):
+        if peer.startswith("adjoint"):
+            steps[f"{peer}: kernels"] = functools.partial(replay, kernel_calls(step))
+    return steps
 
 
 def _best(values: Sequence[float]) -> float:
@@ -273,25 +290,34 @@ def _rounded(value: float) -> float:
 def text(found: Numbers, missed: Sequence[tuple[str, float, float]], measured: float | None = None) -> str:
     """Return the table of parts, and a sentence for each missed target: (peer, measured ratio, target).
 
-    ``measured`` is what the step took when its ratios were measured. Where the profile's own step took
-    something else, its shares do not belong to those ratios, and no conclusion is drawn.
+    ``measured`` is what the step took when its ratios were measured. Where a peer was not timed again
+    beside the parts, and the profile's own step took something else, its shares do not belong to those
+    ratios, and no conclusion is drawn.
     """
+    peers = found.get("peers", {})
     if "functions" in found:
         rows = [[f"`{name}`", f"{share:.0%}"] for name, share in found["functions"]]
         said = "No op runs here; these functions take the time, as cProfile sees it (what NumPy does for an "
-        return (
+        shown = (
             f"{said}operator or a ufunc counts as its caller's):\n\n{table(rows, ['function', 'own time'])}"
         )
+        again = [again_beside(p, r, t, found["whole"] / peers[p]) for p, r, t in missed if p in peers]
+        return "\n\n".join([*(f"{start}." for start in again), shown])
     whole = sum(found["phases"].values())
     rows = [
         [part, duration(seconds), f"{seconds / whole:.0%}"] for part, seconds in parts(found) if seconds > 0
     ]
     share = kernel_share(found)
-    if measured is not None and not 1 / DRIFT < measured / whole < DRIFT:
-        took = f"The step took {duration(measured)} when its ratio was measured and {duration(whole)} here"
-        sentences = [f"{took}: the machine was busy, and what the kernels alone would reach is not known."]
-    else:
-        sentences = [sentence(peer, ratio, target, share) for peer, ratio, target in missed]
+    drifted = measured is not None and not 1 / DRIFT < measured / whole < DRIFT
+    sentences = [
+        sentence(peer, ratio, target, share, peers.get(peer), found["whole"], peers.get(f"{peer}: kernels"))
+        for peer, ratio, target in missed
+        if peer in peers or not drifted
+    ]
+    if drifted and len(sentences) < len(missed):
+        took = f"The step took {duration(measured or 0.0)} when its ratio was measured"
+        said = "the machine was busy, and what the kernels alone would reach is not known."
+        sentences.append(f"{took} and {duration(whole)} here: {said}")
     dear = ", ".join(
         f"`{op}` {phase} {duration(seconds)}" + (f" ({count} calls)" if count > 1 else "")
         for op, phase, count, seconds in found["dearest"]
@@ -319,62 +345,64 @@ def kernel_share(found: Numbers) -> float:
     return sum(min(kernels[p], phases[p]) for p in phases) / sum(phases.values())
 
 
-def sentence(peer: str, ratio: float, target: float, share: float) -> str:
-    """Say what the kernels alone would be beside a peer's whole time."""
+def sentence(
+    peer: str,
+    ratio: float,
+    target: float,
+    share: float,
+    seconds: float | None = None,
+    whole: float = 0.0,
+    own: float | None = None,
+) -> str:
+    """Say what the kernels alone would be beside a peer's whole time.
+
+    ``seconds`` is what the peer took in the rounds in which the step took ``whole``, ``own`` its own
+    kernels if it is a yardstick of adjoint's.
+    """
+    start = f"Beside {title(peer)} ({ratio:.3g}, target {target:g})"
+    if seconds is not None:
+        start, ratio = again_beside(peer, ratio, target, whole / seconds), whole / seconds
     alone = share * ratio
-    beside = f"Beside {title(peer)} ({ratio:.3g}, target {target:g})"
-    start = f"{beside}: bare NumPy kernels alone take {alone:.2g} of its whole time"
+    start = f"{start}: bare NumPy kernels alone take {alone:.2g} of its whole time"
+    if own is not None:
+        start += f" (its own kernels {own / (seconds or own):.2g})"
     if alone > target:
         return f"{start}, so that no engine around these kernels meets the target."
+    if ratio <= target:
+        return f"{start}; in these rounds the target is met."
     return f"{start}; the rest must shrink from {ratio - alone:.3g} to {target - alone:.3g} of it."
 
 
-def missed_targets(cases: dict[str, Numbers]) -> dict[str, list[tuple[str, float, float]]]:
-    """Return (peer, ratio, target) of all that a run missed, by case."""
-    found: dict[str, list[tuple[str, float, float]]] = {}
-    for name, case in cases.items():
-        missed = [
-            (p, case["ratios"][p][1], t) for p, t in case["targets"].items() if case["ratios"][p][1] > t
-        ]
-        if missed:
-            found[name] = missed
-    return found
+def again_beside(peer: str, ratio: float, target: float, here: float) -> str:
+    return (
+        f"Beside {title(peer)} ({ratio:.3g} in the table, {here:.3g} by best times here, target {target:g})"
+    )
 
 
-def measure(cases: Sequence[Case], numbers: Numbers) -> dict[str, Numbers]:
-    """Profile every case that missed a target, and what is kept where memory missed it."""
-    missed = missed_targets(numbers["cases"])
-    found = {}
-    for case in cases:
-        if case.name in missed:
-            found[case.name] = profile(case)
-            print(f"  profiled {case.name}", file=sys.stderr)
-    for name in missed_memory(numbers):
-        found[f"peak memory, {name}"] = {"kept": memory.kept_in_child(name)}
-    return found
+# Parts of a run, as benchmarks.missed wants them -----------------------------------------------------
 
 
-def missed_memory(numbers: Numbers) -> list[str]:
-    """Return the steps that take more memory than their target."""
-    rows = numbers.get("memory", [])
-    over = {r["name"] for r in memory.limits(rows) if r["value"] > r["target"]}
-    return [r["name"] for r in rows if f"peak memory, {r['name']}" in over]
+def limits(cases: dict[str, Numbers]) -> list[Numbers]:
+    """Return the rows of the table of targets."""
+    return [
+        {"name": name, "of": name, "beside": peer, "value": case["ratios"][peer][1], "target": target}
+        for name, case in cases.items()
+        for peer, target in case["targets"].items()
+    ]
 
 
-def section(numbers: Numbers) -> str:
-    """Return a part of the page for each case that missed a target."""
-    profiles = numbers.get("profiles", {})
-    missed = missed_targets(numbers["cases"])
-    found = {
-        name: text(profiles[name], missed[name], numbers["cases"][name]["seconds"]["adjoint"][1])
-        for name in missed
-        if name in profiles
-    }
-    for step in missed_memory(numbers):
-        name = f"peak memory, {step}"
-        if name in profiles:
-            found[name] = memory.explanation(profiles[name]["kept"])
-    return "\n\n".join(f"### {name}\n\n{shown}" for name, shown in found.items())
+def take_apart(of: str, missed: Sequence[Numbers], _: dict[str, Numbers]) -> Numbers:
+    """Profile a case beside the peers that it missed a target beside."""
+    from benchmarks.__main__ import all_cases
+
+    case = next(case for group in all_cases()[1].values() for case in group if case.name == of)
+    return profile(case, [row["beside"] for row in missed])
+
+
+def why(taken: Numbers, missed: Sequence[Numbers], cases: dict[str, Numbers]) -> str:
+    """Say where the time of a case goes and what its target needs."""
+    beside = [(row["beside"], row["value"], row["target"]) for row in missed]
+    return text(taken, beside, cases[missed[0]["of"]]["seconds"]["adjoint"][1])
 
 
 def main() -> int:
@@ -389,7 +417,7 @@ def main() -> int:
     for members in all_cases()[1].values():
         for case in members:
             if any(n in case.name for n in options.names):
-                print(f"{case.name}\n\n{text(profile(case, options.rounds), [])}\n")
+                print(f"{case.name}\n\n{text(profile(case, rounds=options.rounds), [])}\n")
     return 0
 
 

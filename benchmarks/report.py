@@ -10,6 +10,7 @@ from benchmarks.harness import Numbers
 
 PEERS = {
     "torch": "PyTorch",
+    "torch-func": "PyTorch, func",
     "torch-compile": "PyTorch, compiled",
     "jax": "JAX",
     "jax-jit": "JAX, jit",
@@ -85,32 +86,20 @@ def duration(seconds: float) -> str:
     return f"{seconds / 1e-9:.3g} ns"
 
 
-def targets(cases: dict[str, Numbers]) -> list[tuple[str, str, float, float]]:
-    """Return (case, peer, measured, target) for everything that has a target."""
-    return [
-        (name, peer, case["ratios"][peer][1], target)
-        for name, case in cases.items()
-        for peer, target in case["targets"].items()
-    ]
-
-
 def _targets_table(numbers: Numbers) -> str:
-    from benchmarks import memory, parallel, scale  # they use this module
+    from benchmarks import missed  # its parts use this module
 
-    found = targets(numbers["cases"])
-    for limits in (
-        parallel.limits(numbers.get("parallel", [])),
-        memory.limits(numbers["memory"]),
-        scale.limits(numbers["scale"]),
-    ):
-        found += [(r["name"], r["beside"], r["value"], r["target"]) for r in limits]
+    found = missed.limits(numbers)
     rows = [
-        [name, title(peer), f"≤ {target:g}", f"{value:.3g}", "met" if value <= target else "**missed**"]
-        for name, peer, value, target in found
+        [r["name"], title(r["beside"]), f"≤ {r['target']:g}", f"{r['value']:.3g}", _met(r)] for r in found
     ]
-    met = sum(value <= target for _, _, value, target in found)
+    met = sum(r["value"] <= r["target"] for r in found)
     head = ["case", "beside", "target", "measured", ""]
     return f"{met} of {len(found)} are met.\n\n" + table(rows, head)
+
+
+def _met(row: Numbers) -> str:
+    return "met" if row["value"] <= row["target"] else "**missed**"
 
 
 PAGE = """# Performance
@@ -169,7 +158,7 @@ case."""
 
 def page(numbers: Numbers) -> str:
     """Return docs/performance.md."""
-    from benchmarks import memory, parallel, profile, scale  # they use this module
+    from benchmarks import memory, missed, parallel, scale  # they use this module
 
     groups: list[str] = []
     for group, heading in numbers["groups"].items():
@@ -177,7 +166,7 @@ def page(numbers: Numbers) -> str:
         if cases:
             missing = absences(cases)
             groups.append(f"## {heading}\n\n{ratios(cases)}\n" + (f"\n{missing}\n" if missing else ""))
-    why, threads = profile.section(numbers), parallel.text(numbers.get("parallel", []))
+    why, threads = missed.section(numbers), parallel.text(numbers.get("parallel", []))
     return PAGE.format(
         machine=", ".join(f"{k} {v}" for k, v in numbers["machine"].items()),
         threads=numbers["threads"],
@@ -200,7 +189,7 @@ def picture(numbers: Numbers, path: Path) -> None:
     cases = {n: c for n, c in numbers["cases"].items() if c["group"] != "overhead"}
     names = list(cases)
     figure, axes = plt.subplots(figsize=(9, 1.2 + 0.23 * len(names)), layout="constrained")
-    marks = dict(zip(PEERS, "oDsPv^X<>", strict=False))
+    marks = dict(zip(PEERS, "opDsPv^X<>", strict=False))
     for i, peer in enumerate(_peers_of(cases.values())):
         points = [(k, c["ratios"][peer]) for k, c in enumerate(cases.values()) if peer in c["ratios"]]
         y = [k for k, _ in points]

@@ -81,8 +81,12 @@ def test_a_missed_target_is_shown_as_missed() -> None:
 def test_work_that_differs_is_not_timed() -> None:
     from benchmarks.harness import Case, compare
 
-    with pytest.raises(AssertionError, match="adjoint and torch differ by 1 where the largest number is 2"):
+    with pytest.raises(
+        AssertionError, match="a case: torch: its results differ by 1 where the largest number is 2"
+    ):
         compare(Case("a case", {}), {"adjoint": [1.0, 2.0], "torch": [1.0, 3.0]})
     with pytest.raises(AssertionError, match="differ by nan"):
         compare(Case("a case", {}), {"adjoint": [1.0, float("nan")], "torch": [1.0, 3.0]})
-    compare(Case("a case", {}), {"adjoint": [1.0, 2.0], "torch": [1.0, 2.000001], "numpy": None})
+    with pytest.raises(AssertionError, match="adjoint, again: its results differ by 1"):
+        compare(Case("a case", {}), {"adjoint": 1.0, "torch": 1.0, "jax": 1.0, "adjoint, again": 2.0})
+    assert not compare(Case("a case", {}), {"adjoint": [1.0, 2.0], "torch": [1.0, 2.000001], "numpy": None})

@@ -1,0 +1,177 @@
+"""Eight threads that train, each a thousand steps on its own model, beside the ideal.
+
+The ideal is one thread's time for all eight over the number of processors. A machine drifts within a
+minute: so four of the eight are done in one thread immediately before, and four after. Bare kernels in
+eight threads are in the same rounds; where the target is missed, the same work in eight processes shows
+what the machine gives to programs that share no lock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+import adjoint as ad
+from adjoint.core.spread import processors
+from benchmarks.harness import Clock, Numbers, Rounds, Taken, quartiles
+
+STEPS, SIZE, TIMES = 1_000, 100_000, 3  # of each thread; elements of a model; rounds
+IDEAL, TOGETHER, BARE = "ideal", "eight threads", "bare kernels, eight threads"
+TARGET = 1.1
+
+
+def steps(count: int, size: int) -> None:
+    rng = np.random.default_rng(0)
+    w = ad.tensor(rng.normal(size=size), requires_grad=True)
+    x = ad.tensor(rng.normal(size=size))
+    for _ in range(count):
+        ad.sin(ad.cos(w * x)).sum().backward()
+        with ad.no_grad():
+            w.copy_(w - 1e-3 * w.grad)
+            w.grad = None
+
+
+def bare_steps(count: int, size: int) -> None:
+    """The NumPy calls of ``steps``, with nothing around them."""
+    rng = np.random.default_rng(0)
+    w, x = rng.normal(size=size), rng.normal(size=size)
+    one = np.broadcast_to(np.ones(()), (size,))
+    for _ in range(count):
+        product = w * x
+        inner = np.cos(product)
+        np.sin(inner).sum()
+        grad = one * np.cos(inner)
+        grad = (-grad * np.sin(product)) * x
+        np.copyto(w, w - 1e-3 * grad)
+
+
+def alone(models: int, count: int) -> Taken:
+    """Some of the models, one after the other in one thread."""
+    with Clock() as clock:
+        for _ in range(models):
+            steps(count, SIZE)
+    return clock.taken
+
+
+def eight(work: Callable[[int, int], None], count: int) -> Taken:
+    """Eight models, each in a thread of its own."""
+    done: list[None] = []
+    threads = [threading.Thread(target=lambda: done.append(work(count, SIZE))) for _ in range(8)]
+    with Clock() as clock:
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    if len(done) < 8:
+        raise RuntimeError(f"{8 - len(done)} of eight threads failed")
+    return clock.taken
+
+
+def around(run: Callable[[], Taken], count: int) -> tuple[Taken, Taken]:
+    """What something took, and its ideal: half of the models in one thread before, half after it."""
+    cores = min(8, processors())
+    before, taken, after = alone(4, count), run(), alone(4, count)
+    return taken, Taken((before.wall + after.wall) / cores, (before.processor + after.processor) / cores)
+
+
+def rounds(count: int = STEPS, times: int = TIMES) -> Rounds:
+    """Eight threads that train, beside their ideal and the bare kernels, after a short warm-up."""
+    found: Rounds = {IDEAL: [], TOGETHER: [], BARE: []}
+    around(lambda: eight(steps, min(count, 10)), min(count, 10))
+    for _ in range(times):
+        together, ideal = around(lambda: eight(steps, count), count)
+        for name, taken in ((IDEAL, ideal), (TOGETHER, together), (BARE, eight(bare_steps, count))):
+            found[name].append(taken)
+    return found
+
+
+def eight_processes(count: int) -> Taken:
+    """The same work in eight processes, which share no lock of the interpreter; they are started before."""
+    command = [sys.executable, "-m", "benchmarks.eight", "--child", str(count)]
+    pipe = subprocess.PIPE
+    children = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(8)]
+    try:
+        for child in children:
+            _said(child, "ready")
+        with Clock() as clock:
+            for child in children:
+                assert child.stdin is not None
+                child.stdin.write("go\n")
+                child.stdin.flush()
+            used = [float(_said(child, "used")) for child in children]
+        return Taken(clock.taken.wall, sum(used))
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+
+
+def _said(child: subprocess.Popen[str], word: str) -> str:
+    """Wait for a line that starts with a word; return the rest."""
+    assert child.stdout is not None
+    first, _, rest = child.stdout.readline().strip().partition(" ")
+    if first != word:
+        raise RuntimeError(f"a process of the eight ended before it said {word!r}")
+    return rest
+
+
+def child(count: int) -> None:
+    """Be one of the eight processes."""
+    steps(2, SIZE)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    start = time.process_time()
+    steps(count, SIZE)
+    print("used", time.process_time() - start, flush=True)
+
+
+def beside_processes(count: int, times: int) -> Numbers:
+    """Return how eight threads and eight processes stand beside the ideal, in time and processor time."""
+    found: dict[str, list[Taken]] = {"threads": [], "processes": []}
+    runs = {"threads": lambda: eight(steps, count), "processes": lambda: eight_processes(count)}
+    for _ in range(times):
+        for name, run in runs.items():
+            taken, ideal = around(run, count)
+            found[name].append(
+                Taken(taken.wall / ideal.wall, taken.processor / (min(8, processors()) * ideal.processor))
+            )
+    return {
+        "steps": count,
+        "wall": {name: quartiles([t.wall for t in taken]) for name, taken in found.items()},
+        "processor": {name: quartiles([t.processor for t in taken]) for name, taken in found.items()},
+    }
+
+
+def why(found: Numbers, bare: float, target: float) -> str:
+    wall, used = ({name: q[1] for name, q in found[key].items()} for key in ("wall", "processor"))
+    free = (
+        f"more than the target of {target:g}: the machine does not give it to programs that share nothing"
+        if wall["processes"] > target
+        else "what threads take beyond that is the lock of the interpreter, which they share"
+    )
+    return (
+        f"Bare NumPy calls in eight threads took {bare:.3g} of the ideal in the same rounds. In rounds of "
+        f"{found['steps']} steps the same training took {wall['threads']:.3g} of the ideal in eight threads "
+        f"and {wall['processes']:.3g} in eight processes, which share no lock; {free}. Processor time for "
+        f"the same work, beside one thread alone: {used['threads']:.3g} in threads, {used['processes']:.3g} "
+        "in processes; what is beyond 1 there is processors that slow each other down."
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.eight", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--child", type=int, required=True, help="be one of eight processes, for so many steps"
+    )
+    child(parser.parse_args().child)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
