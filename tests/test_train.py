@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -236,40 +235,6 @@ def test_resuming_is_bitwise_as_if_it_had_not_stopped(tmp_path: Path, stop_at: i
     straight = run(tmp_path / "a", False, None)
     run(tmp_path / "b", False, stop_at)
     assert run(tmp_path / "b", True, None) == straight
-
-
-KILLED = """
-import os, signal, sys
-import numpy as np
-from test_train import X, Y, model_of, schedules, train, trainer_of, weights
-
-class Kill(train.Callback):
-    def on_step(self, trainer, logs):
-        if trainer.step == int(sys.argv[2]):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-model = model_of(dropout=0.3)
-trainer = trainer_of(model, callbacks=[Kill()], directory=sys.argv[1], checkpoint_every=2)
-trainer.fit(train.DataLoader((X, Y), 13, shuffle=True), epochs=3, resume=True)
-sys.stdout.write(weights(model).hex())
-"""
-
-
-def test_a_killed_process_resumes_bitwise(tmp_path: Path) -> None:
-    def run(directory: str, kill_at: int) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", KILLED, str(tmp_path / directory), str(kill_at)],
-            capture_output=True,
-            text=True,
-            cwd=Path(__file__).parent,
-            env={**os.environ, "PYTHONPATH": str(Path(ad.__file__).parents[1])},
-        )
-
-    straight = run("a", 0)
-    assert straight.returncode == 0, straight.stderr
-    for kill_at in (3, 7):
-        assert run(f"b{kill_at}", kill_at).returncode == -signal.SIGKILL
-        assert run(f"b{kill_at}", 0).stdout == straight.stdout
 
 
 def test_the_last_few_and_the_best_are_kept(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +148,79 @@ def test_widths_convert_and_shared_tensors_need_one_name() -> None:
     tied[1].weight = tied[0].weight
     tied.load_state_dict({"1.weight": np.eye(2)})
     assert np.array_equal(tied[0].weight.numpy(), np.eye(2)) and tied[0].weight is tied[1].weight
+
+
+# Kills -----------------------------------------------------------------------------------------
+
+
+def killed(run: str, seed: int, kills: int) -> list[dict[str, Any]]:
+    """Kill trainings at random points (``tests/killed.py``); return where, and whether the end was the same."""
+    done = subprocess.run(
+        [sys.executable, "killed.py", "--run", run, "--seed", str(seed), "--kills", str(kills)],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": str(Path(ad.__file__).parents[1]), "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [f for f in found if not (f["same"] and f["same_logs"]) or f["left"]] == []
+    return found
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+@pytest.mark.parametrize("run", ["trainer", "loop"])
+def test_a_run_that_is_killed_at_random_points_ends_with_the_same_bits(run: str) -> None:
+    found = killed(run, seed=0, kills=6)
+    assert sum(f["deaths"] for f in found) >= 6
+    assert {phase for f in found for phase, _ in f["points"]} == {"step", "save"}
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+@pytest.mark.parametrize("run", ["trainer", "loop"])
+def test_runs_that_are_killed_300_times(run: str) -> None:
+    assert sum(f["deaths"] for f in killed(run, seed=1, kills=300)) > 300
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_begins_its_logs_again(tmp_path: Path) -> None:
+    def run(batches: Any) -> None:
+        log = train.CSVLog(tmp_path / "log.csv", "step")
+        trainer = trainer_of(model_of(), directory=tmp_path / "run", callbacks=[log])
+        trainer.fit(batches, resume=True)
+
+    def broken() -> Any:
+        yield X, Y
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(broken())
+    before = (tmp_path / "log.csv").read_text()
+    run([(X, Y)] * 2)
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 3
+    assert (tmp_path / "log.csv.old").read_text() == before
+
+
+def test_validation_of_a_resumed_run_weighs_the_terms_as_before(tmp_path: Path) -> None:
+    class Stop(train.Callback):
+        def __init__(self, at: int) -> None:
+            self.at = at
+
+        def on_step(self, trainer: Any, logs: Any) -> None:
+            if trainer.step == self.at:
+                trainer.stop()
+
+    def run(directory: Path, stop: int) -> list[float]:
+        model = model_of()
+        loss = train.compose({"fit": (nn.functional.mse_loss, lambda step: 1.0 + step)})
+        optimiser = optim.SGD(model.parameters(), lr=0.01)
+        trainer = train.Trainer(model, loss, optimiser, directory=directory, callbacks=[Stop(stop)])
+        trainer.fit(train.DataLoader((X, Y), 25), epochs=2, validate=[(X, Y)], resume=True)
+        return [h["val_loss"] for h in trainer.history]
+
+    straight = run(tmp_path / "a", 0)
+    run(tmp_path / "b", 2)  # after the last step of the epoch, before its validation
+    assert run(tmp_path / "b", 0) == straight
 
 
 # Checkpoints -----------------------------------------------------------------------------------

@@ -230,6 +230,9 @@ class Optimizer:
     @np.errstate(all="ignore")  # a warning that is an error would stop it in the middle
     def _write(self, updates: list[Update]) -> None:
         """Make updates, all in one go: in pieces, and in several threads if there is enough to do."""
+        if len(updates) == 1 and updates[0][0].nbytes <= ALONE:  # as in most nets: one piece in one thread
+            self._write_part(updates[0])
+            return
         size = sum([u[0].size for u in updates])
         threads = threads_for(size, LEAST)
         bytes_ = ALONE if threads == 1 else SHARED

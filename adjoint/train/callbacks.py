@@ -49,6 +49,9 @@ class Callback:
     def on_end(self, trainer: Trainer) -> None:
         """Run when training ends, however it ends."""
 
+    def on_restart(self, trainer: Trainer) -> None:
+        """Run when a run is to be resumed but ended before its first checkpoint, and begins again."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a restart."""
         return {}
@@ -169,6 +172,11 @@ class _Log(Callback, ABC):
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def on_restart(self, trainer: Trainer) -> None:
+        """Put a log aside whose lines come again, as ``<path>.old``."""
+        if os.path.exists(self.path) and os.path.getsize(self.path):
+            os.replace(self.path, f"{os.fspath(self.path)}.old")
 
     def state_dict(self) -> dict[str, Any]:
         """Return how long the file is."""

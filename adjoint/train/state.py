@@ -57,6 +57,8 @@ def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping
     for path, rng in generators.items():
         _set_generator(rng, state["generators"][path])
     trainer.step, trainer.epoch = int(state["step"]), int(state["epoch"])
+    if isinstance(trainer.loss, ComposedLoss):
+        trainer.loss.step = max(trainer.step - 1, 0)  # of the last update: validation may come first
     trainer.epoch_steps, trainer.epoch_seconds = int(state["epoch_steps"]), float(state["epoch_seconds"])
     trainer.history = [dict(h) for h in state["history"]]
     trainer.averages.load_state_dict(state["averages"])

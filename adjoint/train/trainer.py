@@ -453,6 +453,8 @@ class Trainer:
             raise ArgumentError("fit(resume=True) needs a directory: Trainer(…, directory=path).")
         path = self.checkpoints.latest()
         if path is None:
+            for callback in self.callbacks if not self.step else ():
+                callback.on_restart(self)
             return
         model, state, _ = self.checkpoints.read(path)
         before = self.model.state_dict(), states.of(self, self._loader)
