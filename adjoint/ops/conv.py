@@ -283,6 +283,10 @@ def _transpose(
     return _with_bias(op, y, bias, alone)
 
 
+# Written out for one, two and three axes, here and in pool.py: editors, type checkers, ``help`` and the
+# doctests read signatures, and a call with a wrong keyword is told the name of what was called.
+
+
 def conv1d(
     x: Any,
     weight: Any,

@@ -1,4 +1,7 @@
-"""The first-order optimisers: each one is the formula of its update."""
+"""The first-order optimisers: each one is the formula of its update.
+
+Options stand in each signature, although many share them: editors, type checkers and ``help`` read them there.
+"""
 
 from __future__ import annotations
 
@@ -113,13 +116,7 @@ class Adam(Optimizer):
         maximize: bool = False,
     ) -> None:
         super().__init__(
-            params,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
-            maximize=maximize,
+            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize
         )
 
     def init_one(self, p: Array, hyper: Hyper) -> State:

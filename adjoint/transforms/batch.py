@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,8 +58,8 @@ def vmap(
         where = [Place(s, k, (f, i)) for i, s in enumerate(structure.children) for k in range(s.count)]
         tensors, size = _fronted(where, leaves, axes)
         if chunk_size is None or size <= chunk_size:
-            return _run(f, structure, tensors, axes, size, kwargs, out_axes)
-        return _in_chunks(f, structure, tensors, axes, size, kwargs, out_axes, chunk_size)
+            return _run(_Batch(f, structure, tensors, axes, size, kwargs), out_axes)
+        return _in_chunks(_Batch(f, structure, tensors, axes, size, kwargs), out_axes, chunk_size)
 
     return mapped
 
@@ -111,35 +111,30 @@ def over_units(
     if chunk_size is not None and chunk_size < n:
         return vmap(f, out_axes=out_axes, chunk_size=chunk_size)(units)
     structure = tree.structure((units,))
-    return _run(f, structure, [units], [0], n, {}, out_axes, unit=like.ndim == 1)
+    return _run(_Batch(f, structure, [units], [0], n, {}), out_axes, unit=like.ndim == 1)
 
 
-def _run(
-    f: Callable[..., Any],
-    structure: tree.Structure,
-    leaves: list[Any],
-    axes: list[Any],
-    size: int,
-    kwargs: dict[str, Any],
-    out_axes: Any,
-    unit: bool = False,
-) -> Any:
-    results, shape = _call(f, structure, leaves, axes, size, kwargs, unit)
+class _Batch(NamedTuple):
+    """A call of a function on a batch: a tree of arguments, whose leaves have their batch axes in front."""
+
+    f: Callable[..., Any]
+    structure: tree.Structure
+    leaves: list[Any]
+    axes: list[Any]  # None for a leaf without a batch axis
+    size: int
+    kwargs: dict[str, Any]
+
+
+def _run(batch: _Batch, out_axes: Any, unit: bool = False) -> Any:
+    results, shape = _call(batch, unit)
     wanted = tree.spread(out_axes, shape, "vmap: out_axes")
-    placed = [_placed(r, a, size) for r, a in zip(results, wanted, strict=True)]
+    placed = [_placed(r, a, batch.size) for r, a in zip(results, wanted, strict=True)]
     return tree.unflatten(shape, placed)
 
 
-def _call(
-    f: Callable[..., Any],
-    structure: tree.Structure,
-    leaves: list[Any],
-    axes: list[Any],
-    size: int,
-    kwargs: dict[str, Any],
-    unit: bool,
-) -> tuple[list[tuple[Any, bool]], tree.Structure]:
-    """Run ``f`` at a new level; return what its results hold and whether they have a batch axis."""
+def _call(batch: _Batch, unit: bool) -> tuple[list[tuple[Any, bool]], tree.Structure]:
+    """Run the function at a new level; return what its results hold and whether they have a batch axis."""
+    f, structure, leaves, axes, size, kwargs = batch
     level = next_level()
     mode = grad_mode.get()
     inputs = [
@@ -194,21 +189,12 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (np.generic, int, float, complex))
 
 
-def _in_chunks(
-    f: Callable[..., Any],
-    structure: tree.Structure,
-    leaves: list[Any],
-    axes: list[Any],
-    size: int,
-    kwargs: dict[str, Any],
-    out_axes: Any,
-    chunk_size: int,
-) -> Any:
+def _in_chunks(batch: _Batch, out_axes: Any, chunk_size: int) -> Any:
     parts = []
-    for start in range(0, size, chunk_size):
-        stop = min(start + chunk_size, size)
-        some = [x if a is None else x[start:stop] for x, a in zip(leaves, axes, strict=True)]
-        parts.append(tree.flatten(_run(f, structure, some, axes, stop - start, kwargs, out_axes)))
+    for start in range(0, batch.size, chunk_size):
+        stop = min(start + chunk_size, batch.size)
+        some = [x if a is None else x[start:stop] for x, a in zip(batch.leaves, batch.axes, strict=True)]
+        parts.append(tree.flatten(_run(batch._replace(leaves=some, size=stop - start), out_axes)))
     shape = parts[0][1]
     joined = []
     for axis, *pieces in zip(
