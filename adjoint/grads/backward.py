@@ -123,28 +123,9 @@ def backward_into_leaves(
     if plain and not create_graph and _backward_plainly(self, retain_graph):
         return
     seed = seed_of(self, gradient)
-    targets = None if inputs is None else several_tensors("inputs", inputs)
-    for t in targets or ():
-        if t._node is None:
-            raise NoGradientError(f"inputs: a tensor of shape {t.shape} does not require grad.")
-    early: list[tuple[Tensor, str]] = []
+    targets = None if inputs is None else _differentiable_inputs(inputs)
     target = sink.get()
-
-    def on_ready(leaf: Tensor, g: Any) -> bool:
-        if on_leaf_ready is not None and on_leaf_ready(leaf, as_gradient_tensor(g)) is True:
-            early.append((leaf, _TAKEN))
-            return True
-        extra = leaf._extra
-        if extra is None or extra.post_hooks is None or not extra.post_hooks.hooks:
-            return False
-        kept = target is not None and target.wants(leaf)
-        if not kept:
-            commit({leaf: g})
-            early.append((leaf, _COMMITTED))
-        for hook in extra.post_hooks.snapshot():
-            hook(leaf)
-        return not kept
-
+    early = _Early(on_leaf_ready, target)
     try:
         run, leaves = differentiate(
             [self],
@@ -152,21 +133,19 @@ def backward_into_leaves(
             targets=targets,
             retain=retain_graph or create_graph,
             create_graph=create_graph,
-            on_ready=on_ready,
+            on_ready=early.taken_or_committed,
             events=on_leaf_ready is not None,
             runner=runner_for(workers),
         )
     except BaseException as error:
-        _note_early(error, early)
+        early.note(error)
         raise
     if target is not None:
         leaves = _rest_of(leaves, target)
     found = dict(leaves)
     found.update(run.retained)
-    for t in targets or ():
-        g = run.captured.get(key_of(t))
-        if g is not None:
-            found[t] = g
+    if targets is not None:
+        found.update(_captured(run, targets))
     del leaves, run
     commit(found)
 
@@ -201,6 +180,59 @@ def _backward_plainly(root: Tensor, retain: bool) -> bool:
     return True
 
 
+class _Early:
+    """The leaves that are done with while the rest of a backward still runs."""
+
+    __slots__ = ("done", "on_leaf_ready", "target")
+
+    def __init__(self, on_leaf_ready: OnLeafReady | None, target: Sink | None = None) -> None:
+        self.on_leaf_ready = on_leaf_ready
+        self.target = target
+        self.done: list[tuple[Tensor, str]] = []
+
+    def taken(self, leaf: Tensor, g: Any) -> bool:
+        """Hand a complete leaf to ``on_leaf_ready``; tell whether that has taken it."""
+        if self.on_leaf_ready is None or self.on_leaf_ready(leaf, as_gradient_tensor(g)) is not True:
+            return False
+        self.done.append((leaf, _TAKEN))
+        return True
+
+    def taken_or_committed(self, leaf: Tensor, g: Any) -> bool:
+        """Do so, or commit a complete leaf that has post-accumulate hooks, and run these."""
+        if self.taken(leaf, g):
+            return True
+        extra = leaf._extra
+        if extra is None or extra.post_hooks is None or not extra.post_hooks.hooks:
+            return False
+        kept = self.target is not None and self.target.wants(leaf)
+        if not kept:
+            commit({leaf: g})
+            self.done.append((leaf, _COMMITTED))
+        for hook in extra.post_hooks.snapshot():
+            hook(leaf)
+        return not kept
+
+    def note(self, error: BaseException) -> None:
+        """Say in an error which leaves were finished before it, although nothing else has changed."""
+        for what in dict.fromkeys(what for _, what in self.done):
+            shapes = [str(t.shape) for t, w in self.done if w == what]
+            error.add_note(f"{len(shapes)} {what} (shapes {', '.join(shapes)}); no other .grad has changed.")
+
+
+def _differentiable_inputs(inputs: Any) -> list[Tensor]:
+    targets = several_tensors("inputs", inputs)
+    for t in targets:
+        if t._node is None:
+            raise NoGradientError(f"inputs: a tensor of shape {t.shape} does not require grad.")
+    return targets
+
+
+def _captured(run: Run, tensors: Iterable[Tensor]) -> dict[Tensor, Any]:
+    """Return the gradients that reached these tensors; those without one are left out."""
+    found = {t: run.captured.get(key_of(t)) for t in tensors}
+    return {t: g for t, g in found.items() if g is not None}
+
+
 def _rest_of(leaves: list[tuple[Tensor, Any]], target: Sink) -> list[tuple[Tensor, Any]]:
     """Give the sink what it wants; return the others."""
     rest = []
@@ -210,13 +242,6 @@ def _rest_of(leaves: list[tuple[Tensor, Any]], target: Sink) -> list[tuple[Tenso
         else:
             rest.append((leaf, g))
     return rest
-
-
-def _note_early(error: BaseException, early: list[tuple[Tensor, str]]) -> None:
-    """Say in an error which leaves were finished before it, although nothing else has changed."""
-    for what in dict.fromkeys(what for _, what in early):
-        shapes = [str(t.shape) for t, w in early if w == what]
-        error.add_note(f"{len(shapes)} {what} (shapes {', '.join(shapes)}); no other .grad has changed.")
 
 
 def backward(
@@ -267,14 +292,7 @@ def backward_on(
     ``watched`` are tensors with nodes whose gradients are stored, too, if there are no ``inputs``.
     """
     targets = None if inputs is None else several_tensors("inputs", inputs)
-    early: list[tuple[Tensor, str]] = []
-
-    def on_ready(leaf: Tensor, g: Any) -> bool:
-        if on_leaf_ready is None or on_leaf_ready(leaf, as_gradient_tensor(g)) is not True:
-            return False
-        early.append((leaf, _TAKEN))
-        return True
-
+    early = _Early(on_leaf_ready)
     try:
         run, leaves = differentiate(
             [root],
@@ -282,22 +300,20 @@ def backward_on(
             targets=targets,
             retain=retain,
             create_graph=create_graph,
-            on_ready=on_ready if on_leaf_ready is not None else None,
+            on_ready=early.taken if on_leaf_ready is not None else None,
             events=on_leaf_ready is not None,
             only=only,
             watched=watched,
             runner=runner_for(workers),
         )
     except BaseException as error:
-        _note_early(error, early)
+        early.note(error)
         raise
     store = Gradients()
     for leaf, g in leaves:
         store.set(leaf, as_gradient_tensor(g))
-    for t in watched if targets is None else targets:
-        g = run.captured.get(key_of(t))
-        if g is not None:
-            store.set(t, as_gradient_tensor(g))
+    for t, g in _captured(run, watched if targets is None else targets).items():
+        store.set(t, as_gradient_tensor(g))
     return store
 
 

@@ -1,6 +1,6 @@
 """The first-order optimisers: each one is the formula of its update.
 
-Options stand in each signature, although many share them: editors, type checkers and ``help`` read them there.
+Options stand in each signature, though many share them: editors, type checkers and ``help`` read them there.
 """
 
 from __future__ import annotations
