@@ -17,7 +17,7 @@ import pytest
 import adjoint as ad
 from adjoint import errors
 from adjoint.core import spread as mechanism
-from adjoint.core.spread import pieces, processors, scratch, spread, spread_in_turn, threads_for
+from adjoint.core.spread import COSTLY, pieces, processors, scratch, spread, spread_in_turn, threads_for
 from tests.watchdog import watched
 
 
@@ -356,3 +356,56 @@ spread(work, pieces(a.size, 1000), 3)
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stderr == ""
+
+
+# Costly functions ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large_from_3000(monkeypatch):
+    monkeypatch.setattr(mechanism, "COSTLY_SIZE", 3000)
+    with ad.config.threads(3):
+        yield
+
+
+@pytest.mark.parametrize("f", sorted(COSTLY, key=lambda f: f.__name__), ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [3000, 4096, 70_001])
+def test_the_bits_of_a_costly_function_are_those_of_one_pass(large_from_3000, f, dtype, size):
+    rng = np.random.default_rng(size)
+    x = (rng.standard_normal(size + 3) * 10.0 ** rng.integers(-30, 5, size + 3)).astype(dtype)
+    x[:4] = np.nan, np.inf, -0.0, 0.0
+    for a in (x[:size], x[3:]):  # at the beginning of its memory and elsewhere
+        with np.errstate(all="ignore"):
+            expected, got = f(a), mechanism.function_in_pieces(f, a)
+        assert got.dtype == expected.dtype
+        assert got.tobytes() == expected.tobytes()
+
+
+def test_a_costly_function_of_a_large_tensor(monkeypatch):
+    x = ad.tensor(np.linspace(-3.0, 3.0, 2**18).reshape(2**9, 2**9), requires_grad=True)
+    seen: list[int] = []
+    in_threads = mechanism.spread
+
+    def noted(work: Any, parts: Any, threads: int) -> None:
+        seen.append(threads)
+        in_threads(work, parts, threads)
+
+    monkeypatch.setattr(mechanism, "spread", noted)
+    with ad.config.threads(2):
+        y = ad.tanh(x)
+        ad.tanh(x.T)  # not contiguous
+    with ad.config.threads(1):
+        ad.tanh(x)
+    assert seen == [2]
+    assert y.shape == x.shape
+    assert y.numpy().tobytes() == np.tanh(x.numpy()).tobytes()
+    y.sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), 1 - np.tanh(x.numpy()) ** 2)
+
+
+def test_a_costly_function_tells_of_errors_in_its_threads(large_from_3000):
+    x = np.ones(5000)
+    x[4000] = -1.0
+    with np.errstate(invalid="raise"), pytest.raises(FloatingPointError):
+        mechanism.function_in_pieces(np.log, x)

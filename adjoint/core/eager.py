@@ -6,6 +6,7 @@ as what it does.  Whatever they do not handle goes to ``careful`` in ``core/reco
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from adjoint.core.explain import explained
 from adjoint.core.node import LEAF, Node, Spec, next_seq
 from adjoint.core.op import Op
 from adjoint.core.record import as_result, careful, make_node
+from adjoint.core.spread import COSTLY, COSTLY_SIZE, function_in_pieces
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import ArgumentError
 
@@ -52,12 +54,14 @@ def unary(op: Op) -> Eager:
     smooth = op.differentiable
     blank = op.blank
     shapes = op.kind != "elementwise"  # such rules look at the shapes of what was not saved
+    large = COSTLY_SIZE if forward in COSTLY else sys.maxsize
 
     def eager(x: Any, /) -> Tensor:
         if type(x) is not Tensor or special.count:
             return careful(op, (x,), NO_PARAMS)
+        data = x._data
         try:
-            data = forward(x._data)
+            data = forward(data) if data.size < large else function_in_pieces(forward, data)
         except Exception as error:
             raise explained(op, (x,), NO_PARAMS, error) from None
         if type(data) is not ndarray:
