@@ -165,14 +165,20 @@ def binary(op: Op) -> Eager:
                 parent_y = None
                 # a 0-d array: NumPy takes twice as long to look at a Python number, here and in
                 # the rules; where that changes the dtype the number stays
-                data_y = _number(op, y, data_x.dtype) if arrays else y
+                data_y = (
+                    _number(op, y, data_x.dtype) if arrays
+                    else y if type(y) is int else _literal(y, data_x.dtype)
+                )  # fmt: skip
             else:
                 return careful(op, (x, y), NO_PARAMS)
         elif type(y) is Tensor and (type(x) is float or type(x) is int):
             parent_x = None
             parent_y = y._node
             data_y = y._data
-            data_x = _number(op, x, data_y.dtype) if arrays else x
+            data_x = (
+                _number(op, x, data_y.dtype) if arrays
+                else x if type(x) is int else _literal(x, data_y.dtype)
+            )  # fmt: skip
         else:
             return careful(op, (x, y), NO_PARAMS)
         if special.count or (rough_x and parent_x is not None) or (rough_y and parent_y is not None):
@@ -232,13 +238,16 @@ def binary(op: Op) -> Eager:
 
 
 def _number(op: Op, value: Any, dtype: Any) -> Any:
-    """Return a Python number as a 0-d array of a float dtype; for others it stays."""
+    """Return a Python number as a 0-d array of a float dtype; for others it stays.
+
+    NumPy's own floats take Python numbers as theirs; bfloat16 would become float32.
+    """
     if dtype is _F64:
         known = _NUMBERS64
     elif dtype is _F32:
         known = _NUMBERS32
     else:
-        return value
+        return np.array(value, dtype) if dtype.kind == "V" else value
     array = known.get(value)
     if array is None:
         try:
@@ -249,6 +258,11 @@ def _number(op: Op, value: Any, dtype: Any) -> Any:
         if value and value == value and len(known) < 1000:  # 0 equals -0; a NaN is never found again
             known[value] = array
     return array
+
+
+def _literal(value: float, dtype: Any) -> Any:
+    """Return a number that the rules want to see as one; beside bfloat16 it would make float32."""
+    return np.array(value, dtype) if dtype.kind == "V" else value
 
 
 def ternary(op: Op) -> Eager:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.define import define
+from adjoint.core.namespace import raw
+from adjoint.ops.half import in_float32
 
 __all__ = ["real_only"]
 
@@ -25,10 +27,10 @@ def real_only(x: Any) -> Any:
 
 
 # max(x, a x) for slopes up to 1, min(x, a x) above: no choice per element
-define("leaky_relu", lambda x, slope: (np.maximum if slope <= 1 else np.minimum)(x, slope * x),
+define("leaky_relu", in_float32(lambda x, slope: (np.maximum if slope <= 1 else np.minimum)(x, slope * x)),
        lambda xp, g, y, x, slope: xp.where(x > 0, g, slope * g), saves="x", params=("slope",),
        doc="x where it is positive, else slope · x; at 0 the gradient is the slope.")  # fmt: skip
-define("hardtanh", lambda x, low, high: np.clip(x, low, high),
+define("hardtanh", in_float32(lambda x, low, high: np.clip(x, low, high)),
        lambda xp, g, y, x, low, high: xp.where((x > low) & (x < high), g, 0), saves="x", params=("low", "high"),
        doc="x limited to low … high; the gradient on the limits is 0.")  # fmt: skip
 
@@ -39,9 +41,13 @@ def _elu_slope(xp: Any, x: Any, alpha: float) -> Any:
     return e if alpha == 1 else xp.where(x > 0, 1, alpha * e)
 
 
-define("elu", lambda xp, x, alpha, scale: scale * (xp.maximum(x, 0) + alpha * xp.expm1(xp.minimum(x, 0))),
+def _elu(xp: Any, x: Any, alpha: float, scale: float) -> Any:
+    return scale * (xp.maximum(x, 0) + alpha * xp.expm1(xp.minimum(x, 0)))
+
+
+define("elu", in_float32(_elu, raw),
        lambda xp, g, y, x, alpha, scale: g * (scale * _elu_slope(xp, x, alpha)),
-       saves="x", params=("alpha", "scale"), fused=True,
+       saves="x", params=("alpha", "scale"), fused=_elu,
        doc="scale · x where it is positive, else scale · alpha · (exp(x) - 1).")  # fmt: skip
 
 
@@ -65,8 +71,14 @@ define("softplus", lambda xp, x: xp.maximum(x, 0) + _softplus_rest(xp, x),
 # The gates of gelu and mish, which are x · gate(x): the product keeps the gate, so that no rule computes
 # it twice.
 _ROOT_HALF, _DENSITY = math.sqrt(0.5), 1 / math.sqrt(2 * math.pi)
-define("normal_gate", lambda xp, x: 0.5 + 0.5 * xp.erf(x * _ROOT_HALF),
-       lambda xp, g, y, x: g * (_DENSITY * xp.exp(-0.5 * (x * x))), saves="x", fused=True,
+
+
+def _normal_gate(xp: Any, x: Any) -> Any:
+    return 0.5 + 0.5 * xp.erf(x * _ROOT_HALF)
+
+
+define("normal_gate", in_float32(_normal_gate, raw),
+       lambda xp, g, y, x: g * (_DENSITY * xp.exp(-0.5 * (x * x))), saves="x", fused=_normal_gate,
        doc="The normal distribution function by erf, which needs NumPy alone.")  # fmt: skip
 
 
@@ -159,8 +171,8 @@ def _huber(xp: Any, x: Any, delta: float) -> Any:
     return xp.where(size <= delta, 0.5 * (x * x), delta * (size - 0.5 * delta))
 
 
-define("huber", _huber,
-       lambda xp, g, y, x, delta: g * xp.clip(x, -delta, delta), saves="x", params=("delta",), fused=True,
+define("huber", in_float32(_huber, raw),
+       lambda xp, g, y, x, delta: g * xp.clip(x, -delta, delta), saves="x", params=("delta",), fused=_huber,
        doc="½x² up to delta, from there on linear.")  # fmt: skip
 # t softplus(-x) + (1-t) softplus(x), which share their logarithm: no difference of large numbers
 define("bce_logits", lambda xp, x, t: _softplus_rest(xp, x) + t * xp.maximum(-x, 0) + (1 - t) * xp.maximum(x, 0),
@@ -180,7 +192,7 @@ def _log(xp: Any, p: Any) -> Any:
     return xp.where(positive, xp.maximum(xp.log(xp.where(positive, p, 1)), _LOG_LEAST), _LOG_LEAST)
 
 
-define("bce", _bce,
+define("bce", in_float32(_bce, raw),
        lambda xp, g, y, p, t: g * ((1 - t) / xp.maximum(1 - p, _LEAST) - t / xp.maximum(p, _LEAST)),
-       lambda xp, g, y, p, t: g * (_log(xp, 1 - p) - _log(xp, p)), saves="pt", fused=True,
+       lambda xp, g, y, p, t: g * (_log(xp, 1 - p) - _log(xp, p)), saves="pt", fused=_bce,
        domain=((0.1, 0.9), (0, 1)), doc="The cross entropy of the probabilities p and t.")  # fmt: skip

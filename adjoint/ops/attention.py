@@ -17,7 +17,7 @@ import numpy as np
 from adjoint.core.define import define
 from adjoint.core.namespace import raw
 from adjoint.ops.activations import real_only
-from adjoint.ops.windows import wide
+from adjoint.ops.half import wide
 
 __all__: list[str] = []
 

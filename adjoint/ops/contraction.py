@@ -22,17 +22,13 @@ from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.ops.half import is_half
 
 __all__ = ["einsum", "einsum_path"]
 
 Extra = tuple[tuple[str, int], ...]  # the lengths of labels that only the output has
 Array = Any
 Step = Callable[[Array], Array]
-
-
-def _is_half(x: Array) -> bool:
-    """Tell float16 and bfloat16, which are summed in float32."""
-    return x.dtype.itemsize == 2 and x.dtype.name in ("float16", "bfloat16")
 
 
 # On plain arrays: one ---------------------------------------------------------------------------
@@ -103,7 +99,7 @@ def _relabel_plan(labels: str, output: str, extra: Extra, shape: Shape) -> tuple
 
 def _relabel(x: Array, labels: str, output: str, extra: Extra) -> Array:
     dtype = x.dtype
-    if _is_half(x):
+    if is_half(x):
         x = x.astype(np.float32)
     gather, scatter = _relabel_plan(labels, output, extra, x.shape)
     x = gather(x) if gather else x
@@ -208,9 +204,9 @@ def _einsum_plan(
 
 def _einsum(x: Array, y: Array, left: str, right: str, output: str, extra: Extra) -> Array:
     dtype = None
-    if _is_half(x) or _is_half(y):
+    if is_half(x) or is_half(y):
         dtype = np.result_type(x, y)
-        x, y = (v.astype(np.float32) if _is_half(v) else v for v in (x, y))
+        x, y = (v.astype(np.float32) if is_half(v) else v for v in (x, y))
     gather_x, gather_y, product, scatter = _einsum_plan(left, right, output, extra, x.shape, y.shape)
     z = product(gather_x(x) if gather_x else x, gather_y(y) if gather_y else y)
     z = scatter(z) if scatter else z

@@ -24,7 +24,8 @@ from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
-from adjoint.ops.windows import Pairs, counts, images, inner, numbers, padded, spots, whole, wide
+from adjoint.ops.half import wide
+from adjoint.ops.windows import Pairs, counts, images, inner, numbers, padded, spots, whole
 
 __all__ = [
     "conv1d",

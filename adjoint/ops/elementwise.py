@@ -19,6 +19,7 @@ from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS, define
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
+from adjoint.ops.half import in_float32
 
 __all__ = [
     "acos",
@@ -104,7 +105,7 @@ copy = define("copy", np.array, lambda xp, g, y, x: g,
               doc="Return a copy with its own memory.")  # fmt: skip
 deg2rad = define("deg2rad", np.deg2rad, lambda xp, g, y, x: g * (math.pi / 180))
 rad2deg = define("rad2deg", np.rad2deg, lambda xp, g, y, x: g * (180 / math.pi))
-ldexp = define("ldexp", np.ldexp, lambda xp, g, z, x, y: xp.ldexp(g, y), None, saves="y", literals=True,
+ldexp = define("ldexp", in_float32(np.ldexp), lambda xp, g, z, x, y: xp.ldexp(g, y), None, saves="y", literals=True, ufunc=np.ldexp,
                domain=((-2, 2), "int"), doc="x · 2**y for whole numbers y, to which no gradient flows.")  # fmt: skip
 
 # Powers and roots ------------------------------------------------------------------------------
@@ -268,9 +269,9 @@ def _sinc_derivative(x: Any, order: int) -> Any:
     return np.where(near, series, value) * math.pi**order
 
 
-define("sinc", np.sinc, lambda xp, g, y, x: g * xp.sinc_derivative(x, order=1), saves="x",
+define("sinc", in_float32(np.sinc), lambda xp, g, y, x: g * xp.sinc_derivative(x, order=1), saves="x",
        doc="sin(πx) / (πx), and 1 at 0.")  # fmt: skip
-define("sinc_derivative", _sinc_derivative,
+define("sinc_derivative", in_float32(_sinc_derivative),
        lambda xp, g, y, x, order: g * xp.sinc_derivative(x, order=order + 1),
        saves="x", params=("order",), doc="A derivative of sin(πx) / (πx).")  # fmt: skip
 sinc = rec.sinc

@@ -20,6 +20,8 @@ from adjoint.core.shapes import Shape, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, ShapeError
 from adjoint.ops.activations import real_only
+from adjoint.ops.half import in_float32, rounded
+from adjoint.ops.products import product
 
 __all__ = ["log_softmax", "softmax"]
 
@@ -100,12 +102,12 @@ def _linear(xp: Any, x: Any, w: Any, b: Any) -> Any:
 
 
 def _linear_arrays(x: Any, w: Any, b: Any) -> Any:
-    y = _times(raw, x, w.mT)
+    y = product(x, w.mT) if x.ndim <= 2 else product(_flat(raw, x), w.mT).reshape(*x.shape[:-1], w.shape[0])
     if type(b) is int:
-        return y
+        return y if y.dtype is x.dtype else rounded(y, x, w)
     if y.size == b.size:  # a single row: NumPy broadcasts in three times the time
         b = b.reshape(y.shape)
-    return np.add(y, b, y) if b.dtype is y.dtype else y + b
+    return np.add(y, b, y) if b.dtype is y.dtype else rounded(y + b, x, w, b)
 
 
 def _linear_dw(xp: Any, g: Any, y: Any, x: Any, w: Any, b: Any) -> Any:
@@ -227,11 +229,11 @@ def _rms_standardize_rule(
     return [total]
 
 
-define("standardize", _standardize, joint=_standardize_rule, arity=1, outputs=3, saves=("out",), kind="general",
-       params=("axis", "eps"), fused=True, batch="leading",
+define("standardize", in_float32(_standardize, raw), joint=_standardize_rule, arity=1, outputs=3, saves=("out",), kind="general",
+       params=("axis", "eps"), fused=_standardize, batch="leading",
        doc="(x - mean) / √(var + eps) over axes; the mean; the variance.")  # fmt: skip
-define("rms_standardize", _rms_standardize, joint=_rms_standardize_rule, arity=1, outputs=2, saves=("out",),
-       kind="general", params=("axis", "eps"), fused=True, batch="leading",
+define("rms_standardize", in_float32(_rms_standardize, raw), joint=_rms_standardize_rule, arity=1, outputs=2, saves=("out",),
+       kind="general", params=("axis", "eps"), fused=_rms_standardize, batch="leading",
        doc="x / √(mean x² + eps) over axes; the mean square.")  # fmt: skip
 
 

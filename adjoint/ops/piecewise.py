@@ -21,6 +21,7 @@ from adjoint.core.shapes import number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, InputError, ShapeError
 from adjoint.ops.complex_parts import imag, real
+from adjoint.ops.half import in_float32
 
 __all__ = [
     "abs",
@@ -139,7 +140,13 @@ def _where(c: Any, x: Any, y: Any) -> Any:
                 return (y.view(bits) & ~mask).view(dtype)
             first, second = (np.asarray(v, dtype).view(bits) for v in (x, y))
             return (((first ^ second) & mask) ^ second).view(dtype)
+    if type(x) is float or type(y) is float:  # which beside bfloat16 would make float64
+        x, y = (np.asarray(v, w.dtype) if _beside_bfloat16(v, w) else v for v, w in ((x, y), (y, x)))
     return np.where(c, x, y)
+
+
+def _beside_bfloat16(v: Any, w: Any) -> bool:
+    return type(v) is float and type(w) is np.ndarray and w.dtype.kind == "V"
 
 
 define("where", _where,
@@ -170,7 +177,7 @@ heaviside = define("heaviside", np.heaviside,
                    _zero,
                    lambda xp, g, z, x, y: xp.where(x == 0, g, 0), saves="x", domain=((0.3, 2), (-2, 2)))  # fmt: skip
 # inside and on the bounds the gradient is x's, outside it is the bound's
-define("clip", np.clip,
+define("clip", in_float32(np.clip),
        lambda xp, g, out, x, lo, hi: xp.where((x >= lo) & (x <= hi), g, 0),
        lambda xp, g, out, x, lo, hi: xp.where((x < lo) & (lo <= hi), g, 0),
        lambda xp, g, out, x, lo, hi: xp.where((x > hi) | (lo > hi), g, 0),

@@ -16,7 +16,8 @@ from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
-from adjoint.ops.windows import Pairs, blank, counts, images, inner, numbers, padded, spots, whole, wide
+from adjoint.ops.half import wide
+from adjoint.ops.windows import Pairs, blank, counts, images, inner, numbers, padded, spots, whole
 
 __all__ = [
     "adaptive_avg_pool1d",

@@ -8,10 +8,11 @@ import numpy as np
 
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
-from adjoint.core.namespace import rec
+from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, InputError, ShapeError
+from adjoint.ops.half import in_float32
 
 __all__ = [
     "all",
@@ -212,7 +213,7 @@ define("var", _var_forward, _var_rule, saves="x", kind="general", params=("axis"
 define("std", lambda x, axis, correction, keepdims: np.sqrt(_var_forward(x, axis, correction, keepdims)),
        _std_rule, saves="xy", kind="general", params=("axis", "correction", "keepdims"),
        doc="The standard deviation over axes.")  # fmt: skip
-define("logsumexp", _logsumexp, _logsumexp_rule, saves="xy", kind="general", fused=True,
+define("logsumexp", in_float32(_logsumexp, raw), _logsumexp_rule, saves="xy", kind="general", fused=_logsumexp,
        params=("axis", "keepdims"),
        jvp=lambda xp, t, y, x, axis, keepdims: xp.sum(t * _logsumexp_weights(xp, y, x, axis, keepdims),
                                                       axis=axis, keepdims=keepdims),

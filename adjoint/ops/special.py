@@ -22,6 +22,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, MissingExtraError
 from adjoint.ops.elementwise import sigmoid, sinc
 from adjoint.ops.erf import erf as _erf
+from adjoint.ops.half import in_float32
 
 __all__ = [
     "beta",
@@ -97,7 +98,7 @@ def _used(xp: Any, g: Any, x: Any, inside: float) -> Any:
 
 ROOT2, ROOT_PI, ROOT_2PI = math.sqrt(2.0), math.sqrt(math.pi), math.sqrt(2 * math.pi)
 
-erf = define("erf", _erf, lambda xp, g, y, x: g * (xp.exp(-x * x) * (2 / ROOT_PI)), saves="x",
+erf = define("erf", in_float32(_erf), lambda xp, g, y, x: g * (xp.exp(-x * x) * (2 / ROOT_PI)), saves="x",
              doc="The error function 2/√π ∫₀ˣ exp(-t²) dt; NumPy alone, to about one unit in the last place.")  # fmt: skip
 erfc = define("erfc", _scipy("erfc"), lambda xp, g, y, x: g * (xp.exp(-x * x) * (-2 / ROOT_PI)), saves="x",
               doc="1 - erf(x), accurate where erf is near 1.")  # fmt: skip
@@ -150,7 +151,7 @@ def _erfcx_derivative(x: Any, order: int) -> Any:
     return (value * scale).astype(dtype)
 
 
-define("erfcx_derivative", _erfcx_derivative,
+define("erfcx_derivative", in_float32(_erfcx_derivative),
        lambda xp, g, y, x, order: g * xp.erfcx_derivative(x, order=order + 1), saves="x", params=("order",),
        doc="A derivative of exp(x²) erfc(x).")  # fmt: skip
 
@@ -162,7 +163,7 @@ gammaln = define("gammaln", _scipy("gammaln"), lambda xp, g, y, x: g * xp.digamm
                  domain=(0.5, 3), doc="The logarithm of |Γ(x)|.")  # fmt: skip
 digamma = define("digamma", _scipy("digamma"), lambda xp, g, y, x: g * xp.polygamma(_used(xp, g, x, 1), n=1), saves="x",
                  domain=(0.5, 3), doc="The derivative of log Γ(x).")  # fmt: skip
-define("polygamma", lambda x, n: _polygamma(x, n), lambda xp, g, y, x, n: g * xp.polygamma(x, n=n + 1),
+define("polygamma", in_float32(lambda x, n: _polygamma(x, n)), lambda xp, g, y, x, n: g * xp.polygamma(x, n=n + 1),
        saves="x", params=("n",), doc="The n-th derivative of digamma.")  # fmt: skip
 betaln = define("betaln", _scipy("betaln"),
                 lambda xp, g, z, x, y: g * _digamma_gap(xp, g, x, y),
@@ -234,9 +235,9 @@ xlog1py = define("xlog1py", _xlog1py,
                  lambda xp, g, z, x, y: g * xp.where(xp.logical_and(x == 0, y <= -1), 0, xp.log1p(y)),
                  lambda xp, g, z, x, y: g * _share(xp, x, y + 1), saves="xy", domain=((-2, 2), (-0.5, 3)),
                  doc="x log(1 + y), and 0 where x is 0.")  # fmt: skip
-entr = define("entr", _entr, lambda xp, g, y, x: -g * (xp.log(x) + 1), saves="x", domain=(0.5, 3),
+entr = define("entr", in_float32(_entr), lambda xp, g, y, x: -g * (xp.log(x) + 1), saves="x", domain=(0.5, 3),
               doc="-x log(x): 0 at 0, -inf below.")  # fmt: skip
-logit = define("logit", _logit, lambda xp, g, y, x: g / (x * (1 - x)), saves="x", domain=(0.2, 0.8),
+logit = define("logit", in_float32(_logit), lambda xp, g, y, x: g / (x * (1 - x)), saves="x", domain=(0.2, 0.8),
                doc="log(x / (1 - x)), the inverse of expit.")  # fmt: skip
 log_expit = define("log_expit", lambda x: -np.logaddexp(0, -np.asarray(x)), lambda xp, g, y, x: g * xp.sigmoid(-x),
                    saves="x", doc="The logarithm of expit, accurate in both tails.")  # fmt: skip
@@ -244,12 +245,12 @@ expit = sigmoid
 
 # Bessel functions of whole order: the derivatives stay within the family ------------------------
 
-define("iv", lambda x, n: _bessel("iv", n, x), lambda xp, g, y, x, n: g * (0.5 * (xp.iv(x, n=n - 1) + xp.iv(x, n=n + 1))),
+define("iv", in_float32(lambda x, n: _bessel("iv", n, x)), lambda xp, g, y, x, n: g * (0.5 * (xp.iv(x, n=n - 1) + xp.iv(x, n=n + 1))),
        saves="x", params=("n",), doc="The modified Bessel function of the first kind.")  # fmt: skip
-define("ive", lambda x, n: _bessel("ive", n, x),
+define("ive", in_float32(lambda x, n: _bessel("ive", n, x)),
        lambda xp, g, y, x, n: g * (0.5 * (xp.ive(x, n=n - 1) + xp.ive(x, n=n + 1)) - xp.sign(x) * y),
        saves="yx", params=("n",), doc="The modified Bessel function times exp(-|x|).")  # fmt: skip
-define("jv", lambda x, n: _bessel("jv", n, x), lambda xp, g, y, x, n: g * (0.5 * (xp.jv(x, n=n - 1) - xp.jv(x, n=n + 1))),
+define("jv", in_float32(lambda x, n: _bessel("jv", n, x)), lambda xp, g, y, x, n: g * (0.5 * (xp.jv(x, n=n - 1) - xp.jv(x, n=n + 1))),
        saves="x", params=("n",), doc="The Bessel function of the first kind.")  # fmt: skip
 
 

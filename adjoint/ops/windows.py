@@ -19,7 +19,7 @@ from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 
-__all__ = ["Pairs", "blank", "counts", "images", "inner", "numbers", "padded", "spots", "whole", "wide"]
+__all__ = ["Pairs", "blank", "counts", "images", "inner", "numbers", "padded", "spots", "whole"]
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -65,11 +65,6 @@ def whole(size: Shape, padding: Pairs) -> Shape:
 
 def inner(size: Shape, padding: Pairs) -> tuple[Any, ...]:
     return (..., *(slice(lo, lo + n) for n, (lo, _) in zip(size, padding, strict=True)))
-
-
-def wide(x: Any) -> Any:
-    """Half precision is multiplied and summed in float32."""
-    return x.astype(np.float32) if x.dtype.itemsize == 2 and x.dtype.kind not in "iu" else x
 
 
 def numbers(op: str, name: str, value: Any, nd: int, least: int) -> Shape:
