@@ -46,21 +46,15 @@ class Block:
 
     def open(self) -> ndarray[Any, Any]:
         """Return the flat array for writing; the versions of all tensors move."""
-        for t in self.tensors:
-            t._version += 1
-        if not self._exclusive():
-            self._gather()
-        return self.flat
-
-    def _exclusive(self) -> bool:
-        """Tell whether nothing but the tensors and this block holds the memory."""
         limit, count, views = exclusive_count(), sys.getrefcount, self.views
         # a view of a view has the flat array as its base: each one adds to the flat's count
-        if limit < 0 or count(self.flat) > len(views) + limit - 1:
-            return False
+        exclusive = limit >= 0 and count(self.flat) <= len(views) + limit - 1
         i = 0
         for t in self.tensors:
+            t._version += 1
             if t._data is not views[i] or count(views[i]) > limit:
-                return False
+                exclusive = False  # something besides the tensors and this block holds the memory
             i += 1  # noqa: SIM113  enumerate costs more
-        return True
+        if not exclusive:
+            self._gather()
+        return self.flat

@@ -91,8 +91,8 @@ class SGD(Optimizer):
             step = state["velocity"]
             np.multiply(step, momentum, step)
             np.add(step, g, step)
-        a = scratch(p.size, p.dtype)
-        np.multiply(step, hyper["lr"], a)
+        # to find the scratch array takes longer than to make a small one
+        a = np.multiply(step, hyper["lr"], scratch(p.size, p.dtype) if p.size > 4096 else None)
         np.subtract(p, a, p)
 
 
