@@ -109,6 +109,48 @@ def test_recurrent(layers: int) -> None:
         )
 
 
+class _WithStates:
+    """A recurrent layer that is given its states and returns everything, flat, in one tensor."""
+
+    def __init__(self, layer: Any, join: Any) -> None:
+        self.layer, self.join = layer, join
+
+    def __call__(self, x: Any, hidden: Any, cell: Any) -> Any:
+        state = (hidden, cell) if type(self.layer).__name__ == "LSTM" else hidden + cell
+        y, last = self.layer(x, state)
+        return self.join([t.reshape(-1) for t in (y, *(last if isinstance(last, tuple) else (last,)))])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.layer, name)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"batch_first": False}, {"dropout": 1.0}])
+def test_recurrent_with_every_option(kind: str, layers: int, bidirectional: bool, options: Any) -> None:
+    if options.get("dropout") and layers == 1:
+        return
+    ours = getattr(nn, kind)(4, 3, layers, bidirectional=bidirectional, **options)
+    theirs = getattr(T, kind)(4, 3, layers, bidirectional=bidirectional, **{"batch_first": True, **options})
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    batch = 2 if options.get("batch_first", True) else 6
+    count = layers * (2 if bidirectional else 1)
+    states = x(count, batch, 3), x(count, batch, 3) + 1
+    both(_WithStates(ours, ad.concat), _WithStates(theirs, torch.cat), x(2, 6, 4), *states)
+
+
+def test_dropout_between_layers_is_for_training_and_is_drawn_from_the_generator() -> None:
+    ours, theirs = (n.LSTM(4, 3, 2, batch_first=True, dropout=0.5, bidirectional=True) for n in (nn, T))
+    both(ours.eval(), theirs.eval(), x(2, 6, 4), pick=lambda out: out[0])
+    ours.train()
+    state = ours.rng.state
+    first = ours(x(2, 6, 4))[0].numpy()
+    assert (ours(x(2, 6, 4))[0].numpy() != first).any()
+    ours.rng.state = state
+    np.testing.assert_array_equal(ours(x(2, 6, 4))[0].numpy(), first)
+
+
 @pytest.mark.parametrize("case", ["self", "cross", "causal"])
 def test_attention(case: str) -> None:
     ours, theirs = nn.MultiHeadAttention(8, 2), T.MultiheadAttention(8, 2, batch_first=True)
@@ -176,6 +218,12 @@ def test_a_state_of_pytorch_in_safetensors_loads_and_goes_back(tmp_path: Any) ->
             (2, 5, 8),
         ),
         (nn.LSTM(3, 5, 2), T.LSTM(3, 5, 2, batch_first=True), (2, 6, 3)),
+        (
+            nn.LSTM(3, 5, 2, dropout=0.1, bidirectional=True),
+            T.LSTM(3, 5, 2, batch_first=True, dropout=0.1, bidirectional=True),
+            (2, 6, 3),
+        ),
+        (nn.GRU(3, 5, bidirectional=True), T.GRU(3, 5, batch_first=True, bidirectional=True), (2, 6, 3)),
     ]
     for ours, theirs, shape in pairs:
         path = tmp_path / "torch.safetensors"

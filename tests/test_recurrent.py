@@ -299,3 +299,45 @@ def test_layouts_and_states_that_do_not_fit_are_named():
     ]:
         with pytest.raises(ad.errors.AdjointError, match=text):
             mistake()
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_both_directions_in_every_transform_and_layout(kind):
+    rng = np.random.default_rng(0)
+    model = kind(2, 3, 2, bidirectional=True, rng=0, dtype=float)
+    x = rng.standard_normal((2, 4, 2))
+    out, last = model(x)
+    assert out.shape == (2, 4, 6)
+    last = last[0] if kind is nn.LSTM else last
+    assert last.shape == (4, 2, 3)
+    close(last[2], out[:, -1, :3])  # forwards the state is that of the last step, backwards of the first
+    close(last[3], out[:, 0, 3:])
+    for i in range(2):
+        close(model(x[i])[0], out[i])
+    close(ad.vmap(lambda s: model(s)[0])(x), out)
+    assert model(x[:, :0])[0].shape == (2, 0, 6)
+    backwards = kind(2, 3, rng=0, dtype=float)
+    state = {k: getattr(model, f"{k}_reverse") for k in backwards.state_dict()}
+    backwards.load_state_dict(state)
+    one = kind(2, 3, bidirectional=True, dtype=float)
+    one.load_state_dict({**{k: v for k, v in model.state_dict().items() if "l0" in k}})
+    close(one(x)[0][..., 3:], backwards(x[:, ::-1])[0][:, ::-1])
+    assert ad.testing.gradgradcheck(lambda x: one(x)[0], (ad.tensor(x[:, :2], requires_grad=True),))
+
+
+def test_options_of_recurrent_layers_are_checked_and_shown():
+    assert repr(nn.GRU(3, 4, 2, dropout=0.1, bidirectional=True)).startswith(
+        "GRU(3, 4, layers=2, dropout=0.1, bidirectional=True)"
+    )
+    for mistake, text in [
+        (lambda: nn.LSTM(3, 4, dropout=0.5), "dropout is between layers, but there is one"),
+        (lambda: nn.LSTM(3, 4, 2, dropout=1.5), "dropout is a probability"),
+        (lambda: nn.LSTM(3, 4, 2, dropout="much"), "LSTM: dropout"),
+        (lambda: nn.LSTM(3, 4, bidirectional=1), "bidirectional is True or False, but got 1"),
+        (
+            lambda: nn.GRU(3, 4, bidirectional=True)(np.ones((5, 2, 3)), np.ones((1, 5, 4))),
+            r"a state is \(2 · layers, batch, hidden\), here \(2, 5, 4\)",
+        ),
+    ]:
+        with pytest.raises(ad.errors.AdjointError, match=text):
+            mistake()
