@@ -18,7 +18,7 @@ from adjoint.errors import (
     NoGradientError,
     ShapeError,
 )
-from adjoint.grads import buffers
+from adjoint.grads import packed
 
 
 def model(seed=0, dtype=np.float64):
@@ -368,7 +368,7 @@ def test_an_interrupt_while_adding_is_noticed(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(buffers, "add_if_finite", interrupt)
+        patch.setattr(packed, "add_if_finite", interrupt)
         with pytest.raises(KeyboardInterrupt):
             acc.step({"a": [1.0, 1.0]})
     for use in (lambda: acc.step({"a": [1.0, 1.0]}), acc.gradients, lambda: acc.apply(print)):

@@ -28,11 +28,12 @@ from adjoint.errors import (
     ShapeError,
     UnknownNameError,
 )
-from adjoint.grads.buffers import Buffers, GradientBuffer, checked_weight, held, lend, take_back
+from adjoint.grads.buffers import GradientBuffer, checked_weight
 from adjoint.grads.foreign import gradient_array, sum_dtype
 from adjoint.grads.microbatch import MicroBatch, named_params, split_batch
 from adjoint.grads.norm import global_norm
 from adjoint.grads.optimizer import hand_to_optimizer
+from adjoint.grads.packed import Buffers, held, lend, take_back
 from adjoint.grads.passes import copied, divided, multiplied
 from adjoint.grads.scaler import GradScaler
 from adjoint.grads.store import Gradients
