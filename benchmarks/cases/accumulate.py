@@ -29,17 +29,19 @@ def ours(count: int, size: int, dtype: Any, **options: Any) -> Callable[[], None
     def step() -> None:
         acc.step(grads, weight=weight)
 
+    step.result = acc.gradients  # type: ignore[attr-defined]  # the mean: the gradients themselves
     return step
 
 
 def numpys(count: int, size: int, dtype: Any) -> Callable[[], None]:
     grads = gradients(count, size, dtype)
-    sums = {name: np.zeros_like(g) for name, g in grads.items()}
+    sums = {name: g.copy() for name, g in grads.items()}
 
     def step() -> None:
         for name, g in grads.items():
             np.add(sums[name], g, out=sums[name])
 
+    step.result = lambda: {name: s / 2 for name, s in sums.items()}  # type: ignore[attr-defined]
     return step
 
 
