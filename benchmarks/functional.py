@@ -55,8 +55,10 @@ class AutogradFunctional:
     def relu(self, x: Any) -> Any:
         return self.np.maximum(x, 0)
 
-    def conv2d(self, x: Any, w: Any, b: Any, padding: int = 0) -> Any:
+    def conv2d(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError("no convolution of images")
+
+    max_pool2d = conv2d
 
     def linear(self, x: Any, w: Any, b: Any = None) -> Any:
         y = self.np.dot(x, w.T)
