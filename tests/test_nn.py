@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 import numpy as np
@@ -347,9 +348,60 @@ def test_options_of_activations() -> None:
     assert repr(nn.Hardtanh(-2.0, 2.0)) == repr(nn.Hardtanh(min_val=-2.0, max_val=2.0))
     for make, text in [
         (lambda: nn.ReLU(inplace=True), "ReLU takes no options, but was given inplace=True"),
-        (lambda: nn.Softmax(dim=1), "Softmax takes axis, but was given dim=1"),
+        (lambda: nn.Softmax(dim=1), "Softmax: dim= is called axis= here"),
         (lambda: nn.Softmax(1, axis=1), "Softmax takes axis, but was given 1, axis=1"),
         (lambda: nn.Tanh(1.0), "Tanh takes no options, but was given 1.0"),
     ]:
         with pytest.raises(errors.InputError, match=text):
             make()
+
+
+def test_batch_norm_inside_vmap_trains_no_statistics_and_says_so() -> None:
+    layer = nn.BatchNorm1d(3)
+    x = np.random.default_rng(0).normal(size=(4, 5, 3)).astype(np.float32)
+    before = {k: v.copy() for k, v in layer.state_dict().items()}
+    for call in (ad.vmap(layer), ad.vmap(ad.grad(lambda x: layer(x).sum()))):
+        with pytest.raises(errors.InputError, match=r"BatchNorm1d: inside ad.vmap .*\n  Call model.eval\(\)"):
+            call(x)
+        for name, value in layer.state_dict().items():
+            np.testing.assert_array_equal(value, before[name])
+    # statistics that are the same for all elements are tracked as outside
+    ad.vmap(lambda s: layer(x[0]) * s)(np.arange(3.0))
+    assert layer.num_batches_tracked.item() == 1
+    layer.eval()
+    np.testing.assert_allclose(ad.vmap(layer)(x).numpy()[1], layer(x[1]).numpy(), rtol=1e-6)
+
+
+WRONG_KEYWORDS: list[tuple[Any, str]] = [
+    (lambda x: x.sum(dim=0), "sum: dim= is called axis= here."),
+    (lambda x: ad.mean(x, axis=0, keepdim=True), "mean: keepdim= is called keepdims= here."),
+    (lambda x: nn.functional.softmax(x, dim=-1), "softmax: dim= is called axis= here."),
+    (lambda x: ad.concat([x, x], dim=0), "concat: dim= is called axis= here."),
+    (lambda x: x.var(unbiased=False), "var: unbiased= is called correction= here."),
+    (lambda x: ad.sum(x, out=x), "sum: there is no out=: results are new tensors; x.copy_(result) under ad.no_grad()"),
+    (lambda x: x.max(axs=0), "max: there is no axs=; it takes x, axis, keepdims."),
+    (lambda x: nn.Softmax(dim=-1), "Softmax: dim= is called axis= here."),
+    (lambda x: nn.LayerNorm(3, elementwise_affine=False), "LayerNorm: elementwise_affine= is called affine= here."),
+    (lambda x: nn.Conv1d(3, 4, 2, device="cpu"), "Conv1d: there is no device=: all tensors are in the memory"),
+    (lambda x: ad.optim.Adam([nn.Parameter([1.0])], learning_rate=1), "Adam: learning_rate= is called lr= here."),
+    (lambda x: nn.Linear(3, 2, biass=True), "Linear: there is no biass=; it takes in_features, out_features, bias, rng"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "text"), WRONG_KEYWORDS)
+def test_keywords_of_other_libraries_say_what_they_are_called(call: Any, text: str) -> None:
+    with pytest.raises(errors.InputError) as info:
+        call(ad.ones((2, 3)))
+    assert str(info.value).startswith(text)
+
+
+def test_constructors_keep_their_signatures_and_their_own_errors() -> None:
+    assert list(inspect.signature(nn.Linear).parameters) == [
+        "in_features",
+        "out_features",
+        "bias",
+        "rng",
+        "dtype",
+    ]
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'out_features'"):
+        nn.Linear(3)  # type: ignore[call-arg]

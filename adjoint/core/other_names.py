@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from adjoint.core.methods import attach
+from adjoint.errors import InputError
 
-__all__ = ["FUNCTIONS", "METHODS", "explain_methods"]
+__all__ = ["FUNCTIONS", "KEYWORDS", "METHODS", "explain_methods", "explain_options", "refuse"]
 
 _IN_PLACE = "x = x {} y, or x.copy_(value) under ad.no_grad() to write into x"
 _DTYPE = "x.astype(np.{})"
@@ -123,3 +127,68 @@ def explain_methods(cls: type) -> None:
         return sorted(set(object.__dir__(self)) - missing)
 
     attach(cls, __dir__=names)
+
+
+# Names that people know from PyTorch for what is called otherwise here; for some, what to do instead
+KEYWORDS = {
+    "dim": "axis",
+    "dims": "axis",
+    "axes": "axis",
+    "keepdim": "keepdims",
+    "keep_dims": "keepdims",
+    "unbiased": "correction",
+    "ddof": "correction",
+    "p": "ord",
+    "n_layers": "num_layers",
+    "learning_rate": "lr",
+    "elementwise_affine": "affine",
+    "initial_accumulator_value": "initial",
+    "history_size": "history",
+}
+_NOT_HERE = {
+    "out": "results are new tensors; x.copy_(result) under ad.no_grad() writes one",
+    "device": "all tensors are in the memory of the processor",
+    "input": "the tensor comes first, without a name",
+    "tensors": "the tensors come first, without a name",
+    "inplace": "results are new tensors",
+    "requires_grad": "results require grad where what they are made of does",
+}
+
+
+def refuse(function: Callable[..., Any], given: Mapping[str, Any], name: str = "") -> NoReturn:
+    """Raise for keywords that a function does not have: say what they are called, or all that it has."""
+    parameters = inspect.signature(function).parameters.values()
+    ours = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    ours = [own for own in ours if own != "self"]
+    name = name or function.__name__
+    for keyword in given:
+        if KEYWORDS.get(keyword) in ours:
+            raise InputError(f"{name}: {keyword}= is called {KEYWORDS[keyword]}= here.")
+        if keyword in _NOT_HERE:
+            raise InputError(f"{name}: there is no {keyword}=: {_NOT_HERE[keyword]}.")
+    raise InputError(f"{name}: there is no {next(iter(given))}=; it takes {', '.join(ours)}.")
+
+
+def explain_options(classes: Iterable[Any]) -> None:
+    """Let constructors, those that classes inherit too, say what a keyword they do not have is called."""
+    package = __name__.partition(".")[0]
+    bases = {base: None for cls in classes if isinstance(cls, type) for base in cls.__mro__}
+    for cls in bases:
+        own = vars(cls).get("__init__")
+        if cls.__module__.partition(".")[0] == package and inspect.isfunction(own):
+            attach(cls, __init__=_explaining(own))
+
+
+def _explaining(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def explaining(self: Any, *args: Any, **options: Any) -> None:
+        try:
+            init(self, *args, **options)
+        except TypeError:
+            parameters = inspect.signature(init).parameters
+            unknown = {k: v for k, v in options.items() if k not in parameters}
+            if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+                refuse(init, unknown, type(self).__name__)
+            raise
+
+    return explaining

@@ -1,5 +1,6 @@
 """Modules, layers, losses; ``functional`` has the functions they are made of."""
 
+from adjoint.core.other_names import explain_options as _explain_options
 from adjoint.nn import functional, init
 from adjoint.nn.activations import *
 from adjoint.nn.activations import __all__ as _activations
@@ -27,3 +28,5 @@ __all__ = [
     *_layers,
     *_criteria,
 ]
+
+_explain_options(globals()[name] for name in __all__)

@@ -12,6 +12,7 @@ import numpy as np
 
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.namespace import rec
+from adjoint.core.other_names import refuse
 from adjoint.core.shapes import broadcast_shapes, canonical_axes, canonical_axis, number
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
@@ -129,8 +130,10 @@ def relu6(x: Any) -> Tensor:
     return rec.hardtanh(floats("relu6", x), low=0.0, high=6.0)
 
 
-def glu(x: Any, axis: int = -1) -> Tensor:
+def glu(x: Any, axis: int = -1, **other: Any) -> Tensor:
     """Return the first half of x along ``axis`` times the sigmoid of the second."""
+    if other:
+        refuse(glu, other)
     x = floats("glu", x)
     where = canonical_axis("glu", axis, x.ndim)
     n = x.shape[where]
@@ -397,8 +400,10 @@ def _square_length(x: Tensor, axes: tuple[int, ...], least: float) -> Tensor:
     return rec.sqrt(rec.maximum(rec.sum(rec.square(x), axis=axes, keepdims=True), least * least))
 
 
-def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8) -> Tensor:
+def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8, **other: Any) -> Tensor:
     """Return the cosine of the angle between x and y along ``axis``; 0 where one of them is 0."""
+    if other:
+        refuse(cosine_similarity, other)
     x, y = floats("cosine_similarity", x), floats("cosine_similarity", y)
     shape = broadcast_shapes("cosine_similarity", x.shape, y.shape)
     axes = (canonical_axis("cosine_similarity", axis, len(shape)),)
@@ -407,8 +412,10 @@ def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8) -> Tenso
     return rec.sum(product, axis=axes, keepdims=False)
 
 
-def normalize(x: Any, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -> Tensor:
+def normalize(x: Any, p: float = 2.0, axis: int = 1, eps: float = 1e-12, **other: Any) -> Tensor:
     """Divide x by its p-norm along ``axis``, which is taken as ``eps`` at least."""
+    if other:
+        refuse(normalize, other)
     x = floats("normalize", x)
     axes = canonical_axes("normalize", axis, x.ndim)
     p = number("normalize", "p", p)

@@ -9,8 +9,8 @@ import numpy as np
 
 from adjoint.config import no_grad
 from adjoint.core.convert import asarray
-from adjoint.core.tensor import Tensor, writable
-from adjoint.errors import ArgumentError, ShapeError
+from adjoint.core.tensor import Tensor, Traced, writable
+from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
 from adjoint.nn import init
 from adjoint.nn.arguments import sizes
@@ -277,6 +277,12 @@ class _BatchNorm(Module):
 
     def _track(self, mean: Tensor, var: Tensor, count: int) -> None:
         """Move the running statistics; the variance kept is the unbiased one."""
+        if type(mean) is Traced and mean._data.numbers() is None:
+            raise InputError(
+                f"{type(self).__name__}: inside ad.vmap each element has its own statistics, but the running "
+                "ones are one set.\n  Call model.eval() before, or normalise by what keeps none: GroupNorm, "
+                "LayerNorm, or functional.batch_norm(x, training=True)."
+            )
         unbiased = var.detach() * (count / max(count - 1, 1))
         with no_grad():
             for running, now in ((self.running_mean, mean.detach()), (self.running_var, unbiased)):

@@ -9,6 +9,7 @@ import numpy as np
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
+from adjoint.core.other_names import refuse
 from adjoint.core.shapes import Shape, canonical_axis, canonical_shape, same_rank_axes, whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
@@ -88,13 +89,15 @@ define("overlap_add", _overlap_add,
 # Repeats ---------------------------------------------------------------------------------------
 
 
-def repeat(x: Any, repeats: Any, axis: int | None = None) -> Tensor:
+def repeat(x: Any, repeats: Any, axis: int | None = None, **other: Any) -> Tensor:
     """Repeat each element, all alike or each so many times; of the flattened tensor if axis is None.
 
     >>> import adjoint as ad
     >>> ad.repeat(ad.tensor([1.0, 2.0]), [1, 3])
     tensor([1., 2., 2., 2.], dtype=float64)
     """
+    if other:
+        refuse(repeat, other)
     x = asarray(x)
     if axis is None:
         x, axis = rec.reshape(x, shape=(x.size,)), 0
@@ -253,7 +256,7 @@ def triu(x: Any, k: int = 0) -> Tensor:
 # Windows ---------------------------------------------------------------------------------------
 
 
-def sliding_window_view(x: Any, window_shape: Any, axis: Any = None) -> Tensor:
+def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **other: Any) -> Tensor:
     """Return every window of neighbours along axes, in new axes at the end; a view, no copy.
 
     >>> import adjoint as ad
@@ -262,6 +265,8 @@ def sliding_window_view(x: Any, window_shape: Any, axis: Any = None) -> Tensor:
             [1., 2.],
             [2., 3.]], dtype=float64)
     """
+    if other:
+        refuse(sliding_window_view, other)
     x = asarray(x)
     sizes = canonical_shape("sliding_window_view", window_shape)
     given = range(x.ndim) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)

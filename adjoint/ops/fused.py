@@ -16,6 +16,7 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import raw, rec
+from adjoint.core.other_names import refuse
 from adjoint.core.shapes import Shape, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, ShapeError
@@ -334,18 +335,22 @@ def _along(op: str, x: Any, axis: Any) -> tuple[Tensor, int]:
     return x, where
 
 
-def softmax(x: Any, axis: int = -1) -> Tensor:
+def softmax(x: Any, axis: int = -1, **other: Any) -> Tensor:
     """Return ``exp(x) / Σ exp(x)`` along ``axis``, for numbers of any size.
 
     >>> import adjoint as ad
     >>> ad.softmax(ad.tensor([1000.0, 1000.0]))
     tensor([0.5, 0.5], dtype=float64)
     """
+    if other:
+        refuse(softmax, other)
     x, where = _along("softmax", x, axis)
     return rec.softmax(x, axis=where)
 
 
-def log_softmax(x: Any, axis: int = -1) -> Tensor:
+def log_softmax(x: Any, axis: int = -1, **other: Any) -> Tensor:
     """Return the logarithm of ``softmax``, exact where the softmax underflows."""
+    if other:
+        refuse(log_softmax, other)
     x, where = _along("log_softmax", x, axis)
     return rec.log_softmax(x, axis=where)

@@ -16,6 +16,7 @@ from adjoint.core.define import define
 from adjoint.core.eager import eager_of
 from adjoint.core.namespace import rec
 from adjoint.core.op import OPS
+from adjoint.core.other_names import refuse
 from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
@@ -126,13 +127,15 @@ def _several(op: str, xs: Any) -> list[Tensor]:
     return [asarray(x) for x in xs]
 
 
-def concat(xs: Any, axis: int | None = 0) -> Tensor:
+def concat(xs: Any, axis: int | None = 0, **other: Any) -> Tensor:
     """Join tensors along an axis that they have; ``axis=None`` joins them flattened.
 
     >>> import adjoint as ad
     >>> ad.concat([ad.zeros((1, 2)), ad.ones((2, 2))]).shape
     (3, 2)
     """
+    if other:
+        refuse(concat, other)
     return _concat("concat", _several("concat", xs), axis)
 
 
@@ -158,8 +161,10 @@ def _concat(op: str, tensors: list[Tensor], axis: int | None) -> Tensor:
     return rec.concat(*tensors, axis=where)
 
 
-def stack(xs: Any, axis: int = 0) -> Tensor:
+def stack(xs: Any, axis: int = 0, **other: Any) -> Tensor:
     """Join tensors of one shape along a new axis."""
+    if other:
+        refuse(stack, other)
     tensors = _several("stack", xs)
     for x in tensors:
         if x.shape != tensors[0].shape:
@@ -227,13 +232,15 @@ def column_stack(xs: Any) -> Tensor:
 # Cutting ---------------------------------------------------------------------------------------
 
 
-def split(x: Any, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
+def split(x: Any, indices_or_sections: Any, axis: int = 0, **other: Any) -> list[Tensor]:
     """Cut along an axis: into so many equal parts, or before each index of a list.
 
     >>> import adjoint as ad
     >>> [part.shape for part in ad.split(ad.arange(6.0), 3)]
     [(2,), (2,), (2,)]
     """
+    if other:
+        refuse(split, other)
     return _split("split", x, indices_or_sections, axis)
 
 
@@ -275,8 +282,10 @@ def _cut(x: Tensor, axis: int, cuts: list[int]) -> list[Tensor]:
     return list(_with_outputs("split", len(pairs))(x, cuts=pairs, axis=axis))
 
 
-def array_split(x: Any, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
+def array_split(x: Any, indices_or_sections: Any, axis: int = 0, **other: Any) -> list[Tensor]:
     """Cut along an axis into so many parts, the first ones longer by one where they must be."""
+    if other:
+        refuse(array_split, other)
     return _split("array_split", x, indices_or_sections, axis, equal=False)
 
 
@@ -303,8 +312,10 @@ def dsplit(x: Any, indices_or_sections: Any) -> list[Tensor]:
     return _split("dsplit", _needs("dsplit", x, 3), indices_or_sections, 2)
 
 
-def unstack(x: Any, *, axis: int = 0) -> tuple[Tensor, ...]:
+def unstack(x: Any, *, axis: int = 0, **other: Any) -> tuple[Tensor, ...]:
     """Return the slices along an axis, without that axis: what ``stack`` would join again."""
+    if other:
+        refuse(unstack, other)
     x = asarray(x)
     where = canonical_axis("unstack", axis, x.ndim)
     n = x.shape[where]

@@ -10,6 +10,7 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
+from adjoint.core.other_names import refuse
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
@@ -73,7 +74,7 @@ define("vector_norm", _vector_norm, _vector_norm_rule, saves="yx", kind="general
        params=("ord", "axis", "keepdims"), batch="leading", doc="The p-norm over axes.")  # fmt: skip
 
 
-def vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Tensor:
+def vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float = 2, **other: Any) -> Tensor:
     """Return the norm of the elements over ``axis`` as one vector; ``ord`` is any number, inf and -inf.
 
     The gradient at zero is 0.  Of elements that tie for ``ord=inf`` each gets its share.
@@ -84,6 +85,8 @@ def vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float 
     >>> x.grad
     tensor([0.6, 0.8], dtype=float64)
     """
+    if other:
+        refuse(vector_norm, other)
     x = _numbers(x)
     return _norm_over("vector_norm", x, ord, canonical_axes("vector_norm", axis, x.ndim), bool(keepdims))
 
@@ -113,8 +116,10 @@ def _numbers(x: Any) -> Tensor:
 _MATRIX_ORDERS = ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf)
 
 
-def matrix_norm(x: Any, *, keepdims: bool = False, ord: Any = "fro") -> Tensor:
+def matrix_norm(x: Any, *, keepdims: bool = False, ord: Any = "fro", **other: Any) -> Tensor:
     """Return the norm of the matrices in the last two axes: "fro", "nuc", 1, -1, 2, -2, inf or -inf."""
+    if other:
+        refuse(matrix_norm, other)
     x = _numbers(x)
     if x.ndim < 2:
         raise ShapeError(f"matrix_norm: takes matrices, in the last two axes, but the shape is {x.shape}.")
@@ -147,7 +152,7 @@ def _spectral_norm(x: Tensor, ord: Any) -> Tensor:
     return (rec.max if ord > 0 else rec.min)(s, axis=(-1,), keepdims=False)
 
 
-def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tensor:
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False, **other: Any) -> Tensor:
     """Return a vector or matrix norm, as ``np.linalg.norm`` decides: by ``axis``, else by the number of axes.
 
     >>> import adjoint as ad
@@ -156,6 +161,8 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> T
     >>> x.grad
     tensor([0., 0., 0.], dtype=float64)
     """
+    if other:
+        refuse(norm, other)
     x = _numbers(x)
     keepdims = bool(keepdims)
     if axis is None:

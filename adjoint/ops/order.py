@@ -12,6 +12,7 @@ import numpy as np
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
+from adjoint.core.other_names import refuse
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis, constant, whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
@@ -99,7 +100,13 @@ def _sorting(op: str, x: Any, axis: Any, descending: bool, stable: bool | None, 
 
 
 def sort(
-    x: Any, axis: int | None = -1, kind: Any = None, *, descending: bool = False, stable: bool | None = True
+    x: Any,
+    axis: int | None = -1,
+    kind: Any = None,
+    *,
+    descending: bool = False,
+    stable: bool | None = True,
+    **other: Any,
 ) -> Tensor:
     """Return the elements in order along ``axis``; the gradient goes back where each came from.
 
@@ -109,13 +116,23 @@ def sort(
     >>> ad.sort(ad.tensor([3.0, 1.0, 2.0]), descending=True)
     tensor([3., 2., 1.], dtype=float64)
     """
+    if other:
+        refuse(sort, other)
     return _sorting("sort", x, axis, descending, stable, kind)
 
 
 def argsort(
-    x: Any, axis: int | None = -1, kind: Any = None, *, descending: bool = False, stable: bool | None = True
+    x: Any,
+    axis: int | None = -1,
+    kind: Any = None,
+    *,
+    descending: bool = False,
+    stable: bool | None = True,
+    **other: Any,
 ) -> Tensor:
     """Return the indices that sort ``x`` along ``axis``; equal elements keep their order; no gradient flows."""
+    if other:
+        refuse(argsort, other)
     return _sorting("argsort", x, axis, descending, stable, kind)
 
 
@@ -126,13 +143,15 @@ class TopK(NamedTuple):
     indices: Tensor
 
 
-def topk(x: Any, k: int, axis: int = -1, *, largest: bool = True) -> TopK:
+def topk(x: Any, k: int, axis: int = -1, *, largest: bool = True, **other: Any) -> TopK:
     """Return the ``k`` largest (or smallest) elements along ``axis``, in order, and their indices.
 
     >>> import adjoint as ad
     >>> ad.topk(ad.tensor([3.0, 9.0, 5.0]), 2).values
     tensor([9., 5.], dtype=float64)
     """
+    if other:
+        refuse(topk, other)
     x = asarray(x)
     where, wanted = canonical_axis("topk", axis, x.ndim), whole_number("topk", "k", k)
     if not 0 <= wanted <= x.shape[where]:
@@ -202,7 +221,9 @@ def _places(q: Any, n: int, method: str) -> tuple[Any, Any, Any]:
     return low, np.where(weight == 0, low, low + 1), np.where(weight == 0, 0.5, weight)
 
 
-def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False) -> Tensor:
+def quantile(
+    x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False, **other: Any
+) -> Tensor:
     """Return the quantiles ``q``, numbers from 0 to 1, over ``axis``; the axes of ``q`` come first.
 
     Between two elements they share the gradient as they share the value.  A row with a NaN gives
@@ -212,11 +233,17 @@ def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdi
     >>> ad.quantile(ad.tensor([4.0, 1.0, 2.0, 3.0]), [0.0, 0.5])
     tensor([1. , 2.5], dtype=float64)
     """
+    if other:
+        refuse(quantile, other)
     return _quantile("quantile", x, q, axis, method, keepdims)
 
 
-def percentile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False) -> Tensor:
+def percentile(
+    x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False, **other: Any
+) -> Tensor:
     """Return the percentiles ``q``, numbers from 0 to 100, over ``axis``."""
+    if other:
+        refuse(percentile, other)
     return _quantile("percentile", x, array_of(constant("percentile", "q", q)) / 100, axis, method, keepdims)
 
 
@@ -248,7 +275,7 @@ def _quantile(op: str, x: Any, q: Any, axis: Any, method: str, keepdims: bool) -
     return out
 
 
-def median(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def median(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
     """Return the median over ``axis``: of an even number of elements the mean of the two in the middle.
 
     >>> import adjoint as ad
@@ -256,6 +283,8 @@ def median(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     >>> ad.median(x).backward(); x.grad
     tensor([0.5, 0. , 0.5, 0. ], dtype=float64)
     """
+    if other:
+        refuse(median, other)
     return _quantile("median", x, 0.5, axis, "linear", keepdims)
 
 
@@ -323,6 +352,7 @@ def unique(
     axis: int | None = None,
     *,
     equal_nan: bool = True,
+    **other: Any,
 ) -> Any:
     """Return the distinct values, or rows along ``axis``, in order; the gradient goes to their first places.
 
@@ -332,6 +362,8 @@ def unique(
     >>> ad.unique(ad.tensor([2.0, 1.0, 2.0]))
     tensor([1., 2.], dtype=float64)
     """
+    if other:
+        refuse(unique, other)
     x = asarray(x)
     if axis is not None:
         axis = canonical_axis("unique", axis, x.ndim)

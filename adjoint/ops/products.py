@@ -11,6 +11,7 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS, define
 from adjoint.core.namespace import rec
+from adjoint.core.other_names import refuse
 from adjoint.core.shapes import broadcast_shapes, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
@@ -201,8 +202,10 @@ def vdot(x: Any, y: Any) -> Tensor:
     return _matmul(*flat)
 
 
-def vecdot(x: Any, y: Any, /, *, axis: int = -1) -> Tensor:
+def vecdot(x: Any, y: Any, /, *, axis: int = -1, **other: Any) -> Tensor:
     """Return the sums of ``conj(x) * y`` along an axis; the other axes broadcast."""
+    if other:
+        refuse(vecdot, other)
     x, y = asarray(x), asarray(y)
     if not x.ndim or not y.ndim:
         raise ShapeError(f"vecdot: shapes {x.shape} and {y.shape}: a 0-d tensor is no vector.  Use x * y.")
@@ -250,13 +253,15 @@ for _name, _function in (("matvec", matvec), ("vecmat", vecmat)):
         UFUNCS[getattr(np, _name)] = _function
 
 
-def cross(x: Any, y: Any, axis: int = -1) -> Tensor:
+def cross(x: Any, y: Any, axis: int = -1, **other: Any) -> Tensor:
     """Return the cross product of vectors of length 3 along ``axis``; the other axes broadcast.
 
     >>> import adjoint as ad
     >>> ad.cross([1.0, 0.0, 0.0], [0.0, 1.0, 0.0])
     tensor([0., 0., 1.], dtype=float64)
     """
+    if other:
+        refuse(cross, other)
     x, y = asarray(x), asarray(y)
     for t in (x, y):
         n = t.shape[canonical_axis("cross", axis, t.ndim)]

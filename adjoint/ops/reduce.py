@@ -9,6 +9,7 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import raw, rec
+from adjoint.core.other_names import refuse
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, InputError, ShapeError
@@ -258,26 +259,37 @@ def floating(op: str, x: Any, dtype: Any = None) -> Tensor:
     return rec.astype(x, dtype=np.dtype(np.float64)) if x.dtype.kind in "iub" else x
 
 
-def sum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+def sum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
     """Add the elements over ``axis``: None for all, a number, or a tuple.
 
     >>> import adjoint as ad
     >>> ad.sum(ad.tensor([[1.0, 2.0], [3.0, 4.0]]), axis=0)
     tensor([4., 6.], dtype=float64)
     """
-    x = typed("sum", x, dtype)
+    if other:
+        refuse(sum, other)
+    if dtype is not None or type(x) is not Tensor:
+        x = typed("sum", x, dtype)
     out: Tensor = rec.sum(x, axis=canonical_axes("sum", axis, x.ndim), keepdims=bool(keepdims))
     return out if dtype is None else narrowed(out, dtype)
 
 
-def mean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+def mean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
     """Average the elements over ``axis``; the mean of none is NaN."""
+    if other:
+        refuse(mean, other)
     x = floating("mean", x, dtype)
     return rec.mean(x, axis=canonical_axes("mean", axis, x.ndim), keepdims=bool(keepdims))
 
 
 def average(
-    x: Any, axis: Any = None, weights: Any = None, returned: bool = False, *, keepdims: bool = False
+    x: Any,
+    axis: Any = None,
+    weights: Any = None,
+    returned: bool = False,
+    *,
+    keepdims: bool = False,
+    **other: Any,
 ) -> Any:
     """Average with weights: Σ w x / Σ w, differentiable in both.
 
@@ -288,6 +300,8 @@ def average(
     >>> ad.average(ad.tensor([1.0, 5.0]), weights=ad.tensor([3.0, 1.0]))
     tensor(2., dtype=float64)
     """
+    if other:
+        refuse(average, other)
     x = floating("average", x)
     axes = canonical_axes("average", axis, x.ndim)
     if weights is None:
@@ -307,8 +321,10 @@ def average(
     return (out, total) if returned else out
 
 
-def prod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+def prod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
     """Multiply the elements over ``axis``; derivatives are right with zeros, to every order."""
+    if other:
+        refuse(prod, other)
     x = typed("prod", x, dtype)
     axes = canonical_axes("prod", axis, x.ndim)
     if len(axes) == 1:
@@ -340,18 +356,24 @@ def _nothing(op: str, x: Tensor, axis: Any) -> ShapeError:
     )
 
 
-def max(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def max(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
     """Return the largest element over ``axis``; elements that tie share the gradient equally."""
+    if other:
+        refuse(max, other)
     return _extreme("max", x, axis, keepdims)
 
 
-def min(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def min(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
     """Return the smallest element over ``axis``; elements that tie share the gradient equally."""
+    if other:
+        refuse(min, other)
     return _extreme("min", x, axis, keepdims)
 
 
-def ptp(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def ptp(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
     """Return the largest minus the smallest element over ``axis``: peak to peak."""
+    if other:
+        refuse(ptp, other)
     x = asarray(x)
     return _extreme("max", x, axis, keepdims) - _extreme("min", x, axis, keepdims)
 
@@ -369,20 +391,24 @@ def _moment(name: str, x: Any, axis: Any, dtype: Any, correction: Any, ddof: Any
 def var(
     x: Any, axis: Any = None, dtype: Any = None, *,
     correction: float = 0, ddof: float | None = None, keepdims: bool = False,
-) -> Tensor:  # fmt: skip
+**other: Any) -> Tensor:  # fmt: skip
     """Return the variance over ``axis``; the divisor is n - correction (NumPy's ``ddof``)."""
+    if other:
+        refuse(var, other)
     return _moment("var", x, axis, dtype, correction, ddof, keepdims)
 
 
 def std(
     x: Any, axis: Any = None, dtype: Any = None, *,
     correction: float = 0, ddof: float | None = None, keepdims: bool = False,
-) -> Tensor:  # fmt: skip
+**other: Any) -> Tensor:  # fmt: skip
     """Return the standard deviation over ``axis``; where it is 0 its gradient is 0."""
+    if other:
+        refuse(std, other)
     return _moment("std", x, axis, dtype, correction, ddof, keepdims)
 
 
-def logsumexp(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def logsumexp(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
     """Return log Σ exp(x) over ``axis``, without overflow.
 
     A row of -inf gives -inf and the gradient 0; where the result is +inf, the infinite elements
@@ -392,6 +418,8 @@ def logsumexp(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     >>> ad.logsumexp(ad.tensor([1000.0, 1000.0]))
     tensor(1000.69314718, dtype=float64)
     """
+    if other:
+        refuse(logsumexp, other)
     x = floating("logsumexp", x)
     if x.dtype.kind == "c":
         raise DTypeError(f"logsumexp: needs real numbers, but got {x.dtype}.")
@@ -404,20 +432,26 @@ def logsumexp(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     return rec.logsumexp(x, axis=axes, keepdims=bool(keepdims))
 
 
-def any(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def any(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
     """Tell whether any element over ``axis`` is true."""
+    if other:
+        refuse(any, other)
     x = asarray(x)
     return rec.any(x, axis=canonical_axes("any", axis, x.ndim), keepdims=bool(keepdims))
 
 
-def all(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def all(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
     """Tell whether all elements over ``axis`` are true."""
+    if other:
+        refuse(all, other)
     x = asarray(x)
     return rec.all(x, axis=canonical_axes("all", axis, x.ndim), keepdims=bool(keepdims))
 
 
-def count_nonzero(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def count_nonzero(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
     """Count the elements over ``axis`` that are not zero; no gradient flows."""
+    if other:
+        refuse(count_nonzero, other)
     x = asarray(x)
     return rec.sum(
         rec.not_equal(x, 0), axis=canonical_axes("count_nonzero", axis, x.ndim), keepdims=bool(keepdims)
@@ -438,13 +472,17 @@ def _position(name: str, x: Any, axis: Any, keepdims: bool) -> Tensor:
     return getattr(rec, name)(x, axis=where, keepdims=bool(keepdims))
 
 
-def argmax(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def argmax(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
     """Return the index of the first largest element; no gradient flows."""
+    if other:
+        refuse(argmax, other)
     return _position("argmax", x, axis, keepdims)
 
 
-def argmin(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def argmin(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
     """Return the index of the first smallest element; no gradient flows."""
+    if other:
+        refuse(argmin, other)
     return _position("argmin", x, axis, keepdims)
 
 
@@ -460,18 +498,24 @@ def _without_nan(op: str, x: Any, fill: float, dtype: Any = None) -> tuple[Tenso
     return rec.where(missing, fill, x), missing
 
 
-def nansum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+def nansum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
     """Add the elements over ``axis`` that are not NaN; the others get the gradient 0."""
+    if other:
+        refuse(nansum, other)
     return sum(_without_nan("nansum", x, 0, dtype)[0], axis, dtype, keepdims=keepdims)
 
 
-def nanprod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+def nanprod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
     """Multiply the elements over ``axis`` that are not NaN; the others get the gradient 0."""
+    if other:
+        refuse(nanprod, other)
     return prod(_without_nan("nanprod", x, 1, dtype)[0], axis, dtype, keepdims=keepdims)
 
 
-def nanmean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+def nanmean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
     """Average the elements over ``axis`` that are not NaN; NaN where there are none."""
+    if other:
+        refuse(nanmean, other)
     filled, missing = _without_nan("nanmean", x, 0, dtype)
     if missing is None:
         return mean(filled, axis, keepdims=keepdims)
@@ -486,11 +530,15 @@ def _nan_extreme(name: str, x: Any, axis: Any, keepdims: bool, fill: float) -> T
     return out if missing is None else rec.where(all(missing, axis, keepdims=keepdims), np.nan, out)
 
 
-def nanmax(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def nanmax(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
     """Return the largest element over ``axis`` that is not NaN; NaN where there is none."""
+    if other:
+        refuse(nanmax, other)
     return _nan_extreme("max", x, axis, keepdims, -np.inf)
 
 
-def nanmin(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def nanmin(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
     """Return the smallest element over ``axis`` that is not NaN; NaN where there is none."""
+    if other:
+        refuse(nanmin, other)
     return _nan_extreme("min", x, axis, keepdims, np.inf)

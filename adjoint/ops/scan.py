@@ -9,6 +9,7 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
+from adjoint.core.other_names import refuse
 from adjoint.core.shapes import canonical_axis, whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
@@ -54,13 +55,17 @@ def _scan(op: str, x: Tensor, axis: Any) -> Tensor:
     return getattr(rec, op)(x, axis=canonical_axis(op, axis, x.ndim))
 
 
-def cumsum(x: Any, axis: Any = None, dtype: Any = None) -> Tensor:
+def cumsum(x: Any, axis: Any = None, dtype: Any = None, **other: Any) -> Tensor:
     """Return the running sums along ``axis``; of the flattened tensor if it is None."""
+    if other:
+        refuse(cumsum, other)
     return narrowed(_scan("cumsum", typed("cumsum", x, dtype), axis), dtype)
 
 
-def cumprod(x: Any, axis: Any = None, dtype: Any = None) -> Tensor:
+def cumprod(x: Any, axis: Any = None, dtype: Any = None, **other: Any) -> Tensor:
     """Return the running products along ``axis``; derivatives are right with zeros, to every order."""
+    if other:
+        refuse(cumprod, other)
     return narrowed(_scan("cumprod", typed("cumprod", x, dtype), axis), dtype)
 
 
@@ -83,25 +88,33 @@ def _cumulative(op: str, x: Any, axis: Any, dtype: Any, initial: int | None) -> 
     return rec.concat(asarray(first), out, axis=where)
 
 
-def cumulative_sum(x: Any, *, axis: Any = None, dtype: Any = None, include_initial: bool = False) -> Tensor:
+def cumulative_sum(
+    x: Any, *, axis: Any = None, dtype: Any = None, include_initial: bool = False, **other: Any
+) -> Tensor:
     """Return the running sums along ``axis``, after a first 0 if ``include_initial``.
 
     >>> import adjoint as ad
     >>> ad.cumulative_sum(ad.tensor([1.0, 2.0, 3.0]), include_initial=True)
     tensor([0., 1., 3., 6.], dtype=float64)
     """
+    if other:
+        refuse(cumulative_sum, other)
     return _cumulative("cumsum", x, axis, dtype, 0 if include_initial else None)
 
 
-def cumulative_prod(x: Any, *, axis: Any = None, dtype: Any = None, include_initial: bool = False) -> Tensor:
+def cumulative_prod(
+    x: Any, *, axis: Any = None, dtype: Any = None, include_initial: bool = False, **other: Any
+) -> Tensor:
     """Return the running products along ``axis``, after a first 1 if ``include_initial``.
 
     Derivatives are right with zeros, to every order.
     """
+    if other:
+        refuse(cumulative_prod, other)
     return _cumulative("cumprod", x, axis, dtype, 1 if include_initial else None)
 
 
-def diff(x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
+def diff(x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None, **other: Any) -> Tensor:
     """Return the differences of neighbours along ``axis``, ``n`` times over.
 
     ``prepend`` and ``append``, numbers or tensors, are put in front and behind first.
@@ -110,6 +123,8 @@ def diff(x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
     >>> ad.diff(ad.tensor([1.0, 4.0, 9.0, 16.0]), n=2)
     tensor([2., 2.], dtype=float64)
     """
+    if other:
+        refuse(diff, other)
     x = asarray(x)
     times = whole_number("diff", "n", n)
     if times < 0:

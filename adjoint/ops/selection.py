@@ -14,6 +14,7 @@ from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import dyn, raw, rec
 from adjoint.core.node import Node
+from adjoint.core.other_names import refuse
 from adjoint.core.shapes import Shape, broadcast_shapes, canonical_axis
 from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor, Traced
@@ -135,7 +136,13 @@ _MODES = ("raise", "wrap", "clip")
 
 
 def take(
-    x: Any, indices: Any, axis: int | None = None, *, mode: str = "raise", sparse_grad: bool = False
+    x: Any,
+    indices: Any,
+    axis: int | None = None,
+    *,
+    mode: str = "raise",
+    sparse_grad: bool = False,
+    **other: Any,
 ) -> Tensor:
     """Return the rows ``indices`` along ``axis``, of the flattened tensor if it is None.
 
@@ -149,6 +156,8 @@ def take(
             [3., 4.],
             [1., 2.]], dtype=float64)
     """
+    if other:
+        refuse(take, other)
     x, i = asarray(x), _whole("take", indices)
     if axis is None:
         x, axis = rec.reshape(x, shape=(x.size,)), 0
@@ -219,7 +228,7 @@ def _stretched(x: Tensor, shape: Shape, axis: int) -> Tensor:
     return x if wanted == x.shape else rec.broadcast_to(x, shape=wanted)
 
 
-def take_along_axis(x: Any, indices: Any, axis: int | None = -1) -> Tensor:
+def take_along_axis(x: Any, indices: Any, axis: int | None = -1, **other: Any) -> Tensor:
     """Return elements along ``axis`` by an index for every place: what argsort and argmax give.
 
     >>> import adjoint as ad
@@ -228,6 +237,8 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1) -> Tensor:
     tensor([[5.],
             [3.]], dtype=float64)
     """
+    if other:
+        refuse(take_along_axis, other)
     x, i = asarray(x), _whole("take_along_axis", indices)
     if axis is None:
         if i.ndim != 1:
@@ -240,11 +251,13 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1) -> Tensor:
     return rec.take_along_axis(_stretched(x, shape, where), _stretched(i, shape, where), axis=where)
 
 
-def put_along_axis(x: Any, indices: Any, values: Any, axis: int | None = -1) -> Tensor:
+def put_along_axis(x: Any, indices: Any, values: Any, axis: int | None = -1, **other: Any) -> Tensor:
     """Return a copy with ``values`` along ``axis``, at an index for every place.
 
     Unlike NumPy's, it does not write into ``x``.  Of values for the same place the last one counts.
     """
+    if other:
+        refuse(put_along_axis, other)
     x, i = asarray(x), _whole("put_along_axis", indices)
     if axis is None:
         if i.ndim != 1:
@@ -329,8 +342,10 @@ def flatnonzero(x: Any) -> Tensor:
     return asarray(np.flatnonzero(_values("flatnonzero", x)))
 
 
-def compress(condition: Any, x: Any, axis: int | None = None) -> Tensor:
+def compress(condition: Any, x: Any, axis: int | None = None, **other: Any) -> Tensor:
     """Return the rows along ``axis`` where ``condition``, a vector, holds."""
+    if other:
+        refuse(compress, other)
     x, chosen = asarray(x), _values("compress", condition)
     if chosen.ndim != 1:
         raise ShapeError(f"compress: the condition is a vector, but its shape is {chosen.shape}.")

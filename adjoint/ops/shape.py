@@ -12,6 +12,7 @@ import numpy as np
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
+from adjoint.core.other_names import refuse
 from adjoint.core.shapes import (
     Shape,
     broadcast_shapes,
@@ -241,8 +242,10 @@ def any_twice(items: Sequence[int]) -> bool:
     return len(set(items)) != len(items)
 
 
-def expand_dims(x: Any, axis: Any = 0) -> Tensor:
+def expand_dims(x: Any, axis: Any = 0, **other: Any) -> Tensor:
     """Insert axes of length 1; ``axis`` counts in the result."""
+    if other:
+        refuse(expand_dims, other)
     x = asarray(x)
     several = axis if isinstance(axis, (tuple, list)) else (axis,)
     ndim = x.ndim + len(several)
@@ -251,8 +254,10 @@ def expand_dims(x: Any, axis: Any = 0) -> Tensor:
     return rec.reshape(x, shape=tuple(1 if i in at else next(lengths) for i in range(ndim)))
 
 
-def squeeze(x: Any, axis: Any = None) -> Tensor:
+def squeeze(x: Any, axis: Any = None, **other: Any) -> Tensor:
     """Remove axes of length 1: all of them, or those named."""
+    if other:
+        refuse(squeeze, other)
     x = asarray(x)
     if axis is None:
         axes = tuple(a for a in range(-x.ndim, 0) if x.shape[a] == 1)
@@ -282,14 +287,18 @@ def broadcast_arrays(*xs: Any) -> list[Tensor]:
     return [rec.broadcast_to(x, shape=shape) for x in tensors]
 
 
-def flip(x: Any, axis: Any = None) -> Tensor:
+def flip(x: Any, axis: Any = None, **other: Any) -> Tensor:
     """Reverse the order along axes: all of them if None."""
+    if other:
+        refuse(flip, other)
     x = asarray(x)
     return rec.flip(x, axis=canonical_axes("flip", axis, x.ndim))
 
 
-def roll(x: Any, shift: Any, axis: Any = None) -> Tensor:
+def roll(x: Any, shift: Any, axis: Any = None, **other: Any) -> Tensor:
     """Shift elements around along axes; what leaves at the end comes in at the start."""
+    if other:
+        refuse(roll, other)
     x = asarray(x)
     if axis is None:
         return reshape(roll(ravel(x), shift, 0), x.shape)

@@ -1,5 +1,6 @@
 """Optimisers and learning-rate schedules."""
 
+from adjoint.core.other_names import explain_options as _explain_options
 from adjoint.optim import schedules
 from adjoint.optim.average import EMA
 from adjoint.optim.first_order import SGD, Adagrad, Adam, AdamW, Lion, NAdam, RMSprop
@@ -19,3 +20,5 @@ __all__ = [
     "RMSprop",
     "schedules",
 ]
+
+_explain_options(globals()[name] for name in __all__)
