@@ -346,10 +346,13 @@ def lstm_case(batch: int = 16, length: int = 50, inputs: int = 16, hidden: int =
 
 CASES = [
     training(1, (8, 16, 16, 1), "SGD", torch=0.35, jax_jit=3.5, autograd=0.15),
+    training(1, (8, 16, 16, 1), "Adam"),
     training(32, (64, 128, 128, 10), "SGD", torch=0.5, jax_jit=1.3, autograd=0.4),
     training(32, (64, 128, 128, 10), "Adam", torch=0.5),
     module_case(32, 64, 128, 128, 10),
+    training(64, (784, 256, 256, 10), "SGD"),
     training(64, (784, 256, 256, 10), "Adam", torch=0.8, jax_jit=1.0, autograd=0.8),
+    training(512, (784, 1024, 1024, 10), "SGD"),
     training(512, (784, 1024, 1024, 10), "Adam", torch=1.0, jax_jit=1.1, autograd=1.0),
     lstm_case(),
 ]
