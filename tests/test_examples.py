@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from adjoint import nn, optim, train
 from adjoint.cli.main import main
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -75,3 +77,22 @@ def test_the_command_tells_its_version(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit) as done:
         main(["--version"])
     assert done.value.code == 0 and capsys.readouterr().out.startswith("adjoint ")
+
+
+def test_digits_learn_the_same_with_any_accumulation() -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    data = datasets.load_digits()
+    x, y = (data.data[:320] / 16).astype(np.float32), data.target[:320]
+    curves = []
+    for pieces in (1, 2, 4, 8):
+        model = nn.Sequential(nn.Linear(64, 32, rng=0), nn.ReLU(), nn.Linear(32, 10, rng=1))
+        seen: list[float] = []
+        trainer = train.Trainer(
+            model, nn.CrossEntropyLoss(), optim.Adam(model.parameters(), lr=3e-3), accumulate=pieces, clip=1.0
+        )
+        for _ in range(3):
+            for batch in train.DataLoader((x, y), 50, shuffle=True):  # the last of 20: pieces of 3 and fewer
+                seen.append(trainer.train_step(batch)["loss"])
+        curves.append(seen)
+    for curve in curves[1:]:
+        np.testing.assert_allclose(curve, curves[0], rtol=2e-5)

@@ -433,3 +433,32 @@ def test_nothing_is_executed():
     source = Path(files.__file__).read_text(encoding="utf-8")
     assert "pickle" not in source
     assert "eval(" not in source
+
+
+def test_a_file_in_which_anything_has_changed_is_refused(path):
+    rng = np.random.default_rng(0)
+    state = {
+        "w": rng.normal(size=(3, 4)),
+        "step": 7,
+        "c": np.array([1j]),
+        "empty": np.zeros(0),
+        "t": ad.ones(2),
+    }
+    ad.save(path, state)
+    data = path.read_bytes()
+    refused = 0
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(changed)
+        try:
+            found = ad.load(path)
+        except FileError:
+            refused += 1
+        else:  # a blank of the header
+            assert repr(found) == repr(state) or "adjoint" not in changed.decode("latin-1")
+    assert refused > 0.9 * len(data)
+    for size in range(0, len(data), 7):
+        path.write_bytes(data[:size])
+        with pytest.raises(FileError):
+            ad.load(path)

@@ -1,12 +1,13 @@
 """``ad.save`` and ``ad.load``: nested state in one safetensors file, replaced whole or not at all.
 
 Arrays are stored as tensors of the file; the structure around them, with numbers and strings, as
-JSON in its metadata.  Loading reads data and executes nothing.
+JSON in its metadata, with a digest of all of it.  Loading reads data and executes nothing.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -42,13 +43,16 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
     """
     tensors: dict[str, Any] = {}
     structure = _encoded(state, "", tensors)
-    metadata = {_KEY: json.dumps({"format": _FORMAT, "state": structure})}
+    digest = _digest(structure, tensors)
+    metadata = {_KEY: json.dumps({"format": _FORMAT, "state": structure, "digest": digest})}
     save_file = need_safetensors("ad.save").save_file
     replace_file(Path(path), lambda beside: save_file(tensors, beside, metadata=metadata))
 
 
 def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
     """Read what ``save`` wrote; a safetensors file of another origin gives a dictionary of arrays.
+
+    A file that was cut, or in which a single bit has changed, is refused.
 
     ``like`` is a state whose structure, shapes and dtypes the file must have, for example that of a
     fresh model: what differs is listed in the error.
@@ -72,6 +76,8 @@ def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
                 raise FileError(
                     f"{path} has format {header['format']}; this version of adjoint reads {_FORMAT}."
                 )
+            if "digest" in header and header["digest"] != _digest(header["state"], arrays):
+                raise FileError(f"{path} is not what was written: it is damaged or was changed.")
             state = _decoded(header["state"], arrays)
         except FileError:
             raise
@@ -102,6 +108,16 @@ def need_safetensors(what: str) -> Any:
         safe_open = safetensors.safe_open
 
     return Library
+
+
+def _digest(structure: Any, arrays: Mapping[str, Any]) -> str:
+    """A digest of the structure and of every bit of the arrays."""
+    found = hashlib.sha256(json.dumps(structure, sort_keys=True).encode())
+    for name in sorted(arrays):
+        data = np.ascontiguousarray(arrays[name])
+        found.update(f"{name} {data.dtype} {data.shape}".encode())
+        found.update(data.reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
 
 
 # The structure: JSON values stand for themselves; whatever else is {"kind": …} ---------------------
