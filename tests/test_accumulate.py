@@ -7,6 +7,7 @@ import pytest
 from accumulators import accumulator, frozen
 
 import adjoint as ad
+from adjoint.core.sparse import sparse_gradient
 from adjoint.errors import (
     AccumulationError,
     ArgumentError,
@@ -464,3 +465,55 @@ def test_parameters_go_on_after_loading():
     with acc.micro_batch():
         (w * 4).sum().backward()
     np.testing.assert_array_equal(acc.gradients()["0"], [3.0, 3.0])
+
+
+# Small and large gradients side by side ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("nonfinite", ["raise", "skip", "skip_window", "allow"])
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [3, 4, 20_000, 5, 12],  # two blocks, parted by a large one
+        [7, 20_000, 20_001, 9, 8, 20_002, 6, 5],
+        [8_000] * 40,  # more than fits one block
+        [1, 8_193, 1, 1, 8_192, 1],
+    ],
+)
+def test_blocks_of_small_gradients_do_not_mix(sizes, weight, nonfinite):
+    rng = np.random.default_rng(len(sizes))
+    acc = ad.GradientAccumulator(accumulation_steps=3, nonfinite=nonfinite)
+    dtypes = [np.float64, np.float32]
+    for i, n in enumerate(sizes):
+        acc.register(f"p{i}", (n,), dtypes[i % 7 == 3])
+    given = [
+        {f"p{i}": rng.standard_normal(n).astype(dtypes[i % 7 == 3]) for i, n in enumerate(sizes)}
+        for _ in "abc"
+    ]
+    for micro in given:
+        acc.step(micro, weight=weight)
+    for name, got in acc.gradients().items():
+        expected = sum(micro[name].astype(np.float64) for micro in given) / 3
+        np.testing.assert_allclose(got, expected, rtol=1e-12 if got.dtype == np.float64 else 2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "order", ["sparse, dense", "dense, sparse", "sparse, dense, sparse", "sparse, dense, dense"]
+)
+def test_dense_and_sparse_gradients_of_one_parameter_add_up(order):
+    acc = ad.GradientAccumulator(accumulation_steps=3, normalize=False)
+    acc.register("w", (2,))
+    acc.register("table", (3, 2))
+    expected = np.zeros((3, 2))
+    for kind in order.split(", "):
+        dense = np.full((3, 2), 10.0)
+        if kind == "sparse":
+            dense = np.zeros((3, 2))
+            dense[1] = 1.0
+        grad = dense if kind == "dense" else sparse_gradient([1], np.ones((1, 2)), (3, 2))
+        expected += dense
+        acc.step({"w": np.ones(2), "table": grad})
+    got = acc.gradients()
+    np.testing.assert_array_equal(np.asarray(got["table"]), expected)
+    np.testing.assert_array_equal(got["w"], [len(order.split(", "))] * 2)

@@ -360,22 +360,82 @@ def test_threads_lose_nothing():
     np.testing.assert_array_equal(direct.gradients()["0"], [3.0, 3.0])
 
 
+def assert_torn(acc):
+    uses = (
+        lambda: acc.step({"a": [1.0, 1.0]}),
+        lambda: acc.accumulate("a", [1.0, 1.0]),
+        lambda: acc.accumulate("b", [1.0, 1.0]),
+        acc.gradients,
+        acc.state_dict,
+        lambda: acc.apply(print),
+    )
+    for use in uses:
+        with pytest.raises(AccumulationError, match="came while gradients were being added or divided"):
+            use()
+    acc.drop()
+    assert acc.step({"a": [1.0, 1.0]}) is False
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
 def test_an_interrupt_while_adding_is_noticed(monkeypatch):
     acc = accumulator("a", "b", accumulation_steps=3)
     acc.step({"a": [1.0, 1.0]})
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
         patch.setattr(packed, "add_if_finite", interrupt)
         with pytest.raises(KeyboardInterrupt):
             acc.step({"a": [1.0, 1.0]})
-    for use in (lambda: acc.step({"a": [1.0, 1.0]}), acc.gradients, lambda: acc.apply(print)):
-        with pytest.raises(AccumulationError, match="an interrupt came while gradients were being added"):
-            use()
-    acc.drop()
-    assert acc.step({"a": [1.0, 1.0]}) is False
+    assert_torn(acc)
+
+
+def test_an_interrupt_between_the_sum_and_its_weight_is_noticed(monkeypatch):
+    acc = accumulator("a", "b", accumulation_steps=3)
+    acc.accumulate("a", [1.0, 1.0])
+    with monkeypatch.context() as patch:
+        patch.setattr(ad.GradientBuffer, "tally", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            acc.accumulate("b", [1.0, 1.0])
+    assert_torn(acc)
+
+
+def test_an_interrupt_while_dividing_is_noticed(monkeypatch):
+    acc = accumulator("a", "b", accumulation_steps=2)
+    for _ in range(2):
+        acc.step({"a": [1.0, 1.0], "b": [1.0, 1.0]})
+    finish = ad.GradientBuffer.finish
+    done = []
+
+    def finish_one(self, *how):
+        if done:
+            raise KeyboardInterrupt
+        done.append(self)
+        finish(self, *how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ad.GradientBuffer, "finish", finish_one)
+        with pytest.raises(KeyboardInterrupt):
+            acc.apply(lambda grads: None)
+    assert_torn(acc)
+
+
+def test_a_net_with_small_layers_between_large_ones_equals_its_full_batch():
+    rng = np.random.default_rng(0)
+    init = ad.random.default_rng(0)
+    layers = [ad.nn.Linear(100, 120, rng=init), ad.nn.LayerNorm(120), ad.nn.Linear(120, 120, rng=init),
+              ad.nn.LayerNorm(120), ad.nn.Linear(120, 1, rng=init)]  # fmt: skip
+    net = ad.nn.Sequential(*layers)
+    x = rng.standard_normal((12, 100)).astype(np.float32)
+    params = dict(net.named_parameters())
+    acc = ad.GradientAccumulator(params, accumulation_steps=3)
+    for rows in (slice(0, 2), slice(2, 7), slice(7, 12)):
+        with acc.micro_batch(weight=rows.stop - rows.start):
+            (net(ad.tensor(x[rows])) ** 2).mean().backward()
+    (net(ad.tensor(x)) ** 2).mean().backward()
+    for name, got in acc.gradients().items():
+        expected = params[name].grad.numpy()
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max(), err_msg=name)
 
 
 def test_an_optimiser_of_other_parameters_is_refused_and_the_window_stays():

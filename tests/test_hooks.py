@@ -186,3 +186,93 @@ def test_half_precision_gradients_are_summed_in_float32() -> None:
     parts = [h * 1.0] + [h * 2.0**-12 for _ in range(4096)]
     ad.sum(ad.concat(parts)).backward()
     assert h.grad is not None and h.grad.tolist() == [2.0]  # in float16, 1 + 2⁻¹² stays 1
+
+
+# The short way of ``loss.backward()`` and the general one ------------------------------------------
+
+
+def plain_case():
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    return (w * w).sum(), [w]
+
+
+def half_precision_case():
+    w = ad.tensor(np.linspace(0.1, 1, 7), dtype=np.float16, requires_grad=True)
+    return (w * w + w * w * w + w).astype(np.float32).sum(), [w]
+
+
+def complex_case():
+    z = ad.tensor([1 + 2j, 3 - 1j], requires_grad=True)
+    return (z * z * ad.conj(z)).real.sum(), [z]
+
+
+def retained_case():
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    h = w * 3
+    h.retain_grad()
+    return (h * h).sum(), [w, h]
+
+
+def frozen_leaf_case():
+    w, v = (ad.tensor([1.0, 2.0], requires_grad=True) for _ in range(2))
+    loss = (w * v).sum()
+    w.requires_grad_(False)
+    return loss, [w, v]
+
+
+def hook_case():
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    w.register_hook(lambda g: g * 10)
+    h = w * 3
+    h.register_hook(lambda g: g * 2)
+    return (h * h).sum(), [w]
+
+
+def hook_that_adds_a_hook_case():
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    h = w * 3
+    h.register_hook(lambda g: (w.register_hook(lambda gw: gw * 10), None)[1])
+    return (h * h).sum(), [w]
+
+
+def post_hook_case():
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    w.register_post_accumulate_grad_hook(lambda t: setattr(t, "grad", t.grad * 5))
+    return (w * w).sum(), [w]
+
+
+def grad_that_is_there_case():
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    w.grad = ad.tensor([100.0, 100.0])
+    return (w * w).sum(), [w]
+
+
+def one_leaf_case():
+    w = ad.tensor(3.0, requires_grad=True)
+    return w, [w]
+
+
+def sparse_case():
+    table = ad.tensor(np.ones((5, 2)), requires_grad=True)
+    return ad.nn.functional.embedding(np.array([0, 1, 1]), table, sparse=True).sum(), [table]
+
+
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize(
+    "case",
+    [plain_case, half_precision_case, complex_case, retained_case, frozen_leaf_case, hook_case,
+     hook_that_adds_a_hook_case, post_hook_case, grad_that_is_there_case, one_leaf_case, sparse_case],
+    ids=lambda f: f.__name__,
+)  # fmt: skip
+def test_backward_without_options_is_the_general_one(case, retain):
+    found = []
+    for options in ({}, {"gradient": ad.tensor(1.0)}, {"workers": 2}):
+        loss, tensors = case()
+        if "gradient" in options:
+            options = {"gradient": ad.ones_like(loss)}
+        loss.backward(retain_graph=retain, **options)
+        found.append(
+            [None if t.grad is None else (t.grad.dtype, np.asarray(t.grad).tobytes()) for t in tensors]
+        )
+    assert found[0] == found[1] == found[2]
+    assert any(g is not None for g in found[0])

@@ -358,6 +358,34 @@ spread(work, pieces(a.size, 1000), 3)
     assert done.stderr == ""
 
 
+def test_an_interrupt_right_after_a_mark_does_not_hang():
+    """Where a profile function sees ``busy.add`` return, an interrupt may come."""
+    caller = threading.get_ident()
+    seen: list[int] = []
+
+    def interrupt(frame: Any, event: str, arg: Any) -> None:
+        at_mark = frame.f_code.co_name == "_take_parts" and getattr(arg, "__name__", "") == "add"
+        if event == "c_return" and at_mark and threading.get_ident() == caller:
+            seen.append(1)
+            if len(seen) == 2:
+                raise KeyboardInterrupt
+
+    done: list[int] = []
+
+    def both() -> None:
+        before = sys.getprofile()
+        try:
+            sys.setprofile(interrupt)
+            spread_in_turn((lambda i: None, range(50)), (done.append, range(50)), 2, unless=lambda: False)
+        finally:
+            sys.setprofile(before)
+
+    with pytest.raises(KeyboardInterrupt):
+        both()
+    assert not done
+    spread(Meeting(2), range(2), 2)
+
+
 # Costly functions ------------------------------------------------------------------------------
 
 

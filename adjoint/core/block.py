@@ -37,12 +37,14 @@ class Block:
     def _gather(self) -> None:
         """Take the tensors' values into a fresh flat array, and give them views of it."""
         flat = np.empty_like(self.flat)
-        self.views = []
+        views = []
         for t, s in zip(self.tensors, self.slices, strict=True):
             flat[s] = t._data.reshape(-1)
             t._data = flat[s].reshape(t.shape)
-            self.views.append(t._data)
+            views.append(t._data)
+        # in this order: after an interrupt the old views are not the tensors' data, and all is gathered again
         self.flat = flat
+        self.views = views
 
     def open(self) -> ndarray[Any, Any]:
         """Return the flat array for writing; the versions of all tensors move."""

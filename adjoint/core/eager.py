@@ -54,7 +54,7 @@ def unary(op: Op) -> Eager:
     smooth = op.differentiable
     blank = op.blank
     shapes = op.kind != "elementwise"  # such rules look at the shapes of what was not saved
-    large = COSTLY_SIZE if forward in COSTLY else sys.maxsize
+    large = COSTLY_SIZE if type(forward) is np.ufunc and forward in COSTLY else sys.maxsize
 
     def eager(x: Any, /) -> Tensor:
         if type(x) is not Tensor or special.count:

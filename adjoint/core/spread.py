@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from queue import Empty, SimpleQueue
+from threading import get_ident
 from typing import Any, TypeVar
 
 import numpy as np
@@ -163,9 +164,9 @@ def _work_off(passes: list[_Pass], unless: Callable[[], object], threads: int) -
 
 
 class _Pass:
-    """The parts of a pass that nobody has taken, and a mark for each thread that may hold one.
+    """The parts of a pass that nobody has taken, and the threads that may hold one.
 
-    The lists are changed by single calls of their methods, which no other thread can come between.
+    Both are changed by single calls of their methods, which no other thread can come between.
     """
 
     __slots__ = ("busy", "left", "work")
@@ -173,14 +174,7 @@ class _Pass:
     def __init__(self, work: Callable[[T], object], parts: Sequence[T]) -> None:
         self.work: Callable[[Any], object] = work
         self.left: list[Any] = list(reversed(parts))
-        self.busy: list[int] = []
-
-    def wait(self) -> None:
-        """Return when nobody holds a part."""
-        while not _soon_empty(self.busy):
-            if _pool.forked:
-                raise _forked_error()
-            time.sleep(1e-4)
+        self.busy: set[int] = set()
 
 
 class _Job:
@@ -192,7 +186,7 @@ class _Job:
         self.passes = passes
         self.unless = unless
         self.context: Context | None = copy_context()
-        self.running: list[int] = []  # one entry for each helper that may hold a part
+        self.running: set[int] = set()  # helpers that may hold a part
         self.bell: SimpleQueue[None] = SimpleQueue()  # rung by each helper that leaves
         self.errors: list[BaseException] = []
 
@@ -201,17 +195,19 @@ class _Job:
         before = None
         for each in self.passes:
             if before is not None:
-                before.wait()
+                self._wait_for(before)
                 if self.errors or self.unless():
+                    each.left.clear()
                     return
             self._take_parts(each)
             before = each
 
     def _take_parts(self, of: _Pass) -> None:
+        me = get_ident()
         work, left, busy = of.work, of.left, of.busy
         while left:
-            busy.append(1)  # before a part is taken, until it is done or the job stopped: no mark, no work
             try:
+                busy.add(me)  # before a part is taken, until it is done or the job stopped: no mark, no work
                 try:
                     part = left.pop()
                 except IndexError:  # another thread was faster
@@ -220,19 +216,27 @@ class _Job:
             except BaseException as error:
                 self.stop(error)
             finally:
-                busy.pop()
+                busy.discard(me)
+
+    def _wait_for(self, of: _Pass) -> None:
+        """Return when nobody holds a part of a pass, or the job has stopped."""
+        while not _soon_empty(of.busy) and not self.errors:
+            if _pool.forked:
+                raise _forked_error()
+            time.sleep(1e-4)
 
     def help(self) -> None:
         """Work through the parts in a helper's thread; one that comes too late finds none and leaves."""
-        self.running.append(1)
+        me = get_ident()
         try:
+            self.running.add(me)
             context = self.context
             if context is not None:
                 context.copy().run(self.work_through)
         except BaseException as error:
             self.stop(error)
         finally:
-            self.running.pop()
+            self.running.discard(me)
             self.bell.put(None)
 
     def stop(self, error: BaseException) -> None:
@@ -256,7 +260,7 @@ class _Job:
                 raise
             except BaseException as error:  # an interrupt: raised when the arrays are at rest
                 self.stop(error)
-        self.passes, self.context, self.unless = [], None, bool  # a helper that comes late must not keep them
+        self.passes, self.context = [], None  # a helper that comes late must not keep them
         if self.errors:
             # an interrupt goes before other errors
             first = next((e for e in self.errors if not isinstance(e, Exception)), self.errors[0])
@@ -264,7 +268,7 @@ class _Job:
             raise first
 
 
-def _soon_empty(marks: list[int]) -> bool:
+def _soon_empty(marks: set[int]) -> bool:
     """Look a while whether all marks go."""
     for _ in range(_LOOKS):
         if not marks:

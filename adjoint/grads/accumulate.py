@@ -184,7 +184,7 @@ class GradientAccumulator:
             buffers, arrays, plain = self._matched({name: grad})
             window = self._window
             again = not window.open or name in window.open
-            if again:
+            if again or window.torn:
                 self._refuse_if_closed()
             elif window.closed or window.finished:
                 raise self._closed_error()
@@ -261,13 +261,13 @@ class GradientAccumulator:
         factor = weight if self.config.reduction == "mean" else 1.0
         idle = window.spoiled or (weight == 0.0 and self.config.reduction == "mean")
         bad: list[str] = []
+        window.torn = True  # until sums and weight agree again
         if not idle:
-            window.torn = True
             bad = self._buffers.nonfinite_or_add(
                 buffers, arrays, factor, weight, check=policy != "allow", plain=plain
             )
-            window.torn = False
         if bad and (policy == "raise" or (policy == "skip" and single)):
+            window.torn = False
             raise NonFiniteError(
                 f"this micro-batch has gradients that are not finite: {listed(bad)}.  Nothing was added.\n"
                 '  ad.detect_anomaly() finds the op that made them; nonfinite="skip" leaves them out.'
@@ -282,6 +282,8 @@ class GradientAccumulator:
         if bad:
             window.spoiled = policy == "skip_window"
             self._totals["skipped_micro_batches"] += 1
+        window.torn = False
+        if bad:
             self._tell("skip", names=tuple(bad))
         full = window.micro_batches >= self.config.accumulation_steps
         if full and not joins:
@@ -319,7 +321,8 @@ class GradientAccumulator:
     def _refuse_if_closed(self) -> None:
         if self._window.torn:
             raise AccumulationError(
-                "an interrupt came while gradients were being added, so the sums are not whole.\n"
+                "an interrupt or an error came while gradients were being added or divided, so the sums are "
+                "not whole.\n"
                 "  drop() discards the window; load_state_dict() goes back to a saved one."
             )
         if self.should_update() or self._window.finished:
@@ -464,11 +467,13 @@ class GradientAccumulator:
                     "  Sum in float64 (dtype=np.float64), or use smaller losses."
                 )
             factor, left = self._clip_factor(norm)
+        self._window.torn = True  # until all are divided
         with np.errstate(all="ignore"):
             for b in used:
                 b.finish(divisor, factor)
         self._last_norm = norm
         self._window.finished = True
+        self._window.torn = False
         if factor != 1.0:
             self._totals["clipped_windows"] += 1
             self._tell("clip", norm=norm, clipped_norm=left)
@@ -547,6 +552,8 @@ class GradientAccumulator:
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to go on from here, also in mid-window; ``ad.save`` stores it."""
         with self._lock:
+            if self._window.torn:
+                self._refuse_if_closed()
             return {
                 "format": 1,
                 "config": self.config.state_dict(),

@@ -61,7 +61,7 @@ class Buffers:
         self._groups: list[tuple[Block | None, int, int]] | None = None  # how a whole micro-batch is packed
         self._scratch: dict[np.dtype[Any], Array] = {}
         self._undecided = 0  # buffers that take their dtype from their first gradient
-        self._even = True  # since all were empty, whole micro-batches alone were added
+        self._even = True  # since all were empty, whole micro-batches of dense gradients alone were added
         self._tally: Tally | None = Tally()  # that all share as long as that is so
 
     def register(self, buffer: GradientBuffer) -> None:
@@ -110,7 +110,7 @@ class Buffers:
         groups = self._packing(buffers, arrays, plain)
         alone = [i for block, i, _ in groups if block is None]
         dense = [i for i in alone if type(arrays[i]) is ndarray and buffers[i].sums_plainly]
-        others = [i for i in alone if i not in dense] if len(dense) < len(alone) else []
+        others = sorted(set(alone) - set(dense)) if len(dense) < len(alone) else []
         with np.errstate(all="ignore"):
             bad, packed = self._unfit(groups, others, arrays, factor) if check else ([], None)
             if dense:
@@ -120,11 +120,13 @@ class Buffers:
                 return [buffers[i].name for i in sorted(bad)]
             self._undecided -= len(new)
             for i in others:
+                self._even = False
                 buffers[i].sum_up(arrays[i], factor)
-            for block, i, j in groups:
-                if block is None:
-                    continue
-                if packed is not block:
+            # blocks share one scratch: what is in it goes first, the others are packed once more
+            blocks = [run for run in groups if run[0] is not None]
+            for block, i, j in sorted(blocks, key=lambda run: run[0] is not packed) if packed else blocks:
+                assert block is not None
+                if block is not packed:
                     self._pack(block, arrays[i:j], factor, check=False)
                 ready = self._scratch_of(block)
                 if buffers[i].count:
@@ -196,7 +198,7 @@ class Buffers:
         found: list[tuple[Block | None, int, int]] = []
         for block, i, j in self._groups:
             if block is None or (
-                (self._even or _in_step(buffers[i:j])) and (plain or _packable(buffers[i:j], arrays[i:j]))
+                (self._even or _in_step(buffers[i:j])) and (plain or _packable(arrays[i:j]))
             ):
                 found.append((block, i, j))
             else:
@@ -243,16 +245,14 @@ class Buffers:
 
 
 def _in_step(buffers: list[GradientBuffer]) -> bool:
-    """Tell whether buffers are all new or all in use."""
+    """Tell whether buffers are all new or all in use, and none of them holds rows."""
     used = buffers[0].count > 0
-    return all([(b.count > 0) is used for b in buffers])  # noqa: C419  a list is faster here
+    return all([(b.count > 0) is used and not b.is_sparse for b in buffers])  # noqa: C419  a list is faster
 
 
-def _packable(buffers: list[GradientBuffer], arrays: list[Any]) -> bool:
+def _packable(arrays: list[Any]) -> bool:
     """Tell whether gradients can be packed: arrays all of them, of dtypes that NumPy knows."""
-    if {type(g) for g in arrays} != {ndarray} or any(g.dtype.kind not in "fc" for g in arrays):
-        return False
-    return not any(b._rows is not None for b in buffers)
+    return {type(g) for g in arrays} == {ndarray} and all(g.dtype.kind in "fc" for g in arrays)
 
 
 def _stored(g: Any) -> Array:

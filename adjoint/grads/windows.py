@@ -91,7 +91,7 @@ class Window:
     spoiled: bool = False  # a micro-batch was not finite, and the policy is to skip the window
     finished: bool = False  # the sums are normalised and clipped where they are
     clipped: bool = False  # and so by the user's function
-    torn: bool = False  # an interrupt came while gradients were being added
+    torn: bool = False  # the sums are being changed; if that stopped in the middle, they are not whole
     open: set[str] = field(default_factory=set)  # names that ``accumulate`` gave to the current micro-batch
     open_weight: float = 0.0
 
