@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -446,3 +448,29 @@ def test_mistakes_are_named(name: str) -> None:
     error, mistake, match = MISTAKES[name]
     with pytest.raises(error, match=match):
         mistake()
+
+
+def test_an_argument_that_nobody_saved_is_freed():
+    class Plus(ad.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return ad.asarray(x.numpy() + 1)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+    @ad.custom_vjp
+    def plus(x):
+        return x + 1
+
+    plus.defvjp(lambda x: (x + 1, None), lambda _, g: (g,))
+    x = ad.tensor([1.0, 2.0], requires_grad=True)
+    for f in (Plus.apply, plus):
+        y = x * 2
+        freed = weakref.ref(y)
+        z = f(y)
+        del y
+        gc.collect()
+        assert freed() is None
+        z.sum().backward()

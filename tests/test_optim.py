@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import math
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
 import adjoint as ad
-from adjoint import errors
+from adjoint import errors, optim
+from adjoint.errors import ArgumentError
 from adjoint.optim import optimizer as frame
 from adjoint.optim import schedules
 
@@ -630,3 +633,75 @@ def test_a_formula_that_fails_while_writing_says_so() -> None:
     with pytest.raises(KeyError) as info:
         Failing([w]).step()
     assert info.value.__notes__ == ["Failing was writing: some parameters are updated, others not."]
+
+
+def test_lbfgs_does_not_step_into_a_gap_where_the_loss_is_nan():
+    x = ad.tensor([0.0], requires_grad=True)
+    optimizer = optim.LBFGS([x])
+
+    def closure():
+        v = float(x.detach().numpy()[0])
+        factor, shift = (-1.0, 0.0) if v <= 0.02 else (1.0, 5.0) if v >= 0.98 else (math.nan, 0.0)
+        x.grad = None
+        loss = (x * factor + shift).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert 0.0 <= float(x.detach().numpy()[0]) <= 0.02
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ((lambda step: 1.0, None), lambda step: 2.0),  # the second would never be followed
+        ((lambda step: 1.0, "3"), lambda step: 2.0),
+        ((lambda step: 1.0, 3, 4), lambda step: 2.0),
+        (),
+    ],
+)
+def test_a_sequence_that_cannot_be_followed_is_refused(parts):
+    with pytest.raises(ArgumentError, match="sequence"):
+        schedules.sequence(*parts)
+
+
+def test_the_state_of_an_optimiser_with_an_empty_group_loads():
+    w = ad.tensor([1.0], requires_grad=True)
+    optimizer = optim.Adam([w])
+    optimizer.add_group({"params": []})
+    w.sum().backward()
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_a_block_that_an_interrupt_left_half_gathered_is_gathered_again():
+    params = [ad.tensor(np.ones(3), requires_grad=True) for _ in range(4)]
+    optimizer = optim.SGD(params, lr=0.1)
+    grads = {p: np.ones(3) for p in params}
+    optimizer.apply(grads)
+    held = params[2].detach()  # somebody holds the memory: a copy is made
+    seen = []
+
+    def interrupt(frame, event, arg):
+        if (
+            event == "c_return"
+            and frame.f_code.co_name == "_gather"
+            and getattr(arg, "__name__", "") == "append"
+        ):
+            seen.append(1)
+            if len(seen) == 2:
+                raise KeyboardInterrupt
+
+    def interrupted():
+        before = sys.getprofile()
+        try:
+            sys.setprofile(interrupt)
+            optimizer.apply(grads)
+        finally:
+            sys.setprofile(before)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    optimizer.apply(grads)
+    assert [p.tolist() for p in params] == [[0.8] * 3] * 4
+    assert held.tolist() == [0.9] * 3

@@ -6,7 +6,7 @@ They keep no state: parameters, running statistics and random generators are arg
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
@@ -130,7 +130,7 @@ def relu6(x: Any) -> Tensor:
     return rec.hardtanh(floats("relu6", x), low=0.0, high=6.0)
 
 
-def glu(x: Any, axis: int = -1, **other: Any) -> Tensor:
+def glu(x: Any, axis: int = -1, **other: Never) -> Tensor:
     """Return the first half of x along ``axis`` times the sigmoid of the second."""
     if other:
         refuse(glu, other)
@@ -400,7 +400,7 @@ def _square_length(x: Tensor, axes: tuple[int, ...], least: float) -> Tensor:
     return rec.sqrt(rec.maximum(rec.sum(rec.square(x), axis=axes, keepdims=True), least * least))
 
 
-def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8, **other: Any) -> Tensor:
+def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8, **other: Never) -> Tensor:
     """Return the cosine of the angle between x and y along ``axis``; 0 where one of them is 0."""
     if other:
         refuse(cosine_similarity, other)
@@ -412,7 +412,7 @@ def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8, **other:
     return rec.sum(product, axis=axes, keepdims=False)
 
 
-def normalize(x: Any, p: float = 2.0, axis: int = 1, eps: float = 1e-12, **other: Any) -> Tensor:
+def normalize(x: Any, p: float = 2.0, axis: int = 1, eps: float = 1e-12, **other: Never) -> Tensor:
     """Divide x by its p-norm along ``axis``, which is taken as ``eps`` at least."""
     if other:
         refuse(normalize, other)

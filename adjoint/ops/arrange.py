@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
@@ -89,7 +89,7 @@ define("overlap_add", _overlap_add,
 # Repeats ---------------------------------------------------------------------------------------
 
 
-def repeat(x: Any, repeats: Any, axis: int | None = None, **other: Any) -> Tensor:
+def repeat(x: Any, repeats: Any, axis: int | None = None, **other: Never) -> Tensor:
     """Repeat each element, all alike or each so many times; of the flattened tensor if axis is None.
 
     >>> import adjoint as ad
@@ -256,7 +256,7 @@ def triu(x: Any, k: int = 0) -> Tensor:
 # Windows ---------------------------------------------------------------------------------------
 
 
-def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **other: Any) -> Tensor:
+def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **other: Never) -> Tensor:
     """Return every window of neighbours along axes, in new axes at the end; a view, no copy.
 
     >>> import adjoint as ad

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
@@ -335,7 +335,7 @@ def _along(op: str, x: Any, axis: Any) -> tuple[Tensor, int]:
     return x, where
 
 
-def softmax(x: Any, axis: int = -1, **other: Any) -> Tensor:
+def softmax(x: Any, axis: int = -1, **other: Never) -> Tensor:
     """Return ``exp(x) / Σ exp(x)`` along ``axis``, for numbers of any size.
 
     >>> import adjoint as ad
@@ -348,7 +348,7 @@ def softmax(x: Any, axis: int = -1, **other: Any) -> Tensor:
     return rec.softmax(x, axis=where)
 
 
-def log_softmax(x: Any, axis: int = -1, **other: Any) -> Tensor:
+def log_softmax(x: Any, axis: int = -1, **other: Never) -> Tensor:
     """Return the logarithm of ``softmax``, exact where the softmax underflows."""
     if other:
         refuse(log_softmax, other)

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
@@ -127,7 +127,7 @@ def _several(op: str, xs: Any) -> list[Tensor]:
     return [asarray(x) for x in xs]
 
 
-def concat(xs: Any, axis: int | None = 0, **other: Any) -> Tensor:
+def concat(xs: Any, axis: int | None = 0, **other: Never) -> Tensor:
     """Join tensors along an axis that they have; ``axis=None`` joins them flattened.
 
     >>> import adjoint as ad
@@ -161,7 +161,7 @@ def _concat(op: str, tensors: list[Tensor], axis: int | None) -> Tensor:
     return rec.concat(*tensors, axis=where)
 
 
-def stack(xs: Any, axis: int = 0, **other: Any) -> Tensor:
+def stack(xs: Any, axis: int = 0, **other: Never) -> Tensor:
     """Join tensors of one shape along a new axis."""
     if other:
         refuse(stack, other)
@@ -232,7 +232,7 @@ def column_stack(xs: Any) -> Tensor:
 # Cutting ---------------------------------------------------------------------------------------
 
 
-def split(x: Any, indices_or_sections: Any, axis: int = 0, **other: Any) -> list[Tensor]:
+def split(x: Any, indices_or_sections: Any, axis: int = 0, **other: Never) -> list[Tensor]:
     """Cut along an axis: into so many equal parts, or before each index of a list.
 
     >>> import adjoint as ad
@@ -282,7 +282,7 @@ def _cut(x: Tensor, axis: int, cuts: list[int]) -> list[Tensor]:
     return list(_with_outputs("split", len(pairs))(x, cuts=pairs, axis=axis))
 
 
-def array_split(x: Any, indices_or_sections: Any, axis: int = 0, **other: Any) -> list[Tensor]:
+def array_split(x: Any, indices_or_sections: Any, axis: int = 0, **other: Never) -> list[Tensor]:
     """Cut along an axis into so many parts, the first ones longer by one where they must be."""
     if other:
         refuse(array_split, other)
@@ -312,7 +312,7 @@ def dsplit(x: Any, indices_or_sections: Any) -> list[Tensor]:
     return _split("dsplit", _needs("dsplit", x, 3), indices_or_sections, 2)
 
 
-def unstack(x: Any, *, axis: int = 0, **other: Any) -> tuple[Tensor, ...]:
+def unstack(x: Any, *, axis: int = 0, **other: Never) -> tuple[Tensor, ...]:
     """Return the slices along an axis, without that axis: what ``stack`` would join again."""
     if other:
         refuse(unstack, other)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
@@ -74,7 +74,9 @@ define("vector_norm", _vector_norm, _vector_norm_rule, saves="yx", kind="general
        params=("ord", "axis", "keepdims"), batch="leading", doc="The p-norm over axes.")  # fmt: skip
 
 
-def vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float = 2, **other: Any) -> Tensor:
+def vector_norm(
+    x: Any, *, axis: Any = None, keepdims: bool = False, ord: float = 2, **other: Never
+) -> Tensor:
     """Return the norm of the elements over ``axis`` as one vector; ``ord`` is any number, inf and -inf.
 
     The gradient at zero is 0.  Of elements that tie for ``ord=inf`` each gets its share.
@@ -116,7 +118,7 @@ def _numbers(x: Any) -> Tensor:
 _MATRIX_ORDERS = ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf)
 
 
-def matrix_norm(x: Any, *, keepdims: bool = False, ord: Any = "fro", **other: Any) -> Tensor:
+def matrix_norm(x: Any, *, keepdims: bool = False, ord: Any = "fro", **other: Never) -> Tensor:
     """Return the norm of the matrices in the last two axes: "fro", "nuc", 1, -1, 2, -2, inf or -inf."""
     if other:
         refuse(matrix_norm, other)
@@ -152,7 +154,7 @@ def _spectral_norm(x: Tensor, ord: Any) -> Tensor:
     return (rec.max if ord > 0 else rec.min)(s, axis=(-1,), keepdims=False)
 
 
-def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False, **other: Any) -> Tensor:
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False, **other: Never) -> Tensor:
     """Return a vector or matrix norm, as ``np.linalg.norm`` decides: by ``axis``, else by the number of axes.
 
     >>> import adjoint as ad

@@ -5,7 +5,7 @@ A sort is a gather by argsort, so its gradient goes back where each element came
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never
 
 import numpy as np
 
@@ -106,7 +106,7 @@ def sort(
     *,
     descending: bool = False,
     stable: bool | None = True,
-    **other: Any,
+    **other: Never,
 ) -> Tensor:
     """Return the elements in order along ``axis``; the gradient goes back where each came from.
 
@@ -128,7 +128,7 @@ def argsort(
     *,
     descending: bool = False,
     stable: bool | None = True,
-    **other: Any,
+    **other: Never,
 ) -> Tensor:
     """Return the indices that sort ``x`` along ``axis``; equal elements keep their order; no gradient flows."""
     if other:
@@ -143,7 +143,7 @@ class TopK(NamedTuple):
     indices: Tensor
 
 
-def topk(x: Any, k: int, axis: int = -1, *, largest: bool = True, **other: Any) -> TopK:
+def topk(x: Any, k: int, axis: int = -1, *, largest: bool = True, **other: Never) -> TopK:
     """Return the ``k`` largest (or smallest) elements along ``axis``, in order, and their indices.
 
     >>> import adjoint as ad
@@ -222,7 +222,7 @@ def _places(q: Any, n: int, method: str) -> tuple[Any, Any, Any]:
 
 
 def quantile(
-    x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False, **other: Any
+    x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False, **other: Never
 ) -> Tensor:
     """Return the quantiles ``q``, numbers from 0 to 1, over ``axis``; the axes of ``q`` come first.
 
@@ -239,7 +239,7 @@ def quantile(
 
 
 def percentile(
-    x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False, **other: Any
+    x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False, **other: Never
 ) -> Tensor:
     """Return the percentiles ``q``, numbers from 0 to 100, over ``axis``."""
     if other:
@@ -275,7 +275,7 @@ def _quantile(op: str, x: Any, q: Any, axis: Any, method: str, keepdims: bool) -
     return out
 
 
-def median(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
+def median(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
     """Return the median over ``axis``: of an even number of elements the mean of the two in the middle.
 
     >>> import adjoint as ad
@@ -352,7 +352,7 @@ def unique(
     axis: int | None = None,
     *,
     equal_nan: bool = True,
-    **other: Any,
+    **other: Never,
 ) -> Any:
     """Return the distinct values, or rows along ``axis``, in order; the gradient goes to their first places.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
@@ -202,7 +202,7 @@ def vdot(x: Any, y: Any) -> Tensor:
     return _matmul(*flat)
 
 
-def vecdot(x: Any, y: Any, /, *, axis: int = -1, **other: Any) -> Tensor:
+def vecdot(x: Any, y: Any, /, *, axis: int = -1, **other: Never) -> Tensor:
     """Return the sums of ``conj(x) * y`` along an axis; the other axes broadcast."""
     if other:
         refuse(vecdot, other)
@@ -253,7 +253,7 @@ for _name, _function in (("matvec", matvec), ("vecmat", vecmat)):
         UFUNCS[getattr(np, _name)] = _function
 
 
-def cross(x: Any, y: Any, axis: int = -1, **other: Any) -> Tensor:
+def cross(x: Any, y: Any, axis: int = -1, **other: Never) -> Tensor:
     """Return the cross product of vectors of length 3 along ``axis``; the other axes broadcast.
 
     >>> import adjoint as ad

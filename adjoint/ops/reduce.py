@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
@@ -259,7 +259,7 @@ def floating(op: str, x: Any, dtype: Any = None) -> Tensor:
     return rec.astype(x, dtype=np.dtype(np.float64)) if x.dtype.kind in "iub" else x
 
 
-def sum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
+def sum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
     """Add the elements over ``axis``: None for all, a number, or a tuple.
 
     >>> import adjoint as ad
@@ -274,7 +274,7 @@ def sum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, 
     return out if dtype is None else narrowed(out, dtype)
 
 
-def mean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
+def mean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
     """Average the elements over ``axis``; the mean of none is NaN."""
     if other:
         refuse(mean, other)
@@ -289,7 +289,7 @@ def average(
     returned: bool = False,
     *,
     keepdims: bool = False,
-    **other: Any,
+    **other: Never,
 ) -> Any:
     """Average with weights: Σ w x / Σ w, differentiable in both.
 
@@ -321,7 +321,7 @@ def average(
     return (out, total) if returned else out
 
 
-def prod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
+def prod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
     """Multiply the elements over ``axis``; derivatives are right with zeros, to every order."""
     if other:
         refuse(prod, other)
@@ -356,21 +356,21 @@ def _nothing(op: str, x: Tensor, axis: Any) -> ShapeError:
     )
 
 
-def max(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
+def max(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
     """Return the largest element over ``axis``; elements that tie share the gradient equally."""
     if other:
         refuse(max, other)
     return _extreme("max", x, axis, keepdims)
 
 
-def min(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
+def min(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
     """Return the smallest element over ``axis``; elements that tie share the gradient equally."""
     if other:
         refuse(min, other)
     return _extreme("min", x, axis, keepdims)
 
 
-def ptp(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
+def ptp(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
     """Return the largest minus the smallest element over ``axis``: peak to peak."""
     if other:
         refuse(ptp, other)
@@ -391,7 +391,7 @@ def _moment(name: str, x: Any, axis: Any, dtype: Any, correction: Any, ddof: Any
 def var(
     x: Any, axis: Any = None, dtype: Any = None, *,
     correction: float = 0, ddof: float | None = None, keepdims: bool = False,
-**other: Any) -> Tensor:  # fmt: skip
+**other: Never) -> Tensor:  # fmt: skip
     """Return the variance over ``axis``; the divisor is n - correction (NumPy's ``ddof``)."""
     if other:
         refuse(var, other)
@@ -401,14 +401,14 @@ def var(
 def std(
     x: Any, axis: Any = None, dtype: Any = None, *,
     correction: float = 0, ddof: float | None = None, keepdims: bool = False,
-**other: Any) -> Tensor:  # fmt: skip
+**other: Never) -> Tensor:  # fmt: skip
     """Return the standard deviation over ``axis``; where it is 0 its gradient is 0."""
     if other:
         refuse(std, other)
     return _moment("std", x, axis, dtype, correction, ddof, keepdims)
 
 
-def logsumexp(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
+def logsumexp(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
     """Return log Σ exp(x) over ``axis``, without overflow.
 
     A row of -inf gives -inf and the gradient 0; where the result is +inf, the infinite elements
@@ -432,7 +432,7 @@ def logsumexp(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any)
     return rec.logsumexp(x, axis=axes, keepdims=bool(keepdims))
 
 
-def any(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
+def any(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
     """Tell whether any element over ``axis`` is true."""
     if other:
         refuse(any, other)
@@ -440,7 +440,7 @@ def any(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Te
     return rec.any(x, axis=canonical_axes("any", axis, x.ndim), keepdims=bool(keepdims))
 
 
-def all(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
+def all(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
     """Tell whether all elements over ``axis`` are true."""
     if other:
         refuse(all, other)
@@ -448,7 +448,7 @@ def all(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Te
     return rec.all(x, axis=canonical_axes("all", axis, x.ndim), keepdims=bool(keepdims))
 
 
-def count_nonzero(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
+def count_nonzero(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
     """Count the elements over ``axis`` that are not zero; no gradient flows."""
     if other:
         refuse(count_nonzero, other)
@@ -472,14 +472,14 @@ def _position(name: str, x: Any, axis: Any, keepdims: bool) -> Tensor:
     return getattr(rec, name)(x, axis=where, keepdims=bool(keepdims))
 
 
-def argmax(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
+def argmax(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
     """Return the index of the first largest element; no gradient flows."""
     if other:
         refuse(argmax, other)
     return _position("argmax", x, axis, keepdims)
 
 
-def argmin(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
+def argmin(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
     """Return the index of the first smallest element; no gradient flows."""
     if other:
         refuse(argmin, other)
@@ -498,21 +498,21 @@ def _without_nan(op: str, x: Any, fill: float, dtype: Any = None) -> tuple[Tenso
     return rec.where(missing, fill, x), missing
 
 
-def nansum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
+def nansum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
     """Add the elements over ``axis`` that are not NaN; the others get the gradient 0."""
     if other:
         refuse(nansum, other)
     return sum(_without_nan("nansum", x, 0, dtype)[0], axis, dtype, keepdims=keepdims)
 
 
-def nanprod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
+def nanprod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
     """Multiply the elements over ``axis`` that are not NaN; the others get the gradient 0."""
     if other:
         refuse(nanprod, other)
     return prod(_without_nan("nanprod", x, 1, dtype)[0], axis, dtype, keepdims=keepdims)
 
 
-def nanmean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
+def nanmean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
     """Average the elements over ``axis`` that are not NaN; NaN where there are none."""
     if other:
         refuse(nanmean, other)
@@ -530,14 +530,14 @@ def _nan_extreme(name: str, x: Any, axis: Any, keepdims: bool, fill: float) -> T
     return out if missing is None else rec.where(all(missing, axis, keepdims=keepdims), np.nan, out)
 
 
-def nanmax(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
+def nanmax(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
     """Return the largest element over ``axis`` that is not NaN; NaN where there is none."""
     if other:
         refuse(nanmax, other)
     return _nan_extreme("max", x, axis, keepdims, -np.inf)
 
 
-def nanmin(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Any) -> Tensor:
+def nanmin(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
     """Return the smallest element over ``axis`` that is not NaN; NaN where there is none."""
     if other:
         refuse(nanmin, other)

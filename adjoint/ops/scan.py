@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
@@ -55,14 +55,14 @@ def _scan(op: str, x: Tensor, axis: Any) -> Tensor:
     return getattr(rec, op)(x, axis=canonical_axis(op, axis, x.ndim))
 
 
-def cumsum(x: Any, axis: Any = None, dtype: Any = None, **other: Any) -> Tensor:
+def cumsum(x: Any, axis: Any = None, dtype: Any = None, **other: Never) -> Tensor:
     """Return the running sums along ``axis``; of the flattened tensor if it is None."""
     if other:
         refuse(cumsum, other)
     return narrowed(_scan("cumsum", typed("cumsum", x, dtype), axis), dtype)
 
 
-def cumprod(x: Any, axis: Any = None, dtype: Any = None, **other: Any) -> Tensor:
+def cumprod(x: Any, axis: Any = None, dtype: Any = None, **other: Never) -> Tensor:
     """Return the running products along ``axis``; derivatives are right with zeros, to every order."""
     if other:
         refuse(cumprod, other)
@@ -89,7 +89,7 @@ def _cumulative(op: str, x: Any, axis: Any, dtype: Any, initial: int | None) -> 
 
 
 def cumulative_sum(
-    x: Any, *, axis: Any = None, dtype: Any = None, include_initial: bool = False, **other: Any
+    x: Any, *, axis: Any = None, dtype: Any = None, include_initial: bool = False, **other: Never
 ) -> Tensor:
     """Return the running sums along ``axis``, after a first 0 if ``include_initial``.
 
@@ -103,7 +103,7 @@ def cumulative_sum(
 
 
 def cumulative_prod(
-    x: Any, *, axis: Any = None, dtype: Any = None, include_initial: bool = False, **other: Any
+    x: Any, *, axis: Any = None, dtype: Any = None, include_initial: bool = False, **other: Never
 ) -> Tensor:
     """Return the running products along ``axis``, after a first 1 if ``include_initial``.
 
@@ -114,7 +114,9 @@ def cumulative_prod(
     return _cumulative("cumprod", x, axis, dtype, 1 if include_initial else None)
 
 
-def diff(x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None, **other: Any) -> Tensor:
+def diff(
+    x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None, **other: Never
+) -> Tensor:
     """Return the differences of neighbours along ``axis``, ``n`` times over.
 
     ``prepend`` and ``append``, numbers or tensors, are put in front and behind first.

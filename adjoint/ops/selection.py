@@ -6,7 +6,7 @@ The index arrays are arguments of these ops, not parameters, so that transforms 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
@@ -142,7 +142,7 @@ def take(
     *,
     mode: str = "raise",
     sparse_grad: bool = False,
-    **other: Any,
+    **other: Never,
 ) -> Tensor:
     """Return the rows ``indices`` along ``axis``, of the flattened tensor if it is None.
 
@@ -228,7 +228,7 @@ def _stretched(x: Tensor, shape: Shape, axis: int) -> Tensor:
     return x if wanted == x.shape else rec.broadcast_to(x, shape=wanted)
 
 
-def take_along_axis(x: Any, indices: Any, axis: int | None = -1, **other: Any) -> Tensor:
+def take_along_axis(x: Any, indices: Any, axis: int | None = -1, **other: Never) -> Tensor:
     """Return elements along ``axis`` by an index for every place: what argsort and argmax give.
 
     >>> import adjoint as ad
@@ -251,7 +251,7 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1, **other: Any) -
     return rec.take_along_axis(_stretched(x, shape, where), _stretched(i, shape, where), axis=where)
 
 
-def put_along_axis(x: Any, indices: Any, values: Any, axis: int | None = -1, **other: Any) -> Tensor:
+def put_along_axis(x: Any, indices: Any, values: Any, axis: int | None = -1, **other: Never) -> Tensor:
     """Return a copy with ``values`` along ``axis``, at an index for every place.
 
     Unlike NumPy's, it does not write into ``x``.  Of values for the same place the last one counts.
@@ -342,7 +342,7 @@ def flatnonzero(x: Any) -> Tensor:
     return asarray(np.flatnonzero(_values("flatnonzero", x)))
 
 
-def compress(condition: Any, x: Any, axis: int | None = None, **other: Any) -> Tensor:
+def compress(condition: Any, x: Any, axis: int | None = None, **other: Never) -> Tensor:
     """Return the rows along ``axis`` where ``condition``, a vector, holds."""
     if other:
         refuse(compress, other)

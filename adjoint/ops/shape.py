@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
@@ -242,7 +242,7 @@ def any_twice(items: Sequence[int]) -> bool:
     return len(set(items)) != len(items)
 
 
-def expand_dims(x: Any, axis: Any = 0, **other: Any) -> Tensor:
+def expand_dims(x: Any, axis: Any = 0, **other: Never) -> Tensor:
     """Insert axes of length 1; ``axis`` counts in the result."""
     if other:
         refuse(expand_dims, other)
@@ -254,7 +254,7 @@ def expand_dims(x: Any, axis: Any = 0, **other: Any) -> Tensor:
     return rec.reshape(x, shape=tuple(1 if i in at else next(lengths) for i in range(ndim)))
 
 
-def squeeze(x: Any, axis: Any = None, **other: Any) -> Tensor:
+def squeeze(x: Any, axis: Any = None, **other: Never) -> Tensor:
     """Remove axes of length 1: all of them, or those named."""
     if other:
         refuse(squeeze, other)
@@ -287,7 +287,7 @@ def broadcast_arrays(*xs: Any) -> list[Tensor]:
     return [rec.broadcast_to(x, shape=shape) for x in tensors]
 
 
-def flip(x: Any, axis: Any = None, **other: Any) -> Tensor:
+def flip(x: Any, axis: Any = None, **other: Never) -> Tensor:
     """Reverse the order along axes: all of them if None."""
     if other:
         refuse(flip, other)
@@ -295,7 +295,7 @@ def flip(x: Any, axis: Any = None, **other: Any) -> Tensor:
     return rec.flip(x, axis=canonical_axes("flip", axis, x.ndim))
 
 
-def roll(x: Any, shift: Any, axis: Any = None, **other: Any) -> Tensor:
+def roll(x: Any, shift: Any, axis: Any = None, **other: Never) -> Tensor:
     """Shift elements around along axes; what leaves at the end comes in at the start."""
     if other:
         refuse(roll, other)

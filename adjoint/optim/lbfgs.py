@@ -236,7 +236,7 @@ def _zoom(
     """Shrink a bracket: towards its lower end, or to a point inside that is lower still."""
     length = float(np.abs(d).max(initial=0.0))
     near = False  # whether the last point was near an end of the bracket
-    low = 0 if ends[0][1] <= ends[1][1] else 1
+    low = _lower(ends)
     for _ in range(limit):
         a, b = sorted((ends[0][0], ends[1][0]))
         margin = 0.1 * (b - a)
@@ -250,7 +250,7 @@ def _zoom(
         now = _point(evaluate, x, d, t)
         if not now[1] <= loss + c1 * t * slope or now[1] >= ends[low][1]:  # or NaN
             ends[1 - low] = now
-            low = 0 if ends[0][1] <= ends[1][1] else 1
+            low = _lower(ends)
             continue
         if abs(now[2]) <= -c2 * slope:
             return t, now[1], now[3]
@@ -258,6 +258,12 @@ def _zoom(
             ends[1 - low] = ends[low]
         ends[low] = now
     return ends[low][0], ends[low][1], ends[low][3]
+
+
+def _lower(ends: list[Point]) -> int:
+    """Return which end of a bracket is lower; one that is not finite never is."""
+    first, second = (loss if math.isfinite(loss) else math.inf for _, loss, _, _ in ends)
+    return 0 if first <= second else 1
 
 
 def _cubic(p: Point, q: Point, low: float, high: float) -> float:

@@ -186,14 +186,15 @@ class Optimizer:
         self._update(gradient)
 
     def _update(self, gradient: Callable[[Tensor], Any]) -> None:
+        for group in self.groups:
+            if not 0 <= group.hyper.get("lr", 0) < math.inf:
+                self.check(group.hyper)
         updates: list[Update] = []
         scatters: list[Callable[[], None]] = []  # of rows that a sparse gradient touches
         counts = [unit.steps for group in self.groups for unit in group.units]
         token = grad_mode.set(False)  # parameters are written to
         try:
             for group in self.groups:
-                if not 0 <= group.hyper.get("lr", 0) < math.inf:
-                    self.check(group.hyper)
                 for unit in group.units:
                     grads = list(map(gradient, unit.params))
                     updates += unit.updates(self, grads, group.hyper, scatters)
@@ -209,11 +210,11 @@ class Optimizer:
         self.step_count += 1
         try:
             self._write(updates)
+            for scatter in scatters:
+                scatter()
         except BaseException as error:  # an interrupt, or a formula of one's own
             error.add_note(f"{type(self).__name__} was writing: some parameters are updated, others not.")
             raise
-        for scatter in scatters:
-            scatter()
 
     def _refuse_misfits(self, gradient: Callable[[Tensor], Any]) -> None:
         """Raise for the first gradient that its parameter cannot take."""
@@ -299,7 +300,8 @@ class Optimizer:
             hyper = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
             self.check({**g.hyper, **hyper})
             hypers.append(hyper)
-            names = set(self.init_one(np.empty(0, g.params[0].dtype), {**g.hyper, **hyper}))
+            dtype = g.params[0].dtype if g.params else np.dtype(float)
+            names = set(self.init_one(np.empty(0, dtype), {**g.hyper, **hyper}))
             for i, (p, s) in enumerate(zip(g.params, states, strict=True)):
                 if s and set(s) != names:
                     raise ArgumentError(f"parameter {i} has the state {sorted(s)}, not {sorted(names)}.")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -150,12 +151,12 @@ def warmup(schedule: Schedule, steps: int, start: float = 0.0) -> Schedule:
 
 def sequence(*parts: tuple[Schedule, int] | Schedule) -> Schedule:
     """Follow one schedule after the other: ``sequence((a, 100), (b, 200), c)``."""
-    if not parts or any(not isinstance(p, tuple) for p in parts[:-1]):
-        raise ArgumentError("sequence takes (schedule, steps) pairs; only the last may have no end.")
     pairs = [part if isinstance(part, tuple) else (part, None) for part in parts]
+    if not parts or any(len(pair) != 2 for pair in pairs) or any(steps is None for _, steps in pairs[:-1]):
+        raise ArgumentError("sequence takes (schedule, steps) pairs; only the last may have no end.")
     for schedule, steps in pairs:
         _callable("sequence", schedule)
-        if steps is not None and not steps >= 0:
+        if steps is not None and not (isinstance(steps, numbers.Integral) and steps >= 0):
             raise ArgumentError(f"sequence: a part has 0 steps or more, but got {steps!r}.")
     return _Chain(pairs)
 
@@ -178,8 +179,10 @@ class _Chain:
         i = self._followed(step)
         return self._parts[i](step - self._starts[i])
 
-    def report(self, metric: float, step: int) -> float:
+    def report(self, metric: float, step: int | None = None) -> float:
         """Report a metric to the schedule that is followed from this step on; return the rate."""
+        if step is None:
+            raise ArgumentError("report: a sequence of schedules needs the step: report(metric, step).")
         i = self._followed(step)
         if hasattr(self._parts[i], "report"):
             self._parts[i].report(metric, step - self._starts[i])

@@ -264,7 +264,8 @@ class Trainer:
     def _end_epoch(self, logs: dict[str, float]) -> None:
         score = logs.get("val_loss", logs["loss"])
         weights = self.loss.weights.values() if isinstance(self.loss, ComposedLoss) else ()
-        for schedule in (self.schedule, *weights):
+        schedules = {id(each): each for each in (self.schedule, *weights)}  # one may serve several: told once
+        for schedule in schedules.values():
             if hasattr(schedule, "report_from"):  # a plateau, or one inside another schedule
                 schedule.report_from(logs, self.step)
         for callback in self.callbacks:

@@ -95,7 +95,13 @@ class _Arguments:
         self.moving = [i for i in range(len(args)) if i not in self.fixed]
         self.leaves, self.structure = tree.flatten(tuple(args[i] for i in self.moving))
         self.at = [k for k, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
-        self.tensors: list[Tensor] = [self.leaves[k] for k in self.at]
+
+    def take(self) -> list[Tensor]:
+        """Return the tensors, which are not kept here: the graph holds this, and must not hold them."""
+        found = [self.leaves[k] for k in self.at]
+        for k in self.at:
+            self.leaves[k] = None
+        return found
 
     def filled(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         """Return the differentiable arguments with these tensors in place of their own."""
@@ -185,10 +191,8 @@ class _Custom(ABC):
             )
         given = _Arguments(self.f, args, self.fixed)
         rule = self._rule(given)
-        if not given.tensors:
-            outputs = rule.plain([])
-        else:
-            outputs = apply(rule, given.tensors)
+        tensors = given.take()
+        outputs = apply(rule, tensors) if tensors else rule.plain([])
         return tree.unflatten(rule.structure, outputs)
 
 
@@ -350,7 +354,7 @@ class _JvpRule(_CustomRule, ForwardRule):
 
     def _directions(self, tangents: list[Tensor]) -> tuple[Any, ...]:
         """Return tangents as the arguments are; of arrays and numbers they are zero."""
-        leaves: list[Any] = [np.zeros_like(leaf) for leaf in map(_number, self.args.leaves)]
+        leaves: list[Any] = [None if v is None else np.zeros_like(_number(v)) for v in self.args.leaves]
         for k, t in zip(self.args.at, tangents, strict=True):
             leaves[k] = t
         return tree.unflatten(self.args.structure, leaves)

@@ -98,7 +98,8 @@ class Function:
     def apply(cls, *args: Any) -> Any:
         """Run ``forward`` and record the call."""
         rule = _FunctionRule(cls, args)
-        outputs = apply(rule, rule.tensors) if rule.tensors else rule.plain([])
+        tensors = [args[i] for i in rule.at]
+        outputs = apply(rule, tensors) if tensors else rule.plain([])
         outputs = [t.detach() if i in rule.constant else t for i, t in enumerate(outputs)]
         return tuple(outputs) if rule.several else outputs[0]
 
@@ -107,9 +108,10 @@ class _FunctionRule(Rule):
     def __init__(self, cls: type[Function], args: tuple[Any, ...]) -> None:
         self.cls = cls
         self.name = cls.__name__
-        self.args = args
         self.at = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
-        self.tensors: list[Tensor] = [args[i] for i in self.at]
+        self.needs = tuple(isinstance(a, Tensor) and a.requires_grad for a in args)
+        # without the tensors: the graph holds the rule, and must not hold what nobody saved
+        self.args = [None if isinstance(a, Tensor) else a for a in args]
         self.several = False
         self.constant: set[int] = set()
 
@@ -129,8 +131,7 @@ class _FunctionRule(Rule):
         args = list(self.args)
         for i, t in zip(self.at, tensors, strict=True):
             args[i] = t
-        needs = tuple(isinstance(a, Tensor) and a.requires_grad for a in self.args)
-        ctx = Context(needs)
+        ctx = Context(self.needs)
         result = self.cls.forward(ctx, *args)
         self.several = isinstance(result, tuple)
         outputs = list(result) if isinstance(result, tuple) else [result]
