@@ -22,7 +22,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
-from adjoint.ops.half import is_half
+from adjoint.ops.half import is_half, wide
 
 __all__ = ["einsum", "einsum_path"]
 
@@ -206,7 +206,7 @@ def _einsum(x: Array, y: Array, left: str, right: str, output: str, extra: Extra
     dtype = None
     if is_half(x) or is_half(y):
         dtype = np.result_type(x, y)
-        x, y = (v.astype(np.float32) if is_half(v) else v for v in (x, y))
+        x, y = wide(x), wide(y)
     gather_x, gather_y, product, scatter = _einsum_plan(left, right, output, extra, x.shape, y.shape)
     z = product(gather_x(x) if gather_x else x, gather_y(y) if gather_y else y)
     z = scatter(z) if scatter else z

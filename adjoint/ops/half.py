@@ -21,6 +21,7 @@ def is_half(x: Any) -> bool:
 
 def wide(x: Any) -> Any:
     """Return half precision as float32, anything else as it is."""
+    # ``is_half`` written out: this is in the way of every sum
     return x.astype(np.float32) if x.dtype.itemsize == 2 and x.dtype.kind not in "iu" else x
 
 

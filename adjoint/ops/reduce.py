@@ -13,7 +13,7 @@ from adjoint.core.other_names import refuse
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, InputError, ShapeError
-from adjoint.ops.half import in_float32
+from adjoint.ops.half import in_float32, wide
 
 __all__ = [
     "all",
@@ -41,11 +41,6 @@ __all__ = [
 _HALF = ("float16", "bfloat16")
 _add_reduce: Any = np.add.reduce  # np.sum without its Python layer
 _silent: Any = {"divide": "ignore", "invalid": "ignore"}
-
-
-def _wide(x: Any) -> Any:
-    """Half precision is summed in float32."""
-    return x.astype(np.float32) if x.dtype.itemsize == 2 and x.dtype.name in _HALF else x
 
 
 def _like(y: Any, x: Any) -> Any:
@@ -76,7 +71,7 @@ def kept(xp: Any, g: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
 def _sum_forward(x: Any, axis: Shape, keepdims: bool) -> Any:
     if x.dtype.itemsize != 2:
         return _add_reduce(x, axis, None, None, keepdims)
-    return _like(_add_reduce(_wide(x), axis=axis, keepdims=keepdims), x)
+    return _like(_add_reduce(wide(x), axis=axis, keepdims=keepdims), x)
 
 
 def _spread(xp: Any, g: Any, y: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
@@ -90,7 +85,7 @@ def _mean_forward(x: Any, axis: Shape, keepdims: bool) -> Any:
     n = count(x.shape, axis)
     if n and x.dtype.itemsize != 2:
         return _add_reduce(x, axis, None, None, keepdims) / n
-    total = _add_reduce(_wide(x), axis=axis, keepdims=keepdims)
+    total = _add_reduce(wide(x), axis=axis, keepdims=keepdims)
     if n:
         return _like(total / n, x)
     with np.errstate(**_silent):
@@ -110,12 +105,11 @@ def _extreme_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, keepdims: bool) 
 
 
 def _var_forward(x: Any, axis: Shape, correction: float, keepdims: bool) -> Any:
-    wide = _wide(x)
     n = count(x.shape, axis)
     if n and n > correction:
-        return _like(_squares(wide, n, axis, keepdims) / (n - correction), x)
+        return _like(_squares(wide(x), n, axis, keepdims) / (n - correction), x)
     with np.errstate(**_silent):
-        return _like(_squares(wide, n, axis, keepdims) / 0.0, x)
+        return _like(_squares(wide(x), n, axis, keepdims) / 0.0, x)
 
 
 def _squares(x: Any, n: int, axis: Shape, keepdims: bool) -> Any:
