@@ -150,11 +150,14 @@ def beside_processes(count: int, times: int) -> Numbers:
 
 def why(found: Numbers, bare: float, target: float) -> str:
     wall, used = ({name: q[1] for name, q in found[key].items()} for key in ("wall", "processor"))
-    free = (
-        f"more than the target of {target:g}: the machine does not give it to programs that share nothing"
-        if wall["processes"] > target
-        else "what threads take beyond that is the lock of the interpreter, which they share"
-    )
+    if wall["processes"] > target:
+        free = (
+            f"more than the target of {target:g}: the machine does not give it to programs that share nothing"
+        )
+    elif wall["threads"] > wall["processes"]:
+        free = "what threads take beyond that is the lock of the interpreter, which they share"
+    else:
+        free = "in these rounds threads lose nothing to the lock that they share"
     return (
         f"Bare NumPy calls in eight threads took {bare:.3g} of the ideal in the same rounds. In rounds of "
         f"{found['steps']} steps the same training took {wall['threads']:.3g} of the ideal in eight threads "

@@ -2,8 +2,8 @@
 
 Timings on a shared machine are noise; ratios inside one run are not. Each round runs every
 engine once, in an order that is drawn anew; the first rounds are dropped; what counts
-is the median over rounds of adjoint's time divided by the peer's; a peer that takes more than half a second
-for a step is in three of the rounds only. After work that uses BLAS there is a
+is the median over rounds of adjoint's time divided by the peer's; a peer that takes more than a quarter
+of a second for a step is in three of the rounds only. After work that uses BLAS there is a
 short rest: OpenBLAS's threads spin for up to 0.1 s after a matrix product, those of compiled kernels
 too, and would halve the next engine's speed. Short work is done once untimed after it.
 
@@ -35,7 +35,7 @@ THREADS = 2  # of every engine that can be told
 NUMPY_ENGINES = ("adjoint", "autograd", "numpy", "scipy")
 REST_AFTER_BLAS, REST_AFTER_OTHERS = 0.12, 0.005
 FEWEST_ROUNDS = 7
-SLOW_SECONDS, SLOW_ROUNDS = 0.5, 3  # a step of a peer that takes longer; the rounds it is in
+SLOW_SECONDS, SLOW_ROUNDS = 0.25, 3  # a step of a peer that takes longer; the rounds it is in
 SETUP_SECONDS = 150  # for a peer to compile and to run once
 
 

@@ -451,11 +451,7 @@ def why(taken: Numbers, missed: Sequence[Numbers], rows: list[Numbers]) -> str:
 
 
 def _why_wide(found: Numbers, bare: float, target: float) -> str:
-    given = (
-        f"so that no engine around these kernels meets the target of {target:g} on what the machine gave"
-        if bare > target
-        else f"and the target is {target:g}"
-    )
+    given = f"{'more' if bare > target else 'less'} than the target of {target:g}: what the machine gave then"
     return (
         f"The NumPy calls of this backward with no engine around them took {bare:.3g} of one thread's time "
         f"in two, {given}. Of processor time, which waiting and other programs do not use up, one thread "
