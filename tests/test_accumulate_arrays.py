@@ -234,3 +234,17 @@ def test_finite_by_products_is_exact(monkeypatch, dtype, size):
                 a[:] = rest
                 a[i] = value
                 assert not norm.all_finite(a)
+
+
+def test_a_masked_array_is_refused_and_one_that_masks_nothing_taken():
+    masked = np.ma.array([1.0, 2.0], mask=[False, True])
+    buffer = ad.GradientBuffer((2,))
+    for take in (buffer.add, ad.tensor):
+        with pytest.raises(InputError, match="masked") as caught:
+            take(masked)
+        assert str(caught.value) == (
+            "some elements of this masked array are masked, and adjoint has no masks.\n"
+            "  Say what stands in their place: a.filled(0.0)."
+        )
+    buffer.add(np.ma.array([1.0, 2.0]))
+    assert buffer.get().tolist() == [1.0, 2.0]

@@ -462,3 +462,19 @@ def test_a_file_in_which_anything_has_changed_is_refused(path):
         path.write_bytes(data[:size])
         with pytest.raises(FileError):
             ad.load(path)
+
+
+def test_the_word_that_the_format_keeps_for_itself_is_a_name_like_any_other(tmp_path):
+    state = {"__metadata__": np.array([1.0]), "w": {"__metadata__": np.array([2.0])}}
+    ad.save(tmp_path / "s", state)
+    assert ad.load(tmp_path / "s", like=state)["__metadata__"].tolist() == [1.0]
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path):
+    cyclic: dict = {"a": np.ones(2)}
+    cyclic["self"] = [cyclic]
+    with pytest.raises(InputError, match="the state contains itself, or is nested too deeply"):
+        ad.save(tmp_path / "s", cyclic)
+    with pytest.raises(InputError, match="a string of the state is no text"):
+        ad.save(tmp_path / "s", {"\ud800": np.ones(2)})
+    assert list(tmp_path.iterdir()) == []

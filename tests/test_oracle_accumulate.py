@@ -147,3 +147,22 @@ def test_the_example_runs(capsys):
     example = Path(__file__).parent.parent / "examples" / "torch_accumulation.py"
     runpy.run_path(str(example), run_name="__main__")
     assert "largest difference from the full batch" in capsys.readouterr().out
+
+
+def test_conjugate_and_negative_bits_are_part_of_the_value():
+    c = torch.tensor([1 + 2j, 3 + 4j]).conj()
+    acc = ad.GradientAccumulator(accumulation_steps=1)
+    acc.register("c", (2,))
+    acc.register("i", (2,))
+    acc.step({"c": c, "i": c.imag})
+    assert acc.gradients()["c"].tolist() == [1 - 2j, 3 - 4j]
+    assert acc.gradients()["i"].tolist() == [-2.0, -4.0]
+    assert ad.from_dlpack(c.imag).tolist() == [-2.0, -4.0]
+    assert ad.from_dlpack(c).tolist() == [1 - 2j, 3 - 4j]
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_complex_numbers_of_two_halves_keep_their_imaginary_part():
+    buffer = ad.GradientBuffer((2,), np.complex64)
+    buffer.add(torch.tensor([1 + 2j, 3 + 4j]).to(torch.complex32).conj())
+    assert buffer.get().tolist() == [1 - 2j, 3 - 4j]

@@ -16,7 +16,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, Traced, concrete, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 
-__all__ = ["array_of", "asarray", "check_device", "checked_dtype", "tensor", "weak_array"]
+__all__ = ["array_of", "asarray", "check_device", "checked_dtype", "resolved", "tensor", "weak_array"]
 
 
 def tensor(data: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
@@ -67,6 +67,7 @@ def array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
         raise InputError("a value of a transform cannot become an array.")
     if type(value) is not ndarray:
         _refuse_foreign(value)
+        _refuse_masked(value)
         if isinstance(value, (list, tuple)) and not _all_numbers(value):
             value = _unwrap_nested(value)
     try:
@@ -169,6 +170,27 @@ def _refuse_foreign(value: Any) -> None:
             f"got a {type(value).__module__}.{type(value).__qualname__}: adjoint does not mix with "
             "tensors of other libraries,\n  because gradients would stop between them.  "
             "Convert it: ad.tensor(np.asarray(value)), or ad.from_dlpack(value)."
+        )
+
+
+def resolved(value: Any) -> Any:
+    """Return a tensor of another library with its values in its memory.
+
+    PyTorch's ``conj()``, and ``imag`` of it, leave the memory alone and set a bit, which neither DLPack
+    nor the buffer protocol carries.
+    """
+    for name in ("resolve_conj", "resolve_neg"):
+        resolve = getattr(value, name, None)
+        value = resolve() if callable(resolve) else value
+    return value
+
+
+def _refuse_masked(value: Any) -> None:
+    """Raise if an array masks some of its elements: what is under the mask would become numbers."""
+    if isinstance(value, ndarray) and getattr(value, "mask", None) is not None and np.any(value.mask):
+        raise InputError(
+            "some elements of this masked array are masked, and adjoint has no masks.\n"
+            "  Say what stands in their place: a.filled(0.0)."
         )
 
 

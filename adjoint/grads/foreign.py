@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from adjoint.core.convert import array_of
+from adjoint.core.convert import array_of, resolved
 from adjoint.core.sparse import SparseGradient, SparseRows
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, InputError
@@ -59,6 +59,7 @@ def _foreign_array(what: str, value: Any) -> Any:
         raise InputError(f"{what}: a gradient is an array, but got the text {value!r}.")
     if getattr(value, "requires_grad", False) and hasattr(value, "detach"):
         value = value.detach()
+    value = resolved(value)
     if getattr(value, "is_sparse", False):
         return _foreign_rows(what, value)
     reason: Exception | None = None
@@ -77,9 +78,12 @@ def _foreign_array(what: str, value: Any) -> Any:
             return data
     except Exception as error:
         reason = reason or error
-    if hasattr(value, "float") and callable(value.float):  # bfloat16 has no DLPack in NumPy; float32 holds it
+    # bfloat16 has no DLPack in NumPy, and neither have PyTorch's complex numbers of two halves
+    is_complex = getattr(value, "is_complex", None)
+    widened = getattr(value, "cfloat" if callable(is_complex) and is_complex() else "float", None)
+    if callable(widened):
         try:
-            return np.from_dlpack(value.float())
+            return np.from_dlpack(widened())
         except Exception as error:
             reason = reason or error
     raise InputError(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core.convert import check_device, tensor
+from adjoint.core.convert import check_device, resolved, tensor
 from adjoint.core.methods import attach
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import InputError, NoGradientError, SharingError
@@ -73,7 +73,7 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> T
     if isinstance(x, Tensor):
         return wrap(x.detach()._data) if copy is False else tensor(x)
     try:
-        array = np.from_dlpack(x)
+        array = np.from_dlpack(resolved(x))
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise SharingError(
             f"from_dlpack: this {type(x).__name__} cannot be exported to the cpu: {error}"

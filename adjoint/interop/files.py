@@ -25,6 +25,7 @@ __all__ = ["load", "save"]
 
 _KEY = "adjoint"
 _FORMAT = 1
+_RESERVED = "__metadata__"  # in the header of the format this is no array
 
 
 def save(path: str | os.PathLike[str], state: Any) -> None:
@@ -42,8 +43,13 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
     {'step': 3, 'w': tensor([1., 2.], dtype=float64)}
     """
     tensors: dict[str, Any] = {}
-    structure = _encoded(state, "", tensors)
-    digest = _digest(structure, tensors)
+    try:
+        structure = _encoded(state, "", tensors)
+        digest = _digest(structure, tensors)
+    except RecursionError:
+        raise InputError("ad.save: the state contains itself, or is nested too deeply.") from None
+    except UnicodeEncodeError as error:
+        raise InputError(f"ad.save: a string of the state is no text: {error}.") from None
     metadata = {_KEY: json.dumps({"format": _FORMAT, "state": structure, "digest": digest})}
     save_file = need_safetensors("ad.save").save_file
     replace_file(Path(path), lambda beside: save_file(tensors, beside, metadata=metadata))
@@ -173,7 +179,7 @@ def _encoded_array(value: Any, where: str, tensors: dict[str, Any]) -> dict[str,
     else:
         stored = data if data.dtype.isnative else data.astype(data.dtype.newbyteorder("="))
     name = where
-    while name in tensors:  # {"a.b": …, "a": {"b": …}}
+    while name in tensors or name == _RESERVED:  # {"a.b": …, "a": {"b": …}}
         name += "'"
     tensors[name] = stored
     return {"kind": kind, "name": name, "shape": list(data.shape), "dtype": data.dtype.newbyteorder("=").name}
