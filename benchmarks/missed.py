@@ -65,13 +65,10 @@ def section(numbers: Numbers) -> str:
     profiles = numbers.get("profiles", {})
     found = []
     for of, (key, rows) in missed(numbers).items():
-        if of in profiles:
-            taken = profiles[of]
-            failed = "failed" in taken
-            text = (
-                f"It could not be taken apart: {taken['failed']}."
-                if failed
-                else PARTS[key].why(taken, rows, numbers[key])
-            )
-            found.append(f"### {of}\n\n{text}")
+        taken = profiles.get(of, {"failed": "no profile was made in this run"})
+        if "failed" in taken:
+            text = f"It could not be taken apart: {taken['failed']}."
+        else:
+            text = PARTS[key].why(taken, rows, numbers[key])
+        found.append(f"### {of}\n\n{text}")
     return "\n\n".join(found)
