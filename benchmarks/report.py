@@ -150,10 +150,10 @@ instructions, which do not depend on what else the machine does: the tests of ev
 
 
 PROFILES = """\
-What missed a target, taken apart in the run of this page. For a case: where adjoint's time goes. *Kernels* are
-the ops' own NumPy code: the same calls with the same arrays, made again with no recording and no engine around
-them; the rest of a phase is adjoint's own work. For threads: the same kernels in bare threads, and how many
-processors were at work. For memory, import and slopes: what holds the most, and where a line bends.
+What missed a target, taken apart in the run of this page. For a case: where adjoint's time goes. *Kernels*
+are the ops' own NumPy code: the same calls with the same arrays, made again with no recording and no engine
+around them; the rest of a phase is adjoint's own work. For threads: the same kernels in bare threads, and
+how many processors were at work. For memory, import and slopes: what holds the most, and where a line bends.
 `python -m benchmarks.profile LSTM` takes any case apart."""
 
 
