@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -189,3 +190,159 @@ def test_adaptive_of_vectors_and_numbers():
     assert ad.clip_grad_adaptive([b, s], 0.1) == 2
     np.testing.assert_allclose(b.grad.numpy(), [0.3, 0.4])
     np.testing.assert_allclose(s.grad.numpy(), 0.2)
+
+
+# Inside an accumulator -------------------------------------------------------------------------
+
+
+def by_name(clip):
+    acc = ad.GradientAccumulator(accumulation_steps=1, clip=clip)
+    for name in ("w", "v"):
+        acc.register(name, (2,))
+    acc.step({"w": [30.0, 40.0], "v": [0.3, 0.4]})
+    return acc
+
+
+def with_params(clip):
+    params = {name: ad.tensor([1.0, 1.0], requires_grad=True) for name in ("w", "v")}
+    acc = ad.GradientAccumulator(params, accumulation_steps=1, clip=lambda g: clip(g, params))
+    with acc.micro_batch():
+        (params["w"] * np.array([30.0, 40.0]) + params["v"] * np.array([0.3, 0.4])).sum().backward()
+    return acc, params
+
+
+def assert_clipped(acc):
+    got = acc.gradients()
+    np.testing.assert_allclose(got["w"], [0.6, 0.8])
+    np.testing.assert_allclose(got["v"], [0.3, 0.4])
+    seen = {}
+    params = acc._params
+    if params:
+        acc.apply(SimpleNamespace(step=lambda: seen.update({n: t.grad.numpy() for n, t in params.items()})))
+    else:
+        acc.apply(seen.update)
+    np.testing.assert_allclose(seen["w"], [0.6, 0.8])
+    np.testing.assert_allclose(seen["v"], [0.3, 0.4])
+
+
+def test_groups_by_name_are_clipped_inside_an_accumulator():
+    def clip(g):
+        norms = ad.clip_grad_norm_by_group({"a": {"w": g["w"]}, "b": {"v": g["v"]}}, 1.0)
+        assert norms == {"a": 50.0, "b": 0.5}
+
+    assert_clipped(by_name(clip))
+    assert_clipped(with_params(lambda g, params: clip(g))[0])
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        lambda g, p: {"a": [p["w"]], "b": [p["v"]]},
+        lambda g, p: [[p["w"]], [p["v"]]],
+        lambda g, p: {"a": {"w": p["w"]}, "b": p["v"]},
+        lambda g, p: {"a": [g["w"]], "b": [g[p["v"]]]},
+        lambda g, p: {"a": {"w": g[p["w"]]}, "b": {"v": g[p["v"]]}},
+        lambda g, p: ad.optim.SGD([{"params": [p["w"]]}, {"params": [p["v"]]}], lr=1.0).groups,
+        lambda g, p: [{"params": [p["w"]], "lr": 1.0}, {"params": [p["v"]]}],
+    ],
+)
+def test_groups_of_parameters_are_clipped_inside_an_accumulator(groups):
+    acc, params = with_params(lambda g, p: ad.clip_grad_norm_by_group(groups(g, p), 1.0))
+    params["w"].grad = ad.tensor([7.0, 7.0])  # somebody else's
+    assert_clipped(acc)
+    assert params["w"].grad.tolist() == [7.0, 7.0]
+
+
+def test_clip_functions_in_turn_see_what_the_ones_before_left():
+    def clip(g):
+        w = g["w"]
+        mine = {"w": w}
+        ad.clip_grad_value(mine, 30.0)
+        ad.clip_grad_norm({"w": w}, math.hypot(30.0, 30.0) / 2)  # w is what it was, its place is not
+        np.testing.assert_allclose(g["w"], [15.0, 15.0])
+        assert mine["w"].tolist() == [30.0, 30.0]
+
+    np.testing.assert_allclose(by_name(clip).gradients()["w"], [15.0, 15.0])
+    np.testing.assert_allclose(with_params(lambda g, p: clip(g))[0].gradients()["w"], [15.0, 15.0])
+
+
+def test_adaptive_clipping_takes_parameters_and_their_gradients_inside_an_accumulator():
+    for target in (lambda g, p: p, lambda g, p: {"w": g["w"]}, lambda g, p: g):
+        acc, _ = with_params(lambda g, p, t=target: ad.clip_grad_adaptive(t(g, p), 1.0))
+        np.testing.assert_allclose(acc.gradients()["w"], np.sqrt(2) * np.array([0.6, 0.8]))
+
+
+def test_what_would_not_reach_the_gradient_is_refused_inside_an_accumulator():
+    with pytest.raises(InputError) as caught:
+        by_name(lambda g: ad.clip_grad_norm({"w": g["w"][:1]}, 1.0)).gradients()
+    assert str(caught.value) == (
+        "clip: this is a part or a view of a gradient of the accumulator, and clipping it would not "
+        "reach the whole.\n  Group whole gradients, as g[name] gives them."
+    )
+    t = param([1.0], None)
+    with pytest.raises(InputError, match="this accumulator has no parameters; its clip function groups"):
+        by_name(lambda g: ad.clip_grad_norm([t], 1.0)).gradients()
+    with pytest.raises(ad.errors.UnknownNameError, match="no parameter is registered as 'x'"):
+        with_params(lambda g, p: g["x"])[0].gradients()
+
+
+def test_a_clip_function_finds_gradients_by_name_in_both_modes():
+    def clip(g):
+        assert ("w" in g) and ("x" not in g)
+        assert g.get("w") is g["w"]
+
+    by_name(clip).gradients()
+
+    def store(g, p):
+        clip(g)
+        g.set("w", ad.zeros(2))
+        g.add("w", ad.ones(2))
+        g.set("v", g.pop("v") * 2)
+
+    got = with_params(store)[0].gradients()
+    assert got["w"].tolist() == [1.0, 1.0]
+    np.testing.assert_allclose(got["v"], [0.6, 0.8])
+
+
+# Edges -----------------------------------------------------------------------------------------
+
+
+def test_a_norm_beyond_float64_clips():
+    grads = {"w": np.full(4, 1e308)}
+    assert ad.clip_grad_norm(grads, 1.0) == math.inf
+    np.testing.assert_allclose(grads["w"], 0.5)
+    groups = {"a": {"w": np.full(4, 1e308)}}
+    assert ad.clip_grad_norm_by_group(groups, 1.0) == {"a": math.inf}
+    np.testing.assert_allclose(groups["a"]["w"], 0.5)
+    assert ad.global_norm([np.ones(10_000)], 0.01) == math.inf
+
+
+def test_clipping_half_precision_is_as_exact_as_its_dtype():
+    grads = {"w": np.full(40_000, 60_000, np.float16)}
+    assert ad.clip_grad_norm(grads, 100.0) == 12e6
+    np.testing.assert_allclose(grads["w"].astype(float), 0.5, rtol=1e-3)
+    assert grads["w"].dtype == np.float16
+
+
+def test_groups_that_are_none_are_refused():
+    p = param([1.0], [3.0])
+    with pytest.raises(InputError) as caught:
+        ad.clip_grad_norm_by_group(p, 1.0)
+    assert str(caught.value) == (
+        "clip_grad_norm_by_group: groups are a dictionary, {name: parameters or gradients}, or a list of "
+        "groups, but got Tensor."
+    )
+    with pytest.raises(InputError, match="group 'a' is an array, and what is clipped needs a place"):
+        ad.clip_grad_norm_by_group({"a": np.ones(2)}, 1.0)
+    with pytest.raises(ArgumentError, match="max_norm has 'b', but the groups are 0"):
+        ad.clip_grad_norm_by_group([[p]], {"b": 1.0})
+    with pytest.raises(InputError, match="item 0 is a float"):
+        ad.clip_grad_norm(3.0, 1.0)
+    assert ad.clip_grad_norm_by_group([[p]], 1.0) == {0: 3.0}
+    assert p.grad.tolist() == [1.0]
+
+
+def test_whole_numbers_are_no_gradients_to_clip():
+    with pytest.raises(ad.errors.DTypeError) as caught:
+        ad.clip_grad_norm({"a": np.array([3, 4])}, 1.0)
+    assert str(caught.value) == ("clip_grad_norm: gradients are floats or complex numbers, but 'a' is int64.")

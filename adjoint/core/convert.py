@@ -187,7 +187,7 @@ def resolved(value: Any) -> Any:
 
 def _refuse_masked(value: Any) -> None:
     """Raise if an array masks some of its elements: what is under the mask would become numbers."""
-    if isinstance(value, ndarray) and getattr(value, "mask", None) is not None and np.any(value.mask):
+    if isinstance(value, ndarray) and np.any(getattr(value, "mask", False)):
         raise InputError(
             "some elements of this masked array are masked, and adjoint has no masks.\n"
             "  Say what stands in their place: a.filled(0.0)."

@@ -30,13 +30,13 @@ from adjoint.errors import (
 )
 from adjoint.grads.buffers import GradientBuffer, checked_weight
 from adjoint.grads.foreign import gradient_array, sum_dtype
+from adjoint.grads.lending import NamedGradients, lending
 from adjoint.grads.microbatch import MicroBatch, named_params, split_batch
 from adjoint.grads.norm import global_norm
 from adjoint.grads.optimizer import hand_to_optimizer
 from adjoint.grads.packed import Buffers, held, lend, take_back
 from adjoint.grads.passes import copied, divided, multiplied
 from adjoint.grads.scaler import GradScaler
-from adjoint.grads.store import Gradients
 from adjoint.grads.windows import (
     AccumulationConfig,
     AccumulationEvent,
@@ -391,13 +391,15 @@ class GradientAccumulator:
             given: dict[str, Any] = {
                 n: as_gradient_tensor(g) if type(g) is SparseRows else g for n, g in found.items()
             }
-            self._clip(given)
+            with lending(given):
+                self._clip(given)
             return {name: gradient_array(name, given[name]) for name in found}
-        store = Gradients()
+        store = NamedGradients(self._params)
         for name, g in found.items():
             t = self._params[name]
             store.set(t, as_gradient_tensor(g).astype(t.dtype, copy=False))
-        self._clip(store)
+        with lending(store):
+            self._clip(store)
         return {name: gradient_array(name, store[self._params[name]]) for name in found}
 
     def _refuse_without_gradient(self) -> None:

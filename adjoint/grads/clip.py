@@ -6,7 +6,7 @@ They rest in the ``.grad`` of parameters, in a ``Gradients`` store, or in a dict
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from functools import partial
 from typing import Any
 
@@ -15,8 +15,10 @@ from numpy import ndarray
 
 from adjoint.core.sparse import SparseGradient
 from adjoint.core.tensor import Tensor, wrap
-from adjoint.errors import ArgumentError, InputError, NonFiniteError
-from adjoint.grads.norm import all_finite, check_max_norm, global_norm, stored_values
+from adjoint.errors import ArgumentError, DTypeError, InputError, NonFiniteError
+from adjoint.grads.foreign import is_gradient_dtype
+from adjoint.grads.lending import lent_now
+from adjoint.grads.norm import all_finite, check_max_norm, norm_parts, stored_values
 
 __all__ = ["clip_grad_adaptive", "clip_grad_norm", "clip_grad_norm_by_group", "clip_grad_value", "scaled"]
 
@@ -42,50 +44,89 @@ def _places(what: str, target: Any) -> list[_Place]:
     if isinstance(target, Mapping):
         return _mapping_places(what, target)
     if hasattr(target, "items") and hasattr(target, "set"):  # a Gradients store
-        return [_Place(f"[{i}]", g, t, partial(target.set, t))
+        return [_gradient_place(f"[{i}]", g, t, partial(target.set, t))
                 for i, (t, g) in enumerate(target.items())]  # fmt: skip
     if hasattr(target, "parameters"):
         target = target.parameters()
-    found = []
-    for i, t in enumerate(target):
+    found: list[_Place | None] = []
+    try:
+        items = list(target)
+    except TypeError:
+        items = [target]
+    for i, t in enumerate(items):
         if not isinstance(t, Tensor):
             raise InputError(
                 f"{what} takes parameters (tensors with .grad), a Gradients store or a dictionary of "
                 f"gradients, but item {i} is a {type(t).__name__}."
             )
-        if t.grad is not None:
-            found.append(_Place(f"[{i}]", t.grad, t, partial(setattr, t, "grad")))
-    return found
+        found.append(_param_place(what, f"[{i}]", t))
+    return [place for place in found if place is not None]
 
 
 def _mapping_places(what: str, target: Mapping[Any, Any]) -> list[_Place]:
-    found = []
+    found: list[_Place | None] = []
     for name, g in target.items():
         if g is None:
             continue
         if isinstance(g, Tensor) and g.requires_grad:
-            if g.grad is not None:
-                found.append(_Place(str(name), g.grad, g, partial(setattr, g, "grad")))
+            found.append(_param_place(what, str(name), g))
         elif isinstance(g, (Tensor, ndarray)) and isinstance(target, MutableMapping):
-            found.append(_Place(str(name), g, None, partial(target.__setitem__, name)))
+            if not is_gradient_dtype(g.dtype):
+                raise DTypeError(
+                    f"{what}: gradients are floats or complex numbers, but {name!r} is {g.dtype}."
+                )
+            found.append(_gradient_place(str(name), g, None, partial(target.__setitem__, name)))
         else:
             raise InputError(
                 f"{what}: {name!r} is a {type(g).__name__}; a dictionary holds parameters, or gradients that "
                 "are arrays or tensors."
             )
-    return found
+    return [place for place in found if place is not None]
+
+
+def _param_place(what: str, label: str, t: Tensor) -> _Place | None:
+    """Find the gradient of a parameter: its ``.grad``, or what the accumulator that clips has for it."""
+    lent = lent_now()
+    if lent is not None:
+        if not t.requires_grad and (key := lent.key_of(t)) is not None:  # itself a gradient
+            return _gradient_place(label, t, key if isinstance(key, Tensor) else None, None)
+        if lent.by_name:
+            raise InputError(
+                f"{what}: this accumulator has no parameters; its clip function groups gradients, g[name]."
+            )
+        if lent.has_param(t):
+            g = lent.store.get(t)
+            return None if g is None else _Place(label, g, t, partial(lent.replace, t, None))
+    return None if t.grad is None else _Place(label, t.grad, t, partial(setattr, t, "grad"))
+
+
+def _gradient_place(label: str, g: Any, param: Tensor | None, put: Callable[[Any], None] | None) -> _Place:
+    """Find where a gradient rests: in its container, and in the accumulator that lends it."""
+    lent = lent_now()
+    key = None if lent is None else lent.key_of(g)
+    if lent is None or key is None:
+        assert put is not None
+        return _Place(label, g, param, put)
+    known = key if isinstance(key, Tensor) else param
+    return _Place(label, lent.store[key], known, partial(lent.replace, key, put))
 
 
 def scaled(g: Any, factor: Any) -> Any:
     """Multiply a gradient by a number or an array that broadcasts; kind and dtype stay."""
     if type(g) is SparseGradient:
-        values = np.multiply(g._rows.values, factor, dtype=g.dtype)
-        return SparseGradient.of(g._rows.mapped(values))
+        return SparseGradient.of(g._rows.mapped(_times(g._rows.values, factor)))
     if isinstance(g, Tensor):
         if g._node is not None:
             return (g * factor).astype(g.dtype, copy=False)
-        return wrap(np.asarray(np.multiply(g._data, factor, dtype=g.dtype)))
-    return np.asarray(np.multiply(g, factor, dtype=g.dtype))
+        return wrap(_times(g._data, factor))
+    return _times(g, factor)
+
+
+def _times(a: Array, factor: Any) -> Array:
+    # in half precision the factor itself would lose digits below 6e-5, and be 0 below 3e-8
+    if a.dtype.itemsize == 2:
+        return np.multiply(a.astype(np.float32), factor, dtype=np.float32).astype(a.dtype)
+    return np.asarray(np.multiply(a, factor, dtype=a.dtype))
 
 
 def _refuse_nonfinite(what: str, places: list[_Place], norm: float) -> None:
@@ -102,7 +143,8 @@ def clip_grad_norm(target: Any, max_norm: float, p: float = 2.0, *, nonfinite: s
 
     ``target`` is parameters (their ``.grad`` is replaced), a ``Gradients`` store or a dictionary
     of gradients.  A norm that is NaN or infinite raises and nothing has changed; with
-    ``nonfinite="allow"`` it is returned and nothing is scaled.
+    ``nonfinite="allow"`` it is returned and nothing is scaled.  A norm of finite gradients that
+    is beyond float64 is returned as inf, and they are scaled.
 
     >>> grads = {"w": np.array([30.0, 40.0])}
     >>> clip_grad_norm(grads, 5.0)
@@ -113,55 +155,82 @@ def clip_grad_norm(target: Any, max_norm: float, p: float = 2.0, *, nonfinite: s
     bound = check_max_norm(max_norm)
     _check_policy(nonfinite)
     places = _places("clip_grad_norm", target)
-    norm = global_norm((place.grad for place in places), p)
+    norm, scale = norm_parts((place.grad for place in places), p)
     if not math.isfinite(norm):
         if nonfinite == "raise":
             _refuse_nonfinite("clip_grad_norm", places, norm)
         return norm
-    if norm > bound:
+    _clip_places(places, norm, scale, bound)
+    return norm * scale
+
+
+def _clip_places(places: list[_Place], norm: float, scale: float, bound: float) -> None:
+    """Scale gradients whose norm is norm·scale, which may be beyond float64, down to ``bound``."""
+    if norm * scale > bound:
         for place in places:
-            place.put(scaled(place.grad, bound / norm))
-    return norm
+            place.put(scaled(place.grad, bound / norm / scale))
 
 
 def clip_grad_norm_by_group(
-    groups: Mapping[str, Any],
-    max_norm: float | Mapping[str, float],
+    groups: Mapping[Any, Any] | Iterable[Any],
+    max_norm: float | Mapping[Any, float],
     p: float = 2.0,
     *,
     nonfinite: str = "raise",
-) -> dict[str, float]:
+) -> dict[Any, float]:
     """Clip each group of gradients by its own norm; return the norms from before, by group.
 
-    ``max_norm`` is one bound for all groups or a dictionary with one for each.
+    ``groups`` is a dictionary of what ``clip_grad_norm`` takes, or a list of it (then they are called 0,
+    1, …), such as ``optimizer.groups``.  ``max_norm`` is one bound for all groups or a dictionary with
+    one for each.
 
     >>> head, body = {"w": np.array([3.0, 4.0])}, {"w": np.array([0.5])}
     >>> clip_grad_norm_by_group({"head": head, "body": body}, 1.0)
     {'head': 5.0, 'body': 0.5}
     """
+    what = "clip_grad_norm_by_group"
+    grouped = _grouped(what, groups)
     if isinstance(max_norm, Mapping):
-        if set(max_norm) != set(groups):
+        if set(max_norm) != set(grouped):
             raise ArgumentError(
-                f"clip_grad_norm_by_group: max_norm has {sorted(max_norm)}, "
-                f"but the groups are {sorted(groups)}."
+                f"{what}: max_norm has {', '.join(map(repr, max_norm)) or 'no groups'}, "
+                f"but the groups are {', '.join(map(repr, grouped)) or 'none'}."
             )
-        bounds = {name: check_max_norm(max_norm[name], f"max_norm[{name!r}]") for name in groups}
+        bounds = {name: check_max_norm(max_norm[name], f"max_norm[{name!r}]") for name in grouped}
     else:
-        bounds = dict.fromkeys(groups, check_max_norm(max_norm))
+        bounds = dict.fromkeys(grouped, check_max_norm(max_norm))
     _check_policy(nonfinite)
-    what = "clip_grad_norm_by_group: group"
-    found = {
-        name: _places(f"clip_grad_norm_by_group: group {name!r}", group) for name, group in groups.items()
-    }
-    norms = {name: global_norm((place.grad for place in places), p) for name, places in found.items()}
-    for name, norm in norms.items():
+    found = {name: _places(f"{what}: group {name!r}", group) for name, group in grouped.items()}
+    norms = {name: norm_parts((place.grad for place in places), p) for name, places in found.items()}
+    for name, (norm, _) in norms.items():
         if not math.isfinite(norm) and nonfinite == "raise":
-            _refuse_nonfinite(f"{what} {name!r}", found[name], norm)
-    for name, norm in norms.items():
-        if bounds[name] < norm < math.inf:
-            for place in found[name]:
-                place.put(scaled(place.grad, bounds[name] / norm))
-    return norms
+            _refuse_nonfinite(f"{what}: group {name!r}", found[name], norm)
+    for name, (norm, scale) in norms.items():
+        if math.isfinite(norm):
+            _clip_places(found[name], norm, scale, bounds[name])
+    return {name: norm * scale for name, (norm, scale) in norms.items()}
+
+
+def _grouped(what: str, groups: Any) -> dict[Any, Any]:
+    """Return groups by name; those of a list are numbered."""
+    if not isinstance(groups, Mapping):
+        if not isinstance(groups, (list, tuple)):
+            raise InputError(
+                f"{what}: groups are a dictionary, {{name: parameters or gradients}}, or a list of groups, "
+                f"but got {type(groups).__name__}."
+            )
+        groups = dict(enumerate(groups))
+    found = {}
+    for name, group in groups.items():
+        if isinstance(group, ndarray):
+            raise InputError(
+                f"{what}: group {name!r} is an array, and what is clipped needs a place: "
+                f"a dictionary of gradients, {{{name!r}: {{{str(name)!r}: array}}}}."
+            )
+        # a group of an optimiser, as an object or as the dictionary that it was made of
+        of = group.get("params") if isinstance(group, Mapping) else getattr(group, "params", None)
+        found[name] = of if isinstance(of, (list, tuple)) else group
+    return found
 
 
 def clip_grad_value(target: Any, max_value: float) -> None:

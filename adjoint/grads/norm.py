@@ -20,6 +20,7 @@ __all__ = [
     "check_norm_order",
     "chunks",
     "global_norm",
+    "norm_parts",
     "stored_values",
 ]
 
@@ -112,6 +113,15 @@ def global_norm(arrays: Iterable[Any], p: float = 2.0) -> float:
     >>> f"{global_norm([np.array([3e200]), np.array([4e200])]):.6g}"
     '5e+200'
     """
+    norm, scale = norm_parts(arrays, p)
+    return norm * scale
+
+
+def norm_parts(arrays: Iterable[Any], p: float = 2.0) -> tuple[float, float]:
+    """Return the p-norm as two factors, the second a power of two: together they may be beyond float64.
+
+    The first is finite where all elements are, except of norms of orders far below 1.
+    """
     p = check_norm_order(p)
     parts = [stored_values(a) for a in arrays]
     if p == 2.0:
@@ -119,20 +129,23 @@ def global_norm(arrays: Iterable[Any], p: float = 2.0) -> float:
             total = _exact_sum(_square_sum(a) for a in parts)
         # below 1e-280 squares of single elements may have lost digits
         if 1e-280 < total < math.inf:
-            return math.sqrt(total)
+            return math.sqrt(total), 1.0
     largest = 0.0
     for a in parts:
         for piece in _wide_pieces(a):
             top = float(piece.max())
             if math.isnan(top):
-                return math.nan
+                return math.nan, 1.0
             largest = max(largest, top)
     if largest == 0.0 or math.isinf(largest) or math.isinf(p):
-        return largest
+        return largest, 1.0
     scale = 2.0 ** (math.frexp(largest)[1] - 1)  # a power of two, so that scaling rounds nothing
     with np.errstate(under="ignore"):
         total = math.fsum(float(np.sum((piece / scale) ** p)) for a in parts for piece in _wide_pieces(a))
-    return scale * (math.sqrt(total) if p == 2.0 else total ** (1.0 / p))
+    try:
+        return math.sqrt(total) if p == 2.0 else total ** (1.0 / p), scale
+    except OverflowError:
+        return math.inf, scale
 
 
 def _exact_sum(parts: Iterable[float]) -> float:

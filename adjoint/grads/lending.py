@@ -1,0 +1,126 @@
+"""The gradients of a window in the hands of a clip function, which may group and replace them as it likes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.sparse import SparseGradient
+from adjoint.core.tensor import Tensor
+from adjoint.errors import InputError, UnknownNameError
+from adjoint.grads.store import Gradients
+
+__all__ = ["Lent", "NamedGradients", "lending", "lent_now"]
+
+
+class NamedGradients(Gradients):
+    """A store of gradients that finds them by name too: what a clip function of an accumulator is given."""
+
+    __slots__ = ("_names",)
+
+    def __init__(self, names: dict[str, Tensor]) -> None:
+        super().__init__()
+        self._names = names
+
+    def _tensor(self, key: Any) -> Any:
+        if not isinstance(key, str):
+            return key
+        if key not in self._names:
+            known = ", ".join(map(repr, self._names))
+            raise UnknownNameError(f"no parameter is registered as {key!r}.\n  Registered: {known}.")
+        return self._names[key]
+
+    def get(self, key: Tensor | int | str, default: Any = None) -> Any:
+        """Return the gradient of a parameter, given by itself or its name, or ``default``."""
+        return super().get(self._tensor(key), default)
+
+    def __getitem__(self, key: Tensor | int | str) -> Tensor:
+        return super().__getitem__(self._tensor(key))
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(self._names.get(key) if isinstance(key, str) else key)
+
+    def set(self, key: Tensor | str, grad: Any) -> None:
+        """Store a gradient; one that was there is replaced."""
+        super().set(self._tensor(key), grad)
+
+    def add(self, key: Tensor | str, grad: Any) -> None:
+        """Add to the gradient of a parameter."""
+        super().add(self._tensor(key), grad)
+
+    def pop(self, key: Tensor | int | str, *default: Any) -> Any:
+        """Remove a gradient and return it."""
+        return super().pop(self._tensor(key), *default)
+
+
+class Lent:
+    """The gradients that a clip function was given; what replaces one elsewhere replaces it here too.
+
+    So groups of them, ``{"head": {"w": g["w"]}}``, and groups of parameters are clipped where they rest.
+    """
+
+    __slots__ = ("_known", "_params", "store")
+
+    def __init__(self, store: dict[str, Any] | NamedGradients) -> None:
+        self.store: Any = store
+        # by id, those that were replaced too; they are kept, so that no id is another's
+        self._known: dict[int, tuple[Any, Any]] = {id(g): (g, key) for key, g in store.items()}
+        names = store._names.values() if isinstance(store, NamedGradients) else ()
+        self._params = set(map(id, names))
+
+    @property
+    def by_name(self) -> bool:
+        """Whether the accumulator has no parameters."""
+        return not self._params
+
+    def key_of(self, g: Any) -> Any:
+        """Return the key under which a gradient was lent, None if it was not; a part of one is refused."""
+        found = self._known.get(id(g))
+        if found is not None:
+            return found[1]
+        data = _memory(g)
+        if any(np.may_share_memory(data, _memory(whole)) for whole, _ in self._known.values()):
+            raise InputError(
+                "clip: this is a part or a view of a gradient of the accumulator, and clipping it would not "
+                "reach the whole.\n  Group whole gradients, as g[name] gives them."
+            )
+        return None
+
+    def has_param(self, t: Tensor) -> bool:
+        """Tell whether a tensor is one of the accumulator's parameters."""
+        return id(t) in self._params
+
+    def replace(self, key: Any, also: Callable[[Any], None] | None, g: Any) -> None:
+        """Put another gradient in the place of one that was lent, and tell ``also``."""
+        if isinstance(self.store, Gradients):
+            self.store.set(key, g)
+            g = self.store[key]
+        else:
+            self.store[key] = g
+        self._known[id(g)] = (g, key)
+        if also is not None:
+            also(g)
+
+
+def _memory(g: Any) -> Any:
+    if type(g) is SparseGradient:
+        return g._rows.values
+    return g._data if isinstance(g, Tensor) else g
+
+
+_lent: ContextVar[Lent | None] = ContextVar("adjoint_lent", default=None)
+lent_now = _lent.get
+
+
+@contextmanager
+def lending(store: dict[str, Any] | NamedGradients) -> Iterator[None]:
+    """Lend gradients to the clip functions that are called inside the block."""
+    token = _lent.set(Lent(store))
+    try:
+        yield
+    finally:
+        _lent.reset(token)
