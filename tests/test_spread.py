@@ -294,8 +294,10 @@ def test_an_interrupt_is_raised_when_the_arrays_are_at_rest():
     spread(Meeting(2), range(2), 2)
 
 
-def test_interrupts_at_any_moment_leave_nobody_at_work():
+@pytest.mark.parametrize("passes", [1, 2])
+def test_interrupts_at_any_moment_leave_nobody_at_work(passes):
     a = np.zeros(300_000)
+    came = 0
     for k in range(30):
         timer = threading.Timer(0.0002 * k, _thread.interrupt_main)
 
@@ -305,15 +307,20 @@ def test_interrupts_at_any_moment_leave_nobody_at_work():
         try:
             timer.start()
             for _ in range(40):
-                spread(work, pieces(a.size, 10_000), 2)
+                parts = pieces(a.size, 10_000)
+                if passes == 1:
+                    spread(work, parts, 2)
+                else:
+                    spread_in_turn((work, parts), (work, parts), 2, unless=lambda: False)
             timer.join()
             spread(lambda i: None, range(3), 2)
         except KeyboardInterrupt:
-            pass
+            came += 1
         timer.join()
         before = a.copy()
         spread(Meeting(2), range(2), 2)
         np.testing.assert_array_equal(a, before)
+    assert came > 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
