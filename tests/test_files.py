@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import adjoint as ad
-from adjoint.errors import FileError, InputError, MissingExtraError
+from adjoint.errors import DTypeError, FileError, InputError, MissingExtraError
 from adjoint.interop import files
 from adjoint.interop import replace as replacing
 
@@ -97,6 +97,44 @@ def test_bfloat16(path):
     state = {"w": np.array([1.0, 2.5], ml_dtypes.bfloat16)}
     ad.save(path, state)
     same(ad.load(path), state)
+
+
+def foreign(path, dtype, data, shape):
+    """A file as another library writes it: its header, then its numbers."""
+    header = json.dumps({"w": {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+
+
+def test_bfloat16_of_others_in_a_fresh_process(path):
+    pytest.importorskip("ml_dtypes")
+    foreign(path, "BF16", b"\x80\x3f\x20\x40", [2])
+    code = f"import adjoint as ad; w = ad.load({str(path)!r})['w']; print(w.dtype, w.tolist())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "bfloat16 [1.0, 2.5]\n"
+
+
+def test_bfloat16_without_its_library(path, monkeypatch):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    ours = path.with_name("ours.safetensors")
+    ad.save(ours, {"w": np.array([1.0, 2.5], ml_dtypes.bfloat16)})
+    foreign(path, "BF16", b"\x80\x3f\x20\x40", [2])
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    for file in (ours, path):
+        with pytest.raises(MissingExtraError) as error:
+            ad.load(file)
+        assert str(error.value) == (
+            "loading bfloat16 needs ml_dtypes.  Install it with: pip install 'adjoint[bfloat16]'"
+        )
+
+
+def test_floats_that_numpy_does_not_have(path):
+    foreign(path, "F8_E4M3", b"\x38\x38", [2])
+    with pytest.raises(DTypeError) as error:
+        ad.load(path)
+    assert str(error.value) == (
+        "ad.load: 'w' holds F8_E4M3, a float that NumPy does not have.\n"
+        "  Convert it to float16, bfloat16 or float32 where the file is written."
+    )
 
 
 def test_others_can_read_it(path):

@@ -18,7 +18,7 @@ import numpy as np
 
 from adjoint.core.sparse import SparseGradient, sparse_gradient
 from adjoint.core.tensor import Tensor, wrap
-from adjoint.errors import FileError, InputError, MissingExtraError
+from adjoint.errors import DTypeError, FileError, InputError, MissingExtraError
 from adjoint.interop.replace import replace_file
 
 __all__ = ["load", "save"]
@@ -58,7 +58,8 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
 def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
     """Read what ``save`` wrote; a safetensors file of another origin gives a dictionary of arrays.
 
-    A file that was cut, or in which a single bit has changed, is refused.
+    A file that was cut, or in which a single bit has changed, is refused.  Arrays of bfloat16 need ml_dtypes
+    (extra ``bfloat16``).
 
     ``like`` is a state whose structure, shapes and dtypes the file must have, for example that of a
     fresh model: what differs is listed in the error.
@@ -69,8 +70,8 @@ def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
     try:
         with library.safe_open(os.fspath(path), framework="numpy") as file:
             metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
-    except (FileNotFoundError, IsADirectoryError, PermissionError):
+            arrays = {name: _read(file, name) for name in file.keys()}  # noqa: SIM118  not a mapping
+    except (FileNotFoundError, IsADirectoryError, PermissionError, MissingExtraError, DTypeError):
         raise
     except Exception as error:
         raise FileError(f"{os.fspath(path)} is damaged or no safetensors file: {error}") from None
@@ -85,7 +86,7 @@ def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
             if "digest" in header and header["digest"] != _digest(header["state"], arrays):
                 raise FileError(f"{path} is not what was written: it is damaged or was changed.")
             state = _decoded(header["state"], arrays)
-        except FileError:
+        except (FileError, MissingExtraError):
             raise
         except Exception as error:
             raise FileError(f"{path}: the structure does not fit the arrays: {error}") from None
@@ -99,6 +100,19 @@ def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
             listed = "\n  ".join(differences[:12]) + ("\n  …" if len(differences) > 12 else "")
             raise FileError(f"{path} does not hold what is expected:\n  {listed}")
     return state
+
+
+def _read(file: Any, name: str) -> Any:
+    """Return one array of an open file; NumPy knows bfloat16 once ml_dtypes is loaded, and no eight bits."""
+    dtype = file.get_slice(name).get_dtype()
+    if dtype == "BF16":
+        _dtype("bfloat16")
+    elif dtype.startswith(("F8_", "F6_")) or dtype == "F4":
+        raise DTypeError(
+            f"ad.load: {name!r} holds {dtype}, a float that NumPy does not have.\n"
+            "  Convert it to float16, bfloat16 or float32 where the file is written."
+        )
+    return file.get_tensor(name)
 
 
 def need_safetensors(what: str) -> Any:
