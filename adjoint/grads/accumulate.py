@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -20,32 +20,35 @@ from adjoint.core.sparse import SparseRows, as_gradient_tensor
 from adjoint.core.tensor import Tensor
 from adjoint.errors import (
     AccumulationError,
-    AdjointError,
     ArgumentError,
+    DTypeError,
     InputError,
     NoGradientError,
     NonFiniteError,
     ShapeError,
     UnknownNameError,
 )
-from adjoint.grads.buffers import GradientBuffer, checked_weight
+from adjoint.grads.buffers import GradientBuffer, checked_total_weight, checked_weight
 from adjoint.grads.foreign import gradient_array, sum_dtype
-from adjoint.grads.lending import NamedGradients, lending
+from adjoint.grads.lending import clipped_by
 from adjoint.grads.microbatch import MicroBatch, named_params, split_batch
-from adjoint.grads.norm import global_norm
-from adjoint.grads.optimizer import hand_to_optimizer
+from adjoint.grads.norm import clip_factor, norm_parts
+from adjoint.grads.optimizer import hand_to_optimizers, optimizers_of
 from adjoint.grads.packed import Buffers, held, lend, take_back
 from adjoint.grads.passes import copied, divided, multiplied
-from adjoint.grads.scaler import GradScaler
+from adjoint.grads.saved import FORMAT, read_state
+from adjoint.grads.scaler import GradScaler, scale_clock
 from adjoint.grads.windows import (
     AccumulationConfig,
     AccumulationEvent,
     AccumulationStats,
     Listeners,
     Window,
+    closed_error,
     config_of,
-    differing_names,
     listed,
+    overflown,
+    torn_error,
     unknown_names,
 )
 
@@ -134,6 +137,13 @@ class GradientAccumulator:
                 raise ShapeError(
                     f"register: {name!r} has shape {known.shape} already, and not {buffer.shape}."
                 )
+            # None == np.dtype(float64) is true
+            elif dtype is not None and (known._dtype is None or known._dtype != buffer._dtype):
+                has = "takes that of its first gradient" if known._dtype is None else f"is {known._dtype}"
+                raise DTypeError(
+                    f"register: {name!r} is registered already, and the dtype of its sum {has}, not "
+                    f"{buffer._dtype}."
+                )
 
     def _register_param(self, name: str, t: Any) -> None:
         if not isinstance(t, Tensor):
@@ -187,7 +197,7 @@ class GradientAccumulator:
             if again or window.torn:
                 self._refuse_if_closed()
             elif window.closed or window.finished:
-                raise self._closed_error()
+                raise closed_error(self._window, self.config.accumulation_steps)
             elif weight != window.open_weight:
                 raise ArgumentError(
                     "accumulate: the gradients of a micro-batch share its weight, "
@@ -258,6 +268,8 @@ class GradientAccumulator:
         ``joins``: not its first part.
         """
         window, policy = self._window, self.config.nonfinite
+        if not joins:
+            checked_total_weight(window.weight, weight)
         factor = weight if self.config.reduction == "mean" else 1.0
         idle = window.spoiled or (weight == 0.0 and self.config.reduction == "mean")
         bad: list[str] = []
@@ -279,8 +291,12 @@ class GradientAccumulator:
             if not bad and not window.spoiled:
                 window.added += 1
                 window.weight += weight
+                window.last = scale_clock.now
+                if window.added == 1:
+                    window.first = window.last
         if bad:
             window.spoiled = policy == "skip_window"
+            window.skipped += 1
             self._totals["skipped_micro_batches"] += 1
         window.torn = False
         if bad:
@@ -309,10 +325,25 @@ class GradientAccumulator:
             self._clear()
 
     def reset(self) -> None:
-        """Start the next window, after an update was made from ``gradients()``."""
+        """Start the next window, after an update was made from ``gradients()``.
+
+        It counts as one also where the window is still open: ``drop`` discards a window.  One that had no
+        gradient to give counts as skipped.
+        """
         with self._lock:
-            self._totals["updates"] += self._window.micro_batches > 0
-            self._clear()
+            window = self._window
+            if not window.micro_batches or window.torn:
+                self.drop()
+            elif window.spoiled or not window.added:
+                self._skip_window(None)
+            else:
+                self._count_update()
+
+    def _count_update(self) -> None:
+        window = self._window
+        self._totals["updates"] += 1
+        self._clear()
+        self._tell("update", window=window, norm=window.norm, clipped_norm=window.clipped_norm)
 
     def _clear(self) -> None:
         self._buffers.reset()
@@ -320,22 +351,9 @@ class GradientAccumulator:
 
     def _refuse_if_closed(self) -> None:
         if self._window.torn:
-            raise AccumulationError(
-                "an interrupt or an error came while gradients were being added or divided, so the sums are "
-                "not whole.\n"
-                "  drop() discards the window; load_state_dict() goes back to a saved one."
-            )
+            raise torn_error()
         if self.should_update() or self._window.finished:
-            raise self._closed_error()
-
-    def _closed_error(self) -> AccumulationError:
-        window = self._window
-        what = "was flushed" if window.closed else "is full"
-        return AccumulationError(
-            f"the window {what} ({window.micro_batches} of {self.config.accumulation_steps} micro-batches) "
-            "and takes no more.\n"
-            "  apply(optimizer), or gradients() and then reset(), makes the update; drop() discards it."
-        )
+            raise closed_error(self._window, self.config.accumulation_steps)
 
     def divisor(self) -> float:
         """Return what the sums are divided by: the weight of the window, or 1 without ``normalize``."""
@@ -347,65 +365,73 @@ class GradientAccumulator:
         """Return the gradient of the window by name: normalised, then clipped, in new arrays.
 
         A parameter that had no part in any micro-batch is missing, or zero with ``zeros=True``.
-        Sparse gradients are ``SparseGradient`` tensors.  The window may still be open.
+        Sparse gradients are ``SparseGradient`` tensors.  The window may still be open: then this is a
+        look.  Of a full or flushed window the first call tells those who listen to "clip".
         """
         with self._lock:
             self._refuse_without_gradient()
-            if self._window.finished:
+            window = self._window
+            tells = self.should_update() and not window.told
+            if window.finished:
                 found = {b.name: copied(b.totals()) for b in self._buffers.all if b.count}
             else:
-                found = self._normalised()
-            if self._clip is not None and not self._window.clipped:
-                found = self._clipped_by_user(found)
+                found = self._normalised(tells)
+            if self._clip is not None and not window.clipped:
+                found = self._clipped_by_user(found, tells)
+            window.told = window.told or tells
             if zeros:
                 found = {b.name: found.get(b.name, b.totals()) for b in self._buffers.all}
             return {name: as_gradient_tensor(g) if type(g) is SparseRows else g for name, g in found.items()}
 
-    def _normalised(self) -> dict[str, Any]:
+    def _normalised(self, tells: bool) -> dict[str, Any]:
         divisor = self.divisor()
+        sums = {b.name: b.totals() for b in self._buffers.all if b.count}
+        norm, factor, finite = self._measured(sums.values(), divisor, False)
+        if not finite and self.config.nonfinite != "allow":
+            raise overflown(norm)
         with np.errstate(all="ignore"):
-            found = {b.name: divided(b.totals(), divisor, b.dtype) for b in self._buffers.all if b.count}
-            factor = (
-                self._clip_factor(global_norm(found.values(), self.config.norm_type))[0]
-                if self._clips
-                else 1.0
-            )
+            found = {name: divided(g, divisor, g.dtype) for name, g in sums.items()}
             if factor != 1.0:
                 found = {name: multiplied(g, factor) for name, g in found.items()}
+        if tells:
+            self._finished(norm, factor)
         return found
 
-    @property
-    def _clips(self) -> bool:
-        return self.config.max_grad_norm is not None
+    def _measured(
+        self, sums: Iterable[Any], divisor: float, scaled: bool
+    ) -> tuple[float | None, float, bool]:
+        """Return the norm, None where nobody needs it; the factor that clips it; whether all is finite."""
+        config = self.config
+        if config.max_grad_norm is None and config.nonfinite == "allow" and not scaled:
+            return None, 1.0, True
+        return clip_factor(*norm_parts(sums, config.norm_type), divisor, config.max_grad_norm)
 
-    def _clip_factor(self, norm: float) -> tuple[float, float]:
-        """Return the factor that clips, and the norm that it leaves."""
-        bound = self.config.max_grad_norm
-        if bound is None or not math.isfinite(norm) or norm <= bound:
-            return 1.0, norm  # a NaN or an infinity is not made anything else by scaling
-        return bound / norm, bound
+    def _finished(self, norm: float | None, factor: float) -> None:
+        """Remember the norm of a whole window, and tell whether ``max_grad_norm`` clipped it."""
+        self._last_norm = self._window.norm = norm
+        if factor != 1.0:
+            self._clipped(norm, self.config.max_grad_norm)
 
-    def _clipped_by_user(self, found: dict[str, Any]) -> dict[str, Any]:
+    def _clipped(self, norm: float | None, left: float | None) -> None:
+        window = self._window
+        self._totals["clipped_windows"] += window.clipped_norm is None
+        window.clipped_norm = left
+        self._tell("clip", norm=norm, clipped_norm=left)
+
+    def _clipped_by_user(self, found: dict[str, Any], tells: bool) -> dict[str, Any]:
         assert self._clip is not None
-        if not self._params:
-            given: dict[str, Any] = {
-                n: as_gradient_tensor(g) if type(g) is SparseRows else g for n, g in found.items()
-            }
-            with lending(given):
-                self._clip(given)
-            return {name: gradient_array(name, given[name]) for name in found}
-        store = NamedGradients(self._params)
-        for name, g in found.items():
-            t = self._params[name]
-            store.set(t, as_gradient_tensor(g).astype(t.dtype, copy=False))
-        with lending(store):
-            self._clip(store)
-        return {name: gradient_array(name, store[self._params[name]]) for name in found}
+        clipped, before, after = clipped_by(self._clip, found, self._params, self.config.norm_type)
+        if tells:
+            if self._window.norm is None:
+                self._last_norm = self._window.norm = before
+            if after != before and not math.isnan(before):
+                self._clipped(before, after)
+        return clipped
 
     def _refuse_without_gradient(self) -> None:
         window = self._window
         if window.torn:
-            self._refuse_if_closed()
+            raise torn_error()
         if not any(b.count for b in self._buffers.all):
             why = "was skipped" if window.micro_batches else "is empty"
             raise NoGradientError(f"no gradient was added: the window {why}.")
@@ -423,63 +449,69 @@ class GradientAccumulator:
     def apply(self, optimizer: Any, *, scaler: GradScaler | None = None) -> bool:
         """Give the gradient of a full or flushed window to an optimiser, and start the next window.
 
-        See ``adjoint.grads.optimizer`` for what an optimiser is.  Returns False where the window was
-        skipped: it was not finite and the policy, or the ``scaler``, says so; the optimiser was not
-        called.  With a ``scaler`` the gradients are those of ``scaler.scale(loss)``.
-        If the optimiser raises, the window is kept, and ``apply`` can be called again.
+        See ``adjoint.grads.optimizer`` for what an optimiser is; several are given in a list.  Returns
+        False where the window was skipped: it was not finite and the policy, or the ``scaler``, says so,
+        or it had no weight; the optimiser was not called.  With a ``scaler`` the gradients are those of
+        ``scaler.scale(loss)``.  If an optimiser raises, the window is kept, and ``apply`` can be called
+        again; those of several that had made their update then are not called again.
         """
+        optimizers = optimizers_of(optimizer)
+        if scaler is not None and not isinstance(scaler, GradScaler):
+            raise InputError(f"apply: scaler is an ad.GradScaler, but got {type(scaler).__name__}.")
         with self._lock:
             window = self._window
             if window.torn:
-                self._refuse_if_closed()
+                raise torn_error()
             if not self.should_update():
                 raise AccumulationError(
                     f"the window has {window.micro_batches} of {self.config.accumulation_steps} "
                     "micro-batches.\n"
                     "  Add more, or close it as it is with flush(); drop() discards it."
                 )
-            empty = not window.added or (self.config.normalize and not window.weight)
-            if window.spoiled or empty or not (window.finished or self._finish(scaler)):
+            if window.spoiled or not window.added or (self.config.normalize and not window.weight):
+                return self._skip_window(scaler if window.skipped else None)
+            if not window.finished and not self._finish(scaler):
                 return self._skip_window(scaler)
             if self._clip is not None and not window.clipped:
                 used = {b.name: b.totals() for b in self._buffers.all if b.count}
-                for name, g in self._clipped_by_user(used).items():
+                for name, g in self._clipped_by_user(used, not window.told).items():
                     self._buffers.by_name[name].replace(g)
                 window.clipped = True
-            self._lend_to(optimizer)
+            self._lend_to(optimizers)
             if scaler is not None:
-                scaler.record(finite=True)
-            norm = self._last_norm
-            self.reset()
-            self._tell("update", window=window, norm=norm)
+                scaler.record(finite=not window.skipped)
+            self._count_update()
             return True
 
     def _finish(self, scaler: GradScaler | None) -> bool:
         """Normalise and clip the sums where they are; False if the window is to be skipped."""
-        config, used = self.config, [b for b in self._buffers.all if b.count]
-        divisor = self.divisor() * (1.0 if scaler is None else scaler.get_scale())
-        norm, factor = None, 1.0
-        if self._clips or scaler is not None or config.nonfinite != "allow":
-            norm = global_norm((b.totals() for b in used), config.norm_type) / divisor
-            if not math.isfinite(norm) and (scaler is not None or config.nonfinite != "allow"):
-                if scaler is not None or config.nonfinite != "raise":
-                    return False
-                raise NonFiniteError(
-                    f"the norm of the summed gradients is {norm}, although each micro-batch was finite.\n"
-                    "  Sum in float64 (dtype=np.float64), or use smaller losses."
-                )
-            factor, left = self._clip_factor(norm)
-        self._window.torn = True  # until all are divided
+        window, used = self._window, [b for b in self._buffers.all if b.count]
+        divisor = self.divisor() * (1.0 if scaler is None else self._scale_of(scaler))
+        norm, factor, finite = self._measured((b.totals() for b in used), divisor, scaler is not None)
+        if not finite and (scaler is not None or self.config.nonfinite != "allow"):
+            if scaler is None and self.config.nonfinite == "raise":
+                raise overflown(norm)
+            return False
+        window.torn = True  # until all are divided
         with np.errstate(all="ignore"):
             for b in used:
                 b.finish(divisor, factor)
-        self._last_norm = norm
-        self._window.finished = True
-        self._window.torn = False
-        if factor != 1.0:
-            self._totals["clipped_windows"] += 1
-            self._tell("clip", norm=norm, clipped_norm=left)
+        window.finished = True
+        window.torn = False
+        if not window.told:
+            self._finished(norm, factor)
         return True
+
+    def _scale_of(self, scaler: GradScaler) -> float:
+        """Return the scale that the losses of this window had, or say that it changed meanwhile."""
+        first, last = scaler.scale_at(self._window.first), scaler.scale_at(self._window.last)
+        if first is None or first != last:
+            raise AccumulationError(
+                "apply: the scale of the GradScaler changed while this window was filled, "
+                f"{'long ago' if first is None else f'from {first:g} to {last:g}'}, so its sums mix both.\n"
+                "  drop() the window.  Accumulators that share a scaler fill and apply theirs together."
+            )
+        return first
 
     _last_norm: float | None = None
 
@@ -491,14 +523,14 @@ class GradientAccumulator:
         """
         return self._last_norm
 
-    def _lend_to(self, optimizer: Any) -> None:
-        """Give the finished gradients to the optimiser, in the memory of the buffers."""
+    def _lend_to(self, optimizers: list[Any]) -> None:
+        """Give the finished gradients to the optimisers, in the memory of the buffers."""
         used = [b for b in self._buffers.all if b.count]
         dense = [b for b in used if not b.is_sparse]
         counts = [held(b) for b in dense]
         lent = {b.name: as_gradient_tensor(b.totals()) if b.is_sparse else lend(b) for b in used}
         try:
-            hand_to_optimizer(optimizer, self._params, lent)
+            hand_to_optimizers(optimizers, self._params, lent, self._window.done)
         finally:
             lent.clear()
             for b, before in zip(dense, counts, strict=True):
@@ -555,9 +587,9 @@ class GradientAccumulator:
         """Return all that is needed to go on from here, also in mid-window; ``ad.save`` stores it."""
         with self._lock:
             if self._window.torn:
-                self._refuse_if_closed()
+                raise torn_error()
             return {
-                "format": 1,
+                "format": FORMAT,
                 "config": self.config.state_dict(),
                 "window": self._window.state_dict(),
                 "totals": dict(self._totals),
@@ -567,32 +599,7 @@ class GradientAccumulator:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; if it does not fit, an error says why and nothing has changed."""
         with self._lock:
-            try:
-                saved, known = state["buffers"], self._buffers.by_name
-                differing = [k for k, v in self.config.state_dict().items() if state["config"][k] != v
-                             and k not in ("max_grad_norm", "norm_type", "nonfinite")]  # fmt: skip
-                window, totals = (
-                    Window.from_state(state["window"]),
-                    {k: int(state["totals"][k]) for k in self._totals},
-                )
-                if set(saved) != set(known):
-                    raise UnknownNameError(differing_names(set(saved), set(known)))
-                if differing:
-                    raise ArgumentError(
-                        "load_state_dict: the saved window was made with another config: "
-                        + ", ".join(f"{k}={state['config'][k]!r}" for k in differing)
-                    )
-                loaded = []
-                for name, b in known.items():
-                    trial = GradientBuffer(b.shape, b._dtype, compensated=b.compensated, name=name)
-                    trial.load_state_dict(saved[name])
-                    loaded.append(trial)
-            except AdjointError:
-                raise
-            except (KeyError, TypeError, ValueError) as error:
-                raise ArgumentError(
-                    f"load_state_dict: this is not a state of a GradientAccumulator ({error!r})."
-                ) from None
+            window, totals, loaded = read_state(state, self.config, self._buffers.by_name, self._totals)
             self._buffers.replace(loaded)
             self._slots = {id(t): self._buffers.by_name[name] for name, t in self._params.items()}
             self._window, self._totals, self._seen = window, totals, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,15 @@ from adjoint.grads.passes import add_all
 if TYPE_CHECKING:
     from adjoint.grads.packed import Block
 
-__all__ = ["GradientBuffer", "Tally", "checked_shape", "checked_sum_dtype", "checked_weight"]
+__all__ = [
+    "GradientBuffer",
+    "Tally",
+    "checked_count",
+    "checked_shape",
+    "checked_sum_dtype",
+    "checked_total_weight",
+    "checked_weight",
+]
 
 Array = ndarray[Any, Any]
 
@@ -131,6 +140,7 @@ class GradientBuffer:
         """Add weight·grad; a gradient of another shape or dtype is an error and adds nothing."""
         g = self.fitting(gradient_array(self.name, grad), weak=isinstance(grad, (list, tuple, int, float)))
         weight = checked_weight(weight)
+        checked_total_weight(self.weight, weight)
         self.decide(g.dtype)
         with np.errstate(all="ignore"):
             self.sum_up(g, weight)
@@ -283,12 +293,19 @@ class GradientBuffer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state; one that does not fit is an error and changes nothing."""
-        loaded = GradientBuffer(self.shape, state["dtype"], compensated=self.compensated, name=self.name)
-        if tuple(state["shape"]) != self.shape:
-            raise ShapeError(
-                f"{self.name}: saved with shape {tuple(state['shape'])}, but here it is {self.shape}."
+        missing = [k for k in ("shape", "dtype", "count", "weight") if k not in state]
+        if missing:
+            raise ArgumentError(
+                f"{self.name}: the state of a GradientBuffer has {', '.join(map(repr, missing))} too."
             )
-        if self._dtype is not None and loaded._dtype not in (None, self._dtype):
+        count = checked_count(f"{self.name}: count", state["count"])
+        weight = checked_weight(state["weight"], f"{self.name}: weight")
+        loaded = GradientBuffer(self.shape, state["dtype"], compensated=self.compensated, name=self.name)
+        shape = checked_shape(self.name, state["shape"])
+        if shape != self.shape:
+            raise ShapeError(f"{self.name}: saved with shape {shape}, but here it is {self.shape}.")
+        decided = self._dtype is not None and loaded._dtype is not None
+        if decided and loaded._dtype != self._dtype:  # None == np.dtype(float64) is true
             raise DTypeError(
                 f"{self.name}: saved with {loaded._dtype} sums, but here they are {self._dtype}."
             )
@@ -300,10 +317,11 @@ class GradientBuffer:
                     f"but {self.shape} and {loaded.dtype} are expected."
                 )
         if "rows" in state:
-            rows = SparseRows(
-                np.array(state["rows"], np.intp), np.array(state["values"]), self.shape, unique=True
-            )
-        count, weight = int(state["count"]), float(state["weight"])
+            rows = self._checked_rows(state["rows"], state.get("values"), loaded.dtype)
+        if count and total is None and rows is None:
+            raise ArgumentError(f"{self.name}: {count} gradients were added, but the saved state has no sum.")
+        if count and loaded._dtype is None:
+            raise DTypeError(f"{self.name}: {count} gradients were added, but the saved state has no dtype.")
         self._dtype = loaded._dtype or self._dtype
         self._tally, self._rows = Tally(count, weight), rows
         if total is not None:
@@ -311,21 +329,59 @@ class GradientBuffer:
             if self.compensated:
                 self._errors = np.zeros(self.shape, self.dtype) if errors is None else np.array(errors)
 
+    def _checked_rows(self, rows: Any, values: Any, dtype: np.dtype[Any]) -> SparseRows:
+        """Return saved rows and values, or say why they are none of this shape."""
+        index, found = np.array(rows), np.array(values)
+        fits = (
+            bool(self.shape)
+            and index.ndim == 1
+            and (index.dtype.kind in "iu" or not index.size)
+            and found.shape == (index.size, *self.shape[1:])
+            and found.dtype == dtype
+            and bool(np.all((index >= 0) & (index < self.shape[0])))
+            and np.unique(index).size == index.size
+        )
+        if not fits:
+            raise ShapeError(
+                f"{self.name}: the saved rows and values are not those of a {dtype} table of shape "
+                f"{self.shape}, each row once."
+            )
+        return SparseRows(index.astype(np.intp), found, self.shape, unique=True)
+
     def __repr__(self) -> str:
         return f"GradientBuffer({self.shape}, {self.dtype}, count={self.count}, weight={self.weight:g})"
 
 
-def checked_weight(weight: Any) -> float:
+def checked_weight(weight: Any, what: str = "weight") -> float:
     """Return a weight as a float; it is finite and not negative."""
     try:
         if isinstance(weight, (str, bytes)):
             raise TypeError
         value = float(weight)
     except (TypeError, ValueError):
-        raise ArgumentError(f"weight is a number, but got {weight!r}.") from None
-    if not 0.0 <= value < float("inf"):
-        raise ArgumentError(f"weight is a finite number from 0, but got {weight!r}.")
+        raise ArgumentError(f"{what} is a number, but got {weight!r}.") from None
+    except OverflowError:
+        value = math.inf
+    if not 0.0 <= value < math.inf:
+        shown = repr(weight) if math.isfinite(value) or isinstance(weight, float) else "one beyond float64"
+        raise ArgumentError(f"{what} is a finite number from 0, but got {shown}.")
     return value
+
+
+def checked_total_weight(before: float, weight: float) -> None:
+    """Raise if weights, each of them finite, add up to what is not."""
+    if not before + weight < math.inf:
+        raise ArgumentError(
+            f"the weights of this window add up to more than float64 holds: {before:g} and now {weight:g}.\n"
+            "  Weights are numbers of examples or tokens.  Nothing was added."
+        )
+
+
+def checked_count(what: str, value: Any) -> int:
+    """Return a saved count, a whole number from 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+        raise ArgumentError(f"load_state_dict: {what} is a whole number from 0, but got {value!r}.")
+    return int(value)
 
 
 def _fits(dtype: np.dtype[Any], total: np.dtype[Any]) -> bool:

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core.sparse import SparseGradient
+from adjoint.core.sparse import SparseGradient, SparseRows, as_gradient_tensor
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError, UnknownNameError
+from adjoint.grads.foreign import gradient_array
+from adjoint.grads.norm import global_norm
 from adjoint.grads.store import Gradients
 
-__all__ = ["Lent", "NamedGradients", "lending", "lent_now"]
+__all__ = ["Lent", "NamedGradients", "clipped_by", "lending", "lent_now"]
 
 
 class NamedGradients(Gradients):
@@ -124,3 +126,25 @@ def lending(store: dict[str, Any] | NamedGradients) -> Iterator[None]:
         yield
     finally:
         _lent.reset(token)
+
+
+def clipped_by(
+    clip: Callable[[Any], Any], found: dict[str, Any], params: dict[str, Tensor], p: float
+) -> tuple[dict[str, Any], float, float]:
+    """Let a function clip gradients, by name or with ``params`` in a store; return them and both norms."""
+    given: Any
+    if params:
+        given = NamedGradients(params)
+        for name, g in found.items():
+            given.set(name, as_gradient_tensor(g).astype(params[name].dtype, copy=False))
+    else:
+        given = {name: as_gradient_tensor(g) if type(g) is SparseRows else g for name, g in found.items()}
+    before = global_norm(given.values(), p)
+    with lending(given):
+        clip(given)
+    missing = [name for name in found if name not in given]
+    if missing:
+        names = ", ".join(map(repr, missing))
+        raise InputError(f"clip: the function took {names} away; it may only replace gradients.")
+    clipped = {name: gradient_array(name, given[name]) for name in found}
+    return clipped, before, global_norm(clipped.values(), p)

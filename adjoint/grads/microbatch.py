@@ -10,7 +10,7 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint.core.tensor import Tensor
-from adjoint.errors import ArgumentError, InputError, NoGradientError, ShapeError
+from adjoint.errors import AccumulationError, ArgumentError, InputError, NoGradientError, ShapeError
 from adjoint.grads.buffers import checked_weight
 from adjoint.grads.foreign import gradient_array, sum_dtype
 from adjoint.grads.slots import sink
@@ -34,6 +34,15 @@ class MicroBatch:
     def __enter__(self) -> MicroBatch:
         with self._accumulator._lock:  # another thread may be adding just now
             self._accumulator._refuse_if_closed()
+        outer = sink.get()
+        while isinstance(outer, MicroBatch):
+            if outer._accumulator is self._accumulator:
+                raise AccumulationError(
+                    "micro_batch(): another micro-batch of this accumulator is open around this one, and "
+                    "would lose its gradients to it.\n"
+                    "  Close it first; several backward() in one block add up."
+                )
+            outer = outer._outer
         self._pending.clear()
         self._outer = sink.get()
         self._token = sink.set(self)

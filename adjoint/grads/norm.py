@@ -19,6 +19,7 @@ __all__ = [
     "check_max_norm",
     "check_norm_order",
     "chunks",
+    "clip_factor",
     "global_norm",
     "norm_parts",
     "stored_values",
@@ -148,6 +149,15 @@ def norm_parts(arrays: Iterable[Any], p: float = 2.0) -> tuple[float, float]:
         return math.inf, scale
 
 
+def clip_factor(part: float, scale: float, divisor: float, bound: float | None) -> tuple[float, float, bool]:
+    """Return the norm part·scale/divisor, the factor that clips it to ``bound``, whether it is finite."""
+    part /= divisor
+    norm, finite = part * scale, math.isfinite(part)
+    if bound is None or not finite or norm <= bound:
+        return norm, 1.0, finite  # a NaN or an infinity is not made anything else by scaling
+    return norm, bound / part / scale, True
+
+
 def _exact_sum(parts: Iterable[float]) -> float:
     try:
         return math.fsum(parts)
@@ -173,13 +183,19 @@ def _wide_pieces(a: Array, size: int = CHUNK) -> Iterator[Array]:
 
 def check_norm_order(p: Any) -> float:
     """Return the order of a norm as a float, or say which there are."""
-    if isinstance(p, (int, float)) and not isinstance(p, bool) and p > 0:
+    if isinstance(p, (int, float)) and not isinstance(p, bool) and p > 0 and _holds(p):
         return float(p)
     raise ArgumentError(f"p, the order of a norm, is a number above 0 or math.inf, but got {p!r}.")
 
 
 def check_max_norm(value: Any, what: str = "max_norm") -> float:
     """Return a bound on a norm as a float, or say why it is none."""
-    if isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool) and value > 0:
-        return float(value)  # NaN is not above 0
+    number = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
+    if number and value > 0 and _holds(value):  # NaN is not above 0
+        return float(value)
     raise ArgumentError(f"{what} is a number above 0, but got {value!r}.")
+
+
+def _holds(value: Any) -> bool:
+    """Tell whether float64 holds a number: not every int."""
+    return not isinstance(value, int) or value.bit_length() < 1024

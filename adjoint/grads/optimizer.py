@@ -6,7 +6,8 @@ Either of, the first that it has:
   dictionaries with "params"), ``params`` or ``parameters``, they tell which tensors it updates;
 - ``apply(gradients)``, or being callable, with a dictionary of gradients by name.
 
-An optimiser that raises has made no update.
+An optimiser that raises has made no update, and has left its gradients as they were: where it wrote
+into them, the next try gets what it wrote.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError
 
-__all__ = ["AppliesGradients", "StepsOnGrad", "hand_to_optimizer", "parameters_of"]
+__all__ = ["AppliesGradients", "StepsOnGrad", "hand_to_optimizers", "optimizers_of", "parameters_of"]
 
 
 @runtime_checkable
@@ -37,48 +38,79 @@ class AppliesGradients(Protocol):
         """Update the parameters from gradients by name."""
 
 
-def hand_to_optimizer(optimizer: Any, params: Mapping[str, Tensor], grads: dict[str, Any]) -> None:
-    """Let an optimiser make its update; the ``.grad`` of parameters is afterwards as it was before."""
-    if isinstance(optimizer, StepsOnGrad):
+def optimizers_of(given: Any) -> list[Any]:
+    """Return one optimiser, or several in a list, as a list; what is none is refused."""
+    found = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not found:
+        raise InputError("apply: the list of optimisers is empty.")
+    for optimizer in found:
+        if not (isinstance(optimizer, (StepsOnGrad, AppliesGradients)) or callable(optimizer)):
+            raise InputError(
+                f"apply: a {type(optimizer).__name__} is no optimiser: it has no step() and no "
+                "apply(gradients)."
+            )
+    return found
+
+
+def hand_to_optimizers(
+    optimizers: list[Any], params: Mapping[str, Tensor], grads: dict[str, Any], done: list[Any]
+) -> None:
+    """Let optimisers make their updates; the ``.grad`` of parameters is afterwards as it was before.
+
+    Those in ``done`` have made theirs, before another raised; who makes one is added there.
+    """
+    if any(isinstance(optimizer, StepsOnGrad) for optimizer in optimizers):
         if not params:
             raise InputError(
                 "apply: this optimiser reads the .grad of its parameters, but the accumulator has none.\n"
                 "  Make it with the parameters, GradientAccumulator(params); or take gradients() by name."
             )
-        _refuse_strangers(optimizer, params)
-        before = {name: t.grad for name, t in params.items()}
-        try:
-            for name, t in params.items():
-                g = grads.get(name)
-                t.grad = None if g is None else as_gradient_tensor(g).astype(t.dtype, copy=False)
-                del g
-            optimizer.step()
-        finally:
-            for name, t in params.items():
-                t.grad = before[name]
-    elif isinstance(optimizer, AppliesGradients):
-        optimizer.apply(grads)
-    elif callable(optimizer):
-        optimizer(grads)
-    else:
-        raise InputError(
-            f"apply: a {type(optimizer).__name__} is no optimiser: it has no step() and no apply(gradients)."
-        )
+        _refuse_to_lose([*optimizers, *done], params, grads)
+    for optimizer in optimizers:
+        if any(optimizer is other for other in done):
+            continue
+        if isinstance(optimizer, StepsOnGrad):
+            _step(optimizer, params, grads)
+        elif isinstance(optimizer, AppliesGradients):
+            optimizer.apply(dict(grads))
+        else:
+            optimizer(dict(grads))
+        done.append(optimizer)
 
 
-def _refuse_strangers(optimizer: Any, params: Mapping[str, Tensor]) -> None:
-    """Raise if an optimiser that tells its parameters has none of these: their gradients would be lost."""
+def _step(optimizer: StepsOnGrad, params: Mapping[str, Tensor], grads: dict[str, Any]) -> None:
+    before = {name: t.grad for name, t in params.items()}
     try:
-        updated = parameters_of(optimizer)
-    except (InputError, TypeError, KeyError):  # it does not tell, or not in a form known here
-        return
-    if not updated or updated[0] is next(iter(params.values())):  # as nearly always
-        return
-    known = set(map(id, params.values()))
-    if known.isdisjoint(map(id, updated)):
+        for name, t in params.items():
+            g = grads.get(name)
+            t.grad = None if g is None else as_gradient_tensor(g).astype(t.dtype, copy=False)
+            del g
+        optimizer.step()
+    finally:
+        for name, t in params.items():
+            t.grad = before[name]
+
+
+def _refuse_to_lose(optimizers: list[Any], params: Mapping[str, Tensor], grads: Mapping[str, Any]) -> None:
+    """Raise if optimisers that tell their parameters leave out some of these that have a gradient."""
+    updated: set[int] = set()
+    for optimizer in optimizers:
+        try:
+            updated.update(map(id, parameters_of(optimizer)))
+        except (InputError, TypeError, KeyError):  # it does not tell, or not in a form known here
+            return
+    lost = [name for name, t in params.items() if name in grads and id(t) not in updated]
+    if updated and lost:
+        if len(lost) == len(grads):
+            raise InputError(
+                "apply: the optimiser updates none of the accumulator's parameters, so their gradients would "
+                "be lost.\n  Make both from the same tensors: params = list(model.parameters())."
+            )
         raise InputError(
-            "apply: the optimiser updates none of the accumulator's parameters, so their gradients would be "
-            "lost.\n  Make both from the same tensors: params = list(model.parameters())."
+            f"apply: no optimiser updates {', '.join(map(repr, lost[:12]))}{' …' if len(lost) > 12 else ''}, "
+            "so these gradients would be lost.\n"
+            "  Give all optimisers at once, apply([one, other]); or leave these parameters out of the "
+            "accumulator."
         )
 
 

@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from adjoint.core.tensor import Tensor
 from adjoint.errors import AccumulationError, ArgumentError, InputError
+from adjoint.grads.buffers import checked_count
 from adjoint.grads.clip import scaled
 from adjoint.grads.norm import all_finite, stored_values
 from adjoint.grads.optimizer import parameters_of
 
-__all__ = ["GradScaler"]
+__all__ = ["GradScaler", "scale_clock"]
+
+
+class _Clock:
+    """Counts the changes of all scales in this process: a moment that a scaler can tell its scale of."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = 0
+
+
+scale_clock = _Clock()
 
 
 class GradScaler:
@@ -50,7 +66,10 @@ class GradScaler:
         self.growth_factor = float(growth_factor)
         self.backoff_factor = float(backoff_factor)
         self.growth_interval = growth_interval
-        self.enabled = bool(enabled)
+        if not isinstance(enabled, bool):
+            raise ArgumentError(f"enabled is True or False, but got {enabled!r}.")
+        self.enabled = enabled
+        self._past: deque[tuple[int, float]] = deque(maxlen=64)  # scales, each with the moment it ended
         self._good = 0  # updates in a row without a skip
         # per optimiser since the last update(): whether it was unscaled, and whether all was finite
         self._found: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -60,10 +79,29 @@ class GradScaler:
         """Return the scale; 1 where the scaler is not enabled."""
         return self._scale if self.enabled else 1.0
 
+    def scale_at(self, moment: int | None) -> float | None:
+        """Return the scale at a moment of the clock of scales; None if that is forgotten."""
+        if not self.enabled:
+            return 1.0
+        if moment is None or not self._past or moment >= self._past[-1][0]:
+            return self._scale
+        if len(self._past) == self._past.maxlen and moment < self._past[0][0]:
+            return None
+        return next(scale for until, scale in self._past if moment < until)
+
+    def _change(self, scale: float) -> None:
+        if scale != self._scale:
+            scale_clock.now += 1
+            self._past.append((scale_clock.now, self._scale))
+            self._scale = scale
+
     def scale(self, loss: Any) -> Any:
         """Return a loss, or a tuple, list or dictionary of them, times the scale."""
         if isinstance(loss, Tensor):
-            return loss * self._scale if self.enabled else loss
+            if not self.enabled:
+                return loss
+            with np.errstate(over="ignore"):  # an overflow is what the scaler is there to find
+                return loss * self._scale
         if isinstance(loss, Mapping):
             return {name: self.scale(part) for name, part in loss.items()}
         if isinstance(loss, (list, tuple)):
@@ -101,7 +139,8 @@ class GradScaler:
         """Adapt the scale to what was found since the last update, or set it."""
         if new_scale is not None:
             _check("new_scale", new_scale, 0.0, math.inf)
-            self._scale, self._good = float(new_scale), 0
+            self._change(float(new_scale))
+            self._good = 0
         elif not self._found:
             raise AccumulationError("update: no optimiser was stepped or unscaled since the last update().")
         else:
@@ -114,12 +153,14 @@ class GradScaler:
         if not self.enabled:
             return
         if not finite:
-            self._scale, self._good = max(self._scale * self.backoff_factor, 2.0**-126), 0
+            self._change(max(self._scale * self.backoff_factor, 2.0**-126))
+            self._good = 0
             return
         self._good += 1
         if self._good >= self.growth_interval:
             grown = self._scale * self.growth_factor
-            self._scale, self._good = grown if math.isfinite(grown) else self._scale, 0
+            self._change(grown if math.isfinite(grown) else self._scale)
+            self._good = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scale and what it depends on."""
@@ -138,7 +179,9 @@ class GradScaler:
         if missing:
             raise ArgumentError(f"load_state_dict: the state of a GradScaler has {', '.join(missing)} too.")
         fresh = GradScaler(*(state[name] for name in names[:4]))
-        self._scale, self._good = fresh._scale, int(state["good_updates"])
+        good = checked_count("good_updates", state["good_updates"])
+        self._change(fresh._scale)
+        self._good = good
         self.growth_factor, self.backoff_factor = fresh.growth_factor, fresh.backoff_factor
         self.growth_interval = fresh.growth_interval
 

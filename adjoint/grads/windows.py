@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
 from adjoint.core.node import Handle, HookList
-from adjoint.errors import AdjointError, ArgumentError
-from adjoint.grads.buffers import checked_sum_dtype
+from adjoint.errors import AccumulationError, AdjointError, ArgumentError, NonFiniteError, UnknownNameError
+from adjoint.grads.buffers import checked_count, checked_sum_dtype, checked_weight
 from adjoint.grads.norm import check_max_norm, check_norm_order
 
 __all__ = ["AccumulationConfig", "AccumulationEvent", "AccumulationStats", "Listeners", "Window"]
@@ -80,6 +80,32 @@ class AccumulationConfig:
         return values
 
 
+_HERE = ("first", "last", "done")  # what a window has in this process alone
+_LATER = ("skipped", "norm", "clipped_norm", "told")  # what older states of the format lack
+
+
+def _saved_value(name: str, value: Any, fresh: Window) -> Any:
+    """Return a saved field of a window, or say that it is none."""
+    what, like = f"window[{name!r}]", getattr(fresh, name, None)
+    if name in _HERE or not hasattr(fresh, name):
+        raise ArgumentError(f"load_state_dict: a window has no {name!r}.")
+    if isinstance(like, bool):
+        if not isinstance(value, bool):
+            raise ArgumentError(f"load_state_dict: {what} is True or False, but got {value!r}.")
+        return value
+    if isinstance(like, int):
+        return checked_count(what, value)
+    if isinstance(like, float):
+        return checked_weight(value, f"load_state_dict: {what}")
+    if isinstance(like, set):
+        if not isinstance(value, (list, tuple, set)) or not all(isinstance(n, str) for n in value):
+            raise ArgumentError(f"load_state_dict: {what} is a list of names, but got {value!r}.")
+        return set(value)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise ArgumentError(f"load_state_dict: {what} is a norm or None, but got {value!r}.")
+    return value
+
+
 @dataclass(slots=True)
 class Window:
     """The micro-batches since the last update: the one owner of the divisor."""
@@ -94,17 +120,45 @@ class Window:
     torn: bool = False  # the sums are being changed; if that stopped in the middle, they are not whole
     open: set[str] = field(default_factory=set)  # names that ``accumulate`` gave to the current micro-batch
     open_weight: float = 0.0
+    skipped: int = 0  # micro-batches that were left out because they were not finite
+    norm: float | None = None  # of the gradient before clipping, where it was computed
+    clipped_norm: float | None = None  # and after, where it was clipped
+    told: bool = False  # ``gradients`` has told how it was clipped
+    # When the first and the last micro-batch came, on the clock of ``GradScaler``; None: not known.
+    first: int | None = None
+    last: int | None = None
+    done: list[Any] = field(default_factory=list)  # optimisers that have made their update, of several
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _HERE}
         values["open"] = sorted(self.open)
         return values
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Window:
-        """Make a window of saved values."""
-        return cls(**{**state, "open": set(state["open"])})
+    def from_state(cls, state: Mapping[str, Any], steps: int, names: Collection[str]) -> Window:
+        """Make a window of saved values, or say which of them is none of a window of so many steps."""
+        fresh = cls()
+        missing = [name for name in fresh.state_dict() if name not in state and name not in _LATER]
+        if missing:
+            raise ArgumentError(
+                f"load_state_dict: the state of a window has {', '.join(map(repr, missing))} too."
+            )
+        values = {name: _saved_value(name, value, fresh) for name, value in state.items()}
+        window = cls(**values)
+        strangers = sorted(window.open - set(names))
+        if strangers:
+            raise UnknownNameError(
+                f"load_state_dict: the window is open for {listed(strangers)}, which is not registered."
+            )
+        counts = window.added, window.skipped, window.micro_batches
+        if max(counts) > window.micro_batches or window.micro_batches > steps or window.torn:
+            raise ArgumentError(
+                f"load_state_dict: a window of {steps} micro-batches cannot have {window.micro_batches}, of "
+                f"which {window.added} were added and {window.skipped} skipped"
+                f"{', and be torn' if window.torn else ''}."
+            )
+        return window
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +186,11 @@ class AccumulationStats:
 class AccumulationEvent:
     """Something a trainer may log.
 
-    ``kind`` is "full" (the window is complete), "clip" (the norm was ``norm`` and is now
-    ``clipped_norm``), "skip" (a micro-batch, or with ``window=True`` an update, was left out, because
-    of ``names``) or "update" (an update was made, with ``norm`` where it was computed).
+    ``kind`` is "full" (the last of ``accumulation_steps`` micro-batches has come; ``flush`` tells nobody),
+    "clip" (the norm was ``norm`` and is now ``clipped_norm``), "skip" (a micro-batch, or with
+    ``window=True`` an update, was left out, because of ``names``) or "update" (an update was made, by
+    ``apply`` or from ``gradients`` before ``reset``, with ``norm`` where it was computed and
+    ``clipped_norm`` where that was clipped).
     """
 
     kind: str
@@ -147,6 +203,15 @@ class AccumulationEvent:
 
 
 KINDS = ("full", "clip", "skip", "update")
+
+
+# what is so although a callback raised
+_STANDS = {
+    "full": "the micro-batch was added and the window is full.",
+    "clip": "the window is whole, and apply() or gradients() may be called again.",
+    "skip": "the {} was left out all the same.",
+    "update": "the update was made and the next window has begun.",
+}
 
 
 class Listeners:
@@ -166,7 +231,14 @@ class Listeners:
     def tell(self, event: AccumulationEvent) -> None:
         """Call those who listen, in the order of registration."""
         for callback in self._lists[event.kind].snapshot():
-            callback(event)
+            try:
+                callback(event)
+            except Exception as error:
+                what = "window" if event.window else "micro-batch"
+                error.add_note(
+                    f"This came from a callback on {event.kind!r}; {_STANDS[event.kind]}".format(what)
+                )
+                raise
 
 
 def config_of(options: dict[str, Any]) -> AccumulationConfig:
@@ -179,6 +251,32 @@ def config_of(options: dict[str, Any]) -> AccumulationConfig:
             f"  It has {', '.join(known)} and clip."
         )
     return AccumulationConfig(**options)
+
+
+def torn_error() -> AccumulationError:
+    """Say that the sums are not whole."""
+    return AccumulationError(
+        "an interrupt or an error came while gradients were being added or divided, so the sums are "
+        "not whole.\n"
+        "  drop() discards the window; load_state_dict() goes back to a saved one."
+    )
+
+
+def closed_error(window: Window, steps: int) -> AccumulationError:
+    """Say that a window takes no more."""
+    what = "was flushed" if window.closed else "is full"
+    return AccumulationError(
+        f"the window {what} ({window.micro_batches} of {steps} micro-batches) and takes no more.\n"
+        "  apply(optimizer), or gradients() and then reset(), makes the update; drop() discards it."
+    )
+
+
+def overflown(norm: float | None) -> NonFiniteError:
+    """Say that sums are not finite."""
+    return NonFiniteError(
+        f"the norm of the summed gradients is {norm}, although each micro-batch was finite.\n"
+        "  Sum in float64 (dtype=np.float64), or use smaller losses; drop() discards the window."
+    )
 
 
 def unknown_names(unknown: list[str], known: list[str]) -> str:

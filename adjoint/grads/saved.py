@@ -1,0 +1,63 @@
+"""Reading a saved accumulator: every value is looked at before any is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from adjoint.errors import AdjointError, ArgumentError, UnknownNameError
+from adjoint.grads.buffers import GradientBuffer, checked_count
+from adjoint.grads.windows import AccumulationConfig, Window, differing_names
+
+__all__ = ["FORMAT", "read_state"]
+
+FORMAT = 1
+_FREE = ("max_grad_norm", "norm_type", "nonfinite")  # a resumed run may choose these anew
+
+Read = tuple[Window, dict[str, int], list[GradientBuffer]]
+
+
+def read_state(
+    state: Any, config: AccumulationConfig, buffers: Mapping[str, GradientBuffer], totals: Iterable[str]
+) -> Read:
+    """Return window, totals and buffers of a saved state that fits here, or say why it does not."""
+    try:
+        return _read(state, config, buffers, totals)
+    except AdjointError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ArgumentError(
+            f"load_state_dict: this is not a state of a GradientAccumulator ({error!r})."
+        ) from None
+
+
+def _read(
+    state: Any, config: AccumulationConfig, buffers: Mapping[str, GradientBuffer], totals: Iterable[str]
+) -> Read:
+    found = state["format"]
+    if isinstance(found, bool) or found != FORMAT:
+        raise ArgumentError(
+            f"load_state_dict: this version of adjoint reads states of format {FORMAT}, but got {found!r}."
+        )
+    saved = state["buffers"]
+    if set(saved) != set(buffers):
+        raise UnknownNameError(differing_names(set(saved), set(buffers)))
+    differing = [k for k, v in config.state_dict().items() if k not in _FREE and state["config"][k] != v]
+    if differing:
+        raise ArgumentError(
+            "load_state_dict: the saved window was made with another config: "
+            + ", ".join(f"{k}={state['config'][k]!r}" for k in differing)
+        )
+    window = Window.from_state(state["window"], config.accumulation_steps, buffers)
+    counts = {k: checked_count(f"totals[{k!r}]", state["totals"][k]) for k in totals}
+    loaded = []
+    for name, b in buffers.items():
+        trial = GradientBuffer(b.shape, b._dtype, compensated=b.compensated, name=name)
+        trial.load_state_dict(saved[name])
+        if trial.count > window.micro_batches:
+            raise ArgumentError(
+                f"load_state_dict: {name!r} has {trial.count} gradients, but the window has only "
+                f"{window.micro_batches} micro-batches."
+            )
+        loaded.append(trial)
+    return window, counts, loaded

@@ -1,0 +1,487 @@
+"""From a window to an update: checks, events, several optimisers, a scaler, saved states that are none."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint.errors import (
+    AccumulationError,
+    ArgumentError,
+    DTypeError,
+    InputError,
+    NonFiniteError,
+    ShapeError,
+    UnknownNameError,
+)
+from tests.accumulators import accumulator, frozen
+
+
+def one(*grads, weight=1.0, dtype=np.float64, **options):
+    """An accumulator of one parameter and a full window of these gradients."""
+    acc = accumulator("w", shape=np.shape(grads[0]), accumulation_steps=len(grads), **options)
+    for g in grads:
+        acc.step({"w": np.array(g, dtype)}, weight=weight)
+    return acc
+
+
+def nothing(grads):
+    pass
+
+
+# Checks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("get", [lambda acc: acc.gradients(), lambda acc: acc.apply(nothing)])
+def test_an_overflow_of_the_sum_is_noticed_by_gradients_and_by_apply(get):
+    acc = one([3e38], [3e38], weight=10, dtype=np.float32)
+    with pytest.raises(NonFiniteError) as caught:
+        get(acc)
+    assert str(caught.value) == (
+        "the norm of the summed gradients is inf, although each micro-batch was finite.\n"
+        "  Sum in float64 (dtype=np.float64), or use smaller losses; drop() discards the window."
+    )
+    allowed = one([3e38], [3e38], weight=10, dtype=np.float32, nonfinite="allow")
+    assert allowed.gradients()["w"].tolist() == [math.inf]
+
+
+@pytest.mark.parametrize("policy", ["skip", "skip_window"])
+def test_where_apply_would_skip_there_is_no_gradient(policy):
+    acc = one([3e38], [3e38], weight=10, dtype=np.float32, nonfinite=policy)
+    with pytest.raises(NonFiniteError):
+        acc.gradients()
+    assert not acc.apply(nothing)
+
+
+def test_finite_gradients_with_a_norm_beyond_float64_are_clipped_and_handed_over():
+    for bound, expected in ((1.0, 0.5), (None, 1e308)):
+        acc = one([1e308] * 4, max_grad_norm=bound)
+        np.testing.assert_allclose(acc.gradients()["w"], expected)
+        seen = {}
+        assert acc.apply(seen.update)
+        np.testing.assert_allclose(seen["w"], expected)
+        assert acc.last_norm == math.inf
+    halved = one([4e307] * 16, [4e307] * 16)  # the norm of the sum is beyond, that of the mean is not
+    assert halved.apply(nothing)
+    assert halved.last_norm == pytest.approx(1.6e308)
+
+
+def test_weights_that_add_up_beyond_float64_are_refused():
+    acc = accumulator("w", accumulation_steps=2)
+    acc.step({"w": [0.0, 0.0]}, weight=1e308)
+    before = frozen(acc)
+    with pytest.raises(ArgumentError) as caught:
+        acc.step({"w": [0.0, 0.0]}, weight=1e308)
+    assert str(caught.value) == (
+        "the weights of this window add up to more than float64 holds: 1e+308 and now 1e+308.\n"
+        "  Weights are numbers of examples or tokens.  Nothing was added."
+    )
+    assert frozen(acc) == before
+    buffer = ad.GradientBuffer((1,))
+    buffer.add([0.0], weight=1e308)
+    with pytest.raises(ArgumentError, match="add up to more"):
+        buffer.add([0.0], weight=1e308)
+    with pytest.raises(ArgumentError, match="weight is a finite number from 0, but got one beyond float64"):
+        acc.step({"w": [0.0, 0.0]}, weight=10**400)
+    for bad in ({"max_grad_norm": 10**400}, {"norm_type": 10**400}):
+        with pytest.raises(ArgumentError, match="number above 0"):
+            accumulator("w", **bad)
+
+
+def test_registering_again_with_another_dtype_is_refused():
+    acc = accumulator("w")
+    with pytest.raises(DTypeError) as caught:
+        acc.register("w", (2,), np.float64)
+    assert str(caught.value) == (
+        "register: 'w' is registered already, and the dtype of its sum takes that of its first gradient, not "
+        "float64."
+    )
+    acc.step({"w": np.ones(2, np.float32)})
+    acc.register("w", (2,))
+    acc.register("w", (2,), np.float32)
+    with pytest.raises(DTypeError, match="is float32, not float64"):
+        acc.register("w", (2,), np.float64)
+
+
+# Events ----------------------------------------------------------------------------------------
+
+
+def heard(acc):
+    events = []
+    for kind in ("full", "clip", "skip", "update"):
+        acc.on(kind, lambda e: events.append((e.kind, e.norm, e.clipped_norm)))
+    return events
+
+
+def test_the_way_by_name_tells_of_clips_and_updates_as_apply_does():
+    by_apply, by_name = (accumulator("w", accumulation_steps=1, max_grad_norm=5.0) for _ in range(2))
+    told = [heard(acc) for acc in (by_apply, by_name)]
+    for _ in range(2):
+        by_apply.step({"w": [30.0, 40.0]})
+        by_apply.apply(nothing)
+        by_name.step({"w": [30.0, 40.0]})
+        by_name.gradients()
+        by_name.gradients()  # told once
+        by_name.reset()
+    assert told[0] == told[1] == [("full", None, None), ("clip", 50.0, 5.0), ("update", 50.0, 5.0)] * 2
+    assert by_apply.stats() == by_name.stats()
+    assert by_name.stats().clipped_windows == 2
+    assert by_name.last_norm == 50.0
+
+
+def test_gradients_before_apply_tell_once():
+    acc = one([30.0, 40.0], max_grad_norm=5.0, clip=lambda g: ad.clip_grad_norm(g, 1.0))
+    events = heard(acc)
+    acc.gradients()
+    acc.apply(nothing)
+    assert [e[0] for e in events] == ["clip", "clip", "update"]
+    assert acc.stats().clipped_windows == 1
+
+
+def test_a_look_into_an_open_window_tells_nothing():
+    acc = accumulator("w", accumulation_steps=2, max_grad_norm=5.0)
+    events = heard(acc)
+    acc.step({"w": [30.0, 40.0]})
+    acc.gradients()
+    assert (events, acc.stats().clipped_windows, acc.last_norm) == ([], 0, None)
+    assert acc.flush()  # who calls it knows: no "full"
+    acc.gradients()
+    acc.reset()
+    assert events == [("clip", 50.0, 5.0), ("update", 50.0, 5.0)]
+
+
+def clip_in_place(grads):
+    grads["w"][...] = grads["w"] / 10.0
+
+
+@pytest.mark.parametrize("clip", [lambda g: ad.clip_grad_norm(g, 5.0), clip_in_place])
+def test_a_clip_function_tells_of_its_clips(clip):
+    acc = one([30.0, 40.0], clip=clip)
+    events = heard(acc)
+    acc.apply(nothing)
+    assert [e[0] for e in events] == ["clip", "update"]
+    assert events[0][1:] == events[1][1:] == (50.0, pytest.approx(5.0))
+    assert acc.stats().clipped_windows == 1
+
+
+def test_a_clip_function_that_changes_nothing_tells_nothing():
+    acc = one([3.0, 4.0], clip=lambda g: ad.clip_grad_norm(g, 5.0), nonfinite="allow")
+    events = heard(acc)
+    acc.apply(nothing)
+    assert events == [("update", 5.0, None)]
+    assert acc.stats().clipped_windows == 0
+
+
+def test_a_clip_function_that_takes_gradients_away_is_refused():
+    with pytest.raises(InputError, match="clip: the function took 'w' away; it may only replace gradients"):
+        one([1.0], clip=lambda g: g.pop("w")).apply(nothing)
+
+
+def test_an_error_in_a_callback_says_what_stands():
+    acc = accumulator("w", accumulation_steps=1, nonfinite="skip", max_grad_norm=1.0)
+    for kind in ("full", "clip", "skip", "update"):
+        acc.on(kind, lambda e: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as caught:
+        acc.step({"w": [3.0, 4.0]})
+    assert caught.value.__notes__ == [
+        "This came from a callback on 'full'; the micro-batch was added and the window is full."
+    ]
+    for note in ("the window is whole, and apply() or gradients() may be called again.",
+                 "the update was made and the next window has begun."):  # fmt: skip
+        with pytest.raises(ZeroDivisionError) as caught:
+            acc.apply(nothing)
+        assert caught.value.__notes__[0].endswith(note)
+    with pytest.raises(ZeroDivisionError) as caught:
+        acc.step({"w": [math.nan, 4.0]})
+    assert caught.value.__notes__ == [
+        "This came from a callback on 'skip'; the micro-batch was left out all the same."
+    ]
+
+
+def test_resetting_a_window_that_has_no_gradient_counts_as_skipped():
+    acc = one([math.nan], nonfinite="skip_window")
+    acc.reset()
+    stats = acc.stats()
+    assert (stats.total_updates, stats.skipped_windows) == (0, 1)
+
+
+# Optimisers ------------------------------------------------------------------------------------
+
+
+def two_parameters():
+    w, v = (ad.tensor([1.0, 2.0], requires_grad=True) for _ in range(2))
+    acc = ad.GradientAccumulator({"w": w, "v": v}, accumulation_steps=1)
+    with acc.micro_batch():
+        (w * w + v * v).sum().backward()
+    return acc, w, v
+
+
+def test_an_optimiser_of_some_parameters_would_lose_the_gradients_of_the_others():
+    acc, w, v = two_parameters()
+    with pytest.raises(InputError) as caught:
+        acc.apply(ad.optim.SGD([w], lr=0.5))
+    assert str(caught.value) == (
+        "apply: no optimiser updates 'v', so these gradients would be lost.\n"
+        "  Give all optimisers at once, apply([one, other]); or leave these parameters out of the accumulator."
+    )
+    assert acc.apply([ad.optim.SGD([w], lr=0.5), ad.optim.SGD([v], lr=0.25)])
+    assert (w.tolist(), v.tolist()) == ([0.0, 0.0], [0.5, 1.0])
+
+
+def test_a_parameter_without_gradient_needs_no_optimiser():
+    w, v = (ad.tensor([1.0, 2.0], requires_grad=True) for _ in range(2))
+    acc = ad.GradientAccumulator({"w": w, "v": v}, accumulation_steps=1)
+    with acc.micro_batch():
+        (w * w).sum().backward()
+    assert acc.apply(ad.optim.SGD([w], lr=0.5))
+
+
+def test_if_the_second_of_two_optimisers_raises_the_first_is_not_called_again():
+    acc, w, v = two_parameters()
+    good, bad = ad.optim.SGD([w], lr=0.5), ad.optim.SGD([v], lr=0.5)
+    broken = SimpleNamespace(step=lambda: 1 / 0, params=[v])
+    with pytest.raises(ZeroDivisionError):
+        acc.apply([good, broken])
+    assert w.tolist() == [0.0, 0.0]
+    assert acc.apply([good, bad])
+    assert (w.tolist(), v.tolist()) == ([0.0, 0.0], [0.0, 0.0])
+    with acc.micro_batch():  # the next window begins anew
+        ((w - 1.0) * v).sum().backward()
+    assert acc.apply([good, bad])
+    assert v.tolist() == [0.5, 0.5]
+
+
+def test_what_is_no_optimiser_is_refused_before_anything():
+    acc, w, v = two_parameters()
+    for bad, message in ((3, "a int is no optimiser"), ([], "the list of optimisers is empty"),
+                         ([ad.optim.SGD([w, v], lr=0.5), None], "a NoneType is no optimiser")):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            acc.apply(bad)
+    with pytest.raises(InputError, match=r"scaler is an ad.GradScaler, but got int"):
+        acc.apply(ad.optim.SGD([w, v], lr=0.5), scaler=3)
+    assert w.tolist() == [1.0, 2.0]
+
+
+def test_a_function_may_keep_the_dictionary_it_is_given():
+    kept = []
+    acc = one([3.0, 4.0])
+    acc.apply(kept.append)
+    acc.step({"w": [1.0, 1.0]})
+    assert kept[0]["w"].tolist() == [3.0, 4.0]
+
+
+def test_a_micro_batch_inside_one_of_the_same_accumulator_is_refused():
+    w = ad.tensor([1.0], requires_grad=True)
+    acc, other = (ad.GradientAccumulator([w], accumulation_steps=2) for _ in range(2))
+    with (
+        pytest.raises(AccumulationError) as caught,
+        acc.micro_batch(),
+        other.micro_batch(),
+        acc.micro_batch(),
+    ):
+        pass
+    assert str(caught.value) == (
+        "micro_batch(): another micro-batch of this accumulator is open around this one, and would lose its "
+        "gradients to it.\n  Close it first; several backward() in one block add up."
+    )
+    assert acc.stats().total_micro_batches == other.stats().total_micro_batches == 0
+
+
+# Scalers ---------------------------------------------------------------------------------------
+
+
+def scaled_pair(scaler, steps):
+    w = ad.tensor([1.0], requires_grad=True)
+    acc = ad.GradientAccumulator([w], accumulation_steps=steps, nonfinite="skip_window")
+
+    def add(factor=1.0):
+        with acc.micro_batch():
+            scaler.scale((w * factor).sum()).backward()
+
+    return acc, ad.optim.SGD([w], lr=1.0), add, w
+
+
+def test_accumulators_that_share_a_scaler_divide_by_the_scale_their_losses_had():
+    scaler = ad.GradScaler(init_scale=8.0, growth_interval=1)
+    first, second = scaled_pair(scaler, 1), scaled_pair(scaler, 1)
+    for _, _, add, _ in (first, second):
+        add()
+    for acc, optimizer, _, w in (first, second):
+        assert acc.apply(optimizer, scaler=scaler)  # the first one makes the scale 16
+        assert w.tolist() == [0.0]
+    assert scaler.get_scale() == 32.0
+
+
+def test_a_scale_that_changes_in_mid_window_is_an_error():
+    scaler = ad.GradScaler(init_scale=8.0)
+    acc, optimizer, add, w = scaled_pair(scaler, 2)
+    add()
+    scaler.update(16.0)
+    add()
+    with pytest.raises(AccumulationError) as caught:
+        acc.apply(optimizer, scaler=scaler)
+    assert str(caught.value) == (
+        "apply: the scale of the GradScaler changed while this window was filled, from 8 to 16, so its sums mix "
+        "both.\n  drop() the window.  Accumulators that share a scaler fill and apply theirs together."
+    )
+    assert w.tolist() == [1.0]
+    acc.drop()
+    for _ in range(100):  # more changes than a scaler remembers
+        scaler.update(8.0)
+        scaler.update(16.0)
+    add()
+    add()
+    assert acc.apply(optimizer, scaler=scaler)
+    assert w.tolist() == [0.0]
+    add()
+    add()
+    for _ in range(100):
+        scaler.update(8.0)
+        scaler.update(16.0)
+    with pytest.raises(AccumulationError, match="long ago"):
+        acc.apply(optimizer, scaler=scaler)
+
+
+def test_a_loaded_window_takes_the_scale_of_its_scaler():
+    scaler, resumed = ad.GradScaler(init_scale=8.0), ad.GradScaler()
+    acc, _, add, _ = scaled_pair(scaler, 2)
+    add()
+    other, optimizer, more, w = scaled_pair(resumed, 2)
+    other.load_state_dict(acc.state_dict())
+    resumed.load_state_dict(scaler.state_dict())
+    more()
+    assert other.apply(optimizer, scaler=resumed)
+    assert w.tolist() == [0.0]
+
+
+def test_a_window_without_weight_leaves_the_scale_alone():
+    scaler = ad.GradScaler(init_scale=8.0)
+    acc = one([1.0], weight=0.0)
+    assert not acc.apply(nothing, scaler=scaler)
+    assert (scaler.get_scale(), acc.stats().skipped_windows) == (8.0, 1)
+
+
+def test_a_micro_batch_that_was_left_out_backs_the_scale_off():
+    scaler = ad.GradScaler(init_scale=8.0)
+    acc = one([8.0], [math.inf], nonfinite="skip")
+    seen = {}
+    assert acc.apply(seen.update, scaler=scaler)  # the others make their update
+    assert (seen["w"].tolist(), scaler.get_scale()) == ([1.0], 4.0)
+    assert not one([math.inf], nonfinite="skip").apply(nothing, scaler=scaler)
+    assert scaler.get_scale() == 2.0
+
+
+def test_scalers_check_their_arguments():
+    with pytest.raises(ArgumentError, match="enabled is True or False, but got 'no'"):
+        ad.GradScaler(enabled="no")
+    scaler = ad.GradScaler(init_scale=8.0)
+    with pytest.raises(ArgumentError, match="good_updates is a whole number from 0, but got -1"):
+        scaler.load_state_dict(ad.GradScaler().state_dict() | {"good_updates": -1})
+    assert scaler.get_scale() == 8.0
+
+
+def test_an_overflow_that_the_scaler_makes_is_no_warning():
+    loss = ad.tensor(np.float16(2.0), requires_grad=True)
+    assert ad.GradScaler(init_scale=60000.0).scale(loss).item() == math.inf
+
+
+# Saved states ----------------------------------------------------------------------------------
+
+
+def saved():
+    acc = accumulator("a", "b", accumulation_steps=4)
+    acc.step({"a": [1.0, 2.0], "b": [3.0, 4.0]})
+    acc.accumulate("a", [1.0, 2.0])
+    return acc, acc.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "error"),
+    [
+        (("format",), 99, ArgumentError),
+        (("format",), None, ArgumentError),
+        (("format",), True, ArgumentError),
+        (("window", "weight"), -3.0, ArgumentError),
+        (("window", "weight"), math.nan, ArgumentError),
+        (("window", "weight"), "abc", ArgumentError),
+        (("window", "micro_batches"), -1, ArgumentError),
+        (("window", "micro_batches"), 7, ArgumentError),
+        (("window", "micro_batches"), 1.5, ArgumentError),
+        (("window", "added"), 3, ArgumentError),
+        (("window", "skipped"), 3, ArgumentError),
+        (("window", "closed"), 1, ArgumentError),
+        (("window", "torn"), True, ArgumentError),
+        (("window", "norm"), "x", ArgumentError),
+        (("window", "open"), ["zzz"], UnknownNameError),
+        (("window", "open"), "a", ArgumentError),
+        (("window", "open"), [3], ArgumentError),
+        (("window", "open_weight"), -1.0, ArgumentError),
+        (("window", "nonsense"), 1, ArgumentError),
+        (("window", "first"), 1, ArgumentError),
+        (("window",), {}, ArgumentError),
+        (("window",), 3, ArgumentError),
+        (("totals", "updates"), -1, ArgumentError),
+        (("totals", "updates"), 1.5, ArgumentError),
+        (("buffers", "a", "count"), -1, ArgumentError),
+        (("buffers", "a", "count"), 3, ArgumentError),
+        (("buffers", "a", "count"), "1", ArgumentError),
+        (("buffers", "a", "weight"), math.inf, ArgumentError),
+        (("buffers", "a", "sum"), None, ArgumentError),
+        (("buffers", "a", "sum"), np.zeros(3), ShapeError),
+        (("buffers", "a", "dtype"), None, DTypeError),
+        (("buffers", "a", "dtype"), "int8", DTypeError),
+        (("buffers", "a", "shape"), ["x"], ShapeError),
+        (("buffers", "a", "rows"), np.array([0, 0]), ShapeError),
+        (("buffers", "a"), {}, ArgumentError),
+        (("buffers",), {}, UnknownNameError),
+        (("buffers",), 3, ArgumentError),
+        (("config",), {}, ArgumentError),
+    ],
+)
+def test_a_state_with_a_value_that_is_none_is_refused_whole(where, value, error):
+    acc, state = saved()
+    before = frozen(acc)
+    inner = state
+    for key in where[:-1]:
+        inner = inner[key]
+    inner[where[-1]] = value
+    with pytest.raises(error):
+        acc.load_state_dict(state)
+    assert frozen(acc) == before
+
+
+def test_what_a_state_lacks_is_named():
+    acc, state = saved()
+    del state["format"]
+    with pytest.raises(
+        ArgumentError, match=r"this is not a state of a GradientAccumulator \(KeyError\('format'\)\)"
+    ):
+        acc.load_state_dict(state)
+    with pytest.raises(ArgumentError) as caught:
+        ad.GradientBuffer((2,)).load_state_dict({})
+    assert str(caught.value) == (
+        "GradientBuffer: the state of a GradientBuffer has 'shape', 'dtype', 'count', 'weight' too."
+    )
+    acc.load_state_dict(saved()[1])
+
+
+@pytest.mark.parametrize("rows", [[0, 9], [-1, 0], [1, 1], [0.0, 1.0], [[0, 1]], [0]])
+def test_rows_that_are_none_are_refused(rows):
+    buffer = ad.GradientBuffer((4, 2))
+    buffer.add(ad.sparse_gradient([0, 3], np.ones((2, 2)), (4, 2)))
+    state = buffer.state_dict()
+    with pytest.raises(ShapeError, match="not those of a float64 table of shape"):
+        buffer.load_state_dict(state | {"rows": np.array(rows)})
+    buffer.load_state_dict(state)
+    assert buffer.get()[:, 0].tolist() == [1.0, 0.0, 0.0, 1.0]
+
+
+def test_sums_of_another_dtype_are_refused():
+    saved = ad.GradientBuffer((1,), np.float64)
+    saved.add([1.0])
+    with pytest.raises(DTypeError, match="saved with float64 sums, but here they are float32"):
+        ad.GradientBuffer((1,), np.float32).load_state_dict(saved.state_dict())
