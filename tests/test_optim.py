@@ -319,6 +319,65 @@ def test_plateau_state_round_trips() -> None:
 # Edges -----------------------------------------------------------------------------------------
 
 
+def rates(opt) -> list[float]:
+    return [g.hyper["lr"] for g in opt.groups]
+
+
+def test_a_group_given_a_rate_of_zero_stays_there() -> None:
+    a, b, c = (ad.tensor([1.0], requires_grad=True) for _ in range(3))
+    opt = optim.SGD([{"params": a, "lr": 0.0}, {"params": b, "lr": 0.1}, {"params": c, "lr": 0.2}])
+    assert opt.lr == 0.1
+    for rate in (0.1, 0.05, 0.0, 0.2):
+        opt.lr = rate
+        assert opt.lr == rate
+        assert rates(opt) == [0.0, rate, 2 * rate]
+
+
+def test_a_group_frozen_by_hand_stays_frozen_and_thaws_by_hand() -> None:
+    a, b = (ad.tensor([1.0], requires_grad=True) for _ in range(2))
+    opt = optim.SGD([{"params": a, "lr": 0.1}, {"params": b, "lr": 0.2}])
+    opt.groups[0].hyper["lr"] = 0.0
+    opt.lr = 0.4  # of the first group above 0
+    assert rates(opt) == [0.0, 0.4]
+    opt.groups[0].hyper["lr"] = 0.1
+    opt.lr = 0.2
+    assert rates(opt) == [0.2, 0.8]
+
+
+def test_groups_that_are_all_given_zero_take_the_rate() -> None:
+    a, b, c = (ad.tensor([1.0], requires_grad=True) for _ in range(3))
+    opt = optim.SGD([{"params": a}, {"params": b}], lr=0.0)
+    opt.lr = 0.1
+    assert rates(opt) == [0.1, 0.1]
+    opt.lr = 0.0
+    opt.lr = 0.5
+    opt.add_group({"params": c, "lr": 0.25})
+    opt.lr = 1.0
+    assert rates(opt) == [1.0, 1.0, 0.5]
+
+
+def test_a_group_added_while_the_rate_is_zero_keeps_its_ratio() -> None:
+    a, b = (ad.tensor([1.0], requires_grad=True) for _ in range(2))
+    opt = optim.SGD([a], lr=0.1)
+    opt.lr = 0.0
+    opt.add_group({"params": b, "lr": 0.2})
+    assert (opt.lr, rates(opt)) == (0.0, [0.0, 0.2])
+    opt.lr = 0.05
+    assert rates(opt) == [0.05, 0.1]
+
+
+def test_ratios_after_loading_a_state_of_rate_zero() -> None:
+    def made():
+        a, b, c = (ad.tensor([1.0], requires_grad=True) for _ in range(3))
+        return optim.SGD([{"params": a, "lr": 0.0}, {"params": b, "lr": 0.1}, {"params": c, "lr": 0.2}])
+
+    opt, fresh = made(), made()
+    opt.lr = 0.0
+    fresh.load_state_dict(opt.state_dict())
+    fresh.lr = 0.3
+    assert rates(fresh) == [0.0, 0.3, 0.6]
+
+
 def test_groups_keep_their_ratio_through_a_rate_of_zero() -> None:
     a, b = (ad.ones(1, requires_grad=True) for _ in range(2))
     opt = ad.optim.SGD([{"params": [a], "lr": 0.1}, {"params": [b], "lr": 0.3}])

@@ -58,6 +58,7 @@ class Optimizer:
         self.defaults = {"maximize": False, **defaults}
         self.step_count = 0
         self.groups: list[Group] = []
+        self._paused = False  # whether the rate of all is 0 because lr was set to 0
         if callable(getattr(params, "parameters", None)):
             raise InputError(
                 f"{type(self).__name__}: give the parameters of the {type(params).__name__}: "
@@ -143,28 +144,50 @@ class Optimizer:
         self.check(hyper)
         hyper = {k: _plain(v) for k, v in hyper.items()}
         added = Group(self, params, hyper)
-        first = self.groups[0].hyper["lr"] if self.groups and "lr" in hyper else 0
-        added.ratio = hyper["lr"] / first if first else 1.0
+        if self.groups and "lr" in hyper:
+            self._relate(added)
         self.groups.append(added)
+
+    def _relate(self, added: Group) -> None:
+        """Set the ratio of a new group's rate to that of the first one that is trained."""
+        lead = self._lead()
+        rate = lead.hyper["lr"] or lead.given  # given: while the rate of all is 0 for a time
+        if rate:
+            added.ratio = added.given / rate
+        elif added.given:  # the first above 0: those before it stay at 0
+            for g in self.groups:
+                g.ratio = 0.0
 
     @property
     def params(self) -> list[Tensor]:
         """All parameters, group after group."""
         return [p for g in self.groups for p in g.params]
 
+    def _lead(self) -> Group:
+        """The group whose rate is ``lr``: the first with one above 0, or the first that had one before."""
+        ratios = (g for g in self.groups if g.ratio)
+        if self._paused:
+            return next(ratios, self.groups[0])
+        return next((g for g in self.groups if g.hyper["lr"]), next(ratios, self.groups[0]))
+
     @property
     def lr(self) -> float:
-        """The learning rate of the first group; setting it scales all groups alike, also from 0 up again."""
-        return float(self.groups[0].hyper["lr"])
+        """The learning rate of the first group that has one above 0; setting it scales all groups alike.
+
+        So a group keeps its ratio to the others, also from 0 up again, and one that was given 0 stays at 0.
+        Where all were given 0, all take the rate that is set.
+        """
+        return float(self._lead().hyper["lr"])
 
     @lr.setter
     def lr(self, value: float) -> None:
         check_range("lr", value, 0.0)
         before = self.lr
         for g in self.groups:
-            if before and g.hyper["lr"] != before * g.ratio:  # somebody set the group's own
+            if before and not self._paused and g.hyper["lr"] != before * g.ratio:  # somebody set its own
                 g.ratio = g.hyper["lr"] / before
             g.hyper["lr"] = float(value) * g.ratio
+        self._paused = value == 0
 
     def zero_grad(self) -> None:
         """Drop the gradients of all parameters."""
@@ -279,6 +302,7 @@ class Optimizer:
             for p, s, n in zip(g.params, states, steps, strict=True):
                 g.load_state(p, s, int(n))
         self.step_count = int(state["step"])
+        self._paused = not any(g.hyper.get("lr") for g in self.groups)
 
     def _checked_state(self, state: Mapping[str, Any]) -> list[Hyper]:
         """Return the hyper-parameters of each group of a saved state; raise if it is not one for this."""
@@ -322,7 +346,8 @@ class Group:
         self.optimizer = optimizer
         self.params = params
         self.hyper = hyper
-        self.ratio = 1.0  # of its learning rate to the first group's
+        self.given = hyper.get("lr", 0.0)
+        self.ratio = 1.0  # of its learning rate to that of the first group that has one above 0
         self.units: list[Unit] = []
         small: dict[Any, list[Tensor]] = {}
         for p in params:
