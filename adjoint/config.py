@@ -432,6 +432,8 @@ def check_workers(workers: int | str) -> int | str:
 
 
 def _check_threads(what: str, number: int | str) -> int | str:
-    if number == "auto" or (isinstance(number, int) and not isinstance(number, bool) and number >= 1):
+    if isinstance(number, str) and number == "auto":
         return number
+    if isinstance(number, (int, np.integer)) and not isinstance(number, bool) and number >= 1:
+        return int(number)
     raise ArgumentError(f"{what} is a whole number from 1 or 'auto', but got {number!r}.")

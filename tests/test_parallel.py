@@ -416,3 +416,38 @@ def test_an_error_says_which_leaves_were_taken():
         "1 leaves were taken by on_leaf_ready (shapes (1,)); no other .grad has changed."
     ]
     assert early.grad is None and late.grad is None
+
+
+@pytest.mark.parametrize("backward", [ad.Tensor.backward, ad.backward])
+def test_what_cannot_be_called_for_a_leaf_is_refused_at_the_call(backward):
+    x = ad.tensor([1.0], requires_grad=True)
+    loss = (x * x).sum()
+    with pytest.raises(ad.errors.InputError) as caught:
+        backward(loss, on_leaf_ready=3)
+    assert str(caught.value) == "backward: on_leaf_ready is a function (leaf, grad), but got int."
+    backward(loss)  # nothing was released
+
+
+def test_numpys_whole_numbers_are_numbers_of_workers():
+    x = ad.tensor([1.0], requires_grad=True)
+    (x * x).sum().backward(workers=np.int64(2))
+    assert x.grad.tolist() == [2.0]
+    with ad.config.workers(np.int32(2)), ad.config.threads(np.int64(3)):
+        assert (ad.config.get_workers(), ad.config.get_threads()) == (2, 3)
+        assert type(ad.config.get_workers()) is int
+    for bad in (np.array([2]), np.int64(0), True, 2.0):
+        with pytest.raises(ad.errors.ArgumentError, match="workers is a whole number from 1 or 'auto'"):
+            (x * x).sum().backward(workers=bad)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_hooks_run_without_grad_mode_and_under_the_error_state_of_the_backward(workers):
+    x = ad.tensor([1.0], requires_grad=True)
+    seen = []
+    x.register_hook(
+        lambda g: seen.append((ad.is_grad_enabled(), np.geterr()["divide"], np.geterr()["invalid"]))
+    )
+    with np.errstate(all="raise"):
+        (x * x).sum().backward(workers=workers)
+        (x * x).sum().backward(create_graph=True)
+    assert seen == [(False, "ignore", "call"), (True, "ignore", "call")]

@@ -189,6 +189,10 @@ class _Early:
     __slots__ = ("done", "on_leaf_ready", "target")
 
     def __init__(self, on_leaf_ready: OnLeafReady | None, target: Sink | None = None) -> None:
+        if on_leaf_ready is not None and not callable(on_leaf_ready):
+            raise InputError(
+                f"backward: on_leaf_ready is a function (leaf, grad), but got {type(on_leaf_ready).__name__}."
+            )
         self.on_leaf_ready = on_leaf_ready
         self.target = target
         self.done: list[tuple[Tensor, str]] = []
