@@ -120,8 +120,107 @@ def test_functional_call_leaves_the_module_as_it_is() -> None:
     values = {name: p * 0.0 for name, p in net.named_parameters()}
     assert not nn.functional_call(net, values, x).numpy().any()
     assert (net(x).numpy() == before).all()
-    with pytest.raises(errors.ArgumentError, match="no parameters wrong; there are layers"):
+    with pytest.raises(errors.ArgumentError, match="no parameters or buffers wrong; there are layers"):
         nn.functional_call(net, {"wrong": x}, x)
+
+
+def test_functional_call_leaves_the_buffers_as_they_are_and_takes_others() -> None:
+    norm = nn.Sequential(nn.BatchNorm1d(2, dtype=np.float64))
+    before = norm.state_dict()
+    x = ad.tensor([[1.0, 2.0], [3.0, 6.0]])
+    out = nn.functional_call(norm, {}, x)
+    mean = ad.zeros(2)
+    again = nn.functional_call(norm, {"0.running_mean": mean}, x)
+    assert out.tolist() == again.tolist() == norm.eval().train()(x).tolist()
+    assert mean.tolist() == [0.2, 0.4]  # a tensor that is given moves
+    assert norm[0].running_mean.tolist() == [0.2, 0.4]  # by the plain call alone
+    norm.load_state_dict(before)
+    ad.grad(lambda w: nn.functional_call(norm, {"0.weight": w}, x).sum())(ad.ones(2))
+    array = np.zeros(2)
+    nn.functional_call(norm, {"0.running_mean": array}, x)
+    assert array.tolist() == [0.0, 0.0]
+    assert all((norm.state_dict()[k] == v).all() for k, v in before.items())
+    norm.eval()
+    shifted = nn.functional_call(norm, {"0.running_mean": np.ones(2)}, x)
+    np.testing.assert_allclose(shifted.numpy(), (x.numpy() - 1) / np.sqrt(1 + 1e-5))
+
+
+def test_a_gradient_of_a_module_in_training_moves_its_running_statistics() -> None:
+    norm = nn.BatchNorm1d(2, dtype=np.float64)
+    x = ad.tensor([[1.0, 2.0], [3.0, 6.0]])
+    ad.grad(lambda m: (m(x) ** 2).sum())(norm)
+    assert norm.running_mean.tolist() == [0.2, 0.4] and norm.num_batches_tracked.item() == 1
+
+
+def test_functional_call_by_another_name_of_what_is_shared() -> None:
+    net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    net[1].weight = net[0].weight
+    x, two = ad.tensor([1.0, 2.0]), ad.tensor(2 * np.eye(2))
+    assert nn.functional_call(net, {"1.weight": two}, x).tolist() == [4.0, 8.0]
+    with pytest.raises(errors.ArgumentError) as info:
+        nn.functional_call(net, {"1.weight": two, "0.weight": two + 1}, x)
+    assert str(info.value) == (
+        "functional_call: 0.weight is shared with another of the names, but has another value."
+    )
+    with pytest.raises(errors.InputError, match="values are a dictionary by path, not a Tensor"):
+        nn.functional_call(net, x)
+
+
+def test_a_frozen_parameter_is_a_parameter() -> None:
+    net = nn.Module()
+    net.frozen = nn.Parameter([1.0], requires_grad=False)
+    late = nn.Parameter([2.0]).requires_grad_(False)
+    net.late = late
+    net.constant = ad.tensor([3.0])
+    assert list(net.state_dict()) == ["frozen", "late"] == [n for n, _ in net.named_parameters()]
+    assert not net.frozen.requires_grad
+
+
+def test_what_is_assigned_to_a_name_of_the_module() -> None:
+    net = nn.BatchNorm1d(2)
+    net.running_mean = np.array([1.0, 2.0])
+    assert net.state_dict()["running_mean"].tolist() == [1.0, 2.0]
+    with pytest.raises(errors.InputError) as info:
+        net.weight = np.ones(2)
+    assert str(info.value) == (
+        "BatchNorm1d.weight is a parameter, but is assigned a ndarray.\n"
+        "  Assign nn.Parameter(value), or write into the one that is there: weight.copy_(value) under "
+        "ad.no_grad()."
+    )
+    net.weight = None
+    net.bias = nn.Linear(1, 1)
+    net.running_var = nn.Parameter(np.ones(2))
+    assert list(net.state_dict()) == [
+        "running_var",
+        "bias.weight",
+        "bias.bias",
+        "running_mean",
+        "num_batches_tracked",
+    ]
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        self.a = self.b = nn.Linear(2, 2, rng=0)
+
+
+def test_a_shared_module_is_saved_and_loaded_under_both_names() -> None:
+    net = Twice()
+    assert list(net.state_dict()) == ["a.weight", "a.bias", "b.weight", "b.bias"]
+    assert len(net.parameters()) == 2
+    new = {"weight": np.eye(2), "bias": np.array([np.nan, 1.0])}
+    net.load_state_dict({f"{m}.{k}": v for m in "ab" for k, v in new.items()})
+    assert net.b.weight.tolist() == [[1.0, 0.0], [0.0, 1.0]] and net.a is net.b
+    net.load_state_dict({"b.weight": 2 * np.eye(2), "a.bias": np.zeros(2)})
+    assert net.a.weight.tolist() == [[2.0, 0.0], [0.0, 2.0]]
+    with pytest.raises(errors.ShapeError) as info:
+        net.load_state_dict({"a.weight": np.eye(2), "b.weight": np.ones((2, 2)), "a.bias": np.zeros(2)})
+    assert str(info.value) == (
+        "load_state_dict: 1 names do not fit Twice; nothing was loaded.\n"
+        "  b.weight: is the same tensor as a.weight here, but has other values"
+    )
+    net.own = net
+    assert len(net.state_dict()) == 4
 
 
 def test_transforms_take_modules() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy import ndarray
@@ -18,20 +19,27 @@ from adjoint.grads.slots import drop
 __all__ = ["Module", "ModuleList", "Parameter", "Sequential", "functional_call"]
 
 
+_made: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # what Parameter() made, by id
+
+
 def Parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> Tensor:  # noqa: N802  reads as a class
     """Make a tensor that a module trains: a leaf that requires grad.
+
+    With ``requires_grad=False`` it is a frozen one: a parameter, saved like the others, but not trained.
 
     >>> Parameter([1.0, 2.0])
     tensor([1., 2.], dtype=float64, requires_grad=True)
     """
-    return tensor(data, dtype=dtype, requires_grad=requires_grad)
+    made = tensor(data, dtype=dtype, requires_grad=requires_grad)
+    _made[id(made)] = made
+    return made
 
 
 class Module:
     """A function with parameters: subclass it, assign tensors and modules, write ``forward``.
 
-    A leaf tensor that requires grad, when it is assigned, becomes a parameter; ``register_buffer``
-    adds tensors that are saved but not trained.  Modules are trees of their parameters to the
+    A leaf tensor that requires grad, or what ``Parameter`` made, becomes a parameter when it is assigned;
+    ``register_buffer`` adds tensors that are saved but not trained.  Modules are trees of their parameters to the
     transforms: ``ad.grad(lambda m: loss(m(x)))(model)`` returns a model of gradients.
 
     >>> import adjoint as ad
@@ -49,9 +57,29 @@ class Module:
     training: bool = True
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, Tensor) and value.is_leaf and value.requires_grad:
-            self._names("_parameters").setdefault(name)
+        if isinstance(value, Tensor):
+            if value.is_leaf and (value.requires_grad or _made.get(id(value)) is value):
+                self._names("_parameters").setdefault(name)
+                self._names("_buffers").pop(name, None)
+        elif value is not None:
+            value = self._instead(name, value)
         object.__setattr__(self, name, value)
+
+    def _instead(self, name: str, value: Any) -> Any:
+        """Return what is assigned where it is no tensor: an array for a buffer becomes one."""
+        parameters, buffers = self._names("_parameters"), self._names("_buffers")
+        if isinstance(value, Module):
+            parameters.pop(name, None)
+            buffers.pop(name, None)
+        elif name in buffers:
+            return asarray(value)
+        elif name in parameters:
+            raise InputError(
+                f"{type(self).__name__}.{name} is a parameter, but is assigned a {type(value).__name__}.\n"
+                f"  Assign nn.Parameter(value), or write into the one that is there: {name}.copy_(value) under "
+                "ad.no_grad()."
+            )
+        return value
 
     def __delattr__(self, name: str) -> None:
         self._names("_parameters").pop(name, None)
@@ -68,6 +96,7 @@ class Module:
         if not name.isidentifier():
             raise ArgumentError(f"a buffer's name is a Python name, not {name!r}.")
         self._names("_buffers").setdefault(name)
+        self._names("_parameters").pop(name, None)
         object.__setattr__(self, name, None if value is None else asarray(value))
 
     # Calling ---------------------------------------------------------------------------------
@@ -174,40 +203,61 @@ class Module:
     # Saving ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all parameters and buffers by path, as copies in NumPy arrays."""
-        named = {**dict(self._all_named("_parameters")), **dict(self._all_named("_buffers"))}
-        return {path: value.numpy(copy=True) for path, value in named.items()}
+        """Return all parameters and buffers by path, as copies in NumPy arrays.
 
-    def _all_named(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """Like ``_named``, but a shared tensor under each of its paths."""
-        for path, module in self.named_modules():
-            for name in module._names(kind):
-                value = getattr(module, name)
-                if value is not None:
-                    yield (f"{path}.{name}" if path else name), value
+        What is shared, a tensor or a whole module, is there under each of its paths, as in PyTorch.
+        """
+        return {path: value.numpy(copy=True) for path, value in self._everything().items()}
+
+    def _everything(self) -> dict[str, Tensor]:
+        """All parameters, then all buffers, under each of their paths."""
+        modules = list(self._all_paths())
+        return {
+            f"{path}.{name}" if path else name: value
+            for kind in ("_parameters", "_buffers")
+            for path, module in modules
+            for name in module._names(kind)
+            if (value := getattr(module, name)) is not None
+        }
+
+    def _all_paths(self) -> Iterator[tuple[str, Module]]:
+        """Like ``named_modules``, but a shared module under each of its paths."""
+        stack: list[tuple[str, Module, tuple[Module, ...]]] = [("", self, ())]
+        while stack:
+            path, module, above = stack.pop()
+            yield path, module
+            above = (*above, module)
+            inner = [
+                (f"{path}.{name}" if path else name, child, above)
+                for name, child in module.children()
+                if not any(child is m for m in above)  # one that holds itself has paths without end
+            ]
+            stack.extend(reversed(inner))
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Take over values by path; everything is checked, and listed, before anything changes.
 
         Numbers of another width are converted (float64 to float32, say), those of another kind (whole or
-        complex ones for a float parameter) or beyond the range of the dtype are refused.  A shared tensor
-        may be given under any of its paths.  ``strict=False`` passes over names that are missing or extra.
+        complex ones for a float parameter) or beyond the range of the dtype are refused.  What is shared, a
+        tensor or a whole module, may be given under any of its paths; where it is given under several, the
+        values must be equal.  ``strict=False`` passes over names that are missing or extra.
         """
         if not isinstance(state, Mapping):
             raise InputError(
                 f"load_state_dict: a state is a dictionary by path, not a {type(state).__name__}."
             )
-        ours = {**dict(self._all_named("_parameters")), **dict(self._all_named("_buffers"))}
-        given = {id(t) for k, t in ours.items() if k in state}
-        problems, fitting = [], {}
+        ours = self._everything()
+        problems = []
+        fitting: dict[int, tuple[str, Any]] = {}  # by the tensor's id: the path it is given under, the value
         for k in (k for k in ours if k in state):
             found = _fitting(state[k], ours[k])
+            first, value = fitting.setdefault(id(ours[k]), (k, found))
             if isinstance(found, str):
                 problems.append(f"  {k}: {found}")
-            else:
-                fitting[k] = found
+            elif not isinstance(value, str) and value is not found and value.tobytes() != found.tobytes():
+                problems.append(f"  {k}: is the same tensor as {first} here, but has other values")
         if strict:
-            problems += [f"  {k}: missing" for k, t in ours.items() if id(t) not in given]
+            problems += [f"  {k}: missing" for k, t in ours.items() if id(t) not in fitting]
             problems += [f"  {k}: not in this module" for k in state if k not in ours]
         if problems:
             raise ShapeError(
@@ -215,7 +265,7 @@ class Module:
                 "loaded.\n" + "\n".join(problems)
             )
         with no_grad():
-            for k, value in fitting.items():
+            for k, value in fitting.values():
                 writable(ours[k])[...] = value
 
     # Showing ---------------------------------------------------------------------------------
@@ -357,8 +407,10 @@ def _take_apart(module: Module) -> tuple[list[tuple[str, Any]], Module]:
     return list(module.named_parameters()), module
 
 
-def _put_together(module: Module, values: Sequence[Any]) -> Module:
-    """Return a copy of ``module`` with other values in place of its parameters.
+def _put_together(
+    module: Module, values: Sequence[Any], buffers: Mapping[int, Any] | None = None
+) -> Module:
+    """Return a copy of ``module`` with other values in place of its parameters, and of buffers by their id.
 
     A value that comes twice, such as the one gradient of two biases that are added, is copied: as one
     object it would be one parameter, and the copy would have another structure than ``module``.  A
@@ -370,6 +422,7 @@ def _put_together(module: Module, values: Sequence[Any]) -> Module:
         distinct.append(v.clone() if again else v)
         seen.add(id(v))
     replaced = dict(zip((id(p) for _, p in module.named_parameters()), distinct, strict=True))
+    replaced.update(buffers or {})
     copies: dict[int, Module] = {}
     for _, m in reversed(list(module.named_modules())):
         copy = object.__new__(type(m))
@@ -404,18 +457,32 @@ def unseen_parameters(module: Module) -> list[str]:
 
 
 def functional_call(module: Module, params: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a module with other values for some of its parameters, by path; it stays as it is.
+    """Call a module with other values for some of its parameters and buffers, by path.
+
+    The module's own stay as they are, also in training, where layers such as BatchNorm move their running
+    statistics: they move those of a copy, or the tensors that are given for them, in place.
 
     >>> import adjoint as ad
     >>> layer = ad.nn.Linear(2, 1, bias=False)
     >>> ad.nn.functional_call(layer, {"weight": ad.ones((1, 2))}, ad.tensor([3.0, 4.0]))
     tensor([7.], dtype=float64)
     """
-    named = dict(module.named_parameters())
-    unknown = [k for k in params if k not in named]
+    if not isinstance(params, Mapping):
+        raise InputError(f"functional_call: values are a dictionary by path, not a {type(params).__name__}.")
+    named = module._everything()
+    unknown = [str(k) for k in params if k not in named]
     if unknown:
         raise ArgumentError(
-            f"functional_call: no parameters {', '.join(unknown)}; there are {', '.join(named) or 'none'}."
+            f"functional_call: no parameters or buffers {', '.join(unknown)}; "
+            f"there are {', '.join(named) or 'none'}."
         )
-    values = [params.get(k, p) for k, p in named.items()]
-    return _put_together(module, values)(*args, **kwargs)
+    given: dict[int, Any] = {}
+    for k, value in params.items():
+        if given.setdefault(id(named[k]), value) is not value:
+            raise ArgumentError(
+                f"functional_call: {k} is shared with another of the names, but has another value."
+            )
+    values = [given.get(id(p), p) for _, p in module.named_parameters()]
+    # a buffer that is not given: the same numbers in another tensor, which a write copies first
+    buffers = {id(b): asarray(given.get(id(b), b.detach())) for _, b in module.named_buffers()}
+    return _put_together(module, values, buffers)(*args, **kwargs)
