@@ -93,7 +93,8 @@ class DataLoader:
 
     Arrays are cut without a copy per sample; other samples, and all with ``collate=``, are put together by
     ``collate(list_of_samples)``.  The order of an epoch is a function of ``seed`` and the number of the
-    epoch alone, so ``state_dict`` is a few numbers, and loading it goes on at the same batch.
+    epoch alone, so ``state_dict`` is a few numbers, and the first iteration after loading it goes on at the
+    same batch.  Every other one begins at the epoch's first; the next epoch begins when one is finished.
 
     >>> loader = DataLoader(np.arange(5), batch_size=2)
     >>> [batch.tolist() for batch in loader]
@@ -126,7 +127,9 @@ class DataLoader:
         if not self.sized and not isinstance(data, Iterable):
             raise InputError(f"DataLoader: data are arrays, a sequence or an iterable, not {data!r}.")
         self.epoch = 0
-        self.position = 0  # batches of this epoch that were handed out
+        self.position = 0  # batches of this epoch that were handed out last
+        self._goes_on = False  # the next iteration begins at the position: it was loaded
+        self._taken = 0  # batches that were taken from an iterator, which gives each once
 
     def __len__(self) -> int:
         """The number of batches of an epoch."""
@@ -139,12 +142,23 @@ class DataLoader:
         return len(self.data if self.columns is None else next(iter(self.columns.values())))
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of the present epoch that are left; at its end the next one begins."""
-        batches = self._batches(self.epoch, self.position)
-        for batch in _ahead(batches, self.prefetch) if self.prefetch else batches:
-            self.position += 1
+        """Yield the batches of the present epoch; when it is finished the next one begins."""
+        epoch, position = self.epoch, self.position if self._goes_on else 0
+        self._goes_on = False
+        self.position = position
+        for batch in self._from(epoch, position):
+            position += 1
+            self.epoch, self.position = epoch, position
             yield batch
-        self.epoch, self.position = self.epoch + 1, 0
+        self.epoch, self.position = epoch + 1, 0
+
+    def whole(self) -> Iterator[Any]:
+        """Yield all batches of the present epoch, and leave the loader where it is."""
+        return self._from(self.epoch, 0)
+
+    def _from(self, epoch: int, start: int) -> Iterator[Any]:
+        batches = self._batches(epoch, start)
+        return _ahead(batches, self.prefetch) if self.prefetch else batches
 
     def _batches(self, epoch: int, start: int) -> Iterator[Any]:
         if not self.sized:
@@ -167,11 +181,13 @@ class DataLoader:
 
     def _stream(self, start: int) -> Iterator[Any]:
         samples: list[Any] = []
-        done = 0
+        once = isinstance(self.data, Iterator)  # what was taken from it is not to be skipped again
+        done = min(self._taken, start) if once else 0
         for sample in self.data:
             samples.append(sample)
             if len(samples) == self.batch_size:
                 done += 1
+                self._taken += once
                 if done > start:
                     yield self.collate(samples)
                 samples = []
@@ -182,20 +198,26 @@ class DataLoader:
         """Return where the loader is."""
         return {"epoch": self.epoch, "position": self.position, "seed": self.seed, **self._form()}
 
+    def next_place(self) -> dict[str, int]:
+        """Return where the next iteration begins, as ``state_dict`` does."""
+        return {**self.state_dict(), "position": self.position if self._goes_on else 0}
+
     def _form(self) -> dict[str, int]:
         """What must be the same for a position to mean the same."""
         form = {"batch_size": self.batch_size, "shuffle": int(self.shuffle), "drop_last": int(self.drop_last)}
-        return {**form, "samples": self._count()} if self.sized else form
+        if self.sized:
+            form["samples"] = self._count()
+        return {**form, "seed": self.seed} if self.shuffle else form
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where ``state_dict`` was taken; a loader of another form is refused."""
+        """Let the next iteration go on where ``state_dict`` was taken; another form of loader is refused."""
         other = [f"{k} {state.get(k)}, not {v}" for k, v in self._form().items() if state.get(k) != v]
         if other:
             raise ArgumentError(
                 f"DataLoader: this is the position of a loader with {', '.join(other)}: it has other batches."
             )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
-        self.seed = int(state["seed"])
+        self._goes_on = True
 
 
 def _columns(data: Any) -> dict[Any, Any] | None:

@@ -15,10 +15,10 @@ from adjoint.train.compose import ComposedLoss
 if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
 
-__all__ = ["load", "of"]
+__all__ = ["load", "of", "state_of"]
 
 
-def of(trainer: Trainer, loader: Any) -> dict[str, Any]:
+def of(trainer: Trainer) -> dict[str, Any]:
     """Return all but the model's own values, which are kept beside it."""
     return {
         "step": trainer.step,
@@ -29,10 +29,10 @@ def of(trainer: Trainer, loader: Any) -> dict[str, Any]:
         "averages": trainer.averages.state_dict(),
         "optimizer": trainer.optimizer.state_dict(),
         "accumulator": trainer.accumulator.state_dict(),
-        "loss": _state_of(trainer.loss),
-        "schedule": _state_of(trainer.schedule),
-        "weights": {name: _state_of(weight) for name, weight in _weights(trainer).items()},
-        "loader": _state_of(loader),
+        "loss": state_of(trainer.loss),
+        "schedule": state_of(trainer.schedule),
+        "weights": {name: state_of(weight) for name, weight in _weights(trainer).items()},
+        "loader": trainer.place(),
         "callbacks": [{"kind": type(c).__name__, "state": c.state_dict()} for c in trainer.callbacks],
         "generators": {path: _generator_state(rng) for path, rng in _generators(trainer)},
     }
@@ -95,5 +95,6 @@ def _set_generator(rng: Any, state: Any) -> None:
         rng.bit_generator.state = state
 
 
-def _state_of(thing: Any) -> Any:
+def state_of(thing: Any) -> Any:
+    """Return the state of something that may have one."""
     return thing.state_dict() if hasattr(thing, "state_dict") else {}

@@ -30,7 +30,7 @@ from adjoint.train.averages import Averages
 from adjoint.train.callbacks import BestCheckpoint, Callback
 from adjoint.train.checkpoint import Checkpoints
 from adjoint.train.compose import ComposedLoss, TermNorms
-from adjoint.train.data import Padded
+from adjoint.train.data import DataLoader, Padded
 from adjoint.train.progress import Progress
 
 __all__ = ["Trainer"]
@@ -108,6 +108,7 @@ class Trainer:
         self.epoch_steps = 0
         self._last_weight = 0.0
         self._loader: Any = None
+        self._began: tuple[Any, int] = ({}, 0)  # the loader's state where the epoch began, and the step there
 
     def named_parameters(self) -> dict[str, Tensor]:
         """Return what is trained by name: of the model, and of the loss as ``loss.<name>``."""
@@ -205,7 +206,9 @@ class Trainer:
         if not isinstance(loader, Iterable):
             raise InputError(f"fit: a loader gives batches, but this is a {type(loader).__name__}.")
         self.stopped = None
-        self._loader = loader
+        same, self._loader = self._loader is loader, loader
+        if not same:
+            self._began = {}, 0
         if resume:
             self._resume()
         else:
@@ -216,8 +219,8 @@ class Trainer:
             with self._stopping_on_interrupt():
                 while self.epoch < epochs and self.stopped is None:
                     bar.epoch(self.epoch, self.epoch_steps)
-                    self._epoch(self._batches(loader, resume), validate, bar)
-                    resume = False
+                    self._epoch(self._batches(loader, same, resume), validate, bar)
+                    same, resume = True, False
         finally:
             bar.close()
             for callback in self.callbacks:
@@ -228,12 +231,33 @@ class Trainer:
         """End the training after the present step."""
         self.stopped = reason
 
-    def _batches(self, loader: Any, resumed: bool) -> Iterable[Any]:
-        """Return the batches of the present epoch that are left, also of a loader that keeps no position."""
-        going_on = hasattr(loader, "load_state_dict") or (isinstance(loader, Iterator) and not resumed)
-        return (
-            loader if going_on or not self.epoch_steps else itertools.islice(loader, self.epoch_steps, None)
-        )
+    def _batches(self, loader: Any, same: bool, resumed: bool) -> Iterable[Any]:
+        """Return the batches of the present epoch that are left: those of which no step was made."""
+        loaded = resumed and hasattr(loader, "load_state_dict")  # it has been told where to go on
+        skip = 0 if loaded else self.epoch_steps
+        state, steps = self._began
+        if same and not resumed:  # the epoch was left: go back to where it began, for a batch may have failed
+            skip -= steps
+            if state:
+                loader.load_state_dict(state)
+        if isinstance(loader, DataLoader):
+            place = loader.next_place()
+            if skip:
+                loader.load_state_dict({**place, "position": place["position"] + skip})
+            self._began = loader.next_place(), self.epoch_steps
+            return loader
+        self._began = states.state_of(loader), self.epoch_steps - skip
+        left = isinstance(loader, Iterator) and not resumed  # it has only those
+        return loader if left or not skip else itertools.islice(loader, skip, None)
+
+    def place(self) -> Any:
+        """Return the state of the loader from which the run goes on: after the last step that was made."""
+        if not isinstance(self._loader, DataLoader):
+            return states.state_of(self._loader)
+        state, steps = self._began
+        if not self.epoch_steps or not state:
+            return self._loader.next_place()
+        return {**state, "position": state["position"] + self.epoch_steps - steps}
 
     def _epoch(self, batches: Iterable[Any], validate: Any, bar: Progress) -> None:
         self.model.train()
@@ -253,7 +277,7 @@ class Trainer:
                 "  An iterator is used up after one epoch; DataLoader over a sequence is not."
             )
         logs = {**self.averages.means(), "lr": self._rate(), "seconds": self.epoch_seconds}
-        self.averages, self.epoch_seconds, self.epoch_steps = Averages(), 0.0, 0
+        self.averages, self.epoch_seconds, self.epoch_steps, self._began = Averages(), 0.0, 0, ({}, 0)
         if validate is not None:
             logs.update({f"val_{k}": v for k, v in self.evaluate(validate).items()})
         self.history.append(logs)
@@ -387,7 +411,7 @@ class Trainer:
         """Return loss, metrics and terms over a loader, weighted by batch; nothing is trained."""
         averages = Averages()
         with self._evaluating():
-            for batch in loader:
+            for batch in loader.whole() if isinstance(loader, DataLoader) else loader:
                 loss, numbers = self._loss(batch)
                 averages.add({"loss": float(loss), **numbers}, self._weight(batch))
         found = averages.means()
@@ -446,7 +470,7 @@ class Trainer:
             return None
         if score is not None and not math.isfinite(score):
             score = None
-        return checkpoints.write(self.step, self.model.state_dict(), states.of(self, self._loader), score)
+        return checkpoints.write(self.step, self.model.state_dict(), states.of(self), score)
 
     def _resume(self) -> None:
         """Take over the newest checkpoint, if there is one; all of it, or after an error nothing."""
@@ -458,7 +482,7 @@ class Trainer:
                 callback.on_restart(self)
             return
         model, state, _ = self.checkpoints.read(path)
-        before = self.model.state_dict(), states.of(self, self._loader)
+        before = self.model.state_dict(), states.of(self)
         try:
             states.load(self, self._loader, model, state)
         except BaseException:
