@@ -88,7 +88,7 @@ def test_weights_that_add_up_beyond_float64_are_refused():
     with pytest.raises(ArgumentError, match="weight is a finite number from 0, but got one beyond float64"):
         acc.step({"w": [0.0, 0.0]}, weight=10**400)
     for bad in ({"max_grad_norm": 10**400}, {"norm_type": 10**400}):
-        with pytest.raises(ArgumentError, match="number above 0"):
+        with pytest.raises(ArgumentError, match="but got one beyond float64"):
             accumulator("w", **bad)
 
 
@@ -264,6 +264,44 @@ def test_what_is_no_optimiser_is_refused_before_anything():
     with pytest.raises(InputError, match=r"scaler is an ad.GradScaler, but got int"):
         acc.apply(ad.optim.SGD([w, v], lr=0.5), scaler=3)
     assert w.tolist() == [1.0, 2.0]
+
+
+def half_precision(**options):
+    """A float16 parameter whose gradients add up to 120,000, which float16 does not hold."""
+    w = ad.tensor(np.ones(2, np.float16), requires_grad=True)
+    acc = ad.GradientAccumulator([w], accumulation_steps=2, normalize=False, **options)
+    for _ in range(2):
+        with acc.micro_batch():
+            ad.sum(w * ad.tensor(np.full(2, 60_000, np.float16)), dtype=np.float32).backward()
+    return acc, w
+
+
+def test_a_sum_that_the_dtype_of_the_parameter_does_not_hold_is_no_infinity():
+    acc, w = half_precision()
+    with pytest.raises(NonFiniteError) as caught:
+        acc.apply(ad.optim.SGD([w], lr=1.0))
+    assert str(caught.value) == (
+        "apply: gradients that are finite as sums are not in the dtype of their parameter: '0'.\n"
+        "  Clip them (max_grad_norm), or keep the parameters in a wider dtype."
+    )
+    assert w.tolist() == [1.0, 1.0]
+    acc, w = half_precision(nonfinite="allow")
+    seen = []
+    assert acc.apply(SimpleNamespace(step=lambda: seen.append(w.grad.tolist())))
+    assert seen == [[math.inf, math.inf]]
+    acc, w = half_precision(nonfinite="skip_window")
+    assert not acc.apply(ad.optim.SGD([w], lr=1.0))
+    acc, w = half_precision()
+    scaler = ad.GradScaler(init_scale=1.0)
+    assert not acc.apply(ad.optim.SGD([w], lr=1.0), scaler=scaler)
+    assert scaler.get_scale() == 0.5
+
+
+@pytest.mark.parametrize("options", [{"max_grad_norm": 1.0}, {"clip": lambda g: ad.clip_grad_norm(g, 1.0)}])
+def test_clipping_comes_before_the_dtype_of_the_parameter(options):
+    acc, w = half_precision(**options)
+    assert acc.apply(ad.optim.SGD([w], lr=1.0))
+    np.testing.assert_allclose(w.numpy().astype(float), 1 - math.sqrt(0.5), rtol=2e-3)
 
 
 def test_a_function_may_keep_the_dictionary_it_is_given():
@@ -485,3 +523,11 @@ def test_sums_of_another_dtype_are_refused():
     saved.add([1.0])
     with pytest.raises(DTypeError, match="saved with float64 sums, but here they are float32"):
         ad.GradientBuffer((1,), np.float32).load_state_dict(saved.state_dict())
+
+
+def test_a_state_from_before_later_fields_loads():
+    acc, state = saved()
+    for name in ("skipped", "norm", "clipped_norm", "told"):
+        del state["window"][name]
+    acc.load_state_dict(state)
+    assert acc.stats().window_micro_batches == 2

@@ -346,3 +346,8 @@ def test_whole_numbers_are_no_gradients_to_clip():
     with pytest.raises(ad.errors.DTypeError) as caught:
         ad.clip_grad_norm({"a": np.array([3, 4])}, 1.0)
     assert str(caught.value) == ("clip_grad_norm: gradients are floats or complex numbers, but 'a' is int64.")
+
+
+def test_masked_gradients_are_not_clipped_as_if_whole():
+    with pytest.raises(InputError, match="some elements of this masked array are masked"):
+        ad.clip_grad_norm({"a": np.ma.array([1.0, 1e9], mask=[False, True])}, 1.0)

@@ -16,7 +16,16 @@ from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, Traced, concrete, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 
-__all__ = ["array_of", "asarray", "check_device", "checked_dtype", "resolved", "tensor", "weak_array"]
+__all__ = [
+    "array_of",
+    "asarray",
+    "check_device",
+    "checked_dtype",
+    "refuse_masked",
+    "resolved",
+    "tensor",
+    "weak_array",
+]
 
 
 def tensor(data: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
@@ -67,7 +76,7 @@ def array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
         raise InputError("a value of a transform cannot become an array.")
     if type(value) is not ndarray:
         _refuse_foreign(value)
-        _refuse_masked(value)
+        refuse_masked(value)
         if isinstance(value, (list, tuple)) and not _all_numbers(value):
             value = _unwrap_nested(value)
     try:
@@ -185,7 +194,7 @@ def resolved(value: Any) -> Any:
     return value
 
 
-def _refuse_masked(value: Any) -> None:
+def refuse_masked(value: Any) -> None:
     """Raise if an array masks some of its elements: what is under the mask would become numbers."""
     if isinstance(value, ndarray) and np.any(getattr(value, "mask", False)):
         raise InputError(

@@ -33,7 +33,7 @@ from adjoint.grads.foreign import gradient_array, sum_dtype
 from adjoint.grads.lending import clipped_by
 from adjoint.grads.microbatch import MicroBatch, named_params, split_batch
 from adjoint.grads.norm import clip_factor, norm_parts
-from adjoint.grads.optimizer import hand_to_optimizers, optimizers_of
+from adjoint.grads.optimizer import beyond_parameters, hand_to_optimizers, optimizers_of
 from adjoint.grads.packed import Buffers, held, lend, take_back
 from adjoint.grads.passes import copied, divided, multiplied
 from adjoint.grads.saved import FORMAT, read_state
@@ -477,6 +477,8 @@ class GradientAccumulator:
                 for name, g in self._clipped_by_user(used, not window.told).items():
                     self._buffers.by_name[name].replace(g)
                 window.clipped = True
+            if not self._fits_parameters(optimizers, scaler):
+                return self._skip_window(scaler)
             self._lend_to(optimizers)
             if scaler is not None:
                 scaler.record(finite=not window.skipped)
@@ -501,6 +503,20 @@ class GradientAccumulator:
         if not window.told:
             self._finished(norm, factor)
         return True
+
+    def _fits_parameters(self, optimizers: list[Any], scaler: GradScaler | None) -> bool:
+        """Tell whether the parameters' own dtypes hold the finished gradient."""
+        policy = self.config.nonfinite
+        if policy == "allow" and scaler is None:
+            return True
+        sums = {b.name: b.totals() for b in self._buffers.all if b.count}
+        beyond = beyond_parameters(optimizers, self._params, sums)
+        if beyond and policy == "raise" and scaler is None:
+            raise NonFiniteError(
+                f"apply: gradients that are finite as sums are not in the dtype of their parameter: "
+                f"{listed(beyond)}.\n  Clip them (max_grad_norm), or keep the parameters in a wider dtype."
+            )
+        return not beyond
 
     def _scale_of(self, scaler: GradScaler) -> float:
         """Return the scale that the losses of this window had, or say that it changed meanwhile."""

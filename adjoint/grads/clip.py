@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from adjoint.core.convert import refuse_masked
 from adjoint.core.sparse import SparseGradient
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, NonFiniteError
@@ -71,6 +72,7 @@ def _mapping_places(what: str, target: Mapping[Any, Any]) -> list[_Place]:
         if isinstance(g, Tensor) and g.requires_grad:
             found.append(_param_place(what, str(name), g))
         elif isinstance(g, (Tensor, ndarray)) and isinstance(target, MutableMapping):
+            refuse_masked(g)
             if not is_gradient_dtype(g.dtype):
                 raise DTypeError(
                     f"{what}: gradients are floats or complex numbers, but {name!r} is {g.dtype}."

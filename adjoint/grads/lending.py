@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import asarray
 from adjoint.core.sparse import SparseGradient, SparseRows, as_gradient_tensor
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError, UnknownNameError
@@ -47,12 +48,19 @@ class NamedGradients(Gradients):
         return super().__contains__(self._names.get(key) if isinstance(key, str) else key)
 
     def set(self, key: Tensor | str, grad: Any) -> None:
-        """Store a gradient; one that was there is replaced."""
-        super().set(self._tensor(key), grad)
+        """Store a gradient, in the dtype of the parameter or a wider one; one that was there is replaced."""
+        t = self._tensor(key)
+        if isinstance(t, Tensor):
+            new = asarray(grad)
+            if new.shape == t.shape and np.can_cast(t.dtype, new.dtype, "safe"):
+                self._items[id(t)] = (t, new)
+                return
+        super().set(t, grad)
 
     def add(self, key: Tensor | str, grad: Any) -> None:
         """Add to the gradient of a parameter."""
-        super().add(self._tensor(key), grad)
+        before = self.get(key)
+        self.set(key, grad if before is None else before + asarray(grad))
 
     def pop(self, key: Tensor | int | str, *default: Any) -> Any:
         """Remove a gradient and return it."""
@@ -136,7 +144,7 @@ def clipped_by(
     if params:
         given = NamedGradients(params)
         for name, g in found.items():
-            given.set(name, as_gradient_tensor(g).astype(params[name].dtype, copy=False))
+            given.set(name, as_gradient_tensor(g))
     else:
         given = {name: as_gradient_tensor(g) if type(g) is SparseRows else g for name, g in found.items()}
     before = global_norm(given.values(), p)

@@ -185,7 +185,7 @@ def check_norm_order(p: Any) -> float:
     """Return the order of a norm as a float, or say which there are."""
     if isinstance(p, (int, float)) and not isinstance(p, bool) and p > 0 and _holds(p):
         return float(p)
-    raise ArgumentError(f"p, the order of a norm, is a number above 0 or math.inf, but got {p!r}.")
+    raise ArgumentError(f"p, the order of a norm, is a number above 0 or math.inf, but got {_shown(p)}.")
 
 
 def check_max_norm(value: Any, what: str = "max_norm") -> float:
@@ -193,9 +193,13 @@ def check_max_norm(value: Any, what: str = "max_norm") -> float:
     number = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
     if number and value > 0 and _holds(value):  # NaN is not above 0
         return float(value)
-    raise ArgumentError(f"{what} is a number above 0, but got {value!r}.")
+    raise ArgumentError(f"{what} is a number above 0, but got {_shown(value)}.")
 
 
 def _holds(value: Any) -> bool:
     """Tell whether float64 holds a number: not every int."""
     return not isinstance(value, int) or value.bit_length() < 1024
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if _holds(value) else "one beyond float64"

@@ -15,11 +15,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError
+from adjoint.grads.norm import all_finite, stored_values
 
-__all__ = ["AppliesGradients", "StepsOnGrad", "hand_to_optimizers", "optimizers_of", "parameters_of"]
+__all__ = [
+    "AppliesGradients",
+    "StepsOnGrad",
+    "beyond_parameters",
+    "hand_to_optimizers",
+    "optimizers_of",
+    "parameters_of",
+]
 
 
 @runtime_checkable
@@ -83,12 +93,30 @@ def _step(optimizer: StepsOnGrad, params: Mapping[str, Tensor], grads: dict[str,
     try:
         for name, t in params.items():
             g = grads.get(name)
-            t.grad = None if g is None else as_gradient_tensor(g).astype(t.dtype, copy=False)
+            t.grad = None if g is None else _in_dtype_of(t, as_gradient_tensor(g))
             del g
         optimizer.step()
     finally:
         for name, t in params.items():
             t.grad = before[name]
+
+
+def _in_dtype_of(t: Tensor, g: Tensor) -> Tensor:
+    """Return a gradient in the dtype of its parameter, which may be narrower than that of the sum."""
+    if g.dtype == t.dtype:
+        return g
+    with np.errstate(over="ignore"):
+        return g.astype(t.dtype)
+
+
+def beyond_parameters(
+    optimizers: list[Any], params: Mapping[str, Tensor], sums: Mapping[str, Any]
+) -> list[str]:
+    """Return whose gradients, finite as sums, are not in the dtype of their parameter."""
+    if not any(isinstance(optimizer, StepsOnGrad) for optimizer in optimizers):
+        return []
+    narrow = [(n, params[n], g) for n, g in sums.items() if n in params and g.dtype != params[n].dtype]
+    return [n for n, t, g in narrow if not all_finite(stored_values(_in_dtype_of(t, as_gradient_tensor(g))))]
 
 
 def _refuse_to_lose(optimizers: list[Any], params: Mapping[str, Tensor], grads: Mapping[str, Any]) -> None:
