@@ -52,6 +52,17 @@ class Callback:
     def on_restart(self, trainer: Trainer) -> None:
         """Run when a run is to be resumed but ended before its first checkpoint, and begins again."""
 
+    def on_resume(self, trainer: Trainer) -> None:
+        """Run when a run goes on from a checkpoint that had the state of this callback."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return what tells it from others of its class: one that is resumed gets the state of the same.
+
+        Plain data; where there is a ``path``, it is absolute.  Those that are told apart by nothing are
+        taken in their order.
+        """
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a restart."""
         return {}
@@ -79,6 +90,10 @@ class _Monitor(Callback):
         self.best = value
         return True
 
+    def identity(self) -> dict[str, Any]:
+        """Return which number it follows, and how."""
+        return {"monitor": self.monitor, "sign": self.sign, "delta": self.delta}
+
     def state_dict(self) -> dict[str, Any]:
         """Return the best value."""
         return {"best": self.best if math.isfinite(self.best) else None}
@@ -103,8 +118,15 @@ class EarlyStopping(_Monitor):
     def on_epoch(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
         """Compare with the best so far."""
         self.waited = 0 if self.better(logs) else self.waited + 1
+        self._stop_if_due(trainer)
+
+    def on_resume(self, trainer: Trainer) -> None:
+        """Stay stopped, unless the patience is larger now."""
+        self._stop_if_due(trainer)
+
+    def _stop_if_due(self, trainer: Trainer) -> None:
         if self.waited >= self.patience:
-            trainer.stop(f"{self.monitor} has not got better for {self.patience} epochs")
+            trainer.stop(f"{self.monitor} has not got better for {self.waited} epochs")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value and how long ago it was."""
@@ -120,7 +142,8 @@ class BestCheckpoint(_Monitor):
     """Keep the checkpoint of the epoch in which a logged number was best.
 
     It is a whole checkpoint, written as ``Checkpoints`` does: ``path`` says where, ``restore(model)``
-    gives its weights to a module, and a trainer with this ``directory`` resumes from it.
+    gives its weights to a module, and a trainer with this ``directory`` resumes from it.  Where a run was
+    resumed from before its best, that one stays until the run, on its way again, writes another.
     """
 
     def __init__(
@@ -133,6 +156,14 @@ class BestCheckpoint(_Monitor):
     def path(self) -> Path | None:
         """Where the best checkpoint is; None before the first."""
         return self.checkpoints.best()
+
+    def identity(self) -> dict[str, Any]:
+        """Return which number it follows, and where it writes."""
+        return {**super().identity(), "path": os.path.realpath(self.checkpoints.directory)}
+
+    def on_resume(self, trainer: Trainer) -> None:
+        """Take later checkpoints for what they are: this run's, from before it went back."""
+        self.checkpoints.same_run = True
 
     def save(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
         """Write a checkpoint if this epoch was the best."""
@@ -177,6 +208,10 @@ class _Log(Callback, ABC):
         """Put a log aside whose lines come again, as ``<path>.old``."""
         if os.path.exists(self.path) and os.path.getsize(self.path):
             os.replace(self.path, f"{os.fspath(self.path)}.old")
+
+    def identity(self) -> dict[str, Any]:
+        """Return which file it writes, and when."""
+        return {"path": os.path.realpath(self.path), "every": self.every}
 
     def state_dict(self) -> dict[str, Any]:
         """Return how long the file is."""
@@ -277,6 +312,10 @@ class GradientFlow(Callback):
             named = trainer.named_parameters()
             norms = {name: 0.0 if p.grad is None else global_norm([p.grad]) for name, p in named.items()}
             self.history.append((step, norms))
+
+    def identity(self) -> dict[str, Any]:
+        """Return when it looks."""
+        return {"every": self.every}
 
     def dead(self, threshold: float = 1e-12) -> list[str]:
         """Return the parameters whose gradient was never larger than ``threshold``."""

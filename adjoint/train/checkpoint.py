@@ -43,6 +43,7 @@ class Checkpoints:
         self.directory = Path(directory)
         self.keep = keep
         self.sign = sign_of(mode)
+        self.same_run = False  # later ones are this run's, from before it went back: it replaces them
 
     def write(self, step: int, model: Mapping[str, Any], state: Any, score: float | None = None) -> Path:
         """Write a checkpoint; older ones beyond ``keep``, except the best, are removed."""
@@ -64,13 +65,16 @@ class Checkpoints:
         path = self.directory / (f"step-{step:09d}" + (f".{max(before) + 1}" if before else ""))
         os.rename(fresh, path)
         sync_directory(self.directory)
+        for later, _, gone in self._found():  # only if they are this run's: see refuse_later
+            if later > step:
+                self._remove(gone)
         self._tidy()
         return path
 
     def refuse_later(self, step: int) -> None:
         """Raise if there are checkpoints beyond ``step``: whoever resumed would get those of another run."""
         latest = max((s for s, *_ in self._found()), default=step)
-        if latest > step:
+        if latest > step and not self.same_run:
             raise FileError(
                 f"{self.directory} has the checkpoints of another run, up to step {latest}, "
                 f"and this one is at {step}.\n"
@@ -111,14 +115,17 @@ class Checkpoints:
                 )
         return load(path / "model.safetensors"), load(path / "state.safetensors"), meta
 
+    def _remove(self, path: Path) -> None:
+        gone = self.directory / f".writing-gone-{path.name}"
+        os.rename(path, gone)  # first, so that a half-removed one is never taken for a whole one
+        shutil.rmtree(gone, ignore_errors=True)
+
     def _tidy(self) -> None:
         current = [path for _, path in self.all()]
         kept = {*current[-self.keep :], self.best()}
         for *_, path in self._found():
             if path not in kept:
-                gone = self.directory / f".writing-gone-{path.name}"
-                os.rename(path, gone)  # first, so that a half-removed one is never taken for a whole one
-                shutil.rmtree(gone, ignore_errors=True)
+                self._remove(path)
         for left in self.directory.glob(".writing-*"):
             shutil.rmtree(left, ignore_errors=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from adjoint.errors import ArgumentError
 from adjoint.nn.module import Module
 from adjoint.random import Generator
+from adjoint.train.callbacks import Callback
 from adjoint.train.compose import ComposedLoss
 
 if TYPE_CHECKING:
@@ -33,13 +35,13 @@ def of(trainer: Trainer) -> dict[str, Any]:
         "schedule": state_of(trainer.schedule),
         "weights": {name: state_of(weight) for name, weight in _weights(trainer).items()},
         "loader": trainer.place(),
-        "callbacks": [{"kind": type(c).__name__, "state": c.state_dict()} for c in trainer.callbacks],
+        "callbacks": [{**_names(trainer, c), "state": c.state_dict()} for c in trainer.callbacks],
         "generators": {path: _generator_state(rng) for path, rng in _generators(trainer)},
     }
 
 
-def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Put a trainer into a saved state; each part checks what it is given."""
+def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping[str, Any]) -> list[Callback]:
+    """Put a trainer into a saved state, which each part checks; return the callbacks that had one."""
     trainer.model.load_state_dict(model)
     trainer.optimizer.load_state_dict(state["optimizer"])
     trainer.accumulator.load_state_dict(state["accumulator"])
@@ -62,12 +64,35 @@ def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping
     trainer.epoch_steps, trainer.epoch_seconds = int(state["epoch_steps"]), float(state["epoch_seconds"])
     trainer.history = [dict(h) for h in state["history"]]
     trainer.averages.load_state_dict(state["averages"])
-    left = list(state["callbacks"])
-    for callback in trainer.callbacks:  # last, for logs cut their files; one that is new starts afresh
-        saved = next((s for s in left if s["kind"] == type(callback).__name__), None)
-        if saved is not None:
-            left.remove(saved)
-            callback.load_state_dict(saved["state"])
+    found = _matched(trainer, state["callbacks"])
+    for callback, saved in found:  # last, for logs cut their files; one that is new starts afresh
+        callback.load_state_dict(saved)
+    return [callback for callback, _ in found]
+
+
+def _names(trainer: Trainer, callback: Callback) -> dict[str, Any]:
+    """What a callback is known by: class, what it says itself, its path as seen from the checkpoints."""
+    identity = callback.identity()
+    if trainer.checkpoints is None or "path" not in identity:
+        beside = None
+    else:
+        start = os.path.realpath(trainer.checkpoints.directory)
+        beside = {**identity, "path": os.path.relpath(identity["path"], start)}
+    return {"kind": type(callback).__name__, "identity": identity, "beside": beside}
+
+
+def _matched(trainer: Trainer, saved: Any) -> list[tuple[Callback, Any]]:
+    """Return the callbacks that a checkpoint knows, with their states, also of a run that was moved."""
+    left, found = list(saved), []
+    waiting = [(callback, _names(trainer, callback)) for callback in trainer.callbacks]
+    for name in ("identity", "beside"):
+        for callback, names in list(waiting):
+            same = [s for s in left if s["kind"] == names["kind"] and s.get(name) == names[name]]
+            if same and names[name] is not None:
+                left = [s for s in left if s is not same[0]]
+                waiting.remove((callback, names))
+                found.append((callback, same[0]["state"]))
+    return found
 
 
 def _weights(trainer: Trainer) -> dict[str, Any]:

@@ -484,10 +484,15 @@ class Trainer:
         model, state, _ = self.checkpoints.read(path)
         before = self.model.state_dict(), states.of(self)
         try:
-            states.load(self, self._loader, model, state)
+            known = states.load(self, self._loader, model, state)
+            for callback in self.callbacks:
+                if isinstance(callback, BestCheckpoint) and callback not in known:
+                    callback.checkpoints.refuse_later(self.step)
         except BaseException:
             states.load(self, self._loader, *before)
             raise
+        for callback in known:
+            callback.on_resume(self)
 
 
 def _first_padded(batch: Any) -> Padded | None:
