@@ -146,3 +146,46 @@ def test_the_best_of_another_run_is_refused_before_anything_is_trained(tmp_path:
     with pytest.raises(errors.FileError, match="the checkpoints of another run, up to step 20"):
         trainer.fit(train.DataLoader((X, Y), 10, shuffle=True), 2, validate=[(X, Y)], resume=True)
     assert weights(trainer.model) == before and trainer.step == 0
+
+
+# Checkpoints that are not what they seem -------------------------------------------------------
+
+
+def test_a_checkpoint_without_its_facts_is_refused_and_replaced(tmp_path: Path) -> None:
+    trainer = run(tmp_path, 2)
+    path = tmp_path / "step-000000010"
+    (path / "meta.json").unlink()
+    with pytest.raises(errors.FileError) as info:
+        run(tmp_path, 3)
+    assert str(info.value) == (
+        f"{path} is not whole: it has no meta.json.\n"
+        "  Nothing was loaded.  Remove this checkpoint to go on from the one before."
+    )
+    trainer.fit(train.DataLoader((X, Y), 10), epochs=3)  # it does not stand in the way of the run itself
+    trainer.step = 10
+    assert trainer.checkpoints is not None
+    other = train.Checkpoints(tmp_path / "other")
+    (tmp_path / "other" / "step-000000010").mkdir(parents=True)
+    (tmp_path / "other" / "step-000000009").write_text("no directory")
+    trainer.write_checkpoint(other)
+    assert [p.name for p in (tmp_path / "other").iterdir() if p.name.startswith(".")] == []
+    latest = other.latest()
+    assert latest is not None and latest.name == "step-000000010.1" and other.read(latest)
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) -> None:
+    run(tmp_path, 2)
+    (tmp_path / "step-000000010").rename(tmp_path / "step-000000099")
+    trainer = trainer_of(model_of(), directory=tmp_path)
+    before = weights(trainer.model)
+    with pytest.raises(errors.FileError) as info:
+        trainer.fit(train.DataLoader((X, Y), 10, shuffle=True), 3, resume=True)
+    assert str(info.value) == (
+        f"{tmp_path / 'step-000000099'} is the checkpoint of step 10 under another name.  Nothing was loaded.\n"
+        "  Call it step-000000010, or remove it to go on from the one before."
+    )
+    assert weights(trainer.model) == before and trainer.step == 0
+    (tmp_path / "step-000000099").rename(tmp_path / "step-000000010")
+    assert run(tmp_path, 3).step == 15
+    shutil.copytree(tmp_path / "step-000000010", tmp_path / "mine")
+    assert train.Checkpoints(tmp_path).read(tmp_path / "mine")[2]["step"] == 10

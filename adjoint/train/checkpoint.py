@@ -86,12 +86,12 @@ class Checkpoints:
         found = []
         for path in self.directory.glob("step-*") if self.directory.is_dir() else ():
             match = _NAME.fullmatch(path.name)
-            if match and (path / "meta.json").is_file():
+            if match:  # whole or not: it was when it got its name, and is not passed over in silence
                 found.append((int(match[1]), int(match[2] or 0), path))
         return sorted(found)
 
     def all(self) -> list[tuple[int, Path]]:
-        """Return the whole checkpoints, oldest first; of those of one step the last that was written."""
+        """Return the checkpoints, oldest first; of those of one step the last that was written."""
         return sorted({step: path for step, _, path in self._found()}.items())
 
     def latest(self) -> Path | None:
@@ -109,16 +109,16 @@ class Checkpoints:
         meta = _meta(path)
         for name in _FILES:
             if _digest(path / name) != meta["files"][name]:
-                raise FileError(
-                    f"{path / name} is not what was written: it is damaged or was changed.\n"
-                    "  Nothing was loaded.  Remove this checkpoint to go on from the one before."
-                )
+                raise _refused(f"{path / name} is not what was written: it is damaged or was changed.")
         return load(path / "model.safetensors"), load(path / "state.safetensors"), meta
 
     def _remove(self, path: Path) -> None:
         gone = self.directory / f".writing-gone-{path.name}"
         os.rename(path, gone)  # first, so that a half-removed one is never taken for a whole one
-        shutil.rmtree(gone, ignore_errors=True)
+        if gone.is_dir():
+            shutil.rmtree(gone, ignore_errors=True)
+        else:
+            gone.unlink()
 
     def _tidy(self) -> None:
         current = [path for _, path in self.all()]
@@ -147,15 +147,27 @@ def _score(path: Path) -> float | None:
 def _meta(path: Path) -> dict[str, Any]:
     try:
         found = json.loads((path / "meta.json").read_text())
+    except FileNotFoundError:
+        raise _refused(f"{path} is not whole: it has no meta.json.") from None
     except (OSError, ValueError) as error:
-        raise FileError(f"{path} is no checkpoint: {error}") from None
+        raise _refused(f"{path} is no checkpoint: {error}") from None
     if not isinstance(found, dict):
-        raise FileError(f"{path} is no checkpoint: meta.json is not an object.")
+        raise _refused(f"{path} is no checkpoint: meta.json is not an object.")
     if found.get("version") != VERSION:
         raise FileError(f"{path} has version {found.get('version')}; this program reads {VERSION}.")
     if found.pop("digest", None) != _meta_digest(found):
-        raise FileError(f"{path / 'meta.json'} is not what was written: it is damaged or was changed.")
+        raise _refused(f"{path / 'meta.json'} is not what was written: it is damaged or was changed.")
+    match = _NAME.fullmatch(path.name)
+    if match and int(match[1]) != found["step"]:
+        raise FileError(
+            f"{path} is the checkpoint of step {found['step']} under another name.  Nothing was loaded.\n"
+            f"  Call it step-{found['step']:09d}, or remove it to go on from the one before."
+        )
     return found
+
+
+def _refused(what: str) -> FileError:
+    return FileError(f"{what}\n  Nothing was loaded.  Remove this checkpoint to go on from the one before.")
 
 
 def _meta_digest(meta: dict[str, Any]) -> str:
@@ -167,4 +179,4 @@ def _digest(path: Path) -> str:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise FileError(f"{path.parent} is not whole: {error}") from None
+        raise _refused(f"{path.parent} is not whole: {error}") from None
