@@ -266,6 +266,123 @@ def test_a_closure_of_lbfgs_that_does_half_its_work() -> None:
         ad.optim.LBFGS([w], lr=0.0)
 
 
+def raised(call: Any) -> str:
+    """The whole message of an error of adjoint's."""
+    with pytest.raises(errors.AdjointError) as info:
+        call()
+    return str(info.value)
+
+
+def test_messages_about_what_optimisers_are_given() -> None:
+    w, b = (ad.tensor([1.0], requires_grad=True) for _ in range(2))
+    both = "SGD: give parameters or groups, not both: the first is a {}, but number 1 a {}.\n"
+    put = '  Put single parameters into a group: {"params": [...]}.'
+    assert raised(lambda: optim.SGD([{"params": [w]}, b])) == both.format("dict", "Tensor") + put
+    assert raised(lambda: optim.SGD([b, {"params": [w]}])) == both.format("Tensor", "dict") + put
+    group = 'Adam: a group is {"params": [...], "lr": ...}, but this one has only lr.'
+    assert raised(lambda: optim.Adam([{"lr": 1}])) == group
+    assert raised(lambda: optim.SGD([w]).add_group([b])).endswith("requires_grad=True)].")  # type: ignore
+    module = ad.nn.Linear(2, 2)
+    for kind in (optim.Adam, optim.LBFGS, optim.EMA):
+        name = kind.__name__
+        text = f"{name}: give the parameters of the Linear: {name}(model.parameters())."
+        assert raised(lambda kind=kind: kind(module)) == text
+    assert raised(lambda: optim.SGD([{"params": module}])).startswith("SGD: give the parameters of the L")
+    assert raised(lambda: optim.LBFGS([{"params": [w]}])).startswith("LBFGS: there are no groups here")
+    assert raised(lambda: optim.LBFGS([w], max_iter="a")) == (
+        "LBFGS: max_iter is a whole number, but got 'a'."
+    )
+    assert raised(lambda: optim.LBFGS([w], history=0)) == "LBFGS: history must be positive, but is 0."
+    assert raised(lambda: optim.LBFGS([w], tolerance_grad=-1)).startswith("tolerance_grad must be a finite")
+    assert raised(lambda: optim.EMA([w], decay="a")) == "decay must be from 0 to 1, but is 'a'."
+    assert raised(lambda: optim.Adam([w], amsgrad="yes")) == "amsgrad is True or False, but is 'yes'."
+    assert raised(lambda: optim.SGD([w], maximize=1)) == "maximize is True or False, but is 1."
+    for thing in (optim.SGD([w]), optim.LBFGS([w]), module):
+        thing.zero_grad(set_to_none=True)
+        assert raised(lambda thing=thing: thing.zero_grad(set_to_none=False)) == (
+            "zero_grad drops gradients and does not fill them with zeros: there is no set_to_none=False."
+        )
+
+
+def test_messages_about_what_schedules_are_given() -> None:
+    assert raised(lambda: schedules.cosine(0.1, T_max=10)) == "cosine: T_max= is called total= here."
+    assert raised(lambda: schedules.steps(0.1, step_size=10)) == "steps: step_size= is called every= here."
+    assert raised(lambda: schedules.cosine(0.1, 10, foo=1)) == (
+        "cosine: there is no foo=; it takes rate, total, minimum."
+    )
+    assert raised(lambda: schedules.cosine("a", 10)) == "cosine: rate is a number, but got 'a'."
+    assert raised(lambda: schedules.cosine(0.1, "a")) == "total must be positive, but is 'a'."
+    assert raised(lambda: schedules.cosine_restarts(1.0, 10, 0.5)) == (
+        "cosine_restarts: multiple is a whole number, but got 0.5."
+    )
+    assert raised(lambda: schedules.cosine_restarts(1.0, 10, 0)) == (
+        "cosine_restarts: multiple must be at least 1, but is 0."
+    )
+    assert raised(lambda: schedules.Plateau(-0.1)) == "Plateau: rate is a finite number from 0, but is -0.1."
+    assert raised(lambda: schedules.Plateau(0.1, patience="a")) == (
+        "Plateau: patience is a whole number, but got 'a'."
+    )
+    assert raised(lambda: schedules.Plateau(0.1, cooldown=-1)) == (
+        "Plateau: cooldown must be at least 0, but is -1."
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_lbfgs_moves_both_parts_of_complex_parameters(dtype: Any) -> None:
+    z = ad.tensor(np.array([[1 + 1j, 2 - 1j]], dtype), requires_grad=True)
+    w = ad.tensor([3.0], requires_grad=True)
+    opt = optim.LBFGS([z, w], max_iter=50)
+
+    def closure() -> ad.Tensor:
+        loss = (abs(z - (2 - 3j)) ** 2 * np.array([1.0, 3.0])).sum() + (w - z.imag.sum()).square().sum()
+        loss.backward()
+        return loss
+
+    assert opt.step(closure) < 1e-6
+    np.testing.assert_allclose(z.numpy(), np.full((1, 2), 2 - 3j), atol=1e-3)
+    np.testing.assert_allclose(w.numpy(), [-6.0], atol=1e-3)
+    again = optim.LBFGS([z, w])
+    again.load_state_dict(opt.state_dict())
+    assert [rho for _, _, rho in opt.pairs] == [rho for _, _, rho in again.pairs]
+
+
+def test_lbfgs_refuses_a_state_that_is_not_its_own() -> None:
+    opt = optim.LBFGS([ad.tensor([1.0, 2.0], requires_grad=True)])
+    good = np.ones(2)
+    for state, text in (
+        ({}, 'LBFGS: this is no state of its history: it has "pairs" and "iterations".'),
+        (
+            {"pairs": [(np.ones(3), np.ones(3))], "iterations": 1},
+            "LBFGS: pair 0 of the state has shape (3,), needs (2,).",
+        ),
+        ({"pairs": [(good,)], "iterations": 1}, "LBFGS: pair 0 of the state does not have two arrays."),
+        (
+            {"pairs": [(good, -good)], "iterations": 1},
+            "LBFGS: pair 0 of the state has curvature -2.0, not above 0.",
+        ),
+        ({"pairs": [], "iterations": "x"}, "LBFGS: iterations is a whole number, but got 'x'."),
+    ):
+        assert raised(lambda state=state: opt.load_state_dict(state)) == text
+    assert not opt.pairs and opt.iterations == 0
+
+
+def test_averages_refuse_a_state_that_is_not_their_own() -> None:
+    ema = optim.EMA([ad.tensor(np.ones(2, np.float32), requires_grad=True)], decay=0.5)
+    for state, text in (
+        ({}, 'EMA: this is no state of averages: it has "decay" and "averages".'),
+        ({"decay": 7, "averages": [np.ones(2)]}, "decay must be from 0 to 1, but is 7."),
+        ({"decay": 0.5, "averages": []}, "EMA: the state has 0 averages, but there are 1."),
+        (
+            {"decay": 0.5, "averages": [np.ones(2, int)]},
+            "EMA: averages of the state do not fit.\n  0: has dtype int64, needs float32",
+        ),
+    ):
+        assert raised(lambda state=state: ema.load_state_dict(state)) == text
+    ema.load_state_dict({"decay": 0.25, "averages": [np.full(2, 3.0)]})
+    assert ema.averages[0].dtype == np.float32 and ema.averages[0].tolist() == [3.0, 3.0]
+    assert ema.decay == 0.25
+
+
 @pytest.mark.parametrize(("mistake", "error", "text"), MISTAKES)
 def test_mistakes(mistake: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text) as info:

@@ -5,12 +5,24 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from adjoint.core.methods import attach
 from adjoint.errors import InputError
 
-__all__ = ["FUNCTIONS", "KEYWORDS", "METHODS", "explain_methods", "explain_options", "refuse"]
+__all__ = [
+    "FUNCTIONS",
+    "KEYWORDS",
+    "METHODS",
+    "dropped_only",
+    "explain_methods",
+    "explain_options",
+    "explained",
+    "refuse",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _IN_PLACE = "x = x {} y, or x.copy_(value) under ad.no_grad() to write into x"
 _DTYPE = "x.astype(np.{})"
@@ -144,6 +156,22 @@ KEYWORDS = {
     "elementwise_affine": "affine",
     "initial_accumulator_value": "initial",
     "history_size": "history",
+    "T_max": "total",
+    "total_iters": "total",
+    "total_steps": "total",
+    "T_0": "first",
+    "T_mult": "multiple",
+    "eta_min": "minimum",
+    "min_lr": "minimum",
+    "max_lr": "peak",
+    "base_lr": "rate",
+    "lr": "rate",
+    "gamma": "factor",
+    "step_size": "every",
+    "pct_start": "rise",
+    "attn_mask": "mask",
+    "src_mask": "mask",
+    "is_causal": "causal",
 }
 _NOT_HERE = {
     "out": "results are new tensors; x.copy_(result) under ad.no_grad() writes one",
@@ -151,6 +179,9 @@ _NOT_HERE = {
     "input": "the tensor comes first, without a name",
     "tensors": "the tensors come first, without a name",
     "inplace": "results are new tensors",
+    "key_padding_mask": "a mask is True where there is something, mask=present[:, None, None, :]",
+    "src_key_padding_mask": "a mask is True where there is something, mask=present[:, None, None, :]",
+    "need_weights": "the outputs come back alone",
     "requires_grad": "results require grad where what they are made of does",
 }
 
@@ -167,6 +198,22 @@ def refuse(function: Callable[..., Any], given: Mapping[str, Any], name: str = "
         if keyword in _NOT_HERE:
             raise InputError(f"{name}: there is no {keyword}=: {_NOT_HERE[keyword]}.")
     raise InputError(f"{name}: there is no {next(iter(given))}=; it takes {', '.join(ours)}.")
+
+
+def explained(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function say what a keyword that it does not have is called."""
+
+    @functools.wraps(function)
+    def explaining(*args: P.args, **options: P.kwargs) -> R:
+        try:
+            return function(*args, **options)
+        except TypeError:
+            unknown = {k: v for k, v in options.items() if k not in inspect.signature(function).parameters}
+            if unknown:
+                refuse(function, unknown)
+            raise
+
+    return explaining
 
 
 def explain_options(classes: Iterable[Any]) -> None:
@@ -192,3 +239,11 @@ def _explaining(init: Callable[..., None]) -> Callable[..., None]:
             raise
 
     return explaining
+
+
+def dropped_only(set_to_none: bool) -> None:
+    """Refuse PyTorch's other way of zero_grad."""
+    if not set_to_none:
+        raise InputError(
+            "zero_grad drops gradients and does not fill them with zeros: there is no set_to_none=False."
+        )

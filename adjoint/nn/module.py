@@ -7,11 +7,12 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
-from numpy import ndarray
 
 from adjoint import tree
 from adjoint.config import no_grad
 from adjoint.core.convert import asarray, tensor
+from adjoint.core.fitting import fitting
+from adjoint.core.other_names import dropped_only
 from adjoint.core.tensor import Tensor, differentiable, writable
 from adjoint.errors import AdjointError, ArgumentError, IndexingError, InputError, ShapeError
 from adjoint.grads.slots import drop
@@ -39,8 +40,8 @@ class Module:
     """A function with parameters: subclass it, assign tensors and modules, write ``forward``.
 
     A leaf tensor that requires grad, or what ``Parameter`` made, becomes a parameter when it is assigned;
-    ``register_buffer`` adds tensors that are saved but not trained.  Modules are trees of their parameters to the
-    transforms: ``ad.grad(lambda m: loss(m(x)))(model)`` returns a model of gradients.
+    ``register_buffer`` adds tensors that are saved but not trained.  Modules are trees of their parameters
+    to the transforms: ``ad.grad(lambda m: loss(m(x)))(model)`` returns a model of gradients.
 
     >>> import adjoint as ad
     >>> class Scale(ad.nn.Module):
@@ -76,8 +77,8 @@ class Module:
         elif name in parameters:
             raise InputError(
                 f"{type(self).__name__}.{name} is a parameter, but is assigned a {type(value).__name__}.\n"
-                f"  Assign nn.Parameter(value), or write into the one that is there: {name}.copy_(value) under "
-                "ad.no_grad()."
+                "  Assign nn.Parameter(value), or write into the one that is there: "
+                f"{name}.copy_(value) under ad.no_grad()."
             )
         return value
 
@@ -163,8 +164,9 @@ class Module:
             p.requires_grad_(requires_grad)
         return self
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of all parameters."""
+        dropped_only(set_to_none)
         drop(self.parameters())
 
     def train(self, mode: bool = True) -> Module:
@@ -248,16 +250,16 @@ class Module:
             )
         ours = self._everything()
         problems = []
-        fitting: dict[int, tuple[str, Any]] = {}  # by the tensor's id: the path it is given under, the value
+        taken: dict[int, tuple[str, Any]] = {}  # by the tensor's id: the path it is given under, the value
         for k in (k for k in ours if k in state):
-            found = _fitting(state[k], ours[k])
-            first, value = fitting.setdefault(id(ours[k]), (k, found))
+            found = fitting(state[k], ours[k])
+            first, value = taken.setdefault(id(ours[k]), (k, found))
             if isinstance(found, str):
                 problems.append(f"  {k}: {found}")
             elif not isinstance(value, str) and value is not found and value.tobytes() != found.tobytes():
                 problems.append(f"  {k}: is the same tensor as {first} here, but has other values")
         if strict:
-            problems += [f"  {k}: missing" for k, t in ours.items() if id(t) not in fitting]
+            problems += [f"  {k}: missing" for k, t in ours.items() if id(t) not in taken]
             problems += [f"  {k}: not in this module" for k in state if k not in ours]
         if problems:
             raise ShapeError(
@@ -265,7 +267,7 @@ class Module:
                 "loaded.\n" + "\n".join(problems)
             )
         with no_grad():
-            for k, value in fitting.values():
+            for k, value in taken.values():
                 writable(ours[k])[...] = value
 
     # Showing ---------------------------------------------------------------------------------
@@ -286,34 +288,6 @@ class Module:
         count = sum(p.size for p in self.parameters() if isinstance(p, Tensor))  # a Hessian has modules there
         numbers = f"  # {count:,} parameters" if count else ""
         return f"{type(self).__name__}({self.extra_repr()}){numbers}"
-
-
-def _fitting(value: Any, target: Tensor) -> ndarray[Any, Any] | str:
-    """Return ``value`` in the dtype of ``target``, or what is wrong with it."""
-    try:
-        array = np.asarray(value)
-    except Exception:  # whatever a foreign object raises: it is no array
-        return f"is a {type(value).__name__}, not an array"
-    wrong = []
-    if array.shape != target.shape:
-        wrong.append(f"has shape {array.shape}, needs {target.shape}")
-    if _kind(array.dtype) != _kind(target.dtype):
-        wrong.append(f"has dtype {array.dtype}, needs {target.dtype}")
-    if wrong:
-        return "; ".join(wrong)
-    with np.errstate(over="ignore"):
-        cast = array.astype(target.dtype, copy=False)
-    if cast.dtype != array.dtype:
-        same = cast == array if _kind(cast.dtype) == "whole" else np.isfinite(cast) == np.isfinite(array)
-        if not same.all():
-            return f"has values beyond the range of {target.dtype}"
-    return cast
-
-
-def _kind(dtype: np.dtype[Any]) -> str:
-    if dtype.name == "bfloat16":
-        return "float"
-    return {"i": "whole", "u": "whole", "f": "float", "c": "complex", "b": "bool"}.get(dtype.kind, dtype.name)
 
 
 def _add_path(error: AdjointError, module: Module) -> None:
@@ -407,9 +381,7 @@ def _take_apart(module: Module) -> tuple[list[tuple[str, Any]], Module]:
     return list(module.named_parameters()), module
 
 
-def _put_together(
-    module: Module, values: Sequence[Any], buffers: Mapping[int, Any] | None = None
-) -> Module:
+def _put_together(module: Module, values: Sequence[Any], buffers: Mapping[int, Any] | None = None) -> Module:
     """Return a copy of ``module`` with other values in place of its parameters, and of buffers by their id.
 
     A value that comes twice, such as the one gradient of two biases that are added, is copied: as one

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import no_grad
+from adjoint.core.fitting import fitting
 from adjoint.core.tensor import Tensor, writable
 from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.optim.optimizer import check_range, listed
 
 __all__ = ["EMA"]
 
@@ -30,12 +32,9 @@ class EMA:
     """
 
     def __init__(self, params: Iterable[Tensor] | Mapping[str, Tensor], decay: float = 0.999) -> None:
-        if not 0 <= decay <= 1:
-            raise ArgumentError(f"decay must be from 0 to 1, but is {decay!r}.")
-        if callable(getattr(params, "parameters", None)):
-            raise InputError("EMA: give the parameters of the module: EMA(model.parameters()).")
-        self.decay = decay
-        self.params = list(params.values() if isinstance(params, Mapping) else params)
+        check_range("decay", decay, 0.0, 1.0)
+        self.decay = float(decay)
+        self.params: list[Tensor] = listed("EMA", params)
         for i, p in enumerate(self.params):
             if not isinstance(p, Tensor):
                 raise InputError(f"EMA: parameters are tensors, but params[{i}] is a {type(p).__name__}.")
@@ -66,9 +65,20 @@ class EMA:
         return {"decay": self.decay, "averages": [a.copy() for a in self.averages]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
-        shapes = [np.shape(a) for a in state["averages"]]
-        if shapes != [a.shape for a in self.averages]:
-            raise ShapeError(f"the averages have shapes {shapes}, not {[a.shape for a in self.averages]}.")
+        """Take over what ``state_dict`` returned; everything is checked before anything changes.
+
+        Averages of another width are converted; those of another shape or kind are refused.
+        """
+        if not isinstance(state, Mapping) or not {"decay", "averages"} <= set(state):
+            raise ArgumentError('EMA: this is no state of averages: it has "decay" and "averages".')
+        check_range("decay", state["decay"], 0.0, 1.0)
+        saved = state["averages"]
+        if not isinstance(saved, (list, tuple)) or len(saved) != len(self.averages):
+            count = len(saved) if isinstance(saved, (list, tuple)) else "no list of"
+            raise ShapeError(f"EMA: the state has {count} averages, but there are {len(self.averages)}.")
+        found = [fitting(a, ours) for a, ours in zip(saved, self.averages, strict=True)]
+        wrong = [f"  {i}: {a}" for i, a in enumerate(found) if isinstance(a, str)]
+        if wrong:
+            raise ShapeError("EMA: averages of the state do not fit.\n" + "\n".join(wrong))
         self.decay = float(state["decay"])
-        self.averages = [np.array(a) for a in state["averages"]]
+        self.averages = [np.array(a) for a in found]

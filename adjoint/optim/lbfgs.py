@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import no_grad
+from adjoint.core.fitting import fitting
+from adjoint.core.other_names import dropped_only
+from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor, writable
-from adjoint.errors import ArgumentError, InputError, NoGradientError, NonFiniteError
+from adjoint.errors import ArgumentError, InputError, NoGradientError, NonFiniteError, ShapeError
 from adjoint.grads.slots import drop
-from adjoint.optim.optimizer import check_range
+from adjoint.optim.optimizer import check_range, listed
 
 __all__ = ["LBFGS"]
 
@@ -24,7 +27,8 @@ class LBFGS:
     """Limited-memory BFGS for deterministic objectives: ``step(closure)`` runs some iterations.
 
     ``closure()`` computes the loss and its gradients (``loss.backward()``) and returns the loss.  The
-    line search meets the strong Wolfe conditions, so each iteration goes down.
+    line search meets the strong Wolfe conditions, so each iteration goes down.  A complex parameter counts as
+    two real ones, its parts.
 
     >>> import adjoint as ad
     >>> w = ad.tensor([-1.2, 1.0], requires_grad=True)
@@ -47,11 +51,19 @@ class LBFGS:
         tolerance_grad: float = 1e-7,
         tolerance_change: float = 1e-12,
     ) -> None:
-        self.params = list(params)
-        if not self.params or any(not isinstance(p, Tensor) or not p.requires_grad for p in self.params):
+        self.params: list[Tensor] = listed("LBFGS", params)
+        for p in self.params:
+            if isinstance(p, Mapping):
+                raise InputError("LBFGS: there are no groups here: give a list of all parameters.")
+        if not self.params or any(
+            not isinstance(p, Tensor) or not p.requires_grad or not p.is_leaf for p in self.params
+        ):
             raise InputError("LBFGS: params are leaf tensors that require grad, at least one.")
-        if max_iter < 1 or history < 1:
-            raise ArgumentError("LBFGS: max_iter and history must be positive.")
+        for name, count in (("max_iter", max_iter), ("history", history)):
+            if whole_number("LBFGS", name, count) < 1:
+                raise ArgumentError(f"LBFGS: {name} must be positive, but is {count!r}.")
+        check_range("tolerance_grad", tolerance_grad, 0.0)
+        check_range("tolerance_change", tolerance_change, 0.0)
         self.lr, self.max_iter, self.history = lr, max_iter, history
         self.tolerance_grad, self.tolerance_change = tolerance_grad, tolerance_change
         self.pairs: deque[tuple[Any, Any, float]] = deque(maxlen=history)
@@ -70,17 +82,17 @@ class LBFGS:
             raise ArgumentError("lr must be above 0: the line search starts with it.")
         self._lr = float(value)
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of all parameters."""
+        dropped_only(set_to_none)
         drop(self.params)
 
     def _flat(self) -> Any:
-        return np.concatenate([np.asarray(p._data, float).reshape(-1) for p in self.params])
+        return np.concatenate([_reals(p._data) for p in self.params])
 
     def _flat_grad(self) -> Any:
         parts = [
-            np.zeros(p.size) if p.grad is None else np.asarray(p.grad._data, float).reshape(-1)
-            for p in self.params
+            np.zeros(_count(p)) if p.grad is None else _reals(_like(p.grad._data, p)) for p in self.params
         ]
         return np.concatenate(parts)
 
@@ -88,8 +100,9 @@ class LBFGS:
         start = 0
         with no_grad():
             for p in self.params:
-                writable(p)[...] = x[start : start + p.size].reshape(p.shape)
-                start += p.size
+                part = x[start : start + _count(p)]
+                writable(p)[...] = (part.view(complex) if p.dtype.kind == "c" else part).reshape(p.shape)
+                start += _count(p)
 
     def step(self, closure: Callable[[], Tensor]) -> float:
         """Run up to ``max_iter`` iterations; return the loss at the end.
@@ -173,12 +186,41 @@ class LBFGS:
         return {"pairs": [(s.copy(), y.copy()) for s, y, _ in self.pairs], "iterations": self.iterations}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
-        self.pairs.clear()
-        for s, y in state["pairs"]:
-            s, y = np.array(s), np.array(y)
-            self.pairs.append((s, y, 1.0 / float(y @ s)))
-        self.iterations = int(state["iterations"])
+        """Take over what ``state_dict`` returned; everything is checked before anything changes."""
+        if not isinstance(state, Mapping) or not {"pairs", "iterations"} <= set(state):
+            raise ArgumentError('LBFGS: this is no state of its history: it has "pairs" and "iterations".')
+        iterations = whole_number("LBFGS", "iterations", state["iterations"])
+        size = sum(map(_count, self.params))
+        pairs = []
+        for i, pair in enumerate(state["pairs"]):
+            found = [fitting(a, np.empty(size)) for a in pair]
+            wrong = next((a for a in found if isinstance(a, str)), None)
+            if len(found) != 2 or wrong:
+                raise ShapeError(f"LBFGS: pair {i} of the state {wrong or 'does not have two arrays'}.")
+            s, y = (np.array(a) for a in found)
+            curvature = float(y @ s)
+            if not 0 < curvature < math.inf:
+                raise ArgumentError(f"LBFGS: pair {i} of the state has curvature {curvature}, not above 0.")
+            pairs.append((s, y, 1.0 / curvature))
+        self.pairs = deque(pairs, maxlen=self.history)
+        self.iterations = iterations
+
+
+def _count(p: Tensor) -> int:
+    """How many real numbers a parameter has."""
+    return 2 * p.size if p.dtype.kind == "c" else p.size
+
+
+def _like(grad: Any, p: Tensor) -> Any:
+    """A gradient that may be real where its parameter is complex."""
+    return grad.astype(complex) if p.dtype.kind == "c" else grad
+
+
+def _reals(data: Any) -> Any:
+    """An array as flat float64; a complex number as its two parts."""
+    if data.dtype.kind == "c":
+        return np.ascontiguousarray(data, complex).reshape(-1).view(float)
+    return np.asarray(data, float).reshape(-1)
 
 
 Point = tuple[float, float, float, Any]  # how far along d, the loss there, its slope along d, its gradient

@@ -21,6 +21,7 @@ from adjoint.config import grad_mode
 from adjoint.core.block import Block
 from adjoint.core.methods import attach
 from adjoint.core.namespace import Namespace, raw
+from adjoint.core.other_names import dropped_only
 from adjoint.core.spread import ALONE, SHARED, pieces, spread, threads_for
 from adjoint.core.tensor import Tensor, writable
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
@@ -34,6 +35,8 @@ Hyper = dict[str, Any]
 Update = tuple[Array, Array, State, Hyper]  # flat parameter, gradient and state of what is updated alike
 
 _grad = operator.attrgetter("grad")
+
+_FLAGS = ("maximize", "nesterov", "amsgrad", "centered")
 
 SMALL = 16_384  # elements: parameters up to this size share one flat array
 LEAST = 262_144  # elements that a thread must have to be worth its call; half of it is a loss
@@ -59,20 +62,18 @@ class Optimizer:
         self.step_count = 0
         self.groups: list[Group] = []
         self._paused = False  # whether the rate of all is 0 because lr was set to 0
-        if callable(getattr(params, "parameters", None)):
-            raise InputError(
-                f"{type(self).__name__}: give the parameters of the {type(params).__name__}: "
-                f"{type(self).__name__}(model.parameters())."
-            )
-        if isinstance(params, Tensor) or not isinstance(params, Iterable):
-            raise InputError(
-                f"{type(self).__name__}: give a list of parameters, or of groups, "
-                f"not one {type(params).__name__}."
-            )
-        given = list(params.values()) if isinstance(params, Mapping) else list(params)
+        given = listed(type(self).__name__, params)
         if not given:
             raise InputError(f"{type(self).__name__}: no parameters to optimise.")
-        for g in given if isinstance(given[0], Mapping) else [{"params": given}]:
+        grouped = isinstance(given[0], Mapping)
+        for i, g in enumerate(given):
+            if isinstance(g, Mapping) != grouped:
+                raise InputError(
+                    f"{type(self).__name__}: give parameters or groups, not both: the first is a "
+                    f"{type(given[0]).__name__}, but number {i} a {type(g).__name__}.\n"
+                    '  Put single parameters into a group: {"params": [...]}.'
+                )
+        for g in given if grouped else [{"params": given}]:
             self.add_group(g)
 
     # What an optimiser defines ---------------------------------------------------------------
@@ -109,15 +110,22 @@ class Optimizer:
                         )
             elif name in ("momentum", "alpha", "beta", "decay"):
                 check_range(name, value, 0.0, 1.0)
-            elif name in ("lr", "eps", "weight_decay"):
+            elif name in ("lr", "eps", "weight_decay", "dampening", "lr_decay", "momentum_decay"):
                 check_range(name, value, 0.0)
+            elif name in _FLAGS and not isinstance(value, (bool, np.bool_)):
+                raise ArgumentError(f"{name} is True or False, but is {value!r}.")
 
     # What it gives -----------------------------------------------------------------------------
 
     def add_group(self, group: Mapping[str, Any]) -> None:
         """Add parameters with their own hyper-parameters."""
+        if not isinstance(group, Mapping) or "params" not in group:
+            what = f"has only {', '.join(map(str, group))}" if isinstance(group, Mapping) else f"is {group!r}"
+            raise InputError(
+                f'{type(self).__name__}: a group is {{"params": [...], "lr": ...}}, but this one {what}.'
+            )
         params = group["params"]
-        params = [params] if isinstance(params, Tensor) else list(params)
+        params = [params] if isinstance(params, Tensor) else listed(type(self).__name__, params)
         unknown = set(group) - set(self.defaults) - {"params", "names"}
         if unknown:
             raise ArgumentError(
@@ -189,8 +197,9 @@ class Optimizer:
             g.hyper["lr"] = float(value) * g.ratio
         self._paused = value == 0
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of all parameters."""
+        dropped_only(set_to_none)
         for group in self.groups:
             drop(group.params)
 
@@ -547,6 +556,17 @@ def _plain(value: Any) -> Any:
 def _found(grads: Mapping[Any, Any], p: Tensor) -> Any:
     g = grads.get(id(p)) if isinstance(grads, dict) else grads.get(p)
     return grads.get(p) if g is None and isinstance(grads, dict) else g
+
+
+def listed(kind: str, params: Any) -> list[Any]:
+    """Return parameters, or groups of them, as a list; a module, one tensor, or no list raises."""
+    if callable(getattr(params, "parameters", None)):
+        raise InputError(
+            f"{kind}: give the parameters of the {type(params).__name__}: {kind}(model.parameters())."
+        )
+    if isinstance(params, (Tensor, str)) or not isinstance(params, Iterable):
+        raise InputError(f"{kind}: give a list of parameters, or of groups, not one {type(params).__name__}.")
+    return list(params.values()) if isinstance(params, Mapping) else list(params)
 
 
 def check_range(name: str, value: Any, low: float, high: float = math.inf) -> None:

@@ -18,6 +18,8 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from adjoint.core.other_names import explained
+from adjoint.core.shapes import number, whole_number
 from adjoint.errors import ArgumentError, InputError, MissingExtraError
 
 __all__ = [
@@ -41,7 +43,7 @@ Schedule = Callable[[int], float]
 
 
 def _positive(name: str, value: float) -> None:
-    if not value > 0:
+    if not isinstance(value, numbers.Real) or not value > 0:
         raise ArgumentError(f"{name} must be positive, but is {value!r}.")
 
 
@@ -50,44 +52,59 @@ def _callable(name: str, schedule: Any) -> None:
         raise InputError(f"{name}: a schedule is a function of the step, not {schedule!r}.")
 
 
+@explained
 def constant(rate: float) -> Schedule:
     """Keep the rate."""
+    rate = number("constant", "rate", rate)
     return lambda step: rate
 
 
+@explained
 def steps(rate: float, every: int, factor: float = 0.1) -> Schedule:
     """Multiply by ``factor`` after each ``every`` steps."""
+    rate = number("steps", "rate", rate)
     _positive("every", every)
     return lambda step: rate * factor ** (step // every)
 
 
+@explained
 def exponential(rate: float, factor: float) -> Schedule:
     """Multiply by ``factor`` after each step."""
+    rate = number("exponential", "rate", rate)
     return lambda step: rate * factor**step
 
 
+@explained
 def linear(rate: float, total: int, start: float = 1.0, end: float = 0.0) -> Schedule:
     """Go in a straight line from ``rate * start`` to ``rate * end`` over ``total`` steps."""
+    rate = number("linear", "rate", rate)
     _positive("total", total)
     return lambda step: rate * (start + (end - start) * min(step / total, 1.0))
 
 
+@explained
 def polynomial(rate: float, total: int, power: float = 1.0) -> Schedule:
     """Go to zero as (1 - step / total) ** power."""
+    rate = number("polynomial", "rate", rate)
     _positive("total", total)
     return lambda step: rate * (1.0 - min(step / total, 1.0)) ** power
 
 
+@explained
 def cosine(rate: float, total: int, minimum: float = 0.0) -> Schedule:
     """Go from ``rate`` to ``minimum`` along half a cosine over ``total`` steps, and stay there."""
+    rate = number("cosine", "rate", rate)
     _positive("total", total)
     return lambda step: minimum + (rate - minimum) * (1 + math.cos(math.pi * min(step / total, 1.0))) / 2
 
 
+@explained
 def cosine_restarts(rate: float, first: int, multiple: int = 1, minimum: float = 0.0) -> Schedule:
     """Repeat the cosine: ``first`` steps, then ``multiple`` times as long each time."""
+    rate = number("cosine_restarts", "rate", rate)
     _positive("first", first)
-    _positive("multiple", multiple)
+    if whole_number("cosine_restarts", "multiple", multiple) < 1:
+        raise ArgumentError(f"cosine_restarts: multiple must be at least 1, but is {multiple!r}.")
 
     def schedule(step: int) -> float:
         if multiple == 1:
@@ -102,12 +119,15 @@ def cosine_restarts(rate: float, first: int, multiple: int = 1, minimum: float =
     return schedule
 
 
+@explained
 def inverse_sqrt(rate: float, warm: int) -> Schedule:
     """Rise in a straight line for ``warm`` steps, then fall with one over the root of the step."""
+    rate = number("inverse_sqrt", "rate", rate)
     _positive("warm", warm)
     return lambda step: rate * min((step + 1) / warm, math.sqrt(warm / (step + 1)))
 
 
+@explained
 def one_cycle(
     peak: float,
     total: int,
@@ -117,6 +137,7 @@ def one_cycle(
     shape: str = "cos",
 ) -> Schedule:
     """Rise from ``peak / start_divisor`` to ``peak``, then fall far below: Smith's one cycle."""
+    peak = number("one_cycle", "peak", peak)
     _positive("total", total)
     if not 0 <= rise <= 1:
         raise ArgumentError(f"rise is a part of the steps, from 0 to 1, but is {rise!r}.")
@@ -140,6 +161,7 @@ def one_cycle(
     return schedule
 
 
+@explained
 def warmup(schedule: Schedule, steps: int, start: float = 0.0) -> Schedule:
     """Rise in a straight line to what ``schedule`` begins with, then follow it from its start."""
     _positive("steps", steps)
@@ -230,8 +252,14 @@ class Plateau:
     ) -> None:
         if mode not in ("min", "max"):
             raise ArgumentError(f"mode is 'min' or 'max', not {mode!r}.")
-        if not 0 < factor < 1:
+        if not 0 < number("Plateau", "factor", factor) < 1:
             raise ArgumentError(f"factor must be between 0 and 1, but is {factor!r}.")
+        for name, given in (("rate", rate), ("threshold", threshold), ("minimum", minimum)):
+            if not 0 <= number("Plateau", name, given) < math.inf:
+                raise ArgumentError(f"Plateau: {name} is a finite number from 0, but is {given!r}.")
+        for name, given in (("patience", patience), ("cooldown", cooldown)):
+            if whole_number("Plateau", name, given) < 0:
+                raise ArgumentError(f"Plateau: {name} must be at least 0, but is {given!r}.")
         self.rate, self.factor, self.patience, self.threshold = rate, factor, patience, threshold
         self.cooldown, self.minimum, self.mode = cooldown, minimum, mode
         self.monitor = monitor
@@ -286,6 +314,7 @@ class Plateau:
         self.bad, self.resting = int(state["bad"]), int(state["resting"])
 
 
+@explained
 def draw(schedule: Schedule, total: int, path: str | None = None, width: int = 60) -> str:
     """Draw a schedule: as a picture to ``path``, or without one as a line of text.
 

@@ -1,0 +1,38 @@
+"""Whether a saved array fits the one whose place it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+__all__ = ["fitting"]
+
+
+def fitting(value: Any, target: Any) -> ndarray[Any, Any] | str:
+    """Return ``value`` in the dtype of ``target``, or what is wrong with it."""
+    try:
+        array = np.asarray(value)
+    except Exception:  # whatever a foreign object raises: it is no array
+        return f"is a {type(value).__name__}, not an array"
+    wrong = []
+    if array.shape != target.shape:
+        wrong.append(f"has shape {array.shape}, needs {target.shape}")
+    if _kind(array.dtype) != _kind(target.dtype):
+        wrong.append(f"has dtype {array.dtype}, needs {target.dtype}")
+    if wrong:
+        return "; ".join(wrong)
+    with np.errstate(over="ignore"):
+        cast = array.astype(target.dtype, copy=False)
+    if cast.dtype != array.dtype:
+        same = cast == array if _kind(cast.dtype) == "whole" else np.isfinite(cast) == np.isfinite(array)
+        if not same.all():
+            return f"has values beyond the range of {target.dtype}"
+    return cast
+
+
+def _kind(dtype: np.dtype[Any]) -> str:
+    if dtype.name == "bfloat16":
+        return "float"
+    return {"i": "whole", "u": "whole", "f": "float", "c": "complex", "b": "bool"}.get(dtype.kind, dtype.name)
