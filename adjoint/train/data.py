@@ -17,7 +17,7 @@ __all__ = ["DataLoader", "Padded", "pad_collate", "stack_collate"]
 
 
 class Padded(NamedTuple):
-    """Sequences of different lengths in one array, and their lengths, which are a trainer's weights."""
+    """Sequences of different lengths in one array, and their lengths: weights, where they are the targets."""
 
     values: Any
     lengths: Any
@@ -31,8 +31,9 @@ def stack_collate(samples: Sequence[Any]) -> Any:
 def pad_collate(samples: Sequence[Any], value: float = 0) -> Any:
     """Put sequences of different lengths into one array, padded, and return the lengths beside it.
 
-    The lengths are the weights of the batch: a trainer without ``weight=`` weighs by their sum.  Of samples
-    that are tuples or dictionaries each field is padded, or stacked where it is one number per sample.
+    Of samples that are tuples or dictionaries each field is padded, or stacked where it is one number per
+    sample.  A trainer without ``weight=`` weighs a batch by the lengths of its last field, the targets, if
+    that is padded (a target per token), and otherwise (a label per sequence) by the number of sequences.
 
     >>> padded, lengths = pad_collate([[1, 2, 3], [4]])
     >>> padded.tolist(), lengths.tolist()

@@ -30,8 +30,9 @@ from adjoint.train.averages import Averages
 from adjoint.train.callbacks import BestCheckpoint, Callback
 from adjoint.train.checkpoint import Checkpoints
 from adjoint.train.compose import ComposedLoss, TermNorms
-from adjoint.train.data import DataLoader, Padded
+from adjoint.train.data import DataLoader
 from adjoint.train.progress import Progress
+from adjoint.train.weighing import count, first_padded, padded_targets, weight_of
 
 __all__ = ["Trainer"]
 
@@ -46,8 +47,9 @@ class Trainer:
     ``accumulate=k`` cuts each batch into k micro-batches whose gradients add up to the whole batch's.
     ``clip`` limits the global norm of the gradients.  ``schedule`` gives the learning rate of each step.
     ``metrics`` are functions of (prediction, target), logged in training and in validation.
-    ``weight(batch)`` says how much a batch counts, in ``unit``\\ s ("tokens", say); if not given, its number
-    of examples, or of a padded batch the sum of its lengths.
+    ``weight(batch)`` says how much a batch, or a piece of one, counts, in ``unit``\\ s ("tokens", say): that
+    over which the loss is a mean.  If not given, the sum of the lengths where the targets (the last part of
+    the batch) are padded, or else the number of examples, those left out whose class the loss ignores.
     ``compute(model, batch)`` replaces ``loss(model(inputs), targets)``; it returns the loss, or the loss and
     a dictionary of numbers to log.  A composed loss logs its terms by name, and every ``term_norms`` steps
     (None: never), counted in each epoch from its first, the norm of each term's gradient as
@@ -356,15 +358,14 @@ class Trainer:
         return float(getattr(self.optimizer, "lr", math.nan))
 
     def _pieces(self, batch: Any) -> Iterable[Any]:
-        if self.pieces == 1 or not (count := _count(batch)):
+        if self.pieces == 1 or not (rows := count(batch)):
             return [batch]
-        return self.accumulator.split(batch, -(-count // self.pieces))
+        return self.accumulator.split(batch, -(-rows // self.pieces))
 
     def _weight(self, batch: Any) -> float:
         if self.weight is not None:
             return float(self.weight(batch))
-        padded = _first_padded(batch)
-        return float(_count(batch) if padded is None else np.sum(padded.lengths))
+        return weight_of(batch, None if self.compute is not None else self.loss)
 
     def _loss(self, batch: Any) -> tuple[Tensor, dict[str, float]]:
         """Return the loss, and what is logged beside it."""
@@ -393,7 +394,7 @@ class Trainer:
         return loss, {**found, **self.loss.values} if isinstance(self.loss, ComposedLoss) else found
 
     def _predicted(self, batch: Any) -> tuple[Any, Any]:
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2 or _first_padded(batch) is not None:
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2 or first_padded(batch) is not None:
             raise InputError(
                 "Trainer: a batch is (inputs, targets); DataLoader((X, Y), batch_size) makes them.\n"
                 "  For others, and for padded ones with their lengths, give compute(model, batch)."
@@ -403,7 +404,7 @@ class Trainer:
     def _unit(self, batch: Any) -> str:
         if self.unit is not None:
             return self.unit
-        return "samples" if self.weight is None and _first_padded(batch) is None else "tokens"
+        return "samples" if self.weight is None and padded_targets(batch) is None else "tokens"
 
     # Evaluating ------------------------------------------------------------------------------
 
@@ -493,25 +494,6 @@ class Trainer:
             raise
         for callback in known:
             callback.on_resume(self)
-
-
-def _first_padded(batch: Any) -> Padded | None:
-    """Return the first padded part of a batch; None if there is none."""
-    if isinstance(batch, Padded):
-        return batch
-    parts = (
-        batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
-    )
-    return next((found for part in parts if (found := _first_padded(part)) is not None), None)
-
-
-def _count(batch: Any) -> int:
-    """Return the number of examples of a batch: the length of its first array."""
-    while isinstance(batch, (tuple, list, Mapping)) and batch:
-        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
-    if not hasattr(batch, "__len__") or getattr(batch, "shape", None) == ():
-        raise InputError("Trainer: a batch is made of arrays; say how much others count with weight=.")
-    return len(batch)
 
 
 def _number(name: str, value: Any) -> float:
