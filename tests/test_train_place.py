@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,12 @@ import numpy as np
 import pytest
 from test_train import X, Y, model_of, trainer_of, weights
 
-from adjoint import errors, train
+from adjoint import errors, nn, optim, train
 
 pytest.importorskip("safetensors")
+
+
+MSE = nn.functional.mse_loss
 
 
 def loader_of(**options: Any) -> train.DataLoader:
@@ -164,3 +169,121 @@ def test_an_iterator_goes_on_with_what_is_left() -> None:
     trainer.fit(loader)
     trainer.fit(loader)
     assert trainer.step == 5 and len(trainer.history) == 1
+
+
+# Other loaders, other names, Ctrl-C ------------------------------------------------------------
+
+
+def test_a_list_does_not_go_on_for_a_loader_nor_a_loader_for_a_list(tmp_path: Path) -> None:
+    for name, first, second in (("a", loader_of(), list(loader_of())), ("b", list(loader_of()), loader_of())):
+        trainer_of(model_of(), directory=tmp_path / name).fit(first)
+        trainer = trainer_of(model_of(seed=5), directory=tmp_path / name)
+        before = weights(trainer.model)
+        with pytest.raises(
+            errors.ArgumentError, match=r"cannot go on from: it may have other batches"
+        ) as info:
+            trainer.fit(second, epochs=2, resume=True)
+        assert f"the place of a {type(first).__name__}" in str(info.value)
+        assert weights(trainer.model) == before and trainer.step == 0
+        trainer.fit(first, epochs=2, resume=True)
+        assert trainer.step == 10
+    with pytest.raises(errors.ArgumentError, match="seed 0, not 1"):
+        trainer_of(model_of(), directory=tmp_path / "a").fit(loader_of(seed=1), epochs=2, resume=True)
+
+
+def test_resuming_without_a_checkpoint_goes_on_in_the_same_trainer(tmp_path: Path) -> None:
+    ends = []
+    for name, failing in (("a", (3,)), ("b", ())):
+        trainer = trainer_of(model_of(), callbacks=[Seen(*failing)], directory=tmp_path / name)
+        for _ in failing:
+            with pytest.raises(RuntimeError):
+                trainer.fit(loader_of(), epochs=2, resume=True)
+        trainer.fit(loader_of(), epochs=2, resume=True)
+        ends.append((trainer.step, weights(trainer.model)))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("name", ["grad_norm_fit", "fit", "val_loss", "val_fit", "grad_norm"])
+def test_two_numbers_under_one_name_are_refused(name: str) -> None:
+    model = model_of()
+    loss = train.compose({"fit": nn.functional.mse_loss})
+    optimizer = optim.SGD(model.parameters())
+    with pytest.raises(errors.ArgumentError, match=f"two numbers would be logged as '{name}'"):
+        train.Trainer(model, loss, optimizer, metrics={name: lambda p, t: 0.0})
+    with pytest.raises(errors.ArgumentError, match="two numbers would be logged as 'grad_norm_a'"):
+        train.Trainer(model, train.compose({"a": MSE, "grad_norm_a": MSE}), optimizer)
+
+
+class Batches:
+    """Batches to validate with; a signal comes with one of them."""
+
+    def __init__(self, at: int | None, error: type[BaseException] | None = None) -> None:
+        self.at, self.error, self.seen = at, error, 0
+
+    def __iter__(self) -> Any:
+        for i in range(5):
+            if i == self.at:
+                self.at = None
+                if self.error is not None:
+                    raise self.error
+                os.kill(os.getpid(), signal.SIGINT)
+            self.seen += 1
+            yield X[10 * i : 10 * i + 10], Y[10 * i : 10 * i + 10]
+
+
+@pytest.mark.parametrize("kind", ["loader", "list"])
+@pytest.mark.parametrize("again", ["same", "new"])
+def test_ctrl_c_in_validation_stops_after_the_batch_and_the_epoch_is_validated_again(
+    tmp_path: Path, kind: str, again: str
+) -> None:
+    def start(name: str) -> tuple[train.Trainer, Any]:
+        loader = loader_of() if kind == "loader" else list(loader_of())
+        log = train.CSVLog(tmp_path / f"{name}.csv")
+        return trainer_of(model_of(dropout=0.3), directory=tmp_path / name, callbacks=[log]), loader
+
+    def result(trainer: train.Trainer) -> Any:
+        kept = [{k: v for k, v in h.items() if k != "seconds"} for h in trainer.history]
+        return weights(trainer.model), kept
+
+    straight, loader = start("a")
+    straight.fit(loader, epochs=3, validate=Batches(None))
+    trainer, loader = start("b")
+    cut = Batches(1)
+    trainer.fit(loader, epochs=3, validate=cut)
+    assert (
+        trainer.stopped == "interrupted" and trainer.history == [] and cut.seen == 3
+    )  # the next one is not used
+    assert (trainer.step, trainer.epoch) == (5, 0)
+    if again == "new":
+        trainer, loader = start("b")
+        trainer.fit(loader, epochs=3, validate=Batches(None), resume=True)
+    else:
+        trainer.fit(loader, epochs=3, validate=Batches(None))
+    assert trainer.step == 15 and result(trainer) == result(straight)
+    assert len((tmp_path / "b.csv").read_text().splitlines()) == 4
+
+
+def test_an_epoch_whose_validation_raised_is_not_trained_twice() -> None:
+    trainer = trainer_of(model_of())
+    loader, broken = loader_of(), Batches(2, KeyError)
+    with pytest.raises(KeyError):
+        trainer.fit(loader, epochs=1, validate=broken)
+    trainer.fit(loader, epochs=1, validate=broken)
+    assert trainer.step == 5 and len(trainer.history) == 1 and loader.epoch == 1
+
+
+def test_the_first_ctrl_c_is_the_first_also_after_a_stop(tmp_path: Path) -> None:
+    def stop(trainer: train.Trainer) -> None:
+        trainer.stop("enough")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    trainer = trainer_of(model_of(), directory=tmp_path, callbacks=[At(2, stop)])
+    trainer.fit(loader_of())
+    assert trainer.stopped == "enough" and [s for s, _ in train.Checkpoints(tmp_path).all()] == [2]
+
+    def twice(trainer: train.Trainer) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer_of(model_of(), callbacks=[At(2, twice)]).fit(loader_of())

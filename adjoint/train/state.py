@@ -27,6 +27,7 @@ def of(trainer: Trainer) -> dict[str, Any]:
         "epoch": trainer.epoch,
         "epoch_steps": trainer.epoch_steps,
         "epoch_seconds": trainer.epoch_seconds,
+        "trained": trainer.trained,
         "history": [dict(h) for h in trainer.history],
         "averages": trainer.averages.state_dict(),
         "optimizer": trainer.optimizer.state_dict(),
@@ -35,6 +36,8 @@ def of(trainer: Trainer) -> dict[str, Any]:
         "schedule": state_of(trainer.schedule),
         "weights": {name: state_of(weight) for name, weight in _weights(trainer).items()},
         "loader": trainer.place(),
+        "loader_kind": _kind(trainer._loader),
+        "loader_keeps_place": hasattr(trainer._loader, "load_state_dict"),
         "callbacks": [{**_names(trainer, c), "state": c.state_dict()} for c in trainer.callbacks],
         "generators": {path: _generator_state(rng) for path, rng in _generators(trainer)},
     }
@@ -42,6 +45,7 @@ def of(trainer: Trainer) -> dict[str, Any]:
 
 def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping[str, Any]) -> list[Callback]:
     """Put a trainer into a saved state, which each part checks; return the callbacks that had one."""
+    _refuse_other_loader(loader, state)
     trainer.model.load_state_dict(model)
     trainer.optimizer.load_state_dict(state["optimizer"])
     trainer.accumulator.load_state_dict(state["accumulator"])
@@ -62,12 +66,28 @@ def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping
     if isinstance(trainer.loss, ComposedLoss):
         trainer.loss.step = max(trainer.step - 1, 0)  # of the last update: validation may come first
     trainer.epoch_steps, trainer.epoch_seconds = int(state["epoch_steps"]), float(state["epoch_seconds"])
+    trainer.trained = bool(state.get("trained"))
     trainer.history = [dict(h) for h in state["history"]]
     trainer.averages.load_state_dict(state["averages"])
     found = _matched(trainer, state["callbacks"])
     for callback, saved in found:  # last, for logs cut their files; one that is new starts afresh
         callback.load_state_dict(saved)
     return [callback for callback, _ in found]
+
+
+def _kind(loader: Any) -> str | None:
+    return None if loader is None else type(loader).__name__
+
+
+def _refuse_other_loader(loader: Any, state: Mapping[str, Any]) -> None:
+    """Raise where the place in the data would be lost, or is not known to a loader that keeps its own."""
+    kind = state.get("loader_kind")  # None: written outside of fit
+    if kind is None or loader is None or state["loader_keeps_place"] == hasattr(loader, "load_state_dict"):
+        return
+    raise ArgumentError(
+        f"the checkpoint has the place of a {kind} in the data, which a {_kind(loader)} cannot go on from: "
+        "it may have other batches.\n  Nothing was loaded.  Resume with the loader that the run began with."
+    )
 
 
 def _names(trainer: Trainer, callback: Callback) -> dict[str, Any]:

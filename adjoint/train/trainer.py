@@ -108,6 +108,7 @@ class Trainer:
         self.averages = Averages()  # of the present epoch
         self.epoch_seconds = 0.0
         self.epoch_steps = 0
+        self.trained = False  # all steps of the present epoch are made; it is to be validated
         self._last_weight = 0.0
         self._loader: Any = None
         self._began: tuple[Any, int] = ({}, 0)  # the loader's state where the epoch began, and the step there
@@ -162,11 +163,16 @@ class Trainer:
 
     def _check_names(self) -> None:
         """Refuse two numbers under one name."""
-        terms = list(self.loss.terms) if isinstance(self.loss, ComposedLoss) else []
-        names = [*RESERVED, *self.metrics, *terms]
+        means = ["loss", *self.metrics, *self._term_names()]
+        names = [*RESERVED, *self.metrics, *self._term_names(), *(f"val_{name}" for name in means)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ArgumentError(f"Trainer: two numbers would be logged as {', '.join(map(repr, twice))}.")
+
+    def _term_names(self) -> list[str]:
+        """The names of the numbers that a composed loss logs: of its terms, and of their gradients' norms."""
+        terms = list(self.loss.terms) if isinstance(self.loss, ComposedLoss) else []
+        return [*terms, *(f"grad_norm_{name}" for name in terms)]
 
     def _all_checkpoints(self) -> list[Checkpoints]:
         best = [c.checkpoints for c in self.callbacks if isinstance(c, BestCheckpoint)]
@@ -212,7 +218,7 @@ class Trainer:
         if not same:
             self._began = {}, 0
         if resume:
-            self._resume()
+            resume = self._resume()
         else:
             for checkpoints in self._all_checkpoints():
                 checkpoints.refuse_later(self.step)
@@ -235,6 +241,8 @@ class Trainer:
 
     def _batches(self, loader: Any, same: bool, resumed: bool) -> Iterable[Any]:
         """Return the batches of the present epoch that are left: those of which no step was made."""
+        if self.trained:
+            return ()
         loaded = resumed and hasattr(loader, "load_state_dict")  # it has been told where to go on
         skip = 0 if loaded else self.epoch_steps
         state, steps = self._began
@@ -257,7 +265,7 @@ class Trainer:
         if not isinstance(self._loader, DataLoader):
             return states.state_of(self._loader)
         state, steps = self._began
-        if not self.epoch_steps or not state:
+        if not self.epoch_steps or self.trained or not state:
             return self._loader.next_place()
         return {**state, "position": state["position"] + self.epoch_steps - steps}
 
@@ -278,10 +286,15 @@ class Trainer:
                 f"Trainer: epoch {self.epoch + 1} has no batches.\n"
                 "  An iterator is used up after one epoch; DataLoader over a sequence is not."
             )
+        self.trained = True
+        found = {} if validate is None else self._evaluated(validate, until_stopped=True)
+        if found is None:
+            self.write_checkpoint()
+            return
         logs = {**self.averages.means(), "lr": self._rate(), "seconds": self.epoch_seconds}
+        logs.update({f"val_{k}": v for k, v in found.items()})
         self.averages, self.epoch_seconds, self.epoch_steps, self._began = Averages(), 0.0, 0, ({}, 0)
-        if validate is not None:
-            logs.update({f"val_{k}": v for k, v in self.evaluate(validate).items()})
+        self.trained = False
         self.history.append(logs)
         self.epoch += 1
         bar.result(self.epoch, logs)
@@ -387,7 +400,7 @@ class Trainer:
             raise ShapeError(
                 f"Trainer: the loss is one number, but has shape {loss.shape}: reduce it, by mean()."
             )
-        taken = [name for name in numbers if name in RESERVED]
+        taken = [name for name in numbers if name in RESERVED or name in self._term_names()]
         if taken:
             raise ArgumentError(f"Trainer: {', '.join(taken)} are logged already: give other names.")
         found = {name: _number(name, value) for name, value in numbers.items()}
@@ -410,11 +423,21 @@ class Trainer:
 
     def evaluate(self, loader: Iterable[Any]) -> dict[str, float]:
         """Return loss, metrics and terms over a loader, weighted by batch; nothing is trained."""
+        found = self._evaluated(loader)
+        assert found is not None
+        return found
+
+    def _evaluated(self, loader: Iterable[Any], until_stopped: bool = False) -> dict[str, float] | None:
+        """Return the means over a loader; None if it was to end when the training is stopped, and has."""
         averages = Averages()
+        enough = False
         with self._evaluating():
             for batch in loader.whole() if isinstance(loader, DataLoader) else loader:
+                if enough:
+                    return None
                 loss, numbers = self._loss(batch)
                 averages.add({"loss": float(loss), **numbers}, self._weight(batch))
+                enough = until_stopped and self.stopped is not None  # unless this was the last one
         found = averages.means()
         if not found:
             raise InputError("Trainer: there are no batches to evaluate; an iterator is used up after once.")
@@ -447,16 +470,20 @@ class Trainer:
 
     @contextmanager
     def _stopping_on_interrupt(self) -> Iterator[None]:
-        """Turn the first Ctrl-C into a stop after the present step; the second interrupts at once."""
+        """Turn the first Ctrl-C into a stop after the present batch; the second interrupts at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         before = signal.getsignal(signal.SIGINT)
+        asked = False
 
         def handle(number: int, frame: Any) -> None:
-            if self.stopped is not None:
+            nonlocal asked
+            if asked:
                 raise KeyboardInterrupt
-            self.stop("interrupted")
+            asked = True
+            if self.stopped is None:  # a callback may have stopped it already
+                self.stop("interrupted")
 
         signal.signal(signal.SIGINT, handle)
         try:
@@ -473,7 +500,7 @@ class Trainer:
             score = None
         return checkpoints.write(self.step, self.model.state_dict(), states.of(self), score)
 
-    def _resume(self) -> None:
+    def _resume(self) -> bool:
         """Take over the newest checkpoint, if there is one; all of it, or after an error nothing."""
         if self.checkpoints is None:
             raise ArgumentError("fit(resume=True) needs a directory: Trainer(…, directory=path).")
@@ -481,7 +508,7 @@ class Trainer:
         if path is None:
             for callback in self.callbacks if not self.step else ():
                 callback.on_restart(self)
-            return
+            return False
         model, state, _ = self.checkpoints.read(path)
         before = self.model.state_dict(), states.of(self)
         try:
@@ -494,6 +521,7 @@ class Trainer:
             raise
         for callback in known:
             callback.on_resume(self)
+        return True
 
 
 def _number(name: str, value: Any) -> float:
