@@ -349,7 +349,7 @@ X = np.ones((2, 3))
         (lambda: F.linear(X, np.ones((4, 2))), ShapeError, ("(2, 3)", "(4, 2)", "(out, in)")),
         (lambda: F.linear(X, np.ones((4, 3)), np.ones(3)), ShapeError, ("(3,)", "(4, 3)")),
         (lambda: F.lstm_cell(X, X), ShapeError, ("(2, 3)", "four times")),
-        (lambda: F.embedding([5], X), IndexingError, ("class 5", "0 … 1")),
+        (lambda: F.embedding([5], X), IndexingError, ("index 5", "0 … 1")),
         (lambda: F.embedding([0.5], X), DTypeError, ("float64",)),
         (lambda: F.one_hot(np.zeros(0, int)), ArgumentError, ("num_classes",)),
         (lambda: F.one_hot([3], 3), IndexingError, ("class 3",)),

@@ -271,7 +271,7 @@ def test_initial_values_are_seeded() -> None:
     [
         (lambda: nn.Conv2d(3, 4, 3, groups=2), "groups=2 must divide"),
         (lambda: nn.MultiHeadAttention(7, 2), "2 heads do not divide 7"),
-        (lambda: nn.Dropout(1.5), "p must be from 0 to 1"),
+        (lambda: nn.Dropout(1.5), "Dropout: p is from 0 to 1"),
         (lambda: nn.GroupNorm(2, 3), "2 groups do not divide 3"),
         (lambda: nn.TransformerEncoderLayer(4, 2, activation="tanh"), "activation is 'relu' or 'gelu'"),
         (lambda: nn.LSTM(3, 2)(ad.ones((2, 4))), r"\(batch, length, 3\)"),
@@ -504,3 +504,124 @@ def test_constructors_keep_their_signatures_and_their_own_errors() -> None:
     ]
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'out_features'"):
         nn.Linear(3)  # type: ignore[call-arg]
+
+
+def message(call) -> str:
+    with pytest.raises(errors.AdjointError) as info:
+        call()
+    return str(info.value)
+
+
+def test_every_loss_has_its_module() -> None:
+    from adjoint.nn import criteria, losses
+
+    modules = {getattr(nn, name).name for name in criteria.__all__}
+    assert modules == set(losses.__all__)
+    x, t = ad.tensor([0.0, 3.0]), ad.tensor([0.5, 0.5])
+    assert nn.SmoothL1Loss(beta=2.0)(x, t).item() == nn.functional.smooth_l1_loss(x, t, beta=2.0).item()
+
+
+def test_losses_check_their_options_when_they_are_made() -> None:
+    assert message(lambda: nn.MSELoss(foo=1)) == "MSELoss takes reduction, but was given foo=1."
+    assert message(lambda: nn.MSELoss(reduction="avg")) == (
+        "MSELoss: reduction is 'mean', 'sum' or 'none', not 'avg'."
+    )
+    assert message(lambda: nn.KLDivLoss(reduction="avg")) == (
+        "KLDivLoss: reduction is 'mean', 'sum', 'none' or 'batchmean', not 'avg'."
+    )
+    nn.KLDivLoss(reduction="batchmean")
+    w, x, t = np.array([1.0, 3.0]), np.eye(2), np.array([0, 1])
+    loss = nn.CrossEntropyLoss(w)
+    assert loss(x, t).item() == nn.functional.cross_entropy(x, t, weight=w).item()
+    assert nn.HuberLoss("sum", 2.0).options == {"reduction": "sum", "delta": 2.0}
+
+
+def test_options_of_layers_that_are_none() -> None:
+    for call, text in (
+        (lambda: nn.Dropout("a"), "Dropout: p is a number, but got 'a'."),
+        (lambda: nn.Conv2d(1, 1, 3.0), "Conv2d: kernel_size is a whole number, but got 3.0."),
+        (lambda: nn.Conv2d(1, 1, (3,)), "Conv2d: kernel_size is one number or 2, but is (3,)."),
+        (lambda: nn.LayerNorm(3.5), "LayerNorm: normalized_shape is a whole number, but got 3.5."),
+        (lambda: nn.RMSNorm("a"), "RMSNorm: normalized_shape is a whole number, but got 'a'."),
+        (lambda: nn.BatchNorm1d(3, eps=-1), "BatchNorm1d: eps is a finite number from 0, but is -1."),
+        (lambda: nn.BatchNorm1d(3, momentum=5), "BatchNorm1d: momentum is from 0 to 1, but is 5."),
+        (
+            lambda: nn.MultiHeadAttention(4, 2, dropout=2),
+            "MultiHeadAttention: dropout is from 0 to 1, but is 2.",
+        ),
+    ):
+        assert message(call) == text
+
+
+def test_batch_norm_names_the_shape_it_does_not_take() -> None:
+    for norm in (nn.BatchNorm1d(3), nn.BatchNorm1d(3).eval()):
+        assert message(lambda norm=norm: norm(np.ones((2, 4)))) == (
+            "BatchNorm1d: the input is (N, C) or (N, C, L) with C = 3 channels, but has shape (2, 4).\n"
+            "  In the module BatchNorm1d."
+        )
+    assert message(lambda: nn.BatchNorm2d(3)(np.ones((2, 3)))).startswith(
+        "BatchNorm2d: the input is (N, C, H, W) with C = 3 channels, but has shape (2, 3)."
+    )
+
+
+def test_batch_norm_without_momentum_averages_over_all_batches() -> None:
+    norm = nn.BatchNorm1d(1, momentum=None, dtype=np.float64)
+    for value in (1.0, 2.0, 6.0):
+        norm(np.array([[value - 1], [value + 1]]))
+    assert norm.running_mean.tolist() == [3.0]
+    np.testing.assert_allclose(norm.running_var.numpy(), [2.0])
+
+
+def test_an_index_outside_a_table_is_called_an_index() -> None:
+    assert message(lambda: nn.Embedding(5, 2)([5])).startswith("embedding: index 5 is outside 0 … 4.")
+    assert message(lambda: nn.Embedding(5, 2)([0.5])).startswith("embedding: indices are whole numbers")
+
+
+def test_a_recurrent_layer_inside_a_sequential() -> None:
+    relu = nn.ReLU()
+    net = nn.Sequential(relu, nn.LSTM(2, 3), relu)
+    assert message(lambda: net(np.ones((1, 4, 2)))) == (
+        "Sequential: layer 1, LSTM, returned a tuple of 2, which layer 2, ReLU, does not take.\n"
+        "  LSTM and GRU return (outputs, state): put lambda pair: pair[0] behind them.\n"
+        "  In the module Sequential."
+    )
+    net = nn.Sequential(nn.LSTM(2, 3), lambda pair: pair[0], nn.Linear(3, 1))
+    assert net(np.ones((1, 4, 2))).shape == (1, 4, 1)
+
+
+def test_masks_by_the_names_of_others() -> None:
+    x = ad.ones((2, 3, 4), dtype=np.float32)
+    attention, layer = nn.MultiHeadAttention(4, 2), nn.TransformerEncoderLayer(4, 2, 8)
+    assert message(lambda: attention(x, attn_mask=None)).startswith(
+        "MultiHeadAttention: there is no attn_mask=: give mask=, True where a query may look: mask=~attn_mask "
+        "of a boolean one.\n"
+    )
+    assert message(lambda: attention(x, key_padding_mask=None)).startswith(
+        "MultiHeadAttention: there is no key_padding_mask=: give mask=, True where there is something: "
+        "mask=~key_padding_mask[:, None, None, :].\n"
+    )
+    assert message(lambda: layer(x, src_mask=None)).startswith(
+        "TransformerEncoderLayer: there is no src_mask=: give mask=, True where a query may look"
+    )
+    assert message(lambda: layer(x, is_causal=True)).startswith(
+        "TransformerEncoderLayer: is_causal= is called causal= here."
+    )
+
+
+def test_a_mask_has_all_leading_axes_or_none() -> None:
+    attention = nn.MultiHeadAttention(4, 2, rng=0, dtype=np.float64)
+    x = ad.tensor(np.random.default_rng(0).normal(size=(2, 3, 4)))
+    mask = np.ones((2, 3, 3), bool)
+    mask[1, :, 2] = False
+    assert message(lambda: attention(x, mask=mask)).startswith(
+        "MultiHeadAttention: a mask of shape (2, 3, 3) has some of the leading axes: which ones?\n"
+        "  Give it all, (batch, heads, 3, 3), with length 1 where it is the same for all: mask[:, None] for "
+        "one per element of the batch, mask[None] for one per head; or (3, 3) alone."
+    )
+    present = np.array([[True, True, True], [True, True, False]])
+    hidden = attention(x, mask=present[:, None, None, :])
+    np.testing.assert_array_equal(hidden.numpy(), attention(x, mask=mask[:, None]).numpy())
+    np.testing.assert_allclose(hidden[1, :2].numpy(), attention(x[1, :2]).numpy())
+    np.testing.assert_allclose(hidden[0].numpy(), attention(x[0]).numpy())
+    assert attention(x, mask=mask[:1]).shape == (2, 3, 4)
+    assert attention(x[0], mask=mask).shape == (3, 4)  # of one sequence: a mask per head

@@ -25,6 +25,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _IN_PLACE = "x = x {} y, or x.copy_(value) under ad.no_grad() to write into x"
+_PRESENT = "mask=~{}[:, None, None, :]"
 _DTYPE = "x.astype(np.{})"
 
 METHODS = {
@@ -169,8 +170,6 @@ KEYWORDS = {
     "gamma": "factor",
     "step_size": "every",
     "pct_start": "rise",
-    "attn_mask": "mask",
-    "src_mask": "mask",
     "is_causal": "causal",
 }
 _NOT_HERE = {
@@ -179,8 +178,12 @@ _NOT_HERE = {
     "input": "the tensor comes first, without a name",
     "tensors": "the tensors come first, without a name",
     "inplace": "results are new tensors",
-    "key_padding_mask": "a mask is True where there is something, mask=present[:, None, None, :]",
-    "src_key_padding_mask": "a mask is True where there is something, mask=present[:, None, None, :]",
+    "attn_mask": "give mask=, True where a query may look: mask=~attn_mask of a boolean one",
+    "src_mask": "give mask=, True where a query may look: mask=~src_mask of a boolean one",
+    "key_padding_mask": f"give mask=, True where there is something: {_PRESENT.format('key_padding_mask')}",
+    "src_key_padding_mask": (
+        f"give mask=, True where there is something: {_PRESENT.format('src_key_padding_mask')}"
+    ),
     "need_weights": "the outputs come back alone",
     "requires_grad": "results require grad where what they are made of does",
 }

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
-from adjoint.core.other_names import KEYWORDS, refuse
 from adjoint.core.tensor import Tensor
-from adjoint.errors import InputError
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
 from adjoint.nn.functions import FunctionModule, as_module
 
@@ -31,19 +28,6 @@ __all__ = [
 
 class _Activation(FunctionModule):
     """A function of one tensor."""
-
-    def __init__(self, *values: Any, **options: Any) -> None:
-        parameters = inspect.signature(getattr(F, self.name)).parameters.values()
-        known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD][1:]
-        unknown = [k for k in options if k not in known or k in known[: len(values)]]
-        if unknown or len(values) > len(known):
-            if unknown and KEYWORDS.get(unknown[0]) in known:
-                refuse(getattr(F, self.name), options, type(self).__name__)
-            given = ", ".join([*map(repr, values), *(f"{k}={v!r}" for k, v in options.items())])
-            raise InputError(
-                f"{type(self).__name__} takes {', '.join(known) or 'no options'}, but was given {given}."
-            )
-        self.options = dict(zip(known, values, strict=False)) | options
 
     def forward(self, x: Any) -> Tensor:
         """Apply the function."""

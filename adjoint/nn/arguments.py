@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
-from adjoint.core.shapes import whole_number
+from adjoint.core.shapes import number, whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, IndexingError
 
-__all__ = ["classes", "floats", "sizes"]
+__all__ = ["between", "classes", "floats", "lengths", "sizes"]
 
 
 def sizes(layer: str, low: int = 1, **given: Any) -> None:
@@ -31,14 +32,39 @@ def floats(op: str, x: Any) -> Tensor:
     return rec.astype(x, dtype=np.dtype(float)) if kind in "iub" else x
 
 
-def classes(op: str, indices: Any, count: int, ignored: int | None = None) -> tuple[Tensor, Tensor | None]:
+def lengths(layer: str, name: str, value: Any, count: int | None = None) -> tuple[int, ...]:
+    """Return whole numbers from 1: one for all of ``count`` axes, or one for each."""
+    given = tuple(value) if isinstance(value, (tuple, list)) else (value,) * (count or 1)
+    if count is not None and len(given) != count:
+        raise ArgumentError(f"{layer}: {name} is one number or {count}, but is {value!r}.")
+    for size in given:
+        sizes(layer, **{name: size})
+    return given
+
+
+def between(layer: str, name: str, value: Any, low: float, high: float = math.inf) -> float:
+    """Return a number from ``low`` to ``high`` as a float; others raise."""
+    given = number(layer, name, value)
+    if not low <= given <= high or given == math.inf:
+        limit = f"from {low:g} to {high:g}" if high < math.inf else f"a finite number from {low:g}"
+        raise ArgumentError(f"{layer}: {name} is {limit}, but is {value!r}.")
+    return given
+
+
+def classes(
+    op: str,
+    indices: Any,
+    count: int,
+    ignored: int | None = None,
+    words: tuple[str, str] = ("class", "classes"),
+) -> tuple[Tensor, Tensor | None]:
     """Return whole numbers from 0 to ``count`` - 1, and which of them are not ``ignored``: None for all.
 
-    Ignored ones are 0 in what is returned; other numbers raise.
+    Ignored ones are 0 in what is returned; other numbers raise, as ``words`` call one and many of them.
     """
     i = asarray(indices)
     if i.dtype.kind not in "iu":
-        raise DTypeError(f"{op}: classes are whole numbers, but got {i.dtype}.  Cast them: t.astype(int).")
+        raise DTypeError(f"{op}: {words[1]} are whole numbers, but got {i.dtype}.  Cast them: t.astype(int).")
     if type(i._data) is np.ndarray:  # inside a transform there are no numbers to look at
         inside = ignored is not None and 0 <= ignored < count
         if not i.size or (not inside and i._data.min() >= 0 and i._data.max() < count):
@@ -47,7 +73,7 @@ def classes(op: str, indices: Any, count: int, ignored: int | None = None) -> tu
         if ignored is not None:
             bad &= i._data != ignored
         if bad.any():
-            raise IndexingError(f"{op}: class {i._data[bad][0]} is outside 0 … {count - 1}.")
+            raise IndexingError(f"{op}: {words[0]} {i._data[bad][0]} is outside 0 … {count - 1}.")
     if ignored is None:
         return i, None
     keep = rec.not_equal(i, ignored)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
 from adjoint.core.convert import asarray
+from adjoint.core.other_names import refuse
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
 from adjoint.nn import init
-from adjoint.nn.arguments import sizes
+from adjoint.nn.arguments import between, sizes
 from adjoint.nn.layers import Dropout, LayerNorm, Linear
 from adjoint.nn.module import Module, Parameter
 from adjoint.ops.create import zeros
@@ -20,7 +21,13 @@ __all__ = ["MultiHeadAttention", "TransformerEncoderLayer"]
 
 
 class MultiHeadAttention(Module):
-    """Attention with several heads over (batch, length, features)."""
+    """Attention with several heads over (batch, length, features).
+
+    A boolean ``mask`` is True where a query may look, a float one is added to the scores.  Its shape is
+    (queries, keys), the same for all, or has all axes, (batch, heads, queries, keys), of which those for
+    which it is the same have length 1.  To hide padding: ``mask=present[:, None, None, :]``, where
+    ``present``, (batch, keys), is True at what is no padding.
+    """
 
     def __init__(
         self,
@@ -42,13 +49,21 @@ class MultiHeadAttention(Module):
         self.out_proj = Linear(embed_dim, embed_dim, bias, rng=rng, dtype=dtype)
         if self.out_proj.bias is not None:
             self.out_proj.bias = Parameter(zeros(embed_dim, dtype=dtype))
-        self.dropout = dropout
+        self.dropout = between("MultiHeadAttention", "dropout", dropout, 0.0, 1.0)
         self.rng = rng
 
     def forward(
-        self, query: Any, key: Any = None, value: Any = None, mask: Any = None, causal: bool = False
+        self,
+        query: Any,
+        key: Any = None,
+        value: Any = None,
+        mask: Any = None,
+        causal: bool = False,
+        **other: Never,
     ) -> Tensor:
-        """Let each query look at the keys; ``mask`` is True where it may, or is added to the scores."""
+        """Let each query look at the keys, where the mask says so."""
+        if other:
+            refuse(MultiHeadAttention.forward, other, "MultiHeadAttention")
         key = query if key is None else key
         value = key if value is None else value
         alone = key is query and value is query
@@ -73,6 +88,7 @@ class MultiHeadAttention(Module):
                 for i, t in enumerate((query, key, value))
             )
         q, k, v = self._heads(q), self._heads(k), self._heads(v)
+        mask = None if mask is None else _unambiguous(asarray(mask), q.ndim)
         p = self.dropout if self.training else 0.0
         out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=p, is_causal=causal, rng=self.rng)
         out = out.swapaxes(-3, -2)
@@ -88,8 +104,23 @@ class MultiHeadAttention(Module):
         return f"{self.embed_dim}, heads={self.num_heads}"
 
 
+def _unambiguous(mask: Tensor, ndim: int) -> Tensor:
+    """Refuse a mask with some of the leading axes: (batch, …) would be taken for (heads, …) if as long."""
+    if mask.ndim < ndim and any(n != 1 for n in mask.shape[:-2]):
+        ends = ", ".join(map(str, mask.shape[-2:]))
+        raise ShapeError(
+            f"MultiHeadAttention: a mask of shape {mask.shape} has some of the leading axes: which ones?\n"
+            f"  Give it all, (batch, heads, {ends}), with length 1 where it is the same for all: "
+            f"mask[:, None] for one per element of the batch, mask[None] for one per head; or ({ends}) alone."
+        )
+    return mask
+
+
 class TransformerEncoderLayer(Module):
-    """Attention and a two-layer network, each with a residual and a norm, before or after."""
+    """Attention and a two-layer network, each with a residual and a norm, before or after.
+
+    ``mask`` is that of ``MultiHeadAttention``.
+    """
 
     def __init__(
         self,
@@ -115,8 +146,10 @@ class TransformerEncoderLayer(Module):
         self.activation = activation
         self.norm_first = norm_first
 
-    def forward(self, x: Any, mask: Any = None, causal: bool = False) -> Tensor:
+    def forward(self, x: Any, mask: Any = None, causal: bool = False, **other: Never) -> Tensor:
         """Pass (batch, length, features) through."""
+        if other:
+            refuse(TransformerEncoderLayer.forward, other, "TransformerEncoderLayer")
         if self.norm_first:
             x = x + self._attend(self.norm1(x), mask, causal)
             return x + self._feed(self.norm2(x))

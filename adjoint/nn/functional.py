@@ -192,7 +192,7 @@ def embedding(indices: Any, weight: Any, padding_idx: int | None = None, *, spar
     w = asarray(weight)
     if w.ndim < 1:
         raise ShapeError("embedding: the weight has one row per index, but it is 0-d.")
-    indices, _ = classes("embedding", indices, w.shape[0])
+    indices, _ = classes("embedding", indices, w.shape[0], words=("index", "indices"))
     out = take(w, indices, axis=0, sparse_grad=sparse)
     if padding_idx is None:
         return out

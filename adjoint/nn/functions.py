@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, ClassVar, TypeVar
 
+from adjoint.core.other_names import KEYWORDS, refuse
+from adjoint.errors import InputError
+from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
 from adjoint.nn.module import Module
 
 __all__ = ["FunctionModule", "as_module"]
@@ -12,10 +16,24 @@ M = TypeVar("M", bound="FunctionModule")
 
 
 class FunctionModule(Module):
-    """A function of ``nn.functional`` with its options."""
+    """A function of ``nn.functional`` with its options, those after its ``inputs`` first arguments."""
 
     name: ClassVar[str]
+    inputs: ClassVar[int] = 1
     options: dict[str, Any]
+
+    def __init__(self, *values: Any, **options: Any) -> None:
+        parameters = inspect.signature(getattr(F, self.name)).parameters.values()
+        known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD][self.inputs :]
+        unknown = [k for k in options if k not in known or k in known[: len(values)]]
+        if unknown or len(values) > len(known):
+            if unknown and KEYWORDS.get(unknown[0]) in known:
+                refuse(getattr(F, self.name), options, type(self).__name__)
+            given = ", ".join([*map(repr, values), *(f"{k}={v!r}" for k, v in options.items())])
+            raise InputError(
+                f"{type(self).__name__} takes {', '.join(known) or 'no options'}, but was given {given}."
+            )
+        self.options = dict(zip(known, values, strict=False)) | options
 
     def extra_repr(self) -> str:
         """The options."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from adjoint.core.tensor import Tensor, Traced, writable
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
 from adjoint.nn import init
-from adjoint.nn.arguments import sizes
+from adjoint.nn.arguments import between, lengths, sizes
 from adjoint.nn.module import Module, Parameter
 from adjoint.ops.create import ones, zeros
 
@@ -87,11 +87,7 @@ class _Conv(Module):
         layer = type(self).__name__
         sizes(layer, in_channels=in_channels, out_channels=out_channels, groups=groups)
         rng = init.generator(rng)
-        kernel = (kernel_size,) * self.ndim if isinstance(kernel_size, int) else tuple(kernel_size)
-        if len(kernel) != self.ndim:
-            raise ArgumentError(f"{layer}: kernel_size is one number or {self.ndim}, but is {kernel_size!r}.")
-        for size in kernel:
-            sizes(layer, kernel_size=size)
+        kernel = lengths(layer, "kernel_size", kernel_size, self.ndim)
         if in_channels % groups or out_channels % groups:
             raise ArgumentError(f"groups={groups} must divide {in_channels} and {out_channels} channels.")
         shape = (out_channels, in_channels // groups, *kernel)
@@ -193,7 +189,7 @@ class LayerNorm(Module):
     def __init__(
         self, normalized_shape: Any, eps: float = 1e-5, affine: bool = True, *, dtype: Any = np.float32
     ) -> None:
-        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        shape = lengths("LayerNorm", "normalized_shape", normalized_shape)
         self.normalized_shape, self.eps = shape, eps
         self.weight = Parameter(ones(shape, dtype=dtype)) if affine else None
         self.bias = Parameter(zeros(shape, dtype=dtype)) if affine else None
@@ -211,7 +207,7 @@ class RMSNorm(Module):
     """Root mean square 1 over the last axes, then scale."""
 
     def __init__(self, normalized_shape: Any, eps: float | None = None, *, dtype: Any = np.float32) -> None:
-        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        shape = lengths("RMSNorm", "normalized_shape", normalized_shape)
         self.normalized_shape, self.eps = shape, eps
         self.weight = Parameter(ones(shape, dtype=dtype))
 
@@ -243,19 +239,27 @@ class GroupNorm(Module):
 
 
 class _BatchNorm(Module):
-    """Mean 0 and variance 1 per channel over the batch; in evaluation by running statistics."""
+    """Mean 0 and variance 1 per channel over the batch; in evaluation by running statistics.
+
+    Each batch moves the running statistics by ``momentum``, from 0 to 1, of the way to its own; with None
+    they are the mean over all batches.
+    """
+
+    axes: ClassVar[dict[int, str]] = {}  # how many an input may have, and what they are
 
     def __init__(
         self,
         num_features: int,
         eps: float = 1e-5,
-        momentum: float = 0.1,
+        momentum: float | None = 0.1,
         affine: bool = True,
         *,
         dtype: Any = np.float32,
     ) -> None:
-        sizes(type(self).__name__, num_features=num_features)
-        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        layer = type(self).__name__
+        sizes(layer, num_features=num_features)
+        self.num_features, self.eps = num_features, between(layer, "eps", eps, 0.0)
+        self.momentum = None if momentum is None else between(layer, "momentum", momentum, 0.0, 1.0)
         self.weight = Parameter(ones(num_features, dtype=dtype)) if affine else None
         self.bias = Parameter(zeros(num_features, dtype=dtype)) if affine else None
         self.register_buffer("running_mean", zeros(num_features, dtype=dtype))
@@ -268,9 +272,14 @@ class _BatchNorm(Module):
 
     def forward(self, x: Any) -> Tensor:
         """Normalise (N, C, …)."""
+        x = asarray(x)
+        if x.ndim not in self.axes or x.shape[1] != self.num_features:
+            raise ShapeError(
+                f"{type(self).__name__}: the input is {' or '.join(self.axes.values())} with "
+                f"C = {self.num_features} channels, but has shape {x.shape}."
+            )
         if not self.training:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
-        x = asarray(x)
         y, mean, var = F.batch_norm_with_statistics(x, self.weight, self.bias, self.eps)
         self._track(mean, var, x.size // x.shape[1])
         return y
@@ -285,9 +294,10 @@ class _BatchNorm(Module):
             )
         unbiased = var.detach() * (count / max(count - 1, 1))
         with no_grad():
-            for running, now in ((self.running_mean, mean.detach()), (self.running_var, unbiased)):
-                running.copy_((1 - self.momentum) * running + self.momentum * now)
             writable(self.num_batches_tracked)[...] += 1
+            part = 1 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
+            for running, now in ((self.running_mean, mean.detach()), (self.running_var, unbiased)):
+                running.copy_((1 - part) * running + part * now)
 
     def extra_repr(self) -> str:
         """The channels."""
@@ -297,9 +307,13 @@ class _BatchNorm(Module):
 class BatchNorm1d(_BatchNorm):
     """Batch normalisation of (N, C) or (N, C, L)."""
 
+    axes: ClassVar[dict[int, str]] = {2: "(N, C)", 3: "(N, C, L)"}
+
 
 class BatchNorm2d(_BatchNorm):
     """Batch normalisation of (N, C, H, W)."""
+
+    axes: ClassVar[dict[int, str]] = {4: "(N, C, H, W)"}
 
 
 class Embedding(Module):
@@ -336,9 +350,7 @@ class Dropout(Module):
     """Zeros with probability p in training, the rest scaled up; nothing in evaluation."""
 
     def __init__(self, p: float = 0.5, *, rng: Any = None) -> None:
-        if not 0 <= p <= 1:
-            raise ArgumentError(f"p must be from 0 to 1, but is {p!r}.")
-        self.p = p
+        self.p = between("Dropout", "p", p, 0.0, 1.0)
         self.rng = init.generator(rng)
 
     def forward(self, x: Any) -> Tensor:

@@ -317,6 +317,11 @@ def _item(owner: Any, index: Any) -> Any:
     return layers[index]
 
 
+def _called(layer: Any) -> str:
+    """What a layer, a module or a function, is called in a message."""
+    return type(layer).__name__ if isinstance(layer, Module) else getattr(layer, "__name__", repr(layer))
+
+
 class Sequential(Module):
     """Modules, or plain functions, one after the other; ``layers[1:]`` shares them."""
 
@@ -329,8 +334,19 @@ class Sequential(Module):
 
     def forward(self, x: Any) -> Any:
         """Pass the input through all layers."""
-        for layer in self:
-            x = layer(x)
+        layers = iter(self)
+        try:
+            for layer in layers:
+                x = layer(x)
+        except AdjointError as error:
+            i = self.length - 1 - sum(1 for _ in layers)
+            if i and isinstance(x, tuple):
+                raise InputError(
+                    f"Sequential: layer {i - 1}, {_called(self[i - 1])}, returned a tuple of {len(x)}, which "
+                    f"layer {i}, {_called(self[i])}, does not take.\n"
+                    "  LSTM and GRU return (outputs, state): put lambda pair: pair[0] behind them."
+                ) from error
+            raise
         return x
 
     def __len__(self) -> int:
