@@ -171,6 +171,24 @@ KEYWORDS = {
     "step_size": "every",
     "pct_start": "rise",
     "is_causal": "causal",
+    "accumulate_steps": "accumulate",
+    "accumulation_steps": "accumulate",
+    "gradient_accumulation_steps": "accumulate",
+    "accumulate_grad_batches": "accumulate",
+    "max_grad_norm": "clip",
+    "gradient_clip_val": "clip",
+    "scheduler": "schedule",
+    "lr_scheduler": "schedule",
+    "loss_fn": "loss",
+    "criterion": "loss",
+    "collate_fn": "collate",
+    "prefetch_factor": "prefetch",
+    "epoch": "epochs",
+    "num_epochs": "epochs",
+    "max_epochs": "epochs",
+    "val_loader": "validate",
+    "validation_data": "validate",
+    "min_delta": "delta",
 }
 _NOT_HERE = {
     "out": "results are new tensors; x.copy_(result) under ad.no_grad() writes one",
@@ -185,6 +203,9 @@ _NOT_HERE = {
         f"give mask=, True where there is something: {_PRESENT.format('src_key_padding_mask')}"
     ),
     "need_weights": "the outputs come back alone",
+    "num_workers": "batches are made in this process; prefetch=2 makes them ahead, in a thread",
+    "pin_memory": "all tensors are in the memory of the processor",
+    "epochs": "trainer.fit(loader, epochs=…) takes it",
     "requires_grad": "results require grad where what they are made of does",
 }
 

@@ -1,5 +1,6 @@
 """Training: data, the loop, callbacks, checkpoints, and losses put together from terms."""
 
+from adjoint.core.other_names import explain_options as _explain_options
 from adjoint.train.callbacks import (
     BestCheckpoint,
     Callback,
@@ -31,3 +32,7 @@ __all__ = [
     "pad_collate",
     "stack_collate",
 ]
+
+_explain_options(
+    (Trainer, DataLoader, Checkpoints, EarlyStopping, BestCheckpoint, CSVLog, JSONLog, GradientFlow)
+)

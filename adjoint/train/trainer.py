@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
 from adjoint.config import no_grad
 from adjoint.core.convert import asarray
+from adjoint.core.other_names import refuse
 from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
@@ -29,6 +30,7 @@ from adjoint.train import state as states
 from adjoint.train.averages import Averages
 from adjoint.train.callbacks import BestCheckpoint, Callback
 from adjoint.train.checkpoint import Checkpoints
+from adjoint.train.checks import check_batches, input_array, output_array, refuse_class
 from adjoint.train.compose import ComposedLoss, TermNorms
 from adjoint.train.data import DataLoader
 from adjoint.train.progress import Progress
@@ -67,7 +69,7 @@ class Trainer:
         schedule: Callable[[int], float] | None = None,
         accumulate: int = 1,
         clip: float | None = None,
-        callbacks: Callback | Sequence[Callback] = (),
+        callbacks: Callback | Sequence[Callback] | None = (),
         metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
         weight: Callable[[Any], float] | None = None,
         unit: str | None = None,
@@ -79,7 +81,9 @@ class Trainer:
         progress: bool | None = None,
     ) -> None:
         self.model, self.loss, self.optimizer, self.schedule = model, loss, optimizer, schedule
-        self.callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+        self.callbacks = (
+            [] if callbacks is None else list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+        )
         if metrics is not None and not isinstance(metrics, Mapping):
             raise InputError(
                 f"Trainer: metrics is a dictionary of functions by name, not a {type(metrics).__name__}."
@@ -133,7 +137,10 @@ class Trainer:
         for name, function in {**functions, **self.metrics}.items():
             if function is not None and not callable(function):
                 raise InputError(f"Trainer: {name} is a function, not {function!r}.")
+            refuse_class(name, function, Module)
+        refuse_class("the optimiser", self.optimizer, object, "model.parameters(), …")
         for callback in self.callbacks:
+            refuse_class("a callback", callback, Callback)
             if not isinstance(callback, Callback):
                 raise InputError(f"Trainer: callbacks are instances of Callback, not {callback!r}.")
         if self.loss is None and self.compute is None:
@@ -206,13 +213,16 @@ class Trainer:
     # Training --------------------------------------------------------------------------------
 
     def fit(
-        self, loader: Any, epochs: int = 1, validate: Any = None, resume: bool = False
+        self, loader: Any, epochs: int = 1, validate: Any = None, resume: bool = False, **other: Never
     ) -> list[dict[str, float]]:
         """Train until ``epochs`` epochs are done; return one dictionary of numbers per epoch."""
+        if other:
+            refuse(Trainer.fit, other)
         if whole_number("fit", "epochs", epochs) < 0:
             raise ArgumentError(f"epochs must not be negative, but is {epochs}.")
-        if not isinstance(loader, Iterable):
-            raise InputError(f"fit: a loader gives batches, but this is a {type(loader).__name__}.")
+        check_batches("fit", loader, self.compute is None)
+        if validate is not None:
+            check_batches("fit(validate=…)", validate, self.compute is None)
         self.stopped = None
         same, self._loader = self._loader is loader, loader
         if not same:
@@ -423,6 +433,7 @@ class Trainer:
 
     def evaluate(self, loader: Iterable[Any]) -> dict[str, float]:
         """Return loss, metrics and terms over a loader, weighted by batch; nothing is trained."""
+        check_batches("evaluate", loader, self.compute is None)
         found = self._evaluated(loader)
         assert found is not None
         return found
@@ -447,10 +458,10 @@ class Trainer:
         """Return the model's outputs for an array of inputs, batch by batch."""
         if whole_number("predict", "batch_size", batch_size) < 1:
             raise ArgumentError(f"predict: batch_size must be at least 1, but is {batch_size!r}.")
-        array = np.asarray(inputs)
+        array = input_array(inputs)
         with self._evaluating():
             outputs = [
-                self.model(asarray(array[i : i + batch_size])).numpy()
+                output_array(self.model(asarray(array[i : i + batch_size])))
                 for i in range(0, max(len(array), 1), batch_size)  # no inputs are one empty batch
             ]
         return np.concatenate(outputs)

@@ -1,0 +1,113 @@
+"""What a trainer and a loader say to those who hold them otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from test_train import X, Y, model_of, trainer_of
+
+import adjoint as ad
+from adjoint import errors, nn, optim, train
+
+pytest.importorskip("safetensors")
+
+MSE = nn.functional.mse_loss
+
+
+class Returns(nn.Module):
+    def __init__(self, form: Any) -> None:
+        self.layer, self.form = nn.Linear(3, 1, rng=0), form
+
+    def forward(self, x: Any) -> Any:
+        return self.form(self.layer(x))
+
+
+def with_class(**options: Any) -> Any:
+    model = model_of()
+    given = {"loss": MSE, "optimizer": optim.SGD(model.parameters()), **options}
+    return train.Trainer(model, **given)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: trainer_of(model_of(), accumulate_steps=2), "Trainer: accumulate_steps= is called accumulate= here."),
+        (lambda: trainer_of(model_of(), lr_scheduler=None), "Trainer: lr_scheduler= is called schedule= here."),
+        (lambda: trainer_of(model_of(), epochs=2), "Trainer: there is no epochs=: trainer.fit(loader, epochs=…) takes it."),
+        (lambda: train.DataLoader(X, collate_fn=np.stack), "DataLoader: collate_fn= is called collate= here."),
+        (
+            lambda: train.DataLoader(X, num_workers=2),
+            "DataLoader: there is no num_workers=: batches are made in this process; prefetch=2 makes them ahead, in a thread.",
+        ),
+        (lambda: trainer_of(model_of()).fit([(X, Y)], epoch=2), "fit: epoch= is called epochs= here."),
+        (
+            lambda: trainer_of(model_of()).fit([(X, Y)], steps=2),
+            "fit: there is no steps=; it takes loader, epochs, validate, resume.",
+        ),
+        (lambda: train.EarlyStopping(min_delta=0.1), "EarlyStopping: min_delta= is called delta= here."),
+        (
+            lambda: train.CSVLog("log.csv", when="step"),
+            "CSVLog: there is no when=; it takes path, every.",
+        ),
+        (lambda: with_class(loss=nn.MSELoss), "Trainer: loss is the class MSELoss: make one of it, MSELoss(…)."),
+        (
+            lambda: with_class(optimizer=optim.Adam),
+            "Trainer: the optimiser is the class Adam: make one of it, Adam(model.parameters(), …).",
+        ),
+        (
+            lambda: with_class(callbacks=train.EarlyStopping),
+            "Trainer: a callback is the class EarlyStopping: make one of it, EarlyStopping(…).",
+        ),
+        (lambda: with_class(callbacks=3), "Trainer: callbacks are instances of Callback, not 3."),
+        (
+            lambda: trainer_of(model_of()).fit([(X, Y)], validate=(X, Y)),
+            "fit(validate=…): a batch is (inputs, targets), but there is an array in the place of one.\n"
+            "  DataLoader((X, Y), batch_size) makes them, [(X, Y)] is a single one.  For batches of another kind "
+            "give compute(model, batch).",
+        ),
+        (
+            lambda: trainer_of(model_of()).fit([(X, Y)], validate=3),
+            "fit(validate=…): a loader gives batches, but this is a int.",
+        ),
+        (
+            lambda: trainer_of(Returns(lambda y: (y, y))).predict(X),
+            "predict: a model returns a tensor with a row per input, but this one returns a tuple.\n"
+            "  Call the model itself, after model.eval(), under ad.no_grad().",
+        ),
+        (
+            lambda: trainer_of(Returns(lambda y: y.sum())).predict(X),
+            "predict: a model returns a tensor with a row per input, but this one returns one number.\n"
+            "  Call the model itself, after model.eval(), under ad.no_grad().",
+        ),
+        (
+            lambda: trainer_of(model_of()).predict({"x": X}),
+            "predict: it takes one array with a row per input, which this dict is not.\n"
+            "  For inputs of another kind call the model itself, after model.eval(), under ad.no_grad().",
+        ),
+    ],
+)  # fmt: skip
+def test_messages(make: Any, message: str) -> None:
+    with pytest.raises(errors.InputError) as info:
+        make()
+    assert str(info.value) == message
+
+
+@pytest.mark.parametrize("inputs", [train.DataLoader((X, Y)), [(X, Y)], (X, Y), "text", 3.0, None])
+def test_what_is_no_array_of_inputs(inputs: Any) -> None:
+    with pytest.raises(errors.InputError, match="predict: it takes one array with a row per input"):
+        trainer_of(model_of()).predict(inputs)
+
+
+def test_what_is_fine() -> None:
+    trainer = trainer_of(model_of(), callbacks=None)
+    expected = trainer.predict(X)
+    for inputs in (X.tolist(), list(X), ad.tensor(X)):
+        np.testing.assert_array_equal(trainer.predict(inputs), expected)
+    trainer.fit(((X, Y), (X, Y)), validate=((X, Y),))
+    model = model_of()
+    whole = train.Trainer(
+        model, optimizer=optim.SGD(model.parameters()), compute=lambda m, x: (m(ad.asarray(x)) ** 2).mean()
+    )
+    whole.fit([X], validate=[X])  # with compute a batch may be an array
