@@ -543,6 +543,9 @@ def test_options_of_layers_that_are_none() -> None:
         (lambda: nn.Conv2d(1, 1, (3,)), "Conv2d: kernel_size is one number or 2, but is (3,)."),
         (lambda: nn.LayerNorm(3.5), "LayerNorm: normalized_shape is a whole number, but got 3.5."),
         (lambda: nn.RMSNorm("a"), "RMSNorm: normalized_shape is a whole number, but got 'a'."),
+        (lambda: nn.LayerNorm(()), "LayerNorm: normalized_shape is one number or more, but is ()."),
+        (lambda: nn.LayerNorm(3, eps=-1), "LayerNorm: eps is a finite number from 0, but is -1."),
+        (lambda: nn.GroupNorm(2, 4, eps="a"), "GroupNorm: eps is a number, but got 'a'."),
         (lambda: nn.BatchNorm1d(3, eps=-1), "BatchNorm1d: eps is a finite number from 0, but is -1."),
         (lambda: nn.BatchNorm1d(3, momentum=5), "BatchNorm1d: momentum is from 0 to 1, but is 5."),
         (
@@ -551,6 +554,11 @@ def test_options_of_layers_that_are_none() -> None:
         ),
     ):
         assert message(call) == text
+
+
+def test_sizes_of_norms_are_python_numbers() -> None:
+    assert repr(nn.LayerNorm(np.int64(3))) == "LayerNorm((3,))  # 6 parameters"
+    assert nn.RMSNorm(np.array([2, 3])).normalized_shape == (2, 3)
 
 
 def test_batch_norm_names_the_shape_it_does_not_take() -> None:

@@ -282,6 +282,10 @@ def test_messages_about_what_optimisers_are_given() -> None:
     group = 'Adam: a group is {"params": [...], "lr": ...}, but this one has only lr.'
     assert raised(lambda: optim.Adam([{"lr": 1}])) == group
     assert raised(lambda: optim.SGD([w]).add_group([b])).endswith("requires_grad=True)].")  # type: ignore
+    assert raised(lambda: optim.SGD([w.detach()])) == (
+        "SGD: parameters are leaves that require grad, but params[0] of shape (1,) does not require grad.\n"
+        "  Leave out what is frozen: [p for p in model.parameters() if p.requires_grad]."
+    )
     module = ad.nn.Linear(2, 2)
     for kind in (optim.Adam, optim.LBFGS, optim.EMA):
         name = kind.__name__
@@ -311,6 +315,8 @@ def test_messages_about_what_schedules_are_given() -> None:
         "cosine: there is no foo=; it takes rate, total, minimum."
     )
     assert raised(lambda: schedules.cosine("a", 10)) == "cosine: rate is a number, but got 'a'."
+    assert raised(lambda: schedules.linear(0.1, 10, start="a")) == "linear: start is a number, but got 'a'."
+    assert raised(lambda: schedules.exponential(0.1, "a")) == "exponential: factor is a number, but got 'a'."
     assert raised(lambda: schedules.cosine(0.1, "a")) == "total must be positive, but is 'a'."
     assert raised(lambda: schedules.cosine_restarts(1.0, 10, 0.5)) == (
         "cosine_restarts: multiple is a whole number, but got 0.5."

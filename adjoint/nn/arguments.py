@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -32,14 +33,16 @@ def floats(op: str, x: Any) -> Tensor:
     return rec.astype(x, dtype=np.dtype(float)) if kind in "iub" else x
 
 
-def lengths(layer: str, name: str, value: Any, count: int | None = None) -> tuple[int, ...]:
-    """Return whole numbers from 1: one for all of ``count`` axes, or one for each."""
-    given = tuple(value) if isinstance(value, (tuple, list)) else (value,) * (count or 1)
-    if count is not None and len(given) != count:
-        raise ArgumentError(f"{layer}: {name} is one number or {count}, but is {value!r}.")
+def lengths(layer: str, name: str, value: Any, count: int | None = None, low: int = 1) -> tuple[int, ...]:
+    """Return whole numbers from ``low``: one for all of ``count`` axes, or one for each."""
+    several = isinstance(value, (tuple, list)) or getattr(value, "ndim", 0) == 1
+    given = tuple(value) if several else (value,) * (count or 1)
+    if not given or (count is not None and len(given) != count):
+        wanted = f"one number or {count}" if count else "one number or more"
+        raise ArgumentError(f"{layer}: {name} is {wanted}, but is {value!r}.")
     for size in given:
-        sizes(layer, **{name: size})
-    return given
+        sizes(layer, low, **{name: size})
+    return tuple(map(operator.index, given))
 
 
 def between(layer: str, name: str, value: Any, low: float, high: float = math.inf) -> float:

@@ -189,8 +189,8 @@ class LayerNorm(Module):
     def __init__(
         self, normalized_shape: Any, eps: float = 1e-5, affine: bool = True, *, dtype: Any = np.float32
     ) -> None:
-        shape = lengths("LayerNorm", "normalized_shape", normalized_shape)
-        self.normalized_shape, self.eps = shape, eps
+        shape = lengths("LayerNorm", "normalized_shape", normalized_shape, low=0)
+        self.normalized_shape, self.eps = shape, between("LayerNorm", "eps", eps, 0.0)
         self.weight = Parameter(ones(shape, dtype=dtype)) if affine else None
         self.bias = Parameter(zeros(shape, dtype=dtype)) if affine else None
 
@@ -207,8 +207,9 @@ class RMSNorm(Module):
     """Root mean square 1 over the last axes, then scale."""
 
     def __init__(self, normalized_shape: Any, eps: float | None = None, *, dtype: Any = np.float32) -> None:
-        shape = lengths("RMSNorm", "normalized_shape", normalized_shape)
-        self.normalized_shape, self.eps = shape, eps
+        shape = lengths("RMSNorm", "normalized_shape", normalized_shape, low=0)
+        self.normalized_shape = shape
+        self.eps = None if eps is None else between("RMSNorm", "eps", eps, 0.0)
         self.weight = Parameter(ones(shape, dtype=dtype))
 
     def forward(self, x: Any) -> Tensor:
@@ -229,7 +230,7 @@ class GroupNorm(Module):
         sizes("GroupNorm", num_groups=num_groups, num_channels=num_channels)
         if num_channels % num_groups:
             raise ArgumentError(f"{num_groups} groups do not divide {num_channels} channels.")
-        self.num_groups, self.eps = num_groups, eps
+        self.num_groups, self.eps = num_groups, between("GroupNorm", "eps", eps, 0.0)
         self.weight = Parameter(ones(num_channels, dtype=dtype))
         self.bias = Parameter(zeros(num_channels, dtype=dtype))
 

@@ -143,7 +143,13 @@ class Optimizer:
             if not p.requires_grad or not p.is_leaf:
                 raise InputError(
                     f"{type(self).__name__}: parameters are leaves that require grad, but params[{i}] "
-                    f"of shape {p.shape} {'is no leaf' if not p.is_leaf else 'does not require grad'}."
+                    f"of shape {p.shape} "
+                    + (
+                        "does not require grad.\n  Leave out what is frozen: "
+                        "[p for p in model.parameters() if p.requires_grad]."
+                        if p.is_leaf
+                        else "is no leaf."
+                    )
                 )
             if id(p) in taken:
                 raise ArgumentError(f"{type(self).__name__}: params[{i}] of shape {p.shape} is given twice.")

@@ -47,6 +47,10 @@ def _positive(name: str, value: float) -> None:
         raise ArgumentError(f"{name} must be positive, but is {value!r}.")
 
 
+def _numbers(name: str, **given: Any) -> list[float]:
+    return [number(name, option, value) for option, value in given.items()]
+
+
 def _callable(name: str, schedule: Any) -> None:
     if not callable(schedule):
         raise InputError(f"{name}: a schedule is a function of the step, not {schedule!r}.")
@@ -62,7 +66,7 @@ def constant(rate: float) -> Schedule:
 @explained
 def steps(rate: float, every: int, factor: float = 0.1) -> Schedule:
     """Multiply by ``factor`` after each ``every`` steps."""
-    rate = number("steps", "rate", rate)
+    rate, factor = _numbers("steps", rate=rate, factor=factor)
     _positive("every", every)
     return lambda step: rate * factor ** (step // every)
 
@@ -70,14 +74,14 @@ def steps(rate: float, every: int, factor: float = 0.1) -> Schedule:
 @explained
 def exponential(rate: float, factor: float) -> Schedule:
     """Multiply by ``factor`` after each step."""
-    rate = number("exponential", "rate", rate)
+    rate, factor = _numbers("exponential", rate=rate, factor=factor)
     return lambda step: rate * factor**step
 
 
 @explained
 def linear(rate: float, total: int, start: float = 1.0, end: float = 0.0) -> Schedule:
     """Go in a straight line from ``rate * start`` to ``rate * end`` over ``total`` steps."""
-    rate = number("linear", "rate", rate)
+    rate, start, end = _numbers("linear", rate=rate, start=start, end=end)
     _positive("total", total)
     return lambda step: rate * (start + (end - start) * min(step / total, 1.0))
 
@@ -85,7 +89,7 @@ def linear(rate: float, total: int, start: float = 1.0, end: float = 0.0) -> Sch
 @explained
 def polynomial(rate: float, total: int, power: float = 1.0) -> Schedule:
     """Go to zero as (1 - step / total) ** power."""
-    rate = number("polynomial", "rate", rate)
+    rate, power = _numbers("polynomial", rate=rate, power=power)
     _positive("total", total)
     return lambda step: rate * (1.0 - min(step / total, 1.0)) ** power
 
@@ -93,7 +97,7 @@ def polynomial(rate: float, total: int, power: float = 1.0) -> Schedule:
 @explained
 def cosine(rate: float, total: int, minimum: float = 0.0) -> Schedule:
     """Go from ``rate`` to ``minimum`` along half a cosine over ``total`` steps, and stay there."""
-    rate = number("cosine", "rate", rate)
+    rate, minimum = _numbers("cosine", rate=rate, minimum=minimum)
     _positive("total", total)
     return lambda step: minimum + (rate - minimum) * (1 + math.cos(math.pi * min(step / total, 1.0))) / 2
 
@@ -101,7 +105,7 @@ def cosine(rate: float, total: int, minimum: float = 0.0) -> Schedule:
 @explained
 def cosine_restarts(rate: float, first: int, multiple: int = 1, minimum: float = 0.0) -> Schedule:
     """Repeat the cosine: ``first`` steps, then ``multiple`` times as long each time."""
-    rate = number("cosine_restarts", "rate", rate)
+    rate, minimum = _numbers("cosine_restarts", rate=rate, minimum=minimum)
     _positive("first", first)
     if whole_number("cosine_restarts", "multiple", multiple) < 1:
         raise ArgumentError(f"cosine_restarts: multiple must be at least 1, but is {multiple!r}.")
@@ -137,7 +141,9 @@ def one_cycle(
     shape: str = "cos",
 ) -> Schedule:
     """Rise from ``peak / start_divisor`` to ``peak``, then fall far below: Smith's one cycle."""
-    peak = number("one_cycle", "peak", peak)
+    peak, rise, start_divisor, end_divisor = _numbers(
+        "one_cycle", peak=peak, rise=rise, start_divisor=start_divisor, end_divisor=end_divisor
+    )
     _positive("total", total)
     if not 0 <= rise <= 1:
         raise ArgumentError(f"rise is a part of the steps, from 0 to 1, but is {rise!r}.")
@@ -164,6 +170,7 @@ def one_cycle(
 @explained
 def warmup(schedule: Schedule, steps: int, start: float = 0.0) -> Schedule:
     """Rise in a straight line to what ``schedule`` begins with, then follow it from its start."""
+    start = number("warmup", "start", start)
     _positive("steps", steps)
     _callable("warmup", schedule)
     return _Chain(
