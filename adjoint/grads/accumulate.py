@@ -221,7 +221,7 @@ class GradientAccumulator:
 
     def _matched(self, gradients: Mapping[str, Any]) -> tuple[list[GradientBuffer], list[Any], bool]:
         """Check a micro-batch against what is registered; return buffers and arrays, in registered order."""
-        if not isinstance(gradients, Mapping):
+        if type(gradients) is not dict and not isinstance(gradients, Mapping):
             raise InputError(
                 f"step takes a dictionary of gradients by name, but got {type(gradients).__name__}."
             )

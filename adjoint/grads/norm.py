@@ -84,7 +84,8 @@ def all_finite_unwarned(a: Array) -> bool:
     half = flat.size // (2 * ROW) * ROW
     dots = np.vecdot(flat[:half].reshape(-1, ROW), flat[half : 2 * half].reshape(-1, ROW))
     rest = flat[2 * half :]
-    if math.isfinite(np.add.reduce(dots)) and math.isfinite(rest.dot(rest)):
+    total = dots.dot(dots) if dots.size < DOT else np.add.reduce(dots)
+    if math.isfinite(total) and math.isfinite(rest.dot(rest)):
         return True
     return _finite_by_mask(rest if np.isfinite(dots).all() else flat)
 

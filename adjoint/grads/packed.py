@@ -124,7 +124,9 @@ class Buffers:
                 buffers[i].sum_up(arrays[i], factor)
             # blocks share one scratch: what is in it goes first, the others are packed once more
             blocks = [run for run in groups if run[0] is not None]
-            for block, i, j in sorted(blocks, key=lambda run: run[0] is not packed) if packed else blocks:
+            if len(blocks) > 1:
+                blocks.sort(key=lambda run: run[0] is not packed)
+            for block, i, j in blocks:
                 assert block is not None
                 if block is not packed:
                     self._pack(block, arrays[i:j], factor, check=False)
