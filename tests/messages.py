@@ -7,6 +7,13 @@ from typing import Any
 
 import pytest
 
+from adjoint.errors import AdjointError
+
+
+def raised(mistake: Callable[[], Any]) -> str:
+    """The whole message of the error of adjoint's that a mistake raises."""
+    return message_of(AdjointError, mistake)
+
 
 def message_of(error: type[Exception], mistake: Callable[[], Any]) -> str:
     """The message of the error that a mistake raises."""

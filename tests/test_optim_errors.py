@@ -1,0 +1,230 @@
+"""Optimisers: an error changes nothing, an interrupt leaves what can go on."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint import errors, optim
+from adjoint.optim import optimizer as frame
+
+
+def _trained(kind: Any = ad.optim.Adam, **options: Any) -> tuple[list[Any], Any]:
+    """Parameters of all kinds of places (two in a block, a large one, two groups) after one step."""
+    shapes = [(2, 3), (4,), (frame.SMALL + 1,), (3, 2)]
+    params = [
+        ad.tensor(np.linspace(1.0, 2.0, int(np.prod(s))).reshape(s), requires_grad=True) for s in shapes
+    ]
+    optimiser = kind([{"params": params[:3]}, {"params": params[3:]}], lr=0.1, **options)
+    _give_gradients(params)
+    optimiser.step()
+    return params, optimiser
+
+
+def _give_gradients(params: list[Any]) -> None:
+    for p in params:
+        p.grad = ad.tensor(np.cos(p.numpy()))
+
+
+def _snapshot(params: list[Any], optimiser: Any) -> Any:
+    state = optimiser.state_dict()
+    arrays = [v for group in state["state"] for s in group for v in s.values()]
+    return (
+        [p.numpy(copy=True).tobytes() for p in params],
+        [a.tobytes() for a in arrays],
+        state["steps"],
+        state["step"],
+    )
+
+
+def _in_place_of(p: Any, array: Any) -> None:
+    """Put an array into a gradient from behind: what assigning to ``grad`` would refuse."""
+    p.grad._data = array
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize(
+    ("spoil", "error", "text"),
+    [
+        (
+            lambda p: _in_place_of(p, np.zeros(p.size + 1)),
+            errors.ShapeError,
+            r"the gradient of params\[{}\] has shape",
+        ),
+        (
+            lambda p: _in_place_of(p, np.zeros(p.shape, complex)),
+            errors.DTypeError,
+            r"params\[{}\] is complex128",
+        ),
+        (lambda p: _in_place_of(p, np.full(p.shape, "x")), errors.DTypeError, r"params\[{}\] is <U1"),
+    ],
+)
+def test_a_gradient_that_does_not_fit_changes_nothing(place: int, spoil: Any, error: Any, text: str) -> None:
+    params, optimiser = _trained()
+    other, their_optimiser = _trained()
+    _give_gradients(params)
+    spoil(params[place])
+    before = _snapshot(params, optimiser)
+    with pytest.raises(error, match=text.format(place)):
+        optimiser.step()
+    assert _snapshot(params, optimiser) == before
+    _give_gradients(params)
+    _give_gradients(other)
+    optimiser.step()
+    their_optimiser.step()
+    assert _snapshot(params, optimiser) == _snapshot(other, their_optimiser)  # as if it had not happened
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("gradient", [np.zeros(7), np.zeros(1, complex), "text"])
+def test_gradients_given_to_apply_are_all_checked_first(place: int, gradient: Any) -> None:
+    params, optimiser = _trained()
+    bad = np.broadcast_to(gradient, params[place].shape) if np.iscomplexobj(gradient) else gradient
+    grads = {p: bad if i == place else np.ones(p.shape) for i, p in enumerate(params)}
+    before = _snapshot(params, optimiser)
+    with pytest.raises(errors.AdjointError, match=rf"the gradient of params\[{place}\]"):
+        optimiser.apply(grads)
+    assert _snapshot(params, optimiser) == before
+    optimiser.apply({p: np.ones(p.shape, np.float32 if i % 2 else int) for i, p in enumerate(params)})
+    assert _snapshot(params, optimiser) != before
+
+
+def test_a_rate_that_was_written_into_a_group_changes_nothing_if_it_is_none() -> None:
+    for rate in (float("nan"), float("inf"), -1.0):
+        params, optimiser = _trained()
+        _give_gradients(params)
+        optimiser.groups[1].hyper["lr"] = rate
+        before = _snapshot(params, optimiser)
+        with pytest.raises(errors.ArgumentError, match="lr must be"):
+            optimiser.step()
+        assert _snapshot(params, optimiser) == before
+
+
+def test_memory_that_is_read_only_is_replaced_before_anything_is_written() -> None:
+    params, optimiser = _trained()
+    other, their_optimiser = _trained()
+    for p in params:
+        p._data.flags.writeable = False
+    for both in (params, other):
+        _give_gradients(both)
+    optimiser.step()
+    their_optimiser.step()
+    assert _snapshot(params, optimiser) == _snapshot(other, their_optimiser)
+
+
+@pytest.mark.parametrize("kind", [ad.optim.SGD, ad.optim.Adam, ad.optim.RMSprop])
+def test_numbers_out_of_range_do_not_stop_an_update_in_the_middle(kind: Any) -> None:
+    params, optimiser = _trained(kind)
+    other, their_optimiser = _trained(kind)
+    for both in (params, other):
+        _give_gradients(both)
+        both[2].grad = ad.tensor(np.full(both[2].shape, 1e200))  # its square is inf
+    with np.errstate(all="raise"):
+        optimiser.step()
+    with np.errstate(all="ignore"):
+        their_optimiser.step()
+    assert _snapshot(params, optimiser) == _snapshot(other, their_optimiser)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (lambda s: s["state"][0][2].pop("v"), "has the state .'m'., not .'m', 'v'."),
+        (lambda s: s["state"][1][0].update(more=np.zeros((3, 2))), "more"),
+        (lambda s: s["state"][1][0].update(v=np.zeros((3, 2), complex)), "complex128"),
+        (lambda s: s["state"][1][0].update(v=np.zeros((2, 3))), "has shape"),
+        (lambda s: s["groups"][1].update(lr=float("nan")), "lr must be"),
+        (lambda s: s["groups"][1].update(speed=1.0), "unknown hyper-parameters speed"),
+        (lambda s: s["steps"].pop(), "parameters per group"),
+        (lambda s: s["groups"].pop(), "parameters per group"),
+        (lambda s: s.pop("kind"), "no optimiser's state"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_not_loaded(spoil: Any, text: str) -> None:
+    params, optimiser = _trained()
+    _, other = _trained()
+    other.step()
+    state = other.state_dict()
+    spoil(state)
+    before = _snapshot(params, optimiser)
+    with pytest.raises(errors.AdjointError, match=text):
+        optimiser.load_state_dict(state)
+    assert _snapshot(params, optimiser) == before
+
+
+@pytest.mark.parametrize("kind", [ad.optim.SGD, ad.optim.Adam, ad.optim.Adagrad])
+def test_rows_of_small_and_large_tables_are_updated_alike(kind: Any) -> None:
+    rng = np.random.default_rng(0)
+    start = rng.normal(size=(frame.SMALL // 2 + 9, 2))
+    rows = [np.array([1, 5, 5]), np.array([0, 5])]
+    found = []
+    for count in (10, len(start)):
+        table = ad.tensor(start[:count], requires_grad=True)
+        other = ad.tensor([1.0], requires_grad=True)
+        optimiser = kind([table, other], lr=0.1, weight_decay=0.01)
+        for chosen in rows:
+            optimiser.zero_grad()
+            ((ad.embedding(table, chosen, sparse_grad=True) ** 2).sum() + other.sum()).backward()
+            assert type(table.grad) is ad.SparseGradient
+            optimiser.step()
+        assert np.array_equal(table.numpy()[6:], start[6:count])  # rows that nobody used stay
+        found.append((table.numpy()[:10].tobytes(), other.item()))
+    assert found[0] == found[1]
+
+
+def test_a_formula_that_fails_while_writing_says_so() -> None:
+    class Failing(ad.optim.SGD):
+        def apply_one(self, xp: Any, p: Any, g: Any, state: Any, hyper: Any) -> Any:
+            raise KeyError("no such thing")
+
+    w = ad.tensor([1.0], requires_grad=True)
+    w.sum().backward()
+    with pytest.raises(KeyError) as info:
+        Failing([w]).step()
+    assert info.value.__notes__ == ["Failing was writing: some parameters are updated, others not."]
+
+
+def test_the_state_of_an_optimiser_with_an_empty_group_loads():
+    w = ad.tensor([1.0], requires_grad=True)
+    optimizer = optim.Adam([w])
+    optimizer.add_group({"params": []})
+    w.sum().backward()
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_a_block_that_an_interrupt_left_half_gathered_is_gathered_again():
+    params = [ad.tensor(np.ones(3), requires_grad=True) for _ in range(4)]
+    optimizer = optim.SGD(params, lr=0.1)
+    grads = {p: np.ones(3) for p in params}
+    optimizer.apply(grads)
+    held = params[2].detach()  # somebody holds the memory: a copy is made
+    seen = []
+
+    def interrupt(frame, event, arg):
+        if (
+            event == "c_return"
+            and frame.f_code.co_name == "_gather"
+            and getattr(arg, "__name__", "") == "append"
+        ):
+            seen.append(1)
+            if len(seen) == 2:
+                raise KeyboardInterrupt
+
+    def interrupted():
+        before = sys.getprofile()
+        try:
+            sys.setprofile(interrupt)
+            optimizer.apply(grads)
+        finally:
+            sys.setprofile(before)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    optimizer.apply(grads)
+    assert [p.tolist() for p in params] == [[0.8] * 3] * 4
+    assert held.tolist() == [0.9] * 3
