@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from adjoint import config
 from adjoint.core.lifted import Lifted
 from adjoint.core.namespace import raw
 from adjoint.core.op import OPS
@@ -172,9 +173,9 @@ def noted_kernels(watch: Watch) -> Iterator[None]:
 
 
 def kernel_calls(step: Step) -> list[Call]:
-    """Return the kernels' calls of one step, in their order."""
+    """Return the kernels' calls of one step, in their order; in one thread, so that none is in pieces."""
     watch = Watch()
-    with phases(watch), noted_kernels(watch):
+    with phases(watch), noted_kernels(watch), config.threads(1):
         step()
     return watch.calls
 
