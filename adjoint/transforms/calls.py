@@ -30,7 +30,7 @@ from adjoint.transforms.batched import Batched
 __all__ = [
     "VALUES",
     "ForwardRule",
-    "Residuals",
+    "Parted",
     "Rule",
     "apply",
     "new_op",
@@ -157,11 +157,11 @@ def new_op(name: str, saves: Sequence[bool], saves_out: bool, outputs: int) -> O
 # What a call keeps ----------------------------------------------------------------------------------
 
 
-class Residuals:
-    """What a forward keeps for its backward: a tree, of which the tensors travel apart."""
+class Parted:
+    """A tree whose tensors travel apart: what a rule holds, the graph holds, and must not hold those."""
 
-    def __init__(self, residuals: Any) -> None:
-        self.leaves, self.structure = tree.flatten(residuals)
+    def __init__(self, whole: Any) -> None:
+        self.leaves, self.structure = tree.flatten(whole)
         self.at = [k for k, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
 
     def take(self) -> list[Tensor]:

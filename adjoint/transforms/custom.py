@@ -24,7 +24,7 @@ from adjoint.core.tensor import Tensor, differentiable, wrap
 from adjoint.engine.run import differentiate
 from adjoint.engine.serial import run_serial
 from adjoint.errors import ArgumentError, InputError, RuleError, ShapeError, TransformError
-from adjoint.transforms.calls import VALUES, ForwardRule, Residuals, Rule, apply, specs_of, zeros_for
+from adjoint.transforms.calls import VALUES, ForwardRule, Parted, Rule, apply, specs_of, zeros_for
 from adjoint.transforms.inputs import Place, as_function, name_of
 
 __all__ = ["custom_jvp", "custom_vjp", "stop_gradient", "straight_through"]
@@ -85,30 +85,15 @@ class _StraightThrough(Rule):
 # Trees of arguments and results ----------------------------------------------------------------------
 
 
-class _Arguments:
-    """The tensors among the arguments of one call, and how to put the arguments together again."""
+class _Arguments(Parted):
+    """The arguments of one call: the fixed ones, and the others, of which the tensors travel apart."""
 
     def __init__(self, f: Any, args: tuple[Any, ...], fixed: Sequence[int]) -> None:
         self.f = f
         self.fixed = {i: args[i] for i in fixed}
         self.count = len(args)
         self.moving = [i for i in range(len(args)) if i not in self.fixed]
-        self.leaves, self.structure = tree.flatten(tuple(args[i] for i in self.moving))
-        self.at = [k for k, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
-
-    def take(self) -> list[Tensor]:
-        """Return the tensors, which are not kept here: the graph holds this, and must not hold them."""
-        found = [self.leaves[k] for k in self.at]
-        for k in self.at:
-            self.leaves[k] = None
-        return found
-
-    def filled(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-        """Return the differentiable arguments with these tensors in place of their own."""
-        leaves = list(self.leaves)
-        for k, t in zip(self.at, tensors, strict=True):
-            leaves[k] = t
-        return tree.unflatten(self.structure, leaves)
+        super().__init__(tuple(args[i] for i in self.moving))
 
     def all(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         """Return all arguments in their places."""
@@ -261,7 +246,7 @@ class _VjpRule(_CustomRule):
                 f"returned {got}."
             )
         outputs, self.structure = _outputs(name_of(fwd), both[0])
-        residuals = Residuals(both[1])
+        residuals = Parted(both[1])
         return outputs, residuals.take(), (residuals, specs_of(outputs), self.structure)
 
     def backward(

@@ -11,7 +11,7 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError, RuleError
-from adjoint.transforms.calls import VALUES, Residuals, Rule, apply, specs_of, zeros_for
+from adjoint.transforms.calls import VALUES, Parted, Rule, apply, specs_of, zeros_for
 
 __all__ = ["Context", "Function"]
 
@@ -150,7 +150,7 @@ class _FunctionRule(Rule):
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
         outputs, ctx = self._run(tensors)
         other = {k: v for k, v in vars(ctx).items() if k not in _OWN}
-        kept = Residuals((ctx._saved, other))
+        kept = Parted((ctx._saved, other))
         return outputs, kept.take(), (kept, ctx.needs_input_grad, ctx._materialize, specs_of(outputs))
 
     def backward(
