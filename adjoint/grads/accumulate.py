@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -26,10 +25,9 @@ from adjoint.errors import (
     NoGradientError,
     NonFiniteError,
     ShapeError,
-    UnknownNameError,
 )
 from adjoint.grads.buffers import GradientBuffer, checked_total_weight, checked_weight
-from adjoint.grads.foreign import gradient_array, sum_dtype
+from adjoint.grads.foreign import sum_dtype
 from adjoint.grads.lending import clipped_by
 from adjoint.grads.microbatch import MicroBatch, named_params, split_batch
 from adjoint.grads.norm import clip_factor, norm_parts
@@ -49,15 +47,12 @@ from adjoint.grads.windows import (
     listed,
     overflown,
     torn_error,
-    unknown_names,
 )
 
 __all__ = ["GradientAccumulator"]
 
 Array = ndarray[Any, Any]
 Clip = Callable[[Any], Any]
-
-_shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 
 
 class GradientAccumulator:
@@ -112,8 +107,6 @@ class GradientAccumulator:
              "clipped_windows"), 0)  # fmt: skip
         self._listeners = Listeners()
         self._lock = threading.RLock()
-        # names, dtypes and shapes of a whole, plain micro-batch
-        self._seen: tuple[list[str], list[Any], list[Any]] | None = None
         for name, t in named_params(params):
             self._register_param(name, t)
 
@@ -132,7 +125,6 @@ class GradientAccumulator:
             buffer = GradientBuffer(shape, wanted, compensated=self.config.compensated, name=name)
             if known is None:
                 self._buffers.register(buffer)
-                self._seen = None
             elif known.shape != buffer.shape:
                 raise ShapeError(
                     f"register: {name!r} has shape {known.shape} already, and not {buffer.shape}."
@@ -180,7 +172,7 @@ class GradientAccumulator:
         weight = checked_weight(weight)
         with self._lock:
             self._refuse_if_closed()
-            buffers, arrays, plain = self._matched(gradients)
+            buffers, arrays, plain = self._buffers.matched(gradients)
             return self._commit(buffers, arrays, weight, plain)
 
     def accumulate(self, name: str, grad: Any, weight: float = 1.0) -> None:
@@ -191,7 +183,7 @@ class GradientAccumulator:
         """
         weight = checked_weight(weight)
         with self._lock:
-            buffers, arrays, plain = self._matched({name: grad})
+            buffers, arrays, plain = self._buffers.matched({name: grad})
             window = self._window
             again = not window.open or name in window.open
             if again or window.torn:
@@ -218,39 +210,6 @@ class GradientAccumulator:
                 "micro_batch() needs parameters: GradientAccumulator(params, …).  By name, use step()."
             )
         return MicroBatch(self, checked_weight(weight))
-
-    def _matched(self, gradients: Mapping[str, Any]) -> tuple[list[GradientBuffer], list[Any], bool]:
-        """Check a micro-batch against what is registered; return buffers and arrays, in registered order."""
-        if type(gradients) is not dict and not isinstance(gradients, Mapping):
-            raise InputError(
-                f"step takes a dictionary of gradients by name, but got {type(gradients).__name__}."
-            )
-        seen = self._seen
-        if seen is not None and len(gradients) == len(seen[0]) and list(gradients) == seen[0]:
-            arrays = list(gradients.values())
-            if (
-                set(map(type, arrays)) == {ndarray}
-                and list(map(_dtype, arrays)) == seen[1]
-                and list(map(_shape, arrays)) == seen[2]
-            ):
-                return self._buffers.all, arrays, True
-        known = self._buffers.by_name
-        unknown = [name for name in gradients if name not in known]
-        if unknown:
-            raise UnknownNameError(unknown_names(unknown, list(known)))
-        if not gradients:
-            raise NoGradientError("a micro-batch without any gradient: was backward run?")
-        whole = len(gradients) == len(known)
-        buffers = self._buffers.all if whole else [b for n, b in known.items() if n in gradients]
-        arrays = []
-        for b in buffers:
-            value = gradients[b.name]
-            g = gradient_array(repr(b.name), value)
-            arrays.append(b.fitting(g, weak=isinstance(value, (int, float, list, tuple))))
-        plain = all(type(g) is ndarray and g.dtype.kind in "fc" for g in arrays)
-        if whole and plain and list(gradients) == list(known):
-            self._seen = list(known), list(map(_dtype, arrays)), list(map(_shape, arrays))
-        return buffers, arrays, plain
 
     def _commit(
         self,
@@ -618,7 +577,7 @@ class GradientAccumulator:
             window, totals, loaded = read_state(state, self.config, self._buffers.by_name, self._totals)
             self._buffers.replace(loaded)
             self._slots = {id(t): self._buffers.by_name[name] for name, t in self._params.items()}
-            self._window, self._totals, self._seen = window, totals, None
+            self._window, self._totals = window, totals
 
     def __repr__(self) -> str:
         window = self._window

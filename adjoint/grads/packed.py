@@ -7,16 +7,20 @@ checked and added by one each, not by some per parameter (benchmarks/cases/accum
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
 from adjoint.core.sparse import SparseRows
+from adjoint.errors import InputError, NoGradientError, UnknownNameError
 from adjoint.grads.buffers import GradientBuffer, Tally
+from adjoint.grads.foreign import gradient_array
 from adjoint.grads.norm import all_finite_unwarned
 from adjoint.grads.passes import add_all, add_if_finite, not_finite
+from adjoint.grads.windows import unknown_names
 
 __all__ = ["Block", "Buffers", "held", "lend", "take_back"]
 
@@ -24,6 +28,8 @@ Array = ndarray[Any, Any]
 
 SMALL = 1 << 13  # a buffer of at most so many elements shares a block
 BLOCK = 1 << 17  # elements in a block: 1 MiB of float64, which stays in the cache
+
+_shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 
 
 class Block:
@@ -63,6 +69,8 @@ class Buffers:
         self._undecided = 0  # buffers that take their dtype from their first gradient
         self._even = True  # since all were empty, whole micro-batches of dense gradients alone were added
         self._tally: Tally | None = Tally()  # that all share as long as that is so
+        # names, dtypes and shapes of the last whole, plain micro-batch: the next one is likely alike
+        self._seen: tuple[list[str], list[Any], list[Any]] | None = None
 
     def register(self, buffer: GradientBuffer) -> None:
         """Add a buffer under its name."""
@@ -74,7 +82,7 @@ class Buffers:
         else:
             self._tally = None  # each has its own, until all are empty again
         self._undecided += buffer._dtype is None
-        self._groups = None
+        self._groups = self._seen = None
 
     def reset(self) -> None:
         """Forget all sums."""
@@ -86,9 +94,42 @@ class Buffers:
     def replace(self, buffers: list[GradientBuffer]) -> None:
         """Put other buffers in the place of all."""
         self.by_name, self.all, self._undecided, self._groups, self._even = {}, [], 0, None, True
-        self._tally = Tally()
+        self._tally, self._seen = Tally(), None
         for b in buffers:
             self.register(b)
+
+    def matched(self, gradients: Mapping[str, Any]) -> tuple[list[GradientBuffer], list[Any], bool]:
+        """Check a micro-batch against what is registered; return buffers and arrays, in registered order."""
+        if type(gradients) is not dict and not isinstance(gradients, Mapping):
+            raise InputError(
+                f"step takes a dictionary of gradients by name, but got {type(gradients).__name__}."
+            )
+        seen = self._seen
+        if seen is not None and len(gradients) == len(seen[0]) and list(gradients) == seen[0]:
+            arrays = list(gradients.values())
+            if (
+                set(map(type, arrays)) == {ndarray}
+                and list(map(_dtype, arrays)) == seen[1]
+                and list(map(_shape, arrays)) == seen[2]
+            ):
+                return self.all, arrays, True
+        known = self.by_name
+        unknown = [name for name in gradients if name not in known]
+        if unknown:
+            raise UnknownNameError(unknown_names(unknown, list(known)))
+        if not gradients:
+            raise NoGradientError("a micro-batch without any gradient: was backward run?")
+        whole = len(gradients) == len(known)
+        buffers = self.all if whole else [b for n, b in known.items() if n in gradients]
+        arrays = []
+        for b in buffers:
+            value = gradients[b.name]
+            g = gradient_array(repr(b.name), value)
+            arrays.append(b.fitting(g, weak=isinstance(value, (int, float, list, tuple))))
+        plain = all(type(g) is ndarray and g.dtype.kind in "fc" for g in arrays)
+        if whole and plain and list(gradients) == list(known):
+            self._seen = list(known), list(map(_dtype, arrays)), list(map(_shape, arrays))
+        return buffers, arrays, plain
 
     def nonfinite_or_add(
         self,
