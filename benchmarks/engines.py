@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import adjoint as ad
-from benchmarks.harness import THREADS, Step, jax_x64
+from benchmarks.harness import THREADS, Lacking, Step, jax_x64
 
 Function = Callable[..., Any]
 Arrays = Sequence[Any]
@@ -84,7 +84,7 @@ def lacking(why: str) -> Callable[[], Step]:
     """An engine that is left out of a case, for the reason given."""
 
     def build() -> Step:
-        raise NotImplementedError(why)
+        raise Lacking(why)
 
     return build
 
@@ -95,11 +95,23 @@ class Kit:
     xp: Any  # exp, log, sin, tanh, sqrt, stack, einsum, … as in NumPy
 
     def array(self, a: Any) -> Any:
-        raise NotImplementedError
+        raise Lacking
 
     def concat(self, xs: Any, axis: int) -> Any:
         join = self.xp.concatenate if hasattr(self.xp, "concatenate") else self.xp.concat
         return join(xs, axis)
+
+    def rows(self, a: Any) -> Any:
+        """An array as what ``scan`` goes over."""
+        return [self.array(row) for row in a]
+
+    def scan(self, body: Function, state: Any, length: int, *rows: Any) -> tuple[Any, Any]:
+        """Do (state, out) = body(state, a row of each), length times; return the last state and Σ out."""
+        total = None
+        for t in range(length):
+            state, out = body(state, *(each[t] for each in rows))
+            total = out if total is None else total + out
+        return state, total
 
     def least(self, x: Any) -> Any:
         """The minimum over the last axis."""
@@ -114,23 +126,23 @@ class Kit:
 
     def value(self, f: Function, arrays: Arrays) -> Step:
         """Evaluate ``f``, recording what a gradient would need."""
-        raise NotImplementedError
+        raise Lacking
 
     def gradient(self, f: Function, arrays: Arrays) -> Step:
         """Return the gradients of a scalar function of all arrays."""
-        raise NotImplementedError
+        raise Lacking
 
     def columns(self, f: Function, arrays: Arrays, count: int) -> Step:
         """Return the gradients of the sum of each column of f's output (n, count)."""
-        raise NotImplementedError("no gradients of several outputs")
+        raise Lacking("no gradients of several outputs")
 
     def hvp(self, f: Function, array: Any, vector: Any) -> Step:
         """Return the gradient and the Hessian's product with the vector."""
-        raise NotImplementedError("no products with Hessians")
+        raise Lacking("no products with Hessians")
 
     def jacobian(self, f: Function, array: Any) -> Step:
         """Return the Jacobian, by forward mode where there is one."""
-        raise NotImplementedError("no Jacobian in one pass")
+        raise Lacking("no Jacobian in one pass")
 
 
 class Adjoint(Kit):
@@ -253,6 +265,15 @@ class Jax(Kit):
 
     def array(self, a: Any) -> Any:
         return self.xp.asarray(a)
+
+    def rows(self, a: Any) -> Any:
+        return self.array(a)
+
+    def scan(self, body: Function, state: Any, length: int, *rows: Any) -> tuple[Any, Any]:
+        """What JAX's users write: unrolled, a long loop compiles for minutes."""
+        once = (lambda state, row: body(state, *row)) if rows else lambda state, _: body(state)
+        state, outs = self.jax.lax.scan(once, state, rows or None, length=length)
+        return state, None if outs is None else outs.sum()
 
     def logsumexp(self, x: Any) -> Any:
         return self.jax.nn.logsumexp(x, -1)

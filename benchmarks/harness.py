@@ -29,6 +29,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Step = Callable[[], Any]  # one unit of work; returns numbers to compare, or None
+
+
+class Lacking(Exception):  # noqa: N818  no error: the engine is left out of the case
+    """What an engine does not have, and so is left out."""
+
+
+@dataclass(frozen=True)
+class Buffered:
+    """A step that leaves its result in buffers, where it is looked at untimed."""
+
+    step: Step
+    result: Callable[[], Any]
+
+    def __call__(self) -> None:
+        """Do the work."""
+        self.step()
+
+
 Numbers = dict[str, Any]  # what goes into JSON
 
 THREADS = 2  # of every engine that can be told
@@ -215,7 +233,7 @@ def set_up(case: Case) -> tuple[dict[str, Step], dict[str, Any], dict[str, str]]
 def reason(error: Exception) -> str:
     """The first line of what an engine says about its failure, with its kind unless it is a plain refusal."""
     said = " ".join(str(error).strip().split("\n")[0].split())[:160]
-    if isinstance(error, ImportError | NotImplementedError | TimeoutError) and said:
+    if isinstance(error, ImportError | Lacking | TimeoutError) and said:
         return said
     return f"{type(error).__name__}: {said}"
 
@@ -260,12 +278,9 @@ def repeats_of(step: Step, span: float = 0.01) -> int:
 
 
 def results(step: Step, count: int) -> Any:
-    """What the first ``count`` steps returned, end to end; None if they return nothing.
-
-    A step that leaves its result in buffers hands it out by an attribute ``result``, which is not timed.
-    """
+    """What the first ``count`` steps returned, or left in buffers, end to end; None if that is nothing."""
     found = [flat(value) for value in (step() for _ in range(count)) if value is not None]
-    if not found and hasattr(step, "result"):
+    if isinstance(step, Buffered):
         found = [flat(step.result())]
     return np.concatenate(found) if found else None
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import adjoint as ad
-from benchmarks.harness import Case
+from benchmarks.harness import Buffered, Case
 
 ENDLESS = 10**9  # micro-batches in a window, so that every step is an addition
 
@@ -18,7 +17,7 @@ def gradients(count: int, size: int, dtype: Any) -> dict[str, Any]:
     return {f"p{i}": rng.standard_normal(size).astype(dtype) for i in range(count)}
 
 
-def ours(count: int, size: int, dtype: Any, **options: Any) -> Callable[[], None]:
+def ours(count: int, size: int, dtype: Any, **options: Any) -> Buffered:
     grads = gradients(count, size, dtype)
     weight = options.pop("weight", 1.0)
     acc = ad.GradientAccumulator(accumulation_steps=ENDLESS, **options)
@@ -29,11 +28,10 @@ def ours(count: int, size: int, dtype: Any, **options: Any) -> Callable[[], None
     def step() -> None:
         acc.step(grads, weight=weight)
 
-    step.result = acc.gradients  # type: ignore[attr-defined]  # the mean: the gradients themselves
-    return step
+    return Buffered(step, acc.gradients)  # the mean: the gradients themselves
 
 
-def numpys(count: int, size: int, dtype: Any) -> Callable[[], None]:
+def numpys(count: int, size: int, dtype: Any) -> Buffered:
     grads = gradients(count, size, dtype)
     sums = {name: g.copy() for name, g in grads.items()}
 
@@ -41,8 +39,7 @@ def numpys(count: int, size: int, dtype: Any) -> Callable[[], None]:
         for name, g in grads.items():
             np.add(sums[name], g, out=sums[name])
 
-    step.result = lambda: {name: s / 2 for name, s in sums.items()}  # type: ignore[attr-defined]
-    return step
+    return Buffered(step, lambda: {name: s / 2 for name, s in sums.items()})
 
 
 def case(name: str, target: float, count: int, size: int, dtype: Any, **options: Any) -> Case:

@@ -8,7 +8,6 @@ import numpy as np
 
 import adjoint as ad
 from benchmarks.engines import (
-    Jax,
     Kit,
     compiled_by_torch,
     engines,
@@ -25,15 +24,8 @@ def deep(kit: Kit, length: int = 5_000) -> Step:
     sin = kit.xp.sin
 
     def last(x: Any) -> Any:
-        for _ in range(length):
-            x = sin(x)
-        return x.sum()
+        return kit.scan(lambda x: (sin(x), None), x, length)[0].sum()
 
-    def scanned(x: Any) -> Any:  # what JAX's users write: unrolled, it compiles for seven minutes
-        return kit.jax.lax.scan(lambda x, _: (sin(x), None), x, length=length)[0].sum()  # type: ignore[attr-defined]
-
-    if isinstance(kit, Jax):
-        last = scanned
     return kit.gradient(last, [np.linspace(0.1, 1.0, 16)])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.engines import Jax, Kit, engines, lacking
+from benchmarks.engines import Kit, engines, lacking
 from benchmarks.harness import Case, Step
 
 # Gaussian mixture: the log-likelihood of points, with a Wishart prior ---------------------------
@@ -122,23 +122,13 @@ def lstm(kit: Kit, layers: int = 2, length: int = 100, width: int = 14) -> Step:
         return new, (gold * (y - xp.log(xp.exp(y).sum() + 2))).sum()
 
     def objective(main: Any, extra: Any) -> Any:
-        state, total = start, 0.0
-        for t in range(length - 1):
-            state, gain = advance(main, extra, state, rows[t], rows[t + 1])
-            total = total + gain
+        def body(state: Any, x: Any, gold: Any) -> Any:
+            return advance(main, extra, state, x, gold)
+
+        total = kit.scan(body, start, length - 1, rows[:-1], rows[1:])[1]
         return -total / ((length - 1) * width)
 
-    def scanned(main: Any, extra: Any) -> Any:  # what JAX's users write: unrolled, it compiles for minutes
-        def body(state: Any, pair: Any) -> Any:
-            return advance(main, extra, state, *pair)
-
-        gains = kit.jax.lax.scan(body, start, (sequence[:-1], sequence[1:]))[1]  # type: ignore[attr-defined]
-        return -gains.sum() / ((length - 1) * width)
-
-    if isinstance(kit, Jax):
-        sequence = kit.array(text)
-        return kit.gradient(scanned, [main, extra])
-    rows = [kit.array(row) for row in text]
+    rows = kit.rows(text)
     return kit.gradient(objective, [main, extra])
 
 
