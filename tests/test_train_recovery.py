@@ -19,6 +19,18 @@ import adjoint as ad
 from adjoint import errors, nn, optim, train
 from adjoint.train import checkpoint
 
+
+class Stop(train.Callback):
+    """Ends a run after a step."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def on_step(self, trainer: Any, logs: Any) -> None:
+        if trainer.step == self.at:
+            trainer.stop()
+
+
 # Data ------------------------------------------------------------------------------------------
 
 
@@ -202,14 +214,6 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_its_logs_again(tmp_
 
 
 def test_validation_of_a_resumed_run_weighs_the_terms_as_before(tmp_path: Path) -> None:
-    class Stop(train.Callback):
-        def __init__(self, at: int) -> None:
-            self.at = at
-
-        def on_step(self, trainer: Any, logs: Any) -> None:
-            if trainer.step == self.at:
-                trainer.stop()
-
     def run(directory: Path, stop: int) -> list[float]:
         model = model_of()
         loss = train.compose({"fit": (nn.functional.mse_loss, lambda step: 1.0 + step)})
@@ -334,14 +338,6 @@ def test_loaders_without_a_position_and_foreign_generators_resume_too(tmp_path: 
 
         def forward(self, x: Any) -> Any:
             return x + self.rng.normal(size=x.shape)
-
-    class Stop(train.Callback):
-        def __init__(self, at: int) -> None:
-            self.at = at
-
-        def on_step(self, trainer: Any, logs: Any) -> None:
-            if trainer.step == self.at:
-                trainer.stop()
 
     batches = [(X[i : i + 10], Y[i : i + 10]) for i in range(0, 50, 10)]
 

@@ -1,0 +1,229 @@
+"""What layers, losses and activations are given: sizes, options, masks, and the keywords of other libraries."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+from messages import raised
+
+import adjoint as ad
+from adjoint import errors, nn
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: nn.Linear(-1, 3), "Linear: in_features must be at least 0, but is -1."),
+        (lambda: nn.Linear(3.0, 3), "Linear: in_features is a whole number, but got 3.0."),  # type: ignore[arg-type]
+        (lambda: nn.Conv2d(1, 2, (3,)), r"Conv2d: kernel_size is one number or 2, but is \(3,\)."),
+        (lambda: nn.Conv1d(1, 2, 0), "Conv1d: kernel_size must be at least 1, but is 0."),
+        (lambda: nn.Conv2d(1, 2, 3, groups=0), "Conv2d: groups must be at least 1, but is 0."),
+        (lambda: nn.MultiHeadAttention(8, 0), "MultiHeadAttention: num_heads must be at least 1"),
+        (lambda: nn.LSTM(3, 0), "LSTM: hidden_size must be at least 1"),
+        (lambda: nn.GRU(3, 4, num_layers=0), "GRU: num_layers must be at least 1"),
+        (lambda: nn.BatchNorm1d(0), "BatchNorm1d: num_features must be at least 1"),
+        (lambda: nn.MultiHeadAttention(8, 2)(ad.ones(8)), r"inputs are \(…, length, 8\), not \(8,\)."),
+        (
+            lambda: nn.LSTM(3, 5)(ad.ones((2, 6, 3)), (ad.ones((1, 2, 5)),)),
+            r"\(hidden, cell\), but got 1 parts",
+        ),
+        (
+            lambda: nn.GRU(3, 5)(ad.ones((2, 6, 3)), ad.ones((1, 3, 5))),
+            r"GRU: a state is \(layers, batch, hidden\), here \(1, 2, 5\), but has shape \(1, 3, 5\).",
+        ),
+    ],
+)
+def test_sizes_and_states_that_do_not_fit_are_named(make: Any, text: str) -> None:
+    with pytest.raises(errors.AdjointError, match=text):
+        make()
+
+
+def test_options_of_activations() -> None:
+    assert nn.LeakyReLU(0.5)(np.array([-2.0])).tolist() == [-1.0]
+    assert nn.Softmax(0)(np.ones((2, 3))).tolist() == nn.Softmax(axis=0)(np.ones((2, 3))).tolist()
+    assert repr(nn.Hardtanh(-2.0, 2.0)) == repr(nn.Hardtanh(min_val=-2.0, max_val=2.0))
+    for make, text in [
+        (lambda: nn.ReLU(inplace=True), "ReLU takes no options, but was given inplace=True"),
+        (lambda: nn.Softmax(dim=1), "Softmax: dim= is called axis= here"),
+        (lambda: nn.Softmax(1, axis=1), "Softmax takes axis, but was given 1, axis=1"),
+        (lambda: nn.Tanh(1.0), "Tanh takes no options, but was given 1.0"),
+    ]:
+        with pytest.raises(errors.InputError, match=text):
+            make()
+
+
+def test_batch_norm_inside_vmap_trains_no_statistics_and_says_so() -> None:
+    layer = nn.BatchNorm1d(3)
+    x = np.random.default_rng(0).normal(size=(4, 5, 3)).astype(np.float32)
+    before = {k: v.copy() for k, v in layer.state_dict().items()}
+    for call in (ad.vmap(layer), ad.vmap(ad.grad(lambda x: layer(x).sum()))):
+        with pytest.raises(errors.InputError, match=r"BatchNorm1d: inside ad.vmap .*\n  Call model.eval\(\)"):
+            call(x)
+        for name, value in layer.state_dict().items():
+            np.testing.assert_array_equal(value, before[name])
+    # statistics that are the same for all elements are tracked as outside
+    ad.vmap(lambda s: layer(x[0]) * s)(np.arange(3.0))
+    assert layer.num_batches_tracked.item() == 1
+    layer.eval()
+    np.testing.assert_allclose(ad.vmap(layer)(x).numpy()[1], layer(x[1]).numpy(), rtol=1e-6)
+
+
+WRONG_KEYWORDS: list[tuple[Any, str]] = [
+    (lambda x: x.sum(dim=0), "sum: dim= is called axis= here."),
+    (lambda x: ad.mean(x, axis=0, keepdim=True), "mean: keepdim= is called keepdims= here."),
+    (lambda x: nn.functional.softmax(x, dim=-1), "softmax: dim= is called axis= here."),
+    (lambda x: ad.concat([x, x], dim=0), "concat: dim= is called axis= here."),
+    (lambda x: x.var(unbiased=False), "var: unbiased= is called correction= here."),
+    (lambda x: ad.sum(x, out=x), "sum: there is no out=: results are new tensors; x.copy_(result) under ad.no_grad()"),
+    (lambda x: x.max(axs=0), "max: there is no axs=; it takes x, axis, keepdims."),
+    (lambda x: nn.Softmax(dim=-1), "Softmax: dim= is called axis= here."),
+    (lambda x: nn.LayerNorm(3, elementwise_affine=False), "LayerNorm: elementwise_affine= is called affine= here."),
+    (lambda x: nn.Conv1d(3, 4, 2, device="cpu"), "Conv1d: there is no device=: all tensors are in the memory"),
+    (lambda x: ad.optim.Adam([nn.Parameter([1.0])], learning_rate=1), "Adam: learning_rate= is called lr= here."),
+    (lambda x: nn.Linear(3, 2, biass=True), "Linear: there is no biass=; it takes in_features, out_features, bias, rng"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "text"), WRONG_KEYWORDS)
+def test_keywords_of_other_libraries_say_what_they_are_called(call: Any, text: str) -> None:
+    with pytest.raises(errors.InputError) as info:
+        call(ad.ones((2, 3)))
+    assert str(info.value).startswith(text)
+
+
+def test_constructors_keep_their_signatures_and_their_own_errors() -> None:
+    assert list(inspect.signature(nn.Linear).parameters) == [
+        "in_features",
+        "out_features",
+        "bias",
+        "rng",
+        "dtype",
+    ]
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'out_features'"):
+        nn.Linear(3)  # type: ignore[call-arg]
+
+
+def test_every_loss_has_its_module() -> None:
+    from adjoint.nn import criteria, losses
+
+    modules = {getattr(nn, name).name for name in criteria.__all__}
+    assert modules == set(losses.__all__)
+    x, t = ad.tensor([0.0, 3.0]), ad.tensor([0.5, 0.5])
+    assert nn.SmoothL1Loss(beta=2.0)(x, t).item() == nn.functional.smooth_l1_loss(x, t, beta=2.0).item()
+
+
+def test_losses_check_their_options_when_they_are_made() -> None:
+    assert raised(lambda: nn.MSELoss(foo=1)) == "MSELoss takes reduction, but was given foo=1."
+    assert raised(lambda: nn.MSELoss(reduction="avg")) == (
+        "MSELoss: reduction is 'mean', 'sum' or 'none', not 'avg'."
+    )
+    assert raised(lambda: nn.KLDivLoss(reduction="avg")) == (
+        "KLDivLoss: reduction is 'mean', 'sum', 'none' or 'batchmean', not 'avg'."
+    )
+    nn.KLDivLoss(reduction="batchmean")
+    w, x, t = np.array([1.0, 3.0]), np.eye(2), np.array([0, 1])
+    loss = nn.CrossEntropyLoss(w)
+    assert loss(x, t).item() == nn.functional.cross_entropy(x, t, weight=w).item()
+    assert nn.HuberLoss("sum", 2.0).options == {"reduction": "sum", "delta": 2.0}
+
+
+def test_options_of_layers_that_are_none() -> None:
+    for call, text in (
+        (lambda: nn.Dropout("a"), "Dropout: p is a number, but got 'a'."),
+        (lambda: nn.Conv2d(1, 1, 3.0), "Conv2d: kernel_size is a whole number, but got 3.0."),
+        (lambda: nn.Conv2d(1, 1, (3,)), "Conv2d: kernel_size is one number or 2, but is (3,)."),
+        (lambda: nn.LayerNorm(3.5), "LayerNorm: normalized_shape is a whole number, but got 3.5."),
+        (lambda: nn.RMSNorm("a"), "RMSNorm: normalized_shape is a whole number, but got 'a'."),
+        (lambda: nn.LayerNorm(()), "LayerNorm: normalized_shape is one number or more, but is ()."),
+        (lambda: nn.LayerNorm(3, eps=-1), "LayerNorm: eps is a finite number from 0, but is -1."),
+        (lambda: nn.GroupNorm(2, 4, eps="a"), "GroupNorm: eps is a number, but got 'a'."),
+        (lambda: nn.BatchNorm1d(3, eps=-1), "BatchNorm1d: eps is a finite number from 0, but is -1."),
+        (lambda: nn.BatchNorm1d(3, momentum=5), "BatchNorm1d: momentum is from 0 to 1, but is 5."),
+        (
+            lambda: nn.MultiHeadAttention(4, 2, dropout=2),
+            "MultiHeadAttention: dropout is from 0 to 1, but is 2.",
+        ),
+    ):
+        assert raised(call) == text
+
+
+def test_sizes_of_norms_are_python_numbers() -> None:
+    assert repr(nn.LayerNorm(np.int64(3))) == "LayerNorm((3,))  # 6 parameters"
+    assert nn.RMSNorm(np.array([2, 3])).normalized_shape == (2, 3)
+
+
+def test_batch_norm_names_the_shape_it_does_not_take() -> None:
+    for norm in (nn.BatchNorm1d(3), nn.BatchNorm1d(3).eval()):
+        assert raised(lambda norm=norm: norm(np.ones((2, 4)))) == (
+            "BatchNorm1d: the input is (N, C) or (N, C, L) with C = 3 channels, but has shape (2, 4).\n"
+            "  In the module BatchNorm1d."
+        )
+    assert raised(lambda: nn.BatchNorm2d(3)(np.ones((2, 3)))).startswith(
+        "BatchNorm2d: the input is (N, C, H, W) with C = 3 channels, but has shape (2, 3)."
+    )
+
+
+def test_batch_norm_without_momentum_averages_over_all_batches() -> None:
+    norm = nn.BatchNorm1d(1, momentum=None, dtype=np.float64)
+    for value in (1.0, 2.0, 6.0):
+        norm(np.array([[value - 1], [value + 1]]))
+    assert norm.running_mean.tolist() == [3.0]
+    np.testing.assert_allclose(norm.running_var.numpy(), [2.0])
+
+
+def test_an_index_outside_a_table_is_called_an_index() -> None:
+    assert raised(lambda: nn.Embedding(5, 2)([5])).startswith("embedding: index 5 is outside 0 … 4.")
+    assert raised(lambda: nn.Embedding(5, 2)([0.5])).startswith("embedding: indices are whole numbers")
+
+
+def test_a_recurrent_layer_inside_a_sequential() -> None:
+    relu = nn.ReLU()
+    net = nn.Sequential(relu, nn.LSTM(2, 3), relu)
+    assert raised(lambda: net(np.ones((1, 4, 2)))) == (
+        "Sequential: layer 1, LSTM, returned a tuple of 2, which layer 2, ReLU, does not take.\n"
+        "  LSTM and GRU return (outputs, state): put lambda pair: pair[0] behind them.\n"
+        "  In the module Sequential."
+    )
+    net = nn.Sequential(nn.LSTM(2, 3), lambda pair: pair[0], nn.Linear(3, 1))
+    assert net(np.ones((1, 4, 2))).shape == (1, 4, 1)
+
+
+def test_masks_by_the_names_of_others() -> None:
+    x = ad.ones((2, 3, 4), dtype=np.float32)
+    attention, layer = nn.MultiHeadAttention(4, 2), nn.TransformerEncoderLayer(4, 2, 8)
+    assert raised(lambda: attention(x, attn_mask=None)).startswith(
+        "MultiHeadAttention: there is no attn_mask=: give mask=, True where a query may look: mask=~attn_mask "
+        "of a boolean one.\n"
+    )
+    assert raised(lambda: attention(x, key_padding_mask=None)).startswith(
+        "MultiHeadAttention: there is no key_padding_mask=: give mask=, True where there is something: "
+        "mask=~key_padding_mask[:, None, None, :].\n"
+    )
+    assert raised(lambda: layer(x, src_mask=None)).startswith(
+        "TransformerEncoderLayer: there is no src_mask=: give mask=, True where a query may look"
+    )
+    assert raised(lambda: layer(x, is_causal=True)).startswith(
+        "TransformerEncoderLayer: is_causal= is called causal= here."
+    )
+
+
+def test_a_mask_has_all_leading_axes_or_none() -> None:
+    attention = nn.MultiHeadAttention(4, 2, rng=0, dtype=np.float64)
+    x = ad.tensor(np.random.default_rng(0).normal(size=(2, 3, 4)))
+    mask = np.ones((2, 3, 3), bool)
+    mask[1, :, 2] = False
+    assert raised(lambda: attention(x, mask=mask)).startswith(
+        "MultiHeadAttention: a mask of shape (2, 3, 3) has some of the leading axes: which ones?\n"
+        "  Give it all, (batch, heads, 3, 3), with length 1 where it is the same for all: mask[:, None] for "
+        "one per element of the batch, mask[None] for one per head; or (3, 3) alone."
+    )
+    present = np.array([[True, True, True], [True, True, False]])
+    hidden = attention(x, mask=present[:, None, None, :])
+    np.testing.assert_array_equal(hidden.numpy(), attention(x, mask=mask[:, None]).numpy())
+    np.testing.assert_allclose(hidden[1, :2].numpy(), attention(x[1, :2]).numpy())
+    np.testing.assert_allclose(hidden[0].numpy(), attention(x[0]).numpy())
+    assert attention(x, mask=mask[:1]).shape == (2, 3, 4)
+    assert attention(x[0], mask=mask).shape == (3, 4)  # of one sequence: a mask per head
