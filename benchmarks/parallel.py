@@ -340,10 +340,10 @@ def bench_waiting() -> None:
     finish, limit = parallel._Crew.finish, parallel.WAITING_BYTES
     peak = 0
 
-    def measured(crew: Any, index: int, complete: Any) -> int:
+    def measured(crew: Any, me: int, index: int, complete: Any) -> int:
         nonlocal peak
         peak = max(peak, crew.waiting_bytes)
-        return finish(crew, index, complete)
+        return finish(crew, me, index, complete)
 
     parallel._Crew.finish = measured  # type: ignore[method-assign]
     one = 8 * size

@@ -110,9 +110,9 @@ def test_what_waits_is_bounded_and_the_bits_stay(monkeypatch):
     size, branches, peaks = 1000, 12, []
     finish = parallel._Crew.finish
 
-    def measured(crew, index, complete):
+    def measured(crew, me, index, complete):
         peaks.append(crew.waiting_bytes)
-        return finish(crew, index, complete)
+        return finish(crew, me, index, complete)
 
     def gradient(workers):
         w = ad.tensor(np.linspace(0.1, 1, size), requires_grad=True)

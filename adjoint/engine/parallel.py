@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import _thread
 import threading
+from collections.abc import Sequence
 from contextvars import ContextVar, copy_context
 from heapq import heappop, heappush
 from time import monotonic, sleep
@@ -210,16 +211,12 @@ class _Crew:
         """Take nodes and pull through them until nothing is left."""
         invalid = Invalid()
         with invalid.state():
-            index = self.next_node(me, -1)
+            index = self.next_node(me)
             while index >= 0:
-                index = self.next_node(me, self.process(index, invalid))
+                index = self.process(me, index, invalid)
 
-    def next_node(self, me: int, own: int) -> int:
-        """Return the node to take next, waiting for one if need be; -1 at the end.
-
-        ``own`` is a node that has just become ready in this thread and whose gradient is
-        still in its cache.
-        """
+    def next_node(self, me: int) -> int:
+        """Return the node to take next, waiting for one if need be; -1 at the end."""
         while True:
             with self.lock:
                 if me in self.sleepers:
@@ -227,18 +224,26 @@ class _Crew:
                 if self.stopped or not self.left:
                     self.in_hand[me] = -1
                     return -1
-                crowded = self.waiting_bytes > WAITING_BYTES
-                if own >= 0 and crowded and own != self.frontier:
-                    heappush(self.ready, own)
-                    own = -1
-                if own < 0 and self.ready and (not crowded or self.ready[0] == self.frontier):
-                    own = heappop(self.ready)
-                self.in_hand[me] = own
-                if own >= 0:
-                    return own
+                index = self.take(me, -1)
+                if index >= 0:
+                    return index
                 self.sleepers.append(me)
             if not self.bells[me].acquire(timeout=_LOOK_SECONDS):
                 self.look_after_helpers()
+
+    def take(self, me: int, own: int) -> int:
+        """Choose a node that is ready, -1 if there is none; whoever calls this has the lock.
+
+        ``own`` is one that has just become ready in this thread and whose gradient is still in its cache.
+        """
+        crowded = self.waiting_bytes > WAITING_BYTES
+        if own >= 0 and crowded and own != self.frontier:
+            heappush(self.ready, own)
+            own = -1
+        if own < 0 and self.ready and (not crowded or self.ready[0] == self.frontier):
+            own = heappop(self.ready)
+        self.in_hand[me] = own
+        return own
 
     def wake(self, count: int) -> None:
         """Wake up to ``count`` sleepers; whoever calls this has the lock.
@@ -265,8 +270,8 @@ class _Crew:
                 "run the forward and backward again."
             )
 
-    def process(self, index: int, invalid: Invalid) -> int:
-        """Pull through one node; return a node that became ready by it, or -1."""
+    def process(self, me: int, index: int, invalid: Invalid) -> int:
+        """Pull through one node; return the node to take next, or -1 at the end."""
         run, node = self.run, self.order[index]
         g = run.grads.pop(node, None)
         pulled: list[Any] | None = None
@@ -276,7 +281,7 @@ class _Crew:
             else:
                 with self.user_code:
                     if self.stopped:
-                        return -1
+                        return self.next_node(me)
                     g = run.arrive(node, g)
             if node.op is PICK:
                 pulled = [(node, g)]
@@ -286,30 +291,50 @@ class _Crew:
                 pulled = run.pass_through(node, g, self.plan.needed, invalid)
         del g
         complete = self.deliver(index, pulled)
+        del pulled
         if self.plan.ready:
             for inbox in complete:
                 if inbox.index < 0 and inbox.first >= 0 and type(inbox.key) is not Node:
                     with self.user_code:
                         if self.stopped:
-                            return -1
+                            return self.next_node(me)
                         run.leaf_ready(inbox.key)
-        return self.finish(index, complete)
+        following = self.finish(me, index, complete)
+        return following if following >= 0 else self.next_node(me)
 
     def deliver(self, index: int, pulled: list[Any] | None) -> list[_Inbox]:
         """Hand contributions to the parents; return the parents that are complete by them."""
+        complete: list[_Inbox] = []
+        shared: list[tuple[_Inbox, int, Any]] = []
+        for i, target in enumerate(self.edges[index]):
+            if target is None:
+                continue
+            inbox, position = target
+            gp = None if pulled is None else pulled[i]
+            if inbox.expected > 1:
+                shared.append((inbox, position, gp))
+                continue
+            inbox.taken = 1  # nobody else has anything for it
+            if gp is not None:
+                inbox.first = 0
+                self.sum_up(inbox.key, (gp,))
+            complete.append(inbox)
+        gp = None
+        return complete + self.share(shared) if shared else complete
+
+    def share(self, given: list[tuple[_Inbox, int, Any]]) -> list[_Inbox]:
+        """Hand contributions to parents that get others too; return those that are complete by them."""
         claimed: list[tuple[_Inbox, list[Any]]] = []
         complete: list[_Inbox] = []
         with self.lock:
-            for i, target in enumerate(self.edges[index]):
-                if target is None:
-                    continue
-                inbox, position = target
-                gp = inbox.waiting[position] = None if pulled is None else pulled[i]
+            for inbox, position, gp in given:
+                inbox.waiting[position] = gp
                 self.waiting_bytes += _nbytes(gp)
                 if not inbox.busy and position == inbox.taken:
                     inbox.busy = True
                     claimed.append((inbox, []))
-            del pulled
+            given.clear()
+            del gp
             claimed = [(inbox, inbox.available()) for inbox, _ in claimed]
         while claimed:
             for inbox, batch in claimed:
@@ -328,7 +353,7 @@ class _Crew:
                 claimed = more
         return complete
 
-    def sum_up(self, key: Any, batch: list[Any]) -> None:
+    def sum_up(self, key: Any, batch: Sequence[Any]) -> None:
         """Add contributions, in order, to what a node or leaf has: exactly as in one thread."""
         run = self.run
         for gp in batch:
@@ -339,8 +364,8 @@ class _Crew:
             else:
                 add(run.xp, run.grads, run.owned, run.wide, key, gp)
 
-    def finish(self, index: int, complete: list[_Inbox]) -> int:
-        """Note that a node is done; keep one of the nodes that are ready now, offer the others."""
+    def finish(self, me: int, index: int, complete: list[_Inbox]) -> int:
+        """Note that a node is done; take one of the nodes that are ready now, offer the others."""
         own = -1
         with self.lock:
             self.left -= 1
@@ -360,11 +385,12 @@ class _Crew:
                 more = False  # the caller may be counting those who have to leave
             if more:
                 self.helpers += 1
-            me = self.helpers
+            helper = self.helpers
             self.wake(len(self.ready) if self.left else len(self.sleepers))
+            following = -1 if self.stopped else self.take(me, own)
         if more:
-            self.start(me)
-        return own
+            self.start(helper)
+        return following
 
     def start(self, me: int) -> None:
         """Have a helper started; without one, at the limit of threads or at exit, others do its work."""
