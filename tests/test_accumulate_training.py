@@ -114,6 +114,28 @@ def test_a_failing_backward_in_a_micro_batch_gives_nothing():
     np.testing.assert_array_equal(acc.gradients()["w2"], full_batch(np.float64, np.ones((2, 3)))["w2"])
 
 
+def test_a_weight_that_would_not_count_is_refused():
+    """Misspelt, or set after the block, it left the micro-batch with weight 1."""
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    acc = ad.GradientAccumulator([w], accumulation_steps=2)
+    with pytest.raises(AttributeError, match="wieght"), acc.micro_batch() as mb:  # noqa: PT012
+        (w * 3).sum().backward()
+        mb.wieght = 5
+    bad = pytest.raises(ArgumentError, match="weight is a finite number from 0, but got -5")
+    with bad, acc.micro_batch() as mb:
+        mb.weight = -5
+    assert acc.stats().window_micro_batches == 0
+    with acc.micro_batch(weight=2) as mb:
+        (w * 3).sum().backward()
+    with pytest.raises(AccumulationError) as info:
+        mb.weight = 5
+    assert str(info.value) == (
+        "micro_batch(): this block has ended, and its weight was 2.\n"
+        "  Set the weight inside the block, or give it: micro_batch(weight=n)."
+    )
+    assert acc.stats().window_weight == mb.weight == 2
+
+
 def test_several_backwards_in_a_micro_batch_add_up():
     w = ad.tensor([1.0, 2.0], requires_grad=True)
     acc = ad.GradientAccumulator([w], accumulation_steps=1)

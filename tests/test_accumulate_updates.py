@@ -384,6 +384,28 @@ def test_a_scale_that_changes_in_mid_window_is_an_error():
         acc.apply(optimizer, scaler=scaler)
 
 
+def test_a_scaled_window_is_not_applied_without_its_scaler():
+    """It was, and the update was as many times too large as the scale."""
+    scaler = ad.GradScaler(init_scale=8.0)
+    acc, optimizer, add, w = scaled_pair(scaler, 1)
+    add()
+    resumed, resumed_optimizer, _, v = scaled_pair(scaler, 1)
+    resumed.load_state_dict(acc.state_dict())
+    for window, its in ((acc, optimizer), (resumed, resumed_optimizer)):
+        with pytest.raises(AccumulationError) as caught:
+            window.apply(its)
+        assert str(caught.value) == (
+            "apply: losses of this window were scaled by a GradScaler, and so are its gradients.\n"
+            "  Give it the scaler, which divides them: apply(optimizer, scaler=scaler)."
+        )
+        assert window.apply(its, scaler=scaler)
+    assert w.tolist() == v.tolist() == [0.0]
+    with acc.micro_batch():  # the next window is its own
+        ad.GradScaler(enabled=False).scale((w * 2.0).sum()).backward()
+    assert acc.apply(optimizer)
+    assert w.tolist() == [-2.0]
+
+
 def test_a_loaded_window_takes_the_scale_of_its_scaler():
     scaler, resumed = ad.GradScaler(init_scale=8.0), ad.GradScaler()
     acc, _, add, _ = scaled_pair(scaler, 2)

@@ -220,6 +220,7 @@ class GradientAccumulator:
         *,
         joins: bool = False,
         single: bool = False,
+        scaled: bool = False,
     ) -> bool:
         """Add gradients that were checked, all of them.
 
@@ -246,6 +247,7 @@ class GradientAccumulator:
         if not joins:
             window.open = set()
             window.micro_batches += 1
+            window.scaled = window.scaled or scaled
             self._totals["micro_batches"] += 1
             if not bad and not window.spoiled:
                 window.added += 1
@@ -426,6 +428,11 @@ class GradientAccumulator:
                     f"the window has {window.micro_batches} of {self.config.accumulation_steps} "
                     "micro-batches.\n"
                     "  Add more, or close it as it is with flush(); drop() discards it."
+                )
+            if window.scaled and scaler is None:
+                raise AccumulationError(
+                    "apply: losses of this window were scaled by a GradScaler, and so are its gradients.\n"
+                    "  Give it the scaler, which divides them: apply(optimizer, scaler=scaler)."
                 )
             if window.spoiled or not window.added or (self.config.normalize and not window.weight):
                 return self._skip_window(scaler if window.skipped else None)

@@ -24,12 +24,30 @@ __all__ = ["MicroBatch", "named_params", "split_batch"]
 class MicroBatch:
     """The block of one micro-batch: gradients are kept aside and added at its end, or not at all."""
 
+    __slots__ = ("_accumulator", "_ended", "_outer", "_pending", "_token", "_weight", "scaled")
+
     def __init__(self, accumulator: GradientAccumulator, weight: float) -> None:
-        self.weight = weight
+        self._weight = weight
+        self.scaled = False  # by a ``GradScaler``, which must be at the update too
+        self._ended = False
         self._accumulator = accumulator
         self._pending: dict[int, Any] = {}  # by id of the parameter
         self._token: Any = None
         self._outer: Any = None
+
+    @property
+    def weight(self) -> float:
+        """How much the micro-batch counts: examples, or tokens; may be set until the block ends."""
+        return self._weight
+
+    @weight.setter
+    def weight(self, weight: float) -> None:
+        if self._ended:
+            raise AccumulationError(
+                f"micro_batch(): this block has ended, and its weight was {self._weight:g}.\n"
+                "  Set the weight inside the block, or give it: micro_batch(weight=n)."
+            )
+        self._weight = checked_weight(weight)
 
     def __enter__(self) -> MicroBatch:
         with self._accumulator._lock:  # another thread may be adding just now
@@ -44,6 +62,7 @@ class MicroBatch:
                 )
             outer = outer._outer
         self._pending.clear()
+        self._ended = self.scaled = False
         self._outer = sink.get()
         self._token = sink.set(self)
         return self
@@ -66,10 +85,11 @@ class MicroBatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         sink.reset(self._token)
+        self._ended = True
         if kind is not None:
             self._pending.clear()
             return
-        acc, weight = self._accumulator, checked_weight(self.weight)
+        acc = self._accumulator
         if not self._pending:
             raise NoGradientError(
                 "micro_batch(): no backward() inside the block gave a gradient to any of the parameters.\n"
@@ -84,7 +104,7 @@ class MicroBatch:
             arrays = [b.fitting(g) for b, g in pairs]
             del pairs
             plain = all(type(g) is ndarray and g.dtype.kind in "fc" for g in arrays)
-            acc._commit(buffers, arrays, weight, plain)
+            acc._commit(buffers, arrays, self._weight, plain, scaled=self.scaled)
 
 
 def named_params(params: Any) -> Iterable[tuple[str, Any]]:

@@ -16,6 +16,7 @@ from adjoint.grads.buffers import checked_count
 from adjoint.grads.clip import scaled
 from adjoint.grads.norm import all_finite, stored_values
 from adjoint.grads.optimizer import parameters_of
+from adjoint.grads.slots import sink
 
 __all__ = ["GradScaler", "scale_clock"]
 
@@ -100,6 +101,9 @@ class GradScaler:
         if isinstance(loss, Tensor):
             if not self.enabled:
                 return loss
+            block = sink.get()
+            if block is not None:  # a micro-batch: its update is refused without a scaler
+                block.scaled = True
             with np.errstate(over="ignore"):  # an overflow is what the scaler is there to find
                 return loss * self._scale
         if isinstance(loss, Mapping):

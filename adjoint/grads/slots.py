@@ -18,6 +18,8 @@ __all__ = ["Sink", "commit", "drop", "sink"]
 class Sink(Protocol):
     """Where the gradients of leaves go instead of their ``.grad``."""
 
+    scaled: bool  # a ``GradScaler`` was at a loss that is differentiated here
+
     def wants(self, leaf: Tensor) -> bool:
         """Tell whether the gradient of this leaf goes here."""
 

@@ -81,7 +81,7 @@ class AccumulationConfig:
 
 
 _HERE = ("first", "last", "done")  # what a window has in this process alone
-_LATER = ("skipped", "norm", "clipped_norm", "told")  # what older states of the format lack
+_LATER = ("skipped", "norm", "clipped_norm", "told", "scaled")  # what older states of the format lack
 
 
 def _saved_value(name: str, value: Any, fresh: Window) -> Any:
@@ -124,6 +124,7 @@ class Window:
     norm: float | None = None  # of the gradient before clipping, where it was computed
     clipped_norm: float | None = None  # and after, where it was clipped
     told: bool = False  # ``gradients`` has told how it was clipped
+    scaled: bool = False  # a ``GradScaler`` scaled a loss inside ``micro_batch``
     # When the first and the last micro-batch came, on the clock of ``GradScaler``; None: not known.
     first: int | None = None
     last: int | None = None
