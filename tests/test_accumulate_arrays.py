@@ -24,7 +24,7 @@ from adjoint.grads import norm, passes
         np.array([0.0, 1.0, 9.0, 2.0])[1::2],
         np.array([1.0, 2.0], ">f8"),
         ad.tensor([1.0, 2.0]),
-        ad.tensor([1.0, 2.0], requires_grad=True),
+        ad.tensor([1.0, 2.0], requires_grad=True) * 1.0,
         array.array("d", [1.0, 2.0]),
         memoryview(array.array("d", [1.0, 2.0])),
         [1, 2],
@@ -66,6 +66,21 @@ def test_what_is_no_gradient(bad):
 def test_whole_numbers_are_no_gradients(bad):
     with pytest.raises(DTypeError, match="gradients are floats or complex"):
         accumulator("w").step({"w": bad})
+
+
+def test_a_parameter_in_the_place_of_its_gradient_is_refused():
+    """The weights themselves were summed."""
+    acc = accumulator("w")
+    with pytest.raises(InputError) as info:
+        acc.step({"w": ad.tensor([1.0, 2.0], requires_grad=True)})
+    assert str(info.value) == (
+        "'w': this is a parameter, not its gradient.\n"
+        "  Give its .grad: {name: p.grad for name, p in model.named_parameters() if p.grad is not None}."
+    )
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    (g,) = ad.gradients((w * w).sum(), [w], create_graph=True)  # one that can be differentiated is none
+    acc.step({"w": g})
+    np.testing.assert_array_equal(acc.gradients()["w"], [2.0, 4.0])
 
 
 def test_bfloat16():

@@ -330,12 +330,26 @@ def test_parameters_in_every_form():
     assert ad.GradientAccumulator(Module()).names == ["w", "v"]
     assert ad.GradientAccumulator([("w", w), ("w again", w)]).names == ["w"]
     assert ad.GradientAccumulator(w).names == ["0"]
-    with pytest.raises(NoGradientError, match="does not require grad"):
+    with pytest.raises(NoGradientError) as frozen_one:
         ad.GradientAccumulator([ad.tensor(1.0)])
-    with pytest.raises(NoGradientError, match="not a leaf"):
+    assert str(frozen_one.value) == (
+        "GradientAccumulator: parameter '0' of shape () does not require grad.\n"
+        "  Leave it out, or switch it on: t.requires_grad_()."
+    )
+    with pytest.raises(NoGradientError, match=r"is not a leaf.\n  Give the leaf that it was computed from"):
         ad.GradientAccumulator([w * 2])
-    with pytest.raises(InputError, match="not a tensor"):
+    with pytest.raises(InputError, match=r"'0' is a float, not an adjoint tensor.\n.* go by name"):
         ad.GradientAccumulator([1.0])
+    used_up = iter([w])
+    next(used_up)
+    for none in ([], {}, used_up):  # before: an accumulator without parameters, as for gradients by name
+        with pytest.raises(InputError) as empty:
+            ad.GradientAccumulator(none)
+        assert str(empty.value) == (
+            "GradientAccumulator: there are no parameters that require grad: the list is empty, its iterator "
+            "was used up, or all are frozen.\n"
+            "  For gradients by name leave them out: GradientAccumulator(accumulation_steps=…)."
+        )
     with pytest.raises(InputError, match="a list or a dictionary"):
         ad.GradientAccumulator(3)
 

@@ -96,6 +96,21 @@ def test_tensors_of_every_kind(make):
     np.testing.assert_array_equal(acc.gradients()["w"], np.array([1.0, 2.0], np.float32))
 
 
+def test_parameters_are_no_gradients():
+    acc = ad.GradientAccumulator(accumulation_steps=1)
+    module = torch.nn.Linear(2, 1)
+    for name, p in module.named_parameters():
+        acc.register(name, p.shape)
+    with pytest.raises(InputError, match="'weight': this is a parameter, not its gradient"):
+        acc.step(dict(module.named_parameters()))
+    with pytest.raises(InputError) as info:
+        ad.GradientAccumulator(module)
+    assert str(info.value) == (
+        "GradientAccumulator: 'weight' is a torch.nn.parameter.Parameter, not an adjoint tensor.\n"
+        "  Gradients of other libraries go by name: register(name, shape), then step({name: gradient})."
+    )
+
+
 def test_sparse_embeddings():
     torch.manual_seed(0)
     layer = torch.nn.Embedding(50, 3, sparse=True)

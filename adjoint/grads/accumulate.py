@@ -29,7 +29,7 @@ from adjoint.errors import (
 from adjoint.grads.buffers import GradientBuffer, checked_total_weight, checked_weight
 from adjoint.grads.foreign import sum_dtype
 from adjoint.grads.lending import clipped_by
-from adjoint.grads.microbatch import MicroBatch, named_params, split_batch
+from adjoint.grads.microbatch import MicroBatch, named_params, no_gradient_of, not_a_parameter, split_batch
 from adjoint.grads.norm import clip_factor, norm_parts
 from adjoint.grads.optimizer import beyond_parameters, hand_to_optimizers, optimizers_of
 from adjoint.grads.packed import Buffers, held, lend, take_back
@@ -139,14 +139,9 @@ class GradientAccumulator:
 
     def _register_param(self, name: str, t: Any) -> None:
         if not isinstance(t, Tensor):
-            raise InputError(
-                f"GradientAccumulator: parameter {name!r} is a {type(t).__name__}, not a tensor."
-            )
+            raise not_a_parameter(name, t)
         if not t.requires_grad or not t.is_leaf:
-            raise NoGradientError(
-                f"GradientAccumulator: parameter {name!r} of shape {t.shape} "
-                + ("is not a leaf." if t.requires_grad else "does not require grad.")
-            )
+            raise no_gradient_of(name, t)
         if id(t) in self._slots:
             return  # shared under two names: one gradient
         wanted = sum_dtype(t.dtype)

@@ -39,6 +39,8 @@ def gradient_array(what: str, value: Any) -> ndarray[Any, Any] | SparseRows:
     elif type(value) is SparseRows:
         return value
     elif isinstance(value, (Tensor, ndarray, np.generic, int, float, complex, list, tuple)):
+        if isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
+            raise _is_parameter(what)
         data = array_of(value)
     else:
         found = _foreign_array(what, value)
@@ -52,11 +54,20 @@ def gradient_array(what: str, value: Any) -> ndarray[Any, Any] | SparseRows:
     return data if data.dtype.isnative else data.astype(data.dtype.newbyteorder("="))
 
 
+def _is_parameter(what: str) -> InputError:
+    return InputError(
+        f"{what}: this is a parameter, not its gradient.\n"
+        "  Give its .grad: {name: p.grad for name, p in model.named_parameters() if p.grad is not None}."
+    )
+
+
 def _foreign_array(what: str, value: Any) -> Any:
     if value is None:
         raise InputError(f"{what}: the gradient is None.  Leave a parameter without one out.")
     if isinstance(value, (str, bytes)):
         raise InputError(f"{what}: a gradient is an array, but got the text {value!r}.")
+    if type(value).__name__ == "Parameter":  # as PyTorch calls its own
+        raise _is_parameter(what)
     if getattr(value, "requires_grad", False) and hasattr(value, "detach"):
         value = value.detach()
     value = resolved(value)

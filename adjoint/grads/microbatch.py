@@ -18,7 +18,7 @@ from adjoint.grads.slots import sink
 if TYPE_CHECKING:
     from adjoint.grads.accumulate import GradientAccumulator
 
-__all__ = ["MicroBatch", "named_params", "split_batch"]
+__all__ = ["MicroBatch", "named_params", "no_gradient_of", "not_a_parameter", "split_batch"]
 
 
 class MicroBatch:
@@ -107,10 +107,40 @@ class MicroBatch:
             acc._commit(buffers, arrays, self._weight, plain, scaled=self.scaled)
 
 
+def not_a_parameter(name: str, t: Any) -> InputError:
+    """Say what stands in the place of a parameter, and where it goes."""
+    of = type(t)
+    what = of.__qualname__ if of.__module__ == "builtins" else f"{of.__module__}.{of.__qualname__}"
+    return InputError(
+        f"GradientAccumulator: {name!r} is a {what}, not an adjoint tensor.\n"
+        "  Gradients of other libraries go by name: register(name, shape), then step({name: gradient})."
+    )
+
+
+def no_gradient_of(name: str, t: Tensor) -> NoGradientError:
+    """Say why a tensor cannot be a parameter, and what to do."""
+    if t.requires_grad:
+        why, cure = "is not a leaf", "Give the leaf that it was computed from."
+    else:
+        why, cure = "does not require grad", "Leave it out, or switch it on: t.requires_grad_()."
+    return NoGradientError(f"GradientAccumulator: parameter {name!r} of shape {t.shape} {why}.\n  {cure}")
+
+
 def named_params(params: Any) -> Iterable[tuple[str, Any]]:
     """Return parameters with names: of a dictionary, a module, pairs, or a list (then "0", "1", …)."""
     if params is None:
         return []
+    found = _named(params)
+    if not found:
+        raise InputError(
+            "GradientAccumulator: there are no parameters that require grad: the list is empty, its iterator "
+            "was used up, or all are frozen.\n"
+            "  For gradients by name leave them out: GradientAccumulator(accumulation_steps=…)."
+        )
+    return found
+
+
+def _named(params: Any) -> list[tuple[str, Any]]:
     if isinstance(params, Tensor):
         return [("0", params)]
     if hasattr(params, "named_parameters"):  # a module: what is frozen in it takes no part
