@@ -158,6 +158,45 @@ def test_one_bad_group_changes_none():
     np.testing.assert_array_equal(a.grad.numpy(), [3.0, 4.0])
 
 
+@pytest.mark.parametrize("twice", [lambda a, b: [a, b, a], lambda a, b: {"a": a, "b": b, "tied": a}])
+def test_a_shared_parameter_counts_once(twice):
+    """It counted twice in the norm, and all gradients were clipped too far."""
+    a, b = (ad.tensor([0.0], requires_grad=True) for _ in range(2))
+    a.grad, b.grad = ad.tensor([30.0]), ad.tensor([40.0])
+    assert ad.clip_grad_norm(twice(a, b), 5.0) == 50.0
+    assert (a.grad.item(), b.grad.item()) == (3.0, 4.0)
+
+
+def test_a_parameter_in_two_groups_is_refused():
+    """Only the bound of the last group held."""
+    a, b = (ad.tensor([0.0], requires_grad=True) for _ in range(2))
+    a.grad, b.grad = ad.tensor([30.0]), ad.tensor([40.0])
+    with pytest.raises(InputError) as info:
+        ad.clip_grad_norm_by_group({"body": [a], "head": [b, a]}, {"body": 1.0, "head": 100.0})
+    assert str(info.value) == (
+        "clip_grad_norm_by_group: group 'head': parameter [1] is in group 'body' too.\n"
+        "  Leave it in one of them."
+    )
+    with pytest.raises(ArgumentError) as bounds:
+        ad.clip_grad_norm_by_group([[a], [b]], [1.0, 2.0])
+    assert str(bounds.value) == (
+        "clip_grad_norm_by_group: max_norm is one number for all groups or a dictionary by group, but got a "
+        "list.\n  The groups are 0, 1."
+    )
+    assert (a.grad.item(), b.grad.item()) == (30.0, 40.0)
+
+
+def test_adaptive_names_no_option_that_it_lacks():
+    a = ad.tensor([1.0], requires_grad=True)
+    a.grad = ad.tensor([np.nan])
+    with pytest.raises(NonFiniteError) as info:
+        ad.clip_grad_adaptive([a])
+    assert str(info.value) == (
+        "clip_grad_adaptive: the norm of the gradients is nan; not finite: [0].\n"
+        "  ad.detect_anomaly() finds the op that made them."
+    )
+
+
 def test_clip_value():
     a = param([0, 0, 0], [-3, 0.5, np.inf])
     ad.clip_grad_value([a], 1.0)

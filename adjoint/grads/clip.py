@@ -39,7 +39,10 @@ class _Place:
 
 
 def _places(what: str, target: Any) -> list[_Place]:
-    """Find the gradients in parameters, a store, or a dictionary; those that are None are left out."""
+    """Find the gradients in parameters, a store, or a dictionary; those that are None are left out.
+
+    A parameter that comes twice, as one that layers share, has one gradient and counts once.
+    """
     if isinstance(target, Tensor):
         target = [target]
     if isinstance(target, Mapping):
@@ -50,6 +53,7 @@ def _places(what: str, target: Any) -> list[_Place]:
     if hasattr(target, "parameters"):
         target = target.parameters()
     found: list[_Place | None] = []
+    seen: set[int] = set()
     try:
         items = list(target)
     except TypeError:
@@ -60,16 +64,20 @@ def _places(what: str, target: Any) -> list[_Place]:
                 f"{what} takes parameters (tensors with .grad), a Gradients store or a dictionary of "
                 f"gradients, but item {i} is a {type(t).__name__}."
             )
-        found.append(_param_place(what, f"[{i}]", t))
+        if id(t) not in seen:
+            seen.add(id(t))
+            found.append(_param_place(what, f"[{i}]", t))
     return [place for place in found if place is not None]
 
 
 def _mapping_places(what: str, target: Mapping[Any, Any]) -> list[_Place]:
     found: list[_Place | None] = []
+    seen: set[int] = set()
     for name, g in target.items():
-        if g is None:
+        if g is None or id(g) in seen:
             continue
         if isinstance(g, Tensor) and g.requires_grad:
+            seen.add(id(g))
             found.append(_param_place(what, str(name), g))
         elif isinstance(g, (Tensor, ndarray)) and isinstance(target, MutableMapping):
             refuse_masked(g)
@@ -131,12 +139,13 @@ def _times(a: Array, factor: Any) -> Array:
     return np.asarray(np.multiply(a, factor, dtype=a.dtype))
 
 
-def _refuse_nonfinite(what: str, places: list[_Place], norm: float) -> None:
+def _refuse_nonfinite(what: str, places: list[_Place], norm: float, allow: bool = True) -> None:
     bad = [place.label for place in places if not all_finite(stored_values(place.grad))]
     raise NonFiniteError(
         f"{what}: the norm of the gradients is {norm}; not finite: {', '.join(bad[:8])}"
         f"{' …' if len(bad) > 8 else ''}.\n"
-        '  ad.detect_anomaly() finds the op that made them; nonfinite="allow" leaves the gradients alone.'
+        "  ad.detect_anomaly() finds the op that made them"
+        + ('; nonfinite="allow" leaves the gradients alone.' if allow else ".")
     )
 
 
@@ -199,10 +208,16 @@ def clip_grad_norm_by_group(
                 f"but the groups are {', '.join(map(repr, grouped)) or 'none'}."
             )
         bounds = {name: check_max_norm(max_norm[name], f"max_norm[{name!r}]") for name in grouped}
+    elif isinstance(max_norm, (list, tuple)):
+        raise ArgumentError(
+            f"{what}: max_norm is one number for all groups or a dictionary by group, but got a "
+            f"{type(max_norm).__name__}.\n  The groups are {', '.join(map(repr, grouped)) or 'none'}."
+        )
     else:
         bounds = dict.fromkeys(grouped, check_max_norm(max_norm))
     _check_policy(nonfinite)
     found = {name: _places(f"{what}: group {name!r}", group) for name, group in grouped.items()}
+    _refuse_shared(what, found)
     norms = {name: norm_parts((place.grad for place in places), p) for name, places in found.items()}
     for name, (norm, _) in norms.items():
         if not math.isfinite(norm) and nonfinite == "raise":
@@ -211,6 +226,18 @@ def clip_grad_norm_by_group(
         if math.isfinite(norm):
             _clip_places(found[name], norm, scale, bounds[name])
     return {name: norm * scale for name, (norm, scale) in norms.items()}
+
+
+def _refuse_shared(what: str, found: dict[Any, list[_Place]]) -> None:
+    """Raise if a parameter is in two groups: only the bound of the last would hold."""
+    groups: dict[int, Any] = {}
+    for name, places in found.items():
+        for place in places:
+            if place.param is not None and groups.setdefault(id(place.param), name) != name:
+                raise InputError(
+                    f"{what}: group {name!r}: parameter {place.label} is in group "
+                    f"{groups[id(place.param)]!r} too.\n  Leave it in one of them."
+                )
 
 
 def _grouped(what: str, groups: Any) -> dict[Any, Any]:
@@ -288,7 +315,7 @@ def clip_grad_adaptive(params: Any, clipping: float = 0.01, *, eps: float = 1e-3
     norms = [_unit_norms(stored_values(place.grad), _unit_axis(place, axis)) for place in places]
     for norm in norms:
         if not np.isfinite(norm).all():
-            _refuse_nonfinite("clip_grad_adaptive", places, float(norm.max()))
+            _refuse_nonfinite("clip_grad_adaptive", places, float(norm.max()), allow=False)
     for place, norm in zip(places, norms, strict=True):
         assert place.param is not None
         g, weights = place.grad, place.param._data
