@@ -333,8 +333,8 @@ def test_parameters_in_every_form():
     with pytest.raises(NoGradientError) as frozen_one:
         ad.GradientAccumulator([ad.tensor(1.0)])
     assert str(frozen_one.value) == (
-        "GradientAccumulator: parameter '0' of shape () does not require grad.\n"
-        "  Leave it out, or switch it on: t.requires_grad_()."
+        "GradientAccumulator: none of the parameters requires grad, so there is nothing to add.\n"
+        "  requires_grad_(True) unfreezes a module or a tensor."
     )
     with pytest.raises(NoGradientError, match=r"is not a leaf.\n  Give the leaf that it was computed from"):
         ad.GradientAccumulator([w * 2])
@@ -346,8 +346,7 @@ def test_parameters_in_every_form():
         with pytest.raises(InputError) as empty:
             ad.GradientAccumulator(none)
         assert str(empty.value) == (
-            "GradientAccumulator: there are no parameters that require grad: the list is empty, its iterator "
-            "was used up, or all are frozen.\n"
+            "GradientAccumulator: there are no parameters: the list is empty, or its iterator was used up.\n"
             "  For gradients by name leave them out: GradientAccumulator(accumulation_steps=…)."
         )
     with pytest.raises(InputError, match="a list or a dictionary"):

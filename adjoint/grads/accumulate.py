@@ -29,7 +29,13 @@ from adjoint.errors import (
 from adjoint.grads.buffers import GradientBuffer, checked_total_weight, checked_weight
 from adjoint.grads.foreign import sum_dtype
 from adjoint.grads.lending import clipped_by
-from adjoint.grads.microbatch import MicroBatch, named_params, no_gradient_of, not_a_parameter, split_batch
+from adjoint.grads.microbatch import (
+    MicroBatch,
+    computed_parameter,
+    named_params,
+    not_a_parameter,
+    split_batch,
+)
 from adjoint.grads.norm import clip_factor, norm_parts
 from adjoint.grads.optimizer import beyond_parameters, hand_to_optimizers, optimizers_of
 from adjoint.grads.packed import Buffers, held, lend, take_back
@@ -60,8 +66,9 @@ class GradientAccumulator:
 
     From anywhere, by name: ``register``, then ``step({name: gradient}, weight=n)`` until it returns
     True, then ``gradients()`` and ``reset()``.  With adjoint: give it the parameters (a list, a
-    dictionary by name, or a module), run ``with acc.micro_batch(weight=n): loss.backward()``, and
-    ``acc.apply(optimizer)`` when ``should_update()``.  ``clip`` is called with the normalised
+    dictionary by name, or a module; frozen ones take part once they require grad), run
+    ``with acc.micro_batch(weight=n): loss.backward()``, and ``acc.apply(optimizer)`` when
+    ``should_update()``.  ``clip`` is called with the normalised
     gradients, as any of the ``ad.clip_…`` functions can be.  All other options are those of
     ``AccumulationConfig``.
 
@@ -101,6 +108,8 @@ class GradientAccumulator:
         self._buffers = Buffers()
         self._params: dict[str, Tensor] = {}
         self._slots: dict[int, GradientBuffer] = {}  # by id of the parameter
+        self._frozen: dict[str, Tensor] = {}  # parameters that take part as soon as they require grad
+        self._unfrozen: set[str] = set()  # those that were among them
         self._window = Window()
         self._totals = dict.fromkeys(
             ("micro_batches", "updates", "skipped_micro_batches", "skipped_windows", "dropped_windows",
@@ -109,6 +118,11 @@ class GradientAccumulator:
         self._lock = threading.RLock()
         for name, t in named_params(params):
             self._register_param(name, t)
+        if self._frozen and not self._params:
+            raise NoGradientError(
+                "GradientAccumulator: none of the parameters requires grad, so there is nothing to add.\n"
+                "  requires_grad_(True) unfreezes a module or a tensor."
+            )
 
     # Registration ----------------------------------------------------------------------------
 
@@ -140,8 +154,14 @@ class GradientAccumulator:
     def _register_param(self, name: str, t: Any) -> None:
         if not isinstance(t, Tensor):
             raise not_a_parameter(name, t)
-        if not t.requires_grad or not t.is_leaf:
-            raise no_gradient_of(name, t)
+        if not t.is_leaf:
+            raise computed_parameter(name, t)
+        if not t.requires_grad:
+            self._frozen[name] = t
+            return
+        self._take_part(name, t)
+
+    def _take_part(self, name: str, t: Tensor) -> None:
         if id(t) in self._slots:
             return  # shared under two names: one gradient
         wanted = sum_dtype(t.dtype)
@@ -150,6 +170,13 @@ class GradientAccumulator:
         self.register(name, t.shape, wanted)
         self._params[name] = t
         self._slots[id(t)] = self._buffers.by_name[name]
+
+    def _unfreeze(self, names: Iterable[str]) -> None:
+        """Let parameters take part that were frozen until now."""
+        with self._lock:
+            for name in names:
+                self._unfrozen.add(name)
+                self._take_part(name, self._frozen.pop(name))
 
     @property
     def names(self) -> list[str]:
@@ -200,6 +227,8 @@ class GradientAccumulator:
         No ``.grad`` is touched.  Several backwards add up.  Set ``weight`` of what the block is given
         (``as mb``) when it is known only inside.
         """
+        if self._frozen:
+            self._unfreeze([name for name, t in self._frozen.items() if t.requires_grad])
         if not self._params:
             raise AccumulationError(
                 "micro_batch() needs parameters: GradientAccumulator(params, …).  By name, use step()."
@@ -576,8 +605,19 @@ class GradientAccumulator:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; if it does not fit, an error says why and nothing has changed."""
         with self._lock:
-            window, totals, loaded = read_state(state, self.config, self._buffers.by_name, self._totals)
-            self._buffers.replace(loaded)
+            saved = state.get("buffers") if isinstance(state, Mapping) else None
+            saved = saved if isinstance(saved, Mapping) else {}
+            self._unfreeze([name for name in self._frozen if name in saved])
+            # what is unfrozen since has no part in the saved window
+            ours = self._buffers.by_name
+            known = {n: b for n, b in ours.items() if n in saved or n not in self._unfrozen}
+            window, totals, loaded = read_state(state, self.config, known, self._totals)
+            fresh = [
+                GradientBuffer(b.shape, b._dtype, compensated=b.compensated, name=n)
+                for n, b in ours.items()
+                if n not in known
+            ]
+            self._buffers.replace(loaded + fresh)
             self._slots = {id(t): self._buffers.by_name[name] for name, t in self._params.items()}
             self._window, self._totals = window, totals
 

@@ -18,7 +18,7 @@ from adjoint.grads.slots import sink
 if TYPE_CHECKING:
     from adjoint.grads.accumulate import GradientAccumulator
 
-__all__ = ["MicroBatch", "named_params", "no_gradient_of", "not_a_parameter", "split_batch"]
+__all__ = ["MicroBatch", "computed_parameter", "named_params", "not_a_parameter", "split_batch"]
 
 
 class MicroBatch:
@@ -117,13 +117,12 @@ def not_a_parameter(name: str, t: Any) -> InputError:
     )
 
 
-def no_gradient_of(name: str, t: Tensor) -> NoGradientError:
-    """Say why a tensor cannot be a parameter, and what to do."""
-    if t.requires_grad:
-        why, cure = "is not a leaf", "Give the leaf that it was computed from."
-    else:
-        why, cure = "does not require grad", "Leave it out, or switch it on: t.requires_grad_()."
-    return NoGradientError(f"GradientAccumulator: parameter {name!r} of shape {t.shape} {why}.\n  {cure}")
+def computed_parameter(name: str, t: Tensor) -> NoGradientError:
+    """Say why a tensor that was computed cannot be a parameter, and what to do."""
+    return NoGradientError(
+        f"GradientAccumulator: parameter {name!r} of shape {t.shape} is not a leaf.\n"
+        "  Give the leaf that it was computed from."
+    )
 
 
 def named_params(params: Any) -> Iterable[tuple[str, Any]]:
@@ -133,8 +132,7 @@ def named_params(params: Any) -> Iterable[tuple[str, Any]]:
     found = _named(params)
     if not found:
         raise InputError(
-            "GradientAccumulator: there are no parameters that require grad: the list is empty, its iterator "
-            "was used up, or all are frozen.\n"
+            "GradientAccumulator: there are no parameters: the list is empty, or its iterator was used up.\n"
             "  For gradients by name leave them out: GradientAccumulator(accumulation_steps=…)."
         )
     return found
@@ -143,8 +141,8 @@ def named_params(params: Any) -> Iterable[tuple[str, Any]]:
 def _named(params: Any) -> list[tuple[str, Any]]:
     if isinstance(params, Tensor):
         return [("0", params)]
-    if hasattr(params, "named_parameters"):  # a module: what is frozen in it takes no part
-        return [(name, t) for name, t in params.named_parameters() if t.requires_grad]
+    if hasattr(params, "named_parameters"):
+        return list(params.named_parameters())
     if isinstance(params, Mapping):
         return list(params.items())
     try:

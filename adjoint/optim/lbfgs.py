@@ -55,10 +55,9 @@ class LBFGS:
         for p in self.params:
             if isinstance(p, Mapping):
                 raise InputError("LBFGS: there are no groups here: give a list of all parameters.")
-        if not self.params or any(
-            not isinstance(p, Tensor) or not p.requires_grad or not p.is_leaf for p in self.params
-        ):
-            raise InputError("LBFGS: params are leaf tensors that require grad, at least one.")
+        leaves = all(isinstance(p, Tensor) and p.is_leaf for p in self.params)
+        if not leaves or not any(p.requires_grad for p in self.params):  # one that is frozen stays as it is
+            raise InputError("LBFGS: params are leaf tensors, of which at least one requires grad.")
         for name, count in (("max_iter", max_iter), ("history", history)):
             if whole_number("LBFGS", name, count) < 1:
                 raise ArgumentError(f"LBFGS: {name} must be positive, but is {count!r}.")

@@ -46,7 +46,8 @@ class Optimizer:
     """Updates parameters from their gradients; the base of all optimisers.
 
     ``params`` are tensors, or groups ``{"params": [...], "lr": ...}`` that override the defaults.
-    A parameter whose ``grad`` is None is left as it is, and so is its state.
+    A parameter whose ``grad`` is None is left as it is, and so is its state: one that is frozen
+    (``requires_grad=False``) waits until it is unfrozen.
     """
 
     slots: ClassVar[tuple[str, ...]] = ()  # the arrays of state that each parameter has
@@ -75,6 +76,11 @@ class Optimizer:
                 )
         for g in given if grouped else [{"params": given}]:
             self.add_group(g)
+        if not any(p.requires_grad for p in self.params):
+            raise InputError(
+                f"{type(self).__name__}: none of the parameters requires grad, so there is nothing to train."
+                "\n  requires_grad_(True) unfreezes a module or a tensor."
+            )
 
     # What an optimiser defines ---------------------------------------------------------------
 
@@ -140,16 +146,10 @@ class Optimizer:
                     f"{type(self).__name__}: parameters are tensors, but params[{i}] is a {type(p).__name__}."
                     + ("\n  Pairs with names go into a dictionary: dict(named_parameters())." if pair else "")
                 )
-            if not p.requires_grad or not p.is_leaf:
+            if not p.is_leaf:
                 raise InputError(
-                    f"{type(self).__name__}: parameters are leaves that require grad, but params[{i}] "
-                    f"of shape {p.shape} "
-                    + (
-                        "does not require grad.\n  Leave out what is frozen: "
-                        "[p for p in model.parameters() if p.requires_grad]."
-                        if p.is_leaf
-                        else "is no leaf."
-                    )
+                    f"{type(self).__name__}: parameters are leaves, but params[{i}] of shape {p.shape} is "
+                    f"computed: detach() it, or give what it is computed from."
                 )
             if id(p) in taken:
                 raise ArgumentError(f"{type(self).__name__}: params[{i}] of shape {p.shape} is given twice.")
@@ -367,7 +367,8 @@ class Group:
         small: dict[Any, list[Tensor]] = {}
         for p in params:
             if p.size <= SMALL:
-                small.setdefault(p.dtype, []).append(p)
+                # frozen ones apart: a block in which some have no gradient is updated in parts
+                small.setdefault((p.dtype, p.requires_grad), []).append(p)
             else:
                 self.units.append(Unit([p], None))
         self.units += [Unit(members, Block(members)) for members in small.values()]

@@ -32,6 +32,8 @@ def of(trainer: Trainer) -> dict[str, Any]:
         "averages": trainer.averages.state_dict(),
         "optimizer": trainer.optimizer.state_dict(),
         "accumulator": trainer.accumulator.state_dict(),
+        "trained_first": trainer.trained_first,
+        "trained_now": sorted(trainer.named_parameters()),
         "loss": state_of(trainer.loss),
         "schedule": state_of(trainer.schedule),
         "weights": {name: state_of(weight) for name, weight in _weights(trainer).items()},
@@ -47,7 +49,12 @@ def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping
     """Put a trainer into a saved state, which each part checks; return the callbacks that had one."""
     _refuse_other_loader(loader, state)
     trainer.model.load_state_dict(model)
+    _refuse_other_freezing(trainer, state)
     trainer.optimizer.load_state_dict(state["optimizer"])
+    if "trained_now" in state:
+        for name, p in trainer.named_parameters(frozen=True).items():
+            if p.requires_grad is not (name in state["trained_now"]):  # a callback froze or unfroze it
+                p.requires_grad_(not p.requires_grad)
     trainer.accumulator.load_state_dict(state["accumulator"])
     things = [(trainer.loss, state["loss"]), (trainer.schedule, state["schedule"]), (loader, state["loader"])]
     things += [(w, state.get("weights", {}).get(name)) for name, w in _weights(trainer).items()]
@@ -87,6 +94,22 @@ def _refuse_other_loader(loader: Any, state: Mapping[str, Any]) -> None:
     raise ArgumentError(
         f"the checkpoint has the place of a {kind} in the data, which a {_kind(loader)} cannot go on from: "
         "it may have other batches.\n  Nothing was loaded.  Resume with the loader that the run began with."
+    )
+
+
+def _refuse_other_freezing(trainer: Trainer, state: Mapping[str, Any]) -> None:
+    """Raise where other parameters are frozen than when the run began: it would go on otherwise."""
+    before, now = set(state.get("trained_first", trainer.trained_first)), set(trainer.trained_first)
+    if before == now:
+        return
+    frozen, thawed = ", ".join(sorted(before - now)), ", ".join(sorted(now - before))
+    raise ArgumentError(
+        "the run began with other parameters frozen"
+        + (f"; it trained {frozen}" if frozen else "")
+        + (f"; it had frozen {thawed}" if thawed else "")
+        + ".\n  Nothing was loaded.  Freeze the same before the Trainer is made; a callback may change it on "
+        "the way.\n  To train others from here, begin a new run with the weights: "
+        "model.load_state_dict(ad.load(checkpoint / 'model.safetensors'))."
     )
 
 

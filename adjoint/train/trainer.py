@@ -97,8 +97,9 @@ class Trainer:
         self._check_arguments()
         self._check_names()
         self._check_parameters()
+        self.trained_first = sorted(self.named_parameters())  # what was not frozen from the beginning
         self.accumulator = GradientAccumulator(
-            self.named_parameters(),
+            self.named_parameters(frozen=True),
             accumulation_steps=accumulate,
             max_grad_norm=math.inf
             if clip is None
@@ -117,12 +118,12 @@ class Trainer:
         self._loader: Any = None
         self._began: tuple[Any, int] = ({}, 0)  # the loader's state where the epoch began, and the step there
 
-    def named_parameters(self) -> dict[str, Tensor]:
-        """Return what is trained by name: of the model, and of the loss as ``loss.<name>``."""
-        named = {k: p for k, p in self.model.named_parameters() if p.requires_grad}
+    def named_parameters(self, *, frozen: bool = False) -> dict[str, Tensor]:
+        """Return what is trained, or all, by name: of the model, and of the loss as ``loss.<name>``."""
+        named = dict(self.model.named_parameters())
         if isinstance(self.loss, Module):
-            named.update({f"loss.{k}": p for k, p in self.loss.named_parameters() if p.requires_grad})
-        return named
+            named.update({f"loss.{k}": p for k, p in self.loss.named_parameters()})
+        return named if frozen else {k: p for k, p in named.items() if p.requires_grad}
 
     def _check_arguments(self) -> None:
         """Refuse what could not work before any time is spent on it."""
@@ -192,6 +193,11 @@ class Trainer:
             raise InputError(
                 f"Trainer: parameters in plain lists or dictionaries are not trained: {', '.join(unseen)}.\n"
                 "  Use nn.ModuleList, or assign each by a name; or freeze them with requires_grad_(False)."
+            )
+        if not self.named_parameters():
+            raise InputError(
+                "Trainer: the model has no parameters that require grad, so there is nothing to train.\n"
+                "  model.requires_grad_(True), or that of a part, unfreezes them."
             )
         if not isinstance(self.optimizer, Optimizer):
             return
