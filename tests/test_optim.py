@@ -194,6 +194,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda w: ad.optim.SGD([w.detach()]), TypeError, "none of the parameters requires grad"),
     (lambda w: ad.optim.SGD([w * 2]), TypeError, "is computed: detach"),
     (lambda w: ad.optim.SGD([w, w]), ValueError, "given twice"),
+    (lambda w: ad.optim.Adagrad([w], initial=-1.0), ValueError, "initial must be a finite number from 0"),
     (lambda w: ad.optim.SGD([w], lr=-1.0), ValueError, "lr must be a finite number from 0, but is -1.0."),
     (lambda w: ad.optim.SGD([w], nesterov=True), ValueError, "needs a momentum above 0"),
     (lambda w: ad.optim.Adam([w], betas=0.9), ValueError, "betas are two numbers, but are 0.9"),
@@ -448,3 +449,46 @@ def test_averages_are_of_tensors() -> None:
         ad.optim.EMA(model)  # type: ignore[arg-type]
     with pytest.raises(ad.errors.InputError, match=r"params\[0\] is a float"):
         ad.optim.EMA([1.0])  # type: ignore[list-item]
+
+
+def test_groups_keep_their_ratio_across_a_saved_state() -> None:
+    def fresh() -> Any:
+        a, b = (ad.tensor([1.0], requires_grad=True) for _ in range(2))
+        return optim.SGD([{"params": a, "lr": 0.3}, {"params": b, "lr": 0.7}])
+
+    for own, rate in ((0.05, 0.0), (0.9, 0.17), (0.123, 0.77)):  # 0: the ratio cannot be seen in the rates
+        one, other = fresh(), fresh()
+        one.groups[1].hyper["lr"] = own  # by hand, after it was made
+        one.lr = rate
+        other.load_state_dict(one.state_dict())
+        for following in (0.2, 0.31):
+            one.lr = other.lr = following
+            assert rates(one) == rates(other)
+
+
+def test_an_optimiser_without_a_rate_has_none_to_set() -> None:
+    class Signs(optim.Optimizer):
+        def apply_one(self, xp: Any, p: Any, g: Any, state: Any, hyper: Any) -> Any:
+            return p - 0.5 * xp.sign(g), {}
+
+    model = ad.nn.Linear(2, 1, rng=0)
+    optimiser = Signs(model.parameters())
+    (log,) = ad.train.Trainer(model, ad.nn.MSELoss(), optimiser).fit([(np.ones((3, 2)), np.ones((3, 1)))])
+    assert np.isnan(log["lr"])
+    message = raised(lambda: setattr(optimiser, "lr", 0.1))
+    assert message == "Signs has no learning rate to set."
+
+
+def test_the_parts_of_complex_numbers_move_as_numbers_of_their_own() -> None:
+    start, grad = np.array([1.0 + 2.0j, -3.0 + 0.5j]), np.array([0.5 - 1.0j, 2.0 + 3.0j])
+    for kind in KINDS:
+        made = getattr(optim, kind)
+        z = ad.tensor(start, requires_grad=True)
+        parts = ad.tensor(start.view(float), requires_grad=True)
+        one, other = (made([p], lr=0.1, weight_decay=0.1) for p in (z, parts))
+        for _ in range(3):
+            one.apply({z: grad})
+            other.apply({parts: grad.view(float)})
+        assert z.numpy().tobytes() == parts.numpy().tobytes(), kind
+        for name, value in one.state_of(z).items():
+            assert value.tobytes() == other.state_of(parts)[name].tobytes()

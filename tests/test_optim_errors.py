@@ -38,6 +38,7 @@ def _snapshot(params: list[Any], optimiser: Any) -> Any:
         [a.tobytes() for a in arrays],
         state["steps"],
         state["step"],
+        [p._version for p in params],
     )
 
 
@@ -142,6 +143,8 @@ def test_numbers_out_of_range_do_not_stop_an_update_in_the_middle(kind: Any) -> 
         (lambda s: s["steps"].pop(), "parameters per group"),
         (lambda s: s["groups"].pop(), "parameters per group"),
         (lambda s: s.pop("kind"), "no optimiser's state"),
+        (lambda s: s.update(step="many"), "step is a whole number, but got 'many'"),
+        (lambda s: s["steps"][1].__setitem__(0, -3), "steps of parameter 0 is a number from 0, but is -3"),
     ],
 )
 def test_a_state_that_does_not_fit_is_not_loaded(spoil: Any, text: str) -> None:
@@ -154,6 +157,97 @@ def test_a_state_that_does_not_fit_is_not_loaded(spoil: Any, text: str) -> None:
     with pytest.raises(errors.AdjointError, match=text):
         optimiser.load_state_dict(state)
     assert _snapshot(params, optimiser) == before
+
+
+def test_a_state_is_a_dictionary() -> None:
+    _, optimiser = _trained()
+    with pytest.raises(
+        errors.ArgumentError, match=r"^Adam: an optimiser's state is a dictionary, not a list.$"
+    ):
+        optimiser.load_state_dict([])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "text"),
+    [
+        (ad.optim.Adam, "betas", (1.0, 0.9), "betas must be below 1"),
+        (ad.optim.Adam, "eps", float("nan"), "eps must be"),
+        (ad.optim.SGD, "nesterov", True, "needs a momentum"),
+    ],
+)
+def test_what_was_written_into_a_group_is_checked_before_anything_changes(
+    kind: Any, name: str, value: Any, text: str
+) -> None:
+    params, optimiser = _trained(kind)
+    _give_gradients(params)
+    optimiser.groups[1].hyper[name] = value
+    before = _snapshot(params, optimiser)
+    for _ in range(2):
+        with pytest.raises(errors.ArgumentError, match=text):
+            optimiser.step()
+        assert _snapshot(params, optimiser) == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (ad.optim.SGD, {"momentum": 0.9}),
+        (ad.optim.SGD, {"momentum": 0.9, "dampening": 0.5}),
+        (ad.optim.Adam, {"amsgrad": True}),
+        (ad.optim.RMSprop, {"centered": True, "momentum": 0.9}),
+    ],
+)
+def test_state_that_a_changed_group_wants_begins_with_the_next_step(
+    kind: Any, change: dict[str, Any]
+) -> None:
+    params, optimiser = _trained(kind)
+    kept = optimiser.state_of(params[0])
+    names = set(kept)
+    kept = {k: v.copy() for k, v in kept.items()}
+    optimiser.groups[0].hyper.update(change)
+    with pytest.raises(errors.ShapeError):
+        optimiser.apply({params[0]: np.zeros(7)})
+    assert {k: v.tobytes() for k, v in optimiser.state_of(params[0]).items()} == {
+        k: v.tobytes() for k, v in kept.items()
+    }
+    for _ in range(2):
+        _give_gradients(params)
+        optimiser.step()
+    assert names < set(optimiser.state_of(params[0]))
+    assert set(optimiser.state_of(params[3])) == names  # of the group that was not changed
+    other, their_optimiser = _trained(kind)
+    their_optimiser.load_state_dict(optimiser.state_dict())
+    optimiser.groups[0].hyper.update({name: type(value)() for name, value in change.items()})
+    optimiser.step()
+    assert set(optimiser.state_of(params[0])) == names
+    their_optimiser.load_state_dict(optimiser.state_dict())  # what is not wanted any more is not in the way
+    assert _snapshot(other, their_optimiser)[1:4] == _snapshot(params, optimiser)[1:4]
+
+
+def test_momentum_that_begins_later_begins_with_the_gradient() -> None:
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    optimiser = ad.optim.SGD([w], lr=0.5)
+    for momentum in (0.0, 0.5, 0.5):
+        optimiser.groups[0].hyper["momentum"] = momentum
+        w.grad = ad.tensor([1.0, 1.0])
+        optimiser.step()
+    assert w.tolist() == [1.0 - 0.5 - 0.5 - 0.75, 2.0 - 0.5 - 0.5 - 0.75]
+
+
+@pytest.mark.parametrize("size", [3, frame.SMALL + 1])
+def test_a_step_that_fails_leaves_graphs_as_they_are(size: int) -> None:
+    class Failing(ad.optim.SGD):
+        def init_one(self, p: Any, hyper: Any) -> Any:
+            raise MemoryError
+
+    w, v = (ad.tensor(np.ones(size), requires_grad=True) for _ in range(2))
+    optimiser = Failing([{"params": [w], "momentum": 0.0}, {"params": [v]}], momentum=0.9)
+    loss = (w * w + v * v).sum()
+    with pytest.raises(MemoryError):
+        optimiser.apply({w: np.ones(size), v: np.ones(size)})
+    assert (w._version, v._version) == (0, 0)
+    loss.backward()  # no number has changed
+    assert w.grad is not None
 
 
 @pytest.mark.parametrize("kind", [ad.optim.SGD, ad.optim.Adam, ad.optim.Adagrad])

@@ -287,3 +287,40 @@ def test_groups_and_schedules_together() -> None:
         their_schedule.step()
         for a, b in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(a.numpy(), b.detach().numpy(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("SGD", {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1}),
+        ("Adam", {"weight_decay": 0.1, "amsgrad": True}),
+        ("AdamW", {}),
+        ("NAdam", {"weight_decay": 0.1}),
+        ("RMSprop", {"centered": True, "momentum": 0.9}),
+        ("Adagrad", {"lr_decay": 0.1, "initial_accumulator_value": 0.3}),
+    ],
+)
+@pytest.mark.usefixtures("double")
+def test_complex_parameters(kind: str, options: dict[str, Any]) -> None:
+    rng = np.random.default_rng(0)
+    ours_options = {k.removesuffix("_accumulator_value"): v for k, v in options.items()}
+    start = [rng.normal(size=s) + 1j * rng.normal(size=s) for s in ((2, 3), (), (17_000,))]
+    ours = [ad.tensor(a, requires_grad=True) for a in start]
+    theirs = [torch.tensor(a, requires_grad=True) for a in start]
+    our_optimiser = getattr(ad.optim, kind)(ours, lr=0.05, **ours_options)
+    their_optimiser = getattr(torch.optim, kind)(theirs, lr=0.05, **options)
+    for step in range(30):
+        for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            if (step + i) % 4 == 3:
+                a.grad = b.grad = None
+                continue
+            g = np.asarray(rng.normal(size=a.shape) + 1j * rng.normal(size=a.shape))
+            a.grad, b.grad = ad.tensor(g), torch.tensor(g)
+        our_optimiser.step()
+        their_optimiser.step()
+        if step == 13:
+            saved = our_optimiser.state_dict()
+            our_optimiser = getattr(ad.optim, kind)(ours, lr=0.05, **ours_options)
+            our_optimiser.load_state_dict(saved)
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(a.numpy(), b.detach().numpy(), rtol=1e-10, atol=1e-10)

@@ -26,6 +26,7 @@ from adjoint.core.spread import ALONE, SHARED, pieces, spread, threads_for
 from adjoint.core.tensor import Tensor, writable
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.grads.slots import drop
+from adjoint.optim.saved import read_state
 
 __all__ = ["Hyper", "Optimizer", "State"]
 
@@ -63,6 +64,7 @@ class Optimizer:
         self.step_count = 0
         self.groups: list[Group] = []
         self._paused = False  # whether the rate of all is 0 because lr was set to 0
+        self._complex = False  # whether a parameter is
         given = listed(type(self).__name__, params)
         if not given:
             raise InputError(f"{type(self).__name__}: no parameters to optimise.")
@@ -85,7 +87,10 @@ class Optimizer:
     # What an optimiser defines ---------------------------------------------------------------
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
-        """Return the state of a parameter before its first update."""
+        """Return the state of a parameter before its first update: arrays of its shape and dtype.
+
+        A complex parameter comes as the real numbers it is made of, here and in ``apply_one``.
+        """
         return {name: np.zeros_like(p) for name in self.slots}
 
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
@@ -116,7 +121,7 @@ class Optimizer:
                         )
             elif name in ("momentum", "alpha", "beta", "decay"):
                 check_range(name, value, 0.0, 1.0)
-            elif name in ("lr", "eps", "weight_decay", "dampening", "lr_decay", "momentum_decay"):
+            elif name in ("lr", "eps", "weight_decay", "dampening", "lr_decay", "momentum_decay", "initial"):
                 check_range(name, value, 0.0)
             elif name in _FLAGS and not isinstance(value, (bool, np.bool_)):
                 raise ArgumentError(f"{name} is True or False, but is {value!r}.")
@@ -161,6 +166,7 @@ class Optimizer:
         if self.groups and "lr" in hyper:
             self._relate(added)
         self.groups.append(added)
+        self._complex = self._complex or any(p.dtype.kind == "c" for p in params)
 
     def _relate(self, added: Group) -> None:
         """Set the ratio of a new group's rate to that of the first one that is trained."""
@@ -182,25 +188,27 @@ class Optimizer:
         ratios = (g for g in self.groups if g.ratio)
         if self._paused:
             return next(ratios, self.groups[0])
-        return next((g for g in self.groups if g.hyper["lr"]), next(ratios, self.groups[0]))
+        return next((g for g in self.groups if g.hyper.get("lr")), next(ratios, self.groups[0]))
 
     @property
     def lr(self) -> float:
         """The learning rate of the first group that has one above 0; setting it scales all groups alike.
 
         So a group keeps its ratio to the others, also from 0 up again, and one that was given 0 stays at 0.
-        Where all were given 0, all take the rate that is set.
+        Where all were given 0, all take the rate that is set.  NaN where the optimiser has none.
         """
-        return float(self._lead().hyper["lr"])
+        return float(self._lead().hyper.get("lr", math.nan))
 
     @lr.setter
     def lr(self, value: float) -> None:
+        if "lr" not in self.defaults:
+            raise ArgumentError(f"{type(self).__name__} has no learning rate to set.")
         check_range("lr", value, 0.0)
         before = self.lr
         for g in self.groups:
             if before and not self._paused and g.hyper["lr"] != before * g.ratio:  # somebody set its own
                 g.ratio = g.hyper["lr"] / before
-            g.hyper["lr"] = float(value) * g.ratio
+            g.hyper["lr"] = g.checked["lr"] = float(value) * g.ratio
         self._paused = value == 0
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -224,14 +232,16 @@ class Optimizer:
         self._update(gradient)
 
     def _update(self, gradient: Callable[[Tensor], Any]) -> None:
-        for group in self.groups:
-            if not 0 <= group.hyper.get("lr", 0) < math.inf:
-                self.check(group.hyper)
+        written = [group for group in self.groups if group.hyper != group.checked]
+        for group in written:
+            self.check(group.hyper)
         updates: list[Update] = []
         scatters: list[Callable[[], None]] = []  # of rows that a sparse gradient touches
         counts = [unit.steps for group in self.groups for unit in group.units]
         token = grad_mode.set(False)  # parameters are written to
         try:
+            for group in written:
+                group.take_over()
             for group in self.groups:
                 for unit in group.units:
                     grads = list(map(gradient, unit.params))
@@ -239,7 +249,8 @@ class Optimizer:
         except BaseException as error:  # nothing has been written
             units = (unit for group in self.groups for unit in group.units)
             for unit, count in zip(units, counts, strict=True):
-                unit.steps = count
+                if unit.steps is not count:
+                    unit.take_back(count)
             if isinstance(error, (ValueError, TypeError)):
                 self._refuse_misfits(gradient)
             raise
@@ -247,7 +258,7 @@ class Optimizer:
             grad_mode.reset(token)
         self.step_count += 1
         try:
-            self._write(updates)
+            self._write([_reals(u) for u in updates] if self._complex else updates)
             for scatter in scatters:
                 scatter()
         except BaseException as error:  # an interrupt, or a formula of one's own
@@ -303,50 +314,22 @@ class Optimizer:
             "kind": type(self).__name__,
             "step": self.step_count,
             "groups": [dict(g.hyper) for g in self.groups],
+            "ratios": [g.ratio for g in self.groups],
             "state": [[g.state_of(p, copy=True) for p in g.params] for g in self.groups],
             "steps": [[g.steps_of(p) for p in g.params] for g in self.groups],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned; everything is checked before anything changes."""
-        hypers = self._checked_state(state)
-        for g, hyper, states, steps in zip(self.groups, hypers, state["state"], state["steps"], strict=True):
+        saved, count = read_state(self, state)
+        for g, (hyper, ratio, units) in zip(self.groups, saved, strict=True):
             g.hyper.update(hyper)
-            for unit in g.units:
-                unit.state = None  # a parameter without a saved state has none from before either
-            for p, s, n in zip(g.params, states, steps, strict=True):
-                g.load_state(p, s, int(n))
-        self.step_count = int(state["step"])
+            g.checked = dict(g.hyper)
+            g.ratio = ratio
+            for unit, (arrays, steps) in zip(g.units, units, strict=True):
+                unit.state, unit.steps = arrays, steps
+        self.step_count = count
         self._paused = not any(g.hyper.get("lr") for g in self.groups)
-
-    def _checked_state(self, state: Mapping[str, Any]) -> list[Hyper]:
-        """Return the hyper-parameters of each group of a saved state; raise if it is not one for this."""
-        missing = [k for k in ("kind", "step", "groups", "state", "steps") if k not in state]
-        if missing:
-            raise ArgumentError(f"{type(self).__name__}: this is no optimiser's state: no {missing[0]!r}.")
-        if state["kind"] != type(self).__name__:
-            raise ArgumentError(f"this is the state of {state['kind']}, not of {type(self).__name__}.")
-        ours = [len(g.params) for g in self.groups]
-        for part in ("state", "steps"):
-            counts = [len(s) for s in state[part]]
-            if counts != ours or len(state["groups"]) != len(ours):
-                raise ArgumentError(f"the state has {counts} parameters per group, but the optimiser {ours}.")
-        hypers = []
-        for g, saved, states in zip(self.groups, state["groups"], state["state"], strict=True):
-            unknown = sorted(set(saved) - set(g.hyper))
-            if unknown:
-                raise ArgumentError(f"the state has unknown hyper-parameters {', '.join(unknown)}.")
-            hyper = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
-            self.check({**g.hyper, **hyper})
-            hypers.append(hyper)
-            dtype = g.params[0].dtype if g.params else np.dtype(float)
-            names = set(self.init_one(np.empty(0, dtype), {**g.hyper, **hyper}))
-            for i, (p, s) in enumerate(zip(g.params, states, strict=True)):
-                if s and set(s) != names:
-                    raise ArgumentError(f"parameter {i} has the state {sorted(s)}, not {sorted(names)}.")
-                for name, value in s.items():
-                    _check_saved(f"state {name!r} of parameter {i}", value, p)
-        return hypers
 
     def __repr__(self) -> str:
         count = sum(p.size for p in self.params)
@@ -361,6 +344,7 @@ class Group:
         self.optimizer = optimizer
         self.params = params
         self.hyper = hyper
+        self.checked = dict(hyper)  # as they were when they were last looked at
         self.given = hyper.get("lr", 0.0)
         self.ratio = 1.0  # of its learning rate to that of the first group that has one above 0
         self.units: list[Unit] = []
@@ -383,11 +367,13 @@ class Group:
         unit = self._unit_of[id(p)]
         return unit.steps[unit.position(p)]
 
-    def load_state(self, p: Tensor, state: Mapping[str, Any], steps: int) -> None:
-        """Overwrite the state of one parameter."""
-        unit = self._unit_of[id(p)]
-        unit.load_state(self.optimizer, p, state, self.hyper)
-        unit.steps[unit.position(p)] = steps
+    def take_over(self) -> None:
+        """Fit the states to hyper-parameters that somebody wrote: momentum, say, that was 0 until now."""
+        if any(v != self.checked[k] for k, v in self.hyper.items() if k != "lr"):
+            fitted = [unit.fitted_state(self.optimizer, self.hyper) for unit in self.units]
+            for unit, state in zip(self.units, fitted, strict=True):
+                unit.state = state
+        self.checked = dict(self.hyper)
 
 
 class Unit:
@@ -410,10 +396,10 @@ class Unit:
         present = [g is not None for g in grads]
         if not any(present):
             return []
-        self.steps = list(map(operator.add, self.steps, present))
         if self.block is None:
-            return [self._update_of_one(optimizer, grads[0], {**hyper, "step": self.steps[0]}, scatters)]
+            return [self._update_of_one(optimizer, grads[0], hyper, scatters)]
         flat = self.block.open()
+        self.steps = list(map(operator.add, self.steps, present))  # counted: its versions have moved
         if self.grad is None:
             self.grad = np.empty_like(flat)
         state = self._need_state(optimizer, flat, hyper)
@@ -467,6 +453,8 @@ class Unit:
         (p,) = self.params
         grad = _fitted(grad, p)
         data = writable(p)
+        self.steps = [self.steps[0] + 1]
+        hyper = {**hyper, "step": self.steps[0]}
         flat = data.reshape(-1)
         state = self._need_state(optimizer, flat, hyper)
         if type(grad) is ndarray:
@@ -477,33 +465,61 @@ class Unit:
 
     def _need_state(self, optimizer: Optimizer, flat: Array, hyper: Hyper) -> State:
         if self.state is None:
-            self.state = optimizer.init_one(flat, hyper)
+            self.state = _initial(optimizer, flat, hyper)
         return self.state
+
+    def fitted_state(self, optimizer: Optimizer, hyper: Hyper) -> State | None:
+        """Return the state with what these hyper-parameters want beside it, and without what they do not."""
+        if self.state is None:
+            return None
+        fresh = self.initial_state(optimizer, hyper)
+        return {name: self.state.get(name, value) for name, value in fresh.items()}
+
+    def initial_state(self, optimizer: Optimizer, hyper: Hyper) -> State:
+        """Return the state before the first update of all its parameters."""
+        flat = np.concatenate([p._data for p in self.params], None)
+        return _initial(optimizer, flat, hyper)
+
+    def take_back(self, steps: list[int]) -> None:
+        """Undo the count of an update, of which nothing was written, and the versions that it moved."""
+        self.steps = steps
+        for p in self.params:
+            p._version -= 1
 
     def position(self, p: Tensor) -> int:
         """Return the place of a parameter in this unit."""
         return next(i for i, q in enumerate(self.params) if q is p)
 
-    def _slice(self, p: Tensor) -> slice:
+    def slice_of(self, p: Tensor) -> slice:
         return slice(0, p.size) if self.block is None else self.block.slices[self.position(p)]
 
     def state_of(self, p: Tensor, copy: bool) -> State:
         """Return the state arrays of one parameter, in its shape."""
-        found = {k: v[self._slice(p)].reshape(p.shape) for k, v in (self.state or {}).items()}
+        found = {k: v[self.slice_of(p)].reshape(p.shape) for k, v in (self.state or {}).items()}
         if copy:
             return {k: v.copy() for k, v in found.items()}
         for v in found.values():
             v.flags.writeable = False
         return found
 
-    def load_state(self, optimizer: Optimizer, p: Tensor, state: Mapping[str, Any], hyper: Hyper) -> None:
-        """Overwrite the state of one parameter."""
-        if not state:
-            return
-        size = sum(q.size for q in self.params)
-        ours = self._need_state(optimizer, np.empty(size, p.dtype), hyper)
-        for name, value in state.items():
-            ours[name][self._slice(p)] = np.asarray(value).reshape(-1)
+
+def _initial(optimizer: Optimizer, flat: Array, hyper: Hyper) -> State:
+    if flat.dtype.kind != "c":
+        return optimizer.init_one(flat, hyper)
+    return {k: v.view(flat.dtype) for k, v in optimizer.init_one(_parts(flat), hyper).items()}
+
+
+def _reals(update: Update) -> Update:
+    """Return an update with the parts of complex numbers as numbers of their own, as in PyTorch."""
+    p, g, state, hyper = update
+    if p.dtype.kind != "c":
+        return update
+    return _parts(p), _parts(np.ascontiguousarray(g)), {k: _parts(v) for k, v in state.items()}, hyper
+
+
+def _parts(flat: Array) -> Array:
+    """Real and imaginary parts, one after the other, of a flat complex array, in its memory."""
+    return flat.view(flat.real.dtype)
 
 
 def _rows(data: Array, grad: Any, state: State, hyper: Hyper, scatters: list[Callable[[], None]]) -> Update:
@@ -544,13 +560,6 @@ def _fitted(grad: Any, p: Tensor) -> Any:
             raise TypeError
         return g
     return g.astype(p.dtype, casting="same_kind", copy=False)
-
-
-def _check_saved(what: str, value: Any, p: Tensor) -> None:
-    if np.shape(value) != p.shape:
-        raise ShapeError(f"{what} has shape {np.shape(value)}, not {p.shape}.")
-    if not np.can_cast(np.asarray(value).dtype, p.dtype, "same_kind"):
-        raise DTypeError(f"{what} is {np.asarray(value).dtype}, not {p.dtype}.")
 
 
 def _plain(value: Any) -> Any:

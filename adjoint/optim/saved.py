@@ -1,0 +1,88 @@
+"""Reading the saved state of an optimiser: every value is looked at before any is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from adjoint.core.shapes import whole_number
+from adjoint.core.tensor import Tensor
+from adjoint.errors import ArgumentError, DTypeError, ShapeError
+
+if TYPE_CHECKING:
+    from adjoint.optim.optimizer import Group, Optimizer, Unit
+
+__all__ = ["read_state"]
+
+Read = tuple[dict[str, Any], float, list[tuple[dict[str, Any] | None, list[int]]]]
+
+
+def read_state(optimizer: Optimizer, state: Any) -> tuple[list[Read], int]:
+    """Return hyper-parameters, ratio and the units' states and steps of each group, and the step count."""
+    kind = type(optimizer).__name__
+    if not isinstance(state, Mapping):
+        raise ArgumentError(f"{kind}: an optimiser's state is a dictionary, not a {type(state).__name__}.")
+    missing = [k for k in ("kind", "step", "groups", "state", "steps") if k not in state]
+    if missing:
+        raise ArgumentError(f"{kind}: this is no optimiser's state: no {missing[0]!r}.")
+    if state["kind"] != kind:
+        raise ArgumentError(f"this is the state of {state['kind']}, not of {kind}.")
+    ours = [len(g.params) for g in optimizer.groups]
+    for part in ("state", "steps"):
+        counts = [len(s) for s in state[part]]
+        if counts != ours or len(state["groups"]) != len(ours):
+            raise ArgumentError(f"the state has {counts} parameters per group, but the optimiser {ours}.")
+    ratios = state.get("ratios") or [g.ratio for g in optimizer.groups]
+    parts = (optimizer.groups, state["groups"], ratios, state["state"], state["steps"])
+    return [_group(optimizer, *each) for each in zip(*parts, strict=True)], _steps("step", state["step"])
+
+
+def _group(optimizer: Optimizer, group: Group, saved: Any, ratio: Any, states: Any, steps: Any) -> Read:
+    unknown = sorted(set(saved) - set(group.hyper))
+    if unknown:
+        raise ArgumentError(f"the state has unknown hyper-parameters {', '.join(unknown)}.")
+    hyper = {**group.hyper, **{k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}}
+    optimizer.check(hyper)
+    counts = [_steps(f"steps of parameter {i}", n) for i, n in enumerate(steps)]
+    by_id = {id(p): (i, s, n) for i, (p, s, n) in enumerate(zip(group.params, states, counts, strict=True))}
+    units = [
+        (
+            _arrays(optimizer, unit, hyper, [by_id[id(p)][:2] for p in unit.params]),
+            [by_id[id(p)][2] for p in unit.params],
+        )
+        for unit in group.units
+    ]
+    return hyper, float(ratio), units
+
+
+def _arrays(
+    optimizer: Optimizer, unit: Unit, hyper: dict[str, Any], saved: list[tuple[int, Any]]
+) -> dict[str, Any] | None:
+    """Return the state of a unit, flat; None where none of its parameters has one yet."""
+    if not any(s for _, s in saved):
+        return None
+    found = unit.initial_state(optimizer, hyper)
+    for p, (i, s) in zip(unit.params, saved, strict=True):
+        if s and set(s) != set(found):
+            raise ArgumentError(f"parameter {i} has the state {sorted(s)}, not {sorted(found)}.")
+        for name, value in s.items():
+            found[name][unit.slice_of(p)] = _fitted(f"state {name!r} of parameter {i}", value, p)
+    return found
+
+
+def _fitted(what: str, value: Any, p: Tensor) -> Any:
+    array = np.asarray(value)
+    if array.shape != p.shape:
+        raise ShapeError(f"{what} has shape {array.shape}, not {p.shape}.")
+    if not np.can_cast(array.dtype, p.dtype, "same_kind"):
+        raise DTypeError(f"{what} is {array.dtype}, not {p.dtype}.")
+    with np.errstate(over="ignore"):
+        return array.astype(p.dtype).reshape(-1)
+
+
+def _steps(what: str, value: Any) -> int:
+    if whole_number("load_state_dict", what, value) < 0:
+        raise ArgumentError(f"load_state_dict: {what} is a number from 0, but is {value!r}.")
+    return int(value)
