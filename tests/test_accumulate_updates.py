@@ -43,7 +43,13 @@ def test_an_overflow_of_the_sum_is_noticed_by_gradients_and_by_apply(get):
         get(acc)
     assert str(caught.value) == (
         "the norm of the summed gradients is inf, although each micro-batch was finite.\n"
-        "  Sum in float64 (dtype=np.float64), or use smaller losses; drop() discards the window."
+        "  Sum in float64 (dtype=np.float64), or use smaller losses or weights; drop() discards the window."
+    )
+    with pytest.raises(NonFiniteError) as caught:  # which is no cure where it is so already
+        get(one([1e308], [1e308], weight=10))
+    assert str(caught.value) == (
+        "the norm of the summed gradients is inf, although each micro-batch was finite.\n"
+        "  Use smaller losses or weights; drop() discards the window."
     )
     allowed = one([3e38], [3e38], weight=10, dtype=np.float32, nonfinite="allow")
     assert allowed.gradients()["w"].tolist() == [math.inf]
@@ -382,6 +388,25 @@ def test_a_scale_that_changes_in_mid_window_is_an_error():
         scaler.update(16.0)
     with pytest.raises(AccumulationError, match="long ago"):
         acc.apply(optimizer, scaler=scaler)
+
+
+def test_an_overflow_of_a_scaled_loss_names_the_policy_for_scalers():
+    w = ad.tensor([1.0], requires_grad=True)
+    acc = ad.GradientAccumulator([w], accumulation_steps=1)
+    with np.errstate(all="ignore"), pytest.raises(NonFiniteError) as caught, acc.micro_batch():
+        ad.GradScaler(init_scale=8.0).scale((w * 1e308).sum()).backward()
+    assert str(caught.value) == (
+        "this micro-batch has gradients that are not finite: '0'.  Nothing was added.\n"
+        '  ad.detect_anomaly() finds the op that made them; nonfinite="skip_window" lets the GradScaler lower '
+        "its scale."
+    )
+
+
+def test_a_class_is_no_optimiser():
+    acc = one([1.0])
+    with pytest.raises(InputError) as caught:
+        acc.apply(ad.optim.SGD)
+    assert str(caught.value) == "apply: SGD is a class.  Make an optimiser of it first: SGD(params, lr=…)."
 
 
 def test_a_scaled_window_is_not_applied_without_its_scaler():

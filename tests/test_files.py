@@ -456,6 +456,15 @@ def test_a_file_system_without_locks(path, monkeypatch):
     assert os.listdir(path.parent) == [path.name]
 
 
+def test_the_path_comes_first(path):
+    """PyTorch's order is the other one."""
+    with pytest.raises(InputError) as info:
+        ad.save({"n": 1}, path)
+    assert str(info.value) == (
+        "ad.save: a path is text or a pathlib.Path, but got dict.\n  The path comes first: ad.save(path, state)."
+    )
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL")
 def test_killed_while_saving(path):
     assert len(killed_while_saving(path, 10)) > 1

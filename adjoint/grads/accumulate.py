@@ -266,7 +266,9 @@ class GradientAccumulator:
             window.torn = False
             raise NonFiniteError(
                 f"this micro-batch has gradients that are not finite: {listed(bad)}.  Nothing was added.\n"
-                '  ad.detect_anomaly() finds the op that made them; nonfinite="skip" leaves them out.'
+                "  ad.detect_anomaly() finds the op that made them; "
+                + f'nonfinite="skip{"_window" if scaled else ""}" '
+                + ("lets the GradScaler lower its scale." if scaled else "leaves them out.")
             )
         if not joins:
             window.open = set()
@@ -373,7 +375,7 @@ class GradientAccumulator:
         sums = {b.name: b.totals() for b in self._buffers.all if b.count}
         norm, factor, finite = self._measured(sums.values(), divisor, False)
         if not finite and self.config.nonfinite != "allow":
-            raise overflown(norm)
+            raise overflown(norm, (g.dtype for g in sums.values()))
         with np.errstate(all="ignore"):
             found = {name: divided(g, divisor, g.dtype) for name, g in sums.items()}
             if factor != 1.0:
@@ -418,7 +420,7 @@ class GradientAccumulator:
         if window.torn:
             raise torn_error()
         if not any(b.count for b in self._buffers.all):
-            why = "was skipped" if window.micro_batches else "is empty"
+            why = "was skipped: drop() it" if window.micro_batches else "is empty"
             raise NoGradientError(f"no gradient was added: the window {why}.")
         if window.spoiled:
             raise NonFiniteError(
@@ -426,7 +428,7 @@ class GradientAccumulator:
             )
         if self.config.normalize and not window.weight:
             raise NoGradientError(
-                "the micro-batches of this window have no weight: there is nothing to divide by."
+                "the micro-batches of this window have no weight: there is nothing to divide by.  drop() it."
             )
 
     # The update ------------------------------------------------------------------------------
@@ -482,7 +484,7 @@ class GradientAccumulator:
         norm, factor, finite = self._measured((b.totals() for b in used), divisor, scaler is not None)
         if not finite and (scaler is not None or self.config.nonfinite != "allow"):
             if scaler is None and self.config.nonfinite == "raise":
-                raise overflown(norm)
+                raise overflown(norm, (b.dtype for b in used))
             return False
         window.torn = True  # until all are divided
         with np.errstate(all="ignore"):

@@ -54,6 +54,11 @@ def optimizers_of(given: Any) -> list[Any]:
     if not found:
         raise InputError("apply: the list of optimisers is empty.")
     for optimizer in found:
+        if isinstance(optimizer, type) and hasattr(optimizer, "step"):
+            raise InputError(
+                f"apply: {optimizer.__name__} is a class.  "
+                f"Make an optimiser of it first: {optimizer.__name__}(params, lr=…)."
+            )
         if not (isinstance(optimizer, (StepsOnGrad, AppliesGradients)) or callable(optimizer)):
             raise InputError(
                 f"apply: a {type(optimizer).__name__} is no optimiser: it has no step() and no "

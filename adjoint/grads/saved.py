@@ -27,7 +27,8 @@ def read_state(
         raise
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ArgumentError(
-            f"load_state_dict: this is not a state of a GradientAccumulator ({error!r})."
+            f"load_state_dict: this is not a state of a GradientAccumulator ({error!r}).\n"
+            "  It takes what state_dict() returned, or its part of what ad.load read."
         ) from None
 
 
@@ -42,11 +43,14 @@ def _read(
     saved = state["buffers"]
     if set(saved) != set(buffers):
         raise UnknownNameError(differing_names(set(saved), set(buffers)))
-    differing = [k for k, v in config.state_dict().items() if k not in _FREE and state["config"][k] != v]
+    own = config.state_dict()
+    differing = [k for k, v in own.items() if k not in _FREE and state["config"][k] != v]
     if differing:
         raise ArgumentError(
             "load_state_dict: the saved window was made with another config: "
-            + ", ".join(f"{k}={state['config'][k]!r}" for k in differing)
+            + ", ".join(f"{k}={state['config'][k]!r}, here {own[k]!r}" for k in differing)
+            + ".\n  Make this accumulator with the saved values; max_grad_norm, norm_type and nonfinite may "
+            "differ."
         )
     window = Window.from_state(state["window"], config.accumulation_steps, buffers)
     counts = {k: checked_count(f"totals[{k!r}]", state["totals"][k]) for k in totals}

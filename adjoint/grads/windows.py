@@ -272,18 +272,24 @@ def closed_error(window: Window, steps: int) -> AccumulationError:
     )
 
 
-def overflown(norm: float | None) -> NonFiniteError:
-    """Say that sums are not finite."""
+def overflown(norm: float | None, dtypes: Iterable[np.dtype[Any]]) -> NonFiniteError:
+    """Say that sums in these dtypes are not finite."""
+    wider = any(dtype.char in "fF" for dtype in dtypes)
     return NonFiniteError(
         f"the norm of the summed gradients is {norm}, although each micro-batch was finite.\n"
-        "  Sum in float64 (dtype=np.float64), or use smaller losses; drop() discards the window."
+        f"  {'Sum in float64 (dtype=np.float64), or use' if wider else 'Use'} smaller losses or weights; "
+        "drop() discards the window."
     )
 
 
 def unknown_names(unknown: list[str], known: list[str]) -> str:
-    """Say that names are not registered, and which are."""
+    """Say that names are not registered, which are, and which of these was likely meant."""
+    from difflib import get_close_matches  # only for this message
+
+    near = [match for name in unknown[:3] for match in get_close_matches(str(name), known, 1)]
+    meant = f"\n  Is it {listed(near)}?" if near else ""
     return (
-        f"no parameter is registered as {listed(unknown)}.  Nothing was added.\n"
+        f"no parameter is registered as {listed(unknown)}.  Nothing was added.{meant}\n"
         f"  Registered: {listed(known) if known else 'none; call register(name, shape) first'}."
     )
 
@@ -294,7 +300,10 @@ def differing_names(saved: set[str], known: set[str]) -> str:
     parts = ([f"it lacks {listed(missing)}"] if missing else []) + (
         [f"it has {listed(surplus)} too"] if surplus else []
     )
-    return f"load_state_dict: the saved names are not those registered here: {' and '.join(parts)}."
+    return (
+        f"load_state_dict: the saved names are not those registered here: {' and '.join(parts)}.\n"
+        "  Make the accumulator with the parameters, or register the names, that the saved one had."
+    )
 
 
 def listed(names: Iterable[str]) -> str:

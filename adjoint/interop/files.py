@@ -42,6 +42,11 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
     >>> ad.load(path)
     {'step': 3, 'w': tensor([1., 2.], dtype=float64)}
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(
+            f"ad.save: a path is text or a pathlib.Path, but got {type(path).__name__}.\n"
+            "  The path comes first: ad.save(path, state)."
+        )
     tensors: dict[str, Any] = {}
     try:
         structure = _encoded(state, "", tensors)
