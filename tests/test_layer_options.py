@@ -210,6 +210,23 @@ def test_masks_by_the_names_of_others() -> None:
     )
 
 
+def test_a_mask_of_padding_says_how_it_is_written() -> None:
+    attention = nn.MultiHeadAttention(4, 2, rng=0)
+    x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    present = np.array([[True, True, False], [True, True, True]])
+    assert raised(lambda: attention(x, mask=present)) == (
+        "MultiHeadAttention: a mask of shape (2, 3) is (queries, keys), but there are 3 queries.\n"
+        "  One of (batch, keys), such as that of padding, is given all axes: mask[:, None, None, :].\n"
+        "  In the module MultiHeadAttention."
+    )
+    one = attention(x[:1], mask=present[:1])  # (1, keys): the same for every query
+    np.testing.assert_array_equal(one.numpy(), attention(x[:1], mask=present[:1, None, None]).numpy())
+    layer = nn.TransformerEncoderLayer(4, 2, 8, 0.0, rng=0)
+    found = layer(x, mask=present[:, None, None], causal=True)
+    both = layer(x, mask=present[:, None, None] & np.tri(3, dtype=bool))
+    np.testing.assert_array_equal(found.numpy(), both.numpy())
+
+
 def test_a_mask_has_all_leading_axes_or_none() -> None:
     attention = nn.MultiHeadAttention(4, 2, rng=0, dtype=np.float64)
     x = ad.tensor(np.random.default_rng(0).normal(size=(2, 3, 4)))

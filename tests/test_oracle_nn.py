@@ -151,8 +151,9 @@ def test_dropout_between_layers_is_for_training_and_is_drawn_from_the_generator(
     np.testing.assert_array_equal(ours(x(2, 6, 4))[0].numpy(), first)
 
 
-@pytest.mark.parametrize("case", ["self", "cross", "causal"])
+@pytest.mark.parametrize("case", ["self", "cross", "causal", "causal and padded"])
 def test_attention(case: str) -> None:
+    present = np.arange(5) < np.array([[5], [3]]) if "padded" in case else None
     ours, theirs = nn.MultiHeadAttention(8, 2), T.MultiheadAttention(8, 2, batch_first=True)
 
     class Ours(nn.Module):
@@ -160,7 +161,8 @@ def test_attention(case: str) -> None:
             self.inner = ours
 
         def forward(self, q: Any, kv: Any) -> Any:
-            return ours(q, causal=case == "causal") if case != "cross" else ours(q, kv)
+            mask = None if present is None else present[:, None, None]
+            return ours(q, mask=mask, causal="causal" in case) if case != "cross" else ours(q, kv)
 
     class Theirs(T.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
@@ -168,9 +170,11 @@ def test_attention(case: str) -> None:
             self.inner = theirs
 
         def forward(self, q: Any, kv: Any) -> Any:
-            mask = torch.triu(torch.ones(5, 5, dtype=torch.bool), 1) if case == "causal" else None
+            mask = torch.triu(torch.ones(5, 5, dtype=torch.bool), 1) if "causal" in case else None
+            hidden = None if present is None else torch.tensor(~present)
             other = kv if case == "cross" else q
-            return theirs(q, other, other, attn_mask=mask, need_weights=False)[0] + 0 * kv.sum()
+            found = theirs(q, other, other, key_padding_mask=hidden, attn_mask=mask, need_weights=False)
+            return found[0] + 0 * kv.sum()
 
     model = Ours()
     model.astype(np.float64)

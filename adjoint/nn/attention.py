@@ -26,7 +26,8 @@ class MultiHeadAttention(Module):
     A boolean ``mask`` is True where a query may look, a float one is added to the scores.  Its shape is
     (queries, keys), the same for all, or has all axes, (batch, heads, queries, keys), of which those for
     which it is the same have length 1.  To hide padding: ``mask=present[:, None, None, :]``, where
-    ``present``, (batch, keys), is True at what is no padding.
+    ``present``, (batch, keys), is True at what is no padding.  With ``causal=True`` a query sees, of what
+    the mask shows, what is not after it.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class MultiHeadAttention(Module):
                 for i, t in enumerate((query, key, value))
             )
         q, k, v = self._heads(q), self._heads(k), self._heads(v)
-        mask = None if mask is None else _unambiguous(asarray(mask), q.ndim)
+        mask = None if mask is None else _unambiguous(asarray(mask), q, k)
         p = self.dropout if self.training else 0.0
         out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=p, is_causal=causal, rng=self.rng)
         out = out.swapaxes(-3, -2)
@@ -104,9 +105,16 @@ class MultiHeadAttention(Module):
         return f"{self.embed_dim}, heads={self.num_heads}"
 
 
-def _unambiguous(mask: Tensor, ndim: int) -> Tensor:
+def _unambiguous(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
     """Refuse a mask with some of the leading axes: (batch, …) would be taken for (heads, …) if as long."""
-    if mask.ndim < ndim and any(n != 1 for n in mask.shape[:-2]):
+    batch, queries, keys = q.shape[0], q.shape[-2], k.shape[-2]
+    if q.ndim == 4 and mask.shape == (batch, keys) and batch not in (1, queries):
+        raise ShapeError(
+            f"MultiHeadAttention: a mask of shape {mask.shape} is (queries, keys), but there are "
+            f"{queries} queries.\n  One of (batch, keys), such as that of padding, is given all axes: "
+            "mask[:, None, None, :]."
+        )
+    if mask.ndim < q.ndim and any(n != 1 for n in mask.shape[:-2]):
         ends = ", ".join(map(str, mask.shape[-2:]))
         raise ShapeError(
             f"MultiHeadAttention: a mask of shape {mask.shape} has some of the leading axes: which ones?\n"

@@ -450,8 +450,8 @@ def scaled_dot_product_attention(
     """Return ``softmax(query keyᵀ · scale + mask) value`` over the last two axes.
 
     A boolean mask says where to look, a float mask is added to the scores; ``is_causal`` lets position i
-    see positions 0 … i.  A row that may look nowhere gives 0.  The scale, a number or a tensor that gets its
-    gradient, is 1 / √width if None; dropout of the weights draws from ``rng``.
+    see positions 0 … i, of those that the mask shows.  A row that may look nowhere gives 0.  The scale, a
+    number or a tensor that gets its gradient, is 1 / √width if None; dropout of the weights draws from ``rng``.
     """
     op = "scaled_dot_product_attention"
     q, k, v = (floats(op, a) for a in (query, key, value))
@@ -466,8 +466,6 @@ def scaled_dot_product_attention(
         q, factor = q * factor, 1.0
     mask: Any = 0
     if attn_mask is not None:
-        if is_causal:
-            raise ArgumentError(f"{op}: give attn_mask or is_causal=True, not both.")
         mask = _attention_mask(op, asarray(attn_mask), q, k)
     if not k.shape[-2]:
         return rec.matmul(rec.matmul(q, rec.matrix_transpose(k)), v)  # nothing to look at: zeros

@@ -25,13 +25,13 @@ __all__: list[str] = []
 def _scores(xp: Any, q: Any, k: Any, m: Any, scale: float, causal: bool) -> Any:
     """q kᵀ · scale, -inf where a query may not look: a new array."""
     s = xp.matmul(q * scale, xp.matrix_transpose(k))
-    if causal:
-        # fmin prefers a number to NaN: this is where(tri, s, -inf), also for NaN, at a quarter of its time
-        past = np.tri(s.shape[-2], s.shape[-1], dtype=bool)
-        return xp.fmin(s, np.where(past, np.nan, -np.inf).astype(s.dtype))
-    if type(m) is int:
+    if type(m) is not int:
+        s = xp.where(m, s, -math.inf) if m.dtype == bool else s + m
+    if not causal:
         return s
-    return xp.where(m, s, -math.inf) if m.dtype == bool else s + m
+    # fmin prefers a number to NaN: this is where(tri, s, -inf), also for NaN, at a quarter of its time
+    past = np.tri(s.shape[-2], s.shape[-1], dtype=bool)
+    return xp.fmin(s, np.where(past, np.nan, -np.inf).astype(s.dtype))
 
 
 def _exponentials(q: Any, k: Any, m: Any, scale: float, causal: bool) -> tuple[Any, Any, Any, Any]:

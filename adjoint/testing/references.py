@@ -437,12 +437,9 @@ def _layer_norm(x: Any, w: Any, b: Any, eps: float) -> Any:
 
 def _attention(q: Any, k: Any, v: Any, m: Any, scale: float, causal: bool) -> list[Any]:
     s = q @ np.swapaxes(k, -1, -2) * scale
+    s = np.where(m, s, -np.inf) if np.asarray(m).dtype == bool else s + m
     if causal:
         s = np.where(np.tri(s.shape[-2], s.shape[-1], dtype=bool), s, -np.inf)
-    elif np.asarray(m).dtype == bool:
-        s = np.where(m, s, -np.inf)
-    else:
-        s = s + m
     total = np.exp(s).sum(-1, keepdims=True)
     weights = np.exp(s) / total
     return [weights if v is None else weights @ v, np.log(total)]

@@ -43,6 +43,8 @@ CASES = [
             (0, True, "causal"),
             (_MASK, False, "boolean mask"),
             (array(1, 3, 4, seed=4), False, "float mask"),
+            (_MASK[:, :1], True, "boolean mask, causal"),
+            (array(1, 3, 4, seed=4), True, "float mask, causal"),
         )
     ),
     Case("tanh_gelu", (array(2, 3, low=-3.0, high=3.0),)),
