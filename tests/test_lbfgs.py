@@ -111,3 +111,19 @@ def test_lbfgs_does_not_step_into_a_gap_where_the_loss_is_nan():
 
     optimizer.step(closure)
     assert 0.0 <= float(x.detach().numpy()[0]) <= 0.02
+
+
+def test_lbfgs_does_not_step_to_where_there_is_no_gradient() -> None:
+    x = ad.tensor([4.0], requires_grad=True)
+    optimizer = optim.LBFGS([x])
+
+    def closure() -> ad.Tensor:
+        optimizer.zero_grad()
+        loss = (x**2).sum()
+        loss.backward()
+        if abs(x.item()) < 3:  # as with a square root at 0
+            x.grad = ad.tensor([math.nan])
+        return loss
+
+    assert optimizer.step(closure) == x.item() ** 2
+    assert x.item() >= 3

@@ -11,8 +11,8 @@ from messages import raised
 
 import adjoint as ad
 from adjoint import errors, optim
+from adjoint.optim import first_order, schedules
 from adjoint.optim import optimizer as frame
-from adjoint.optim import schedules
 
 KINDS = ["SGD", "Adam", "AdamW", "NAdam", "RMSprop", "Adagrad", "Lion"]
 
@@ -492,3 +492,44 @@ def test_the_parts_of_complex_numbers_move_as_numbers_of_their_own() -> None:
         assert z.numpy().tobytes() == parts.numpy().tobytes(), kind
         for name, value in one.state_of(z).items():
             assert value.tobytes() == other.state_of(parts)[name].tobytes()
+
+
+def test_an_average_of_half_precision_moves() -> None:
+    w = ad.tensor(np.ones(2, np.float16), requires_grad=True)
+    ema = optim.EMA([w], decay=0.999)
+    with ad.no_grad():
+        w.copy_(np.full(2, 2.0))
+    for _ in range(1000):
+        ema.update()
+    assert np.allclose(ema.averages[0], 2 - 0.999**1000, rtol=1e-3)
+    other = optim.EMA([w])
+    other.load_state_dict(ema.state_dict())
+    assert other.averages[0].tobytes() == ema.averages[0].tobytes()
+    with other.swapped():
+        assert w.dtype == np.float16 and 1.5 < w.numpy()[0] < 1.7
+    assert w.tolist() == [2.0, 2.0]
+
+
+def test_an_average_that_cannot_be_put_in_place_leaves_the_weights() -> None:
+    a, b = ad.tensor([1.0], requires_grad=True), ad.tensor([2.0], requires_grad=True)
+    ema = optim.EMA([a, b])
+    ema.averages = [np.zeros(1), np.zeros(7)]
+    with pytest.raises(ValueError, match="broadcast"), ema.swapped():
+        pass
+    assert (a.item(), b.item()) == (1.0, 2.0)
+    assert raised(lambda: optim.EMA([a, ad.tensor([1])])) == (
+        "EMA: averages are of floats, but params[1] is int64."
+    )
+
+
+def test_the_product_of_a_step_goes_on_from_the_step_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    known: dict[tuple[float, float, int], float] = {}
+    monkeypatch.setattr(first_order, "_products", known)
+    fresh = [first_order._mu_product(0.9, 4e-3, t) for t in (1, 2, 3)]
+    known.clear()
+    assert first_order._mu_product(0.9, 4e-3, 3) == fresh[2]
+    known[0.9, 4e-3, 5000] = 2.0  # one factor more, not five thousand
+    assert first_order._mu_product(0.9, 4e-3, 5001) == 2.0 * 0.9 * (1 - 0.5 * 0.96 ** (5001 * 4e-3))
+    for t in range(200):
+        first_order._mu_product(0.9, 4e-3, t)
+    assert len(known) <= 64

@@ -121,3 +121,20 @@ def test_a_drawing_goes_from_the_lowest_to_the_highest() -> None:
 def test_a_sequence_that_cannot_be_followed_is_refused(parts):
     with pytest.raises(ArgumentError, match="sequence"):
         schedules.sequence(*parts)
+
+
+def test_schedules_that_leave_the_numbers_are_refused_by_name() -> None:
+    assert raised(lambda: schedules.one_cycle(1.0, 10, start_divisor=0)) == (
+        "start_divisor must be positive, but is 0.0."
+    )
+    assert raised(lambda: schedules.one_cycle(1.0, 10, end_divisor=-1.0)) == (
+        "end_divisor must be positive, but is -1.0."
+    )
+    assert raised(lambda: schedules.polynomial(1.0, 10, -1.0)) == (
+        "polynomial: power must not be negative, but is -1.0."
+    )
+    optimiser = ad.optim.SGD([ad.tensor([1.0], requires_grad=True)])
+    for grown in (schedules.exponential(1.0, 1.1), schedules.steps(1.0, 1, 1.1)):
+        assert raised(lambda grown=grown: setattr(optimiser, "lr", grown(10_000))) == (
+            "lr must be a finite number from 0, but is inf."
+        )

@@ -442,3 +442,24 @@ def test_an_empty_batch_makes_no_update_in_pieces_either() -> None:
         )
         trainer.train_step((np.ones((0, 2), np.float32), np.ones((0, 1), np.float32)))
         np.testing.assert_array_equal(model.weight.numpy(), before)
+
+
+def test_a_batch_is_the_same_whoever_makes_it() -> None:
+    def modes(samples: Any) -> tuple[bool, str]:
+        return ad.is_grad_enabled(), np.geterr()["over"]
+
+    with ad.no_grad(), np.errstate(over="raise"):
+        found = [list(train.DataLoader([1, 2, 3], 2, collate=modes, prefetch=n)) for n in (0, 2)]
+    assert found == [[(False, "raise")] * 2] * 2
+
+
+def test_every_callback_is_told_of_the_end(tmp_path: Path) -> None:
+    class Failing(train.Callback):
+        def on_end(self, trainer: train.Trainer) -> None:
+            raise KeyError("at the end")
+
+    log = train.CSVLog(tmp_path / "log.csv")
+    trainer = trainer_of(model_of(), callbacks=[Failing(), log])
+    with pytest.raises(KeyError, match="at the end"):
+        trainer.fit([(X, Y)])
+    assert log._file is None

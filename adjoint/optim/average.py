@@ -10,8 +10,8 @@ import numpy as np
 
 from adjoint.config import no_grad
 from adjoint.core.fitting import fitting
-from adjoint.core.tensor import Tensor, writable
-from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.core.tensor import Tensor, differentiable, writable
+from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.optim.optimizer import check_range, listed
 
 __all__ = ["EMA"]
@@ -20,6 +20,7 @@ __all__ = ["EMA"]
 class EMA:
     """Keep a slowly moving average of parameters: a ← decay · a + (1 - decay) · p.
 
+    Averages of half precision are kept in float32, where a small part of the way does not round to nothing.
     ``update()`` after each optimiser step; ``with ema.swapped():`` evaluates with the averages.
 
     >>> import adjoint as ad
@@ -38,7 +39,11 @@ class EMA:
         for i, p in enumerate(self.params):
             if not isinstance(p, Tensor):
                 raise InputError(f"EMA: parameters are tensors, but params[{i}] is a {type(p).__name__}.")
-        self.averages = [np.array(p._data) for p in self.params]
+            if not differentiable(p.dtype):
+                raise DTypeError(f"EMA: averages are of floats, but params[{i}] is {p.dtype}.")
+        self.averages = [
+            np.array(p._data, np.float32 if p.dtype.itemsize == 2 else None) for p in self.params
+        ]
 
     def update(self) -> None:
         """Move the averages towards the parameters."""
@@ -49,8 +54,8 @@ class EMA:
     def swapped(self) -> Iterator[None]:
         """Give the parameters their averages for a block, and their values back after it."""
         values = [np.array(p._data) for p in self.params]
-        self._write(self.averages)
         try:
+            self._write(self.averages)
             yield
         finally:
             self._write(values)

@@ -198,14 +198,22 @@ class AdamW(Adam):
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize)
 
 
-@functools.lru_cache(maxsize=64)
+_products: dict[tuple[float, float, int], float] = {}  # of the last steps, so that the next takes one factor
+
+
 def _mu_product(b1: float, decay: float, t: int) -> float:
     """Return Π_{n≤t} b1 (1 - 0.96^(n·decay) / 2)."""
-    product = 1.0
-    for n in range(1, t + 1):
-        product *= b1 * (1.0 - 0.5 * 0.96 ** (n * decay))
-        if product == 0.0:
-            break  # underflow: after some thousand steps the correction is 1
+    product = _products.get((b1, decay, t))
+    if product is None:
+        before = _products.get((b1, decay, t - 1))
+        product = 1.0 if before is None else before
+        for n in range(1 if before is None else t, t + 1):
+            product *= b1 * (1.0 - 0.5 * 0.96 ** (n * decay))
+            if product == 0.0:
+                break  # underflow: after some thousand steps the correction is 1
+        if len(_products) >= 64:
+            _products.clear()
+        _products[b1, decay, t] = product
     return product
 
 

@@ -109,12 +109,12 @@ class LBFGS:
         Where ``closure`` raises, the parameters are what they were before.
         """
         before = self._flat()
-        pairs = self.pairs.copy()
+        pairs, iterations = self.pairs.copy(), self.iterations
         try:
             return self._iterate(closure, before)
         except BaseException:
             self._write(before)
-            self.pairs = pairs
+            self.pairs, self.iterations = pairs, iterations
             raise
 
     def _iterate(self, closure: Callable[[], Tensor], x: Any) -> float:
@@ -260,7 +260,8 @@ def strong_wolfe(
 
 def _point(evaluate: Evaluate, x: Any, d: Any, t: float) -> Point:
     loss, g = evaluate(x + t * d)
-    return t, loss, float(g @ d), g
+    slope = float(g @ d)
+    return t, loss if math.isfinite(slope) else math.inf, slope, g  # no gradient: no point to go on from
 
 
 def _zoom(

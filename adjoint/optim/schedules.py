@@ -51,6 +51,13 @@ def _numbers(name: str, **given: Any) -> list[float]:
     return [number(name, option, value) for option, value in given.items()]
 
 
+def _power(base: float, exponent: float) -> float:
+    try:
+        return base**exponent
+    except OverflowError:
+        return math.inf  # which an optimiser refuses by name
+
+
 def _callable(name: str, schedule: Any) -> None:
     if not callable(schedule):
         raise InputError(f"{name}: a schedule is a function of the step, not {schedule!r}.")
@@ -68,14 +75,14 @@ def steps(rate: float, every: int, factor: float = 0.1) -> Schedule:
     """Multiply by ``factor`` after each ``every`` steps."""
     rate, factor = _numbers("steps", rate=rate, factor=factor)
     _positive("every", every)
-    return lambda step: rate * factor ** (step // every)
+    return lambda step: rate * _power(factor, step // every)
 
 
 @explained
 def exponential(rate: float, factor: float) -> Schedule:
     """Multiply by ``factor`` after each step."""
     rate, factor = _numbers("exponential", rate=rate, factor=factor)
-    return lambda step: rate * factor**step
+    return lambda step: rate * _power(factor, step)
 
 
 @explained
@@ -90,6 +97,8 @@ def linear(rate: float, total: int, start: float = 1.0, end: float = 0.0) -> Sch
 def polynomial(rate: float, total: int, power: float = 1.0) -> Schedule:
     """Go to zero as (1 - step / total) ** power."""
     rate, power = _numbers("polynomial", rate=rate, power=power)
+    if not power >= 0:
+        raise ArgumentError(f"polynomial: power must not be negative, but is {power!r}.")
     _positive("total", total)
     return lambda step: rate * (1.0 - min(step / total, 1.0)) ** power
 
@@ -144,7 +153,8 @@ def one_cycle(
     peak, rise, start_divisor, end_divisor = _numbers(
         "one_cycle", peak=peak, rise=rise, start_divisor=start_divisor, end_divisor=end_divisor
     )
-    _positive("total", total)
+    for name, value in (("total", total), ("start_divisor", start_divisor), ("end_divisor", end_divisor)):
+        _positive(name, value)
     if not 0 <= rise <= 1:
         raise ArgumentError(f"rise is a part of the steps, from 0 to 1, but is {rise!r}.")
     if shape not in ("cos", "linear"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -272,7 +273,8 @@ def _ahead(batches: Iterable[Any], depth: int) -> Iterator[Any]:
         except BaseException as error:
             put(("error", error))
 
-    worker = threading.Thread(target=work, name="adjoint-prefetch", daemon=True)
+    # modes hold there too: a batch is the same whoever makes it
+    worker = threading.Thread(target=copy_context().run, args=(work,), name="adjoint-prefetch", daemon=True)
     worker.start()
     try:
         while True:

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Never
@@ -238,17 +238,16 @@ class Trainer:
         else:
             for checkpoints in self._all_checkpoints():
                 checkpoints.refuse_later(self.step)
-        bar = Progress(_length(loader), epochs, self.progress)
-        try:
-            with self._stopping_on_interrupt():
-                while self.epoch < epochs and self.stopped is None:
-                    bar.epoch(self.epoch, self.epoch_steps)
-                    self._epoch(self._batches(loader, same, resume), validate, bar)
-                    same, resume = True, False
-        finally:
-            bar.close()
-            for callback in self.callbacks:
-                callback.on_end(self)
+        with ExitStack() as ending:  # in reverse, each one whatever the others raise
+            for callback in reversed(self.callbacks):
+                ending.callback(callback.on_end, self)
+            bar = Progress(_length(loader), epochs, self.progress)
+            ending.callback(bar.close)
+            ending.enter_context(self._stopping_on_interrupt())
+            while self.epoch < epochs and self.stopped is None:
+                bar.epoch(self.epoch, self.epoch_steps)
+                self._epoch(self._batches(loader, same, resume), validate, bar)
+                same, resume = True, False
         return self.history
 
     def stop(self, reason: str = "stopped") -> None:
