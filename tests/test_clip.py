@@ -390,3 +390,12 @@ def test_whole_numbers_are_no_gradients_to_clip():
 def test_masked_gradients_are_not_clipped_as_if_whole():
     with pytest.raises(InputError, match="some elements of this masked array are masked"):
         ad.clip_grad_norm({"a": np.ma.array([1.0, 1e9], mask=[False, True])}, 1.0)
+
+
+@pytest.mark.parametrize("p", [101.0, 2000.0, 1e6])
+def test_norms_of_high_orders_neither_overflow_nor_vanish(p):
+    assert ad.global_norm([np.array([3.0, 1.0])], p) == pytest.approx(3.0)
+    assert ad.global_norm([np.full(3, 1.9e300)], p) == pytest.approx(1.9e300 * 3 ** (1 / p))
+    grads = {"w": np.array([3.0, 1.5])}
+    assert ad.clip_grad_norm(grads, 1.0, p) == pytest.approx(3.0)
+    np.testing.assert_allclose(grads["w"], [1.0, 0.5])

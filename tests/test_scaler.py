@@ -153,3 +153,19 @@ def test_the_library_of_optimisers():
     scaler.update()
     assert not scaler.step(optimizer)
     assert optimizer.step_count == 1
+
+
+def test_a_parameter_that_an_optimiser_has_twice_is_divided_once():
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+
+    class Optimizer:
+        params = (w, w)
+
+        def step(self):
+            self.seen = w.grad.numpy(copy=True)
+
+    scaler = ad.GradScaler(init_scale=8.0)
+    optimizer = Optimizer()
+    scaler.scale((w * w).sum()).backward()
+    assert scaler.step(optimizer)
+    np.testing.assert_array_equal(optimizer.seen, [2.0, 4.0])

@@ -336,3 +336,9 @@ def test_a_large_table_makes_no_second_dense_array():
         tracemalloc.stop()
     assert peak < 2_000_000
     assert np.count_nonzero(t.numpy()[rows[0]]) == 64
+
+
+@pytest.mark.parametrize("shape", [(-1, 2), (2.5, 2), ("a", 2), None])
+def test_the_shape_of_a_sparse_gradient_is_one(shape):
+    with pytest.raises(ShapeError, match="shape"):
+        ad.sparse_gradient([], np.zeros((0, 2)), shape)

@@ -16,6 +16,7 @@ __all__ = [
     "canonical_axes",
     "canonical_axis",
     "canonical_shape",
+    "checked_shape",
     "constant",
     "number",
     "reduced_axes",
@@ -90,6 +91,17 @@ def canonical_shape(op: str, shape: Any) -> Shape:
         return tuple(operator.index(n) for n in shape)
     except TypeError:
         raise InputError(f"{op}: a shape is made of whole numbers, but got {shape!r}.") from None
+
+
+def checked_shape(what: str, shape: Any) -> Shape:
+    """Return the shape of an array, or say why it can be none."""
+    try:
+        found = canonical_shape(what, tuple(shape) if hasattr(shape, "__iter__") else shape)
+    except InputError:
+        raise ShapeError(f"{what}: a shape is a tuple of whole numbers, but got {shape!r}.") from None
+    if any(n < 0 for n in found):
+        raise ShapeError(f"{what}: the lengths of a shape are not negative, but got {found}.")
+    return found
 
 
 def whole_number(op: str, name: str, value: Any) -> int:

@@ -15,6 +15,7 @@ from numpy import ndarray
 
 from adjoint.core.convert import check_device
 from adjoint.core.namespace import rec
+from adjoint.core.shapes import checked_shape
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import InPlaceError, InputError, ShapeError
 
@@ -296,7 +297,7 @@ def sparse_gradient(rows: Any, values: Any, shape: tuple[int, ...]) -> SparseGra
     >>> sparse_gradient([3, 1], [[1.0, 2.0], [3.0, 4.0]], (5, 2)).to_dense().shape
     (5, 2)
     """
-    index, data, shape = np.asarray(rows), np.asarray(values), tuple(shape)
+    index, data, shape = np.asarray(rows), np.asarray(values), checked_shape("sparse_gradient", shape)
     if index.dtype.kind not in "iu" and index.size:
         raise InputError(f"sparse_gradient: rows are whole numbers, but got {index.dtype}.")
     if not shape or index.ndim != 1 or data.shape != (index.size, *shape[1:]):

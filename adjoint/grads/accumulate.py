@@ -36,11 +36,11 @@ from adjoint.grads.microbatch import (
     not_a_parameter,
     split_batch,
 )
-from adjoint.grads.norm import clip_factor, norm_parts
+from adjoint.grads.norm import Measure, measured
 from adjoint.grads.optimizer import beyond_parameters, hand_to_optimizers, optimizers_of
 from adjoint.grads.packed import Buffers, held, lend, take_back
 from adjoint.grads.passes import copied, divided, multiplied
-from adjoint.grads.saved import FORMAT, read_state
+from adjoint.grads.saved import FORMAT, read_state, saved_names
 from adjoint.grads.scaler import GradScaler, scale_clock
 from adjoint.grads.windows import (
     AccumulationConfig,
@@ -164,12 +164,17 @@ class GradientAccumulator:
     def _take_part(self, name: str, t: Tensor) -> None:
         if id(t) in self._slots:
             return  # shared under two names: one gradient
+        if name in self._buffers.by_name:
+            raise ArgumentError(f"GradientAccumulator: two parameters are called {name!r}.")
+        self._buffers.register(self._buffer_of(name, t))
+        self._params[name] = t
+        self._slots[id(t)] = self._buffers.by_name[name]
+
+    def _buffer_of(self, name: str, t: Tensor) -> GradientBuffer:
         wanted = sum_dtype(t.dtype)
         if self.config.dtype is not None:
             wanted = np.result_type(self.config.dtype, np.complex64 if wanted.kind == "c" else np.float32)
-        self.register(name, t.shape, wanted)
-        self._params[name] = t
-        self._slots[id(t)] = self._buffers.by_name[name]
+        return GradientBuffer(t.shape, wanted, compensated=self.config.compensated, name=name)
 
     def _unfreeze(self, names: Iterable[str]) -> None:
         """Let parameters take part that were frozen until now."""
@@ -217,9 +222,7 @@ class GradientAccumulator:
                     "accumulate: the gradients of a micro-batch share its weight, "
                     f"{window.open_weight:g}, but {name!r} came with {weight:g}."
                 )
-            opened = {name} if again else window.open | {name}
-            self._commit(buffers, arrays, weight, plain, joins=not again, single=True)
-            window.open, window.open_weight = opened, weight
+            self._commit(buffers, arrays, weight, plain, joins=not again, single=name)
 
     def micro_batch(self, weight: float = 1.0) -> MicroBatch:
         """Take what ``backward`` inside the block gives to the parameters, all at the end or nothing.
@@ -243,13 +246,13 @@ class GradientAccumulator:
         plain: bool,
         *,
         joins: bool = False,
-        single: bool = False,
+        single: str | None = None,
         scaled: bool = False,
     ) -> bool:
         """Add gradients that were checked, all of them.
 
-        ``single``: they are a part of a micro-batch, which then cannot be skipped as a whole;
-        ``joins``: not its first part.
+        ``single``: there is one, of this name, a part of a micro-batch, which then cannot be skipped as
+        a whole; ``joins``: not its first part.
         """
         window, policy = self._window, self.config.nonfinite
         if not joins:
@@ -262,7 +265,7 @@ class GradientAccumulator:
             bad = self._buffers.nonfinite_or_add(
                 buffers, arrays, factor, weight, check=policy != "allow", plain=plain
             )
-        if bad and (policy == "raise" or (policy == "skip" and single)):
+        if bad and (policy == "raise" or (policy == "skip" and single is not None)):
             window.torn = False
             raise NonFiniteError(
                 f"this micro-batch has gradients that are not finite: {listed(bad)}.  Nothing was added.\n"
@@ -281,6 +284,9 @@ class GradientAccumulator:
                 window.last = scale_clock.now
                 if window.added == 1:
                     window.first = window.last
+        if single is not None:
+            window.open.add(single)
+            window.open_weight = weight
         if bad:
             window.spoiled = policy == "skip_window"
             window.skipped += 1
@@ -321,10 +327,16 @@ class GradientAccumulator:
             window = self._window
             if not window.micro_batches or window.torn:
                 self.drop()
-            elif window.spoiled or not window.added:
+            elif self._is_void():
                 self._skip_window(None)
             else:
                 self._count_update()
+
+    def _is_void(self) -> bool:
+        """Tell whether the window has no gradient to give."""
+        window = self._window
+        weightless = self.config.normalize and not window.weight
+        return window.spoiled or weightless or not any(b.count for b in self._buffers.all)
 
     def _count_update(self) -> None:
         window = self._window
@@ -333,8 +345,10 @@ class GradientAccumulator:
         self._tell("update", window=window, norm=window.norm, clipped_norm=window.clipped_norm)
 
     def _clear(self) -> None:
-        self._buffers.reset()
-        self._window = Window()
+        torn = self._window.torn
+        self._window = window = Window(torn=True)  # until all sums are forgotten
+        self._buffers.reset(torn=torn)
+        window.torn = False
 
     def _refuse_if_closed(self) -> None:
         if self._window.torn:
@@ -371,33 +385,30 @@ class GradientAccumulator:
             return {name: as_gradient_tensor(g) if type(g) is SparseRows else g for name, g in found.items()}
 
     def _normalised(self, tells: bool) -> dict[str, Any]:
-        divisor = self.divisor()
         sums = {b.name: b.totals() for b in self._buffers.all if b.count}
-        norm, factor, finite = self._measured(sums.values(), divisor, False)
-        if not finite and self.config.nonfinite != "allow":
-            raise overflown(norm, (g.dtype for g in sums.values()))
+        found = self._measured(list(sums.values()), self.divisor(), False)
+        if not found.finite and self.config.nonfinite != "allow":
+            raise overflown(found.norm, (g.dtype for g in sums.values()))
         with np.errstate(all="ignore"):
-            found = {name: divided(g, divisor, g.dtype) for name, g in sums.items()}
-            if factor != 1.0:
-                found = {name: multiplied(g, factor) for name, g in found.items()}
+            new = {name: divided(g, found.divisor, g.dtype) for name, g in sums.items()}
+            if found.factor != 1.0:
+                new = {name: multiplied(g, found.factor) for name, g in new.items()}
         if tells:
-            self._finished(norm, factor)
-        return found
+            self._finished(found)
+        return new
 
-    def _measured(
-        self, sums: Iterable[Any], divisor: float, scaled: bool
-    ) -> tuple[float | None, float, bool]:
-        """Return the norm, None where nobody needs it; the factor that clips it; whether all is finite."""
+    def _measured(self, sums: list[Any], divisor: float, scaled: bool) -> Measure:
+        """Return the norm, None where nobody needs it, and how to normalise and clip."""
         config = self.config
         if config.max_grad_norm is None and config.nonfinite == "allow" and not scaled:
-            return None, 1.0, True
-        return clip_factor(*norm_parts(sums, config.norm_type), divisor, config.max_grad_norm)
+            return Measure(None, divisor)
+        return measured(sums, config.norm_type, divisor, config.max_grad_norm)
 
-    def _finished(self, norm: float | None, factor: float) -> None:
+    def _finished(self, found: Measure) -> None:
         """Remember the norm of a whole window, and tell whether ``max_grad_norm`` clipped it."""
-        self._last_norm = self._window.norm = norm
-        if factor != 1.0:
-            self._clipped(norm, self.config.max_grad_norm)
+        self._last_norm = self._window.norm = found.norm
+        if found.clipped:
+            self._clipped(found.norm, self.config.max_grad_norm)
 
     def _clipped(self, norm: float | None, left: float | None) -> None:
         window = self._window
@@ -414,6 +425,18 @@ class GradientAccumulator:
             if after != before and not math.isnan(before):
                 self._clipped(before, after)
         return clipped
+
+    def _clip_in_place(self) -> None:
+        """Let the user's function clip the finished sums; if it raises they are as they were."""
+        window, used = self._window, [b for b in self._buffers.all if b.count]
+        # it may write into arrays; a write into a tensor goes to a copy by itself
+        found = {b.name: b.totals() if self._params else copied(b.totals()) for b in used}
+        clipped = self._clipped_by_user(found, not window.told)
+        window.torn = True  # until all are replaced
+        for b in used:
+            b.replace(clipped[b.name])
+        window.clipped = True
+        window.torn = False
 
     def _refuse_without_gradient(self) -> None:
         window = self._window
@@ -460,15 +483,12 @@ class GradientAccumulator:
                     "apply: losses of this window were scaled by a GradScaler, and so are its gradients.\n"
                     "  Give it the scaler, which divides them: apply(optimizer, scaler=scaler)."
                 )
-            if window.spoiled or not window.added or (self.config.normalize and not window.weight):
+            if self._is_void():
                 return self._skip_window(scaler if window.skipped else None)
             if not window.finished and not self._finish(scaler):
                 return self._skip_window(scaler)
             if self._clip is not None and not window.clipped:
-                used = {b.name: b.totals() for b in self._buffers.all if b.count}
-                for name, g in self._clipped_by_user(used, not window.told).items():
-                    self._buffers.by_name[name].replace(g)
-                window.clipped = True
+                self._clip_in_place()
             if not self._fits_parameters(optimizers, scaler):
                 return self._skip_window(scaler)
             self._lend_to(optimizers)
@@ -480,20 +500,20 @@ class GradientAccumulator:
     def _finish(self, scaler: GradScaler | None) -> bool:
         """Normalise and clip the sums where they are; False if the window is to be skipped."""
         window, used = self._window, [b for b in self._buffers.all if b.count]
-        divisor = self.divisor() * (1.0 if scaler is None else self._scale_of(scaler))
-        norm, factor, finite = self._measured((b.totals() for b in used), divisor, scaler is not None)
-        if not finite and (scaler is not None or self.config.nonfinite != "allow"):
+        divisor = self.divisor() * (1.0 if scaler is None else scaler.scale_during(window.first, window.last))
+        found = self._measured([b.totals() for b in used], divisor, scaler is not None)
+        if not found.finite and (scaler is not None or self.config.nonfinite != "allow"):
             if scaler is None and self.config.nonfinite == "raise":
-                raise overflown(norm, (b.dtype for b in used))
+                raise overflown(found.norm, (b.dtype for b in used))
             return False
         window.torn = True  # until all are divided
         with np.errstate(all="ignore"):
             for b in used:
-                b.finish(divisor, factor)
+                b.finish(found.divisor, found.factor)
         window.finished = True
         window.torn = False
         if not window.told:
-            self._finished(norm, factor)
+            self._finished(found)
         return True
 
     def _fits_parameters(self, optimizers: list[Any], scaler: GradScaler | None) -> bool:
@@ -509,17 +529,6 @@ class GradientAccumulator:
                 f"{listed(beyond)}.\n  Clip them (max_grad_norm), or keep the parameters in a wider dtype."
             )
         return not beyond
-
-    def _scale_of(self, scaler: GradScaler) -> float:
-        """Return the scale that the losses of this window had, or say that it changed meanwhile."""
-        first, last = scaler.scale_at(self._window.first), scaler.scale_at(self._window.last)
-        if first is None or first != last:
-            raise AccumulationError(
-                "apply: the scale of the GradScaler changed while this window was filled, "
-                f"{'long ago' if first is None else f'from {first:g} to {last:g}'}, so its sums mix both.\n"
-                "  drop() the window.  Accumulators that share a scaler fill and apply theirs together."
-            )
-        return first
 
     _last_norm: float | None = None
 
@@ -537,12 +546,17 @@ class GradientAccumulator:
         dense = [b for b in used if not b.is_sparse]
         counts = [held(b) for b in dense]
         lent = {b.name: as_gradient_tensor(b.totals()) if b.is_sparse else lend(b) for b in used}
+        window = self._window
+        keep = True  # for another try, unless all made their update
         try:
-            hand_to_optimizers(optimizers, self._params, lent, self._window.done)
+            hand_to_optimizers(optimizers, self._params, lent, window.done)
+            keep = False
         finally:
             lent.clear()
+            window.torn = True  # until all are taken back; after an update, until the next window begins
             for b, before in zip(dense, counts, strict=True):
-                take_back(b, before)
+                take_back(b, before, keep=keep)
+            window.torn = not keep
 
     def _skip_window(self, scaler: GradScaler | None) -> bool:
         window = self._window
@@ -568,20 +582,21 @@ class GradientAccumulator:
 
     def stats(self) -> AccumulationStats:
         """Return counts since the beginning, and the state of the window."""
-        totals = self._totals
-        return AccumulationStats(
-            total_micro_batches=totals["micro_batches"],
-            total_updates=totals["updates"],
-            accumulation_steps=self.config.accumulation_steps,
-            registered_params=len(self._buffers.all),
-            total_param_elements=sum(b.size for b in self._buffers.all),
-            skipped_micro_batches=totals["skipped_micro_batches"],
-            skipped_windows=totals["skipped_windows"],
-            dropped_windows=totals["dropped_windows"],
-            clipped_windows=totals["clipped_windows"],
-            window_micro_batches=self._window.micro_batches,
-            window_weight=self._window.weight,
-        )
+        with self._lock:
+            totals, window = self._totals, self._window
+            return AccumulationStats(
+                total_micro_batches=totals["micro_batches"],
+                total_updates=totals["updates"],
+                accumulation_steps=self.config.accumulation_steps,
+                registered_params=len(self._buffers.all),
+                total_param_elements=sum(b.size for b in self._buffers.all),
+                skipped_micro_batches=totals["skipped_micro_batches"],
+                skipped_windows=totals["skipped_windows"],
+                dropped_windows=totals["dropped_windows"],
+                clipped_windows=totals["clipped_windows"],
+                window_micro_batches=window.micro_batches,
+                window_weight=window.weight,
+            )
 
     def on(self, kind: str, callback: Callable[[AccumulationEvent], None]) -> Handle:
         """Call ``callback(event)`` at each "full", "clip", "skip" or "update"; the handle takes it off."""
@@ -607,21 +622,17 @@ class GradientAccumulator:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; if it does not fit, an error says why and nothing has changed."""
         with self._lock:
-            saved = state.get("buffers") if isinstance(state, Mapping) else None
-            saved = saved if isinstance(saved, Mapping) else {}
-            self._unfreeze([name for name in self._frozen if name in saved])
-            # what is unfrozen since has no part in the saved window
-            ours = self._buffers.by_name
-            known = {n: b for n, b in ours.items() if n in saved or n not in self._unfrozen}
-            window, totals, loaded = read_state(state, self.config, known, self._totals)
-            fresh = [
-                GradientBuffer(b.shape, b._dtype, compensated=b.compensated, name=n)
-                for n, b in ours.items()
-                if n not in known
-            ]
-            self._buffers.replace(loaded + fresh)
-            self._slots = {id(t): self._buffers.by_name[name] for name, t in self._params.items()}
-            self._window, self._totals = window, totals
+            thawed = {n: t for n, t in self._frozen.items()
+                      if n in saved_names(state) and id(t) not in self._slots}  # fmt: skip
+            ours = self._buffers.by_name | {n: self._buffer_of(n, t) for n, t in thawed.items()}
+            window, totals, loaded = read_state(state, self.config, ours, self._totals, self._unfrozen)
+            buffers, params = Buffers(loaded), self._params | thawed
+            slots = {id(params[n]): b for n, b in buffers.by_name.items() if n in params}
+            frozen = {n: t for n, t in self._frozen.items() if n not in thawed}
+            unfrozen = self._unfrozen | thawed.keys()
+            # stores without a call, between which no interrupt comes
+            self._buffers, self._slots, self._window, self._totals = buffers, slots, window, totals
+            self._params, self._frozen, self._unfrozen = params, frozen, unfrozen
 
     def __repr__(self) -> str:
         window = self._window

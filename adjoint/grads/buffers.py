@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy import ndarray
 
-from adjoint.core.shapes import Shape
+from adjoint.core.shapes import Shape, checked_shape
 from adjoint.core.sparse import SparseRows
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.grads.foreign import gradient_array, is_gradient_dtype, sum_dtype
-from adjoint.grads.norm import chunks, global_norm
+from adjoint.grads.norm import chunks, global_norm, stored_values
 from adjoint.grads.passes import add_all
 
 if TYPE_CHECKING:
@@ -22,25 +22,12 @@ __all__ = [
     "GradientBuffer",
     "Tally",
     "checked_count",
-    "checked_shape",
     "checked_sum_dtype",
     "checked_total_weight",
     "checked_weight",
 ]
 
 Array = ndarray[Any, Any]
-
-
-def checked_shape(what: str, shape: Any) -> Shape:
-    """Return a shape as a tuple of whole numbers, or say what is wrong with it."""
-    items = (shape,) if isinstance(shape, (int, np.integer)) else shape
-    try:
-        found = tuple(int(n.__index__()) for n in items)
-    except (TypeError, AttributeError):
-        raise ShapeError(f"{what}: a shape is a tuple of whole numbers, but got {shape!r}.") from None
-    if any(n < 0 for n in found):
-        raise ShapeError(f"{what}: the lengths of a shape are not negative, but got {found}.")
-    return found
 
 
 def checked_sum_dtype(what: str, dtype: Any) -> np.dtype[Any]:
@@ -84,6 +71,7 @@ class GradientBuffer:
         "_block",
         "_dtype",
         "_errors",
+        "_row_errors",
         "_rows",
         "_tally",
         "_total",
@@ -104,6 +92,7 @@ class GradientBuffer:
         self._total: Array | None = None  # meaningless while count is 0: nothing is zeroed
         self._errors: Array | None = None
         self._rows: SparseRows | None = None  # what was sparse so far, if nothing was dense
+        self._row_errors: Array | None = None  # of their values
         self._block: Block | None = None
 
     @property
@@ -185,15 +174,36 @@ class GradientBuffer:
             add_all([(total, g, fresh)], factor)
 
     def _sum_rows(self, g: SparseRows, factor: float) -> None:
-        values = np.multiply(g.values, factor, dtype=self.dtype)
-        scaled = g.mapped(values)
+        scaled = g.mapped(np.multiply(g.values, factor, dtype=self.dtype))
         if self.count == 0:
-            self._rows = scaled.coalesced()
+            self._rows, self._row_errors = scaled.coalesced(), None
         elif self._rows is not None:
             # each row once: the work and the memory grow with the rows touched, not with the steps
-            self._rows = self._rows.plus(scaled).coalesced()
+            if self.compensated:
+                self._sum_rows_compensated(self._rows, scaled.coalesced())
+            else:
+                self._rows = self._rows.plus(scaled).coalesced()
+        elif self.compensated:
+            part, total, errors = scaled.coalesced(), self._dense(), self._dense_errors()
+            s, e = total[part.rows], errors[part.rows]
+            total[part.rows] = _add_compensated(s, e, part.values)
+            errors[part.rows] = e
         else:
             scaled.add_to(self._dense())
+
+    def _sum_rows_compensated(self, before: SparseRows, more: SparseRows) -> None:
+        rows = np.union1d(before.rows, more.rows)
+        old, new = np.searchsorted(rows, before.rows), np.searchsorted(rows, more.rows)
+        values = np.zeros((rows.size, *self.shape[1:]), self.dtype)
+        errors = np.zeros_like(values)
+        values[old] = before.values
+        if self._row_errors is not None:
+            errors[old] = self._row_errors
+        s, e = values[new], errors[new]
+        values[new] = _add_compensated(s, e, more.values)
+        errors[new] = e
+        self._rows = SparseRows(rows, values, self.shape, unique=True)
+        self._row_errors = errors
 
     def _dense(self) -> Array:
         """Return the dense sum, made of the sparse one if need be."""
@@ -203,37 +213,39 @@ class GradientBuffer:
             if self.count:
                 self._total[...] = 0
                 self._rows.add_to(self._total)
-                if self._errors is not None:
-                    self._errors[...] = 0
-            self._rows = None
+                if self.compensated:
+                    errors = self._dense_errors()
+                    errors[...] = 0
+                    if self._row_errors is not None:
+                        errors[self._rows.rows] = self._row_errors
+            self._rows = self._row_errors = None
         return self._total
+
+    def _dense_errors(self) -> Array:
+        if self._errors is None:
+            self._errors = np.zeros(self.shape, self.dtype)
+        return self._errors
 
     def _sum_compensated(self, total: Array, g: Array, factor: float, fresh: bool) -> None:
         """Neumaier: what each addition rounds away is summed in ``_errors``."""
-        if self._errors is None:
-            self._errors = np.zeros(self.shape, self.dtype)
+        errors = self._dense_errors()
         if fresh:
-            self._errors[...] = 0
+            errors[...] = 0
             add_all([(total, g, True)], factor)
             return
-        for s, e, piece in chunks(total, self._errors, g, written=2):
-            x = np.multiply(piece, factor, dtype=total.dtype)
-            t = s + x
-            e += np.where(np.abs(s) >= np.abs(x), (s - t) + x, (x - t) + s)
-            s[...] = t
+        for s, e, piece in chunks(total, errors, g, written=2):
+            s[...] = _add_compensated(s, e, np.multiply(piece, factor, dtype=total.dtype))
 
     def totals(self) -> Array | SparseRows:
         """Return the sum as it is held, not to be written to; zeros if nothing was added."""
         if self.count == 0:
             return np.zeros(self.shape, self.dtype)
         if self._rows is not None:
-            return self._rows
+            if self._row_errors is None:
+                return self._rows
+            return self._rows.mapped(_corrected(self._rows.values, self._row_errors))
         assert self._total is not None
-        if self._errors is None:
-            return self._total
-        # an infinite sum has errors of inf - inf, which are no correction
-        with np.errstate(invalid="ignore"):
-            return np.where(np.isfinite(self._total), self._total + self._errors, self._total)
+        return self._total if self._errors is None else _corrected(self._total, self._errors)
 
     def get(self, normalize: bool = True) -> Array:
         """Return the sum as a new dense array, over the total weight if ``normalize``."""
@@ -250,13 +262,14 @@ class GradientBuffer:
     def reset(self) -> None:
         """Forget the sum; the memory is kept for the next one."""
         self._tally = Tally()
-        self._rows = None
+        self._rows = self._row_errors = None
 
     def finish(self, divisor: float, factor: float) -> None:
         """Divide the sum where it is, and scale it by ``factor``."""
         if self._rows is not None:
-            values = np.divide(self._rows.values, divisor, dtype=self.dtype)
+            values = np.divide(stored_values(self.totals()), divisor, dtype=self.dtype)
             self._rows = self._rows.mapped(np.multiply(values, factor, dtype=self.dtype))
+            self._row_errors = None
             return
         total = self._dense()
         if self._errors is not None:
@@ -269,11 +282,14 @@ class GradientBuffer:
 
     def replace(self, g: Array | SparseRows) -> None:
         """Put another finished gradient in the place of this one."""
+        self._row_errors = None
         if type(g) is SparseRows:
             self._rows = g
         else:
             self._rows = None
-            np.copyto(self._dense(), np.asarray(g))
+            np.copyto(self._dense(), g)
+            if self._errors is not None:
+                self._errors[...] = 0  # of an earlier window, where this one was sparse
 
     def state_dict(self) -> dict[str, Any]:
         """Return what ``load_state_dict`` needs to go on from here, in arrays of its own."""
@@ -285,6 +301,8 @@ class GradientBuffer:
         }
         if self.count and self._rows is not None:
             state |= {"rows": self._rows.rows.copy(), "values": self._rows.values.copy()}
+            if self._row_errors is not None:
+                state["row_errors"] = self._row_errors.copy()
         elif self.count and self._total is not None:
             state["sum"] = self._total.copy()
             if self._errors is not None:
@@ -309,7 +327,7 @@ class GradientBuffer:
             raise DTypeError(
                 f"{self.name}: saved with {loaded._dtype} sums, but here they are {self._dtype}."
             )
-        total, errors, rows = state.get("sum"), state.get("errors"), None
+        total, errors, rows, row_errors = state.get("sum"), state.get("errors"), None, None
         for part in (total, errors):
             if part is not None and (np.shape(part) != self.shape or np.asarray(part).dtype != loaded.dtype):
                 raise ShapeError(
@@ -318,12 +336,14 @@ class GradientBuffer:
                 )
         if "rows" in state:
             rows = self._checked_rows(state["rows"], state.get("values"), loaded.dtype)
+            if self.compensated and "row_errors" in state:
+                row_errors = self._checked_rows(state["rows"], state["row_errors"], loaded.dtype).values
         if count and total is None and rows is None:
             raise ArgumentError(f"{self.name}: {count} gradients were added, but the saved state has no sum.")
         if count and loaded._dtype is None:
             raise DTypeError(f"{self.name}: {count} gradients were added, but the saved state has no dtype.")
         self._dtype = loaded._dtype or self._dtype
-        self._tally, self._rows = Tally(count, weight), rows
+        self._tally, self._rows, self._row_errors = Tally(count, weight), rows, row_errors
         if total is not None:
             np.copyto(self._dense(), np.asarray(total))
             if self.compensated:
@@ -382,6 +402,19 @@ def checked_count(what: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
         raise ArgumentError(f"load_state_dict: {what} is a whole number from 0, but got {value!r}.")
     return int(value)
+
+
+def _add_compensated(s: Array, errors: Array, x: Array) -> Array:
+    """Return s + x, and add to ``errors`` what that rounds away."""
+    t = s + x
+    errors += np.where(np.abs(s) >= np.abs(x), (s - t) + x, (x - t) + s)
+    return np.asarray(t)
+
+
+def _corrected(total: Array, errors: Array) -> Array:
+    # an infinite sum has errors of inf - inf, which are no correction
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(total), total + errors, total)
 
 
 def _fits(dtype: np.dtype[Any], total: np.dtype[Any]) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.sparse import SparseGradient, SparseRows, as_gradient_tensor
 from adjoint.core.tensor import Tensor
-from adjoint.errors import InputError, UnknownNameError
+from adjoint.errors import DTypeError, InputError, ShapeError, UnknownNameError
 from adjoint.grads.foreign import gradient_array
 from adjoint.grads.norm import global_norm
 from adjoint.grads.store import Gradients
@@ -122,6 +122,23 @@ def _memory(g: Any) -> Any:
     return g._data if isinstance(g, Tensor) else g
 
 
+def _fitting(name: str, g: Any, before: Any) -> Any:
+    """Return what a function put in the place of a gradient, in its dtype; another shape is refused."""
+    if g.shape != before.shape:
+        raise ShapeError(
+            f"clip: the function put a gradient of shape {g.shape} in the place of {name!r}, which has "
+            f"{before.shape}."
+        )
+    if g.dtype == before.dtype:
+        return g
+    if not np.can_cast(g.dtype, before.dtype, "same_kind"):
+        raise DTypeError(
+            f"clip: the function put a {g.dtype} gradient in the place of {name!r}, which is {before.dtype}."
+        )
+    with np.errstate(all="ignore"):
+        return g.astype(before.dtype)
+
+
 _lent: ContextVar[Lent | None] = ContextVar("adjoint_lent", default=None)
 lent_now = _lent.get
 
@@ -154,5 +171,6 @@ def clipped_by(
     if missing:
         names = ", ".join(map(repr, missing))
         raise InputError(f"clip: the function took {names} away; it may only replace gradients.")
-    clipped = {name: gradient_array(name, given[name]) for name in found}
+    clipped = {name: _fitting(name, gradient_array(f"clip: {name!r}", given[name]), g)
+               for name, g in found.items()}  # fmt: skip
     return clipped, before, global_norm(clipped.values(), p)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ __all__ = ["MicroBatch", "computed_parameter", "named_params", "not_a_parameter"
 class MicroBatch:
     """The block of one micro-batch: gradients are kept aside and added at its end, or not at all."""
 
-    __slots__ = ("_accumulator", "_ended", "_outer", "_pending", "_token", "_weight", "scaled")
+    __slots__ = ("_accumulator", "_ended", "_lock", "_outer", "_pending", "_token", "_weight", "scaled")
 
     def __init__(self, accumulator: GradientAccumulator, weight: float) -> None:
         self._weight = weight
@@ -32,6 +33,7 @@ class MicroBatch:
         self._ended = False
         self._accumulator = accumulator
         self._pending: dict[int, Any] = {}  # by id of the parameter
+        self._lock = threading.Lock()  # several threads may have the context of the block
         self._token: Any = None
         self._outer: Any = None
 
@@ -61,7 +63,7 @@ class MicroBatch:
                     "  Close it first; several backward() in one block add up."
                 )
             outer = outer._outer
-        self._pending.clear()
+        self._pending = {}
         self._ended = self.scaled = False
         self._outer = sink.get()
         self._token = sink.set(self)
@@ -78,27 +80,34 @@ class MicroBatch:
             self._outer.take(leaf, g)
             return
         g = gradient_array("backward", g)
-        before = self._pending.get(key)
-        self._pending[key] = g if before is None else np.add(before, g, dtype=sum_dtype(g.dtype))
+        with self._lock:
+            if self._ended:
+                raise AccumulationError(
+                    "backward: the micro_batch() block that this was started in is over, so its gradients "
+                    "would be lost.\n  Wait for it inside the block."
+                )
+            before = self._pending.get(key)
+            self._pending[key] = g if before is None else np.add(before, g, dtype=sum_dtype(g.dtype))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        with self._lock:
+            self._ended = True
+            pending, self._pending = self._pending, {}
         sink.reset(self._token)
-        self._ended = True
         if kind is not None:
-            self._pending.clear()
             return
         acc = self._accumulator
-        if not self._pending:
+        if not pending:
             raise NoGradientError(
                 "micro_batch(): no backward() inside the block gave a gradient to any of the parameters.\n"
                 "  Call loss.backward() inside it; the accumulator is as it was."
             )
         with acc._lock:
             acc._refuse_if_closed()
-            pairs = [(b, self._pending[key]) for key, b in acc._slots.items() if key in self._pending]
-            self._pending.clear()
+            pairs = [(b, pending[key]) for key, b in acc._slots.items() if key in pending]
+            pending.clear()
             whole = len(pairs) == len(acc._buffers.all)
             buffers = acc._buffers.all if whole else [b for b, _ in pairs]
             arrays = [b.fitting(g) for b, g in pairs]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
@@ -14,13 +14,14 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError
 
 __all__ = [
+    "Measure",
     "all_finite",
     "all_finite_unwarned",
     "check_max_norm",
     "check_norm_order",
     "chunks",
-    "clip_factor",
     "global_norm",
+    "measured",
     "norm_parts",
     "stored_values",
 ]
@@ -36,6 +37,7 @@ DOT = 1 << 13
 MASKED = 1 << 19
 # Elements of each of many dot products that tell whether all is finite.
 ROW = 1024
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 # Elements whose finiteness is told by one mask.
 FINITE = 1 << 17
 
@@ -120,7 +122,7 @@ def global_norm(arrays: Iterable[Any], p: float = 2.0) -> float:
 
 
 def norm_parts(arrays: Iterable[Any], p: float = 2.0) -> tuple[float, float]:
-    """Return the p-norm as two factors, the second a power of two: together they may be beyond float64.
+    """Return the p-norm as two factors: together they may be beyond float64.
 
     The first is finite where all elements are, except of norms of orders far below 1.
     """
@@ -141,7 +143,8 @@ def norm_parts(arrays: Iterable[Any], p: float = 2.0) -> tuple[float, float]:
             largest = max(largest, top)
     if largest == 0.0 or math.isinf(largest) or math.isinf(p):
         return largest, 1.0
-    scale = 2.0 ** (math.frexp(largest)[1] - 1)  # a power of two, so that scaling rounds nothing
+    # a power of two, so that scaling rounds nothing; but 1.9 to the power of 2000 overflows
+    scale = largest if p > 100.0 else 2.0 ** (math.frexp(largest)[1] - 1)
     with np.errstate(under="ignore"):
         total = math.fsum(float(np.sum((piece / scale) ** p)) for a in parts for piece in _wide_pieces(a))
     try:
@@ -150,13 +153,32 @@ def norm_parts(arrays: Iterable[Any], p: float = 2.0) -> tuple[float, float]:
         return math.inf, scale
 
 
-def clip_factor(part: float, scale: float, divisor: float, bound: float | None) -> tuple[float, float, bool]:
-    """Return the norm part·scale/divisor, the factor that clips it to ``bound``, whether it is finite."""
+class Measure(NamedTuple):
+    """The norm of sums that are to be divided, and how: over ``divisor``, then times ``factor``."""
+
+    norm: float | None  # None: nobody asked for it
+    divisor: float
+    factor: float = 1.0
+    clipped: bool = False
+    finite: bool = True
+
+
+def measured(sums: Sequence[Any], p: float, divisor: float, bound: float | None) -> Measure:
+    """Measure sums over ``divisor``, and clip their norm to ``bound``."""
+    part, scale = norm_parts(sums, p)
     part /= divisor
-    norm, finite = part * scale, math.isfinite(part)
-    if bound is None or not finite or norm <= bound:
-        return norm, 1.0, finite  # a NaN or an infinity is not made anything else by scaling
-    return norm, bound / part / scale, True
+    norm = part * scale
+    if not math.isfinite(part):  # a NaN or an infinity is not made anything else by scaling
+        return Measure(norm, divisor, finite=False)
+    clipped = bound is not None and norm > bound
+    factor = bound / part / scale if clipped and bound is not None else 1.0
+    if norm <= FLOAT32_MAX:
+        return Measure(norm, divisor, factor, clipped)
+    # a quotient alone may be beyond the dtype of its sum
+    if clipped:
+        return Measure(norm, 1.0, np.float64(factor / divisor), clipped)
+    tops = [(norm_parts([g], math.inf)[0] / divisor, float(np.finfo(g.dtype).max)) for g in sums]
+    return Measure(norm, divisor, finite=all(top <= most for top, most in tops))
 
 
 def _exact_sum(parts: Iterable[float]) -> float:

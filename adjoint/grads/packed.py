@@ -7,7 +7,7 @@ checked and added by one each, not by some per parameter (benchmarks/cases/accum
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -40,7 +40,7 @@ class Block:
     def __init__(self, members: Sequence[GradientBuffer]) -> None:
         self.members = list(members)
         self.flat = np.empty(sum(b.size for b in members), members[0].dtype)
-        self._share(keep=True)
+        self._share(True)
 
     def _share(self, keep: bool) -> None:
         start = 0
@@ -52,16 +52,16 @@ class Block:
             b._block = self
             start += b.size
 
-    def renew(self) -> None:
-        """Leave the memory to whoever still holds it, and take new."""
+    def renew(self, *, keep: bool) -> None:
+        """Leave the memory to whoever still holds it, and take new, with the sums if ``keep``."""
         self.flat = np.empty_like(self.flat)
-        self._share(keep=False)
+        self._share(keep)
 
 
 class Buffers:
     """The buffers of an accumulator by name, in the order of registration."""
 
-    def __init__(self) -> None:
+    def __init__(self, buffers: Iterable[GradientBuffer] = ()) -> None:
         self.by_name: dict[str, GradientBuffer] = {}
         self.all: list[GradientBuffer] = []
         self._groups: list[tuple[Block | None, int, int]] | None = None  # how a whole micro-batch is packed
@@ -71,6 +71,8 @@ class Buffers:
         self._tally: Tally | None = Tally()  # that all share as long as that is so
         # names, dtypes and shapes of the last whole, plain micro-batch: the next one is likely alike
         self._seen: tuple[list[str], list[Any], list[Any]] | None = None
+        for b in buffers:
+            self.register(b)
 
     def register(self, buffer: GradientBuffer) -> None:
         """Add a buffer under its name."""
@@ -84,19 +86,17 @@ class Buffers:
         self._undecided += buffer._dtype is None
         self._groups = self._seen = None
 
-    def reset(self) -> None:
-        """Forget all sums."""
+    def reset(self, *, torn: bool = False) -> None:
+        """Forget all sums; if they are ``torn``, their memory too: how it is shared may be half done."""
+        if torn:
+            self._groups = None
+            self._undecided = sum(b._dtype is None for b in self.all)
+            for b in self.all:
+                b._total = b._errors = b._block = None
         self._even, self._tally = True, Tally()
         for b in self.all:
             b.reset()
             b._tally = self._tally
-
-    def replace(self, buffers: list[GradientBuffer]) -> None:
-        """Put other buffers in the place of all."""
-        self.by_name, self.all, self._undecided, self._groups, self._even = {}, [], 0, None, True
-        self._tally, self._seen = Tally(), None
-        for b in buffers:
-            self.register(b)
 
     def matched(self, gradients: Mapping[str, Any]) -> tuple[list[GradientBuffer], list[Any], bool]:
         """Check a micro-batch against what is registered; return buffers and arrays, in registered order."""
@@ -127,7 +127,8 @@ class Buffers:
             g = gradient_array(repr(b.name), value)
             arrays.append(b.fitting(g, weak=isinstance(value, (int, float, list, tuple))))
         plain = all(type(g) is ndarray and g.dtype.kind in "fc" for g in arrays)
-        if whole and plain and list(gradients) == list(known):
+        # while a dtype is undecided, another micro-batch may decide it otherwise
+        if whole and plain and not self._undecided and list(gradients) == list(known):
             self._seen = list(known), list(map(_dtype, arrays)), list(map(_shape, arrays))
         return buffers, arrays, plain
 
@@ -324,11 +325,14 @@ def held(buffer: GradientBuffer) -> int:
     return sys.getrefcount(owner(buffer))
 
 
-def take_back(buffer: GradientBuffer, before: int) -> None:
-    """After lending, leave the memory to those who still hold it, or keep it for the next window."""
+def take_back(buffer: GradientBuffer, before: int, *, keep: bool) -> None:
+    """After lending, leave the memory to those who still hold it, or have it for oneself again.
+
+    ``keep``: the sum is needed once more.
+    """
     if buffer._total is None or (COUNTS and held(buffer) == before):
         return
     if buffer._block is not None:
-        buffer._block.renew()
+        buffer._block.renew(keep=keep)
     else:
-        buffer._total = None
+        buffer._total = buffer._total.copy() if keep else None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from adjoint.errors import AdjointError, ArgumentError, UnknownNameError
 from adjoint.grads.buffers import GradientBuffer, checked_count
 from adjoint.grads.windows import AccumulationConfig, Window, differing_names
 
-__all__ = ["FORMAT", "read_state"]
+__all__ = ["FORMAT", "read_state", "saved_names"]
 
 FORMAT = 1
 _FREE = ("max_grad_norm", "norm_type", "nonfinite")  # a resumed run may choose these anew
@@ -17,12 +17,25 @@ _FREE = ("max_grad_norm", "norm_type", "nonfinite")  # a resumed run may choose 
 Read = tuple[Window, dict[str, int], list[GradientBuffer]]
 
 
+def saved_names(state: Any) -> Collection[str]:
+    """Return the names that have a part in a saved state; none where that is no state."""
+    saved = state.get("buffers") if isinstance(state, Mapping) else None
+    return saved.keys() if isinstance(saved, Mapping) else ()
+
+
 def read_state(
-    state: Any, config: AccumulationConfig, buffers: Mapping[str, GradientBuffer], totals: Iterable[str]
+    state: Any,
+    config: AccumulationConfig,
+    buffers: Mapping[str, GradientBuffer],
+    totals: Iterable[str],
+    later: Collection[str],
 ) -> Read:
-    """Return window, totals and buffers of a saved state that fits here, or say why it does not."""
+    """Return window, totals and buffers of a saved state that fits here, or say why it does not.
+
+    The state may lack those ``later`` than it: they are empty.
+    """
     try:
-        return _read(state, config, buffers, totals)
+        return _read(state, config, buffers, totals, later)
     except AdjointError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -33,7 +46,11 @@ def read_state(
 
 
 def _read(
-    state: Any, config: AccumulationConfig, buffers: Mapping[str, GradientBuffer], totals: Iterable[str]
+    state: Any,
+    config: AccumulationConfig,
+    buffers: Mapping[str, GradientBuffer],
+    totals: Iterable[str],
+    later: Collection[str],
 ) -> Read:
     found = state["format"]
     if isinstance(found, bool) or found != FORMAT:
@@ -41,8 +58,9 @@ def _read(
             f"load_state_dict: this version of adjoint reads states of format {FORMAT}, but got {found!r}."
         )
     saved = state["buffers"]
-    if set(saved) != set(buffers):
-        raise UnknownNameError(differing_names(set(saved), set(buffers)))
+    known = {name for name in buffers if name in saved or name not in later}
+    if set(saved) != known:
+        raise UnknownNameError(differing_names(set(saved), known))
     own = config.state_dict()
     differing = [k for k, v in own.items() if k not in _FREE and state["config"][k] != v]
     if differing:
@@ -57,7 +75,8 @@ def _read(
     loaded = []
     for name, b in buffers.items():
         trial = GradientBuffer(b.shape, b._dtype, compensated=b.compensated, name=name)
-        trial.load_state_dict(saved[name])
+        if name in saved:
+            trial.load_state_dict(saved[name])
         if trial.count > window.micro_batches:
             raise ArgumentError(
                 f"load_state_dict: {name!r} has {trial.count} gradients, but the window has only "

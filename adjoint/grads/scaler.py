@@ -90,6 +90,17 @@ class GradScaler:
             return None
         return next(scale for until, scale in self._past if moment < until)
 
+    def scale_during(self, first: int | None, last: int | None) -> float:
+        """Return the scale from one moment to another, or say that it changed meanwhile."""
+        scale, later = self.scale_at(first), self.scale_at(last)
+        if scale is None or scale != later:
+            raise AccumulationError(
+                "apply: the scale of the GradScaler changed while this window was filled, "
+                f"{'long ago' if scale is None else f'from {scale:g} to {later:g}'}, so its sums mix both.\n"
+                "  drop() the window.  Accumulators that share a scaler fill and apply theirs together."
+            )
+        return scale
+
     def _change(self, scale: float) -> None:
         if scale != self._scale:
             scale_clock.now += 1
@@ -121,7 +132,8 @@ class GradScaler:
             raise AccumulationError(
                 "unscale: the gradients of this optimiser were unscaled since the last update()."
             )
-        params = [t for t in parameters_of(optimizer) if t.grad is not None]
+        # each once: one that is in two groups is divided once
+        params = {id(t): t for t in parameters_of(optimizer) if t.grad is not None}.values()
         finite = all(all_finite(stored_values(t.grad)) for t in params)
         if finite and self.enabled:
             for t in params:

@@ -24,6 +24,7 @@ from adjoint.interop.replace import replace_file
 __all__ = ["load", "save"]
 
 _KEY = "adjoint"
+_ORIGIN = "written_by"  # a second mark: damage to the first does not make it a file of another origin
 _FORMAT = 1
 _RESERVED = "__metadata__"  # in the header of the format this is no array
 
@@ -55,7 +56,7 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
         raise InputError("ad.save: the state contains itself, or is nested too deeply.") from None
     except UnicodeEncodeError as error:
         raise InputError(f"ad.save: a string of the state is no text: {error}.") from None
-    metadata = {_KEY: json.dumps({"format": _FORMAT, "state": structure, "digest": digest})}
+    metadata = {_KEY: json.dumps({"format": _FORMAT, "state": structure, "digest": digest}), _ORIGIN: _KEY}
     save_file = need_safetensors("ad.save").save_file
     replace_file(Path(path), lambda beside: save_file(tensors, beside, metadata=metadata))
 
@@ -81,6 +82,8 @@ def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
     except Exception as error:
         raise FileError(f"{os.fspath(path)} is damaged or no safetensors file: {error}") from None
     state: Any = arrays
+    if _KEY not in metadata and metadata.get(_ORIGIN) == _KEY:
+        raise FileError(f"{path} is not what was written: it is damaged or was changed.")
     if _KEY in metadata:
         try:
             header = json.loads(metadata[_KEY])
@@ -220,7 +223,7 @@ def _decoded(value: Any, arrays: dict[str, Any]) -> Any:
         return complex(value["real"], value["imag"])
     if kind == "sparse":
         parts = _decoded(value["parts"], arrays)
-        return sparse_gradient(parts["rows"], parts["values"], tuple(value["shape"]))
+        return sparse_gradient(parts["rows"], parts["values"], value["shape"])
     if kind not in ("tensor", "array", "scalar"):
         raise FileError(f"a value of unknown kind {kind!r}")
     return _decoded_array(kind, value, arrays)
