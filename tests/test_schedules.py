@@ -138,3 +138,20 @@ def test_schedules_that_leave_the_numbers_are_refused_by_name() -> None:
         assert raised(lambda grown=grown: setattr(optimiser, "lr", grown(10_000))) == (
             "lr must be a finite number from 0, but is inf."
         )
+
+
+def test_a_plateau_of_another_number_starts_afresh() -> None:
+    plateau = schedules.Plateau(1.0, factor=0.5, patience=1)
+    for _ in range(2):
+        plateau.report_from({"loss": 0.1}, 0)
+    assert (plateau.best, plateau.bad) == (0.1, 1)
+    plateau.report_from({"loss": 0.1, "val_loss": 7.0}, 0)
+    assert (plateau.best, plateau.bad, plateau.rate) == (7.0, 0, 1.0)
+    other = schedules.Plateau(1.0, factor=0.5, patience=1, monitor="error")
+    other.load_state_dict(plateau.state_dict())
+    other.report_from({"error": 9.0}, 0)
+    assert (other.best, other.bad) == (9.0, 0)
+    upwards = schedules.Plateau(1.0, patience=1, mode="max", monitor="val_loss")
+    upwards.load_state_dict(plateau.state_dict())
+    upwards.report_from({"val_loss": 3.0}, 0)
+    assert (upwards.best, upwards.bad) == (3.0, 0)

@@ -384,3 +384,28 @@ def test_an_interrupt_in_validation_ends_the_epoch_with_a_checkpoint(tmp_path: P
     assert trainer.stopped == "interrupted" and len(history) == 1 and trainer.epoch == 1
     assert [step for step, _ in train.Checkpoints(tmp_path).all()] == [2]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda meta: meta.pop("files"),
+        lambda meta: meta["files"].pop("state.safetensors"),
+        lambda meta: meta.update(step="1"),
+        lambda meta: meta.update(score=float("nan")),
+        lambda meta: meta.update(score="low"),
+    ],
+)
+def test_facts_that_are_none_are_refused_although_their_digest_is_right(tmp_path: Path, change: Any) -> None:
+    kept = train.Checkpoints(tmp_path)
+    path = kept.write(1, {"w": np.ones(2)}, {}, score=1.0)
+    meta = json.loads((path / "meta.json").read_text())
+    del meta["digest"]
+    change(meta)
+    (path / "meta.json").write_text(json.dumps({**meta, "digest": checkpoint._meta_digest(meta)}))
+    with pytest.raises(errors.FileError, match=r"is no checkpoint: meta.json does not say"):
+        kept.read(path)
+    assert kept.best() is None
+    (path / "meta.json").write_text("[" * 100_000)
+    with pytest.raises(errors.FileError, match="is no checkpoint"):
+        kept.read(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -189,3 +191,40 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) 
     assert run(tmp_path, 3).step == 15
     shutil.copytree(tmp_path / "step-000000010", tmp_path / "mine")
     assert train.Checkpoints(tmp_path).read(tmp_path / "mine")[2]["step"] == 10
+
+
+# Another number --------------------------------------------------------------------------------
+
+
+def test_the_best_of_another_number_is_not_compared(tmp_path: Path) -> None:
+    """Numbers far apart: whichever is lower would stay the best for ever."""
+    for names in (("val_error", "val_loss"), ("val_loss", "val_error")):
+        directory = tmp_path / names[0]
+        metrics = {"error": lambda p, t: abs(p - t).mean() + 1000.0}
+        for epochs, name in zip((2, 4), names, strict=True):
+            best = train.BestCheckpoint(directory / "best", name)
+            assert epochs == 2 or best.path is None
+            trainer = run(directory / "run", epochs, best, metrics=metrics)
+        found = [h[name] for h in trainer.history]
+        assert best.path is not None
+        assert json.loads((best.path / "meta.json").read_text())["score"] == min(found[2:])
+        assert [path.name for path in (directory / "best").iterdir()] == [best.path.name]
+
+
+def test_a_best_loss_is_not_compared_with_one_of_validation(tmp_path: Path) -> None:
+    trainer = trainer_of(model_of(), directory=tmp_path, keep=1)
+    loader = train.DataLoader((X, Y), 10)
+    trainer.fit(loader, 2)
+    trainer.fit(loader, 4, validate=[(X, Y + 1000.0)])
+    assert trainer.checkpoints is not None
+    scores = {step: h["val_loss"] for step, h in zip((15, 20), trainer.history[2:], strict=True)}
+    assert trainer.checkpoints.best() == dict(trainer.checkpoints.all())[min(scores, key=lambda s: scores[s])]
+
+
+def test_only_a_finite_number_is_the_best(tmp_path: Path) -> None:
+    best = train.BestCheckpoint(tmp_path, "loss", mode="max")
+    trainer = trainer_of(model_of())
+    for value in (math.inf, 1.0, math.nan, 2.0, math.inf):
+        trainer.train_step((X, Y))
+        best.save(trainer, {"loss": value})
+    assert best.path is not None and best.path.name == "step-000000004" and best.best == -2.0

@@ -253,7 +253,8 @@ class Plateau:
     """Lower the rate when a metric has stopped getting better.
 
     Call ``report(metric)`` once per epoch; as a schedule it returns the present rate.  A trainer reports
-    the logged number ``monitor``; None is the validation loss, or without validation the loss.
+    the logged number ``monitor``; None is the validation loss, or without validation the loss.  Where it is
+    another one than before, in a run that is resumed too, its best starts afresh and the rate stays.
     """
 
     def __init__(
@@ -280,9 +281,13 @@ class Plateau:
         self.rate, self.factor, self.patience, self.threshold = rate, factor, patience, threshold
         self.cooldown, self.minimum, self.mode = cooldown, minimum, mode
         self.monitor = monitor
-        self.best = math.inf if mode == "min" else -math.inf
-        self.bad = 0
         self.resting = 0
+        self.followed: str | None = None  # the logged number that the best is of
+        self._forget()
+
+    def _forget(self) -> None:
+        self.best = math.inf if self.mode == "min" else -math.inf
+        self.bad = 0
 
     def report(self, metric: float, step: int | None = None) -> float:
         """Take note of a metric, whatever the step, and return the rate from now on."""
@@ -304,6 +309,9 @@ class Plateau:
         name = self.monitor or ("val_loss" if "val_loss" in logs else "loss")
         if name not in logs:
             raise ArgumentError(f"Plateau: no {name!r} among the logged {', '.join(sorted(logs))}.")
+        if self.followed not in (None, name):
+            self._forget()
+        self.followed = name
         return self.report(logs[name])
 
     def _better(self, metric: float) -> bool:
@@ -316,9 +324,10 @@ class Plateau:
         """Return the present rate, whatever the step."""
         return self.rate
 
-    def state_dict(self) -> dict[str, float]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what is needed to go on."""
-        return {"rate": self.rate, "best": self.best, "bad": self.bad, "resting": self.resting}
+        numbers = {"rate": self.rate, "best": self.best, "bad": self.bad, "resting": self.resting}
+        return {**numbers, "mode": self.mode, "followed": self.followed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
@@ -329,6 +338,9 @@ class Plateau:
             )
         self.rate, self.best = float(state["rate"]), float(state["best"])
         self.bad, self.resting = int(state["bad"]), int(state["resting"])
+        self.followed = state["followed"]
+        if state["mode"] != self.mode:
+            self._forget()
 
 
 @explained

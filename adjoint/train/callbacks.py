@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from adjoint.core.shapes import whole_number
+from adjoint.core.shapes import number, whole_number
 from adjoint.errors import ArgumentError, FileError, NonFiniteError
 from adjoint.grads.norm import global_norm
 from adjoint.nn.module import Module
@@ -79,13 +79,13 @@ class _Monitor(Callback):
         self.best = math.inf  # times the sign: the lowest is the best
 
     def better(self, logs: Mapping[str, float]) -> bool:
-        """Tell whether the number is better than all before, and take note of it; NaN never is."""
+        """Tell whether the number is better than all before, and take note of it; only a finite one is."""
         if self.monitor not in logs:
             raise ArgumentError(
                 f"{type(self).__name__}: no {self.monitor!r} among the logged {', '.join(sorted(logs))}."
             )
         value = self.sign * logs[self.monitor]
-        if not value < self.best - self.delta:
+        if not (math.isfinite(value) and value < self.best - self.delta):
             return False
         self.best = value
         return True
@@ -111,7 +111,7 @@ class EarlyStopping(_Monitor):
     ) -> None:
         if whole_number("EarlyStopping", "patience", patience) < 1:
             raise ArgumentError(f"patience is a number of epochs from 1, but is {patience!r}.")
-        super().__init__(monitor, mode, delta)
+        super().__init__(monitor, mode, number("EarlyStopping", "delta", delta))
         self.patience = patience
         self.waited = 0
 
@@ -142,7 +142,8 @@ class BestCheckpoint(_Monitor):
     """Keep the checkpoint of the epoch in which a logged number was best.
 
     It is a whole checkpoint, written as ``Checkpoints`` does: ``path`` says where, ``restore(model)``
-    gives its weights to a module, and a trainer with this ``directory`` resumes from it.  Where a run was
+    gives its weights to a module, and a trainer with this ``directory`` resumes from it.  Those of another
+    number, which was followed before, are not compared with it.  Where a run was
     resumed from before its best, that one stays until the run, on its way again, writes another.
     """
 
@@ -150,7 +151,7 @@ class BestCheckpoint(_Monitor):
         self, directory: str | os.PathLike[str], monitor: str = "val_loss", mode: str = "min"
     ) -> None:
         super().__init__(monitor, mode)
-        self.checkpoints = Checkpoints(directory, keep=1, mode=mode)
+        self.checkpoints = Checkpoints(directory, keep=1, mode=mode, monitor=monitor)
 
     @property
     def path(self) -> Path | None:
@@ -168,7 +169,7 @@ class BestCheckpoint(_Monitor):
     def save(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
         """Write a checkpoint if this epoch was the best."""
         if self.better(logs):
-            trainer.write_checkpoint(self.checkpoints, logs[self.monitor])
+            trainer.write_checkpoint(self.checkpoints, logs[self.monitor], self.monitor)
 
     def restore(self, model: Module) -> Path:
         """Load the best weights into a module; return where they were."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -33,20 +34,34 @@ class Checkpoints:
     of the other two: a file that was cut or changed is refused.  It is written under another name and
     renamed, so a kill at any moment leaves whole checkpoints alone; one that is written again at the same
     step gets a new name (``step-000000123.1``) before the old one goes.  ``mode`` says whether the best has
-    the lowest score ("min") or the highest ("max").
+    the lowest score ("min") or the highest ("max").  Only scores of one number are compared: of that which is
+    called ``monitor``, or without it, of the one that the newest score is of.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], keep: int = 3, mode: str = "min") -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        keep: int = 3,
+        mode: str = "min",
+        monitor: str | None = None,
+    ) -> None:
         if whole_number("Checkpoints", "keep", keep) < 1:
             raise ArgumentError(f"keep must be at least 1, but is {keep!r}.")
         need_safetensors("writing checkpoints")  # now, not after the first epoch
         self.directory = Path(directory)
         self.keep = keep
-        self.sign = sign_of(mode)
+        self.sign, self.monitor = sign_of(mode), monitor
         self.same_run = False  # later ones are this run's, from before it went back: it replaces them
 
-    def write(self, step: int, model: Mapping[str, Any], state: Any, score: float | None = None) -> Path:
-        """Write a checkpoint; older ones beyond ``keep``, except the best, are removed."""
+    def write(
+        self,
+        step: int,
+        model: Mapping[str, Any],
+        state: Any,
+        score: float | None = None,
+        monitor: str | None = None,
+    ) -> Path:
+        """Write a checkpoint with its score, in ``monitor``; older ones beyond ``keep`` go, except the best."""
         self.refuse_later(step)
         self.directory.mkdir(parents=True, exist_ok=True)
         fresh = self.directory / f".writing-{os.getpid()}-{step}"
@@ -55,7 +70,7 @@ class Checkpoints:
         save(fresh / "model.safetensors", {k: np.asarray(v) for k, v in model.items()})
         save(fresh / "state.safetensors", state)
         files = {name: _digest(fresh / name) for name in _FILES}
-        meta = {"version": VERSION, "step": step, "score": score, "files": files}
+        meta = {"version": VERSION, "step": step, "score": score, "monitor": monitor, "files": files}
         with open(fresh / "meta.json", "w") as f:
             json.dump({**meta, "digest": _meta_digest(meta)}, f)
             f.flush()
@@ -101,8 +116,10 @@ class Checkpoints:
 
     def best(self) -> Path | None:
         """Return the checkpoint with the best score; None if none has one."""
-        scored = [(self.sign * s, p) for _, p in self.all() if (s := _score(p)) is not None]
-        return min(scored)[1] if scored else None
+        scored = [(*found, path) for _, path in self.all() if (found := _score(path)) is not None]
+        monitor = self.monitor if self.monitor is not None or not scored else scored[-1][1]
+        alike = [(self.sign * score, path) for score, name, path in scored if name == monitor]
+        return min(alike)[1] if alike else None
 
     def read(self, path: Path) -> tuple[dict[str, Any], Any, dict[str, Any]]:
         """Return the model's values, the rest of the state, and the facts of a checkpoint."""
@@ -137,11 +154,13 @@ def sign_of(mode: str) -> int:
     return 1 if mode == "min" else -1
 
 
-def _score(path: Path) -> float | None:
+def _score(path: Path) -> tuple[float, str | None] | None:
+    """Return the score of a checkpoint, and of which number it is one."""
     try:
-        return _meta(path)["score"]
+        meta = _meta(path)
     except FileError:  # one that is damaged is not the best, and does not stand in the way of new ones
         return None
+    return None if meta["score"] is None else (meta["score"], meta.get("monitor"))
 
 
 def _meta(path: Path) -> dict[str, Any]:
@@ -149,7 +168,7 @@ def _meta(path: Path) -> dict[str, Any]:
         found = json.loads((path / "meta.json").read_text())
     except FileNotFoundError:
         raise _refused(f"{path} is not whole: it has no meta.json.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _refused(f"{path} is no checkpoint: {error}") from None
     if not isinstance(found, dict):
         raise _refused(f"{path} is no checkpoint: meta.json is not an object.")
@@ -157,6 +176,13 @@ def _meta(path: Path) -> dict[str, Any]:
         raise FileError(f"{path} has version {found.get('version')}; this program reads {VERSION}.")
     if found.pop("digest", None) != _meta_digest(found):
         raise _refused(f"{path / 'meta.json'} is not what was written: it is damaged or was changed.")
+    score, files = found.get("score"), found.get("files")
+    if (
+        type(found.get("step")) is not int
+        or not (score is None or (type(score) in (int, float) and math.isfinite(score)))
+        or not (isinstance(files, dict) and set(files) == set(_FILES))
+    ):
+        raise _refused(f"{path} is no checkpoint: meta.json does not say what a checkpoint's does.")
     match = _NAME.fullmatch(path.name)
     if match and int(match[1]) != found["step"]:
         raise FileError(

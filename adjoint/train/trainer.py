@@ -316,7 +316,7 @@ class Trainer:
         self._end_epoch(logs)
 
     def _end_epoch(self, logs: dict[str, float]) -> None:
-        score = logs.get("val_loss", logs["loss"])
+        monitor = "val_loss" if "val_loss" in logs else "loss"
         weights = self.loss.weights.values() if isinstance(self.loss, ComposedLoss) else ()
         schedules = {id(each): each for each in (self.schedule, *weights)}  # one may serve several: told once
         for schedule in schedules.values():
@@ -326,7 +326,7 @@ class Trainer:
             callback.on_epoch(self, logs)
         for callback in self.callbacks:
             callback.save(self, logs)
-        self.write_checkpoint(score=score)
+        self.write_checkpoint(score=logs[monitor], monitor=monitor)
 
     def train_step(self, batch: Any) -> dict[str, float]:
         """Make one update from one batch; return loss, metrics, terms, learning rate and gradient norm."""
@@ -507,14 +507,19 @@ class Trainer:
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def write_checkpoint(self, to: Checkpoints | None = None, score: float | None = None) -> Path | None:
-        """Write the whole state to ``to``, or to the trainer's directory; None if it has none."""
+    def write_checkpoint(
+        self, to: Checkpoints | None = None, score: float | None = None, monitor: str | None = None
+    ) -> Path | None:
+        """Write the whole state to ``to``, or to the trainer's directory; None if it has none.
+
+        ``score`` is the value of the number that is called ``monitor``, by which the best is found.
+        """
         checkpoints = self.checkpoints if to is None else to
         if checkpoints is None:
             return None
         if score is not None and not math.isfinite(score):
             score = None
-        return checkpoints.write(self.step, self.model.state_dict(), states.of(self), score)
+        return checkpoints.write(self.step, self.model.state_dict(), states.of(self), score, monitor)
 
     def _resume(self) -> bool:
         """Take over the newest checkpoint, if there is one; all of it, or after an error nothing."""
