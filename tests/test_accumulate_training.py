@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from contextvars import copy_context
+from functools import partial
 
 import numpy as np
 import pytest
@@ -134,6 +136,22 @@ def test_a_weight_that_would_not_count_is_refused():
         "  Set the weight inside the block, or give it: micro_batch(weight=n)."
     )
     assert acc.stats().window_weight == mb.weight == 2
+
+
+def test_a_micro_batch_holds_for_its_context():
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    acc = ad.GradientAccumulator([w], accumulation_steps=1)
+
+    def in_a_thread(work):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    with acc.micro_batch():
+        in_a_thread((w * 3).sum().backward)  # a thread of its own: to .grad
+        in_a_thread(partial(copy_context().run, (w * 4).sum().backward))
+    np.testing.assert_array_equal(acc.gradients()["0"], [4.0, 4.0])
+    np.testing.assert_array_equal(w.grad.numpy(), [3.0, 3.0])
 
 
 def test_several_backwards_in_a_micro_batch_add_up():
