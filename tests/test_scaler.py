@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -121,6 +124,20 @@ def test_state_dict():
     assert twin.state_dict() == scaler.state_dict()
     with pytest.raises(ArgumentError, match="scale, "):
         twin.load_state_dict({})
+
+
+def test_pickled_and_copied():
+    scaler = ad.GradScaler(init_scale=32.0, growth_interval=3, enabled=False)
+    scaler.unscale(Optimizer(leaf()))
+    for twin in (pickle.loads(pickle.dumps(scaler)), copy.deepcopy(scaler), copy.copy(scaler)):
+        assert twin.state_dict() == scaler.state_dict() and not twin.enabled
+        assert twin.unscale(Optimizer(leaf()))
+    with pytest.raises(InputError) as info:
+        copy.deepcopy(ad.GradientAccumulator())
+    assert str(info.value) == (
+        "a GradientAccumulator is not pickled or copied: it goes with its parameters and callbacks.\n"
+        "  Make another one, and load_state_dict() what state_dict() of this one returns."
+    )
 
 
 def test_with_an_accumulator():

@@ -634,6 +634,13 @@ class GradientAccumulator:
             self._buffers, self._slots, self._window, self._totals = buffers, slots, window, totals
             self._params, self._frozen, self._unfrozen = params, frozen, unfrozen
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Say that ``pickle`` and ``copy`` are not the way."""
+        raise InputError(
+            "a GradientAccumulator is not pickled or copied: it goes with its parameters and callbacks.\n"
+            "  Make another one, and load_state_dict() what state_dict() of this one returns."
+        )
+
     def __repr__(self) -> str:
         window = self._window
         return (

@@ -201,8 +201,18 @@ class GradScaler:
         self.growth_factor, self.backoff_factor = fresh.growth_factor, fresh.backoff_factor
         self.growth_interval = fresh.growth_interval
 
+    def __reduce__(self) -> Any:
+        """Pickle and copy what ``state_dict`` has: optimisers are known by identity, so not elsewhere."""
+        return _restored, (self.state_dict(), self.enabled)
+
     def __repr__(self) -> str:
         return f"GradScaler(scale={self.get_scale():g})"
+
+
+def _restored(state: Mapping[str, Any], enabled: bool) -> GradScaler:
+    scaler = GradScaler(enabled=enabled)
+    scaler.load_state_dict(state)
+    return scaler
 
 
 def _check(name: str, value: Any, low: float, high: float) -> None:
