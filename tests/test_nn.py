@@ -100,8 +100,32 @@ def test_a_state_that_does_not_fit_lists_everything_and_loads_nothing() -> None:
         "  other: not in this module"
     )
     assert net.weight.tolist() == before
-    net.load_state_dict({"bias": np.ones(3), "other": 1}, strict=False)
+    passed_over = net.load_state_dict({"bias": np.ones(3), "other": 1}, strict=False)
     assert net.bias.tolist() == [1.0, 1.0, 1.0]
+    assert passed_over == (["weight"], ["other"])
+    assert (passed_over.missing_keys, passed_over.unexpected_keys) == (["weight"], ["other"])
+    assert net.load_state_dict(net.state_dict()) == ([], [])
+    assert net.load_state_dict({}, strict=False).missing_keys == ["weight", "bias"]
+
+
+def test_names_with_something_in_front_say_so() -> None:
+    net = nn.Sequential(nn.Linear(2, 2, rng=0), nn.Linear(2, 1, rng=0))
+    state = {f"module.{k}": v for k, v in net.state_dict().items()}
+    for strict in (True, False):  # False loaded nothing at all, and did not say so
+        with pytest.raises(errors.ShapeError) as info:
+            net.load_state_dict(state, strict=strict)
+        assert str(info.value).startswith(
+            "load_state_dict: 8 names do not fit Sequential; nothing was loaded.\n"
+        )
+        assert str(info.value).endswith(
+            "  module.1.bias: not in this module\n  The names begin with 'module.': load "
+            "{k.removeprefix('module.'): v for k, v in state.items()}."
+        )
+    net.load_state_dict({k.removeprefix("module."): v for k, v in state.items()})
+    whole = nn.Sequential(nn.Sequential(net), nn.Linear(1, 1))
+    with pytest.raises(errors.ShapeError) as info:
+        whole.load_state_dict(net.state_dict())
+    assert str(info.value).endswith("\n  The names are those of the part '0.0': load them there.")
 
 
 def test_a_shape_mismatch_names_the_path_and_both_shapes() -> None:

@@ -179,7 +179,7 @@ def test_early_stopping_and_logs(tmp_path: Path) -> None:
     assert lines[0] == "epoch,step,loss,grad_norm,lr,seconds,val_loss" and len(lines) == 4
     rows = (tmp_path / "log.jsonl").read_text().splitlines()
     assert [json.loads(row)["step"] for row in rows] == [1, 2, 3]
-    with pytest.raises(errors.ArgumentError, match="no 'val_loss' among"):
+    with pytest.raises(errors.ArgumentError, match="follows 'val_loss', but nothing is validated"):
         trainer_of(model_of(), callbacks=[train.EarlyStopping()]).fit([(X, Y)])
 
 

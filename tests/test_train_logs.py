@@ -327,9 +327,9 @@ def test_the_best_checkpoint_is_kept_and_restored(tmp_path: Path) -> None:
     assert [step for step, _ in best.checkpoints.all()] == [2] and weights(model) != at_best
     assert best.restore(model) == best.path and weights(model) == at_best
     with pytest.raises(
-        errors.ArgumentError, match="BestCheckpoint: no 'val_loss' among the logged grad_norm, loss"
+        errors.ArgumentError, match="BestCheckpoint: no 'val_los' among the logged grad_norm, loss"
     ):
-        trainer_of(model, callbacks=[train.BestCheckpoint(tmp_path / "other")]).fit([(X, Y)])
+        trainer_of(model, callbacks=[train.BestCheckpoint(tmp_path / "other", "val_los")]).fit([(X, Y)])
     with pytest.raises(errors.ArgumentError, match="mode is 'min' or 'max'"):
         train.BestCheckpoint(tmp_path, mode="low")
 

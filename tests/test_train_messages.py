@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from messages import raised
 from test_train import X, Y, model_of, trainer_of
 
 import adjoint as ad
@@ -111,3 +112,82 @@ def test_what_is_fine() -> None:
         model, optimizer=optim.SGD(model.parameters()), compute=lambda m, x: (m(ad.asarray(x)) ** 2).mean()
     )
     whole.fit([X], validate=[X])  # with compute a batch may be an array
+
+
+def callback_with(name: str) -> train.Callback:
+    return type("Mine", (train.Callback,), {name: lambda *args: None})()
+
+
+@pytest.mark.parametrize(
+    ("name", "rest"),
+    [
+        ("on_epoch_end", "it is called on_epoch here."),
+        ("on_batch_end", "it is called on_step here."),
+        ("on_train_end", "it is called on_end here."),
+        ("on_steps", "it is called on_step here."),
+        ("before_updates", "it is called before_update here."),
+        (
+            "on_train_begin",
+            "there is nothing at beginnings.\n  A callback has before_update, identity, on_end, on_epoch, "
+            "on_restart, on_resume, on_step, save.",
+        ),
+    ],
+)
+def test_a_hook_that_would_never_be_called_is_refused(name: str, rest: str) -> None:
+    assert raised(lambda: trainer_of(model_of(), callbacks=[callback_with(name)])) == (
+        f"Trainer: Mine.{name} is never called: {rest}"
+    )
+
+
+@pytest.mark.parametrize("name", ["on_epoch", "on_step", "on_stop", "on_click", "restore", "before_all"])
+def test_methods_of_ones_own_are_fine(name: str) -> None:
+    trainer_of(model_of(), callbacks=[callback_with(name)])
+
+
+def test_numbers_of_a_validation_that_is_not_made_are_refused_before_training(tmp_path: Any) -> None:
+    for follower, name in (
+        (train.EarlyStopping(), "EarlyStopping follows 'val_loss'"),
+        (train.BestCheckpoint(tmp_path, "val_error"), "BestCheckpoint follows 'val_error'"),
+        (optim.schedules.Plateau(0.1, monitor="val_loss"), "Plateau follows 'val_loss'"),
+    ):
+        given = {"callbacks": [follower]} if isinstance(follower, train.Callback) else {"schedule": follower}
+        trainer = trainer_of(model_of(), metrics={"error": lambda p, t: abs(p - t).mean()}, **given)
+        assert raised(lambda trainer=trainer: trainer.fit([(X, Y)])) == (
+            f"{name}, but nothing is validated: give fit(…, validate=loader), or monitor="
+            f"{name.partition('val_')[2].rstrip(chr(39))!r}."
+        )
+        assert trainer.step == 0
+        trainer.fit([(X, Y)], validate=[(X, Y)])
+
+
+class Validates(train.Callback):
+    def on_epoch(self, trainer: Any, logs: Any) -> None:
+        logs["val_loss"] = trainer.evaluate([(X, Y)])["loss"]
+
+
+def test_a_callback_of_ones_own_may_validate() -> None:
+    trainer = trainer_of(model_of(), callbacks=[Validates(), train.EarlyStopping()])
+    assert "val_loss" in trainer.fit([(X, Y)])[0]
+
+
+def test_messages_of_what_fit_and_its_metrics_are_given(tmp_path: Any) -> None:
+    trainer = trainer_of(model_of(), directory=tmp_path)
+    assert raised(lambda: trainer.fit([(X, Y)], resume="runs/1")) == (  # type: ignore[arg-type]
+        "fit: resume is True or False, not 'runs/1': a run goes on from the newest checkpoint in its directory, "
+        "Trainer(…, directory=path)."
+    )
+    assert raised(lambda: trainer.fit(X, Y)).startswith(
+        "fit: a batch is (inputs, targets), but there is an array"
+    )
+    empty = "Trainer: epoch 1 has no batches.\n  The data are empty, or fewer than batch_size with drop_last=True."
+    assert raised(lambda: trainer.fit(train.DataLoader((X, Y), len(X) + 1, drop_last=True))) == empty
+    assert raised(lambda: trainer.fit([])) == empty
+    assert raised(lambda: trainer.fit(iter([]))).endswith(
+        "used up after one epoch; DataLoader over a sequence is not."
+    )
+    for wrong in ("high", None):
+        bad = trainer_of(model_of(), metrics={"error": lambda p, t, wrong=wrong: wrong})
+        assert (
+            raised(lambda bad=bad: bad.fit([(X, Y)]))
+            == f"Trainer: 'error' is one number per batch, not {wrong!r}."
+        )

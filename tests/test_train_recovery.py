@@ -298,7 +298,10 @@ def test_a_damaged_or_changed_file_is_refused(tmp_path: Path, name: str, damage:
 
 def test_a_new_run_does_not_mix_with_the_checkpoints_of_a_longer_one(tmp_path: Path) -> None:
     trainer_of(model_of(), directory=tmp_path / "run").fit([(X, Y)] * 3)
-    for options in ({"directory": tmp_path / "run"}, {"callbacks": [train.BestCheckpoint(tmp_path / "run")]}):
+    for options in (
+        {"directory": tmp_path / "run"},
+        {"callbacks": [train.BestCheckpoint(tmp_path / "run", "loss")]},
+    ):
         trainer = trainer_of(model_of(), **options)
         with pytest.raises(errors.FileError) as info:
             trainer.fit([(X, Y)])

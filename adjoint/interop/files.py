@@ -61,6 +61,11 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
     replace_file(Path(path), lambda beside: save_file(tensors, beside, metadata=metadata))
 
 
+def _is_pickle(path: str | os.PathLike[str]) -> bool:
+    with open(path, "rb") as file:
+        return file.read(2) in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
+
 def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
     """Read what ``save`` wrote; a safetensors file of another origin gives a dictionary of arrays.
 
@@ -80,6 +85,12 @@ def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
     except (FileNotFoundError, IsADirectoryError, PermissionError, MissingExtraError, DTypeError):
         raise
     except Exception as error:
+        if _is_pickle(path):
+            raise FileError(
+                f"{os.fspath(path)} is a file of torch.save or pickle, which could execute anything: adjoint "
+                "reads safetensors.\n  Where PyTorch is: safetensors.torch.save_file(torch.load(path, "
+                "weights_only=True), 'model.safetensors')."
+            ) from None
         raise FileError(f"{os.fspath(path)} is damaged or no safetensors file: {error}") from None
     state: Any = arrays
     if _KEY not in metadata and metadata.get(_ORIGIN) == _KEY:

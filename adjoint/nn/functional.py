@@ -379,7 +379,8 @@ def batch_norm_with_statistics(
     if n < 2:
         raise ShapeError(
             f"batch_norm: training needs more than one value per channel, but x has shape {x.shape}.\n"
-            "  Use a larger batch, or training=False."
+            "  Use a larger batch, or training=False.  A trainer's accumulate=k cuts a batch into k pieces; "
+            "DataLoader(drop_last=True)\n  leaves out a last batch that is short."
         )
     axes = tuple(a for a in range(-x.ndim, 0) if a != 1 - x.ndim)
     z, mean, var = rec.standardize(_wide(x), axis=axes, eps=number("batch_norm", "eps", eps))
@@ -451,7 +452,8 @@ def scaled_dot_product_attention(
 
     A boolean mask says where to look, a float mask is added to the scores; ``is_causal`` lets position i
     see positions 0 … i, of those that the mask shows.  A row that may look nowhere gives 0.  The scale, a
-    number or a tensor that gets its gradient, is 1 / √width if None; dropout of the weights draws from ``rng``.
+    number or a tensor that gets its gradient, is 1 / √width if None; dropout of the weights draws from
+    ``rng``.
     """
     op = "scaled_dot_product_attention"
     q, k, v = (floats(op, a) for a in (query, key, value))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -34,6 +34,13 @@ def Parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> Tenso
     made = tensor(data, dtype=dtype, requires_grad=requires_grad)
     _made[id(made)] = made
     return made
+
+
+class Unmatched(NamedTuple):
+    """What ``load_state_dict`` passed over: names of the module, and names of the state."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
 
 
 class Module:
@@ -236,13 +243,14 @@ class Module:
             ]
             stack.extend(reversed(inner))
 
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Unmatched:
         """Take over values by path; everything is checked, and listed, before anything changes.
 
         Numbers of another width are converted (float64 to float32, say), those of another kind (whole or
         complex ones for a float parameter) or beyond the range of the dtype are refused.  What is shared, a
         tensor or a whole module, may be given under any of its paths; where it is given under several, the
-        values must be equal.  ``strict=False`` passes over names that are missing or extra.
+        values must be equal.  ``strict=False`` passes over names that are missing or extra, and returns them,
+        as long as there are any that are neither.
         """
         if not isinstance(state, Mapping):
             raise InputError(
@@ -258,17 +266,20 @@ class Module:
                 problems.append(f"  {k}: {found}")
             elif not isinstance(value, str) and value is not found and value.tobytes() != found.tobytes():
                 problems.append(f"  {k}: is the same tensor as {first} here, but has other values")
-        if strict:
-            problems += [f"  {k}: missing" for k, t in ours.items() if id(t) not in taken]
-            problems += [f"  {k}: not in this module" for k in state if k not in ours]
+        missing = [k for k, t in ours.items() if id(t) not in taken]
+        extra = [k for k in state if k not in ours]
+        if strict or (ours and extra and not taken):
+            problems += [f"  {k}: missing" for k in missing]
+            problems += [f"  {k}: not in this module" for k in extra]
         if problems:
             raise ShapeError(
                 f"load_state_dict: {len(problems)} names do not fit {type(self).__name__}; nothing was "
-                "loaded.\n" + "\n".join(problems)
+                "loaded.\n" + "\n".join(problems) + _other_prefix(missing, extra)
             )
         with no_grad():
             for k, value in taken.values():
                 writable(ours[k])[...] = value
+        return Unmatched(missing, extra)
 
     # Showing ---------------------------------------------------------------------------------
 
@@ -288,6 +299,22 @@ class Module:
         count = sum(p.size for p in self.parameters() if isinstance(p, Tensor))  # a Hessian has modules there
         numbers = f"  # {count:,} parameters" if count else ""
         return f"{type(self).__name__}({self.extra_repr()}){numbers}"
+
+
+def _other_prefix(missing: Collection[str], extra: Collection[str]) -> str:
+    """Say what to do where the names of a state are those of a module but for something in front."""
+    for wanted, found in ((missing, extra), (extra, missing)):
+        name = str(next(iter(found), ""))
+        for prefix in (name[: i + 1] for i, c in enumerate(name) if c == "."):
+            fitting = sum(str(k).startswith(prefix) and str(k)[len(prefix) :] in wanted for k in found)
+            if 2 * fitting > len(extra) and found is extra:
+                return (
+                    f"\n  The names begin with {prefix!r}: load "
+                    f"{{k.removeprefix({prefix!r}): v for k, v in state.items()}}."
+                )
+            if 2 * fitting > len(extra):
+                return f"\n  The names are those of the part {prefix[:-1]!r}: load them there."
+    return ""
 
 
 def _add_path(error: AdjointError, module: Module) -> None:

@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
 
 from adjoint.core.tensor import Tensor
-from adjoint.errors import InputError
+from adjoint.errors import ArgumentError, InputError
+from adjoint.train.callbacks import Callback
 
-__all__ = ["check_batches", "input_array", "output_array", "refuse_class"]
+__all__ = [
+    "check_batches",
+    "check_hooks",
+    "check_monitors",
+    "input_array",
+    "output_array",
+    "refuse_class",
+]
+
+# What people know from other libraries, and would wait for in vain
+_HOOKS = {
+    "on_epoch_end": "on_epoch",
+    "on_train_epoch_end": "on_epoch",
+    "on_validation_end": "on_epoch",
+    "on_validation_epoch_end": "on_epoch",
+    "on_batch_end": "on_step",
+    "on_train_batch_end": "on_step",
+    "on_step_end": "on_step",
+    "on_train_end": "on_end",
+    "on_fit_end": "on_end",
+    "on_before_optimizer_step": "before_update",
+    "on_save_checkpoint": "state_dict",
+    "on_load_checkpoint": "load_state_dict",
+}
+_BEGINNINGS = ("fit", "train", "epoch", "train_epoch", "batch", "train_batch", "step", "validation")
+_NOT_CALLED = {f"on_{what}_{how}" for what in _BEGINNINGS for how in ("begin", "start")}
 
 
 def refuse_class(name: str, value: Any, base: type, arguments: str = "…") -> None:
@@ -19,6 +46,34 @@ def refuse_class(name: str, value: Any, base: type, arguments: str = "…") -> N
         raise InputError(
             f"Trainer: {name} is the class {value.__name__}: make one of it, {value.__name__}({arguments})."
         )
+
+
+def check_hooks(callback: Callback) -> None:
+    """Refuse methods that look like hooks but are never called."""
+    ours = [name for name in dir(Callback) if not name.startswith("_")]
+    kind = type(callback).__name__
+    for name in dir(type(callback)):
+        if name in ours or not name.startswith(("on_", "before_", "after_")):
+            continue
+        if name in _NOT_CALLED:
+            raise InputError(
+                f"Trainer: {kind}.{name} is never called: there is nothing at beginnings.\n"
+                f"  A callback has {', '.join(n for n in ours if 'state' not in n)}."
+            )
+        near = [_HOOKS[name]] if name in _HOOKS else difflib.get_close_matches(name, ours, 1, 0.9)
+        if near:
+            raise InputError(f"Trainer: {kind}.{name} is never called: it is called {near[0]} here.")
+
+
+def check_monitors(followers: Iterable[Any], numbers: Collection[str]) -> None:
+    """Refuse to follow numbers of a validation that is not made, before the first epoch is over."""
+    for follower in followers:
+        name = getattr(follower, "monitor", None)
+        if name in numbers:
+            raise ArgumentError(
+                f"{type(follower).__name__} follows {name!r}, but nothing is validated: give "
+                f"fit(…, validate=loader), or monitor={str(name).removeprefix('val_')!r}."
+            )
 
 
 def check_batches(where: str, loader: Any, pairs: bool) -> None:

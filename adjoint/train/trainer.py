@@ -30,7 +30,14 @@ from adjoint.train import state as states
 from adjoint.train.averages import Averages
 from adjoint.train.callbacks import BestCheckpoint, Callback
 from adjoint.train.checkpoint import Checkpoints
-from adjoint.train.checks import check_batches, input_array, output_array, refuse_class
+from adjoint.train.checks import (
+    check_batches,
+    check_hooks,
+    check_monitors,
+    input_array,
+    output_array,
+    refuse_class,
+)
 from adjoint.train.compose import ComposedLoss, TermNorms
 from adjoint.train.data import DataLoader
 from adjoint.train.progress import Progress
@@ -144,6 +151,7 @@ class Trainer:
             refuse_class("a callback", callback, Callback)
             if not isinstance(callback, Callback):
                 raise InputError(f"Trainer: callbacks are instances of Callback, not {callback!r}.")
+            check_hooks(callback)
         if self.loss is None and self.compute is None:
             raise InputError("Trainer: give a loss(prediction, target), or compute(model, batch).")
         if self.optimizer is None:
@@ -224,11 +232,19 @@ class Trainer:
         """Train until ``epochs`` epochs are done; return one dictionary of numbers per epoch."""
         if other:
             refuse(Trainer.fit, other)
+        check_batches("fit", loader, self.compute is None)
         if whole_number("fit", "epochs", epochs) < 0:
             raise ArgumentError(f"epochs must not be negative, but is {epochs}.")
-        check_batches("fit", loader, self.compute is None)
+        if not isinstance(resume, (bool, np.bool_)):
+            raise InputError(
+                f"fit: resume is True or False, not {resume!r}: a run goes on from the newest checkpoint in "
+                "its directory, Trainer(…, directory=path)."
+            )
         if validate is not None:
             check_batches("fit(validate=…)", validate, self.compute is None)
+        elif all(type(c).__module__ == Callback.__module__ for c in self.callbacks):  # others may validate
+            means = ("loss", *self.metrics, *self._term_names())
+            check_monitors((*self.callbacks, self.schedule), [f"val_{name}" for name in means])
         self.stopped = None
         same, self._loader = self._loader is loader, loader
         if not same:
@@ -297,9 +313,14 @@ class Trainer:
             if self.stopped:
                 return
         if not self.epoch_steps:
+            empty = _length(self._loader) == 0
             raise InputError(
                 f"Trainer: epoch {self.epoch + 1} has no batches.\n"
-                "  An iterator is used up after one epoch; DataLoader over a sequence is not."
+                + (
+                    "  The data are empty, or fewer than batch_size with drop_last=True."
+                    if empty
+                    else "  An iterator is used up after one epoch; DataLoader over a sequence is not."
+                )
             )
         self.trained = True
         found = {} if validate is None else self._evaluated(validate, until_stopped=True)
@@ -548,7 +569,10 @@ class Trainer:
 def _number(name: str, value: Any) -> float:
     if np.shape(value) != ():
         raise InputError(f"Trainer: {name!r} is one number per batch, but has shape {np.shape(value)}.")
-    return float(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InputError(f"Trainer: {name!r} is one number per batch, not {value!r}.") from None
 
 
 def _length(loader: Any) -> int | None:
