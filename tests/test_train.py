@@ -463,3 +463,20 @@ def test_every_callback_is_told_of_the_end(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="at the end"):
         trainer.fit([(X, Y)])
     assert log._file is None
+
+
+def test_a_module_that_was_put_into_evaluation_alone_stays_there() -> None:
+    model = nn.Sequential(nn.Linear(3, 4, rng=0), nn.BatchNorm1d(4), nn.Linear(4, 1, rng=1)).astype(float)
+    model[1].eval()
+    trainer = trainer_of(model)
+    trainer.fit([(X, Y)], epochs=2, validate=[(X, Y)])
+    assert model.training and not model[1].training and model[1].num_batches_tracked.item() == 0
+    model.eval()
+    trainer.fit([(X, Y)], epochs=3)
+    assert model[1].training and model[1].num_batches_tracked.item() == 1
+
+
+def test_a_handler_of_interrupts_that_is_not_pythons_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)
+    trainer = trainer_of(model_of())
+    assert len(trainer.fit([(X, Y)])) == 1

@@ -287,3 +287,34 @@ def test_the_first_ctrl_c_is_the_first_also_after_a_stop(tmp_path: Path) -> None
 
     with pytest.raises(KeyboardInterrupt):
         trainer_of(model_of(), callbacks=[At(2, twice)]).fit(loader_of())
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_nothing_that_was_taken_from_an_iterator_is_lost(prefetch: int, goes_on: bool) -> None:
+    def source() -> Any:
+        yield from range(11)
+        raise KeyError("broken sample")
+
+    loader = train.DataLoader(source(), 2, collate=list, prefetch=prefetch)
+    found = []
+    for count in (1, 3, 1):
+        batches = iter(loader)
+        found += [next(batches) for _ in range(count)]
+        batches.close()  # type: ignore[attr-defined]
+        if goes_on:
+            loader.load_state_dict(loader.state_dict())
+    assert found == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    with pytest.raises(KeyError, match="broken sample"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_the_last_batch_of_an_iterator_is_handed_out_once(prefetch: int) -> None:
+    loader = train.DataLoader(iter(range(5)), 2, collate=list, prefetch=prefetch)
+    for batch in loader:
+        assert batch == [0, 1]
+        break
+    loader.load_state_dict(loader.state_dict())
+    assert list(loader) == [[2, 3], [4]]
+    assert list(loader) == []

@@ -61,7 +61,7 @@ class Checkpoints:
         score: float | None = None,
         monitor: str | None = None,
     ) -> Path:
-        """Write a checkpoint with its score, in ``monitor``; older ones beyond ``keep`` go, except the best."""
+        """Write a checkpoint with its score in ``monitor``; older ones beyond ``keep`` go, save the best."""
         self.refuse_later(step)
         self.directory.mkdir(parents=True, exist_ok=True)
         fresh = self.directory / f".writing-{os.getpid()}-{step}"

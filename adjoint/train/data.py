@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from typing import Any, NamedTuple
@@ -96,7 +97,8 @@ class DataLoader:
     Arrays are cut without a copy per sample; other samples, and all with ``collate=``, are put together by
     ``collate(list_of_samples)``.  The order of an epoch is a function of ``seed`` and the number of the
     epoch alone, so ``state_dict`` is a few numbers, and the first iteration after loading it goes on at the
-    same batch.  Every other one begins at the epoch's first; the next epoch begins when one is finished.
+    same batch.  Every other one begins at the epoch's first; the next epoch begins when one is finished.  An
+    iterator gives each batch once: whoever left it in the middle goes on with the next, ``prefetch`` or not.
 
     >>> loader = DataLoader(np.arange(5), batch_size=2)
     >>> [batch.tolist() for batch in loader]
@@ -131,7 +133,9 @@ class DataLoader:
         self.epoch = 0
         self.position = 0  # batches of this epoch that were handed out last
         self._goes_on = False  # the next iteration begins at the position: it was loaded
-        self._taken = 0  # batches that were taken from an iterator, which gives each once
+        self._once = isinstance(data, Iterator)  # it gives each batch once
+        self._taken = 0  # batches that were taken from an iterator
+        self._left: deque[tuple[str, Any]] = deque()  # what was taken ahead from it, and not handed out
 
     def __len__(self) -> int:
         """The number of batches of an epoch."""
@@ -160,7 +164,9 @@ class DataLoader:
 
     def _from(self, epoch: int, start: int) -> Iterator[Any]:
         batches = self._batches(epoch, start)
-        return _ahead(batches, self.prefetch) if self.prefetch else batches
+        return (
+            _ahead(batches, self.prefetch, self._left if self._once else None) if self.prefetch else batches
+        )
 
     def _batches(self, epoch: int, start: int) -> Iterator[Any]:
         if not self.sized:
@@ -182,18 +188,26 @@ class DataLoader:
         return tuple(found.values()) if isinstance(self.data, tuple) else found[0]
 
     def _stream(self, start: int) -> Iterator[Any]:
+        handed_out = self._taken - sum(kind == "batch" for kind, _ in self._left)
+        done = min(handed_out, start)  # of an iterator: what was taken from it is not to be skipped again
+        while self._left:
+            kind, item = self._left.popleft()
+            if kind == "error":
+                raise item
+            done += 1
+            if done > start:
+                yield item
         samples: list[Any] = []
-        once = isinstance(self.data, Iterator)  # what was taken from it is not to be skipped again
-        done = min(self._taken, start) if once else 0
         for sample in self.data:
             samples.append(sample)
             if len(samples) == self.batch_size:
                 done += 1
-                self._taken += once
+                self._taken += self._once
                 if done > start:
                     yield self.collate(samples)
                 samples = []
         if samples and not self.drop_last and done >= start:
+            self._taken += self._once
             yield self.collate(samples)
 
     def state_dict(self) -> dict[str, int]:
@@ -250,10 +264,14 @@ def _columns(data: Any) -> dict[Any, Any] | None:
     return columns
 
 
-def _ahead(batches: Iterable[Any], depth: int) -> Iterator[Any]:
-    """Make batches in a thread, up to ``depth`` ahead; errors pass, leaving early stops the thread."""
+def _ahead(batches: Iterable[Any], depth: int, left: deque[tuple[str, Any]] | None) -> Iterator[Any]:
+    """Make batches in a thread, up to ``depth`` ahead; errors pass, leaving early stops the thread.
+
+    What was made and not handed out by then goes to the front of ``left``, if there is one.
+    """
     ready: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=depth)
     stop = threading.Event()
+    unsent: list[tuple[str, Any]] = []
 
     def put(item: tuple[str, Any]) -> bool:
         while not stop.is_set():
@@ -262,6 +280,7 @@ def _ahead(batches: Iterable[Any], depth: int) -> Iterator[Any]:
                 return True
             except queue.Full:
                 continue
+        unsent.append(item)
         return False
 
     def work() -> None:
@@ -287,3 +306,6 @@ def _ahead(batches: Iterable[Any], depth: int) -> Iterator[Any]:
     finally:
         stop.set()
         worker.join()
+        if left is not None:
+            made = [*(ready.get_nowait() for _ in range(ready.qsize())), *unsent]
+            left.extendleft(item for item in reversed(made) if item[0] != "end")

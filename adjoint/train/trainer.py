@@ -301,7 +301,8 @@ class Trainer:
         return {**state, "position": state["position"] + self.epoch_steps - steps}
 
     def _epoch(self, batches: Iterable[Any], validate: Any, bar: Progress) -> None:
-        self.model.train()
+        if not self.model.training:  # else a module inside that evaluates does so because somebody froze it
+            self.model.train()
         for batch in batches:
             logs = self.train_step(batch)
             bar.step(logs, self._last_weight, self._unit(batch))
@@ -512,6 +513,9 @@ class Trainer:
             yield
             return
         before = signal.getsignal(signal.SIGINT)
+        if before is None:  # a handler that is not Python's, and cannot be put back
+            yield
+            return
         asked = False
 
         def handle(number: int, frame: Any) -> None:
