@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
 from typing import Any
 
 import numpy as np
@@ -533,3 +535,19 @@ def test_the_product_of_a_step_goes_on_from_the_step_before(monkeypatch: pytest.
     for t in range(200):
         first_order._mu_product(0.9, 4e-3, t)
     assert len(known) <= 64
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+def test_a_copy_of_model_and_optimiser_goes_on_like_them(copied: Any) -> None:
+    model = ad.nn.Sequential(ad.nn.Linear(3, 2, rng=0), ad.nn.Linear(2, 1, rng=1))
+    optimiser = optim.Adam(model.parameters(), lr=0.1)
+    train(model.parameters(), optimiser, 2)
+    other, their_optimiser = copied((model, optimiser))
+    assert all(p is q for p, q in zip(other.parameters(), their_optimiser.params, strict=True))
+    for params, steps in ((model.parameters(), optimiser), (other.parameters(), their_optimiser)):
+        train(params, steps, 2)
+    assert [p.tolist() for p in model.parameters()] == [p.tolist() for p in other.parameters()]
+    found, their = optimiser.state_dict(), their_optimiser.state_dict()
+    assert found["steps"] == their["steps"]
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert optimiser.state_of(p)["v"].tolist() == their_optimiser.state_of(q)["v"].tolist()

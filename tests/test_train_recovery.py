@@ -412,3 +412,13 @@ def test_facts_that_are_none_are_refused_although_their_digest_is_right(tmp_path
     (path / "meta.json").write_text("[" * 100_000)
     with pytest.raises(errors.FileError, match="is no checkpoint"):
         kept.read(path)
+
+
+def test_a_checkpoint_that_is_a_link_goes_without_what_it_points_to(tmp_path: Path) -> None:
+    kept = train.Checkpoints(tmp_path / "run", keep=1)
+    path = kept.write(1, {"w": np.ones(2)}, {})
+    shutil.move(path, tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    last = kept.write(2_000_000_000, {"w": np.ones(2)}, {})  # more digits than names have by rule
+    assert os.listdir(tmp_path / "run") == [last.name] and kept.latest() == last
+    assert (tmp_path / "elsewhere" / "model.safetensors").exists()

@@ -34,6 +34,10 @@ class Block:
         self.views: list[ndarray[Any, Any]] = []
         self._gather()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make a copy from the copied tensors: pickled one by one, views and flat array lie apart."""
+        return Block, (self.tensors,)
+
     def _gather(self) -> None:
         """Take the tensors' values into a fresh flat array, and give them views of it."""
         flat = np.empty_like(self.flat)

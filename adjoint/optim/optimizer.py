@@ -358,6 +358,10 @@ class Group:
         self.units += [Unit(members, Block(members)) for members in small.values()]
         self._unit_of = {id(p): u for u in self.units for p in u.params}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)  # of a copy, whose parameters have other ids
+        self._unit_of = {id(p): u for u in self.units for p in u.params}
+
     def state_of(self, p: Tensor, copy: bool = False) -> State:
         """Return the state arrays of one parameter, in its shape."""
         return self._unit_of[id(p)].state_of(p, copy)

@@ -22,7 +22,7 @@ from adjoint.interop.replace import sync_directory
 __all__ = ["Checkpoints"]
 
 VERSION = 2
-_NAME = re.compile(r"step-(\d{9})(?:\.(\d+))?")  # written again at the same step: .1, .2, …
+_NAME = re.compile(r"step-(\d{9,})(?:\.(\d+))?")  # written again at the same step: .1, .2, …
 _FILES = ("model.safetensors", "state.safetensors")
 
 
@@ -132,7 +132,7 @@ class Checkpoints:
     def _remove(self, path: Path) -> None:
         gone = self.directory / f".writing-gone-{path.name}"
         os.rename(path, gone)  # first, so that a half-removed one is never taken for a whole one
-        if gone.is_dir():
+        if gone.is_dir() and not gone.is_symlink():
             shutil.rmtree(gone, ignore_errors=True)
         else:
             gone.unlink()
