@@ -434,3 +434,12 @@ def test_attention_takes_lists_and_arrays_as_keys() -> None:
     q, k = [[1.0, 2.0]], np.array([[0.5, 1.0], [2.0, -1.0]])
     assert layer(q).tolist() == layer(np.array(q)).tolist()
     np.testing.assert_allclose(layer(q, k).numpy(), layer(ad.tensor(q), ad.tensor(k), ad.tensor(k)).numpy())
+
+
+def test_modules_and_children_come_as_in_pytorch() -> None:
+    net = nn.Sequential(nn.Linear(2, 2, rng=0), nn.Sequential(nn.Tanh()), nn.Linear(2, 1, rng=0))
+    assert list(net.children()) == [net[0], net[1], net[2]]
+    assert list(net.named_children()) == [("0", net[0]), ("1", net[1]), ("2", net[2])]
+    assert list(net.modules()) == [net, net[0], net[1], net[1][0], net[2]]
+    body = nn.Sequential(*list(net.children())[:-1])
+    assert body(np.ones((1, 2), np.float32)).shape == (1, 2)

@@ -155,3 +155,16 @@ def test_a_plateau_of_another_number_starts_afresh() -> None:
     upwards.load_state_dict(plateau.state_dict())
     upwards.report_from({"val_loss": 3.0}, 0)
     assert (upwards.best, upwards.bad) == (3.0, 0)
+
+
+def test_messages_of_schedules_in_other_forms() -> None:
+    assert raised(lambda: schedules.warmup(0.1, 5)) == (
+        "warmup: a schedule is a function of the step, not 0.1.\n  schedules.constant(0.1) is one."
+    )
+    pairs = [(schedules.constant(0.1), 3), (schedules.constant(0.2), 3)]
+    assert raised(lambda: schedules.sequence(pairs)) == (
+        "sequence takes pairs one by one, sequence((schedule, steps), …), not in a list."
+    )
+    assert raised(lambda: ad.nn.TransformerEncoderLayer(8, 2, batch_first=True)) == (
+        "TransformerEncoderLayer: there is no batch_first=: the batch comes first."
+    )

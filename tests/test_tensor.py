@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import math
 import operator
 import pickle
@@ -327,7 +328,15 @@ def test_math_makes_an_int_of_one_element(name: str) -> None:
 def resolves(path: str) -> bool:
     """Whether a dotted name such as ad.linalg.norm or x.reshape leads somewhere."""
     head, *rest = path.split(".")
-    value: Any = {"ad": ad, "x": ad.ones((2, 2)), "np": np}[head]
+    value: Any = {
+        "ad": ad,
+        "np": np,
+        "x": ad.ones((2, 2)),
+        "w": ad.ones((2, 2)),
+        "model": OWNERS["MODULES"][0],
+        "optimizer": OWNERS["OPTIMIZERS"][0],
+        "scaler": OWNERS["SCALERS"][0],
+    }[head]
     for name in rest:
         if not hasattr(value, name):
             return False
@@ -335,13 +344,56 @@ def resolves(path: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("table", ["METHODS", "FUNCTIONS"])
+OWNERS = {
+    "METHODS": (ad.ones(2), other_names.METHODS),
+    "FUNCTIONS": (ad, other_names.FUNCTIONS),
+    "MODULES": (ad.nn.Linear(2, 2), other_names.MODULES),
+    "OPTIMIZERS": (ad.optim.SGD([ad.ones(2, requires_grad=True)]), other_names.OPTIMIZERS),
+    "SCALERS": (ad.GradScaler(), other_names.SCALERS),
+    **{name: (importlib.import_module(name), hints) for name, hints in other_names.PARTS.items()},
+}
+
+
+@pytest.mark.parametrize("table", OWNERS)
 def test_what_is_said_to_be_used_instead_is_there(table):
-    hints = getattr(other_names, table)
+    owner, hints = OWNERS[table]
     for name, hint in hints.items():
-        assert not hasattr(ad.ones(2) if table == "METHODS" else ad, name), f"{name} is there"
-        for path in re.findall(r"\b(?:x|ad|np)(?:\.\w+)+", hint):
+        assert not hasattr(owner, name), f"{name} is there"
+        assert name not in dir(owner)
+        with pytest.raises(AttributeError) as info:
+            getattr(owner, name)
+        assert str(info.value).endswith(f".  Use {hint}.")
+        for path in re.findall(r"\b(?:x|w|ad|np|model|optimizer|scaler)(?:\.\w+)+", hint):
             assert resolves(path), f"{name}: {hint}"
+
+
+def test_names_of_networks_from_elsewhere_are_explained():
+    x = ad.ones((3, 2, 2))
+    model, optimizer = ad.nn.Linear(2, 2), ad.optim.SGD([ad.ones(2, requires_grad=True)])
+    for look, message in (
+        (lambda: model.double(), "Linear has no 'double'.  Use model.astype(np.float64)."),
+        (
+            lambda: optimizer.add_param_group({}),
+            "SGD has no 'add_param_group'.  Use optimizer.add_group(group).",
+        ),
+        (
+            lambda: ad.nn.MultiheadAttention,
+            "module 'adjoint.nn' has no attribute 'MultiheadAttention'.  Use ad.nn.MultiHeadAttention.",
+        ),
+        (lambda: ad.nn.Linearr, "module 'adjoint.nn' has no attribute 'Linearr'"),
+    ):
+        with pytest.raises(AttributeError) as info:
+            look()
+        assert str(info.value) == message
+    model.to = model.half = 3  # names of one's own
+    assert (model.to, model.half) == (3, 3) and {"to", "half"} <= set(dir(model))
+    with pytest.raises(ad.errors.ArgumentError) as info:
+        x.flatten(1)
+    assert str(info.value) == (
+        "ravel: order is 'C' or 'F', not 1.\n"
+        "  x.reshape(*x.shape[:1], -1) flattens all axes but the first, and so does nn.Flatten()."
+    )
+    assert x.reshape(*x.shape[:1], -1).shape == ad.nn.Flatten()(x).shape == (3, 4)
 
 
 def test_names_from_elsewhere_are_explained():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -14,6 +15,11 @@ __all__ = [
     "FUNCTIONS",
     "KEYWORDS",
     "METHODS",
+    "MODULES",
+    "OPTIMIZERS",
+    "PARTS",
+    "SCALERS",
+    "absent",
     "dropped_only",
     "explain_methods",
     "explain_options",
@@ -78,7 +84,50 @@ METHODS = {
     "zero_": "x.copy_(ad.zeros_like(x)) under ad.no_grad(); for a gradient, x.grad = None",
     "fill_": "x.copy_(ad.full_like(x, value)) under ad.no_grad()",
     "clamp_": "x.copy_(x.clip(low, high)) under ad.no_grad()",
+    "masked_fill_": "x = ad.where(mask, value, x)",
+    "scatter_": "x = x.at[index].set(values)",
+    "index_add": "x.at[index].add(values)",
+    "unflatten": "x.reshape(shape)",
+    "repeat_interleave": "x.repeat(repeats, axis)",
+    "type_as": "x.astype(other.dtype)",
+    "eq": "x == y",
+    "ne": "x != y",
+    "lt": "x < y",
+    "gt": "x > y",
+    "le": "x <= y",
+    "ge": "x >= y",
+    "neg": "-x",
+    "normal_": "x.copy_(rng.normal(size=x.shape)) under ad.no_grad()",
+    "uniform_": "x.copy_(rng.uniform(low, high, x.shape)) under ad.no_grad()",
 }
+
+# Of modules, optimisers and scalers
+_AS_IT_IS = "the model as it is: adjoint computes on the processor alone"
+_NO_HOOK = "a module that calls this one and looks at what comes out"
+MODULES = {
+    "to": "model.astype(dtype); " + _AS_IT_IS.removeprefix("the model as it is: "),
+    "cpu": _AS_IT_IS,
+    "cuda": _AS_IT_IS,
+    "type": "model.astype(dtype)",
+    "float": "model.astype(np.float32)",
+    "double": "model.astype(np.float64)",
+    "half": "model.astype(np.float16)",
+    "bfloat16": "model.astype(ml_dtypes.bfloat16)",
+    "register_parameter": "setattr(module, name, nn.Parameter(value))",
+    "add_module": "setattr(module, name, other)",
+    "register_module": "setattr(module, name, other)",
+    "get_submodule": "dict(model.named_modules())[path]",
+    "get_parameter": "dict(model.named_parameters())[path]",
+    "register_forward_hook": _NO_HOOK,
+    "register_forward_pre_hook": _NO_HOOK,
+    "register_full_backward_hook": "tensor.register_hook(function), of an output or a parameter",
+}
+OPTIMIZERS = {
+    "param_groups": "optimizer.groups; a group has params and hyper, a dictionary with its lr",
+    "add_param_group": "optimizer.add_group(group)",
+    "state": "optimizer.state_of(parameter)",
+}
+SCALERS = {"unscale_": "scaler.unscale(optimizer)"}
 
 FUNCTIONS = {
     "array": "ad.tensor(values)",
@@ -117,29 +166,144 @@ FUNCTIONS = {
     "manual_seed": "rng = ad.random.default_rng(seed), which is passed on: there is no global generator",
     "cross_entropy": "ad.nn.functional.cross_entropy(prediction, target)",
     "Module": "ad.nn.Module",
+    "clip_grad_norm_": "ad.clip_grad_norm(params, max_norm)",
+    "clip_grad_value_": "ad.clip_grad_value(params, max_value)",
+    "utils": "ad.clip_grad_norm(params, max_norm), ad.train.DataLoader or ad.checkpoint",
+    "autocast": "layers made with dtype=np.float16, or model.astype(np.float16), and ad.GradScaler",
+    "amp": "layers made with dtype=np.float16, or model.astype(np.float16), and ad.GradScaler",
+    "device": "tensors as they are: they are in the memory of the processor",
+    "cuda": "tensors as they are: they are in the memory of the processor",
+    "long": "np.int64",
+    "bfloat16": "ml_dtypes.bfloat16",
+    "randperm": "ad.random.default_rng(seed).permutation(n)",
+    "randn_like": "ad.random.default_rng(seed).standard_normal(x.shape)",
+    "rand_like": "ad.random.default_rng(seed).random(x.shape)",
+    "bernoulli": "ad.random.default_rng(seed).bernoulli(p)",
+    "multinomial": "ad.random.default_rng(seed).categorical(logits)",
+    "normal": "ad.random.default_rng(seed).normal(loc, scale, size)",
+    "seed": "rng = ad.random.default_rng(seed), which is passed on: there is no global generator",
+    "Generator": "ad.random.default_rng(seed)",
+    "FloatTensor": "ad.tensor(values, dtype=np.float32)",
+    "LongTensor": "ad.tensor(values, dtype=np.int64)",
+    "Size": "a tuple",
+    "func": "ad.grad, ad.vmap, ad.jacobian and ad.nn.functional_call",
+    "addmm": "x @ y + b",
+}
+
+# Of the parts of the package, by their names
+_ATTRIBUTES = "attributes of a module: setattr(self, name, …)"
+_IN_PLACE_OF = "w.copy_(ad.nn.init.{}(w.shape, rng=rng)) under ad.no_grad()"
+_SCHEDULE = "ad.optim.schedules, functions of the step: Trainer(schedule=…), or optimizer.lr = schedule(step)"
+_DATA = "ad.train.DataLoader(data, batch_size): data are arrays, or anything with __len__ and __getitem__"
+PARTS: dict[str, dict[str, str]] = {
+    "adjoint.nn": {
+        "Identity": "ad.nn.Sequential(), which returns what it is given",
+        "MultiheadAttention": "ad.nn.MultiHeadAttention",
+        "TransformerEncoder": "ad.nn.ModuleList([ad.nn.TransformerEncoderLayer(…), …]), in a loop",
+        "ModuleDict": _ATTRIBUTES,
+        "ParameterList": _ATTRIBUTES,
+        "ParameterDict": _ATTRIBUTES,
+        "Buffer": "module.register_buffer(name, value)",
+        "utils": "ad.clip_grad_norm(params, max_norm), or ad.train.pad_collate for sequences",
+        "Dropout1d": "ad.nn.Dropout",
+        "Dropout2d": "ad.nn.Dropout",
+        "ConvTranspose1d": "ad.nn.functional.conv_transpose1d(x, weight, bias), with parameters of your own",
+        "ConvTranspose2d": "ad.nn.functional.conv_transpose2d(x, weight, bias), with parameters of your own",
+        "Conv3d": "ad.nn.functional.conv3d(x, weight, bias), with parameters of your own",
+        "InstanceNorm2d": "ad.nn.GroupNorm(channels, channels)",
+        "LazyLinear": "ad.nn.Linear(in_features, out_features)",
+        "ReLU6": "ad.nn.functional.relu6",
+        "Unflatten": "x.reshape(shape)",
+    },
+    "adjoint.nn.functional": {
+        "pad": "ad.pad(x, widths), of every axis from the first on",
+        "logsigmoid": "-ad.nn.functional.softplus(-x)",
+        "multi_head_attention_forward": "ad.nn.MultiHeadAttention",
+        "flatten": "x.reshape(len(x), -1)",
+    },
+    "adjoint.nn.init": {
+        **{
+            f"{name}_": _IN_PLACE_OF.format(name)
+            for name in (
+                "kaiming_normal",
+                "kaiming_uniform",
+                "normal",
+                "orthogonal",
+                "uniform",
+                "xavier_normal",
+                "xavier_uniform",
+            )
+        },
+        "zeros_": "w.copy_(ad.zeros(w.shape)) under ad.no_grad()",
+        "ones_": "w.copy_(ad.ones(w.shape)) under ad.no_grad()",
+        "constant_": "w.copy_(ad.full(w.shape, value)) under ad.no_grad()",
+        "calculate_gain": "ad.nn.init.gain(name)",
+    },
+    "adjoint.optim": {
+        "lr_scheduler": _SCHEDULE,
+        "swa_utils": "ad.optim.EMA(params)",
+        "AMSGrad": "ad.optim.Adam(params, amsgrad=True)",
+        "SparseAdam": "ad.optim.Adam with ad.nn.Embedding(sparse=True)",
+    },
+    "adjoint.optim.schedules": {
+        "step": "ad.optim.schedules.steps(rate, every, factor)",
+        "StepLR": "ad.optim.schedules.steps(rate, every, factor)",
+        "MultiStepLR": "ad.optim.schedules.sequence((ad.optim.schedules.constant(rate), steps), …)",
+        "ExponentialLR": "ad.optim.schedules.exponential(rate, factor)",
+        "CosineAnnealingLR": "ad.optim.schedules.cosine(rate, total)",
+        "CosineAnnealingWarmRestarts": "ad.optim.schedules.cosine_restarts(rate, first)",
+        "LinearLR": "ad.optim.schedules.linear(rate, total)",
+        "PolynomialLR": "ad.optim.schedules.polynomial(rate, total)",
+        "OneCycleLR": "ad.optim.schedules.one_cycle(peak, total)",
+        "ReduceLROnPlateau": "ad.optim.schedules.Plateau(rate)",
+        "SequentialLR": "ad.optim.schedules.sequence((schedule, steps), …)",
+        "LambdaLR": "any function of the step",
+    },
+    "adjoint.train": {
+        "Dataset": _DATA,
+        "TensorDataset": "ad.train.DataLoader((X, Y), batch_size)",
+        "ModelCheckpoint": "ad.train.BestCheckpoint(directory)",
+        "CSVLogger": "ad.train.CSVLog(path)",
+        "EMA": "ad.optim.EMA(params)",
+    },
 }
 
 
 class _Elsewhere:
     """An attribute that is not there, and says what is; it costs the others nothing, as __getattr__ would."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, owner: str, instead: str) -> None:
+        self.name, self.owner, self.instead = name, owner, instead
 
     def __get__(self, x: Any, cls: type | None = None) -> NoReturn:
-        raise AttributeError(f"a tensor has no {self.name!r}.  Use {METHODS[self.name]}.")
+        owner = self.owner or (type(x) if cls is None else cls).__name__
+        raise AttributeError(f"{owner} has no {self.name!r}.  Use {self.instead}.")
 
 
-def explain_methods(cls: type) -> None:
-    """Let ``cls`` explain the methods that it does not have; ``dir`` does not list them."""
-    missing = {name for name in METHODS if not any(name in c.__dict__ for c in cls.__mro__)}
+def explain_methods(cls: type, owner: str, instead: Mapping[str, str]) -> None:
+    """Let ``cls``, called ``owner`` or by its name, explain what it has not; ``dir`` does not list it."""
+    missing = {name for name in instead if not any(name in c.__dict__ for c in cls.__mro__)}
     for name in missing:
-        setattr(cls, name, _Elsewhere(name))
+        setattr(cls, name, _Elsewhere(name, owner, instead[name]))
 
     def names(self: Any) -> list[str]:
-        return sorted(set(object.__dir__(self)) - missing)
+        return sorted(set(object.__dir__(self)) - missing.difference(getattr(self, "__dict__", ())))
 
     attach(cls, __dir__=names)
+
+
+def absent(module: str) -> Callable[[str], NoReturn]:
+    """Return the ``__getattr__`` of a module that explains what it does not have."""
+
+    def lookup(name: str) -> NoReturn:
+        instead = PARTS[module].get(name)
+        raise AttributeError(
+            f"module {module!r} has no attribute {name!r}" + (f".  Use {instead}." if instead else ""),
+            name=name,
+            obj=sys.modules[module],
+        )
+
+    return lookup
 
 
 # Names that people know from PyTorch for what is called otherwise here; for some, what to do instead
@@ -202,6 +366,7 @@ _NOT_HERE = {
     "src_key_padding_mask": (
         f"give mask=, True where there is something: {_PRESENT.format('src_key_padding_mask')}"
     ),
+    "batch_first": "the batch comes first",
     "need_weights": "the outputs come back alone",
     "num_workers": "batches are made in this process; prefetch=2 makes them ahead, in a thread",
     "pin_memory": "all tensors are in the memory of the processor",

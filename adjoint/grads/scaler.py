@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.other_names import SCALERS, explain_methods
 from adjoint.core.tensor import Tensor
 from adjoint.errors import AccumulationError, ArgumentError, InputError
 from adjoint.grads.buffers import checked_count
@@ -207,6 +208,9 @@ class GradScaler:
 
     def __repr__(self) -> str:
         return f"GradScaler(scale={self.get_scale():g})"
+
+
+explain_methods(GradScaler, "", SCALERS)
 
 
 def _restored(state: Mapping[str, Any], enabled: bool) -> GradScaler:

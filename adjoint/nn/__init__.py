@@ -1,5 +1,8 @@
 """Modules, layers, losses; ``functional`` has the functions they are made of."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from adjoint.core.other_names import absent as _absent
 from adjoint.core.other_names import explain_options as _explain_options
 from adjoint.nn import functional, init
 from adjoint.nn.activations import *
@@ -30,3 +33,6 @@ __all__ = [
 ]
 
 _explain_options(globals()[name] for name in __all__)
+
+if not _TYPE_CHECKING:  # for type checkers what is not there is not there
+    __getattr__ = _absent(__name__)

@@ -6,13 +6,13 @@ They keep no state: parameters, running statistics and random generators are arg
 from __future__ import annotations
 
 import math
-from typing import Any, Never
+from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
 
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.namespace import rec
-from adjoint.core.other_names import refuse
+from adjoint.core.other_names import absent, refuse
 from adjoint.core.shapes import broadcast_shapes, canonical_axes, canonical_axis, number
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
@@ -511,3 +511,7 @@ def _attention_mask(op: str, mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
             f"{op}: a mask is boolean or float, but got {mask.dtype}.  Cast it: mask.astype(bool)."
         )
     return mask
+
+
+if not TYPE_CHECKING:  # for type checkers what is not there is not there
+    __getattr__ = absent(__name__)

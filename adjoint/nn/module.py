@@ -12,7 +12,7 @@ from adjoint import tree
 from adjoint.config import no_grad
 from adjoint.core.convert import asarray, tensor
 from adjoint.core.fitting import fitting
-from adjoint.core.other_names import dropped_only
+from adjoint.core.other_names import MODULES, dropped_only, explain_methods
 from adjoint.core.tensor import Tensor, differentiable, writable
 from adjoint.errors import AdjointError, ArgumentError, IndexingError, InputError, ShapeError
 from adjoint.grads.slots import drop
@@ -125,7 +125,11 @@ class Module:
 
     # Looking inside --------------------------------------------------------------------------
 
-    def children(self) -> Iterator[tuple[str, Module]]:
+    def children(self) -> Iterator[Module]:
+        """Yield own modules."""
+        return (child for _, child in self.named_children())
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
         """Yield own modules with their names."""
         for name, value in self.__dict__.items():
             if isinstance(value, Module):
@@ -141,8 +145,12 @@ class Module:
                 continue
             seen.add(id(module))
             yield path, module
-            inner = [(f"{path}.{name}" if path else name, child) for name, child in module.children()]
+            inner = [(f"{path}.{name}" if path else name, child) for name, child in module.named_children()]
             stack.extend(reversed(inner))
+
+    def modules(self) -> Iterator[Module]:
+        """Yield this module and all inside it; a shared one once."""
+        return (module for _, module in self.named_modules())
 
     def _named(self, kind: str) -> Iterator[tuple[str, Tensor]]:
         seen: set[int] = set()
@@ -238,7 +246,7 @@ class Module:
             above = (*above, module)
             inner = [
                 (f"{path}.{name}" if path else name, child, above)
-                for name, child in module.children()
+                for name, child in module.named_children()
                 if not any(child is m for m in above)  # one that holds itself has paths without end
             ]
             stack.extend(reversed(inner))
@@ -299,6 +307,9 @@ class Module:
         count = sum(p.size for p in self.parameters() if isinstance(p, Tensor))  # a Hessian has modules there
         numbers = f"  # {count:,} parameters" if count else ""
         return f"{type(self).__name__}({self.extra_repr()}){numbers}"
+
+
+explain_methods(Module, "", MODULES)
 
 
 def _other_prefix(missing: Collection[str], extra: Collection[str]) -> str:

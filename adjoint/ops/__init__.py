@@ -7,7 +7,7 @@ from typing import Any
 from adjoint.core.lifted import Lifted
 from adjoint.core.methods import attach, install
 from adjoint.core.namespace import dyn, rec
-from adjoint.core.other_names import explain_methods
+from adjoint.core.other_names import METHODS, explain_methods
 from adjoint.core.tensor import Tensor
 from adjoint.ops import (
     activations,
@@ -77,7 +77,7 @@ def _dynamic(name: str) -> Any:
 
 
 install(Tensor, function)
-explain_methods(Tensor)
+explain_methods(Tensor, "a tensor", METHODS)
 
 
 def _comparison(method: str) -> None:

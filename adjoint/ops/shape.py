@@ -161,7 +161,15 @@ def _filled(op: str, x: Tensor, wanted: Shape) -> Shape:
 
 def _by_columns(op: str, order: str) -> bool:
     if order not in ("C", "F"):
-        raise ArgumentError(f"{op}: order is 'C' or 'F', not {order!r}.")
+        axis = isinstance(order, (int, np.integer))
+        raise ArgumentError(
+            f"{op}: order is 'C' or 'F', not {order!r}."
+            + (
+                "\n  x.reshape(*x.shape[:1], -1) flattens all axes but the first, and so does nn.Flatten()."
+                if axis
+                else ""
+            )
+        )
     return order == "F"
 
 

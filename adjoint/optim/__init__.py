@@ -1,5 +1,8 @@
 """Optimisers and learning-rate schedules."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from adjoint.core.other_names import absent as _absent
 from adjoint.core.other_names import explain_options as _explain_options
 from adjoint.optim import schedules
 from adjoint.optim.average import EMA
@@ -22,3 +25,6 @@ __all__ = [
 ]
 
 _explain_options(globals()[name] for name in __all__)
+
+if not _TYPE_CHECKING:  # for type checkers what is not there is not there
+    __getattr__ = _absent(__name__)

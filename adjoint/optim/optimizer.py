@@ -21,7 +21,7 @@ from adjoint.config import grad_mode
 from adjoint.core.block import Block
 from adjoint.core.methods import attach
 from adjoint.core.namespace import Namespace, raw
-from adjoint.core.other_names import dropped_only
+from adjoint.core.other_names import OPTIMIZERS, dropped_only, explain_methods
 from adjoint.core.spread import ALONE, SHARED, pieces, spread, threads_for
 from adjoint.core.tensor import Tensor, writable
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
@@ -335,6 +335,9 @@ class Optimizer:
         count = sum(p.size for p in self.params)
         hyper = ", ".join(f"{k}={v}" for k, v in self.groups[0].hyper.items() if v)
         return f"{type(self).__name__}({len(self.params)} tensors, {count:,} numbers; {hyper})"
+
+
+explain_methods(Optimizer, "", OPTIMIZERS)
 
 
 class Group:

@@ -16,9 +16,9 @@ import itertools
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from adjoint.core.other_names import explained
+from adjoint.core.other_names import absent, explained
 from adjoint.core.shapes import number, whole_number
 from adjoint.errors import ArgumentError, InputError, MissingExtraError
 
@@ -60,7 +60,11 @@ def _power(base: float, exponent: float) -> float:
 
 def _callable(name: str, schedule: Any) -> None:
     if not callable(schedule):
-        raise InputError(f"{name}: a schedule is a function of the step, not {schedule!r}.")
+        constant = isinstance(schedule, numbers.Real)
+        raise InputError(
+            f"{name}: a schedule is a function of the step, not {schedule!r}."
+            + (f"\n  schedules.constant({schedule!r}) is one." if constant else "")
+        )
 
 
 @explained
@@ -190,6 +194,8 @@ def warmup(schedule: Schedule, steps: int, start: float = 0.0) -> Schedule:
 
 def sequence(*parts: tuple[Schedule, int] | Schedule) -> Schedule:
     """Follow one schedule after the other: ``sequence((a, 100), (b, 200), c)``."""
+    if any(isinstance(part, list) for part in parts):
+        raise InputError("sequence takes pairs one by one, sequence((schedule, steps), …), not in a list.")
     pairs = [part if isinstance(part, tuple) else (part, None) for part in parts]
     if not parts or any(len(pair) != 2 for pair in pairs) or any(steps is None for _, steps in pairs[:-1]):
         raise ArgumentError("sequence takes (schedule, steps) pairs; only the last may have no end.")
@@ -372,3 +378,7 @@ def draw(schedule: Schedule, total: int, path: str | None = None, width: int = 6
     axes.set(xlabel="step", ylabel="learning rate")
     figure.savefig(path)
     return path
+
+
+if not TYPE_CHECKING:  # for type checkers what is not there is not there
+    __getattr__ = absent(__name__)
