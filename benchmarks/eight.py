@@ -1,4 +1,4 @@
-"""Eight threads that train, each a thousand steps on its own model, beside the ideal.
+"""Eight threads, each a thousand steps on its own model, or into one leaf that all share, beside the ideal.
 
 The ideal is one thread's time for all eight over the number of processors. A machine drifts within a
 minute: so four of the eight are done in one thread immediately before, and four after. Bare kernels in
@@ -24,6 +24,8 @@ from benchmarks.harness import Clock, Numbers, Rounds, Taken, quartiles
 STEPS, SIZE, TIMES = 1_000, 100_000, 3  # of each thread; elements of a model; rounds
 IDEAL, TOGETHER, BARE = "ideal", "eight threads", "bare kernels, eight threads"
 TARGET = 1.1
+
+Work = Callable[[int, int], None]  # so many steps on so many elements
 
 
 def steps(count: int, size: int) -> None:
@@ -51,15 +53,55 @@ def bare_steps(count: int, size: int) -> None:
         np.copyto(w, w - 1e-3 * grad)
 
 
-def alone(models: int, count: int) -> Taken:
+class Shared:
+    """Steps whose gradients all go to one leaf.
+
+    They are all the same, so their sum has the same bits whoever was first, and one that is lost shows.
+    """
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.w = ad.tensor(rng.normal(size=SIZE), requires_grad=True)
+        self.x = ad.tensor(rng.normal(size=SIZE))
+        self.lock, self.total = threading.Lock(), np.zeros(SIZE)
+
+    def steps(self, count: int, size: int) -> None:
+        for _ in range(count):
+            ad.sin(ad.cos(self.w * self.x)).sum().backward()
+
+    def bare_steps(self, count: int, size: int) -> None:
+        """The NumPy calls of ``steps``; only the sum is behind a lock."""
+        w, x = self.w.numpy(), self.x.numpy()
+        one = np.broadcast_to(np.ones(()), (size,))
+        for _ in range(count):
+            product = w * x
+            inner = np.cos(product)
+            np.sin(inner).sum()
+            grad = one * np.cos(inner)
+            grad = (-grad * np.sin(product)) * x
+            with self.lock:
+                self.total = self.total + grad
+
+    def check(self, count: int) -> None:
+        """Raise unless ``.grad`` is the sum of so many contributions, to the bit; then forget it."""
+        found, self.w.grad = self.w.grad, None
+        (one,) = ad.gradients(ad.sin(ad.cos(self.w * self.x)).sum(), [self.w])
+        expected = one.numpy().copy()
+        for _ in range(count - 1):
+            expected += one.numpy()
+        if found is None or not np.array_equal(found.numpy(), expected):
+            raise RuntimeError(f"of {count} contributions to a shared leaf, some are lost")
+
+
+def alone(models: int, count: int, work: Work = steps) -> Taken:
     """Some of the models, one after the other in one thread."""
     with Clock() as clock:
         for _ in range(models):
-            steps(count, SIZE)
+            work(count, SIZE)
     return clock.taken
 
 
-def eight(work: Callable[[int, int], None], count: int) -> Taken:
+def eight(work: Work, count: int) -> Taken:
     """Eight models, each in a thread of its own."""
     done: list[None] = []
     threads = [threading.Thread(target=lambda: done.append(work(count, SIZE))) for _ in range(8)]
@@ -73,21 +115,38 @@ def eight(work: Callable[[int, int], None], count: int) -> Taken:
     return clock.taken
 
 
-def around(run: Callable[[], Taken], count: int) -> tuple[Taken, Taken]:
+def around(run: Callable[[], Taken], count: int, work: Work = steps) -> tuple[Taken, Taken]:
     """What something took, and its ideal: half of the models in one thread before, half after it."""
     cores = min(8, processors())
-    before, taken, after = alone(4, count), run(), alone(4, count)
+    before, taken, after = alone(4, count, work), run(), alone(4, count, work)
     return taken, Taken((before.wall + after.wall) / cores, (before.processor + after.processor) / cores)
 
 
 def rounds(count: int = STEPS, times: int = TIMES) -> Rounds:
     """Eight threads that train, beside their ideal and the bare kernels, after a short warm-up."""
+    return _rounds(steps, bare_steps, lambda: eight(steps, count), count, times)
+
+
+def shared_rounds(count: int = STEPS, times: int = TIMES) -> Rounds:
+    """Eight threads that add to one leaf, beside their ideal and the bare kernels; the sums are exact."""
+    shared = Shared()
+
+    def together() -> Taken:
+        shared.w.grad = None
+        taken = eight(shared.steps, count)
+        shared.check(8 * count)
+        return taken
+
+    return _rounds(shared.steps, shared.bare_steps, together, count, times)
+
+
+def _rounds(work: Work, bare: Work, together: Callable[[], Taken], count: int, times: int) -> Rounds:
     found: Rounds = {IDEAL: [], TOGETHER: [], BARE: []}
-    around(lambda: eight(steps, min(count, 10)), min(count, 10))
+    around(lambda: eight(work, min(count, 10)), min(count, 10), work)
     for _ in range(times):
-        together, ideal = around(lambda: eight(steps, count), count)
-        for name, taken in ((IDEAL, ideal), (TOGETHER, together), (BARE, eight(bare_steps, count))):
-            found[name].append(taken)
+        taken, ideal = around(together, count, work)
+        for name, one in ((IDEAL, ideal), (TOGETHER, taken), (BARE, eight(bare, count))):
+            found[name].append(one)
     return found
 
 

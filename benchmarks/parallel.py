@@ -3,7 +3,8 @@
 Wide graphs of large arrays against one thread and PyTorch's backward of the same graph (its
 backward on the CPU is one thread per device; its own loops are held to one thread too); small
 graphs with ``workers="auto"`` against one thread; matrix products with and without BLAS's own
-threads; eight threads that train (benchmarks.eight); the memory of contributions that wait.
+threads; eight threads that train or add to one leaf (benchmarks.eight); the memory of contributions
+that wait.
 
 Everything is interleaved: a round runs each variant once, and a ratio is the median over
 rounds, with its quartiles; the ratio of the best times sees the quiet moments.  Two processors of a
@@ -38,6 +39,7 @@ SERIAL, WORKERS, AUTO, TORCH = "serial", "workers=2", 'workers="auto"', "PyTorch
 BARE_ONE, BARE_TWO = "bare kernels, one thread", "bare kernels, two threads"
 WIDE_TARGET = round(1 / 1.7, 3)  # 1.7 times as fast as one thread
 AUTO_TARGET = 1.05
+SHARED = "eight threads add to one leaf"
 
 
 Backward = Callable[[], Taken]  # builds a graph, and returns what its backward took
@@ -328,6 +330,8 @@ def bench_blas(rounds: int) -> None:
 
 def bench_threads(count: int) -> None:
     report(f"eight threads, {count} steps each (at least 0.91)", eight.rounds(count), eight.IDEAL)
+    name = f"eight threads, {count} times into a shared leaf (at least 0.91)"
+    report(name, eight.shared_rounds(count), eight.IDEAL)
 
 
 # Memory ----------------------------------------------------------------------------------------
@@ -399,6 +403,8 @@ def measure(rounds: int = 11, count: int = eight.STEPS) -> list[Numbers]:
         rows.append(row(name, rounds_of(small_variants(build), 20 * rounds), SERIAL, {AUTO: AUTO_TARGET}))
     name = f"eight models of {eight.SIZE:,} elements train, {count:,} steps each"
     rows.append(row(name, eight.rounds(count), eight.IDEAL, {eight.TOGETHER: eight.TARGET}))
+    name = f"{SHARED} of {eight.SIZE:,} elements, {count:,} times each"
+    rows.append(row(name, eight.shared_rounds(count), eight.IDEAL, {eight.TOGETHER: eight.TARGET}))
     set_threads()
     return rows
 
@@ -420,6 +426,8 @@ def limits(rows: list[Numbers]) -> list[Numbers]:
 
 def take_apart(of: str, missed: Sequence[Numbers], rows: list[Numbers]) -> Numbers:
     """Measure what threads share: processor time, the decision, processes instead of threads."""
+    if of.startswith(SHARED):
+        return {"shared": True}  # the rounds have the bare kernels, and processes share no leaf
     set_threads()
     if of in WIDE:
         branch, size = WIDE[of]
@@ -447,6 +455,11 @@ def why(taken: Numbers, missed: Sequence[Numbers], rows: list[Numbers]) -> str:
     target = missed[0]["target"]
     if "balance" in taken:
         return f"{shown}\n\n{_why_wide(taken['balance'], r['ratios'][BARE_TWO][1], target)}"
+    if "shared" in taken:
+        return (
+            f"{shown}\n\nBare NumPy calls in eight threads, with only the sum behind a lock, took "
+            f"{r['ratios'][eight.BARE][1]:.3g} of the ideal in the same rounds. No contribution was lost."
+        )
     return f"{shown}\n\n{eight.why(taken['crowd'], r['ratios'][eight.BARE][1], target)}"
 
 

@@ -129,6 +129,18 @@ def test_a_case_is_profiled_beside_its_peers() -> None:
     assert "Beside NumPy (2 in the table, " in text(found, [("numpy", 2.0, 1.0)])
 
 
+def test_eight_threads_add_to_one_leaf_exactly_or_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from adjoint.grads import slots
+    from benchmarks import eight, parallel
+
+    assert parallel.take_apart(f"{parallel.SHARED} of 50 elements", [], []) == {"shared": True}
+    monkeypatch.setattr(eight, "SIZE", 50)
+    assert [len(taken) for taken in eight.shared_rounds(3, times=1).values()] == [1, 1, 1]
+    monkeypatch.setattr(slots, "_sum", lambda before, new: before)
+    with pytest.raises(RuntimeError, match="of 8 contributions to a shared leaf, some are lost"):
+        eight.shared_rounds(1, times=1)
+
+
 def missing_everything() -> dict[str, Any]:
     """Fake numbers of a run in which every target is missed."""
     from benchmarks import eight, parallel
@@ -143,6 +155,7 @@ def missing_everything() -> dict[str, Any]:
     rows = [parallel.row(name, wide, parallel.SERIAL, {parallel.WORKERS: 0.588}) for name in parallel.WIDE]
     rows.append(parallel.row("chain of 10 nodes", small, parallel.SERIAL, {parallel.AUTO: 1.05}))
     rows.append(parallel.row("eight models", crowd, eight.IDEAL, {eight.TOGETHER: eight.TARGET}))
+    rows.append(parallel.row(parallel.SHARED, crowd, eight.IDEAL, {eight.TOGETHER: eight.TARGET}))
     points = [[10_000, 0.01, 10**6], [100_000, 0.1, 10**7], [1_000_000, 9.0, 10**9]]
     return {
         "machine": {"Python": "3.11.7"},
@@ -179,6 +192,7 @@ def profiles_of_everything() -> dict[str, Any]:
                 "processor": {"threads": [1.0, 1.04, 1.1], "processes": [1.0, 1.05, 1.1]},
             }
         },
+        parallel.SHARED: {"shared": True},
         "peak memory, a step": traced,
         "import": {"numpy": 0.09, "adjoint": modules, "others": modules | {"largest": [["queue", 0.01]]}},
         "time against nodes": {"time": {"100000": timed, "1000000": timed}},
@@ -217,6 +231,7 @@ def test_every_kind_of_target_that_is_missed_is_explained() -> None:
         '50 µs in one thread and 60 µs with `workers="auto"`: 1.2 of it.',
         "Bare NumPy calls in eight threads took 1.05 of the ideal",
         "1.3 of the ideal in eight threads and 1.2 in eight processes, which share no lock; more than the target",
+        "with only the sum behind a lock, took 1.05 of the ideal in the same rounds. No contribution was lost.",
         "Processor time for the same work, beside one thread alone: 1.04 in threads, 1.05 in processes",
         "may take 2.1 MB and takes 3.0 MB. Traced by Python, 1.6 MB are held when backward starts, and 2.5 MB",
         "| `ops/softmax.py:12` | 1.5 MB |",
@@ -277,7 +292,7 @@ def test_eight_threads_stand_beside_one_before_and_after(monkeypatch: pytest.Mon
 
     ran: list[Any] = []
     monkeypatch.setattr(eight, "processors", lambda: 2)
-    monkeypatch.setattr(eight, "alone", lambda n, count: ran.append(n) or eight.Taken(1.0 * len(ran), 1.0))
+    monkeypatch.setattr(eight, "alone", lambda n, *_: ran.append(n) or eight.Taken(1.0 * len(ran), 1.0))
     monkeypatch.setattr(eight, "eight", lambda work, count: ran.append(work) or eight.Taken(5.0, 4.0))
     taken, ideal = eight.around(lambda: eight.eight(eight.steps, 10), 10)
     assert ran == [4, eight.steps, 4]
