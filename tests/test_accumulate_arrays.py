@@ -83,6 +83,16 @@ def test_a_parameter_in_the_place_of_its_gradient_is_refused():
     np.testing.assert_array_equal(acc.gradients()["w"], [2.0, 4.0])
 
 
+def test_trees_of_gradients_are_flattened_by_their_owner():
+    acc = accumulator("layer")
+    with pytest.raises(InputError) as info:
+        acc.step({"layer": {"w": np.zeros(2), "b": np.zeros(2)}})
+    assert str(info.value) == (
+        "'layer': this is a dictionary of gradients inside the dictionary of gradients.\n"
+        "  Names are flat: register and give each by its path, such as '….w', '….b'."
+    )
+
+
 def test_bfloat16():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     acc = accumulator("v", "w", accumulation_steps=2)

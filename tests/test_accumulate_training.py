@@ -154,6 +154,20 @@ def test_a_micro_batch_holds_for_its_context():
     np.testing.assert_array_equal(w.grad.numpy(), [3.0, 3.0])
 
 
+def test_a_micro_batch_ends_where_it_began():
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    acc = ad.GradientAccumulator([w], accumulation_steps=1)
+    block = acc.micro_batch()
+    copy_context().run(block.__enter__)
+    with pytest.raises(AccumulationError) as info:
+        block.__exit__(None, None, None)
+    assert str(info.value) == (
+        "micro_batch(): this block began in another thread or asyncio task than it ends in, where it goes on to "
+        "take gradients.\n  Enter and leave it in one of them; nothing was added."
+    )
+    assert acc.stats().window_micro_batches == 0
+
+
 def test_several_backwards_in_a_micro_batch_add_up():
     w = ad.tensor([1.0, 2.0], requires_grad=True)
     acc = ad.GradientAccumulator([w], accumulation_steps=1)

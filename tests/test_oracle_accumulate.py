@@ -98,6 +98,26 @@ def test_tensors_of_every_kind(make):
     np.testing.assert_array_equal(acc.gradients()["w"], np.array([1.0, 2.0], np.float32))
 
 
+def test_trees_of_jax_and_rows_for_pytorch():
+    """What the guide shows."""
+    jax = pytest.importorskip("jax")
+    grads = {"layer": {"w": jax.numpy.ones((2, 3)), "b": jax.numpy.zeros(2)}}
+    leaves, _ = jax.tree_util.tree_flatten_with_path(grads)
+    acc = ad.GradientAccumulator(accumulation_steps=1)
+    for path, g in leaves:
+        acc.register(jax.tree_util.keystr(path), g.shape)
+    assert acc.step({jax.tree_util.keystr(path): g for path, g in leaves}, weight=4)
+    assert set(acc.gradients()) == {"['layer']['b']", "['layer']['w']"}
+    acc = ad.GradientAccumulator(accumulation_steps=1)
+    acc.register("table", (5, 2))
+    table = torch.zeros(5, 2, requires_grad=True)
+    torch.nn.functional.embedding(torch.tensor([3, 1, 3]), table, sparse=True).sum().backward()
+    acc.step({"table": table.grad})
+    g = acc.gradients()["table"]
+    back = torch.sparse_coo_tensor(g.rows[None], g.values, g.shape, check_invariants=True)
+    assert torch.equal(back.to_dense(), table.grad.to_dense())
+
+
 def test_parameters_are_no_gradients():
     acc = ad.GradientAccumulator(accumulation_steps=1)
     module = torch.nn.Linear(2, 1)

@@ -205,8 +205,9 @@ class GradientAccumulator:
     def accumulate(self, name: str, grad: Any, weight: float = 1.0) -> None:
         """Add one gradient to the current micro-batch; a name that comes again starts the next one.
 
-        All gradients of a micro-batch have its weight.  One that is not finite raises under "skip"
-        too: what came before it in the micro-batch is added already.
+        All gradients of a micro-batch have its weight. The window is full from the first of its last micro-
+        batch on: ask ``should_update`` when all of them are there. One that is not finite raises under
+        "skip" too: what came before it in the micro-batch is added already.
         """
         weight = checked_weight(weight)
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,12 @@ def _is_parameter(what: str) -> InputError:
 def _foreign_array(what: str, value: Any) -> Any:
     if value is None:
         raise InputError(f"{what}: the gradient is None.  Leave a parameter without one out.")
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"'….{key}'" for key in list(value)[:3])
+        raise InputError(
+            f"{what}: this is a dictionary of gradients inside the dictionary of gradients.\n"
+            f"  Names are flat: register and give each by its path, such as {inner}."
+        )
     if isinstance(value, (str, bytes)):
         raise InputError(f"{what}: a gradient is an array, but got the text {value!r}.")
     if type(value).__name__ == "Parameter":  # as PyTorch calls its own

@@ -95,7 +95,13 @@ class MicroBatch:
         with self._lock:
             self._ended = True
             pending, self._pending = self._pending, {}
-        sink.reset(self._token)
+        try:
+            sink.reset(self._token)
+        except ValueError as foreign:
+            raise AccumulationError(
+                "micro_batch(): this block began in another thread or asyncio task than it ends in, where it "
+                "goes on to take gradients.\n  Enter and leave it in one of them; nothing was added."
+            ) from foreign
         if kind is not None:
             return
         acc = self._accumulator
