@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from adjoint.config import get_default_dtype
-from adjoint.core.convert import array_of, asarray
+from adjoint.core.convert import array_of, asarray, checked_dtype
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape, broadcast_shapes, canonical_axis, canonical_shape, reduced_axes
 from adjoint.core.tensor import Tensor, differentiable, wrap
@@ -336,7 +336,7 @@ def _fitting(op: str, shape: Shape, size: Shape) -> Shape:
 
 
 def _float(op: str, dtype: Any) -> Any:
-    kind = get_default_dtype() if dtype is None else np.dtype(dtype)
+    kind = get_default_dtype() if dtype is None else checked_dtype(dtype)
     if not differentiable(kind) or kind.kind == "c":
         raise DTypeError(f"{op}: draws are float numbers, but dtype is {kind}.")
     return kind

@@ -244,3 +244,33 @@ def test_a_mask_has_all_leading_axes_or_none() -> None:
     np.testing.assert_allclose(hidden[0].numpy(), attention(x[0]).numpy())
     assert attention(x, mask=mask[:1]).shape == (2, 3, 4)
     assert attention(x[0], mask=mask).shape == (3, 4)  # of one sequence: a mask per head
+
+
+@pytest.mark.parametrize(
+    ("layer", "shown"),
+    [
+        (nn.Conv2d(1, 8, 3, padding=1), "Conv2d(1, 8, kernel=(3, 3), stride=1, padding=1)"),
+        (
+            nn.Conv1d(4, 4, 3, dilation=2, groups=4, bias=False),
+            "Conv1d(4, 4, kernel=(3,), stride=1, padding=0, dilation=2, groups=4, bias=False)",
+        ),
+        (nn.MaxPool2d(2), "MaxPool2d(2)"),
+        (nn.AvgPool2d(3, 2, 1), "AvgPool2d(3, stride=2, padding=1)"),
+        (nn.AdaptiveAvgPool2d((1, 1)), "AdaptiveAvgPool2d((1, 1))"),
+        (nn.Embedding(5, 3), "Embedding(5, 3)"),
+        (nn.Embedding(5, 3, padding_idx=0, sparse=True), "Embedding(5, 3, padding_idx=0, sparse=True)"),
+    ],
+)
+def test_layers_show_what_they_were_made_with(layer: nn.Module, shown: str) -> None:
+    assert repr(layer).partition("  #")[0] == shown
+
+
+def test_dtypes_and_rows_of_padding_that_are_none() -> None:
+    assert (
+        raised(lambda: nn.Linear(2, 2, dtype="flaot32"))
+        == "'flaot32' is not a dtype.  Use one such as np.float32."
+    )
+    assert raised(lambda: nn.Embedding(5, 3, padding_idx=5)) == (
+        "Embedding: padding_idx is one of 0 … 4, but is 5."
+    )
+    assert not nn.Embedding(5, 3, padding_idx=-1).weight.numpy()[4].any()

@@ -191,3 +191,18 @@ def test_messages_of_what_fit_and_its_metrics_are_given(tmp_path: Any) -> None:
             raised(lambda bad=bad: bad.fit([(X, Y)]))
             == f"Trainer: 'error' is one number per batch, not {wrong!r}."
         )
+
+
+def test_several_inputs_are_told_from_rows() -> None:
+    trainer = trainer_of(model_of())
+    assert raised(lambda: trainer.fit([((X, X), Y)])) == (
+        "Trainer: a model is given one array of inputs, but here are 2.\n"
+        "  For several give compute(model, batch): lambda model, batch: loss(model(*batch[0]), batch[1])."
+    )
+    rows = tuple(X), tuple(Y)  # as zip(*samples) gives them
+    assert trainer.fit([rows])[0]["loss"] == trainer_of(model_of()).fit([(X, Y)])[0]["loss"]
+    for flag in ({"shuffle": 3}, {"drop_last": "yes"}):
+        ((name, value),) = flag.items()
+        assert raised(lambda flag=flag: train.DataLoader(X, 2, **flag)) == (
+            f"DataLoader: {name} is True or False, not {value!r}."
+        )

@@ -224,7 +224,12 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
     try:
         target = np.dtype(dtype)
     except TypeError:
-        raise DTypeError(f"{dtype!r} is not a dtype.  Use one such as np.float32.") from None
+        cure = (
+            "Use that of ml_dtypes, ml_dtypes.bfloat16: pip install 'adjoint[bfloat16]'."
+            if dtype == "bfloat16"
+            else "Use one such as np.float32."
+        )
+        raise DTypeError(f"{dtype!r} is not a dtype.  {cure}") from None
     if target.kind not in "biufc" and target.name != "bfloat16":
         raise DTypeError(f"tensors hold numbers, and {target} is not a number dtype.")
     return target if target.isnative else target.newbyteorder("=")

@@ -262,6 +262,7 @@ PARTS: dict[str, dict[str, str]] = {
     "adjoint.train": {
         "Dataset": _DATA,
         "TensorDataset": "ad.train.DataLoader((X, Y), batch_size)",
+        "random_split": "np.random.default_rng(seed).permutation(len(X)), and X[order[:cut]], X[order[cut:]]",
         "ModelCheckpoint": "ad.train.BestCheckpoint(directory)",
         "CSVLogger": "ad.train.CSVLog(path)",
         "EMA": "ad.optim.EMA(params)",
@@ -367,6 +368,7 @@ _NOT_HERE = {
         f"give mask=, True where there is something: {_PRESENT.format('src_key_padding_mask')}"
     ),
     "batch_first": "the batch comes first",
+    "scaler": "losses are scaled in a loop of your own, with ad.GradScaler and ad.GradientAccumulator",
     "need_weights": "the outputs come back alone",
     "num_workers": "batches are made in this process; prefetch=2 makes them ahead, in a thread",
     "pin_memory": "all tensors are in the memory of the processor",

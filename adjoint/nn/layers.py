@@ -9,6 +9,7 @@ import numpy as np
 
 from adjoint.config import no_grad
 from adjoint.core.convert import asarray
+from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor, Traced, writable
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
@@ -35,6 +36,11 @@ __all__ = [
     "MaxPool2d",
     "RMSNorm",
 ]
+
+
+def _unusual(options: dict[str, tuple[Any, Any]]) -> str:
+    """What is not as it is by default, for a repr; values beside their defaults, by name."""
+    return "".join(f", {name}={value}" for name, (value, usual) in options.items() if value != usual)
 
 
 class Linear(Module):
@@ -102,10 +108,15 @@ class _Conv(Module):
         return function(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
     def extra_repr(self) -> str:
-        """Channels, kernel, stride and padding."""
+        """Channels, kernel, stride, padding, and what else is not as usual."""
         out, inner, *kernel = self.weight.shape
         shape = f"{inner * self.groups}, {out}, kernel={tuple(kernel)}"
-        return f"{shape}, stride={self.stride}, padding={self.padding}"
+        rest = {
+            "dilation": (self.dilation, 1),
+            "groups": (self.groups, 1),
+            "bias": (self.bias is not None, True),
+        }
+        return f"{shape}, stride={self.stride}, padding={self.padding}" + _unusual(rest)
 
 
 class Conv1d(_Conv):
@@ -133,8 +144,9 @@ class _Pool(Module):
         return getattr(F, self.name)(x, self.kernel_size, self.stride, self.padding)
 
     def extra_repr(self) -> str:
-        """The window."""
-        return f"{self.kernel_size}"
+        """The window, its stride and padding."""
+        rest = {"stride": (self.stride, None), "padding": (self.padding, 0)}
+        return f"{self.kernel_size}" + _unusual(rest)
 
 
 class MaxPool1d(_Pool):
@@ -170,6 +182,10 @@ class AdaptiveAvgPool2d(Module):
     def forward(self, x: Any) -> Tensor:
         """Pool the last two axes."""
         return F.adaptive_avg_pool2d(x, self.output_size)
+
+    def extra_repr(self) -> str:
+        """The size of the output."""
+        return f"{self.output_size}"
 
 
 class Flatten(Module):
@@ -335,6 +351,11 @@ class Embedding(Module):
         self.padding_idx, self.sparse = padding_idx, sparse
         table = init.normal((num_embeddings, embedding_dim), rng=rng, dtype=dtype)
         if padding_idx is not None:
+            place = whole_number("Embedding", "padding_idx", padding_idx)
+            if not -num_embeddings <= place < num_embeddings:
+                raise ArgumentError(
+                    f"Embedding: padding_idx is one of 0 … {num_embeddings - 1}, but is {padding_idx}."
+                )
             table = table.at[padding_idx].set(0.0)
         self.weight = Parameter(table)
 
@@ -343,8 +364,9 @@ class Embedding(Module):
         return F.embedding(indices, self.weight, self.padding_idx, sparse=self.sparse)
 
     def extra_repr(self) -> str:
-        """The size of the table."""
-        return f"{self.num_embeddings}, {self.embedding_dim}"
+        """The size of the table, the row of padding, and whether gradients are sparse."""
+        rest = {"padding_idx": (self.padding_idx, None), "sparse": (self.sparse, False)}
+        return f"{self.num_embeddings}, {self.embedding_dim}" + _unusual(rest)
 
 
 class Dropout(Module):

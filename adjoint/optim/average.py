@@ -65,6 +65,10 @@ class EMA:
             for p, a in zip(self.params, arrays, strict=True):
                 writable(p)[...] = a
 
+    def __repr__(self) -> str:
+        count = sum(p.size for p in self.params)
+        return f"EMA({len(self.params)} tensors, {count:,} numbers; decay={self.decay})"
+
     def state_dict(self) -> dict[str, Any]:
         """Return the averages, as copies."""
         return {"decay": self.decay, "averages": [a.copy() for a in self.averages]}

@@ -19,6 +19,7 @@ __all__ = [
     "input_array",
     "output_array",
     "refuse_class",
+    "several_inputs",
 ]
 
 # What people know from other libraries, and would wait for in vain
@@ -87,6 +88,14 @@ def check_batches(where: str, loader: Any, pairs: bool) -> None:
             "  DataLoader((X, Y), batch_size) makes them, [(X, Y)] is a single one.  For batches of another "
             "kind give compute(model, batch)."
         )
+
+
+def several_inputs(inputs: Any, targets: Any) -> bool:
+    """Tell a tuple of several inputs, each with a row per target, from one of rows."""
+    if not isinstance(inputs, (tuple, list)) or not hasattr(targets, "__len__") or not inputs:
+        return False
+    arrays = all(isinstance(each, (np.ndarray, Tensor)) and each.ndim for each in inputs)
+    return arrays and len(inputs) != len(targets) and all(len(each) == len(targets) for each in inputs)
 
 
 def input_array(inputs: Any) -> np.ndarray[Any, Any]:

@@ -119,6 +119,9 @@ class DataLoader:
         for name, value, low in (("batch_size", batch_size, 1), ("prefetch", prefetch, 0), ("seed", seed, 0)):
             if whole_number("DataLoader", name, value) < low:
                 raise ArgumentError(f"DataLoader: {name} must be at least {low}, but is {value}.")
+        for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
+            if not isinstance(flag, (bool, np.bool_)):
+                raise InputError(f"DataLoader: {name} is True or False, not {flag!r}.")
         self.data, self.batch_size, self.shuffle, self.seed = data, batch_size, shuffle, seed
         self.drop_last, self.prefetch = drop_last, prefetch
         self.columns = _columns(data)
