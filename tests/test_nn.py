@@ -301,6 +301,8 @@ def test_initial_values_are_seeded() -> None:
         (lambda: nn.Sequential(3), "layer 0 is 3"),
         (lambda: nn.ModuleList([3]), "not int"),  # type: ignore[list-item]
         (lambda: nn.init.xavier_normal((3,)), "at least two axes"),
+        (lambda: nn.init.kaiming_normal(3), "at least two axes"),
+        (lambda: nn.init.orthogonal(3), "two axes or more"),
         (lambda: nn.Linear(2, 2).register_buffer("a b", 1), "Python name"),
     ],
 )
@@ -443,3 +445,14 @@ def test_modules_and_children_come_as_in_pytorch() -> None:
     assert list(net.modules()) == [net, net[0], net[1], net[1][0], net[2]]
     body = nn.Sequential(*list(net.children())[:-1])
     assert body(np.ones((1, 2), np.float32)).shape == (1, 2)
+
+
+def test_weights_without_numbers_are_drawn() -> None:
+    for shape in ((3, 0), (0, 0), (0, 3)):
+        for draw in (
+            nn.init.xavier_normal,
+            nn.init.xavier_uniform,
+            nn.init.kaiming_normal,
+            nn.init.kaiming_uniform,
+        ):
+            assert draw(shape).shape == shape

@@ -322,3 +322,55 @@ def test_a_block_that_an_interrupt_left_half_gathered_is_gathered_again():
     optimizer.apply(grads)
     assert [p.tolist() for p in params] == [[0.8] * 3] * 4
     assert held.tolist() == [0.9] * 3
+
+
+def test_gradients_by_other_keys_than_parameters_are_refused() -> None:
+    params, optimiser = _trained()
+    before = _snapshot(params, optimiser)
+    with pytest.raises(
+        errors.InputError, match=r"^Adam: gradients are keyed by parameter, but one by 'weight'.$"
+    ):
+        optimiser.apply({params[0]: np.ones((2, 3)), "weight": np.ones(4)})
+    assert _snapshot(params, optimiser) == before
+
+
+@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam])
+def test_an_interrupt_anywhere_changes_nothing_or_says_so(kind: Any) -> None:
+    ways = set()
+    for moment in range(1, 10_000):
+        params, optimiser = _trained(kind)
+        others, their_optimiser = _trained(kind)
+        held = params[0].detach() if moment % 2 else None  # then the block is copied first
+        _give_gradients(params)
+        before = _snapshot(params, optimiser)
+        moments = 0
+
+        def interrupt(frame: Any, event: str, arg: Any, moment: int = moment) -> None:
+            nonlocal moments  # where Python lets an interrupt in: after a call, and on the way into a function
+            if event in ("call", "c_return") and frame.f_code.co_filename.endswith(
+                ("optimizer.py", "block.py")
+            ):
+                moments += 1
+                if moments == moment:
+                    raise KeyboardInterrupt
+
+        profiler = sys.getprofile()
+        try:
+            sys.setprofile(interrupt)
+            optimiser.step()
+            ways.add("done")
+        except KeyboardInterrupt as error:
+            ways.add("torn" if hasattr(error, "__notes__") else "whole")
+        finally:
+            sys.setprofile(profiler)
+        assert ad.is_grad_enabled()
+        if "done" in ways:
+            break
+        if "torn" not in ways:
+            assert _snapshot(params, optimiser)[:4] == before[:4]
+            assert held is None or held.tolist() == params[0].tolist()
+            optimiser.step()
+            _give_gradients(others)
+            their_optimiser.step()
+            assert _snapshot(params, optimiser)[:4] == _snapshot(others, their_optimiser)[:4]
+    assert ways == {"whole", "torn", "done"}

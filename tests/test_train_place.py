@@ -318,3 +318,20 @@ def test_the_last_batch_of_an_iterator_is_handed_out_once(prefetch: int) -> None
     loader.load_state_dict(loader.state_dict())
     assert list(loader) == [[2, 3], [4]]
     assert list(loader) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda s: 3, 'this is no position of a loader: it has "epoch" and "position"'),
+        (lambda s: {k: v for k, v in s.items() if k != "epoch"}, "this is no position of a loader"),
+        (lambda s: {**s, "epoch": "x"}, "epoch is a whole number, but got 'x'"),
+        (lambda s: {**s, "position": -1}, "epoch and position are numbers from 0, but are .0, -1."),
+    ],
+)
+def test_a_place_that_is_none_is_refused(change: Any, text: str) -> None:
+    loader = loader_of()
+    before = loader.state_dict()
+    with pytest.raises(errors.AdjointError, match=text):
+        loader.load_state_dict(change(before))
+    assert loader.state_dict() == before

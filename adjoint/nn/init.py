@@ -60,10 +60,10 @@ def normal(shape: Any, std: float = 1.0, *, rng: Any = None, dtype: Any = np.flo
 
 def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return the numbers of inputs and outputs of a weight (out, in, *kernel)."""
-    if len(shape) < 2:
+    if not np.ndim(shape) or len(shape) < 2:
         raise ShapeError(f"a weight has at least two axes, (out, in, …), but the shape is {shape}.")
     window = math.prod(shape[2:])
-    return shape[1] * window, shape[0] * window
+    return max(shape[1] * window, 1), max(shape[0] * window, 1)  # an empty weight has no numbers to draw
 
 
 _GAINS = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2.0), "selu": 0.75}
@@ -102,7 +102,7 @@ def kaiming_normal(
 
 def orthogonal(shape: Any, scale: float = 1.0, *, rng: Any = None, dtype: Any = np.float32) -> Tensor:
     """Draw a matrix with orthonormal rows or columns, whichever are fewer."""
-    if len(shape) < 2:
+    if not np.ndim(shape) or len(shape) < 2:
         raise ShapeError(f"orthogonal needs two axes or more, but the shape is {shape}.")
     rows, columns = shape[0], math.prod(shape[1:])
     flat = generator(rng).normal(size=(max(rows, columns), min(rows, columns)), dtype=np.float64).numpy()

@@ -227,6 +227,11 @@ class Optimizer:
         A gradient of another shape than its parameter's, or of a kind that does not fit it (complex
         numbers for a float parameter), is an error, and then nothing is updated.
         """
+        strange = next((k for k in grads if not isinstance(k, (Tensor, int))), None)
+        if strange is not None:
+            raise InputError(
+                f"{type(self).__name__}: gradients are keyed by parameter, but one by {strange!r}."
+            )
         gradient = lambda p: _found(grads, p)
         self._refuse_misfits(gradient)
         self._update(gradient)
@@ -238,15 +243,26 @@ class Optimizer:
         updates: list[Update] = []
         scatters: list[Callable[[], None]] = []  # of rows that a sparse gradient touches
         counts = [unit.steps for group in self.groups for unit in group.units]
-        token = grad_mode.set(False)  # parameters are written to
+        before, writing = grad_mode.get(), False
         try:
+            grad_mode.set(
+                False
+            )  # parameters are written to; inside, so that an interrupt does not leave it so
             for group in written:
                 group.take_over()
             for group in self.groups:
                 for unit in group.units:
                     grads = list(map(gradient, unit.params))
                     updates += unit.updates(self, grads, group.hyper, scatters)
-        except BaseException as error:  # nothing has been written
+            writing = True
+            self.step_count += 1
+            self._write([_reals(u) for u in updates] if self._complex else updates)
+            for scatter in scatters:
+                scatter()
+        except BaseException as error:
+            if writing:  # an interrupt, or a formula of one's own
+                error.add_note(f"{type(self).__name__} was writing: some parameters are updated, others not.")
+                raise
             units = (unit for group in self.groups for unit in group.units)
             for unit, count in zip(units, counts, strict=True):
                 if unit.steps is not count:
@@ -255,15 +271,7 @@ class Optimizer:
                 self._refuse_misfits(gradient)
             raise
         finally:
-            grad_mode.reset(token)
-        self.step_count += 1
-        try:
-            self._write([_reals(u) for u in updates] if self._complex else updates)
-            for scatter in scatters:
-                scatter()
-        except BaseException as error:  # an interrupt, or a formula of one's own
-            error.add_note(f"{type(self).__name__} was writing: some parameters are updated, others not.")
-            raise
+            grad_mode.set(before)
 
     def _refuse_misfits(self, gradient: Callable[[Tensor], Any]) -> None:
         """Raise for the first gradient that its parameter cannot take."""

@@ -230,12 +230,17 @@ class DataLoader:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Let the next iteration go on where ``state_dict`` was taken; another form of loader is refused."""
+        if not isinstance(state, Mapping) or not {"epoch", "position"} <= set(state):
+            raise ArgumentError('DataLoader: this is no position of a loader: it has "epoch" and "position".')
+        place = [whole_number("DataLoader", name, state[name]) for name in ("epoch", "position")]
+        if min(place) < 0:
+            raise ArgumentError(f"DataLoader: epoch and position are numbers from 0, but are {place}.")
         other = [f"{k} {state.get(k)}, not {v}" for k, v in self._form().items() if state.get(k) != v]
         if other:
             raise ArgumentError(
                 f"DataLoader: this is the position of a loader with {', '.join(other)}: it has other batches."
             )
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+        self.epoch, self.position = place
         self._goes_on = True
 
 
