@@ -19,7 +19,7 @@ __all__ = [
     "input_array",
     "output_array",
     "refuse_class",
-    "several_inputs",
+    "refuse_several_inputs",
 ]
 
 # What people know from other libraries, and would wait for in vain
@@ -90,12 +90,16 @@ def check_batches(where: str, loader: Any, pairs: bool) -> None:
         )
 
 
-def several_inputs(inputs: Any, targets: Any) -> bool:
-    """Tell a tuple of several inputs, each with a row per target, from one of rows."""
+def refuse_several_inputs(inputs: Any, targets: Any) -> None:
+    """Raise for a tuple of several inputs, each with a row per target; one of rows is fine."""
     if not isinstance(inputs, (tuple, list)) or not hasattr(targets, "__len__") or not inputs:
-        return False
+        return
     arrays = all(isinstance(each, (np.ndarray, Tensor)) and each.ndim for each in inputs)
-    return arrays and len(inputs) != len(targets) and all(len(each) == len(targets) for each in inputs)
+    if arrays and len(inputs) != len(targets) and all(len(each) == len(targets) for each in inputs):
+        raise InputError(
+            f"Trainer: a model is given one array of inputs, but here are {len(inputs)}.\n"
+            "  For several give compute(model, batch): lambda model, batch: loss(model(*batch[0]), batch[1])."
+        )
 
 
 def input_array(inputs: Any) -> np.ndarray[Any, Any]:

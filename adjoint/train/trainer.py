@@ -37,7 +37,7 @@ from adjoint.train.checks import (
     input_array,
     output_array,
     refuse_class,
-    several_inputs,
+    refuse_several_inputs,
 )
 from adjoint.train.compose import ComposedLoss, TermNorms
 from adjoint.train.data import DataLoader
@@ -450,11 +450,7 @@ class Trainer:
                 "Trainer: a batch is (inputs, targets); DataLoader((X, Y), batch_size) makes them.\n"
                 "  For others, and for padded ones with their lengths, give compute(model, batch)."
             )
-        if several_inputs(*batch):
-            raise InputError(
-                f"Trainer: a model is given one array of inputs, but here are {len(batch[0])}.\n"
-                "  For several give compute(model, batch): lambda model, batch: loss(model(*batch[0]), batch[1])."
-            )
+        refuse_several_inputs(*batch)
         return self.model(asarray(batch[0])), asarray(batch[1])
 
     def _unit(self, batch: Any) -> str:
