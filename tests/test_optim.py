@@ -13,7 +13,7 @@ from messages import raised
 
 import adjoint as ad
 from adjoint import errors, optim
-from adjoint.optim import first_order, schedules
+from adjoint.optim import first_order, groups, schedules
 from adjoint.optim import optimizer as frame
 
 KINDS = ["SGD", "Adam", "AdamW", "NAdam", "RMSprop", "Adagrad", "Lion"]
@@ -43,7 +43,7 @@ def test_pieces_and_blocks_and_threads_give_the_same_bits(
 ) -> None:
     together = leaves()
     train(together, getattr(ad.optim, kind)(together, lr=0.01, **options(kind)), 5)
-    monkeypatch.setattr(frame, "SMALL", -1)
+    monkeypatch.setattr(groups, "SMALL", -1)
     for limit, value in {"ALONE": 16, "SHARED": 24, "LEAST": 2}.items():
         monkeypatch.setattr(frame, limit, value)
     apart = leaves()
@@ -388,7 +388,7 @@ def test_betas_are_below_one(make: Any) -> None:
         make([ad.ones(1, requires_grad=True)], betas=(1.0, 0.9))
 
 
-@pytest.mark.parametrize("size", [3, frame.SMALL + 1])
+@pytest.mark.parametrize("size", [3, groups.SMALL + 1])
 def test_loading_a_state_from_before_the_first_step_forgets_the_later_ones(size: int) -> None:
     def run(opt: Any, w: Any) -> Any:
         with ad.no_grad():

@@ -10,12 +10,12 @@ import pytest
 
 import adjoint as ad
 from adjoint import errors, optim
-from adjoint.optim import optimizer as frame
+from adjoint.optim import groups
 
 
 def _trained(kind: Any = ad.optim.Adam, **options: Any) -> tuple[list[Any], Any]:
     """Parameters of all kinds of places (two in a block, a large one, two groups) after one step."""
-    shapes = [(2, 3), (4,), (frame.SMALL + 1,), (3, 2)]
+    shapes = [(2, 3), (4,), (groups.SMALL + 1,), (3, 2)]
     params = [
         ad.tensor(np.linspace(1.0, 2.0, int(np.prod(s))).reshape(s), requires_grad=True) for s in shapes
     ]
@@ -234,7 +234,7 @@ def test_momentum_that_begins_later_begins_with_the_gradient() -> None:
     assert w.tolist() == [1.0 - 0.5 - 0.5 - 0.75, 2.0 - 0.5 - 0.5 - 0.75]
 
 
-@pytest.mark.parametrize("size", [3, frame.SMALL + 1])
+@pytest.mark.parametrize("size", [3, groups.SMALL + 1])
 def test_a_step_that_fails_leaves_graphs_as_they_are(size: int) -> None:
     class Failing(ad.optim.SGD):
         def init_one(self, p: Any, hyper: Any) -> Any:
@@ -253,7 +253,7 @@ def test_a_step_that_fails_leaves_graphs_as_they_are(size: int) -> None:
 @pytest.mark.parametrize("kind", [ad.optim.SGD, ad.optim.Adam, ad.optim.Adagrad])
 def test_rows_of_small_and_large_tables_are_updated_alike(kind: Any) -> None:
     rng = np.random.default_rng(0)
-    start = rng.normal(size=(frame.SMALL // 2 + 9, 2))
+    start = rng.normal(size=(groups.SMALL // 2 + 9, 2))
     rows = [np.array([1, 5, 5]), np.array([0, 5])]
     found = []
     for count in (10, len(start)):
@@ -348,7 +348,7 @@ def test_an_interrupt_anywhere_changes_nothing_or_says_so(kind: Any) -> None:
         def interrupt(frame: Any, event: str, arg: Any, moment: int = moment) -> None:
             nonlocal moments  # where Python lets an interrupt in: after a call, and on the way into a function
             if event in ("call", "c_return") and frame.f_code.co_filename.endswith(
-                ("optimizer.py", "block.py")
+                ("optimizer.py", "groups.py", "block.py")
             ):
                 moments += 1
                 if moments == moment:

@@ -15,7 +15,8 @@ import numpy as np
 from adjoint.core.namespace import Namespace
 from adjoint.core.spread import scratch
 from adjoint.errors import ArgumentError
-from adjoint.optim.optimizer import Array, Hyper, Optimizer, State
+from adjoint.optim.groups import Array, Hyper, State
+from adjoint.optim.optimizer import Optimizer
 
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lion", "NAdam", "RMSprop"]
 

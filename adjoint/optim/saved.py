@@ -12,7 +12,8 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 
 if TYPE_CHECKING:
-    from adjoint.optim.optimizer import Group, Optimizer, Unit
+    from adjoint.optim.groups import Group, Unit
+    from adjoint.optim.optimizer import Optimizer
 
 __all__ = ["read_state"]
 

@@ -1,0 +1,255 @@
+"""Parameter groups: what is updated in one go, with its state, and what a gradient asks to be written."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint.core.block import Block
+from adjoint.core.tensor import Tensor, writable
+
+if TYPE_CHECKING:
+    from adjoint.optim.optimizer import Optimizer
+
+__all__ = ["Array", "Group", "Hyper", "State", "Unit", "Update", "in_parts"]
+
+Array = ndarray[Any, Any]
+State = dict[str, Any]
+Hyper = dict[str, Any]
+Update = tuple[Array, Array, State, Hyper]  # flat parameter, gradient and state of what is updated alike
+
+SMALL = 16_384  # elements: parameters up to this size share one flat array
+
+
+class Group:
+    """Parameters that share hyper-parameters: small ones in one block per dtype, large ones alone."""
+
+    def __init__(self, optimizer: Optimizer, params: list[Tensor], hyper: Hyper) -> None:
+        self.optimizer = optimizer
+        self.params = params
+        self.hyper = hyper
+        self.checked = dict(hyper)  # as they were when they were last looked at
+        self.given = hyper.get("lr", 0.0)
+        self.ratio = 1.0  # of its learning rate to that of the first group that has one above 0
+        self.units: list[Unit] = []
+        small: dict[Any, list[Tensor]] = {}
+        for p in params:
+            if p.size <= SMALL:
+                # frozen ones apart: a block in which some have no gradient is updated in parts
+                small.setdefault((p.dtype, p.requires_grad), []).append(p)
+            else:
+                self.units.append(Unit([p], None))
+        self.units += [Unit(members, Block(members)) for members in small.values()]
+        self._unit_of = {id(p): u for u in self.units for p in u.params}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)  # of a copy, whose parameters have other ids
+        self._unit_of = {id(p): u for u in self.units for p in u.params}
+
+    def state_of(self, p: Tensor, copy: bool = False) -> State:
+        """Return the state arrays of one parameter, in its shape."""
+        return self._unit_of[id(p)].state_of(p, copy)
+
+    def steps_of(self, p: Tensor) -> int:
+        """Return how many updates a parameter has had."""
+        unit = self._unit_of[id(p)]
+        return unit.steps[unit.position(p)]
+
+    def take_over(self) -> None:
+        """Fit the states to hyper-parameters that somebody wrote: momentum, say, that was 0 until now."""
+        if any(v != self.checked[k] for k, v in self.hyper.items() if k != "lr"):
+            fitted = [unit.fitted_state(self.optimizer, self.hyper) for unit in self.units]
+            for unit, state in zip(self.units, fitted, strict=True):
+                unit.state = state
+        self.checked = dict(self.hyper)
+
+
+class Unit:
+    """What is updated in one go: a block of small parameters, or one large parameter."""
+
+    def __init__(self, params: list[Tensor], block: Block | None) -> None:
+        self.params = params
+        self.block = block
+        self.state: State | None = None  # flat arrays, in the layout of the parameters
+        self.grad: Array | None = None  # scratch for the gradients of a block
+        self.steps = [0] * len(params)  # updates that each parameter has had
+
+    def updates(
+        self, optimizer: Optimizer, grads: list[Any], hyper: Hyper, scatters: list[Callable[[], None]]
+    ) -> list[Update]:
+        """Count the update of the parameters that have a gradient, and return what is to be written.
+
+        Nothing is written here, so that an error leaves all as it was; ``scatters`` are called at the end.
+        """
+        present = [g is not None for g in grads]
+        if not any(present):
+            return []
+        if self.block is None:
+            return [self._update_of_one(optimizer, grads[0], hyper, scatters)]
+        flat = self.block.open()
+        self.steps = list(map(operator.add, self.steps, present))  # counted: its versions have moved
+        if self.grad is None:
+            self.grad = np.empty_like(flat)
+        state = self._need_state(optimizer, flat, hyper)
+        if all(present) and len(set(self.steps)) == 1:  # as nearly always: all of it at once
+            try:
+                np.concatenate([g._data if type(g) is Tensor else _whole(g) for g in grads], None, self.grad)
+                return [(flat, self.grad, state, {**hyper, "step": self.steps[0]})]
+            except _SparseError:
+                pass
+        return self._updates_in_parts(flat, grads, state, hyper, scatters)
+
+    def _updates_in_parts(
+        self, flat: Array, grads: list[Any], state: State, hyper: Hyper, scatters: list[Callable[[], None]]
+    ) -> list[Update]:
+        """Return the updates of a block where some gradients are missing or sparse, or counts differ."""
+        assert self.block is not None
+        assert self.grad is not None
+        found: list[Update] = []
+        dense = [False] * len(grads)
+        for i, (p, g, s) in enumerate(zip(self.params, grads, self.block.slices, strict=True)):
+            if getattr(g, "rows", None) is not None:
+                data = flat[s].reshape(p.shape)
+                shaped = {k: v[s].reshape(p.shape) for k, v in state.items()}
+                own = {**hyper, "step": self.steps[i]}
+                found.append(_rows(data, _fitted(g, p).coalesce(), shaped, own, scatters))
+            elif g is not None:
+                self.grad[s] = _fitted(g, p).reshape(-1)
+                dense[i] = True
+        for span, step in self._spans(dense):
+            part = {k: v[span] for k, v in state.items()}
+            found.append((flat[span], self.grad[span], part, {**hyper, "step": step}))
+        return found
+
+    def _spans(self, present: list[bool]) -> Iterator[tuple[slice, int]]:
+        """Yield the runs of the flat array that have gradients and the same number of updates."""
+        assert self.block is not None
+        runs: list[list[int]] = []  # start, stop, step
+        for has, s, step in zip(present, self.block.slices, self.steps, strict=True):
+            if not has:
+                continue
+            if runs and runs[-1][1] == s.start and runs[-1][2] == step:
+                runs[-1][1] = s.stop
+            else:
+                runs.append([s.start, s.stop, step])
+        for start, stop, step in runs:
+            yield slice(start, stop), step
+
+    def _update_of_one(
+        self, optimizer: Optimizer, grad: Any, hyper: Hyper, scatters: list[Callable[[], None]]
+    ) -> Update:
+        (p,) = self.params
+        grad = _fitted(grad, p)
+        data = writable(p)
+        self.steps = [self.steps[0] + 1]
+        hyper = {**hyper, "step": self.steps[0]}
+        flat = data.reshape(-1)
+        state = self._need_state(optimizer, flat, hyper)
+        if type(grad) is ndarray:
+            return flat, grad.reshape(-1), state, hyper
+        return _rows(
+            data, grad.coalesce(), {k: v.reshape(p.shape) for k, v in state.items()}, hyper, scatters
+        )
+
+    def _need_state(self, optimizer: Optimizer, flat: Array, hyper: Hyper) -> State:
+        if self.state is None:
+            self.state = _initial(optimizer, flat, hyper)
+        return self.state
+
+    def fitted_state(self, optimizer: Optimizer, hyper: Hyper) -> State | None:
+        """Return the state with what these hyper-parameters want beside it, and without what they do not."""
+        if self.state is None:
+            return None
+        fresh = self.initial_state(optimizer, hyper)
+        return {name: self.state.get(name, value) for name, value in fresh.items()}
+
+    def initial_state(self, optimizer: Optimizer, hyper: Hyper) -> State:
+        """Return the state before the first update of all its parameters."""
+        flat = np.concatenate([p._data for p in self.params], None)
+        return _initial(optimizer, flat, hyper)
+
+    def take_back(self, steps: list[int]) -> None:
+        """Undo the count of an update, of which nothing was written, and the versions that it moved."""
+        self.steps = steps
+        for p in self.params:
+            p._version -= 1
+
+    def position(self, p: Tensor) -> int:
+        """Return the place of a parameter in this unit."""
+        return next(i for i, q in enumerate(self.params) if q is p)
+
+    def slice_of(self, p: Tensor) -> slice:
+        """Return where a parameter lies in the flat arrays."""
+        return slice(0, p.size) if self.block is None else self.block.slices[self.position(p)]
+
+    def state_of(self, p: Tensor, copy: bool) -> State:
+        """Return the state arrays of one parameter, in its shape."""
+        found = {k: v[self.slice_of(p)].reshape(p.shape) for k, v in (self.state or {}).items()}
+        if copy:
+            return {k: v.copy() for k, v in found.items()}
+        for v in found.values():
+            v.flags.writeable = False
+        return found
+
+
+def _initial(optimizer: Optimizer, flat: Array, hyper: Hyper) -> State:
+    if flat.dtype.kind != "c":
+        return optimizer.init_one(flat, hyper)
+    return {k: v.view(flat.dtype) for k, v in optimizer.init_one(_parts(flat), hyper).items()}
+
+
+def in_parts(update: Update) -> Update:
+    """Return an update with the parts of complex numbers as numbers of their own, as in PyTorch."""
+    p, g, state, hyper = update
+    if p.dtype.kind != "c":
+        return update
+    return _parts(p), _parts(np.ascontiguousarray(g)), {k: _parts(v) for k, v in state.items()}, hyper
+
+
+def _parts(flat: Array) -> Array:
+    """Real and imaginary parts, one after the other, of a flat complex array, in its memory."""
+    return flat.view(flat.real.dtype)
+
+
+def _rows(data: Array, grad: Any, state: State, hyper: Hyper, scatters: list[Callable[[], None]]) -> Update:
+    """Return the update of only those rows that a sparse gradient touches, in copies that are put back."""
+    rows = grad.rows
+    piece = data[rows]
+    part = {k: v[rows] for k, v in state.items()}
+
+    def scatter() -> None:
+        data[rows] = piece
+        for name, value in part.items():
+            state[name][rows] = value
+
+    scatters.append(scatter)
+    flat = {k: v.reshape(-1) for k, v in part.items()}
+    values = np.asarray(grad.values).astype(data.dtype, copy=False)
+    return piece.reshape(-1), values.reshape(-1), flat, hyper
+
+
+class _SparseError(Exception):
+    """A block has a sparse gradient."""
+
+
+def _whole(g: Any) -> Array:
+    if getattr(g, "rows", None) is not None:
+        raise _SparseError
+    return np.asarray(g)
+
+
+def _fitted(grad: Any, p: Tensor) -> Any:
+    """Return a gradient as an array of its parameter's shape and dtype; a sparse one as it is."""
+    rows = getattr(grad, "rows", None)
+    g = grad if rows is not None else grad._data if type(grad) is Tensor else np.asarray(grad)
+    if g.shape != p.shape:
+        raise ValueError  # told further up, where the place of the parameter is known
+    if rows is not None:
+        if not np.can_cast(g.dtype, p.dtype, "same_kind"):
+            raise TypeError
+        return g
+    return g.astype(p.dtype, casting="same_kind", copy=False)
