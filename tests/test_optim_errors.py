@@ -138,6 +138,7 @@ def test_numbers_out_of_range_do_not_stop_an_update_in_the_middle(kind: Any) -> 
         (lambda s: s["state"][1][0].update(more=np.zeros((3, 2))), "more"),
         (lambda s: s["state"][1][0].update(v=np.zeros((3, 2), complex)), "complex128"),
         (lambda s: s["state"][1][0].update(v=np.zeros((2, 3))), "has shape"),
+        (lambda s: s["state"][1][0].update(v="many"), "state 'v' of parameter 0 has shape"),
         (lambda s: s["groups"][1].update(lr=float("nan")), "lr must be"),
         (lambda s: s["groups"][1].update(speed=1.0), "unknown hyper-parameters speed"),
         (lambda s: s["steps"].pop(), "parameters per group"),
@@ -173,6 +174,12 @@ def test_a_state_is_a_dictionary() -> None:
         (ad.optim.Adam, "betas", (1.0, 0.9), "betas must be below 1"),
         (ad.optim.Adam, "eps", float("nan"), "eps must be"),
         (ad.optim.SGD, "nesterov", True, "needs a momentum"),
+        (
+            ad.optim.SGD,
+            "learning_rate",
+            0.1,
+            "SGD: unknown hyper-parameters learning_rate; known are dampening, lr",
+        ),
     ],
 )
 def test_what_was_written_into_a_group_is_checked_before_anything_changes(
@@ -374,3 +381,36 @@ def test_an_interrupt_anywhere_changes_nothing_or_says_so(kind: Any) -> None:
             their_optimiser.step()
             assert _snapshot(params, optimiser)[:4] == _snapshot(others, their_optimiser)[:4]
     assert ways == {"whole", "torn", "done"}
+
+
+def test_a_group_that_lost_a_hyper_parameter_says_which() -> None:
+    params, optimiser = _trained()
+    _give_gradients(params)
+    del optimiser.groups[1].hyper["eps"]
+    before = _snapshot(params, optimiser)
+    with pytest.raises(errors.ArgumentError, match=r"^Adam: a group has lost its eps.$"):
+        optimiser.step()
+    assert _snapshot(params, optimiser) == before
+
+
+def test_a_state_beyond_the_range_of_its_parameter_is_refused() -> None:
+    w = ad.tensor(np.ones(2, np.float16), requires_grad=True)
+    optimiser = optim.Adam([w])
+    optimiser.apply({w: np.ones(2)})
+    state = optimiser.state_dict()
+    state["state"][0][0]["v"] = np.full(2, 1e30)
+    message = "state 'v' of parameter 0 has values beyond the range of float16"
+    with pytest.raises(errors.ShapeError, match=message):
+        optimiser.load_state_dict(state)
+
+
+def test_numbers_of_numpy_that_are_written_into_a_group_count_like_pythons() -> None:
+    found = []
+    for number in (float, np.float64):
+        w = ad.tensor(np.linspace(0.1, 1.0, 9, dtype=np.float32), requires_grad=True)
+        optimiser = optim.SGD([w], lr=0.3)
+        optimiser.groups[0].hyper.update(weight_decay=number(0.1), lr=number(0.7))
+        optimiser.apply({w: np.linspace(1.0, 3.0, 9, dtype=np.float32)})
+        found.append(w.numpy().tobytes())
+        assert type(optimiser.state_dict()["groups"][0]["lr"]) is float
+    assert found[0] == found[1]

@@ -15,7 +15,7 @@ from adjoint.core.tensor import Tensor, writable
 if TYPE_CHECKING:
     from adjoint.optim.optimizer import Optimizer
 
-__all__ = ["Array", "Group", "Hyper", "State", "Unit", "Update", "in_parts"]
+__all__ = ["Array", "Group", "Hyper", "State", "Unit", "Update", "in_parts", "plain"]
 
 Array = ndarray[Any, Any]
 State = dict[str, Any]
@@ -65,6 +65,7 @@ class Group:
             fitted = [unit.fitted_state(self.optimizer, self.hyper) for unit in self.units]
             for unit, state in zip(self.units, fitted, strict=True):
                 unit.state = state
+        self.hyper.update({k: plain(v) for k, v in self.hyper.items()})
         self.checked = dict(self.hyper)
 
 
@@ -253,3 +254,10 @@ def _fitted(grad: Any, p: Tensor) -> Any:
             raise TypeError
         return g
     return g.astype(p.dtype, casting="same_kind", copy=False)
+
+
+def plain(value: Any) -> Any:
+    """Return NumPy's numbers as Python's, beside which float32 stays float32."""
+    if isinstance(value, (tuple, list)):
+        return tuple(map(plain, value))
+    return value.item() if isinstance(value, np.generic) else value

@@ -24,7 +24,7 @@ from adjoint.core.spread import ALONE, SHARED, pieces, spread, threads_for
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.grads.slots import drop
-from adjoint.optim.groups import Array, Group, Hyper, State, Update, in_parts
+from adjoint.optim.groups import Array, Group, Hyper, State, Update, in_parts, plain
 from adjoint.optim.saved import read_state
 
 __all__ = ["Hyper", "Optimizer", "State"]
@@ -130,12 +130,7 @@ class Optimizer:
             )
         params = group["params"]
         params = [params] if isinstance(params, Tensor) else listed(type(self).__name__, params)
-        unknown = set(group) - set(self.defaults) - {"params", "names"}
-        if unknown:
-            raise ArgumentError(
-                f"{type(self).__name__}: unknown hyper-parameters {', '.join(sorted(unknown))}; "
-                f"known are {', '.join(sorted(self.defaults))}."
-            )
+        self._refuse_unknown(set(group) - {"params", "names"})
         taken = {id(p) for g in self.groups for p in g.params}
         for i, p in enumerate(params):
             if not isinstance(p, Tensor):
@@ -154,12 +149,28 @@ class Optimizer:
             taken.add(id(p))
         hyper = {**self.defaults, **{k: v for k, v in group.items() if k not in ("params", "names")}}
         self.check(hyper)
-        hyper = {k: _plain(v) for k, v in hyper.items()}
+        hyper = {k: plain(v) for k, v in hyper.items()}
         added = Group(self, params, hyper)
         if self.groups and "lr" in hyper:
             self._relate(added)
         self.groups.append(added)
         self._complex = self._complex or any(p.dtype.kind == "c" for p in params)
+
+    def _refuse_unknown(self, names: set[str]) -> None:
+        unknown = sorted(names - set(self.defaults))
+        if unknown:
+            raise ArgumentError(
+                f"{type(self).__name__}: unknown hyper-parameters {', '.join(unknown)}; "
+                f"known are {', '.join(sorted(self.defaults))}."
+            )
+
+    def _check_written(self, hyper: Hyper) -> None:
+        """Raise if hyper-parameters that somebody wrote into a group are not those of this optimiser."""
+        self._refuse_unknown(set(hyper))
+        missing = [name for name in self.defaults if name not in hyper]
+        if missing:
+            raise ArgumentError(f"{type(self).__name__}: a group has lost its {', '.join(missing)}.")
+        self.check(hyper)
 
     def _relate(self, added: Group) -> None:
         """Set the ratio of a new group's rate to that of the first one that is trained."""
@@ -232,7 +243,7 @@ class Optimizer:
     def _update(self, gradient: Callable[[Tensor], Any]) -> None:
         written = [group for group in self.groups if group.hyper != group.checked]
         for group in written:
-            self.check(group.hyper)
+            self._check_written(group.hyper)
         updates: list[Update] = []
         scatters: list[Callable[[], None]] = []  # of rows that a sparse gradient touches
         counts = [unit.steps for group in self.groups for unit in group.units]
@@ -339,13 +350,6 @@ class Optimizer:
 
 
 explain_methods(Optimizer, "", OPTIMIZERS)
-
-
-def _plain(value: Any) -> Any:
-    """Return NumPy's numbers as Python's, beside which float32 stays float32."""
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_plain, value))
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _found(grads: Mapping[Any, Any], p: Tensor) -> Any:

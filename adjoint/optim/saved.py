@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from adjoint.core.fitting import fitting
 from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor
-from adjoint.errors import ArgumentError, DTypeError, ShapeError
+from adjoint.errors import ArgumentError, ShapeError
 
 if TYPE_CHECKING:
     from adjoint.optim.groups import Group, Unit
@@ -74,13 +73,10 @@ def _arrays(
 
 
 def _fitted(what: str, value: Any, p: Tensor) -> Any:
-    array = np.asarray(value)
-    if array.shape != p.shape:
-        raise ShapeError(f"{what} has shape {array.shape}, not {p.shape}.")
-    if not np.can_cast(array.dtype, p.dtype, "same_kind"):
-        raise DTypeError(f"{what} is {array.dtype}, not {p.dtype}.")
-    with np.errstate(over="ignore"):
-        return array.astype(p.dtype).reshape(-1)
+    found = fitting(value, p)
+    if isinstance(found, str):
+        raise ShapeError(f"{what} {found}.")
+    return found.reshape(-1)
 
 
 def _steps(what: str, value: Any) -> int:
