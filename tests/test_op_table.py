@@ -5,6 +5,7 @@ An op that cannot be checked in some way is listed in ``adjoint/testing/referenc
 
 from __future__ import annotations
 
+import dis
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,7 @@ from table import (
 
 import adjoint as ad
 from adjoint.core.node import Node, Spec
+from adjoint.core.op import names_read
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import NotSavedError
 from adjoint.testing import Case, gradcheck, gradgradcheck
@@ -517,3 +519,23 @@ def test_memory_of_what_is_not_saved_is_freed(name):
     assert node is not None
     alive = [what for what, ref in watched.items() if ref() is not None]
     assert not alive, f"{case}: nobody saves {alive}, but the graph holds it"
+
+
+def stores_and_cells(xp, g, out, x, y):
+    """Inner functions, and instructions that do two things: each Python has its own."""
+    one, two = x, 2
+    z = one
+    return [(lambda: (one, two, y))() for _ in z]
+
+
+@pytest.mark.parametrize("name", OP_NAMES)
+def test_what_a_rule_reads_is_found_in_the_bytecode_of_this_python(name):
+    for rule in (stores_and_cells, *op_of(name).rules):
+        if not hasattr(rule, "__code__"):
+            continue
+        names = set(rule.__code__.co_varnames[: rule.__code__.co_argcount])
+        seen: set[str] = set(rule.__code__.co_cellvars)
+        for step in dis.get_instructions(rule):
+            if "LOAD" in step.opname and ("FAST" in step.opname or "DEREF" in step.opname):
+                seen.update(step.argval if isinstance(step.argval, tuple) else (step.argval,))
+        assert names_read(rule, names) == names & seen

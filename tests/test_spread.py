@@ -350,7 +350,7 @@ def test_a_program_ends_at_any_time():
 import atexit, numpy as np, adjoint as ad
 from adjoint.core.spread import pieces, spread, threads_for
 a = np.zeros(100_000)
-def work(s): a[s] += 1
+def work(s, a=a): a[s] += 1
 ad.config.set_threads(3)
 class Late:
     def __del__(self, spread=spread, pieces=pieces, work=work, threads_for=threads_for):

@@ -122,16 +122,18 @@ def names_read(rule: Rule, names: Iterable[str]) -> frozenset[str]:
     code = getattr(rule, "__code__", None)
     if code is None:
         return frozenset(names)  # a partial or a callable object: assume that it reads all
-    variables = code.co_varnames
-    seen = set(code.co_cellvars)
+    read: set[int] = set()
     for op, arg in zip(code.co_code[::2], code.co_code[1::2], strict=True):
         if op in _LOAD_ONE:
-            seen.add(variables[arg])
+            read.add(arg)
         elif op in _LOAD_TWO:
-            seen.update((variables[arg >> 4], variables[arg & 15]))
-    return frozenset(names) & seen
+            read.update((arg >> 4, arg & 15))
+    # a parameter that an inner function reads is a cell; other cells are numbered behind the variables
+    return frozenset(names) & {*code.co_cellvars, *(v for i, v in enumerate(code.co_varnames) if i in read)}
 
 
-_LOADS = {name: code for name, code in dis.opmap.items() if name.startswith("LOAD_FAST")}
-_LOAD_TWO = frozenset(code for name, code in _LOADS.items() if name.count("LOAD_FAST") == 2)
+# Where an instruction does two things, one of them may be a store: what is stored counts as read, which costs
+# memory at worst.
+_LOADS = {name: code for name, code in dis.opmap.items() if "LOAD_FAST" in name}
+_LOAD_TWO = frozenset(code for name, code in _LOADS.items() if name.count("_FAST") == 2)
 _LOAD_ONE = frozenset(_LOADS.values()) - _LOAD_TWO

@@ -78,12 +78,13 @@ def processors() -> int:
     return os.cpu_count() or 1
 
 
-def threads_for(size: int, least: int) -> int:
+def threads_for(size: int, least: int, *, ending: Callable[[], bool] = sys.is_finalizing) -> int:
     """Return over how many threads to spread ``size`` elements, so that each has ``least`` or more.
 
-    It is 1 inside a spread pass, in a forked child, and when the interpreter is about to end.
+    It is 1 inside a spread pass, in a forked child, and when the interpreter is about to end: then the
+    variables of this module are gone, and ``ending`` with them if it were one.
     """
-    if size < 2 * least or _inside.get() or _pool.forked or sys.is_finalizing():
+    if size < 2 * least or ending() or _inside.get() or _pool.forked:
         return 1
     allowed = get_threads()
     return min(processors() if allowed == "auto" else int(allowed), size // least)

@@ -417,10 +417,10 @@ def _measure_exclusive() -> int:
 
 
 # How many references an array has that only its tensor and one local variable hold.  Measured,
-# because interpreters differ in whether a local counts.
+# because interpreters differ in whether a local counts.  Without a GIL the count of an array is that of two
+# numbers, its own thread's and the others': exact unless another thread takes or drops one at that moment,
+# and then it reads what is written to, which nobody promises anything about (docs/threads.md).
 _EXCLUSIVE = _measure_exclusive() if hasattr(sys, "getrefcount") else -1
-if not getattr(sys, "_is_gil_enabled", lambda: True)():
-    _EXCLUSIVE = -1  # free-threaded: counts are not exact, so every write copies
 
 
 def exclusive_count() -> int:

@@ -314,8 +314,7 @@ def owner(buffer: GradientBuffer) -> Array | None:
     return buffer._block.flat if buffer._block is not None else buffer._total
 
 
-# Free-threaded interpreters and those without counts cannot tell who holds an array.
-COUNTS = hasattr(sys, "getrefcount") and getattr(sys, "_is_gil_enabled", lambda: True)()
+COUNTS = hasattr(sys, "getrefcount")  # other interpreters cannot tell who holds an array
 
 
 def held(buffer: GradientBuffer) -> int:
