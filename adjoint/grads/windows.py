@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -284,8 +285,6 @@ def overflown(norm: float | None, dtypes: Iterable[np.dtype[Any]]) -> NonFiniteE
 
 def unknown_names(unknown: list[str], known: list[str]) -> str:
     """Say that names are not registered, which are, and which of these was likely meant."""
-    from difflib import get_close_matches  # only for this message
-
     near = [match for name in unknown[:3] for match in get_close_matches(str(name), known, 1)]
     meant = f"\n  Is it {listed(near)}?" if near else ""
     return (
