@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import table  # noqa: F401  takes note of the built-in ops before a test defines others
 from hypothesis import HealthCheck, settings
 
@@ -15,3 +17,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("adjoint")
+
+# A shell starts what runs in the background (``pytest &``) with Ctrl-C ignored, and Python leaves it so.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
