@@ -116,6 +116,38 @@ def test_a_failing_backward_in_a_micro_batch_gives_nothing():
     np.testing.assert_array_equal(acc.gradients()["w2"], full_batch(np.float64, np.ones((2, 3)))["w2"])
 
 
+def test_a_short_piece_without_a_weight_is_refused():
+    """It counted as much as the long ones: the mean of means, of which the guide says that it is wrong."""
+    w = ad.tensor(0.0, requires_grad=True)
+    x = np.array([1.0, 2.0, 3.0, 10.0])
+    acc = ad.GradientAccumulator([w], accumulation_steps=2)
+    with pytest.raises(ArgumentError) as info:  # noqa: PT012
+        for xb in acc.split(x, 3):
+            with acc.micro_batch():
+                (w * xb).mean().backward()
+    assert str(info.value) == (
+        "micro_batch(): this piece of split() has 1 examples and the one before it had 3, but without a weight "
+        "both count the same.\n  Give it, micro_batch(weight=len(xb)), or the number of tokens."
+    )
+    assert acc.stats().window_micro_batches == 1
+    del info  # its traceback holds the pieces
+    with acc.micro_batch():  # none of them is out any more
+        (w * x).mean().backward()
+    for weights in ((3, 1), (1, 1), (1.0, 1.0)):
+        acc.drop()
+        for xb, weight in zip(acc.split(x, 3), weights, strict=True):
+            with acc.micro_batch() as mb:
+                (w * xb).mean().backward()
+                mb.weight = weight
+        assert acc.gradients()["0"] == (4.0 if weights == (3, 1) else 6.0)
+    for even in (2, 4, 9):
+        acc.drop()
+        for xb in acc.split(x, even):
+            with acc.micro_batch():
+                (w * xb).mean().backward()
+        assert acc.gradients()["0"] == 4.0
+
+
 def test_a_weight_that_would_not_count_is_refused():
     """Misspelt, or set after the block, it left the micro-batch with weight 1."""
     w = ad.tensor([1.0, 2.0], requires_grad=True)

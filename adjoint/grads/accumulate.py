@@ -30,10 +30,12 @@ from adjoint.grads.buffers import GradientBuffer, checked_total_weight, checked_
 from adjoint.grads.foreign import sum_dtype
 from adjoint.grads.lending import clipped_by
 from adjoint.grads.microbatch import (
+    UNSAID,
     MicroBatch,
     computed_parameter,
     named_params,
     not_a_parameter,
+    noted_pieces,
     split_batch,
 )
 from adjoint.grads.norm import Measure, measured
@@ -205,9 +207,9 @@ class GradientAccumulator:
     def accumulate(self, name: str, grad: Any, weight: float = 1.0) -> None:
         """Add one gradient to the current micro-batch; a name that comes again starts the next one.
 
-        All gradients of a micro-batch have its weight. The window is full from the first of its last micro-
-        batch on: ask ``should_update`` when all of them are there. One that is not finite raises under
-        "skip" too: what came before it in the micro-batch is added already.
+        All gradients of a micro-batch have its weight.  The window is full from the first of its last
+        micro-batch on: ask ``should_update`` when all of them are there.  One that is not finite raises
+        under "skip" too: what came before it in the micro-batch is added already.
         """
         weight = checked_weight(weight)
         with self._lock:
@@ -225,11 +227,12 @@ class GradientAccumulator:
                 )
             self._commit(buffers, arrays, weight, plain, joins=not again, single=name)
 
-    def micro_batch(self, weight: float = 1.0) -> MicroBatch:
+    def micro_batch(self, weight: float = UNSAID) -> MicroBatch:
         """Take what ``backward`` inside the block gives to the parameters, all at the end or nothing.
 
         No ``.grad`` is touched.  Several backwards add up.  Set ``weight`` of what the block is given
-        (``as mb``) when it is known only inside.
+        (``as mb``) when it is known only inside.  It is 1 if nothing is said, which is refused for a piece of
+        ``split`` that is shorter than those before it.
         """
         if self._frozen:
             self._unfreeze([name for name, t in self._frozen.items() if t.requires_grad])
@@ -579,7 +582,11 @@ class GradientAccumulator:
         >>> [len(xb) for xb, yb in acc.split((np.zeros((5, 2)), np.zeros(5)), 3)]
         [3, 2]
         """
-        return split_batch(batch, size)
+        return noted_pieces(self, split_batch(batch, size))
+
+    _short: tuple[int, int] | None = (
+        None  # the length of a short piece that ``split`` has out, and of the others
+    )
 
     def stats(self) -> AccumulationStats:
         """Return counts since the beginning, and the state of the window."""

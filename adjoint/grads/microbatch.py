@@ -19,7 +19,19 @@ from adjoint.grads.slots import sink
 if TYPE_CHECKING:
     from adjoint.grads.accumulate import GradientAccumulator
 
-__all__ = ["MicroBatch", "computed_parameter", "named_params", "not_a_parameter", "split_batch"]
+__all__ = [
+    "UNSAID",
+    "MicroBatch",
+    "computed_parameter",
+    "named_params",
+    "not_a_parameter",
+    "noted_pieces",
+    "split_batch",
+]
+
+
+# The weight of a micro-batch of which nothing was said, known by identity: a 1.0 of somebody else is another.
+UNSAID = float("1")
 
 
 class MicroBatch:
@@ -105,6 +117,12 @@ class MicroBatch:
         if kind is not None:
             return
         acc = self._accumulator
+        if self._weight is UNSAID and acc._short is not None:
+            raise ArgumentError(
+                "micro_batch(): this piece of split() has {} examples and the one before it had {}, but "
+                "without a weight both count the same.\n"
+                "  Give it, micro_batch(weight=len(xb)), or the number of tokens.".format(*acc._short)
+            )
         if not pending:
             raise NoGradientError(
                 "micro_batch(): no backward() inside the block gave a gradient to any of the parameters.\n"
@@ -176,6 +194,19 @@ def split_batch(batch: Any, size: int) -> Iterator[Any]:
         raise ArgumentError(f"split: size is a whole number from 1, but got {size!r}.")
     length = _batch_length(batch)
     return (_cut(batch, i, min(i + size, length)) for i in range(0, length, int(size)))
+
+
+def noted_pieces(accumulator: GradientAccumulator, pieces: Iterator[Any]) -> Iterator[Any]:
+    """Hand out pieces of a batch; the accumulator knows while one is out that is shorter than the others."""
+    before: int | None = None
+    try:
+        for piece in pieces:
+            length = _batch_length(piece)
+            accumulator._short = None if before in (None, length) else (length, before)
+            before = length
+            yield piece
+    finally:
+        accumulator._short = None
 
 
 def _batch_length(batch: Any) -> int:
