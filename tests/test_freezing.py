@@ -97,7 +97,7 @@ def test_whole_groups_may_be_frozen_and_groups_of_frozen_ones_added() -> None:
     model[2].requires_grad_(False)
     optimizer.add_group({"params": model[2].parameters(), "lr": 0.2})
     optimizer.lr = 0.05
-    assert [g.hyper["lr"] for g in optimizer.groups] == pytest.approx([0.05, 0.01, 0.02])
+    assert [g.hyper["lr"] for g in optimizer.groups] == pytest.approx([0.25, 0.05, 0.1])
     before = values(model)
     steps(model, optimizer, 1)
     assert [k for k, v in values(model).items() if v.tobytes() != before[k].tobytes()] == [

@@ -118,7 +118,10 @@ def test_groups_have_their_own_hyper_parameters() -> None:
     optimiser.step()
     assert np.allclose(a.numpy(), start_a - 0.5) and np.allclose(b.numpy(), start_b - 0.1)
     optimiser.lr = 0.25
-    assert [g.hyper["lr"] for g in optimiser.groups] == [0.25, 0.05]
+    assert [g.hyper["lr"] for g in optimiser.groups] == [
+        1.25,
+        0.25,
+    ]  # 0.25 for all that have none of their own
 
 
 def test_updates_happen_in_place_and_keep_value_semantics() -> None:
@@ -302,6 +305,35 @@ def test_mistakes(mistake: Any, error: type[Exception], text: str) -> None:
 
 def rates(opt) -> list[float]:
     return [g.hyper["lr"] for g in opt.groups]
+
+
+def test_the_rate_of_all_is_that_of_the_groups_without_their_own() -> None:
+    a, b, c = (ad.tensor([1.0], requires_grad=True) for _ in range(3))
+    opt = optim.AdamW([{"params": a, "lr": 1e-4}, {"params": b}, {"params": c, "lr": 0.1}], lr=1e-2)
+    assert opt.lr == 1e-2
+    schedule = schedules.warmup(schedules.constant(1e-2), 2)
+    for step in range(3):
+        opt.lr = schedule(step)
+        np.testing.assert_allclose(rates(opt), np.multiply([1e-4, 1e-2, 0.1], step / 2), rtol=1e-12)
+        assert opt.lr == schedule(step)
+    again = optim.AdamW([{"params": a, "lr": 1e-4}, {"params": b}, {"params": c, "lr": 0.1}], lr=1e-2)
+    opt.lr = 0.0
+    again.load_state_dict(opt.state_dict())
+    again.lr = 0.02
+    np.testing.assert_allclose(rates(again), [2e-4, 0.02, 0.2], rtol=1e-12)
+
+
+def test_a_group_with_the_rate_of_all_may_come_later() -> None:
+    a, b, c = (ad.tensor([1.0], requires_grad=True) for _ in range(3))
+    opt = optim.SGD([{"params": a, "lr": 0.0}, {"params": b, "lr": 0.4}], lr=0.1)
+    assert opt.lr == 0.4  # all have their own
+    opt.add_group({"params": c})
+    assert opt.lr == 0.1
+    opt.lr = 0.05
+    assert rates(opt) == [0.0, 0.2, 0.05]
+    opt.lr = 0.0
+    opt.lr = 0.2
+    assert rates(opt) == [0.0, 0.8, 0.2]
 
 
 def test_a_group_given_a_rate_of_zero_stays_there() -> None:

@@ -34,7 +34,8 @@ class Group:
         self.hyper = hyper
         self.checked = dict(hyper)  # as they were when they were last looked at
         self.given = hyper.get("lr", 0.0)
-        self.ratio = 1.0  # of its learning rate to that of the first group that has one above 0
+        self.own_rate = False  # whether it was given one, other than that of all
+        self.ratio = 1.0  # of its learning rate to that which is the optimiser's
         self.units: list[Unit] = []
         small: dict[Any, list[Tensor]] = {}
         for p in params:

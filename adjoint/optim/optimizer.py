@@ -30,6 +30,7 @@ from adjoint.optim.saved import read_state
 __all__ = ["Hyper", "Optimizer", "State"]
 
 _grad = operator.attrgetter("grad")
+_own_rate = operator.attrgetter("own_rate")
 
 _FLAGS = ("maximize", "nesterov", "amsgrad", "centered")
 
@@ -151,9 +152,14 @@ class Optimizer:
         self.check(hyper)
         hyper = {k: plain(v) for k, v in hyper.items()}
         added = Group(self, params, hyper)
+        added.own_rate = "lr" in group
         if self.groups and "lr" in hyper:
             self._relate(added)
         self.groups.append(added)
+        if added.ratio not in (0.0, 1.0) and self._lead() is added:  # the ratios are to this one now
+            for g in self.groups[:-1]:
+                g.ratio /= added.ratio
+            added.ratio = 1.0
         self._complex = self._complex or any(p.dtype.kind == "c" for p in params)
 
     def _refuse_unknown(self, names: set[str]) -> None:
@@ -188,16 +194,24 @@ class Optimizer:
         return [p for g in self.groups for p in g.params]
 
     def _lead(self) -> Group:
-        """The group whose rate is ``lr``: the first with one above 0, or the first that had one before."""
-        ratios = (g for g in self.groups if g.ratio)
+        """The group whose rate is ``lr``: the first with one above 0, or the first that had one before.
+
+        Those that have the rate of all come before those that were given one of their own.
+        """
+        if len(self.groups) == 1:
+            return self.groups[0]
+        ranked = sorted(self.groups, key=_own_rate)
+        ratios = (g for g in ranked if g.ratio)
         if self._paused:
-            return next(ratios, self.groups[0])
-        return next((g for g in self.groups if g.hyper.get("lr")), next(ratios, self.groups[0]))
+            return next(ratios, ranked[0])
+        return next((g for g in ranked if g.hyper.get("lr")), next(ratios, ranked[0]))
 
     @property
     def lr(self) -> float:
-        """The learning rate of the first group that has one above 0; setting it scales all groups alike.
+        """The learning rate; setting it scales that of all groups alike.
 
+        It is that of the first group without a rate of its own, ``lr=`` of the optimiser, or where all have
+        one, of the first group that has one above 0.
         So a group keeps its ratio to the others, also from 0 up again, and one that was given 0 stays at 0.
         Where all were given 0, all take the rate that is set.  NaN where the optimiser has none.
         """
