@@ -17,7 +17,7 @@ from adjoint.errors import (
     NonFiniteError,
     ShapeError,
 )
-from adjoint.grads import packed
+from adjoint.grads import microbatch, packed
 
 
 class FailedError(Exception):
@@ -424,3 +424,70 @@ def test_gradients_find_their_sums_after_a_state_of_other_parameters_was_loaded(
     with acc.micro_batch():
         sum((t * (i + 1.0)).sum() for i, t in enumerate(params.values())).backward()
     assert {n: g[0] for n, g in acc.gradients().items()} == {"w": 1.0, "a": 2.0, "b": 3.0}
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.complex128])
+def test_several_backwards_of_a_parameter_that_is_one_number(dtype):
+    w = ad.tensor(np.array(3.0, dtype), requires_grad=True)
+    acc = ad.GradientAccumulator([w], accumulation_steps=1)
+    with acc.micro_batch():
+        for _ in range(3):
+            (w * 2.0).real.backward()
+    assert acc.gradients()["0"] == 6.0
+
+
+def test_an_interrupt_at_the_beginning_of_a_block_does_not_leave_it_open(monkeypatch):
+    w = ad.tensor([1.0], requires_grad=True)
+    acc = ad.GradientAccumulator([w], accumulation_steps=1)
+
+    class Interrupted:
+        """The variable of the engine, with an interrupt right after it is set."""
+
+        get = staticmethod(microbatch.sink.get)
+
+        def set(self, value):
+            token = microbatch.sink_itself.set(value)
+            if value is not None:
+                raise KeyboardInterrupt
+            return token
+
+        reset = staticmethod(microbatch.sink.reset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(microbatch, "sink_itself", microbatch.sink, raising=False)
+        patch.setattr(microbatch, "sink", Interrupted())
+        with pytest.raises(KeyboardInterrupt), acc.micro_batch():
+            pass
+    (w * 2.0).sum().backward()
+    np.testing.assert_array_equal(w.grad, [2.0])
+
+
+def test_an_interrupt_right_after_an_optimiser_neither_repeats_its_update_nor_leaves_its_gradients(
+    monkeypatch,
+):
+    params = [ad.tensor([float(i)], requires_grad=True) for i in range(3)]
+    acc = ad.GradientAccumulator(params, accumulation_steps=1)
+    steps = []
+
+    class Optimizer:
+        def step(self):
+            steps.append([t.grad.item() for t in params])
+
+    with acc.micro_batch():
+        sum(params).sum().backward()
+    grad, stores = ad.Tensor.grad, []
+
+    def interrupted(t, value):
+        stores.append(t)
+        if len(stores) == 5:  # three to lend, and in the midst of taking back
+            raise KeyboardInterrupt
+        grad.fset(t, value)
+
+    optimizer = Optimizer()
+    with monkeypatch.context() as patch:
+        patch.setattr(ad.Tensor, "grad", property(grad.fget, interrupted))
+        with pytest.raises(KeyboardInterrupt):
+            acc.apply(optimizer)
+    assert [t.grad for t in params] == [None] * 3
+    assert acc.apply(optimizer)
+    assert steps == [[1.0, 1.0, 1.0]]

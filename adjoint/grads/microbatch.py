@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy import ndarray
 
+from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor
 from adjoint.errors import AccumulationError, ArgumentError, InputError, NoGradientError, ShapeError
 from adjoint.grads.buffers import checked_weight
@@ -37,7 +38,7 @@ UNSAID = float("1")
 class MicroBatch:
     """The block of one micro-batch: gradients are kept aside and added at its end, or not at all."""
 
-    __slots__ = ("_accumulator", "_ended", "_lock", "_outer", "_pending", "_token", "_weight", "scaled")
+    __slots__ = ("_accumulator", "_ended", "_lock", "_outer", "_pending", "_weight", "scaled")
 
     def __init__(self, accumulator: GradientAccumulator, weight: float) -> None:
         self._weight = weight
@@ -45,8 +46,7 @@ class MicroBatch:
         self._ended = False
         self._accumulator = accumulator
         self._pending: dict[int, Any] = {}  # by id of the parameter
-        self._lock = threading.Lock()  # several threads may have the context of the block
-        self._token: Any = None
+        self._lock = threading.RLock()  # several threads may have the context of the block
         self._outer: Any = None
 
     @property
@@ -78,7 +78,11 @@ class MicroBatch:
         self._pending = {}
         self._ended = self.scaled = False
         self._outer = sink.get()
-        self._token = sink.set(self)
+        try:  # no token: an interrupt right after the set() would lose it
+            sink.set(self)
+        except BaseException:
+            sink.set(self._outer)
+            raise
         return self
 
     def wants(self, leaf: Tensor) -> bool:
@@ -99,21 +103,24 @@ class MicroBatch:
                     "would be lost.\n  Wait for it inside the block."
                 )
             before = self._pending.get(key)
-            self._pending[key] = g if before is None else np.add(before, g, dtype=sum_dtype(g.dtype))
+            if before is not None:
+                g = np.add(before, g, dtype=sum_dtype(g.dtype))  # of 0-d arrays it is a number
+            self._pending[key] = g if type(g) is SparseRows else np.asarray(g)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        here = sink.get() is self
+        if here:
+            sink.set(self._outer)
         with self._lock:
             self._ended = True
             pending, self._pending = self._pending, {}
-        try:
-            sink.reset(self._token)
-        except ValueError as foreign:
+        if not here:
             raise AccumulationError(
                 "micro_batch(): this block began in another thread or asyncio task than it ends in, where it "
                 "goes on to take gradients.\n  Enter and leave it in one of them; nothing was added."
-            ) from foreign
+            )
         if kind is not None:
             return
         acc = self._accumulator

@@ -85,15 +85,18 @@ def hand_to_optimizers(
         if any(optimizer is other for other in done):
             continue
         if isinstance(optimizer, StepsOnGrad):
-            _step(optimizer, params, grads)
-        elif isinstance(optimizer, AppliesGradients):
+            _step(optimizer, params, grads, done)
+            continue
+        if isinstance(optimizer, AppliesGradients):
             optimizer.apply(dict(grads))
         else:
             optimizer(dict(grads))
         done.append(optimizer)
 
 
-def _step(optimizer: StepsOnGrad, params: Mapping[str, Tensor], grads: dict[str, Any]) -> None:
+def _step(
+    optimizer: StepsOnGrad, params: Mapping[str, Tensor], grads: dict[str, Any], done: list[Any]
+) -> None:
     before = {name: t.grad for name, t in params.items()}
     try:
         for name, t in params.items():
@@ -101,9 +104,19 @@ def _step(optimizer: StepsOnGrad, params: Mapping[str, Tensor], grads: dict[str,
             t.grad = None if g is None else _in_dtype_of(t, as_gradient_tensor(g))
             del g
         optimizer.step()
+        done.append(optimizer)  # before anything else: an interrupt from here on must not repeat it
     finally:
+        _put_back(params, before)
+
+
+def _put_back(params: Mapping[str, Tensor], before: dict[str, Tensor | None]) -> None:
+    try:
         for name, t in params.items():
             t.grad = before[name]
+    except BaseException:  # an interrupt, which comes out when all are back
+        for name, t in params.items():
+            t.grad = before[name]
+        raise
 
 
 def _in_dtype_of(t: Tensor, g: Tensor) -> Tensor:
