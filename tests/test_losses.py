@@ -204,3 +204,15 @@ def test_messages_say_what_to_do(call, error, parts):
     message = message_of(error, call)
     for part in parts:
         assert part in message
+
+
+def test_scores_with_the_classes_last_are_told_how_to_come():
+    scores, target = ad.zeros((2, 5, 3)), np.zeros((2, 5), int)
+    with pytest.raises(ad.errors.ShapeError) as info:
+        F.cross_entropy(scores, target)
+    assert str(info.value) == (
+        "cross_entropy: the prediction (2, 5, 3) wants one class per row, a target of shape (2, 3), but got (2, 5).\n"
+        "  Classes are along axis 1; a float target, of the prediction's shape, has probabilities.\n"
+        "  Scores with the classes last: prediction.moveaxis(-1, 1)."
+    )
+    assert F.cross_entropy(scores.moveaxis(-1, 1), target).item() == pytest.approx(np.log(3))

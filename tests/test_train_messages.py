@@ -206,3 +206,11 @@ def test_several_inputs_are_told_from_rows() -> None:
         assert raised(lambda flag=flag: train.DataLoader(X, 2, **flag)) == (
             f"DataLoader: {name} is True or False, not {value!r}."
         )
+
+
+def test_a_file_in_the_place_of_a_directory_is_refused_before_training(tmp_path: Any) -> None:
+    path = tmp_path / "run"
+    path.write_text("notes")
+    for make in (lambda: trainer_of(model_of(), directory=path), lambda: train.BestCheckpoint(path)):
+        assert raised(make) == f"{path} is a file: checkpoints are written into a directory."
+    assert path.read_text() == "notes"

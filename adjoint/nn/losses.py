@@ -117,6 +117,11 @@ def _classes_last(op: str, x: Tensor, target_shape: tuple[int, ...]) -> Tensor:
             f"{op}: the prediction {x.shape} wants one class per row, a target of shape {rows}, but "
             f"got {target_shape}.\n"
             "  Classes are along axis 1; a float target, of the prediction's shape, has probabilities."
+            + (
+                "\n  Scores with the classes last: prediction.moveaxis(-1, 1)."
+                if target_shape == x.shape[:-1]
+                else ""
+            )
         )
     return rec.moveaxis(x, source=1 - x.ndim, destination=-1) if x.ndim > 2 else x
 

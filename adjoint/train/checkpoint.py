@@ -49,6 +49,8 @@ class Checkpoints:
             raise ArgumentError(f"keep must be at least 1, but is {keep!r}.")
         need_safetensors("writing checkpoints")  # now, not after the first epoch
         self.directory = Path(directory)
+        if self.directory.exists() and not self.directory.is_dir():
+            raise FileError(f"{self.directory} is a file: checkpoints are written into a directory.")
         self.keep = keep
         self.sign, self.monitor = sign_of(mode), monitor
         self.same_run = False  # later ones are this run's, from before it went back: it replaces them
