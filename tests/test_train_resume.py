@@ -228,3 +228,27 @@ def test_only_a_finite_number_is_the_best(tmp_path: Path) -> None:
         trainer.train_step((X, Y))
         best.save(trainer, {"loss": value})
     assert best.path is not None and best.path.name == "step-000000004" and best.best == -2.0
+
+
+def test_a_resume_that_fails_cuts_no_log(tmp_path: Path) -> None:
+    class Failing(train.Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"one": 1}
+
+        def load_state_dict(self, state: Any) -> None:
+            if "two" in state or fails:
+                raise KeyError("two")
+
+    fails = False
+    log = tmp_path / "log.csv"
+    run(tmp_path / "other", 4, train.BestCheckpoint(tmp_path / "best"))
+    run(tmp_path / "run", 2, [train.CSVLog(log), Failing()])
+    remove_last(tmp_path / "run", 1)
+    before = log.read_text()
+    with pytest.raises(errors.FileError, match="the checkpoints of another run, up to step 20"):
+        run(tmp_path / "run", 2, [train.CSVLog(log), Failing(), train.BestCheckpoint(tmp_path / "best")])
+    assert log.read_text() == before
+    fails = True
+    with pytest.raises(KeyError, match="two"):
+        run(tmp_path / "run", 2, [train.CSVLog(log), Failing()])
+    assert log.read_text() == before

@@ -219,7 +219,10 @@ def _mu_product(b1: float, decay: float, t: int) -> float:
 
 
 class NAdam(Optimizer):
-    """Adam with Nesterov momentum, whose decay follows a schedule (Dozat 2016)."""
+    """Adam with Nesterov momentum, whose decay follows a schedule (Dozat 2016).
+
+    The correction is a function of the step: betas that are changed on the way count as if from the start.
+    """
 
     slots = ("m", "v")
 

@@ -76,6 +76,12 @@ class Progress:
                 f"epoch {epoch}/{self._epochs}  {_listed(logs)}", highlight=False, markup=False
             )
 
+    def stopped(self, step: int, reason: str, resumable: bool) -> None:
+        """Leave a line that says why training ended before its last epoch."""
+        if self._bar is not None:
+            more = "; its checkpoint is written, and fit(resume=True) goes on from it" if resumable else ""
+            self._bar.console.print(f"{reason} after step {step}{more}", highlight=False, markup=False)
+
     def close(self) -> None:
         """Leave the terminal as it was."""
         if self._bar is not None:

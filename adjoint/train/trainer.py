@@ -48,6 +48,7 @@ __all__ = ["Trainer"]
 
 Loss = Callable[..., Tensor]
 
+INTERRUPTED = "interrupted"
 RESERVED = ("loss", "lr", "grad_norm", "seconds", "epoch", "step")
 
 
@@ -265,6 +266,10 @@ class Trainer:
                 bar.epoch(self.epoch, self.epoch_steps)
                 self._epoch(self._batches(loader, same, resume), validate, bar)
                 same, resume = True, False
+            if self.stopped is not None:
+                bar.stopped(
+                    self.step, self.stopped, self.stopped == INTERRUPTED and self.checkpoints is not None
+                )
         return self.history
 
     def stop(self, reason: str = "stopped") -> None:
@@ -526,7 +531,7 @@ class Trainer:
                 raise KeyboardInterrupt
             asked = True
             if self.stopped is None:  # a callback may have stopped it already
-                self.stop("interrupted")
+                self.stop(INTERRUPTED)
 
         signal.signal(signal.SIGINT, handle)
         try:
