@@ -20,11 +20,9 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import (
     AccumulationError,
     ArgumentError,
-    DTypeError,
     InputError,
     NoGradientError,
     NonFiniteError,
-    ShapeError,
 )
 from adjoint.grads.buffers import GradientBuffer, checked_total_weight, checked_weight
 from adjoint.grads.foreign import sum_dtype
@@ -39,8 +37,8 @@ from adjoint.grads.microbatch import (
     split_batch,
 )
 from adjoint.grads.norm import Measure, measured
-from adjoint.grads.optimizer import beyond_parameters, hand_to_optimizers, optimizers_of
-from adjoint.grads.packed import Buffers, held, lend, take_back
+from adjoint.grads.optimizer import beyond_parameters, optimizers_of
+from adjoint.grads.packed import Buffers, lend_to
 from adjoint.grads.passes import copied, divided, multiplied
 from adjoint.grads.saved import FORMAT, read_state, saved_names
 from adjoint.grads.scaler import GradScaler, scale_clock
@@ -53,7 +51,9 @@ from adjoint.grads.windows import (
     closed_error,
     config_of,
     listed,
+    open_error,
     overflown,
+    scaled_error,
     torn_error,
 )
 
@@ -94,18 +94,9 @@ class GradientAccumulator:
     ) -> None:
         if isinstance(params, AccumulationConfig) and config is None:
             params, config = None, params
-        if config is not None and options:
-            raise ArgumentError(
-                f"GradientAccumulator: give a config or options, not both: {', '.join(sorted(options))}."
-            )
-        if config is not None and not isinstance(config, AccumulationConfig):
-            raise InputError(
-                f"config is an AccumulationConfig, but got {type(config).__name__}.\n"
-                "  The number of micro-batches is accumulation_steps=…."
-            )
         if clip is not None and not callable(clip):
             raise InputError(f"clip is a function of gradients, but got {type(clip).__name__}.")
-        self.config = config_of(options) if config is None else config
+        self.config = config_of(config, options)
         self._clip = clip
         self._buffers = Buffers()
         self._params: dict[str, Tensor] = {}
@@ -136,22 +127,12 @@ class GradientAccumulator:
         if not isinstance(name, str):
             raise InputError(f"register: a name is a string, but got {type(name).__name__}.")
         with self._lock:
-            known = self._buffers.by_name.get(name)
             wanted = self.config.dtype if dtype is None else dtype
             buffer = GradientBuffer(shape, wanted, compensated=self.config.compensated, name=name)
-            if known is None:
+            if name in self._buffers.by_name:
+                self._buffers.by_name[name].check_like(buffer, any_dtype=dtype is None)
+            else:
                 self._buffers.register(buffer)
-            elif known.shape != buffer.shape:
-                raise ShapeError(
-                    f"register: {name!r} has shape {known.shape} already, and not {buffer.shape}."
-                )
-            # None == np.dtype(float64) is true
-            elif dtype is not None and (known._dtype is None or known._dtype != buffer._dtype):
-                has = "takes that of its first gradient" if known._dtype is None else f"is {known._dtype}"
-                raise DTypeError(
-                    f"register: {name!r} is registered already, and the dtype of its sum {has}, not "
-                    f"{buffer._dtype}."
-                )
 
     def _register_param(self, name: str, t: Any) -> None:
         if not isinstance(t, Tensor):
@@ -477,16 +458,9 @@ class GradientAccumulator:
             if window.torn:
                 raise torn_error()
             if not self.should_update():
-                raise AccumulationError(
-                    f"the window has {window.micro_batches} of {self.config.accumulation_steps} "
-                    "micro-batches.\n"
-                    "  Add more, or close it as it is with flush(); drop() discards it."
-                )
+                raise open_error(window, self.config.accumulation_steps)
             if window.scaled and scaler is None:
-                raise AccumulationError(
-                    "apply: losses of this window were scaled by a GradScaler, and so are its gradients.\n"
-                    "  Give it the scaler, which divides them: apply(optimizer, scaler=scaler)."
-                )
+                raise scaled_error()
             if self._is_void():
                 return self._skip_window(scaler if window.skipped else None)
             if not window.finished and not self._finish(scaler):
@@ -495,7 +469,7 @@ class GradientAccumulator:
                 self._clip_in_place()
             if not self._fits_parameters(optimizers, scaler):
                 return self._skip_window(scaler)
-            self._lend_to(optimizers)
+            lend_to(optimizers, self._params, self._buffers.all, window)
             if scaler is not None:
                 scaler.record(finite=not window.skipped)
             self._count_update()
@@ -544,24 +518,6 @@ class GradientAccumulator:
         """
         return self._last_norm
 
-    def _lend_to(self, optimizers: list[Any]) -> None:
-        """Give the finished gradients to the optimisers, in the memory of the buffers."""
-        used = [b for b in self._buffers.all if b.count]
-        dense = [b for b in used if not b.is_sparse]
-        counts = [held(b) for b in dense]
-        lent = {b.name: as_gradient_tensor(b.totals()) if b.is_sparse else lend(b) for b in used}
-        window = self._window
-        keep = True  # for another try, unless all made their update
-        try:
-            hand_to_optimizers(optimizers, self._params, lent, window.done)
-            keep = False
-        finally:
-            lent.clear()
-            window.torn = True  # until all are taken back; after an update, until the next window begins
-            for b, before in zip(dense, counts, strict=True):
-                take_back(b, before, keep=keep)
-            window.torn = not keep
-
     def _skip_window(self, scaler: GradScaler | None) -> bool:
         window = self._window
         if scaler is not None:
@@ -591,20 +547,7 @@ class GradientAccumulator:
     def stats(self) -> AccumulationStats:
         """Return counts since the beginning, and the state of the window."""
         with self._lock:
-            totals, window = self._totals, self._window
-            return AccumulationStats(
-                total_micro_batches=totals["micro_batches"],
-                total_updates=totals["updates"],
-                accumulation_steps=self.config.accumulation_steps,
-                registered_params=len(self._buffers.all),
-                total_param_elements=sum(b.size for b in self._buffers.all),
-                skipped_micro_batches=totals["skipped_micro_batches"],
-                skipped_windows=totals["skipped_windows"],
-                dropped_windows=totals["dropped_windows"],
-                clipped_windows=totals["clipped_windows"],
-                window_micro_batches=window.micro_batches,
-                window_weight=window.weight,
-            )
+            return AccumulationStats.of(self.config, self._totals, self._window, self._buffers.all)
 
     def on(self, kind: str, callback: Callable[[AccumulationEvent], None]) -> Handle:
         """Call ``callback(event)`` at each "full", "clip", "skip" or "update"; the handle takes it off."""

@@ -155,6 +155,20 @@ class GradientBuffer:
             )
         return g
 
+    def check_like(self, other: GradientBuffer, *, any_dtype: bool) -> None:
+        """Raise if one that is registered under the same name is not like this."""
+        if self.shape != other.shape:
+            raise ShapeError(
+                f"register: {self.name!r} has shape {self.shape} already, and not {other.shape}."
+            )
+        # None == np.dtype(float64) is true
+        if not any_dtype and (self._dtype is None or self._dtype != other._dtype):
+            has = "takes that of its first gradient" if self._dtype is None else f"is {self._dtype}"
+            raise DTypeError(
+                f"register: {self.name!r} is registered already, and the dtype of its sum {has}, not "
+                f"{other._dtype}."
+            )
+
     def decide(self, dtype: np.dtype[Any]) -> None:
         """Settle the dtype of the sum by that of the first gradient."""
         if self._dtype is None:

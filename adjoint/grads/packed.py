@@ -14,15 +14,17 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from adjoint.core.sparse import SparseRows
+from adjoint.core.sparse import SparseRows, as_gradient_tensor
+from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError, NoGradientError, UnknownNameError
 from adjoint.grads.buffers import GradientBuffer, Tally
 from adjoint.grads.foreign import gradient_array
 from adjoint.grads.norm import all_finite_unwarned
+from adjoint.grads.optimizer import hand_to_optimizers
 from adjoint.grads.passes import add_all, add_if_finite, not_finite
-from adjoint.grads.windows import unknown_names
+from adjoint.grads.windows import Window, unknown_names
 
-__all__ = ["Block", "Buffers", "held", "lend", "take_back"]
+__all__ = ["Block", "Buffers", "lend_to"]
 
 Array = ndarray[Any, Any]
 
@@ -303,10 +305,25 @@ def _stored(g: Any) -> Array:
     return g.values if type(g) is SparseRows else g
 
 
-def lend(buffer: GradientBuffer) -> Array:
-    """Return a view of the finished gradient for others to hold; ``take_back`` sees whether they do."""
-    total = buffer._dense()
-    return total.view()
+def lend_to(
+    optimizers: list[Any], params: Mapping[str, Tensor], buffers: list[GradientBuffer], window: Window
+) -> None:
+    """Give the finished gradients of a window to optimisers, in the memory of the buffers."""
+    used = [b for b in buffers if b.count]
+    dense = [b for b in used if not b.is_sparse]
+    counts = [held(b) for b in dense]
+    # views, so that it can be seen whether somebody keeps them
+    lent = {b.name: as_gradient_tensor(b.totals()) if b.is_sparse else b._dense().view() for b in used}
+    keep = True  # for another try, unless all made their update
+    try:
+        hand_to_optimizers(optimizers, params, lent, window.done)
+        keep = False
+    finally:
+        lent.clear()
+        window.torn = True  # until all are taken back; after an update, until the next window begins
+        for b, before in zip(dense, counts, strict=True):
+            take_back(b, before, keep=keep)
+        window.torn = not keep
 
 
 def owner(buffer: GradientBuffer) -> Array | None:

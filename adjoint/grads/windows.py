@@ -10,8 +10,15 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.node import Handle, HookList
-from adjoint.errors import AccumulationError, AdjointError, ArgumentError, NonFiniteError, UnknownNameError
-from adjoint.grads.buffers import checked_count, checked_sum_dtype, checked_weight
+from adjoint.errors import (
+    AccumulationError,
+    AdjointError,
+    ArgumentError,
+    InputError,
+    NonFiniteError,
+    UnknownNameError,
+)
+from adjoint.grads.buffers import GradientBuffer, checked_count, checked_sum_dtype, checked_weight
 from adjoint.grads.norm import check_max_norm, check_norm_order
 
 __all__ = ["AccumulationConfig", "AccumulationEvent", "AccumulationStats", "Listeners", "Window"]
@@ -179,6 +186,29 @@ class AccumulationStats:
     window_micro_batches: int
     window_weight: float
 
+    @classmethod
+    def of(
+        cls,
+        config: AccumulationConfig,
+        totals: Mapping[str, int],
+        window: Window,
+        buffers: Collection[GradientBuffer],
+    ) -> AccumulationStats:
+        """Return the statistics of an accumulator."""
+        return cls(
+            total_micro_batches=totals["micro_batches"],
+            total_updates=totals["updates"],
+            accumulation_steps=config.accumulation_steps,
+            registered_params=len(buffers),
+            total_param_elements=sum(b.size for b in buffers),
+            skipped_micro_batches=totals["skipped_micro_batches"],
+            skipped_windows=totals["skipped_windows"],
+            dropped_windows=totals["dropped_windows"],
+            clipped_windows=totals["clipped_windows"],
+            window_micro_batches=window.micro_batches,
+            window_weight=window.weight,
+        )
+
     def effective_batch_multiplier(self) -> int:
         """Return how many micro-batches make a batch."""
         return self.accumulation_steps
@@ -243,8 +273,19 @@ class Listeners:
                 raise
 
 
-def config_of(options: dict[str, Any]) -> AccumulationConfig:
-    """Return a config of options by name, or say which there are."""
+def config_of(config: Any, options: dict[str, Any]) -> AccumulationConfig:
+    """Return a config as it was given, or of options by name, or say which there are."""
+    if config is not None and options:
+        raise ArgumentError(
+            f"GradientAccumulator: give a config or options, not both: {', '.join(sorted(options))}."
+        )
+    if isinstance(config, AccumulationConfig):
+        return config
+    if config is not None:
+        raise InputError(
+            f"config is an AccumulationConfig, but got {type(config).__name__}.\n"
+            "  The number of micro-batches is accumulation_steps=…."
+        )
     known = AccumulationConfig.__dataclass_fields__
     unknown = [name for name in options if name not in known]
     if unknown:
@@ -261,6 +302,22 @@ def torn_error() -> AccumulationError:
         "an interrupt or an error came while gradients were being added or divided, so the sums are "
         "not whole.\n"
         "  drop() discards the window; load_state_dict() goes back to a saved one."
+    )
+
+
+def open_error(window: Window, steps: int) -> AccumulationError:
+    """Say that a window is not full."""
+    return AccumulationError(
+        f"the window has {window.micro_batches} of {steps} micro-batches.\n"
+        "  Add more, or close it as it is with flush(); drop() discards it."
+    )
+
+
+def scaled_error() -> AccumulationError:
+    """Say that the gradients of a window are still scaled."""
+    return AccumulationError(
+        "apply: losses of this window were scaled by a GradScaler, and so are its gradients.\n"
+        "  Give it the scaler, which divides them: apply(optimizer, scaler=scaler)."
     )
 
 
