@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,24 @@ def test_the_bar_shows_everything_on_a_terminal(monkeypatch: pytest.MonkeyPatch)
         assert part in text
     assert "tokens/s" in shown(monkeypatch, Terminal(), weight=lambda batch: 7)
     assert "words/s" in shown(monkeypatch, Terminal(), weight=lambda batch: 7, unit="words")
+
+
+class CtrlC(train.Callback):
+    def on_step(self, trainer: Any, logs: Any) -> None:
+        if trainer.step == 3:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_the_bar_says_why_training_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("rich")
+    text = shown(monkeypatch, Terminal(), callbacks=[CtrlC()], directory=tmp_path)
+    assert "interrupted after step 3; its checkpoint is written, and fit(resume=True) goes on from it" in text
+    text = shown(monkeypatch, Terminal(), callbacks=[CtrlC()])
+    assert "interrupted after step 3" in text and "resume" not in text
+    stopping = train.EarlyStopping("loss", patience=1, delta=1e9)
+    text = shown(monkeypatch, Terminal(), callbacks=[stopping], directory=tmp_path / "early")
+    assert "loss has not got better for 1 epochs after step 10" in text and "resume" not in text
+    assert shown(monkeypatch, io.StringIO(), callbacks=[CtrlC()]) == ""
 
 
 def test_the_bar_is_quiet_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,7 +180,7 @@ class BestCheckpoint(_Monitor):
         return path
 
 
-class _Log(Callback, ABC):
+class Log(Callback, ABC):
     """A file with a line per step or per epoch."""
 
     def __init__(self, path: str | os.PathLike[str], every: str = "epoch") -> None:
@@ -235,7 +235,7 @@ class _Log(Callback, ABC):
     def _write(self, row: dict[str, float]) -> None: ...
 
 
-class CSVLog(_Log):
+class CSVLog(Log):
     """Write the logs as CSV; the first line of the file decides the columns."""
 
     _columns: list[str] | None = None
@@ -268,7 +268,7 @@ class CSVLog(_Log):
         return columns
 
 
-class JSONLog(_Log):
+class JSONLog(Log):
     """Write the logs as one JSON object per line."""
 
     def _write(self, row: dict[str, float]) -> None:

@@ -11,13 +11,13 @@ import numpy as np
 from adjoint.errors import ArgumentError
 from adjoint.nn.module import Module
 from adjoint.random import Generator
-from adjoint.train.callbacks import Callback
+from adjoint.train.callbacks import Callback, Log
 from adjoint.train.compose import ComposedLoss
 
 if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
 
-__all__ = ["load", "of", "state_of"]
+__all__ = ["load", "matched", "of", "state_of"]
 
 
 def of(trainer: Trainer) -> dict[str, Any]:
@@ -45,8 +45,8 @@ def of(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping[str, Any]) -> list[Callback]:
-    """Put a trainer into a saved state, which each part checks; return the callbacks that had one."""
+def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Put a trainer into a saved state, which each part checks; a callback that is new starts afresh."""
     _refuse_other_loader(loader, state)
     trainer.model.load_state_dict(model)
     _refuse_other_freezing(trainer, state)
@@ -76,10 +76,11 @@ def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping
     trainer.trained = bool(state.get("trained"))
     trainer.history = [dict(h) for h in state["history"]]
     trainer.averages.load_state_dict(state["averages"])
-    found = _matched(trainer, state["callbacks"])
-    for callback, saved in found:  # last, for logs cut their files; one that is new starts afresh
+    found = matched(trainer, state["callbacks"])
+    for callback, saved in sorted(
+        found, key=lambda each: isinstance(each[0], Log)
+    ):  # last: they cut their files
         callback.load_state_dict(saved)
-    return [callback for callback, _ in found]
 
 
 def _kind(loader: Any) -> str | None:
@@ -124,7 +125,7 @@ def _names(trainer: Trainer, callback: Callback) -> dict[str, Any]:
     return {"kind": type(callback).__name__, "identity": identity, "beside": beside}
 
 
-def _matched(trainer: Trainer, saved: Any) -> list[tuple[Callback, Any]]:
+def matched(trainer: Trainer, saved: Any) -> list[tuple[Callback, Any]]:
     """Return the callbacks that a checkpoint knows, with their states, also of a run that was moved."""
     left, found = list(saved), []
     waiting = [(callback, _names(trainer, callback)) for callback in trainer.callbacks]

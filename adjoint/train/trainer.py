@@ -563,12 +563,13 @@ class Trainer:
                 callback.on_restart(self)
             return False
         model, state, _ = self.checkpoints.read(path)
+        known = [callback for callback, _ in states.matched(self, state["callbacks"])]
+        for callback in self.callbacks:
+            if isinstance(callback, BestCheckpoint) and callback not in known:
+                callback.checkpoints.refuse_later(int(state["step"]))
         before = self.model.state_dict(), states.of(self)
         try:
-            known = states.load(self, self._loader, model, state)
-            for callback in self.callbacks:
-                if isinstance(callback, BestCheckpoint) and callback not in known:
-                    callback.checkpoints.refuse_later(self.step)
+            states.load(self, self._loader, model, state)
         except BaseException:
             states.load(self, self._loader, *before)
             raise
