@@ -294,6 +294,8 @@ def test_an_interrupt_is_raised_when_the_arrays_are_at_rest():
     spread(Meeting(2), range(2), 2)
 
 
+# An interrupt inside a callback of a weak reference, as Python's own, is only reported.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("passes", [1, 2])
 def test_interrupts_at_any_moment_leave_nobody_at_work(passes):
     a = np.zeros(300_000)
