@@ -249,13 +249,8 @@ class _Job:
     def finish(self) -> None:
         """Wait until no helper works any more, whatever comes; then raise what went wrong."""
         while True:
-            try:
-                while not _soon_empty(self.running):
-                    try:
-                        self.bell.get(timeout=_LOOK_SECONDS)
-                    except Empty:
-                        if _pool.forked:
-                            raise _forked_error() from None
+            try:  # no loop in it, see ``_Crew`` in adjoint.engine.parallel
+                self._wait_for_helpers()
                 break
             except WorkerError:
                 raise
@@ -267,6 +262,14 @@ class _Job:
             first = next((e for e in self.errors if not isinstance(e, Exception)), self.errors[0])
             self.errors.clear()
             raise first
+
+    def _wait_for_helpers(self) -> None:
+        while not _soon_empty(self.running):
+            try:
+                self.bell.get(timeout=_LOOK_SECONDS)
+            except Empty:
+                if _pool.forked:
+                    raise _forked_error() from None
 
 
 def _soon_empty(marks: set[int]) -> bool:
@@ -308,16 +311,18 @@ class _Pool:
     def call(self, job: _Job, count: int) -> None:
         """Ask ``count`` helpers to take part."""
         if self.helpers < count:
-            with self.lock:
-                while self.helpers < count:
-                    try:
-                        _thread.start_new_thread(_wait_for_jobs, (self.jobs,))
-                    except RuntimeError:  # no more threads are to be had
-                        count = self.helpers
-                        break
-                    self.helpers += 1
-        for _ in range(count):
+            with self.lock:  # no loop in it, see ``_Crew`` in adjoint.engine.parallel
+                self._start(count)
+        for _ in range(min(count, self.helpers)):
             self.jobs.put(job)
+
+    def _start(self, count: int) -> None:
+        while self.helpers < count:
+            try:
+                _thread.start_new_thread(_wait_for_jobs, (self.jobs,))
+            except RuntimeError:  # no more threads are to be had
+                break
+            self.helpers += 1
 
 
 def _wait_for_jobs(jobs: SimpleQueue[_Job]) -> None:

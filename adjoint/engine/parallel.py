@@ -92,9 +92,14 @@ class _Inbox:
         return batch
 
 
+_Claims = list[tuple[_Inbox, list[Any]]]  # what a worker sums up, and for whom
+
+
 class _Crew:
     """The workers of one run and what they share, all of it behind ``lock``.
 
+    No loop stands in a ``with``: in CPython, 3.13 above all, an interrupt that comes where one jumps back may
+    miss the end of the block, and the lock would stay locked.  Loops are in methods that are called there.
     ``user_code`` lets hooks and leaf events run one at a time, so that they may share state.
     """
 
@@ -211,9 +216,12 @@ class _Crew:
         """Take nodes and pull through them until nothing is left."""
         invalid = Invalid()
         with invalid.state():
-            index = self.next_node(me)
-            while index >= 0:
-                index = self.process(me, index, invalid)
+            self.work_on(me, invalid)
+
+    def work_on(self, me: int, invalid: Invalid) -> None:
+        index = self.next_node(me)
+        while index >= 0:
+            index = self.process(me, index, invalid)
 
     def next_node(self, me: int) -> int:
         """Return the node to take next, waiting for one if need be; -1 at the end."""
@@ -324,34 +332,41 @@ class _Crew:
 
     def share(self, given: list[tuple[_Inbox, int, Any]]) -> list[_Inbox]:
         """Hand contributions to parents that get others too; return those that are complete by them."""
-        claimed: list[tuple[_Inbox, list[Any]]] = []
         complete: list[_Inbox] = []
         with self.lock:
-            for inbox, position, gp in given:
-                inbox.waiting[position] = gp
-                self.waiting_bytes += _nbytes(gp)
-                if not inbox.busy and position == inbox.taken:
-                    inbox.busy = True
-                    claimed.append((inbox, []))
-            given.clear()
-            del gp
-            claimed = [(inbox, inbox.available()) for inbox, _ in claimed]
+            claimed = self.claim(given)
         while claimed:
             for inbox, batch in claimed:
                 self.sum_up(inbox.key, batch)
             with self.lock:
-                more: list[tuple[_Inbox, list[Any]]] = []
-                for inbox, batch in claimed:
-                    self.waiting_bytes -= sum(map(_nbytes, batch))
-                    batch = inbox.available()
-                    if batch:
-                        more.append((inbox, batch))
-                        continue
-                    inbox.busy = False
-                    if inbox.taken == inbox.expected:
-                        complete.append(inbox)
-                claimed = more
+                claimed = self.let_go(claimed, complete)
         return complete
+
+    def claim(self, given: list[tuple[_Inbox, int, Any]]) -> _Claims:
+        """Put contributions where they wait; take on what can be summed now.  The lock is held."""
+        claimed = []
+        for inbox, position, gp in given:
+            inbox.waiting[position] = gp
+            self.waiting_bytes += _nbytes(gp)
+            if not inbox.busy and position == inbox.taken:
+                inbox.busy = True
+                claimed.append(inbox)
+        given.clear()
+        return [(inbox, inbox.available()) for inbox in claimed]
+
+    def let_go(self, claimed: _Claims, complete: list[_Inbox]) -> _Claims:
+        """Let go of what was summed, unless more has come for it.  The lock is held."""
+        more: _Claims = []
+        for inbox, batch in claimed:
+            self.waiting_bytes -= sum(map(_nbytes, batch))
+            batch = inbox.available()
+            if batch:
+                more.append((inbox, batch))
+                continue
+            inbox.busy = False
+            if inbox.taken == inbox.expected:
+                complete.append(inbox)
+        return more
 
     def sum_up(self, key: Any, batch: Sequence[Any]) -> None:
         """Add contributions, in order, to what a node or leaf has: exactly as in one thread."""
@@ -366,20 +381,12 @@ class _Crew:
 
     def finish(self, me: int, index: int, complete: list[_Inbox]) -> int:
         """Note that a node is done; take one of the nodes that are ready now, offer the others."""
-        own = -1
         with self.lock:
             self.left -= 1
             self.finished[index] = 1
             if index == self.frontier:
                 self.frontier = self.finished.find(0, index)  # -1 at the end
-            for inbox in complete:
-                i = inbox.index
-                if i < 0:
-                    continue
-                if own < 0 or i < own:
-                    own, i = i, own
-                if i >= 0:
-                    heappush(self.ready, i)
+            own = self.offer(complete)
             more = len(self.ready) > len(self.sleepers) and self.helpers < self.limit
             if more and self.stopped:
                 more = False  # the caller may be counting those who have to leave
@@ -391,6 +398,19 @@ class _Crew:
         if more:
             self.start(helper)
         return following
+
+    def offer(self, complete: list[_Inbox]) -> int:
+        """Offer nodes that are ready now; return the first in the order, which is not.  The lock is held."""
+        own = -1
+        for inbox in complete:
+            i = inbox.index
+            if i < 0:
+                continue
+            if own < 0 or i < own:
+                own, i = i, own
+            if i >= 0:
+                heappush(self.ready, i)
+        return own
 
     def start(self, me: int) -> None:
         """Have a helper started; without one, at the limit of threads or at exit, others do its work."""

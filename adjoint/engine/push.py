@@ -55,17 +55,23 @@ def push_forward(
     invalid = Invalid()
     token = grad_mode.set(create_graph or (xp is dyn and grad_mode.get()))
     try:
-        with invalid.state():
-            for node in order:
-                arriving = [flows.get(p) if p is not None else None for p in node.parents]
-                flows[node] = push(node, arriving, xp, invalid)
-                for parent in node.parents:
-                    uses[parent] -= 1
-                    if not uses[parent]:
-                        flows.pop(parent, None)
-        return [flows.get(key_of(r)) for r in roots]
+        with invalid.state():  # no loop in it, see ``_Crew`` in adjoint.engine.parallel
+            _push_all(order, flows, uses, xp, invalid)
     finally:
         grad_mode.reset(token)
+    return [flows.get(key_of(r)) for r in roots]
+
+
+def _push_all(
+    order: list[Node], flows: dict[Any, Any], uses: dict[Any, int], xp: Namespace, invalid: Invalid
+) -> None:
+    for node in order:
+        arriving = [flows.get(p) if p is not None else None for p in node.parents]
+        flows[node] = push(node, arriving, xp, invalid)
+        for parent in node.parents:
+            uses[parent] -= 1
+            if not uses[parent]:
+                flows.pop(parent, None)
 
 
 def push(node: Node, tangents: list[Any], xp: Namespace, invalid: Invalid) -> Any:

@@ -143,24 +143,33 @@ def differentiate(
             run.captured[k] = None
     # in dyn nothing is recorded at this level, but the outer tensors that lifted values hold are
     before = grad_mode.get()
-    try:  # no token: an interrupt right after a set() would lose it
+    # No token: an interrupt right after a set() would lose it.  No loop, see ``_Crew`` in engine.parallel.
+    try:
         grad_mode.set(create_graph or (xp is dyn and before))
-        for start, seed in zip(starts, seeds, strict=True):
-            g = seed if create_graph or not isinstance(seed, Tensor) else seed._data
-            if start not in run.grads:
-                run.grads[start] = g
-            else:
-                add(xp, run.grads, run.owned, run.wide, start, g)
+        _start(run, starts, seeds, create_graph)
         runner(plan, run)
-        if plan.needed is not None:
-            for key in list(run.grads):
-                if key not in plan.needed:
-                    del run.grads[key]
-                elif type(key) is Node:  # a target outside of what the plan walks: no rule runs
-                    run.arrive(key, run.grads.pop(key))
-        for root in roots:  # a leaf that is itself a root is complete after no node
-            if root in run.grads and type(run.grads[root]) is not _Final:
-                run.leaf_ready(root)
+        _end(run, plan, roots)
         return run, run.finish()
     finally:
         grad_mode.set(before)
+
+
+def _start(run: Run, starts: Sequence[Any], seeds: Sequence[Any], create_graph: bool) -> None:
+    for start, seed in zip(starts, seeds, strict=True):
+        g = seed if create_graph or not isinstance(seed, Tensor) else seed._data
+        if start not in run.grads:
+            run.grads[start] = g
+        else:
+            add(run.xp, run.grads, run.owned, run.wide, start, g)
+
+
+def _end(run: Run, plan: Plan, roots: Sequence[Tensor]) -> None:
+    if plan.needed is not None:
+        for key in list(run.grads):
+            if key not in plan.needed:
+                del run.grads[key]
+            elif type(key) is Node:  # a target outside of what the plan walks: no rule runs
+                run.arrive(key, run.grads.pop(key))
+    for root in roots:  # a leaf that is itself a root is complete after no node
+        if root in run.grads and type(run.grads[root]) is not _Final:
+            run.leaf_ready(root)

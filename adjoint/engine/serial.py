@@ -28,6 +28,11 @@ _F64, _F32 = np.dtype(np.float64), np.dtype(np.float32)
 def run_serial(plan: Plan, run: Run) -> None:
     """Run ``plan`` from the seeds in ``run.grads``, which in the end holds the leaves' totals."""
     invalid = Invalid()
+    with invalid.state():  # no loop in it, see ``_Crew`` in adjoint.engine.parallel
+        _run(plan, run, invalid)
+
+
+def _run(plan: Plan, run: Run, invalid: Invalid) -> None:
     xp = run.xp
     # Plain first-order backward of plain ops is what ``pull`` does, written out: a call and a
     # tuple per node would cost a third more.
@@ -36,73 +41,70 @@ def run_serial(plan: Plan, run: Run) -> None:
     grads, owned, wide, retain = run.grads, run.owned, run.wide, run.retain
     guarded = run.guarded
     accumulate, pop = np.add, grads.pop
-    with invalid.state():
-        for node in plan.order:
-            g = pop(node, None)
-            op = node.op
-            if not plain or g is None or not op.plain or node.extra is not None or (wide and node in wide):
-                values = out = gp = None  # what the node before saved is not held meanwhile
-                _step(plan, run, invalid, node, g)
-                continue
-            if (guarded and node in guarded) or (
-                needed is not None and (node in captured or node not in needed)
-            ):
-                _step(plan, run, invalid, node, g)
-                continue
-            dtype = node.dtype
-            if dtype is not _F64 and dtype is not _F32 and dtype.kind == "c":
-                _step(plan, run, invalid, node, g)
-                continue
-            # the output first: another thread that releases the node drops the arguments first,
-            # so arguments that are still there mean that the output was
-            out, params, rules = node.out, node.params, op.rules
-            values = node.args
-            if values is None:
-                raise released(node)
-            if node.versions is not None:
-                for t, version in node.versions:
-                    if t._version != version:
-                        raise modified(node, t)
-            if op.selects:
-                guarded.update(node.parents)
-            pulled = None if op.joint is None else pull_joint(node, g, xp, values, out, needed, invalid)
-            count = 0 if params else len(values)  # a call with * costs as much as the rest of the call
-            i = 0  # counting by hand: zip and enumerate cost three times as much
-            for parent in node.parents:
-                if parent is not None and (needed is None or parent in needed):
-                    if pulled is not None:
-                        gp = pulled[i]
-                        if gp is None:
-                            i += 1
-                            continue
-                    elif count == 2:
-                        gp = rules[i](xp, g, out, values[0], values[1])
-                    elif count == 1:
-                        gp = rules[i](xp, g, out, values[0])
-                    elif count == 3:
-                        gp = rules[i](xp, g, out, values[0], values[1], values[2])
-                    else:
-                        gp = rules[i](xp, g, out, *values, **params)
-                    like = parent if type(parent) is Node else parent._data
-                    try:
-                        if invalid.hit or gp.shape != like.shape or gp.dtype is not like.dtype:
-                            gp = fitted(node, i, parent, g, gp, xp, invalid)
-                    except AttributeError:
+    for node in plan.order:
+        g = pop(node, None)
+        op = node.op
+        if not plain or g is None or not op.plain or node.extra is not None or (wide and node in wide):
+            values = out = gp = None  # what the node before saved is not held meanwhile
+            _step(plan, run, invalid, node, g)
+            continue
+        if (guarded and node in guarded) or (needed is not None and (node in captured or node not in needed)):
+            _step(plan, run, invalid, node, g)
+            continue
+        dtype = node.dtype
+        if dtype is not _F64 and dtype is not _F32 and dtype.kind == "c":
+            _step(plan, run, invalid, node, g)
+            continue
+        # the output first: another thread that releases the node drops the arguments first,
+        # so arguments that are still there mean that the output was
+        out, params, rules = node.out, node.params, op.rules
+        values = node.args
+        if values is None:
+            raise released(node)
+        if node.versions is not None:
+            for t, version in node.versions:
+                if t._version != version:
+                    raise modified(node, t)
+        if op.selects:
+            guarded.update(node.parents)
+        pulled = None if op.joint is None else pull_joint(node, g, xp, values, out, needed, invalid)
+        count = 0 if params else len(values)  # a call with * costs as much as the rest of the call
+        i = 0  # counting by hand: zip and enumerate cost three times as much
+        for parent in node.parents:
+            if parent is not None and (needed is None or parent in needed):
+                if pulled is not None:
+                    gp = pulled[i]
+                    if gp is None:
+                        i += 1
+                        continue
+                elif count == 2:
+                    gp = rules[i](xp, g, out, values[0], values[1])
+                elif count == 1:
+                    gp = rules[i](xp, g, out, values[0])
+                elif count == 3:
+                    gp = rules[i](xp, g, out, values[0], values[1], values[2])
+                else:
+                    gp = rules[i](xp, g, out, *values, **params)
+                like = parent if type(parent) is Node else parent._data
+                try:
+                    if invalid.hit or gp.shape != like.shape or gp.dtype is not like.dtype:
                         gp = fitted(node, i, parent, g, gp, xp, invalid)
-                    if parent not in grads:
-                        grads[parent] = gp
-                    elif parent in owned:
-                        total = grads[parent]
-                        accumulate(total, gp, total)
-                        invalid.hit = False  # inf - inf in a sum says nothing about the next rule
-                    else:
-                        add(xp, grads, owned, wide, parent, gp)
-                        invalid.hit = False
-                i += 1
-            if not retain and op.saves_any:
-                node.args = None
-                node.out = None
-                node.versions = None
+                except AttributeError:
+                    gp = fitted(node, i, parent, g, gp, xp, invalid)
+                if parent not in grads:
+                    grads[parent] = gp
+                elif parent in owned:
+                    total = grads[parent]
+                    accumulate(total, gp, total)
+                    invalid.hit = False  # inf - inf in a sum says nothing about the next rule
+                else:
+                    add(xp, grads, owned, wide, parent, gp)
+                    invalid.hit = False
+            i += 1
+        if not retain and op.saves_any:
+            node.args = None
+            node.out = None
+            node.versions = None
 
 
 def _step(plan: Plan, run: Run, invalid: Invalid, node: Node, g: object) -> None:

@@ -38,34 +38,46 @@ def commit(gradients: dict[Tensor, Any]) -> None:
     replaced, not written to.  ``gradients`` is emptied on the way: what is summed into a new
     array does not stay, so the peak is the old and the new.
     """
-    order = list(gradients)
-    changes = []  # slot, gradient before, gradient after
     # Two backwards in two threads may reach the same leaf: reading and replacing is one step.
-    with committing:
-        for t in order:
-            g = gradients.pop(t)
-            if t._node is None:
-                continue
-            slot = t._extra or t._need_extra()
-            before = slot.grad
-            new = wrap(g) if type(g) is ndarray else as_gradient_tensor(g)
-            changes.append((slot, before, new if before is None else _sum(before, new)))
-            del new, g
+    with committing:  # no loop in it, see ``_Crew`` in adjoint.engine.parallel
+        changes = _changes(gradients)
         try:
-            for slot, _, g in changes:
-                slot.grad = g
+            _set(changes, 2)
         except BaseException:  # an interrupt; nothing else can happen between two stores
-            for slot, before, _ in changes:
-                slot.grad = before
+            _set(changes, 1)
             raise
+
+
+def _changes(gradients: dict[Tensor, Any]) -> list[tuple[Any, Any, Any]]:
+    """Return slots with the gradients before and after."""
+    changes = []
+    for t in list(gradients):
+        g = gradients.pop(t)
+        if t._node is None:
+            continue
+        slot = t._extra or t._need_extra()
+        before = slot.grad
+        new = wrap(g) if type(g) is ndarray else as_gradient_tensor(g)
+        changes.append((slot, before, new if before is None else _sum(before, new)))
+        del new, g
+    return changes
+
+
+def _set(changes: list[tuple[Any, Any, Any]], which: int) -> None:
+    for change in changes:
+        change[0].grad = change[which]
 
 
 def drop(tensors: Iterable[Tensor]) -> None:
     """Drop the ``.grad`` of all of these tensors."""
     with committing:
-        for t in tensors:
-            if t._extra is not None:
-                t._extra.grad = None
+        _drop(tensors)
+
+
+def _drop(tensors: Iterable[Tensor]) -> None:
+    for t in tensors:
+        if t._extra is not None:
+            t._extra.grad = None
 
 
 def _sum(before: Tensor, new: Tensor) -> Tensor:

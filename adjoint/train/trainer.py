@@ -262,15 +262,20 @@ class Trainer:
             bar = Progress(_length(loader), epochs, self.progress)
             ending.callback(bar.close)
             ending.enter_context(self._stopping_on_interrupt())
-            while self.epoch < epochs and self.stopped is None:
-                bar.epoch(self.epoch, self.epoch_steps)
-                self._epoch(self._batches(loader, same, resume), validate, bar)
-                same, resume = True, False
+            self._epochs(loader, epochs, validate, bar, same, resume)
             if self.stopped is not None:
                 bar.stopped(
                     self.step, self.stopped, self.stopped == INTERRUPTED and self.checkpoints is not None
                 )
         return self.history
+
+    def _epochs(
+        self, loader: Any, epochs: int, validate: Any, bar: Progress, same: bool, resume: bool
+    ) -> None:
+        while self.epoch < epochs and self.stopped is None:
+            bar.epoch(self.epoch, self.epoch_steps)
+            self._epoch(self._batches(loader, same, resume), validate, bar)
+            same, resume = True, False
 
     def stop(self, reason: str = "stopped") -> None:
         """End the training after the present step."""

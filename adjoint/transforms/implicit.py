@@ -76,17 +76,20 @@ def fixed_point(
     limit = _limits("fixed_point", problem, tol, max_steps)
     if not 0 < damping <= 1:
         raise ArgumentError(f"fixed_point: damping is above 0 and at most 1, but got {damping!r}.")
-    with no_grad():
-        x = problem.start
-        for step in range(max_steps):
-            change = problem(x) - x
-            x = x + change if damping == 1 else x + damping * change
-            size = problem.size_of(step, change)
-            if _all(_is_small(change, x, limit)):
-                break
-        else:
-            raise problem.failed(max_steps, f"the last step changed x by {size:g}")
+    with no_grad():  # no loop in it, see ``_Crew`` in adjoint.engine.parallel
+        x = _iterate(problem, limit, max_steps, damping)
     return problem.solved(x, lambda x: problem(x) - x)
+
+
+def _iterate(problem: _Problem, limit: float, max_steps: int, damping: float) -> Any:
+    x = problem.start
+    for step in range(max_steps):
+        change = problem(x) - x
+        x = x + change if damping == 1 else x + damping * change
+        size = problem.size_of(step, change)
+        if _all(_is_small(change, x, limit)):
+            return x
+    raise problem.failed(max_steps, f"the last step changed x by {size:g}")
 
 
 def root(f: Callable[..., Any], x0: Any, *args: Any, tol: float | None = None, max_steps: int = 50) -> Any:
@@ -106,20 +109,22 @@ def root(f: Callable[..., Any], x0: Any, *args: Any, tol: float | None = None, m
     problem = _Problem("root", f, x0, args)
     limit = _limits("root", problem, tol, max_steps)
     with no_grad():
-        x = problem.start
-        residual = problem(x)
-        for step in range(max_steps):
-            size = problem.size_of(step, residual)
-            if size == 0:
-                break
-            direction = problem.newton_step(x, residual)
-            x, residual, moved = problem.line_search(x, direction, residual, limit)
-            if _all(_is_small(moved, x, limit)):
-                break
-        else:
-            raise problem.failed(max_steps, f"the largest residual is {_largest(residual):g}")
+        x, residual = _newton(problem, limit, max_steps)
         problem.size_of(max_steps, residual)
     return problem.solved(x, problem)
+
+
+def _newton(problem: _Problem, limit: float, max_steps: int) -> tuple[Any, Any]:
+    x = problem.start
+    residual = problem(x)
+    for step in range(max_steps):
+        if problem.size_of(step, residual) == 0:
+            return x, residual
+        direction = problem.newton_step(x, residual)
+        x, residual, moved = problem.line_search(x, direction, residual, limit)
+        if _all(_is_small(moved, x, limit)):
+            return x, residual
+    raise problem.failed(max_steps, f"the largest residual is {_largest(residual):g}")
 
 
 def _limits(name: str, problem: _Problem, tol: float | None, max_steps: int) -> float:
