@@ -263,9 +263,8 @@ class Optimizer:
         counts = [unit.steps for group in self.groups for unit in group.units]
         before, writing = grad_mode.get(), False
         try:
-            grad_mode.set(
-                False
-            )  # parameters are written to; inside, so that an interrupt does not leave it so
+            # parameters are written to; set inside, so that an interrupt does not leave it so
+            grad_mode.set(False)
             for group in written:
                 group.take_over()
             for group in self.groups:
