@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -43,14 +44,17 @@ def bare_steps(count: int, size: int) -> None:
     """The NumPy calls of ``steps``, with nothing around them."""
     rng = np.random.default_rng(0)
     w, x = rng.normal(size=size), rng.normal(size=size)
-    one = np.broadcast_to(np.ones(()), (size,))
     for _ in range(count):
-        product = w * x
-        inner = np.cos(product)
-        np.sin(inner).sum()
-        grad = one * np.cos(inner)
-        grad = (-grad * np.sin(product)) * x
-        np.copyto(w, w - 1e-3 * grad)
+        np.copyto(w, w - 1e-3 * bare_gradient(w, x))
+
+
+def bare_gradient(w: Any, x: Any) -> Any:
+    """The forward and backward of ``sin(cos(w * x)).sum()``."""
+    product = w * x
+    inner = np.cos(product)
+    np.sin(inner).sum()
+    grad = np.broadcast_to(np.ones(()), w.shape) * np.cos(inner)
+    return (-grad * np.sin(product)) * x
 
 
 class Shared:
@@ -72,13 +76,8 @@ class Shared:
     def bare_steps(self, count: int, size: int) -> None:
         """The NumPy calls of ``steps``; only the sum is behind a lock."""
         w, x = self.w.numpy(), self.x.numpy()
-        one = np.broadcast_to(np.ones(()), (size,))
         for _ in range(count):
-            product = w * x
-            inner = np.cos(product)
-            np.sin(inner).sum()
-            grad = one * np.cos(inner)
-            grad = (-grad * np.sin(product)) * x
+            grad = bare_gradient(w, x)
             with self.lock:
                 self.total = self.total + grad
 

@@ -476,4 +476,8 @@ KITS: dict[str, Callable[[], Kit]] = {
 
 def engines(make: Callable[[Kit], Step], names: str = f"adjoint {PEERS}") -> dict[str, Callable[[], Step]]:
     """Return what a Case takes as engines: ``make`` with each of the named kits."""
-    return {name: (lambda name=name: make(KITS[name]())) for name in names.split()}  # type: ignore[misc]
+
+    def engine(name: str) -> Callable[[], Step]:
+        return lambda: make(KITS[name]())
+
+    return {name: engine(name) for name in names.split()}

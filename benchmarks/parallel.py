@@ -18,6 +18,7 @@ the busiest worker is what two free processors would give, but for the waiting b
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import threading
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -180,11 +182,8 @@ def worker_times() -> Iterator[list[float]]:
         work(crew, me)
         used.append(time.thread_time() - start)
 
-    parallel._Crew.work = counted  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(parallel._Crew, "work", counted):
         yield used
-    finally:
-        parallel._Crew.work = work  # type: ignore[method-assign]
 
 
 def balance(build: Callable[[], Any], rounds: int) -> Numbers:
@@ -341,7 +340,7 @@ def bench_waiting() -> None:
     """The most that waits, when all branches go to one leaf."""
     size, branches = 200_000, 32
     w = ad.tensor(np.linspace(0, 1, size), requires_grad=True)
-    finish, limit = parallel._Crew.finish, parallel.WAITING_BYTES
+    finish, usual = parallel._Crew.finish, parallel.WAITING_BYTES
     peak = 0
 
     def measured(crew: Any, me: int, index: int, complete: Any) -> int:
@@ -349,27 +348,24 @@ def bench_waiting() -> None:
         peak = max(peak, crew.waiting_bytes)
         return finish(crew, me, index, complete)
 
-    parallel._Crew.finish = measured  # type: ignore[method-assign]
     one = 8 * size
     print(f"\n{branches} branches into one leaf, contributions of {one / 1e6:.1f} MB: the most that waits")
-    try:
-        for parallel.WAITING_BYTES in (limit, 4 * one, 0):
-            for workers in (2, 4):
-                peak = 0
-                taken = []
-                for _ in range(5):
-                    loss = sum((ad.sin(w * (0.1 + i)).sum() for i in range(branches)), ad.tensor(0.0))
-                    start = time.perf_counter()
-                    ad.backward(loss, workers=workers)
-                    taken.append(time.perf_counter() - start)
-                bound = (parallel.WAITING_BYTES + workers * one) / 1e6
-                print(
-                    f"  limit {parallel.WAITING_BYTES / 1e6:5.1f} MB, {workers} workers: "
-                    f"{peak / 1e6:5.1f} MB (bound {bound:.1f}), {statistics.median(taken) * 1e3:.0f} ms"
-                )
-    finally:
-        parallel._Crew.finish = finish  # type: ignore[method-assign]
-        parallel.WAITING_BYTES = limit
+    for limit, workers in itertools.product((usual, 4 * one, 0), (2, 4)):
+        peak = 0
+        taken = []
+        with (
+            mock.patch.object(parallel._Crew, "finish", measured),
+            mock.patch.object(parallel, "WAITING_BYTES", limit),
+        ):
+            for _ in range(5):
+                loss = sum((ad.sin(w * (0.1 + i)).sum() for i in range(branches)), ad.tensor(0.0))
+                start = time.perf_counter()
+                ad.backward(loss, workers=workers)
+                taken.append(time.perf_counter() - start)
+        print(
+            f"  limit {limit / 1e6:5.1f} MB, {workers} workers: {peak / 1e6:5.1f} MB "
+            f"(bound {(limit + workers * one) / 1e6:.1f}), {statistics.median(taken) * 1e3:.0f} ms"
+        )
 
 
 # The page ----------------------------------------------------------------------------------------
