@@ -21,8 +21,11 @@ ROOT = Path(adjoint.__file__).parent
 LOOPS = (ast.For, ast.While)
 BLOCKS = (ast.With, ast.Try)
 
-# Functions where it does no harm: threads that no interrupt reaches, and blocks that only hide an error.
-HARMLESS = {"attend", "work", "_any_large", "_remove_left_over", "wrapper"}
+# Where it does no harm: threads that no interrupt reaches, blocks that only hide an error, and the end of an
+# asynchronous generator, which is closed by its loop as well.
+HARMLESS = {
+    "parallel.py:attend", "data.py:work", "auto.py:_any_large", "replace.py:_remove_left_over", "config.py:wrapper",
+}  # fmt: skip
 
 
 def codes(code: CodeType) -> Iterator[CodeType]:
@@ -42,7 +45,7 @@ def open_jumps(source: str, name: str) -> list[str]:
     blocks = [n for n in ast.walk(tree) if isinstance(n, BLOCKS)]
     found = []
     for code in codes(compile(source, name, "exec")):
-        if code.co_name.startswith("<") or code.co_name in HARMLESS:
+        if code.co_name.startswith("<") or f"{name}:{code.co_name}" in HARMLESS:
             continue
         table = dis._parse_exception_table(code)  # type: ignore[attr-defined]
         for step in dis.get_instructions(code):
