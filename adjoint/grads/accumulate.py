@@ -28,7 +28,6 @@ from adjoint.grads.buffers import GradientBuffer, checked_total_weight, checked_
 from adjoint.grads.foreign import sum_dtype
 from adjoint.grads.lending import clipped_by
 from adjoint.grads.microbatch import (
-    UNSAID,
     MicroBatch,
     computed_parameter,
     named_params,
@@ -103,6 +102,7 @@ class GradientAccumulator:
         self._slots: dict[int, GradientBuffer] = {}  # by id of the parameter
         self._frozen: dict[str, Tensor] = {}  # parameters that take part as soon as they require grad
         self._unfrozen: set[str] = set()  # those that were among them
+        self._short: tuple[int, int] | None = None  # a short piece that ``split`` has out, and the others
         self._window = Window()
         self._totals = dict.fromkeys(
             ("micro_batches", "updates", "skipped_micro_batches", "skipped_windows", "dropped_windows",
@@ -208,12 +208,12 @@ class GradientAccumulator:
                 )
             self._commit(buffers, arrays, weight, plain, joins=not again, single=name)
 
-    def micro_batch(self, weight: float = UNSAID) -> MicroBatch:
+    def micro_batch(self, weight: float | None = None) -> MicroBatch:
         """Take what ``backward`` inside the block gives to the parameters, all at the end or nothing.
 
         No ``.grad`` is touched.  Several backwards add up.  Set ``weight`` of what the block is given
-        (``as mb``) when it is known only inside.  It is 1 if nothing is said, which is refused for a piece of
-        ``split`` that is shorter than those before it.
+        (``as mb``) when it is known only inside.  None counts as 1, and is refused for a piece of ``split``
+        that is shorter than those before it.
         """
         if self._frozen:
             self._unfreeze([name for name, t in self._frozen.items() if t.requires_grad])
@@ -221,7 +221,7 @@ class GradientAccumulator:
             raise AccumulationError(
                 "micro_batch() needs parameters: GradientAccumulator(params, …).  By name, use step()."
             )
-        return MicroBatch(self, checked_weight(weight))
+        return MicroBatch(self, None if weight is None else checked_weight(weight))
 
     def _commit(
         self,
@@ -539,10 +539,6 @@ class GradientAccumulator:
         [3, 2]
         """
         return noted_pieces(self, split_batch(batch, size))
-
-    _short: tuple[int, int] | None = (
-        None  # the length of a short piece that ``split`` has out, and of the others
-    )
 
     def stats(self) -> AccumulationStats:
         """Return counts since the beginning, and the state of the window."""

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from adjoint.grads.accumulate import GradientAccumulator
 
 __all__ = [
-    "UNSAID",
     "MicroBatch",
     "computed_parameter",
     "named_params",
@@ -31,17 +30,13 @@ __all__ = [
 ]
 
 
-# The weight of a micro-batch of which nothing was said, known by identity: a 1.0 of somebody else is another.
-UNSAID = float("1")
-
-
 class MicroBatch:
     """The block of one micro-batch: gradients are kept aside and added at its end, or not at all."""
 
     __slots__ = ("_accumulator", "_ended", "_lock", "_outer", "_pending", "_weight", "scaled")
 
-    def __init__(self, accumulator: GradientAccumulator, weight: float) -> None:
-        self._weight = weight
+    def __init__(self, accumulator: GradientAccumulator, weight: float | None) -> None:
+        self._weight = weight  # None: nothing was said of it
         self.scaled = False  # by a ``GradScaler``, which must be at the update too
         self._ended = False
         self._accumulator = accumulator
@@ -52,13 +47,13 @@ class MicroBatch:
     @property
     def weight(self) -> float:
         """How much the micro-batch counts: examples, or tokens; may be set until the block ends."""
-        return self._weight
+        return 1.0 if self._weight is None else self._weight
 
     @weight.setter
     def weight(self, weight: float) -> None:
         if self._ended:
             raise AccumulationError(
-                f"micro_batch(): this block has ended, and its weight was {self._weight:g}.\n"
+                f"micro_batch(): this block has ended, and its weight was {self.weight:g}.\n"
                 "  Set the weight inside the block, or give it: micro_batch(weight=n)."
             )
         self._weight = checked_weight(weight)
@@ -124,7 +119,7 @@ class MicroBatch:
         if kind is not None:
             return
         acc = self._accumulator
-        if self._weight is UNSAID and acc._short is not None:
+        if self._weight is None and acc._short is not None:
             raise ArgumentError(
                 "micro_batch(): this piece of split() has {} examples and the one before it had {}, but "
                 "without a weight both count the same.\n"
@@ -144,7 +139,7 @@ class MicroBatch:
             arrays = [b.fitting(g) for b, g in pairs]
             del pairs
             plain = all(type(g) is ndarray and g.dtype.kind in "fc" for g in arrays)
-            acc._commit(buffers, arrays, self._weight, plain, scaled=self.scaled)
+            acc._commit(buffers, arrays, self.weight, plain, scaled=self.scaled)
 
 
 def not_a_parameter(name: str, t: Any) -> InputError:
