@@ -250,7 +250,7 @@ class FileError(AdjointError, ValueError):
 
 
 class MissingExtraError(AdjointError, ImportError):
-    """An optional library is missing.  Cure: ``pip install 'adjoint[extra]'``, as the message says."""
+    """An optional library is missing.  Cure: ``pip install 'adjoint-ad[extra]'``, as the message says."""
 
     def __init__(self, what: str, library: str, extra: str) -> None:
-        super().__init__(f"{what} needs {library}.  Install it with: pip install 'adjoint[{extra}]'")
+        super().__init__(f"{what} needs {library}.  Install it with: pip install 'adjoint-ad[{extra}]'")

@@ -136,7 +136,7 @@ def main() -> int:
     if options.write and options.names:
         parser.error("--write takes all cases: name none")
     if (options.write or options.picture) and importlib.util.find_spec("matplotlib") is None:
-        parser.error("the picture needs matplotlib: pip install 'adjoint[plot]'")
+        parser.error("the picture needs matplotlib: pip install 'adjoint-ad[plot]'")
     if options.quick and options.write and options.to == DOCS:
         parser.error("--quick is for trials: give --to another folder")
     rounds, seconds = (FEWEST_ROUNDS, 0.0) if options.quick else (options.rounds, options.seconds)

@@ -208,7 +208,7 @@ def test_without_scipy(monkeypatch):
     with pytest.raises(MissingExtraError) as error:
         S.polygamma(1, 2.0)
     assert str(error.value) == (
-        "ad.special.polygamma needs SciPy.  Install it with: pip install 'adjoint[scipy]'"
+        "ad.special.polygamma needs SciPy.  Install it with: pip install 'adjoint-ad[scipy]'"
     )
     with pytest.raises(MissingExtraError, match=r"ad\.special\.newname needs SciPy"):
         module._scipy("newname")(1.0)

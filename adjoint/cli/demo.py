@@ -132,6 +132,6 @@ def _report(facts: dict[str, Any]) -> str:
             f"time             {facts['seconds']} s",
             f"picture          {picture}"
             if picture
-            else "picture          none: pip install 'adjoint[plot]'",
+            else "picture          none: pip install 'adjoint-ad[plot]'",
         ]
     )

@@ -225,7 +225,7 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
         target = np.dtype(dtype)
     except TypeError:
         cure = (
-            "Use that of ml_dtypes, ml_dtypes.bfloat16: pip install 'adjoint[bfloat16]'."
+            "Use that of ml_dtypes, ml_dtypes.bfloat16: pip install 'adjoint-ad[bfloat16]'."
             if dtype == "bfloat16"
             else "Use one such as np.float32."
         )

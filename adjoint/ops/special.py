@@ -1,6 +1,6 @@
 """Special functions, ``ad.special``: error functions, gamma functions, entropies, Bessel functions.
 
-Values come from SciPy (``pip install 'adjoint[scipy]'``), which is imported at the first call; ``erf``,
+Values come from SciPy (``pip install 'adjoint-ad[scipy]'``), which is imported at the first call; ``erf``,
 ``expit``, ``log_expit``, ``logit``, ``xlogy``, ``xlog1py`` and ``entr`` need NumPy alone.  Where the
 derivative of a function is another one, that one is an op too, so that every order is right:
 ``gammaln`` → ``digamma`` → ``polygamma``, ``log_ndtr`` → ``erfcx`` → its derivatives.
