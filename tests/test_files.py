@@ -299,7 +299,7 @@ def test_like_checks_names_shapes_and_dtypes(path):
 
 def test_without_safetensors(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'adjoint\[files\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'adjoint-ad\[files\]'"):
         ad.save(path, {})
 
 
