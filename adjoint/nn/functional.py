@@ -396,9 +396,9 @@ def _channels(op: str, x: Any) -> Tensor:
     return x
 
 
-def _square_length(x: Tensor, axes: tuple[int, ...], least: float) -> Tensor:
-    """The length along axes, at least ``least``: below it constant, so that the gradient at 0 is finite."""
-    return rec.sqrt(rec.maximum(rec.sum(rec.square(x), axis=axes, keepdims=True), least * least))
+def _length(x: Tensor, axes: tuple[int, ...], least: float, p: float = 2.0) -> Tensor:
+    """The p-norm along axes, at least ``least``: below it constant, so that the gradient at 0 is finite."""
+    return rec.maximum(rec.vector_norm(x, ord=p, axis=axes, keepdims=True), least)
 
 
 def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8, **other: Never) -> Tensor:
@@ -409,7 +409,7 @@ def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8, **other:
     shape = broadcast_shapes("cosine_similarity", x.shape, y.shape)
     axes = (canonical_axis("cosine_similarity", axis, len(shape)),)
     x, y = rec.broadcast_to(x, shape=shape), rec.broadcast_to(y, shape=shape)
-    product = x / _square_length(x, axes, eps) * (y / _square_length(y, axes, eps))
+    product = x / _length(x, axes, eps) * (y / _length(y, axes, eps))
     return rec.sum(product, axis=axes, keepdims=False)
 
 
@@ -420,14 +420,11 @@ def normalize(x: Any, p: float = 2.0, axis: int = 1, eps: float = 1e-12, **other
     x = floats("normalize", x)
     axes = canonical_axes("normalize", axis, x.ndim)
     p = number("normalize", "p", p)
-    if p == 2:
-        return x / _square_length(x, axes, eps)
     if p == math.inf:
         return x / rec.maximum(rec.max(rec.abs(x), axis=axes, keepdims=True), eps)
     if not p > 0:
         raise ArgumentError(f"normalize: p must be positive, but is {p}.")
-    total = rec.sum(rec.abs(x) ** p, axis=axes, keepdims=True)
-    return x / rec.maximum(total, eps**p) ** (1 / p)
+    return x / _length(x, axes, eps, p)
 
 
 # Attention -------------------------------------------------------------------------------------

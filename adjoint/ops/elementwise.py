@@ -146,20 +146,32 @@ sqrt = define("sqrt", np.sqrt, lambda xp, g, y, x: g * 0.5 / xp.sqrt(x), saves="
 cbrt = define("cbrt", np.cbrt, lambda xp, g, y, x: g / (3 * y * y), saves="y", domain=(0.5, 3))
 
 
-def _hypot_part(xp: Any, g: Any, z: Any, part: Any, other: Any) -> Any:
-    """g · part / z, a direction: 0 at the origin, and that of the infinite arguments if there are any."""
-    far, grows = xp.isinf(z), xp.isinf(part)
-    part = xp.where(xp.logical_and(far, xp.logical_not(grows)), 0, xp.where(grows, xp.sign(part), part))
-    # dividing by inf gives 0 at the origin, here and in every higher order
-    z = xp.where(far, 1, xp.where(z == 0, math.inf, z))
-    z = xp.where(xp.logical_and(grows, xp.isinf(other)), math.sqrt(2), z)
-    return g * (part / z)
+def _cosine(x: Any, y: Any) -> Any:
+    """x / hypot(x, y): 0 at the origin, and the direction of the infinite arguments if there are any."""
+    z = np.hypot(x, y)
+    if z.size and z.min() > 0 and z.max() < math.inf:  # the usual case, in a third of the time
+        return x / z
+    far, grows = np.isinf(z), np.isinf(x)
+    x = np.where(far & ~grows, 0, np.where(grows, np.sign(x), x))
+    length = np.where(far, np.where(grows & np.isinf(y), math.sqrt(2), 1), np.where(z == 0, math.inf, z))
+    return (x / length).astype(z.dtype, copy=False)
+
+
+def _radius(xp: Any, x: Any, y: Any) -> Any:
+    """hypot(x, y), and inf at the origin: what is divided by it is 0 there, in every higher order too."""
+    r = xp.hypot(x, y)
+    return xp.where(r == 0, math.inf, r)
 
 
 hypot = define("hypot", np.hypot,
-               lambda xp, g, z, x, y: _hypot_part(xp, g, z, x, y),
-               lambda xp, g, z, x, y: _hypot_part(xp, g, z, y, x), saves="zxy",
+               lambda xp, g, z, x, y: g * xp.cosine(x, y),
+               lambda xp, g, z, x, y: g * xp.cosine(y, x), saves="xy",
                domain=((0.3, 2), (0.3, 2)))  # fmt: skip
+# an op of its own, because the quotient rule would cancel: its derivative in x is y²/r³, not 1/r - x²/r³
+define("cosine", in_float32(_cosine),
+       lambda xp, g, z, x, y: g * (xp.cosine(y, x) / _radius(xp, x, y) * xp.cosine(y, x)),
+       lambda xp, g, z, x, y: -g * (z * (xp.cosine(y, x) / _radius(xp, x, y))), saves="zxy",
+       domain=((0.3, 2), (0.3, 2)), doc="x / hypot(x, y), and 0 at the origin.")  # fmt: skip
 
 # Exponentials and logarithms -------------------------------------------------------------------
 
@@ -183,14 +195,14 @@ def _gap(xp: Any, x: Any, y: Any) -> Any:
 
 # the share of x is 1 / (1 + exp(y - x)); exp(x - z) would lose the digits that x and z share
 logaddexp = define("logaddexp", np.logaddexp,
-                   lambda xp, g, z, x, y: g * xp.sigmoid(_gap(xp, x, y)),
-                   lambda xp, g, z, x, y: g * xp.sigmoid(_gap(xp, y, x)), saves="xy")  # fmt: skip
+                   lambda xp, g, z, x, y: g * xp.logistic(_gap(xp, x, y)),
+                   lambda xp, g, z, x, y: g * xp.logistic(_gap(xp, y, x)), saves="xy")  # fmt: skip
 logaddexp2 = define("logaddexp2", np.logaddexp2,
-                    lambda xp, g, z, x, y: g * xp.sigmoid(_gap(xp, x, y) * LN2),
-                    lambda xp, g, z, x, y: g * xp.sigmoid(_gap(xp, y, x) * LN2), saves="xy")  # fmt: skip
+                    lambda xp, g, z, x, y: g * xp.logistic(_gap(xp, x, y) * LN2),
+                    lambda xp, g, z, x, y: g * xp.logistic(_gap(xp, y, x) * LN2), saves="xy")  # fmt: skip
 
 
-def _sigmoid(xp: Any, x: Any) -> Any:
+def logistic_function(xp: Any, x: Any) -> Any:
     """1 / (1 + exp(-x)), without overflow and exact in both tails."""
     if x.dtype.kind == "c":
         right = xp.real(x) >= 0
@@ -200,16 +212,48 @@ def _sigmoid(xp: Any, x: Any) -> Any:
     return xp.maximum(e, x >= 0) / (1 + e)  # 1 on the right, e on the left
 
 
-sigmoid = define("sigmoid", _sigmoid, lambda xp, g, y, x: g * y * (1 - y), saves="y", fused=True,
+sigmoid = define("sigmoid", logistic_function, lambda xp, g, y, x: g * y * (1 - y), saves="y", fused=True,
                  doc="The logistic function 1 / (1 + exp(-x)), stable in both tails.")  # fmt: skip
 
 # Trigonometric and hyperbolic ------------------------------------------------------------------
-# (1-x)(1+x) keeps the digits that 1 - x² loses near 1, and products of roots keep to the branch
-# that NumPy takes for complex numbers
+# (1-x)(1+x) keeps the digits that 1 - x² loses near 1; its derivative -2x keeps those near 0 that the product
+# rule loses.  Products of roots keep to the branch that NumPy takes for complex numbers.
+
+define("gap_product", in_float32(lambda x, low, high: (high - x) * (x - low)),
+       lambda xp, g, y, x, low, high: g * ((low + high) - 2 * x), saves="x", params=("low", "high"),
+       doc="(high - x) (x - low).")  # fmt: skip
+
+
+def _one_minus_square(xp: Any, x: Any) -> Any:
+    return xp.gap_product(x, low=-1.0, high=1.0)
 
 
 def _root_of_square_plus_one(xp: Any, x: Any) -> Any:
-    return xp.sqrt(x * x + 1) if x.dtype.kind == "c" else xp.hypot(x, 1.0)  # x² overflows first
+    return (
+        xp.sqrt(_one_minus_square(xp, 1j * x)) if x.dtype.kind == "c" else xp.hypot(x, 1.0)
+    )  # x² overflows first
+
+
+def _atan_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
+    return g / _one_minus_square(xp, 1j * x) if x.dtype.kind == "c" else g * xp.atan_slope(x)
+
+
+# -2 (x y) y does not underflow before the result does: y² would
+define("atan_slope", in_float32(lambda x: 1 / (1 + x * x)), lambda xp, g, y, x: -2 * g * (x * y * y), saves="yx",
+       doc="1 / (1 + x²).")  # fmt: skip
+
+
+_FAR = 20.0
+
+
+def _tan_slope(xp: Any, g: Any, x: Any) -> Any:
+    """g / cos(x)²; far from the real axis, where cos overflows, 4 q / (1 + q)² with q = exp(±2ix) small."""
+    if x.dtype.kind != "c":
+        return g / xp.square(xp.cos(x))
+    height = xp.imag(x)
+    far = xp.abs(height) > _FAR
+    q = xp.exp(xp.where(far, x * (2j * xp.sign(height)), 0))
+    return g * xp.where(far, 4 * q / xp.square(1 + q), 1 / xp.square(xp.cos(xp.where(far, 0, x))))
 
 
 def _atan2_part(xp: Any, g: Any, part: Any, x: Any, y: Any) -> Any:
@@ -222,12 +266,12 @@ def _atan2_part(xp: Any, g: Any, part: Any, x: Any, y: Any) -> Any:
 
 sin = define("sin", np.sin, lambda xp, g, y, x: g * xp.cos(x), saves="x")
 cos = define("cos", np.cos, lambda xp, g, y, x: -g * xp.sin(x), saves="x")
-tan = define("tan", np.tan, lambda xp, g, y, x: g / xp.square(xp.cos(x)), saves="x", domain=(-1.2, 1.2))
-asin = define("asin", np.arcsin, lambda xp, g, y, x: g / xp.sqrt((1 - x) * (1 + x)), saves="x",
+tan = define("tan", np.tan, lambda xp, g, y, x: _tan_slope(xp, g, x), saves="x", domain=(-1.2, 1.2))
+asin = define("asin", np.arcsin, lambda xp, g, y, x: g / xp.sqrt(_one_minus_square(xp, x)), saves="x",
               domain=(-0.8, 0.8))  # fmt: skip
-acos = define("acos", np.arccos, lambda xp, g, y, x: -g / xp.sqrt((1 - x) * (1 + x)), saves="x",
+acos = define("acos", np.arccos, lambda xp, g, y, x: -g / xp.sqrt(_one_minus_square(xp, x)), saves="x",
               domain=(-0.8, 0.8))  # fmt: skip
-atan = define("atan", np.arctan, lambda xp, g, y, x: g / (1 + x * x), saves="x")
+atan = define("atan", np.arctan, _atan_rule, saves="x")
 atan2 = define("atan2", np.arctan2,
                lambda xp, g, z, x, y: _atan2_part(xp, g, y, x, y),
                lambda xp, g, z, x, y: _atan2_part(xp, -g, x, x, y), saves="xy",
@@ -238,7 +282,7 @@ tanh = define("tanh", np.tanh, lambda xp, g, y, x: g - g * xp.square(y), saves="
 asinh = define("asinh", np.arcsinh, lambda xp, g, y, x: g / _root_of_square_plus_one(xp, x), saves="x")
 acosh = define("acosh", np.arccosh, lambda xp, g, y, x: g / (xp.sqrt(x - 1) * xp.sqrt(x + 1)), saves="x",
                domain=(1.5, 3))  # fmt: skip
-atanh = define("atanh", np.arctanh, lambda xp, g, y, x: g / ((1 - x) * (1 + x)), saves="x",
+atanh = define("atanh", np.arctanh, lambda xp, g, y, x: g / _one_minus_square(xp, x), saves="x",
                domain=(-0.8, 0.8))  # fmt: skip
 
 # sin(πx)/(πx): every derivative is an op of its own, because the quotient cancels near 0 ----------
@@ -250,7 +294,8 @@ def _sinc_derivative(x: Any, order: int) -> Any:
     Small t: f⁽ⁿ⁾(t) = Σₖ (-1)ᵏ t²ᵏ⁻ⁿ / ((2k+1) (2k-n)!).  Large t: t f⁽ⁿ⁾ = sin⁽ⁿ⁾(t) - n f⁽ⁿ⁻¹⁾, which
     is stable for t > n.
     """
-    t = np.asarray(x) * math.pi
+    x = np.asarray(x)
+    t = x * math.pi
     limit = max(2.0, float(order))
     near = np.abs(t) <= limit
     small = np.where(near, t, 0)
@@ -262,7 +307,12 @@ def _sinc_derivative(x: Any, order: int) -> Any:
         m = 2 * k - order
         term = term * small * small / ((m + 1) * (m + 2))
     large = np.where(near, 1, t)
-    waves = np.sin(large), np.cos(large), -np.sin(large), -np.cos(large)
+    # sin(πx) = ± sin(π (x - n)) for whole n: the digits that πx loses for large x are not needed
+    whole = np.rint(x)
+    sign = 1 - 2 * np.abs(np.fmod(whole, 2))
+    turn = np.where(near, 0, x - whole) * math.pi
+    sine, cosine = np.sin(turn) * sign, np.cos(turn) * sign
+    waves = sine, cosine, -sine, -cosine
     value = waves[0] / large
     for n in range(1, order + 1):
         value = (waves[n % 4] - n * value) / large

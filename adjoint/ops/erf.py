@@ -1,9 +1,13 @@
-"""The error function on NumPy alone, to about one unit in the last place.
+"""The error function and the normal distribution on NumPy alone.  erf is right to about one unit in the last place.
 
 |x| ≤ 7/8: x + x P(x²), a Chebyshev fit of erf(x)/x - 1.  Beyond: ±(1 - exp(-Q(|x| - 7/8))), where Q fits
 -log erfc with the weight erfc, because that is how much of its error reaches the result.  Measured
 against mpmath on 140,000 points: at most 1.09 units in the last place in float64 (SciPy: 2.8), 1.12 in
 float32.
+
+The normal distribution is ½ + ½ erf(x/√2), and left of -1.2, where that cancels, ½ exp(-x²/2) R(t) / (1 + 2u) with
+u = -x/√2 and t = (u - 3) / (u + 3), where R fits (1 + 2u) exp(u²) erfc(u) to 2e-16.  Its relative error there is that
+of exp, about x² units in the last place.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["erf"]
+__all__ = ["erf", "normal_distribution"]
 
 # For each dtype P and Q, highest power first, and the x from which erf(x) rounds to 1.
 _P64 = (
@@ -37,6 +41,18 @@ _Q32 = (
     0.8265538426752882, 2.430218901767064, 1.5328244448473074,
 )  # fmt: skip
 _FITS = {np.dtype(np.float64): (_P64, _Q64, 5.95), np.dtype(np.float32): (_P32, _Q32, 4.0)}
+_R64 = (
+    1.2630119643803444e-07, -6.418918462449114e-07, 5.594378661569038e-08, 3.6123486836499167e-06,
+    -5.869130758067867e-07, -2.019977369500839e-05, 4.9142583698254825e-06, 0.00012513256786788286,
+    -0.00010515552909637634, -0.0007798384192876824, 0.0018886901797334037, 0.002529392458022947,
+    -0.023770514927867224, 0.06830802730823918, -0.11927366341432917, 0.1296451587036634,
+    -0.04756229435347105, -0.13562110612458791, 1.2530080582697296,
+)  # fmt: skip
+_R32 = (
+    0.0018375298474945438, 0.002020619335887256, -0.023765303022840974, 0.06842432652004642,
+    -0.11927316535121349, 0.1296351783063675, -0.04756236273443671, -0.13562087335919062,
+    1.2530080590783494,
+)  # fmt: skip
 _SPLIT = 0.875
 _FEW = 300  # up to here a loop over Python's math.erf is faster than 60 calls of NumPy
 _BLOCK = 8192  # the scratch of so many elements stays in the cache:
@@ -79,3 +95,28 @@ def _erf_block(x: Any, out: Any) -> None:
         u = np.minimum(np.abs(beyond), one)
         u -= _SPLIT
         out[far] = np.copysign(1 - np.exp(-_horner(outer, u)), beyond)
+
+
+_ROOT_HALF = math.sqrt(0.5)
+_LEFT = -1.2
+
+
+def normal_distribution(x: Any) -> Any:
+    """The normal distribution function, with all its digits in the left tail too."""
+    x = np.asarray(x)
+    if x.size <= _FEW and x.dtype.kind == "f":
+        values = [0.5 * math.erfc(-v * _ROOT_HALF) for v in x.ravel().tolist()]
+        return np.array(values, x.dtype).reshape(x.shape)
+    y = erf(x * _ROOT_HALF)
+    y *= 0.5
+    y += 0.5
+    left = x < _LEFT
+    if left.any():
+        y[left] = _left_tail(x[left])
+    return y
+
+
+def _left_tail(x: Any) -> Any:
+    u = x * -_ROOT_HALF
+    t = (u - 3) / (u + 3)
+    return _horner(_R32 if x.dtype == np.float32 else _R64, t) * (np.exp(-0.5 * (x * x)) / (2 + 4 * u))

@@ -151,17 +151,31 @@ def _logsumexp(xp: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
     return xp.reshape(y, shape=shape)
 
 
-def _logsumexp_weights(xp: Any, y: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
-    """exp(x - y); 0 in a row of -inf; where the sum is +inf, the infinite elements share it."""
-    y = kept(xp, y, x, axis, keepdims)
-    top = x == np.inf
-    usual = xp.exp(xp.where(top, -np.inf, x) - xp.where(xp.isinf(y), np.inf, y))
-    top = xp.astype(top, dtype=x.dtype)
-    return usual + top / xp.where(y == np.inf, xp.sum(top, axis=axis, keepdims=True), 1)
+def _shares(xp: Any, x: Any, axis: Shape) -> Any:
+    """exp(x - m) / Σ exp(x - m); 0 in a row of -inf; where m is +inf, the infinite elements share.
+
+    Not exp(x - logsumexp(x)): for large x the difference has few digits.
+    """
+    top = xp.max(x, axis=axis, keepdims=True)
+    e = xp.exp(xp.where(x == top, 0, x - xp.where(xp.isinf(top), 0, top)))
+    e = xp.where(top == -np.inf, 0, xp.where(xp.logical_and(top == np.inf, x != top), 0, e))
+    total = xp.sum(e, axis=axis, keepdims=True)
+    return e / xp.where(total == 0, 1, total)
 
 
-def _logsumexp_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
-    return kept(xp, g, x, axis, keepdims) * _logsumexp_weights(xp, y, x, axis, keepdims)
+def _shares_of_arrays(x: Any, axis: Shape) -> Any:
+    top = np.maximum.reduce(x, axis=axis, keepdims=True, initial=-np.inf)
+    if not np.isfinite(top).all():
+        return _shares(raw, x, axis)
+    e = np.exp(x - top)
+    e /= _add_reduce(e, axis=axis, keepdims=True)
+    return e
+
+
+def _shares_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape) -> Any:
+    """y (g - Σ g y): the Jacobian is symmetric, so forward mode is the same."""
+    gy = g * y
+    return gy - y * xp.sum(gy, axis=axis, keepdims=True)
 
 
 def exclusive_product(xp: Any, x: Any, axis: int) -> Any:
@@ -208,11 +222,13 @@ define("var", _var_forward, _var_rule, saves="x", kind="general", params=("axis"
 define("std", lambda x, axis, correction, keepdims: np.sqrt(_var_forward(x, axis, correction, keepdims)),
        _std_rule, saves="xy", kind="general", params=("axis", "correction", "keepdims"),
        doc="The standard deviation over axes.")  # fmt: skip
-define("logsumexp", in_float32(_logsumexp, raw), _logsumexp_rule, saves="xy", kind="general", fused=_logsumexp,
-       params=("axis", "keepdims"),
-       jvp=lambda xp, t, y, x, axis, keepdims: xp.sum(t * _logsumexp_weights(xp, y, x, axis, keepdims),
-                                                      axis=axis, keepdims=keepdims),
+define("logsumexp", in_float32(_logsumexp, raw), lambda xp, g, y, x, axis, keepdims: kept(xp, g, x, axis, keepdims) * xp.shares(x, axis=axis),
+       saves="x", kind="general", fused=_logsumexp, params=("axis", "keepdims"),
+       jvp=lambda xp, t, y, x, axis, keepdims: xp.sum(t * xp.shares(x, axis=axis), axis=axis, keepdims=keepdims),
        doc="The logarithm of the sum of exponentials over axes.")  # fmt: skip
+
+define("shares", in_float32(_shares_of_arrays), _shares_rule, jvp=_shares_rule, saves="y", kind="general", fused=_shares,
+       params=("axis",), doc="exp(x) / Σ exp(x) over axes: the gradient of logsumexp.")  # fmt: skip
 
 _WHY = "it is piecewise constant"
 define("any", lambda x, axis, keepdims: np.any(x, axis=axis, keepdims=keepdims), None, kind="general",

@@ -110,9 +110,23 @@ ndtr = define("ndtr", _scipy("ndtr"), lambda xp, g, y, x: g * (xp.exp(-0.5 * x *
               doc="The normal distribution function.")  # fmt: skip
 ndtri = define("ndtri", _scipy("ndtri"), lambda xp, g, y, x: g * (xp.exp(0.5 * xp.square(_used(xp, g, y, 0))) * ROOT_2PI), saves="y",
                domain=(0.1, 0.9), doc="The inverse of the normal distribution function.")  # fmt: skip
-# φ(x)/Φ(x) = √(2/π) / erfcx(-x/√2), which neither under- nor overflows in the far left tail
-log_ndtr = define("log_ndtr", _scipy("log_ndtr"),
-                  lambda xp, g, y, x: g * (ROOT2 / ROOT_PI / xp.erfcx(x * (-1 / ROOT2))), saves="x",
+
+
+def _mills(xp: Any, x: Any) -> Any:
+    """φ(x)/Φ(x): √(2/π) / erfcx(-x/√2) left of 0, and far there -x - 1/x + 2/x³.
+
+    Each form is right where the others, or their derivatives, under- or overflow.
+    """
+    right, far = x > 0, x < -1e5
+    usual = ROOT2 / ROOT_PI / xp.erfcx(xp.where(xp.logical_or(right, far), 0, x) * (-1 / ROOT2))
+    positive = xp.where(right, x, 0)
+    usual = xp.where(right, xp.exp(-0.5 * positive * positive) / (ROOT_2PI * xp.ndtr(positive)), usual)
+    large = xp.where(far, x, -1)
+    w = 1 / large
+    return xp.where(far, -large - w * (1 - 2 * w * w), usual)
+
+
+log_ndtr = define("log_ndtr", _scipy("log_ndtr"), lambda xp, g, y, x: g * _mills(xp, x), saves="x",
                   doc="The logarithm of the normal distribution function, accurate in the far tail.")  # fmt: skip
 erfcx = define("erfcx", _scipy("erfcx"), lambda xp, g, y, x: g * xp.erfcx_derivative(x, order=1), saves="x",
                doc="exp(x²) erfc(x), which decays like 1/x.")  # fmt: skip
@@ -135,7 +149,7 @@ def _erfcx_derivative(x: Any, order: int) -> Any:
         below, value = value, (below - 2 * near * value) / (2 * n)
     far = x > edge
     if far.any():
-        large = np.minimum(x[far], 1e150)  # beyond, every derivative is below 1e-300
+        large = np.minimum(x[far], 1e150)  # beyond, the derivative is a multiple of x^(-n-1)
         # 37 = log(1e16): so far above, the start no longer shows (Gautschi 1961, for x ≥ edge)
         start = math.ceil((math.sqrt(order) + 37 / (2 * ROOT2 * edge)) ** 2) + 2
         # in units that keep the numbers finite: each step divides by what it grows by, 2x + 2
@@ -147,7 +161,7 @@ def _erfcx_derivative(x: Any, order: int) -> Any:
             above, here = here / unit, (2 * (n + 1) * above + 2 * large * here) / unit
             kept = kept / unit if n <= order else kept
         value = np.asarray(value)
-        value[far] = kept / here * (2 / ROOT_PI)
+        value[far] = kept / here * (2 / ROOT_PI) * (large / x[far]) ** (order + 1)
     return (value * scale).astype(dtype)
 
 
@@ -161,33 +175,101 @@ gamma = define("gamma", _scipy("gamma"), lambda xp, g, y, x: g * (_used(xp, g, y
                domain=(0.5, 3), doc="The gamma function.")  # fmt: skip
 gammaln = define("gammaln", _scipy("gammaln"), lambda xp, g, y, x: g * xp.digamma(_used(xp, g, x, 1)), saves="x",
                  domain=(0.5, 3), doc="The logarithm of |Γ(x)|.")  # fmt: skip
-digamma = define("digamma", _scipy("digamma"), lambda xp, g, y, x: g * xp.polygamma(_used(xp, g, x, 1), n=1), saves="x",
+digamma = define("digamma", in_float32(lambda x: _polygamma(x, 0)), lambda xp, g, y, x: g * xp.polygamma(_used(xp, g, x, 1), n=1), saves="x",
                  domain=(0.5, 3), doc="The derivative of log Γ(x).")  # fmt: skip
 define("polygamma", in_float32(lambda x, n: _polygamma(x, n)), lambda xp, g, y, x, n: g * xp.polygamma(x, n=n + 1),
        saves="x", params=("n",), doc="The n-th derivative of digamma.")  # fmt: skip
 betaln = define("betaln", _scipy("betaln"),
-                lambda xp, g, z, x, y: g * _digamma_gap(xp, g, x, y),
-                lambda xp, g, z, x, y: g * _digamma_gap(xp, g, y, x), saves="xy",
+                lambda xp, g, z, x, y: g * _gap(xp, g, x, y),
+                lambda xp, g, z, x, y: g * _gap(xp, g, y, x), saves="xy",
                 domain=((0.5, 3), (0.5, 3)), doc="The logarithm of |B(x, y)|.")  # fmt: skip
 beta = define("beta", _scipy("beta"),
-              lambda xp, g, z, x, y: g * (_used(xp, g, z, 1) * _digamma_gap(xp, g, x, y)),
-              lambda xp, g, z, x, y: g * (_used(xp, g, z, 1) * _digamma_gap(xp, g, y, x)), saves="zxy",
+              lambda xp, g, z, x, y: g * (_used(xp, g, z, 1) * _gap(xp, g, x, y)),
+              lambda xp, g, z, x, y: g * (_used(xp, g, z, 1) * _gap(xp, g, y, x)), saves="zxy",
               domain=((0.5, 3), (0.5, 3)), doc="The beta function Γ(x) Γ(y) / Γ(x + y).")  # fmt: skip
 
 
-def _digamma_gap(xp: Any, g: Any, x: Any, y: Any) -> Any:
-    x, y = _used(xp, g, x, 1), _used(xp, g, y, 1)
-    return xp.digamma(x) - xp.digamma(x + y)
+define("polygamma_gap", in_float32(lambda x, y, n: _polygamma_gap(x, y, n)),
+       lambda xp, g, z, x, y, n: g * xp.polygamma_gap(x, y, n=n + 1),
+       lambda xp, g, z, x, y, n: -g * xp.polygamma(x + y, n=n + 1), saves="xy", params=("n",),
+       doc="ψₙ(x) - ψₙ(x + y), where ψₙ is the n-th derivative of digamma.")  # fmt: skip
+
+
+def _gap(xp: Any, g: Any, x: Any, y: Any) -> Any:
+    return xp.polygamma_gap(_used(xp, g, x, 1), _used(xp, g, y, 1), n=0)
 
 
 def _polygamma(x: Any, n: int) -> Any:
-    """(-1)ⁿ⁺¹ n! ζ(n + 1, x); left of 0 through the reflection of the recurrence in ζ."""
+    """(-1)ⁿ⁺¹ n! ζ(n + 1, x); left of 0 by reflection, (-1)ⁿ ψₙ(1 - x) - π dⁿcot(πx)/dxⁿ."""
     (x,) = _real(x)
-    special = _load("polygamma")
-    if n == 0:
-        return special.digamma(x)
-    value = (-1.0) ** (n + 1) * math.factorial(n) * special.zeta(n + 1, x)
-    return value.astype(x.dtype) if x.dtype.kind == "f" else value
+    dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
+    x = x.astype(np.float64)
+    special = _load("polygamma" if n else "digamma")
+    left = x < (0.0 if n else -0.6)  # SciPy's digamma knows its root at -0.504
+    right = np.where(left, 1 - x, x)
+    value = (
+        (-1.0) ** (n + 1) * math.factorial(n) * special.zeta(n + 1, right) if n else special.digamma(right)
+    )
+    if left.any():
+        value = np.where(
+            left, (-1.0) ** n * value - math.pi * _cot_derivative(np.where(left, x, 0.5), n), value
+        )
+    return value.astype(dtype)
+
+
+def _cot_derivative(x: Any, n: int) -> Any:
+    """dⁿcot(πx)/dxⁿ, a polynomial in c = cot(πx), as dc/dx = -π (1 + c²); NaN at whole numbers."""
+    polynomial = np.polynomial.Polynomial([0.0, 1.0])
+    for _ in range(n):
+        polynomial = polynomial.deriv() * np.polynomial.Polynomial([-math.pi, 0.0, -math.pi])
+    part = x - np.rint(x)
+    size = np.abs(part)
+    with np.errstate(divide="ignore", over="ignore"):
+        c = np.where(size > 0.25, np.tan(math.pi * (0.5 - size)), 1 / np.tan(math.pi * size)) * np.sign(part)
+        value = np.full_like(c, polynomial.coef[-1])
+        for coefficient in polynomial.coef[-2::-1]:
+            value = value * c + coefficient
+    return np.where(part == 0, np.nan, value)
+
+
+# B₂ₖ / (2k)!, and from where the series of Euler and Maclaurin has all digits
+_BERNOULLI = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000, 1 / 74724249600)
+_ASYMPTOTIC = 14
+
+
+def _polygamma_gap(x: Any, y: Any, n: int) -> Any:
+    """ψₙ(x) - ψₙ(x + y) without the digits that the two share.
+
+    It is (-1)ⁿ⁺¹ n! Σₖ d(x + k) with d(x) = x⁻ˢ - (x + y)⁻ˢ and s = n + 1: some terms, then their integral.
+    """
+    x, y = _real(x, y)
+    dtype = np.result_type(x, y)
+    dtype = dtype if dtype.kind == "f" else np.dtype(np.float64)
+    x, y = np.broadcast_arrays(x.astype(np.float64), y.astype(np.float64))
+    inside = (x > 0) & (x + y > 0)
+    a, b = np.where(inside, x, 1), np.where(inside, y, 1)
+    s = n + 1
+    steps = _ASYMPTOTIC + n
+
+    def gap(power: Any, x: Any) -> Any:
+        """x⁻ᵖ - (x + b)⁻ᵖ."""
+        return -np.expm1(-power * np.log1p(b / x)) * x**-power
+
+    def in_front(values: Any) -> Any:
+        """An axis in front of those of x, for the terms."""
+        return np.asarray(values, np.float64).reshape(-1, *(1,) * a.ndim)
+
+    with np.errstate(over="ignore", under="ignore"):
+        total = gap(s, a + in_front(range(steps))).sum(0)
+        far = a + steps
+        total += (gap(n, far) / n if n else np.log1p(b / far)) + gap(s, far) / 2
+        factors = [c * math.prod(range(s, s + 2 * j + 1)) for j, c in enumerate(_BERNOULLI)]
+        total += (in_front(factors) * gap(in_front(range(s + 1, s + 2 * len(factors), 2)), far)).sum(0)
+    value = (-1.0) ** (n + 1) * math.factorial(n) * total
+    if not inside.all():
+        with np.errstate(invalid="ignore"):
+            value = np.where(inside, value, _polygamma(x, n) - _polygamma(x + y, n))
+    return value.astype(dtype)
 
 
 # Logarithms and entropies ----------------------------------------------------------------------
@@ -237,9 +319,9 @@ xlog1py = define("xlog1py", _xlog1py,
                  doc="x log(1 + y), and 0 where x is 0.")  # fmt: skip
 entr = define("entr", in_float32(_entr), lambda xp, g, y, x: -g * (xp.log(x) + 1), saves="x", domain=(0.5, 3),
               doc="-x log(x): 0 at 0, -inf below.")  # fmt: skip
-logit = define("logit", in_float32(_logit), lambda xp, g, y, x: g / (x * (1 - x)), saves="x", domain=(0.2, 0.8),
+logit = define("logit", in_float32(_logit), lambda xp, g, y, x: g / xp.gap_product(x, low=0.0, high=1.0), saves="x", domain=(0.2, 0.8),
                doc="log(x / (1 - x)), the inverse of expit.")  # fmt: skip
-log_expit = define("log_expit", lambda x: -np.logaddexp(0, -np.asarray(x)), lambda xp, g, y, x: g * xp.sigmoid(-x),
+log_expit = define("log_expit", lambda x: -np.logaddexp(0, -np.asarray(x)), lambda xp, g, y, x: g * xp.logistic(-x),
                    saves="x", doc="The logarithm of expit, accurate in both tails.")  # fmt: skip
 expit = sigmoid
 
@@ -248,8 +330,11 @@ expit = sigmoid
 define("iv", in_float32(lambda x, n: _bessel("iv", n, x)), lambda xp, g, y, x, n: g * (0.5 * (xp.iv(x, n=n - 1) + xp.iv(x, n=n + 1))),
        saves="x", params=("n",), doc="The modified Bessel function of the first kind.")  # fmt: skip
 define("ive", in_float32(lambda x, n: _bessel("ive", n, x)),
-       lambda xp, g, y, x, n: g * (0.5 * (xp.ive(x, n=n - 1) + xp.ive(x, n=n + 1)) - xp.sign(x) * y),
-       saves="yx", params=("n",), doc="The modified Bessel function times exp(-|x|).")  # fmt: skip
+       lambda xp, g, y, x, n: g * xp.ive_derivative(x, n=n, order=1), saves="x", params=("n",),
+       doc="The modified Bessel function times exp(-|x|).")  # fmt: skip
+define("ive_derivative", in_float32(lambda x, n, order: _ive_derivative(x, n, order)),
+       lambda xp, g, y, x, n, order: g * xp.ive_derivative(x, n=n, order=order + 1), saves="x", params=("n", "order"),
+       doc="A derivative of the modified Bessel function times exp(-|x|).")  # fmt: skip
 define("jv", in_float32(lambda x, n: _bessel("jv", n, x)), lambda xp, g, y, x, n: g * (0.5 * (xp.jv(x, n=n - 1) - xp.jv(x, n=n + 1))),
        saves="x", params=("n",), doc="The Bessel function of the first kind.")  # fmt: skip
 
@@ -259,10 +344,56 @@ _FASTER = {"iv0": "i0", "iv1": "i1", "ive0": "i0e", "ive1": "i1e"}  # real, and 
 
 def _bessel(name: str, n: int, x: Any) -> Any:
     (x,) = _real(x)
+    value = _ive_derivative(x, n, 0) if name == "ive" and abs(n) > 1 else _from_zero(name, n, x)
+    return value.astype(x.dtype) if x.dtype.kind == "f" else value
+
+
+def _from_zero(name: str, n: int, x: Any) -> Any:
+    """SciPy's Bessel function; near 0, where it loses digits and underflows early, two terms of the series."""
     special = _load(name)
     faster = _FASTER.get(f"{name}{abs(n)}")  # I₋ₙ = Iₙ
-    value = getattr(special, faster)(x) if faster else getattr(special, name)(n, x)
-    return value.astype(x.dtype) if x.dtype.kind == "f" else value
+    if faster:
+        return getattr(special, faster)(x)
+    x = x.astype(np.float64)
+    near = np.abs(x) < 1e-5
+    half = np.where(near, x, 0) / 2
+    order = abs(n)
+    sign = (-1) ** order if name == "jv" and n < 0 else 1
+    square = half * half * (-1 if name == "jv" else 1)
+    series = sign * half**order / math.factorial(order) * (1 + square / (order + 1))
+    if name == "ive":
+        series = series * np.exp(-2 * np.abs(half))
+    return np.where(near, series, getattr(special, name)(n, np.where(near, 1, x)))
+
+
+def _ive_derivative(x: Any, n: int, order: int) -> Any:
+    """The derivative of exp(-|x|) Iₙ(x), of both sides' mean at 0.
+
+    (D - 1)ᵐ Iₙ with 2 D Iₙ = Iₙ₋₁ + Iₙ₊₁ is 2⁻ᵐ times a central difference of order 2m in n, which cancels for
+    large x: there the asymptotic series is differentiated, exp(-x) Iₙ(x) = Σₖ aₖ x^(-k-1/2) / √(2π).
+    """
+    (x,) = _real(x)
+    dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
+    size = np.abs(x.astype(np.float64))
+    edge = max(25.0, float(n * n))
+    near = np.minimum(size, edge)
+    parts = (
+        (-1.0) ** j * math.comb(2 * order, j) * _from_zero("ive", n + order - j, near)
+        for j in range(2 * order + 1)
+    )
+    value = sum(parts)
+    value = np.asarray(value * 0.5**order)
+    if (size > edge).any():
+        far = np.maximum(size, edge)
+        total, a = np.zeros_like(far), 1 / ROOT_2PI
+        for k in range(30):
+            # the derivative of x^(-k-1/2)
+            total += a * math.prod(-k - 0.5 - m for m in range(order)) * far**-k
+            a *= -(4 * n * n - (2 * k + 1) ** 2) / (8 * (k + 1))
+        value = np.where(size > edge, total / np.sqrt(far) / far**order, value)
+    if (n + order) % 2:
+        value = value * np.sign(x)
+    return value.astype(dtype)
 
 
 # Functions that sort their arguments first -----------------------------------------------------

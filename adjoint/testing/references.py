@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -71,7 +72,7 @@ _SCIPY = {
         erf erfc erfinv erfcinv ndtr ndtri log_ndtr erfcx gamma gammaln digamma polygamma betaln beta
         xlogy xlog1py entr logit log_expit iv ive jv
     """.split()
-} | {"sigmoid": "expit", "normal_gate": "ndtr"}
+} | {"sigmoid": "expit", "logistic": "expit", "normal_gate": "ndtr"}
 
 
 # NumPy's own functions, with the parameters that the op has ------------------------------------
@@ -150,6 +151,23 @@ def _sinc_derivative(x: Any, order: int) -> Any:
     # sin(πx) / (πx) = ∫₀¹ cos(πxt) dt
     x = np.asarray(x)[..., None]
     return _integral(lambda t: (np.pi * t) ** order * np.cos(np.pi * x * t + order * np.pi / 2), 0, 1, 60)
+
+
+def _polygamma_gap(x: Any, y: Any, n: int) -> Any:
+    # Σₖ of (x + k)⁻ⁿ⁻¹ - (x + y + k)⁻ⁿ⁻¹: four terms, then ∫ tⁿ exp(-xt) (1 - exp(-yt)) / (1 - exp(-t)) dt
+    x, y = np.asarray(x)[..., None], np.asarray(y)[..., None]
+    k = np.arange(4)
+    first = ((x + k) ** (-n - 1.0) - (x + y + k) ** (-n - 1.0)).sum(-1) * math.factorial(n)
+    rest = _integral(lambda t: t**n * np.exp(-(x + 4) * t) * np.expm1(-y * t) / np.expm1(-t), 0, 30, 400)
+    return (-1) ** (n + 1) * (first + rest)
+
+
+def _ive_derivative(x: Any, n: int, order: int) -> Any:
+    # π Iₙ(x) = ∫₀^π exp(x cos t) cos(nt) dt
+    x = np.asarray(x)[..., None]
+    sign = np.sign(x)
+    f = lambda t: (np.cos(t) - sign) ** order * np.exp(x * np.cos(t) - abs(x)) * np.cos(n * t) / np.pi
+    return _integral(f, 0, np.pi, 400)
 
 
 def _erfcx_derivative(x: Any, order: int) -> Any:
@@ -470,6 +488,13 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "bce_logits": lambda x, t: np.log(1 + np.exp(x)) - t * x,
     "bce": lambda p, t: -t * np.log(p) - (1 - t) * np.log(1 - p),
     "sinc_derivative": _sinc_derivative,
+    "gap_product": lambda x, low, high: -x * x + (low + high) * x - low * high,
+    "atan_slope": lambda x: np.cos(np.arctan(x)) ** 2,
+    "cosine": lambda x, y: np.cos(np.arctan2(y, x)),
+    "logistic_density": lambda x: 0.25 / np.cosh(x / 2) ** 2,
+    "shares": lambda x, axis: np.exp(x) / np.exp(x).sum(axis, keepdims=True),
+    "polygamma_gap": _polygamma_gap,
+    "ive_derivative": _ive_derivative,
     "erfcx_derivative": _erfcx_derivative,
     "undiagonal": _undiagonal,
     "overlap_add": _overlap_add,

@@ -18,5 +18,6 @@ CASES = [
         Case("sinc_derivative", (array(7, low=-1.5, high=1.5),), {"order": order}, f"order{order}")
         for order in (1, 2, 3)
     ),
+    Case("gap_product", (array(2, 3),), {"low": -1.0, "high": 2.0}),
     Case("sinc_derivative", (np.zeros(()),), {"order": 1}, "zero"),
 ]

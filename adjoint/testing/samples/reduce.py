@@ -14,6 +14,7 @@ CASES = [
         for op in ("sum", "mean", "max", "min", "logsumexp")
         for shape, axis, keep in (((), (), False), ((4,), (-1,), True), ((2, 3), (-2, -1), False))
     ),
+    *(Case("shares", (array(2, 3),), {"axis": axis}) for axis in ((-1,), (-2, -1))),
     *(
         Case(op, (array(2, 3),), {"axis": axis, "correction": correction, "keepdims": False})
         for op in ("var", "std")
