@@ -308,7 +308,7 @@ def _sinc_derivative(x: Any, order: int) -> Any:
         term = term * small * small / ((m + 1) * (m + 2))
     large = np.where(near, 1, t)
     # sin(πx) = ± sin(π (x - n)) for whole n: the digits that πx loses for large x are not needed
-    whole = np.rint(x)
+    whole = np.rint(x.real)
     sign = 1 - 2 * np.abs(np.fmod(whole, 2))
     turn = np.where(near, 0, x - whole) * math.pi
     sine, cosine = np.sin(turn) * sign, np.cos(turn) * sign
