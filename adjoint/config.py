@@ -247,6 +247,18 @@ class _GradMode(ContextMode[bool]):
         grad_mode.set(self._value and not _inference.get())
         return before
 
+    def __enter__(self) -> None:  # the inherited two, without their calls: loops enter no_grad at each step
+        _entered.set((self, grad_mode.get(), _entered.get()))
+        grad_mode.set(self._value and not _inference.get())
+
+    def __exit__(self, *exception: object) -> None:
+        entry = _entered.get()
+        if entry is not None and entry[0] is self:
+            grad_mode.set(entry[1])
+            _entered.set(entry[2])
+        else:
+            self._leave_out_of_order(entry)
+
 
 class set_grad_enabled(_GradMode):  # noqa: N801  a context manager that reads as a function
     """Record operations for differentiation, or not.

@@ -152,7 +152,12 @@ class Graph:
 
     def results(self) -> list[Any]:
         """Every gradient that was stored, as bits."""
-        return [bits(t.grad) for t in (*self.leaves, *self.inner)]
+        return [bits(stored(t)) for t in (*self.leaves, *self.inner)]
+
+
+def stored(t: ad.Tensor) -> ad.Tensor | None:
+    """Return ``t.grad`` without the warning for intermediate results."""
+    return None if t._extra is None else t._extra.grad
 
 
 def _number(t: ad.Tensor) -> ad.Tensor:

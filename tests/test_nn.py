@@ -207,7 +207,7 @@ def test_what_is_assigned_to_a_name_of_the_module() -> None:
         net.weight = np.ones(2)
     assert str(info.value) == (
         "BatchNorm1d.weight is a parameter, but is assigned a ndarray.\n"
-        "  Assign nn.Parameter(value), or write into the one that is there: weight.copy_(value) under "
+        "  Assign nn.Parameter(value), or write into the parameter: weight.copy_(value) under "
         "ad.no_grad()."
     )
     net.weight = None

@@ -19,7 +19,7 @@ from adjoint.core.node import LEAF, Node, Spec, next_seq
 from adjoint.core.op import Op
 from adjoint.core.record import as_result, careful, make_node
 from adjoint.core.spread import COSTLY, COSTLY_SIZE, function_in_pieces
-from adjoint.core.tensor import Tensor, differentiable
+from adjoint.core.tensor import Tensor, differentiable, note_view
 from adjoint.errors import ArgumentError
 
 __all__ = ["eager_of"]
@@ -55,6 +55,7 @@ def unary(op: Op) -> Eager:
     blank = op.blank
     shapes = op.kind != "elementwise"  # such rules look at the shapes of what was not saved
     large = COSTLY_SIZE if type(forward) is np.ufunc and forward in COSTLY else sys.maxsize
+    views = op.kind == "linear"
 
     def eager(x: Any, /) -> Tensor:
         if type(x) is not Tensor or special.count:
@@ -73,6 +74,8 @@ def unary(op: Op) -> Eager:
         parent = x._node
         if parent is None or not smooth or not _recording():
             out._node = None
+            if views and data.base is not None:
+                note_view(out, x)
             return out
         node = Node()
         node.op = op
@@ -102,6 +105,7 @@ def parametric(op: Op) -> Eager:
     smooth = op.differentiable
     blank = op.blank
     shapes = op.kind != "elementwise"
+    views = op.kind == "linear"
 
     def eager(x: Any, /, **params: Any) -> Tensor:
         if type(x) is not Tensor or special.count:
@@ -119,6 +123,8 @@ def parametric(op: Op) -> Eager:
         parent = x._node
         if parent is None or not smooth or not _recording() or not differentiable(data.dtype):
             out._node = None
+            if views and data.base is not None:
+                note_view(out, x)
             return out
         node = Node()
         node.op = op

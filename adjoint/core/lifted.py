@@ -15,13 +15,14 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from adjoint.core.shapes import Shaped
+from adjoint.errors import InputError
 
 if TYPE_CHECKING:
     from abc import abstractmethod
 
     from adjoint.core.op import Op
 
-__all__ = ["Lifted", "enclosing", "next_level"]
+__all__ = ["Lifted", "enclosing", "next_level", "running"]
 
 next_level: Callable[[], int] = count(1).__next__
 
@@ -33,11 +34,12 @@ enclosing: ContextVar[Lifted | None] = ContextVar("adjoint_enclosing", default=N
 class Lifted(Shaped):
     """Base of the array-like values of transforms; operators are installed from the op table."""
 
-    __slots__ = ("level",)
+    __slots__ = ("level", "outer")
     __array_ufunc__ = None  # so that ndarray * lifted asks lifted
     transform = "a transform"  # its name in messages
 
     level: int
+    outer: Lifted | None  # of a value in ``enclosing``: the one that it replaced there
     shape: Any  # the shape the user's function sees
     dtype: Any
 
@@ -65,3 +67,13 @@ class Lifted(Shaped):
         @abstractmethod
         def evaluate(self, op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
             """Evaluate ``op`` on arguments of which this one has the innermost level."""
+
+
+def running(level: int) -> Lifted:
+    """Return the value in ``enclosing`` that stands for the running transform of a level."""
+    top = enclosing.get()
+    while top is not None and top.level != level:
+        top = top.outer
+    if top is None:
+        raise InputError("a value of a transform is used after the transform has ended.")
+    return top

@@ -19,7 +19,7 @@ from adjoint.core.explain import check_finite, describe, explained, user_line
 from adjoint.core.lifted import Lifted
 from adjoint.core.node import LEAF, Node, Packed, Spec, next_seq
 from adjoint.core.op import Op
-from adjoint.core.tensor import Tensor, Traced, differentiable, wrap
+from adjoint.core.tensor import Tensor, Traced, differentiable, note_view, wrap
 from adjoint.errors import AdjointError, InputError, RuleError
 
 __all__ = [
@@ -157,6 +157,8 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
             parents = parents_of(op, operands)
             if parents is not None:
                 out._node = node_of(op, operands, params, parents, out._data)
+        if out._node is None and op.kind == "linear" and top is None:
+            note_view(out, operands[0])
         return out
     return record_results(op, operands, params, data)
 
@@ -186,6 +188,10 @@ def record_results(op: Op, operands: tuple[Any, ...], params: dict[str, Any], da
                         tape.add(t._node)
         else:
             results[0]._node = node
+    if op.kind == "linear" and type(operands[0]) is Tensor:
+        for t in results:
+            if t._node is None and type(t) is Tensor:
+                note_view(t, operands[0])
     return results if several else results[0]
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 from numpy import ndarray
@@ -34,10 +35,15 @@ from adjoint.errors import (
 __all__ = [
     "Tensor",
     "Traced",
+    "castable",
     "committing",
     "concrete",
     "differentiable",
     "exclusive_count",
+    "is_view",
+    "note_view",
+    "refuse_leaf",
+    "refuse_view",
     "wrap",
     "writable",
 ]
@@ -71,12 +77,14 @@ class Tensor(Methods):
     tensor([2., 4.], dtype=float64)
     """
 
-    __slots__ = ("__weakref__", "_data", "_extra", "_node", "_version")
+    __slots__ = ("__weakref__", "_data", "_extra", "_node", "_source", "_version")
 
     _data: Any  # an ndarray; in the subclass Traced a value of a transform
     _node: Any  # None: constant; LEAF: a leaf that requires grad; a Node: made by that op
     _version: int  # moves with each write
     _extra: _Extra | None
+    # Set on views without history alone: a weak reference to the tensor viewed, and that one's own _source.
+    _source: tuple[weakref.ref[Tensor], Any]
 
     def __new__(cls, *_: object, **__: object) -> Tensor:
         """Refuse: tensors are made by functions, which check what they are given."""
@@ -165,8 +173,16 @@ class Tensor(Methods):
 
     @property
     def grad(self) -> Tensor | None:
-        """The gradient that ``backward`` accumulated here; None before the first."""
-        return None if self._extra is None else self._extra.grad
+        """The gradient that ``backward`` accumulated here; None before the first.
+
+        Intermediate results have none, unless ``retain_grad()`` was called before the backward.  Reading
+        the missing gradient of one warns.
+        """
+        if self._extra is None:
+            if type(self._node) is Node:
+                _warn_not_retained(self._node)
+            return None
+        return self._extra.grad
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
@@ -194,11 +210,22 @@ class Tensor(Methods):
         return self._extra
 
     def detach(self) -> Tensor:
-        """Return a tensor of the same values without history."""
-        return wrap(self._data.detached() if type(self) is Traced else self._data)
+        """Return a tensor of the same values without history.
+
+        It is a view: writing into it is an error while the original exists.  ``x.detach().copy()`` is free.
+        """
+        if type(self) is Traced:
+            return wrap(self._data.detached())
+        view = wrap(self._data)
+        note_view(view, self)
+        return view
 
     def clone(self) -> Tensor:
         """Return a copy with its own memory; gradients flow through it."""
+        return rec.copy(self)
+
+    def copy(self) -> Tensor:
+        """Return a copy with its own memory, as ``clone`` does: NumPy's name for it."""
         return rec.copy(self)
 
     def retain_grad(self) -> Tensor:
@@ -371,6 +398,15 @@ def _unpickle(data: ndarray[Any, Any], requires_grad: bool) -> Tensor:
     return wrap(data).requires_grad_(requires_grad)
 
 
+def _warn_not_retained(node: Node) -> None:
+    if node.extra is None or node.extra.retain is None:
+        warnings.warn(
+            f".grad of the result of {node.name!r} is None: backward keeps the gradients of leaves alone.\n"
+            "  Call y.retain_grad() before backward, or use ad.gradients(loss, [y]).",
+            stacklevel=3,
+        )
+
+
 def _check_callable(what: str, hook: Any) -> None:
     if not callable(hook):
         raise InputError(f"{what}: a hook is a function, but got {type(hook).__name__}.")
@@ -410,6 +446,14 @@ def differentiable(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "fc" or dtype.name == "bfloat16"
 
 
+def castable(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Tell whether values of one dtype may be written into memory of another."""
+    if np.can_cast(source, target, "same_kind"):
+        return True
+    # NumPy does not know the kind of bfloat16
+    return all(differentiable(d) and d.kind != "c" for d in (source, target))
+
+
 def _measure_exclusive() -> int:
     holder = wrap(np.empty(0))
     data = holder._data
@@ -428,24 +472,63 @@ def exclusive_count() -> int:
     return _EXCLUSIVE
 
 
-def writable(t: Tensor) -> ndarray[Any, Any]:
-    """Return the array of ``t`` for writing: the one door for every write to a tensor.
+def note_view(view: Tensor, source: Tensor) -> None:
+    """Remember whether ``view``, which has no history, is a view of the memory of ``source``."""
+    base, data = view._data.base, source._data
+    if view._data is data or (base is not None and (base is data or base is data.base)):
+        view._source = (weakref.ref(source), getattr(source, "_source", None))
 
-    It moves the version, so that a backward that saved the old values says so, and copies
-    first when anything else (a view, another tensor, an array handed out) holds the memory.
+
+def is_view(t: Tensor) -> bool:
+    """Tell whether ``t`` is a view of a tensor that still exists."""
+    chain = getattr(t, "_source", None)
+    while chain is not None:
+        source, chain = chain
+        if source() is not None:
+            return True
+    if type(t._node) is Node and type(t._data) is ndarray:
+        # A recorded view does not know its source.  Its base belongs to the source, or to the graph.
+        base = t._data.base
+        return type(base) is ndarray and sys.getrefcount(base) > _EXCLUSIVE
+    return False
+
+
+def refuse_view(t: Tensor) -> None:
+    """Raise if a write into ``t`` would be lost to the tensor that it is a view of."""
+    if is_view(t):
+        raise InPlaceError(
+            f"this tensor of shape {t.shape} is a view of another tensor, "
+            "and a write would not reach that one.\n"
+            "  Write into the other tensor (x[0, 1] = 5, not x[0][1] = 5), make a new tensor (y = y + 1), "
+            "or copy first (y = y.copy())."
+        )
+
+
+def refuse_leaf() -> Never:
+    """Raise the error of a write into a leaf that requires grad."""
+    raise InPlaceError(
+        "this leaf requires grad, and writing into it is not differentiable.\n"
+        "  To update its value, write under ad.no_grad(); for a differentiable result make a new tensor: "
+        "y = x + 1, or y = x.at[i].set(v)."
+    )
+
+
+def writable(t: Tensor) -> ndarray[Any, Any]:
+    """Return the array of ``t`` for writing.
+
+    The version moves, so that a backward that saved the old values raises.  If anything else (a saved
+    value, an array handed out) holds the memory, it is copied first.
     """
     if t._node is not None and (t._node is not LEAF or grad_mode.get()):
         if t._node is LEAF:
-            raise InPlaceError(
-                "this leaf requires grad, and writing into it is not differentiable.\n"
-                "  y = x.at[i].set(v) is; to change the leaf itself, write under ad.no_grad()."
-            )
+            refuse_leaf()
         raise InPlaceError(
             f"this tensor is the result of {t._node.name!r} and part of a graph: it cannot be written to.\n"
             "  Use y = x.at[i].set(v), which is differentiable, or write into x.detach().clone()."
         )
     data = concrete(t, "writing in place")
     if data.base is not None or not data.flags.writeable or sys.getrefcount(data) > _EXCLUSIVE:
+        refuse_view(t)
         data = t._data = data.copy()
     t._version += 1
     return data

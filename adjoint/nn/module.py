@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -20,7 +20,8 @@ from adjoint.grads.slots import drop
 __all__ = ["Module", "ModuleList", "Parameter", "Sequential", "functional_call"]
 
 
-_made: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # what Parameter() made, by id
+# what Parameter() made and what became a parameter by assignment, by id
+_made: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
 
 def Parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> Tensor:  # noqa: N802  reads as a class
@@ -69,6 +70,11 @@ class Module:
             if value.is_leaf and (value.requires_grad or _made.get(id(value)) is value):
                 self._names("_parameters").setdefault(name)
                 self._names("_buffers").pop(name, None)
+                _made[id(value)] = value
+            elif name in self._names("_parameters") and value is not self.__dict__.get(name):
+                self._refuse_parameter(
+                    name, "tensor that does not require grad" if value.is_leaf else "result"
+                )
         elif value is not None:
             value = self._instead(name, value)
         object.__setattr__(self, name, value)
@@ -82,12 +88,15 @@ class Module:
         elif name in buffers:
             return asarray(value)
         elif name in parameters:
-            raise InputError(
-                f"{type(self).__name__}.{name} is a parameter, but is assigned a {type(value).__name__}.\n"
-                "  Assign nn.Parameter(value), or write into the one that is there: "
-                f"{name}.copy_(value) under ad.no_grad()."
-            )
+            self._refuse_parameter(name, type(value).__name__)
         return value
+
+    def _refuse_parameter(self, name: str, what: str) -> Never:
+        raise InputError(
+            f"{type(self).__name__}.{name} is a parameter, but is assigned a {what}.\n"
+            "  Assign nn.Parameter(value), or write into the parameter: "
+            f"{name}.copy_(value) under ad.no_grad()."
+        )
 
     def __delattr__(self, name: str) -> None:
         self._names("_parameters").pop(name, None)
@@ -304,8 +313,13 @@ class Module:
         return "\n".join(lines)
 
     def _headline(self) -> str:
-        count = sum(p.size for p in self.parameters() if isinstance(p, Tensor))  # a Hessian has modules there
+        tensors = [p for p in self.parameters() if isinstance(p, Tensor)]  # a Hessian has modules there
+        count = sum(p.size for p in tensors)
+        # a module of gradients has tensors that are no parameters
+        frozen = sum(p.size for p in tensors if not p.requires_grad and _made.get(id(p)) is p)
         numbers = f"  # {count:,} parameters" if count else ""
+        if frozen:
+            numbers += ", frozen" if frozen == count else f", {frozen:,} of them frozen"
         return f"{type(self).__name__}({self.extra_repr()}){numbers}"
 
 
@@ -486,7 +500,8 @@ def functional_call(module: Module, params: Mapping[str, Any], *args: Any, **kwa
     """Call a module with other values for some of its parameters and buffers, by path.
 
     The module's own stay as they are, also in training, where layers such as BatchNorm move their running
-    statistics: they move those of a copy, or the tensors that are given for them, in place.
+    statistics: they move those of a copy, or the tensors that are given for them, in place.  A single tuple
+    in place of ``args`` holds all arguments, as in PyTorch.
 
     >>> import adjoint as ad
     >>> layer = ad.nn.Linear(2, 1, bias=False)
@@ -509,6 +524,10 @@ def functional_call(module: Module, params: Mapping[str, Any], *args: Any, **kwa
                 f"functional_call: {k} is shared with another of the names, but has another value."
             )
     values = [given.get(id(p), p) for _, p in module.named_parameters()]
-    # a buffer that is not given: the same numbers in another tensor, which a write copies first
-    buffers = {id(b): asarray(given.get(id(b), b.detach())) for _, b in module.named_buffers()}
+    # layers in training write into their buffers, so each buffer that is not given is copied
+    buffers = {
+        id(b): asarray(given[id(b)]) if id(b) in given else b.clone() for _, b in module.named_buffers()
+    }
+    if len(args) == 1 and isinstance(args[0], tuple):
+        args = args[0]  # PyTorch's form
     return _put_together(module, values, buffers)(*args, **kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from adjoint.core.inplace import AUGMENTED, augmented
 from adjoint.core.lifted import Lifted
 from adjoint.core.methods import attach, install
 from adjoint.core.namespace import dyn, rec
@@ -77,6 +78,7 @@ def _dynamic(name: str) -> Any:
 
 
 install(Tensor, function)
+attach(Tensor, **{method: augmented(method) for method in AUGMENTED})
 explain_methods(Tensor, "a tensor", METHODS)
 
 

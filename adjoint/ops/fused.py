@@ -275,8 +275,7 @@ def _layer_norm_rule(
         n = w.shape[0]
         dx = g * w
         dx -= xp.matmul(g, w)[..., None] / n
-        z *= xp.matmul(gz, w)[..., None] / n
-        dx -= z
+        dx -= z * (xp.matmul(gz, w)[..., None] / n)
         dx *= scale
     return [dx, gz, g]
 

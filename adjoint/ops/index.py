@@ -12,7 +12,7 @@ from adjoint.core.convert import array_of, asarray, weak_array
 from adjoint.core.define import define
 from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import Shape, broadcast_shapes
-from adjoint.core.tensor import Tensor, Traced, differentiable, wrap, writable
+from adjoint.core.tensor import Tensor, Traced, castable, wrap, writable
 from adjoint.errors import DTypeError, IndexingError, InPlaceError, InputError, ShapeError
 from adjoint.ops.scatter import add_few, add_flat, from_start, row_positions
 
@@ -214,7 +214,7 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
     spot = np.broadcast_to(np.int8(0), x.shape)[key].shape  # without touching the values
     if broadcast_shapes("x[key] = value", spot, value.shape) != spot:
         raise ShapeError(f"x[key] = value: a value of shape {value.shape} does not fit into shape {spot}.")
-    if not np.can_cast(value.dtype, x.dtype, "same_kind"):
+    if not castable(value.dtype, x.dtype):
         raise DTypeError(f"cannot write {value.dtype} values into a {x.dtype} tensor.")
     writable(x)[key] = value
 
@@ -358,7 +358,7 @@ class At:
         if broadcast_shapes("x.at[key]", spot, value.shape) != spot:
             raise ShapeError(f"x.at[key]: a value of shape {value.shape} does not fit into shape {spot}.")
         if value.dtype != dtype:
-            if not (np.can_cast(value.dtype, dtype, "same_kind") or _both_real(value.dtype, dtype)):
+            if not castable(value.dtype, dtype):
                 raise DTypeError(
                     f"x.at[key]: cannot write {value.dtype} values into a {dtype} tensor.\n"
                     f"  Cast one of them first: x.astype('{value.dtype}'), or the values."
@@ -378,11 +378,6 @@ class At:
             old = rec.index(out, key=spot)
             out = rec.index_set(out, combine(old, rec.index(values, key=(chosen,))), key=spot)
         return rec.reshape(out, shape=x.shape)
-
-
-def _both_real(*dtypes: np.dtype[Any]) -> bool:
-    """Tell whether all are real floats, bfloat16 too, of which NumPy does not know the kind."""
-    return all(differentiable(d) and d.kind != "c" for d in dtypes)
 
 
 def _rounds(flat: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from adjoint.core.lifted import enclosing, next_level
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor, wrap
-from adjoint.errors import ArgumentError, ShapeError, TransformError
+from adjoint.errors import ArgumentError, InPlaceError, ShapeError, TransformError
 from adjoint.transforms import batch_rules
 from adjoint.transforms.batched import Batched
 from adjoint.transforms.inputs import Place, as_function, name_of
@@ -146,22 +146,28 @@ def _call(batch: _Batch, unit: bool) -> tuple[list[tuple[Any, bool]], tree.Struc
         inputs[0]._data.unit = True
     top = Batched(level, size, _NOTHING, False)
     top.adopted = []
+    top.outer = enclosing.get()
     token = enclosing.set(top)
     try:
         result = f(*tree.unflatten(structure, inputs), **kwargs)
+        outputs, shape = tree.flatten(result)
+        held = [out._data if isinstance(out, Tensor) else None for out in outputs]
     finally:
         enclosing.reset(token)
-        top.release()
-    outputs, shape = tree.flatten(result)
+        changed = top.release()
+    if any(all(t is not out for out in outputs) for t in changed):
+        raise InPlaceError(
+            f"vmap: {name_of(f)} changed a tensor from outside by values that differ between the elements.\n"
+            "  Return the values instead, or make the tensor inside the function."
+        )
     if not outputs:
         raise TransformError(
             f"vmap: {name_of(f)} returned {'None' if result is None else 'no tensors'}.  Return a tensor."
         )
     found = []
-    for place, out in zip(shape.paths(f"the result of {name_of(f)}"), outputs, strict=True):
+    for place, out, data in zip(shape.paths(f"the result of {name_of(f)}"), outputs, held, strict=True):
         if not isinstance(out, (Tensor, np.ndarray, np.generic, int, float, complex)):
             raise TransformError(f"vmap: {place} is a {type(out).__name__}, not a tensor.")
-        data = out._data if isinstance(out, Tensor) else tensor(out)._data
         if isinstance(data, Batched) and data.level == level:
             found.append((data.value, data.batched))
         else:

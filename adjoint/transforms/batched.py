@@ -37,7 +37,7 @@ class Batched(Lifted):
         self.value = value
         self.batched = batched
         self.unit = False  # whether it is known to be the rows of the identity
-        self.adopted: list[weakref.ref[Any]] = _NONE
+        self.adopted: list[tuple[weakref.ref[Any], Any]] = _NONE
         self.shape: tuple[int, ...] = value.shape[1:] if batched else value.shape
 
     @property
@@ -65,15 +65,25 @@ class Batched(Lifted):
             return
         leaf._data = self.lift(data)
         leaf.__class__ = Traced
-        self.adopted.append(weakref.ref(leaf))
+        self.adopted.append((weakref.ref(leaf), data))
 
-    def release(self) -> None:
-        """Give the tensors that were adopted, and still live, their own values back."""
-        for reference in self.adopted:
+    def release(self) -> list[Any]:
+        """Give the adopted tensors that still exist their own values back.
+
+        Return those that were given values of a batch: they have their old values again.
+        """
+        changed = []
+        for reference, data in self.adopted:
             leaf = reference()
-            if leaf is not None and isinstance(leaf._data, Batched) and leaf._data.level == self.level:
-                leaf._data = leaf._data.value
-                leaf.__class__ = type(wrap(leaf._data))
+            if leaf is None or not (isinstance(leaf._data, Batched) and leaf._data.level == self.level):
+                continue
+            if leaf._data.batched:
+                changed.append(leaf)
+            else:
+                data = leaf._data.value
+            leaf._data = data
+            leaf.__class__ = type(wrap(data))
+        return changed
 
     def numbers(self) -> Any:
         """Return the values as an array if they are the same for all."""

@@ -1,0 +1,161 @@
+"""Augmented assignment: ``x += y`` changes the tensor that it is called on."""
+
+from __future__ import annotations
+
+import dis
+import operator
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple, Never
+
+from adjoint.config import grad_mode, special
+from adjoint.core.explain import explained
+from adjoint.core.lifted import running
+from adjoint.core.namespace import rec
+from adjoint.core.node import LEAF
+from adjoint.core.op import OPS
+from adjoint.core.record import tapes
+from adjoint.core.tensor import Tensor, Traced, castable, exclusive_count, is_view, refuse_leaf, refuse_view
+from adjoint.errors import DTypeError, InPlaceError, ShapeError
+
+__all__ = ["AUGMENTED", "augmented"]
+
+
+class Augmented(NamedTuple):
+    """One augmented assignment: its sign, its op, and what Python does on arrays."""
+
+    sign: str
+    op: str
+    on_arrays: Callable[[Any, Any], Any]
+
+
+AUGMENTED = {
+    "__iadd__": Augmented("+=", "add", operator.iadd),
+    "__isub__": Augmented("-=", "subtract", operator.isub),
+    "__imul__": Augmented("*=", "multiply", operator.imul),
+    "__itruediv__": Augmented("/=", "divide", operator.itruediv),
+    "__ifloordiv__": Augmented("//=", "floor_divide", operator.ifloordiv),
+    "__imod__": Augmented("%=", "remainder", operator.imod),
+    "__ipow__": Augmented("**=", "pow", operator.ipow),
+    "__imatmul__": Augmented("@=", "matmul", operator.imatmul),
+    "__iand__": Augmented("&=", "bitwise_and", operator.iand),
+    "__ior__": Augmented("|=", "bitwise_or", operator.ior),
+    "__ixor__": Augmented("^=", "bitwise_xor", operator.ixor),
+    "__ilshift__": Augmented("<<=", "bitwise_left_shift", operator.ilshift),
+    "__irshift__": Augmented(">>=", "bitwise_right_shift", operator.irshift),
+}
+
+_recording = grad_mode.get
+
+
+def augmented(method: str) -> Callable[[Tensor, Any], Tensor]:
+    """Make the method of one augmented assignment."""
+    assignment = AUGMENTED[method]
+    on_arrays, exclusive = assignment.on_arrays, exclusive_count()
+
+    def assign(t: Tensor, y: Any, /) -> Tensor:
+        kind = type(y)
+        if type(t) is Tensor and (kind is Tensor or kind is float or kind is int) and not special.count:
+            data = t._data
+            if (t._node is None and (kind is not Tensor or y._node is None)) or not _recording():
+                value = y._data if kind is Tensor else y
+                # the usual case of ``writable``: only this tensor holds the memory
+                if data.base is None and sys.getrefcount(data) <= exclusive and data.dtype.kind != "V":
+                    t._version += 1
+                    try:
+                        on_arrays(data, value)
+                    except Exception as error:
+                        _explain(assignment, t, y, error)
+                    return t
+            if data.base is not None and is_view(t):
+                # In x[0] += y the view x[0] is a temporary, and Python writes the result into x.
+                if sys.getrefcount(t) <= _TEMPORARY and _stores_item(sys._getframe(1)):
+                    return OPS[assignment.op].eager(t, y)
+                refuse_view(t)
+        return _replace(assignment, t, y)
+
+    assign.__name__ = assign.__qualname__ = method
+    return assign
+
+
+def _stores_item(frame: FrameType) -> bool:
+    """Tell whether the instruction that runs in a frame is part of ``container[key] += value``."""
+    code, i = frame.f_code.co_code, frame.f_lasti + 2
+    while dis.opname[code[i]] in ("CACHE", "SWAP", "NOP"):
+        i += 2
+    return dis.opname[code[i]] in ("STORE_SUBSCR", "STORE_SLICE")
+
+
+class _Probe:
+    """Counts the references that a temporary has in its own augmented assignment."""
+
+    count = 0
+
+    def __getitem__(self, key: int) -> _Probe:
+        return _Probe()
+
+    def __setitem__(self, key: int, value: _Probe) -> None: ...
+
+    def __iadd__(self, other: int) -> _Probe:
+        _Probe.count = sys.getrefcount(self)
+        return self
+
+
+def _count_temporary() -> int:
+    probe = _Probe()
+    probe[0] += 1
+    return _Probe.count
+
+
+_TEMPORARY = _count_temporary()
+
+
+def _replace(assignment: Augmented, t: Tensor, y: Any) -> Tensor:
+    """Give ``t`` the value of ``t + y``, and its history where one is recorded."""
+    recording = _recording()
+    if recording and (t._node is LEAF or any(tape.watches(t) for tape in tapes.get())):
+        refuse_leaf()
+    refuse_view(t)
+    if type(y) is Traced and (type(t) is not Traced or t._data.level < y._data.level):
+        _lift(assignment, t, y)
+    result = OPS[assignment.op].eager(t, y)
+    _check_fits(assignment, t, result)
+    if result.dtype != t.dtype:
+        result = rec.astype(result, dtype=t.dtype)
+    t._data = result._data
+    if recording:
+        t._node = result._node
+    t._version += 1
+    return t
+
+
+def _lift(assignment: Augmented, t: Tensor, y: Tensor) -> None:
+    """Make ``t`` a value of the transform that ``y`` belongs to."""
+    if t._node is not None:
+        raise InPlaceError(
+            f"x {assignment.sign} y: inside {y._data.transform}, x has a history from outside.\n"
+            f"  Make a new tensor: x = x {assignment.sign[:-1]} y."
+        )
+    running(y._data.level).adopt(t)
+
+
+def _explain(assignment: Augmented, t: Tensor, y: Any, error: Exception) -> Never:
+    """Raise an error of NumPy as one that says what does not fit."""
+    op = OPS[assignment.op]
+    _check_fits(assignment, t, op.eager(t.detach(), y))
+    raise explained(op, (t, y), {}, error) from None
+
+
+def _check_fits(assignment: Augmented, t: Tensor, found: Tensor) -> None:
+    """Raise if the result of ``t + y`` has another shape than ``t`` or does not cast to its dtype."""
+    if found.shape != t.shape:
+        raise ShapeError(
+            f"x {assignment.sign} y: the result has shape {found.shape}, but x has shape {t.shape}.\n"
+            f"  x = x {assignment.sign[:-1]} y makes a new tensor."
+        )
+    if not castable(found.dtype, t.dtype):
+        raise DTypeError(
+            f"x {assignment.sign} y: the result is {found.dtype}, but x is {t.dtype}.\n"
+            f"  x = x {assignment.sign[:-1]} y makes a new tensor."
+        )
