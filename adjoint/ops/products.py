@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, Never
@@ -50,8 +51,9 @@ def _matmul_dy(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
         return xp.matmul(xp.matrix_transpose(x), g[..., None])[..., 0]
     if y.ndim == 2 and x.ndim > 2:
         # many matrices times one: one large product instead of many and a sum
-        x = xp.reshape(x, shape=(-1 if x.size else 0, x.shape[-1]))
-        g = xp.reshape(g, shape=(x.shape[0], g.shape[-1]))
+        rows = math.prod(x.shape[:-1])
+        x = xp.reshape(x, shape=(rows, x.shape[-1]))
+        g = xp.reshape(g, shape=(rows, g.shape[-1]))
     return xp.matmul(xp.matrix_transpose(x), g)
 
 
