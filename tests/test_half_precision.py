@@ -20,7 +20,7 @@ RNG = np.random.default_rng(0)
 A, B, V = RNG.normal(size=(4, 3)), RNG.normal(size=(3, 5)), RNG.normal(size=5)
 
 # of eigenvectors and the like, which are for float32 and float64 alone
-NOT_HALF = {"gauge_quotient", "spectral_sum"}
+NOT_HALF = {"gauge_quotient", "is_hermitian", "spectral_sum"}
 
 
 def _results(case: Case, dtype: Any) -> list[Any] | None:

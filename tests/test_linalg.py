@@ -386,7 +386,7 @@ NAN = np.full((2, 2), np.nan)
          "  Name one axis for vectors, two for matrices."),
         (lambda: al.norm(np.ones((2, 2)), axis=(0, 0)), ShapeError,
          "norm: axis is one axis or two different ones, but got (0, 0)."),
-        (lambda: al.vector_norm(np.ones((2, 0)), ord=INF), ShapeError,
+        (lambda: al.vector_norm(np.ones((2, 0)), ord=-INF), ShapeError,
          "vector_norm: no elements to choose from over axes (-2, -1) of shape (2, 0)."),
         (lambda: al.multi_dot([np.eye(2)]), InputError, "multi_dot: expected two or more matrices, but got 1."),
         (lambda: al.multi_dot([np.eye(2), np.ones(2), np.eye(2)]), ShapeError,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from matrices import cplx, gradient, hermitian, hessian, real, slope
 
 import adjoint as ad
-from adjoint.errors import LinAlgError, NoGradientError
+from adjoint.errors import LinAlgError, NoGradientError, ShapeError
 
 al = ad.linalg
 INF = float("inf")
@@ -67,6 +69,28 @@ def test_large_singular_matrices_have_a_first_derivative_of_det_only():
     (g,) = ad.gradients(al.det(exact), [exact], create_graph=True)
     with pytest.raises(LinAlgError, match="is singular"):
         ad.gradients(ad.sum(g), [exact])
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 4])
+def test_det_has_derivatives_of_every_order(n):
+    """det(a + s b) is a polynomial of degree n in s, with the leading coefficient det(b)."""
+    a, b = real(n, n), real(n, n)
+    f = lambda s: al.det(a + s * b)
+    found = []
+    for _ in range(n + 4):
+        found.append(float(f(ad.tensor(0.3))))
+        f = ad.grad(f)
+    np.testing.assert_allclose(found[n], math.factorial(n) * np.linalg.det(b), rtol=1e-9)
+    np.testing.assert_allclose(found[n + 1 :], 0, atol=1e-9)
+
+
+def test_det_without_and_with_one_element_to_second_order():
+    for n in (0, 1):
+        t = ad.tensor(np.ones((n, n)), requires_grad=True)
+        (g,) = ad.gradients(al.det(t) ** 2, [t], create_graph=True)
+        np.testing.assert_array_equal(g.detach().numpy(), 2 * np.ones((n, n)))
+        (h,) = ad.gradients(ad.sum(g * g), [t])
+        np.testing.assert_array_equal(h.numpy(), 8 * np.ones((n, n)))
 
 
 def test_slogdet_of_a_singular_matrix():
@@ -242,6 +266,80 @@ def test_what_has_no_derivative_says_so(f, x, message):
         y.backward()
     assert str(caught.value) == message
     assert t.grad is None
+
+
+# Matrices of which one triangle is read ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("uplo", ["L", "U"])
+def test_one_triangle_counts_in_batches_and_in_vmap(uplo):
+    m = np.array([[4.0, 0.0], [1.0, 3.0]])
+    expected = np.linalg.eigvalsh(m, uplo)
+    for found in (al.eigvalsh(m, uplo), ad.vmap(lambda t: al.eigvalsh(t, uplo))(m[None])[0]):
+        np.testing.assert_array_equal(found.numpy(), expected)
+    np.testing.assert_array_equal(
+        ad.vmap(lambda t: al.cholesky(t, upper=uplo == "U"))(m[None])[0].numpy(),
+        np.linalg.cholesky(m, upper=uplo == "U"),
+    )
+
+
+@pytest.mark.parametrize("make", [real, cplx])
+def test_each_matrix_of_a_batch_has_the_gradient_it_has_alone(make):
+    """That of a Hermitian matrix is Hermitian, that of others is the gradient of the triangle that is read."""
+    h = hermitian(make, 3, 3)
+    x = np.stack([h, np.tril(h), h])
+    for f in (
+        lambda t: ad.sum(al.eigvalsh(t) ** 2),
+        lambda t: ad.sum(al.eigh(t)[0] ** 3),
+        lambda t: ad.sum(ad.abs(al.cholesky(t)) ** 2),
+        lambda t: ad.sum(ad.abs(al.pinv(t, hermitian=True)) ** 2),
+    ):
+        g = gradient(f, x)
+        np.testing.assert_allclose(g[0], g[0].T.conj(), atol=1e-12)
+        np.testing.assert_allclose(g[1], 2 * np.tril(g[0], -1) + np.diag(np.diag(g[0])), atol=1e-12)
+        np.testing.assert_allclose(g, np.stack([gradient(f, m) for m in x]), atol=1e-12)
+        np.testing.assert_allclose(ad.vmap(ad.grad(f))(x).numpy(), g, atol=1e-12)
+
+
+def test_singular_values_of_hermitian_matrices():
+    x = np.diag([1.0, -3.0, 2.0])
+    for a, b in zip(al.svd(x, hermitian=True), np.linalg.svd(x, hermitian=True), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b)
+    filled = x + np.triu(np.ones((3, 3)), 1)
+    assert int(al.matrix_rank(np.triu(np.ones((3, 3)), 1), hermitian=True)) == 0
+    np.testing.assert_allclose(al.pinv(filled, hermitian=True).numpy(), np.diag([1, -1 / 3, 0.5]), atol=1e-14)
+    with pytest.raises(ShapeError, match="takes square matrices"):
+        al.svd(np.ones((2, 3)), hermitian=True)
+    # 2 and -2 are equal singular values, but different eigenvalues
+    g = gradient(lambda t: al.svd(t, hermitian=True)[0][0, 0] ** 2, np.diag([2.0, -2.0]))
+    np.testing.assert_array_equal(g, np.zeros((2, 2)))
+
+
+def test_one_tolerance_for_each_matrix():
+    x = np.stack([np.diag([1.0, 1e-3])] * 2)
+    limits = np.array([1e-2, 1e-4])
+    np.testing.assert_array_equal(al.matrix_rank(x, tol=limits).numpy(), np.linalg.matrix_rank(x, tol=limits))
+    y = np.ones((2, 2, 1))
+    found = al.lstsq(x, y, rcond=limits)
+    np.testing.assert_allclose(found.solution.numpy()[..., 0], [[1, 0], [1, 1e3]], atol=1e-12)
+    assert int(al.lstsq(x[0], y[0], rcond=-1).rank) == np.linalg.lstsq(x[0], y[0], rcond=-1)[2]
+
+
+# Condition numbers -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", [None, 2, -2, 1, -1, "fro", INF, -INF])
+def test_condition_numbers_of_singular_matrices(p):
+    for x in (np.zeros((2, 2)), np.ones((2, 2)), np.stack([np.zeros((3, 3)), np.eye(3), np.ones((3, 3))])):
+        for dtype in (np.float64, np.float32, np.complex128):
+            found, expected = al.cond(x.astype(dtype), p), np.linalg.cond(x.astype(dtype), p)
+            assert found.dtype == expected.dtype
+            np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
+    if p not in (None, 2, -2):
+        assert np.isnan(float(al.cond(np.full((2, 2), np.nan), p)))
+    with pytest.raises(LinAlgError) as caught:
+        al.cond(np.zeros((0, 0)), p)
+    assert str(caught.value) == "cond: empty matrices (shape (0, 0)) have no condition number."
 
 
 # Norms at corners --------------------------------------------------------------------------------

@@ -66,6 +66,16 @@ def a_eigh(x):
     return w, v[..., :1] @ ad.conj(v[..., :1].mT), ad.abs(v)
 
 
+def t_upper(x):
+    w, v = tl.eigh(x, UPLO="U")
+    return w, (v * torch.exp(w)[..., None, :]) @ v.mH
+
+
+def a_upper(x):
+    w, v = al.eigh(x, UPLO="U")
+    return w, (v * ad.exp(w)[..., None, :]) @ ad.conj(v.mT)
+
+
 def t_svd(x):
     u, s, vh = tl.svd(x, full_matrices=False)
     return s, u[..., :2] @ vh[..., :2, :], u.abs(), vh.abs()
@@ -125,7 +135,15 @@ ROWS = [
             makers=rhs((2, 3, 3), (2, 3, 2)),
         )
     ),
-    *rows("lstsq", lambda x, y: al.lstsq(x, y)[0], lambda x, y: tl.pinv(x) @ y, makers=rhs((4, 3), (4, 2))),
+    *(
+        r
+        for s in ((4, 3), (3, 3), (2, 4))
+        for r in rows(f"lstsq {s}", lambda x, y: al.lstsq(x, y)[0], lambda x, y: tl.pinv(x) @ y, makers=rhs(s, (s[0], 2)))
+    ),
+    *(r for s in SQUARES[:2] for r in rows("eigh-upper", a_upper, t_upper, s, hermitian=True)),
+    *(r for s in SQUARES[:2] for r in rows("eigvalsh-upper", lambda x: al.eigvalsh(x, "U"), lambda x: tl.eigvalsh(x, "U"), s, hermitian=True)),
+    *(r for s in SQUARES[:2] for r in rows("pinv-hermitian", lambda x: al.pinv(x @ ad.conj(x.mT), hermitian=True), lambda x: tl.pinv(x @ x.mH, hermitian=True), s)),
+    *rows("cond", al.cond, tl.cond, (3, 3)),
     *(
         r
         for n in (-2, 0, 1, 2, 5)

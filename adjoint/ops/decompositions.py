@@ -1,9 +1,6 @@
 """Decompositions of matrices: Cholesky, QR, singular values, eigenvalues of Hermitian matrices.
 
-Singular vectors and eigenvectors are given only up to a gauge: their sign or phase, and, where values
-repeat, a rotation among them.  A function that does not depend on the gauge has a derivative, and the
-rules find it: a quotient whose denominator is the distance of two equal values then has the numerator 0,
-and counts as 0.  Where the numerator is not 0 there is no derivative, and ``gauge_quotient`` says so.
+``adjoint/ops/gauge.py`` says when vectors have derivatives.
 """
 
 from __future__ import annotations
@@ -15,126 +12,19 @@ import numpy as np
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
-from adjoint.errors import ArgumentError, LinAlgError
-from adjoint.ops.matrices import adjoint_of, blame, matrices, square
-from adjoint.ops.solvers import rank_tolerance
+from adjoint.errors import ArgumentError
+from adjoint.ops.gauge import apart, largest, refuse_mixed, skew, turns
+from adjoint.ops.least_squares import rank_tolerance, tolerance
+from adjoint.ops.matrices import adjoint_of, blame, matrices, mirror, of_triangle, square
 
 __all__ = ["cholesky", "eigh", "eigvalsh", "matrix_rank", "qr", "svd", "svdvals"]
-
-# Quotients at repeated values --------------------------------------------------------------------
-
-_CURE = (
-    "\n  Use a function of the values alone (eigvalsh, svdvals) or one that does not depend on the choice of the "
-    "vectors (such as a projector), or move the matrix a little."
-)
-_WHY = {
-    "equal": "values {i} and {j} are equal, and the function depends on which of their vectors were chosen",
-    "mixed": "values {i} and {j} are equal, and the function uses both them and their vectors, which does not "
-    "determine its derivative",
-    "zero": "singular value {j} is 0, and the function depends on which of its vectors was chosen",
-    "null": "the function depends on which vectors {i} and {j} of the null space were chosen",
-    "second": "values {i} and {j} are equal, where a function of the values has first derivatives, but second ones "
-    "cannot be found this way",
-    "phase": "the function depends on the phase of vector {j}, which is arbitrary",
-}
-
-
-def _gauge_quotient(x: Any, y: Any, size: Any, span: Any, op: str, why: str) -> Any:
-    """x / y; where y is 0 up to rounding (of ``span``), x must be 0 too (of ``size``), and so is the quotient."""
-    rounding = np.finfo(x.dtype).eps * x.shape[-1]
-    tiny = np.abs(y) <= 10 * rounding * span
-    wrong = tiny & (np.abs(x) > 100 * rounding * size)
-    if wrong.any():
-        *_, i, j = (int(k[0]) for k in np.nonzero(wrong))
-        raise LinAlgError(f"{op}: no derivative here: {_WHY[why].format(i=i, j=j)}.{_CURE}")
-    return np.where(tiny, 0, x / np.where(tiny, 1, y))
-
-
-def _quotient_dx(xp: Any, g: Any, z: Any, x: Any, y: Any, size: Any, span: Any, op: str, why: str) -> Any:
-    return xp.gauge_quotient(g, y, _largest(xp, g), span, op=op, why=why)
-
-
-def _quotient_dy(xp: Any, g: Any, z: Any, x: Any, y: Any, size: Any, span: Any, op: str, why: str) -> Any:
-    g = g * z
-    return -xp.gauge_quotient(g, y, _largest(xp, g), span, op=op, why=why)
-
-
-def _largest(xp: Any, x: Any) -> Any:
-    """The largest absolute value in each matrix."""
-    return xp.max(xp.abs(x), axis=(-2, -1), keepdims=True)
-
-
-define("gauge_quotient", _gauge_quotient, _quotient_dx, _quotient_dy, None, None, saves=("z", "y", "span"),
-       kind="general", params=("op", "why"),
-       doc="A quotient that is 0 where both parts are, and an error where one is.")  # fmt: skip
-
-
-def _skew(xp: Any, x: Any) -> Any:
-    return x - adjoint_of(xp, x)
-
-
-def _turns(xp: Any, inner: Any, gaps: Any, size: Any, span: Any, op: str) -> Any:
-    """How far the vectors turn into each other: the skew part of ``inner`` over the gaps of the values."""
-    n = inner.shape[-1]
-    own = np.eye(n, dtype=bool)
-    turned = _skew(xp, inner) / 2
-    if inner.dtype.kind == "c":  # a vector turning into i times itself is a change of its phase
-        phases = xp.where(own, turned, 0)
-        xp.gauge_quotient(phases, xp.abs(phases) * 0, size, size, op=op, why="phase")
-    return xp.gauge_quotient(xp.where(own, 0, turned), xp.where(own, 1, gaps), size, span, op=op, why="equal")
-
-
-def _refuse_mixed(xp: Any, inner: Any, g: Any, gaps: Any, span: Any, op: str) -> None:
-    """Raise where equal values and their vectors are both used: h(w) vvᵀ needs h', which is not seen here."""
-    n = inner.shape[-1]
-    symmetric = xp.abs(inner + adjoint_of(xp, inner))
-    used = xp.abs(g)[..., :, None] + xp.abs(g)[..., None, :]
-    both = xp.where(np.eye(n, dtype=bool), 0, symmetric * used)
-    xp.gauge_quotient(both, gaps, _largest(xp, symmetric) * _largest(xp, used), span, op=op, why="mixed")
-
-
-def _spectral_sum(x: Any, s: Any, u: Any, vh: Any, op: str) -> Any:
-    return np.matmul(u * x[..., None, :], vh)
-
-
-def _spectral_dx(xp: Any, g: Any, z: Any, x: Any, s: Any, u: Any, vh: Any, op: str) -> Any:
-    inner = xp.matmul(xp.matmul(adjoint_of(xp, u), g), adjoint_of(xp, vh))
-    return xp.sum(xp.where(np.eye(u.shape[-1], dtype=bool), inner, 0), axis=(-1,), keepdims=False)
-
-
-def _spectral_du(xp: Any, g: Any, z: Any, x: Any, s: Any, u: Any, vh: Any, op: str) -> Any:
-    gv = xp.matmul(g, adjoint_of(xp, vh))
-    if s.shape[-1]:
-        # where values are equal, x as a function of them turns the vectors by an angle of any size, which
-        # no derivative of s, u and vh follows
-        own = np.eye(s.shape[-1], dtype=bool)
-        inner = xp.matmul(adjoint_of(xp, u), gv)
-        gaps = xp.where(own, 1, s[..., None, :] - s[..., :, None])
-        symmetric = xp.where(own, 0, inner + adjoint_of(xp, inner))
-        span = xp.max(xp.abs(s), axis=(-1,), keepdims=True)[..., None]
-        xp.gauge_quotient(symmetric, gaps, _largest(xp, inner), span, op=op, why="second")
-    return gv * xp.conj(x)[..., None, :]
-
-
-def _spectral_dv(xp: Any, g: Any, z: Any, x: Any, s: Any, u: Any, vh: Any, op: str) -> Any:
-    return xp.conj(x)[..., None] * xp.matmul(adjoint_of(xp, u), g)
-
-
-define("spectral_sum", _spectral_sum, _spectral_dx, None, _spectral_du, _spectral_dv, saves=("x", "s", "u", "vh"),
-       kind="general", params=("op",), holomorphic=False, batch="leading",
-       doc="The sum of x_i u_i v_iᴴ: the gradient of a function of singular values or eigenvalues s.")  # fmt: skip
-
 
 # Hermitian eigenvalues --------------------------------------------------------------------------
 
 
-def _hermitian_part(x: Any) -> Any:
-    return (x + x.swapaxes(-1, -2).conj()) / 2
-
-
-def _eigh(x: Any) -> tuple[Any, Any]:
+def _eigh(x: Any, lower: bool) -> tuple[Any, Any]:
     try:
-        values, vectors = np.linalg.eigh(_hermitian_part(x))
+        values, vectors = np.linalg.eigh(x, "L" if lower else "U")
         return values, vectors
     except np.linalg.LinAlgError:
         raise blame(
@@ -142,41 +32,70 @@ def _eigh(x: Any) -> tuple[Any, Any]:
         ) from None
 
 
-def _eigh_rule(xp: Any, g: Any, out: Any, x: Any) -> Any:
+def _eigh_rule(xp: Any, g: Any, out: Any, x: Any, lower: bool) -> Any:
     # dv = v (F ∘ vᴴ dx v), F_ij = 1 / (w_j - w_i), and dw = diag(vᴴ dx v)
     gw, gv = g
     w, v = out
     vh = adjoint_of(xp, v)
     if gv is None or not w.shape[-1]:
-        return xp.matmul(v, vh) * 0 if gw is None else xp.spectral_sum(gw, w, v, vh, op="eigh")
+        dx = xp.matmul(v, vh) * 0 if gw is None else xp.spectral_sum(gw, w, v, vh, op="eigh")
+        return of_triangle(xp, dx, x, lower)
     inner = xp.matmul(vh, gv)
-    gaps = w[..., None, :] - w[..., :, None]
-    span = xp.max(xp.abs(w), axis=(-1,), keepdims=True)[..., None]
-    middle = _turns(xp, inner, gaps, _largest(xp, gv), span, "eigh")
+    gaps, span = _gaps(xp, w)
+    middle = turns(xp, inner, gaps, largest(xp, gv), span, "eigh")
     dx = xp.matmul(xp.matmul(v, middle), vh)
-    if gw is None:
-        return dx
-    _refuse_mixed(xp, inner, gw, gaps, span, "eigh")
-    return dx + xp.spectral_sum(gw, w, v, vh, op="eigh")
+    if gw is not None:
+        refuse_mixed(xp, inner, gw, gaps, span, "eigh")
+        dx = dx + xp.spectral_sum(gw, w, v, vh, op="eigh")
+    return of_triangle(xp, dx, x, lower)
 
 
-def _eigvalsh(x: Any) -> Any:
+def _gaps(xp: Any, w: Any) -> tuple[Any, Any]:
+    """The distances w_j - w_i, and the largest absolute value."""
+    return w[..., None, :] - w[..., :, None], xp.max(xp.abs(w), axis=(-1,), keepdims=True)[..., None]
+
+
+def _eigh_jvp(xp: Any, t: Any, out: Any, x: Any, lower: bool) -> Any:
+    w, v = out
+    n = w.shape[-1]
+    if not n:
+        return w, v
+    hermitian = (t + adjoint_of(xp, t)) / 2
+    t = xp.where(xp.is_hermitian(x), hermitian, mirror(xp, t, lower))
+    inner = xp.matmul(xp.matmul(adjoint_of(xp, v), t), v)
+    gaps, span = _gaps(xp, w)
+    return _real_diagonal(xp, inner), xp.matmul(v, _turned(xp, inner, gaps, span, "eigh"))
+
+
+def _turned(xp: Any, inner: Any, gaps: Any, span: Any, op: str) -> Any:
+    """How far the vectors turn into each other in forward mode; their phases stay."""
+    coupled = xp.where(np.eye(inner.shape[-1], dtype=bool), 0, inner)
+    size = largest(xp, inner)
+    return xp.gauge_quotient(coupled, apart(xp, gaps, span), size, span, op=op, why="forward", order=1)
+
+
+def _real_diagonal(xp: Any, x: Any) -> Any:
+    d = xp.sum(xp.where(np.eye(x.shape[-1], dtype=bool), x, 0), axis=(-1,), keepdims=False)
+    return xp.real(d) if x.dtype.kind == "c" else d
+
+
+def _eigvalsh(x: Any, lower: bool) -> Any:
     try:
-        return np.linalg.eigvalsh(_hermitian_part(x))
+        return np.linalg.eigvalsh(x, "L" if lower else "U")
     except np.linalg.LinAlgError:
         raise blame(
             "eigvalsh", x, np.linalg.eigvalsh, "has no eigenvalues that LAPACK finds", "Check the input."
         ) from None
 
 
-def _eigvalsh_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
-    w, v = xp.eigh(x)
-    return xp.spectral_sum(g, w, v, adjoint_of(xp, v), op="eigvalsh")
+def _eigvalsh_rule(xp: Any, g: Any, y: Any, x: Any, lower: bool) -> Any:
+    w, v = xp.eigh(x, lower=lower)
+    return of_triangle(xp, xp.spectral_sum(g, w, v, adjoint_of(xp, v), op="eigvalsh"), x, lower)
 
 
-define("eigh", _eigh, _eigh_rule, saves=("out",), kind="general", outputs=2, holomorphic=False,
-       batch="leading", doc="The eigenvalues and eigenvectors of Hermitian matrices.")  # fmt: skip
-define("eigvalsh", _eigvalsh, _eigvalsh_rule, saves="x", kind="general", holomorphic=False,
+define("eigh", _eigh, _eigh_rule, saves=("out", "x"), kind="general", outputs=2, params=("lower",), jvp=_eigh_jvp,
+       holomorphic=False, batch="leading", doc="The eigenvalues and eigenvectors of Hermitian matrices.")  # fmt: skip
+define("eigvalsh", _eigvalsh, _eigvalsh_rule, saves="x", kind="general", params=("lower",), holomorphic=False,
        batch="leading", doc="The eigenvalues of Hermitian matrices.")  # fmt: skip
 
 # Singular values --------------------------------------------------------------------------------
@@ -200,9 +119,9 @@ def _without_null_space(xp: Any, g: Any, u: Any, k: int, op: str) -> tuple[Any, 
     if g is None:
         return None, first
     of_rest = g[..., :, k:]
-    turned = _skew(xp, xp.matmul(adjoint_of(xp, rest), of_rest))
+    turned = skew(xp, xp.matmul(adjoint_of(xp, rest), of_rest))
     xp.gauge_quotient(
-        turned, xp.abs(turned) * 0, _largest(xp, of_rest), _largest(xp, of_rest), op=op, why="null"
+        turned, xp.abs(turned) * 0, largest(xp, of_rest), largest(xp, of_rest), op=op, why="null", order=1
     )
     return g[..., :, :k] - xp.matmul(rest, xp.matmul(adjoint_of(xp, of_rest), first)), first
 
@@ -226,27 +145,69 @@ def _svd_rule(xp: Any, g: Any, out: Any, x: Any, full_matrices: bool) -> Any:
     inner_v: Any = None if gv is None else xp.matmul(vh, gv)
     both = inner_v if inner_u is None else inner_u if inner_v is None else inner_u + inner_v
     apart = -inner_v if inner_u is None else inner_u if inner_v is None else inner_u - inner_v
-    size = _largest(xp, gv) if gu is None else _largest(xp, gu)
+    size = largest(xp, gv) if gu is None else largest(xp, gu)
     if gu is not None and gv is not None:
-        size = size + _largest(xp, gv)
+        size = size + largest(xp, gv)
     span = s[..., :1, None]
     gaps = s[..., None, :] - s[..., :, None]
     sums = s[..., None, :] + s[..., :, None]
-    middle = _turns(xp, both, gaps, size, span, "svd")
-    middle = middle + xp.gauge_quotient(_skew(xp, apart) / 2, sums, size, span, op="svd", why="zero")
+    middle = turns(xp, both, gaps, size, span, "svd")
+    middle = middle + xp.gauge_quotient(skew(xp, apart) / 2, sums, size, span, op="svd", why="zero", order=1)
     dx = xp.matmul(xp.matmul(u, middle), vh)
     if gs is not None:
-        _refuse_mixed(xp, both, gs, gaps, span, "svd")
+        refuse_mixed(xp, both, gs, gaps, span, "svd")
         dx = dx + xp.spectral_sum(gs, s, u, vh, op="svd")
     # what leads out of the space that u, or v, spans
     columns = s[..., None, :]
     if gu is not None and x.shape[-2] > k:
-        out_of_u = xp.gauge_quotient(gu - xp.matmul(u, inner_u), columns, size, span, op="svd", why="zero")
+        out_of_u = xp.gauge_quotient(
+            gu - xp.matmul(u, inner_u), columns, size, span, op="svd", why="zero", order=1
+        )
         dx = dx + xp.matmul(out_of_u, vh)
     if gv is not None and x.shape[-1] > k:
-        out_of_v = xp.gauge_quotient(gv - xp.matmul(v, inner_v), columns, size, span, op="svd", why="zero")
+        out_of_v = xp.gauge_quotient(
+            gv - xp.matmul(v, inner_v), columns, size, span, op="svd", why="zero", order=1
+        )
         dx = dx + xp.matmul(u, adjoint_of(xp, out_of_v))
     return dx
+
+
+def _svd_jvp(xp: Any, t: Any, out: Any, x: Any, full_matrices: bool) -> Any:
+    # dx = u (Ω s + ds - s Ψ) vᴴ + what leads out of u and v; the parts of uᴴ dx v are (Ω + Ψ) (s_j - s_i) / 2 and
+    # (Ω - Ψ) (s_j + s_i) / 2
+    u, s, vh = out
+    k = s.shape[-1]
+    if not k:
+        return xp.zeros_like(u), s, xp.zeros_like(vh)
+    first, second = u[..., :, :k], adjoint_of(xp, vh)[..., :, :k]
+    inner = xp.matmul(xp.matmul(adjoint_of(xp, first), t), second)
+    span = s[..., :1, None]
+    size = largest(xp, t)
+    skewed = skew(xp, inner) / 2
+    both = _turned(xp, inner - skewed, s[..., None, :] - s[..., :, None], span, "svd")
+    sums = s[..., None, :] + s[..., :, None]
+    apart = xp.gauge_quotient(skewed, sums, size, span, op="svd", why="forward zero", order=1)
+    sides = []
+    for whole, own, turn, moved in (
+        (u, first, both + apart, xp.matmul(t, second)),
+        (adjoint_of(xp, vh), second, both - apart, xp.matmul(adjoint_of(xp, t), first)),
+    ):
+        d = xp.matmul(own, turn)
+        if whole.shape[-2] > k:
+            out_of = moved - xp.matmul(own, xp.matmul(adjoint_of(xp, own), moved))
+            d = d + xp.gauge_quotient(
+                out_of, s[..., None, :], size, span, op="svd", why="forward zero", order=1
+            )
+        sides.append(_with_null_space(xp, d, whole, k))
+    return sides[0], _real_diagonal(xp, inner), adjoint_of(xp, sides[1])
+
+
+def _with_null_space(xp: Any, d: Any, u: Any, k: int) -> Any:
+    """Return the tangents of all vectors: those beyond the first k stay at right angles to them."""
+    if u.shape[-1] == k:
+        return d
+    rest = xp.matmul(u[..., :, :k], xp.matmul(adjoint_of(xp, d), u[..., :, k:]))
+    return xp.concat(d, -rest, axis=-1)
 
 
 def _svdvals(x: Any) -> Any:
@@ -263,35 +224,47 @@ def _svdvals_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
     return xp.spectral_sum(g, s, u, vh, op="svdvals")
 
 
+def _matrix_rank(x: Any, tol: Any, rtol: Any, hermitian: bool) -> Any:
+    try:
+        return np.linalg.matrix_rank(x, tol, hermitian, rtol=rtol)
+    except np.linalg.LinAlgError:
+        raise blame(
+            "matrix_rank", x, np.linalg.svd, "has no singular values that LAPACK finds", "Check the input."
+        ) from None
+
+
 define("svd", _svd, _svd_rule, saves=("out",), kind="general", outputs=3, params=("full_matrices",),
-       holomorphic=False, batch="leading", doc="The singular values and vectors of matrices.")  # fmt: skip
+       jvp=_svd_jvp, holomorphic=False, batch="leading", doc="The singular values and vectors of matrices.")  # fmt: skip
 define("svdvals", _svdvals, _svdvals_rule, saves="x", kind="general", holomorphic=False,
        batch="leading", doc="The singular values of matrices.")  # fmt: skip
-define("matrix_rank", lambda x, rtol: np.linalg.matrix_rank(x, rtol=rtol), None, kind="general", params=("rtol",),
+define("matrix_rank", _matrix_rank, None, kind="general", params=("tol", "rtol", "hermitian"),
        batch="leading", reason="it is piecewise constant", doc="How many singular values are not zero.")  # fmt: skip
 
 # Triangles: Cholesky and QR ---------------------------------------------------------------------
 
 
-def _cholesky(x: Any) -> Any:
-    part = _hermitian_part(x)
+def _cholesky(x: Any, upper: bool) -> Any:
     try:
-        return np.linalg.cholesky(part)
+        return np.linalg.cholesky(x, upper=upper)
     except np.linalg.LinAlgError:
         raise blame(
-            "cholesky", part, np.linalg.cholesky, "is not positive definite",
+            "cholesky", x, lambda a: np.linalg.cholesky(a, upper=upper), "is not positive definite",
             "Add a small multiple of the identity, and check that it is symmetric.",
         ) from None  # fmt: skip
 
 
-def _cholesky_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
-    # dx = ½ y⁻ᴴ (Φ + Φᴴ) y⁻¹ with Φ the lower triangle of yᴴ g, its diagonal halved
+def _cholesky_rule(xp: Any, g: Any, y: Any, x: Any, upper: bool) -> Any:
+    # with the upper factor u = lᴴ: dx = ½ u⁻¹ (Φ + Φᴴ) u⁻ᴴ with Φ the lower triangle of u dl, its diagonal halved
     n = y.shape[-1]
-    yh = adjoint_of(xp, y)
+    if upper:
+        g = adjoint_of(xp, g)
+    else:
+        y = adjoint_of(xp, y)
     half = np.tri(n, dtype=x.dtype) - np.eye(n, dtype=x.dtype) / 2
-    phi = xp.matmul(yh, g) * half
-    inner = xp.solve_triangular(yh, phi + adjoint_of(xp, phi), lower=False, unit=False)
-    return adjoint_of(xp, xp.solve_triangular(yh, adjoint_of(xp, inner), lower=False, unit=False)) / 2
+    phi = xp.matmul(y, g) * half
+    inner = xp.solve_triangular(y, phi + adjoint_of(xp, phi), lower=False, unit=False)
+    dx = adjoint_of(xp, xp.solve_triangular(y, adjoint_of(xp, inner), lower=False, unit=False)) / 2
+    return of_triangle(xp, dx, x, not upper)
 
 
 def _qr(x: Any, mode: Any) -> tuple[Any, Any]:
@@ -336,10 +309,36 @@ def _qr_tall(xp: Any, gq: Any, gr: Any, q: Any, r: Any) -> Any:
     return adjoint_of(xp, xp.solve_triangular(r, adjoint_of(xp, total), lower=False, unit=False))
 
 
-define("cholesky", _cholesky, _cholesky_rule, saves="y", kind="general", holomorphic=False,
+def _qr_jvp(xp: Any, t: Any, out: Any, x: Any, mode: str) -> Any:
+    # with c = qᴴ dx r⁻¹: dq = q Ω + (1 - q qᴴ) dx r⁻¹ and dr = (c - Ω) r, Ω the skew matrix that makes dr triangular
+    q, r = out
+    m, n = x.shape[-2:]
+    k = min(m, n)
+    first = q[..., :, :k]
+    corner = r[..., :k, :k]
+    qh = adjoint_of(xp, first)
+    moved = adjoint_of(
+        xp,
+        xp.solve_triangular(adjoint_of(xp, corner), adjoint_of(xp, t[..., :, :k]), lower=True, unit=False),
+    )
+    c = xp.matmul(qh, moved)
+    below = xp.where(np.tri(k, k=-1, dtype=bool), c, 0)
+    turn = below - adjoint_of(xp, below)
+    if c.dtype.kind == "c":  # the diagonal of r is real
+        turn = turn + xp.where(np.eye(k, dtype=bool), skew(xp, c) / 2, 0)
+    dq = xp.matmul(first, turn) + moved - xp.matmul(first, c)
+    dr = xp.matmul(c - turn, corner)
+    if n > k:
+        dr = xp.concat(dr, xp.matmul(qh, t[..., :, k:] - xp.matmul(dq, r[..., :k, k:])), axis=-1)
+    if r.shape[-2] > k:
+        dr = xp.concat(dr, xp.zeros_like(r[..., k:, :]), axis=-2)
+    return _with_null_space(xp, dq, q, k), dr
+
+
+define("cholesky", _cholesky, _cholesky_rule, saves="yx", kind="general", params=("upper",), holomorphic=False,
        batch="leading", doc="The lower triangle whose product with its adjoint is a matrix.")  # fmt: skip
-define("qr", _qr, _qr_rule, saves=("out",), kind="general", outputs=2, params=("mode",), holomorphic=False,
-       batch="leading", doc="Matrices as products of an orthogonal and an upper triangular one.")  # fmt: skip
+define("qr", _qr, _qr_rule, saves=("out",), kind="general", outputs=2, params=("mode",), jvp=_qr_jvp,
+       holomorphic=False, batch="leading", doc="Matrices as products of an orthogonal and an upper triangular one.")  # fmt: skip
 
 
 # What users write -------------------------------------------------------------------------------
@@ -367,25 +366,6 @@ class QRResult(NamedTuple):
     R: Tensor
 
 
-def _hermitian(op: str, x: Any, lower: bool) -> Tensor:
-    """Return Hermitian matrices; of those that are not, only the triangle that NumPy reads counts.
-
-    The gradient of a Hermitian matrix is Hermitian, as in PyTorch.
-    """
-    x = square(op, x)
-    data = x._data
-    if type(data) is np.ndarray and data.size:
-        with np.errstate(invalid="ignore"):  # infinities, which LAPACK reports
-            off = np.abs(data - data.swapaxes(-1, -2).conj()).max()
-        if off > 1e3 * np.finfo(data.dtype).eps * np.abs(data).max():
-            n = x.shape[-1]
-            read = np.tri(n, k=-1, dtype=bool)
-            part = rec.where(read if lower else read.T, x, 0)
-            diagonal = rec.where(np.eye(n, dtype=bool), rec.real(x) if x.dtype.kind == "c" else x, 0)
-            return part + adjoint_of(rec, part) + diagonal
-    return x
-
-
 def _checked_uplo(op: str, uplo: Any) -> bool:
     if uplo not in ("L", "U"):
         raise ArgumentError(f'{op}: UPLO is "L" or "U", not {uplo!r}.')
@@ -400,8 +380,7 @@ def cholesky(x: Any, *, upper: bool = False) -> Tensor:
     tensor([[2., 0.],
             [1., 2.]], dtype=float64)
     """
-    lower = rec.cholesky(_hermitian("cholesky", x, not upper))
-    return adjoint_of(rec, lower) if upper else lower
+    return rec.cholesky(square("cholesky", x), upper=bool(upper))
 
 
 def qr(x: Any, mode: str = "reduced") -> QRResult | Tensor:
@@ -423,16 +402,33 @@ def svd(
     """Return ``U``, the singular values from large to small, and ``Vh``.
 
     The vectors have an arbitrary sign or phase, and where values repeat an arbitrary rotation:
-    the gradient of a function that depends on that choice raises LinAlgError.
+    the gradient of a function that depends on that choice raises LinAlgError.  ``hermitian`` uses ``eigh``,
+    which reads the lower triangle only.
 
     >>> import adjoint as ad
     >>> ad.linalg.svd([[3.0, 0.0], [0.0, 4.0]]).S
     tensor([4., 3.], dtype=float64)
     """
+    if hermitian:
+        return _svd_of_hermitian(square("svd", x), bool(compute_uv))
     x = matrices("svd", x)
     if not compute_uv:
         return svdvals(x)
     return SVDResult(*rec.svd(x, full_matrices=bool(full_matrices)))
+
+
+def _svd_of_hermitian(x: Tensor, vectors: bool) -> SVDResult | Tensor:
+    """As in NumPy: the eigenvalues, sorted by size, with their signs in Vh."""
+    if not vectors:
+        s = rec.sort(rec.abs(rec.eigvalsh(x, lower=True)), axis=-1, descending=False, stable=False)
+        return rec.flip(s, axis=(-1,))
+    w, u = rec.eigh(x, lower=True)
+    s = rec.abs(w)
+    order = rec.flip(rec.argsort(s, axis=-1, descending=False, stable=False), axis=(-1,))
+    sign = rec.take_along_axis(rec.sign(w), order, axis=-1)
+    columns = rec.broadcast_to(order[..., None, :], shape=u.shape)
+    u = rec.take_along_axis(u, columns, axis=-1)
+    return SVDResult(u, rec.take_along_axis(s, order, axis=-1), adjoint_of(rec, u * sign[..., None, :]))
 
 
 def svdvals(x: Any) -> Tensor:
@@ -446,19 +442,21 @@ def eigh(x: Any, UPLO: str = "L") -> EighResult:
     What holds for the vectors of ``svd`` holds for the eigenvectors.  Of a matrix that is not
     Hermitian only the lower triangle counts (``UPLO="U"``: the upper), as in NumPy.
     """
-    return EighResult(*rec.eigh(_hermitian("eigh", x, _checked_uplo("eigh", UPLO))))
+    return EighResult(*rec.eigh(square("eigh", x), lower=_checked_uplo("eigh", UPLO)))
 
 
 def eigvalsh(x: Any, UPLO: str = "L") -> Tensor:
     """Return the eigenvalues of Hermitian matrices, from small to large."""
-    return rec.eigvalsh(_hermitian("eigvalsh", x, _checked_uplo("eigvalsh", UPLO)))
+    return rec.eigvalsh(square("eigvalsh", x), lower=_checked_uplo("eigvalsh", UPLO))
 
 
 def matrix_rank(x: Any, tol: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Tensor:
     """Count the singular values above ``rtol`` times the largest, or above ``tol``; no gradient flows."""
     if tol is not None and rtol is not None:
         raise ArgumentError("matrix_rank: tol and rtol say the same.  Give one of them.")
-    x = matrices("matrix_rank", x)
+    x = square("matrix_rank", x) if hermitian else matrices("matrix_rank", x)
     if tol is not None:
-        return rec.sum(rec.greater(rec.svdvals(x), tol), axis=(-1,), keepdims=False)
-    return rec.matrix_rank(x, rtol=rank_tolerance("matrix_rank", x, rtol))
+        limits, relative = tolerance("matrix_rank", "tol", x, tol), None
+    else:
+        limits, relative = None, rank_tolerance("matrix_rank", x, rtol)
+    return rec.matrix_rank(x, tol=limits, rtol=relative, hermitian=bool(hermitian))

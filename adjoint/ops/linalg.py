@@ -9,15 +9,14 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import ShapeError
 from adjoint.ops import products
 from adjoint.ops.decompositions import cholesky, eigh, eigvalsh, matrix_rank, qr, svd, svdvals
+from adjoint.ops.least_squares import lstsq, pinv
 from adjoint.ops.norms import cond, matrix_norm, norm, vector_norm
 from adjoint.ops.products import cross, matmul, multi_dot, tensordot, vecdot
 from adjoint.ops.shape import matrix_transpose
 from adjoint.ops.solvers import (
     det,
     inv,
-    lstsq,
     matrix_power,
-    pinv,
     slogdet,
     solve,
     solve_triangular,

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.convert import asarray
-from adjoint.core.namespace import rec
+from adjoint.core.define import define
+from adjoint.core.namespace import raw, rec
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, LinAlgError, ShapeError
 
-__all__ = ["adjoint_of", "blame", "floats", "matrices", "square"]
+__all__ = ["adjoint_of", "blame", "floats", "matrices", "mirror", "of_triangle", "square"]
 
 
 def floats(op: str, x: Any) -> Tensor:
@@ -48,6 +49,48 @@ def adjoint_of(xp: Any, x: Any) -> Any:
     """The conjugate transpose."""
     t = xp.matrix_transpose(x)
     return xp.conj(t) if x.dtype.kind == "c" else t
+
+
+# Hermitian matrices, of which one triangle is read ------------------------------------------------
+
+
+def _is_hermitian(x: Any) -> Any:
+    with np.errstate(invalid="ignore"):  # infinities
+        off, size = (
+            np.max(np.abs(a), axis=(-2, -1), keepdims=True, initial=0)
+            for a in (x - x.swapaxes(-1, -2).conj(), x)
+        )
+    return off <= 1e3 * np.finfo(x.dtype).eps * size
+
+
+def of_triangle(xp: Any, g: Any, x: Any, lower: bool) -> Any:
+    """Return the gradient of x, of which one triangle is read, from the Hermitian gradient of the whole matrix.
+
+    That of a Hermitian matrix stays Hermitian; in others the triangle that is not read has none.
+    """
+    n = x.shape[-1]
+    read = np.tri(n, k=-1, dtype=np.finfo(x.dtype).dtype)
+    weights = 2 * (read if lower else read.T) + np.eye(n, dtype=read.dtype)
+    return xp.where(xp.is_hermitian(x), g, g * weights)
+
+
+def mirror(xp: Any, x: Any, lower: bool) -> Any:
+    """Return the Hermitian matrices that one triangle of ``x`` determines."""
+    n = x.shape[-1]
+    read = np.tri(n, k=-1, dtype=bool)
+    part = xp.where(read if lower else read.T, x, 0)
+    diagonal = xp.where(np.eye(n, dtype=bool), xp.real(x) if x.dtype.kind == "c" else x, 0)
+    return part + adjoint_of(xp, part) + diagonal
+
+
+def _mirror_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
+    return of_triangle(xp, (g + adjoint_of(xp, g)) / 2, x, True)
+
+
+define("is_hermitian", _is_hermitian, None, kind="general", batch="leading", reason="it is piecewise constant",
+       doc="Whether matrices are Hermitian up to rounding.")  # fmt: skip
+define("mirror", lambda x: mirror(raw, x, True), _mirror_rule, saves="x", kind="general", holomorphic=False,
+       batch="leading", doc="The Hermitian matrices that lower triangles determine.")  # fmt: skip
 
 
 def blame(op: str, x: Any, fails: Callable[[Any], Any], what: str, cure: str) -> LinAlgError:

@@ -13,7 +13,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.other_names import refuse
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis
 from adjoint.core.tensor import Tensor
-from adjoint.errors import ArgumentError, ShapeError
+from adjoint.errors import ArgumentError, LinAlgError, ShapeError
 from adjoint.ops.matrices import matrices, square
 from adjoint.ops.reduce import kept
 
@@ -28,11 +28,12 @@ def _vector_norm(x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
     # divide: negative orders at 0
     with np.errstate(divide="ignore", over="ignore", under="ignore"):
         found = _power_mean(a, ord, axis, keepdims)
+        top = 10 ** min(30 / abs(ord), 300)  # powers below are far from the ends of float32 too
         if found.ndim == 0:
-            extreme: Any = not _SAFE[0] < float(found) < _SAFE[1]
+            extreme: Any = not 1 / top < float(found) < top
             any_extreme = extreme
         else:
-            extreme = ~((found > _SAFE[0]) & (found < _SAFE[1]))
+            extreme = ~((found > 1 / top) & (found < top))
             any_extreme = extreme.any()
         if any_extreme:
             found = _rescaled(np.abs(a), ord, axis, keepdims, found, extreme)
@@ -41,13 +42,14 @@ def _vector_norm(x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
 
 def _rescaled(a: Any, ord: float, axis: Shape, keepdims: bool, found: Any, extreme: Any) -> Any:
     """Divide out what is huge or tiny, whose powers leave the range of floats."""
-    scale = np.max(a, axis=axis, keepdims=True, initial=0)
+    scale = (
+        np.max(a, axis=axis, keepdims=True, initial=0)
+        if ord > 0
+        else np.min(a, axis=axis, keepdims=True, initial=math.inf)
+    )
     scale = np.where((scale > 0) & (scale < math.inf), scale, 1)
     scaled = _power_mean(a / scale, ord, axis, True) * scale
     return np.where(extreme, scaled if keepdims else scaled.reshape(found.shape), found)
-
-
-_SAFE = (1e-15, 1e15)  # squares are far from the ends of float32 too
 
 
 def _power_mean(a: Any, ord: float, axis: Shape, keepdims: Any) -> Any:
@@ -59,15 +61,16 @@ def _power_mean(a: Any, ord: float, axis: Shape, keepdims: Any) -> Any:
 def _vector_norm_rule(xp: Any, g: Any, y: Any, x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
     size = kept(xp, y, x, axis, keepdims)
     g = kept(xp, g, x, axis, keepdims)
-    # dividing by inf gives 0 at the corner, here and in every higher order
-    size = xp.where(size == 0, math.inf, size)
     if ord == 2:
-        return (g / size) * x
+        # dividing by inf gives 0 at the corner, here and in every higher order
+        return g * (x / xp.where(size == 0, math.inf, size))
     # d|x|_p = sign(x) (|x| / |x|_p)^(p-1); an element that is 0 has none of its own
     a = xp.abs(x)
-    zero = a == 0
-    a = xp.where(zero, 1, a)
-    return g * xp.where(zero, 0, x / a * (a / size) ** (ord - 1))
+    none = size == 0
+    zero = xp.logical_or(a == 0, none)
+    a, size = xp.where(zero, 1, a), xp.where(none, 1, size)
+    ratio = (a / size) ** (ord - 1) if ord > 1 else (size / a) ** (1 - ord)
+    return g * xp.where(zero, 0, x / a * ratio)
 
 
 define("vector_norm", _vector_norm, _vector_norm_rule, saves="yx", kind="general", holomorphic=False,
@@ -98,15 +101,22 @@ def _norm_over(op: str, x: Tensor, ord: Any, axes: Shape, keepdims: bool) -> Ten
         raise ArgumentError(f"{op}: the order of a vector norm is a number, inf or -inf, not {ord!r}.")
     p = float(ord)
     if abs(p) == math.inf:
-        if any(x.shape[a] == 0 for a in axes):
-            raise ShapeError(f"{op}: no elements to choose from over axes {axes} of shape {x.shape}.")
-        return (rec.max if p > 0 else rec.min)(rec.abs(x), axis=axes, keepdims=keepdims)
+        return _extreme(op, rec.abs(x), p, axes, keepdims)
     if p == 0:
         counted = rec.astype(rec.not_equal(x, 0), dtype=np.abs(np.zeros(1, x.dtype)).dtype)
         return rec.sum(counted, axis=axes, keepdims=keepdims)
     if p == 1:
         return rec.sum(rec.abs(x), axis=axes, keepdims=keepdims)
     return rec.vector_norm(x, ord=p, axis=axes, keepdims=keepdims)
+
+
+def _extreme(op: str, x: Tensor, ord: float, axes: Shape, keepdims: bool) -> Tensor:
+    """Return the largest absolute value, that of none being 0, or the smallest one, by the sign of the order."""
+    if not any(x.shape[a] == 0 for a in axes):
+        return (rec.max if ord > 0 else rec.min)(x, axis=axes, keepdims=keepdims)
+    if ord < 0:
+        raise ShapeError(f"{op}: no elements to choose from over axes {axes} of shape {x.shape}.")
+    return rec.sum(x, axis=axes, keepdims=keepdims)
 
 
 def _numbers(x: Any) -> Tensor:
@@ -133,17 +143,15 @@ def _matrix_norm(op: str, x: Tensor, ord: Any, keepdims: bool) -> Tensor:
         raise ArgumentError(f'{op}: the order of a matrix norm is "fro", "nuc", ±1, ±2 or ±inf, not {ord!r}.')
     if ord == "fro":
         return rec.vector_norm(x, ord=2.0, axis=(-2, -1), keepdims=keepdims)
-    if ord != "nuc" and 0 in x.shape[-2:]:
-        raise ShapeError(f"{op}: no elements to choose from in matrices of shape {x.shape}.")
     if ord == "nuc" or abs(ord) == 2:
-        out = _spectral_norm(x, ord)
+        out = _spectral_norm(op, x, ord)
     else:
         sums = rec.sum(rec.abs(x), axis=(-2 if abs(ord) == 1 else -1,), keepdims=False)
-        out = (rec.max if ord > 0 else rec.min)(sums, axis=(-1,), keepdims=False)
+        out = _extreme(op, sums, ord, (-1,), False)
     return rec.reshape(out, shape=(*x.shape[:-2], 1, 1)) if keepdims else out
 
 
-def _spectral_norm(x: Tensor, ord: Any) -> Tensor:
+def _spectral_norm(op: str, x: Tensor, ord: Any) -> Tensor:
     s = rec.svdvals(matrices("norm", x))
     if s.shape[-1]:
         # singular values of 0 are corners: their gradient is 0, as that of the norm at zero
@@ -151,7 +159,7 @@ def _spectral_norm(x: Tensor, ord: Any) -> Tensor:
         s = rec.where(rec.less_equal(s, floor * s[..., :1]), 0, s)
     if ord == "nuc":
         return rec.sum(s, axis=(-1,), keepdims=False)
-    return (rec.max if ord > 0 else rec.min)(s, axis=(-1,), keepdims=False)
+    return _extreme(op, s, ord, (-1,), False)
 
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False, **other: Never) -> Tensor:
@@ -196,12 +204,20 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False, **ot
 
 
 def cond(x: Any, p: Any = None) -> Tensor:
-    """Return the condition number: the norm of order ``p`` of a matrix times that of its inverse."""
-    x = matrices("cond", x)
+    """Return the condition number: the norm of order ``p`` of a matrix times that of its inverse.
+
+    That of a singular matrix is inf.
+    """
+    x = matrices("cond", x) if p is None or p in (2, -2) else square("cond", x)
+    if 0 in x.shape[-2:]:
+        raise LinAlgError(f"cond: empty matrices (shape {x.shape}) have no condition number.")
     if p is None or p in (2, -2):
         s = rec.svdvals(x)
         large, small = s[..., 0], s[..., -1]
-        with np.errstate(divide="ignore", invalid="ignore"):  # a singular matrix has the condition inf
-            return rec.divide(small, large) if p == -2 else rec.divide(large, small)
-    x = square("cond", x)
-    return _matrix_norm("cond", x, p, False) * _matrix_norm("cond", rec.inv(x), p, False)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            out = rec.divide(small, large) if p == -2 else rec.divide(large, small)
+    else:
+        with np.errstate(invalid="ignore"):
+            out = _matrix_norm("cond", x, p, False) * _matrix_norm("cond", rec.inv_or_nan(x), p, False)
+    broken = rec.any(rec.isnan(x), axis=(-2, -1), keepdims=False)
+    return rec.where(rec.logical_and(rec.isnan(out), rec.logical_not(broken)), math.inf, out)

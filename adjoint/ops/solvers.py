@@ -9,19 +9,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adjoint.core.convert import array_of
 from adjoint.core.define import define
 from adjoint.core.namespace import raw, rec
-from adjoint.core.shapes import broadcast_shapes, canonical_axis, constant
+from adjoint.core.shapes import broadcast_shapes, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, LinAlgError, ShapeError
-from adjoint.ops.matrices import adjoint_of, blame, floats, matrices, square
-from adjoint.ops.products import matmul
+from adjoint.ops.matrices import adjoint_of, blame, floats, square
 from adjoint.ops.reduce import exclusive_product
 
 __all__ = [
-    "det", "inv", "lstsq", "matrix_power", "pinv", "slogdet", "solve", "solve_triangular", "tensorinv",
-    "tensorsolve",
+    "det", "inv", "matrix_power", "slogdet", "solve", "solve_triangular", "tensorinv", "tensorsolve",
 ]  # fmt: skip
 
 # Inverse and equations --------------------------------------------------------------------------
@@ -35,6 +32,15 @@ def _inv(x: Any) -> Any:
 
 
 _SINGULAR = "Add a small multiple of the identity, or use ad.linalg.pinv or lstsq."
+
+
+def _inv_or_nan(x: Any) -> Any:
+    try:
+        return np.linalg.inv(x)
+    except np.linalg.LinAlgError:
+        if x.ndim == 2:
+            return np.full_like(x, np.nan)
+    return np.array([_inv_or_nan(m) for m in x])
 
 
 def _inv_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
@@ -98,6 +104,8 @@ def _solve_triangular_rule(
 
 
 define("inv", _inv, _inv_rule, saves="y", kind="general", batch="leading", doc="The inverse of matrices.")
+define("inv_or_nan", _inv_or_nan, _inv_rule, saves="y", kind="general", batch="leading",
+       doc="The inverse of matrices, NaN for singular ones.")  # fmt: skip
 define("solve", _solve, joint=_solve_rule, arity=2, saves="zx", kind="general", batch="elementwise",
        doc="The solution of linear equations, for several right-hand sides.")  # fmt: skip
 define("solve_triangular", _solve_triangular, joint=_solve_triangular_rule, arity=2, saves="zx", kind="general", batch="elementwise",
@@ -141,6 +149,8 @@ def _minors(n: int) -> tuple[Any, Any]:
 
 def _cofactor_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
     n = x.shape[-1]
+    if n <= 1:
+        return xp.zeros_like(x)  # the cofactor is 1
     if n <= _SMALL:
         # y_ij = ± det(minor_ij), so dx = Σ_ij ± g_ij cofactor(minor_ij), without dividing
         key = (Ellipsis, *(i.astype(np.intp) for i in _minors(n)))
@@ -170,33 +180,6 @@ define("cofactor", _cofactor, _cofactor_rule, saves="yx", kind="general", batch=
        doc="The cofactors of matrices: the transposed adjugate.")  # fmt: skip
 define("slogdet", lambda x: tuple(np.linalg.slogdet(x)), _slogdet_rule, saves=("out", "x"), kind="general", outputs=2,
        holomorphic=False, batch="leading", doc="The sign and the logarithm of the absolute determinant.")  # fmt: skip
-
-# Pseudo-inverse ---------------------------------------------------------------------------------
-
-
-def _pinv(x: Any, rtol: Any) -> Any:
-    try:
-        return np.linalg.pinv(x, rcond=rtol)
-    except np.linalg.LinAlgError:
-        raise blame("pinv", x, np.linalg.svd, "has no singular values", "Check the input.") from None
-
-
-def _pinv_rule(xp: Any, g: Any, y: Any, x: Any, rtol: Any) -> Any:
-    # Golub and Pereyra, for constant rank: dy = -y dx y + y yᴴ dxᴴ (1 - x y) + (1 - y x) dxᴴ yᴴ y
-    yh, gh = adjoint_of(xp, y), adjoint_of(xp, g)
-    mm = xp.matmul
-    if x.shape[-2] <= x.shape[-1]:
-        k = mm(gh, y)
-        ky = mm(k, yh)
-        return -adjoint_of(xp, mm(y, k)) + ky - mm(mm(x, y), ky) + mm(mm(yh, y), gh - mm(k, x))
-    k = mm(y, gh)
-    yk = mm(yh, k)
-    return -adjoint_of(xp, mm(k, y)) + mm(mm(gh - mm(x, k), y), yh) + yk - mm(mm(yk, y), x)
-
-
-define("pinv", _pinv, _pinv_rule, saves="yx", kind="general", params=("rtol",), holomorphic=False,
-       batch="leading", doc="The Moore-Penrose inverse of matrices.")  # fmt: skip
-
 
 # What users write -------------------------------------------------------------------------------
 
@@ -297,63 +280,6 @@ class SlogdetResult(NamedTuple):
 def slogdet(x: Any) -> SlogdetResult:
     """Return sign and logarithm of the absolute determinant, which does not overflow."""
     return SlogdetResult(*rec.slogdet(square("slogdet", x)))
-
-
-def rank_tolerance(op: str, x: Tensor, rtol: Any) -> Any:
-    """Return below which part of the largest one a singular value counts as zero: a number, or one per matrix."""
-    if rtol is None:
-        return float(max(x.shape[-2:], default=0) * np.finfo(x.dtype).eps)
-    limits = array_of(constant(op, "rtol", rtol))
-    if limits.dtype.kind not in "iuf" or broadcast_shapes(op, x.shape[:-2], limits.shape) != x.shape[:-2]:
-        raise InputError(f"{op}: rtol is a number, or one number per matrix, but got {rtol!r}.")
-    return limits.copy() if limits.ndim else float(limits)
-
-
-def pinv(x: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Tensor:
-    """Return the Moore-Penrose inverse; the gradient is that of matrices of the same rank.
-
-    Singular values up to ``rtol`` (or ``rcond``) times the largest count as zero; if None,
-    max(m, n) times the precision of the dtype.  ``hermitian`` is accepted, and changes nothing.
-    """
-    if rcond is not None and rtol is not None:
-        raise ArgumentError("pinv: rcond and rtol say the same.  Give one of them.")
-    x = matrices("pinv", x)
-    return rec.pinv(x, rtol=rank_tolerance("pinv", x, rtol if rcond is None else rcond))
-
-
-class LstsqResult(NamedTuple):
-    """A least-squares solution, the sums of squared residuals, the rank and the singular values."""
-
-    solution: Tensor
-    residuals: Tensor
-    rank: Tensor
-    singular_values: Tensor
-
-
-def lstsq(x: Any, y: Any, rcond: Any = None) -> LstsqResult:
-    """Solve ``x @ z = y`` in the least-squares sense, with the smallest z where there are several.
-
-    As NumPy's, but batched: ``y`` is a vector if it has one axis.  The residuals are empty where
-    the rank is less than the number of columns, or there are no more equations than unknowns.
-    """
-    x, y = matrices("lstsq", x), floats("lstsq", y)
-    vector = y.ndim == 1
-    if not y.ndim or (y.shape[0] if vector else y.shape[-2]) != x.shape[-2]:
-        raise ShapeError(
-            f"lstsq: {x.shape[-2]} equations (shape {x.shape}) need a right-hand side with as many rows, but its "
-            f"shape is {y.shape}."
-        )
-    columns = y[:, None] if vector else y
-    rtol = rank_tolerance("lstsq", x, rcond)
-    z = matmul(rec.pinv(x, rtol=rtol), columns)
-    rank = rec.matrix_rank(x, rtol=rtol)
-    known = rank._data  # inside a transform there are no numbers to look at: full rank is assumed
-    if x.shape[-2] > x.shape[-1] and (type(known) is not np.ndarray or bool((known == x.shape[-1]).all())):
-        off = rec.abs(columns - matmul(x, z))
-        residuals = rec.sum(off * off, axis=(-2,), keepdims=False)
-    else:
-        residuals = rec.zeros_like(rec.abs(columns[..., :0, 0]))
-    return LstsqResult(z[..., 0] if vector else z, residuals, rank, rec.svdvals(x))
 
 
 def matrix_power(x: Any, n: int) -> Tensor:

@@ -55,11 +55,18 @@ def _hermitian(*shape: int) -> Any:
     return (q * np.linspace(0.5, 2.0, shape[-1])) @ q.swapaxes(-1, -2)
 
 
+def _filled(*shape: int, lower: bool = True) -> Any:
+    """The same with one triangle filled with other numbers: a matrix that is not Hermitian."""
+    other = array(*shape, seed=5)
+    return _hermitian(*shape) + (np.triu(other, 1) if lower else np.tril(other, -1))
+
+
 _SINGULAR = _spread(3, 2) @ _spread(2, 3)
 
 CASES += [
     Case("inv", (_spread(3, 3),)),
     Case("inv", (_spread(2, 2, 2),), note="batch"),
+    Case("inv_or_nan", (_spread(2, 2, 2),)),
     Case("solve", (_spread(3, 3), array(3, 2, seed=1))),
     Case("solve", (_spread(2, 1, 3, 3), array(4, 3, 2, seed=1)), note="broadcast"),
     *(
@@ -77,19 +84,28 @@ CASES += [
     Case("slogdet", (_spread(2, 3, 3),)),
     Case("slogdet", (_spread(3, 3) + 1j * array(3, 3, seed=5),), note="complex"),
     *(Case("pinv", (_spread(*shape),), {"rtol": 1e-12}) for shape in ((3, 3), (2, 4, 3), (3, 4))),
+    *(
+        Case(name, (_spread(*shape), array(shape[-2], 2, seed=1)), {"rtol": 1e-12})
+        for name in ("lstsq", "off_range")
+        for shape in ((3, 3), (2, 4, 3), (3, 4))
+    ),
+    *(Case("truncated", (_spread(*shape),), {"rtol": 0.4}) for shape in ((3, 3), (2, 4, 3), (3, 4))),
     Case("gauge_quotient", (array(3, 3), array(3, 3, low=0.5, seed=1), np.ones((1, 1)), np.ones((1, 1))),
-         {"op": "svd", "why": "equal"}),
+         {"op": "svd", "why": "equal", "order": 1}),
     Case("spectral_sum", (array(3), np.array([3.0, 2.0, 1.0]), array(4, 3, seed=1), array(3, 2, seed=2)),
          {"op": "svd"}),
-    Case("eigh", (_hermitian(3, 3),)),
-    Case("eigh", (_hermitian(2, 3, 3),), note="batch"),
-    Case("eigvalsh", (_hermitian(2, 3, 3),)),
+    Case("is_hermitian", (np.stack([_hermitian(3, 3), _filled(3, 3)]),)),
+    Case("mirror", (_filled(2, 3, 3),)),
+    Case("eigh", (_filled(3, 3),), {"lower": True}),
+    Case("eigh", (_filled(2, 3, 3, lower=False),), {"lower": False}, "batch"),
+    Case("eigvalsh", (_filled(2, 3, 3),), {"lower": True}),
+    Case("eigvalsh", (_filled(2, 3, 3, lower=False),), {"lower": False}),
     *(Case("svd", (_spread(*shape),), {"full_matrices": False}) for shape in ((3, 3), (2, 4, 3), (3, 4))),
     Case("svd", (_spread(3, 3),), {"full_matrices": True}, "full"),
     *(Case("svdvals", (_spread(*shape),)) for shape in ((3, 3), (2, 4, 3), (3, 4))),
-    Case("matrix_rank", (_SINGULAR,), {"rtol": 1e-9}),
-    Case("cholesky", (_hermitian(3, 3),)),
-    Case("cholesky", (_hermitian(2, 3, 3),), note="batch"),
+    Case("matrix_rank", (_SINGULAR,), {"tol": None, "rtol": 1e-9, "hermitian": False}),
+    Case("cholesky", (_filled(3, 3),), {"upper": False}),
+    Case("cholesky", (_filled(2, 3, 3, lower=False),), {"upper": True}, "batch"),
     *(Case("qr", (_spread(*shape),), {"mode": "reduced"}) for shape in ((3, 3), (2, 4, 3), (3, 4))),
     Case("qr", (_spread(3, 4),), {"mode": "complete"}, "complete"),
     *(

@@ -1,0 +1,195 @@
+"""Derivatives at repeated eigenvalues and singular values.
+
+Singular vectors and eigenvectors are given only up to a gauge: their sign or phase, and, where values
+repeat, a rotation among them.  A function that does not depend on the gauge has a derivative, and the
+rules find it: a quotient whose denominator is the distance of two equal values then has the numerator 0,
+and counts as 0.  Where the numerator is not 0 there is no derivative, and ``gauge_quotient`` raises.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.define import define
+from adjoint.errors import LinAlgError
+from adjoint.ops.matrices import adjoint_of
+
+__all__ = ["apart", "largest", "refuse_mixed", "skew", "turns"]
+
+# Quotients at repeated values --------------------------------------------------------------------
+
+_CURE = (
+    "\n  Use a function of the values alone (eigvalsh, svdvals) or one that does not depend on the choice of the "
+    "vectors (such as a projector), or move the matrix a little."
+)
+_WHY = {
+    "equal": "values {i} and {j} are equal, and the function depends on which of their vectors were chosen",
+    "mixed": "values {i} and {j} are equal, and the function uses both them and their vectors, which does not "
+    "determine its derivative",
+    "zero": "singular value {j} is 0, and the function depends on which of its vectors was chosen",
+    "null": "the function depends on which vectors {i} and {j} of the null space were chosen",
+    "second": "values {i} and {j} are equal, where a function of the values has first derivatives, but second ones "
+    "cannot be found this way",
+    "forward": "in this direction the vectors of the equal values {i} and {j} turn into each other, and forward mode "
+    "cannot know whether the function depends on that; ad.grad can",
+    "forward zero": "in this direction the vectors of singular value {j}, which is 0, turn by an angle that is not "
+    "determined",
+    "phase": "the function depends on the phase of vector {j}, which is arbitrary",
+}
+_FORWARD = {"equal": "forward", "zero": "forward zero"}
+_CLOSE = (
+    "values {i} and {j} differ by {gap:.1e} of the largest one",
+    "singular value {j} is {gap:.1e} of the largest one",
+)
+_FLOOR = 1e-2  # smaller quotients count as this part of what is usual: they may be rounding errors alone
+
+
+def _gauge_quotient(x: Any, y: Any, size: Any, span: Any, op: str, why: str, order: int) -> Any:
+    """x / y; where y is 0 up to rounding (of ``span``), x must be 0 too (of ``size``), and so is the quotient.
+
+    ``order`` is that of the derivative: an error in x grows by the factor span / y with each order.
+    """
+    eps = np.finfo(x.dtype).eps
+    rounding = eps * x.shape[-1]
+    tiny = np.abs(y) <= 10 * rounding * span
+    y = np.where(tiny, 1, y)
+    growth = np.where(tiny, 1, np.abs(span / y))
+    # x is the sum of terms that are up to span / y times as large, and so are its rounding errors
+    worst = np.max(growth, axis=(-2, -1), keepdims=True, initial=1)
+    wrong = tiny & (np.abs(x) > (100 if order == 1 else 100 / _FLOOR) * rounding * size * worst)
+    if wrong.any():
+        *_, i, j = (int(k[0]) for k in np.nonzero(wrong))
+        raise LinAlgError(f"{op}: no derivative here: {_WHY[why].format(i=i, j=j)}.{_CURE}")
+    if order > 1:
+        limit = 1e-3 if eps < 1e-9 else 1e-2  # of the result
+        # in forward mode x is a sum that may be small in any direction, unlike its rounding errors
+        terms = (
+            np.max(np.abs(x), axis=(-2, -1), keepdims=True, initial=0)
+            if why in _FORWARD.values()
+            else np.abs(x)
+        )
+        close = 4 * eps * growth**order * terms > np.where(tiny, np.inf, limit * size)
+        if close.any():
+            place = tuple(int(k[0]) for k in np.nonzero(close))
+            gap = 1 / float(np.broadcast_to(growth, close.shape)[place])
+            what = _CLOSE["zero" in why].format(i=place[-2], j=place[-1], gap=gap)
+            raise LinAlgError(
+                f"{op}: no accurate derivative of order {order} here: {what}, and rounding errors grow with the power "
+                f"{order} of its reciprocal.{_CURE}"
+            )
+    return np.where(tiny, 0, x / y)
+
+
+def _quotient_dx(
+    xp: Any, g: Any, z: Any, x: Any, y: Any, size: Any, span: Any, op: str, why: str, order: int
+) -> Any:
+    return _next_quotient(xp, g, z, y, size, span, op, why, order)
+
+
+def _quotient_dy(
+    xp: Any, g: Any, z: Any, x: Any, y: Any, size: Any, span: Any, op: str, why: str, order: int
+) -> Any:
+    return -_next_quotient(xp, g * z, z, y, size, span, op, why, order)
+
+
+def _next_quotient(
+    xp: Any, g: Any, z: Any, y: Any, size: Any, span: Any, op: str, why: str, order: int
+) -> Any:
+    # how large the quotients are, and so the derivatives that rounding errors compare with
+    scale = xp.maximum(_FLOOR, largest(xp, z) * span / xp.where(size == 0, np.inf, size))
+    return xp.gauge_quotient(g, y, largest(xp, g) * scale, span, op=op, why=why, order=order + 1)
+
+
+def largest(xp: Any, x: Any) -> Any:
+    """The largest absolute value in each matrix."""
+    return xp.max(xp.abs(x), axis=(-2, -1), keepdims=True)
+
+
+def _quotient_jvp(
+    xp: Any, t: Any, z: Any, x: Any, y: Any, size: Any, span: Any, op: str, why: str, order: int
+) -> Any:
+    tx, ty, _, _ = t
+    moved = tx if ty is None else -ty * z if tx is None else tx - ty * z
+    return _next_quotient(xp, moved, z, y, size, span, op, _FORWARD.get(why, why), order)
+
+
+define("gauge_quotient", _gauge_quotient, _quotient_dx, _quotient_dy, None, None, saves=("z", "y", "size", "span"),
+       kind="general", params=("op", "why", "order"), jvp=_quotient_jvp,
+       doc="A quotient that is 0 where both parts are, and an error where one is.")  # fmt: skip
+
+
+def skew(xp: Any, x: Any) -> Any:
+    """Twice the part of square matrices that changes its sign in the adjoint."""
+    return x - adjoint_of(xp, x)
+
+
+def turns(xp: Any, inner: Any, gaps: Any, size: Any, span: Any, op: str) -> Any:
+    """How far the vectors turn into each other: the skew part of ``inner`` over the gaps of the values."""
+    n = inner.shape[-1]
+    own = np.eye(n, dtype=bool)
+    turned = skew(xp, inner) / 2
+    if inner.dtype.kind == "c":  # a vector turning into i times itself is a change of its phase
+        xp.gauge_quotient(xp.where(own, turned, 0), gaps, size, span, op=op, why="phase", order=1)
+    return xp.gauge_quotient(
+        xp.where(own, 0, turned), apart(xp, gaps, span), size, span, op=op, why="equal", order=1
+    )
+
+
+def apart(xp: Any, gaps: Any, span: Any) -> Any:
+    """Return the gaps, with the largest value on the diagonal in place of 0."""
+    return xp.where(np.eye(gaps.shape[-1], dtype=bool), xp.where(span == 0, 1, span), gaps)
+
+
+def refuse_mixed(xp: Any, inner: Any, g: Any, gaps: Any, span: Any, op: str) -> None:
+    """Raise where equal values and their vectors are both used: h(w) vvᵀ needs h', which is not seen here."""
+    n = inner.shape[-1]
+    symmetric = xp.abs(inner + adjoint_of(xp, inner))
+    used = xp.abs(g)[..., :, None] + xp.abs(g)[..., None, :]
+    both = xp.where(np.eye(n, dtype=bool), 0, symmetric * used)
+    xp.gauge_quotient(
+        both, gaps, largest(xp, symmetric) * largest(xp, used), span, op=op, why="mixed", order=1
+    )
+
+
+def _spectral_sum(x: Any, s: Any, u: Any, vh: Any, op: str) -> Any:
+    return np.matmul(u * x[..., None, :], vh)
+
+
+def _spectral_dx(xp: Any, g: Any, z: Any, x: Any, s: Any, u: Any, vh: Any, op: str) -> Any:
+    inner = xp.matmul(xp.matmul(adjoint_of(xp, u), g), adjoint_of(xp, vh))
+    return xp.sum(xp.where(np.eye(u.shape[-1], dtype=bool), inner, 0), axis=(-1,), keepdims=False)
+
+
+def _spectral_du(xp: Any, g: Any, z: Any, x: Any, s: Any, u: Any, vh: Any, op: str) -> Any:
+    gv = xp.matmul(g, adjoint_of(xp, vh))
+    if s.shape[-1]:
+        # where values are equal, x as a function of them turns the vectors by an angle of any size, which
+        # no derivative of s, u and vh follows
+        own = np.eye(s.shape[-1], dtype=bool)
+        inner = xp.matmul(adjoint_of(xp, u), gv)
+        symmetric = xp.where(own, 0, inner + adjoint_of(xp, inner))
+        span = xp.max(xp.abs(s), axis=(-1,), keepdims=True)[..., None]
+        gaps = apart(xp, s[..., None, :] - s[..., :, None], span)
+        xp.gauge_quotient(symmetric, gaps, largest(xp, inner), span, op=op, why="second", order=1)
+    return gv * xp.conj(x)[..., None, :]
+
+
+def _spectral_dv(xp: Any, g: Any, z: Any, x: Any, s: Any, u: Any, vh: Any, op: str) -> Any:
+    return xp.conj(x)[..., None] * xp.matmul(adjoint_of(xp, u), g)
+
+
+def _spectral_jvp(xp: Any, t: Any, z: Any, x: Any, s: Any, u: Any, vh: Any, op: str) -> Any:
+    tx, _, tu, tv = t
+    parts = [
+        xp.matmul(a * b[..., None, :], c)
+        for a, b, c in ((u, tx, vh), (tu, x, vh), (u, x, tv))
+        if not (a is None or b is None or c is None)
+    ]
+    return sum(parts[1:], parts[0]) if parts else None
+
+
+define("spectral_sum", _spectral_sum, _spectral_dx, None, _spectral_du, _spectral_dv, saves=("x", "s", "u", "vh"),
+       kind="general", params=("op",), holomorphic=False, batch="leading", jvp=_spectral_jvp,
+       doc="The sum of x_i u_i v_iᴴ: the gradient of a function of singular values or eigenvalues s.")  # fmt: skip

@@ -1,0 +1,221 @@
+"""The pseudo-inverse and least squares, and which singular values count as zero."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adjoint.core.convert import array_of
+from adjoint.core.define import define
+from adjoint.core.namespace import rec
+from adjoint.core.shapes import broadcast_shapes, constant
+from adjoint.core.tensor import Tensor
+from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.ops.matrices import adjoint_of, blame, floats, matrices, square
+from adjoint.ops.products import matmul
+
+__all__ = ["lstsq", "pinv"]
+
+# Pseudo-inverse ---------------------------------------------------------------------------------
+
+
+def _pinv(x: Any, rtol: Any) -> Any:
+    try:
+        return np.linalg.pinv(x, rcond=rtol)
+    except np.linalg.LinAlgError:
+        raise blame("pinv", x, np.linalg.svd, "has no singular values", "Check the input.") from None
+
+
+def _pinv_rule(xp: Any, g: Any, y: Any, x: Any, rtol: Any) -> Any:
+    # Golub and Pereyra, for constant rank: dy = -y dx y + y yᴴ dxᴴ (1 - x y) + (1 - y x) dxᴴ yᴴ y
+    yh, gh = adjoint_of(xp, y), adjoint_of(xp, g)
+    mm = xp.matmul
+    of_rows = mm(mm(xp.off_range(x, gh, rtol=rtol), y), yh)
+    of_columns = mm(yh, mm(y, adjoint_of(xp, xp.off_range(adjoint_of(xp, x), g, rtol=rtol))))
+    return of_rows + of_columns - adjoint_of(xp, mm(mm(y, gh), y))
+
+
+define("pinv", _pinv, _pinv_rule, saves="yx", kind="general", params=("rtol",), holomorphic=False,
+       batch="leading", doc="The Moore-Penrose inverse of matrices.")  # fmt: skip
+
+# Least squares ----------------------------------------------------------------------------------
+
+
+def _above(s: Any, rtol: Any) -> Any:
+    """Which singular values count."""
+    return s > np.asarray(rtol)[..., None] * s[..., :1]
+
+
+def _lstsq(x: Any, y: Any, rtol: Any) -> Any:
+    u, s, vh = _singular("lstsq", x)
+    counts = _above(s, rtol)
+    inverse = np.where(counts, 1 / np.where(counts, s, 1), 0)
+    # factor by factor: the product pinv(x) would lose the condition number of x
+    return _adjoint(vh) @ (inverse[..., None] * (_adjoint(u) @ y))
+
+
+def _singular(op: str, x: Any) -> tuple[Any, Any, Any]:
+    try:
+        u, s, vh = np.linalg.svd(x, full_matrices=False)
+        return u, s, vh
+    except np.linalg.LinAlgError:
+        raise blame(op, x, np.linalg.svd, "has no singular values", "Check the input.") from None
+
+
+def _adjoint(x: Any) -> Any:
+    return x.swapaxes(-1, -2).conj()
+
+
+def _off_range(x: Any, y: Any, rtol: Any) -> Any:
+    u, s, _ = _singular("lstsq", x)
+    counts = _above(s, rtol)
+    u = np.where(counts[..., None, :], u, 0)
+    for _ in range(2):  # again: what rounding left inside
+        y = y - u @ (_adjoint(u) @ y)
+    full = (counts.sum(axis=-1) == x.shape[-2])[..., None, None]
+    return np.where(full, 0, y)
+
+
+def _off_range_rule(
+    xp: Any, g: Any, z: Any, x: Any, y: Any, *, wanted: Sequence[bool], rtol: Any
+) -> list[Any]:
+    # z = n y with the projector n = 1 - x p, and dn = -n dx p - (n dx p)ᴴ
+    dy = xp.off_range(x, g, rtol=rtol)
+    if not wanted[0]:
+        return [None, dy]
+    of_y, of_g = (adjoint_of(xp, xp.lstsq(x, a, rtol=rtol)) for a in (y, g))
+    return [-xp.matmul(dy, of_y) - xp.matmul(z, of_g), dy]
+
+
+def _lstsq_rule(xp: Any, g: Any, z: Any, x: Any, y: Any, *, wanted: Sequence[bool], rtol: Any) -> list[Any]:
+    # dz = p (dy - dx z) + p pᴴ dxᴴ (1 - x p) y + (1 - p x) dxᴴ pᴴ z with p the pseudo-inverse of x
+    xh = adjoint_of(xp, x)
+    if not wanted[0]:
+        return [None, xp.lstsq(xh, g, rtol=rtol)]
+    k = z.shape[-1]
+    solved = xp.lstsq(xh, xp.concat(g, z, axis=-1), rtol=rtol)
+    dy, pz = solved[..., :, :k], solved[..., :, k:]
+    of_rows = xp.matmul(xp.off_range(x, y, rtol=rtol), adjoint_of(xp, xp.lstsq(x, dy, rtol=rtol)))
+    of_columns = xp.matmul(pz, adjoint_of(xp, xp.off_range(xh, g, rtol=rtol)))
+    return [of_rows + of_columns - xp.matmul(dy, adjoint_of(xp, z)), dy]
+
+
+define("lstsq", _lstsq, joint=_lstsq_rule, arity=2, saves="zxy", kind="general", params=("rtol",), holomorphic=False,
+       batch="elementwise", doc="The shortest least-squares solution of linear equations.")  # fmt: skip
+define("off_range", _off_range, joint=_off_range_rule, arity=2, saves="zxy", kind="general", params=("rtol",),
+       holomorphic=False, batch="elementwise", doc="What of vectors is at right angles to the columns of a matrix.")  # fmt: skip
+
+# Singular values that are cut off ---------------------------------------------------------------
+
+
+def _truncated(x: Any, rtol: Any) -> Any:
+    u, s, vh = _singular("pinv", x)
+    counts = _above(s, rtol)
+    cut = (~counts & (s > 0)).any(axis=-1)[..., None, None]
+    return np.where(cut, (u * np.where(counts, s, 0)[..., None, :]) @ vh, x)
+
+
+def _truncated_rule(xp: Any, g: Any, y: Any, x: Any, rtol: Any) -> Any:
+    # y = u h(s) vᴴ with h(s) = s for values that count, 0 for others.  In the basis of u and v: g stays between two
+    # that count, is 0 between two others, and is (g a + gᴴ b) a / (a² - b²) between one that counts, a, and another, b
+    if 0 in x.shape[-2:]:
+        return g
+    u, s, vh = xp.svd(x, full_matrices=False)
+    uh, v = adjoint_of(xp, u), adjoint_of(xp, vh)
+    counts = xp.greater(s, np.asarray(rtol)[..., None] * s[..., :1])
+    row, column = counts[..., :, None], counts[..., None, :]
+    mixed = xp.not_equal(row, column)
+    a = xp.where(row, s[..., :, None], s[..., None, :])
+    b = xp.where(row, s[..., None, :], s[..., :, None])
+    inner = xp.matmul(xp.matmul(uh, g), v)
+    change = b * (inner * b + adjoint_of(xp, inner) * a) / xp.where(mixed, a * a - b * b, 1)
+    neither = xp.logical_not(xp.logical_or(row, column))
+    middle = xp.where(mixed, change, xp.where(neither, -inner, 0))
+    dx = g + xp.matmul(xp.matmul(u, middle), vh)
+    if x.shape[-2] > s.shape[-1]:  # what leads out of the space that u, or v, spans
+        outside = xp.matmul(g - xp.matmul(u, xp.matmul(uh, g)), v)
+        dx = dx - xp.matmul(xp.where(column, 0, outside), vh)
+    if x.shape[-1] > s.shape[-1]:
+        outside = xp.matmul(uh, g - xp.matmul(xp.matmul(g, v), vh))
+        dx = dx - xp.matmul(u, xp.where(row, 0, outside))
+    return dx
+
+
+define("truncated", _truncated, _truncated_rule, saves="x", kind="general", params=("rtol",), holomorphic=False,
+       batch="leading", doc="Matrices without their small singular values.")  # fmt: skip
+
+
+# What users write -------------------------------------------------------------------------------
+
+
+def tolerance(op: str, name: str, x: Tensor, value: Any) -> Any:
+    """Return a number, or one number per matrix."""
+    limits = array_of(constant(op, name, value))
+    if limits.dtype.kind not in "iuf" or broadcast_shapes(op, x.shape[:-2], limits.shape) != x.shape[:-2]:
+        raise InputError(f"{op}: {name} is a number, or one number per matrix, but got {value!r}.")
+    return limits.copy() if limits.ndim else float(limits)
+
+
+def rank_tolerance(op: str, x: Tensor, rtol: Any) -> Any:
+    """Return below which part of the largest one a singular value counts as zero: a number, or one per matrix."""
+    if rtol is None:
+        return float(max(x.shape[-2:], default=0) * np.finfo(x.dtype).eps)
+    return tolerance(op, "rtol", x, rtol)
+
+
+def pinv(x: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Tensor:
+    """Return the Moore-Penrose inverse.
+
+    Singular values up to ``rtol`` (or ``rcond``) times the largest count as zero, for the value and for the
+    gradient.  If it is None, that is max(m, n) times the precision of the dtype, and the gradient is that of
+    matrices of the same rank.  ``hermitian`` reads the lower triangle only.
+    """
+    if rcond is not None and rtol is not None:
+        raise ArgumentError("pinv: rcond and rtol say the same.  Give one of them.")
+    x = rec.mirror(square("pinv", x)) if hermitian else matrices("pinv", x)
+    given = rtol if rcond is None else rcond
+    limit = rank_tolerance("pinv", x, given)
+    return rec.pinv(x if given is None else rec.truncated(x, rtol=limit), rtol=limit)
+
+
+class LstsqResult(NamedTuple):
+    """A least-squares solution, the sums of squared residuals, the rank and the singular values."""
+
+    solution: Tensor
+    residuals: Tensor
+    rank: Tensor
+    singular_values: Tensor
+
+
+def lstsq(x: Any, y: Any, rcond: Any = None) -> LstsqResult:
+    """Solve ``x @ z = y`` in the least-squares sense, with the smallest z where there are several.
+
+    As NumPy's, but batched: ``y`` is a vector if it has one axis.  ``rcond`` is that of ``pinv``, or -1 for the
+    precision of the dtype.  The residuals are empty where the rank of any matrix is less than the number of columns,
+    or there are no more equations than unknowns; inside a transform full rank is assumed for them.
+    """
+    x, y = matrices("lstsq", x), floats("lstsq", y)
+    vector = y.ndim == 1
+    if not y.ndim or (y.shape[0] if vector else y.shape[-2]) != x.shape[-2]:
+        raise ShapeError(
+            f"lstsq: {x.shape[-2]} equations (shape {x.shape}) need a right-hand side with as many rows, but its "
+            f"shape is {y.shape}."
+        )
+    columns = y[:, None] if vector else y
+    broadcast_shapes("lstsq (leading axes)", x.shape[:-2], columns.shape[:-2])
+    if isinstance(rcond, (int, float)) and rcond < 0:  # as in LAPACK
+        rtol, rcond = float(np.finfo(x.dtype).eps), None
+    else:
+        rtol = rank_tolerance("lstsq", x, rcond)
+    counted = x if rcond is None else rec.truncated(x, rtol=rtol)
+    z = rec.lstsq(counted, columns, rtol=rtol)
+    rank = rec.matrix_rank(x, tol=None, rtol=rtol, hermitian=False)
+    known = rank._data  # inside a transform there are no numbers to look at: full rank is assumed
+    if x.shape[-2] > x.shape[-1] and (type(known) is not np.ndarray or bool((known == x.shape[-1]).all())):
+        off = rec.abs(columns - matmul(x, z))
+        residuals = rec.sum(off * off, axis=(-2,), keepdims=False)
+    else:
+        residuals = rec.zeros_like(rec.abs(columns[..., :0, 0]))
+    return LstsqResult(z[..., 0] if vector else z, residuals, rank, rec.svdvals(x))
