@@ -211,9 +211,9 @@ class TransformError(AdjointError, TypeError):
 
 
 class WorkerError(AdjointError, RuntimeError):
-    """A worker thread of a parallel backward was ended from outside in the midst of its work.
+    """A worker thread was ended from outside in the midst of its work, or is missing in a forked process.
 
-    No gradient has changed.  Cure: run the forward and backward again.
+    No gradient has changed.  Cure: run the forward and backward, or the loop over the data, again.
     """
 
 

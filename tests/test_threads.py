@@ -358,6 +358,47 @@ def test_a_fork_waits_for_the_locks_of_other_threads(lock):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
+FORK = """
+import os, threading
+import numpy as np
+import adjoint as ad
+from adjoint import errors
+caller, forked = threading.get_ident(), threading.Event()
+helping = threading.Event()
+
+def rule(xp, g, y, x):
+    if threading.get_ident() == caller:
+        helping.wait()
+        pids.append(os.fork())
+        forked.set()
+    else:
+        helping.set()
+        forked.wait()
+    return g
+
+pids = []
+fork = ad.define("fork", np.copy, rule)
+x = ad.ones(3).requires_grad_()
+try:
+    (fork(x) + fork(x)).sum().backward(workers=3)
+except errors.WorkerError as error:
+    assert pids == [0] and "forked inside backward" in str(error), (pids, error)
+    assert x.grad is None
+    sum((ad.sin(x * float(i)).sum() for i in range(5)), x.sum()).backward(workers=3)
+    os._exit(3)
+assert pids[0] and x.grad.tolist() == [2.0] * 3
+assert os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]) == 3
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="fork is of Unix")
+def test_a_child_forked_inside_backward_can_go_on():
+    """Its helpers are not there: its backward raises, and the next one works."""
+    command = [sys.executable, "-W", "ignore", "-c", FORK]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 GRAPH = """
 import threading, atexit, sys
 import adjoint as ad

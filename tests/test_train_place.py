@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -307,6 +309,57 @@ def test_nothing_that_was_taken_from_an_iterator_is_lost(prefetch: int, goes_on:
     assert found == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
     with pytest.raises(KeyError, match="broken sample"):
         next(iter(loader))
+
+
+def test_leaving_a_loop_does_not_wait_for_a_silent_source() -> None:
+    """The thread ends when the source goes on; the next loop then has what was taken."""
+    source: queue.SimpleQueue[int] = queue.SimpleQueue()
+    loader = train.DataLoader(iter(source.get, -1), 2, collate=list, prefetch=2)
+    found = []
+    for given in ([0, 1, 2], [3, 4], [5, 6, 7]):  # each loop is left in the middle of a batch
+        for i in given:
+            source.put(i)
+        for batch in loader:
+            found.append(batch)
+            break
+    source.put(8)
+    source.put(-1)
+    assert [*found, *loader] == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
+
+
+def test_a_new_loop_over_an_iterable_does_not_wait_for_the_old_one() -> None:
+    silent = threading.Event()
+
+    class Stream:
+        loops = 0
+
+        def __iter__(self) -> Any:
+            self.loops += 1
+            yield 1
+            if self.loops == 1:
+                silent.wait()
+
+    loader = train.DataLoader(Stream(), 1, collate=list, prefetch=1)
+    assert next(iter(loader)) == [1]
+    assert list(loader) == [[1]]
+    silent.set()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="fork is of Unix")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:os.fork:RuntimeWarning")
+def test_a_child_that_goes_on_with_a_loop_is_told() -> None:
+    loader = train.DataLoader(list(range(100)), 1, collate=list, prefetch=2)
+    batches = iter(loader)
+    next(batches)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with pytest.raises(errors.WorkerError, match="the process was forked in a loop"):
+                next(batches)
+            os._exit(0 if len(list(loader)) == 100 else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])

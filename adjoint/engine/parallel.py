@@ -11,6 +11,7 @@ the reasons and the numbers.
 from __future__ import annotations
 
 import _thread
+import os
 import threading
 from collections.abc import Sequence
 from contextvars import ContextVar, copy_context
@@ -444,6 +445,26 @@ class _Crew:
         finally:
             del helper
             self.departed[me].release()
+
+
+def _end_in_child() -> None:
+    """End a run in a forked child: its helpers, and what they had in hand, are in the parent alone."""
+    crew = _inside.get()
+    if crew is None or not crew.helpers:
+        return
+    crew.lock = threading.Lock()  # a helper may have held the old one
+    crew.helpers = 0
+    crew.errors.append(
+        WorkerError(
+            "the process was forked inside backward(workers=...), and the child has no helper threads.\n"
+            "  No .grad has changed in the child: run the forward and backward again there."
+        )
+    )
+    crew.stopped = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_end_in_child)
 
 
 def _name(me: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections import deque
@@ -13,7 +14,7 @@ import numpy as np
 
 from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor
-from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.errors import ArgumentError, InputError, ShapeError, WorkerError
 
 __all__ = ["DataLoader", "Padded", "pad_collate", "stack_collate"]
 
@@ -139,6 +140,7 @@ class DataLoader:
         self._once = isinstance(data, Iterator)  # it gives each batch once
         self._taken = 0  # batches that were taken from an iterator
         self._left: deque[tuple[str, Any]] = deque()  # what was taken ahead from it, and not handed out
+        self._before: _Ahead | None = None  # the thread of the last loop over it, which may still wait for it
 
     def __len__(self) -> int:
         """The number of batches of an epoch."""
@@ -166,14 +168,26 @@ class DataLoader:
         return self._from(self.epoch, 0)
 
     def _from(self, epoch: int, start: int) -> Iterator[Any]:
-        batches = self._batches(epoch, start)
-        return (
-            _ahead(batches, self.prefetch, self._left if self._once else None) if self.prefetch else batches
-        )
+        before, self._before = self._before, None
+        batches = self._batches(epoch, start, before)
+        if not self.prefetch:
+            yield from batches
+            return
+        ahead = _Ahead(batches, self.prefetch)
+        try:
+            yield from ahead
+        finally:
+            ahead.stopped.set()
+            # A sample of a sequence comes soon.  A stream may be silent for long, so do not wait for it here:
+            # the next loop over the same iterator does.
+            if self.sized:
+                ahead.worker.join()
+            elif self._once:
+                self._before = ahead
 
-    def _batches(self, epoch: int, start: int) -> Iterator[Any]:
+    def _batches(self, epoch: int, start: int, before: _Ahead | None) -> Iterator[Any]:
         if not self.sized:
-            yield from self._stream(start)
+            yield from self._stream(start, before)
             return
         n = self._count()
         order = np.random.default_rng((self.seed, epoch)).permutation(n) if self.shuffle else np.arange(n)
@@ -190,7 +204,9 @@ class DataLoader:
             return found
         return tuple(found.values()) if isinstance(self.data, tuple) else found[0]
 
-    def _stream(self, start: int) -> Iterator[Any]:
+    def _stream(self, start: int, before: _Ahead | None) -> Iterator[Any]:
+        if before is not None:
+            self._left.extendleft(reversed(before.rest()))
         handed_out = self._taken - sum(kind == "batch" for kind, _ in self._left)
         done = min(handed_out, start)  # of an iterator: what was taken from it is not to be skipped again
         while self._left:
@@ -272,48 +288,55 @@ def _columns(data: Any) -> dict[Any, Any] | None:
     return columns
 
 
-def _ahead(batches: Iterable[Any], depth: int, left: deque[tuple[str, Any]] | None) -> Iterator[Any]:
-    """Make batches in a thread, up to ``depth`` ahead; errors pass, leaving early stops the thread.
+class _Ahead:
+    """Batches that a thread makes, up to ``depth`` ahead of the loop that takes them."""
 
-    What was made and not handed out by then goes to the front of ``left``, if there is one.
-    """
-    ready: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=depth)
-    stop = threading.Event()
-    unsent: list[tuple[str, Any]] = []
+    def __init__(self, batches: Iterable[Any], depth: int) -> None:
+        self.batches = batches
+        self.ready: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=depth)
+        self.stopped = threading.Event()
+        self.unsent: list[tuple[str, Any]] = []
+        self.process = os.getpid()
+        # modes hold there too: a batch is the same whoever makes it
+        run = copy_context().run
+        self.worker = threading.Thread(target=run, args=(self._work,), name="adjoint-prefetch", daemon=True)
+        self.worker.start()
 
-    def put(item: tuple[str, Any]) -> bool:
-        while not stop.is_set():
+    def _work(self) -> None:
+        try:
+            for batch in self.batches:
+                if not self._put(("batch", batch)):
+                    return
+            self._put(("end", None))
+        except BaseException as error:
+            self._put(("error", error))
+
+    def _put(self, item: tuple[str, Any]) -> bool:
+        while not self.stopped.is_set():
             try:
-                ready.put(item, timeout=0.05)
+                self.ready.put(item, timeout=0.05)
                 return True
             except queue.Full:
                 continue
-        unsent.append(item)
+        self.unsent.append(item)
         return False
 
-    def work() -> None:
-        try:
-            for batch in batches:
-                if not put(("batch", batch)):
-                    return
-            put(("end", None))
-        except BaseException as error:
-            put(("error", error))
-
-    # modes hold there too: a batch is the same whoever makes it
-    worker = threading.Thread(target=copy_context().run, args=(work,), name="adjoint-prefetch", daemon=True)
-    worker.start()
-    try:
+    def __iter__(self) -> Iterator[Any]:
         while True:
-            kind, item = ready.get()
+            if os.getpid() != self.process:  # the thread, and maybe a batch in its hands, stayed in the parent
+                raise WorkerError(
+                    "the process was forked in a loop over a DataLoader with prefetch, and the child has no "
+                    "thread that makes batches.\n  Begin a new loop in the child, or use prefetch=0."
+                )
+            kind, item = self.ready.get()
             if kind == "end":
                 return
             if kind == "error":
                 raise item
             yield item
-    finally:
-        stop.set()
-        worker.join()
-        if left is not None:
-            made = [*(ready.get_nowait() for _ in range(ready.qsize())), *unsent]
-            left.extendleft(item for item in reversed(made) if item[0] != "end")
+
+    def rest(self) -> list[tuple[str, Any]]:
+        """Wait for the thread, which was told to stop; return what it made and nobody took."""
+        self.worker.join()
+        made = [*self.ready.queue, *self.unsent]  # not get(): in a forked child its lock may be held
+        return [item for item in made if item[0] != "end"]
