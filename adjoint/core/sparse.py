@@ -16,7 +16,7 @@ from numpy import ndarray
 from adjoint.core.convert import check_device
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import checked_shape
-from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.tensor import Tensor, read_only, wrap
 from adjoint.errors import InPlaceError, InputError, ShapeError
 
 __all__ = ["SparseGradient", "SparseRows", "as_gradient_tensor", "sparse_gradient"]
@@ -210,12 +210,12 @@ class SparseGradient(Tensor):
     @property
     def rows(self) -> Array:
         """The numbers of the rows; one may come several times, unless coalesced."""
-        return _read_only(self._rows.rows)
+        return read_only(self._rows.rows)
 
     @property
     def values(self) -> Array:
         """The values at ``rows``, as an array of shape (len(rows), …)."""
-        return _read_only(self._rows.values)
+        return read_only(self._rows.values)
 
     def coalesce(self) -> SparseGradient:
         """Return the same gradient with rows in ascending order, each once."""
@@ -262,20 +262,14 @@ class SparseGradient(Tensor):
         return self
 
     def __reduce__(self) -> Any:
-        return _unpickle_rows, (self._rows.rows, self._rows.values, self.shape)
+        return _unpickle_rows, (self._rows.rows.copy(), self._rows.values.copy(), self.shape)
 
     def __repr__(self) -> str:
         return f"SparseGradient({self._rows.rows.size} rows of shape {self.shape}, dtype={self.dtype})"
 
 
-def _read_only(array: Array) -> Array:
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
 def _unpickle_rows(rows: Array, values: Array, shape: tuple[int, ...]) -> SparseGradient:
-    return SparseGradient.of(SparseRows(rows, values, shape))
+    return SparseGradient.of(SparseRows(rows.copy(), values.copy(), shape))
 
 
 def as_gradient_tensor(g: Any) -> Tensor:

@@ -42,6 +42,7 @@ __all__ = [
     "exclusive_count",
     "is_view",
     "note_view",
+    "read_only",
     "refuse_leaf",
     "refuse_view",
     "wrap",
@@ -274,9 +275,7 @@ class Tensor(Methods):
         data = concrete(self, "numpy()")
         if copy:
             return data.copy()
-        view = data.view()
-        view.flags.writeable = False
-        return view
+        return read_only(data)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> ndarray[Any, Any]:
         data = self.numpy()
@@ -382,7 +381,8 @@ class Tensor(Methods):
         return self.__copy__()
 
     def __reduce__(self) -> Any:
-        return _unpickle, (concrete(self, "pickle"), self.requires_grad)
+        # a copy: protocol 5 hands the memory of arrays to its buffer_callback
+        return _unpickle, (concrete(self, "pickle").copy(), self.requires_grad)
 
 
 class Traced(Tensor):
@@ -395,7 +395,15 @@ class Traced(Tensor):
 
 
 def _unpickle(data: ndarray[Any, Any], requires_grad: bool) -> Tensor:
-    return wrap(data).requires_grad_(requires_grad)
+    # a copy: the memory may be that of a buffer given to pickle.loads
+    return wrap(np.array(data, order="C")).requires_grad_(requires_grad)
+
+
+def read_only(data: ndarray[Any, Any]) -> ndarray[Any, Any]:
+    """Return a view that NumPy cannot make writable: its base is a read-only buffer, not an array."""
+    if data.dtype.name == "bfloat16":  # the buffer protocol does not have it
+        return read_only(data.view(np.uint16)).view(data.dtype)
+    return np.asarray(data.data.toreadonly())
 
 
 def _warn_not_retained(node: Node) -> None:

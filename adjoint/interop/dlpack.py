@@ -1,8 +1,8 @@
 """DLPack: tensors to and from other libraries.
 
-Tensors own their memory, so both directions copy.  Only where ``copy=False`` asks for it is
-memory shared: it is then marked as read-only, which DLPack can say since its version 1.0, and a
-later write into the tensor goes to a copy.
+Tensors own their memory, so both directions copy.  An export with ``copy=False`` shares memory that is
+marked as read-only, which DLPack can say since its version 1.0, and a later write into the tensor goes to
+a copy.  An import cannot share: whoever exports read-only memory may still write to it.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ def dlpack_device(self: Tensor, /) -> tuple[int, int]:
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Tensor:
     """Make a tensor of what another library exports by DLPack: a copy, as tensors own their memory.
 
-    ``copy=False`` shares memory where the exporter marks it as read-only, as tensors do, and
-    raises otherwise.
+    ``copy=False`` shares the memory of a tensor of adjoint, and raises for anything else.
 
     >>> import numpy as np
     >>> from_dlpack(np.array([1.0, 2.0]))
@@ -72,16 +71,17 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> T
         raise InputError(f"from_dlpack: a {type(x).__name__} has no __dlpack__.  Use ad.tensor(x).")
     if isinstance(x, Tensor):
         return wrap(x.detach()._data) if copy is False else tensor(x)
+    if copy is False:
+        raise SharingError(
+            "from_dlpack: tensors own their memory, and this can still be written to elsewhere.\n"
+            "  Leave copy=False out."
+        )
     try:
         array = np.from_dlpack(resolved(x))
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise SharingError(
             f"from_dlpack: this {type(x).__name__} cannot be exported to the cpu: {error}"
         ) from None
-    if copy is False:
-        if array.flags.writeable:
-            raise SharingError("from_dlpack: this memory can still be written to, so it needs a copy.")
-        return wrap(array)
     return tensor(array)
 
 

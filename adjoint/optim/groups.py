@@ -10,7 +10,7 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint.core.block import Block
-from adjoint.core.tensor import Tensor, writable
+from adjoint.core.tensor import Tensor, read_only, writable
 
 if TYPE_CHECKING:
     from adjoint.optim.optimizer import Optimizer
@@ -191,11 +191,7 @@ class Unit:
     def state_of(self, p: Tensor, copy: bool) -> State:
         """Return the state arrays of one parameter, in its shape."""
         found = {k: v[self.slice_of(p)].reshape(p.shape) for k, v in (self.state or {}).items()}
-        if copy:
-            return {k: v.copy() for k, v in found.items()}
-        for v in found.values():
-            v.flags.writeable = False
-        return found
+        return {k: v.copy() if copy else read_only(v) for k, v in found.items()}
 
 
 def _initial(optimizer: Optimizer, flat: Array, hyper: Hyper) -> State:

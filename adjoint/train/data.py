@@ -323,7 +323,9 @@ class _Ahead:
 
     def __iter__(self) -> Iterator[Any]:
         while True:
-            if os.getpid() != self.process:  # the thread, and maybe a batch in its hands, stayed in the parent
+            if (
+                os.getpid() != self.process
+            ):  # the thread, and maybe a batch in its hands, stayed in the parent
                 raise WorkerError(
                     "the process was forked in a loop over a DataLoader with prefetch, and the child has no "
                     "thread that makes batches.\n  Begin a new loop in the child, or use prefetch=0."
