@@ -1,31 +1,34 @@
 """``ad.save`` and ``ad.load``: nested state in one safetensors file, replaced whole or not at all.
 
 Arrays are stored as tensors of the file; the structure around them, with numbers and strings, as
-JSON in its metadata, with a digest of all of it.  Loading reads data and executes nothing.
+JSON in its metadata, with a digest of the whole file.  Loading reads data and executes nothing.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from adjoint.core.sparse import SparseGradient, sparse_gradient
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import DTypeError, FileError, InputError, MissingExtraError
-from adjoint.interop.replace import replace_file
+from adjoint.interop.replace import refuse_other_than_files, replace_file
 
 __all__ = ["load", "save"]
 
 _KEY = "adjoint"
-_ORIGIN = "written_by"  # a second mark: damage to the first does not make it a file of another origin
-_FORMAT = 1
+_ORIGIN = "written_by"
+_SHA256 = "adjoint_sha256"  # of the whole file, with zeros in place of these 64 digits
+_UNSEALED = "0" * 64
+_STATE = '{"format": '  # how the value of _KEY begins
+_FORMAT = 2
 _RESERVED = "__metadata__"  # in the header of the format this is no array
 
 
@@ -50,15 +53,43 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
         )
     tensors: dict[str, Any] = {}
     try:
-        structure = _encoded(state, "", tensors)
-        digest = _digest(structure, tensors)
+        content = json.dumps({"format": _FORMAT, "state": _encoded(state, "", tensors)})
+        "".join(tensors).encode()
     except RecursionError:
         raise InputError("ad.save: the state contains itself, or is nested too deeply.") from None
     except UnicodeEncodeError as error:
         raise InputError(f"ad.save: a string of the state is no text: {error}.") from None
-    metadata = {_KEY: json.dumps({"format": _FORMAT, "state": structure, "digest": digest}), _ORIGIN: _KEY}
+    metadata = {_KEY: content, _ORIGIN: _KEY, _SHA256: _UNSEALED}
     save_file = need_safetensors("ad.save").save_file
-    replace_file(Path(path), lambda beside: save_file(tensors, beside, metadata=metadata))
+
+    def write(beside: str) -> None:
+        save_file(tensors, beside, metadata=metadata)
+        seal(beside)
+
+    replace_file(Path(path), write)
+
+
+def seal(path: str | os.PathLike[str]) -> None:
+    """Put the digest of a whole file into its place in the file."""
+    with open(path, "r+b") as file:
+        place, _, digest = _sealed(file)
+        file.seek(place)
+        file.write(digest)
+
+
+def _sealed(file: BinaryIO) -> tuple[int, bytes, bytes]:
+    """Return where the digest is in a file, the one that is there, and the one that belongs there."""
+    size = file.read(8)
+    header = file.read(int.from_bytes(size, "little"))
+    # in the values of the metadata quotes are escaped, so this is found at its key alone
+    found = re.search(rf'"{_SHA256}":"([^"]{{64}})"'.encode(), header)
+    if found is None:
+        raise FileError("it has no digest")
+    start, end = found.span(1)
+    sha = hashlib.sha256(size + header[:start] + _UNSEALED.encode() + header[end:])
+    while chunk := file.read(2**20):
+        sha.update(chunk)
+    return 8 + start, found[1], sha.hexdigest().encode()
 
 
 def _is_pickle(path: str | os.PathLike[str]) -> bool:
@@ -76,8 +107,7 @@ def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
     fresh model: what differs is listed in the error.
     """
     library = need_safetensors("ad.load")
-    if os.path.isdir(path):
-        raise IsADirectoryError(errno.EISDIR, "this is a directory, not a file", os.fspath(path))
+    refuse_other_than_files(path, "this is a directory, not a file")
     try:
         with library.safe_open(os.fspath(path), framework="numpy") as file:
             metadata = file.metadata() or {}
@@ -92,33 +122,54 @@ def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
                 "weights_only=True), 'model.safetensors')."
             ) from None
         raise FileError(f"{os.fspath(path)} is damaged or no safetensors file: {error}") from None
-    state: Any = arrays
-    if _KEY not in metadata and metadata.get(_ORIGIN) == _KEY:
-        raise FileError(f"{path} is not what was written: it is damaged or was changed.")
-    if _KEY in metadata:
-        try:
-            header = json.loads(metadata[_KEY])
-            if header["format"] != _FORMAT:
-                raise FileError(
-                    f"{path} has format {header['format']}; this version of adjoint reads {_FORMAT}."
-                )
-            if "digest" in header and header["digest"] != _digest(header["state"], arrays):
-                raise FileError(f"{path} is not what was written: it is damaged or was changed.")
-            state = _decoded(header["state"], arrays)
-        except (FileError, MissingExtraError):
-            raise
-        except Exception as error:
-            raise FileError(f"{path}: the structure does not fit the arrays: {error}") from None
-        if arrays:
-            raise FileError(
-                f"{path}: arrays that the structure does not name: {', '.join(sorted(arrays)[:8])}."
-            )
+    state = _state(path, metadata, arrays) if _is_ours(metadata) else arrays
     if like is not None:
         differences = list(_differences(like, state, ""))
         if differences:
             listed = "\n  ".join(differences[:12]) + ("\n  …" if len(differences) > 12 else "")
             raise FileError(f"{path} does not hold what is expected:\n  {listed}")
     return state
+
+
+def _is_ours(metadata: Mapping[str, str]) -> bool:
+    """Tell whether ``save`` wrote a file: one mark of many is enough, damage may have removed the others."""
+    return any(
+        key in (_KEY, _SHA256) or value == _KEY or value.startswith(_STATE) for key, value in metadata.items()
+    )
+
+
+def _state(path: str | os.PathLike[str], metadata: Mapping[str, str], arrays: dict[str, Any]) -> Any:
+    """Return the state in a file that ``save`` wrote; anything in it that has changed is refused."""
+    try:
+        content = json.loads(metadata[_KEY])
+        version = content["format"]
+    except Exception:
+        raise FileError(f"{path} {_CHANGED}") from None
+    if version not in (1, _FORMAT):
+        raise FileError(f"{path} has format {version}; this version of adjoint reads {_FORMAT} and 1.")
+    try:
+        if version == 1:
+            whole = content["digest"] == _digest_1(content["state"], arrays)
+        else:
+            with open(path, "rb") as file:
+                _, there, belongs = _sealed(file)
+            whole = there == belongs
+    except Exception:
+        whole = False
+    if not whole:
+        raise FileError(f"{path} {_CHANGED}")
+    try:
+        state = _decoded(content["state"], arrays)
+    except MissingExtraError:
+        raise
+    except Exception as error:
+        raise FileError(f"{path}: the structure does not fit the arrays: {error}") from None
+    if arrays:
+        raise FileError(f"{path}: arrays that the structure does not name: {', '.join(sorted(arrays)[:8])}.")
+    return state
+
+
+_CHANGED = "is not what was written: it is damaged or was changed."
 
 
 def _read(file: Any, name: str) -> Any:
@@ -149,8 +200,8 @@ def need_safetensors(what: str) -> Any:
     return Library
 
 
-def _digest(structure: Any, arrays: Mapping[str, Any]) -> str:
-    """A digest of the structure and of every bit of the arrays."""
+def _digest_1(structure: Any, arrays: Mapping[str, Any]) -> str:
+    """The digest of format 1: of the structure and of every bit of the arrays."""
     found = hashlib.sha256(json.dumps(structure, sort_keys=True).encode())
     for name in sorted(arrays):
         data = np.ascontiguousarray(arrays[name])

@@ -16,12 +16,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from adjoint.errors import FileError
+
 try:
     import fcntl
 except ImportError:  # Windows, where a file that is open cannot be removed: that is the lock
     fcntl = None  # type: ignore[assignment]  # mypy knows a module by its import alone
 
-__all__ = ["replace_file", "sync_directory"]
+__all__ = ["refuse_other_than_files", "replace_file", "sync_directory"]
 
 LOCK = "lock"
 FILE = "file"
@@ -30,8 +32,7 @@ FILE = "file"
 def replace_file(path: Path, write: Callable[[str], None]) -> None:
     """Write a file beside ``path`` and rename it to there: atomic, and on the disk when this returns."""
     path = Path(os.path.realpath(path))  # a link stays, and what it leads to is replaced
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "this is a directory, not a file to write", os.fspath(path))
+    refuse_other_than_files(path, "this is a directory, not a file to write")
     if not path.parent.is_dir():
         raise FileNotFoundError(
             errno.ENOENT, "there is no such directory to write in", os.fspath(path.parent)
@@ -45,6 +46,17 @@ def replace_file(path: Path, write: Callable[[str], None]) -> None:
         _sync(fresh, os.O_RDWR)
         os.replace(fresh, path)
     sync_directory(path.parent)
+
+
+def refuse_other_than_files(path: str | os.PathLike[str], directory: str) -> None:
+    """Raise if there is something at ``path`` that is not a regular file: a directory, a device, a pipe."""
+    if os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, directory, os.fspath(path))
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise FileError(
+            f"{os.fspath(path)} is a device, a pipe or a socket.\n"
+            "  ad.save and ad.load take regular files alone."
+        )
 
 
 @contextmanager
