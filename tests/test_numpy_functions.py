@@ -265,7 +265,7 @@ SYMMETRIC = {np.linalg.cholesky, np.linalg.eigh, np.linalg.eigvalsh}  # they rea
 # NumPy calls these without asking for the protocol when no argument of theirs is a tensor: like= asks.
 LIKE: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
     (np.zeros, ((2, 3), np.float32)), (np.ones, (3,)), (np.full, (2, 3.0)), (np.arange, (1, 7, 2)),
-    (np.eye, (2, 3)), (np.empty, (2,)),
+    (np.eye, (2, 3)), (np.empty, (2,)), (np.empty, (2, np.float32)),
 ]  # fmt: skip
 
 
@@ -293,6 +293,7 @@ def test_every_function_has_a_call():
     assert set(CALLS) == set(FUNCTIONS) | PLAIN
 
 
+@pytest.mark.filterwarnings("ignore:numpy.fix is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(("function", "i"), ALL, ids=lambda v: getattr(v, "__name__", str(v)))
 def test_values_are_those_of_numpy(function, i):
     args, kwargs = CALLS[function][i]

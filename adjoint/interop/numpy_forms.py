@@ -385,6 +385,11 @@ def _cross(
     return our("moveaxis")(out, -1, axisc) if out.ndim else out
 
 
+def _shaped(name: str) -> Callable[..., Any]:
+    """Make the form of ``zeros`` and ``empty``; before NumPy 2.4 theirs have no signature to bind with."""
+    return lambda shape, dtype=None, *, device=None: our(name)(shape, dtype=dtype, device=device)
+
+
 def _like(name: str) -> Callable[..., Any]:
     """Make the form of ``zeros_like`` and its kin that takes another shape."""
 
@@ -445,6 +450,8 @@ FORMS: dict[Any, Callable[..., Any]] = {
     np.vander: _vander,
     np.unwrap: _unwrap,
     np.cross: _cross,
+    np.zeros: _shaped("zeros"),
+    np.empty: _shaped("empty"),
     np.zeros_like: _like("zeros"),
     np.ones_like: _like("ones"),
     np.empty_like: _like("empty"),

@@ -249,10 +249,7 @@ def _check_vector(op: str, matrix: Tensor, vector: Tensor, length: Any, fits: An
         )
 
 
-UFUNCS[np.vecdot] = vecdot
-for _name, _function in (("matvec", matvec), ("vecmat", vecmat)):
-    if hasattr(np, _name):  # NumPy 2.2
-        UFUNCS[getattr(np, _name)] = _function
+UFUNCS.update({np.vecdot: vecdot, np.matvec: matvec, np.vecmat: vecmat})
 
 
 def cross(x: Any, y: Any, axis: int = -1, **other: Never) -> Tensor:
