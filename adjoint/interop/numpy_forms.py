@@ -14,10 +14,11 @@ import numpy as np
 
 from adjoint import ops
 from adjoint.core.convert import array_of, asarray
-from adjoint.core.namespace import rec
+from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, NoGradientError, ShapeError
+from adjoint.ops.scatter import as_index
 
 __all__ = ["FORMS", "PLAIN", "WRITERS", "plain"]
 
@@ -196,6 +197,8 @@ def _choose(a: Any, choices: Any, mode: str = "raise") -> Tensor:
     picks = array_of(a)
     shape = np.broadcast_shapes(picks.shape, options[0].shape)
     stacked = our("stack")([rec.broadcast_to(o, shape=shape) for o in options])
+    if picks.dtype.kind in "iu":
+        picks = as_index(raw, picks)
     index = np.broadcast_to(picks, shape)
     if mode == "clip":
         index = np.clip(index, 0, len(options) - 1)

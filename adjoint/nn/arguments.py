@@ -13,6 +13,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.shapes import number, whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, IndexingError
+from adjoint.ops.scatter import as_index
 
 __all__ = ["between", "classes", "floats", "lengths", "sizes"]
 
@@ -63,11 +64,12 @@ def classes(
 ) -> tuple[Tensor, Tensor | None]:
     """Return whole numbers from 0 to ``count`` - 1, and which of them are not ``ignored``: None for all.
 
-    Ignored ones are 0 in what is returned; other numbers raise, as ``words`` call one and many of them.
+    They are intp.  Ignored ones are 0 in what is returned; other numbers raise, as ``words`` call one and many of them.
     """
     i = asarray(indices)
     if i.dtype.kind not in "iu":
         raise DTypeError(f"{op}: {words[1]} are whole numbers, but got {i.dtype}.  Cast them: t.astype(int).")
+    i = as_index(rec, i)
     if type(i._data) is np.ndarray:  # inside a transform there are no numbers to look at
         inside = ignored is not None and 0 <= ignored < count
         if not i.size or (not inside and i._data.min() >= 0 and i._data.max() < count):

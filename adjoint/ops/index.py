@@ -14,7 +14,7 @@ from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import Shape, broadcast_shapes
 from adjoint.core.tensor import Tensor, Traced, castable, wrap, writable
 from adjoint.errors import DTypeError, IndexingError, InPlaceError, InputError, ShapeError
-from adjoint.ops.scatter import add_few, add_flat, from_start, row_positions
+from adjoint.ops.scatter import add_few, add_flat, as_index, from_start, row_positions
 
 __all__: list[str] = []
 
@@ -119,7 +119,7 @@ def _key_item(k: Any) -> Any:
             f"an index is made of whole numbers, slices and masks, but got {array.dtype} values.\n"
             "  Cast them if that is meant: i.astype(int)."
         )
-    return int(array) if array.ndim == 0 else array.astype(np.intp)
+    return int(array) if array.ndim == 0 else np.array(as_index(raw, array))
 
 
 def _whole(value: Any) -> int:
@@ -247,6 +247,7 @@ def _traced_rows(x: Tensor, key: Any) -> tuple[Tensor, Tensor]:
                 f"inside a transform, an index is made of whole numbers, but got {i.dtype} values.\n"
                 "  Use ad.where in place of a mask."
             )
+        i = as_index(rec, i)
         i = rec.where(rec.less(i, 0), rec.add(i, n), i)
         position = rec.add(rec.multiply(position, n), i)
         inside = rec.logical_and(inside, rec.logical_and(rec.less(-1, i), rec.less(i, n)))

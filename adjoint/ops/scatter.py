@@ -11,11 +11,25 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.namespace import raw
 from adjoint.core.shapes import Shape
 
-__all__ = ["add_few", "add_flat", "along_positions", "from_start", "row_positions"]
+__all__ = ["add_few", "add_flat", "along_positions", "as_index", "from_start", "row_positions"]
 
 _F32 = np.dtype(np.float32)
+_INTP = np.dtype(np.intp)
+_LAST = int(np.iinfo(_INTP).max)
+
+
+def as_index(xp: Any, i: Any) -> Any:
+    """Return whole numbers of any dtype as intp, the dtype in which positions are computed.
+
+    A product of an int8 index and a length would wrap around.  uint64 values above the range of intp
+    become its largest number, which is out of range for every axis.
+    """
+    if i.dtype == _INTP:
+        return i
+    return xp.astype(xp.minimum(i, _LAST) if i.dtype == np.uint64 else i, dtype=_INTP)
 
 
 def add_few(values: Any, key: tuple[Any, ...], shape: Shape) -> Any:
@@ -44,7 +58,8 @@ def add_flat(values: Any, positions: Any, shape: Shape) -> Any:
 
 
 def from_start(index: Any, length: int) -> Any:
-    """Count negative positions along an axis from its start."""
+    """Count negative positions along an axis from its start, as intp."""
+    index = as_index(raw, index)
     return np.where(index < 0, index + length, index)
 
 

@@ -20,7 +20,7 @@ from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor, Traced
 from adjoint.errors import ArgumentError, IndexingError, InputError, ShapeError
 from adjoint.ops.complex_parts import astype
-from adjoint.ops.scatter import add_few, add_flat, along_positions, from_start, row_positions
+from adjoint.ops.scatter import add_few, add_flat, along_positions, as_index, from_start, row_positions
 
 __all__ = [
     "argwhere",
@@ -53,7 +53,7 @@ def _untake(g: Any, i: Any, axis: int, length: int) -> Any:
 def _untake_rows(g: Any, i: Any, axis: int, length: int) -> SparseRows:
     """Return the rows of ``g`` as a sparse gradient of a table, whose first axis is ``axis``."""
     shape = (length, *g.shape[i.ndim :])
-    rows = from_start(np.asarray(i, np.intp), length).reshape(-1)
+    rows = from_start(i, length).reshape(-1)
     return SparseRows(rows, g.reshape(rows.size, *shape[1:]), shape)
 
 
@@ -120,10 +120,10 @@ define("put_along_axis", _put_along_axis,
 
 
 def _whole(op: str, indices: Any) -> Tensor:
-    """Return index values as a tensor of whole numbers."""
+    """Return index values as a tensor of intp."""
     i = asarray(indices)
     if i.dtype.kind in "iu":
-        return i
+        return as_index(rec, i)
     if not i.size:
         return i.astype(np.intp)
     raise IndexingError(

@@ -16,6 +16,7 @@ import numpy as np
 from adjoint.core.namespace import dyn
 from adjoint.core.op import Op
 from adjoint.core.record import compute
+from adjoint.ops.scatter import as_index
 from adjoint.transforms.batched import Batched, held, rules
 
 __all__ = ["rules"]
@@ -185,7 +186,8 @@ def _take(op: Op, size: int, /, x: Any, i: Any, axis: int, sparse_grad: bool = F
 def _flat_rows(i: Batched, size: int, n: int) -> Any:
     """Return rows of all elements in one axis; what is out of range for one is so for all."""
     start = np.arange(size).reshape(size, *(1,) * i.ndim) * n
-    row = held.where(held.less(i.value, 0), held.add(i.value, n), i.value)
+    row = as_index(held, i.value)
+    row = held.where(held.less(row, 0), held.add(row, n), row)
     inside = held.logical_and(held.less(-1, row), held.less(row, n))
     return held.where(inside, held.add(row, start), size * n)
 
