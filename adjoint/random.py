@@ -29,6 +29,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape, broadcast_shapes, canonical_axis, canonical_shape, reduced_axes
 from adjoint.core.tensor import Tensor, differentiable, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
+from adjoint.ops.half import widened
 from adjoint.ops.reduce import argmax
 
 __all__ = ["Generator", "default_rng"]
@@ -143,48 +144,50 @@ class Generator:
 
     def random(self, size: Any = None, dtype: Any = None) -> Tensor:
         """Draw numbers evenly from [0, 1)."""
-        (u,) = self._noise("random", "random", size, dtype)
-        return u
+        target, u = self._noise("random", "random", size, dtype)
+        return u if u.dtype == target else _below(rec.astype(u, dtype=target), 0.0, 1.0)
 
     def standard_normal(self, size: Any = None, dtype: Any = None) -> Tensor:
         """Draw from the normal distribution with mean 0 and deviation 1."""
-        (z,) = self._noise("standard_normal", "standard_normal", size, dtype)
-        return z
+        target, z = self._noise("standard_normal", "standard_normal", size, dtype)
+        return _rounded(z, target)
 
     def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
         """Draw loc + scale · z with z standard normal; gradients flow to ``loc`` and ``scale``."""
-        z, loc, scale = self._noise("normal", "standard_normal", size, dtype, loc, scale)
-        return loc + _not_negative("normal", scale) * z
+        target, z, loc, scale = self._noise("normal", "standard_normal", size, dtype, loc, scale)
+        return _rounded(loc + _not_negative("normal", scale) * z, target)
 
     def lognormal(self, mean: Any = 0.0, sigma: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
         """Draw exp of a normal draw; gradients flow to ``mean`` and ``sigma``."""
-        return rec.exp(self.normal(mean, sigma, size, dtype))
+        target, z, mean, sigma = self._noise("lognormal", "standard_normal", size, dtype, mean, sigma)
+        return _rounded(rec.exp(mean + _not_negative("lognormal", sigma) * z), target)
 
     def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
         """Draw low + (high - low) · u with u from [0, 1); gradients flow to both bounds."""
-        u, low, high = self._noise("uniform", "random", size, dtype, low, high)
-        return low + (high - low) * u
+        target, u, low, high = self._noise("uniform", "random", size, dtype, low, high)
+        y = low + (high - low) * u
+        return y if y.dtype == target else _below(rec.astype(y, dtype=target), low, high)
 
     def exponential(self, scale: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
         """Draw from the exponential distribution of mean ``scale``, to which gradients flow."""
-        e, scale = self._noise("exponential", "standard_exponential", size, dtype, scale)
-        return _not_negative("exponential", scale) * e
+        target, e, scale = self._noise("exponential", "standard_exponential", size, dtype, scale)
+        return _rounded(_not_negative("exponential", scale) * e, target)
 
     def laplace(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
         """Draw from the double exponential distribution; gradients flow to ``loc`` and ``scale``."""
-        e, loc, scale = self._noise("laplace", "standard_exponential", size, dtype, loc, scale)
+        target, e, loc, scale = self._noise("laplace", "standard_exponential", size, dtype, loc, scale)
         signs = self._numpy.integers(0, 2, e.shape, np.int8) * 2 - 1
-        return loc + _not_negative("laplace", scale) * (e * signs)
+        return _rounded(loc + _not_negative("laplace", scale) * (e * signs), target)
 
     def logistic(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
         """Draw from the logistic distribution; gradients flow to ``loc`` and ``scale``."""
-        e, loc, scale = self._noise("logistic", "standard_exponential", size, dtype, loc, scale)
-        return loc + _not_negative("logistic", scale) * rec.log(rec.expm1(e))
+        target, e, loc, scale = self._noise("logistic", "standard_exponential", size, dtype, loc, scale)
+        return _rounded(loc + _not_negative("logistic", scale) * rec.log(rec.expm1(e)), target)
 
     def gumbel(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
         """Draw loc - scale · log(e) with e exponential; gradients flow to ``loc`` and ``scale``."""
-        e, loc, scale = self._noise("gumbel", "standard_exponential", size, dtype, loc, scale)
-        return loc - _not_negative("gumbel", scale) * rec.log(e)
+        target, e, loc, scale = self._noise("gumbel", "standard_exponential", size, dtype, loc, scale)
+        return _rounded(loc - _not_negative("gumbel", scale) * rec.log(e), target)
 
     def gumbel_softmax(self, logits: Any, tau: Any = 1.0, *, hard: bool = False, axis: int = -1) -> Tensor:
         """Draw softened one-hot vectors along ``axis`` with probabilities softmax(logits).
@@ -198,15 +201,16 @@ class Generator:
         tensor([0., 1., 0.], dtype=float64)
         """
         logits = _as_float("gumbel_softmax", asarray(logits))
+        target, logits = logits.dtype, widened(rec, logits)
         where = canonical_axis("gumbel_softmax", axis, logits.ndim)
         scores = (logits + self.gumbel(size=logits.shape, dtype=logits.dtype)) / tau
         soft = rec.softmax(scores, axis=where)
         if not hard:
-            return soft
+            return _rounded(soft, target)
         best = argmax(soft, axis=where, keepdims=True)
         places = np.arange(logits.shape[where]).reshape((-1,) + (1,) * (-where - 1))
         one_hot = rec.astype(rec.equal(best, places), dtype=soft.dtype)
-        return soft + (one_hot - soft).detach()
+        return _rounded(soft + (one_hot - soft).detach(), target)
 
     # Draws without a gradient --------------------------------------------------------------
 
@@ -228,9 +232,9 @@ class Generator:
 
         The result jumps with ``p``, so none can flow.  ``gumbel_softmax`` is its smooth relative.
         """
-        u, p = self._noise("bernoulli", "random", size, None, p)
+        target, u, p = self._noise("bernoulli", "random", size, None, p)
         _check("bernoulli", p, lambda a: (a >= 0) & (a <= 1), "probabilities are between 0 and 1")
-        return rec.astype(rec.less(u, p), dtype=np.dtype(dtype or u.dtype))
+        return rec.astype(rec.less(u, p), dtype=np.dtype(dtype or target))
 
     def categorical(
         self, logits: Any = None, size: Any = None, *, probs: Any = None, axis: int = -1
@@ -248,6 +252,7 @@ class Generator:
         weights = asarray(probs if logits is None else logits)
         if weights.dtype.kind in "iub":
             weights = rec.astype(weights, dtype=get_default_dtype())
+        weights = widened(rec, weights)
         if not weights.ndim or not weights.shape[canonical_axis("categorical", axis, weights.ndim)]:
             raise ShapeError(f"categorical: needs at least one class, but the shape is {weights.shape}.")
         if probs is not None:
@@ -299,7 +304,10 @@ class Generator:
     # How ------------------------------------------------------------------------------------
 
     def _noise(self, op: str, kind: str, size: Any, dtype: Any, *params: Any) -> tuple[Any, ...]:
-        """Draw noise of the common shape and dtype of the parameters; return it and them."""
+        """Draw noise of the common shape and dtype of the parameters; return the dtype, the noise and them.
+
+        For half precision all are float32: what is made of them is rounded once, at the end.
+        """
         values = [p if isinstance(p, (int, float)) else _as_float(op, asarray(p)) for p in params]
         tensors = [t for t in values if isinstance(t, Tensor)]
         shape = broadcast_shapes(op, *(t.shape for t in tensors))
@@ -313,12 +321,26 @@ class Generator:
         if kind == "standard_exponential":  # it can be 0, the pole of its logarithm
             noise = np.maximum(noise, np.finfo(drawn).tiny)
         return (
-            wrap(noise.astype(target, copy=False)),
+            target,
+            wrap(noise),
             *(
-                rec.astype(t, dtype=target) if isinstance(t, Tensor) and t.dtype != target else t
+                rec.astype(t, dtype=noise.dtype) if isinstance(t, Tensor) and t.dtype != drawn else t
                 for t in values
             ),
         )
+
+
+def _rounded(y: Tensor, target: Any) -> Tensor:
+    """Return a draw in the dtype that was asked for."""
+    return y if y.dtype == target else rec.astype(y, dtype=target)
+
+
+def _below(y: Tensor, low: Any, high: Any) -> Tensor:
+    """Return a uniform draw in half precision without its upper bound, to which it may have been rounded."""
+    low, high = (rec.astype(asarray(bound), dtype=y.dtype).detach() for bound in (low, high))
+    last = rec.nextafter(high, low)
+    hit = rec.logical_and(rec.equal(y, high), rec.not_equal(low, high))
+    return y + rec.where(hit, last - y.detach(), 0)
 
 
 def _size(op: str, size: Any) -> Shape:

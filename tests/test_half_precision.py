@@ -130,3 +130,100 @@ def test_layers_keep_half_precision_and_train_in_it(dtype: Any, make: Any, shape
     optimiser.step()
     assert all(p.dtype == dtype for p in layer.parameters())
     assert any((p.numpy() != b).any() for p, b in zip(layer.parameters(), before, strict=True))
+
+
+# Sums of many numbers ----------------------------------------------------------------------------
+
+MANY = 70_000  # more than float16 can count, and far more than a sum in half precision gets right
+F = nn.functional
+SMALL, LABELS = RNG.uniform(0.1, 1, MANY), RNG.integers(0, 5, MANY)
+SCORES, FEW, LARGE = RNG.normal(size=(MANY, 5)), RNG.uniform(0.1, 1, 5), RNG.uniform(0.1, 1, 100) * 400
+FIRST = np.zeros(MANY, int)
+
+
+def _zeros(x: Any) -> Any:
+    return ad.zeros(x.shape, dtype=x.dtype)
+
+
+SUMS: dict[str, tuple[Any, Any]] = {
+    "sum": (ad.sum, SMALL / 100),
+    "mean": (ad.mean, SMALL * 100),
+    "prod": (ad.prod, 1 + (SMALL - 0.55) / 1000),
+    "var": (ad.var, SMALL),
+    "std": (ad.std, LARGE),
+    "max of equals": (ad.max, np.ones(MANY)),
+    "logsumexp": (ad.logsumexp, SMALL),
+    "cumsum": (ad.cumsum, np.full(MANY, 0.1)),
+    "cumprod": (ad.cumprod, 1 + (SMALL[:3000] - 0.55) / 1000),
+    "softmax": (ad.softmax, SMALL),
+    "nansum": (ad.nansum, SMALL / 100),
+    "nanmean": (ad.nanmean, SMALL * 10),
+    "average": (lambda x: ad.average(x, weights=_zeros(x) + 2), SMALL * 10),
+    "vector_norm": (ad.linalg.vector_norm, LARGE),
+    "dot": (lambda x: ad.dot(x, x), SMALL / 20),
+    "matmul": (lambda x: x.reshape(1, -1) @ x.reshape(-1, 1), SMALL / 20),
+    "einsum": (lambda x: ad.einsum("i,i->", x, x), SMALL / 20),
+    "np.trapezoid": (np.trapezoid, SMALL / 10),
+    "np.mean where": (lambda x: np.mean(x, where=np.arange(MANY) % 2 == 0), SMALL * 10),
+    "np.cov": (np.cov, SMALL),
+    "mse_loss": (lambda x: F.mse_loss(x, _zeros(x)), np.r_[np.full(10, 300.0), np.zeros(MANY)]),
+    "l1_loss": (lambda x: F.l1_loss(x, _zeros(x)), SMALL * 10),
+    "bce with logits": (lambda x: F.binary_cross_entropy_with_logits(x, _zeros(x) + 1), SMALL),
+    "cross_entropy": (lambda x: F.cross_entropy(x, LABELS), SCORES),
+    "cross_entropy of many classes": (lambda x: F.cross_entropy(x, np.array([3])), SMALL[None]),
+    "cross_entropy with ignored": (lambda x: F.cross_entropy(x, LABELS, ignore_index=2), SCORES),
+    "cross_entropy with weights": (lambda x: F.cross_entropy(x, LABELS, weight=np.arange(1.0, 6)), SCORES),
+    "cross_entropy smoothed": (lambda x: F.cross_entropy(x, np.array([3]), label_smoothing=0.1), SMALL[None]),
+    "nll_loss with weights": (lambda x: F.nll_loss(x, LABELS, weight=np.arange(1.0, 6)), -abs(SCORES)),
+    "kl_div": (lambda x: F.kl_div(x, _zeros(x) + 0.875, reduction="batchmean"), -SMALL * 3),
+    "cosine_similarity": (lambda x: F.cosine_similarity(x, _zeros(x) + 1, axis=0), LARGE),
+    "normalize": (lambda x: F.normalize(x, axis=0), LARGE),
+    "layer_norm": (lambda x: F.layer_norm(x, (100,)), LARGE),
+    "rms_norm": (lambda x: F.rms_norm(x, (100,)), LARGE),
+    "batch_norm": (lambda x: F.batch_norm(x.reshape(-1, 7), training=True), SMALL),
+    "avg_pool1d": (lambda x: F.avg_pool1d(x.reshape(1, 1, -1), 3000), SMALL * 100),
+    "overlapping avg_pool1d": (lambda x: F.avg_pool1d(x.reshape(1, 1, -1), 500, 1), SMALL[:2000]),
+    "adaptive_avg_pool1d": (lambda x: F.adaptive_avg_pool1d(x.reshape(1, 1, -1), 3), SMALL * 100),
+    "overlapping max_pool1d": (lambda x: F.max_pool1d(x.reshape(1, 1, -1), 500, 1), SMALL[:2000]),
+    "windows": (lambda x: ad.sliding_window_view(x, 500), SMALL[:1000]),
+    "conv1d": (lambda x: F.conv1d(x.reshape(1, 7, -1), x.detach().reshape(1, 7, -1)[:, :, :50]), SMALL),
+    "take": (lambda x: ad.take(x, FIRST), FEW),
+    "x[i]": (lambda x: x[FIRST], FEW),
+    "take_along_axis": (lambda x: ad.take_along_axis(x, FIRST), FEW),
+    "x.at[i].add": (lambda x: x.at[FIRST].add(0.1), FEW),
+    "broadcast_to": (lambda x: ad.broadcast_to(x, (MANY, 5)), FEW),
+    "many uses": (lambda x: ad.stack([x * 1 for _ in range(2000)]), FEW),
+}  # fmt: skip
+
+
+def _value_and_gradient(call: Any, x: Any, way: str) -> tuple[Any, Any]:
+    t = ad.tensor(x[None] if way == "vmap" else x, requires_grad=True)
+    y = ad.vmap(call)(t) if way == "vmap" else call(t)
+    seed = np.random.default_rng(1).uniform(0.5, 1, y.shape).astype(np.float16).astype(y.dtype)
+    (g,) = ad.gradients(y, [t], seed, create_graph=way == "create_graph")
+    assert g is not None and y.dtype == g.dtype == x.dtype
+    return y.detach().numpy(), np.asarray(g.detach())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("way", ["plain", "create_graph", "vmap"])
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_are_those_of_float32(name: str, dtype: Any, way: str) -> None:
+    call, values = SUMS[name]
+    x = values.astype(dtype)
+    found = _value_and_gradient(call, x, way)
+    expected = _value_and_gradient(call, x.astype(np.float32), way)
+    limits = ml_dtypes.finfo(dtype)
+    for y, e in zip(found, expected, strict=True):
+        e = e.astype(dtype).astype(np.float64)
+        scale = np.abs(e).max()
+        tolerance = 5 * (scale * float(limits.eps) + float(limits.smallest_subnormal))
+        assert np.isfinite(scale) and np.abs(y.astype(np.float64) - e).max() <= tolerance
+
+
+def test_running_sums_do_not_stop_growing() -> None:
+    for dtype in HALVES:
+        x = np.full(10_000, 0.1, dtype)
+        assert abs(float(ad.cumsum(x)[-1]) - 1000) < 4
+        assert abs(float(ad.cumulative_sum(ad.tensor(x))[-1]) - 1000) < 4

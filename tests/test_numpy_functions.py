@@ -338,6 +338,33 @@ def test_gradients_flow(function, i):
     assert gradcheck(f, arrays, directions=1)
 
 
+# Made of floats that NumPy takes for float64; here they have the dtype of the tensors.
+NARROWER = {np.cov, np.corrcoef, np.interp, np.vander, np.quantile, np.diff, np.fft.irfft2}
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize(
+    ("function", "i"),
+    [(f, i) for f, i in ALL if f not in PLAIN],
+    ids=lambda v: getattr(v, "__name__", str(v)),
+)
+def test_dtypes_are_those_of_numpy(function, i, dtype):
+    args, kwargs = CALLS[function][i]
+    cast = lambda a: a.astype({"f": dtype, "c": np.complex64}.get(a.dtype.kind, a.dtype))
+    try:
+        with np.errstate(all="ignore"):
+            expected = flat(function(*mapped(args, cast), **kwargs))
+    except TypeError:
+        return  # LAPACK has no float16
+    if function is np.linalg.matrix_power and dtype is np.float16:
+        return  # nor for its negative powers
+    with np.errstate(all="ignore"):
+        got = flat(function(*mapped(args, lambda a: ad.tensor(cast(a)) if is_float(a) else a), **kwargs))
+    for y, e in zip(got, expected, strict=True):
+        if isinstance(y, Tensor):
+            assert y.dtype == e.dtype or (function in NARROWER and y.dtype == dtype)
+
+
 @pytest.mark.parametrize(("function", "args"), LIKE, ids=lambda v: getattr(v, "__name__", ""))
 def test_like_makes_tensors(function, args):
     got, expected = function(*args, like=like), function(*args)

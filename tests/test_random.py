@@ -273,3 +273,69 @@ def test_there_is_no_global_generator():
         _ = ad.random.normal
     with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
         _ = ad.random.nonsense
+
+
+# Half precision ----------------------------------------------------------------------------------
+
+
+def halves():
+    found = [np.dtype(np.float16)]
+    try:
+        import ml_dtypes
+    except ImportError:
+        return found
+    return [*found, np.dtype(ml_dtypes.bfloat16)]
+
+
+@pytest.mark.parametrize("dtype", halves())
+def test_half_precision_draws_stay_inside_their_interval(dtype, rng):
+    u = rng.random(200_000, dtype=dtype)
+    assert u.dtype == dtype and u.numpy().min() >= 0 and u.numpy().max() < 1
+    assert abs(u.numpy().astype(float).mean() - 0.5) < 0.005
+    for low, high in ((0.0, 1.0), (1000.0, 1008.0), (8.0, -8.0), (-3.0, -1.0)):
+        y = rng.uniform(low, high, 100_000, dtype=dtype).numpy()
+        assert (y != np.array(high, dtype)).all()
+        assert min(low, high) <= y.min() and y.max() <= max(low, high)
+    assert (rng.uniform(2.0, 2.0, 10, dtype=dtype).numpy() == 2).all()
+
+
+@pytest.mark.parametrize("dtype", halves())
+def test_gradients_of_half_precision_bounds_are_those_of_the_noise(dtype, rng):
+    low, high = (ad.tensor(np.array(v, dtype), requires_grad=True) for v in (1000.0, 1008.0))
+    rng.uniform(low, high, 10_000).backward(ad.ones(10_000, dtype=dtype))
+    assert low.grad.dtype == high.grad.dtype == dtype
+    np.testing.assert_allclose(float(low.grad), 5000, rtol=0.05)
+    np.testing.assert_allclose(float(high.grad), 5000, rtol=0.05)
+
+
+@pytest.mark.parametrize("dtype", halves())
+def test_half_precision_bernoulli_is_certain_at_the_ends(dtype, rng):
+    for p in (0, 1):
+        drawn = rng.bernoulli(ad.full(200_000, p, dtype=dtype))
+        assert drawn.dtype == dtype and (drawn.numpy() == p).all()
+    assert (
+        abs(rng.bernoulli(ad.full(100_000, 0.125, dtype=dtype)).numpy().astype(float).mean() - 0.125) < 0.005
+    )
+
+
+@pytest.mark.parametrize("dtype", halves())
+def test_half_precision_classes_are_drawn_without_bias(dtype, rng):
+    # noise that is rounded has equal maxima, of which the first would be taken
+    for drawn in (
+        rng.categorical(np.zeros((100_000, 100), dtype)).numpy(),
+        rng.categorical(probs=np.ones(100, dtype), size=100_000).numpy(),
+        rng.gumbel_softmax(ad.zeros((100_000, 100), dtype=dtype), hard=True).numpy().argmax(1),
+    ):
+        assert abs((drawn < 50).mean() - 0.5) < 0.005
+
+
+@pytest.mark.parametrize("dtype", halves())
+@pytest.mark.parametrize("name", [*(n for n in SMOOTH if n != "uniform"), "standard_normal"])
+def test_half_precision_draws_are_those_of_float32_rounded(name, dtype):
+    values = SMOOTH[name][1] if name in SMOOTH else ()
+    narrow, wide = (
+        getattr(ad.random.default_rng(2), name)(*values, size=200_000, dtype=d).numpy()
+        for d in (dtype, np.float32)
+    )
+    assert narrow.dtype == dtype and np.isfinite(narrow.astype(float)).all()
+    np.testing.assert_array_equal(narrow, wide.astype(dtype))

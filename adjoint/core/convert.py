@@ -205,7 +205,8 @@ def refuse_masked(value: Any) -> None:
 
 def weak_array(value: Any, dtype: np.dtype[Any]) -> ndarray[Any, Any]:
     """Return a Python number as an array of ``dtype`` where its kind allows that."""
-    if np.result_type(dtype, type(value)()) != dtype:  # a Python number is weak, its type is not
+    # a Python number is weak, its type is not; NumPy does not know that bfloat16 is a float
+    if np.result_type(dtype, type(value)()) != dtype and dtype.kind != "V":
         return np.asarray(value)
     try:
         return np.asarray(value, dtype)

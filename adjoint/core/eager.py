@@ -17,10 +17,9 @@ from adjoint.config import grad_mode, special
 from adjoint.core.explain import explained
 from adjoint.core.node import LEAF, Node, Spec, next_seq
 from adjoint.core.op import Op
-from adjoint.core.record import as_result, careful, make_node
+from adjoint.core.record import as_result, careful, make_node, weak_number, weak_numbers
 from adjoint.core.spread import COSTLY, COSTLY_SIZE, function_in_pieces
 from adjoint.core.tensor import Tensor, differentiable, note_view
-from adjoint.errors import ArgumentError
 
 __all__ = ["eager_of"]
 
@@ -28,10 +27,6 @@ Eager = Callable[..., Any]
 NO_PARAMS: dict[str, Any] = {}
 
 _recording = grad_mode.get
-_F64, _F32 = np.dtype(np.float64), np.dtype(np.float32)
-# the numbers that a program combines with tensors are few; making an array costs as much as an op
-_NUMBERS64: dict[float, ndarray[Any, Any]] = {}
-_NUMBERS32: dict[float, ndarray[Any, Any]] = {}
 _new = object.__new__
 
 
@@ -172,7 +167,7 @@ def binary(op: Op) -> Eager:
                 # a 0-d array: NumPy takes twice as long to look at a Python number, here and in
                 # the rules; where that changes the dtype the number stays
                 data_y = (
-                    _number(op, y, data_x.dtype) if arrays
+                    weak_number(op, y, data_x.dtype) if arrays
                     else y if type(y) is int else _literal(y, data_x.dtype)
                 )  # fmt: skip
             else:
@@ -182,7 +177,7 @@ def binary(op: Op) -> Eager:
             parent_y = y._node
             data_y = y._data
             data_x = (
-                _number(op, x, data_y.dtype) if arrays
+                weak_number(op, x, data_y.dtype) if arrays
                 else x if type(x) is int else _literal(x, data_y.dtype)
             )  # fmt: skip
         else:
@@ -241,29 +236,6 @@ def binary(op: Op) -> Eager:
         return out
 
     return eager
-
-
-def _number(op: Op, value: Any, dtype: Any) -> Any:
-    """Return a Python number as a 0-d array of a float dtype; for others it stays.
-
-    NumPy's own floats take Python numbers as theirs; bfloat16 would become float32.
-    """
-    if dtype is _F64:
-        known = _NUMBERS64
-    elif dtype is _F32:
-        known = _NUMBERS32
-    else:
-        return np.array(value, dtype) if dtype.kind == "V" else value
-    array = known.get(value)
-    if array is None:
-        try:
-            array = np.array(value, dtype)
-        except OverflowError as error:
-            raise ArgumentError(f"{op.name}: a number does not fit the dtype {dtype}: {error}") from None
-        array.flags.writeable = False
-        if value and value == value and len(known) < 1000:  # 0 equals -0; a NaN is never found again
-            known[value] = array
-    return array
 
 
 def _literal(value: float, dtype: Any) -> Any:
@@ -353,14 +325,16 @@ def general(op: Op) -> Eager:
     several = op.outputs > 1
     smooth = op.differentiable
     rough = [i for i in range(op.arity or 0) if not op.smooth(i)]
+    elementwise = op.kind == "elementwise"
     shift = int(op.arity is not None)  # of any number of arguments one bit tells: a bit each is quadratic
 
     def eager(*args: Any, **params: Any) -> Any:
         if several or special.count:
             return careful(op, args, params)
         wanted, bit = 0, 1
-        arrays = []
+        arrays: list[Any] = []
         parents: list[Any] = []
+        numbers = False
         for a in args:
             if type(a) is Tensor:
                 arrays.append(a._data)
@@ -373,9 +347,12 @@ def general(op: Op) -> Eager:
             elif type(a) is float or type(a) is int:
                 arrays.append(a)
                 parents.append(None)
+                numbers = elementwise
             else:
                 return careful(op, args, params)
             bit <<= shift
+        if numbers:
+            arrays = weak_numbers(op, arrays)
         try:
             data = forward(*arrays, **params)
         except Exception as error:

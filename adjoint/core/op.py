@@ -44,7 +44,7 @@ class Op:
     domain: Any
     doc: str
     reason: str  # why no gradient flows, where none does
-    literals: bool = False  # the rules look at Python numbers among the arguments
+    literals: bool = False  # the forward or the rules look at Python numbers among the arguments
     selects: bool = False  # elements without influence get a zero gradient, though they may be NaN
     pure: bool = True  # the same inputs give the same outputs, and nothing else happens
     unread: frozenset[int] = frozenset()  # of several outputs that are saved, those that no rule reads

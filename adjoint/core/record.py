@@ -20,7 +20,7 @@ from adjoint.core.lifted import Lifted
 from adjoint.core.node import LEAF, Node, Packed, Spec, next_seq
 from adjoint.core.op import Op
 from adjoint.core.tensor import Tensor, Traced, differentiable, note_view, wrap
-from adjoint.errors import AdjointError, InputError, RuleError
+from adjoint.errors import AdjointError, ArgumentError, InputError, RuleError
 
 __all__ = [
     "anomaly",
@@ -35,6 +35,8 @@ __all__ = [
     "record_results",
     "saved_hooks",
     "tapes",
+    "weak_number",
+    "weak_numbers",
 ]
 
 anomaly: ContextVar[bool] = ContextVar("adjoint_anomaly", default=False)
@@ -44,6 +46,10 @@ saved_hooks: ContextVar[tuple[Callable[[Any], Any], Callable[[Any], Any]] | None
 )
 
 _recording = grad_mode.get
+_F64, _F32 = np.dtype(np.float64), np.dtype(np.float32)
+# the numbers that a program combines with tensors are few; making an array costs as much as an op
+_NUMBERS64: dict[float, ndarray[Any, Any]] = {}
+_NUMBERS32: dict[float, ndarray[Any, Any]] = {}
 
 
 def as_result(op: Op, data: Any) -> ndarray[Any, Any]:
@@ -54,6 +60,43 @@ def as_result(op: Op, data: Any) -> ndarray[Any, Any]:
             f"the forward of {op.name!r} returned {type(data).__name__}, not an array of numbers."
         )
     return array
+
+
+def weak_number(op: Op, value: Any, dtype: Any) -> Any:
+    """Return a Python number as a 0-d array of a float or complex dtype; beside others it stays."""
+    if dtype is _F64:
+        known = _NUMBERS64
+    elif dtype is _F32:
+        known = _NUMBERS32
+    elif differentiable(dtype):
+        known = None
+    else:
+        return value
+    array = None if known is None else known.get(value)
+    if array is None:
+        try:
+            array = np.array(value, dtype)
+        except OverflowError as error:
+            raise ArgumentError(f"{op.name}: a number does not fit the dtype {dtype}: {error}") from None
+        array.flags.writeable = False
+        # 0 equals -0; a NaN is never found again
+        if known is not None and value and value == value and len(known) < 1000:
+            known[value] = array
+    return array
+
+
+def weak_numbers(op: Op, values: Sequence[Any]) -> list[Any]:
+    """Return the arguments of an elementwise op with Python numbers in the dtype of the floats beside them.
+
+    A forward may be several calls of NumPy, in which a number alone would be float64.  Numbers that the
+    op looks at stay, except for floats beside bfloat16, which NumPy would make float32.
+    """
+    dtypes = [v.dtype for v in values if hasattr(v, "dtype") and differentiable(v.dtype)]
+    if not dtypes:
+        return list(values)
+    dtype = dtypes[0] if len(dtypes) == 1 else np.result_type(*dtypes)
+    kinds = (float, int) if not op.literals else (float,) if dtype.kind == "V" else ()
+    return [weak_number(op, v, dtype) if type(v) in kinds else v for v in values]
 
 
 def parents_of(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -145,6 +188,8 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     if top is not None:
         operands = tuple([at_level(a, top) for a in operands])
     arrays = tuple(values_of(operands))
+    if op.kind == "elementwise" and len(arrays) > 1:
+        arrays = tuple(weak_numbers(op, arrays))
     try:
         data = op.forward(*arrays, **params) if top is None else top.evaluate(op, arrays, params)
     except AdjointError:

@@ -31,6 +31,9 @@ __all__ = [
 ]
 
 
+_F32 = np.dtype(np.float32)
+
+
 class Invalid:
     """Told by NumPy when an operation makes a NaN out of numbers (0/0, 0·inf, …).
 
@@ -279,6 +282,9 @@ def add(xp: Namespace, grads: dict[Any, Any], owned: set[Any], wide: set[Any], p
     elif parent in owned:
         np.add(before, gp, before)
     elif xp is not raw:
+        if parent.dtype.itemsize == 2 and parent not in wide:
+            before = xp.astype(before, dtype=_F32)
+            wide.add(parent)
         grads[parent] = xp.add(before, gp)
     elif parent.dtype.itemsize == 2:
         grads[parent] = np.add(before, gp, dtype=np.float32)

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from adjoint import ops
-from adjoint.core.convert import array_of, asarray
+from adjoint.core.convert import array_of, asarray, weak_array
 from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import canonical_axis
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, differentiable, wrap
 from adjoint.errors import ArgumentError, InputError, NoGradientError, ShapeError
+from adjoint.ops.half import is_half, widened
+from adjoint.ops.reduce import narrowed
 from adjoint.ops.scatter import as_index
 
 __all__ = ["FORMS", "PLAIN", "WRITERS", "plain"]
@@ -105,8 +107,9 @@ def _mean(
     if where is None:
         return our("mean")(x, axis, dtype, keepdims=keepdims)
     chosen = np.broadcast_to(array_of(where), x.shape).sum(axis, keepdims=keepdims)
-    total = our("sum")(rec.where(where, x, 0), axis, dtype, keepdims=keepdims)
-    return total / chosen.astype(total.dtype if total.dtype.kind in "fc" else float)
+    total = our("sum")(rec.where(where, widened(rec, x), 0), axis, dtype, keepdims=keepdims)
+    mean = total / chosen.astype(total.dtype if differentiable(total.dtype) else float)
+    return narrowed(mean, x.dtype if dtype is None and is_half(x) else None)
 
 
 def _without_nan(name: str, fill: int) -> Callable[..., Any]:
@@ -120,19 +123,26 @@ def _without_nan(name: str, fill: int) -> Callable[..., Any]:
 def _nanvar(
     a: Any, axis: Any = None, dtype: Any = None, *, ddof: float = 0, keepdims: bool = False
 ) -> Tensor:
-    x = asarray(a, dtype=dtype)
+    return _moment(asarray(a, dtype=dtype), axis, ddof, keepdims)
+
+
+def _moment(x: Tensor, axis: Any, ddof: float, keepdims: bool, root: bool = False) -> Tensor:
+    """The variance or its root without NaNs; in float32 for half precision, of which squares overflow."""
+    if is_half(x):
+        return rec.astype(_moment(widened(rec, x), axis, ddof, keepdims, root), dtype=x.dtype)
     missing = rec.isnan(x)
     centred = x - our("nanmean")(x, axis, keepdims=True)
     squares = rec.abs(rec.where(missing, 0, centred)) ** 2
     present = (~missing.numpy()).sum(axis, keepdims=keepdims)
     total = our("sum")(squares, axis, keepdims=keepdims)
-    return total / np.maximum(present - ddof, 0).astype(total.dtype)
+    var = total / np.maximum(present - ddof, 0).astype(total.dtype)
+    return rec.sqrt(var) if root else var
 
 
 def _nanstd(
     a: Any, axis: Any = None, dtype: Any = None, *, ddof: float = 0, keepdims: bool = False
 ) -> Tensor:
-    return rec.sqrt(_nanvar(a, axis, dtype, ddof=ddof, keepdims=keepdims))
+    return _moment(asarray(a, dtype=dtype), axis, ddof, keepdims, root=True)
 
 
 # Joining and choosing --------------------------------------------------------------------------
@@ -230,10 +240,11 @@ def _rollaxis(a: Any, axis: int, start: int = 0) -> Tensor:
 
 
 def _ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Tensor:
-    parts = [our("diff")(our("ravel")(ary))]
-    parts = parts if to_begin is None else [our("ravel")(to_begin), *parts]
-    parts = parts if to_end is None else [*parts, our("ravel")(to_end)]
-    return our("concat")(parts)
+    steps = our("diff")(our("ravel")(ary))
+    ends = [None if end is None else our("ravel")(end) for end in (to_begin, to_end)]
+    if differentiable(steps.dtype):  # the ends get the dtype of the tensor, as in NumPy
+        ends = [None if end is None else narrowed(end, steps.dtype) for end in ends]
+    return our("concat")([part for part in (ends[0], steps, ends[1]) if part is not None])
 
 
 def _trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Tensor:
@@ -246,7 +257,7 @@ def _trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Tensor:
 
 def _gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> Any:
     f = asarray(f)
-    f = f if f.dtype.kind in "fc" else rec.astype(f, dtype=np.dtype(float))
+    f = f if differentiable(f.dtype) else rec.astype(f, dtype=np.dtype(float))
     several = range(f.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
     axes = [canonical_axis("gradient", a, f.ndim) for a in several]
     spacing = list(varargs) if varargs else [1.0]
@@ -266,8 +277,8 @@ def _slope(f: Tensor, h: Any, axis: int, edge_order: int) -> Tensor:
     n = f.shape[-1]
     if n < edge_order + 1:
         raise ShapeError(f"np.gradient: an axis of length {n} is too short for edge_order={edge_order}.")
-    h = asarray(h)
-    steps = h * np.ones(n - 1) if h.ndim == 0 else our("diff")(h)
+    h = wrap(weak_array(h, f.dtype)) if type(h) in (int, float) else asarray(h)
+    steps = rec.broadcast_to(h, shape=(n - 1,)) if h.ndim == 0 else our("diff")(h)
     if steps.shape != (n - 1,):
         raise ShapeError(f"np.gradient: {h.shape[0]} coordinates for an axis of length {n}.")
     rise = our("diff")(f) / steps  # the slope of each step
@@ -331,10 +342,12 @@ def _cov(
         x = our("concat")(
             [x, our("matrix_transpose")(other) if not rowvar and asarray(y).ndim != 1 else other]
         )
+    dtype = x.dtype
+    x = widened(rec, x)
     x = x - our("mean")(x, axis=-1, keepdims=True)
     lost = (0 if bias else 1) if ddof is None else ddof
     products = x @ rec.conj(our("matrix_transpose")(x)) / float(max(x.shape[-1] - lost, 0))
-    return our("squeeze")(products)
+    return narrowed(our("squeeze")(products), dtype if differentiable(dtype) else None)
 
 
 def _corrcoef(x: Any, y: Any = None, rowvar: bool = True) -> Tensor:
@@ -371,9 +384,11 @@ def _vander(x: Any, N: int | None = None, increasing: bool = False) -> Tensor:
 
 def _unwrap(p: Any, discont: float | None = None, axis: int = -1, *, period: float = 2 * np.pi) -> Tensor:
     p = asarray(p)
-    values = p.numpy()
+    x = widened(rec, p)
+    values = x.numpy()
     # whole periods are added, which no gradient sees
-    return p + (np.unwrap(values, discont, axis, period=period) - values)
+    y = x + (np.unwrap(values, discont, axis, period=period) - values)
+    return narrowed(y, p.dtype if is_half(p) else None)
 
 
 # Other forms of what adjoint has ---------------------------------------------------------------

@@ -64,7 +64,8 @@ def classes(
 ) -> tuple[Tensor, Tensor | None]:
     """Return whole numbers from 0 to ``count`` - 1, and which of them are not ``ignored``: None for all.
 
-    They are intp.  Ignored ones are 0 in what is returned; other numbers raise, as ``words`` call one and many of them.
+    They are intp.  Ignored ones are 0 in what is returned; other numbers raise, as ``words`` call one
+    and many of them.
     """
     i = asarray(indices)
     if i.dtype.kind not in "iu":

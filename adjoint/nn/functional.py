@@ -26,7 +26,7 @@ from adjoint.ops.fused import log_softmax, softmax
 from adjoint.ops.piecewise import relu
 from adjoint.ops.pool import *
 from adjoint.ops.pool import __all__ as _pool
-from adjoint.ops.reduce import logsumexp
+from adjoint.ops.reduce import logsumexp, narrowed
 from adjoint.ops.selection import take
 
 __all__ = [
@@ -408,9 +408,10 @@ def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8, **other:
     x, y = floats("cosine_similarity", x), floats("cosine_similarity", y)
     shape = broadcast_shapes("cosine_similarity", x.shape, y.shape)
     axes = (canonical_axis("cosine_similarity", axis, len(shape)),)
-    x, y = rec.broadcast_to(x, shape=shape), rec.broadcast_to(y, shape=shape)
+    dtype = np.result_type(x.dtype, y.dtype)
+    x, y = (rec.broadcast_to(_wide(a), shape=shape) for a in (x, y))
     product = x / _length(x, axes, eps) * (y / _length(y, axes, eps))
-    return rec.sum(product, axis=axes, keepdims=False)
+    return narrowed(rec.sum(product, axis=axes, keepdims=False), dtype)
 
 
 def normalize(x: Any, p: float = 2.0, axis: int = 1, eps: float = 1e-12, **other: Never) -> Tensor:
@@ -420,11 +421,12 @@ def normalize(x: Any, p: float = 2.0, axis: int = 1, eps: float = 1e-12, **other
     x = floats("normalize", x)
     axes = canonical_axes("normalize", axis, x.ndim)
     p = number("normalize", "p", p)
-    if p == math.inf:
-        return x / rec.maximum(rec.max(rec.abs(x), axis=axes, keepdims=True), eps)
     if not p > 0:
         raise ArgumentError(f"normalize: p must be positive, but is {p}.")
-    return x / _length(x, axes, eps, p)
+    wide = _wide(x)
+    if p == math.inf:
+        return _like(wide / rec.maximum(rec.max(rec.abs(wide), axis=axes, keepdims=True), eps), x)
+    return _like(wide / _length(wide, axes, eps, p), x)
 
 
 # Attention -------------------------------------------------------------------------------------

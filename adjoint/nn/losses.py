@@ -16,6 +16,8 @@ from adjoint.core.shapes import broadcast_shapes, number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn.arguments import classes, floats
+from adjoint.ops.half import widened
+from adjoint.ops.reduce import narrowed
 
 __all__ = [
     "binary_cross_entropy",
@@ -40,8 +42,8 @@ def _reduced(op: str, loss: Tensor, reduction: str, divisor: Any = None) -> Tens
         return rec.mean(loss, axis=every, keepdims=False)
     if reduction not in ("mean", "sum"):
         raise ArgumentError(f"{op}: reduction is 'mean', 'sum' or 'none', not {reduction!r}.")
-    total = rec.sum(loss, axis=every, keepdims=False)
-    return total if reduction == "sum" else total / divisor
+    total = rec.sum(loss if divisor is None else widened(rec, loss), axis=every, keepdims=False)
+    return total if reduction == "sum" else narrowed(total / divisor, loss.dtype)
 
 
 def _pair(op: str, prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
@@ -155,7 +157,7 @@ def _weighted(
         row = rec.astype(keep, dtype=loss.dtype) if row is None else rec.where(keep, row, 0.0)
     if reduction != "mean" or row is None:
         return _reduced(op, loss, reduction)
-    divisor = rec.sum(row, axis=tuple(range(-row.ndim, 0)), keepdims=False)
+    divisor = rec.sum(widened(rec, row), axis=tuple(range(-row.ndim, 0)), keepdims=False)
     if type(divisor._data) is np.ndarray and not divisor._data:
         return _reduced(op, loss, "sum") * math.nan  # the mean of no rows
     return _reduced(op, loss, "mean", divisor)
@@ -194,9 +196,7 @@ def cross_entropy(
     smooth = None
     if label_smoothing:
         logs = rec.log_softmax(x, axis=-1)
-        smooth = rec.sum(logs if w is None else logs * w, axis=(-1,), keepdims=False) * (
-            -label_smoothing / count
-        )
+        smooth = rec.mean(logs if w is None else logs * w, axis=(-1,), keepdims=False) * -label_smoothing
     loss = rec.softmax_nll(x, t)
     loss = loss * (1 - label_smoothing) if label_smoothing else loss
     return _weighted(op, loss, smooth, t, keep, w, reduction)
@@ -292,5 +292,5 @@ def kl_div(log_probabilities: Any, target: Any, reduction: str = "mean", log_tar
     else:
         loss = t * rec.log(rec.where(t > 0, t, 1.0)) - t * x
     if reduction == "batchmean":
-        return _reduced(op, loss, "sum") / (x.shape[0] if x.ndim else 1)
+        return _reduced(op, loss, "mean", x.shape[0] if x.ndim else 1)
     return _reduced(op, loss, reduction)

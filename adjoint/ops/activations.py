@@ -80,8 +80,13 @@ def _logistic_density(xp: Any, x: Any) -> Any:
 define("logistic_density", in_float32(_logistic_density, raw),
        lambda xp, g, y, x: -g * (y * xp.tanh(0.5 * x)), saves="yx", fused=_logistic_density,
        doc="The derivative of the logistic function.")  # fmt: skip
-define("softplus", lambda xp, x: xp.maximum(x, 0) + _softplus_rest(xp, x),
-       lambda xp, g, y, x: g * xp.logistic(x), saves="x", fused=True,
+
+
+def _softplus(xp: Any, x: Any) -> Any:
+    return xp.maximum(x, 0) + _softplus_rest(xp, x)
+
+
+define("softplus", in_float32(_softplus, raw), lambda xp, g, y, x: g * xp.logistic(x), saves="x", fused=_softplus,
        doc="log(1 + exp(x)), stable in both tails.")  # fmt: skip
 
 # The gates of gelu and mish, which are x · gate(x): the product keeps the gate, so that no rule computes
@@ -193,10 +198,16 @@ def _huber(xp: Any, x: Any, delta: float) -> Any:
 define("huber", in_float32(_huber, raw),
        lambda xp, g, y, x, delta: g * xp.clip(x, -delta, delta), saves="x", params=("delta",), fused=_huber,
        doc="½x² up to delta, from there on linear.")  # fmt: skip
-# t softplus(-x) + (1-t) softplus(x), which share their logarithm: no difference of large numbers
-define("bce_logits", lambda xp, x, t: _softplus_rest(xp, x) + t * xp.maximum(-x, 0) + (1 - t) * xp.maximum(x, 0),
+
+
+def _bce_logits(xp: Any, x: Any, t: Any) -> Any:
+    """t softplus(-x) + (1-t) softplus(x), which share their logarithm: no difference of large numbers."""
+    return _softplus_rest(xp, x) + t * xp.maximum(-x, 0) + (1 - t) * xp.maximum(x, 0)
+
+
+define("bce_logits", in_float32(_bce_logits, raw),
        lambda xp, g, y, x, t: g * ((1 - t) * xp.logistic(x) - t * xp.logistic(-x)),
-       lambda xp, g, y, x, t: -g * x, saves="xt", fused=True,
+       lambda xp, g, y, x, t: -g * x, saves="xt", fused=_bce_logits,
        doc="The cross entropy of sigmoid(x) and the probability t.")  # fmt: skip
 
 _LOG_LEAST, _LEAST = -100.0, 1e-12  # PyTorch's limits: a certain and wrong prediction costs 100

@@ -13,6 +13,7 @@ from adjoint.core.other_names import refuse
 from adjoint.core.shapes import Shape, canonical_axis, canonical_shape, same_rank_axes, whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.ops.half import in_float32
 from adjoint.ops.shape import flip, moveaxis
 
 __all__ = [
@@ -81,7 +82,7 @@ define("triu", lambda x, k: np.triu(x, k), lambda xp, g, y, x, k: xp.triu(g, k=k
 define("windows", _windows,
        lambda xp, g, y, x, size, axis: xp.overlap_add(g, axis=axis, length=x.shape[axis]),
        kind="linear", params=("size", "axis"), doc="Every window of neighbours along an axis, in a new last axis.")  # fmt: skip
-define("overlap_add", _overlap_add,
+define("overlap_add", in_float32(_overlap_add),
        lambda xp, g, y, x, axis, length: xp.windows(g, size=x.shape[-1], axis=axis),
        kind="linear", params=("axis", "length"), doc="Windows added up where they overlap.")  # fmt: skip
 

@@ -10,8 +10,9 @@ from adjoint.config import get_default_dtype
 from adjoint.core.convert import array_of, asarray, check_device, checked_dtype
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_shape, whole_number
-from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.tensor import Tensor, differentiable, wrap
 from adjoint.errors import ArgumentError, InputError, NoGradientError
+from adjoint.ops.half import wide
 
 __all__ = [
     "arange",
@@ -149,25 +150,38 @@ def linspace(
     device: Any = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Make ``num`` evenly spaced numbers from ``start`` to ``stop``; gradients flow to both ends."""
+    """Make ``num`` evenly spaced numbers from ``start`` to ``stop``; gradients flow to both ends.
+
+    They have the dtype of the ends where these are float tensors or arrays, else the default dtype.
+    """
     if whole_number("linspace", "num", num) < 0:
         raise ArgumentError(f"linspace: num must not be negative, but is {num}.")
     if any(isinstance(v, Tensor) and v.requires_grad for v in (start, stop)):
         check_device("linspace", device)
-        return _between(asarray(start), asarray(stop), num, endpoint, dtype)
-    first, last = (array_of(v) for v in (start, stop))
-    if dtype is None and first.dtype.kind != "c" and last.dtype.kind != "c":
-        dtype = get_default_dtype()
-    made = np.linspace(first, last, num, endpoint=endpoint, dtype=dtype)
+        return _between(start, stop, num, endpoint, _ends_dtype(start, stop, dtype))
+    target = _ends_dtype(start, stop, dtype)
+    first, last = (wide(array_of(v)) for v in (start, stop))
+    made = np.linspace(
+        first, last, num, endpoint=endpoint, dtype=np.float32 if target.kind == "V" else target
+    )
+    made = made.astype(target, copy=False)
     return _made("linspace", made, device, requires_grad)
 
 
-def _between(start: Tensor, stop: Tensor, num: int, endpoint: bool, dtype: Any) -> Tensor:
+def _ends_dtype(start: Any, stop: Any, dtype: Any) -> np.dtype[Any]:
+    """Return the dtype of what lies between two ends."""
+    if dtype is not None:
+        return checked_dtype(dtype)
+    ends = [v.dtype for v in (start, stop) if isinstance(v, (Tensor, np.ndarray)) and differentiable(v.dtype)]
+    found = np.result_type(*ends) if ends else get_default_dtype()
+    return np.result_type(found, 1j) if any(isinstance(v, complex) for v in (start, stop)) else found
+
+
+def _between(start: Any, stop: Any, num: int, endpoint: bool, dtype: np.dtype[Any]) -> Tensor:
     parts = max(num - 1 if endpoint else num, 1)
-    ramp = (np.arange(num) / parts).reshape((num,) + (1,) * max(start.ndim, stop.ndim))
+    ramp = (np.arange(num) / parts).reshape((num,) + (1,) * max(np.ndim(start), np.ndim(stop)))
     # the two weights, not start + ramp·(stop - start), so that both ends are exact
-    found = start * (1 - ramp) + stop * ramp
-    return found if dtype is None else rec.astype(found, dtype=checked_dtype(dtype))
+    return rec.astype(asarray(start) * (1 - ramp) + asarray(stop) * ramp, dtype=dtype)
 
 
 def eye(

@@ -19,6 +19,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape, canonical_axis, number
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
+from adjoint.ops.half import in_float32
 from adjoint.ops.shape import roll
 
 __all__ = [
@@ -99,7 +100,7 @@ define("fftn", _fftn, _fftn_rule, kind="linear", params=("n", "axes", "norm", "i
        doc="The discrete Fourier transform over axes, or its inverse.")  # fmt: skip
 define("rfftn", lambda x, n, axes, norm: np.fft.rfftn(x, s=n, axes=axes, norm=norm), _rfftn_rule, kind="linear",
        params=("n", "axes", "norm"), holomorphic=False, doc="The half spectrum of real input.")  # fmt: skip
-define("irfftn", lambda x, n, axes, norm: np.fft.irfftn(x, s=n, axes=axes, norm=norm), _irfftn_rule, kind="linear",
+define("irfftn", in_float32(lambda x, n, axes, norm: np.fft.irfftn(x, s=n, axes=axes, norm=norm)), _irfftn_rule, kind="linear",
        params=("n", "axes", "norm"), holomorphic=False, doc="The real output of a half spectrum.")  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from adjoint.core.shapes import Shape, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, ShapeError
 from adjoint.ops.activations import real_only
-from adjoint.ops.half import in_float32, rounded
+from adjoint.ops.half import in_float32, rounded, widened
 from adjoint.ops.products import product
 
 __all__ = ["log_softmax", "softmax"]
@@ -46,12 +46,13 @@ def _log_softmax(xp: Any, x: Any, axis: int) -> Any:
     return shifted - xp.log(xp.sum(xp.exp(shifted), axis=(axis,), keepdims=True))
 
 
-define("softmax", _softmax, _softmax_rule, jvp=_softmax_rule, saves="y", kind="general", params=("axis",), fused=True, batch="leading",
+define("softmax", in_float32(_softmax, raw), _softmax_rule, jvp=_softmax_rule, saves="y", kind="general", params=("axis",),
+       fused=_softmax, batch="leading",
        doc="exp(x) / Σ exp(x) along an axis.")  # fmt: skip
-define("log_softmax", _log_softmax,
+define("log_softmax", in_float32(_log_softmax, raw),
        lambda xp, g, y, x, axis: g - xp.exp(y) * xp.sum(g, axis=(axis,), keepdims=True),
        jvp=lambda xp, t, y, x, axis: t - xp.sum(xp.exp(y) * t, axis=(axis,), keepdims=True),
-       saves="y", kind="general", params=("axis",), fused=True, batch="leading", doc="log softmax(x) along an axis.")  # fmt: skip
+       saves="y", kind="general", params=("axis",), fused=_log_softmax, batch="leading", doc="log softmax(x) along an axis.")  # fmt: skip
 
 
 # The cross entropy with class indices: -log softmax(x)[t] along the last axis ------------------
@@ -73,7 +74,8 @@ def _softmax_nll_rule(xp: Any, g: Any, y: Any, x: Any, t: Any) -> Any:
     return g * xp.softmax(x, axis=-1) - xp.where(_chosen(t, x), g, 0)
 
 
-define("softmax_nll", _softmax_nll, _softmax_nll_rule, None, saves="xt", kind="general", fused=True, batch="leading",
+define("softmax_nll", in_float32(_softmax_nll, raw), _softmax_nll_rule, None, saves="xt", kind="general",
+       fused=_softmax_nll, batch="leading",
        doc="The cross entropy of softmax(x) along the last axis, and class indices.")  # fmt: skip
 
 
@@ -153,13 +155,15 @@ def _mse(xp: Any, x: Any, t: Any) -> Any:
 
 def _mse_arrays(x: Any, t: Any) -> Any:
     away = x - t
-    if away.dtype.itemsize == 2 or not away.size:
+    if away.dtype.itemsize == 2:
+        return in_float32(_mse, raw)(x, t)
+    if not away.size:
         return _mse(raw, x, t)
     return np.add.reduce(away * away, None) / away.size
 
 
 def _mse_dx(xp: Any, g: Any, y: Any, x: Any, t: Any) -> Any:
-    return g * (2 / x.size if x.size else math.nan) * (x - t)
+    return widened(xp, g) * (2 / x.size if x.size else math.nan) * (x - t)
 
 
 define("mse", _mse_arrays, _mse_dx, lambda xp, g, y, x, t: -_mse_dx(xp, g, y, x, t),
@@ -280,7 +284,8 @@ def _layer_norm_rule(
     return [dx, gz, g]
 
 
-define("layer_norm", _layer_norm, joint=_layer_norm_rule, arity=3, saves="xw", kind="general", params=("eps",), fused=True,
+define("layer_norm", in_float32(_layer_norm, raw), joint=_layer_norm_rule, arity=3, saves="xw", kind="general", params=("eps",),
+       fused=_layer_norm,
        doc="(x - mean) / √(var + eps) · w + b over the last axis.")  # fmt: skip
 
 
@@ -314,8 +319,8 @@ def _lstm_cell_rule(xp: Any, g: Any, out: Any, gates: Any, c: Any, wanted: Seque
     return [xp.concat(*parts, axis=-1), dc]
 
 
-define("lstm_cell", _lstm_cell, joint=_lstm_cell_rule, arity=2, outputs=2, saves=("gates", "c", "out"),
-       kind="general", fused=True, batch="leading",
+define("lstm_cell", in_float32(_lstm_cell, raw), joint=_lstm_cell_rule, arity=2, outputs=2, saves=("gates", "c", "out"),
+       kind="general", fused=_lstm_cell, batch="leading",
        doc="One step of an LSTM from its gates (input, forget, cell, output) and its cell: output and new cell.")  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["in_float32", "is_half", "rounded", "wide"]
+__all__ = ["in_float32", "is_half", "rounded", "wide", "widened"]
 
 
 def is_half(x: Any) -> bool:
@@ -23,6 +23,11 @@ def wide(x: Any) -> Any:
     """Return half precision as float32, anything else as it is."""
     # ``is_half`` written out: this is in the way of every sum
     return x.astype(np.float32) if x.dtype.itemsize == 2 and x.dtype.kind not in "iu" else x
+
+
+def widened(xp: Any, x: Any) -> Any:
+    """Return half precision as float32 in any namespace, anything else as it is."""
+    return xp.astype(x, dtype=np.dtype(np.float32)) if is_half(x) else x
 
 
 def rounded(y: Any, *arrays: Any) -> Any:

@@ -173,7 +173,7 @@ def _unindex(g: Any, key: Key, shape: Shape) -> Any:
 
 
 def _index_set(x: Any, v: Any, key: Key) -> Any:
-    out = np.array(x, dtype=np.result_type(x, v))
+    out = np.array(x, dtype=np.result_type(x, v) if hasattr(v, "dtype") else None)
     out[key] = v
     return out
 

@@ -152,7 +152,7 @@ def _beside_bfloat16(v: Any, w: Any) -> bool:
 define("where", _where,
        None,
        lambda xp, g, out, c, x, y: xp.where(c, g, 0),
-       lambda xp, g, out, c, x, y: xp.where(c, 0, g), saves="c", selects=True,
+       lambda xp, g, out, c, x, y: xp.where(c, 0, g), saves="c", selects=True, literals=True,
        domain=("bool", (-2, 2), (-2, 2)), doc="x where a condition holds, else y.")  # fmt: skip
 maximum = define("maximum", np.maximum,
                  lambda xp, g, z, x, y: _winner(xp, g, x < y, x == y),

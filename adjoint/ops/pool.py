@@ -16,7 +16,8 @@ from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
-from adjoint.ops.half import wide
+from adjoint.ops.half import in_float32, wide, widened
+from adjoint.ops.reduce import narrowed
 from adjoint.ops.windows import Pairs, blank, counts, images, inner, numbers, padded, spots, whole
 
 __all__ = [
@@ -56,7 +57,7 @@ _WINDOW = ("kernel", "stride", "padding", "dilation")
 define("window_sum", _window_sum,
        lambda xp, g, y, x, kernel, **at: xp.window_spread(g, size=x.shape[-len(kernel):], kernel=kernel, **at),
        kind="linear", params=_WINDOW, doc="The sum of each window.")  # fmt: skip
-define("window_spread", _window_spread,
+define("window_spread", in_float32(_window_spread),
        lambda xp, g, y, x, size, **at: xp.window_sum(g, **at),
        kind="linear", params=("size", *_WINDOW), doc="Each element added to all of its window.")  # fmt: skip
 
@@ -126,11 +127,11 @@ define("max_pool", _max_pool,
        saves="xy", kind="general", params=_WINDOW,
        jvp=lambda xp, t, y, x, **at: xp.max_gather(t, x, y, **at),
        doc="The maximum of each window; elements that tie for it share the gradient equally.")  # fmt: skip
-define("max_spread", _max_spread,
+define("max_spread", in_float32(_max_spread),
        lambda xp, h, z, g, x, y, **at: xp.max_gather(h, x, y, **at), None, None,
        saves="xy", kind="linear", params=_WINDOW,
        doc="Each element added to the maxima of its window, in equal shares.")  # fmt: skip
-define("max_gather", _max_gather,
+define("max_gather", in_float32(_max_gather),
        lambda xp, g, z, h, x, y, **at: xp.max_spread(g, x, y, **at), None, None,
        saves="xy", kind="linear", params=_WINDOW,
        doc="The mean of the elements that stand where the maxima of each window are.")  # fmt: skip
@@ -182,7 +183,8 @@ def _average(
     if x.dtype.kind in "iub":
         x = rec.astype(x, dtype=np.dtype(float))
     at = _pool_geometry(op, nd, x, kernel_size, stride, padding, 1, ceil_mode)
-    y: Tensor = rec.window_sum(x, **at) / wrap(_divisors(x.shape[-nd:], x.dtype, include_pad, **at))
+    total = rec.window_sum(widened(rec, x), **at)
+    y = narrowed(total / wrap(_divisors(x.shape[-nd:], total.dtype, include_pad, **at)), x.dtype)
     return rec.reshape(y, shape=y.shape[1:]) if alone else y
 
 
@@ -286,6 +288,7 @@ def _adaptive(op: str, nd: int, x: Any, output_size: Any) -> Tensor:
     sizes = numbers(op, "output_size", filled if len(given) == nd else tuple(given), nd, 1)
     if 0 in x.shape[-nd:]:
         raise ShapeError(f"{op}: images of shape {x.shape} have no elements to average.")
+    dtype, x = x.dtype, widened(rec, x)
     for axis, m in zip(range(-nd, 0), sizes, strict=True):
         n = x.shape[axis]
         if m == n:
@@ -301,6 +304,7 @@ def _adaptive(op: str, nd: int, x: Any, output_size: Any) -> Tensor:
         else:
             moved = rec.matmul(rec.moveaxis(x, source=axis, destination=-1), matrix.T)
             x = rec.moveaxis(moved, source=-1, destination=axis)
+    x = narrowed(x, dtype)
     return rec.reshape(x, shape=x.shape[1:]) if alone else x
 
 

@@ -13,7 +13,7 @@ from adjoint.core.other_names import refuse
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, InputError, ShapeError
-from adjoint.ops.half import in_float32, wide
+from adjoint.ops.half import in_float32, is_half, wide, widened
 
 __all__ = [
     "all",
@@ -93,13 +93,15 @@ def _mean_forward(x: Any, axis: Shape, keepdims: bool) -> Any:
 
 
 def _mean_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
-    return _spread(xp, g / count(x.shape, axis), y, x, axis, keepdims)
+    # float16 ends at 65504, which is less than many counts
+    return _spread(xp, widened(xp, g) / count(x.shape, axis), y, x, axis, keepdims)
 
 
 def _extreme_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
     """Elements that tie for the extreme share the gradient equally; if there are NaNs, those do."""
     hit = xp.logical_or(x == kept(xp, y, x, axis, keepdims), x != x)
-    ties = xp.astype(xp.sum(hit, axis=axis, keepdims=True), dtype=x.dtype)
+    ties = xp.sum(hit, axis=axis, keepdims=True)
+    ties = xp.astype(ties, dtype=np.dtype(np.float32) if is_half(x) else x.dtype)
     share = kept(xp, g, x, axis, keepdims) / ties
     return xp.where(hit, share, 0)
 
@@ -125,12 +127,14 @@ def _over(x: Any, axis: Shape, correction: float) -> float:
 
 
 def _var_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, correction: float, keepdims: bool) -> Any:
+    x = widened(xp, x)
     away = x - xp.mean(x, axis=axis, keepdims=True)
-    return kept(xp, g, x, axis, keepdims) * (2.0 * _over(x, axis, correction)) * away
+    return kept(xp, widened(xp, g), x, axis, keepdims) * (2.0 * _over(x, axis, correction)) * away
 
 
 def _std_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, correction: float, keepdims: bool) -> Any:
     """(x - mean) / (n σ); at σ = 0, where σ has a corner, the subgradient 0."""
+    x, g, y = widened(xp, x), widened(xp, g), widened(xp, y)
     sigma = kept(xp, y, x, axis, keepdims)
     corner = sigma == 0
     scale = xp.where(corner, 0, kept(xp, g, x, axis, keepdims)) / xp.where(corner, 1, sigma)
@@ -184,7 +188,7 @@ def exclusive_product(xp: Any, x: Any, axis: int) -> Any:
     A binary tree: up, the products of pairs; down, the product of everything outside each
     node.  Right with zeros, linear work, and made of ops, so right to every order.
     """
-    x = xp.moveaxis(x, source=axis, destination=-1)
+    x = xp.moveaxis(widened(xp, x), source=axis, destination=-1)
     levels = []
     while x.shape[-1] > 1:
         n = x.shape[-1]
@@ -211,7 +215,7 @@ define("sum", _sum_forward, _spread, kind="linear", params=("axis", "keepdims"),
 define(
     "mean", _mean_forward, _mean_rule, kind="linear", params=("axis", "keepdims"), doc="The mean over axes."
 )
-define("prod", lambda x, axis, keepdims: np.multiply.reduce(x, axis=axis, keepdims=keepdims),
+define("prod", in_float32(lambda x, axis, keepdims: np.multiply.reduce(x, axis=axis, keepdims=keepdims)),
        _prod_rule, saves="x", kind="general", params=("axis", "keepdims"), doc="The product over one axis.")  # fmt: skip
 define("max", lambda x, axis, keepdims: np.maximum.reduce(x, axis=axis, keepdims=keepdims),
        _extreme_rule, saves="xy", kind="general", params=("axis", "keepdims"), doc="The maximum over axes.")  # fmt: skip
@@ -219,7 +223,7 @@ define("min", lambda x, axis, keepdims: np.minimum.reduce(x, axis=axis, keepdims
        _extreme_rule, saves="xy", kind="general", params=("axis", "keepdims"), doc="The minimum over axes.")  # fmt: skip
 define("var", _var_forward, _var_rule, saves="x", kind="general", params=("axis", "correction", "keepdims"),
        doc="The variance over axes.")  # fmt: skip
-define("std", lambda x, axis, correction, keepdims: np.sqrt(_var_forward(x, axis, correction, keepdims)),
+define("std", in_float32(lambda x, axis, correction, keepdims: np.sqrt(_var_forward(x, axis, correction, keepdims))),
        _std_rule, saves="xy", kind="general", params=("axis", "correction", "keepdims"),
        doc="The standard deviation over axes.")  # fmt: skip
 define("logsumexp", in_float32(_logsumexp, raw), lambda xp, g, y, x, axis, keepdims: kept(xp, g, x, axis, keepdims) * xp.shares(x, axis=axis),
@@ -313,11 +317,16 @@ def average(
     if other:
         refuse(average, other)
     x = floating("average", x)
+    if is_half(x):  # the sums may be more than float16 holds
+        w = x if weights is None else floating("average", weights)
+        dtype = np.result_type(x.dtype, w.dtype)
+        wider = average(widened(rec, x), axis, weights, returned, keepdims=keepdims)
+        return tuple(narrowed(y, dtype) for y in wider) if returned else narrowed(wider, dtype)
     axes = canonical_axes("average", axis, x.ndim)
     if weights is None:
         out = rec.mean(x, axis=axes, keepdims=bool(keepdims))
         return (out, rec.ones_like(out) * count(x.shape, axes)) if returned else out
-    w = floating("average", weights)
+    w = widened(rec, floating("average", weights))
     if w.shape != x.shape:
         if w.shape != tuple(x.shape[a] for a in axes):
             raise ShapeError(
@@ -435,10 +444,7 @@ def logsumexp(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Neve
         raise DTypeError(f"logsumexp: needs real numbers, but got {x.dtype}.")
     axes = canonical_axes("logsumexp", axis, x.ndim)
     if count(x.shape, axes) == 0:  # the sum of nothing is 0
-        shape = [1 if a in axes else n for a, n in enumerate(x.shape, -x.ndim)]
-        if not keepdims:
-            shape = [n for a, n in enumerate(x.shape, -x.ndim) if a not in axes]
-        return asarray(np.full(shape, -np.inf, x.dtype))
+        return rec.sum(x, axis=axes, keepdims=bool(keepdims)) - np.inf
     return rec.logsumexp(x, axis=axes, keepdims=bool(keepdims))
 
 
@@ -530,8 +536,10 @@ def nanmean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = Fal
     if missing is None:
         return mean(filled, axis, keepdims=keepdims)
     present = sum(rec.logical_not(missing), axis, keepdims=keepdims)
-    total = sum(filled, axis, keepdims=keepdims)
-    return rec.where(present == 0, np.nan, total / rec.maximum(present, 1).astype(filled.dtype))
+    wider = widened(rec, filled)
+    total = sum(wider, axis, keepdims=keepdims)
+    y = rec.where(present == 0, np.nan, total / rec.maximum(present, 1).astype(wider.dtype))
+    return narrowed(y, filled.dtype)
 
 
 def _nan_extreme(name: str, x: Any, axis: Any, keepdims: bool, fill: float) -> Tensor:

@@ -6,13 +6,14 @@ from typing import Any, Never
 
 import numpy as np
 
-from adjoint.core.convert import asarray
+from adjoint.core.convert import asarray, weak_array
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.other_names import refuse
 from adjoint.core.shapes import canonical_axis, whole_number
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, ShapeError
+from adjoint.ops.half import in_float32, widened
 from adjoint.ops.reduce import narrowed, typed
 
 __all__ = [
@@ -29,7 +30,7 @@ def _cumprod_rule(xp: Any, g: Any, y: Any, x: Any, axis: int) -> Any:
     n = x.shape[axis]
     if n < 2:
         return g
-    x, g = xp.moveaxis(x, source=axis, destination=-1), xp.moveaxis(g, source=axis, destination=-1)
+    x, g = (xp.moveaxis(widened(xp, a), source=axis, destination=-1) for a in (x, g))
     front = ((0, 0),) * (len(x.shape) - 1)
     ahead = xp.pad(x[..., 1:], widths=(*front, (0, 1)), value=0)
     step = 1
@@ -42,10 +43,10 @@ def _cumprod_rule(xp: Any, g: Any, y: Any, x: Any, axis: int) -> Any:
     return xp.moveaxis(before * g, source=-1, destination=axis)
 
 
-define("cumsum", lambda x, axis: np.cumsum(x, axis=axis),
+define("cumsum", in_float32(lambda x, axis: np.cumsum(x, axis=axis)),
        lambda xp, g, y, x, axis: xp.flip(xp.cumsum(xp.flip(g, axis=(axis,)), axis=axis), axis=(axis,)),
        kind="linear", params=("axis",), doc="Running sums along an axis.")  # fmt: skip
-define("cumprod", lambda x, axis: np.cumprod(x, axis=axis), _cumprod_rule, saves="x", kind="general",
+define("cumprod", in_float32(lambda x, axis: np.cumprod(x, axis=axis)), _cumprod_rule, saves="x", kind="general",
        params=("axis",), doc="Running products along an axis.")  # fmt: skip
 
 
@@ -119,7 +120,7 @@ def diff(
 ) -> Tensor:
     """Return the differences of neighbours along ``axis``, ``n`` times over.
 
-    ``prepend`` and ``append``, numbers or tensors, are put in front and behind first.
+    ``prepend`` and ``append``, numbers or tensors, are put in front and behind first.  ``n=0`` returns ``x``.
 
     >>> import adjoint as ad
     >>> ad.diff(ad.tensor([1.0, 4.0, 9.0, 16.0]), n=2)
@@ -132,6 +133,8 @@ def diff(
     if times < 0:
         raise ArgumentError(f"diff: n counts how often, and must not be negative, but is {n}.")
     where = canonical_axis("diff", axis, x.ndim)
+    if not times:
+        return x  # without its ends, as NumPy
     parts = [_end(x, prepend, where), x, _end(x, append, where)]
     if prepend is not None or append is not None:
         x = rec.concat(*(part for part in parts if part is not None), axis=where)
@@ -146,7 +149,7 @@ def _end(x: Tensor, end: Any, axis: int) -> Tensor | None:
     """Return what ``diff`` puts at an end; a number becomes one element."""
     if end is None:
         return None
-    end = asarray(end)
+    end = wrap(weak_array(end, x.dtype)) if type(end) in (bool, int, float) else asarray(end)
     if end.ndim == 0:
         shape = list(x.shape)
         shape[axis] = 1

@@ -76,7 +76,7 @@ def _put_along_axis(x: Any, i: Any, v: Any, axis: int) -> Any:
     if i.size and not -length <= i.min() <= i.max() < length:
         bad = i.max() if i.max() >= length else i.min()
         raise IndexError(f"index {bad} is out of range for axis {axis} of length {length}.")
-    out = np.array(x, dtype=np.result_type(x, v), order="C")
+    out = np.array(x, dtype=np.result_type(x, v) if hasattr(v, "dtype") else None, order="C")
     out.reshape(-1)[along_positions(i, length, axis)] = np.broadcast_to(v, i.shape).reshape(-1)
     return out
 

@@ -67,7 +67,7 @@ def _scipy(name: str) -> Callable[..., Any]:
             found.append(getattr(_load(name), name))
         return found[0](*_real(*args))
 
-    return forward
+    return in_float32(forward)
 
 
 def _real(*args: Any) -> Any:
@@ -413,7 +413,7 @@ def multigammaln(x: Any, d: int) -> Tensor:
     """Return the logarithm of the multivariate gamma function of dimension ``d``."""
     d = _order("multigammaln", d, 1)
     x = asarray(x)
-    total = asarray(d * (d - 1) / 4 * math.log(math.pi))
+    total: Any = d * (d - 1) / 4 * math.log(math.pi)
     for j in range(d):
         total = total + gammaln(x - j / 2)
     return total

@@ -16,6 +16,8 @@ import numpy as np
 from adjoint.core.namespace import dyn
 from adjoint.core.op import Op
 from adjoint.core.record import compute
+from adjoint.core.tensor import differentiable
+from adjoint.ops.half import widened
 from adjoint.ops.scatter import as_index
 from adjoint.transforms.batched import Batched, held, rules
 
@@ -61,9 +63,14 @@ def leading(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
 
 
 def fused(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
-    """Evaluate a fused op step by step."""
+    """Evaluate a fused op step by step; half precision in float32, rounded once."""
     assert op.fused is not None
-    return op.fused(dyn, *args, **params)
+    dtypes = [a.dtype for a in args if isinstance(a, Batched) and differentiable(a.dtype)]
+    if all(d.itemsize != 2 for d in dtypes):
+        return op.fused(dyn, *args, **params)
+    out = op.fused(dyn, *(widened(dyn, a) if isinstance(a, Batched) else a for a in args), **params)
+    dtype = np.result_type(*dtypes)
+    return tuple(dyn.astype(o, dtype=dtype) for o in out) if op.outputs > 1 else dyn.astype(out, dtype=dtype)
 
 
 rules.update(elementwise=elementwise, leading=leading, fused=fused)
