@@ -13,8 +13,7 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast, overload
@@ -87,16 +86,30 @@ class _Special:
 special = _Special()
 
 
-@contextmanager
-def watched(variable: ContextVar[T], value: T) -> Iterator[None]:
-    """Set a context variable that ops look at on their careful path, for a block."""
-    token = variable.set(value)
-    special.enter()
-    try:
-        yield
-    finally:
-        special.leave()
-        variable.reset(token)
+class watched(Generic[T]):  # noqa: N801  a context manager that reads as a function
+    """Set a context variable that ops look at on their careful path, for a block.
+
+    An interrupt leaves the variable as it was; at most ``special`` stays too large, which costs time alone.
+    """
+
+    def __init__(self, variable: ContextVar[T], value: T) -> None:
+        self._variable = variable
+        self._value = value
+
+    def __enter__(self) -> None:
+        self._before = self._variable.get()
+        try:
+            special.enter()
+            self._variable.set(self._value)
+        except BaseException:
+            self._variable.set(self._before)
+            raise
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            self._variable.set(self._before)
+        finally:
+            special.leave()
 
 
 # The modes entered here: the innermost, what held before it, and the same of those around it.  It

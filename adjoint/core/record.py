@@ -19,7 +19,7 @@ from adjoint.core.explain import check_finite, describe, explained, user_line
 from adjoint.core.lifted import Lifted
 from adjoint.core.node import LEAF, Node, Packed, Spec, next_seq
 from adjoint.core.op import Op
-from adjoint.core.tensor import Tensor, Traced, differentiable, note_view, wrap
+from adjoint.core.tensor import Tensor, Traced, differentiable, note_reading, note_view, wrap
 from adjoint.errors import AdjointError, ArgumentError, InputError, RuleError
 
 __all__ = [
@@ -179,6 +179,8 @@ def values_of(args: Sequence[Any]) -> list[Any]:
 def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     """Run and record an op whatever its arguments are and whichever modes are on."""
     operands = tuple([coerce(op, a) for a in args])
+    if special.count:
+        note_reading(*operands)
     if op.arity is not None and len(operands) != op.arity:
         raise InputError(f"{op.name}: takes {op.arity} tensors, but got {len(operands)}.")
     top: Lifted | None = None

@@ -13,12 +13,13 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, Never
 
 import numpy as np
 from numpy import ndarray
 
-from adjoint.config import grad_mode, held_across_fork
+from adjoint.config import grad_mode, held_across_fork, special
 from adjoint.core.lifted import Lifted, enclosing
 from adjoint.core.methods import Methods
 from adjoint.core.namespace import rec
@@ -36,22 +37,43 @@ __all__ = [
     "Tensor",
     "Traced",
     "castable",
+    "clock",
     "committing",
     "concrete",
     "differentiable",
     "exclusive_count",
     "is_view",
+    "note_reading",
     "note_view",
     "read_only",
+    "reading",
     "refuse_leaf",
     "refuse_view",
     "wrap",
     "writable",
+    "writes",
 ]
 
 # Held while .grad is read and replaced.  It can be entered again: a finaliser or a signal handler
 # may run inside it.
 committing = held_across_fork(threading.RLock())
+
+
+class _Clock:
+    """Counts the writes to constants.  The version of a constant is the number of its last write."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = 0
+
+
+clock = _Clock()
+
+# What tensors held, by id, with their versions, before a function that may run again wrote to them.
+writes: ContextVar[dict[int, tuple[Tensor, Any, int]] | None] = ContextVar("adjoint_writes", default=None)
+# Called with every tensor that is read, where it is looked for changes; only while ``special`` is not 0.
+reading: ContextVar[Callable[[Tensor], None] | None] = ContextVar("adjoint_reading", default=None)
 
 
 class _Extra:
@@ -423,6 +445,8 @@ def _check_callable(what: str, hook: Any) -> None:
 def concrete(t: Tensor, what: str) -> ndarray[Any, Any]:
     """Return the numbers of ``t``; inside a transform it may have none, and ``what`` needs them."""
     data = t._data
+    if special.count:
+        note_reading(t)
     if type(data) is not ndarray:
         known = data.numbers()
         if known is not None:
@@ -432,6 +456,15 @@ def concrete(t: Tensor, what: str) -> ndarray[Any, Any]:
             "  Compute with ad functions there; ad.where replaces a condition on values."
         )
     return data
+
+
+def note_reading(*tensors: Any) -> None:
+    """Tell who looks for changes that these tensors are read; called only while ``special`` is not 0."""
+    note = reading.get()
+    if note is not None:
+        for t in tensors:
+            if isinstance(t, Tensor):
+                note(t)
 
 
 def wrap(data: Any) -> Tensor:
@@ -535,8 +568,14 @@ def writable(t: Tensor) -> ndarray[Any, Any]:
             "  Use y = x.at[i].set(v), which is differentiable, or write into x.detach().clone()."
         )
     data = concrete(t, "writing in place")
+    log = writes.get()
+    if log is not None:
+        log.setdefault(id(t), (t, data, t._version))  # which holds the memory: the write goes to a copy
     if data.base is not None or not data.flags.writeable or sys.getrefcount(data) > _EXCLUSIVE:
         refuse_view(t)
         data = t._data = data.copy()
-    t._version += 1
+    if t._node is None:
+        clock.now = t._version = clock.now + 1
+    else:
+        t._version += 1
     return data

@@ -21,8 +21,10 @@ __all__ = [
     "check_versions",
     "fit",
     "fitted",
+    "joined",
     "modified",
     "narrowed",
+    "overwritten",
     "pull",
     "pull_joint",
     "release",
@@ -244,15 +246,16 @@ def _attached(node: Node, values: tuple[Any, ...], out: Any) -> tuple[tuple[Any,
 
     So the derivative of a rule goes through everything it reads, the saved output too.
     """
-    joined = tuple(map(_joined, values, node.parents))
+    found = tuple(map(joined, values, node.parents))
     if out is None:
-        return joined, None
+        return found, None
     if node.op.outputs > 1:
-        return joined, tuple(_joined(data, pick(node, i)) for i, data in enumerate(out))
-    return joined, _joined(out, node)
+        return found, tuple(joined(data, pick(node, i)) for i, data in enumerate(out))
+    return found, joined(out, node)
 
 
-def _joined(value: Any, parent: Any) -> Any:
+def joined(value: Any, parent: Any) -> Any:
+    """Return a saved value as a tensor with its place in the graph."""
     if not isinstance(value, (np.ndarray, Lifted)):
         return value  # a number, or a Spec
     if isinstance(parent, Tensor):
@@ -339,10 +342,15 @@ def released(node: Node) -> GraphReleasedError:
 
 def modified(node: Node, t: Tensor) -> ModifiedError:
     """The error of a saved value that was overwritten."""
+    return overwritten(node.op.name, t, _recorded(node))
+
+
+def overwritten(name: str, t: Tensor, where: str = "") -> ModifiedError:
+    """The error of a value that was overwritten, although the backward of an op needs it."""
     return ModifiedError(
-        f"{node.op.name!r} needs a tensor of shape {t.shape} and {t.dtype} as it was, but it was written "
+        f"{name!r} needs a tensor of shape {t.shape} and {t.dtype} as it was, but it was written "
         "to after the forward.\n"
-        "  Run backward before the write, or give the op x.clone()." + _recorded(node)
+        "  Run backward before the write, or give the op x.clone()." + where
     )
 
 

@@ -9,42 +9,32 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
-import threading
-import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from adjoint import tree
-from adjoint.config import get_default_dtype, grad_mode, held_across_fork, set_default_dtype, watched
-from adjoint.core.lifted import Lifted, enclosing
+from adjoint.config import grad_mode, watched
+from adjoint.core.lifted import Lifted
 from adjoint.core.namespace import Namespace, rec
 from adjoint.core.node import LEAF, Node, next_seq
-from adjoint.core.op import OPS, Op
-from adjoint.core.record import at_level, innermost, node_of, record_results, saved_hooks, tapes
+from adjoint.core.op import Op
+from adjoint.core.record import at_level, record_results, saved_hooks
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.engine.plan import make_plan
-from adjoint.engine.pull import add, narrowed
+from adjoint.engine.pull import add, joined, narrowed
 from adjoint.engine.push import push_forward
 from adjoint.engine.run import Run, key_of
 from adjoint.engine.serial import run_serial
 from adjoint.errors import ArgumentError, InputError, RuleError, TransformError
-from adjoint.transforms.batch import vmap
-from adjoint.transforms.batched import Batched
+from adjoint.transforms.batched import Batched, settled
 from adjoint.transforms.calls import new_op, wants_gradient
 from adjoint.transforms.inputs import as_function, name_of
+from adjoint.transforms.rerun import Generators, Rerun
 
 __all__ = ["captured_by", "checkpoint", "checkpoint_sequential", "pull_record", "saved_tensors_hooks"]
-
-_TENSOR = object()  # stands for a tensor among results
-
-Flat = Callable[[list[Tensor]], list[Tensor]]
-
-# Held while the state of random generators is set back, which other threads may be using too.
-_replaying = held_across_fork(threading.RLock())
 
 
 def checkpoint(
@@ -66,9 +56,7 @@ def checkpoint(
     tensor([0., 0.], dtype=float64)
     """
     as_function("checkpoint", f)
-    return _checkpoint(
-        f, args, kwargs, debug, _Generators.of(f, args, kwargs) if preserve_rng_state else None
-    )
+    return _checkpoint(f, args, kwargs, debug, Generators.of(f, args, kwargs) if preserve_rng_state else None)
 
 
 def _checkpoint(
@@ -76,31 +64,17 @@ def _checkpoint(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     debug: bool,
-    generators: _Generators | None,
+    generators: Generators | None,
 ) -> Any:
     if not grad_mode.get():
         return f(*args, **kwargs)
-    leaves, structure = tree.flatten((args, kwargs))
-    places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    tensors: list[Tensor] = [leaves[k] for k in places]
-    top, around = innermost([t._data for t in tensors]), enclosing.get()
-    if around is not None and (top is None or top.level < around.level):
-        return f(*args, **kwargs)  # f may use values of the vmap around: run at their level
-    results: list[Any] = []
-
-    def flat(given: list[Tensor]) -> list[Tensor]:
-        filled = list(leaves)
-        for k, t in zip(places, given, strict=True):
-            filled[k] = t
-        a, kw = tree.unflatten(structure, filled)
-        outputs, shape = tree.flatten(f(*a, **kw))
-        tensors = [t for t in outputs if isinstance(t, Tensor)]
-        results[:] = [[_TENSOR if isinstance(t, Tensor) else t for t in outputs], shape]  # and no record
-        return tensors
-
-    found = iter(_run(flat, tensors, _Options(name_of(f), debug, generators)))
-    outputs, shape = results
-    return tree.unflatten(shape, [next(found) if t is _TENSOR else t for t in outputs])
+    call = _Call(f, args, kwargs, generators)
+    since = next_seq()
+    outputs, shape = tree.flatten(call.rerun.first(f, args, kwargs))
+    for level in sorted({_level(t) for out in outputs for t in _histories(out) if _is_new(t, since)}):
+        outputs = _recorded(_Checkpointed(call, level, debug), outputs, since)
+    call.given.clear()
+    return tree.unflatten(shape, outputs)
 
 
 def checkpoint_sequential(
@@ -139,12 +113,12 @@ def checkpoint_sequential(
             f"but got {segments if isinstance(segments, int) else type(segments).__name__}.\n"
             "  The arguments are checkpoint_sequential(layers, x, segments)."
         )
-    generators: _Generators | None = None
+    generators: Generators | None = None
     ends = [len(chain) * (i + 1) // count for i in range(count)]
     start = 0
     for end in ends[:-1]:
         segment = functools.partial(_in_turn, chain[start:end])
-        generators = _Generators.of(segment, x, before=generators) if preserve_rng_state else None
+        generators = Generators.of(segment, x, before=generators) if preserve_rng_state else None
         x = _checkpoint(segment, (x,), {}, debug, generators)
         start = end
     return _in_turn(chain[start:], x)
@@ -156,8 +130,9 @@ def _in_turn(chain: Sequence[Callable[[Any], Any]], x: Any) -> Any:
     return x
 
 
-@contextmanager
-def saved_tensors_hooks(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Iterator[None]:
+def saved_tensors_hooks(
+    pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]
+) -> AbstractContextManager[None]:
     """Give every tensor that ops keep for the backward to ``pack``, and keep what it returns.
 
     When the backward needs the tensor, ``unpack`` makes it from that again: from a file, from
@@ -176,290 +151,121 @@ def saved_tensors_hooks(pack: Callable[[Tensor], Any], unpack: Callable[[Any], T
     """
     as_function("saved_tensors_hooks: pack", pack)
     as_function("saved_tensors_hooks: unpack", unpack)
-    with watched(saved_hooks, (pack, unpack)):
-        yield
+    return watched(saved_hooks, (pack, unpack))
 
 
-# What must be as it was when the function runs again --------------------------------------------------
+# Tensors inside vmap hold outer tensors, with histories of their own ------------------------------------
 
 
-class _Options:
-    def __init__(self, name: str, debug: bool, generators: _Generators | None) -> None:
-        self.name = name
-        self.debug = debug
-        self.generators = generators
+def _level(t: Tensor) -> int:
+    return t._data.level if isinstance(t._data, Lifted) else 0
 
 
-class _Modes:
-    """The modes of the first run, to be set for the second."""
-
-    def __init__(self) -> None:
-        self.dtype = get_default_dtype()
-        self.top = enclosing.get()
-        self.tapes = tapes.get()
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        before = get_default_dtype()
-        around = enclosing.set(self.top)
-        mode = grad_mode.set(True)
-        set_default_dtype(self.dtype)
-        try:
-            with _without_hooks(), ExitStack() as stack:
-                if self.tapes or tapes.get():
-                    stack.enter_context(watched(tapes, self.tapes))
-                yield
-        finally:
-            set_default_dtype(before)
-            grad_mode.reset(mode)
-            enclosing.reset(around)
-
-
-@contextmanager
-def _without_hooks() -> Iterator[None]:
-    """Keep hooks on saved tensors away from a record that is dropped soon."""
-    if saved_hooks.get() is None:
-        yield
-    else:
-        token = saved_hooks.set(None)
-        try:
-            yield
-        finally:
-            saved_hooks.reset(token)
-
-
-class _Generators:
-    """The random generators that a function can reach, with their states at the first run."""
-
-    def __init__(self, owners: list[Any], known: dict[int, Any]) -> None:
-        self.owners = self.every = owners
-        self.states = [known[id(g)] if id(g) in known else _bits(g).state for g in owners]
-        self.after: list[Any] = []
-
-    @classmethod
-    def of(cls, *starts: Any, before: _Generators | None = None) -> _Generators | None:
-        """Find those that these values can reach; None if there can be none.
-
-        What the run ``before``, just ended, left behind is known: to read NumPy's global state takes 0.1 ms.
-        """
-        # NumPy loads its generators when they are first named: before that there are none
-        if "numpy.random" not in sys.modules or not grad_mode.get():
-            return None
-        known = {} if before is None else {id(g): s for g, s in zip(before.every, before.after, strict=False)}
-        return cls([_global_bits(), *_reachable_generators(starts)], known)
-
-    def _read(self) -> list[Any]:
-        return [_bits(g).state for g in self.owners]
-
-    def _write(self, states: list[Any]) -> None:
-        for g, state in zip(self.owners, states, strict=True):
-            _bits(g).state = state
-
-    def keep_used(self) -> None:
-        """Forget those that the first run did not draw from: most functions draw from none."""
-        self.after = self._read()
-        moved = [not _same(a, b) for a, b in zip(self.states, self.after, strict=True)]
-        self.owners = [g for g, m in zip(self.owners, moved, strict=True) if m]
-        self.states = [s for s, m in zip(self.states, moved, strict=True) if m]
-
-    @contextmanager
-    def replayed(self) -> Iterator[None]:
-        """Set the states back for a block; afterwards they are what they were before it."""
-        if not self.owners:
-            yield
-            return
-        with _replaying:
-            present = self._read()
-            self._write(self.states)
-            try:
-                yield
-            finally:
-                self._write(present)
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Compare two states: dictionaries of numbers and arrays."""
-    if isinstance(a, dict):
-        return all(_same(a[key], b[key]) for key in a)
-    return bool(np.array_equal(a, b))
-
-
-def _global_bits() -> Any:
-    return np.random.mtrand._rand._bit_generator
-
-
-def _bits(owner: Any) -> Any:
-    """Return what holds the state of NumPy's generators and of adjoint's, which wraps one."""
-    if isinstance(owner, np.random.BitGenerator):
-        return owner
-    if isinstance(owner, np.random.RandomState):
-        return owner._bit_generator
-    return (owner if isinstance(owner, np.random.Generator) else owner._numpy).bit_generator
-
-
-_OPAQUE = (
-    type(None),
-    Tensor,
-    np.ndarray,
-    np.generic,
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    type,
-    types.ModuleType,
-)
-
-
-def _reachable_generators(starts: Iterable[Any], limit: int = 20_000) -> Iterator[Any]:
-    """Look through containers, closures, globals that functions name, and attributes."""
-    stack = list(starts)
-    seen: set[int] = set()
-    while stack and len(seen) < limit:
-        value = stack.pop()
-        of: Any = type(value)
-        kind = _kind(of)
-        if kind == "opaque" or id(value) in seen:
-            continue
-        seen.add(id(value))
-        if kind == "source":
+def _histories(value: Any) -> Iterator[Tensor]:
+    """Yield a tensor, and the outer tensors that it holds."""
+    while isinstance(value, (Tensor, Batched)):
+        if isinstance(value, Tensor):
             yield value
-        else:
-            stack.extend(_parts_of(value, kind))
+        value = value._data if isinstance(value, Tensor) else value.value
 
 
-@functools.lru_cache(maxsize=1024)
-def _kind(of: Any) -> str:
-    """Tell what values of a type are: a source of random numbers, or how to look into them."""
-    if issubclass(of, _OPAQUE):
-        return "opaque"
-    sources = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
-    ours = of.__name__ == "Generator" and of.__module__ == "adjoint.random"  # loaded when first used
-    if ours or issubclass(of, sources):
-        return "source"
-    return next((kind for kind, types in _PARTS if issubclass(of, types)), "object")
+def _is_new(t: Tensor, since: int) -> bool:
+    """Tell whether a tensor was recorded in a run that began at ``since``."""
+    return type(t._node) is Node and t._node.seq >= since
 
 
-_PARTS = (
-    ("mapping", dict),
-    ("sequence", (list, tuple, set, frozenset)),
-    ("function", types.FunctionType),
-    ("method", types.MethodType),
-    ("partial", functools.partial),
-)
+def _part(t: Tensor, level: int) -> tuple[Tensor, list[tuple[int, int, bool]]]:
+    """Return what a tensor holds at a level or further out, and the batches around that, the inner first."""
+    value: Any = t
+    batches = []
+    data = t._data
+    while isinstance(data, Batched) and data.level > level:
+        batches.append((data.level, data.size_, data.batched))
+        value = data.value
+        data = value._data if isinstance(value, Tensor) else value
+    return value if isinstance(value, Tensor) else wrap(value), batches
 
 
-def _parts_of(value: Any, kind: str) -> Iterable[Any]:
-    if kind == "object":
-        return getattr(value, "__dict__", {}).values()
-    if kind == "mapping":
-        return value.values()
-    if kind == "sequence":
-        return value
-    if kind == "method":
-        return [value.__self__, value.__func__]
-    if kind == "partial":
-        return [value.func, *value.args, *value.keywords.values()]
-    cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
-    if value.__module__ is not None and value.__module__.partition(".")[0] in ("adjoint", "numpy"):
-        return cells
-    named = (value.__globals__.get(name) for name in value.__code__.co_names)
-    return [*named, *cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+def _inside(part: Tensor, batches: list[tuple[int, int, bool]]) -> Tensor:
+    """Return a tensor that holds ``part`` inside these batches."""
+    for level, size, batched in reversed(batches):
+        part = wrap(Batched(level, size, settled(part), batched))
+    return part
 
 
-def _filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:  # a name that is not bound yet
-        return False
+def _with_part(value: Any, level: int, part: Tensor) -> Any:
+    """Return a value with ``part`` as what it holds at a level; histories at inner levels stay."""
+    data = value._data if isinstance(value, Tensor) else value
+    if not (isinstance(data, Batched) and data.level > level):
+        return part
+    found = Batched(data.level, data.size_, settled(_with_part(data.value, level, part)), data.batched)
+    if not isinstance(value, Tensor):
+        return found
+    t = wrap(found)
+    t._node = value._node
+    return t
 
 
 # The node --------------------------------------------------------------------------------------------
 
 
-def _run(flat: Flat, tensors: list[Tensor], options: _Options) -> list[Tensor]:
-    top = innermost([t._data for t in tensors])
-    if top is None:
-        return _record(flat, tensors, options)
-    operands = [at_level(t, top) for t in tensors]
-    if any(map(wants_gradient, operands)):
-        return _record(flat, operands, options)
-    try:
-        data = top.evaluate(_outside(flat, options), tuple(t._data for t in operands), {})
-    except _UsesBatch:
-        return flat(operands)
-    return [wrap(d) for d in (data if isinstance(data, tuple) else (data,))]
+class _Call:
+    """One call of a function, without the tensors among its arguments: the nodes save those."""
+
+    __slots__ = ("f", "given", "leaves", "name", "places", "rerun", "structure")
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        generators: Generators | None,
+    ) -> None:
+        self.f = f
+        self.name = name_of(f)
+        self.rerun = Rerun(f"checkpoint({self.name})", generators)
+        leaves, self.structure = tree.flatten((args, kwargs))
+        self.places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        # as they are now: the function may write to them
+        self.given = [_kept(leaves[k]) for k in self.places]
+        # copies: nobody is told when an array is written to
+        self.leaves = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+        for k in self.places:
+            self.leaves[k] = None
+
+    def again(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """Run the function on these tensors again; return the leaves of its result."""
+        leaves = list(self.leaves)
+        for k, t in zip(self.places, tensors, strict=True):
+            leaves[k] = t
+        args, kwargs = tree.unflatten(self.structure, leaves)
+        return tree.leaves(self.rerun.again(self.f, args, kwargs))
 
 
-class _UsesBatch(Exception):  # noqa: N818  not an error
-    """The function uses values of the vmap around it that are not arguments."""
+def _kept(t: Tensor) -> Tensor:
+    """Return a tensor with the present values and history of ``t``; a leaf is itself."""
+    if t._node is LEAF or (t._node is None and wants_gradient(t)):
+        return t
+    kept = wrap(t._data)
+    kept._node = t._node
+    return kept
 
 
-def _outside(flat: Flat, options: _Options) -> Op:
-    """Make an op that checkpoints at the level outside a vmap, where the histories are."""
-    op = new_op(f"checkpoint({options.name})", (), False, 1)
-
-    def run(function: Flat, values: Sequence[Any], level: int) -> Any:
-        token = enclosing.set(None)
-        try:
-            results = _run(function, [v if isinstance(v, Tensor) else wrap(v) for v in values], options)
-        finally:
-            enclosing.reset(token)
-        if any(isinstance(t._data, Lifted) and t._data.level >= level for t in results):
-            raise _UsesBatch
-        op.outputs = len(results)
-        return tuple(results) if op.outputs > 1 else results[0]
-
-    def batch(_: Op, size: int, *own: Batched) -> Any:
-        axes = tuple(0 if a.batched else None for a in own)
-        mapped = vmap(lambda *ts: tuple(flat(list(ts))), axes)
-        return run(lambda ts: list(mapped(*ts)), [a.value for a in own], own[0].level)
-
-    op.batch = batch
-    op.eager = op.forward = lambda *values: run(flat, values, 0)
-    return op
+def _recorded(call: _Checkpointed, outputs: list[Any], since: int) -> list[Any]:
+    """Record a call at one level; return the outputs with their histories there replaced."""
+    parts = {i: _part(out, call.level)[0] for i, out in enumerate(outputs) if isinstance(out, Tensor)}
+    moving = {i: t for i, t in parts.items() if _level(t) == call.level and _is_new(t, since)}
+    op, operands = call.op(moving, since)
+    data = tuple(t._data for t in moving.values())
+    recorded = record_results(op, operands, {}, data if len(data) > 1 else data[0])
+    found = list(outputs)
+    for i, t in zip(moving, recorded if len(data) > 1 else (recorded,), strict=True):
+        found[i] = _with_part(outputs[i], call.level, t)
+    return found
 
 
-def _record(flat: Flat, operands: list[Tensor], options: _Options) -> list[Tensor]:
-    """Run the function and record it as one node."""
-    wanted = [wants_gradient(t) for t in operands]
-    call = _Checkpointed(flat, wanted, options)
-    inputs = [_fresh(t._data, w) for t, w in zip(operands, wanted, strict=True)]
-    since = next_seq()
-    with _without_hooks():
-        outputs = flat(inputs)
-    if options.generators is not None:
-        options.generators.keep_used()
-    call.places = [i for i, t in enumerate(outputs) if t._node is not None]
-    if not call.places:
-        return outputs
-    moving = [outputs[i] for i in call.places]
-    captured = captured_by(moving, set(inputs), since)
-    call.keys = [key_of(t) for t in captured]
-    call.specs = [(t.shape, t.dtype) for t in moving]
-    call.values = [t._data for t in moving] if options.debug else []
-    saves = [True] * len(operands) + [not isinstance(k, Node) for k in call.keys]
-    op = new_op(f"checkpoint({options.name})", saves, False, len(moving))
-    op.joint, op.jvp = call.pull, call.push
-    op.differentiable = op.saves_any = True
-    op.plain = False
-    data = tuple(t._data for t in moving)
-    recorded = record_results(op, (*operands, *captured), {}, data if len(data) > 1 else data[0])
-    for i, t in zip(call.places, recorded if len(data) > 1 else (recorded,), strict=True):
-        outputs[i] = t
-    return outputs
-
-
-def _fresh(data: Any, wanted: bool) -> Tensor:
-    t = wrap(data)
-    if wanted:
-        t._node = LEAF
-    return t
-
-
-def captured_by(roots: list[Tensor], inputs: set[Tensor], since: int) -> list[Tensor]:
-    """Return what a record depends on besides its inputs: leaves, and results of earlier operations."""
+def captured_by(roots: list[Tensor], since: int) -> list[Tensor]:
+    """Return what a record that began at ``since`` rests on: leaves, and results of earlier operations."""
     found: dict[Any, Tensor] = {}
     seen: set[Any] = set()
     stack = [key_of(r) for r in roots]
@@ -470,10 +276,8 @@ def captured_by(roots: list[Tensor], inputs: set[Tensor], since: int) -> list[Te
         seen.add(key)
         if isinstance(key, Node) and key.seq >= since:
             stack.extend(reversed(key.parents))
-        elif isinstance(key, Node):
+        else:
             found[key] = standing(key)
-        elif key not in inputs:
-            found[key] = key
     return list(found.values())
 
 
@@ -486,7 +290,9 @@ def pull_record(
     around.  Returns a gradient, or None, per key; None alone if the record rests on anything else.
     """
     pairs = [(r, s) for r, s in zip(roots, seeds, strict=True) if s is not None]
-    targets = None if all(wanted) else [k for k, w in zip(keys, wanted, strict=True) if w]
+    pulled = [k for k, w in zip(keys, wanted, strict=True) if w and k is not None]
+    # to all of them if all are wanted: then it is seen if there are others
+    targets = None if len(pulled) == len(keys) - keys.count(None) else pulled
     plan = make_plan([key_of(r) for r, _ in pairs], targets, since=since)
     plan.ready = {}
     run = Run(xp, retain=xp is rec, on_ready=None)
@@ -505,29 +311,51 @@ def pull_record(
 
 
 class _Checkpointed:
-    """One recorded call: what it takes to run it again, and the derivative of its node."""
+    """A call as a node of one level: what the node saves, and its derivative.
 
-    __slots__ = ("flat", "keys", "modes", "options", "places", "specs", "values", "wanted")
+    Inside ``vmap`` a tensor of the vmap's level holds tensors of levels further out.  A call gets a node at
+    each level where its results have a history; its operands are what the arguments hold at that level.
+    """
 
-    def __init__(self, flat: Flat, wanted: list[bool], options: _Options) -> None:
-        self.flat = flat
-        self.wanted = wanted  # which arguments have gradients
-        self.options = options
-        self.modes = _Modes()
-        self.places: list[int] = []  # of the outputs that have gradients
-        self.keys: list[Any] = []  # nodes and leaves that the function uses besides its arguments
-        self.specs: list[tuple[Any, Any]] = []
-        self.values: list[Any] = []
+    __slots__ = ("batches", "call", "debug", "keys", "level", "lifted", "parents", "places", "specs",
+                 "values")  # fmt: skip
+
+    def __init__(self, call: _Call, level: int, debug: bool) -> None:
+        self.call = call
+        self.level = level
+        self.debug = debug
+
+    def op(self, moving: dict[int, Tensor], since: int) -> tuple[Op, tuple[Tensor, ...]]:
+        """Return the op of the node that these outputs get, and its operands."""
+        roots = list(moving.values())
+        self.places = list(moving)
+        self.specs = [(t.shape, t.dtype) for t in roots]
+        self.values = [t._data for t in roots] if self.debug else []
+        parts = [_part(t, self.level) for t in self.call.given]
+        self.batches = [batches for _, batches in parts]
+        self.lifted = [_level(t) < self.level for t, _ in parts]
+        operands = [at_level(t, roots[0]._data) if lift else t
+                    for (t, _), lift in zip(parts, self.lifted, strict=True)]  # fmt: skip
+        self.parents = [key_of(t) if wants_gradient(t) else None for t in operands]
+        known = set(self.parents)
+        captured = [t for t in captured_by(roots, since) if key_of(t) not in known]
+        self.keys = [*_once(self.parents), *map(key_of, captured)]
+        self.call.rerun.depends_on(self.keys)
+        saves = [True] * len(operands) + [not isinstance(key_of(t), Node) for t in captured]
+        op = new_op(f"checkpoint({self.call.name})", saves, False, len(roots))
+        op.joint, op.jvp = self.pull, self.push
+        op.differentiable = op.saves_any = True
+        op.plain = False
+        return op, (*operands, *captured)
 
     def pull(self, xp: Namespace, g: Any, out: Any, *values: Any, wanted: Sequence[bool]) -> list[Any]:
         """Run the function again and pull the gradients through it: the joint rule of the node."""
-        inputs, roots, since = self._again(xp, values)
+        roots, since = self._again(values)
         seeds = g if len(self.specs) > 1 else (g,)
-        keys = [key_of(t) for t in inputs] + self.keys
-        found = pull_record(xp, roots, seeds, keys, wanted, since)
+        found = pull_record(xp, roots, seeds, self.keys, wanted, since)
         if found is None:
             raise RuleError(
-                f"checkpoint: {self.options.name} used other tensors when it ran again for the backward.\n"
+                f"checkpoint: {self.call.name} used other tensors when it ran again for the backward.\n"
                 "  What it computes must depend on its arguments and on tensors that stay the same."
             )
         return found
@@ -535,32 +363,40 @@ class _Checkpointed:
     def push(self, xp: Namespace, tangents: Any, out: Any, *values: Any) -> Any:
         """Run the function again and push tangents through it: the forward mode of the node."""
         given = tangents if isinstance(tangents, tuple) else (tangents,)
-        inputs, roots, since = self._again(xp, values)
-        ends = [*inputs, *map(standing, self.keys)]
-        directions = [t if t is None or isinstance(t, Tensor) else wrap(t) for t in given]
-        pushed = push_forward(roots, ends, directions, create_graph=xp is rec, since=since)
+        roots, since = self._again(values)
+        ends = [(standing(key), t) for key, t in zip(self.keys, given, strict=True) if key is not None]
+        directions = [t if t is None or isinstance(t, Tensor) else wrap(t) for _, t in ends]
+        pushed = push_forward(
+            roots, [end for end, _ in ends], directions, create_graph=xp is rec, since=since
+        )
         return tuple(pushed) if len(self.specs) > 1 else pushed[0]
 
-    def _again(self, xp: Namespace, values: tuple[Any, ...]) -> tuple[list[Tensor], list[Tensor], int]:
-        """Run the function again; return its inputs, its outputs and the first number of its nodes."""
-        inputs = [_input(v, w, xp) for v, w in zip(values, self.wanted, strict=False)]
+    def _again(self, values: tuple[Any, ...]) -> tuple[list[Tensor], int]:
+        """Run the function again; return its outputs at this level and the first number of its nodes."""
+        inputs = list(map(self._input, values, self.parents, self.batches, self.lifted))
         since = next_seq()
-        generators = self.options.generators
-        with self.modes.restored(), ExitStack() as stack:
-            if generators is not None:
-                stack.enter_context(generators.replayed())
-            outputs = self.flat(inputs)
-        if len(outputs) <= self.places[-1]:
+        outputs = self.call.again(inputs)
+        if len(outputs) <= self.places[-1] or not all(isinstance(outputs[i], Tensor) for i in self.places):
             raise self._differs("returned fewer tensors")
-        roots = [outputs[i] for i in self.places]
+        roots = [_part(outputs[i], self.level)[0] for i in self.places]
         for i, (t, spec) in enumerate(zip(roots, self.specs, strict=True)):
-            if (t.shape, t.dtype) != spec or t._node is None:
+            if (t.shape, t.dtype) != spec:
                 raise self._differs(
                     f"returned shape {t.shape} and {t.dtype} instead of {spec[0]} and {spec[1]}"
                 )
+            if not _is_new(t, since):
+                raise self._differs(f"returned as result {self.places[i]} a tensor that it did not compute")
             if self.values:
                 self._compare(i, t)
-        return inputs, roots, since
+        return roots, since
+
+    def _input(self, value: Any, parent: Any, batches: list[tuple[int, int, bool]], lifted: bool) -> Tensor:
+        """Return an argument for the second run: joined to its history, at the level it was."""
+        t: Tensor = value if isinstance(value, Tensor) else joined(value, parent)
+        if lifted:
+            held = t._data.value
+            t = held if isinstance(held, Tensor) else wrap(held)
+        return _inside(t, batches)
 
     def _compare(self, i: int, t: Tensor) -> None:
         before, now = self.values[i], t._data
@@ -572,21 +408,15 @@ class _Checkpointed:
 
     def _differs(self, how: str) -> TransformError:
         return TransformError(
-            f"checkpoint: {self.options.name} {how} when it ran again for the backward.\n"
+            f"checkpoint: {self.call.name} {how} when it ran again for the backward.\n"
             "  It must do the same twice: no state that changes, and generators where checkpoint finds them."
         )
 
 
-def _input(value: Any, wanted: bool, xp: Namespace) -> Tensor:
-    """Return an argument for the second run: what a derivative is taken to, joined to its history."""
-    if xp is not rec:
-        return _fresh(value, wanted)
-    t: Tensor = value
-    if t._node is None:
-        return _fresh(t._data, wanted)
-    copy = wrap(t._data)
-    copy._node = node_of(OPS["copy"], (t,), {}, (key_of(t),), t._data)
-    return copy
+def _once(keys: list[Any]) -> list[Any]:
+    """Return the keys with None for those that came before: each gets its gradient once."""
+    seen: set[Any] = set()
+    return [None if k in seen or seen.add(k) else k for k in keys]  # type: ignore[func-returns-value]
 
 
 def standing(key: Any) -> Tensor:

@@ -41,6 +41,7 @@ from adjoint.transforms.forward import linearize
 from adjoint.transforms.inputs import Place, as_function, name_of
 from adjoint.transforms.matrix import jacfwd, jacrev
 from adjoint.transforms.packing import Packing
+from adjoint.transforms.rerun import Rerun
 from adjoint.transforms.reverse import vjp
 
 __all__ = ["fixed_point", "root"]
@@ -261,13 +262,17 @@ def _joined(name: str, equation: Vector, x: Tensor) -> Tensor:
     if not grad_mode.get():
         return x
     since = next_seq()
-    residual = equation(x)
+    rerun = Rerun(name, None)
+    residual = rerun.first(equation, (x,), {})
+    again: Vector = lambda x: rerun.again(equation, (x,), {})
     if _has_outer_history(residual._data):
-        x = _joined_outside(name, equation, jacrev(equation), x, residual._data)
+        x = _joined_outside(name, again, jacrev(again), x, residual._data)
     if residual._node is None:
         return x
-    captured = captured_by([residual], set(), since)
-    return _recorded(_Solution(name, equation, residual, [key_of(t) for t in captured]), captured, x)
+    captured = captured_by([residual], since)
+    keys = [key_of(t) for t in captured]
+    rerun.depends_on(keys)
+    return _recorded(_Solution(name, again, residual, keys), captured, x)
 
 
 def _recorded(solution: _Solution, captured: list[Tensor], x: Tensor) -> Tensor:
@@ -288,7 +293,7 @@ def _joined_outside(name: str, equation: Vector, jacobian: Vector, x: Tensor, li
     if _has_outer_history(residual._data):  # further out still
         whole = _joined_outside(name, batch.equation, batch.jacobian, whole, residual._data)
     if residual._node is not None:
-        captured = captured_by([residual], set(), since)
+        captured = captured_by([residual], since)
         solution = _Solution(name, batch.equation, residual, [key_of(t) for t in captured], batch)
         whole = _recorded(solution, captured, whole)
     return batch.inside(whole)
