@@ -40,11 +40,13 @@ __all__ = [
     "set_workers",
     "threads",
     "watched",
+    "within",
     "workers",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+R = TypeVar("R")
 
 _FLOAT64 = np.dtype(np.float64)
 
@@ -112,6 +114,19 @@ class watched(Generic[T]):  # noqa: N801  a context manager that reads as a func
             special.leave()
 
 
+def within(variable: ContextVar[T], value: T, function: Callable[..., R], *args: Any) -> R:
+    """Call a function with a context variable set.
+
+    An interrupt cannot leave it set: signals are handled after a call, so ``set`` is called inside ``try``.
+    """
+    before = variable.get()
+    try:
+        variable.set(value)
+        return function(*args)
+    finally:
+        variable.set(before)
+
+
 # The modes entered here: the innermost, what held before it, and the same of those around it.  It
 # belongs to the context, not to the modes: an instance may be in use in many threads and tasks.
 _entered: ContextVar[tuple[ContextMode[Any], Any, Any] | None] = ContextVar("adjoint_entered", default=None)
@@ -129,17 +144,26 @@ class ContextMode(Generic[T]):
     def __init__(self, value: T) -> None:
         self._value = value
 
-    def _apply(self) -> Any:
-        """Set the mode; return what ``_restore`` needs to undo it."""
-        before = self._variable.get()
+    def _present(self) -> Any:
+        """Return what holds now: what ``_restore`` needs."""
+        return self._variable.get()
+
+    def _apply(self) -> None:
+        """Set the mode."""
         self._variable.set(self._value)
-        return before
 
     def _restore(self, before: Any) -> None:
         self._variable.set(before)
 
     def __enter__(self) -> None:
-        _entered.set((self, self._apply(), _entered.get()))
+        before, around = self._present(), _entered.get()
+        try:
+            self._apply()
+            _entered.set((self, before, around))
+        except BaseException:  # an interrupt: no __exit__ follows
+            self._restore(before)
+            _entered.set(around)
+            raise
 
     def __exit__(self, *exception: object) -> None:
         entry = _entered.get()
@@ -255,10 +279,8 @@ def _wrap_async_generator(function: Callable[..., Any], mode: ContextMode[Any]) 
 class _GradMode(ContextMode[bool]):
     _variable = grad_mode
 
-    def _apply(self) -> bool:
-        before = grad_mode.get()
+    def _apply(self) -> None:
         grad_mode.set(self._value and not _inference.get())
-        return before
 
     def __enter__(self) -> None:  # the inherited two, without their calls: loops enter no_grad at each step
         _entered.set((self, grad_mode.get(), _entered.get()))
@@ -290,7 +312,8 @@ class set_grad_enabled(_GradMode):  # noqa: N801  a context manager that reads a
         if callable(mode):
             raise InputError("set_grad_enabled takes True or False: write @ad.set_grad_enabled(False).")
         super().__init__(bool(mode))
-        self._before: bool | None = self._apply()
+        self._before: bool | None = self._present()
+        self._apply()
 
     def _not_at_once(self) -> None:
         """Undo what the call did, once: it turned out to be for a block or a function."""
@@ -311,12 +334,13 @@ class set_grad_enabled(_GradMode):  # noqa: N801  a context manager that reads a
 class _InferenceMode(ContextMode[bool]):
     _variable = _inference
 
-    def _apply(self) -> tuple[bool, bool]:
-        before = _inference.get(), grad_mode.get()
+    def _present(self) -> tuple[bool, bool]:
+        return _inference.get(), grad_mode.get()
+
+    def _apply(self) -> None:
         if self._value:
             _inference.set(True)
             grad_mode.set(False)
-        return before
 
     def _restore(self, before: tuple[bool, bool]) -> None:
         _inference.set(before[0])

@@ -151,8 +151,9 @@ def function_in_pieces(f: Callable[..., Any], a: ndarray[Any, Any]) -> Any:
 
 
 def _work_off(passes: list[_Pass], unless: Callable[[], object], threads: int) -> None:
-    token = _inside.set(True)
+    before = _inside.get()
     try:
+        _inside.set(True)
         job = _Job(passes, unless)
         try:
             _pool.call(job, threads - 1)
@@ -161,7 +162,7 @@ def _work_off(passes: list[_Pass], unless: Callable[[], object], threads: int) -
             job.stop(error)
         job.finish()
     finally:
-        _inside.reset(token)
+        _inside.set(before)
 
 
 class _Pass:

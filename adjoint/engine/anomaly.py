@@ -25,8 +25,12 @@ class _AnomalyMode(ContextMode[bool]):
 
     _variable = record.anomaly
 
-    def _apply(self) -> tuple[bool, Any]:
-        return super()._apply(), np.seterr(all="ignore")
+    def _present(self) -> tuple[bool, Any]:
+        return super()._present(), np.geterr()
+
+    def _apply(self) -> None:
+        super()._apply()
+        np.seterr(all="ignore")
 
     def _restore(self, before: tuple[bool, Any]) -> None:
         super()._restore(before[0])

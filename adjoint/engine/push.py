@@ -53,12 +53,13 @@ def push_forward(
         for parent in node.parents:
             uses[parent] = uses.get(parent, 0) + 1
     invalid = Invalid()
-    token = grad_mode.set(create_graph or (xp is dyn and grad_mode.get()))
+    before = grad_mode.get()
     try:
+        grad_mode.set(create_graph or (xp is dyn and before))
         with invalid.state():  # no loop in it, see ``_Crew`` in adjoint.engine.parallel
             _push_all(order, flows, uses, xp, invalid)
     finally:
-        grad_mode.reset(token)
+        grad_mode.set(before)
     return [flows.get(key_of(r)) for r in roots]
 
 
@@ -204,8 +205,9 @@ def _transposed(node: Node, tangents: list[Any], xp: Namespace, values: tuple[An
     shapes = node.shape if several else (node.shape,)
     dtypes = node.dtype if several else (node.dtype,)
     leaves = [_leaf(s, d, xp) for s, d in zip(shapes, dtypes, strict=True)]
-    token = grad_mode.set(True)
+    before = grad_mode.get()
     try:
+        grad_mode.set(True)
         roots, seeds = _rules_of_leaf(node, tangents, leaves, values, out)
         if not roots:
             return (None,) * op.outputs if several else None
@@ -219,7 +221,7 @@ def _transposed(node: Node, tangents: list[Any], xp: Namespace, values: tuple[An
             runner=run_serial,
         )
     finally:
-        grad_mode.reset(token)
+        grad_mode.set(before)
     totals = dict(found)
     result = tuple(totals.get(leaf) for leaf in leaves)
     return result if several else result[0]

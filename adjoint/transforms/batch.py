@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adjoint import tree
-from adjoint.config import grad_mode
+from adjoint.config import grad_mode, within
 from adjoint.core.convert import tensor
 from adjoint.core.lifted import enclosing, next_level
 from adjoint.core.namespace import rec
@@ -147,13 +147,11 @@ def _call(batch: _Batch, unit: bool) -> tuple[list[tuple[Any, bool]], tree.Struc
     top = Batched(level, size, _NOTHING, False)
     top.adopted = []
     top.outer = enclosing.get()
-    token = enclosing.set(top)
     try:
-        result = f(*tree.unflatten(structure, inputs), **kwargs)
+        result = within(enclosing, top, functools.partial(f, **kwargs), *tree.unflatten(structure, inputs))
         outputs, shape = tree.flatten(result)
         held = [out._data if isinstance(out, Tensor) else None for out in outputs]
     finally:
-        enclosing.reset(token)
         changed = top.release()
     if any(all(t is not out for out in outputs) for t in changed):
         raise InPlaceError(

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
-from adjoint.core.lifted import Lifted
+from adjoint.config import within
+from adjoint.core.lifted import Lifted, enclosing
 from adjoint.core.op import OPS, Op
 from adjoint.core.record import compute
 from adjoint.core.tensor import Tensor, Traced, wrap
 from adjoint.errors import TransformError
 
-__all__ = ["Batched", "Held", "held", "rules"]
+__all__ = ["Batched", "Held", "held", "rules", "run_at", "settled"]
+
+T = TypeVar("T")
 
 # How to evaluate an op on batched arguments, by its name: ``rule(op, size, *args, **params)``, where
 # the arguments are Batched or Python numbers, returns the output with the batch axis in front.
@@ -139,6 +143,18 @@ class Batched(Lifted):
     def __repr__(self) -> str:
         what = f"a batch of {self.size_}" if self.batched else "the same for all"
         return f"<{what}, shape {self.shape}, {self.dtype}>"
+
+
+def run_at(value: Any, function: Callable[..., T], *args: Any) -> T:
+    """Call a function at the level of a value, also inside another ``vmap`` and after its own has ended."""
+    top = value.lift(np.zeros(())) if isinstance(value, Batched) else None
+    if top is None:
+        return within(enclosing, None, function, *args)
+    top.adopted = []
+    try:
+        return within(enclosing, top, function, *args)
+    finally:
+        top.release()
 
 
 def settled(value: Any) -> Any:

@@ -25,7 +25,7 @@ from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, differentiable, wrap
 from adjoint.errors import RuleError, TransformError
 from adjoint.transforms.batch import vmap
-from adjoint.transforms.batched import Batched
+from adjoint.transforms.batched import Batched, run_at
 
 __all__ = [
     "VALUES",
@@ -85,11 +85,12 @@ def apply(rule: Rule, tensors: Sequence[Tensor]) -> list[Tensor]:
         operands = [at_level(t, top) for t in operands]
     if not (grad_mode.get() and any(map(wants_gradient, operands))):
         if top is None:
-            return _checked_run(rule, rule.plain(_cut(operands)), top)
+            return _checked_run(rule, run_at(top, rule.plain, _cut(operands)), top)
         data = top.evaluate(_evaluated(rule), tuple(t._data for t in operands), {})
         return [wrap(d) for d in (data if isinstance(data, tuple) else (data,))]
     inputs = _cut(operands)
-    outputs, residuals, rest = rule.forward(inputs)
+    # at the level of the arguments: a vmap around is none of the rule's
+    outputs, residuals, rest = run_at(top, rule.forward, inputs)
     _checked_run(rule, [*outputs, *residuals], top)
     return _recorded(rule, operands, inputs, outputs, residuals, rest)
 
@@ -260,11 +261,12 @@ class _Mapped(Rule):
 
         def pull(res: Any, gs: Any) -> Any:
             found = self.rule.backward(list(res), rest, list(gs), wanted)
-            return tuple(f if w else None for f, w in zip(found, wanted, strict=True))
+            # with a number: vmap wants a result, and the gradients may all be None
+            return 0, tuple(f if w else None for f, w in zip(found, wanted, strict=True))
 
         if not any(g is not None for g in grads):
             return [None] * len(self.axes)
-        found = vmap(pull)(tuple(residuals), tuple(grads))
+        _, found = vmap(pull)(tuple(residuals), tuple(grads))
         return [
             g if g is None or axis is not None else rec.sum(g, axis=(-g.ndim,), keepdims=False)
             for g, axis in zip(found, self.axes, strict=True)
@@ -347,7 +349,8 @@ class _Call:
         n = self.count
         grads = [self._gradient(each, recording) for each in (g if len(self.specs) > 1 else (g,))]
         residuals = self._residuals(out, values, recording)
-        found = self.rule.backward(residuals, self.rest, grads, wanted[:n])
+        top = innermost([t._data for t in (*residuals, *grads) if t is not None])
+        found = run_at(top, self.rule.backward, residuals, self.rest, grads, wanted[:n])
         pulled = [
             _as_gradient(self.rule, i, f, v, recording) if w else None
             for i, (f, v, w) in enumerate(zip(found, values[:n], wanted[:n], strict=True))
@@ -362,7 +365,8 @@ class _Call:
             wrap(np.zeros(x.shape, x.dtype)) if t is None else _as_operand(t)
             for x, t in zip(inputs, given, strict=False)
         ]
-        pushed = [t if xp is rec else t._data for t in rule.jvp(inputs, directions)]
+        top = innermost([t._data for t in (*inputs, *directions)])
+        pushed = [t if xp is rec else t._data for t in run_at(top, rule.jvp, inputs, directions)]
         return tuple(pushed) if len(self.specs) > 1 else pushed[0]
 
     def _gradient(self, g: Any, recording: bool) -> Tensor | None:
@@ -380,7 +384,8 @@ class _Call:
     def _residuals(self, out: Any, values: tuple[Any, ...], recording: bool) -> list[Tensor]:
         again: list[Tensor] | None = None
         if recording and self.rerun:
-            again = self.rule.forward([_as_operand(v) for v in values[: self.count]])[1]
+            inputs = [_as_operand(v) for v in values[: self.count]]
+            again = run_at(innermost([t._data for t in inputs]), self.rule.forward, inputs)[1]
             if len(again) != len(self.places):
                 raise RuleError(f"{self.rule.name}: the forward saved other tensors when it ran again.")
         outs = out if len(self.specs) > 1 else (out,)

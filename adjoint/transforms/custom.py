@@ -350,9 +350,10 @@ class _JvpRule(_CustomRule, ForwardRule):
         """Transpose: the tangent is linear in the tangents t, so its gradient is d/dt <g, jvp(t)>."""
         since = next_seq()
         history = any(t is not None and t._node is not None for t in (*residuals, *grads))
-        create = grad_mode.get() and history
-        token = grad_mode.set(True)
+        before = grad_mode.get()
+        create = before and history
         try:
+            grad_mode.set(True)
             leaves = [_direction(x, w) for x, w in zip(residuals, wanted, strict=True)]
             pushed = self.jvp(residuals, leaves)
             pairs = [(t, g) for t, g in zip(pushed, grads, strict=True) if g is not None]
@@ -371,7 +372,7 @@ class _JvpRule(_CustomRule, ForwardRule):
                 runner=run_serial,
             )
         finally:
-            grad_mode.reset(token)
+            grad_mode.set(before)
         totals = dict(found)
         return [as_gradient_tensor(totals[x]) if x in totals else None for x in leaves]
 

@@ -14,15 +14,14 @@ level further out where F has a history: there x is the solution for the whole b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from adjoint import tree
-from adjoint.config import enable_grad, grad_mode, no_grad
-from adjoint.core.lifted import Lifted, enclosing
+from adjoint.config import grad_mode, within
+from adjoint.core.lifted import Lifted
 from adjoint.core.namespace import Namespace, rec
 from adjoint.core.node import Node, next_seq
 from adjoint.core.record import record_results
@@ -34,7 +33,7 @@ from adjoint.errors import ArgumentError, ConvergenceError, DTypeError, RuleErro
 from adjoint.ops.elementwise import sqrt
 from adjoint.ops.linalg import solve
 from adjoint.ops.piecewise import maximum, where
-from adjoint.transforms.batched import Batched, settled
+from adjoint.transforms.batched import Batched, run_at, settled
 from adjoint.transforms.calls import new_op
 from adjoint.transforms.checkpoint import captured_by, pull_record, standing
 from adjoint.transforms.forward import linearize
@@ -77,8 +76,7 @@ def fixed_point(
     limit = _limits("fixed_point", problem, tol, max_steps)
     if not 0 < damping <= 1:
         raise ArgumentError(f"fixed_point: damping is above 0 and at most 1, but got {damping!r}.")
-    with no_grad():  # no loop in it, see ``_Crew`` in adjoint.engine.parallel
-        x = _iterate(problem, limit, max_steps, damping)
+    x = within(grad_mode, False, _iterate, problem, limit, max_steps, damping)
     return problem.solved(x, lambda x: problem(x) - x)
 
 
@@ -109,9 +107,8 @@ def root(f: Callable[..., Any], x0: Any, *args: Any, tol: float | None = None, m
     """
     problem = _Problem("root", f, x0, args)
     limit = _limits("root", problem, tol, max_steps)
-    with no_grad():
-        x, residual = _newton(problem, limit, max_steps)
-        problem.size_of(max_steps, residual)
+    x, residual = within(grad_mode, False, _newton, problem, limit, max_steps)
+    problem.size_of(max_steps, residual)
     return problem.solved(x, problem)
 
 
@@ -299,21 +296,6 @@ def _joined_outside(name: str, equation: Vector, jacobian: Vector, x: Tensor, li
     return batch.inside(whole)
 
 
-@contextmanager
-def _level_of(value: Any) -> Iterator[None]:
-    """Run at the level of a value, whatever ``vmap`` is running now, and whether that one still does."""
-    top = value.lift(np.zeros(())) if isinstance(value, Batched) else None
-    if top is not None:
-        top.adopted = []
-    token = enclosing.set(top)
-    try:
-        yield
-    finally:
-        enclosing.reset(token)
-        if top is not None:
-            top.release()
-
-
 class _Batch:
     """An equation inside ``vmap``, as one outside for all elements of the batch."""
 
@@ -337,8 +319,8 @@ class _Batch:
 
     def run(self, f: Vector, whole: Tensor) -> Tensor:
         """Run a function of one element on the batch, also after the ``vmap`` has ended."""
-        with _level_of(Batched(self.level, self.size, np.zeros(()), False)):
-            return self.held(f(self.inside(whole)))
+        level = Batched(self.level, self.size, np.zeros(()), False)
+        return run_at(level, lambda: self.held(f(self.inside(whole))))
 
     def equation(self, whole: Tensor) -> Tensor:
         """Return the residuals of all elements."""
@@ -376,24 +358,22 @@ class _Solution:
         self.batch = batch  # if it is the equation of a vmap
         self.level = residual._data.lift(np.zeros(())) if isinstance(residual._data, Batched) else None
 
-    def _where_it_was_solved(self) -> AbstractContextManager[None]:
-        """Run the equation at the level of the solution, whatever vmap its gradients are in now."""
-        return _level_of(self.level)
+    def _residual(self, x: Tensor) -> Tensor:
+        """Run the equation, recorded, at the level of the solution, whatever vmap runs now."""
+        return within(grad_mode, True, run_at, self.level, self.equation, x)
 
     def pull(self, xp: Namespace, g: Any, out: Any, *_: Any, wanted: Sequence[bool]) -> list[Any]:
         """Solve (∂F/∂x)ᵀ u = -g and pull u through F: the joint rule of the node."""
         x, seed, recording = _as_tensor(out), _as_tensor(g), xp is rec
 
         def product(u: Tensor) -> Tensor:
-            with self._where_it_was_solved():
-                _, pull = vjp(self.equation, x)
+            _, pull = run_at(self.level, vjp, self.equation, x)
             (found,) = pull(u)
             return found
 
         u = self._solved(x, seed, product, recording, transposed=True)
         since = next_seq()
-        with enable_grad(), self._where_it_was_solved():
-            residual = self.equation(x)
+        residual = self._residual(x)
         # joined to its own node, x is not one of those it depends on
         keys, wanted = [*self.keys, key_of(x)], [*wanted, False]
         found = pull_record(xp, [residual], [u if recording else u._data], keys, wanted, since)
@@ -407,8 +387,7 @@ class _Solution:
         """Push tangents through F to t and solve (∂F/∂x) dx = -t: the forward mode of the node."""
         x, recording = _as_tensor(out), xp is rec
         since = next_seq()
-        with enable_grad(), self._where_it_was_solved():
-            residual = self.equation(x)
+        residual = self._residual(x)
         given = tangents if isinstance(tangents, tuple) else (tangents,)
         directions = [t if t is None or isinstance(t, Tensor) else wrap(t) for t in given]
         ends = [standing(key) for key in self.keys]
@@ -417,8 +396,7 @@ class _Solution:
             return None
 
         def product(d: Tensor) -> Tensor:
-            with self._where_it_was_solved():
-                _, along = linearize(self.equation, x)
+            _, along = run_at(self.level, linearize, self.equation, x)
             return along(d)
 
         d = self._solved(x, _as_tensor(pushed), product, recording, transposed=False)
@@ -430,22 +408,23 @@ class _Solution:
             if self.batch is not None or _is_lifted(x) or _is_lifted(b):
                 # with ordinary ops the solution keeps the histories of vmaps around
                 return _solve_each(self._matrix(x, recording, transposed), -b)
-            with no_grad():
-                if x.size <= DENSE:
-                    v = solve(self._matrix(x.detach(), False, transposed), -b.detach())
-                else:
-                    v = wrap(gmres(lambda u: product(wrap(u)).numpy(), -b.numpy(), self.name))
+            v = within(grad_mode, False, self._solved_plainly, x.detach(), b.detach(), product, transposed)
         except np.linalg.LinAlgError as error:
             raise ConvergenceError(
                 f"{self.name}: the Jacobian at the solution is singular, so the solution has no derivative."
             ) from error
         return _joined(self.name, lambda v: product(v) + b, v) if recording else v
 
+    def _solved_plainly(self, x: Tensor, b: Tensor, product: Vector, transposed: bool) -> Tensor:
+        if x.size <= DENSE:
+            return solve(self._matrix(x, False, transposed), -b)
+        return wrap(gmres(lambda u: product(wrap(u)).numpy(), -b.numpy(), self.name))
+
     def _matrix(self, x: Tensor, recording: bool, transposed: bool) -> Tensor:
         """Return ∂F/∂x; with a history at this level where the derivative is recorded, and nowhere else."""
         keep = recording or _has_outer_history(x._data)
-        with nullcontext() if keep else no_grad(), self._where_it_was_solved():
-            found = jacrev(self.equation)(x) if self.batch is None else self.batch.jacobian(x)
+        jacobian = jacrev(self.equation) if self.batch is None else self.batch.jacobian
+        found = within(grad_mode, keep and grad_mode.get(), run_at, self.level, jacobian, x)
         if not recording:
             found = wrap(found._data)
         return rec.matrix_transpose(found) if transposed else found

@@ -241,8 +241,8 @@ def record_call(
         structures.append(structure)
     run.since = next_seq()
     run.inputs = []
-    token = grad_mode.set(True)
     try:
+        grad_mode.set(True)
         for i, tensors, structure in zip(positions, found, structures, strict=True):
             inputs = [stand_in(t if run.mode else t.detach()) for t in tensors]
             run.inputs.extend(inputs)
@@ -250,7 +250,7 @@ def record_call(
         run.foreign = {x: False for x in run.inputs if x._node is LEAF}
         result = f(*replaced, **kwargs)
     finally:
-        grad_mode.reset(token)
+        grad_mode.set(run.mode)
     run.aux = None
     if has_aux:
         if not isinstance(result, tuple) or len(result) != 2:

@@ -1,0 +1,194 @@
+"""Random programs of nested calls and transforms, for comparing a call with plain Python.
+
+A program is drawn as data and then run twice: once with every call made plainly, ``f(*args)``, and once
+with the calls that were drawn (checkpoints, custom rules).  Programs nest ``vmap``, ``grad`` and
+``jvp``; their functions capture values of every level around, and return arguments and captured
+values as well as results.  All values are numbers: tensors without axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import adjoint as ad
+
+Plan = list[tuple[Any, ...]]
+Values = list[Any]
+
+UNARY = {
+    "sin": ad.sin,
+    "tanh": ad.tanh,
+    "square": lambda x: x * x,
+    "half": lambda x: x / 2,
+    "exp": lambda x: ad.exp(-x * x),
+}
+BINARY = {"mul": lambda x, y: x * y, "add": lambda x, y: x + y, "atan": lambda x, y: ad.sin(x) * y}
+CALLS = ["checkpoint"] * 4 + ["nested", "custom_vjp", "custom_jvp", "plain"]
+
+
+def draw(rng: np.random.Generator, count: int, depth: int) -> Plan:
+    """Draw the steps of a function that begins with ``count`` values."""
+    plan: Plan = []
+    for _ in range(int(rng.integers(2, 5))):
+        kinds = ["unary", "binary", "binary"] + ["call", "call", "vmap", "grad", "jvp"] * (depth > 0)
+        kind = kinds[int(rng.integers(len(kinds)))]
+        if kind == "unary":
+            plan.append((kind, list(UNARY)[int(rng.integers(len(UNARY)))], _pick(rng, count)))
+        elif kind == "binary":
+            plan.append(
+                (kind, list(BINARY)[int(rng.integers(len(BINARY)))], _pick(rng, count), _pick(rng, count))
+            )
+        elif kind == "call":
+            args = [_pick(rng, count) for _ in range(int(rng.integers(1, 3)))]
+            body = draw(rng, count + len(args), depth - 1)
+            size = count + len(args) + made(body)
+            returned = [int(rng.integers(size)) for _ in range(int(rng.integers(1, 4)))]
+            plan.append((kind, CALLS[int(rng.integers(len(CALLS)))], args, body, returned))
+        else:
+            body = draw(rng, count + 1, depth - 1)
+            plan.append((kind, _pick(rng, count), body, int(rng.integers(count + 1, count + 1 + made(body)))))
+        count += made(plan[-1:])
+    return plan
+
+
+def _pick(rng: np.random.Generator, count: int) -> int:
+    return int(rng.integers(count))
+
+
+def made(plan: Plan) -> int:
+    """How many values the steps of a plan make."""
+    return sum(len(step[4]) if step[0] == "call" else 1 for step in plan)
+
+
+def run(plan: Plan, values: Values, called: bool) -> Values:
+    """Run the steps on values; with ``called`` the calls are those that were drawn, otherwise plain ones."""
+    values = list(values)
+    for step in plan:
+        values = [*values, *_STEPS[step[0]](step, values, called)]  # a new list: functions hold the old one
+    return values
+
+
+def _call(step: Any, values: Values, called: bool) -> Values:
+    _, how, args, body, returned = step
+    captures = how in ("checkpoint", "nested", "plain") or not called
+
+    def f(*given: Any) -> Any:
+        around = values if captures else list(given[: len(values)])
+        found = run(body, [*around, *given[-len(args) :]], called)
+        return tuple(found[i] for i in returned)
+
+    given = [values[i] for i in args]
+    if not called or how == "plain":
+        return list(f(*given))
+    if how == "checkpoint":
+        return list(ad.checkpoint(f, *given))
+    if how == "nested":
+        return list(ad.checkpoint(lambda *g: ad.checkpoint(f, *g), *given))
+    return list((_custom_vjp if how == "custom_vjp" else _custom_jvp)(f)(*values, *given))
+
+
+def _custom_vjp(f: Callable[..., Any]) -> Any:
+    custom = ad.custom_vjp(f)
+    custom.defvjp(lambda *a: (f(*a), a), lambda residuals, g: ad.vjp(f, *residuals)[1](g))
+    return custom
+
+
+def _custom_jvp(f: Callable[..., Any]) -> Any:
+    custom = ad.custom_jvp(f)
+    custom.defjvp(lambda primals, tangents: ad.jvp(f, primals, tangents))
+    return custom
+
+
+def _body(step: Any, values: Values, called: bool) -> tuple[Any, Callable[[Any], Any]]:
+    _, i, body, result = step
+    return values[i], lambda x: run(body, [*values, x], called)[result]
+
+
+def _vmap(step: Any, values: Values, called: bool) -> Values:
+    x, f = _body(step, values, called)
+    return [ad.vmap(f)(ad.stack([x, x * 0.5, ad.tensor(0.3)])).mean()]
+
+
+def _grad(step: Any, values: Values, called: bool) -> Values:
+    x, f = _body(step, values, called)
+    return [ad.grad(lambda x: f(x) + 0.0 * x)(x)]
+
+
+def _jvp(step: Any, values: Values, called: bool) -> Values:
+    x, f = _body(step, values, called)
+    return [ad.jvp(lambda x: f(x) + 0.0 * x, (x,), (ad.tensor(0.7),))[1]]
+
+
+_STEPS: dict[str, Any] = {
+    "unary": lambda step, values, _: [UNARY[step[1]](values[step[2]])],
+    "binary": lambda step, values, _: [BINARY[step[1]](values[step[2]], values[step[3]])],
+    "call": _call, "vmap": _vmap, "grad": _grad, "jvp": _jvp,
+}  # fmt: skip
+
+
+class Program:
+    """A random function of two numbers, which captures a parameter and a constant."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.plan = draw(rng, 4, 2)
+        self.w = ad.tensor(0.8, requires_grad=True)
+        self.c = ad.tensor(1.1)
+
+    def __call__(self, x: Any, y: Any, called: bool) -> Any:
+        values = run(self.plan, [x, y, self.w, self.c], called)
+        return sum(ad.sin(v) for v in values[4:])
+
+
+def first_order(program: Program, called: bool) -> list[Any]:
+    x, y = (ad.tensor(v, requires_grad=True) for v in (0.4, -0.6))
+    return list(ad.gradients(program(x, y, called) + 0.0 * (x + y + program.w), [x, y, program.w]))
+
+
+def second_order(program: Program, called: bool) -> list[Any]:
+    x, y = (ad.tensor(v, requires_grad=True) for v in (0.4, -0.6))
+    inputs = [x, y, program.w]
+    grads = ad.gradients(program(x, y, called) + (x * y * program.w) ** 2, inputs, create_graph=True)
+    return list(ad.gradients(sum(g * g for g in grads), inputs))
+
+
+def forward_mode(program: Program, called: bool) -> list[Any]:
+    f = lambda x, y: program(x, y, called)
+    return list(ad.jvp(f, (ad.tensor(0.4), ad.tensor(-0.6)), (ad.tensor(1.0), ad.tensor(0.5))))
+
+
+def batched(program: Program, called: bool) -> list[Any]:
+    f = lambda x, y: program(x, y, called) + 0.0 * (x + y)
+    return list(ad.vmap(ad.grad(f, (0, 1)), (0, None))(ad.tensor([0.4, 0.1]), ad.tensor(-0.6)))
+
+
+def hessian(program: Program, called: bool) -> list[Any]:
+    f = lambda z: program(z[0], z[1], called) + 0.0 * z.sum()
+    return [ad.hessian(f)(ad.tensor([0.4, -0.6]))]
+
+
+MODES = {f.__name__: f for f in (first_order, second_order, forward_mode, batched, hessian)}
+
+
+def compare(seed: int, mode: str) -> None:
+    """Raise unless a program gives the same with its calls as without."""
+    expected = [t.numpy() for t in MODES[mode](Program(seed), False)]
+    found = [t.numpy() for t in MODES[mode](Program(seed), True)]
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10, err_msg=f"seed {seed}, {mode}")
+
+
+def compare_written(seed: int) -> None:
+    """Raise unless a write to the constant between forward and backward is an error, or changes no gradient."""
+    expected = [t.numpy() for t in first_order(Program(seed), False)]
+    program = Program(seed)
+    x, y = (ad.tensor(v, requires_grad=True) for v in (0.4, -0.6))
+    result = program(x, y, True) + 0.0 * (x + y + program.w)
+    program.c.copy_(50.0)
+    try:
+        found = [t.numpy() for t in ad.gradients(result, [x, y, program.w])]
+    except ad.errors.ModifiedError:
+        return
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10, err_msg=f"seed {seed}")
