@@ -201,7 +201,17 @@ def _flatten(value: Any, into: list[Any]) -> Structure:
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
     """Return the leaves of a tree, in order, and its structure."""
     found: list[Any] = []
-    return found, _flatten(tree, found)
+    try:
+        return found, _flatten(tree, found)
+    except RecursionError:
+        raise _too_deep("tree.flatten") from None
+
+
+def _too_deep(name: str) -> InputError:
+    return InputError(
+        f"{name}: a container is nested deeper than Python's recursion limit allows, or contains itself.\n"
+        "  Use a flat list or a dictionary."
+    )
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
@@ -283,7 +293,10 @@ def flatten_like(structure: Structure, tree: Any, name: str, *, holes: bool = Fa
     place, and None is returned for each of them.
     """
     found: list[Any] = []
-    _match(structure, tree, name, found, holes)
+    try:
+        _match(structure, tree, name, found, holes)
+    except RecursionError:
+        raise _too_deep(name) from None
     return found
 
 

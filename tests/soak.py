@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import random_calls
 import random_graphs
 from random_graphs import Graph
 from test_faults import check_failure, check_interrupt, helpers
@@ -96,6 +97,15 @@ def shared_leaves(rounds: int) -> None:
     assert w.grad is not None and w.grad.tolist() == [36.0 * rounds] * 100
 
 
+def random_programs(count: int, first: int) -> None:
+    """Checkpoints and custom rules equal plain calls, in every nesting of transforms."""
+    for seed in range(first, first + count):
+        with watched(PART_SECONDS):
+            for mode in random_calls.MODES:
+                random_calls.compare(seed, mode)
+            random_calls.compare_written(seed)
+
+
 def part(name: str, work: Callable[..., Any], *args: Any) -> None:
     start = time.monotonic()
     work(*args)
@@ -107,6 +117,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--graphs", type=int, default=10_000)
+    parser.add_argument("--programs", type=int, default=8_400, help="of nested calls, in six ways each")
     parser.add_argument("--failures", type=int, default=2_000)
     parser.add_argument("--seconds", type=float, default=120.0, help="of graphs whose hooks sleep")
     parser.add_argument("--steps", type=int, default=1_000, help="of training in each of eight threads")
@@ -114,6 +125,7 @@ def main() -> int:
     options = parser.parse_args()
     sys.setswitchinterval(1e-5)  # threads take turns 500 times as often as by default
     part(f"{options.graphs} graphs, 2 and 4 workers", equal_graphs, options.graphs, options.seed)
+    part(f"{options.programs} programs of nested calls", random_programs, options.programs, options.seed)
     part(f"{options.failures} failures", failing_graphs, options.failures, options.seed)
     part(f"{options.failures} interrupts", interrupted_graphs, options.failures, options.seed)
     part("graphs with sleeping hooks", sleepy_graphs, options.seconds, options.seed)

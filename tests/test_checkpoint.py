@@ -192,6 +192,162 @@ def test_threads(workers: int) -> None:
     np.testing.assert_allclose(x.grad.numpy(), sum(values))
 
 
+# What is returned, captured and written ------------------------------------------------------------
+
+
+def test_a_returned_argument_is_the_argument() -> None:
+    x, v = ad.tensor(2.0, requires_grad=True), ad.tensor(3.0, requires_grad=True)
+    assert ad.checkpoint(lambda a, b: b, x, v) is v
+    (g,) = ad.gradients((ad.checkpoint(lambda a, b: b, x, v) * v).sum(), [v], create_graph=True)
+    assert g.item() == 6.0
+    a, b, c = ad.checkpoint(lambda a, b: (a, a * b, b), x, v)
+    grads = ad.gradients(a * b * c, [x, v], create_graph=True)  # x² v²
+    assert [g.item() for g in grads] == [36.0, 24.0]
+    assert [g.item() for g in ad.gradients(grads[0], [x, v])] == [18.0, 24.0]
+
+
+def test_a_returned_captured_result_keeps_its_gradient() -> None:
+    w, x = ad.tensor(2.0, requires_grad=True), ad.tensor(3.0, requires_grad=True)
+    h = w * x
+    y, z = ad.checkpoint(lambda a: (h, a * h), x)
+    assert y is h
+    assert [g.item() for g in ad.gradients(y * z, [w, x])] == [108.0, 108.0]
+
+
+def test_an_argument_given_twice_gets_its_gradient_once() -> None:
+    x = ad.tensor(3.0, requires_grad=True)
+    assert ad.gradients(ad.checkpoint(lambda a, b: a * b, x, x), [x])[0].item() == 6.0
+    assert ad.jvp(lambda x: ad.checkpoint(lambda a, b: a * b, x, x), (3.0,), (1.0,))[1].item() == 6.0
+
+
+K = np.array([1.0, 2.0])
+INSIDE_VMAP: dict[str, Callable[[Any], Any]] = {
+    "captured": lambda call: ad.grad(
+        lambda x: ad.vmap(lambda k: ad.vmap(lambda t: call(lambda t: ad.sin(t) * k, t))(x))(K).sum()
+    )(np.array([0.3])),
+    "captured by an inner grad": lambda call: ad.vmap(
+        lambda k: ad.vmap(lambda t: call(lambda t: ad.grad(lambda u: ad.sin(u) * k)(t), t))(X)
+    )(K),
+    "captured by a root": lambda call: ad.grad(
+        lambda x: ad.vmap(
+            lambda k: ad.vmap(lambda t: call(lambda t: ad.root(lambda u: u**3 - t * k, 1.0), t))(x)
+        )(K).sum()
+    )(np.array([0.3, 0.7])),
+    "an argument from outside": lambda call: ad.hessian(
+        lambda x: ad.vmap(lambda k: call(lambda t: ad.sin(t * k).sum() * k, x))(K).sum()
+    )(X),
+    "histories at two levels": lambda call: ad.grad(
+        lambda x: ad.vmap(lambda k: ad.grad(lambda t: call(lambda t: ad.sin(t * x) * k, t))(k * x))(K).sum()
+    )(0.3),
+    "a returned argument": lambda call: ad.grad(
+        lambda x: ad.vmap(lambda k: sum(call(lambda t, u: (u, t * k, k), x, x * k)))(K).sum()
+    )(0.3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INSIDE_VMAP)
+def test_inside_vmap_it_runs_where_it_was_called(name: str) -> None:
+    run = INSIDE_VMAP[name]
+    np.testing.assert_allclose(run(ad.checkpoint).numpy(), run(lambda f, *args: f(*args)).numpy(), rtol=1e-12)
+
+
+def test_inside_vmap_memory_is_saved() -> None:
+    """The record of the function is dropped, also where its history is outside of a vmap."""
+    seen: list[Any] = []
+    x = ad.tensor(X, requires_grad=True)
+    with ad.saved_tensors_hooks(lambda t: seen.append(t.shape) or t, lambda t: t):  # type: ignore[func-returns-value]
+        y = ad.vmap(lambda t: ad.checkpoint(lambda t: ad.sin(ad.exp(ad.tanh(t))), t))(x * 2)
+    assert seen == [X.shape]
+    y.sum().backward()
+
+
+READS: dict[str, Callable[[Any, Any], Any]] = {
+    "a saved constant": lambda a, c: a * c[0],
+    "one that is not saved": lambda a, c: ad.exp(a + c[0]),
+    "a result of constants": lambda a, c: a * (c * 2 + 1).sum(),
+    "item": lambda a, c: a * c[0].item(),
+    "numpy": lambda a, c: a * c.numpy()[0],
+    "an array of it": lambda a, c: a * np.asarray(c)[0],
+    "a condition": lambda a, c: a * 2 if c[0] > 1 else a * 3,
+    "an index": lambda a, c: a[c.astype(np.int64)],
+    "where": lambda a, c: ad.where(c[0] > 1, a, 2 * a),
+    "iteration": lambda a, c: sum(a * q for q in c),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_captured_constant_that_was_written_to_is_an_error(name: str) -> None:
+    f = READS[name]
+    x, c = ad.tensor(X, requires_grad=True), ad.tensor([0.0, 1.0])
+    y = ad.checkpoint(lambda a: f(a, c), x).sum()
+    unread = ad.tensor(1.0)
+    unread.copy_(2.0)  # another tensor is no matter
+    expected = ad.gradients(f(x, c).sum(), [x])[0].tolist()
+    assert ad.gradients(y, [x], retain_graph=True)[0].tolist() == expected
+    c.copy_(1.0)
+    with pytest.raises(ModifiedError, match=r"'checkpoint\(<lambda>\)' needs a tensor of shape"):
+        y.backward()
+
+
+def test_arguments_keep_the_values_of_the_call() -> None:
+    x, c, array = ad.tensor(3.0, requires_grad=True), ad.tensor(2.0), np.array(5.0)
+    y = ad.checkpoint(lambda a, c, array: a * c * array, x, c, array)
+    c.copy_(100.0)
+    array[...] = 100.0
+    y.backward()
+    assert x.grad is not None and x.grad.item() == 10.0
+
+
+def test_temporaries_may_be_written_to() -> None:
+    def f(a: Any) -> Any:
+        mask = ad.zeros(2)
+        mask[0] = 3.0
+        return a * mask
+
+    x = ad.tensor(X, requires_grad=True)
+    ad.checkpoint(f, x).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [3.0, 0.0]
+
+
+def test_running_statistics_move_once() -> None:
+    found = []
+    for call in (
+        lambda f, x: f(x),
+        ad.checkpoint,
+        lambda f, x: ad.checkpoint(lambda x: ad.checkpoint(f, x), x),
+    ):
+        norm = ad.nn.BatchNorm1d(3, dtype=np.float64)
+        x = ad.tensor(np.random.default_rng(0).normal(size=(5, 3)), requires_grad=True)
+        for scale in (1.0, 2.0):
+            (call(norm, x * scale) ** 3).sum().backward()
+        assert x.grad is not None
+        buffers = norm.running_mean, norm.running_var, norm.num_batches_tracked
+        found.append([*(b.tolist() for b in buffers), x.grad.tolist()])
+    assert found[1] == found[0] and found[2] == found[0]
+
+
+def test_state_is_set_back_for_the_second_run() -> None:
+    x, state = ad.tensor(X, requires_grad=True), ad.tensor(1.0)
+
+    def f(a: Any) -> Any:
+        y = a * state
+        state.copy_(state * 2)
+        return y
+
+    (ad.checkpoint(f, x) + 10 * ad.checkpoint(f, x)).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [21.0, 21.0]
+    assert state.item() == 4.0
+
+
+def test_a_tape_that_has_ended_still_sees_what_it_watched() -> None:
+    x, w = ad.tensor(2.0), ad.tensor(3.0)
+    with ad.Tape() as tape:
+        tape.watch(x, w)
+        y = ad.checkpoint(lambda x: x * w * w, x)
+    grads = tape.gradients(y)
+    assert grads[x].item() == 9.0 and grads[w].item() == 12.0
+
+
 # Random numbers --------------------------------------------------------------------------------------
 
 GLOBAL = ad.random.default_rng(5)

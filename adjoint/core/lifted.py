@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from adjoint.config import within
 from adjoint.core.shapes import Shaped
 from adjoint.errors import InputError
 
@@ -22,13 +23,26 @@ if TYPE_CHECKING:
 
     from adjoint.core.op import Op
 
-__all__ = ["Lifted", "enclosing", "next_level", "running"]
+__all__ = ["Lifted", "enclosing", "next_level", "run_at", "running"]
+
+T = TypeVar("T")
 
 next_level: Callable[[], int] = count(1).__next__
 
 # A value of the innermost transform that runs here, or None.  A leaf made inside a transform is
 # lifted to its level, so that a tensor of a lower level is always one from outside.
 enclosing: ContextVar[Lifted | None] = ContextVar("adjoint_enclosing", default=None)
+
+
+def run_at(value: Any, function: Callable[..., T], *args: Any) -> T:
+    """Call a function at the level of a value, also inside another transform and after its own has ended."""
+    if not isinstance(value, Lifted):
+        return within(enclosing, None, function, *args)
+    top = value.marker()
+    try:
+        return within(enclosing, top, function, *args)
+    finally:
+        top.release()
 
 
 class Lifted(Shaped):
@@ -59,6 +73,14 @@ class Lifted(Shaped):
 
             So it is not taken for a tensor from outside; at the end the transform lets it go.
             """
+
+        @abstractmethod
+        def marker(self) -> Lifted:
+            """Return a value that stands in ``enclosing`` for a running transform of this level."""
+
+        @abstractmethod
+        def release(self) -> None:
+            """Give the tensors that were adopted their own values back."""
 
         @abstractmethod
         def lift(self, value: Any) -> Lifted:

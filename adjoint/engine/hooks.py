@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from adjoint.core.lifted import Lifted, enclosing, run_at
 from adjoint.core.namespace import Namespace, rec
 from adjoint.core.node import HookList, Node
 from adjoint.core.sparse import SparseGradient, as_gradient_tensor
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, Traced
 from adjoint.errors import HookError
 
 __all__ = ["run_hooks", "run_node_extra"]
@@ -17,7 +18,9 @@ __all__ = ["run_hooks", "run_node_extra"]
 def run_hooks(hooks: HookList, g: Any, xp: Namespace, what: str) -> Any:
     """Give a gradient to each hook in turn; return what remains of it."""
     for hook in hooks.snapshot():
-        g = _checked(hook, hook(as_gradient_tensor(g)), g, xp, what)
+        t = as_gradient_tensor(g)
+        result = hook(t) if enclosing.get() is None else run_at(t._data, hook, t)
+        g = _checked(hook, result, g, xp, what)
     return g
 
 
@@ -35,9 +38,18 @@ def _checked(hook: Callable[..., Any], result: Any, g: Any, xp: Namespace, what:
             f"the hook {name} on {what} returned a gradient of shape {result.shape} and {result.dtype}, "
             f"but it replaces one of shape {g.shape} and {g.dtype}."
         )
+    if type(result) is Traced and _level(result) > _level(as_gradient_tensor(g)):
+        raise HookError(
+            f"the hook {name} on {what} returned a value of {result._data.transform}, but it replaces a "
+            "gradient from outside.\n  Compute the tensor and its gradient both inside, or both outside."
+        )
     if type(result) is SparseGradient and xp is not rec:
         return result._rows
     return result if xp is rec else result._data
+
+
+def _level(t: Tensor) -> int:
+    return t._data.level if isinstance(t._data, Lifted) else 0
 
 
 def run_node_extra(node: Node, g: Any, xp: Namespace, retained: list[tuple[Tensor, Any]]) -> Any:

@@ -294,14 +294,13 @@ def _slope(f: Tensor, h: Any, axis: int, edge_order: int) -> Tensor:
 
 def _interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None) -> Tensor:
     x, xp, fp = asarray(x), asarray(xp), asarray(fp)
-    points, nodes = x.numpy(), xp.numpy()
-    i = np.clip(np.searchsorted(nodes, points, side="right") - 1, 0, max(nodes.size - 2, 0))
-    j = np.minimum(i + 1, nodes.size - 1)
-    width = xp[j] - xp[i] if nodes.size > 1 else np.ones(points.shape)
+    i = our("clip")(our("searchsorted")(xp, x, side="right") - 1, 0, max(xp.size - 2, 0))
+    j = our("minimum")(i + 1, xp.size - 1)
+    width = xp[j] - xp[i] if xp.size > 1 else np.ones(x.shape)
     inside = fp[i] + (fp[j] - fp[i]) * ((x - xp[i]) / width)
     below = fp[0] if left is None else left
     above = fp[-1] if right is None else right
-    return rec.where(points < nodes[0], below, rec.where(points > nodes[-1], above, inside))
+    return rec.where(x < xp[0], below, rec.where(x > xp[-1], above, inside))
 
 
 def _convolve(a: Any, v: Any, mode: str = "full") -> Tensor:

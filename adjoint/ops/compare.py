@@ -93,12 +93,13 @@ _steps("isclose", lambda x, y, rtol, atol, equal_nan: np.isclose(x, y, rtol, ato
 # Functions that sort their arguments first, and NumPy's names ----------------------------------
 
 
-def isclose(x: Any, y: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
+def isclose(x: Any, y: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Tensor:
     """Tell, per element, whether |x - y| ≤ atol + rtol · |y|."""
+    rtol, atol = (t.numpy() if isinstance(t, Tensor) else t for t in (rtol, atol))
     return rec.isclose(x, y, rtol=rtol, atol=atol, equal_nan=bool(equal_nan))
 
 
-def allclose(x: Any, y: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
+def allclose(x: Any, y: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> bool:
     """Tell whether all elements are equal within a tolerance.
 
     >>> import adjoint as ad

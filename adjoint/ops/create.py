@@ -10,7 +10,7 @@ from adjoint.config import get_default_dtype
 from adjoint.core.convert import array_of, asarray, check_device, checked_dtype
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_shape, whole_number
-from adjoint.core.tensor import Tensor, differentiable, wrap
+from adjoint.core.tensor import Tensor, Traced, differentiable, wrap
 from adjoint.errors import ArgumentError, InputError, NoGradientError
 from adjoint.ops.half import wide
 
@@ -156,7 +156,7 @@ def linspace(
     """
     if whole_number("linspace", "num", num) < 0:
         raise ArgumentError(f"linspace: num must not be negative, but is {num}.")
-    if any(isinstance(v, Tensor) and v.requires_grad for v in (start, stop)):
+    if any(isinstance(v, Tensor) and (v.requires_grad or type(v) is Traced) for v in (start, stop)):
         check_device("linspace", device)
         return _between(start, stop, num, endpoint, _ends_dtype(start, stop, dtype))
     target = _ends_dtype(start, stop, dtype)

@@ -17,14 +17,12 @@ from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, InPlaceError, ShapeError, TransformError
 from adjoint.transforms import batch_rules
-from adjoint.transforms.batched import Batched
+from adjoint.transforms.batched import _NOTHING, Batched
 from adjoint.transforms.inputs import Place, as_function, name_of
 
 __all__ = ["over_units", "vmap"]
 
 assert batch_rules.rules  # importing it fills the table
-
-_NOTHING = np.zeros(0)
 
 
 def vmap(
@@ -144,9 +142,7 @@ def _call(batch: _Batch, unit: bool) -> tuple[list[tuple[Any, bool]], tree.Struc
     ]  # fmt: skip
     if unit:
         inputs[0]._data.unit = True
-    top = Batched(level, size, _NOTHING, False)
-    top.adopted = []
-    top.outer = enclosing.get()
+    top = Batched(level, size, _NOTHING, False).marker()
     try:
         result = within(enclosing, top, functools.partial(f, **kwargs), *tree.unflatten(structure, inputs))
         outputs, shape = tree.flatten(result)

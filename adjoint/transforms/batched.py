@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from adjoint.config import within
 from adjoint.core.lifted import Lifted, enclosing
 from adjoint.core.op import OPS, Op
 from adjoint.core.record import compute
 from adjoint.core.tensor import Tensor, Traced, wrap
 from adjoint.errors import TransformError
 
-__all__ = ["Batched", "Held", "held", "rules", "run_at", "settled"]
-
-T = TypeVar("T")
+__all__ = ["Batched", "Held", "held", "rules", "settled"]
 
 # How to evaluate an op on batched arguments, by its name: ``rule(op, size, *args, **params)``, where
 # the arguments are Batched or Python numbers, returns the output with the batch axis in front.
 rules: dict[str, Any] = {}
 
+_NOTHING = np.zeros(0)
 _NONE: list[Any] = []  # never added to: only the value that stands for a running vmap adopts
 
 
@@ -52,6 +49,13 @@ class Batched(Lifted):
     def lift(self, value: Any) -> Batched:
         """Return a constant of this level: the same for every element of the batch."""
         return Batched(self.level, self.size_, value, False)
+
+    def marker(self) -> Batched:
+        """Return what stands for a running ``vmap`` of this level: it can adopt tensors."""
+        found = self.lift(_NOTHING)
+        found.adopted = []
+        found.outer = enclosing.get()
+        return found
 
     def detached(self) -> Batched:
         """Return the same values without the histories of outer tensors."""
@@ -143,18 +147,6 @@ class Batched(Lifted):
     def __repr__(self) -> str:
         what = f"a batch of {self.size_}" if self.batched else "the same for all"
         return f"<{what}, shape {self.shape}, {self.dtype}>"
-
-
-def run_at(value: Any, function: Callable[..., T], *args: Any) -> T:
-    """Call a function at the level of a value, also inside another ``vmap`` and after its own has ended."""
-    top = value.lift(np.zeros(())) if isinstance(value, Batched) else None
-    if top is None:
-        return within(enclosing, None, function, *args)
-    top.adopted = []
-    try:
-        return within(enclosing, top, function, *args)
-    finally:
-        top.release()
 
 
 def settled(value: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.config import grad_mode, special
-from adjoint.core.lifted import Lifted
+from adjoint.core.lifted import Lifted, run_at
 from adjoint.core.namespace import Namespace, rec
 from adjoint.core.op import OPS, Op
 from adjoint.core.record import at_level, innermost, node_of, record_results, tapes
@@ -25,7 +25,7 @@ from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, differentiable, wrap
 from adjoint.errors import RuleError, TransformError
 from adjoint.transforms.batch import vmap
-from adjoint.transforms.batched import Batched, run_at
+from adjoint.transforms.batched import Batched
 
 __all__ = [
     "VALUES",
