@@ -204,14 +204,10 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
     try:
         return found, _flatten(tree, found)
     except RecursionError:
-        raise _too_deep("tree.flatten") from None
-
-
-def _too_deep(name: str) -> InputError:
-    return InputError(
-        f"{name}: a container is nested deeper than Python's recursion limit allows, or contains itself.\n"
-        "  Use a flat list or a dictionary."
-    )
+        raise InputError(
+            "a container is nested deeper than Python's recursion limit allows, or contains itself.\n"
+            "  Use a flat list or a dictionary."
+        ) from None
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
@@ -293,10 +289,7 @@ def flatten_like(structure: Structure, tree: Any, name: str, *, holes: bool = Fa
     place, and None is returned for each of them.
     """
     found: list[Any] = []
-    try:
-        _match(structure, tree, name, found, holes)
-    except RecursionError:
-        raise _too_deep(name) from None
+    _match(structure, tree, name, found, holes)
     return found
 
 

@@ -106,6 +106,51 @@ def test_the_given_derivative_is_used_at_every_level(f: Any, slope: float) -> No
     assert x.grad is not None and x.grad.tolist() == [slope] * 2
 
 
+def slope(x: Any) -> Any:
+    return ad.jacfwd(lambda u: ad.sin(u) * u)(x)
+
+
+class Slope(ad.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return slope(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return g * ad.jacfwd(slope)(ctx.saved_tensors[0])
+
+
+slope_vjp = ad.custom_vjp(slope)
+slope_vjp.defvjp(lambda x: (slope(x), x), lambda x, g: (g * ad.jacfwd(slope)(x),))
+slope_jvp = ad.custom_jvp(slope)
+slope_jvp.defjvp(lambda p, t: (slope(p[0]), t[0] * ad.jacfwd(slope)(p[0])))
+
+
+@pytest.mark.parametrize("f", [slope_vjp, slope_jvp, Slope.apply])
+def test_rules_that_use_transforms_run_at_the_level_of_their_arguments(f: Any) -> None:
+    """Called inside vmap with a tensor from outside, and pulled inside one."""
+    k, x = np.array([1.0, 2.0]), ad.tensor(0.3, requires_grad=True)
+    expected = ad.grad(slope)(0.3).item()
+    np.testing.assert_allclose(ad.vmap(lambda k: f(x.detach()) * k)(k).numpy(), slope(0.3).numpy() * k)
+    (g,) = ad.gradients(ad.vmap(lambda k: f(x) * k)(k).sum(), [x])
+    np.testing.assert_allclose(g.numpy(), 3 * expected)
+    y = f(x) + 2 * f(x)
+    for create_graph in (False, True):
+        times = lambda k: k * ad.gradients(y, [x], retain_graph=True, create_graph=create_graph)[0]  # noqa: B023
+        np.testing.assert_allclose(ad.vmap(times)(k).numpy(), 3 * expected * k)
+    _, along = ad.linearize(lambda x: f(x) + 2 * f(x), ad.tensor(0.3))
+    np.testing.assert_allclose(ad.vmap(lambda k: k * along(ad.tensor(1.0)))(k).numpy(), 3 * expected * k)
+
+
+def test_an_output_that_ignores_the_argument_has_no_gradient_inside_vmap() -> None:
+    second = ad.custom_jvp(lambda x, y: 2.0 * y)
+    second.defjvp(lambda p, t: (2.0 * p[1], 2.0 * t[1]))
+    x = ad.tensor(0.3, requires_grad=True)
+    y = ad.vmap(lambda k: second(x, k))(np.array([1.0, 2.0])).sum()
+    assert ad.gradients(y + x, [x])[0].item() == 1.0
+
+
 def test_values_without_gradients_come_from_the_function_itself() -> None:
     calls: list[str] = []
 

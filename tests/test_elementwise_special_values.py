@@ -324,6 +324,7 @@ def test_closeness():
     x = ad.tensor([1.0, INF, NAN])
     assert ad.isclose(x, [1 + 1e-9, INF, NAN]).tolist() == [True, True, False]
     assert ad.isclose(x, x, equal_nan=True).all()
+    assert ad.isclose(x, 1.1, rtol=ad.tensor(0.2), atol=ad.tensor(0.0)).tolist() == [True, False, False]
     assert ad.allclose(x[:2], [1, INF]) is True
     assert ad.array_equal(x, x) is False and ad.array_equal(x, x, equal_nan=True) is True
     assert ad.array_equal([1.0], [1.0, 1.0]) is False

@@ -123,6 +123,25 @@ def test_hooks_under_create_graph_see_differentiable_gradients() -> None:
     assert gg is not None and gg.tolist() == [16 * 3.0**3]
 
 
+def test_hooks_run_at_the_level_of_their_gradient() -> None:
+    x = leaf(3.0)
+    y = x * 2.0
+    handle = y.register_hook(lambda g: g * ad.grad(lambda u: u * u)(ad.tensor(1.0)))
+    z = (y * y + x * y).sum()
+    times = lambda k: k * ad.gradients(z, [x], retain_graph=True)[0]
+    assert ad.vmap(times)(np.array([1.0, 2.0])).tolist() == [[66.0], [132.0]]  # 2 · (2y + x) · 2 + y
+    handle.remove()
+
+    def captures(k: Any) -> Any:
+        with y.register_hook(lambda g: g * k):
+            return times(k)
+
+    with pytest.raises(
+        errors.HookError, match=r"returned a value of ad\.vmap, but it replaces a gradient from"
+    ):
+        ad.vmap(captures)(np.array([1.0, 2.0]))
+
+
 def test_retain_grad_keeps_the_gradient_of_an_intermediate() -> None:
     x = leaf(1.0, 2.0)
     y = (x * 2.0).retain_grad()

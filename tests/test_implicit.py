@@ -15,6 +15,7 @@ from adjoint.errors import (
     ConvergenceError,
     DTypeError,
     InputError,
+    ModifiedError,
     ShapeError,
     TransformError,
 )
@@ -274,6 +275,25 @@ def test_the_start_has_no_gradient_and_dtypes_stay() -> None:
     assert not ad.root(lambda x: x - 1, 0.0).requires_grad
     with ad.no_grad():
         assert not newton(a).requires_grad
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_captured_constant_that_was_written_to_is_an_error(solver: str) -> None:
+    a, c = ad.tensor(2.0, requires_grad=True), ad.tensor(1.0)
+    x = SOLVERS[solver](lambda x: (x + c * a / x) / 2, 1.0)
+    assert abs(ad.gradients(x, [a], retain_graph=True)[0].item() - 0.5 / np.sqrt(2)) < 1e-12
+    c.copy_(5.0)
+    with pytest.raises(ModifiedError, match=f"'{solver}' needs a tensor of shape"):
+        x.backward()
+
+
+def test_what_a_tape_watched_is_seen_after_its_block() -> None:
+    x, w = ad.tensor(2.0), ad.tensor(4.0)
+    with ad.Tape() as tape:
+        tape.watch(x, w)
+        y = ad.root(lambda u: u**3 - x * w, 1.0)
+    grads = tape.gradients(y)  # the cube root of 8
+    np.testing.assert_allclose([grads[x].item(), grads[w].item()], [4 / 12, 2 / 12])
 
 
 def test_newton_shortens_steps_and_starts_at_the_solution() -> None:

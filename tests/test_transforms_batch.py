@@ -350,6 +350,10 @@ USER_LEVEL: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "clip and cast": (lambda x: ad.clip(x, -1, 1).astype(np.float32), (ROWS,)),
     "at": (lambda x, i: x.at[1].add(x[i]), (ROWS, LABELS)),
     "einsum": (lambda x: ad.einsum("i,ij,j->", x, ad.tensor(TABLE), ad.tensor(TABLE[0])), (ROWS,)),
+    "linspace": (lambda x: ad.linspace(x[0], 2.0, 5) * ad.linspace(0.0, x[1], 5, endpoint=False), (ROWS,)),
+    "linspace of vectors": (lambda x: np.linspace(x, 2 * x, 3), (ROWS,)),
+    "interp": (lambda x: np.interp(x, np.array([-1.0, 0.0, 0.5]), ad.sin(x[:3])), (ROWS,)),
+    "interp at batched places": (lambda x: np.interp(np.array([-9.0, 0.1, 9.0]), ad.sort(x), x), (ROWS,)),
     "cross entropy": (lambda x, i: -ad.log_softmax(x)[i], (ROWS, LABELS)),
 }
 

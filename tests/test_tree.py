@@ -120,3 +120,16 @@ def test_register_holds_for_types_that_were_leaves() -> None:
     assert tree.flatten([value])[0] == [value]
     tree.register(cls, lambda _: ([("a", 1.0)], None), lambda _, __: value)
     assert tree.flatten([value])[0] == [1.0]
+
+
+def test_too_deep_is_an_error_that_says_so() -> None:
+    deep: Any = 1.0
+    for _ in range(5_000):
+        deep = [deep]
+    circle: list[Any] = []
+    circle.append(circle)
+    for value in (deep, circle):
+        with pytest.raises(
+            InputError, match="deeper than Python's recursion limit allows, or contains itself"
+        ):
+            tree.leaves(value)
