@@ -278,6 +278,7 @@ def _wrap_async_generator(function: Callable[..., Any], mode: ContextMode[Any]) 
 
 class _GradMode(ContextMode[bool]):
     _variable = grad_mode
+    _present = staticmethod(grad_mode.get)  # the C function itself: entered in every step of training
 
     def _apply(self) -> None:
         grad_mode.set(self._value and not _inference.get())

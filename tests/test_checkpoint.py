@@ -272,6 +272,10 @@ READS: dict[str, Callable[[Any, Any], Any]] = {
     "an index": lambda a, c: a[c.astype(np.int64)],
     "where": lambda a, c: ad.where(c[0] > 1, a, 2 * a),
     "iteration": lambda a, c: sum(a * q for q in c),
+    "detach": lambda a, c: a * c.detach()[0],
+    "an argument of grad": lambda a, c: a * ad.grad(lambda u: (u * u).sum())(c)[0],
+    "an argument of vmap": lambda a, c: a * ad.vmap(lambda u: u * u)(c).sum(),
+    "an argument of a custom rule": lambda a, c: a * ad.straight_through(lambda u: u * u, c)[0],
 }
 
 

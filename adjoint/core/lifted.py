@@ -79,7 +79,7 @@ class Lifted(Shaped):
             """Return a value that stands in ``enclosing`` for a running transform of this level."""
 
         @abstractmethod
-        def release(self) -> None:
+        def release(self) -> list[Any]:
             """Give the tensors that were adopted their own values back."""
 
         @abstractmethod

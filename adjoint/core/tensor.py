@@ -237,6 +237,8 @@ class Tensor(Methods):
 
         It is a view: writing into it is an error while the original exists.  ``x.detach().copy()`` is free.
         """
+        if special.count:
+            note_reading(self)
         if type(self) is Traced:
             return wrap(self._data.detached())
         view = wrap(self._data)
@@ -395,6 +397,8 @@ class Tensor(Methods):
         return self
 
     def __copy__(self) -> Tensor:
+        if special.count:
+            note_reading(self)
         known = self._data if type(self) is Tensor else self._data.numbers()
         fresh = self.detach() if known is None else wrap(np.array(known, order="C"))
         return fresh.requires_grad_(self.requires_grad)

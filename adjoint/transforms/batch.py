@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adjoint import tree
-from adjoint.config import grad_mode, within
+from adjoint.config import grad_mode, special, within
 from adjoint.core.convert import tensor
 from adjoint.core.lifted import enclosing, next_level
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis
-from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.tensor import Tensor, note_reading, wrap
 from adjoint.errors import ArgumentError, InPlaceError, ShapeError, TransformError
 from adjoint.transforms import batch_rules
 from adjoint.transforms.batched import _NOTHING, Batched
@@ -75,6 +75,8 @@ def _fronted(where: list[Place], leaves: list[Any], axes: list[Any]) -> tuple[li
                 f"vmap: {place} is a {type(leaf).__name__}, which has no axes.  Give it None in in_axes."
             )
         t = leaf if isinstance(leaf, Tensor) else tensor(leaf)
+        if special.count:
+            note_reading(t)
         if not t.ndim:
             raise ShapeError(
                 f"vmap: {place} is 0-d and has no axis {axis} to run over.\n"

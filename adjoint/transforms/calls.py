@@ -22,7 +22,7 @@ from adjoint.core.namespace import Namespace, rec
 from adjoint.core.op import OPS, Op
 from adjoint.core.record import at_level, innermost, node_of, record_results, tapes
 from adjoint.core.sparse import as_gradient_tensor
-from adjoint.core.tensor import Tensor, differentiable, wrap
+from adjoint.core.tensor import Tensor, differentiable, note_reading, wrap
 from adjoint.errors import RuleError, TransformError
 from adjoint.transforms.batch import vmap
 from adjoint.transforms.batched import Batched
@@ -104,6 +104,8 @@ def wants_gradient(t: Tensor) -> bool:
 
 def _cut(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the same values without history at this level; histories further out stay."""
+    if special.count:
+        note_reading(*tensors)
     return [wrap(t._data) for t in tensors]  # all of them: a tape watches tensors, not values
 
 

@@ -1,8 +1,8 @@
 """Less memory for more time: compute again in the backward what the forward did not keep.
 
-``checkpoint`` records a call as one node.  The forward runs recorded, which shows which
-tensors from outside the function uses besides its arguments; they become parents of the node,
-and the record is dropped.  The backward runs the function again and differentiates that.
+``checkpoint`` records a call as one node.  The forward runs recorded, which shows on which
+tensors from outside its results depend; they become parents of the node, and the record is
+dropped.  The backward runs the function again (``transforms/rerun.py``) and differentiates that.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ def checkpoint(
 
     The backward runs ``f`` a second time.  Gradients go to the arguments, which may be trees,
     and to the tensors that ``f`` uses besides them, such as the parameters of a module.
+    Tensors that ``f`` writes to are set back for the second run, and move once.  The backward raises
+    ModifiedError if ``f`` reads a tensor that is no argument and was written to in between.
     ``preserve_rng_state`` sets back the random generators that are found among the arguments, in
     what ``f`` closes over and in the attributes of modules, and NumPy's global one, so that the
     second run draws the same numbers.  With ``debug`` the results of both runs are compared.

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from adjoint import tree
-from adjoint.config import grad_mode
+from adjoint.config import grad_mode, special
 from adjoint.core.convert import tensor
 from adjoint.core.lifted import Lifted, enclosing
 from adjoint.core.node import LEAF, Node, next_seq
 from adjoint.core.op import OPS
 from adjoint.core.record import node_of
-from adjoint.core.tensor import Tensor, differentiable, wrap
+from adjoint.core.tensor import Tensor, differentiable, note_reading, wrap
 from adjoint.engine.run import key_of
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError, TransformError
 
@@ -144,6 +144,8 @@ def stand_in(x: Tensor) -> Tensor:
     Inside a transform it has the level of that transform, so that it is not taken for a
     tensor from outside.  What has a history stays joined to it.
     """
+    if special.count:
+        note_reading(x)
     top = enclosing.get()
     data = x._data
     if top is not None and not (isinstance(data, Lifted) and data.level >= top.level):
