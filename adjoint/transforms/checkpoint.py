@@ -188,10 +188,11 @@ def _part(t: Tensor, level: int) -> tuple[Tensor, list[tuple[int, int, bool]]]:
     return value if isinstance(value, Tensor) else wrap(value), batches
 
 
-def _inside(part: Tensor, batches: list[tuple[int, int, bool]]) -> Tensor:
-    """Return a tensor that holds ``part`` inside these batches."""
+def _inside(part: Tensor, batches: list[tuple[int, int, bool]], history: bool) -> Tensor:
+    """Return a tensor that holds ``part``, with its history, inside these batches."""
     for level, size, batched in reversed(batches):
-        part = wrap(Batched(level, size, settled(part), batched))
+        part = wrap(Batched(level, size, part if history else part._data, batched))
+        history = False
     return part
 
 
@@ -398,7 +399,7 @@ class _Checkpointed:
         if lifted:
             held = t._data.value
             t = held if isinstance(held, Tensor) else wrap(held)
-        return _inside(t, batches)
+        return _inside(t, batches, parent is not None or t._node is not None)
 
     def _compare(self, i: int, t: Tensor) -> None:
         before, now = self.values[i], t._data
