@@ -609,3 +609,17 @@ def test_a_generator_that_an_earlier_segment_makes_is_found_by_later_ones() -> N
     y.backward()
     a, b = np.random.default_rng(0).random(2)
     assert x.grad is not None and x.grad.item() == pytest.approx(2.0 * a * b, rel=1e-12)
+
+
+def test_a_tape_inside_sees_the_tape_around_in_the_second_run_too() -> None:
+    """With a tape around, the gradients of the inner one are recorded."""
+
+    def slope(v: Any) -> Any:
+        with ad.Tape() as inner:
+            y = v * v * v
+        return inner.gradients(y, [v])[v]
+
+    x = ad.tensor(2.0, requires_grad=True)
+    with ad.Tape() as tape:
+        y = ad.checkpoint(slope, x)
+    assert tape.gradients(y)[x].item() == 12.0

@@ -263,7 +263,7 @@ def _joined(name: str, equation: Vector, x: Tensor) -> Tensor:
     residual = rerun.first(equation, (x,), {})
     again: Vector = lambda x: rerun.again(equation, (x,), {})
     if _has_outer_history(residual._data):
-        x = _joined_outside(name, again, jacrev(again), x, residual._data)
+        x = _joined_outside(rerun, again, jacrev(again), x, residual._data)
     if residual._node is None:
         return x
     captured = captured_by([residual], since)
@@ -281,17 +281,19 @@ def _recorded(solution: _Solution, captured: list[Tensor], x: Tensor) -> Tensor:
     return found
 
 
-def _joined_outside(name: str, equation: Vector, jacobian: Vector, x: Tensor, like: Batched) -> Tensor:
+def _joined_outside(rerun: Rerun, equation: Vector, jacobian: Vector, x: Tensor, like: Batched) -> Tensor:
     """Join a solution inside ``vmap`` to histories outside: there it is the solution for the whole batch."""
     batch = _Batch(equation, jacobian, like)
     whole = batch.held(x)
     since = next_seq()
     residual = batch.equation(whole)
     if _has_outer_history(residual._data):  # further out still
-        whole = _joined_outside(name, batch.equation, batch.jacobian, whole, residual._data)
+        whole = _joined_outside(rerun, batch.equation, batch.jacobian, whole, residual._data)
     if residual._node is not None:
         captured = captured_by([residual], since)
-        solution = _Solution(name, batch.equation, residual, [key_of(t) for t in captured], batch)
+        keys = [key_of(t) for t in captured]
+        rerun.depends_on(keys)
+        solution = _Solution(rerun.name, batch.equation, residual, keys, batch)
         whole = _recorded(solution, captured, whole)
     return batch.inside(whole)
 

@@ -38,13 +38,14 @@ _replaying = held_across_fork(threading.RLock())
 class Rerun:
     """The first run of a function, and what it takes to repeat it."""
 
-    __slots__ = ("clock", "constants", "dtype", "generators", "name", "top", "written")
+    __slots__ = ("clock", "constants", "dtype", "generators", "name", "taped", "top", "written")
 
     def __init__(self, name: str, generators: Generators | None) -> None:
         self.name = name
         self.generators = generators
         self.dtype = get_default_dtype()
         self.top = enclosing.get()
+        self.taped = bool(tapes.get())
         self.written: list[tuple[weakref.ref[Tensor], Any]] = []  # with what they held before
         self.constants: list[Tensor] = []  # that a tape watched: recorded again, also after its block
         self.clock = 0  # of writes, at the end of the first run
@@ -103,9 +104,9 @@ class Rerun:
         reading.set(
             functools.partial(self._check, clock.now, set(map(id, self._alive()))) if changed else None
         )
-        if not changed and not self.constants:
+        if not changed and not self.taped:
             return function(*args, **kwargs)
-        with watched(tapes, (*tapes.get(), _Watch(self.constants)) if self.constants else tapes.get()):
+        with watched(tapes, (*tapes.get(), _Watch(self.constants)) if self.taped else tapes.get()):
             return function(*args, **kwargs)
 
     def _check(self, start: int, set_back: set[int], t: Tensor) -> None:
