@@ -278,14 +278,21 @@ def _wrap_async_generator(function: Callable[..., Any], mode: ContextMode[Any]) 
 
 class _GradMode(ContextMode[bool]):
     _variable = grad_mode
-    _present = staticmethod(grad_mode.get)  # the C function itself: entered in every step of training
 
     def _apply(self) -> None:
-        grad_mode.set(self._value and not _inference.get())
+        if not (self._value and _inference.get()):  # enable_grad has no effect inside inference_mode
+            grad_mode.set(self._value)
 
     def __enter__(self) -> None:  # the inherited two, without their calls: loops enter no_grad at each step
-        _entered.set((self, grad_mode.get(), _entered.get()))
-        grad_mode.set(self._value and not _inference.get())
+        before, around = grad_mode.get(), _entered.get()
+        try:
+            if not (self._value and _inference.get()):
+                grad_mode.set(self._value)
+            _entered.set((self, before, around))
+        except BaseException:  # an interrupt: no __exit__ follows
+            grad_mode.set(before)
+            _entered.set(around)
+            raise
 
     def __exit__(self, *exception: object) -> None:
         entry = _entered.get()

@@ -1,4 +1,4 @@
-"""The soak target: minutes of random graphs, failures and threads.  ``make soak``, outside CI.
+"""The soak target: minutes of random graphs, nestings, failures and threads.  ``make soak``, outside CI.
 
     python tests/soak.py --graphs 10000 --failures 2000 --seconds 120
 
@@ -20,6 +20,7 @@ import numpy as np
 import random_calls
 import random_graphs
 from random_graphs import Graph
+from random_nesting import Program
 from test_faults import check_failure, check_interrupt, helpers
 from test_threads import _train, together
 from watchdog import watched
@@ -106,6 +107,13 @@ def random_programs(count: int, first: int) -> None:
             random_calls.compare_written(seed)
 
 
+def nested_programs(count: int, first: int) -> None:
+    """Tapes, transforms, checkpoints, custom rules and scopes, nested at random, against plain Python."""
+    for seed in range(first, first + count):
+        with watched(PART_SECONDS):
+            Program(seed).check()
+
+
 def part(name: str, work: Callable[..., Any], *args: Any) -> None:
     start = time.monotonic()
     work(*args)
@@ -119,6 +127,7 @@ def main() -> int:
     parser.add_argument("--graphs", type=int, default=10_000)
     parser.add_argument("--programs", type=int, default=8_400, help="of nested calls, in six ways each")
     parser.add_argument("--failures", type=int, default=2_000)
+    parser.add_argument("--nestings", type=int, default=50_000)
     parser.add_argument("--seconds", type=float, default=120.0, help="of graphs whose hooks sleep")
     parser.add_argument("--steps", type=int, default=1_000, help="of training in each of eight threads")
     parser.add_argument("--seed", type=int, default=10_000, help="the first seed")
@@ -126,6 +135,7 @@ def main() -> int:
     sys.setswitchinterval(1e-5)  # threads take turns 500 times as often as by default
     part(f"{options.graphs} graphs, 2 and 4 workers", equal_graphs, options.graphs, options.seed)
     part(f"{options.programs} programs of nested calls", random_programs, options.programs, options.seed)
+    part(f"{options.nestings} nestings", nested_programs, options.nestings, options.seed)
     part(f"{options.failures} failures", failing_graphs, options.failures, options.seed)
     part(f"{options.failures} interrupts", interrupted_graphs, options.failures, options.seed)
     part("graphs with sleeping hooks", sleepy_graphs, options.seconds, options.seed)

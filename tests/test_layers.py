@@ -76,6 +76,17 @@ def test_no_hidden_imports(path: Path) -> None:
                     assert name.split(".")[0] in HIDDEN_ALLOWED, f"{path.name} hides an import of {name}"
 
 
+def test_nodes_are_made_where_tapes_and_modes_see_them() -> None:
+    """By the fast paths, which run while no tape and no such mode is on, and by ``core.record``."""
+    makers = {
+        str(path.relative_to(ROOT))
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) in ("Node", "make_node")
+    }
+    assert makers == {"core/eager.py", "core/record.py"}
+
+
 def test_importing_adjoint_loads_numpy_and_nothing_else() -> None:
     program = (
         "import sys, numpy; before = set(sys.modules); import adjoint; "

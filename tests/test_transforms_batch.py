@@ -12,6 +12,7 @@ from messages import message_of
 from table import CASES, OP_NAMES
 
 import adjoint as ad
+from adjoint import nn
 from adjoint.core.op import OPS
 from adjoint.errors import ArgumentError, InputError, ShapeError, TransformError
 from adjoint.testing import Case
@@ -109,6 +110,95 @@ def test_vmap_of_grad_and_of_jvp_equal_a_loop(case: Case) -> None:
             np.testing.assert_allclose(o.numpy()[k], e.numpy(), rtol=1e-10, atol=1e-12)
         along = ad.jvp(f, row, row)[1]
         np.testing.assert_allclose(pushed.numpy()[k], along.numpy(), rtol=1e-9, atol=1e-12)
+
+
+# Rules that serve several arguments at once compute in place, so whatever they read must be at one level.
+JOINT = [case for case in SMOOTH if OPS[case.op].joint is not None]
+
+
+def ones_like(t: Any) -> Any:
+    return np.ones(t.shape, t.dtype)
+
+
+def leaves_of(xs: Any) -> Any:
+    return [x.detach().requires_grad_() for x in xs]
+
+
+def door_backward(f: Any, xs: Any) -> Any:
+    leaves = leaves_of(xs)
+    y = f(*leaves)
+    y.backward(gradient=ones_like(y))
+    return [x.grad for x in leaves]
+
+
+def door_tape(f: Any, xs: Any) -> Any:
+    leaves = leaves_of(xs)
+    with ad.Tape() as tape:
+        y = f(*leaves)
+    grads = tape.gradients(y, gradient=ones_like(y))
+    found = dict(grads.items())
+    return [found.get(x) for x in leaves]
+
+
+def door_gradients(f: Any, xs: Any) -> Any:
+    leaves = leaves_of(xs)
+    y = f(*leaves)
+    return ad.gradients(y, leaves, ones_like(y), allow_unused=True)
+
+
+def door_vjp(f: Any, xs: Any) -> Any:
+    y, pull = ad.vjp(f, *xs)
+    return pull(ones_like(y))
+
+
+def second(f: Any, xs: Any) -> Any:
+    every = tuple(range(len(xs)))
+    slope = lambda *xs: sum(g.sum() for g in ad.grad(lambda *xs: f(*xs).sum(), every)(*xs))
+    return ad.grad(slope, every)(*xs)
+
+
+DOORS: dict[str, Any] = {
+    "grad": lambda f, xs: ad.grad(lambda *xs: f(*xs).sum(), tuple(range(len(xs))))(*xs),
+    "vjp": door_vjp,
+    "backward": door_backward,
+    "tape": door_tape,
+    "gradients": door_gradients,
+    "jvp": lambda f, xs: [ad.jvp(f, tuple(xs), tuple(map(ones_like, xs)))[1]],
+    "jacrev": lambda f, xs: ad.jacrev(f, tuple(range(len(xs))))(*xs),
+    "hvp": lambda f, xs: ad.hvp(lambda *xs: f(*xs).sum(), tuple(xs), tuple(map(ones_like, xs))),
+    "second": second,
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("case", JOINT, ids=str)
+def test_seeds_and_saved_values_of_different_levels(case: Case, door: str) -> None:
+    moving = [i for i, a in enumerate(case.args) if isinstance(a, np.ndarray) and a.dtype.kind == "f"]
+
+    def f(*xs: Any) -> Any:
+        args = list(case.args)
+        for i, x in zip(moving, xs, strict=True):
+            args[i] = x
+        return outputs(OPS[case.op].eager(*args, **case.params))[0]
+
+    def found(*xs: Any) -> Any:
+        return tuple(ad.zeros(1) if g is None else g for g in DOORS[door](f, xs))
+
+    for pattern in [dict.fromkeys(moving, 0), *({i: 0} for i in moving)]:
+        rows = [ad.tensor(varied(case.args[i], 0, i) if i in pattern else case.args[i]) for i in moving]
+        batched = ad.vmap(found, tuple(pattern.get(i) for i in moving))(*rows)
+        for k in range(SIZE):
+            row = [x[k] if i in pattern else x for i, x in zip(moving, rows, strict=True)]
+            for b, e in zip(batched, found(*row), strict=True):
+                np.testing.assert_allclose(b.numpy()[k], e.numpy(), rtol=1e-9, atol=1e-11)
+
+
+def test_a_jacobian_of_layer_norm_with_a_weight() -> None:
+    x, w = np.array([0.5, 1.0, 2.0, -1.0]), ad.tensor(np.array([1.0, 2.0, 0.5, -1.0]))
+    f = lambda x: nn.functional.layer_norm(x, (4,), w)
+    np.testing.assert_allclose(ad.jacrev(f)(x).numpy(), ad.jacfwd(f)(x).numpy(), rtol=1e-12, atol=1e-13)
+    total = lambda y: nn.functional.layer_norm(y, (4,)).sum()
+    np.testing.assert_allclose(ad.vmap(ad.grad(total))(np.stack([x, 2 * x])).numpy(), 0.0, atol=1e-14)
 
 
 def test_axes_in_and_out() -> None:

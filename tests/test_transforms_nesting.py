@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from random_nesting import Program
 
 import adjoint as ad
 
@@ -131,3 +132,45 @@ def test_a_captured_parameter_gets_its_gradient_through_every_pair() -> None:
         (g,) = ad.gradients(scaled(ad.tensor(X)), [w])
         assert g is not None
         np.testing.assert_allclose(g.item(), float(plain(ad.tensor(X))), rtol=1e-9, err_msg=str(steps))
+
+
+@pytest.mark.parametrize("first", range(0, 1000, 50))
+def test_random_nesting(first: int) -> None:
+    """Tapes, transforms, checkpoints, custom rules and scopes in any order; ``make soak`` runs 50,000."""
+    for seed in range(first, first + 50):
+        Program(seed).check()
+
+
+def test_a_result_depends_on_no_tensor_that_a_transform_made() -> None:
+    y = ad.tensor(2.0, requires_grad=True)
+    captured = lambda t: (y * t) ** 3
+    for g in (ad.grad(captured)(1.0), ad.jvp(captured, (1.0,), (1.0,))[1], ad.hvp(captured, 1.0, 1.0)):
+        assert ad.backward(g).keys() == [y]
+    nested = ad.grad(lambda a: ad.grad(lambda t: (a * t) ** 3)(1.0))(2.0)
+    assert nested.item() == 36.0 and not nested.requires_grad
+    checkpointed = ad.checkpoint(lambda a: ad.grad(lambda t: (a * t) ** 3)(1.0), y)
+    checkpointed.backward()
+    assert y.grad is not None and y.grad.item() == 36.0
+
+
+def test_a_result_of_custom_jvp_depends_on_no_tensor_that_its_rule_made() -> None:
+    cube: Any = ad.custom_jvp(lambda x: x**3)
+    cube.defjvp(lambda primals, tangents: (cube(*primals), 3 * primals[0] ** 2 * tangents[0]))
+    y = ad.tensor(2.0, requires_grad=True)
+    assert ad.backward(ad.grad(lambda v: cube(v * y))(1.0)).keys() == [y]
+
+
+def test_enable_grad_inside_a_transform_inside_inference_mode() -> None:
+    def f(x: Any) -> Any:
+        with ad.enable_grad():
+            y = x**3
+        with ad.no_grad():
+            z = x * 1.0
+        return y * z
+
+    with ad.inference_mode():
+        g = ad.grad(f)(2.0)
+        assert not ad.is_grad_enabled()
+        solution = ad.grad(lambda a: ad.root(lambda y: y**3 - a, 1.0))(8.0)
+    assert g.item() == 24.0 and not g.requires_grad
+    np.testing.assert_allclose(solution.item(), 1 / 12, rtol=1e-12)

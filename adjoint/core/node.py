@@ -77,9 +77,9 @@ class Node:
 
 
 class NodeExtra:
-    """What few nodes have: hooks, a tensor whose gradient is kept, the line that recorded it."""
+    """What few nodes have: hooks, a tensor whose gradient is kept, the recorded line, several outputs."""
 
-    __slots__ = ("hooks", "inputs", "packed", "retain", "where")
+    __slots__ = ("hooks", "inputs", "packed", "picks", "retain", "where")
 
     def __init__(self) -> None:
         self.hooks: HookList | None = None
@@ -87,6 +87,8 @@ class NodeExtra:
         self.where: str | None = None
         self.inputs: str | None = None
         self.packed = False  # what was saved went through saved_tensors_hooks
+        # The nodes of the outputs of an op that has several; None for an output of integers.
+        self.picks: list[weakref.ref[Node] | None] | None = None
 
 
 class _Leaf:

@@ -48,6 +48,7 @@ class Op:
     selects: bool = False  # elements without influence get a zero gradient, though they may be NaN
     pure: bool = True  # the same inputs give the same outputs, and nothing else happens
     unread: frozenset[int] = frozenset()  # of several outputs that are saved, those that no rule reads
+    call: bool = False  # the record of one call of a function, whose rule chooses its levels itself
     eager: Callable[..., Any] = field(init=False)
     unsaved: Spec = field(init=False)  # what an elementwise rule gets for what was not saved
     blank: tuple[Any, ...] = field(init=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from numpy import ndarray
@@ -18,11 +19,12 @@ from adjoint.core.convert import array_of
 from adjoint.core.explain import check_finite, describe, explained, user_line
 from adjoint.core.lifted import Lifted
 from adjoint.core.node import LEAF, Node, Packed, Spec, next_seq
-from adjoint.core.op import Op
+from adjoint.core.op import OPS, Op
 from adjoint.core.tensor import Tensor, Traced, differentiable, note_reading, note_view, wrap
 from adjoint.errors import AdjointError, ArgumentError, InputError, RuleError
 
 __all__ = [
+    "Watching",
     "anomaly",
     "as_result",
     "at_level",
@@ -30,11 +32,14 @@ __all__ = [
     "compute",
     "evaluate",
     "innermost",
+    "joined_copy",
     "make_node",
     "node_of",
+    "output_node",
     "record_results",
     "saved_hooks",
     "tapes",
+    "tracked",
     "weak_number",
     "weak_numbers",
 ]
@@ -163,9 +168,22 @@ def make_node(
 
 
 def node_of(op: Op, args: Sequence[Any], params: dict[str, Any], parents: Sequence[Any], data: Any) -> Node:
-    """Record one operation, off the fast paths."""
+    """Record one operation, and show the node to tapes, anomaly mode and saved-tensor hooks.
+
+    Every node is made here or by ``pick``.  The fast paths write this out for when nothing looks on.
+    """
     wanted = sum(1 << i for i, p in enumerate(parents) if p is not None)
-    return make_node(op, wanted, args, values_of(args), params, parents, data)
+    node = make_node(op, wanted, args, values_of(args), params, parents, data)
+    if special.count:
+        _dress(node, args)
+    return node
+
+
+def joined_copy(t: Tensor, parent: Any) -> Tensor:
+    """Return a tensor of the same values whose gradient goes to ``parent``, or nowhere if that is None."""
+    fresh = wrap(t._data)
+    fresh._node = node_of(OPS["copy"], (t,), {}, (parent,), t._data)
+    return fresh
 
 
 def values_of(args: Sequence[Any]) -> list[Any]:
@@ -212,27 +230,24 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
 
 def record_results(op: Op, operands: tuple[Any, ...], params: dict[str, Any], data: Any) -> Any:
     """Wrap and record the results of an op that has several, or while tapes and the like look on."""
-    active = tapes.get() if special.count else ()
     several = op.outputs > 1
     outputs = data if several else (data,)
     outputs = tuple(d if isinstance(d, (ndarray, Lifted)) else np.asarray(d) for d in outputs)
-    checks = special.count and anomaly.get()
-    if checks:
+    if special.count and anomaly.get():
         check_finite(op, operands, outputs, "forward")
     results = tuple(map(wrap, outputs))
     wants = op.differentiable and _recording() and any(differentiable(d.dtype) for d in outputs)
     parents = parents_of(op, operands) if wants else None
-    if wants and active:
-        parents = _watched_parents(op, operands, parents, active)
+    if wants and special.count:
+        parents = _watched_parents(op, operands, parents)
     if parents is not None:
         node = node_of(op, operands, params, parents, outputs if several else outputs[0])
-        _dress(node, operands, active, checks)
         if several:
             for i, t in enumerate(results):
                 if differentiable(t.dtype):
                     t._node = pick(node, i)
-                    for tape in active:
-                        tape.add(t._node)
+            if node.out is not None:
+                node.need_extra().picks = [None if t._node is None else ref(t._node) for t in results]
         else:
             results[0]._node = node
     if op.kind == "linear" and type(operands[0]) is Tensor:
@@ -242,15 +257,15 @@ def record_results(op: Op, operands: tuple[Any, ...], params: dict[str, Any], da
     return results if several else results[0]
 
 
-def _dress(node: Node, operands: tuple[Any, ...], active: tuple[Any, ...], checks: Any) -> None:
+def _dress(node: Node, operands: Sequence[Any]) -> None:
     """Do what tapes, anomaly mode and saved-tensor hooks ask for at a new node."""
-    for tape in active:
+    for tape in tapes.get():
         tape.add(node)
-    if checks:
+    if anomaly.get():
         extra = node.need_extra()
         extra.where = user_line()
-        extra.inputs = describe(node.op, operands)
-    hooks = saved_hooks.get() if special.count else None
+        extra.inputs = describe(node.op, tuple(operands))
+    hooks = saved_hooks.get()
     if hooks is not None and node.op.saves_any:
         pack, unpack = hooks
 
@@ -305,7 +320,7 @@ def at_level(a: Any, top: Lifted) -> Any:
     data = a._data
     if isinstance(data, Lifted) and data.level == top.level:
         return a
-    return wrap(top.lift(a if a._node is not None else data))
+    return wrap(top.lift(a if tracked(a) else data))
 
 
 def evaluate(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
@@ -330,18 +345,48 @@ def compute(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
 
 
 def _watched_parents(
-    op: Op, operands: tuple[Any, ...], parents: tuple[Any, ...] | None, active: tuple[Any, ...]
+    op: Op, operands: tuple[Any, ...], parents: tuple[Any, ...] | None
 ) -> tuple[Any, ...] | None:
     """Add the tensors that a tape watches, although they do not require grad."""
     found = list(parents or (None,) * len(operands))
     for i, a in enumerate(operands):
-        if found[i] is None and isinstance(a, Tensor) and op.smooth(i) and _any_watches(active, a):
+        if found[i] is None and isinstance(a, Tensor) and op.smooth(i) and tracked(a):
             found[i] = a
     return tuple(found) if any(p is not None for p in found) else None
 
 
-def _any_watches(active: tuple[Any, ...], a: Tensor) -> bool:
-    return any(tape.watches(a) for tape in active)
+def tracked(t: Tensor) -> bool:
+    """Tell whether operations on a tensor are recorded: it has a history, or a tape watches it."""
+    return t._node is not None or (special.count != 0 and any(tape.watches(t) for tape in tapes.get()))
+
+
+class Watching:
+    """Watches constants as a tape does, for the second run of a function whose first run was on one."""
+
+    __slots__ = ("constants",)
+
+    def __init__(self, keys: Sequence[Any]) -> None:
+        self.constants = {id(k): k for k in keys if isinstance(k, Tensor) and k._node is None}
+
+    def watches(self, t: Tensor) -> bool:
+        """Tell whether a tensor is one of the constants."""
+        return id(t) in self.constants
+
+    def add(self, node: Node) -> None:
+        """Ignore a new node: nothing is differentiated by this object."""
+
+
+def output_node(node: Node, index: int) -> Node | None:
+    """Return the node of one output, the one that its tensor has if that still exists."""
+    extra = node.extra
+    if extra is not None and extra.picks is not None:
+        known = extra.picks[index]
+        if known is None:
+            return None  # of integers
+        found = known()
+        if found is not None:
+            return found
+    return pick(node, index)
 
 
 def pick(node: Node, index: int) -> Node:
@@ -357,6 +402,9 @@ def pick(node: Node, index: int) -> Node:
     child.shape = node.shape[index]
     child.dtype = node.dtype[index]
     child.extra = None
+    if special.count:
+        for tape in tapes.get():
+            tape.add(child)
     return child
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from adjoint.core.lifted import Lifted
-from adjoint.core.namespace import Namespace, raw, rec
+from adjoint.core.namespace import Namespace, dyn, raw, rec
 from adjoint.core.node import Node, Packed
-from adjoint.core.record import pick
+from adjoint.core.record import innermost, output_node
 from adjoint.core.shapes import reduced_axes
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import GraphReleasedError, HookError, ModifiedError, RuleError
@@ -24,6 +25,7 @@ __all__ = [
     "joined",
     "modified",
     "narrowed",
+    "on_one_level",
     "overwritten",
     "pull",
     "pull_joint",
@@ -134,6 +136,8 @@ def pull_joint(
     parents = node.parents
     wanted = tuple(p is not None and (needed is None or p in needed) for p in parents)
     assert op.joint is not None
+    if xp is dyn and not op.call:
+        g, out, values = on_one_level(g, out, values)
     grads = op.joint(xp, g, out, *values, wanted=wanted, **node.params)
     if not isinstance(grads, (tuple, list)) or len(grads) != len(parents):
         got = f"{len(grads)}" if isinstance(grads, (tuple, list)) else f"a {type(grads).__name__}"
@@ -153,6 +157,23 @@ def pull_joint(
         gp = xp.conj(gp) if conjugate else gp
         pulled.append(fit(node, i, gp, xp, parents[i]))
     return pulled
+
+
+def on_one_level(g: Any, out: Any, values: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
+    """Return what a joint rule reads in ``dyn``, all at the innermost of their levels.
+
+    Such a rule may write into what it makes, and an array cannot take the values of a transform.
+    """
+    parts = [g, out, *values]
+    top = innermost([each for p in parts for each in (p if type(p) in (tuple, list) else (p,))])
+    return (g, out, values) if top is None else (_lifted(g, top), _lifted(out, top), _lifted(values, top))
+
+
+def _lifted(value: Any, top: Lifted) -> Any:
+    if type(value) in (tuple, list):
+        return tuple([_lifted(v, top) for v in value])
+    outer = type(value) is np.ndarray or (isinstance(value, Lifted) and value.level != top.level)
+    return top.lift(value) if outer else value
 
 
 def fit(node: Node, i: int, gp: Any, xp: Namespace, parent: Any) -> Any:
@@ -250,7 +271,7 @@ def _attached(node: Node, values: tuple[Any, ...], out: Any) -> tuple[tuple[Any,
     if out is None:
         return found, None
     if node.op.outputs > 1:
-        return found, tuple(joined(data, pick(node, i)) for i, data in enumerate(out))
+        return found, tuple(joined(data, output_node(node, i)) for i, data in enumerate(out))
     return found, joined(out, node)
 
 

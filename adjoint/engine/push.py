@@ -19,13 +19,13 @@ import numpy as np
 from adjoint.config import grad_mode
 from adjoint.core.lifted import Lifted, enclosing
 from adjoint.core.namespace import Namespace, dyn, raw, rec
-from adjoint.core.node import LEAF, Node, Spec, next_seq
+from adjoint.core.node import Node, Spec, next_seq
 from adjoint.core.op import Op
-from adjoint.core.record import PICK, evaluate
+from adjoint.core.record import PICK, evaluate, joined_copy
 from adjoint.core.tensor import Tensor, Traced, wrap
 from adjoint.engine.plan import make_plan
-from adjoint.engine.pull import Invalid, saved_values
-from adjoint.engine.run import differentiate, key_of
+from adjoint.engine.pull import Invalid, on_one_level, saved_values
+from adjoint.engine.run import differentiate, key_of, seed_at_level
 from adjoint.engine.serial import run_serial
 from adjoint.errors import NotSavedError
 
@@ -41,7 +41,7 @@ def push_forward(
     since: int = 0,
 ) -> list[Any]:
     """Return the tangents of ``roots``, given those of ``inputs``; None where they are zero."""
-    moving = [(x, t) for x, t in zip(inputs, tangents, strict=True) if t is not None]
+    moving = [(x, seed_at_level(x, t)) for x, t in zip(inputs, tangents, strict=True) if t is not None]
     lifted = any(type(t) is Traced for t in (*roots, *tangents))
     xp = rec if create_graph else dyn if lifted else raw
     plan = make_plan(map(key_of, roots), [key_of(x) for x, _ in moving], since=since)
@@ -171,6 +171,8 @@ def _elementwise(
 def _rule(op: Op, i: int, g: Any, xp: Namespace, values: Any, out: Any, params: dict[str, Any]) -> Any:
     if op.joint is not None:
         wanted = tuple(j == i for j in range(len(values)))
+        if xp is dyn and not op.call:
+            g, out, values = on_one_level(g, out, values)
         return op.joint(xp, g, out, *values, wanted=wanted, **params)[i]
     return op.rules[i](xp, g, out, *values, **params)
 
@@ -211,7 +213,7 @@ def _transposed(node: Node, tangents: list[Any], xp: Namespace, values: tuple[An
         roots, seeds = _rules_of_leaf(node, tangents, leaves, values, out)
         if not roots:
             return (None,) * op.outputs if several else None
-        _, found = differentiate(
+        run, _ = differentiate(
             roots,
             seeds,
             targets=leaves,
@@ -222,8 +224,7 @@ def _transposed(node: Node, tangents: list[Any], xp: Namespace, values: tuple[An
         )
     finally:
         grad_mode.set(before)
-    totals = dict(found)
-    result = tuple(totals.get(leaf) for leaf in leaves)
+    result = tuple(run.captured[key_of(leaf)] for leaf in leaves)
     return result if several else result[0]
 
 
@@ -258,9 +259,7 @@ def _leaf(shape: tuple[int, ...], dtype: Any, xp: Namespace) -> Tensor:
     # at ones: a rule that loses the gradient on its way then shows, and any other is linear in it
     ones = np.ones(shape, dtype)
     top = None if xp is raw else enclosing.get()
-    leaf = wrap(ones if top is None else top.lift(ones))
-    leaf._node = LEAF
-    return leaf
+    return joined_copy(wrap(ones if top is None else top.lift(ones)), None)
 
 
 def _tensor(value: Any) -> Any:

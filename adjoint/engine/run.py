@@ -6,15 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from adjoint.config import grad_mode
+from adjoint.core.lifted import Lifted
 from adjoint.core.namespace import Namespace, dyn, raw, rec
 from adjoint.core.node import LEAF, Node
+from adjoint.core.record import at_level
 from adjoint.core.tensor import Tensor, Traced
 from adjoint.engine import anomaly
 from adjoint.engine.hooks import run_hooks, run_node_extra
 from adjoint.engine.plan import Plan, make_plan
 from adjoint.engine.pull import Invalid, add, narrowed, pull, release
 
-__all__ = ["Run", "differentiate", "key_of"]
+__all__ = ["Run", "differentiate", "key_of", "seed_at_level"]
 
 OnReady = Callable[[Tensor, Any], bool]
 
@@ -115,7 +117,7 @@ class _Final:
 
 def differentiate(
     roots: Sequence[Tensor],
-    seeds: Sequence[Any],
+    seeds: Sequence[Tensor],
     *,
     targets: Sequence[Tensor] | None = None,
     retain: bool,
@@ -127,7 +129,7 @@ def differentiate(
     since: int = 0,
     runner: Callable[[Plan, Run], None],
 ) -> tuple[Run, list[tuple[Tensor, Any]]]:
-    """Run backward from ``roots`` with ``seeds`` (arrays of their shapes and dtypes, or tensors).
+    """Run backward from ``roots`` with ``seeds``, tensors of their shapes and dtypes.
 
     Returns the run and the leaves with their gradients; nothing else has changed.  ``targets``
     and, without them, ``watched`` may have nodes; their gradients are in the run's ``captured``.
@@ -146,7 +148,7 @@ def differentiate(
     # No token: an interrupt right after a set() would lose it.  No loop, see ``_Crew`` in engine.parallel.
     try:
         grad_mode.set(create_graph or (xp is dyn and before))
-        _start(run, starts, seeds, create_graph)
+        _start(run, starts, roots, seeds, create_graph)
         runner(plan, run)
         _end(run, plan, roots)
         return run, run.finish()
@@ -154,9 +156,25 @@ def differentiate(
         grad_mode.set(before)
 
 
-def _start(run: Run, starts: Sequence[Any], seeds: Sequence[Any], create_graph: bool) -> None:
-    for start, seed in zip(starts, seeds, strict=True):
-        g = seed if create_graph or not isinstance(seed, Tensor) else seed._data
+def seed_at_level(t: Tensor, seed: Tensor) -> Tensor:
+    """Return a seed or tangent of ``t`` at the level of ``t``, or at its own if that is further in.
+
+    Rules with in-place steps need it: an array cannot take the values of a transform.
+    """
+    top, data = t._data, seed._data
+    if not isinstance(top, Lifted) or (isinstance(data, Lifted) and data.level >= top.level):
+        return seed
+    lifted: Tensor = at_level(seed, top)
+    return lifted
+
+
+def _start(
+    run: Run, starts: Sequence[Any], roots: Sequence[Tensor], seeds: Sequence[Tensor], create_graph: bool
+) -> None:
+    for start, root, seed in zip(starts, roots, seeds, strict=True):
+        g: Any = seed if type(root) is not Traced else seed_at_level(root, seed)
+        if not create_graph:
+            g = g._data
         if start not in run.grads:
             run.grads[start] = g
         else:

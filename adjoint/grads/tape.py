@@ -8,8 +8,9 @@ from contextvars import Token
 from typing import Any
 
 from adjoint.config import grad_mode, is_inference_mode_enabled, special
+from adjoint.core.lifted import enclosing
 from adjoint.core.node import Node
-from adjoint.core.record import tapes
+from adjoint.core.record import tapes, tracked
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import DTypeError, InputError, NoGradientError, TapeError
 from adjoint.grads.backward import backward_on, seed_of, several_tensors
@@ -21,7 +22,8 @@ __all__ = ["Tape"]
 class Tape:
     """Record the operations of a block, in this thread or task alone.
 
-    Only what runs inside takes part: operations from before are constants to the tape.
+    Only what runs inside takes part: operations from before are constants to the tape.  What a
+    transform such as ``ad.grad`` computes inside takes part like any operation.
     Leaves that require grad are watched by themselves; ``watch`` adds other tensors, also
     results of operations, from before the block or in it.  A tape gives its gradients once,
     unless it is ``persistent``.
@@ -75,8 +77,11 @@ class Tape:
                 raise DTypeError(f"watch: only float and complex tensors have gradients, not {t.dtype}.")
             if isinstance(t._node, Node):
                 self._watched_results.append(weakref.ref(t))
-            else:
-                self._watched[id(t)] = t
+                continue
+            top = enclosing.get()
+            if top is not None and not tracked(t):
+                top.adopt(t)
+            self._watched[id(t)] = t
 
     def watches(self, t: Tensor) -> bool:
         """Tell whether a tensor that does not require grad is recorded here."""
@@ -99,7 +104,7 @@ class Tape:
         Without ``inputs`` it has the leaves and what was watched.  ``inputs`` may be any tensors
         that took part; the path ends at one that was computed before the block.
         ``create_graph`` defaults to whether another tape is recording around this call, so
-        that nested tapes give higher derivatives.
+        that nested tapes give higher derivatives.  Pass True inside a transform such as ``ad.grad``.
         """
         if self._state == "consumed":
             raise TapeError(
@@ -113,7 +118,7 @@ class Tape:
         seed = seed_of(root, gradient, "Tape.gradients()")
         targets = None if inputs is None else several_tensors("inputs", inputs)
         watched = [t for t in (reference() for reference in self._watched_results) if t is not None]
-        others = any(t is not self for t in tapes.get())
+        others = grad_mode.get() and any(t is not self for t in tapes.get())
         create = others if create_graph is None else create_graph
         store = backward_on(
             root,

@@ -13,6 +13,7 @@ from adjoint.config import grad_mode, special, within
 from adjoint.core.convert import tensor
 from adjoint.core.lifted import enclosing, next_level
 from adjoint.core.namespace import rec
+from adjoint.core.record import tracked
 from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor, note_reading, wrap
 from adjoint.errors import ArgumentError, InPlaceError, ShapeError, TransformError
@@ -139,7 +140,7 @@ def _call(batch: _Batch, unit: bool) -> tuple[list[tuple[Any, bool]], tree.Struc
     mode = grad_mode.get()
     inputs = [
         leaf if axis is None
-        else wrap(Batched(level, size, leaf if leaf._node is not None and mode else leaf._data, True))
+        else wrap(Batched(level, size, leaf if mode and tracked(leaf) else leaf._data, True))
         for leaf, axis in zip(leaves, axes, strict=True)
     ]  # fmt: skip
     if unit:

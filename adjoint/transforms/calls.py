@@ -19,8 +19,8 @@ from adjoint import tree
 from adjoint.config import grad_mode, special
 from adjoint.core.lifted import Lifted, run_at
 from adjoint.core.namespace import Namespace, rec
-from adjoint.core.op import OPS, Op
-from adjoint.core.record import at_level, innermost, node_of, record_results, tapes
+from adjoint.core.op import Op
+from adjoint.core.record import at_level, innermost, joined_copy, record_results, tracked
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, differentiable, note_reading, wrap
 from adjoint.errors import RuleError, TransformError
@@ -99,7 +99,7 @@ def wants_gradient(t: Tensor) -> bool:
     """Tell whether operations on a tensor are recorded at its level."""
     if not differentiable(t.dtype):
         return False
-    return t._node is not None or bool(special.count and any(tape.watches(t) for tape in tapes.get()))
+    return tracked(t)
 
 
 def _cut(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -154,6 +154,7 @@ def new_op(name: str, saves: Sequence[bool], saves_out: bool, outputs: int) -> O
         domain=None,
         doc="",
         reason="",
+        call=True,
     )
 
 
@@ -378,9 +379,8 @@ class _Call:
         if type(t) is not type(wrap(t._data)):
             t = wrap(t._data)  # sparse rows: users' rules get plain tensors
         if recording and t._node is None:
-            # a node without parents: what comes out of the rule must depend on it
-            t = wrap(t._data)
-            t._node = node_of(OPS["copy"], (t,), {}, (None,), t._data)
+            # without a history, a node without parents: what comes out of the rule must depend on it
+            t = joined_copy(t, t if tracked(t) else None)
         return t
 
     def _residuals(self, out: Any, values: tuple[Any, ...], recording: bool) -> list[Tensor]:

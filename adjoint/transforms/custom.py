@@ -18,10 +18,11 @@ from adjoint import tree
 from adjoint.config import grad_mode
 from adjoint.core.convert import asarray
 from adjoint.core.lifted import enclosing
-from adjoint.core.node import LEAF, next_seq
+from adjoint.core.node import next_seq
+from adjoint.core.record import joined_copy
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, differentiable, wrap
-from adjoint.engine.run import differentiate
+from adjoint.engine.run import differentiate, key_of
 from adjoint.engine.serial import run_serial
 from adjoint.errors import ArgumentError, InputError, RuleError, ShapeError, TransformError
 from adjoint.transforms.calls import VALUES, ForwardRule, Parted, Rule, apply, specs_of, zeros_for
@@ -362,10 +363,10 @@ class _JvpRule(_CustomRule, ForwardRule):
             moving = [(t, g) for t, g in pairs if t._node is not None]
             if not moving:
                 return [None] * len(leaves)
-            _, found = differentiate(
+            run, _ = differentiate(
                 [t for t, _ in moving],
                 [g for _, g in moving],
-                targets=[x for x in leaves if x._node is LEAF],
+                targets=[x for x in leaves if x._node is not None],
                 retain=create,
                 create_graph=create,
                 since=since,
@@ -373,8 +374,8 @@ class _JvpRule(_CustomRule, ForwardRule):
             )
         finally:
             grad_mode.set(before)
-        totals = dict(found)
-        return [as_gradient_tensor(totals[x]) if x in totals else None for x in leaves]
+        found = [run.captured.get(key_of(x)) for x in leaves]
+        return [None if g is None else as_gradient_tensor(g) for g in found]
 
     def _check_linear(self, t: Tensor) -> None:
         data = t._data
@@ -395,6 +396,4 @@ def _direction(x: Tensor, wanted: bool) -> Tensor:
     zeros = np.zeros(x.shape, x.dtype)
     top = enclosing.get()
     t = wrap(zeros if top is None else top.lift(zeros))
-    if wanted and differentiable(x.dtype):
-        t._node = LEAF
-    return t
+    return joined_copy(t, None) if wanted and differentiable(x.dtype) else t

@@ -14,6 +14,7 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.config import grad_mode
+from adjoint.core.record import tracked
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.engine.push import push_forward
@@ -101,7 +102,7 @@ def push_along(run: Recorded, tangents: Sequence[Tensor | None]) -> list[Tensor]
 
     A tangent that is None is zero.
     """
-    create = grad_mode.get() and (run.outer or any(t is not None and t._node is not None for t in tangents))
+    create = grad_mode.get() and (run.outer or any(t is not None and tracked(t) for t in tangents))
     pushed = push_forward(run.outputs, run.inputs, tangents, create_graph=create, since=run.since)
     return [
         wrap(np.zeros(out.shape, out.dtype)) if t is None else as_gradient_tensor(t)

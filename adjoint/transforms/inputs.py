@@ -19,9 +19,8 @@ from adjoint import tree
 from adjoint.config import grad_mode, special
 from adjoint.core.convert import tensor
 from adjoint.core.lifted import Lifted, enclosing
-from adjoint.core.node import LEAF, Node, next_seq
-from adjoint.core.op import OPS
-from adjoint.core.record import node_of
+from adjoint.core.node import Node, next_seq
+from adjoint.core.record import joined_copy, tracked
 from adjoint.core.tensor import Tensor, differentiable, note_reading, wrap
 from adjoint.engine.run import key_of
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError, TransformError
@@ -149,15 +148,8 @@ def stand_in(x: Tensor) -> Tensor:
     top = enclosing.get()
     data = x._data
     if top is not None and not (isinstance(data, Lifted) and data.level >= top.level):
-        fresh = wrap(top.lift(x if x._node is not None else data))
-    else:
-        fresh = wrap(data)
-        if x._node is not None:
-            parent = x if x._node is LEAF else x._node
-            fresh._node = node_of(OPS["copy"], (x,), {}, (parent,), data)
-            return fresh
-    fresh._node = LEAF
-    return fresh
+        return joined_copy(wrap(top.lift(x if tracked(x) else data)), None)
+    return joined_copy(x, key_of(x) if tracked(x) else None)
 
 
 class Recorded:
@@ -249,7 +241,7 @@ def record_call(
             inputs = [stand_in(t if run.mode else t.detach()) for t in tensors]
             run.inputs.extend(inputs)
             replaced[i] = tree.unflatten(structure, inputs)
-        run.foreign = {x: False for x in run.inputs if x._node is LEAF}
+        run.foreign = {}
         result = f(*replaced, **kwargs)
     finally:
         grad_mode.set(run.mode)

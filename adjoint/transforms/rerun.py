@@ -20,7 +20,7 @@ import numpy as np
 
 from adjoint.config import get_default_dtype, grad_mode, held_across_fork, set_default_dtype, watched
 from adjoint.core.lifted import enclosing
-from adjoint.core.record import saved_hooks, tapes
+from adjoint.core.record import Watching, saved_hooks, tapes
 from adjoint.core.tensor import Tensor, clock, reading, writes
 from adjoint.engine.pull import overwritten
 
@@ -106,7 +106,7 @@ class Rerun:
         )
         if not changed and not self.taped:
             return function(*args, **kwargs)
-        with watched(tapes, (*tapes.get(), _Watch(self.constants)) if self.taped else tapes.get()):
+        with watched(tapes, (*tapes.get(), Watching(self.constants)) if self.taped else tapes.get()):
             return function(*args, **kwargs)
 
     def _check(self, start: int, set_back: set[int], t: Tensor) -> None:
@@ -130,20 +130,6 @@ def _restore(entries: Iterable[tuple[Tensor, Any, int]]) -> None:
     for t, data, version in entries:
         t._data = data
         t._version = version
-
-
-class _Watch:
-    """Has constants recorded, like a tape, after the tape that watched them has ended."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._watched = {id(t) for t in tensors}
-
-    def watches(self, t: Tensor) -> bool:
-        """Tell whether a tensor that does not require grad is recorded."""
-        return id(t) in self._watched
-
-    def add(self, node: Any) -> None:
-        """Take note of a node: nothing to do."""
 
 
 # Random generators ---------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.config import grad_mode
+from adjoint.core.record import tracked
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.engine.run import differentiate, key_of
@@ -133,16 +134,15 @@ def pull_back(run: Recorded, cotangents: Sequence[Tensor | None], *, retain: boo
 
     A cotangent that is None is zero.
     """
-    create = grad_mode.get() and (run.outer or any(c is not None and c._node is not None for c in cotangents))
+    create = grad_mode.get() and (run.outer or any(c is not None and tracked(c) for c in cotangents))
     both = zip(run.outputs, cotangents, strict=True)
     pairs = [(r, c) for r, c in both if r._node is not None and c is not None]
     found: dict[Any, Any] = {}
     if pairs:
-        # where nothing but the inputs is reached, all leaves are inputs: the engine's short way
         done, leaves = differentiate(
             [r for r, _ in pairs],
             [c for _, c in pairs],
-            targets=run.inputs if run.mixed else None,
+            targets=run.inputs,
             retain=retain or create,
             create_graph=create,
             since=run.since,
