@@ -152,6 +152,13 @@ def stand_in(x: Tensor) -> Tensor:
     return joined_copy(x, key_of(x) if tracked(x) else None)
 
 
+def _alias(x: Tensor) -> Tensor:
+    """Return another tensor at the same node: augmented assignment in the function moves that one alone."""
+    alias = wrap(x._data)
+    alias._node = x._node
+    return alias
+
+
 class Recorded:
     """One run of a function on stand-ins: what went in, what came out, what it depends on.
 
@@ -240,7 +247,7 @@ def record_call(
         for i, tensors, structure in zip(positions, found, structures, strict=True):
             inputs = [stand_in(t if run.mode else t.detach()) for t in tensors]
             run.inputs.extend(inputs)
-            replaced[i] = tree.unflatten(structure, inputs)
+            replaced[i] = tree.unflatten(structure, map(_alias, inputs))
         run.foreign = {}
         result = f(*replaced, **kwargs)
     finally:
