@@ -467,16 +467,8 @@ def reference(step: str, f: F2) -> F2:
 # Programs --------------------------------------------------------------------------------------------
 
 
-# Steps that fail because of defects that are known and being mended; see ``_allowed``.
-AWAITED = ("checkpoint_returning_arguments", "checkpoint of root")
-
-
 def _allowed(step: str, inner: list[str]) -> bool:
     """Tell whether a step can be put around others, the innermost first."""
-    if step in AWAITED:
-        return False
-    if "checkpoint" in step and "checkpoint of root" in AWAITED and {"root", "fixed_point"} & set(inner):
-        return False
     if step == "inference_mode":  # nothing records inside
         return not any(s in EXPLICIT for s in inner)
     if step in ("no_grad", *CUSTOM):
