@@ -27,7 +27,7 @@ from adjoint.config import (
     set_grad_enabled,
 )
 from adjoint.core import other_names as _other_names
-from adjoint.core.convert import asarray, tensor
+from adjoint.core.convert import array, asarray, tensor
 from adjoint.core.define import define
 from adjoint.core.memory import keep_freed_memory
 from adjoint.core.op import OPS
@@ -119,6 +119,7 @@ __all__ = [
     "Tensor",
     "__array_api_version__",
     "__version__",
+    "array",
     "asarray",
     "backward",
     "checkpoint",

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Generic, TypeVar, cast, overload
 
 import numpy as np
@@ -38,7 +38,10 @@ __all__ = [
     "set_grad_enabled",
     "set_threads",
     "set_workers",
+    "tapes",
     "threads",
+    "transform",
+    "user_line",
     "watched",
     "within",
     "workers",
@@ -51,10 +54,29 @@ R = TypeVar("R")
 _FLOAT64 = np.dtype(np.float64)
 
 grad_mode: ContextVar[bool] = ContextVar("adjoint_grad_mode", default=True)
+tapes: ContextVar[tuple[Any, ...]] = ContextVar("adjoint_tapes", default=())
+# The transform whose function runs here, such as "ad.grad"; None outside of all.
+transform: ContextVar[str | None] = ContextVar("adjoint_transform", default=None)
 _inference: ContextVar[bool] = ContextVar("adjoint_inference_mode", default=False)
 _default_dtype: ContextVar[np.dtype[Any]] = ContextVar("adjoint_default_dtype", default=_FLOAT64)
 _workers: ContextVar[int | str] = ContextVar("adjoint_workers", default=1)
 _threads: ContextVar[int | str] = ContextVar("adjoint_threads", default="auto")
+
+
+LIBRARIES = frozenset(("adjoint", "numpy", "scipy"))
+
+
+def library_of(frame: FrameType) -> str:
+    """Return the top-level package whose code runs in a frame."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def user_line() -> str:
+    """Return "file:line" of the innermost frame outside adjoint, NumPy and SciPy."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and library_of(frame) in LIBRARIES:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 L = TypeVar("L", bound=Any)

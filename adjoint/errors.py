@@ -13,11 +13,13 @@
     ├── GraphReleasedError    (RuntimeError)  backward a second time through released values
     ├── ModifiedError         (RuntimeError)  a saved value was overwritten before backward
     ├── InPlaceError          (RuntimeError)  writing into a tensor that is part of a graph
+    ├── LostHistoryError      (RuntimeError)  a conversion that would drop the history of a tensor
     ├── RuleError             (RuntimeError)  an op's derivative rule broke its contract
     ├── HookError             (RuntimeError)  a hook returned something unusable
     ├── TapeError             (RuntimeError)  a tape used outside its life
     ├── AnomalyError          (FloatingPointError)  NaN or inf under detect_anomaly
     ├── GradcheckError        (AssertionError)  a derivative disagrees with finite differences
+    ├── AbsentNameError       (AttributeError)  a name of another library that adjoint does not have
     ├── NotSavedError         (AttributeError)  a rule read a value its op does not save
     ├── TransformError        (TypeError)     a function cannot be transformed as asked
     ├── SharingError          (BufferError)   memory that cannot be shared as asked
@@ -40,6 +42,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "AbsentNameError",
     "AccumulationError",
     "AdjointError",
     "AnomalyError",
@@ -55,6 +58,7 @@ __all__ = [
     "IndexingError",
     "InputError",
     "LinAlgError",
+    "LostHistoryError",
     "MissingExtraError",
     "MissingGradientError",
     "ModifiedError",
@@ -171,6 +175,15 @@ class InPlaceError(AdjointError, RuntimeError):
     """
 
 
+class LostHistoryError(AdjointError, RuntimeError):
+    """A tensor that requires grad would become plain numbers without anybody saying so.
+
+    Cause: NumPy, SciPy or ``math`` asks for the values of a tensor, or ``ad.tensor(x)`` copies it.  The
+    gradient would then lack a term.  Cure: the differentiable function (``ad.array([...])``, ``ad.stack``,
+    ``ad.exp``), or ``x.detach()`` and ``x.numpy()`` where the values alone are meant.
+    """
+
+
 class RuleError(AdjointError, RuntimeError):
     """A derivative rule broke its contract: wrong number, shape or kind of gradients.
 
@@ -197,6 +210,10 @@ class AnomalyError(AdjointError, FloatingPointError):
 
 class GradcheckError(AdjointError, AssertionError):
     """A derivative disagrees with finite differences; the message shows the worst element."""
+
+
+class AbsentNameError(AdjointError, AttributeError):
+    """A name that NumPy, PyTorch or JAX have and adjoint has not.  Cure: what the message says to use."""
 
 
 class NotSavedError(AdjointError, AttributeError):

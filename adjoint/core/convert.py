@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from adjoint.config import get_default_dtype
+from adjoint.config import get_default_dtype, special
 from adjoint.core.lifted import Lifted
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor, Traced, concrete, wrap
+from adjoint.core.tensor import Tensor, Traced, check_conversion, concrete, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 
 __all__ = [
+    "array",
     "array_of",
     "asarray",
     "check_device",
@@ -35,6 +36,8 @@ def tensor(data: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tens
     tensor([[1, 2],
             [3, 4]], dtype=int64)
     """
+    if isinstance(data, Tensor):
+        check_conversion(data, "a new leaf", "Use x itself or x.clone(), which keep the history.")
     if type(data) is Traced and data._data.numbers() is None:
         fresh = data.detach()
         if dtype is not None and np.dtype(dtype) != fresh.dtype:
@@ -44,10 +47,20 @@ def tensor(data: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tens
     return fresh.requires_grad_() if requires_grad else fresh
 
 
+def array(data: Any, *, dtype: Any = None, copy: bool = True) -> Tensor:
+    """Make a tensor of numbers, arrays, tensors and nested lists of them; gradients flow to tensors inside.
+
+    >>> import adjoint as ad
+    >>> ad.grad(lambda x: (ad.array([x[0] ** 2, x[1], 1.0]) * x).sum())(ad.tensor([1.0, 2.0, 3.0]))
+    tensor([3., 4., 1.], dtype=float64)
+    """
+    return asarray(data, dtype=dtype, copy=copy or None)
+
+
 def asarray(data: Any, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Tensor:
     """Return ``data`` as a tensor: itself if it is one, otherwise a copy, because tensors own their memory.
 
-    ``copy=False`` raises where a copy is needed.
+    Gradients flow to tensors inside nested lists.  ``copy=False`` raises where a copy is needed.
     """
     if device is not None:
         check_device("asarray", device)
@@ -59,6 +72,8 @@ def asarray(data: Any, *, dtype: Any = None, device: Any = None, copy: bool | No
         return data.clone() if copy else data
     if copy is False:
         raise ArgumentError(f"asarray: a {type(data).__name__} becomes a tensor only by a copy.")
+    if isinstance(data, (list, tuple)) and _has_history(data):
+        return _stacked(data, _shared_dtype(data) if dtype is None else checked_dtype(dtype))
     array = array_of(data, dtype)
     fresh = array.base is None and array is not data and isinstance(data, (list, tuple, int, float, complex))
     return wrap(array if fresh else array.copy())
@@ -161,12 +176,51 @@ def _unwrap_nested(value: Any, depth: int = 0) -> Any:
     _refuse_foreign(value)
     if isinstance(value, Tensor):
         if value.requires_grad:
-            raise InputError(
-                "a list of tensors that require grad would lose their gradients here.\n"
-                "  Use ad.stack(list), which is differentiable, or x.detach()."
-            )
+            check_conversion(value, "part of a plain array", "Use ad.array(list), which keeps the history.")
         return concrete(value, "this")
     return value
+
+
+def _has_history(value: Any, depth: int = 0) -> bool:
+    """Tell whether a nested list holds tensors that plain arrays cannot replace."""
+    if isinstance(value, (list, tuple)):
+        return depth <= _DEEPEST and any(_has_history(v, depth + 1) for v in value)
+    return isinstance(value, Tensor) and (
+        value._node is not None or type(value) is Traced or bool(special.count)
+    )
+
+
+def _shared_dtype(value: Any) -> np.dtype[Any]:
+    """Return the dtype of a nested list by NumPy's promotion; Python numbers are weak."""
+    found: list[Any] = []
+
+    def visit(v: Any) -> None:
+        if isinstance(v, (list, tuple)):
+            for item in v:
+                visit(item)
+        else:
+            found.append(
+                v.dtype if isinstance(v, Tensor) else v if type(v) in _NUMBERS else array_of(v).dtype
+            )
+
+    visit(value)
+    return np.result_type(*found)
+
+
+def _stacked(value: Any, dtype: np.dtype[Any]) -> Tensor:
+    """Return a nested list as a tensor, recorded."""
+    if not isinstance(value, (list, tuple)):
+        return asarray(value, dtype=dtype)
+    parts = [_stacked(v, dtype) for v in value]
+    if not parts:
+        return wrap(np.empty(0, dtype))
+    if any(p.shape != parts[0].shape for p in parts):
+        raise ShapeError(
+            "the nested list is ragged: its parts have shapes "
+            f"{', '.join(dict.fromkeys(str(p.shape) for p in parts))}.\n"
+            "  Parts of one shape make a tensor; ad.concat joins along an axis that they have."
+        )
+    return rec.stack(*parts, axis=-1 - parts[0].ndim)
 
 
 _FOREIGN = ("torch", "jax", "jaxlib", "tensorflow", "mlx", "tinygrad", "cupy", "autograd")

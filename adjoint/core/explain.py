@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from adjoint.config import user_line
 from adjoint.core.op import Op
 from adjoint.core.shapes import broadcast_shapes
 from adjoint.core.tensor import Tensor, differentiable
@@ -21,15 +22,7 @@ from adjoint.errors import (
     ShapeError,
 )
 
-__all__ = ["check_finite", "describe", "explained", "user_line"]
-
-
-def user_line() -> str:
-    """Return "file:line" of the innermost frame outside adjoint."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("adjoint."):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+__all__ = ["check_finite", "describe", "explained"]
 
 
 def describe(op: Op, args: tuple[Any, ...]) -> str:

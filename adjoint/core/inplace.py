@@ -9,13 +9,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple, Never
 
-from adjoint.config import grad_mode, special
+from adjoint.config import grad_mode, special, tapes
 from adjoint.core.explain import explained
 from adjoint.core.lifted import running
 from adjoint.core.namespace import rec
 from adjoint.core.node import LEAF
 from adjoint.core.op import OPS
-from adjoint.core.record import tapes
 from adjoint.core.tensor import Tensor, Traced, castable, exclusive_count, is_view, refuse_leaf, refuse_view
 from adjoint.errors import DTypeError, InPlaceError, ShapeError
 

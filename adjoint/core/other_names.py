@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from adjoint.core.methods import attach
-from adjoint.errors import InputError
+from adjoint.errors import AbsentNameError, InputError
 
 __all__ = [
     "FUNCTIONS",
@@ -30,11 +30,17 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_IN_PLACE = "x = x {} y, or x.copy_(value) under ad.no_grad() to write into x"
+_IN_PLACE = "x {}= y, which writes into x"
 _PRESENT = "mask=~{}[:, None, None, :]"
 _DTYPE = "x.astype(np.{})"
 
 METHODS = {
+    "conjugate": "x.conj()",
+    "flags": "x.numpy().flags",
+    "strides": "x.numpy().strides",
+    "ctypes": "x.numpy().ctypes",
+    "tobytes": "x.numpy().tobytes()",
+    "block_until_ready": "x as it is: operations are complete when they return",
     "view": "x.reshape(shape)",
     "view_as": "x.reshape(other.shape)",
     "unsqueeze": "x.expand_dims(axis), or x[:, None]",
@@ -129,7 +135,6 @@ OPTIMIZERS = {
 SCALERS = {"unscale_": "scaler.unscale(optimizer)"}
 
 FUNCTIONS = {
-    "array": "ad.tensor(values)",
     "as_tensor": "ad.asarray(values)",
     "from_numpy": "ad.tensor(array)",
     "is_tensor": "isinstance(x, ad.Tensor)",
@@ -187,6 +192,11 @@ FUNCTIONS = {
     "Size": "a tuple",
     "func": "ad.grad, ad.vmap, ad.jacobian and ad.nn.functional_call",
     "addmm": "x @ y + b",
+    "jit": "the function as it is: adjoint runs eagerly",
+    "lax": "Python's if, for and while; ad.where inside ad.vmap",
+    "tree_map": "ad.tree.map(f, tree)",
+    "tree_util": "ad.tree",
+    "device_put": "arrays as they are: they are in the memory of the processor",
 }
 
 # Of the parts of the package, by their names
@@ -204,8 +214,6 @@ PARTS: dict[str, dict[str, str]] = {
         "ParameterDict": _ATTRIBUTES,
         "Buffer": "module.register_buffer(name, value)",
         "utils": "ad.clip_grad_norm(params, max_norm), or ad.train.pad_collate for sequences",
-        "Dropout1d": "ad.nn.Dropout",
-        "Dropout2d": "ad.nn.Dropout",
         "ConvTranspose1d": "ad.nn.functional.conv_transpose1d(x, weight, bias), with parameters of your own",
         "ConvTranspose2d": "ad.nn.functional.conv_transpose2d(x, weight, bias), with parameters of your own",
         "Conv3d": "ad.nn.functional.conv3d(x, weight, bias), with parameters of your own",
@@ -277,7 +285,7 @@ class _Elsewhere:
 
     def __get__(self, x: Any, cls: type | None = None) -> NoReturn:
         owner = self.owner or (type(x) if cls is None else cls).__name__
-        raise AttributeError(f"{owner} has no {self.name!r}.  Use {self.instead}.")
+        raise AbsentNameError(f"{owner} has no {self.name!r}.  Use {self.instead}.")
 
 
 def explain_methods(cls: type, owner: str, instead: Mapping[str, str]) -> None:
@@ -297,7 +305,7 @@ def absent(module: str) -> Callable[[str], NoReturn]:
 
     def lookup(name: str) -> NoReturn:
         instead = PARTS[module].get(name)
-        raise AttributeError(
+        raise (AbsentNameError if instead else AttributeError)(
             f"module {module!r} has no attribute {name!r}" + (f".  Use {instead}." if instead else ""),
             name=name,
             obj=sys.modules[module],
@@ -308,6 +316,8 @@ def absent(module: str) -> Callable[[str], NoReturn]:
 
 # Names that people know from PyTorch for what is called otherwise here; for some, what to do instead
 KEYWORDS = {
+    "in_dims": "in_axes",
+    "out_dims": "out_axes",
     "dim": "axis",
     "dims": "axis",
     "axes": "axis",

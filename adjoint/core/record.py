@@ -14,9 +14,9 @@ from weakref import ref
 import numpy as np
 from numpy import ndarray
 
-from adjoint.config import grad_mode, special
-from adjoint.core.convert import array_of
-from adjoint.core.explain import check_finite, describe, explained, user_line
+from adjoint.config import grad_mode, special, tapes, user_line
+from adjoint.core.convert import array_of, asarray
+from adjoint.core.explain import check_finite, describe, explained
 from adjoint.core.lifted import Lifted
 from adjoint.core.node import LEAF, Node, Packed, Spec, next_seq
 from adjoint.core.op import OPS, Op
@@ -45,7 +45,6 @@ __all__ = [
 ]
 
 anomaly: ContextVar[bool] = ContextVar("adjoint_anomaly", default=False)
-tapes: ContextVar[tuple[Any, ...]] = ContextVar("adjoint_tapes", default=())
 saved_hooks: ContextVar[tuple[Callable[[Any], Any], Callable[[Any], Any]] | None] = ContextVar(
     "adjoint_saved_hooks", default=None
 )
@@ -298,6 +297,8 @@ def coerce(op: Op, a: Any) -> Any:
             if a is None
             else f"{op.name}: expected a tensor, an array or a number, but got the text {a!r}."
         )
+    if isinstance(a, (list, tuple)):
+        return asarray(a)
     array = array_of(a)
     # memory from outside is copied where backward reads it or the output could share it
     keeps = op.kind != "elementwise" or any(op.saves_args)

@@ -8,18 +8,28 @@ whenever anything else holds the memory.
 
 from __future__ import annotations
 
+import dis
 import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any, Never
 
 import numpy as np
 from numpy import ndarray
 
-from adjoint.config import grad_mode, held_across_fork, special
+from adjoint.config import (
+    grad_mode,
+    held_across_fork,
+    library_of,
+    special,
+    tapes,
+    transform,
+    user_line,
+)
 from adjoint.core.lifted import Lifted, enclosing
 from adjoint.core.methods import Methods
 from adjoint.core.namespace import rec
@@ -29,6 +39,7 @@ from adjoint.errors import (
     DTypeError,
     InPlaceError,
     InputError,
+    LostHistoryError,
     NoGradientError,
     ShapeError,
 )
@@ -37,6 +48,7 @@ __all__ = [
     "Tensor",
     "Traced",
     "castable",
+    "check_conversion",
     "clock",
     "committing",
     "concrete",
@@ -302,6 +314,12 @@ class Tensor(Methods):
         return read_only(data)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> ndarray[Any, Any]:
+        check_conversion(
+            self,
+            "a NumPy array",
+            "Use functions that take tensors: ad.array or ad.stack for lists, np.f(x), ad.linalg, "
+            "ad.special.",
+        )
         data = self.numpy()
         if dtype is not None and np.dtype(dtype) != data.dtype:
             if copy is False:
@@ -348,6 +366,13 @@ class Tensor(Methods):
             raise ShapeError(
                 f"{kind}() needs one element, but this tensor has shape {self.shape}.\n"
                 f"  Choose one, {kind}(x[0]), or use x.astype({kind}) for all."
+            )
+        if transform.get() is not None or _asked_by_numpy(sys._getframe(2)):
+            check_conversion(
+                self,
+                f"a Python {kind}",
+                "Use functions that take tensors: ad.exp(x), not math.exp(x); y = ad.array([...]), "
+                "not y[i] = x.",
             )
         return concrete(self, f"{kind}()").item()
 
@@ -469,6 +494,32 @@ def note_reading(*tensors: Any) -> None:
         for t in tensors:
             if isinstance(t, Tensor):
                 note(t)
+
+
+def _asked_by_numpy(frame: FrameType) -> bool:
+    """Tell whether NumPy converts a tensor in this frame: inside NumPy or SciPy, or in ``array[i] = x``."""
+    if library_of(frame) in ("numpy", "scipy"):
+        return True
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "STORE_SUBSCR"
+
+
+def check_conversion(t: Tensor, target: str, instead: str) -> None:
+    """Raise, while recording, if ``t`` requires grad or a tape watches it: a conversion drops its history."""
+    if not grad_mode.get():
+        return
+    if type(t._node) is Node:
+        what = f"the result of {t._node.name!r}, of shape {t.shape},"
+    elif t._node is LEAF:
+        what = f"a leaf of shape {t.shape} that requires grad"
+    elif special.count and any(tape.watches(t) for tape in tapes.get()):
+        what = f"a tensor of shape {t.shape} that a tape watches"
+    else:
+        return
+    raise LostHistoryError(
+        f"{what} would become {target} at {user_line()}, and its gradient would be lost.\n"
+        f"  {instead}\n"
+        "  If the values alone are meant, take x.detach(), x.numpy() or x.item()."
+    )
 
 
 def wrap(data: Any) -> Tensor:

@@ -13,8 +13,8 @@ import numpy as np
 
 from adjoint.core.convert import check_device, resolved, tensor
 from adjoint.core.methods import attach
-from adjoint.core.tensor import Tensor, wrap
-from adjoint.errors import InputError, NoGradientError, SharingError
+from adjoint.core.tensor import Tensor, check_conversion, wrap
+from adjoint.errors import InputError, SharingError
 
 __all__ = ["from_dlpack"]
 
@@ -31,11 +31,7 @@ def dlpack(
     copy: bool | None = None,
 ) -> Any:
     """Return the values as a DLPack capsule for another library."""
-    if self.requires_grad:
-        raise NoGradientError(
-            "__dlpack__: this tensor requires grad, and the other library would not record what it does.\n"
-            "  Hand over x.detach()."
-        )
+    check_conversion(self, "a DLPack capsule", "The other library does not record what it does with it.")
     if stream is not None:
         raise InputError("__dlpack__: the cpu has no streams, so stream must be None.")
     if dl_device is not None and (int(dl_device[0]), dl_device[1]) != _CPU:

@@ -155,7 +155,7 @@ def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: A
     options = f" with {', '.join(kwargs)}" if kwargs else ""
     raise InputError(
         f"{call}{options} has no derivative in adjoint.\n"
-        "  Use np.asarray(tensor) if no gradient is needed, or ad.define to add the op."
+        "  Use x.numpy() if no gradient is needed, or ad.define to add the op."
     )
 
 
@@ -177,7 +177,7 @@ def array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any) 
         )
     raise InputError(
         f"np.{func.__name__} has no derivative in adjoint.\n"
-        "  Use np.asarray(tensor) if no gradient is needed, or write it with ad functions."
+        "  Use x.numpy() if no gradient is needed, or write it with ad functions."
     )
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from adjoint import ops
+from adjoint import ops, tree
 from adjoint.core.convert import array_of, asarray, weak_array
 from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import canonical_axis
-from adjoint.core.tensor import Tensor, differentiable, wrap
-from adjoint.errors import ArgumentError, InputError, NoGradientError, ShapeError
+from adjoint.core.tensor import Tensor, check_conversion, differentiable, wrap
+from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.half import is_half, widened
 from adjoint.ops.reduce import narrowed
 from adjoint.ops.scatter import as_index
@@ -33,17 +33,18 @@ PLAIN = """
     ravel_multi_index unravel_index
 """.split()
 
+_EDGES = ("histogram", "histogram_bin_edges")
 WRITERS = ("copyto", "put", "put_along_axis", "place", "putmask", "fill_diagonal")
 
 
 def plain(function: Any, args: Any, kwargs: Any) -> Any:
     """Call NumPy's function on the values; arrays among the results become tensors."""
-    weights = kwargs.get("weights")
-    if isinstance(weights, Tensor) and weights.requires_grad:
-        raise NoGradientError(
-            f"np.{function.__name__}: no gradient flows to weights here.\n"
-            "  Use weights.detach(), or np.bincount, which differentiates in its weights."
-        )
+    if function.__name__ in _EDGES:  # the edges of the bins depend on the values
+        for t in tree.flatten((args, kwargs))[0]:
+            if isinstance(t, Tensor):
+                check_conversion(
+                    t, f"an array for np.{function.__name__}", "np.bincount differentiates in weights."
+                )
     args = tuple(_values(a) for a in args)
     return _wrapped(function(*args, **{k: _values(v) for k, v in kwargs.items()}))
 
@@ -429,7 +430,15 @@ def _diagflat(v: Any, k: int = 0) -> Tensor:
 
 
 def _nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Tensor:
-    return our("nan_to_num")(x, nan, posinf, neginf)
+    x = asarray(x)
+    chosen = {"nan": (rec.isnan(x), nan), "posinf": (x == np.inf, posinf), "neginf": (x == -np.inf, neginf)}
+    plain = {}
+    for name, (where, value) in chosen.items():
+        if isinstance(value, Tensor) and value.requires_grad:
+            x = rec.where(where, value, x)
+        else:
+            plain[name] = value
+    return our("nan_to_num")(x, **plain)
 
 
 def _can_cast(from_: Any, to: Any, casting: Any = "safe") -> bool:

@@ -86,7 +86,7 @@ define("sign", _real_sign, _zero, domain=(0.3, 2), doc="The sign of real numbers
 copysign = define("copysign", np.copysign,
                   lambda xp, g, z, x, y: g * xp.sign(x) * xp.copysign(1, y),
                   _zero, saves="xy", domain=((0.3, 2), (0.3, 2)))  # fmt: skip
-nextafter = define("nextafter", np.nextafter, None, None, reason="it steps to the neighbouring number")
+nextafter = define("nextafter", np.nextafter, lambda xp, g, z, x, y: g, _zero, domain=((0.3, 1), (1.5, 2)))
 spacing = define("spacing", np.spacing, None, reason="it is piecewise constant")
 define("binary_exponent", lambda x: np.frexp(x)[1], None, reason="it is piecewise constant",
        doc="The n with |x| = m · 2**n and 0.5 ≤ m < 1.")  # fmt: skip
@@ -279,7 +279,7 @@ def whole_part(name: str) -> Callable[[Tensor], int]:
                 f"math.{name}() needs one element, but this tensor has shape {x.shape}.\n"
                 f"  Use ad.{name}(x) for all of them."
             )
-        return getattr(math, name)(x.item())
+        return getattr(math, name)(x.__float__())
 
     return convert
 

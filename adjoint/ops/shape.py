@@ -340,6 +340,14 @@ def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: float =
     if builtins.any(n < 0 for pair in pairs for n in pair):
         raise ArgumentError(f"pad: widths must not be negative, but got {pad_width!r}.")
     if mode == "constant":
+        if isinstance(constant_values, Tensor) and constant_values.requires_grad:
+            inside = np.pad(np.ones(x.shape, bool), pairs)
+            if constant_values.ndim:
+                raise ShapeError(
+                    f"pad: a tensor as constant_values is 0-d, not of shape {constant_values.shape}."
+                )
+            value = rec.astype(constant_values, dtype=x.dtype)
+            return rec.where(inside, rec.pad(x, widths=pairs, value=0), value)
         # not a reference: what the caller has may change before a second run
         fill = array_of(constant("pad", "constant_values", constant_values)).tolist()
         return rec.pad(x, widths=pairs, value=fill)

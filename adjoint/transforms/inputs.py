@@ -17,6 +17,7 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.config import grad_mode, special
+from adjoint.config import transform as transform_name
 from adjoint.core.convert import tensor
 from adjoint.core.lifted import Lifted, enclosing
 from adjoint.core.node import Node, next_seq
@@ -242,8 +243,10 @@ def record_call(
         structures.append(structure)
     run.since = next_seq()
     run.inputs = []
+    outer = transform_name.get()
     try:
         grad_mode.set(True)
+        transform_name.set(f"ad.{transform}")
         for i, tensors, structure in zip(positions, found, structures, strict=True):
             inputs = [stand_in(t if run.mode else t.detach()) for t in tensors]
             run.inputs.extend(inputs)
@@ -251,6 +254,7 @@ def record_call(
         run.foreign = {}
         result = f(*replaced, **kwargs)
     finally:
+        transform_name.set(outer)
         grad_mode.set(run.mode)
     run.aux = None
     if has_aux:
@@ -276,10 +280,13 @@ def _take_outputs(transform: str, f: Any, run: Recorded, result: Any) -> None:
     for i, leaf in enumerate(leaves):
         place = Place(run.structure, i, f"the result of {name_of(f)}")
         if not isinstance(leaf, Tensor):
-            raise TransformError(
-                f"{transform}: {place} is a {type(leaf).__name__}, not a tensor, so its history is lost.\n"
-                "  Compute with tensors to the end: no float(x), x.item() or x.numpy() on the way."
-            )
+            if not isinstance(leaf, _NUMBERS) or isinstance(leaf, bool):
+                raise TransformError(
+                    f"{transform}: {place} is a {kind_of(leaf)}, not a tensor, an array or a number.\n"
+                    "  Return it beside the result with has_aux=True."
+                )
+            # no conversion drops a history silently, so a number is a constant
+            leaf = leaves[i] = tensor(float(leaf) if isinstance(leaf, int) else leaf)
         if not differentiable(leaf.dtype):
             raise DTypeError(
                 f"{transform}: {place} is {leaf.dtype}, "
