@@ -13,6 +13,7 @@ from __future__ import annotations
 import _thread
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 from contextvars import ContextVar, copy_context
 from heapq import heappop, heappush
@@ -41,7 +42,8 @@ _LOOK_SECONDS = 0.1
 _PATIENCE_SECONDS = 1.0
 
 # The run that calls hooks and rules here: a backward inside one of them runs in its own thread.
-_inside: ContextVar[_Crew | None] = ContextVar("adjoint_inside_parallel_run", default=None)
+# A weak reference: the crew holds a copy of the context, and a context that a hook copied may live on.
+_inside: ContextVar[weakref.ref[_Crew] | None] = ContextVar("adjoint_inside_parallel_run", default=None)
 
 
 def run_parallel(plan: Plan, run: Run, workers: int) -> None:
@@ -51,13 +53,14 @@ def run_parallel(plan: Plan, run: Run, workers: int) -> None:
     hook or rule of another parallel run, stays in the caller's thread.
     """
     around = _inside.get()
-    nested = around is not None and not around.stopped
+    other = None if around is None else around()
+    nested = other is not None and not other.stopped
     if workers == 1 or nested or run.xp is not raw or len(plan.order) < 2:
         run_serial(plan, run)
         return
     crew = _Crew(plan, run, workers)
     try:
-        _inside.set(crew)
+        _inside.set(weakref.ref(crew))
         crew.run_all()
     finally:
         _inside.set(around)

@@ -111,8 +111,9 @@ def backward_into_leaves(
 
     A tensor of one element needs no ``gradient``; any other needs one of exactly its shape.
     ``retain_graph`` keeps what was saved, for a second backward; ``create_graph`` records
-    the backward itself, so that the gradients can be differentiated; ``inputs`` limits it
-    to these tensors.  ``workers`` is how many threads may work, or "auto"; None takes
+    the backward itself, so that the gradients can be differentiated (``.grad`` then holds a graph
+    that holds its leaf: a reference cycle until ``.grad`` is cleared; ``ad.gradients`` makes none).
+    ``inputs`` limits it to these tensors.  ``workers`` is how many threads may work, or "auto"; None takes
     ``ad.config.workers``.  ``on_leaf_ready(leaf, grad)`` is called once for each leaf, when
     its gradient is complete and the rest still runs; if it returns True it has taken the
     gradient, which then is not added to ``.grad``.  If anything fails, no ``.grad`` has changed.

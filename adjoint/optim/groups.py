@@ -28,8 +28,7 @@ SMALL = 16_384  # elements: parameters up to this size share one flat array
 class Group:
     """Parameters that share hyper-parameters: small ones in one block per dtype, large ones alone."""
 
-    def __init__(self, optimizer: Optimizer, params: list[Tensor], hyper: Hyper) -> None:
-        self.optimizer = optimizer
+    def __init__(self, params: list[Tensor], hyper: Hyper) -> None:
         self.params = params
         self.hyper = hyper
         self.checked = dict(hyper)  # as they were when they were last looked at
@@ -60,10 +59,10 @@ class Group:
         unit = self._unit_of[id(p)]
         return unit.steps[unit.position(p)]
 
-    def take_over(self) -> None:
+    def take_over(self, optimizer: Optimizer) -> None:
         """Fit the states to hyper-parameters that somebody wrote: momentum, say, that was 0 until now."""
         if any(v != self.checked[k] for k, v in self.hyper.items() if k != "lr"):
-            fitted = [unit.fitted_state(self.optimizer, self.hyper) for unit in self.units]
+            fitted = [unit.fitted_state(optimizer, self.hyper) for unit in self.units]
             for unit, state in zip(self.units, fitted, strict=True):
                 unit.state = state
         self.hyper.update({k: plain(v) for k, v in self.hyper.items()})

@@ -151,7 +151,7 @@ class Optimizer:
         hyper = {**self.defaults, **{k: v for k, v in group.items() if k not in ("params", "names")}}
         self.check(hyper)
         hyper = {k: plain(v) for k, v in hyper.items()}
-        added = Group(self, params, hyper)
+        added = Group(params, hyper)
         added.own_rate = "lr" in group
         if self.groups and "lr" in hyper:
             self._relate(added)
@@ -266,7 +266,7 @@ class Optimizer:
             # parameters are written to; set inside, so that an interrupt does not leave it so
             grad_mode.set(False)
             for group in written:
-                group.take_over()
+                group.take_over(self)
             for group in self.groups:
                 for unit in group.units:
                     grads = list(map(gradient, unit.params))
