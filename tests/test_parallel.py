@@ -467,4 +467,4 @@ def test_hooks_run_without_grad_mode_and_under_the_error_state_of_the_backward(w
     with np.errstate(all="raise"):
         (x * x).sum().backward(workers=workers)
         (x * x).sum().backward(create_graph=True)
-    assert seen == [(False, "ignore", "call"), (True, "ignore", "call")]
+    assert seen == [(False, "ignore", "ignore"), (True, "ignore", "ignore")]

@@ -45,35 +45,30 @@ class Op:
     doc: str
     reason: str  # why no gradient flows, where none does
     literals: bool = False  # the forward or the rules look at Python numbers among the arguments
-    selects: bool = False  # elements without influence get a zero gradient, though they may be NaN
+    selects: bool = False  # elements without influence get a zero gradient, whatever their values are
     pure: bool = True  # the same inputs give the same outputs, and nothing else happens
     unread: frozenset[int] = frozenset()  # of several outputs that are saved, those that no rule reads
-    call: bool = False  # the record of one call of a function, whose rule chooses its levels itself
+    call: bool = False  # one call of a function: its rule differentiates by itself, at levels that it chooses
     eager: Callable[..., Any] = field(init=False)
     unsaved: Spec = field(init=False)  # what an elementwise rule gets for what was not saved
     blank: tuple[Any, ...] = field(init=False)
     differentiable: bool = field(init=False)
     saves_any: bool = field(init=False)
     plain: bool = field(init=False)  # one output, and nothing that the engine must look after
+    pointwise: bool = field(init=False)  # an element of the gradient depends on that at its own place alone
     _split: dict[tuple[int, int], Split] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.unsaved = Spec(self.name, (), None)
         self.blank = (self.unsaved,) * (self.arity or 0)
         self.plain = self.outputs == 1 and self.name != "output"
+        self.pointwise = self.kind == "elementwise" and self.outputs == 1 and not self.selects
         self.saves_any = self.saves_out or any(self.saves_args)
         self.differentiable = self.joint is not None or any(r is not None for r in self.rules)
 
     def smooth(self, i: int) -> bool:
         """Tell whether a gradient flows to argument ``i``."""
         return self.joint is not None or (i < len(self.rules) and self.rules[i] is not None)
-
-    def inside(self) -> tuple[float | None, ...]:
-        """A point where the op is smooth: the middle of its domain; None where it takes no floats."""
-        domain: Any = (-2.0, 2.0) if self.domain is None else self.domain
-        if isinstance(domain, str) or isinstance(domain[0], (int, float)):
-            domain = (domain,) * (self.arity or 1)
-        return tuple(None if isinstance(d, str) else (d[0] + d[1]) / 2 for d in domain)
 
     def keeps(self, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
         """Tell, for each argument and last for the output, whether its values must be kept.

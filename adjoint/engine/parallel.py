@@ -20,13 +20,16 @@ from heapq import heappop, heappush
 from time import monotonic, sleep
 from typing import Any
 
+import numpy as np
+
 from adjoint.core.namespace import raw
 from adjoint.core.node import Node
 from adjoint.core.record import PICK
 from adjoint.engine.plan import Plan
-from adjoint.engine.pull import Invalid, add, add_output
+from adjoint.engine.pull import add, add_output
 from adjoint.engine.run import Run
 from adjoint.engine.serial import run_serial
+from adjoint.engine.zeros import Masked, cleaned
 from adjoint.errors import WorkerError
 
 __all__ = ["WAITING_BYTES", "run_parallel"]
@@ -218,14 +221,13 @@ class _Crew:
 
     def work(self, me: int) -> None:
         """Take nodes and pull through them until nothing is left."""
-        invalid = Invalid()
-        with invalid.state():
-            self.work_on(me, invalid)
+        with np.errstate(all="ignore"):
+            self.work_on(me)
 
-    def work_on(self, me: int, invalid: Invalid) -> None:
+    def work_on(self, me: int) -> None:
         index = self.next_node(me)
         while index >= 0:
-            index = self.process(me, index, invalid)
+            index = self.process(me, index)
 
     def next_node(self, me: int) -> int:
         """Return the node to take next, waiting for one if need be; -1 at the end."""
@@ -282,25 +284,23 @@ class _Crew:
                 "run the forward and backward again."
             )
 
-    def process(self, me: int, index: int, invalid: Invalid) -> int:
+    def process(self, me: int, index: int) -> int:
         """Pull through one node; return the node to take next, or -1 at the end."""
         run, node = self.run, self.order[index]
         g = run.grads.pop(node, None)
         pulled: list[Any] | None = None
         if g is not None:
             if node.extra is None:
-                g = run.arrive(node, g)
+                g, zeros = run.arrive(node, g)
             else:
                 with self.user_code:
                     if self.stopped:
                         return self.next_node(me)
-                    g = run.arrive(node, g)
+                    g, zeros = run.arrive(node, g)
             if node.op is PICK:
-                pulled = [(node, g)]
-                if node in run.guarded:
-                    run.guarded.add(node.parents[0])
+                pulled = [(node, cleaned(run.xp, g, zeros), zeros)]
             else:
-                pulled = run.pass_through(node, g, self.plan.needed, invalid)
+                pulled = run.pass_through(node, g, zeros, self.plan.needed)
         del g
         complete = self.deliver(index, pulled)
         del pulled
@@ -379,9 +379,11 @@ class _Crew:
             if gp is None:
                 continue
             if type(gp) is tuple:
-                add_output(run.xp, run.grads, *gp)
+                add_output(run, *gp)
+            elif type(gp) is Masked:
+                add(run, key, gp.g, gp.zeros)
             else:
-                add(run.xp, run.grads, run.owned, run.wide, key, gp)
+                add(run, key, gp)
 
     def finish(self, me: int, index: int, complete: list[_Inbox]) -> int:
         """Note that a node is done; take one of the nodes that are ready now, offer the others."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,10 +13,13 @@ from adjoint.core.node import Node, Packed
 from adjoint.core.record import innermost, output_node
 from adjoint.core.shapes import reduced_axes
 from adjoint.core.tensor import Tensor, wrap
+from adjoint.engine.zeros import Masked, Zeros, arriving, cleaned, meet, reduced, same, through
 from adjoint.errors import GraphReleasedError, HookError, ModifiedError, RuleError
 
+if TYPE_CHECKING:
+    from adjoint.engine.run import Run
+
 __all__ = [
-    "Invalid",
     "add",
     "add_output",
     "check_versions",
@@ -38,34 +41,11 @@ __all__ = [
 _F32 = np.dtype(np.float32)
 
 
-class Invalid:
-    """Told by NumPy when an operation makes a NaN out of numbers (0/0, 0·inf, …).
-
-    The floating-point unit sees this for free.  A zero gradient times an infinite derivative is
-    such a NaN: there, and only there, ``pull`` looks for it and keeps the zero.  It does not see a
-    zero times a NaN that was there before, as in ``where(x > 0, sqrt(x), 0)``; so behind an op that
-    selects (``watch``) ``pull`` looks itself.
-    """
-
-    __slots__ = ("hit", "watch")
-
-    def __init__(self) -> None:
-        self.hit = False
-        self.watch = False
-
-    def __call__(self, *_: Any) -> None:
-        """Take note; NumPy calls this."""
-        self.hit = True
-
-    def state(self) -> np.errstate:
-        """The error state of a backward run."""
-        return np.errstate(all="ignore", invalid="call", call=self)
-
-
-def pull(node: Node, g: Any, xp: Namespace, invalid: Invalid, needed: set[Any] | None) -> Any:
+def pull(node: Node, g: Any, xp: Namespace, needed: set[Any] | None, zeros: Any = None) -> list[Any]:
     """Return the contribution to each parent of ``node``, None where none is wanted.
 
-    Contributions have the shape and dtype of their parents.
+    Contributions have the shape and dtype of their parents.  ``zeros`` are those of ``g``, by output where
+    there are several; a contribution that has some is a ``Masked``.
     """
     if needed is not None and needed.isdisjoint(node.parents):
         return [None] * len(node.parents)  # the gradient of this node itself was asked for
@@ -73,25 +53,47 @@ def pull(node: Node, g: Any, xp: Namespace, invalid: Invalid, needed: set[Any] |
     values, out = saved_values(node, xp)
     if op.outputs > 1:
         conjugate = op.holomorphic and any(dtype.kind == "c" for dtype in node.dtype)
-        if conjugate:
-            g = tuple(None if each is None else xp.conj(each) for each in g)
+        given = tuple(None if each is None else xp.conj(each) for each in g) if conjugate else g
     else:
+        if zeros is not None and not op.pointwise:
+            g = cleaned(xp, g, zeros)
         conjugate = node.dtype.kind == "c" and op.holomorphic
-        if conjugate:
-            g = xp.conj(g)
+        given = xp.conj(g) if conjugate else g
+    parents = node.parents
+    wanted = [p is not None and (needed is None or p in needed) for p in parents]
     if op.joint is not None:
-        return pull_joint(node, g, xp, values, out, needed, invalid, conjugate)
-    params, rules = node.params, op.rules
-    pulled: list[Any] = []
-    for i, parent in enumerate(node.parents):
-        if parent is None or (needed is not None and parent not in needed):
-            pulled.append(None)
-            continue
-        gp = rules[i](xp, g, out, *values, **params)
-        if xp is rec and op.kind == "elementwise" and (invalid.hit or invalid.watch) and _has_nan(gp):
-            gp = _pull_aside(node, i, g, gp, values, out)
-        pulled.append(fitted(node, i, parent, g, gp, xp, invalid, conjugate))
-    return pulled
+        found = pull_joint(node, given, xp, values, out, needed, zeros)
+        wanted = [gp is not None for gp in found]  # a joint rule returns None where nothing flows
+    else:
+        found = [rule(xp, given, out, *values, **node.params) if w else None
+                 for rule, w in zip(op.rules, wanted, strict=True)]  # fmt: skip
+    if zeros is None and not op.selects:
+        return [
+            fitted(node, i, parents[i], gp, xp, conjugate) if w else None
+            for i, (gp, w) in enumerate(zip(found, wanted, strict=True))
+        ]
+    return [
+        masked(node, i, parents[i], g, gp, xp, zeros, conjugate) if w else None
+        for i, (gp, w) in enumerate(zip(found, wanted, strict=True))
+    ]
+
+
+def masked(
+    node: Node, i: int, parent: Any, g: Any, gp: Any, xp: Namespace, zeros: Any, conjugate: bool = False
+) -> Any:
+    """Make what a rule returned for argument ``i`` fit the parent, and join the zeros that it has."""
+    own: Zeros | None
+    if node.op.pointwise:
+        own = zeros if gp is g else zeros.stain()
+        if getattr(gp, "shape", None) == node.shape != parent.shape:  # elements are summed below
+            gp, own = cleaned(xp, gp, own), reduced((own,), parent.shape)
+        elif getattr(gp, "shape", None) != node.shape:
+            own = None
+    else:
+        own = through(node, i, g, zeros, parent.shape)
+    gp = fitted(node, i, parent, gp, xp, conjugate)
+    # nothing comes after a leaf that could stain what is clean
+    return gp if own is None or (type(parent) is not Node and not own.stained) else Masked(gp, own)
 
 
 def saved_values(node: Node, xp: Namespace) -> tuple[tuple[Any, ...], Any]:
@@ -108,28 +110,15 @@ def saved_values(node: Node, xp: Namespace) -> tuple[tuple[Any, ...], Any]:
     return _attached(node, values, out) if xp is rec else (values, out)
 
 
-def fitted(
-    node: Node, i: int, parent: Any, g: Any, gp: Any, xp: Namespace, invalid: Invalid, conjugate: bool = False
-) -> Any:
+def fitted(node: Node, i: int, parent: Any, gp: Any, xp: Namespace, conjugate: bool = False) -> Any:
     """Make what a rule returned for argument ``i`` fit the parent, or say why it does not."""
     if not hasattr(gp, "dtype"):
         raise _no_array(node, i, gp)
-    if invalid.hit or (invalid.watch and _may_have_nan(gp)):
-        gp = _keep_zeros(node.op.kind, xp, g, gp)
-    gp = fit(node, i, xp.conj(gp) if conjugate else gp, xp, parent)
-    invalid.hit = False  # whatever happened here says nothing about the next rule
-    return gp
+    return fit(node, i, xp.conj(gp) if conjugate else gp, xp, parent)
 
 
 def pull_joint(
-    node: Node,
-    g: Any,
-    xp: Namespace,
-    values: Any,
-    out: Any,
-    needed: set[Any] | None,
-    invalid: Invalid,
-    conjugate: bool = False,
+    node: Node, g: Any, xp: Namespace, values: Any, out: Any, needed: set[Any] | None, zeros: Any = None
 ) -> list[Any]:
     """Return what the joint rule of a node gives its parents, None where nothing is wanted or flows."""
     op = node.op
@@ -138,25 +127,23 @@ def pull_joint(
     assert op.joint is not None
     if xp is dyn and not op.call:
         g, out, values = on_one_level(g, out, values)
-    grads = op.joint(xp, g, out, *values, wanted=wanted, **node.params)
+    if op.call:
+        several = op.outputs > 1
+        before = arriving.get()
+        try:  # no token, see ``differentiate``
+            arriving.set(list(zip(g, zeros or [None] * len(g), strict=True)) if several else [(g, zeros)])
+            grads = op.joint(xp, g, out, *values, wanted=wanted, **node.params)
+        finally:
+            arriving.set(before)
+    else:
+        grads = op.joint(xp, g, out, *values, wanted=wanted, **node.params)
     if not isinstance(grads, (tuple, list)) or len(grads) != len(parents):
         got = f"{len(grads)}" if isinstance(grads, (tuple, list)) else f"a {type(grads).__name__}"
         raise RuleError(
             f"the rule of {op.name!r} returns one gradient per argument, {len(parents)} in all, but "
             f"returned {got}."
         )
-    pulled: list[Any] = []
-    for i, (gp, want) in enumerate(zip(grads, wanted, strict=True)):
-        if not want or gp is None:
-            pulled.append(None)
-            continue
-        if not hasattr(gp, "dtype"):
-            raise _no_array(node, i, gp)
-        if op.kind == "elementwise" and (invalid.hit or (invalid.watch and _may_have_nan(gp))):
-            gp = _keep_zeros(op.kind, xp, _one_of(g, xp), gp)
-        gp = xp.conj(gp) if conjugate else gp
-        pulled.append(fit(node, i, gp, xp, parents[i]))
-    return pulled
+    return [gp if want else None for gp, want in zip(grads, wanted, strict=True)]
 
 
 def on_one_level(g: Any, out: Any, values: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
@@ -195,56 +182,6 @@ def fit(node: Node, i: int, gp: Any, xp: Namespace, parent: Any) -> Any:
     if gp.dtype != parent.dtype:
         gp = xp.astype(gp, dtype=parent.dtype)
     return gp
-
-
-def _keep_zeros(kind: str, xp: Namespace, g: Any, gp: Any) -> Any:
-    """Where the incoming gradient is zero, an infinite derivative does not make it NaN."""
-    if kind != "elementwise" or getattr(gp, "shape", None) != g.shape:
-        return gp
-    return xp.where(xp.logical_and(xp.equal(g, 0), xp.isnan(gp)), 0, gp)
-
-
-def _one_of(g: Any, xp: Namespace) -> Any:
-    """Return one gradient that is zero only where those of all outputs are."""
-    if type(g) not in (tuple, list):
-        return g
-    given = [each for each in g if each is not None]
-    total = given[0]
-    for each in given[1:]:
-        total = xp.add(xp.abs(total), xp.abs(each))
-    return total
-
-
-def _has_nan(gp: Any) -> bool:
-    return isinstance(gp, Tensor) and type(gp._data) is np.ndarray and bool(np.isnan(gp._data).any())
-
-
-def _pull_aside(node: Node, i: int, g: Tensor, gp: Tensor, values: tuple[Any, ...], out: Any) -> Any:
-    """Where the gradient is zero and its result NaN, apply the rule inside the op's domain instead.
-
-    The result there is zero, and so are its own derivatives: what is recorded has no NaN that
-    would come back at the next order (the "double where").
-    """
-    op = node.op
-    if gp.shape != g.shape:
-        return gp
-    hidden = wrap(np.logical_and(g._data == 0, np.isnan(gp._data)))
-    inside = op.inside()
-    safe = tuple(
-        rec.where(hidden, middle, v) if isinstance(v, Tensor) and middle is not None else v
-        for v, middle in zip(values, inside, strict=True)
-    )
-    if out is not None and None not in inside:
-        out = rec.where(hidden, float(op.forward(*map(np.asarray, inside), **node.params)), out)
-    return op.rules[i](rec, g, out, *safe, **node.params)
-
-
-def _may_have_nan(gp: Any) -> bool:
-    """Look for a NaN, at the price of a dot product: squares do not cancel, so it has one too."""
-    data = gp._data if isinstance(gp, Tensor) else gp
-    if not isinstance(data, np.ndarray) or data.dtype.kind not in "fc":
-        return True  # not known: a value of a transform, a half precision that NumPy does not know
-    return bool(np.isnan(np.vdot(data, data)))
 
 
 def _unpacked(value: Any) -> Any:
@@ -293,31 +230,45 @@ def check_versions(node: Node) -> None:
             raise modified(node, t)
 
 
-def add(xp: Namespace, grads: dict[Any, Any], owned: set[Any], wide: set[Any], parent: Any, gp: Any) -> None:
+def add(run: Run, parent: Any, gp: Any, zeros: Zeros | None = None) -> None:
     """Add a contribution to the gradient of ``parent``.
 
     The first is kept by reference, the second makes a new array (``owned``), later ones add
     into that one: an array that the engine did not make is never written.  Half precision is
     summed in float32 (``wide``) and narrowed at the end.
     """
+    grads = run.grads
     before = grads.get(parent)
     if before is None:
         grads[parent] = gp
-    elif parent in owned:
+        if zeros is not None:
+            run.zeros[parent] = zeros
+        return
+    if zeros is not None or run.zeros:
+        had = run.zeros.pop(parent, None)
+        if same(had, zeros):
+            zeros = had if had is None or had.stained else zeros
+        else:
+            gp = cleaned(run.xp, gp, zeros)
+            before = grads[parent] = cleaned(run.xp, before, had)
+            zeros = meet(had, zeros)
+        if zeros is not None:
+            run.zeros[parent] = zeros
+    if parent in run.owned:
         np.add(before, gp, before)
-    elif xp is not raw:
-        if parent.dtype.itemsize == 2 and parent not in wide:
-            before = xp.astype(before, dtype=_F32)
-            wide.add(parent)
-        grads[parent] = xp.add(before, gp)
+    elif run.xp is not raw:
+        if parent.dtype.itemsize == 2 and parent not in run.wide:
+            before = run.xp.astype(before, dtype=_F32)
+            run.wide.add(parent)
+        grads[parent] = run.xp.add(before, gp)
     elif parent.dtype.itemsize == 2:
         grads[parent] = np.add(before, gp, dtype=np.float32)
-        wide.add(parent)
+        run.wide.add(parent)
     else:
         grads[parent] = total = np.add(before, gp)
         # a sum of 0-d arrays is a scalar, one of sparse rows is sparse: nothing adds into those
         if type(total) is np.ndarray:
-            owned.add(parent)
+            run.owned.add(parent)
 
 
 def narrowed(xp: Namespace, g: Any, key: Any, wide: set[Any]) -> Any:
@@ -326,14 +277,19 @@ def narrowed(xp: Namespace, g: Any, key: Any, wide: set[Any]) -> Any:
     return xp.astype(g, dtype=key.dtype)
 
 
-def add_output(xp: Namespace, grads: dict[Any, Any], node: Node, g: Any) -> None:
-    """Hand the gradient of one output to the node of all outputs."""
+def add_output(run: Run, node: Node, g: Any, zeros: Zeros | None) -> None:
+    """Hand the gradient of one output, which is clean, to the node of all outputs."""
     parent = node.parents[0]
-    slots = grads.get(parent)
+    slots = run.grads.get(parent)
     if slots is None:
-        slots = grads[parent] = [None] * parent.op.outputs
+        slots = run.grads[parent] = [None] * parent.op.outputs
     index = node.params["index"]
-    slots[index] = g if slots[index] is None else xp.add(slots[index], g)
+    first = slots[index] is None
+    slots[index] = g if first else run.xp.add(slots[index], g)
+    if zeros is not None and first:
+        run.zeros.setdefault(parent, [None] * parent.op.outputs)[index] = zeros
+    elif parent in run.zeros:
+        run.zeros[parent][index] = meet(run.zeros[parent][index], zeros)
 
 
 def release(node: Node) -> None:

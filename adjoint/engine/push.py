@@ -24,9 +24,10 @@ from adjoint.core.op import Op
 from adjoint.core.record import PICK, evaluate, joined_copy
 from adjoint.core.tensor import Tensor, Traced, wrap
 from adjoint.engine.plan import make_plan
-from adjoint.engine.pull import Invalid, on_one_level, saved_values
+from adjoint.engine.pull import on_one_level, saved_values
 from adjoint.engine.run import differentiate, key_of, seed_at_level
 from adjoint.engine.serial import run_serial
+from adjoint.engine.zeros import Zeros, arriving, may_have_nan, meet, nonzero, of_seed, positive, spread
 from adjoint.errors import NotSavedError
 
 __all__ = ["push", "push_forward"]
@@ -46,36 +47,102 @@ def push_forward(
     xp = rec if create_graph else dyn if lifted else raw
     plan = make_plan(map(key_of, roots), [key_of(x) for x, _ in moving], since=since)
     assert plan.needed is not None
-    flows: dict[Any, Any] = {key_of(x): t if create_graph else t._data for x, t in moving}
-    order = [n for n in reversed(plan.order) if n in plan.needed and n not in flows]
-    uses: dict[Any, int] = {key_of(r): len(order) + 1 for r in roots}  # never dropped
-    for node in order:
-        for parent in node.parents:
-            uses[parent] = uses.get(parent, 0) + 1
-    invalid = Invalid()
+    given: dict[Any, Any] = {key_of(x): t if create_graph else t._data for x, t in moving}
+    order = [n for n in reversed(plan.order) if n in plan.needed and n not in given]
+    ends = [key_of(r) for r in roots]
     before = grad_mode.get()
     try:
         grad_mode.set(create_graph or (xp is dyn and before))
-        with invalid.state():  # no loop in it, see ``_Crew`` in adjoint.engine.parallel
-            _push_all(order, flows, uses, xp, invalid)
+        with np.errstate(all="ignore"):  # no loop in it, see ``_Crew`` in adjoint.engine.parallel
+            pushed = _push_all(order, given, ends, xp, {})
+            zeros = {k: of_seed(t) for k, t in given.items()}
+            if _any_nan(pushed) and any(z is not None for z in zeros.values()):
+                pushed = _push_all(order, given, ends, xp, zeros)  # again, keeping the zeros that were given
     finally:
         grad_mode.set(before)
-    return [flows.get(key_of(r)) for r in roots]
+    return pushed
 
 
 def _push_all(
-    order: list[Node], flows: dict[Any, Any], uses: dict[Any, int], xp: Namespace, invalid: Invalid
-) -> None:
+    order: list[Node], given: dict[Any, Any], ends: list[Any], xp: Namespace, zeros: dict[Any, Zeros | None]
+) -> list[Any]:
+    """Return the tangents of ``ends``; with ``zeros``, of which tangents no path reaches some elements."""
+    flows = dict(given)
+    uses: dict[Any, int] = dict.fromkeys(ends, len(order) + 1)  # never dropped
     for node in order:
-        arriving = [flows.get(p) if p is not None else None for p in node.parents]
-        flows[node] = push(node, arriving, xp, invalid)
+        for parent in node.parents:
+            uses[parent] = uses.get(parent, 0) + 1
+    for node in order:
+        tangents = [flows.get(p) if p is not None else None for p in node.parents]
+        if zeros:
+            flows[node], zeros[node] = _push_keeping(node, tangents, xp, zeros)
+        else:
+            flows[node] = push(node, tangents, xp)
         for parent in node.parents:
             uses[parent] -= 1
             if not uses[parent]:
                 flows.pop(parent, None)
+    return [flows.get(k) for k in ends]
 
 
-def push(node: Node, tangents: list[Any], xp: Namespace, invalid: Invalid) -> Any:
+def _any_nan(tangents: list[Any]) -> bool:
+    return any(t is not None and may_have_nan(t) for t in tangents)
+
+
+# Zeros of the tangents that were given, as rows of the identity have them, are kept where a derivative is
+# infinite.  See ``adjoint.engine.zeros``; here nothing is released, so it is done only where a NaN came out.
+
+
+def _push_keeping(node: Node, tangents: list[Any], xp: Namespace, zeros: dict[Any, Any]) -> tuple[Any, Any]:
+    """Return the tangent of a node's output and its zeros, both as tuples where it has several outputs."""
+    op = node.op
+    own = [None if t is None else zeros.get(p) for p, t in zip(node.parents, tangents, strict=True)]
+    if op is PICK:
+        (z,) = own
+        return push(node, tangents, xp), z[node.params["index"]] if type(z) is tuple else None
+    if all(z is None for z in own):
+        return push(node, tangents, xp, own), None
+    if op.pointwise and op.jvp is None:
+        total: Any = None
+        left: Any = None
+        for i, (t, z) in enumerate(zip(tangents, own, strict=True)):
+            if t is None:
+                continue
+            term = _kept(xp, push(node, [t if j == i else None for j in range(len(own))], xp), z)
+            z = None if z is None else Zeros((), spread(z.live(), node.shape))
+            total, left = (term, z) if total is None else (xp.add(total, term), meet(left, z))
+        return total, left
+    moved = push(node, tangents, xp, own)
+    left = _zeros_of(node, tangents, own) if op.selects or op.kind == "linear" else None
+    if op.outputs > 1:
+        left = left or (None,) * op.outputs
+        return tuple(None if t is None else _kept(xp, t, z) for t, z in zip(moved, left, strict=True)), left
+    return _kept(xp, moved, left), left
+
+
+def _kept(xp: Namespace, t: Any, zeros: Zeros | None) -> Any:
+    live = None if zeros is None else zeros.live()
+    return t if live is None else xp.where(live, t, 0)
+
+
+def _zeros_of(node: Node, tangents: list[Any], own: list[Zeros | None]) -> Any:
+    """Return the zeros of a tangent: those that positive numbers, pushed in place of it, leave."""
+    seeds = [
+        None if t is None else positive(t.shape, t.dtype, None if z is None else z.live())
+        for t, z in zip(tangents, own, strict=True)
+    ]
+    token = grad_mode.set(False)
+    try:
+        lifted = any(isinstance(v, Lifted) for v in (*seeds, *(node.args or ())))
+        found = push(node, seeds, dyn if lifted else raw)
+    finally:
+        grad_mode.reset(token)
+    if node.op.outputs > 1:
+        return tuple(None if t is None else Zeros((), nonzero(t)) for t in found)
+    return None if found is None else Zeros((), nonzero(found))
+
+
+def push(node: Node, tangents: list[Any], xp: Namespace, zeros: Sequence[Any] = ()) -> Any:
     """Return the tangent of a node's output; a tuple of them where it has several outputs."""
     op = node.op
     if op is PICK:
@@ -86,10 +153,11 @@ def push(node: Node, tangents: list[Any], xp: Namespace, invalid: Invalid) -> An
     else:
         return (None,) * op.outputs if op.outputs > 1 else None
     values, out = saved_values(node, xp)
-    invalid.hit = False
     try:
         if op.kind == "elementwise" and op.jvp is None:
-            t = _elementwise(node, tangents, xp, values, out, invalid)
+            t = _elementwise(node, tangents, xp, values, out)
+        elif op.call:
+            t = _call(node, tangents, xp, values, out, zeros)
         else:
             t = _by_kind(node, tangents, xp, values, out)
     except NotSavedError:
@@ -99,6 +167,17 @@ def push(node: Node, tangents: list[Any], xp: Namespace, invalid: Invalid) -> An
     if op.outputs > 1:
         return tuple(map(_fit, t, node.shape, node.dtype, (xp,) * op.outputs))
     return _fit(t, node.shape, node.dtype, xp)
+
+
+def _call(
+    node: Node, tangents: list[Any], xp: Namespace, values: tuple[Any, ...], out: Any, zeros: Sequence[Any]
+) -> Any:
+    before = arriving.get()
+    try:  # no token, see ``differentiate``
+        arriving.set(list(zip(tangents, zeros or [None] * len(tangents), strict=True)))
+        return _by_kind(node, tangents, xp, values, out)
+    finally:
+        arriving.set(before)
 
 
 def _by_kind(node: Node, tangents: list[Any], xp: Namespace, values: tuple[Any, ...], out: Any) -> Any:
@@ -142,9 +221,7 @@ def _moved(op: Op, i: int, tangent: Any, value: Any) -> Any:
     return np.zeros(value.shape, value.dtype)
 
 
-def _elementwise(
-    node: Node, tangents: list[Any], xp: Namespace, values: tuple[Any, ...], out: Any, invalid: Invalid
-) -> Any:
+def _elementwise(node: Node, tangents: list[Any], xp: Namespace, values: tuple[Any, ...], out: Any) -> Any:
     op = node.op
     if op.outputs > 1:
         return NotImplemented
@@ -161,9 +238,6 @@ def _elementwise(
             term = op.rules[i](xp, t, out, *values, **node.params)
         else:
             term = _rule(op, i, t, xp, values, out, node.params)
-        if invalid.hit:  # a zero tangent stays zero where the derivative is infinite
-            invalid.hit = False
-            term = xp.where(xp.logical_and(xp.equal(t, 0), xp.isnan(term)), 0, term)
         total = term if total is None else xp.add(total, term)
     return total
 
@@ -220,6 +294,7 @@ def _transposed(node: Node, tangents: list[Any], xp: Namespace, values: tuple[An
             retain=xp is rec,
             create_graph=xp is rec,
             since=since,
+            chosen=False,
             runner=run_serial,
         )
     finally:

@@ -14,7 +14,8 @@ from adjoint.core.tensor import Tensor, Traced
 from adjoint.engine import anomaly
 from adjoint.engine.hooks import run_hooks, run_node_extra
 from adjoint.engine.plan import Plan, make_plan
-from adjoint.engine.pull import Invalid, add, narrowed, pull, release
+from adjoint.engine.pull import add, narrowed, pull, release
+from adjoint.engine.zeros import Masked, cleaned, of_seed
 
 __all__ = ["Run", "differentiate", "key_of", "seed_at_level"]
 
@@ -35,7 +36,7 @@ class Run:
     a leaf is complete; if it returns True it has taken the gradient.
     """
 
-    __slots__ = ("captured", "grads", "guarded", "on_ready", "owned", "retain", "retained", "wide", "xp")
+    __slots__ = ("captured", "grads", "on_ready", "owned", "retain", "retained", "wide", "xp", "zeros")
 
     def __init__(self, xp: Namespace, retain: bool, on_ready: OnReady | None) -> None:
         self.xp = xp
@@ -44,38 +45,43 @@ class Run:
         self.grads: dict[Any, Any] = {}
         self.owned: set[Any] = set()  # keys whose array the engine made and may add into
         self.wide: set[Any] = set()  # keys whose half-precision gradient is summed in float32
-        self.guarded: set[Any] = set()  # nodes that get zeros from an op that selects
+        self.zeros: dict[Any, Any] = {}  # of the gradients that have zeros because nothing leads there
         self.captured: dict[Any, Any] = {}
         self.retained: list[tuple[Tensor, Any]] = []
 
-    def arrive(self, node: Node, g: Any) -> Any:
-        """Take the total gradient of a node: run its hooks, note it where it was asked for."""
+    def arrive(self, node: Node, g: Any) -> tuple[Any, Any]:
+        """Take the total gradient of a node: run its hooks, note it where it was asked for.
+
+        Return it with its zeros, by output where there are several.
+        """
+        zeros = self.zeros.pop(node, None)
         if node in self.wide:
             g = narrowed(self.xp, g, node, self.wide)
-        if node.extra is not None:
-            g = run_node_extra(node, g, self.xp, self.retained)
-        if node in self.captured:
-            self.captured[node] = g
-        return g
+        if node.extra is not None or node in self.captured:
+            if zeros is not None and type(g) is not list:
+                g = cleaned(self.xp, g, zeros)
+            if node.extra is not None:
+                before, g = g, run_node_extra(node, g, self.xp, self.retained)
+                zeros = zeros if g is before else None
+            if node in self.captured:
+                self.captured[node] = g
+        return g, zeros
 
-    def pass_through(self, node: Node, g: Any, needed: set[Any] | None, invalid: Invalid) -> list[Any]:
+    def pass_through(self, node: Node, g: Any, zeros: Any, needed: set[Any] | None) -> list[Any]:
         """Pull a total gradient through its node: the contribution to each parent, or None."""
-        invalid.hit = False  # a hook or a sum before this says nothing about these rules
-        op = node.op
-        invalid.watch = node in self.guarded
-        if op.selects or (invalid.watch and op.kind in ("elementwise", "linear")):
-            self.guarded.update(node.parents)
-        pulled: list[Any] = pull(node, g, self.xp, invalid, needed)
-        invalid.watch = False
+        pulled = pull(node, g, self.xp, needed, zeros)
         if anomaly.is_on():
-            anomaly.check_pulled(node, pulled)
+            for p in pulled:
+                if type(p) is Masked:
+                    p.g = cleaned(self.xp, p.g, p.zeros)
+            anomaly.check_pulled(node, [p.g if type(p) is Masked else p for p in pulled])
         if not self.retain and any(gp is not None for gp in pulled):
             release(node)
         return pulled
 
     def total(self, leaf: Tensor) -> Any:
         """Return the complete gradient of a leaf, after its hooks."""
-        g = self.grads.pop(leaf)
+        g = cleaned(self.xp, self.grads.pop(leaf), self.zeros.pop(leaf, None))
         if leaf in self.wide:
             g = narrowed(self.xp, g, leaf, self.wide)
         extra = leaf._extra
@@ -91,14 +97,14 @@ class Run:
 
     def finish(self) -> list[tuple[Tensor, Any]]:
         """Return the leaves with their gradients, hooks run, in the order they were reached."""
-        grads, wide = self.grads, self.wide
+        grads, noted = self.grads, self.wide or self.zeros
         done = []
         for leaf in list(grads):
             g = grads[leaf]
             if type(g) is _Final:
                 del grads[leaf]
                 done.append((leaf, g.value))
-            elif wide or (leaf._extra is not None and leaf._extra.hooks is not None):
+            elif noted or (leaf._extra is not None and leaf._extra.hooks is not None):
                 done.append((leaf, self.total(leaf)))
             else:
                 del grads[leaf]
@@ -127,12 +133,14 @@ def differentiate(
     only: set[int] | None = None,
     watched: Sequence[Tensor] = (),
     since: int = 0,
+    chosen: bool = True,
     runner: Callable[[Plan, Run], None],
 ) -> tuple[Run, list[tuple[Tensor, Any]]]:
     """Run backward from ``roots`` with ``seeds``, tensors of their shapes and dtypes.
 
     Returns the run and the leaves with their gradients; nothing else has changed.  ``targets``
     and, without them, ``watched`` may have nodes; their gradients are in the run's ``captured``.
+    ``chosen`` says that zeros in the seeds select, as an index does, and are no results.
     """
     xp = rec if create_graph else dyn if Traced in map(type, (*roots, *seeds)) else raw
     run = Run(xp, retain, on_ready)
@@ -148,7 +156,7 @@ def differentiate(
     # No token: an interrupt right after a set() would lose it.  No loop, see ``_Crew`` in engine.parallel.
     try:
         grad_mode.set(create_graph or (xp is dyn and before))
-        _start(run, starts, roots, seeds, create_graph)
+        _start(run, starts, roots, seeds, create_graph, chosen)
         runner(plan, run)
         _end(run, plan, roots)
         return run, run.finish()
@@ -169,16 +177,16 @@ def seed_at_level(t: Tensor, seed: Tensor) -> Tensor:
 
 
 def _start(
-    run: Run, starts: Sequence[Any], roots: Sequence[Tensor], seeds: Sequence[Tensor], create_graph: bool
+    run: Run,
+    starts: Sequence[Any],
+    roots: Sequence[Tensor],
+    seeds: Sequence[Tensor],
+    create_graph: bool,
+    chosen: bool,
 ) -> None:
     for start, root, seed in zip(starts, roots, seeds, strict=True):
         g: Any = seed if type(root) is not Traced else seed_at_level(root, seed)
-        if not create_graph:
-            g = g._data
-        if start not in run.grads:
-            run.grads[start] = g
-        else:
-            add(run.xp, run.grads, run.owned, run.wide, start, g)
+        add(run, start, g if create_graph else g._data, of_seed(g) if chosen else None)
 
 
 def _end(run: Run, plan: Plan, roots: Sequence[Tensor]) -> None:

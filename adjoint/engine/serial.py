@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from adjoint.core.namespace import raw
@@ -9,16 +11,9 @@ from adjoint.core.node import Node
 from adjoint.core.record import PICK
 from adjoint.engine import anomaly
 from adjoint.engine.plan import Plan
-from adjoint.engine.pull import (
-    Invalid,
-    add,
-    add_output,
-    fitted,
-    modified,
-    pull_joint,
-    released,
-)
+from adjoint.engine.pull import add, add_output, fitted, masked, modified, pull_joint, released
 from adjoint.engine.run import Run
+from adjoint.engine.zeros import Masked, Zeros, cleaned
 
 __all__ = ["run_serial"]
 
@@ -27,34 +22,41 @@ _F64, _F32 = np.dtype(np.float64), np.dtype(np.float32)
 
 def run_serial(plan: Plan, run: Run) -> None:
     """Run ``plan`` from the seeds in ``run.grads``, which in the end holds the leaves' totals."""
-    invalid = Invalid()
-    with invalid.state():  # no loop in it, see ``_Crew`` in adjoint.engine.parallel
-        _run(plan, run, invalid)
+    with np.errstate(all="ignore"):  # no loop in it, see ``_Crew`` in adjoint.engine.parallel
+        _run(plan, run)
 
 
-def _run(plan: Plan, run: Run, invalid: Invalid) -> None:
+def _run(plan: Plan, run: Run) -> None:
     xp = run.xp
     # Plain first-order backward of plain ops is what ``pull`` does, written out: a call and a
     # tuple per node would cost a third more.
     plain = xp is raw and not plan.ready and not anomaly.is_on()
     needed, captured = plan.needed, run.captured
     grads, owned, wide, retain = run.grads, run.owned, run.wide, run.retain
-    guarded = run.guarded
+    zeros = run.zeros
     accumulate, pop = np.add, grads.pop
     for node in plan.order:
         g = pop(node, None)
         op = node.op
         if not plain or g is None or not op.plain or node.extra is not None or (wide and node in wide):
             values = out = gp = None  # what the node before saved is not held meanwhile
-            _step(plan, run, invalid, node, g)
+            _step(plan, run, node, g)
             continue
-        if (guarded and node in guarded) or (needed is not None and (node in captured or node not in needed)):
-            _step(plan, run, invalid, node, g)
+        if needed is not None and (node in captured or node not in needed):
+            _step(plan, run, node, g)
             continue
         dtype = node.dtype
         if dtype is not _F64 and dtype is not _F32 and dtype.kind == "c":
-            _step(plan, run, invalid, node, g)
+            _step(plan, run, node, g)
             continue
+        special = op.selects
+        mask = None
+        if zeros:
+            mask = zeros.pop(node, None)
+            if mask is not None:
+                special = True
+                if not op.pointwise:
+                    g = cleaned(xp, g, mask)
         # the output first: another thread that releases the node drops the arguments first,
         # so arguments that are still there mean that the output was
         out, params, rules = node.out, node.params, op.rules
@@ -65,9 +67,7 @@ def _run(plan: Plan, run: Run, invalid: Invalid) -> None:
             for t, version in node.versions:
                 if t._version != version:
                     raise modified(node, t)
-        if op.selects:
-            guarded.update(node.parents)
-        pulled = None if op.joint is None else pull_joint(node, g, xp, values, out, needed, invalid)
+        pulled = None if op.joint is None else pull_joint(node, g, xp, values, out, needed)
         count = 0 if params else len(values)  # a call with * costs as much as the rest of the call
         i = 0  # counting by hand: zip and enumerate cost three times as much
         for parent in node.parents:
@@ -85,21 +85,25 @@ def _run(plan: Plan, run: Run, invalid: Invalid) -> None:
                     gp = rules[i](xp, g, out, values[0], values[1], values[2])
                 else:
                     gp = rules[i](xp, g, out, *values, **params)
+                if special:
+                    _add_masked(run, node, i, parent, g, gp, mask)
+                    i += 1
+                    continue
                 like = parent if type(parent) is Node else parent._data
                 try:
-                    if invalid.hit or gp.shape != like.shape or gp.dtype is not like.dtype:
-                        gp = fitted(node, i, parent, g, gp, xp, invalid)
+                    if gp.shape != like.shape or gp.dtype is not like.dtype:
+                        gp = fitted(node, i, parent, gp, xp)
                 except AttributeError:
-                    gp = fitted(node, i, parent, g, gp, xp, invalid)
+                    gp = fitted(node, i, parent, gp, xp)
                 if parent not in grads:
                     grads[parent] = gp
+                elif zeros and parent in zeros:
+                    add(run, parent, gp)
                 elif parent in owned:
                     total = grads[parent]
                     accumulate(total, gp, total)
-                    invalid.hit = False  # inf - inf in a sum says nothing about the next rule
                 else:
-                    add(xp, grads, owned, wide, parent, gp)
-                    invalid.hit = False
+                    add(run, parent, gp)
             i += 1
         if not retain and op.saves_any:
             node.args = None
@@ -107,21 +111,28 @@ def _run(plan: Plan, run: Run, invalid: Invalid) -> None:
             node.versions = None
 
 
-def _step(plan: Plan, run: Run, invalid: Invalid, node: Node, g: object) -> None:
+def _add_masked(run: Run, node: Node, i: int, parent: Any, g: Any, gp: Any, mask: Zeros | None) -> None:
+    """Add a contribution that has zeros."""
+    gp = masked(node, i, parent, g, gp, run.xp, mask)
+    if type(gp) is Masked:
+        add(run, parent, gp.g, gp.zeros)
+    else:
+        add(run, parent, gp)
+
+
+def _step(plan: Plan, run: Run, node: Node, g: object) -> None:
     """Take one node, with everything that can be attached to it."""
-    xp, grads = run.xp, run.grads
+    grads = run.grads
     if g is not None and (plan.needed is None or node in plan.needed):
-        g = run.arrive(node, g)
+        g, zeros = run.arrive(node, g)
         if node.op is PICK:
-            add_output(xp, grads, node, g)
-            if node in run.guarded:
-                run.guarded.add(node.parents[0])
+            add_output(run, node, cleaned(run.xp, g, zeros), zeros)
         else:
-            pulled = run.pass_through(node, g, plan.needed, invalid)
-            for parent, gp in zip(node.parents, pulled, strict=True):
-                if gp is not None:
-                    add(xp, grads, run.owned, run.wide, parent, gp)
+            for parent, gp in zip(node.parents, run.pass_through(node, g, zeros, plan.needed), strict=True):
+                if type(gp) is Masked:
+                    add(run, parent, gp.g, gp.zeros)
+                elif gp is not None:
+                    add(run, parent, gp)
     for leaf in plan.ready.get(node, ()):
         if leaf in grads:
             run.leaf_ready(leaf)
-    invalid.hit = False  # nor does a hook

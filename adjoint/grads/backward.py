@@ -176,7 +176,7 @@ def _backward_plainly(root: Tensor, retain: bool) -> bool:
         grad_mode.set(before)
     found = run.grads
     # a hook may have put another one on a leaf meanwhile
-    if run.wide or any([x._extra is not None and x._extra.hooks is not None for x in found]):  # noqa: C419
+    if run.wide or run.zeros or any([x._extra is not None and x._extra.hooks is not None for x in found]):  # noqa: C419
         found = dict(run.finish())
     found.update(run.retained)
     del plan, run

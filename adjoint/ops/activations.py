@@ -33,7 +33,7 @@ define("leaky_relu", in_float32(lambda x, slope: (np.maximum if slope <= 1 else 
        lambda xp, g, y, x, slope: xp.where(x > 0, g, slope * g), saves="x", params=("slope",),
        doc="x where it is positive, else slope · x; at 0 the gradient is the slope.")  # fmt: skip
 define("hardtanh", in_float32(lambda x, low, high: np.clip(x, low, high)),
-       lambda xp, g, y, x, low, high: xp.where((x > low) & (x < high), g, 0), saves="x", params=("low", "high"),
+       lambda xp, g, y, x, low, high: xp.where((x > low) & (x < high), g, 0), saves="x", params=("low", "high"), selects=True,
        doc="x limited to low … high; the gradient on the limits is 0.")  # fmt: skip
 
 

@@ -90,8 +90,7 @@ subtract = define("subtract", operator.sub,
 multiply = define("multiply", operator.mul,
                   lambda xp, g, z, x, y: g * y,
                   lambda xp, g, z, x, y: g * x, saves="xy", ufunc=np.multiply)  # fmt: skip
-# d(x/y)/dy = -x/y² = -z/y: reuse the output, x need not be saved.  g/y first: 0/0 is then seen as
-# such, so that a zero gradient stays zero at the second order too, where z can be NaN
+# d(x/y)/dy = -x/y² = -z/y: reuse the output, x need not be saved
 divide = define("divide", operator.truediv,
                 lambda xp, g, z, x, y: g / y,
                 lambda xp, g, z, x, y: -(g / y) * z, saves="zy", ufunc=np.divide,

@@ -77,7 +77,7 @@ def _argtopk(x: Any, k: int, axis: int, largest: bool) -> Any:
 _SORTING = ("axis", "descending", "stable")
 define("argsort", _argsort, None, kind="general", params=_SORTING, reason=_WHY,
        doc="Where each element of the sorted tensor comes from.")  # fmt: skip
-define("sort", _sort, _sort_rule, saves="x", kind="general", params=_SORTING, jvp=_sort_jvp,
+define("sort", _sort, _sort_rule, saves="x", kind="general", params=_SORTING, jvp=_sort_jvp, selects=True,
        doc="The elements in order along an axis.")  # fmt: skip
 define("argtopk", _argtopk, None, kind="general", params=("k", "axis", "largest"), reason=_WHY,
        doc="Where the k largest elements are.")  # fmt: skip

@@ -82,10 +82,10 @@ def _real_sign(x: Any) -> Any:
 
 abs = define("abs", np.abs, lambda xp, g, y, x: g * _direction(xp, x), jvp=_abs_jvp, saves="x",
              ufunc=np.absolute, holomorphic=False, domain=(0.3, 2))  # fmt: skip
-define("sign", _real_sign, _zero, domain=(0.3, 2), doc="The sign of real numbers: -1, 0 or 1.")
+define("sign", _real_sign, _zero, selects=True, domain=(0.3, 2), doc="The sign of real numbers: -1, 0 or 1.")
 copysign = define("copysign", np.copysign,
                   lambda xp, g, z, x, y: g * xp.sign(x) * xp.copysign(1, y),
-                  _zero, saves="xy", domain=((0.3, 2), (0.3, 2)))  # fmt: skip
+                  _zero, saves="xy", selects=True, domain=((0.3, 2), (0.3, 2)))  # fmt: skip
 nextafter = define("nextafter", np.nextafter, lambda xp, g, z, x, y: g, _zero, domain=((0.3, 1), (1.5, 2)))
 spacing = define("spacing", np.spacing, None, reason="it is piecewise constant")
 define("binary_exponent", lambda x: np.frexp(x)[1], None, reason="it is piecewise constant",
@@ -95,13 +95,13 @@ define("fraction", lambda x: np.modf(x)[0], lambda xp, g, y, x: g, domain=(0.1, 
 
 # Rounding and division with remainder ----------------------------------------------------------
 
-floor = define("floor", np.floor, _zero, domain=(0.1, 0.9))
-ceil = define("ceil", np.ceil, _zero, domain=(0.1, 0.9))
-trunc = define("trunc", np.trunc, _zero, domain=(0.1, 0.9))
-rint = define("rint", np.rint, _zero, domain=(0.1, 0.4))
-define("round", lambda x, decimals: np.round(x, decimals), _zero, params=("decimals",),
+floor = define("floor", np.floor, _zero, selects=True, domain=(0.1, 0.9))
+ceil = define("ceil", np.ceil, _zero, selects=True, domain=(0.1, 0.9))
+trunc = define("trunc", np.trunc, _zero, selects=True, domain=(0.1, 0.9))
+rint = define("rint", np.rint, _zero, selects=True, domain=(0.1, 0.4))
+define("round", lambda x, decimals: np.round(x, decimals), _zero, params=("decimals",), selects=True,
        doc="The values rounded to so many digits.")  # fmt: skip
-floor_divide = define("floor_divide", operator.floordiv, _zero, _zero, ufunc=np.floor_divide,
+floor_divide = define("floor_divide", operator.floordiv, _zero, _zero, ufunc=np.floor_divide, selects=True,
                       domain=((0.6, 0.9), (1.1, 1.9)))  # fmt: skip
 # x - floor(x/y) y
 remainder = define("remainder", operator.mod,
@@ -157,11 +157,11 @@ define("where", _where,
 maximum = define("maximum", np.maximum,
                  lambda xp, g, z, x, y: _winner(xp, g, x < y, x == y),
                  lambda xp, g, z, x, y: _winner(xp, g, y < x, x == y),
-                 saves="xy", domain=((-2, -0.1), (0.1, 2)))  # fmt: skip
+                 saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)))  # fmt: skip
 minimum = define("minimum", np.minimum,
                  lambda xp, g, z, x, y: _winner(xp, g, x > y, x == y),
                  lambda xp, g, z, x, y: _winner(xp, g, y > x, x == y),
-                 saves="xy", domain=((-2, -0.1), (0.1, 2)))  # fmt: skip
+                 saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)))  # fmt: skip
 # fmax and fmin prefer a number to NaN: against one, NaN is the loser
 fmax = define("fmax", np.fmax,
               lambda xp, g, z, x, y: _winner(xp, g, (x < y) | (xp.isnan(x) & ~xp.isnan(y)), x == y),
@@ -172,16 +172,16 @@ fmin = define("fmin", np.fmin,
               lambda xp, g, z, x, y: _winner(xp, g, (y > x) | (xp.isnan(y) & ~xp.isnan(x)), x == y),
               saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)))  # fmt: skip
 relu = define("relu", lambda x: np.maximum(x, 0), lambda xp, g, y, x: xp.where(y > 0, g, 0),
-              saves="y", doc="max(x, 0); the gradient at 0 is 0.", domain=(0.1, 2))  # fmt: skip
+              saves="y", selects=True, doc="max(x, 0); the gradient at 0 is 0.", domain=(0.1, 2))  # fmt: skip
 heaviside = define("heaviside", np.heaviside,
                    _zero,
-                   lambda xp, g, z, x, y: xp.where(x == 0, g, 0), saves="x", domain=((0.3, 2), (-2, 2)))  # fmt: skip
+                   lambda xp, g, z, x, y: xp.where(x == 0, g, 0), saves="x", selects=True, domain=((0.3, 2), (-2, 2)))  # fmt: skip
 # inside and on the bounds the gradient is x's, outside it is the bound's
 define("clip", in_float32(np.clip),
        lambda xp, g, out, x, lo, hi: xp.where((x >= lo) & (x <= hi), g, 0),
        lambda xp, g, out, x, lo, hi: xp.where((x < lo) & (lo <= hi), g, 0),
        lambda xp, g, out, x, lo, hi: xp.where((x > hi) | (lo > hi), g, 0),
-       saves=("x", "lo", "hi"), domain=((-0.9, 0.9), (-2, -1), (1, 2)),
+       saves=("x", "lo", "hi"), selects=True, domain=((-0.9, 0.9), (-2, -1), (1, 2)),
        doc="x limited to lo … hi; on the limits the gradient goes to x.")  # fmt: skip
 define("nan_to_num", lambda x, nan, posinf, neginf: np.nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf),
        lambda xp, g, y, x, nan, posinf, neginf: xp.where(xp.isfinite(x), g, 0),

@@ -124,7 +124,7 @@ def _max_gather(h: Any, x: Any, y: Any, kernel: Shape, stride: Shape, padding: P
 # argument, each the other's adjoint, and have no derivative in the others
 define("max_pool", _max_pool,
        lambda xp, g, y, x, **at: xp.max_spread(g, x, y, **at),
-       saves="xy", kind="general", params=_WINDOW,
+       saves="xy", kind="general", params=_WINDOW, selects=True,
        jvp=lambda xp, t, y, x, **at: xp.max_gather(t, x, y, **at),
        doc="The maximum of each window; elements that tie for it share the gradient equally.")  # fmt: skip
 define("max_spread", in_float32(_max_spread),

@@ -218,9 +218,9 @@ define(
 define("prod", in_float32(lambda x, axis, keepdims: np.multiply.reduce(x, axis=axis, keepdims=keepdims)),
        _prod_rule, saves="x", kind="general", params=("axis", "keepdims"), doc="The product over one axis.")  # fmt: skip
 define("max", lambda x, axis, keepdims: np.maximum.reduce(x, axis=axis, keepdims=keepdims),
-       _extreme_rule, saves="xy", kind="general", params=("axis", "keepdims"), doc="The maximum over axes.")  # fmt: skip
+       _extreme_rule, saves="xy", kind="general", params=("axis", "keepdims"), selects=True, doc="The maximum over axes.")  # fmt: skip
 define("min", lambda x, axis, keepdims: np.minimum.reduce(x, axis=axis, keepdims=keepdims),
-       _extreme_rule, saves="xy", kind="general", params=("axis", "keepdims"), doc="The minimum over axes.")  # fmt: skip
+       _extreme_rule, saves="xy", kind="general", params=("axis", "keepdims"), selects=True, doc="The minimum over axes.")  # fmt: skip
 define("var", _var_forward, _var_rule, saves="x", kind="general", params=("axis", "correction", "keepdims"),
        doc="The variance over axes.")  # fmt: skip
 define("std", in_float32(lambda x, axis, correction, keepdims: np.sqrt(_var_forward(x, axis, correction, keepdims))),

@@ -86,14 +86,6 @@ def _load(name: str) -> Any:
     return scipy.special
 
 
-def _used(xp: Any, g: Any, x: Any, inside: float) -> Any:
-    """x where a gradient comes in, elsewhere a number inside the domain.
-
-    Outside of it SciPy returns NaN without a floating-point signal, and 0 · NaN would pass unseen.
-    """
-    return xp.where(g == 0, inside, x)
-
-
 # The error function and the normal distribution ------------------------------------------------
 
 ROOT2, ROOT_PI, ROOT_2PI = math.sqrt(2.0), math.sqrt(math.pi), math.sqrt(2 * math.pi)
@@ -102,13 +94,13 @@ erf = define("erf", in_float32(_erf), lambda xp, g, y, x: g * (xp.exp(-x * x) * 
              doc="The error function 2/√π ∫₀ˣ exp(-t²) dt; NumPy alone, to about one unit in the last place.")  # fmt: skip
 erfc = define("erfc", _scipy("erfc"), lambda xp, g, y, x: g * (xp.exp(-x * x) * (-2 / ROOT_PI)), saves="x",
               doc="1 - erf(x), accurate where erf is near 1.")  # fmt: skip
-erfinv = define("erfinv", _scipy("erfinv"), lambda xp, g, y, x: g * (xp.exp(xp.square(_used(xp, g, y, 0))) * (ROOT_PI / 2)), saves="y",
+erfinv = define("erfinv", _scipy("erfinv"), lambda xp, g, y, x: g * (xp.exp(xp.square(y)) * (ROOT_PI / 2)), saves="y",
                 domain=(-0.8, 0.8), doc="The inverse of erf.")  # fmt: skip
-erfcinv = define("erfcinv", _scipy("erfcinv"), lambda xp, g, y, x: g * (xp.exp(xp.square(_used(xp, g, y, 0))) * (-ROOT_PI / 2)), saves="y",
+erfcinv = define("erfcinv", _scipy("erfcinv"), lambda xp, g, y, x: g * (xp.exp(xp.square(y)) * (-ROOT_PI / 2)), saves="y",
                  domain=(0.3, 1.7), doc="The inverse of erfc.")  # fmt: skip
 ndtr = define("ndtr", _scipy("ndtr"), lambda xp, g, y, x: g * (xp.exp(-0.5 * x * x) / ROOT_2PI), saves="x",
               doc="The normal distribution function.")  # fmt: skip
-ndtri = define("ndtri", _scipy("ndtri"), lambda xp, g, y, x: g * (xp.exp(0.5 * xp.square(_used(xp, g, y, 0))) * ROOT_2PI), saves="y",
+ndtri = define("ndtri", _scipy("ndtri"), lambda xp, g, y, x: g * (xp.exp(0.5 * xp.square(y)) * ROOT_2PI), saves="y",
                domain=(0.1, 0.9), doc="The inverse of the normal distribution function.")  # fmt: skip
 
 
@@ -119,7 +111,7 @@ def _mills(xp: Any, x: Any) -> Any:
     """
     right, far = x > 0, x < -1e5
     usual = ROOT2 / ROOT_PI / xp.erfcx(xp.where(xp.logical_or(right, far), 0, x) * (-1 / ROOT2))
-    positive = xp.where(right, x, 0)
+    positive = xp.where(right, xp.minimum(x, 40.0), 0)  # beyond it is 0, with all its derivatives
     usual = xp.where(right, xp.exp(-0.5 * positive * positive) / (ROOT_2PI * xp.ndtr(positive)), usual)
     large = xp.where(far, x, -1)
     w = 1 / large
@@ -171,21 +163,21 @@ define("erfcx_derivative", in_float32(_erfcx_derivative),
 
 # Gamma functions -------------------------------------------------------------------------------
 
-gamma = define("gamma", _scipy("gamma"), lambda xp, g, y, x: g * (_used(xp, g, y, 1) * xp.digamma(_used(xp, g, x, 1))), saves="yx",
+gamma = define("gamma", _scipy("gamma"), lambda xp, g, y, x: g * (y * xp.digamma(x)), saves="yx",
                domain=(0.5, 3), doc="The gamma function.")  # fmt: skip
-gammaln = define("gammaln", _scipy("gammaln"), lambda xp, g, y, x: g * xp.digamma(_used(xp, g, x, 1)), saves="x",
+gammaln = define("gammaln", _scipy("gammaln"), lambda xp, g, y, x: g * xp.digamma(x), saves="x",
                  domain=(0.5, 3), doc="The logarithm of |Γ(x)|.")  # fmt: skip
-digamma = define("digamma", in_float32(lambda x: _polygamma(x, 0)), lambda xp, g, y, x: g * xp.polygamma(_used(xp, g, x, 1), n=1), saves="x",
+digamma = define("digamma", in_float32(lambda x: _polygamma(x, 0)), lambda xp, g, y, x: g * xp.polygamma(x, n=1), saves="x",
                  domain=(0.5, 3), doc="The derivative of log Γ(x).")  # fmt: skip
 define("polygamma", in_float32(lambda x, n: _polygamma(x, n)), lambda xp, g, y, x, n: g * xp.polygamma(x, n=n + 1),
        saves="x", params=("n",), doc="The n-th derivative of digamma.")  # fmt: skip
 betaln = define("betaln", _scipy("betaln"),
-                lambda xp, g, z, x, y: g * _gap(xp, g, x, y),
-                lambda xp, g, z, x, y: g * _gap(xp, g, y, x), saves="xy",
+                lambda xp, g, z, x, y: g * _gap(xp, x, y),
+                lambda xp, g, z, x, y: g * _gap(xp, y, x), saves="xy",
                 domain=((0.5, 3), (0.5, 3)), doc="The logarithm of |B(x, y)|.")  # fmt: skip
 beta = define("beta", _scipy("beta"),
-              lambda xp, g, z, x, y: g * (_used(xp, g, z, 1) * _gap(xp, g, x, y)),
-              lambda xp, g, z, x, y: g * (_used(xp, g, z, 1) * _gap(xp, g, y, x)), saves="zxy",
+              lambda xp, g, z, x, y: g * (z * _gap(xp, x, y)),
+              lambda xp, g, z, x, y: g * (z * _gap(xp, y, x)), saves="zxy",
               domain=((0.5, 3), (0.5, 3)), doc="The beta function Γ(x) Γ(y) / Γ(x + y).")  # fmt: skip
 
 
@@ -195,8 +187,8 @@ define("polygamma_gap", in_float32(lambda x, y, n: _polygamma_gap(x, y, n)),
        doc="ψₙ(x) - ψₙ(x + y), where ψₙ is the n-th derivative of digamma.")  # fmt: skip
 
 
-def _gap(xp: Any, g: Any, x: Any, y: Any) -> Any:
-    return xp.polygamma_gap(_used(xp, g, x, 1), _used(xp, g, y, 1), n=0)
+def _gap(xp: Any, x: Any, y: Any) -> Any:
+    return xp.polygamma_gap(x, y, n=0)
 
 
 def _polygamma(x: Any, n: int) -> Any:

@@ -28,6 +28,7 @@ from adjoint.engine.pull import add, joined, narrowed
 from adjoint.engine.push import push_forward
 from adjoint.engine.run import Run, key_of
 from adjoint.engine.serial import run_serial
+from adjoint.engine.zeros import cleaned, of_seed
 from adjoint.errors import ArgumentError, InputError, RuleError, TransformError
 from adjoint.transforms.batched import Batched, settled
 from adjoint.transforms.calls import new_op, wants_gradient
@@ -300,13 +301,13 @@ def pull_record(
     plan.ready = {}
     run = Run(xp, retain=xp is rec, on_ready=None)
     for root, seed in pairs:
-        add(xp, run.grads, run.owned, run.wide, key_of(root), seed)
+        add(run, key_of(root), seed, of_seed(seed))
     run_serial(plan, run)
     if not set(keys).issuperset(run.grads):
         return None
     found = []
     for key, want in zip(keys, wanted, strict=True):
-        total = run.grads.get(key) if want else None
+        total = cleaned(xp, run.grads.get(key), run.zeros.get(key)) if want else None
         if total is not None and key in run.wide:
             total = narrowed(xp, total, key, run.wide)
         found.append(total)

@@ -1,0 +1,288 @@
+"""Zeros of a gradient that are there because no path leads to an element.
+
+``where``, an index, ``maximum`` and other ops that select give a zero gradient to what they did not
+choose.  Zero times an infinite derivative is zero there, as the derivative has no influence.  A zero that
+the arithmetic made is a number like any other: times infinity it is NaN.
+
+A ``Zeros`` says which zeros of one gradient are of the first sort.  An op that selects makes one,
+elementwise ops pass it on by reference, and nothing is computed on the way: NaNs may stand in its places
+meanwhile (``stained``).  They are replaced before elements mix, in a sum, a reduction, a product, a hook or
+a leaf, and only there does anybody look for a NaN.  docs/adr/0012-zeros-by-selection.md has the reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from adjoint.config import grad_mode
+from adjoint.core.lifted import Lifted
+from adjoint.core.namespace import Namespace, dyn, raw, rec
+from adjoint.core.node import Node, Packed
+from adjoint.core.sparse import SparseRows
+from adjoint.core.tensor import Tensor
+
+__all__ = [
+    "Masked",
+    "Zeros",
+    "arriving",
+    "cleaned",
+    "may_have_nan",
+    "meet",
+    "nonzero",
+    "of_seed",
+    "positive",
+    "reduced",
+    "same",
+    "spread",
+    "through",
+]
+
+Live = Any  # a boolean array, true where a gradient may flow; None: everywhere
+
+
+class Zeros:
+    """Which elements of a gradient no path reaches: those where ``live()`` is false.
+
+    ``stained`` says that rules have been applied since, so that a NaN may stand in place of a zero.
+    """
+
+    __slots__ = ("_known", "_live", "_sources", "origin", "stained")
+
+    def __init__(self, sources: tuple[Zeros, ...], live: Live = None, stained: bool = False) -> None:
+        self._sources = sources  # of which it is computed, when somebody asks
+        self._live = live
+        self._known = not sources
+        self.origin: Zeros | None = None  # the same zeros before they were stained
+        self.stained = stained
+
+    def stain(self) -> Zeros:
+        """Return the same zeros after a rule was applied."""
+        if self.stained:
+            return self
+        found = Zeros((self,), None, True)
+        found.origin = self
+        return found
+
+    def live(self) -> Live:
+        """Return where a gradient may flow; found without recursion, for chains are long."""
+        todo = [self]
+        while todo:
+            z = todo[-1]
+            unknown = [s for s in z._sources if not s._known]
+            if unknown:
+                todo += unknown
+                continue
+            todo.pop()
+            if not z._known:
+                z._live = z._find([s._live for s in z._sources])
+                z._known = True
+                z._sources = ()
+        return self._live
+
+    def _find(self, lives: list[Live]) -> Live:
+        """Compute where a gradient may flow: here where it may in any source."""
+        found = lives[0]
+        for live in lives[1:]:
+            if found is None or live is None:
+                return None
+            lifted = isinstance(found, Lifted) or isinstance(live, Lifted)
+            found = (dyn if lifted else np).logical_or(found, live)
+        return found
+
+
+class _Reduced(Zeros):
+    """The zeros of a gradient that was broadcast, or summed, to another shape."""
+
+    __slots__ = ("shape",)
+    shape: tuple[int, ...]
+
+    def _find(self, lives: list[Live]) -> Live:
+        live = super()._find(lives)
+        return None if live is None else spread(live, self.shape)
+
+
+class _Pulled(Zeros):
+    """The zeros of what a rule makes of a gradient, for an op that selects or is linear.
+
+    The rule is linear in the gradient: positive numbers where something flows show where they go.
+    """
+
+    __slots__ = ("args", "i", "node", "out", "shape", "zeros")
+
+    def __init__(self, node: Node, i: int, zeros: Any, shape: tuple[int, ...]) -> None:
+        self._live = self.origin = None
+        self._known = self.stained = False
+        self.node = node
+        self.args, self.out = node.args, node.out  # which the run releases
+        self.i = i
+        self.zeros = zeros  # by output, where there are several: False where an output was not used
+        self.shape = shape
+        if zeros is None:
+            self._sources = ()
+        else:
+            self._sources = (zeros,) if isinstance(zeros, Zeros) else tuple(z for z in zeros if z)
+
+    def _find(self, lives: list[Live]) -> Live:
+        node = self.node
+        op, rest = node.op, iter(lives)
+        g: Any
+        if op.outputs > 1:
+            g = tuple(
+                None if z is False else positive(shape, dtype, next(rest) if z else None)
+                for z, shape, dtype in zip(self.zeros, node.shape, node.dtype, strict=True)
+            )
+        else:
+            g = positive(node.shape, node.dtype, next(rest, None))
+        values = tuple(map(_unpacked, self.args or ()))
+        out = tuple(map(_unpacked, self.out)) if type(self.out) is tuple else _unpacked(self.out)
+        self.args = self.out = None
+        lifted = any(isinstance(v, Lifted) for v in (*values, *(g if op.outputs > 1 else (g,))))
+        before = grad_mode.get()
+        try:  # no token, see ``differentiate``
+            grad_mode.set(False)
+            if op.joint is None:
+                found = op.rules[self.i](dyn if lifted else raw, g, out, *values, **node.params)
+            else:
+                wanted = tuple(j == self.i for j in range(len(node.parents)))
+                found = op.joint(dyn if lifted else raw, g, out, *values, wanted=wanted, **node.params)[
+                    self.i
+                ]
+        finally:
+            grad_mode.set(before)
+        return None if type(found) is SparseRows else spread(nonzero(found), self.shape)
+
+
+def _unpacked(value: Any) -> Any:
+    return value.unpack(value.value)._data if type(value) is Packed else value
+
+
+class Masked:
+    """A contribution to a gradient, with its zeros."""
+
+    __slots__ = ("g", "zeros")
+
+    def __init__(self, g: Any, zeros: Zeros) -> None:
+        self.g = g
+        self.zeros = zeros
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the contribution."""
+        return int(self.g.nbytes)
+
+
+# Where zeros come from -----------------------------------------------------------------------------
+
+# The gradients that the rule of a call gets, with their zeros: for what it differentiates itself they are
+# seeds.  None outside of such rules.
+arriving: ContextVar[Sequence[tuple[Any, Zeros | None]] | None] = ContextVar("adjoint_arriving", default=None)
+
+
+def of_seed(seed: Any) -> Zeros | None:
+    """Return the zeros in the seed of a run: chosen by whoever gave it, or those of the run around."""
+    around = arriving.get()
+    data = seed._data if isinstance(seed, Tensor) else seed
+    if around is None:
+        held = _held(data)
+        return None if not isinstance(held, np.ndarray) or held.all() else Zeros((), nonzero(data))
+    for g, zeros in around:
+        if (g._data if isinstance(g, Tensor) else g) is data:
+            return zeros
+    return None
+
+
+def through(node: Node, i: int, g: Any, zeros: Any, shape: tuple[int, ...]) -> Zeros | None:
+    """Return the zeros of what rule ``i`` makes of a gradient with ``zeros``; None if they are not known.
+
+    ``zeros`` and ``g`` are lists where the op has several outputs.
+    """
+    op = node.op
+    if op.outputs > 1:
+        zeros = [z if p is not None else False for z, p in zip(zeros or [None] * len(g), g, strict=True)]
+    if op.selects or op.kind == "linear":
+        return _Pulled(node, i, zeros, shape)
+    if op.kind == "elementwise":
+        used = tuple(z for z in zeros if z is not False)
+        return None if None in used else reduced(used, shape, True)
+    # all of it, or nothing
+    return None if op.outputs > 1 or node.shape else reduced((zeros,), shape, True)
+
+
+def reduced(zeros: tuple[Zeros, ...], shape: tuple[int, ...], stained: bool = False) -> Zeros:
+    """Return the zeros of a sum, made to fit ``shape``."""
+    found = _Reduced(zeros, None, stained)
+    found.shape = shape
+    return found
+
+
+def meet(a: Zeros | None, b: Zeros | None) -> Zeros | None:
+    """Return the zeros of a sum: the places where both parts, which are clean, have one."""
+    return None if a is None or b is None else Zeros((a, b))
+
+
+def same(a: Zeros | None, b: Zeros | None) -> bool:
+    """Tell whether two gradients have the same zeros, so that their sum can be cleaned later."""
+    return a is b or (a is not None and b is not None and (a.origin or a) is (b.origin or b))
+
+
+# Where they are needed -----------------------------------------------------------------------------
+
+
+def cleaned(xp: Namespace, g: Any, zeros: Zeros | None) -> Any:
+    """Return a gradient with zeros where NaNs may stand in their place.
+
+    What is recorded is cleaned in any case: its derivative may be infinite where it is not.
+    """
+    if zeros is None or not zeros.stained or type(g) is SparseRows:
+        return g
+    if xp is not rec and not (xp is dyn and grad_mode.get()) and not may_have_nan(g):
+        return g
+    live = zeros.live()
+    return g if live is None else xp.where(live, g, 0)
+
+
+def may_have_nan(g: Any) -> bool:
+    """Look for a NaN, at the price of a dot product: squares do not cancel, so it has one too."""
+    data = _held(g)
+    if not isinstance(data, (np.ndarray, np.generic)) or data.dtype.kind not in "fc":
+        return True  # not known: a half precision that NumPy does not know
+    return bool(np.isnan(np.vdot(np.asarray(data), data)))
+
+
+def _held(value: Any) -> Any:
+    """Return the array at the heart of a tensor or of a value of transforms."""
+    while isinstance(value, (Tensor, Lifted)):
+        value = value._data if isinstance(value, Tensor) else getattr(value, "value", None)
+    return value
+
+
+# Arrays of where -----------------------------------------------------------------------------------
+
+
+def nonzero(value: Any) -> Any:
+    """Return where a value is not zero."""
+    return (dyn if isinstance(value, Lifted) else np).not_equal(value, 0)
+
+
+def positive(shape: Any, dtype: Any, live: Live) -> Any:
+    """Return numbers between 1 and 2, without a pattern that could cancel; zeros where nothing flows."""
+    size = int(np.prod(shape, dtype=np.int64))
+    numbers = (1 + np.arange(1, size + 1) * 0.6180339887498949 % 1).reshape(shape).astype(dtype)
+    return numbers if live is None else (dyn if isinstance(live, Lifted) else np).where(live, numbers, 0)
+
+
+def spread(live: Any, shape: tuple[int, ...]) -> Live:
+    """Return where something flows, summed or broadcast to ``shape``; None if it does not fit."""
+    had = live.shape
+    if had == shape:
+        return live
+    extra = len(had) - len(shape)
+    xp = dyn if isinstance(live, Lifted) else raw
+    if extra < 0 or (extra == 0 and all(n in (1, m) for n, m in zip(had, shape, strict=True))):
+        return xp.broadcast_to(live, shape=shape)
+    axes = tuple(k - len(had) for k, n in enumerate(had) if k < extra or n != shape[k - extra])
+    return xp.reshape(xp.any(live, axis=axes, keepdims=True), shape=shape)
