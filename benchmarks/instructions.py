@@ -72,7 +72,26 @@ def cases() -> dict[str, Callable[[], Any]]:
         with ad.no_grad():
             ((x * w) + x) * w
 
+    mask = ad.tensor(np.arange(4) > 1)
+
+    def masked() -> None:
+        ad.where(mask, (((x * w) + x) * w) - x, 0.0).sum().backward()
+
+    def components() -> None:
+        z = x * w
+        for _ in range(2):
+            p, q = z[0], z[1]
+            z = z[:2] + 0.1 * ad.stack([1.5 * p - p * q, -3 * q + p * q])
+        z.sum().backward()
+
+    def joined() -> None:
+        ad.concat([x * w, x, w]).sum().backward()
+
+    def events() -> None:
+        F.mse_loss(ad.tanh(F.linear(rows, a, w)), target).backward(on_leaf_ready=lambda *_: True)
+
     found = (unary, binary, scalar, reduction, matmul, chosen, training, unrecorded)
+    found = (*found, masked, components, joined, events)
     return {"empty loop": lambda: None} | {f.__name__: f for f in found}
 
 

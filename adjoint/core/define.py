@@ -39,6 +39,7 @@ def define(
     reason: str = "",
     literals: bool = False,
     selects: bool = False,
+    places: bool = False,
     pure: bool = True,
     unread: Sequence[int] = (),
 ) -> Callable[..., Any]:
@@ -53,7 +54,8 @@ def define(
     rule's own parameter names; ``reads`` says it per rule where a rule also looks at shapes, and
     ``unread`` numbers those of several outputs that need not be kept with the others.
     ``selects`` says that some elements may have no influence on the output: a gradient that is
-    zero for that reason stays zero behind the op, even where the values there are NaN.
+    zero for that reason stays zero behind the op, even where the derivatives there are infinite or NaN.
+    ``places`` says that the gradient of the one argument is ``g`` at ``params["key"]`` of zeros.
     ``batch`` is how vmap evaluates it: "leading" where the forward takes any axes in front of all
     arguments, or a function (see ``transforms/batch_rules.py``).
 
@@ -90,6 +92,7 @@ def define(
         reason=reason,
         literals=literals,
         selects=selects,
+        places=places,
         pure=pure,
         unread=frozenset(unread),
     )

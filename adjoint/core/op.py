@@ -46,6 +46,7 @@ class Op:
     reason: str  # why no gradient flows, where none does
     literals: bool = False  # the forward or the rules look at Python numbers among the arguments
     selects: bool = False  # elements without influence get a zero gradient, whatever their values are
+    places: bool = False  # the gradient of its argument is the given one, at params["key"] of zeros
     pure: bool = True  # the same inputs give the same outputs, and nothing else happens
     unread: frozenset[int] = frozenset()  # of several outputs that are saved, those that no rule reads
     call: bool = False  # one call of a function: its rule differentiates by itself, at levels that it chooses

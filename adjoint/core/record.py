@@ -137,12 +137,15 @@ def make_node(
     node.parents = tuple(parents)
     if dropped:
         values = list(values)
+        spec = op.unsaved
         for i in dropped:
             if isinstance(args[i], Tensor):
                 data_i = values[i]
-                values[i] = (
-                    op.unsaved if op.kind == "elementwise" else Spec(op.name, data_i.shape, data_i.dtype)
-                )
+                if op.kind != "elementwise" and (
+                    spec.shape != data_i.shape or spec.dtype is not data_i.dtype
+                ):  # what is joined is mostly alike: one Spec does for all
+                    spec = Spec(op.name, data_i.shape, data_i.dtype)
+                values[i] = spec
     node.args = tuple(values)
     loose: tuple[Any, ...] | None = None
     for i in kept:

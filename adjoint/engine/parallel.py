@@ -26,10 +26,10 @@ from adjoint.core.namespace import raw
 from adjoint.core.node import Node
 from adjoint.core.record import PICK
 from adjoint.engine.plan import Plan
-from adjoint.engine.pull import add, add_output
+from adjoint.engine.pull import add_output, contribute
 from adjoint.engine.run import Run
 from adjoint.engine.serial import run_serial
-from adjoint.engine.zeros import Masked, cleaned
+from adjoint.engine.zeros import cleaned
 from adjoint.errors import WorkerError
 
 __all__ = ["WAITING_BYTES", "run_parallel"]
@@ -380,10 +380,8 @@ class _Crew:
                 continue
             if type(gp) is tuple:
                 add_output(run, *gp)
-            elif type(gp) is Masked:
-                add(run, key, gp.g, gp.zeros)
             else:
-                add(run, key, gp)
+                contribute(run, key, gp)
 
     def finish(self, me: int, index: int, complete: list[_Inbox]) -> int:
         """Note that a node is done; take one of the nodes that are ready now, offer the others."""

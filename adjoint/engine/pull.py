@@ -13,23 +13,38 @@ from adjoint.core.node import Node, Packed
 from adjoint.core.record import innermost, output_node
 from adjoint.core.shapes import reduced_axes
 from adjoint.core.tensor import Tensor, wrap
-from adjoint.engine.zeros import Masked, Zeros, arriving, cleaned, meet, reduced, same, through
+from adjoint.engine.zeros import (
+    Masked,
+    Zeros,
+    also_picked,
+    arriving,
+    cleaned,
+    meet,
+    picked,
+    reduced,
+    same,
+    through,
+)
 from adjoint.errors import GraphReleasedError, HookError, ModifiedError, RuleError
 
 if TYPE_CHECKING:
     from adjoint.engine.run import Run
 
 __all__ = [
+    "Placed",
     "add",
     "add_output",
     "check_versions",
+    "contribute",
     "fit",
     "fitted",
     "joined",
+    "masked",
     "modified",
     "narrowed",
     "on_one_level",
     "overwritten",
+    "placed",
     "pull",
     "pull_joint",
     "release",
@@ -50,6 +65,8 @@ def pull(node: Node, g: Any, xp: Namespace, needed: set[Any] | None, zeros: Any 
     if needed is not None and needed.isdisjoint(node.parents):
         return [None] * len(node.parents)  # the gradient of this node itself was asked for
     op = node.op
+    if op.places and zeros is None and xp is raw and placeable(node):
+        return [Placed(node, g)]
     values, out = saved_values(node, xp)
     if op.outputs > 1:
         conjugate = op.holomorphic and any(dtype.kind == "c" for dtype in node.dtype)
@@ -123,7 +140,7 @@ def pull_joint(
     """Return what the joint rule of a node gives its parents, None where nothing is wanted or flows."""
     op = node.op
     parents = node.parents
-    wanted = tuple(p is not None and (needed is None or p in needed) for p in parents)
+    wanted = tuple([p is not None and (needed is None or p in needed) for p in parents])
     assert op.joint is not None
     if xp is dyn and not op.call:
         g, out, values = on_one_level(g, out, values)
@@ -269,6 +286,73 @@ def add(run: Run, parent: Any, gp: Any, zeros: Zeros | None = None) -> None:
         # a sum of 0-d arrays is a scalar, one of sparse rows is sparse: nothing adds into those
         if type(total) is np.ndarray:
             run.owned.add(parent)
+
+
+class Placed:
+    """A contribution that is zero but at an index without repeats, where it is ``g``."""
+
+    __slots__ = ("g", "node")
+
+    def __init__(self, node: Node, g: Any) -> None:
+        self.node = node
+        self.g = g
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the contribution."""
+        return int(self.g.nbytes)
+
+
+_BASIC = {int, slice, type(Ellipsis), type(None)}
+
+
+def placeable(node: Node) -> bool:
+    """Tell whether the gradient of an index can be added in its place, without zeros around it."""
+    return node.dtype.itemsize != 2 and _BASIC.issuperset(map(type, node.params["key"]))
+
+
+def placed(run: Run, node: Node, g: Any) -> bool:
+    """Add the gradient of an index in its place, if that can be done; tell whether it was."""
+    if (run.zeros and node in run.zeros) or not placeable(node):
+        return False
+    place(run, node.parents[0], node, g)
+    return True
+
+
+def place(run: Run, parent: Any, node: Node, g: Any) -> None:
+    """Add the gradient of an index in its place: many indices cost as much as what they pick."""
+    key = node.params["key"]
+    total = run.grads.get(parent)
+    if total is None:
+        total = run.grads[parent] = np.zeros(parent.shape, g.dtype)
+        total[key] = g
+        run.owned.add(parent)
+        if type(parent) is Node:
+            run.zeros[parent] = picked(node, parent.shape)
+        return
+    if run.zeros and parent in run.zeros:
+        had = run.zeros.pop(parent)
+        total = run.grads[parent] = cleaned(run.xp, total, had)
+        left = also_picked(had, node, parent.shape)
+        if left is not None:
+            run.zeros[parent] = left
+    if parent not in run.owned:
+        if type(total) is not np.ndarray:
+            add(run, parent, run.xp.unindex(g, key=key, shape=parent.shape))
+            return
+        total = run.grads[parent] = total.copy()
+        run.owned.add(parent)
+    total[key] += g
+
+
+def contribute(run: Run, parent: Any, gp: Any) -> None:
+    """Add a contribution of any sort to the gradient of ``parent``."""
+    if type(gp) is Masked:
+        add(run, parent, gp.g, gp.zeros)
+    elif type(gp) is Placed:
+        place(run, parent, gp.node, gp.g)
+    else:
+        add(run, parent, gp)
 
 
 def narrowed(xp: Namespace, g: Any, key: Any, wide: set[Any]) -> Any:

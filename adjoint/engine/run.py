@@ -14,7 +14,7 @@ from adjoint.core.tensor import Tensor, Traced
 from adjoint.engine import anomaly
 from adjoint.engine.hooks import run_hooks, run_node_extra
 from adjoint.engine.plan import Plan, make_plan
-from adjoint.engine.pull import add, narrowed, pull, release
+from adjoint.engine.pull import Placed, add, narrowed, pull, release
 from adjoint.engine.zeros import Masked, cleaned, of_seed
 
 __all__ = ["Run", "differentiate", "key_of", "seed_at_level"]
@@ -74,7 +74,7 @@ class Run:
             for p in pulled:
                 if type(p) is Masked:
                     p.g = cleaned(self.xp, p.g, p.zeros)
-            anomaly.check_pulled(node, [p.g if type(p) is Masked else p for p in pulled])
+            anomaly.check_pulled(node, [p.g if type(p) in (Masked, Placed) else p for p in pulled])
         if not self.retain and any(gp is not None for gp in pulled):
             release(node)
         return pulled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,22 @@ import numpy as np
 from adjoint.core.namespace import raw
 from adjoint.core.node import Node
 from adjoint.core.record import PICK
+from adjoint.core.tensor import Tensor
 from adjoint.engine import anomaly
 from adjoint.engine.plan import Plan
-from adjoint.engine.pull import add, add_output, fitted, masked, modified, pull_joint, released
+from adjoint.engine.pull import (
+    add,
+    add_output,
+    contribute,
+    fitted,
+    masked,
+    modified,
+    placed,
+    pull_joint,
+    released,
+)
 from adjoint.engine.run import Run
-from adjoint.engine.zeros import Masked, Zeros, cleaned
+from adjoint.engine.zeros import Zeros, cleaned
 
 __all__ = ["run_serial"]
 
@@ -30,8 +42,8 @@ def _run(plan: Plan, run: Run) -> None:
     xp = run.xp
     # Plain first-order backward of plain ops is what ``pull`` does, written out: a call and a
     # tuple per node would cost a third more.
-    plain = xp is raw and not plan.ready and not anomaly.is_on()
-    needed, captured = plan.needed, run.captured
+    plain = xp is raw and not anomaly.is_on()
+    needed, captured, ready = plan.needed, run.captured, plan.ready
     grads, owned, wide, retain = run.grads, run.owned, run.wide, run.retain
     zeros = run.zeros
     accumulate, pop = np.add, grads.pop
@@ -49,14 +61,18 @@ def _run(plan: Plan, run: Run) -> None:
         if dtype is not _F64 and dtype is not _F32 and dtype.kind == "c":
             _step(plan, run, node, g)
             continue
-        special = op.selects
-        mask = None
-        if zeros:
-            mask = zeros.pop(node, None)
-            if mask is not None:
-                special = True
-                if not op.pointwise:
-                    g = cleaned(xp, g, mask)
+        mask = stained = None
+        if op.places and placed(run, node, g):
+            if ready and node in ready:
+                _finish_leaves(run, ready[node])
+            continue
+        if zeros and node in zeros:
+            mask = zeros.pop(node)
+            if op.pointwise:
+                stained = mask.stain()
+            else:
+                g = cleaned(xp, g, mask)
+        masking = op.selects or mask is not None
         # the output first: another thread that releases the node drops the arguments first,
         # so arguments that are still there mean that the output was
         out, params, rules = node.out, node.params, op.rules
@@ -85,54 +101,56 @@ def _run(plan: Plan, run: Run) -> None:
                     gp = rules[i](xp, g, out, values[0], values[1], values[2])
                 else:
                     gp = rules[i](xp, g, out, *values, **params)
-                if special:
+                like = parent if type(parent) is Node else parent._data
+                try:
+                    fits = gp.shape == like.shape and gp.dtype is like.dtype
+                except AttributeError:
+                    fits = False
+                if masking and (stained is None or not fits or node.shape != gp.shape):
                     _add_masked(run, node, i, parent, g, gp, mask)
                     i += 1
                     continue
-                like = parent if type(parent) is Node else parent._data
-                try:
-                    if gp.shape != like.shape or gp.dtype is not like.dtype:
-                        gp = fitted(node, i, parent, gp, xp)
-                except AttributeError:
+                if not fits:
                     gp = fitted(node, i, parent, gp, xp)
                 if parent not in grads:
                     grads[parent] = gp
-                elif zeros and parent in zeros:
-                    add(run, parent, gp)
-                elif parent in owned:
+                    if masking:
+                        zeros[parent] = mask if gp is g else stained
+                elif parent in owned and (not zeros or zeros.get(parent) is stained):
                     total = grads[parent]
                     accumulate(total, gp, total)
                 else:
-                    add(run, parent, gp)
+                    add(run, parent, gp, stained)
             i += 1
         if not retain and op.saves_any:
             node.args = None
             node.out = None
             node.versions = None
+        if ready and node in ready:
+            values = out = gp = pulled = like = None  # a leaf that is written to now is copied where held
+            _finish_leaves(run, ready[node])
+
+
+def _finish_leaves(run: Run, leaves: Sequence[Tensor]) -> None:
+    for leaf in leaves:
+        if leaf in run.grads:
+            run.leaf_ready(leaf)
 
 
 def _add_masked(run: Run, node: Node, i: int, parent: Any, g: Any, gp: Any, mask: Zeros | None) -> None:
     """Add a contribution that has zeros."""
-    gp = masked(node, i, parent, g, gp, run.xp, mask)
-    if type(gp) is Masked:
-        add(run, parent, gp.g, gp.zeros)
-    else:
-        add(run, parent, gp)
+    contribute(run, parent, masked(node, i, parent, g, gp, run.xp, mask))
 
 
 def _step(plan: Plan, run: Run, node: Node, g: object) -> None:
     """Take one node, with everything that can be attached to it."""
-    grads = run.grads
     if g is not None and (plan.needed is None or node in plan.needed):
         g, zeros = run.arrive(node, g)
         if node.op is PICK:
             add_output(run, node, cleaned(run.xp, g, zeros), zeros)
         else:
             for parent, gp in zip(node.parents, run.pass_through(node, g, zeros, plan.needed), strict=True):
-                if type(gp) is Masked:
-                    add(run, parent, gp.g, gp.zeros)
-                elif gp is not None:
-                    add(run, parent, gp)
-    for leaf in plan.ready.get(node, ()):
-        if leaf in grads:
-            run.leaf_ready(leaf)
+                if gp is not None:
+                    contribute(run, parent, gp)
+    if plan.ready:
+        _finish_leaves(run, plan.ready.get(node, ()))

@@ -28,12 +28,14 @@ from adjoint.core.tensor import Tensor
 __all__ = [
     "Masked",
     "Zeros",
+    "also_picked",
     "arriving",
     "cleaned",
     "may_have_nan",
     "meet",
     "nonzero",
     "of_seed",
+    "picked",
     "positive",
     "reduced",
     "same",
@@ -154,6 +156,64 @@ class _Pulled(Zeros):
         finally:
             grad_mode.set(before)
         return None if type(found) is SparseRows else spread(nonzero(found), self.shape)
+
+
+class _Picked(Zeros):
+    """The zeros around elements that indices picked along one axis: a bit for each place that was."""
+
+    __slots__ = ("axis", "bits", "shape")
+
+    def __init__(self, axis: int, bits: int, shape: tuple[int, ...]) -> None:
+        self._live = self.origin = None
+        self._known = self.stained = False
+        self._sources = ()
+        self.axis = axis
+        self.bits = bits
+        self.shape = shape
+
+    def _find(self, lives: list[Live]) -> Live:
+        n = self.shape[self.axis]
+        places = np.array([self.bits >> k & 1 for k in range(n)], bool)
+        return np.broadcast_to(places.reshape((n,) + (1,) * (len(self.shape) - self.axis - 1)), self.shape)
+
+
+_MANY = 10_000  # the longest axis with a bit per place
+
+
+def _along_one_axis(key: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """Return the axis and the places, as bits, that an index picks; None if it is not of one axis."""
+    if type(key[0]) is int and len(key) == 2 and key[1] is Ellipsis:  # x[i], the usual one
+        return (0, 1 << key[0] % shape[0]) if shape[0] <= _MANY else None
+    axis, found = 0, None
+    for k in key:
+        if k is Ellipsis:
+            axis += len(shape) - len(key) + 1
+            continue
+        if k is None:
+            return None
+        if type(k) is int or k != slice(None):
+            if found is not None or shape[axis] > _MANY:
+                return None
+            places = (k % shape[axis],) if type(k) is int else range(*k.indices(shape[axis]))
+            found = axis, sum(1 << p for p in places)
+        axis += 1
+    return found
+
+
+def picked(node: Node, shape: tuple[int, ...]) -> Zeros:
+    """Return the zeros around the elements that an index picked."""
+    found = _along_one_axis(node.params["key"], shape)
+    return _Pulled(node, 0, None, shape) if found is None else _Picked(*found, shape)
+
+
+def also_picked(had: Zeros, node: Node, shape: tuple[int, ...]) -> Zeros | None:
+    """Return the zeros that are left where another index picked more; None where there are none."""
+    if type(had) is _Picked:
+        found = _along_one_axis(node.params["key"], shape)
+        if found is not None and found[0] == had.axis:
+            had.bits |= found[1]  # nobody else has it yet
+            return None if had.bits + 1 == 1 << shape[had.axis] else had
+    return meet(had, picked(node, shape))
 
 
 def _unpacked(value: Any) -> Any:

@@ -136,6 +136,7 @@ def backward_into_leaves(
             create_graph=create_graph,
             on_ready=early.taken_or_committed,
             events=on_leaf_ready is not None,
+            chosen=gradient is not None,
             runner=runner_for(workers),
         )
     except BaseException as error:
@@ -367,6 +368,7 @@ def gradients(
         targets=targets,
         retain=create_graph if retain_graph is None else retain_graph,
         create_graph=create_graph,
+        chosen=grad_outputs is not None,
         runner=runner_for(workers),
     )
     found = {**run.captured, **dict(leaves)}

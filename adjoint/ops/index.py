@@ -179,7 +179,7 @@ def _index_set(x: Any, v: Any, key: Key) -> Any:
 
 
 define("index", lambda x, key: x[key], lambda xp, g, y, x, key: xp.unindex(g, key=key, shape=x.shape),
-       kind="linear", params=("key",), selects=True, doc="The elements at an index.")  # fmt: skip
+       kind="linear", params=("key",), selects=True, places=True, doc="The elements at an index.")  # fmt: skip
 define("unindex", _unindex, lambda xp, g, y, x, key, shape: xp.index(g, key=key),
        kind="linear", params=("key", "shape"), doc="Zeros with elements added at an index.")  # fmt: skip
 define("index_set", _index_set,
@@ -190,6 +190,10 @@ define("index_set", _index_set,
 
 def getitem(x: Tensor, key: Any) -> Tensor:
     """Return ``x[key]`` for any index that NumPy takes; gradients of repeated elements add up."""
+    if type(key) is int and type(x) is Tensor:  # as component by component code has it
+        shape = x._data.shape
+        if shape and -shape[0] <= key < shape[0]:
+            return rec.index(x, key=(key, ...))
     if _has_traced(key):
         rows, i = _traced_rows(x, key)
         return rec.take(rows, i, axis=-rows.ndim)

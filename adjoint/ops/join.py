@@ -56,13 +56,25 @@ def _concat_rule(xp: Any, g: Any, out: Any, *xs: Any, wanted: Sequence[bool], ax
 
 
 def _stack(*xs: Any, axis: int) -> Any:
-    """Join along a new axis: np.stack in half its time."""
-    shape = list(np.shape(xs[0]))
+    """Join along a new axis: np.stack in a third of its time."""
+    first = xs[0]
+    if type(first) is np.ndarray and axis == -first.ndim - 1:  # in front: numbers, rows
+        kind = first.dtype
+        if [kind] * len(xs) == [getattr(x, "dtype", None) for x in xs]:
+            out = np.empty((len(xs), *first.shape), kind)
+            i = 0
+            for x in xs:
+                out[i] = x
+                i += 1  # noqa: SIM113  enumerate costs more
+            return out
+    shape = list(np.shape(first))
     shape.insert(len(shape) + 1 + axis, 1)
     return np.concatenate([np.reshape(x, shape) for x in xs], axis=axis)
 
 
 def _stack_rule(xp: Any, g: Any, out: Any, *xs: Any, wanted: Sequence[bool], axis: int) -> list[Any]:
+    if axis == -len(g.shape):
+        return [g[i, ...] if want else None for i, want in enumerate(wanted)]
     return [g[_along(axis, i)] if want else None for i, want in enumerate(wanted)]
 
 
@@ -124,7 +136,7 @@ def _several(op: str, xs: Any) -> list[Tensor]:
         raise InputError(f"{op}: expected a list or tuple of tensors, but got {type(xs).__name__}.")
     if not xs:
         raise ShapeError(f"{op}: needs at least one tensor, but the list is empty.")
-    return [asarray(x) for x in xs]
+    return [x if type(x) is Tensor else asarray(x) for x in xs]
 
 
 def concat(xs: Any, axis: int | None = 0, **other: Never) -> Tensor:
@@ -146,6 +158,8 @@ def _concat(op: str, tensors: list[Tensor], axis: int | None) -> Tensor:
     if axis is None:
         tensors, axis = [rec.reshape(x, shape=(x.size,)) for x in tensors], 0
     first = tensors[0]
+    if len(first.shape) == 1 and axis in (0, -1) and builtins.all([len(x._data.shape) == 1 for x in tensors]):  # noqa: C419  vectors
+        return rec.concat(*tensors, axis=-1)
     if first.ndim == 0:
         raise ShapeError(f"{op}: 0-d tensors have no axis to join along.  Use ad.stack, or axis=None.")
     where = canonical_axis(op, axis, first.ndim)
@@ -166,13 +180,14 @@ def stack(xs: Any, axis: int = 0, **other: Never) -> Tensor:
     if other:
         refuse(stack, other)
     tensors = _several("stack", xs)
+    shape = tensors[0].shape
     for x in tensors:
-        if x.shape != tensors[0].shape:
+        if x._data.shape != shape:
             raise ShapeError(
-                f"stack: shapes {tensors[0].shape} and {x.shape} differ.\n"
+                f"stack: shapes {shape} and {x.shape} differ.\n"
                 "  All must agree; ad.concat joins along an axis that they have."
             )
-    return rec.stack(*tensors, axis=canonical_axis("stack", axis, tensors[0].ndim + 1))
+    return rec.stack(*tensors, axis=canonical_axis("stack", axis, len(shape) + 1))
 
 
 def _raised(x: Tensor, ndim: int) -> Tensor:
