@@ -487,3 +487,29 @@ MISTAKES = [
 )
 def test_message(error: type[Exception], mistake: Any, expected: str) -> None:
     assert message_of(error, mistake) == expected
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_gradients_of_many_indices_of_one_tensor(seed: int) -> None:
+    """They are added in place: as a recorded backward, in one thread and in two, and as NumPy's add.at."""
+    rng = np.random.default_rng(seed)
+    keys: list[Any] = [0, -1, 2, slice(None, 2), slice(2, None), slice(None, None, -2), (slice(None), 1)]
+    keys += [(1, 2), (..., 0), (None, 1), (slice(None), slice(1, 3)), np.array([0, 0, 2]), ...]
+    chosen = [keys[k] for k in rng.integers(len(keys), size=rng.integers(1, 8))]
+    a = rng.standard_normal((4, 3))
+    weights = [rng.standard_normal(a[key].shape) for key in chosen]
+    expected = np.zeros_like(a)
+    for key, w in zip(chosen, weights, strict=True):
+        np.add.at(expected, key, w)
+    between = rng.random() < 0.5
+    dtype = rng.choice([np.float64, np.float32, np.float16])
+    found = []
+    for workers, create_graph in ((1, False), (2, False), (1, True)):
+        x = ad.tensor(a.astype(dtype), requires_grad=True)
+        y = x * 1.0 if between else x
+        total = sum((y[key] * w.astype(dtype)).sum() for key, w in zip(chosen, weights, strict=True))
+        (g,) = ad.gradients(total, [x], create_graph=create_graph, workers=workers)
+        found.append(g.detach().numpy())
+    for g in found:
+        np.testing.assert_allclose(g, expected, atol={8: 1e-14, 4: 1e-5, 2: 2e-2}[g.dtype.itemsize])
+    np.testing.assert_array_equal(found[0], found[1])

@@ -7,7 +7,7 @@ the arithmetic made is a number like any other: times infinity it is NaN.
 A ``Zeros`` says which zeros of one gradient are of the first sort.  An op that selects makes one,
 elementwise ops pass it on by reference, and nothing is computed on the way: NaNs may stand in its places
 meanwhile (``stained``).  They are replaced before elements mix, in a sum, a reduction, a product, a hook or
-a leaf, and only there does anybody look for a NaN.  docs/adr/0012-zeros-by-selection.md has the reasons.
+a leaf, and only there does anybody look for a NaN.  docs/adr/0013-zeros-by-selection.md has the reasons.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class _Pulled(Zeros):
         values = tuple(map(_unpacked, self.args or ()))
         out = tuple(map(_unpacked, self.out)) if type(self.out) is tuple else _unpacked(self.out)
         self.args = self.out = None
-        lifted = any(isinstance(v, Lifted) for v in (*values, *(g if op.outputs > 1 else (g,))))
+        lifted = any(isinstance(v, Lifted) for v in (*values, *_each(out), *_each(g)))
         before = grad_mode.get()
         try:  # no token, see ``differentiate``
             grad_mode.set(False)
@@ -214,6 +214,10 @@ def also_picked(had: Zeros, node: Node, shape: tuple[int, ...]) -> Zeros | None:
             had.bits |= found[1]  # nobody else has it yet
             return None if had.bits + 1 == 1 << shape[had.axis] else had
     return meet(had, picked(node, shape))
+
+
+def _each(value: Any) -> tuple[Any, ...]:
+    return value if type(value) is tuple else (value,)
 
 
 def _unpacked(value: Any) -> Any:
