@@ -81,7 +81,9 @@ class Run:
 
     def total(self, leaf: Tensor) -> Any:
         """Return the complete gradient of a leaf, after its hooks."""
-        g = cleaned(self.xp, self.grads.pop(leaf), self.zeros.pop(leaf, None))
+        g = self.grads.pop(leaf)
+        if self.zeros:
+            g = cleaned(self.xp, g, self.zeros.pop(leaf, None))
         if leaf in self.wide:
             g = narrowed(self.xp, g, leaf, self.wide)
         extra = leaf._extra

@@ -120,13 +120,15 @@ def backward_into_leaves(
     Inside ``micro_batch`` of an accumulator the gradients of its parameters go there, and their
     ``.grad`` stays.
     """
-    plain = gradient is None and inputs is None and workers is None and on_leaf_ready is None
-    if plain and not create_graph and _backward_plainly(self, retain_graph):
+    target = sink.get()
+    early = None if on_leaf_ready is None else _Early(on_leaf_ready, target)
+    plain = gradient is None and inputs is None and workers is None and not create_graph and target is None
+    if plain and _backward_plainly(self, retain_graph, early):
         return
     seed = seed_of(self, gradient)
     targets = None if inputs is None else _differentiable_inputs(inputs)
-    target = sink.get()
-    early = _Early(on_leaf_ready, target)
+    if early is None:
+        early = _Early(None, target)
     try:
         run, leaves = differentiate(
             [self],
@@ -152,7 +154,7 @@ def backward_into_leaves(
     commit(found)
 
 
-def _backward_plainly(root: Tensor, retain: bool) -> bool:
+def _backward_plainly(root: Tensor, retain: bool, early: _Early | None) -> bool:
     """Do ``root.backward()`` of a loss, or return False where anything is to be looked at besides.
 
     As above, with all that nobody asked for left out: a sixth of the time of a small net's backward.
@@ -161,23 +163,28 @@ def _backward_plainly(root: Tensor, retain: bool) -> bool:
     if (
         type(root) is not Tensor or type(node) is not Node or special.count
         or data.shape or (data.dtype is not _F32 and data.dtype is not _F64)
-        or get_workers() != 1 or sink.get() is not None
+        or get_workers() != 1
     ):  # fmt: skip
         return False
-    plan = make_plan((node,))
-    if plan.ready:
+    plan = make_plan((node,), events=early is not None)
+    if plan.ready and early is None:
         return False
-    run = Run(raw, retain, None)
+    run = Run(raw, retain, None if early is None else early.taken_or_committed)
     run.grads[node] = _one(data.dtype)
     before = grad_mode.get()
     try:  # no token, see ``differentiate``
         grad_mode.set(False)
         run_serial(plan, run)
+    except BaseException as error:
+        if early is not None:
+            early.note(error)
+        raise
     finally:
         grad_mode.set(before)
     found = run.grads
     # a hook may have put another one on a leaf meanwhile
-    if run.wide or run.zeros or any([x._extra is not None and x._extra.hooks is not None for x in found]):  # noqa: C419
+    hooked = any([x._extra is not None and x._extra.hooks is not None for x in found])  # noqa: C419
+    if hooked or early is not None or run.wide or run.zeros:
         found = dict(run.finish())
     found.update(run.retained)
     del plan, run
@@ -201,14 +208,15 @@ class _Early:
 
     def taken(self, leaf: Tensor, g: Any) -> bool:
         """Hand a complete leaf to ``on_leaf_ready``; tell whether that has taken it."""
-        if self.on_leaf_ready is None or self.on_leaf_ready(leaf, as_gradient_tensor(g)) is not True:
+        assert self.on_leaf_ready is not None
+        if self.on_leaf_ready(leaf, as_gradient_tensor(g)) is not True:
             return False
         self.done.append((leaf, _TAKEN))
         return True
 
     def taken_or_committed(self, leaf: Tensor, g: Any) -> bool:
         """Do so, or commit a complete leaf that has post-accumulate hooks, and run these."""
-        if self.taken(leaf, g):
+        if self.on_leaf_ready is not None and self.taken(leaf, g):
             return True
         extra = leaf._extra
         if extra is None or extra.post_hooks is None or not extra.post_hooks.hooks:
