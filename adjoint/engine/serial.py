@@ -51,7 +51,7 @@ def _run(plan: Plan, run: Run) -> None:
         g = pop(node, None)
         op = node.op
         if not plain or g is None or not op.plain or node.extra is not None or (wide and node in wide):
-            values = out = gp = None  # what the node before saved is not held meanwhile
+            values = out = gp = pulled = like = None  # what the node before saved is not held meanwhile
             _step(plan, run, node, g)
             continue
         if needed is not None and (node in captured or node not in needed):
@@ -64,6 +64,7 @@ def _run(plan: Plan, run: Run) -> None:
         mask = stained = None
         if op.places and placed(run, node, g):
             if ready and node in ready:
+                values = out = gp = pulled = like = None
                 _finish_leaves(run, ready[node])
             continue
         if zeros and node in zeros:
@@ -127,7 +128,7 @@ def _run(plan: Plan, run: Run) -> None:
             node.out = None
             node.versions = None
         if ready and node in ready:
-            values = out = gp = pulled = like = None  # a leaf that is written to now is copied where held
+            values = out = gp = pulled = like = None  # a hook that writes to a leaf would copy what is held
             _finish_leaves(run, ready[node])
 
 

@@ -50,7 +50,35 @@ def case(batch: int, *sizes: int) -> Case:
     )
 
 
+def backward_alone(batch: int, sizes: tuple[int, ...], events: bool) -> Step:
+    loss, params = loss_of(batch, sizes)
+    value = loss()
+    options: dict[str, Any] = {"on_leaf_ready": lambda leaf, g: None} if events else {}
+
+    def step() -> Any:
+        for p in params:
+            p.grad = None
+        value.backward(retain_graph=True, **options)
+        return value.item()
+
+    return step
+
+
+def events_case(batch: int, *sizes: int) -> Case:
+    return Case(
+        f"MLP {batch}×{'-'.join(map(str, sizes))}: backward with events beside backward",
+        {
+            "adjoint": lambda: backward_alone(batch, sizes, True),
+            "adjoint, no events": lambda: backward_alone(batch, sizes, False),
+        },
+        {"adjoint, no events": 1.1},
+        blas=True,
+        tolerance=1e-4,
+    )
+
+
 CASES = [
+    events_case(32, 64, 128, 128, 10),
     case(1, 8, 16, 16, 1),
     case(32, 64, 128, 128, 10),
     case(64, 784, 256, 256, 10),
