@@ -49,6 +49,11 @@ _PATIENCE_SECONDS = 1.0
 _inside: ContextVar[weakref.ref[_Crew] | None] = ContextVar("adjoint_inside_parallel_run", default=None)
 
 
+def _crew_here() -> _Crew | None:
+    reference = _inside.get()
+    return None if reference is None else reference()
+
+
 def run_parallel(plan: Plan, run: Run, workers: int) -> None:
     """Run ``plan`` in up to ``workers`` threads, of which the caller is one.
 
@@ -56,7 +61,7 @@ def run_parallel(plan: Plan, run: Run, workers: int) -> None:
     hook or rule of another parallel run, stays in the caller's thread.
     """
     around = _inside.get()
-    other = None if around is None else around()
+    other = _crew_here()
     nested = other is not None and not other.stopped
     if workers == 1 or nested or run.xp is not raw or len(plan.order) < 2:
         run_serial(plan, run)
@@ -452,7 +457,7 @@ class _Crew:
 
 def _end_in_child() -> None:
     """End a run in a forked child: its helpers, and what they had in hand, are in the parent alone."""
-    crew = _inside.get()
+    crew = _crew_here()
     if crew is None or not crew.helpers:
         return
     crew.lock = threading.Lock()  # a helper may have held the old one
