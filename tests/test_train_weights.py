@@ -25,7 +25,7 @@ def gradient_of(loss: Any, batch: Any, pieces: int, width: int = 3, **options: A
     optimizer = optim.SGD(model.parameters(), lr=0.5)
     trainer = train.Trainer(model, loss, optimizer, accumulate=pieces, **options)
     logs = trainer.train_step(batch)
-    return np.concatenate([[logs["loss"], logs["grad_norm"]], np.asarray(model.weight).ravel()])
+    return np.concatenate([[logs["loss"], logs["grad_norm"]], model.weight.numpy().ravel()])
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_zero_tangent_stays_zero_where_the_derivative_is_infinite() -> None:
 
 def test_conditions_on_values_work() -> None:
     def f(x: Any) -> Any:
-        return x * x if x > 1 else x * float(x)
+        return x * x if x > 1 else x * x.item()
 
     assert ad.jvp(f, (3.0,), (1.0,))[1].item() == 6.0
     assert ad.jvp(f, (0.5,), (1.0,))[1].item() == 0.5

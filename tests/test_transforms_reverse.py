@@ -214,9 +214,6 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: ad.grad(loss)("text"), TransformError, "grad: x holds no tensors: 'text'."),
     (lambda: ad.grad(nothing)(1.0), TransformError,
      "grad: nothing returned None.\n  Return the tensor that is to be differentiated."),
-    (lambda: ad.value_and_grad(lambda x: x.item())(1.0), TransformError,
-     "value_and_grad: the result of <lambda> is a float, not a tensor, so its history is lost.\n"
-     "  Compute with tensors to the end: no float(x), x.item() or x.numpy() on the way."),
     (lambda: ad.grad(lambda x: x > 0)(1.0), DTypeError,
      "grad: the result of <lambda> is bool, but only floats and complex numbers have derivatives.\n"
      "  Return it beside the result with has_aux=True."),

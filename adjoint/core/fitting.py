@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from adjoint.core.tensor import Tensor
+
 __all__ = ["fitting"]
 
 
 def fitting(value: Any, target: Any) -> ndarray[Any, Any] | str:
     """Return ``value`` in the dtype of ``target``, or what is wrong with it."""
     try:
-        array = np.asarray(value)
+        array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
     except Exception:  # whatever a foreign object raises: it is no array
         return f"is a {type(value).__name__}, not an array"
     wrong = []

@@ -27,7 +27,7 @@ __all__ = ["FORMS", "PLAIN", "WRITERS", "plain"]
 our: Callable[[str], Any] = ops.function  # our function of that name
 
 PLAIN = """
-    shape ndim size iscomplexobj isrealobj array_repr array_str array2string array_equiv isin digitize
+    array_repr array_str array2string array_equiv isin digitize
     histogram histogram_bin_edges argpartition lexsort nanargmax nanargmin min_scalar_type common_type
     shares_memory may_share_memory tril_indices_from triu_indices_from diag_indices_from
     ravel_multi_index unravel_index
@@ -445,7 +445,17 @@ def _can_cast(from_: Any, to: Any, casting: Any = "safe") -> bool:
     return np.can_cast(getattr(from_, "dtype", from_), to, casting)
 
 
+def _size(a: Any, axis: int | None = None) -> int:
+    return asarray(a).size if axis is None else asarray(a).shape[axis]
+
+
 FORMS: dict[Any, Callable[..., Any]] = {
+    # of the shape and dtype alone, so that they work inside transforms
+    np.shape: lambda a: asarray(a).shape,
+    np.ndim: lambda a: asarray(a).ndim,
+    np.size: _size,
+    np.iscomplexobj: lambda x: asarray(x).dtype.kind == "c",
+    np.isrealobj: lambda x: asarray(x).dtype.kind != "c",
     **{getattr(np, name): _reduction(name) for name in "sum prod max min any all nansum nanprod".split()},
     np.mean: _mean,
     np.nancumsum: _without_nan("cumsum", 0),

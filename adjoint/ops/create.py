@@ -179,9 +179,10 @@ def _ends_dtype(start: Any, stop: Any, dtype: Any) -> np.dtype[Any]:
 
 def _between(start: Any, stop: Any, num: int, endpoint: bool, dtype: np.dtype[Any]) -> Tensor:
     parts = max(num - 1 if endpoint else num, 1)
-    ramp = (np.arange(num) / parts).reshape((num,) + (1,) * max(np.ndim(start), np.ndim(stop)))
+    first, last = asarray(start), asarray(stop)
+    ramp = (np.arange(num) / parts).reshape((num,) + (1,) * max(first.ndim, last.ndim))
     # the two weights, not start + ramp·(stop - start), so that both ends are exact
-    return rec.astype(asarray(start) * (1 - ramp) + asarray(stop) * ramp, dtype=dtype)
+    return rec.astype(first * (1 - ramp) + last * ramp, dtype=dtype)
 
 
 def eye(
