@@ -77,7 +77,46 @@ def events_case(batch: int, *sizes: int) -> Case:
     )
 
 
+def update(batch: int, sizes: tuple[int, ...], by_hand: bool, whole: bool) -> Step:
+    """Make a step of SGD: the update alone, or forward, backward and update."""
+    loss, params = loss_of(batch, sizes)
+    optimizer = ad.optim.SGD(params, lr=1e-3)
+    value = loss()
+    value.backward()
+
+    def step() -> Any:
+        if whole:
+            for p in params:
+                p.grad = None
+            loss().backward()
+        if by_hand:
+            with ad.no_grad():
+                for p in params:
+                    p -= 1e-3 * p.grad
+        else:
+            optimizer.step()
+        return value.item()
+
+    return step
+
+
+def update_case(batch: int, *sizes: int, whole: bool) -> Case:
+    what = "a step of training" if whole else "an update"
+    return Case(
+        f"MLP {batch}×{'-'.join(map(str, sizes))}: {what} by hand, p -= lr * p.grad, beside optim.SGD",
+        {
+            "adjoint": lambda: update(batch, sizes, True, whole),
+            "adjoint, optim.SGD": lambda: update(batch, sizes, False, whole),
+        },
+        {"adjoint, optim.SGD": 1.1},
+        blas=True,
+        tolerance=1e-4,
+    )
+
+
 CASES = [
+    update_case(1, 8, 16, 16, 1, whole=False),
+    update_case(1, 8, 16, 16, 1, whole=True),
     events_case(32, 64, 128, 128, 10),
     case(1, 8, 16, 16, 1),
     case(32, 64, 128, 128, 10),
