@@ -266,7 +266,7 @@ def test_derivatives(c: Call) -> None:
 
 def test_rows_taken_twice_get_both_gradients() -> None:
     table = ad.tensor(distinct((5, 3)), requires_grad=True)
-    for f in (lambda t, i: ad.embedding(t, i), lambda t, i: t.take(i, axis=0), lambda t, i: t[i]):
+    for f in (lambda t, i: t.take(i, axis=0), lambda t, i: t[i]):
         table.grad = None
         y = f(table, [[1, 1], [4, -1]])
         assert y.shape == (2, 2, 3)
@@ -447,10 +447,6 @@ MISTAKES = [
     (InputError, lambda: x34.at.set(1.0), "x.at needs an index first: x.at[i].set(v)."),
     (IndexingError, lambda: ad.take(x34, [0, 3], axis=0),
      "take: index 3 is out of range: axis -2 of shape (3, 4) has -3 to 2."),
-    (IndexingError, lambda: ad.embedding(x34, [[0], [-4]]),
-     "embedding: index -4 is out of range: axis -2 of shape (3, 4) has -3 to 2."),
-    (ShapeError, lambda: ad.embedding([1.0], 0),
-     "embedding: the table has two axes (rows, features), but the shape is (1,)."),
     (IndexingError, lambda: ad.take(x34, [0.5]),
      "take: an index is made of whole numbers, but got float64 values.\n"
      "  Cast them if that is meant: i.astype(int)."),

@@ -93,7 +93,7 @@ INDEX = [
     Row("index", lambda x: x[x.detach() > 0], lambda x: x[x.detach() > 0], real((2, 3)), "mask"),
     Row("take", lambda x: ad.take(x, _INDEX), lambda x: torch.take(x, t(_INDEX)), real((2, 3))),
     Row("take", lambda x: ad.take(x, [2, 0, 2], axis=1), lambda x: torch.index_select(x, 1, t([2, 0, 2])), real((2, 3, 2)), "axis"),
-    Row("embedding", lambda x: ad.embedding(x, _INDEX), lambda x: torch.nn.functional.embedding(t(_INDEX), x), real((4, 3))),
+    Row("embedding", lambda x: ad.nn.functional.embedding(_INDEX, x), lambda x: torch.nn.functional.embedding(t(_INDEX), x), real((4, 3))),
     Row("take_along_axis", lambda x: ad.take_along_axis(x, _INDEX, axis=1), lambda x: torch.gather(x, 1, t(_INDEX)), real((2, 3))),
     Row("take_along_axis", lambda x: ad.take_along_axis(x, _INDEX, axis=0),
         lambda x: torch.take_along_dim(x, t(_INDEX), 0), real((3, 1)), "broadcast"),

@@ -35,7 +35,7 @@ INDEX = np.array([[4, 1], [1, -1]])
 
 
 def test_embedding_gives_rows():
-    sparse, dense = both(lambda t, s: (ad.embedding(t, INDEX, sparse_grad=s) ** 2).sum())
+    sparse, dense = both(lambda t, s: (ad.take(t, INDEX, axis=0, sparse_grad=s) ** 2).sum())
     assert type(sparse) is ad.SparseGradient
     assert sparse.rows.tolist() == [4, 1, 1, 5]
     assert sparse.coalesce().rows.tolist() == [1, 4, 5]
@@ -57,7 +57,7 @@ def test_other_axes_are_dense(axis):
 
 def test_a_table_that_is_no_leaf_is_dense():
     t = table()
-    ad.embedding(t * 2, [0, 1], sparse_grad=True).sum().backward()
+    ad.take(t * 2, [0, 1], axis=0, sparse_grad=True).sum().backward()
     assert type(t.grad) is ad.Tensor
 
 
@@ -67,7 +67,7 @@ def test_a_table_that_is_no_leaf_is_dense():
 def test_contributions_of_both_kinds_add_up(uses, dtype, workers):
     def loss(t, sparse):
         parts = [
-            (ad.embedding(t, INDEX + 0 * i, sparse_grad=sparse) * (i + 1)).sum()
+            (ad.take(t, INDEX + 0 * i, axis=0, sparse_grad=sparse) * (i + 1)).sum()
             if kind == "s"
             else (t * t).sum()
             for i, kind in enumerate(uses)
@@ -87,7 +87,7 @@ def test_contributions_of_both_kinds_add_up(uses, dtype, workers):
 def test_backward_twice_stays_sparse():
     t = table()
     for _ in range(2):
-        ad.embedding(t, [1, 2], sparse_grad=True).sum().backward()
+        ad.take(t, [1, 2], axis=0, sparse_grad=True).sum().backward()
     assert type(t.grad) is ad.SparseGradient
     np.testing.assert_array_equal(t.grad.numpy()[1], [2.0, 2.0, 2.0])
     (t * 1.0).sum().backward()
@@ -97,7 +97,7 @@ def test_backward_twice_stays_sparse():
 
 def test_the_store():
     t = table()
-    grads = ad.backward(ad.embedding(t, [1, 2, 1], sparse_grad=True).sum())
+    grads = ad.backward(ad.take(t, [1, 2, 1], axis=0, sparse_grad=True).sum())
     assert type(grads[t]) is ad.SparseGradient
     assert grads.norm() == pytest.approx(np.sqrt(3 * 4 + 3 * 1))
     assert type(grads.scale(2.0)[t]) is ad.SparseGradient
@@ -111,7 +111,7 @@ def test_the_store():
 
 def test_create_graph_is_dense_and_right():
     t = table()
-    (g,) = ad.gradients((ad.embedding(t, INDEX, sparse_grad=True) ** 3).sum(), [t], create_graph=True)
+    (g,) = ad.gradients((ad.take(t, INDEX, axis=0, sparse_grad=True) ** 3).sum(), [t], create_graph=True)
     assert type(g) is ad.Tensor
     (h,) = ad.gradients(g.sum(), [t])
     expected = 6 * t.numpy() * np.array([0, 2, 0, 0, 1, 1])[:, None]
@@ -120,10 +120,10 @@ def test_create_graph_is_dense_and_right():
 
 def test_the_transforms():
     t = table()
-    g = ad.grad(lambda w: (ad.embedding(w, INDEX, sparse_grad=True) ** 2).sum())(t)
+    g = ad.grad(lambda w: (ad.take(w, INDEX, axis=0, sparse_grad=True) ** 2).sum())(t)
     expected = 2 * t.numpy() * np.array([0, 2, 0, 0, 1, 1])[:, None]
     np.testing.assert_allclose(g.numpy(), expected)
-    per = ad.vmap(lambda i: ad.grad(lambda w: (ad.embedding(w, i, sparse_grad=True) ** 2).sum())(t))(INDEX)
+    per = ad.vmap(lambda i: ad.grad(lambda w: (ad.take(w, i, axis=0, sparse_grad=True) ** 2).sum())(t))(INDEX)
     np.testing.assert_allclose(per.numpy().sum(0), expected)
 
 
@@ -132,7 +132,7 @@ def test_hooks_see_it_and_may_replace_it():
     seen = []
     t.register_hook(lambda g: seen.append(g))
     t.register_hook(lambda g: g * 2)
-    ad.embedding(t, [1], sparse_grad=True).sum().backward()
+    ad.take(t, [1], axis=0, sparse_grad=True).sum().backward()
     assert type(seen[0]) is type(t.grad) is ad.SparseGradient
     np.testing.assert_array_equal(t.grad.values, [[2.0, 2.0, 2.0]])
 
@@ -142,7 +142,7 @@ def test_complex_tables():
     found = []
     for sparse in (True, False):
         t = ad.tensor(data, requires_grad=True)
-        ad.abs(ad.embedding(t, [1, 2, 1], sparse_grad=sparse) * (2 - 1j)).sum().backward()
+        ad.abs(ad.take(t, [1, 2, 1], axis=0, sparse_grad=sparse) * (2 - 1j)).sum().backward()
         found.append(np.asarray(t.grad))
     np.testing.assert_allclose(found[0], found[1])
 
@@ -150,7 +150,7 @@ def test_complex_tables():
 def test_anomalies_are_found_in_rows():
     t = table()
     with ad.detect_anomaly():
-        rows = ad.embedding(t, [1], sparse_grad=True)
+        rows = ad.take(t, [1], axis=0, sparse_grad=True)
         with pytest.raises(ad.errors.AnomalyError, match="'take' produced NaN in its backward"):
             rows.backward(np.full((1, 3), np.nan))
 
@@ -201,7 +201,7 @@ def test_rows_are_checked(rows, values, error):
 
 def test_no_rows_at_all():
     t = table()
-    ad.embedding(t, np.zeros((0,), int), sparse_grad=True).sum().backward()
+    ad.take(t, np.zeros((0,), int), axis=0, sparse_grad=True).sum().backward()
     assert t.grad.coalesce().rows.size == 0
     np.testing.assert_array_equal(t.grad.numpy(), np.zeros((6, 3)))
 
@@ -231,7 +231,7 @@ def test_rows_as_an_array(rows, seed):
 
 def test_clipping_counts_repeated_rows_once():
     t = table()
-    (ad.embedding(t, [1, 1, 2], sparse_grad=True) * 2).sum().backward()
+    (ad.take(t, [1, 1, 2], axis=0, sparse_grad=True) * 2).sum().backward()
     dense = t.grad.numpy(copy=True)
     norm = ad.clip_grad_norm([t], 1.0)
     assert norm == pytest.approx(np.linalg.norm(dense))
@@ -241,7 +241,7 @@ def test_clipping_counts_repeated_rows_once():
 
 def test_clip_value_and_adaptive():
     t = table()
-    (ad.embedding(t, [1, 1, 2], sparse_grad=True) * 2).sum().backward()
+    (ad.take(t, [1, 1, 2], axis=0, sparse_grad=True) * 2).sum().backward()
     dense = t.grad.numpy(copy=True)
     ad.clip_grad_value([t], 3.0)
     assert type(t.grad) is ad.SparseGradient
@@ -262,7 +262,7 @@ def test_accumulation(kinds, reduction):
         for i, kind in enumerate(kinds):
             with acc.micro_batch(weight=i + 1):
                 if kind == "s":
-                    (ad.embedding(t, [i, 1, 1], sparse_grad=sparse) * (i + 1)).sum().backward()
+                    (ad.take(t, [i, 1, 1], axis=0, sparse_grad=sparse) * (i + 1)).sum().backward()
                 else:
                     (t * t).sum().backward()
         results.append(acc.gradients()["0"])
@@ -306,7 +306,7 @@ def test_optimisers_update_the_rows_alone(make):
         optimizer = make([t])
         for rows in ([5, 7, 5], [7, 8]):
             t.grad = None
-            (ad.embedding(t, rows, sparse_grad=sparse) ** 2).sum().backward()
+            (ad.take(t, rows, axis=0, sparse_grad=sparse) ** 2).sum().backward()
             optimizer.step()
         found.append(t.numpy(copy=True))
     np.testing.assert_allclose(found[0], found[1], rtol=1e-12)
@@ -324,9 +324,9 @@ def test_a_large_table_makes_no_second_dense_array():
             for _ in range(3):
                 rows = rng.integers(0, 1_000_000, 32)
                 with acc.micro_batch(weight=32):
-                    (ad.embedding(t, rows, sparse_grad=True) + 1.0).sum().backward()
+                    (ad.take(t, rows, axis=0, sparse_grad=True) + 1.0).sum().backward()
             assert acc.apply(optimizer)
-            ad.embedding(t, rows, sparse_grad=True).sum().backward()
+            ad.take(t, rows, axis=0, sparse_grad=True).sum().backward()
             assert type(t.grad) is ad.SparseGradient
             ad.clip_grad_norm([t], 1.0)
             optimizer.step()

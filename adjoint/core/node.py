@@ -164,10 +164,10 @@ class HookList:
     __slots__ = ("hooks", "version")
 
     def __init__(self) -> None:
-        self.hooks: dict[int, Callable[[Any], Any]] = {}
+        self.hooks: dict[int, Callable[..., Any]] = {}
         self.version = 0
 
-    def add(self, hook: Callable[[Any], Any]) -> Handle:
+    def add(self, hook: Callable[..., Any]) -> Handle:
         """Append a hook and return the handle that removes it."""
         key = next_seq()
         with attaching:
@@ -175,7 +175,7 @@ class HookList:
             self.version += 1
         return Handle(self, key)
 
-    def snapshot(self) -> list[Callable[[Any], Any]]:
+    def snapshot(self) -> list[Callable[..., Any]]:
         """The hooks of this moment: adding or removing while they run is safe."""
         with attaching:
             return list(self.hooks.values())

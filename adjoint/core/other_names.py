@@ -108,7 +108,6 @@ METHODS = {
 
 # Of modules, optimisers and scalers
 _AS_IT_IS = "the model as it is: adjoint computes on the processor alone"
-_NO_HOOK = "a module that calls this one and looks at what comes out"
 MODULES = {
     "to": "model.astype(dtype); " + _AS_IT_IS.removeprefix("the model as it is: "),
     "cpu": _AS_IT_IS,
@@ -123,8 +122,6 @@ MODULES = {
     "register_module": "setattr(module, name, other)",
     "get_submodule": "dict(model.named_modules())[path]",
     "get_parameter": "dict(model.named_parameters())[path]",
-    "register_forward_hook": _NO_HOOK,
-    "register_forward_pre_hook": _NO_HOOK,
     "register_full_backward_hook": "tensor.register_hook(function), of an output or a parameter",
 }
 OPTIMIZERS = {
@@ -168,6 +165,7 @@ FUNCTIONS = {
     "rand": "ad.random.default_rng(seed).random(shape)",
     "randint": "ad.random.default_rng(seed).integers(low, high, shape)",
     "manual_seed": "rng = ad.random.default_rng(seed), which is passed on: there is no global generator",
+    "embedding": "ad.nn.functional.embedding(indices, table), or ad.take(table, indices, axis=0)",
     "cross_entropy": "ad.nn.functional.cross_entropy(prediction, target)",
     "Module": "ad.nn.Module",
     "clip_grad_norm_": "ad.clip_grad_norm(params, max_norm)",
@@ -200,29 +198,26 @@ FUNCTIONS = {
 }
 
 # Of the parts of the package, by their names
-_ATTRIBUTES = "attributes of a module: setattr(self, name, …)"
 _IN_PLACE_OF = "w.copy_(ad.nn.init.{}(w.shape, rng=rng)) under ad.no_grad()"
 _SCHEDULE = "ad.optim.schedules, functions of the step: Trainer(schedule=…), or optimizer.lr = schedule(step)"
 _DATA = "ad.train.DataLoader(data, batch_size): data are arrays, or anything with __len__ and __getitem__"
 PARTS: dict[str, dict[str, str]] = {
     "adjoint.nn": {
-        "Identity": "ad.nn.Sequential(), which returns what it is given",
         "MultiheadAttention": "ad.nn.MultiHeadAttention",
-        "TransformerEncoder": "ad.nn.ModuleList([ad.nn.TransformerEncoderLayer(…), …]), in a loop",
-        "ModuleDict": _ATTRIBUTES,
-        "ParameterList": _ATTRIBUTES,
-        "ParameterDict": _ATTRIBUTES,
         "Buffer": "module.register_buffer(name, value)",
-        "utils": "ad.clip_grad_norm(params, max_norm), or ad.train.pad_collate for sequences",
-        "ConvTranspose1d": "ad.nn.functional.conv_transpose1d(x, weight, bias), with parameters of your own",
-        "ConvTranspose2d": "ad.nn.functional.conv_transpose2d(x, weight, bias), with parameters of your own",
-        "Conv3d": "ad.nn.functional.conv3d(x, weight, bias), with parameters of your own",
-        "InstanceNorm2d": "ad.nn.GroupNorm(channels, channels)",
         "LazyLinear": "ad.nn.Linear(in_features, out_features)",
-        "ReLU6": "ad.nn.functional.relu6",
-        "Unflatten": "x.reshape(shape)",
+    },
+    "adjoint.nn.utils": {
+        "weight_norm": "ad.nn.utils.parametrizations.weight_norm(module)",
+        "spectral_norm": "ad.nn.utils.parametrizations.spectral_norm(module)",
+        "clip_grad_norm_": "ad.clip_grad_norm(params, max_norm)",
+        "clip_grad_value_": "ad.clip_grad_value(params, max_value)",
+        "rnn": "ad.train.pad_collate for sequences of different lengths",
+        "parameters_to_vector": "ad.concat([p.reshape(-1) for p in model.parameters()])",
+        "prune": "p.copy_(p * mask) under ad.no_grad()",
     },
     "adjoint.nn.functional": {
+        "upsample": "ad.nn.functional.interpolate(x, size, scale_factor, mode)",
         "pad": "ad.pad(x, widths), of every axis from the first on",
         "logsigmoid": "-ad.nn.functional.softplus(-x)",
         "multi_head_attention_forward": "ad.nn.MultiHeadAttention",
@@ -345,6 +340,7 @@ KEYWORDS = {
     "step_size": "every",
     "pct_start": "rise",
     "is_causal": "causal",
+    "tgt_is_causal": "causal",
     "accumulate_steps": "accumulate",
     "accumulation_steps": "accumulate",
     "gradient_accumulation_steps": "accumulate",
@@ -373,6 +369,14 @@ _NOT_HERE = {
     "attn_mask": "give mask=, True where a query may look: mask=~attn_mask of a boolean one",
     "src_mask": "give mask=, True where a query may look: mask=~src_mask of a boolean one",
     "key_padding_mask": f"give mask=, True where there is something: {_PRESENT.format('key_padding_mask')}",
+    "tgt_mask": "give mask=, True where a query may look: mask=~tgt_mask of a boolean one",
+    "memory_mask": "give cross_mask=, True where a query may look: cross_mask=~memory_mask of a boolean one",
+    "tgt_key_padding_mask": (
+        f"give mask=, True where there is something: {_PRESENT.format('tgt_key_padding_mask')}"
+    ),
+    "memory_key_padding_mask": (
+        f"give cross_mask=, True where there is something: cross_{_PRESENT.format('memory_key_padding_mask')}"
+    ),
     "src_key_padding_mask": (
         f"give mask=, True where there is something: {_PRESENT.format('src_key_padding_mask')}"
     ),

@@ -4,32 +4,57 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from adjoint.core.other_names import absent as _absent
 from adjoint.core.other_names import explain_options as _explain_options
-from adjoint.nn import functional, init
+from adjoint.nn import functional, init, utils
 from adjoint.nn.activations import *
 from adjoint.nn.activations import __all__ as _activations
-from adjoint.nn.attention import MultiHeadAttention, TransformerEncoderLayer
+from adjoint.nn.attention import MultiHeadAttention
+from adjoint.nn.cells import *
+from adjoint.nn.cells import __all__ as _cells
+from adjoint.nn.containers import *
+from adjoint.nn.containers import __all__ as _containers
+from adjoint.nn.convolution import *
+from adjoint.nn.convolution import __all__ as _convolution
 from adjoint.nn.criteria import *
 from adjoint.nn.criteria import __all__ as _criteria
-from adjoint.nn.layers import *
-from adjoint.nn.layers import __all__ as _layers
-from adjoint.nn.module import Module, ModuleList, Parameter, Sequential, functional_call
-from adjoint.nn.recurrent import GRU, LSTM
+from adjoint.nn.dropout import *
+from adjoint.nn.dropout import __all__ as _dropout
+from adjoint.nn.embeddings import *
+from adjoint.nn.embeddings import __all__ as _embeddings
+from adjoint.nn.linear import *
+from adjoint.nn.linear import __all__ as _linear
+from adjoint.nn.module import Module, Parameter, functional_call
+from adjoint.nn.norms import *
+from adjoint.nn.norms import __all__ as _norms
+from adjoint.nn.pooling import *
+from adjoint.nn.pooling import __all__ as _pooling
+from adjoint.nn.recurrent import *
+from adjoint.nn.recurrent import __all__ as _recurrent
+from adjoint.nn.resampling import *
+from adjoint.nn.resampling import __all__ as _resampling
+from adjoint.nn.transformer import *
+from adjoint.nn.transformer import __all__ as _transformer
 
 __all__ = [
-    "GRU",
-    "LSTM",
     "Module",
-    "ModuleList",
     "MultiHeadAttention",
     "Parameter",
-    "Sequential",
-    "TransformerEncoderLayer",
     "functional",
     "functional_call",
     "init",
+    "utils",
     *_activations,
-    *_layers,
+    *_cells,
+    *_containers,
+    *_convolution,
     *_criteria,
+    *_dropout,
+    *_embeddings,
+    *_linear,
+    *_norms,
+    *_pooling,
+    *_recurrent,
+    *_resampling,
+    *_transformer,
 ]
 
 _explain_options(globals()[name] for name in __all__)

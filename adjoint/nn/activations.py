@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from adjoint.core.shapes import number
 from adjoint.core.tensor import Tensor
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
+from adjoint.nn.arguments import sizes
 from adjoint.nn.functions import FunctionModule, as_module
+from adjoint.nn.module import Module, Parameter
+from adjoint.ops.create import full
 
 __all__ = [
     "ELU",
@@ -17,7 +23,9 @@ __all__ = [
     "LeakyReLU",
     "LogSoftmax",
     "Mish",
+    "PReLU",
     "ReLU",
+    "ReLU6",
     "SiLU",
     "Sigmoid",
     "Softmax",
@@ -39,6 +47,7 @@ def _activation(name: str, function: str) -> type[_Activation]:
 
 
 ReLU = _activation("ReLU", "relu")
+ReLU6 = _activation("ReLU6", "relu6")
 LeakyReLU = _activation("LeakyReLU", "leaky_relu")
 ELU = _activation("ELU", "elu")
 SELU = _activation("SELU", "selu")
@@ -52,3 +61,19 @@ Tanh = _activation("Tanh", "tanh")
 Sigmoid = _activation("Sigmoid", "sigmoid")
 Softmax = _activation("Softmax", "softmax")
 LogSoftmax = _activation("LogSoftmax", "log_softmax")
+
+
+class PReLU(Module):
+    """x where it is positive, else ``weight · x``, with one trained slope, or one per channel."""
+
+    def __init__(self, num_parameters: int = 1, init: float = 0.25, *, dtype: Any = np.float32) -> None:
+        sizes("PReLU", num_parameters=num_parameters)
+        self.weight = Parameter(full((num_parameters,), number("PReLU", "init", init), dtype=dtype))
+
+    def forward(self, x: Any) -> Tensor:
+        """Apply the function."""
+        return F.prelu(x, self.weight)
+
+    def extra_repr(self) -> str:
+        """The number of slopes."""
+        return f"{self.weight.size}"

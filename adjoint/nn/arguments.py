@@ -84,3 +84,8 @@ def classes(
         return i, None
     keep = rec.not_equal(i, ignored)
     return rec.where(keep, i, 0), keep
+
+
+def unusual(options: dict[str, tuple[Any, Any]]) -> str:
+    """What is not as it is by default, for a repr; values beside their defaults, by name."""
+    return "".join(f", {name}={value}" for name, (value, usual) in options.items() if value != usual)

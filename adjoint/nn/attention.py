@@ -1,4 +1,4 @@
-"""Attention and the transformer's encoder layer, with PyTorch's names and layouts of weights."""
+"""Attention with several heads, with PyTorch's names and layouts of weights."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
 from adjoint.nn import init
 from adjoint.nn.arguments import between, sizes
-from adjoint.nn.layers import Dropout, LayerNorm, Linear
+from adjoint.nn.linear import Linear
 from adjoint.nn.module import Module, Parameter
+from adjoint.nn.widths import warn_if_wider
 from adjoint.ops.create import zeros
 
-__all__ = ["MultiHeadAttention", "TransformerEncoderLayer"]
+__all__ = ["MultiHeadAttention"]
 
 
 class MultiHeadAttention(Module):
@@ -88,6 +89,8 @@ class MultiHeadAttention(Module):
                 )
                 for i, t in enumerate((query, key, value))
             )
+        if q.dtype is not self.in_proj_weight.dtype:
+            warn_if_wider(self.in_proj_weight, q)
         q, k, v = self._heads(q), self._heads(k), self._heads(v)
         mask = None if mask is None else _unambiguous(asarray(mask), q, k)
         p = self.dropout if self.training else 0.0
@@ -122,51 +125,3 @@ def _unambiguous(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
             f"mask[:, None] for one per element of the batch, mask[None] for one per head; or ({ends}) alone."
         )
     return mask
-
-
-class TransformerEncoderLayer(Module):
-    """Attention and a two-layer network, each with a residual and a norm, before or after.
-
-    ``mask`` is that of ``MultiHeadAttention``.
-    """
-
-    def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: str = "relu",
-        norm_first: bool = False,
-        *,
-        rng: Any = None,
-        dtype: Any = np.float32,
-    ) -> None:
-        if activation not in ("relu", "gelu"):
-            raise ArgumentError(f"activation is 'relu' or 'gelu', not {activation!r}.")
-        rng = init.generator(rng)
-        self.self_attn = MultiHeadAttention(d_model, nhead, dropout, rng=rng, dtype=dtype)
-        self.linear1 = Linear(d_model, dim_feedforward, rng=rng, dtype=dtype)
-        self.linear2 = Linear(dim_feedforward, d_model, rng=rng, dtype=dtype)
-        self.norm1 = LayerNorm(d_model, dtype=dtype)
-        self.norm2 = LayerNorm(d_model, dtype=dtype)
-        self.dropout = Dropout(dropout, rng=rng)
-        self.activation = activation
-        self.norm_first = norm_first
-
-    def forward(self, x: Any, mask: Any = None, causal: bool = False, **other: Never) -> Tensor:
-        """Pass (batch, length, features) through."""
-        if other:
-            refuse(TransformerEncoderLayer.forward, other, "TransformerEncoderLayer")
-        if self.norm_first:
-            x = x + self._attend(self.norm1(x), mask, causal)
-            return x + self._feed(self.norm2(x))
-        x = self.norm1(x + self._attend(x, mask, causal))
-        return self.norm2(x + self._feed(x))
-
-    def _attend(self, x: Any, mask: Any, causal: bool) -> Tensor:
-        return self.dropout(self.self_attn(x, mask=mask, causal=causal))
-
-    def _feed(self, x: Any) -> Tensor:
-        hidden = getattr(F, self.activation)(self.linear1(x))
-        return self.dropout(self.linear2(self.dropout(hidden)))

@@ -6,18 +6,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Never
 from weakref import WeakValueDictionary
 
-import numpy as np
-
 from adjoint import tree
 from adjoint.config import no_grad
 from adjoint.core.convert import asarray, tensor
 from adjoint.core.fitting import fitting
+from adjoint.core.node import Handle, HookList
 from adjoint.core.other_names import MODULES, dropped_only, explain_methods
 from adjoint.core.tensor import Tensor, differentiable, writable
-from adjoint.errors import AdjointError, ArgumentError, IndexingError, InputError, ShapeError
+from adjoint.errors import AdjointError, ArgumentError, InputError, ShapeError
 from adjoint.grads.slots import drop
 
-__all__ = ["Module", "ModuleList", "Parameter", "Sequential", "functional_call"]
+__all__ = ["Module", "Parameter", "functional_call"]
 
 
 # what Parameter() made and what became a parameter by assignment, by id
@@ -64,6 +63,7 @@ class Module:
     """
 
     training: bool = True
+    _forward_hooks: tuple[HookList, HookList] | None = None  # before and after
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Tensor):
@@ -127,10 +127,56 @@ class Module:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call ``forward``; an error inside says in which module, by its path."""
         try:
-            return self.forward(*args, **kwargs)
+            if self._forward_hooks is None:
+                return self.forward(*args, **kwargs)
+            return self._hooked(args, kwargs)
         except AdjointError as error:
             _add_path(error, self)
             raise
+
+    def register_forward_hook(self, hook: Callable[[Any, Any, Any], Any]) -> Handle:
+        """Call ``hook(module, inputs, output)`` after each ``forward``; what it returns replaces the output.
+
+        ``inputs`` is the tuple of positional arguments.  None keeps the output.  Hooks run in the order of
+        registration; the handle's ``remove()`` takes the hook off.
+
+        >>> import adjoint as ad
+        >>> layer, shapes = ad.nn.Linear(2, 3), []
+        >>> handle = layer.register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
+        >>> _ = layer(np.ones((4, 2), np.float32))
+        >>> shapes
+        [(4, 3)]
+        >>> handle.remove()
+        """
+        return self._add_hook(1, hook)
+
+    def register_forward_pre_hook(self, hook: Callable[[Any, Any], Any]) -> Handle:
+        """Call ``hook(module, inputs)`` before each ``forward``; what it returns replaces the inputs.
+
+        ``inputs`` is the tuple of positional arguments, and so is what the hook returns: a value that is no
+        tuple is the only input.  None keeps the inputs.
+        """
+        return self._add_hook(0, hook)
+
+    def _add_hook(self, when: int, hook: Any) -> Handle:
+        if not callable(hook):
+            raise InputError(f"{type(self).__name__}: a hook is a function, but got {type(hook).__name__}.")
+        if self._forward_hooks is None:
+            object.__setattr__(self, "_forward_hooks", (HookList(), HookList()))
+        return self._forward_hooks[when].add(hook)  # type: ignore[index]
+
+    def _hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call ``forward`` between its hooks."""
+        before, after = self._forward_hooks  # type: ignore[misc]
+        for hook in before.snapshot():
+            found = hook(self, args)
+            if found is not None:
+                args = found if isinstance(found, tuple) else (found,)
+        output = self.forward(*args, **kwargs)
+        for hook in after.snapshot():
+            found = hook(self, args, output)
+            output = output if found is None else found
+        return output
 
     # Looking inside --------------------------------------------------------------------------
 
@@ -353,93 +399,6 @@ def _add_path(error: AdjointError, module: Module) -> None:
     head = f"the module {type(module).__name__}" + (f", at {path!r}" if path else "")
     error._module, error._plain = (module, path), plain
     error.args = (f"{plain}\n  In {head}.", *error.args[1:])
-
-
-def _item(owner: Any, index: Any) -> Any:
-    """Return a layer by its number, or several by a slice as a module of the same kind."""
-    layers = list(owner)
-    if isinstance(index, slice):
-        return owner._of(layers[index])
-    if not isinstance(index, (int, np.integer)) or not -len(layers) <= index < len(layers):
-        raise IndexingError(
-            f"{type(owner).__name__}: layers are numbered 0 … {len(layers) - 1}, but the index is {index!r}."
-            if layers
-            else f"{type(owner).__name__} has no layers."
-        )
-    return layers[index]
-
-
-def _called(layer: Any) -> str:
-    """What a layer, a module or a function, is called in a message."""
-    return type(layer).__name__ if isinstance(layer, Module) else getattr(layer, "__name__", repr(layer))
-
-
-class Sequential(Module):
-    """Modules, or plain functions, one after the other; ``layers[1:]`` shares them."""
-
-    def __init__(self, *layers: Any) -> None:
-        for i, layer in enumerate(layers):
-            if not callable(layer):
-                raise InputError(f"Sequential: a layer is callable, but layer {i} is {layer!r}.")
-            setattr(self, str(i), layer)
-        self.length = len(layers)
-
-    def forward(self, x: Any) -> Any:
-        """Pass the input through all layers."""
-        layers = iter(self)
-        try:
-            for layer in layers:
-                x = layer(x)
-        except AdjointError as error:
-            i = self.length - 1 - sum(1 for _ in layers)
-            if i and isinstance(x, tuple):
-                raise InputError(
-                    f"Sequential: layer {i - 1}, {_called(self[i - 1])}, returned a tuple of {len(x)}, which "
-                    f"layer {i}, {_called(self[i])}, does not take.\n"
-                    "  LSTM and GRU return (outputs, state): put lambda pair: pair[0] behind them."
-                ) from error
-            raise
-        return x
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: Any) -> Any:
-        return _item(self, index)
-
-    def _of(self, layers: list[Any]) -> Sequential:
-        return Sequential(*layers)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (getattr(self, str(i)) for i in range(self.length))
-
-
-class ModuleList(Module):
-    """A list of modules whose parameters are seen."""
-
-    def __init__(self, modules: Sequence[Module] = ()) -> None:
-        self.length = 0
-        for module in modules:
-            self.append(module)
-
-    def append(self, module: Module) -> None:
-        """Add a module at the end."""
-        if not isinstance(module, Module):
-            raise InputError(f"ModuleList holds modules, not {type(module).__name__}.")
-        setattr(self, str(self.length), module)
-        self.length += 1
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: Any) -> Any:
-        return _item(self, index)
-
-    def _of(self, layers: list[Any]) -> ModuleList:
-        return ModuleList(layers)
-
-    def __iter__(self) -> Iterator[Module]:
-        return (getattr(self, str(i)) for i in range(self.length))
 
 
 # Modules as trees ------------------------------------------------------------------------------

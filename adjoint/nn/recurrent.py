@@ -1,4 +1,4 @@
-"""LSTM and GRU over sequences, with PyTorch's names and layouts of weights."""
+"""RNN, LSTM and GRU over sequences, with PyTorch's names and layouts of weights."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from adjoint.nn import functional as F  # noqa: N812  the name that people's han
 from adjoint.nn import init
 from adjoint.nn.arguments import sizes
 from adjoint.nn.module import Module, Parameter
+from adjoint.nn.widths import warn_if_wider
 from adjoint.ops.create import zeros
 from adjoint.ops.join import stack
 
-__all__ = ["GRU", "LSTM"]
+__all__ = ["GRU", "LSTM", "RNN"]
 
 
 class _Recurrent(Module):
@@ -93,6 +94,9 @@ class _Recurrent(Module):
                 backwards = rec.flip(cell(rec.flip(x, axis=(-3,)), run + 1), axis=(-3,))
                 forwards = rec.concat(forwards, backwards, axis=-1)
             x = forwards
+        w = self._weights(0)[0]
+        if x.dtype is not w.dtype:
+            warn_if_wider(w, x)
         return x
 
     def _steps(self, x: Any) -> tuple[Tensor, bool]:
@@ -196,6 +200,64 @@ class GRU(_Recurrent):
             y, _ = rec.gru_sequence(F.linear(x, w_in, b_in), w_hidden, bias, hidden[run])
             hidden[run] = _last(y, hidden[run])
             return y
+
+        x = self._through(x, run_over)
+        return self._outputs(x, single), _layers(hidden, single)
+
+
+def check_nonlinearity(kind: str, nonlinearity: Any) -> str:
+    """Return the name of the function of a plain cell: "tanh" or "relu"."""
+    if nonlinearity not in ("tanh", "relu"):
+        raise ArgumentError(f"{kind}: nonlinearity is 'tanh' or 'relu', not {nonlinearity!r}.")
+    return str(nonlinearity)
+
+
+class RNN(_Recurrent):
+    """A plain recurrence, tanh or relu: returns the outputs and the last hidden state of each layer."""
+
+    gates = 1
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = True,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        rng: Any = None,
+        dtype: Any = np.float32,
+    ) -> None:
+        self.nonlinearity = check_nonlinearity("RNN", nonlinearity)
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            rng=rng,
+            dtype=dtype,
+        )
+
+    def forward(self, x: Any, state: Any = None) -> tuple[Tensor, Tensor]:
+        """Run over a batch of sequences, or one; ``state`` is the hidden one, as returned."""
+        x, single = self._steps(x)
+        hidden = self._start(x, single, state)
+        function = getattr(rec, self.nonlinearity)
+
+        def run_over(x: Tensor, run: int) -> Tensor:
+            w_in, w_hidden, b_in, b_hidden = self._weights(run)
+            inputs = F.linear(x, w_in, b_in)  # of all steps in one product
+            steps = []
+            for i in range(x.shape[0]):
+                hidden[run] = function(inputs[i] + F.linear(hidden[run], w_hidden, b_hidden))
+                steps.append(hidden[run])
+            return stack(steps) if steps else zeros((0, x.shape[1], self.hidden_size), dtype=inputs.dtype)
 
         x = self._through(x, run_over)
         return self._outputs(x, single), _layers(hidden, single)

@@ -1,4 +1,4 @@
-"""Choosing by index arrays: take, take_along_axis and their writing twins, select, nonzero, embedding.
+"""Choosing by index arrays: take, take_along_axis and their writing twins, select, nonzero.
 
 The index arrays are arguments of these ops, not parameters, so that transforms can batch them.
 """
@@ -25,7 +25,6 @@ from adjoint.ops.scatter import add_few, add_flat, along_positions, as_index, fr
 __all__ = [
     "argwhere",
     "compress",
-    "embedding",
     "extract",
     "flatnonzero",
     "nonzero",
@@ -192,24 +191,6 @@ def _explain_range(op: str, x: Tensor, i: Tensor, axis: int) -> None:
         raise IndexingError(
             f"{op}: index {int(wrong.reshape(-1)[0])} is out of range: axis {axis} of shape {x.shape} {has}."
         ) from None
-
-
-def embedding(table: Any, indices: Any, *, sparse_grad: bool = False) -> Tensor:
-    """Return the rows ``indices`` of a table; gradients of rows used twice add up.
-
-    With ``sparse_grad=True`` the gradient of a table that is a leaf has only the rows that were
-    used: an ``ad.SparseGradient``, which optimisers, norms and accumulators understand.
-
-    >>> import adjoint as ad
-    >>> ad.embedding(ad.ones((10, 4)), [[1, 2, 3], [4, 5, 6]]).shape
-    (2, 3, 4)
-    """
-    table, i = asarray(table), _whole("embedding", indices)
-    if table.ndim != 2:
-        raise ShapeError(
-            f"embedding: the table has two axes (rows, features), but the shape is {table.shape}."
-        )
-    return _taken("embedding", table, i, -2, sparse_grad)
 
 
 def _aligned(op: str, x: Tensor, i: Tensor, axis: int) -> Shape:

@@ -1,0 +1,209 @@
+"""Linear layers, and those that only change the shape: functions and modules."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.convert import asarray
+from adjoint.core.namespace import rec
+from adjoint.core.shapes import canonical_axis, whole_number
+from adjoint.core.tensor import Tensor
+from adjoint.errors import ShapeError
+from adjoint.nn import init
+from adjoint.nn.arguments import floats, lengths, sizes, unusual
+from adjoint.nn.module import Module, Parameter
+from adjoint.nn.widths import warn_if_wider
+from adjoint.ops.contraction import einsum
+
+__all__ = [
+    "Bilinear",
+    "Flatten",
+    "Identity",
+    "Linear",
+    "Unflatten",
+]
+
+
+def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
+    """Return ``x @ weight.T + bias``: x is (…, in), weight (out, in), bias (out,).
+
+    >>> import adjoint as ad
+    >>> ad.nn.functional.linear(ad.ones((1, 3)), ad.ones((2, 3)), ad.tensor([0.5, -0.5]))
+    tensor([[3.5, 2.5]], dtype=float64)
+    """
+    x = x if type(x) is Tensor else asarray(x)
+    w = weight if type(weight) is Tensor else asarray(weight)
+    given, layer = x._data.shape, w._data.shape
+    if not given or len(layer) != 2 or given[-1] != layer[1]:
+        raise ShapeError(
+            f"linear: x {given} and weight {layer} do not fit: the weight is (out, in), "
+            "and the last axis of x is in."
+        )
+    if bias is None:
+        return rec.linear(x, w, 0)
+    b = bias if type(bias) is Tensor else asarray(bias)
+    if b._data.shape != layer[:1]:
+        raise ShapeError(
+            f"linear: the bias has shape {b.shape}, but the weight {layer} has {layer[0]} outputs."
+        )
+    return rec.linear(x, w, b)
+
+
+class Linear(Module):
+    """x @ weight.T + bias; the weight is (out_features, in_features)."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        rng: Any = None,
+        dtype: Any = np.float32,
+    ) -> None:
+        sizes("Linear", 0, in_features=in_features, out_features=out_features)
+        rng = init.generator(rng)
+        bound = 1.0 / math.sqrt(in_features) if in_features else 0.0
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = Parameter(init.uniform((out_features, in_features), bound, rng=rng, dtype=dtype))
+        self.bias = Parameter(init.uniform((out_features,), bound, rng=rng, dtype=dtype)) if bias else None
+
+    def forward(self, x: Any) -> Tensor:
+        """Apply the layer to the last axis."""
+        w = self.weight
+        y = linear(x, w, self.bias)
+        if y.dtype is not w.dtype:
+            warn_if_wider(w, y)
+        return y
+
+    def extra_repr(self) -> str:
+        """In and out."""
+        return f"{self.in_features}, {self.out_features}" + ("" if self.bias is not None else ", bias=False")
+
+
+class Flatten(Module):
+    """Axes from ``start_dim`` to ``end_dim`` in one: all but the first."""
+
+    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
+        self.start_dim = whole_number("Flatten", "start_dim", start_dim)
+        self.end_dim = whole_number("Flatten", "end_dim", end_dim)
+
+    def forward(self, x: Any) -> Tensor:
+        """Flatten (N, …) to (N, features)."""
+        x = asarray(x)
+        if not x.ndim:
+            raise ShapeError("Flatten: the input has the shape (N, …), but this one is 0-d.")
+        if x.ndim == 1 and (self.start_dim, self.end_dim) == (1, -1):
+            return x.reshape(x.shape[0], 1)
+        first, last = (
+            canonical_axis(f"Flatten ({name})", axis, x.ndim) + x.ndim
+            for name, axis in (("start_dim", self.start_dim), ("end_dim", self.end_dim))
+        )
+        if first > last:
+            raise ShapeError(
+                f"Flatten: start_dim={self.start_dim} is behind end_dim={self.end_dim} in {x.shape}."
+            )
+        # -1 would not do for an empty batch
+        return x.reshape(*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :])
+
+    def extra_repr(self) -> str:
+        """The axes, if they are not the usual ones."""
+        return unusual({"start_dim": (self.start_dim, 1), "end_dim": (self.end_dim, -1)}).removeprefix(", ")
+
+
+class Unflatten(Module):
+    """One axis in several, of the lengths ``unflattened_size``; one of them may be -1."""
+
+    def __init__(self, axis: int, unflattened_size: Any) -> None:
+        self.axis = whole_number("Unflatten", "axis", axis)
+        self.unflattened_size = lengths("Unflatten", "unflattened_size", unflattened_size, low=-1)
+
+    def forward(self, x: Any) -> Tensor:
+        """Split the axis."""
+        x = asarray(x)
+        at = canonical_axis("Unflatten", self.axis, x.ndim) + x.ndim
+        size, n = self.unflattened_size, x.shape[at]
+        known = math.prod(s for s in size if s != -1)
+        if size.count(-1) > 1 or (n % known if -1 in size and known else n != known):
+            raise ShapeError(f"Unflatten: axis {self.axis} has length {n}, which is not {size} in one.")
+        size = tuple(n // max(known, 1) if s == -1 else s for s in size)
+        return x.reshape(*x.shape[:at], *size, *x.shape[at + 1 :])
+
+    def extra_repr(self) -> str:
+        """The axis and the lengths."""
+        return f"{self.axis}, {self.unflattened_size}"
+
+
+class Identity(Module):
+    """The input as it is; arguments are ignored, as PyTorch ignores them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def forward(self, x: Any) -> Any:
+        """Return the input."""
+        return x
+
+
+def bilinear(x1: Any, x2: Any, weight: Any, bias: Any = None) -> Tensor:
+    """Return ``x1ᵀ weight[o] x2 + bias[o]`` for each output o.
+
+    x1 is (…, in1), x2 (…, in2), weight (out, in1, in2), bias (out,).
+
+    >>> import adjoint as ad
+    >>> ad.nn.functional.bilinear(ad.tensor([1.0, 2.0]), ad.tensor([3.0]), ad.ones((1, 2, 1)))
+    tensor([9.], dtype=float64)
+    """
+    x1, x2, w = floats("bilinear", x1), floats("bilinear", x2), asarray(weight)
+    fits = w.ndim == 3 and x1.ndim and x1.ndim == x2.ndim
+    if not fits or w.shape[1:] != (x1.shape[-1], x2.shape[-1]) or x1.shape[:-1] != x2.shape[:-1]:
+        raise ShapeError(
+            f"bilinear: x1 {x1.shape}, x2 {x2.shape} and weight {w.shape} do not fit: "
+            "the weight is (out, in1, in2), and the last axes of x1 and x2 are in1 and in2."
+        )
+    y = einsum("...i,oij,...j->...o", x1, w, x2)
+    if bias is None:
+        return y
+    b = asarray(bias)
+    if b.shape != w.shape[:1]:
+        raise ShapeError(
+            f"bilinear: the bias has shape {b.shape}, but the weight {w.shape} has {w.shape[0]} outputs."
+        )
+    return y + b
+
+
+class Bilinear(Module):
+    """x1ᵀ weight[o] x2 + bias[o] for each output o; the weight is (out, in1, in2)."""
+
+    def __init__(
+        self,
+        in1_features: int,
+        in2_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        rng: Any = None,
+        dtype: Any = np.float32,
+    ) -> None:
+        shape = {"out_features": out_features, "in1_features": in1_features, "in2_features": in2_features}
+        sizes("Bilinear", **shape)
+        rng = init.generator(rng)
+        bound = 1.0 / math.sqrt(in1_features)
+        self.weight = Parameter(init.uniform(tuple(shape.values()), bound, rng=rng, dtype=dtype))
+        self.bias = Parameter(init.uniform((out_features,), bound, rng=rng, dtype=dtype)) if bias else None
+
+    def forward(self, x1: Any, x2: Any) -> Tensor:
+        """Combine the last axes of two inputs."""
+        w = self.weight
+        y = bilinear(x1, x2, w, self.bias)
+        if y.dtype is not w.dtype:
+            warn_if_wider(w, y)
+        return y
+
+    def extra_repr(self) -> str:
+        """Both in, and out."""
+        out, in1, in2 = self.weight.shape
+        return f"{in1}, {in2}, {out}" + ("" if self.bias is not None else ", bias=False")

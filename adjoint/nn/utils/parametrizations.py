@@ -1,0 +1,196 @@
+"""Weights that are computed from other parameters: weight_norm and spectral_norm.
+
+The names of the parameters are PyTorch's: ``parametrizations.weight.original0`` and ``original1`` of
+weight_norm, ``parametrizations.weight.original``, ``0._u`` and ``0._v`` of spectral_norm.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Never
+
+import numpy as np
+
+from adjoint.config import no_grad
+from adjoint.core.other_names import refuse
+from adjoint.core.shapes import canonical_axis, whole_number
+from adjoint.core.tensor import Tensor, writable
+from adjoint.errors import ArgumentError, InputError
+from adjoint.nn import init
+from adjoint.nn.arguments import between, sizes
+from adjoint.nn.containers import ModuleDict
+from adjoint.nn.convolution import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+from adjoint.nn.module import Module, Parameter
+
+__all__ = ["spectral_norm", "weight_norm"]
+
+
+class _WeightNorm(Module):
+    """A weight ``original1`` that is scaled to the norms ``original0``."""
+
+    def __init__(self, weight: Tensor, axis: int | None) -> None:
+        self.axis = axis
+        self.original0 = Parameter(self._norm(weight.detach()))
+        self.original1 = weight
+
+    def _norm(self, v: Tensor) -> Tensor:
+        """The norm over all axes but one, which keeps its place; over all axes if there is none."""
+        if self.axis is None:
+            return (v * v).sum().sqrt()
+        others = tuple(a for a in range(v.ndim) if a != self.axis)
+        return (v * v).sum(others, keepdims=True).sqrt()
+
+    def forward(self) -> Tensor:
+        """Return the weight."""
+        return self.original1 * (self.original0 / self._norm(self.original1))
+
+
+class _SpectralNorm(Module):
+    """A weight that is divided by its largest singular value."""
+
+    def __init__(self, weight: Tensor, axis: int, n_power_iterations: int, eps: float, rng: Any) -> None:
+        self.original = weight
+        setattr(self, "0", _Singular(weight.detach(), axis, n_power_iterations, eps, rng))
+
+    def forward(self) -> Tensor:
+        """Return the weight."""
+        found: Tensor = getattr(self, "0")(self.original)
+        return found
+
+
+class _Singular(Module):
+    """Estimates of the singular vectors to the largest singular value, better with each call in training."""
+
+    _u: Tensor
+    _v: Tensor
+
+    def __init__(self, weight: Tensor, axis: int, n_power_iterations: int, eps: float, rng: Any) -> None:
+        self.axis, self.n_power_iterations, self.eps = axis, n_power_iterations, eps
+        rows, columns = weight.shape[axis], math.prod(weight.shape) // weight.shape[axis]
+        rng = init.generator(rng)
+        for name, n in (("_u", rows), ("_v", columns)):
+            self.register_buffer(name, self._unit(init.normal(n, rng=rng, dtype=weight.dtype).numpy()))
+        self._iterate(self._matrix(weight).numpy(), 15)
+
+    def _matrix(self, weight: Tensor) -> Tensor:
+        moved = weight.moveaxis(self.axis, 0)
+        return moved.reshape(moved.shape[0], -1)
+
+    def _unit(self, v: Any) -> Any:
+        return v / max(float(np.linalg.norm(v)), self.eps)
+
+    def _iterate(self, matrix: Any, times: int) -> None:
+        """Make steps of the power method."""
+        u, v = writable(self._u), writable(self._v)
+        for _ in range(times):
+            u[...] = self._unit(matrix @ v)
+            v[...] = self._unit(matrix.T @ u)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Divide the weight by the estimate of its largest singular value."""
+        matrix = self._matrix(weight)
+        if self.training:
+            with no_grad():
+                self._iterate(matrix.detach().numpy(), self.n_power_iterations)
+        sigma = self._u.clone() @ matrix @ self._v.clone()
+        return weight / sigma
+
+
+def _parametrize(module: Module, name: str, made: Module) -> None:
+    """Replace the parameter ``name`` by what ``made()`` computes, each time it is read."""
+    kind = type(module)
+
+    def __setattr__(self: Module, attribute: str, value: Any) -> None:  # noqa: N807  a method of the class below
+        if attribute == name:
+            where = ", ".join(f"parametrizations.{name}.{n}" for n in made._names("_parameters"))
+            raise InputError(
+                f"{kind.__name__}.{name} is computed from {where}.  Write into these: w.copy_(value)."
+            )
+        kind.__setattr__(self, attribute, value)
+
+    delattr(module, name)
+    if not isinstance(getattr(module, "parametrizations", None), ModuleDict):
+        setattr(module, "parametrizations", ModuleDict())  # noqa: B010  not an attribute of every module
+    getattr(module, "parametrizations")[name] = made  # noqa: B009
+    made.train(module.training)
+    body = {
+        name: property(lambda self: self.parametrizations[name]()),
+        "__setattr__": __setattr__,
+        "__module__": kind.__module__,
+        "__doc__": kind.__doc__,
+    }
+    object.__setattr__(module, "__class__", type(kind.__name__, (kind,), body))
+
+
+def _weight(where: str, module: Any, name: str) -> Tensor:
+    if not isinstance(module, Module):
+        raise InputError(f"{where}: it is given a module, not a {type(module).__name__}.")
+    if name not in module._names("_parameters"):
+        there = ", ".join(module._names("_parameters")) or "none"
+        raise ArgumentError(f"{where}: {type(module).__name__} has no parameter {name!r}; it has {there}.")
+    weight = getattr(module, name)
+    if not isinstance(weight, Tensor):
+        raise ArgumentError(f"{where}: {type(module).__name__}.{name} is None.")
+    return weight
+
+
+def weight_norm(module: Module, name: str = "weight", axis: int | None = 0, **other: Never) -> Module:
+    """Split a parameter into its direction and its norm over all axes but ``axis``; return the module.
+
+    With ``axis=None`` there is one norm, over all axes.
+
+    >>> import adjoint as ad
+    >>> layer = ad.nn.utils.parametrizations.weight_norm(ad.nn.Linear(4, 3))
+    >>> {name: p.shape for name, p in layer.named_parameters()}
+    {'bias': (3,), 'parametrizations.weight.original0': (3, 1), 'parametrizations.weight.original1': (3, 4)}
+    """
+    if other:
+        refuse(weight_norm, other)
+    weight = _weight("weight_norm", module, name)
+    if axis is not None:
+        axis = (
+            canonical_axis("weight_norm", whole_number("weight_norm", "axis", axis), weight.ndim)
+            + weight.ndim
+        )
+    _parametrize(module, name, _WeightNorm(weight, axis))
+    return module
+
+
+def spectral_norm(
+    module: Module,
+    name: str = "weight",
+    n_power_iterations: int = 1,
+    eps: float = 1e-12,
+    axis: int | None = None,
+    *,
+    rng: Any = None,
+    **other: Never,
+) -> Module:
+    """Divide a parameter by its largest singular value; return the module.
+
+    The value is that of a matrix with rows along ``axis``, if None that of the outputs.  It is estimated by
+    the power method, which makes ``n_power_iterations`` steps each time the weight is read in training.
+
+    >>> import adjoint as ad
+    >>> layer = ad.nn.utils.parametrizations.spectral_norm(ad.nn.Linear(4, 3, rng=0), rng=0)
+    >>> largest = ad.linalg.svdvals(layer.weight)[0]
+    >>> abs(largest.item() - 1) < 0.01
+    True
+    """
+    if other:
+        refuse(spectral_norm, other)
+    weight = _weight("spectral_norm", module, name)
+    sizes("spectral_norm", n_power_iterations=n_power_iterations)
+    if weight.ndim < 2:
+        raise ArgumentError(
+            f"spectral_norm: the parameter has two axes or more, but its shape is {weight.shape}."
+        )
+    if axis is None:
+        axis = 1 if isinstance(module, (ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)) else 0
+    axis = (
+        canonical_axis("spectral_norm", whole_number("spectral_norm", "axis", axis), weight.ndim)
+        + weight.ndim
+    )
+    small = between("spectral_norm", "eps", eps, 0.0)
+    _parametrize(module, name, _SpectralNorm(weight, axis, n_power_iterations, small, rng))
+    return module

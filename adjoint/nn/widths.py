@@ -1,0 +1,70 @@
+"""A warning where float64 data make a net of float32 parameters compute in float64."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from adjoint.config import LIBRARIES, library_of
+from adjoint.core.tensor import Tensor
+from adjoint.nn.module import Module
+
+__all__ = ["warn_if_wider"]
+
+_CALL = Module.__call__.__code__
+
+
+def warn_if_wider(weight: Tensor, y: Tensor) -> None:
+    """Warn where a layer with a float32 weight has a float64 result; layers call it where the dtypes differ.
+
+    The warning is about the outermost module that is called, and names those of its inputs that are float64.
+    Its location is the line that calls that module, so that Python shows it once per line.
+    """
+    if weight.dtype != np.float32 or y.dtype != np.float64:
+        return
+    outer: FrameType | None = None
+    frame: FrameType | None = sys._getframe(1)
+    level, at = 2, 2
+    while frame is not None:
+        if frame.f_code is _CALL:
+            outer, at = frame, level
+        frame, level = frame.f_back, level + 1
+    if outer is None:  # forward() was called by itself
+        return
+    caller = outer.f_back
+    while caller is not None and caller.f_back is not None and library_of(caller) in LIBRARIES:
+        caller, at = caller.f_back, at + 1
+    module, kind = outer.f_locals["self"], type(outer.f_locals["self"]).__name__
+    wide = _wide_inputs(module, outer.f_locals["args"], outer.f_locals["kwargs"])
+    what = (
+        " and ".join(f"the input {name!r} is {dtype}" for name, dtype in wide) or "an array inside is float64"
+    )
+    name = wide[0][0] if wide else "x"
+    warnings.warn(
+        f"{kind}: {what}, but the parameters are float32: the net computes in float64, which takes more than "
+        f"twice as long.\n  Give it {name}.astype(np.float32), or make the parameters float64: "
+        "model.astype(np.float64).",
+        stacklevel=at,
+    )
+
+
+def _wide_inputs(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The names of inputs, and their dtypes, that beside float32 make float64."""
+    try:
+        given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    except TypeError:
+        return []
+    named = [
+        (name, np.asarray(v).dtype if isinstance(v, list) else getattr(v, "dtype", None))
+        for name, v in given.items()
+    ]
+    return [
+        (name, d)
+        for name, d in named
+        if d is not None and d.kind in "fiu" and np.result_type(d, np.float32) == np.float64
+    ]
