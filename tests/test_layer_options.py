@@ -182,13 +182,13 @@ def test_an_index_outside_a_table_is_called_an_index() -> None:
 def test_a_recurrent_layer_inside_a_sequential() -> None:
     relu = nn.ReLU()
     net = nn.Sequential(relu, nn.LSTM(2, 3), relu)
-    assert raised(lambda: net(np.ones((1, 4, 2)))) == (
+    assert raised(lambda: net(np.ones((1, 4, 2), np.float32))) == (
         "Sequential: layer 1, LSTM, returned a tuple of 2, which layer 2, ReLU, does not take.\n"
-        "  LSTM and GRU return (outputs, state): put lambda pair: pair[0] behind them.\n"
+        "  RNN, LSTM and GRU return (outputs, state): put lambda pair: pair[0] behind them.\n"
         "  In the module Sequential."
     )
     net = nn.Sequential(nn.LSTM(2, 3), lambda pair: pair[0], nn.Linear(3, 1))
-    assert net(np.ones((1, 4, 2))).shape == (1, 4, 1)
+    assert net(np.ones((1, 4, 2), np.float32)).shape == (1, 4, 1)
 
 
 def test_masks_by_the_names_of_others() -> None:

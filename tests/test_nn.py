@@ -60,7 +60,7 @@ def test_train_and_eval_reach_all_modules() -> None:
 def test_freezing_keeps_a_parameter_a_parameter() -> None:
     net = nn.Linear(2, 2)
     net.requires_grad_(False)
-    assert len(net.parameters()) == 2 and not net(ad.ones(2)).requires_grad
+    assert len(net.parameters()) == 2 and not net(ad.ones(2, dtype=np.float32)).requires_grad
     assert set(net.state_dict()) == {"weight", "bias"}
 
 
@@ -377,7 +377,7 @@ def test_layers_by_number_and_by_slice() -> None:
 
 def test_a_hessian_with_respect_to_a_module_is_a_module_of_modules() -> None:
     model = nn.Linear(2, 1, rng=0)
-    second = ad.hessian(lambda m: (m(ad.ones((3, 2))) ** 2).mean())(model)
+    second = ad.hessian(lambda m: (m(ad.ones((3, 2), dtype=np.float32)) ** 2).mean())(model)
     assert second.weight.bias.shape == (1, 2, 1) and "weight: Linear(2, 1)" in repr(second)
 
 

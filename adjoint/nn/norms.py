@@ -298,18 +298,21 @@ class GroupNorm(Module):
         )
 
 
-def _move_statistics(norm: Any, mean: Tensor, var: Tensor) -> None:
-    """Move the running statistics of a norm to those of a batch, by its momentum."""
+def _move_statistics(norm: Any, mean: Tensor, var: Tensor, count: int) -> None:
+    """Move the running statistics of a norm to those of a batch; the variance kept is the unbiased one."""
     if type(mean) is Traced and mean._data.numbers() is None:
         raise InputError(
             f"{type(norm).__name__}: inside ad.vmap each element has its own statistics, but the running "
             "ones are one set.\n  Call model.eval() before, or normalise by what keeps none: GroupNorm, "
             "LayerNorm, or functional.batch_norm(x, training=True)."
         )
+    unbiased = var.detach() * (count / max(count - 1, 1))
     with no_grad():
-        writable(norm.num_batches_tracked)[...] += 1
-        part = 1 / norm.num_batches_tracked.item() if norm.momentum is None else norm.momentum
-        for running, now in ((norm.running_mean, mean), (norm.running_var, var)):
+        part = norm.momentum
+        if isinstance(norm, _BatchNorm):  # PyTorch's instance norms do not count
+            writable(norm.num_batches_tracked)[...] += 1
+            part = 1 / norm.num_batches_tracked.item() if part is None else part
+        for running, now in ((norm.running_mean, mean.detach()), (norm.running_var, unbiased)):
             running.copy_((1 - part) * running + part * now)
 
 
@@ -356,10 +359,7 @@ class _BatchNorm(Module):
         if not self.training:
             return batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         y, mean, var = batch_norm_with_statistics(x, self.weight, self.bias, self.eps)
-        count = x.size // x.shape[1]
-        _move_statistics(
-            self, mean.detach(), var.detach() * (count / max(count - 1, 1))
-        )  # the unbiased variance
+        _move_statistics(self, mean, var, x.size // x.shape[1])
         return y
 
     def extra_repr(self) -> str:
@@ -398,7 +398,7 @@ class _InstanceNorm(Module):
         self,
         num_features: int,
         eps: float = 1e-5,
-        momentum: float | None = 0.1,
+        momentum: float = 0.1,
         affine: bool = False,
         track_running_stats: bool = False,
         *,
@@ -407,7 +407,7 @@ class _InstanceNorm(Module):
         layer = type(self).__name__
         sizes(layer, num_features=num_features)
         self.num_features, self.eps = num_features, between(layer, "eps", eps, 0.0)
-        self.momentum = None if momentum is None else between(layer, "momentum", momentum, 0.0, 1.0)
+        self.momentum = between(layer, "momentum", momentum, 0.0, 1.0)
         self.track_running_stats = bool(track_running_stats)
         self.weight = Parameter(ones(num_features, dtype=dtype)) if affine else None
         self.bias = Parameter(zeros(num_features, dtype=dtype)) if affine else None
@@ -439,9 +439,8 @@ class _InstanceNorm(Module):
         if self.track_running_stats:
             axes = tuple(range(2, x.ndim))
             with no_grad():
-                mean = x.detach().mean(axes)
-                var = x.detach().var(axes, correction=1)
-                _move_statistics(self, mean.mean(0), var.mean(0))
+                mean, var = x.mean(axes).mean(0), x.var(axes).mean(0)
+            _move_statistics(self, mean, var, math.prod(x.shape[2:]))
         return y
 
     def extra_repr(self) -> str:
