@@ -79,6 +79,14 @@ def user_line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+def user_level() -> int:
+    """Return the ``stacklevel`` with which a warning of the calling function is about the user's line."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and library_of(frame) in LIBRARIES:
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 L = TypeVar("L", bound=Any)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from typing import Any
 
@@ -10,8 +12,9 @@ import numpy as np
 
 import adjoint as ad
 from adjoint import nn, optim, train
-from adjoint.errors import MissingExtraError
+from adjoint.errors import FileError, MissingExtraError
 from adjoint.optim import schedules
+from adjoint.train.progress import listed
 
 __all__ = ["demo"]
 
@@ -23,13 +26,14 @@ PIECES = 2  # micro-batches per batch, whose gradients add up to the batch's
 def demo(*, path: str = "curve.png", as_json: bool = False, epochs: int = EPOCHS) -> str:
     """Train, and return the report; the picture goes to ``path``."""
     began = time.perf_counter()
+    path = _writable(path)
     train_set, test_set = _digits()
     model = nn.Sequential(
         nn.Linear(64, 128, rng=0), nn.ReLU(), nn.Linear(128, 128, rng=1), nn.ReLU(), nn.Linear(128, 10, rng=2)
     )
     gap = _gradient_check(train_set)
     optimizer = optim.AdamW(model.parameters(), lr=3e-3, weight_decay=1e-2)
-    norms = _Norms()
+    bar = not as_json and sys.stdout.isatty() and sys.stderr.isatty()
     trainer = train.Trainer(
         model,
         nn.functional.cross_entropy,
@@ -38,8 +42,8 @@ def demo(*, path: str = "curve.png", as_json: bool = False, epochs: int = EPOCHS
         accumulate=PIECES,
         clip=5.0,
         metrics={"accuracy": lambda p, t: (p.argmax(-1) == t).astype(np.float64).mean()},
-        callbacks=[norms],
-        progress=False if as_json else None,
+        callbacks=() if as_json or bar else _Lines(epochs),
+        progress=bar,
     )
     loader = train.DataLoader(train_set, BATCH, shuffle=True, seed=1)
     history = trainer.fit(loader, epochs, validate=train.DataLoader(test_set, 512))
@@ -48,24 +52,24 @@ def demo(*, path: str = "curve.png", as_json: bool = False, epochs: int = EPOCHS
         "train_loss": history[-1]["loss"],
         "test_loss": history[-1]["val_loss"],
         "test_accuracy": history[-1]["val_accuracy"],
-        "gradient_norm_first": norms.values[0],
-        "gradient_norm_last": norms.values[-1],
+        "gradient_norm_first": history[0]["grad_norm"],
+        "gradient_norm_last": history[-1]["grad_norm"],
         "parameters": sum(p.size for p in model.parameters()),
         "steps": trainer.step,
         "seconds": round(time.perf_counter() - began, 2),
-        "picture": _draw(history, norms.values, path),
+        "picture": _draw(history, path),
     }
     return json.dumps(facts) if as_json else _report(facts)
 
 
-class _Norms(train.Callback):
-    """Keeps the gradient norm of each step."""
+class _Lines(train.Callback):
+    """Prints a line per epoch, where the output is not a terminal."""
 
-    def __init__(self) -> None:
-        self.values: list[float] = []
+    def __init__(self, epochs: int) -> None:
+        self.epochs = epochs
 
-    def on_step(self, trainer: Any, logs: Any) -> None:
-        self.values.append(logs["grad_norm"])
+    def on_epoch(self, trainer: Any, logs: Any) -> None:
+        print(f"epoch {trainer.epoch}/{self.epochs}  {listed(logs)}", flush=True)
 
 
 def _digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
@@ -101,19 +105,54 @@ def _gradient_check(data: tuple[Any, Any]) -> float:
     return abs(exact - numeric) / abs(numeric)
 
 
-def _draw(history: list[dict[str, float]], norms: list[float], path: str) -> str | None:
+def _writable(path: str) -> str:
+    """Return where the picture goes; raise, before the training, if it cannot be written there."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
+        return path  # there will be no picture
+    kinds = Figure().canvas.get_supported_filetypes()
+    if not os.path.splitext(path)[1] and not os.path.isdir(path):
+        path += ".png"
+    kind = os.path.splitext(path)[1][1:].lower()
+    if kind not in kinds and not os.path.isdir(path):
+        raise FileError(f"demo: a picture is one of {', '.join(sorted(kinds))}, but --picture is {path!r}.")
+    new = not os.path.exists(path)
+    try:
+        with open(path, "ab"):
+            pass
+    except OSError as error:
+        raise FileError(
+            f"demo: the picture cannot be written to {path!r}: {error.strerror}.\n"
+            "  Give another path: adjoint demo --picture PATH."
+        ) from None
+    if new:
+        os.remove(path)
+    return path
+
+
+def _draw(history: list[dict[str, float]], path: str) -> str | None:
+    """Draw the numbers of the epochs, those that the bar shows."""
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+    except ImportError:
         return None
-    figure = Figure(figsize=(8, 3), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    left.semilogy([h["loss"] for h in history], label="training")
-    left.semilogy([h["val_loss"] for h in history], label="test")
-    left.set(xlabel="epoch", ylabel="loss")
-    left.legend()
-    right.plot(norms, linewidth=0.7)
-    right.set(xlabel="step", ylabel="gradient norm")
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    figure.suptitle(f"Digits: test accuracy {history[-1]['val_accuracy']:.2%} after epoch {len(history)}")
+    epochs = range(1, len(history) + 1)
+    panels = {
+        "loss": ("loss", "val_loss"),
+        "accuracy": ("accuracy", "val_accuracy"),
+        "gradient norm": ("grad_norm",),
+    }
+    for axes, (label, names) in zip(figure.subplots(1, 3), panels.items(), strict=True):
+        for name in names:
+            curve = "test" if name.startswith("val_") else "training"
+            axes.plot(epochs, [h[name] for h in history], marker=".", label=curve)
+        axes.set(xlabel="epoch", ylabel=label, yscale="log" if label == "loss" else "linear")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend()
     figure.savefig(path, dpi=110)
     return path
 
@@ -127,8 +166,8 @@ def _report(facts: dict[str, Any]) -> str:
             f"{facts['parameters']:,} parameters",
             f"loss             {facts['train_loss']:.4f} training, {facts['test_loss']:.4f} test",
             f"test accuracy    {facts['test_accuracy']:.2%}",
-            f"gradient norm    {facts['gradient_norm_first']:.2f} at first, "
-            f"{facts['gradient_norm_last']:.3f} at last",
+            f"gradient norm    {facts['gradient_norm_first']:.4g} in the first epoch, "
+            f"{facts['gradient_norm_last']:.4g} in the last, on average",
             f"time             {facts['seconds']} s",
             f"picture          {picture}"
             if picture

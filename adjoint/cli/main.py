@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import runpy
 import sys
@@ -12,6 +13,7 @@ import adjoint
 from adjoint.cli.demo import EPOCHS, demo
 from adjoint.cli.first_look import first_look
 from adjoint.cli.op_table import op_table
+from adjoint.core.op import OPS
 from adjoint.errors import AdjointError, InputError
 
 __all__ = ["main"]
@@ -25,6 +27,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(given[:1] if given[:1] == ["bench"] else given)
     try:
         if options.command == "ops":
+            if unknown := [n for n in options.names if not any(n in op for op in OPS)]:
+                near = difflib.get_close_matches(unknown[0], OPS, 3)
+                print(
+                    f"adjoint ops: no op has {unknown[0]!r} in its name."
+                    + (f"  Near it are {', '.join(near)}." if near else "  adjoint ops lists all."),
+                    file=sys.stderr,
+                )
+                return 2
             print(op_table(options.names, markdown=options.markdown))
         elif options.command == "demo":
             print(demo(path=options.picture, as_json=options.json, epochs=options.epochs))
@@ -50,12 +60,23 @@ def _parser() -> argparse.ArgumentParser:
     shown = commands.add_parser("demo", help="train a classifier of handwritten digits")
     shown.add_argument("--json", action="store_true", help="print one JSON object and no progress")
     shown.add_argument("--picture", default="curve.png", help="where the curve goes (curve.png)")
-    shown.add_argument("--epochs", type=int, default=EPOCHS, help=f"how long to train ({EPOCHS})")
+    shown.add_argument("--epochs", type=_epochs, default=EPOCHS, help=f"how long to train ({EPOCHS})")
     ops = commands.add_parser("ops", help="print the table of ops")
     ops.add_argument("--markdown", action="store_true", help="as docs/ops.md")
     ops.add_argument("names", nargs="*", help="only ops whose names contain one of these")
     commands.add_parser("bench", help="measure beside the peers; takes what python -m benchmarks takes")
     return parser
+
+
+def _epochs(text: str) -> int:
+    """Read a number of epochs, from 1."""
+    try:
+        epochs = int(text)
+    except ValueError:
+        epochs = 0
+    if epochs < 1:
+        raise argparse.ArgumentTypeError(f"the number of epochs is a whole number from 1, not {text!r}.")
+    return epochs
 
 
 def _bench(arguments: list[str]) -> None:

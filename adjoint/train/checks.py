@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
 
+from adjoint.config import user_level
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError
 from adjoint.train.callbacks import Callback
@@ -20,6 +22,7 @@ __all__ = [
     "output_array",
     "refuse_class",
     "refuse_several_inputs",
+    "warn_not_finite",
 ]
 
 # What people know from other libraries, and would wait for in vain
@@ -125,3 +128,13 @@ def output_array(found: Any) -> np.ndarray[Any, Any]:
             "  Call the model itself, after model.eval(), under ad.no_grad()."
         )
     return found.numpy()
+
+
+def warn_not_finite(loss: float, step: int, epoch: int) -> None:
+    """Warn that an update was made with a loss that is not finite."""
+    warnings.warn(
+        f"the loss is {loss} at step {step}, epoch {epoch}, and its gradients went into the weights.\n"
+        "  Lower the learning rate, clip gradients by clip=1.0, or find the op with ad.detect_anomaly().\n"
+        "  Trainer(callbacks=[train.NonFiniteGuard()]) stops before such an update.",
+        stacklevel=user_level(),
+    )

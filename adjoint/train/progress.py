@@ -10,7 +10,7 @@ from typing import Any
 
 from adjoint.errors import MissingExtraError
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "listed"]
 
 RECENT = 50  # steps over which throughput is averaged
 
@@ -60,7 +60,7 @@ class Progress:
         """Take note of a step that had this weight, of this unit."""
         if self._bar is not None:
             self._recent.append((time.perf_counter(), weight))
-            self._bar.update(self._task, advance=1, numbers=f"{_listed(logs)}  {self._throughput()} {unit}/s")
+            self._bar.update(self._task, advance=1, numbers=f"{listed(logs)}  {self._throughput()} {unit}/s")
 
     def _throughput(self) -> str:
         """Return the weight per second over the last steps, in words."""
@@ -73,7 +73,7 @@ class Progress:
         if self._bar is not None:
             self._recent.clear()  # validation is no part of the throughput
             self._bar.console.print(
-                f"epoch {epoch}/{self._epochs}  {_listed(logs)}", highlight=False, markup=False
+                f"epoch {epoch}/{self._epochs}  {listed(logs)}", highlight=False, markup=False
             )
 
     def stopped(self, step: int, reason: str, resumable: bool) -> None:
@@ -89,7 +89,8 @@ class Progress:
             self._bar = None
 
 
-def _listed(logs: Mapping[str, float]) -> str:
+def listed(logs: Mapping[str, float]) -> str:
+    """Return names and numbers in one line."""
     return "  ".join(f"{name} {value:.4g}" for name, value in logs.items())
 
 

@@ -38,6 +38,7 @@ from adjoint.train.checks import (
     output_array,
     refuse_class,
     refuse_several_inputs,
+    warn_not_finite,
 )
 from adjoint.train.compose import ComposedLoss, TermNorms
 from adjoint.train.data import DataLoader
@@ -124,6 +125,7 @@ class Trainer:
         self.epoch_steps = 0
         self.trained = False  # all steps of the present epoch are made; it is to be validated
         self._last_weight = 0.0
+        self._warned = False
         self._loader: Any = None
         self._began: tuple[Any, int] = ({}, 0)  # the loader's state where the epoch began, and the step there
 
@@ -382,6 +384,9 @@ class Trainer:
         self._last_weight = weight
         self.averages.add(logs, weight)
         self.averages.add(norms, 1.0 if weight else 0.0)  # without weight there was no update
+        if weight and not (self._warned or math.isfinite(logs["loss"])):
+            self._warned = True
+            warn_not_finite(logs["loss"], self.step, self.epoch + 1)
         self.epoch_seconds += time.perf_counter() - start
         return {**logs, "lr": self._rate(), **norms}
 
