@@ -245,8 +245,9 @@ _LATER = {
 def __getattr__(name: str) -> Any:
     """Find the parts that are loaded when first used."""
     if name not in _LATER:
-        raise AttributeError(
-            f"module 'adjoint' has no attribute {name!r}{_instead(name)}",
+        instead = _instead(name)
+        raise (errors.AbsentNameError if instead else AttributeError)(
+            f"module 'adjoint' has no attribute {name!r}{instead}",
             name=name,
             obj=sys.modules[__name__],
         )
@@ -257,7 +258,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _instead(name: str) -> str:
-    """Say what to write for a name of NumPy or PyTorch."""
+    """Say what to write for a name of NumPy, PyTorch or JAX."""
     if name in _other_names.FUNCTIONS:
         return f".  Use {_other_names.FUNCTIONS[name]}."
     if not name.startswith("_") and vars(_np).get(name) in interop.numpy.FUNCTIONS:

@@ -1,4 +1,4 @@
-"""Names from NumPy and PyTorch that adjoint does not have, and what to write instead: for messages alone."""
+"""Names that NumPy, PyTorch and JAX have and adjoint has not, and what to write instead: for messages."""
 
 from __future__ import annotations
 
@@ -194,6 +194,8 @@ FUNCTIONS = {
     "lax": "Python's if, for and while; ad.where inside ad.vmap",
     "tree_map": "ad.tree.map(f, tree)",
     "tree_util": "ad.tree",
+    "pmap": "ad.vmap(f)",
+    "numpy": "ad.concat and the like, or np.concatenate and the like, which take tensors",
     "device_put": "arrays as they are: they are in the memory of the processor",
 }
 
@@ -204,6 +206,20 @@ _DATA = "ad.train.DataLoader(data, batch_size): data are arrays, or anything wit
 PARTS: dict[str, dict[str, str]] = {
     "adjoint.nn": {
         "MultiheadAttention": "ad.nn.MultiHeadAttention",
+        **{
+            name: f"ad.nn.functional.{name}(x)"
+            for name in (
+                "elu",
+                "gelu",
+                "leaky_relu",
+                "relu",
+                "sigmoid",
+                "silu",
+                "softmax",
+                "softplus",
+                "tanh",
+            )
+        },
         "Buffer": "module.register_buffer(name, value)",
         "LazyLinear": "ad.nn.Linear(in_features, out_features)",
     },
@@ -309,8 +325,9 @@ def absent(module: str) -> Callable[[str], NoReturn]:
     return lookup
 
 
-# Names that people know from PyTorch for what is called otherwise here; for some, what to do instead
+# Names that people know from PyTorch and JAX for what is called otherwise here; for some, what to do instead
 KEYWORDS = {
+    "argnum": "argnums",
     "in_dims": "in_axes",
     "out_dims": "out_axes",
     "dim": "axis",
@@ -366,6 +383,8 @@ _NOT_HERE = {
     "input": "the tensor comes first, without a name",
     "tensors": "the tensors come first, without a name",
     "inplace": "results are new tensors",
+    "axis_name": "reduce over the axis of the result: ad.vmap(f)(x).sum(0)",
+    "chunk_size": "call it on slices of the batch and join the results by ad.concat",
     "attn_mask": "give mask=, True where a query may look: mask=~attn_mask of a boolean one",
     "src_mask": "give mask=, True where a query may look: mask=~src_mask of a boolean one",
     "key_padding_mask": f"give mask=, True where there is something: {_PRESENT.format('key_padding_mask')}",

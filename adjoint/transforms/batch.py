@@ -13,6 +13,7 @@ from adjoint.config import grad_mode, special, within
 from adjoint.core.convert import tensor
 from adjoint.core.lifted import enclosing, next_level
 from adjoint.core.namespace import rec
+from adjoint.core.other_names import explained
 from adjoint.core.record import tracked
 from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor, note_reading, wrap
@@ -26,6 +27,7 @@ __all__ = ["over_units", "vmap"]
 assert batch_rules.rules  # importing it fills the table
 
 
+@explained
 def vmap(
     f: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0, chunk_size: int | None = None
 ) -> Callable[..., Any]:

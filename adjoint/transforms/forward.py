@@ -14,6 +14,7 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.config import grad_mode
+from adjoint.core.other_names import explained
 from adjoint.core.record import tracked
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, wrap
@@ -24,6 +25,7 @@ from adjoint.transforms.inputs import Place, Recorded, as_function, direction, r
 __all__ = ["directions", "jvp", "linearize", "push_along"]
 
 
+@explained
 def jvp(
     f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False
 ) -> tuple[Any, ...]:
@@ -56,6 +58,7 @@ def jvp(
     return (result, derivative, released_value(run, run.aux)) if has_aux else (result, derivative)
 
 
+@explained
 def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
     """Return ``f(*primals)`` and the linear function that takes tangents to the derivative.
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.core.namespace import rec
+from adjoint.core.other_names import explained
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError
 from adjoint.transforms.batch import over_units
@@ -33,6 +34,7 @@ __all__ = ["hessian", "hvp", "jacfwd", "jacobian", "jacrev"]
 Argnums = int | Sequence[int]
 
 
+@explained
 def jacobian(
     f: Callable[..., Any],
     argnums: Argnums = 0,
@@ -58,6 +60,7 @@ def jacobian(
     return _matrix("jacobian", f, argnums, has_aux, chunk_size, holomorphic, None)
 
 
+@explained
 def jacrev(
     f: Callable[..., Any],
     argnums: Argnums = 0,
@@ -77,6 +80,7 @@ def jacrev(
     return _matrix("jacrev", f, argnums, has_aux, chunk_size, holomorphic, True)
 
 
+@explained
 def jacfwd(
     f: Callable[..., Any],
     argnums: Argnums = 0,
@@ -197,6 +201,7 @@ def _packed(row: list[Tensor], structures: Sequence[tree.Structure], several: bo
     return tuple(packed) if several else packed[0]
 
 
+@explained
 def hessian(
     f: Callable[..., Any],
     argnums: Argnums = 0,
@@ -219,6 +224,7 @@ def hessian(
     return _matrix("hessian", gradient, argnums, has_aux, chunk_size, holomorphic=False, reverse=False)
 
 
+@explained
 def hvp(f: Callable[..., Any], primals: Any, tangents: Any) -> Any:
     """Return the product of the Hessian of ``f`` at ``primals`` with ``tangents``.
 
