@@ -73,6 +73,70 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "finite difference" in out
 
 
+def test_mistakes_on_the_command_line_are_told_before_any_training(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for epochs in ("0", "-1", "many"):
+        with pytest.raises(SystemExit) as done:
+            main(["demo", "--epochs", epochs])
+        assert done.value.code == 2
+        assert capsys.readouterr().err.endswith(
+            f"argument --epochs: the number of epochs is a whole number from 1, not {epochs!r}.\n"
+        )
+    assert main(["ops", "foo", "tanh"]) == 2
+    assert capsys.readouterr().err == "adjoint ops: no op has 'foo' in its name.  Near it are floor.\n"
+    assert main(["ops", "no such op"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "adjoint ops: no op has 'no such op' in its name.  adjoint ops lists all.\n"
+    )
+    pytest.importorskip("matplotlib")
+    (tmp_path / "directory").mkdir()
+    for path, text in (
+        (
+            "nowhere/curve.png",
+            "the picture cannot be written to 'nowhere/curve.png': No such file or directory.",
+        ),
+        ("directory", "the picture cannot be written to 'directory': Is a directory."),
+        ("curve.doc", "a picture is one of "),
+    ):
+        assert main(["demo", "--picture", path]) == 1
+        out, err = capsys.readouterr()
+        assert not out and err.startswith(f"adjoint: demo: {text}")
+    assert [p.name for p in tmp_path.iterdir()] == ["directory"]
+
+
+def test_the_demo_prints_a_line_per_epoch_into_a_pipe_and_draws_the_same_numbers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sklearn")
+    figures = pytest.importorskip("matplotlib.figure")
+    drawn: list[Any] = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda self, path, **_: drawn.append(self))
+    assert main(["demo", "--epochs", "3", "--picture", str(tmp_path / "curve.svg")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[:3]] == [["epoch", f"{i}/3"] for i in (1, 2, 3)]
+    (figure,) = drawn
+    accuracy = next(line for line in lines if line.startswith("test accuracy")).split()[-1]
+    assert figure.get_suptitle() == f"Digits: test accuracy {accuracy} after epoch 3"
+    curves = {
+        (axes.get_ylabel(), line.get_label()): line for axes in figure.axes for line in axes.get_lines()
+    }
+    names = {
+        "loss": ("loss", "training"), "val_loss": ("loss", "test"), "accuracy": ("accuracy", "training"),
+        "val_accuracy": ("accuracy", "test"), "grad_norm": ("gradient norm", "training"),
+    }  # fmt: skip
+    assert set(curves) == set(names.values())
+    for i, line in enumerate(lines[:3]):
+        words = line.split()
+        for name, key in names.items():
+            assert words[words.index(name) + 1] == f"{curves[key].get_ydata()[i]:.4g}"
+            assert list(curves[key].get_xdata()) == [1, 2, 3]
+    for axes in figure.axes:
+        assert all(float(tick).is_integer() for tick in axes.get_xticks())
+
+
 def test_the_command_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
         main(["--version"])

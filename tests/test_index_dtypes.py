@@ -28,7 +28,6 @@ CALLS: dict[str, Call] = {
     "put_along_axis": lambda x, i, v: ad.put_along_axis(
         x, ad.broadcast_to(i.reshape(-1, 1), (i.size, x.shape[1])), v, axis=0
     ),
-    "embedding": lambda x, i, v: ad.embedding(x, i),
     "x[i]": lambda x, i, v: x[i],
     "x[i, j]": lambda x, i, v: x[i, -1],
     "x.at[i].get": lambda x, i, v: x.at[i].get(),

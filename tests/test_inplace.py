@@ -120,7 +120,7 @@ def test_sgd_by_hand_is_that_of_the_library():
     nets = [nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)) for _ in range(2)]
     nets[1].load_state_dict(nets[0].state_dict())
     optimizer = ad.optim.SGD(nets[1].parameters(), lr=0.1)
-    x = np.linspace(-1, 1, 12).reshape(4, 3)
+    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
     for _ in range(5):
         for net in nets:
             net(x).sum().backward()

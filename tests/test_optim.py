@@ -505,7 +505,7 @@ def test_an_optimiser_without_a_rate_has_none_to_set() -> None:
         def apply_one(self, xp: Any, p: Any, g: Any, state: Any, hyper: Any) -> Any:
             return p - 0.5 * xp.sign(g), {}
 
-    model = ad.nn.Linear(2, 1, rng=0)
+    model = ad.nn.Linear(2, 1, rng=0, dtype=np.float64)
     optimiser = Signs(model.parameters())
     (log,) = ad.train.Trainer(model, ad.nn.MSELoss(), optimiser).fit([(np.ones((3, 2)), np.ones((3, 1)))])
     assert np.isnan(log["lr"])

@@ -19,7 +19,7 @@ MSE = nn.functional.mse_loss
 
 class Returns(nn.Module):
     def __init__(self, form: Any) -> None:
-        self.layer, self.form = nn.Linear(3, 1, rng=0), form
+        self.layer, self.form = nn.Linear(3, 1, rng=0, dtype=np.float64), form
 
     def forward(self, x: Any) -> Any:
         return self.form(self.layer(x))
@@ -214,3 +214,16 @@ def test_a_file_in_the_place_of_a_directory_is_refused_before_training(tmp_path:
     for make in (lambda: trainer_of(model_of(), directory=path), lambda: train.BestCheckpoint(path)):
         assert raised(make) == f"{path} is a file: checkpoints are written into a directory."
     assert path.read_text() == "notes"
+
+
+def test_a_loss_that_is_not_finite_warns_once_at_the_line_of_fit() -> None:
+    trainer = trainer_of(model_of())
+    with np.errstate(all="ignore"), pytest.warns(UserWarning, match="the loss is") as caught:
+        trainer.fit([(X, Y), (X * np.nan, Y), (X, Y)], epochs=2)
+    trainer.fit([(X, Y)], epochs=3)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert str(caught[0].message) == (
+        "the loss is nan at step 2, epoch 1, and its gradients went into the weights.\n"
+        "  Lower the learning rate, clip gradients by clip=1.0, or find the op with ad.detect_anomaly().\n"
+        "  Trainer(callbacks=[train.NonFiniteGuard()]) stops before such an update."
+    )

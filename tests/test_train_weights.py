@@ -56,7 +56,7 @@ def test_evaluation_is_the_mean_over_what_counts() -> None:
 
 
 def test_a_batch_in_which_all_is_ignored_makes_no_update() -> None:
-    model = nn.Linear(3, 3, rng=0)
+    model = nn.Linear(3, 3, rng=0, dtype=np.float64)
     before = model.weight.numpy()
     trainer = train.Trainer(model, F.cross_entropy, optim.Adam(model.parameters()))
     logs = trainer.train_step((INPUTS, np.full(12, IGNORED)))

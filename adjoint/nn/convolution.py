@@ -62,7 +62,7 @@ class _Conv(Module):
         w = self.weight
         function = getattr(conv, f"conv{self.ndim}d")
         y: Tensor = function(x, w, self.bias, self.stride, self.padding, self.dilation, self.groups)
-        if y.dtype is not w.dtype:
+        if y._data.dtype is not w._data.dtype:
             warn_if_wider(w, y)
         return y
 
@@ -135,7 +135,7 @@ class _ConvTranspose(Module):
         extra = self.output_padding if output_size is None else self._extra(x, output_size)
         function = getattr(conv, f"conv_transpose{self.ndim}d")
         y: Tensor = function(x, w, self.bias, self.stride, self.padding, extra, self.groups, self.dilation)
-        if y.dtype is not w.dtype:
+        if y._data.dtype is not w._data.dtype:
             warn_if_wider(w, y)
         return y
 

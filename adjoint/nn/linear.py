@@ -75,7 +75,7 @@ class Linear(Module):
         """Apply the layer to the last axis."""
         w = self.weight
         y = linear(x, w, self.bias)
-        if y.dtype is not w.dtype:
+        if y._data.dtype is not w._data.dtype:
             warn_if_wider(w, y)
         return y
 
@@ -199,7 +199,7 @@ class Bilinear(Module):
         """Combine the last axes of two inputs."""
         w = self.weight
         y = bilinear(x1, x2, w, self.bias)
-        if y.dtype is not w.dtype:
+        if y._data.dtype is not w._data.dtype:
             warn_if_wider(w, y)
         return y
 

@@ -143,7 +143,7 @@ class Module:
         >>> import adjoint as ad
         >>> layer, shapes = ad.nn.Linear(2, 3), []
         >>> handle = layer.register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
-        >>> _ = layer(np.ones((4, 2), np.float32))
+        >>> _ = layer(ad.ones((4, 2), dtype="float32"))
         >>> shapes
         [(4, 3)]
         >>> handle.remove()

@@ -32,7 +32,7 @@ def warn_if_wider(weight: Tensor, y: Tensor) -> None:
     level, at = 2, 2
     while frame is not None:
         if frame.f_code is _CALL:
-            outer, at = frame, level
+            outer, at = frame, level + 1
         frame, level = frame.f_back, level + 1
     if outer is None:  # forward() was called by itself
         return

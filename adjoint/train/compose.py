@@ -35,7 +35,7 @@ def compose(terms: Mapping[str, Any]) -> ComposedLoss:
     >>> from adjoint import train
     >>> def l2(model): return sum((p ** 2).sum() for p in model.parameters())
     >>> loss = train.compose({"fit": (ad.nn.functional.mse_loss, 1.0), "l2": (l2, 1e-4)})
-    >>> model = ad.nn.Linear(2, 1, rng=0)
+    >>> model = ad.nn.Linear(2, 1, rng=0).astype(float)
     >>> total = loss(model(ad.ones((3, 2))), ad.zeros((3, 1)), model)
     >>> sorted(loss.values)
     ['fit', 'l2']
