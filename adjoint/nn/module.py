@@ -11,7 +11,7 @@ from adjoint.config import no_grad
 from adjoint.core.convert import asarray, tensor
 from adjoint.core.fitting import fitting
 from adjoint.core.node import Handle, HookList
-from adjoint.core.other_names import MODULES, dropped_only, explain_methods
+from adjoint.core.other_names import MODULES, dropped_only, explain_methods, explained
 from adjoint.core.tensor import Tensor, differentiable, writable
 from adjoint.errors import AdjointError, ArgumentError, InputError, ShapeError
 from adjoint.grads.slots import drop
@@ -134,6 +134,7 @@ class Module:
             _add_path(error, self)
             raise
 
+    @explained
     def register_forward_hook(self, hook: Callable[[Any, Any, Any], Any]) -> Handle:
         """Call ``hook(module, inputs, output)`` after each ``forward``; what it returns replaces the output.
 
@@ -150,6 +151,7 @@ class Module:
         """
         return self._add_hook(1, hook)
 
+    @explained
     def register_forward_pre_hook(self, hook: Callable[[Any, Any], Any]) -> Handle:
         """Call ``hook(module, inputs)`` before each ``forward``; what it returns replaces the inputs.
 
