@@ -96,6 +96,20 @@ def test_in_an_ordinary_program(name):
     LEAKS[name](x.detach())
 
 
+@pytest.mark.parametrize("convert", [float, np.asarray, math.exp])
+def test_inside_vmap(convert):
+    w = ad.tensor(2.0, requires_grad=True)
+    with pytest.raises(errors.LostHistoryError, match="the result of 'multiply'"):
+        ad.vmap(lambda x: x * convert(w * 2))(X)
+
+    def same_for_all(x):
+        constant = ad.ones(()).requires_grad_().detach()  # a value of this vmap without a batch
+        return x * convert(w * constant)
+
+    with pytest.raises(errors.LostHistoryError, match=r"with a history from outside of ad\.vmap"):
+        ad.vmap(same_for_all)(X)
+
+
 def test_the_message_names_the_op_the_line_and_the_cures():
     x = ad.tensor(X, requires_grad=True)
     with pytest.raises(errors.LostHistoryError) as info:

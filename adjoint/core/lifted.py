@@ -61,6 +61,10 @@ class Lifted(Shaped):
         """Return the values as a plain array where they are the same for every element, else None."""
         return None
 
+    def has_history(self) -> bool:
+        """Tell whether it holds a tensor of an outer level that requires grad."""
+        return False
+
     if TYPE_CHECKING:  # what a subclass has: abc would slow isinstance down, which the hot path asks
 
         @abstractmethod

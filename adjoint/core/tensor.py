@@ -367,7 +367,8 @@ class Tensor(Methods):
                 f"{kind}() needs one element, but this tensor has shape {self.shape}.\n"
                 f"  Choose one, {kind}(x[0]), or use x.astype({kind}) for all."
             )
-        if transform.get() is not None or _asked_by_numpy(sys._getframe(2)):
+        inside = transform.get() is not None or enclosing.get() is not None
+        if inside or _asked_by_numpy(sys._getframe(2)):
             check_conversion(
                 self,
                 f"a Python {kind}",
@@ -513,6 +514,8 @@ def check_conversion(t: Tensor, target: str, instead: str) -> None:
         what = f"a leaf of shape {t.shape} that requires grad"
     elif special.count and any(tape.watches(t) for tape in tapes.get()):
         what = f"a tensor of shape {t.shape} that a tape watches"
+    elif type(t) is Traced and t._data.has_history():
+        what = f"a value of shape {t.shape} with a history from outside of {t._data.transform}"
     else:
         return
     raise LostHistoryError(

@@ -93,6 +93,11 @@ class Batched(Lifted):
             leaf.__class__ = type(wrap(data))
         return changed
 
+    def has_history(self) -> bool:
+        """Tell whether it holds a tensor of an outer level that requires grad."""
+        value = self.value
+        return value.has_history() if isinstance(value, Lifted) else isinstance(value, Tensor)
+
     def numbers(self) -> Any:
         """Return the values as an array if they are the same for all."""
         if self.batched:
