@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -33,17 +36,51 @@ __all__ = [
 ]
 
 
-def _reduced(op: str, loss: Tensor, reduction: str, divisor: Any = None) -> Tensor:
-    """Reduce a loss; its mean is over ``divisor``, or over its elements if None."""
+Reductions = list[tuple[Tensor, float | None]]
+
+_reductions: ContextVar[Reductions | None] = ContextVar("adjoint_reductions", default=None)
+
+
+@contextmanager
+def noting_reductions(found: Reductions | None) -> Iterator[None]:
+    """Append to ``found`` what the loss functions called in this block return, and what it is a mean over.
+
+    That is the total weight of the rows divided by their number: 1, unless rows are ignored or weighted;
+    None for a sum.  Losses of a block with ``found=None`` are not noted.
+    """
+    before = _reductions.get()
+    _reductions.set(found)
+    try:
+        yield
+    finally:
+        _reductions.set(before)
+
+
+def _noted(loss: Tensor, share: float | None = 1.0) -> Tensor:
+    found = _reductions.get()
+    if found is not None:
+        found.append((loss, share))
+    return loss
+
+
+def _sum(loss: Tensor) -> Tensor:
+    return rec.sum(loss, axis=tuple(range(-loss.ndim, 0)), keepdims=False)
+
+
+def _reduced(op: str, loss: Tensor, reduction: str) -> Tensor:
+    """Reduce a loss: to its mean over all elements, to its sum, or not at all."""
     if reduction == "none":
         return loss
-    every = tuple(range(-loss.ndim, 0))
-    if reduction == "mean" and divisor is None:
-        return rec.mean(loss, axis=every, keepdims=False)
-    if reduction not in ("mean", "sum"):
+    if reduction == "mean":
+        return _noted(rec.mean(loss, axis=tuple(range(-loss.ndim, 0)), keepdims=False))
+    if reduction != "sum":
         raise ArgumentError(f"{op}: reduction is 'mean', 'sum' or 'none', not {reduction!r}.")
-    total = rec.sum(loss if divisor is None else widened(rec, loss), axis=every, keepdims=False)
-    return total if reduction == "sum" else narrowed(total / divisor, loss.dtype)
+    return _noted(_sum(loss), None)
+
+
+def _mean_over(loss: Tensor, divisor: Any) -> Tensor:
+    """Return the sum of a loss over ``divisor``; half precision sums in float32."""
+    return narrowed(_sum(widened(rec, loss)) / divisor, loss.dtype)
 
 
 def _pair(op: str, prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
@@ -69,7 +106,7 @@ def mse_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
     """
     x, t = _pair("mse_loss", prediction, target)
     if reduction == "mean":
-        return rec.mse(x, t)
+        return _noted(rec.mse(x, t))
     return _reduced("mse_loss", rec.square(x - t), reduction)
 
 
@@ -157,10 +194,12 @@ def _weighted(
         row = rec.astype(keep, dtype=loss.dtype) if row is None else rec.where(keep, row, 0.0)
     if reduction != "mean" or row is None:
         return _reduced(op, loss, reduction)
-    divisor = rec.sum(widened(rec, row), axis=tuple(range(-row.ndim, 0)), keepdims=False)
-    if type(divisor._data) is np.ndarray and not divisor._data:
-        return _reduced(op, loss, "sum") * math.nan  # the mean of no rows
-    return _reduced(op, loss, "mean", divisor)
+    divisor = _sum(widened(rec, row))
+    if type(divisor._data) is not np.ndarray:  # batched
+        return _mean_over(loss, divisor)
+    total = float(divisor._data)
+    mean = _mean_over(loss, divisor) if total else _sum(loss) * math.nan  # the mean of no rows
+    return _noted(mean, total / row.size if row.size else 1.0)
 
 
 def cross_entropy(
@@ -292,5 +331,5 @@ def kl_div(log_probabilities: Any, target: Any, reduction: str = "mean", log_tar
     else:
         loss = t * rec.log(rec.where(t > 0, t, 1.0)) - t * x
     if reduction == "batchmean":
-        return _reduced(op, loss, "mean", x.shape[0] if x.ndim else 1)
+        return _noted(_mean_over(loss, x.shape[0] if x.ndim else 1))
     return _reduced(op, loss, reduction)

@@ -14,6 +14,7 @@ from adjoint.core.tensor import Tensor, Traced
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.grads.backward import gradients
 from adjoint.grads.norm import global_norm
+from adjoint.nn.losses import noting_reductions
 from adjoint.nn.module import Module, Parameter
 from adjoint.ops.elementwise import exp
 
@@ -82,7 +83,7 @@ class ComposedLoss(Module):
                     f"compose: the term {name!r} takes the model: loss(prediction, target, model)."
                 )
             try:
-                value = asarray(function(*args))
+                value = asarray(_of_model(function, *args) if arity == 1 else function(*args))
             except Exception as error:
                 error.add_note(f"In the term {name!r} of a composed loss, called with ({_GIVEN[arity]}).")
                 raise
@@ -120,6 +121,12 @@ class ComposedLoss(Module):
     def release(self) -> None:
         """Forget the terms' graphs; their values stay."""
         self._last.clear()
+
+
+def _of_model(function: Callable[..., Any], model: Any) -> Any:
+    """Call a term that no batch enters: it is the same in every piece, whatever it is a mean over."""
+    with noting_reductions(None):
+        return function(model)
 
 
 class TermNorms:

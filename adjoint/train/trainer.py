@@ -24,6 +24,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.grads.accumulate import GradientAccumulator
 from adjoint.grads.norm import check_max_norm
+from adjoint.nn.losses import Reductions, noting_reductions
 from adjoint.nn.module import Module, unseen_parameters
 from adjoint.optim import LBFGS, Optimizer
 from adjoint.train import state as states
@@ -43,7 +44,7 @@ from adjoint.train.checks import (
 from adjoint.train.compose import ComposedLoss, TermNorms
 from adjoint.train.data import DataLoader
 from adjoint.train.progress import Progress
-from adjoint.train.weighing import count, first_padded, padded_targets, weight_of
+from adjoint.train.weighing import check_pieces, count, first_padded, padded_targets, weight_of
 
 __all__ = ["Trainer"]
 
@@ -61,7 +62,7 @@ class Trainer:
     ``metrics`` are functions of (prediction, target), logged in training and in validation.
     ``weight(batch)`` says how much a batch, or a piece of one, counts, in ``unit``\\ s ("tokens", say): that
     over which the loss is a mean.  If not given, the sum of the lengths where the targets (the last part of
-    the batch) are padded, or else the number of examples, those left out whose class the loss ignores.
+    the batch) are padded, or else the number of examples; less the targets that a loss of classes ignores.
     ``compute(model, batch)`` replaces ``loss(model(inputs), targets)``; it returns the loss, or the loss and
     a dictionary of numbers to log.  A composed loss logs its terms by name, and every ``term_norms`` steps
     (None: never), counted in each epoch from its first, the norm of each term's gradient as
@@ -407,9 +408,9 @@ class Trainer:
         norms = TermNorms(list(self.named_parameters().values())) if due else None
         weight = 0.0
         for piece in self._pieces(batch):
-            w = self._weight(piece)
-            with self.accumulator.micro_batch(weight=w):
-                loss, numbers = self._loss(piece)
+            with self.accumulator.micro_batch() as block:
+                loss, numbers, w = self._loss(piece, self.pieces)
+                block.weight = w
                 if norms is not None and terms is not None:
                     norms.add(terms, w)
                 loss.backward()
@@ -428,23 +429,27 @@ class Trainer:
             return [batch]
         return self.accumulator.split(batch, -(-rows // self.pieces))
 
-    def _weight(self, batch: Any) -> float:
-        if self.weight is not None:
-            return float(self.weight(batch))
-        return weight_of(batch, None if self.compute is not None else self.loss)
+    def _weight(self, batch: Any, found: Reductions, loss: Any, pieces: int) -> float:
+        found = [pair for pair in found if pair[0] is loss] or found
+        if pieces > 1:
+            check_pieces(found, loss, self.weight is not None)
+        return weight_of(batch, found) if self.weight is None else float(self.weight(batch))
 
-    def _loss(self, batch: Any) -> tuple[Tensor, dict[str, float]]:
-        """Return the loss, and what is logged beside it."""
+    def _loss(self, batch: Any, pieces: int = 1) -> tuple[Tensor, dict[str, float], float]:
+        """Return the loss of one of ``pieces`` of a batch, what is logged beside it, and its weight."""
         numbers: dict[str, Any] = {}
+        found: Reductions = []
         if self.compute is not None:
-            loss = self.compute(self.model, batch)
+            with noting_reductions(found):
+                loss = self.compute(self.model, batch)
             if isinstance(loss, tuple) and len(loss) == 2:
                 loss, numbers = loss
         else:
             prediction, target = self._predicted(batch)
             assert self.loss is not None
             composed = isinstance(self.loss, ComposedLoss)
-            loss = self.loss(prediction, target, *((self.model,) if composed else ()))
+            with noting_reductions(found):
+                loss = self.loss(prediction, target, *((self.model,) if composed else ()))
             with no_grad():
                 numbers = {name: f(prediction, target) for name, f in self.metrics.items()}
         if not isinstance(loss, Tensor):
@@ -456,8 +461,10 @@ class Trainer:
         taken = [name for name in numbers if name in RESERVED or name in self._term_names()]
         if taken:
             raise ArgumentError(f"Trainer: {', '.join(taken)} are logged already: give other names.")
-        found = {name: _number(name, value) for name, value in numbers.items()}
-        return loss, {**found, **self.loss.values} if isinstance(self.loss, ComposedLoss) else found
+        logs = {name: _number(name, value) for name, value in numbers.items()}
+        if isinstance(self.loss, ComposedLoss):
+            logs.update(self.loss.values)
+        return loss, logs, self._weight(batch, found, loss, pieces)
 
     def _predicted(self, batch: Any) -> tuple[Any, Any]:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2 or first_padded(batch) is not None:
@@ -490,8 +497,8 @@ class Trainer:
             for batch in loader.whole() if isinstance(loader, DataLoader) else loader:
                 if enough:
                     return None
-                loss, numbers = self._loss(batch)
-                averages.add({"loss": float(loss), **numbers}, self._weight(batch))
+                loss, numbers, weight = self._loss(batch)
+                averages.add({"loss": float(loss), **numbers}, weight)
                 enough = until_stopped and self.stopped is not None  # unless this was the last one
         found = averages.means()
         if not found:

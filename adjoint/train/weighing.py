@@ -1,33 +1,55 @@
-"""How much a batch counts: what makes the mean over pieces, and over batches, the mean over all."""
+"""Weights of batches and of their pieces, for gradients and averages."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from adjoint.errors import InputError
-from adjoint.nn import CrossEntropyLoss, NLLLoss
-from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
-from adjoint.train.compose import ComposedLoss
+from adjoint.errors import ArgumentError, InputError
+from adjoint.nn.losses import Reductions
 from adjoint.train.data import Padded
 
-__all__ = ["count", "first_padded", "padded_targets", "weight_of"]
+__all__ = ["check_pieces", "count", "first_padded", "padded_targets", "weight_of"]
 
 
-def weight_of(batch: Any, loss: Any) -> float:
-    """Return the tokens of a batch whose targets are padded; of others the examples that ``loss`` averages.
+def weight_of(batch: Any, found: Reductions) -> float:
+    """Return the weight over which the loss of a batch is a mean.
 
-    Targets that a loss of classes ignores do not count, and others by the weights of their classes.
+    That is the number of tokens where the targets are padded, else the number of examples; less what the
+    loss ignores, and times the weights of the classes.  ``found`` has the loss functions that were called.
     """
+    shares = [1.0 if share is None else share for _, share in found]
+    share = max(shares) if shares and _agree(shares) else 1.0
     padded = padded_targets(batch)
-    if padded is not None:
-        return float(np.sum(padded.lengths))
-    rows = count(batch)
-    pair = isinstance(batch, (tuple, list)) and len(batch) == 2
-    return rows * _share(loss, batch[1]) if rows and pair else float(rows)
+    if padded is None:
+        return count(batch) * share
+    return float(np.sum(padded.lengths)) if share == 1.0 else np.size(padded.values) * share
+
+
+def _agree(shares: list[float]) -> bool:
+    return max(shares) - min(shares) <= 1e-6 * max(shares)
+
+
+def check_pieces(found: Reductions, loss: Any, weighted: bool) -> None:
+    """Raise if the losses of pieces do not average to the loss of their batch.
+
+    ``weighted``: the caller gave the weights, so only a loss that is itself a sum is refused.
+    """
+    if any(share is None for value, share in found if value is loss or not weighted):
+        raise ArgumentError(
+            'Trainer: the loss is a sum (reduction="sum"), and accumulate= averages the losses of pieces.\n'
+            '  Use reduction="mean", or accumulate=1'
+            + ("." if weighted else "; or give weight=, if the loss is divided by it afterwards.")
+        )
+    shares = [share for _, share in found if share is not None]
+    if shares and not weighted and not _agree(shares):
+        raise ArgumentError(
+            "Trainer: the terms of the loss are means over different weights, because one of them ignores "
+            "or weighs targets.\n  With accumulate= no weight of a piece fits all terms.  Use accumulate=1, "
+            "or give weight= if only one of them is trained."
+        )
 
 
 def padded_targets(batch: Any) -> Padded | None:
@@ -54,29 +76,3 @@ def count(batch: Any) -> int:
     if not hasattr(batch, "__len__") or getattr(batch, "shape", None) == ():
         raise InputError("Trainer: a batch is made of arrays; say how much others count with weight=.")
     return len(batch)
-
-
-_MODULES = (CrossEntropyLoss, NLLLoss)
-_FUNCTIONS = (F.cross_entropy, F.nll_loss)
-_IGNORED = inspect.signature(F.cross_entropy).parameters["ignore_index"].default
-
-
-def _share(loss: Any, target: Any) -> float:
-    """Return the mean weight of the targets, over which a loss of classes averages; 1 for other losses."""
-    if isinstance(loss, ComposedLoss):  # terms that average over different weights have no common one
-        shares = {_share(function, target) for function, arity in loss.terms.values() if arity != 1}
-        return shares.pop() if len(shares) == 1 else 1.0
-    if not isinstance(loss, _MODULES) and not any(loss is f for f in _FUNCTIONS):
-        return 1.0
-    options = loss.options if isinstance(loss, _MODULES) else {}
-    classes = np.asarray(target)
-    if options.get("reduction", "mean") != "mean" or classes.dtype.kind not in "iu" or not classes.size:
-        return 1.0  # probabilities ignore no row, and their mean is over the rows
-    kept = classes != options.get("ignore_index", _IGNORED)
-    weights = options.get("weight")
-    if weights is None:
-        return float(kept.mean())
-    weights, chosen = np.asarray(weights, np.float64), classes[kept]
-    if chosen.size and not 0 <= chosen.min() <= chosen.max() < len(weights):
-        return 1.0  # the loss says what is wrong
-    return float(weights[chosen].sum()) / classes.size
