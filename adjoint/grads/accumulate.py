@@ -49,6 +49,7 @@ from adjoint.grads.windows import (
     Window,
     closed_error,
     config_of,
+    half_applied_error,
     listed,
     open_error,
     overflown,
@@ -558,6 +559,8 @@ class GradientAccumulator:
         with self._lock:
             if self._window.torn:
                 raise torn_error()
+            if self._window.done:
+                raise half_applied_error(len(self._window.done))
             return {
                 "format": FORMAT,
                 "config": self.config.state_dict(),

@@ -144,14 +144,12 @@ def backward_into_leaves(
     except BaseException as error:
         early.note(error)
         raise
-    if target is not None:
-        leaves = _rest_of(leaves, target)
     found = dict(leaves)
     found.update(run.retained)
     if targets is not None:
         found.update(_captured(run, targets))
     del leaves, run
-    commit(found)
+    (commit if target is None else target.take)(found)
 
 
 def _backward_plainly(root: Tensor, retain: bool, early: _Early | None) -> bool:
@@ -248,17 +246,6 @@ def _captured(run: Run, tensors: Iterable[Tensor]) -> dict[Tensor, Any]:
     """Return the gradients that reached these tensors; those without one are left out."""
     found = {t: run.captured.get(key_of(t)) for t in tensors}
     return {t: g for t, g in found.items() if g is not None}
-
-
-def _rest_of(leaves: list[tuple[Tensor, Any]], target: Sink) -> list[tuple[Tensor, Any]]:
-    """Give the sink what it wants; return the others."""
-    rest = []
-    for leaf, g in leaves:
-        if target.wants(leaf):
-            target.take(leaf, g)
-        else:
-            rest.append((leaf, g))
-    return rest
 
 
 def backward(

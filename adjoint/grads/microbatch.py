@@ -15,7 +15,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import AccumulationError, ArgumentError, InputError, NoGradientError, ShapeError
 from adjoint.grads.buffers import checked_weight
 from adjoint.grads.foreign import gradient_array, sum_dtype
-from adjoint.grads.slots import sink
+from adjoint.grads.slots import commit, sink
 
 if TYPE_CHECKING:
     from adjoint.grads.accumulate import GradientAccumulator
@@ -75,42 +75,37 @@ class MicroBatch:
         self._outer = sink.get()
         try:  # no token: an interrupt right after the set() would lose it
             sink.set(self)
+            return self
         except BaseException:
             sink.set(self._outer)
             raise
-        return self
 
     def wants(self, leaf: Tensor) -> bool:
         """Tell whether a leaf is one of the parameters, here or in a block around this one."""
         return id(leaf) in self._accumulator._slots or (self._outer is not None and self._outer.wants(leaf))
 
-    def take(self, leaf: Tensor, g: Any) -> None:
-        """Keep aside the gradient that a backward gives to a parameter."""
-        key = id(leaf)
-        if key not in self._accumulator._slots:
-            self._outer.take(leaf, g)
-            return
-        g = gradient_array("backward", g)
+    def take(self, gradients: dict[Tensor, Any]) -> None:
+        """Keep the gradients of parameters, and pass on the others: all of them, or if that fails none."""
+        slots = self._accumulator._slots
+        own = {id(t): gradient_array("backward", gradients.pop(t)) for t in list(gradients) if id(t) in slots}
         with self._lock:
-            if self._ended:
+            if own and self._ended:
                 raise AccumulationError(
                     "backward: the micro_batch() block that this was started in is over, so its gradients "
                     "would be lost.\n  Wait for it inside the block."
                 )
-            before = self._pending.get(key)
-            if before is not None:
-                g = np.add(before, g, dtype=sum_dtype(g.dtype))  # of 0-d arrays it is a number
-            self._pending[key] = g if type(g) is SparseRows else np.asarray(g)
+            new = {key: _sum(self._pending.get(key), g) for key, g in own.items()}
+            (commit if self._outer is None else self._outer.take)(gradients)
+            self._pending.update(new)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        here = sink.get() is self
-        if here:
-            sink.set(self._outer)
-        with self._lock:
-            self._ended = True
-            pending, self._pending = self._pending, {}
+        try:
+            here, pending = self._end()
+        except BaseException:  # an interrupt
+            self._end()
+            raise
         if not here:
             raise AccumulationError(
                 "micro_batch(): this block began in another thread or asyncio task than it ends in, where it "
@@ -140,6 +135,22 @@ class MicroBatch:
             del pairs
             plain = all(type(g) is ndarray and g.dtype.kind in "fc" for g in arrays)
             acc._commit(buffers, arrays, self.weight, plain, scaled=self.scaled)
+
+    def _end(self) -> tuple[bool, dict[int, Any]]:
+        """Take no more gradients; return whether the block ends where it began, and what it has."""
+        here = sink.get() is self
+        if here:
+            sink.set(self._outer)
+        with self._lock:
+            self._ended = True
+            pending, self._pending = self._pending, {}
+        return here, pending
+
+
+def _sum(before: Any, g: Any) -> Any:
+    if before is not None:
+        g = np.add(before, g, dtype=sum_dtype(g.dtype))  # of 0-d arrays it is a number
+    return g if type(g) is SparseRows else np.asarray(g)
 
 
 def not_a_parameter(name: str, t: Any) -> InputError:

@@ -99,24 +99,24 @@ def _step(
 ) -> None:
     before = {name: t.grad for name, t in params.items()}
     try:
-        for name, t in params.items():
-            g = grads.get(name)
-            t.grad = None if g is None else _in_dtype_of(t, as_gradient_tensor(g))
-            del g
-        optimizer.step()
-        done.append(optimizer)  # before anything else: an interrupt from here on must not repeat it
-    finally:
-        _put_back(params, before)
-
-
-def _put_back(params: Mapping[str, Tensor], before: dict[str, Tensor | None]) -> None:
-    try:
-        for name, t in params.items():
-            t.grad = before[name]
-    except BaseException:  # an interrupt, which comes out when all are back
-        for name, t in params.items():
-            t.grad = before[name]
+        try:
+            _put(params, {n: g for n, t in params.items() if (g := _gradient(t, grads.get(n))) is not None})
+            optimizer.step()
+            done.append(optimizer)
+        finally:
+            _put(params, before)
+    except BaseException:  # an interrupt may have come while they were put back
+        _put(params, before)
         raise
+
+
+def _put(params: Mapping[str, Tensor], grads: Mapping[str, Tensor | None]) -> None:
+    for name, t in params.items():
+        t.grad = grads.get(name)
+
+
+def _gradient(t: Tensor, g: Any) -> Tensor | None:
+    return None if g is None else _in_dtype_of(t, as_gradient_tensor(g))
 
 
 def _in_dtype_of(t: Tensor, g: Tensor) -> Tensor:

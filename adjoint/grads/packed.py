@@ -314,16 +314,22 @@ def lend_to(
     counts = [held(b) for b in dense]
     # views, so that it can be seen whether somebody keeps them
     lent = {b.name: as_gradient_tensor(b.totals()) if b.is_sparse else b._dense().view() for b in used}
-    keep = True  # for another try, unless all made their update
+    window.torn = True  # until all updates are made: an interrupt may leave some of the parameters updated
     try:
         hand_to_optimizers(optimizers, params, lent, window.done)
-        keep = False
-    finally:
+    except Exception:  # whoever raised has made no update: the sums stay for another try
         lent.clear()
-        window.torn = True  # until all are taken back; after an update, until the next window begins
-        for b, before in zip(dense, counts, strict=True):
-            take_back(b, before, keep=keep)
-        window.torn = not keep
+        _take_back_all(dense, counts, keep=True)
+        window.torn = False
+        raise
+    lent.clear()
+    _take_back_all(dense, counts, keep=False)
+    window.torn = False
+
+
+def _take_back_all(dense: list[GradientBuffer], counts: list[int], *, keep: bool) -> None:
+    for b, before in zip(dense, counts, strict=True):
+        take_back(b, before, keep=keep)
 
 
 def owner(buffer: GradientBuffer) -> Array | None:

@@ -23,8 +23,8 @@ class Sink(Protocol):
     def wants(self, leaf: Tensor) -> bool:
         """Tell whether the gradient of this leaf goes here."""
 
-    def take(self, leaf: Tensor, g: Any) -> None:
-        """Take the gradient of a leaf that it wants."""
+    def take(self, gradients: dict[Tensor, Any]) -> None:
+        """Take the gradients that it wants and commit the others: all of them, or if that fails none."""
 
 
 # Set by ``micro_batch`` of an accumulator; read once per backward.

@@ -299,9 +299,18 @@ def config_of(config: Any, options: dict[str, Any]) -> AccumulationConfig:
 def torn_error() -> AccumulationError:
     """Say that the sums are not whole."""
     return AccumulationError(
-        "an interrupt or an error came while gradients were being added or divided, so the sums are "
-        "not whole.\n"
+        "an interrupt came while gradients were being added, divided or applied, so the window is not whole; "
+        "parameters may be updated in part.\n"
         "  drop() discards the window; load_state_dict() goes back to a saved one."
+    )
+
+
+def half_applied_error(count: int) -> AccumulationError:
+    """Say that a window cannot be saved because some optimisers have used it."""
+    return AccumulationError(
+        f"state_dict: {count} of the optimisers has made its update from this window and another raised, so "
+        "a saved state would repeat that update.\n"
+        "  Call apply() again with all of them, or drop() the window."
     )
 
 
