@@ -81,8 +81,9 @@ from adjoint.ops.shape import *
 
 if TYPE_CHECKING:
     from adjoint import nn, optim, random, testing, train
-    from adjoint.grads.accumulate import GradientAccumulator
-    from adjoint.grads.buffers import GradientBuffer
+    from adjoint.accumulate.accumulator import GradientAccumulator
+    from adjoint.accumulate.sums import GradientBuffer
+    from adjoint.accumulate.window import AccumulationConfig, AccumulationEvent, AccumulationStats
     from adjoint.grads.clip import (
         clip_grad_adaptive,
         clip_grad_norm,
@@ -90,7 +91,6 @@ if TYPE_CHECKING:
         clip_grad_value,
     )
     from adjoint.grads.scaler import GradScaler
-    from adjoint.grads.windows import AccumulationConfig, AccumulationEvent, AccumulationStats
     from adjoint.interop.files import load, save
     from adjoint.transforms.batch import vmap
     from adjoint.transforms.checkpoint import checkpoint, checkpoint_sequential, saved_tensors_hooks
@@ -206,16 +206,16 @@ _LATER = {
     "random": "adjoint.random",
     "testing": "adjoint.testing",
     "train": "adjoint.train",
-    "GradientAccumulator": "adjoint.grads.accumulate",
-    "GradientBuffer": "adjoint.grads.buffers",
+    "GradientAccumulator": "adjoint.accumulate.accumulator",
+    "GradientBuffer": "adjoint.accumulate.sums",
     "clip_grad_adaptive": "adjoint.grads.clip",
     "clip_grad_norm": "adjoint.grads.clip",
     "clip_grad_norm_by_group": "adjoint.grads.clip",
     "clip_grad_value": "adjoint.grads.clip",
     "GradScaler": "adjoint.grads.scaler",
-    "AccumulationConfig": "adjoint.grads.windows",
-    "AccumulationEvent": "adjoint.grads.windows",
-    "AccumulationStats": "adjoint.grads.windows",
+    "AccumulationConfig": "adjoint.accumulate.window",
+    "AccumulationEvent": "adjoint.accumulate.window",
+    "AccumulationStats": "adjoint.accumulate.window",
     "vmap": "adjoint.transforms.batch",
     "checkpoint": "adjoint.transforms.checkpoint",
     "checkpoint_sequential": "adjoint.transforms.checkpoint",

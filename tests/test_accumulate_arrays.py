@@ -10,11 +10,12 @@ import pytest
 from accumulators import accumulator
 
 import adjoint as ad
+from adjoint.accumulate import sums
 from adjoint.errors import (
     DTypeError,
     InputError,
 )
-from adjoint.grads import norm, passes
+from adjoint.grads import norm
 
 
 @pytest.mark.parametrize(
@@ -189,8 +190,8 @@ def test_peak_memory_is_one_copy_of_the_gradients(weight, count):
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Everything is large: pieces of a few elements, threads for two."""
-    for name, value in {"LEAST": 2, "LINE": 7, "ALONE": 64, "SHARED": 64}.items():
-        monkeypatch.setattr(passes, name, value)
+    for name, value in {"LEAST": 2, "LINE": 7, "ALONE": 64}.items():
+        monkeypatch.setattr(sums, name, value)
     with ad.config.threads(3):
         yield
 

@@ -10,6 +10,7 @@ import pytest
 from accumulators import accumulator, frozen
 
 import adjoint as ad
+from adjoint.accumulate import doors
 from adjoint.errors import (
     AccumulationError,
     ArgumentError,
@@ -17,7 +18,6 @@ from adjoint.errors import (
     NonFiniteError,
     ShapeError,
 )
-from adjoint.grads import microbatch, packed
 
 
 class FailedError(Exception):
@@ -229,27 +229,6 @@ def test_an_interrupt_while_clipped_gradients_are_put_back_is_noticed(monkeypatc
         acc.apply(lambda grads: None)
 
 
-def test_an_interrupt_while_memory_is_taken_back_leaves_nothing_half_shared(monkeypatch):
-    acc, gradients = full()
-    kept = []
-
-    def share_half(self, keep):
-        self.members[0]._total = self.flat[:2]
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(packed.Block, "_share", share_half)
-        with pytest.raises(KeyboardInterrupt):
-            acc.apply(kept.append)
-    with pytest.raises(AccumulationError, match="not whole"):
-        acc.apply(kept.append)
-    acc.drop()
-    acc.step({"a": gradients["a"]})
-    acc.drop()
-    acc.step(gradients)
-    assert_equal(applied(acc), gradients)
-
-
 def test_an_interrupt_while_loading_changes_nothing(monkeypatch):
     acc, gradients = full()
     state = acc.state_dict()
@@ -257,7 +236,7 @@ def test_an_interrupt_while_loading_changes_nothing(monkeypatch):
     other.drop()
     before = frozen(other)
     with monkeypatch.context() as patch:
-        interrupt_at(2, patch, packed.Buffers, "register")
+        interrupt_at(2, patch, ad.GradientBuffer, "load_state_dict")
         with pytest.raises(KeyboardInterrupt):
             other.load_state_dict(state)
     assert frozen(other) == before
@@ -443,19 +422,19 @@ def test_an_interrupt_at_the_beginning_of_a_block_does_not_leave_it_open(monkeyp
     class Interrupted:
         """The variable of the engine, with an interrupt right after it is set."""
 
-        get = staticmethod(microbatch.sink.get)
+        get = staticmethod(doors.sink.get)
 
         def set(self, value):
-            token = microbatch.sink_itself.set(value)
+            token = doors.sink_itself.set(value)
             if value is not None:
                 raise KeyboardInterrupt
             return token
 
-        reset = staticmethod(microbatch.sink.reset)
+        reset = staticmethod(doors.sink.reset)
 
     with monkeypatch.context() as patch:
-        patch.setattr(microbatch, "sink_itself", microbatch.sink, raising=False)
-        patch.setattr(microbatch, "sink", Interrupted())
+        patch.setattr(doors, "sink_itself", doors.sink, raising=False)
+        patch.setattr(doors, "sink", Interrupted())
         with pytest.raises(KeyboardInterrupt), acc.micro_batch():
             pass
     (w * 2.0).sum().backward()

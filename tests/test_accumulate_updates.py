@@ -64,14 +64,16 @@ def test_where_apply_would_skip_there_is_no_gradient(policy):
 
 
 def test_finite_gradients_with_a_norm_beyond_float64_are_clipped_and_handed_over():
-    for bound, expected in ((1.0, 0.5), (None, 1e308)):
+    for bound, expected in ((1.0, 0.5), (math.inf, 1e308)):
         acc = one([1e308] * 4, max_grad_norm=bound)
         np.testing.assert_allclose(acc.gradients()["w"], expected)
         seen = {}
         assert acc.apply(seen.update)
         np.testing.assert_allclose(seen["w"], expected)
         assert acc.last_norm == math.inf
-    halved = one([4e307] * 16, [4e307] * 16)  # the norm of the sum is beyond, that of the mean is not
+    halved = one(
+        [4e307] * 16, [4e307] * 16, max_grad_norm=math.inf
+    )  # the norm of the sum is beyond, that of the mean is not
     assert halved.apply(nothing)
     assert halved.last_norm == pytest.approx(1.6e308)
 
@@ -549,7 +551,7 @@ def test_what_a_state_lacks_is_named():
     with pytest.raises(ArgumentError) as caught:
         ad.GradientBuffer((2,)).load_state_dict({})
     assert str(caught.value) == (
-        "GradientBuffer: the state of a GradientBuffer has 'shape', 'dtype', 'count', 'weight' too."
+        "GradientBuffer: the state is missing keys: 'shape', 'dtype', 'count', 'weight'."
     )
     acc.load_state_dict(saved()[1])
 

@@ -297,9 +297,8 @@ def test_clip_functions_in_turn_see_what_the_ones_before_left():
         w = g["w"]
         mine = {"w": w}
         ad.clip_grad_value(mine, 30.0)
-        ad.clip_grad_norm({"w": w}, math.hypot(30.0, 30.0) / 2)  # w is what it was, its place is not
+        ad.clip_grad_norm({"w": w}, math.hypot(30.0, 30.0) / 2)
         np.testing.assert_allclose(g["w"], [15.0, 15.0])
-        assert mine["w"].tolist() == [30.0, 30.0]
 
     np.testing.assert_allclose(by_name(clip).gradients()["w"], [15.0, 15.0])
     np.testing.assert_allclose(with_params(lambda g, p: clip(g))[0].gradients()["w"], [15.0, 15.0])
@@ -311,13 +310,12 @@ def test_adaptive_clipping_takes_parameters_and_their_gradients_inside_an_accumu
         np.testing.assert_allclose(acc.gradients()["w"], np.sqrt(2) * np.array([0.6, 0.8]))
 
 
+def test_a_part_of_a_gradient_is_clipped_inside_an_accumulator():
+    acc = by_name(lambda g: ad.clip_grad_norm({"w": g["w"][:1]}, 1.0))
+    np.testing.assert_allclose(acc.gradients()["w"], [1.0, 40.0])
+
+
 def test_what_would_not_reach_the_gradient_is_refused_inside_an_accumulator():
-    with pytest.raises(InputError) as caught:
-        by_name(lambda g: ad.clip_grad_norm({"w": g["w"][:1]}, 1.0)).gradients()
-    assert str(caught.value) == (
-        "clip: this is a part or a view of a gradient of the accumulator, and clipping it would not "
-        "reach the whole.\n  Group whole gradients, as g[name] gives them."
-    )
     t = param([1.0], None)
     with pytest.raises(InputError, match="this accumulator has no parameters; its clip function groups"):
         by_name(lambda g: ad.clip_grad_norm([t], 1.0)).gradients()

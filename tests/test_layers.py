@@ -23,10 +23,11 @@ ALLOWED = {
     "engine": {"errors", "config", "tree", "core"},
     "grads": {"errors", "config", "tree", "core", "ops", "engine"},
     "transforms": {"errors", "config", "tree", "core", "ops", "engine", "grads"},
+    "accumulate": {"errors", "config", "tree", "core", "ops", "engine", "grads"},
 }
 UPPER = ("nn", "optim", "train", "inspect", "interop", "testing", "random")
 for _room in UPPER:
-    ALLOWED[_room] = {*ALLOWED["transforms"], "transforms", *UPPER}
+    ALLOWED[_room] = {*ALLOWED["transforms"], "transforms", "accumulate", *UPPER}
 ALLOWED["cli"] = {*ALLOWED["nn"], "nn", "cli", "__init__"}
 ALLOWED["__init__"] = set(ALLOWED)
 ALLOWED["__main__"] = {"cli"}

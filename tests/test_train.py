@@ -19,6 +19,8 @@ from adjoint.optim import schedules
 
 pytest.importorskip("safetensors")
 
+F = nn.functional
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(50, 3))
 Y = X @ np.array([[1.0], [-2.0], [0.5]]) + 0.1
@@ -480,3 +482,20 @@ def test_a_handler_of_interrupts_that_is_not_pythons_is_left_alone(monkeypatch: 
     monkeypatch.setattr(signal, "getsignal", lambda number: None)
     trainer = trainer_of(model_of())
     assert len(trainer.fit([(X, Y)])) == 1
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_an_optimiser_of_a_part_of_the_model_updates_that_part(pieces):
+    x, y = np.random.default_rng(0).normal(size=(2, 8, 3))
+    model = nn.Sequential(nn.Linear(3, 3, rng=0), nn.Tanh(), nn.Linear(3, 3, rng=1)).astype(np.float64)
+    body, head = model[0], model[2]
+    before = body.weight.numpy(copy=True)
+    trainer = train.Trainer(model, F.mse_loss, optim.SGD(head.parameters(), lr=0.1), accumulate=pieces)
+    expected = head.weight.detach().numpy(copy=True)
+    for _ in range(3):
+        loss = F.mse_loss(model(x), y)
+        expected -= 0.1 * ad.backward(loss)[head.weight].numpy()
+        trainer.train_step((x, y))
+        np.testing.assert_allclose(head.weight.numpy(), expected, rtol=1e-12)
+        assert float(ad.abs(body.weight.grad).max()) < 1.0  # of one batch, not of all
+    np.testing.assert_array_equal(body.weight.numpy(), before)

@@ -6,7 +6,9 @@ They rest in the ``.grad`` of parameters, in a ``Gradients`` store, or in a dict
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -15,10 +17,8 @@ from numpy import ndarray
 
 from adjoint.core.convert import refuse_masked
 from adjoint.core.sparse import SparseGradient
-from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.tensor import Tensor, differentiable, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, NonFiniteError
-from adjoint.grads.foreign import is_gradient_dtype
-from adjoint.grads.lending import lent_now
 from adjoint.grads.norm import all_finite, check_max_norm, norm_parts, stored_values
 
 __all__ = ["clip_grad_adaptive", "clip_grad_norm", "clip_grad_norm_by_group", "clip_grad_value", "scaled"]
@@ -81,7 +81,7 @@ def _mapping_places(what: str, target: Mapping[Any, Any]) -> list[_Place]:
             found.append(_param_place(what, str(name), g))
         elif isinstance(g, (Tensor, ndarray)) and isinstance(target, MutableMapping):
             refuse_masked(g)
-            if not is_gradient_dtype(g.dtype):
+            if not differentiable(g.dtype):
                 raise DTypeError(
                     f"{what}: gradients are floats or complex numbers, but {name!r} is {g.dtype}."
                 )
@@ -94,31 +94,62 @@ def _mapping_places(what: str, target: Mapping[Any, Any]) -> list[_Place]:
     return [place for place in found if place is not None]
 
 
+# Gradients of an accumulator that its clip function was given: a dictionary by name, or a store by parameter.
+_lent: ContextVar[Any] = ContextVar("adjoint_lent", default=None)
+
+
+@contextmanager
+def lending(gradients: Any) -> Iterator[None]:
+    """Clip these gradients where they are, however they are grouped, inside the block."""
+    token = _lent.set(gradients)
+    try:
+        yield
+    finally:
+        _lent.reset(token)
+
+
 def _param_place(what: str, label: str, t: Tensor) -> _Place | None:
     """Find the gradient of a parameter: its ``.grad``, or what the accumulator that clips has for it."""
-    lent = lent_now()
+    lent = _lent.get()
     if lent is not None:
-        if not t.requires_grad and (key := lent.key_of(t)) is not None:  # itself a gradient
-            return _gradient_place(label, t, key if isinstance(key, Tensor) else None, None)
-        if lent.by_name:
+        if not t.requires_grad and (place := _lent_place(label, t, None)) is not None:  # itself a gradient
+            return place
+        if isinstance(lent, Mapping):
             raise InputError(
                 f"{what}: this accumulator has no parameters; its clip function groups gradients, g[name]."
             )
-        if lent.has_param(t):
-            g = lent.store.get(t)
-            return None if g is None else _Place(label, g, t, partial(lent.replace, t, None))
+        if t in lent:
+            return _Place(label, lent.get(t), t, partial(lent.set, t))
     return None if t.grad is None else _Place(label, t.grad, t, partial(setattr, t, "grad"))
 
 
-def _gradient_place(label: str, g: Any, param: Tensor | None, put: Callable[[Any], None] | None) -> _Place:
-    """Find where a gradient rests: in its container, and in the accumulator that lends it."""
-    lent = lent_now()
-    key = None if lent is None else lent.key_of(g)
-    if lent is None or key is None:
-        assert put is not None
-        return _Place(label, g, param, put)
-    known = key if isinstance(key, Tensor) else param
-    return _Place(label, lent.store[key], known, partial(lent.replace, key, put))
+def _gradient_place(label: str, g: Any, param: Tensor | None, put: Callable[[Any], None]) -> _Place:
+    """Find where a gradient rests: in its container, or in an accumulator."""
+    return _lent_place(label, g, param) or _Place(label, g, param, put)
+
+
+def _lent_place(label: str, g: Any, param: Tensor | None) -> _Place | None:
+    """Find a gradient, or a view of one, among those of an accumulator: it is written where it is."""
+    if _lent.get() is None:
+        return None
+    for key, whole in _lent.get().items():
+        if whole is g or np.may_share_memory(_memory(whole), _memory(g)):
+            known = key if isinstance(key, Tensor) and whole is g else param
+            return _Place(label, g, known, partial(_write, g))
+    return None
+
+
+def _memory(g: Any) -> Array:
+    if type(g) is SparseGradient:
+        return g._rows.values
+    return g._data if isinstance(g, Tensor) else g
+
+
+def _write(g: Any, new: Any) -> None:
+    if type(g) is SparseGradient:
+        g._rows = new._rows
+    else:
+        np.copyto(_memory(g), _memory(new))
 
 
 def scaled(g: Any, factor: Any) -> Any:

@@ -13,13 +13,11 @@ import numpy as np
 from adjoint.core.other_names import SCALERS, explain_methods
 from adjoint.core.tensor import Tensor
 from adjoint.errors import AccumulationError, ArgumentError, InputError
-from adjoint.grads.buffers import checked_count
 from adjoint.grads.clip import scaled
 from adjoint.grads.norm import all_finite, stored_values
-from adjoint.grads.optimizer import parameters_of
 from adjoint.grads.slots import sink
 
-__all__ = ["GradScaler", "scale_clock"]
+__all__ = ["GradScaler", "checked_count", "parameters_of", "scale_clock"]
 
 
 class _Clock:
@@ -222,3 +220,26 @@ def _restored(state: Mapping[str, Any], enabled: bool) -> GradScaler:
 def _check(name: str, value: Any, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value < high:
         raise ArgumentError(f"{name} is a number between {low:g} and {high:g}, but got {value!r}.")
+
+
+def checked_count(what: str, value: Any) -> int:
+    """Return a saved count, a whole number from 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+        raise ArgumentError(f"load_state_dict: {what} is a whole number from 0, but got {value!r}.")
+    return int(value)
+
+
+def parameters_of(optimizer: Any) -> list[Tensor]:
+    """Return the tensors that an optimiser updates."""
+    groups = getattr(optimizer, "param_groups", None)
+    if groups is not None:
+        return [t for group in groups for t in group["params"]]
+    for name in ("params", "parameters"):
+        found = getattr(optimizer, name, None)
+        if found is not None:
+            found = found() if callable(found) else found
+            return list(found.values() if isinstance(found, Mapping) else found)
+    raise InputError(
+        f"a {type(optimizer).__name__} does not tell its parameters: "
+        "it has no param_groups, params or parameters."
+    )

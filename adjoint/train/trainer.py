@@ -11,19 +11,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Never
 
 import numpy as np
 
+from adjoint.accumulate.accumulator import GradientAccumulator
 from adjoint.config import no_grad
 from adjoint.core.convert import asarray
 from adjoint.core.other_names import refuse
 from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
-from adjoint.grads.accumulate import GradientAccumulator
+from adjoint.grads.clip import clip_grad_norm
 from adjoint.grads.norm import check_max_norm
+from adjoint.grads.slots import drop
 from adjoint.nn.losses import Reductions, noting_reductions
 from adjoint.nn.module import Module, unseen_parameters
 from adjoint.optim import LBFGS, Optimizer
@@ -109,12 +110,14 @@ class Trainer:
         self._check_names()
         self._check_parameters()
         self.trained_first = sorted(self.named_parameters())  # what was not frozen from the beginning
+        self.clip = math.inf if clip is None else check_max_norm(clip, "clip")  # inf: only the norm is wanted
+        named = self.named_parameters(frozen=True)
+        known = set(map(id, optimizer.params if isinstance(optimizer, Optimizer) else named.values()))
+        self._left_alone = [p for p in named.values() if id(p) not in known]  # by the optimiser
         self.accumulator = GradientAccumulator(
-            self.named_parameters(frozen=True),
+            {name: p for name, p in named.items() if id(p) in known},
             accumulation_steps=accumulate,
-            max_grad_norm=math.inf
-            if clip is None
-            else check_max_norm(clip, "clip"),  # inf: the norm is wanted
+            max_grad_norm=self.clip,
             nonfinite="allow",
         )
         self.step = 0
@@ -371,55 +374,84 @@ class Trainer:
             self.optimizer.lr = self.schedule(self.step)
         if isinstance(self.loss, ComposedLoss):
             self.loss.step = self.step
-        try:
-            logs, norms, weight = self._accumulated(batch)
-            if not self.accumulator.should_update():
-                self.accumulator.flush()
-            norms = {"grad_norm": math.nan, **norms}  # NaN where a batch without weight makes no update
-            self.accumulator.apply(SimpleNamespace(step=lambda: self._update(logs, norms)))
-        except BaseException:
-            self.accumulator.drop()  # no piece of this batch in the next one's gradients
-            raise
+        logs, norms, weight = (self._plain if self.pieces == 1 else self._accumulated)(batch)
         self.step += 1
         self.epoch_steps += 1
         self._last_weight = weight
         self.averages.add(logs, weight)
-        self.averages.add(norms, 1.0 if weight else 0.0)  # without weight there was no update
+        self.averages.add(norms, 1.0 if weight else 0.0)
         if weight and not (self._warned or math.isfinite(logs["loss"])):
             self._warned = True
             warn_not_finite(logs["loss"], self.step, self.epoch + 1)
         self.epoch_seconds += time.perf_counter() - start
         return {**logs, "lr": self._rate(), **norms}
 
-    def _update(self, logs: dict[str, float], norms: dict[str, float]) -> None:
-        """Update the weights, whose gradients the accumulator has put in place."""
-        found = self.accumulator.last_norm
-        norms["grad_norm"] = math.nan if found is None else found
-        seen = {**logs, "lr": self._rate(), **norms}
-        for callback in self.callbacks:
-            callback.before_update(self, seen)
-        self.optimizer.step()
+    def _plain(self, batch: Any) -> tuple[dict[str, float], dict[str, float], float]:
+        """Make an update from a whole batch; return its numbers, norms of gradients, and the weight."""
+        params = list(self.named_parameters(frozen=True).values())
+        norms = self._term_norms()
+        drop(params)
+        loss, numbers, weight = self._loss(batch)
+        if norms is not None and isinstance(self.loss, ComposedLoss):
+            norms.add(self.loss, weight)
+        if weight:
+            loss.backward()
+        self._release()
+        logs = {"loss": float(loss.detach()) if weight else math.nan, **numbers}
+        found = {"grad_norm": math.nan, **_named_norms(norms)}
+        if weight:  # without weight, as where all targets are ignored, there is no update
+            updated = self.optimizer.params if isinstance(self.optimizer, Optimizer) else params
+            found["grad_norm"] = clip_grad_norm(updated, self.clip, nonfinite="allow")
+            self._before_update({**logs, "lr": self._rate(), **found})
+            self.optimizer.step()
+        return logs, found, weight
 
     def _accumulated(self, batch: Any) -> tuple[dict[str, float], dict[str, float], float]:
-        """Add the gradients of all pieces of a batch; return means, norms of terms, and the weight."""
-        averages = Averages()
-        terms = self.loss if isinstance(self.loss, ComposedLoss) else None
-        due = terms is not None and self.term_norms and self.epoch_steps % self.term_norms == 0
-        norms = TermNorms(list(self.named_parameters().values())) if due else None
-        weight = 0.0
-        for piece in self._pieces(batch):
-            with self.accumulator.micro_batch() as block:
-                loss, numbers, w = self._loss(piece, self.pieces)
-                block.weight = w
-                if norms is not None and terms is not None:
-                    norms.add(terms, w)
-                loss.backward()
-            if terms is not None:
-                terms.release()
-            averages.add({"loss": float(loss.detach()), **numbers}, w)
-            weight += w
-        found = {} if norms is None else norms.norms()
-        return averages.means(), {f"grad_norm_{k}": v for k, v in found.items()}, weight
+        """Make an update from the pieces of a batch; return means, norms of gradients, and the weight."""
+        averages, total = Averages(), 0.0
+        norms = self._term_norms()
+        acc = self.accumulator
+        drop(self._left_alone)
+        found = {"grad_norm": math.nan}
+        try:
+            for piece in self._pieces(batch):
+                with acc.micro_batch() as block:
+                    loss, numbers, weight = self._loss(piece, self.pieces)
+                    block.weight = weight
+                    if norms is not None and isinstance(self.loss, ComposedLoss):
+                        norms.add(self.loss, weight)
+                    loss.backward()
+                self._release()
+                averages.add({"loss": float(loss.detach()), **numbers}, weight)
+                total += weight
+            acc.flush()
+            logs = averages.means()
+            found.update(_named_norms(norms))
+
+            def before() -> None:
+                found["grad_norm"] = math.nan if acc.last_norm is None else acc.last_norm
+                self._before_update({**logs, "lr": self._rate(), **found})
+
+            acc.apply(self.optimizer, before=before)
+        except BaseException:
+            acc.drop()  # no piece of this batch in the next one's gradients
+            raise
+        return logs, found, total
+
+    def _before_update(self, logs: dict[str, float]) -> None:
+        for callback in self.callbacks:
+            callback.before_update(self, logs)
+
+    def _term_norms(self) -> TermNorms | None:
+        """Return where the gradients of a composed loss's terms are collected; None if not in this step."""
+        every = self.term_norms if isinstance(self.loss, ComposedLoss) else None
+        if not every or self.epoch_steps % every:
+            return None
+        return TermNorms(list(self.named_parameters().values()))
+
+    def _release(self) -> None:
+        if isinstance(self.loss, ComposedLoss):
+            self.loss.release()
 
     def _rate(self) -> float:
         return float(getattr(self.optimizer, "lr", math.nan))
@@ -593,6 +625,10 @@ class Trainer:
         for callback in known:
             callback.on_resume(self)
         return True
+
+
+def _named_norms(norms: TermNorms | None) -> dict[str, float]:
+    return {} if norms is None else {f"grad_norm_{name}": norm for name, norm in norms.norms().items()}
 
 
 def _number(name: str, value: Any) -> float:

@@ -1,4 +1,4 @@
-"""Gradients from anywhere as arrays: NumPy, adjoint, DLPack, the buffer protocol; no library is imported."""
+"""Gradients of any library as arrays: NumPy, adjoint, DLPack, the buffer protocol."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from numpy import ndarray
 
 from adjoint.core.convert import array_of, resolved
 from adjoint.core.sparse import SparseGradient, SparseRows
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import DTypeError, InputError
 
-__all__ = ["gradient_array", "is_gradient_dtype", "sum_dtype"]
+__all__ = ["gradient_array", "is_plain", "sum_dtype"]
 
-
-def is_gradient_dtype(dtype: np.dtype[Any]) -> bool:
-    """Tell whether gradients can have this dtype: floats, complex numbers, bfloat16."""
-    return dtype.kind in "fc" or dtype.name == "bfloat16"
+Array = ndarray[Any, Any]
 
 
 def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -28,13 +25,18 @@ def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.result_type(dtype, np.float32)
 
 
-def gradient_array(what: str, value: Any) -> ndarray[Any, Any] | SparseRows:
-    """Return a gradient of any library as an array or as sparse rows; memory is shared where it can be.
+def is_plain(g: Any) -> bool:
+    """Tell whether a gradient is a dense array of a dtype that NumPy's loops know: not bfloat16."""
+    return type(g) is ndarray and g.dtype.kind in "fc"
+
+
+def gradient_array(what: str, value: Any) -> Array | SparseRows:
+    """Return a gradient of any library as an array or as sparse rows, without a copy where possible.
 
     ``what`` names it in messages.
     """
     if type(value) is ndarray:
-        data: ndarray[Any, Any] = value
+        data: Array = value
     elif type(value) is SparseGradient:
         return value._rows
     elif type(value) is SparseRows:
@@ -50,7 +52,7 @@ def gradient_array(what: str, value: Any) -> ndarray[Any, Any] | SparseRows:
         data = np.asarray(found)
     if isinstance(value, (int, list, tuple)) and data.dtype.kind in "iu":
         data = data.astype(np.float64)  # whole numbers that a person wrote down
-    if not is_gradient_dtype(data.dtype):
+    if not differentiable(data.dtype):
         raise DTypeError(f"{what}: gradients are floats or complex numbers, but this one is {data.dtype}.")
     return data if data.dtype.isnative else data.astype(data.dtype.newbyteorder("="))
 
@@ -80,30 +82,20 @@ def _foreign_array(what: str, value: Any) -> Any:
     value = resolved(value)
     if getattr(value, "is_sparse", False):
         return _foreign_rows(what, value)
-    reason: Exception | None = None
-    if hasattr(value, "__dlpack__"):
-        try:
-            return np.from_dlpack(value)
-        except Exception as error:  # a dtype or a device that NumPy does not know; the next may do
-            reason = error
-    try:
-        return np.asarray(memoryview(value))
-    except (TypeError, ValueError, BufferError):
-        pass
-    try:
-        data = np.asarray(value)
-        if data.dtype != object:
-            return data
-    except Exception as error:
-        reason = reason or error
-    # bfloat16 has no DLPack in NumPy, and neither have PyTorch's complex numbers of two halves
+    # bfloat16 has no DLPack in NumPy, and neither have PyTorch's complex numbers of two halves: widened
     is_complex = getattr(value, "is_complex", None)
     widened = getattr(value, "cfloat" if callable(is_complex) and is_complex() else "float", None)
-    if callable(widened):
+    ways: list[Any] = [np.from_dlpack] if hasattr(value, "__dlpack__") else []
+    ways += [np.asarray] + ([lambda _: np.from_dlpack(widened())] if callable(widened) else [])
+    reason: Exception | None = None
+    for way in ways:
         try:
-            return np.from_dlpack(widened())
-        except Exception as error:
+            data = way(value)
+        except Exception as error:  # a dtype or a device that NumPy does not know; the next may do
             reason = reason or error
+        else:
+            if data.dtype != object:
+                return data
     raise InputError(
         f"{what}: cannot read a {type(value).__module__}.{type(value).__qualname__} as an array"
         f"{f' ({reason})' if reason else ''}.\n"

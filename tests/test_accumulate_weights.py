@@ -1,0 +1,85 @@
+"""Weights beyond the range of the dtype of the sums: the mean is the weighted mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import adjoint as ad
+from adjoint.errors import NoGradientError
+
+
+def window(
+    pairs: list[tuple[float, float]], kind: str = "dense", dtype: Any = np.float32, **options: Any
+) -> Any:
+    acc = ad.GradientAccumulator(accumulation_steps=len(pairs), **options)
+    acc.register("w", (3, 1), dtype)
+    for weight, value in pairs:
+        g: Any = np.full((3, 1), value, dtype)
+        acc.step({"w": ad.sparse_gradient([0, 1, 2], g, (3, 1)) if kind == "sparse" else g}, weight=weight)
+    return acc
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse", "compensated"])
+@pytest.mark.parametrize(
+    "weights",
+    [[1e-46], [1e-45], [1e-46, 3e-46], [1e39], [1e39, 3e39], [1e-46, 1.0], [1.0, 1e-46], [1e-300, 1e300],
+     [1e300, 1e-300], [5e-324], [0.0, 1e-60, 1.0], [1e-60, 1e-20, 1e20, 1e60]],
+)  # fmt: skip
+def test_weights_beyond_the_dtype_of_the_sum(weights: list[float], kind: str) -> None:
+    values = [1.0, 3.0, -2.0, 5.0][: len(weights)]
+    top = max(weights)
+    scaled = [w / top for w in weights]
+    expected = sum(w * v for w, v in zip(scaled, values, strict=True)) / sum(scaled)
+    acc = window(list(zip(weights, values, strict=True)), kind, compensated=kind == "compensated")
+    np.testing.assert_allclose(np.asarray(acc.gradients()["w"]), np.full((3, 1), expected), rtol=1e-6)
+    resumed = ad.GradientAccumulator(accumulation_steps=len(weights), compensated=kind == "compensated")
+    resumed.register("w", (3, 1), np.float32)
+    resumed.load_state_dict(acc.state_dict())
+    for each in (acc, resumed):
+        seen: list[Any] = []
+        assert each.apply(lambda grads: seen.append(np.asarray(grads["w"])))  # noqa: B023
+        np.testing.assert_allclose(seen[0], np.full((3, 1), expected), rtol=1e-6)
+    if kind != "sparse":
+        buffer = ad.GradientBuffer((3, 1), np.float32, compensated=kind == "compensated")
+        for w, v in zip(weights, values, strict=True):
+            buffer.add(np.full((3, 1), v, np.float32), weight=w)
+        np.testing.assert_allclose(buffer.get(), np.full((3, 1), expected), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("weight", "value"), [(1e-46, 1e-40), (1e39, 1e38), (1e-200, 1e-30)])
+def test_divisors_beyond_the_dtype_of_the_sum(weight: float, value: float) -> None:
+    acc = window([(weight, value)], reduction="sum")
+    expected = np.float64(np.float32(value)) / weight
+    if expected > 1e38:
+        with pytest.raises(ad.errors.NonFiniteError):
+            acc.gradients()
+    else:
+        np.testing.assert_allclose(acc.gradients()["w"], np.full((3, 1), expected), rtol=1e-6, atol=1e-45)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(-300, 300), st.integers(-4, 4)), min_size=1, max_size=5
+    ),
+    st.sampled_from(["dense", "sparse", "compensated"]),
+    st.sampled_from([np.float32, np.float64]),
+)  # fmt: skip
+def test_any_weights_give_the_weighted_mean(pairs: list[tuple[float, int]], kind: str, dtype: Any) -> None:
+    given_pairs = [(10.0**exponent, float(value)) for exponent, value in pairs]
+    top = max(w for w, _ in given_pairs)
+    expected = sum(w / top * v for w, v in given_pairs) / sum(w / top for w, _ in given_pairs)
+    acc = window(given_pairs, kind, dtype, compensated=kind == "compensated")
+    found = np.asarray(acc.gradients()["w"])
+    np.testing.assert_allclose(found, np.full((3, 1), expected), rtol=1e-5, atol=1e-5)
+
+
+def test_a_window_whose_weights_are_zero_has_no_gradient() -> None:
+    acc = window([(0.0, 1.0), (0.0, 2.0)])
+    with pytest.raises(NoGradientError):
+        acc.gradients()
+    assert not acc.apply(pytest.fail)
