@@ -134,21 +134,6 @@ class GradientBuffer:
     (array([4., 6.]), array([ 8., 12.]))
     """
 
-    __slots__ = (
-        "_dtype",
-        "_errors",
-        "_row_errors",
-        "_rows",
-        "_shared",
-        "_tally",
-        "_total",
-        "_unit",
-        "compensated",
-        "name",
-        "shape",
-        "size",
-    )
-
     def __init__(
         self, shape: Any, dtype: Any = np.float64, *, compensated: bool = False, name: str = "GradientBuffer"
     ) -> None:
@@ -158,7 +143,9 @@ class GradientBuffer:
         self.compensated = bool(compensated)
         # None in an accumulator: the first gradient decides
         self._dtype = None if dtype is None else checked_sum_dtype(name, dtype)
-        self._total: Array | None = None  # undefined while count is 0: nothing is set to zero
+        # The sum, and what its additions rounded away if ``compensated``: of all elements, or of some rows as
+        # long as nothing dense was added.  Undefined while count is 0: nothing is set to zero.
+        self._total: Array | None = None
         self._errors: Array | None = None
         self._shared = False  # whether ``_total`` is a view of an array of ``Sums``
         self.reset()
@@ -167,8 +154,9 @@ class GradientBuffer:
         """Forget the sum; its memory is kept for the next one."""
         self._tally = Tally()
         self._unit = 1.0  # weights are counted in units, so that tiny ones do not vanish in float32
-        self._rows: SparseRows | None = None  # what was sparse so far, if nothing was dense
-        self._row_errors: Array | None = None
+        if getattr(self, "_rows", None) is not None:
+            self._total = self._errors = None
+        self._rows: Array | None = None
 
     @property
     def count(self) -> int:
@@ -226,91 +214,73 @@ class GradientBuffer:
 
     def count_in(self, unit: float) -> None:
         """Count weights in another unit from here on."""
-        if unit != self._unit and self.weight:
-            ratio, parts = self._unit / unit, (self._total, self._errors, self._row_errors)
-            for a in parts:
-                if a is not None:
-                    np.multiply(a, ratio, out=a)
-            if self._rows is not None:
-                self._rows = self._rows.mapped(np.multiply(self._rows.values, ratio, dtype=self.dtype))
+        for a in (self._total, self._errors) if unit != self._unit and self.weight else ():
+            if a is not None:
+                np.multiply(a, self._unit / unit, out=a)
         self._unit = unit
 
     def sum_up(self, g: Any, factor: float) -> None:
         """Add factor·g to the sum, without counting it; NumPy's warnings are off."""
-        if type(g) is SparseRows:
-            self._sum_rows(g, factor)
-        elif self.compensated:
-            total, fresh = self.dense(), not self.count
-            errors = self._dense_errors()
-            if fresh:
-                errors[...] = 0
-                _add(total, g, factor, True)
-                return
-            for s, e, piece in chunks(total, errors, _wide(g), written=2):
-                s[...] = _add_compensated(s, e, np.multiply(piece, factor, dtype=total.dtype))
-        else:
-            _add(self.dense(), g, factor, not self.count)
-
-    def _sum_rows(self, g: SparseRows, factor: float) -> None:
-        part = g.mapped(np.multiply(g.values, factor, dtype=self.dtype)).coalesced()
-        if not self.count:
-            self._rows, self._row_errors = part, None
-        elif self._rows is None:
-            total = self.dense()
-            if self.compensated:
-                errors = self._dense_errors()
-                s, e = total[part.rows], errors[part.rows]
-                total[part.rows] = _add_compensated(s, e, part.values)
-                errors[part.rows] = e
+        sparse = type(g) is SparseRows
+        if sparse and not self.count:
+            part = g.mapped(np.multiply(g.values, factor, dtype=self.dtype)).coalesced()
+            self._rows, self._total, self._shared = part.rows, part.values, False
+            self._errors = np.zeros_like(part.values) if self.compensated else None
+        elif sparse:
+            part = g.mapped(np.multiply(g.values, factor, dtype=self.dtype)).coalesced()
+            at = (
+                part.rows if self._rows is None else self._cover(np.union1d(self._rows, part.rows), part.rows)
+            )
+            assert self._total is not None
+            s = self._total[at]
+            if self._errors is None:
+                self._total[at] = s + part.values
             else:
-                part.add_to(total)
-        elif not self.compensated:
-            # each row once: work and memory grow with the rows touched, not with the steps
-            self._rows = self._rows.plus(part).coalesced()
+                e = self._errors[at]
+                self._total[at] = _add_compensated(s, e, part.values)
+                self._errors[at] = e
+        elif not self.compensated or not self.count:
+            _add(self.dense(), g, factor, not self.count)
         else:
-            rows = np.union1d(self._rows.rows, part.rows)
-            values, errors = np.zeros((2, rows.size, *self.shape[1:]), self.dtype)
-            old, new = np.searchsorted(rows, self._rows.rows), np.searchsorted(rows, part.rows)
-            values[old] = self._rows.values
-            if self._row_errors is not None:
-                errors[old] = self._row_errors
-            s, e = values[new], errors[new]
-            values[new] = _add_compensated(s, e, part.values)
-            errors[new] = e
-            self._rows, self._row_errors = SparseRows(rows, values, self.shape, unique=True), errors
+            total, errors = self.dense(), self._errors
+            assert errors is not None
+            for s, e, piece in chunks(total, errors, _wide(g), written=2):
+                s[...] = _add_compensated(s, e, np.multiply(piece, factor, dtype=self.dtype))
+
+    def _cover(self, rows: Array, wanted: Array) -> Array:
+        """Hold the sum of these rows, those that there were among them; return where ``wanted`` are."""
+        assert self._rows is not None
+        old = np.searchsorted(rows, self._rows)
+        for name in ("_total", "_errors"):
+            a = getattr(self, name)
+            if a is not None:
+                new = np.zeros((rows.size, *self.shape[1:]), a.dtype)
+                new[old] = a
+                setattr(self, name, new)
+        self._rows = rows
+        return np.searchsorted(rows, wanted)
 
     def dense(self) -> Array:
         """Return the dense sum to write into; an empty one is not in memory that somebody still holds."""
-        held = not self.count and not self._shared and self._total is not None
-        if self._total is None or (held and _references(self._total) > 2):
+        if self._rows is not None:
+            self._cover(every := np.arange(self.shape[0]), every)
+            self._rows = None
+        held = self._total is not None and not self._shared and _references(self._total) > 2
+        if self._total is None or (held and not self.count):
             self._total = np.empty(self.shape, self.dtype)
-        rows, row_errors = self._rows, self._row_errors
-        if rows is not None:
-            self._total[...] = 0
-            rows.add_to(self._total)
-            if self.compensated:
-                errors = self._dense_errors()
-                errors[...] = 0
-                if row_errors is not None:
-                    errors[rows.rows] = row_errors
-            self._rows = self._row_errors = None
-        return self._total
-
-    def _dense_errors(self) -> Array:
-        if self._errors is None:
+        if self.compensated and (self._errors is None or not self.count):
             self._errors = np.zeros(self.shape, self.dtype)
-        return self._errors
+        return self._total
 
     def totals(self) -> Array | SparseRows:
         """Return the sum as it is held, not to be written to; zeros if nothing was added."""
-        if not self.count:
+        if not self.count or self._total is None:
             return np.zeros(self.shape, self.dtype)
-        if self._rows is not None:
-            if self._row_errors is None:
-                return self._rows
-            return self._rows.mapped(_corrected(self._rows.values, self._row_errors))
-        assert self._total is not None
-        return self._total if self._errors is None else _corrected(self._total, self._errors)
+        total = self._total
+        if self._errors is not None:  # those of an infinite sum are inf - inf, which are no correction
+            with np.errstate(invalid="ignore"):
+                total = np.where(np.isfinite(total), total + self._errors, total)
+        return total if self._rows is None else SparseRows(self._rows, total, self.shape, unique=True)
 
     def get(self, normalize: bool = True) -> Array:
         """Return the sum as a new dense array, over the total weight if ``normalize``."""
@@ -326,14 +296,13 @@ class GradientBuffer:
 
     def replace(self, g: Array | SparseRows) -> None:
         """Put a finished gradient in the place of the sum."""
-        self._row_errors = None
         if type(g) is SparseRows:
-            self._rows = g
-            return
-        self._rows = None
-        np.copyto(self.dense(), g)
-        if self._errors is not None:
-            self._errors[...] = 0
+            g = g.coalesced()
+            self._rows, self._total, self._shared = g.rows, g.values, False
+        else:
+            np.copyto(self.dense(), np.asarray(g))
+        if self._errors is not None and self._total is not None:
+            self._errors = np.zeros_like(self._total)
 
     # State -----------------------------------------------------------------------------------
 
@@ -345,12 +314,9 @@ class GradientBuffer:
             "count": self.count,
             "weight": self.weight,
         }
-        arrays: dict[str, Array | None] = {}
-        if self._rows is not None:
-            arrays = {"rows": self._rows.rows, "values": self._rows.values, "row_errors": self._row_errors}
-        elif self.count:
-            arrays = {"sum": self._total, "errors": self._errors}
-        state |= {name: a.copy() for name, a in arrays.items() if a is not None}
+        names = ("sum", "errors") if self._rows is None else ("values", "row_errors")
+        arrays = dict(zip(names, (self._total, self._errors), strict=True)) | {"rows": self._rows}
+        state |= {name: a.copy() for name, a in arrays.items() if a is not None and self.count}
         return state if self._unit == 1.0 else {**state, "unit": self._unit}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -367,30 +333,28 @@ class GradientBuffer:
             raise ShapeError(f"{self.name}: saved with shape {shape}, but here it is {self.shape}.")
         if self._dtype is not None and new._dtype is not None and new._dtype != self._dtype:
             raise DTypeError(f"{self.name}: saved with {new._dtype} sums, but here they are {self._dtype}.")
-        total, errors, rows = state.get("sum"), state.get("errors"), None
+        total, errors = state.get("sum"), state.get("errors")
         for part in (total, errors):
             if part is not None and (np.shape(part) != self.shape or np.asarray(part).dtype != new.dtype):
                 raise ShapeError(
                     f"{self.name}: the saved sum has shape {np.shape(part)} and {np.asarray(part).dtype}, "
                     f"but {self.shape} and {new.dtype} are expected."
                 )
-        row_errors = None
+        for lacks, absent in (("sum", total is None and "rows" not in state), ("dtype", new._dtype is None)):
+            if count and absent:
+                error = DTypeError if lacks == "dtype" else ArgumentError
+                raise error(f"{self.name}: {count} gradients were added, but the saved state has no {lacks}.")
         if "rows" in state:
-            rows = self._checked_rows(state["rows"], state.get("values"), new.dtype)
-            if self.compensated and "row_errors" in state:
-                row_errors = self._checked_rows(state["rows"], state["row_errors"], new.dtype).values
-        if count and ((total is None and rows is None) or new._dtype is None or not unit):
-            lacks = "dtype" if new._dtype is None else "unit" if not unit else "sum"
-            error = DTypeError if lacks == "dtype" else ArgumentError
-            raise error(f"{self.name}: {count} gradients were added, but the saved state has no {lacks}.")
-        self._dtype = new._dtype or self._dtype
-        self.reset()
-        if total is not None:
-            np.copyto(self.dense(), np.asarray(total))
-            if self.compensated:
-                self._errors = np.zeros(self.shape, self.dtype) if errors is None else np.array(errors)
-        self._rows, self._row_errors = rows, row_errors
-        self._tally, self._unit = Tally(count, weight), unit
+            found = self._checked_rows(state["rows"], state.get("values"), new.dtype)
+            new._rows, new._total, errors = found.rows, found.values, state.get("row_errors")
+            if errors is not None:
+                errors = self._checked_rows(state["rows"], errors, new.dtype).values
+        elif total is not None:
+            new._total = np.array(total)
+        if self.compensated and new._total is not None:
+            new._errors = np.zeros_like(new._total) if errors is None else np.array(errors)
+        new._dtype, new._tally, new._unit = new._dtype or self._dtype, Tally(count, weight), unit or 1.0
+        vars(self).update(vars(new))
 
     def _checked_rows(self, rows: Any, values: Any, dtype: np.dtype[Any]) -> SparseRows:
         """Return saved rows and values, or say why they are none of this shape."""
@@ -417,8 +381,6 @@ class GradientBuffer:
 
 class _Block:
     """A flat array that small buffers of one dtype share, and another in which a micro-batch is staged."""
-
-    __slots__ = ("flat", "members", "positions", "stage")
 
     def __init__(self, members: list[GradientBuffer], positions: list[int]) -> None:
         self.members, self.positions = members, positions
@@ -527,7 +489,7 @@ class Sums:
             b.decide(g.dtype)
         blocks = self._lay_out()
         whole = buffers is self.all and (plain or all(map(is_plain, arrays)))
-        whole = whole and not (self._sparse and any(b._rows is not None for b in buffers))
+        whole = whole and (not self._sparse or all(b._shared for block in blocks for b in block.members))
         alone = self._alone if whole else range(len(buffers))
         pairs = [(buffers[i], arrays[i]) for i in alone]
         bad: list[GradientBuffer] = []
@@ -696,9 +658,3 @@ def _add_compensated(s: Array, errors: Array, x: Array) -> Array:
     t = s + x
     errors += np.where(np.abs(s) >= np.abs(x), (s - t) + x, (x - t) + s)
     return np.asarray(t)
-
-
-def _corrected(total: Array, errors: Array) -> Array:
-    # an infinite sum has errors of inf - inf, which are no correction
-    with np.errstate(invalid="ignore"):
-        return np.where(np.isfinite(total), total + errors, total)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
-from adjoint.accumulate.sums import checked_sum_dtype, checked_weight
+from adjoint.accumulate.sums import checked_sum_dtype
 from adjoint.core.node import Handle, HookList
 from adjoint.errors import AccumulationError, AdjointError, ArgumentError, InputError, UnknownNameError
 from adjoint.grads.norm import check_max_norm, check_norm_order
-from adjoint.grads.scaler import checked_count
 
 __all__ = ["AccumulationConfig", "AccumulationEvent", "AccumulationStats", "Listeners", "Window"]
 
@@ -153,19 +153,24 @@ class Window:
     @classmethod
     def from_state(cls, state: Mapping[str, Any], steps: int, names: Collection[str]) -> Window:
         """Make a window of saved values, or say which of them cannot be."""
-        fresh = cls()
-        missing = [name for name in fresh.state_dict() if name not in state and name not in _LATER]
-        if missing:
+        known = cls().state_dict()
+        missing = [name for name in known if name not in state and name not in _LATER]
+        strange = [name for name in state if name not in known and name not in _DROPPED]
+        if missing or strange:
             raise ArgumentError(
-                f"load_state_dict: the window is missing keys: {', '.join(map(repr, missing))}."
+                "load_state_dict: the window "
+                + (f"is missing keys: {listed(missing)}." if missing else f"has no {listed(strange)}.")
             )
-        kept = {name: value for name, value in state.items() if name not in _DROPPED}
-        window = cls(**{name: _saved_value(name, value, fresh) for name, value in kept.items()})
-        strangers = sorted(window.open - set(names))
+        values = {name: state.get(name, like) for name, like in known.items()}
+        for name, like in known.items():
+            if not _is_like(values[name], like):
+                raise ArgumentError(f"load_state_dict: window[{name!r}] cannot be {values[name]!r}.")
+        strangers = sorted(set(values["open"]) - set(names))
         if strangers:
             raise UnknownNameError(
                 f"load_state_dict: the window is open for {listed(strangers)}, which is not registered."
             )
+        window = cls(**{**values, "open": set(values["open"])})
         most = max(window.added, window.skipped)
         if most > window.micro_batches or window.micro_batches > steps or window.torn:
             raise ArgumentError(
@@ -176,25 +181,16 @@ class Window:
         return window
 
 
-def _saved_value(name: str, value: Any, fresh: Window) -> Any:
-    """Return a saved field of a window, or say why it cannot be."""
-    what, like = f"load_state_dict: window[{name!r}]", getattr(fresh, name, None)
-    if name in _HERE or not hasattr(fresh, name):
-        raise ArgumentError(f"load_state_dict: a window has no {name!r}.")
-    if isinstance(like, float):
-        return checked_weight(value, what)
-    if isinstance(like, set):
-        if not isinstance(value, (list, tuple, set)) or not all(isinstance(n, str) for n in value):
-            raise ArgumentError(f"{what} is a list of names, but got {value!r}.")
-        return set(value)
-    if isinstance(like, int) and not isinstance(like, bool):
-        return checked_count(f"window[{name!r}]", value)
-    kind: Any = (int, float, type(None)) if like is None else bool
-    if not isinstance(value, kind) or (like is None and isinstance(value, bool)):
-        raise ArgumentError(
-            f"{what} is {'a norm or None' if like is None else 'True or False'}, but got {value!r}."
-        )
-    return value
+def _is_like(value: Any, like: Any) -> bool:
+    """Tell whether a saved value is a count, a weight, a flag, names, or a norm or None, as ``like`` is."""
+    if isinstance(like, list):
+        return isinstance(value, (list, tuple, set)) and all(isinstance(n, str) for n in value)
+    if isinstance(like, bool) or isinstance(value, bool):
+        return type(value) is type(like)
+    if like is None:
+        return value is None or isinstance(value, (int, float))
+    kinds = (int, np.integer) if isinstance(like, int) else (int, float, np.number)
+    return isinstance(value, kinds) and bool(0 <= value < math.inf)
 
 
 @dataclass(frozen=True, slots=True)
