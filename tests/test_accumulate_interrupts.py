@@ -103,7 +103,7 @@ def test_an_interrupt_inside_apply_repeats_no_update_and_restores_grad(kind: str
             for i, p in enumerate(params):
                 acc.register(str(i), p.shape)
             optimizer: Any = lambda grads: [p.copy_(p.detach() + grads[n]) for n, p in named.items()]
-            named = {str(i): p.detach() for i, p in enumerate(params)}
+            named = {str(i): ad.zeros(p.shape) for i, p in enumerate(params)}
             params = list(named.values())
             acc.step({str(i): np.full(p.shape, i + 1.0) for i, p in enumerate(params)})
         else:

@@ -83,3 +83,58 @@ def test_a_window_whose_weights_are_zero_has_no_gradient() -> None:
     with pytest.raises(NoGradientError):
         acc.gradients()
     assert not acc.apply(pytest.fail)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_windows_give_the_weighted_mean(seed: int) -> None:
+    """Any mixture of dense and sparse gradients, missing parameters and weights, window after window."""
+    rng = np.random.default_rng(seed)
+    shapes = {"a": (3,), "b": (4, 2), "c": (9000,), "d": (), "table": (5, 2), "e": (2, 2)}
+    reduction = str(rng.choice(["mean", "sum"]))
+    options: Any = {"reduction": reduction, "compensated": bool(rng.random() < 0.3)}
+    options["nonfinite"] = str(rng.choice(["raise", "allow", "skip"]))
+    dtype = rng.choice([np.float32, np.float64])
+
+    def made() -> Any:
+        acc = ad.GradientAccumulator(accumulation_steps=4, **options)
+        for name, shape in shapes.items():
+            acc.register(name, shape, dtype)
+        return acc
+
+    acc, kept = made(), []
+    for _ in range(5):
+        sums = {name: np.zeros(shape) for name, shape in shapes.items()}
+        used, total = set(), 0.0
+        scale = 10.0 ** rng.choice([0, 0, -50, 40]) if reduction == "mean" else 1.0
+        for _ in range(4):
+            weight = float(rng.integers(1, 9)) * scale
+            names = [n for n in shapes if rng.random() < 0.8] if rng.random() < 0.5 else list(shapes)
+            micro = {}
+            for name in names or ["a"]:
+                g = rng.standard_normal(shapes[name]).astype(dtype)
+                used.add(name)
+                if name == "table" and rng.random() < 0.5:
+                    rows = rng.integers(0, 5, 3)
+                    micro[name] = ad.sparse_gradient(rows, g[:3], (5, 2))
+                    g = np.asarray(micro[name])
+                else:
+                    micro[name] = np.asarray(g)
+                sums[name] += g * (weight if reduction == "mean" else 1.0)
+            total += weight
+            acc.step(micro, weight=weight)
+            if rng.random() < 0.2:
+                state, acc = acc.state_dict(), made()
+                acc.load_state_dict(state)
+        expected = {name: sums[name] / total for name in shapes if name in used}
+        for name, g in acc.gradients().items():
+            np.testing.assert_allclose(np.asarray(g), expected[name], rtol=2e-5, atol=1e-5)
+        seen: dict[str, Any] = {}
+        assert acc.apply(seen.update)
+        if rng.random() < 0.5:
+            kept.append((seen, {name: np.array(g) for name, g in seen.items()}))
+        assert set(seen) == set(expected)
+        for name, g in seen.items():
+            np.testing.assert_allclose(np.asarray(g), expected[name], rtol=2e-5, atol=1e-5)
+    for held, values in kept:  # what an optimiser kept has not changed
+        for name, value in values.items():
+            np.testing.assert_array_equal(np.asarray(held[name]), value)

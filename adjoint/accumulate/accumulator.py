@@ -56,14 +56,8 @@ __all__ = ["GradientAccumulator"]
 
 FORMAT = 1  # of saved states
 _FREE = ("max_grad_norm", "norm_type", "nonfinite")  # of a config: a resumed run may choose these anew
-_TOTALS = (
-    "micro_batches",
-    "updates",
-    "skipped_micro_batches",
-    "skipped_windows",
-    "dropped_windows",
-    "clipped_windows",
-)
+_TOTALS = ("micro_batches", "updates",
+           "skipped_micro_batches", "skipped_windows", "dropped_windows", "clipped_windows")  # fmt: skip
 
 
 class GradientAccumulator:
@@ -568,7 +562,7 @@ class GradientAccumulator:
         else:
             for b in self._sums.used:
                 b.replace(found[b.name])
-        self._sums.unit = 1.0
+        self._sums.settle()
         window.finished = True
         window.torn = False
         if found is None and not window.told:

@@ -398,6 +398,10 @@ class _Block:
             b._total, b._shared = view, True
             start += b.size
 
+    def takes(self, arrays: list[Any]) -> bool:
+        """Tell whether gradients, at its positions among all, can be staged: they and the sums are dense."""
+        return all([is_plain(arrays[i]) for i in self.positions] + [b._shared for b in self.members])
+
     @property
     def held(self) -> bool:
         """Whether somebody holds the memory: gradients that ``apply`` gave to an optimiser."""
@@ -416,7 +420,7 @@ class Sums:
         self._alone: list[int] = []  # positions of those in no block
         # What all share as long as they take part together; None: each has its own.
         self._tally: Tally | None = None
-        self._sparse = True  # whether one may have rows
+        self._sparse = True  # whether some may not be in their block: they have, or had, rows
         # names, dtypes and shapes of the last whole, plain micro-batch: the next one is likely alike
         self._seen: tuple[list[str], list[Any], list[Any]] | None = None
 
@@ -487,20 +491,20 @@ class Sums:
         new = [] if self._seen else [b for b in buffers if b._dtype is None]
         for b, g in zip(buffers, arrays, strict=True) if new else ():
             b.decide(g.dtype)
-        blocks = self._lay_out()
-        whole = buffers is self.all and (plain or all(map(is_plain, arrays)))
-        whole = whole and (not self._sparse or all(b._shared for block in blocks for b in block.members))
-        alone = self._alone if whole else range(len(buffers))
+        plain = plain or all(map(is_plain, arrays))
+        blocks, alone = self._lay_out(), list(range(len(buffers)))
+        packed: list[_Block] = []
+        if buffers is self.all:
+            packed = [k for k in blocks if (plain and not self._sparse) or k.takes(arrays)]
+            alone = [*self._alone, *(i for k in blocks if k not in packed for i in k.positions)]
         pairs = [(buffers[i], arrays[i]) for i in alone]
         bad: list[GradientBuffer] = []
         with np.errstate(all="ignore"):
-            for block in blocks if whole else ():
+            for block in packed:
                 parts = [arrays[i] for i in block.positions]
                 np.concatenate(parts, axis=None, out=block.stage, casting="same_kind")
                 if check and not all_finite_unwarned(block.stage):
-                    bad += [
-                        b for b, g in zip(block.members, parts, strict=True) if not all_finite_unwarned(g)
-                    ]
+                    bad += [buffers[i] for i in block.positions if not all_finite_unwarned(arrays[i])]
             if pairs:
                 bad += _add_alone(pairs, factor, check=check, only_check=bool(bad))
             if bad:
@@ -508,9 +512,9 @@ class Sums:
                     b._dtype = b._total = None
                 self._blocks = None if new else blocks
                 return [b.name for b in buffers if b in bad]
-            for block in blocks if whole else ():
+            for block in packed:
                 self._add_staged(block, factor)
-        self._sparse = self._sparse or not whole
+        self._sparse = self._sparse or not plain
         return []
 
     def _add_staged(self, block: _Block, factor: float) -> None:
@@ -552,11 +556,21 @@ class Sums:
 
     def parts(self) -> tuple[list[Array], list[GradientBuffer]]:
         """Return the plain sums as few arrays that can be written to, and the buffers of all other sums."""
-        even = self._tally is not None and not self._sparse
-        blocks = (self._blocks or []) if even else []
-        rest = [self.all[i] for i in self._alone] if even and self._blocks is not None else self.used
+        blocks, rest = self._blocks or [], self.used
+        if self._sparse or self._tally is None:
+            blocks = [k for k in blocks if all(b._shared and b.count for b in k.members)]
+        if blocks:
+            packed = {id(b) for k in blocks for b in k.members}
+            rest = [b for b in rest if id(b) not in packed]
         others = [b for b in rest if b._rows is not None or b._errors is not None]
         return [k.flat for k in blocks] + [b.dense() for b in rest if b not in others], others
+
+    def settle(self) -> None:
+        """Count in units of 1 again, when the sums are divided."""
+        if self.unit != 1.0:
+            self.unit = 1.0
+            for b in self.all:
+                b._unit = 1.0
 
     def finish(self, divisor: float, factor: float) -> None:
         """Divide all sums where they are, and multiply them by ``factor``."""
