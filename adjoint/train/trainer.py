@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -45,6 +43,7 @@ from adjoint.train.checks import (
 from adjoint.train.compose import ComposedLoss, TermNorms
 from adjoint.train.data import DataLoader
 from adjoint.train.progress import Progress
+from adjoint.train.signals import stopping_on_interrupt
 from adjoint.train.weighing import check_pieces, count, first_padded, padded_targets, weight_of
 
 __all__ = ["Trainer"]
@@ -267,7 +266,7 @@ class Trainer:
                 ending.callback(callback.on_end, self)
             bar = Progress(_length(loader), epochs, self.progress)
             ending.callback(bar.close)
-            ending.enter_context(self._stopping_on_interrupt())
+            ending.enter_context(stopping_on_interrupt(self._stop_on_interrupt))
             self._epochs(loader, epochs, validate, bar, same, resume)
             if self.stopped is not None:
                 bar.stopped(
@@ -562,31 +561,9 @@ class Trainer:
 
     # Stopping and going on -------------------------------------------------------------------
 
-    @contextmanager
-    def _stopping_on_interrupt(self) -> Iterator[None]:
-        """Turn the first Ctrl-C into a stop after the present batch; the second interrupts at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.getsignal(signal.SIGINT)
-        if before is None:  # a handler that is not Python's, and cannot be put back
-            yield
-            return
-        asked = False
-
-        def handle(number: int, frame: Any) -> None:
-            nonlocal asked
-            if asked:
-                raise KeyboardInterrupt
-            asked = True
-            if self.stopped is None:  # a callback may have stopped it already
-                self.stop(INTERRUPTED)
-
-        signal.signal(signal.SIGINT, handle)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
+    def _stop_on_interrupt(self) -> None:
+        if self.stopped is None:  # a callback may have stopped it already
+            self.stop(INTERRUPTED)
 
     def write_checkpoint(
         self, to: Checkpoints | None = None, score: float | None = None, monitor: str | None = None
