@@ -150,6 +150,18 @@ def test_a_clip_function_may_return_another_precision():
     assert acc.gradients()["a"].dtype == np.float64
 
 
+def test_a_sparse_gradient_in_the_place_of_a_dense_one_ends_with_its_window():
+    def clip(grads):
+        grads["t"] = ad.sparse_gradient([1], grads["t"][1:2], (3, 1))
+
+    acc = ad.GradientAccumulator(accumulation_steps=1, clip=clip)
+    for name in ("t", "u"):
+        acc.register(name, (3, 1))
+    for value in (1.0, 2.0, 3.0):
+        acc.step({name: np.full((3, 1), value) for name in ("t", "u")})
+        assert_equal(applied(acc), {"t": [[0.0], [value], [0.0]], "u": np.full((3, 1), value)})
+
+
 def test_a_dense_gradient_in_the_place_of_a_sparse_one_has_no_errors_of_an_earlier_window():
     def clip(grads):
         grads["t"] = np.asarray(grads["t"])

@@ -190,6 +190,29 @@ def test_an_interrupt_of_a_step_by_name_adds_all_or_nothing() -> None:
     assert every_line(check) > 20
 
 
+def test_an_interrupt_while_kept_memory_is_replaced_leaves_nothing_half_shared() -> None:
+    gradients = {"a": np.array([1.0, 2.0]), "b": np.array([3.0]), "c": np.arange(10_000.0)}
+
+    def check(line: int) -> bool:
+        acc, kept = ad.GradientAccumulator(accumulation_steps=1), []
+        for name, g in gradients.items():
+            acc.register(name, g.shape)
+        acc.step(gradients)
+        acc.apply(kept.append)
+        stopped = interrupted(line, lambda: acc.step({n: -g for n, g in gradients.items()}))
+        acc.drop()
+        for factor in (2.0, 3.0):
+            acc.step({name: factor * g for name, g in gradients.items()})
+            seen: dict[str, Any] = {}
+            acc.apply(lambda grads: seen.update({n: np.array(g) for n, g in grads.items()}))  # noqa: B023
+            for name, g in gradients.items():
+                np.testing.assert_array_equal(seen[name], factor * g)
+                np.testing.assert_array_equal(kept[0][name], g)
+        return stopped
+
+    assert every_line(check) > 20
+
+
 # Failing backwards and optimisers --------------------------------------------------------------
 
 

@@ -380,8 +380,9 @@ class GradientAccumulator:
         return kind == "update"
 
     def _clear(self) -> None:
+        torn = self._window.torn
         self._window = window = Window(torn=True)  # until all sums are forgotten
-        self._sums.reset()
+        self._sums.reset(torn=torn)
         window.torn = False
 
     def _refuse_more(self, joins: bool = False) -> None:
@@ -560,8 +561,7 @@ class GradientAccumulator:
         if found is None:
             self._sums.finish(measure.divisor, measure.factor)
         else:
-            for b in self._sums.used:
-                b.replace(found[b.name])
+            self._sums.replace(found)
         self._sums.settle()
         window.finished = True
         window.torn = False

@@ -438,8 +438,9 @@ class Sums:
             return self.all if self._tally.count else []
         return [b for b in self.all if b.count]
 
-    def reset(self) -> None:
-        """Forget all sums."""
+    def reset(self, *, torn: bool = False) -> None:
+        """Forget all sums; after an interrupt also how memory is shared, which may be half done."""
+        self._blocks = None if torn else self._blocks
         if self._tally is None or self._sparse or self.unit != 1.0:
             for b in self.all:
                 b.reset()
@@ -564,6 +565,12 @@ class Sums:
             rest = [b for b in rest if id(b) not in packed]
         others = [b for b in rest if b._rows is not None or b._errors is not None]
         return [k.flat for k in blocks] + [b.dense() for b in rest if b not in others], others
+
+    def replace(self, found: Mapping[str, Any]) -> None:
+        """Put finished gradients in the place of the sums."""
+        self._sparse = True
+        for b in self.used:
+            b.replace(found[b.name])
 
     def settle(self) -> None:
         """Count in units of 1 again, when the sums are divided."""
