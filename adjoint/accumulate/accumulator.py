@@ -433,15 +433,12 @@ class GradientAccumulator:
         divisor = self.divisor() / self._sums.unit
         if scaler is not None:
             divisor *= scaler.scale_during(window.first, window.last)
-        if config.max_grad_norm is None and divisor >= 1.0:  # then no quotient is larger than its sum
-            if config.nonfinite == "allow" and scaler is None:
-                return Measure(None, divisor)
-            arrays, others = self._sums.parts()
+        checks = config.nonfinite != "allow" or scaler is not None
+        if config.max_grad_norm is None and (not checks or divisor >= 1.0):
+            arrays, others = self._sums.parts() if checks else ([], [])
             values = arrays + [stored_values(b.totals()) for b in others]
-            if all([all_finite(a) for a in values]):  # noqa: C419  a list is faster
+            if all([all_finite(a) for a in values]):  # noqa: C419  a list is faster; no quotient is larger
                 return Measure(None, divisor)
-        elif config.max_grad_norm is None and config.nonfinite == "allow" and scaler is None:
-            return Measure(None, divisor)
         return measured(
             [b.totals() for b in self._sums.used], config.norm_type, divisor, config.max_grad_norm
         )
