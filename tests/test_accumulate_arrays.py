@@ -190,7 +190,7 @@ def test_peak_memory_is_one_copy_of_the_gradients(weight, count):
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Everything is large: pieces of a few elements, threads for two."""
-    for name, value in {"LEAST": 2, "LINE": 7, "ALONE": 64}.items():
+    for name, value in {"LEAST": 2, "LINE": 7, "SHARED": 64}.items():
         monkeypatch.setattr(sums, name, value)
     with ad.config.threads(3):
         yield

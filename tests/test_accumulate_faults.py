@@ -11,6 +11,7 @@ from accumulators import accumulator, frozen
 
 import adjoint as ad
 from adjoint.accumulate import doors
+from adjoint.accumulate.sums import Sums
 from adjoint.errors import (
     AccumulationError,
     ArgumentError,
@@ -221,7 +222,7 @@ def interrupt_at(call, monkeypatch, owner, name):
 def test_an_interrupt_after_an_update_does_not_leave_half_of_it_for_another(monkeypatch):
     acc, gradients = full()
     with monkeypatch.context() as patch:
-        interrupt_at(2, patch, ad.GradientBuffer, "reset")
+        interrupt_at(1, patch, Sums, "reset")
         with pytest.raises(KeyboardInterrupt):
             acc.apply(lambda grads: None)
     with pytest.raises(AccumulationError, match="not whole"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -19,7 +19,7 @@ from numpy import ndarray
 from adjoint.accumulate.arrays import gradient_array, is_plain, sum_dtype
 from adjoint.core.shapes import checked_shape
 from adjoint.core.sparse import SparseRows, as_gradient_tensor
-from adjoint.core.spread import ALONE, pieces, spread_in_turn, threads_for
+from adjoint.core.spread import SHARED, pieces, scratch, spread_in_turn, threads_for
 from adjoint.core.tensor import differentiable
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.grads.norm import all_finite_unwarned, chunks, global_norm
@@ -423,13 +423,17 @@ class Sums:
         self._sparse = True  # whether some may not be in their block: they have, or had, rows
         # names, dtypes and shapes of the last whole, plain micro-batch: the next one is likely alike
         self._seen: tuple[list[str], list[Any], list[Any]] | None = None
+        if not self.used:
+            self.reset()
 
     def register(self, buffer: GradientBuffer) -> None:
         """Add a buffer under its name."""
         buffer._unit = self.unit
+        self._tally = None if self.used else self._tally
+        buffer._tally = self._tally or buffer._tally
         self.by_name[buffer.name] = buffer
         self.all.append(buffer)
-        self._blocks = self._seen = self._tally = None
+        self._blocks = self._seen = None
 
     @property
     def used(self) -> list[GradientBuffer]:
@@ -493,16 +497,19 @@ class Sums:
         for b, g in zip(buffers, arrays, strict=True) if new else ():
             b.decide(g.dtype)
         plain = plain or all(map(is_plain, arrays))
-        blocks, alone = self._lay_out(), list(range(len(buffers)))
+        blocks = self._lay_out()
         packed: list[_Block] = []
         if buffers is self.all:
-            packed = [k for k in blocks if (plain and not self._sparse) or k.takes(arrays)]
+            packed = blocks if plain and not self._sparse else [k for k in blocks if k.takes(arrays)]
             alone = [*self._alone, *(i for k in blocks if k not in packed for i in k.positions)]
-        pairs = [(buffers[i], arrays[i]) for i in alone]
+            pairs = [(buffers[i], arrays[i]) for i in alone]
+        else:
+            pairs = list(zip(buffers, arrays, strict=True))
         bad: list[GradientBuffer] = []
         with np.errstate(all="ignore"):
             for block in packed:
-                parts = [arrays[i] for i in block.positions]
+                every = len(block.positions) == len(arrays)
+                parts = arrays if every else [arrays[i] for i in block.positions]
                 np.concatenate(parts, axis=None, out=block.stage, casting="same_kind")
                 if check and not all_finite_unwarned(block.stage):
                     bad += [buffers[i] for i in block.positions if not all_finite_unwarned(arrays[i])]
@@ -618,7 +625,6 @@ def _add_alone(
     ]
     size = sum([a.size for a in values])
     threads = threads_for(size, LEAST)
-    shares = _shares(values, totals, size, threads)
     bad: set[int] = set()
 
     def look(share: tuple[int, slice | None]) -> None:
@@ -633,17 +639,19 @@ def _add_alone(
         else:
             _add(_part(total, part), _part(values[i], part), factor, not pairs[i][0].count)
 
+    # long shares to look at: NumPy lets other threads run only in long dot products
+    first = (look, _shares(values, values, size // threads, threads) if check else [])
     # backwards: what was looked at last is still in the cache
-    second = (add, [] if only_check else shares[::-1])
-    spread_in_turn((look, shares if check else []), second, threads, unless=lambda: bad)
+    second = (add, [] if only_check else _shares(values, totals, size // (threads * 8), threads)[::-1])
+    spread_in_turn(first, second, threads, unless=lambda: bad)
     return [pairs[i][0] for i in sorted(bad)]
 
 
 def _shares(
-    values: list[Array], totals: list[Array | None], size: int, threads: int
+    values: list[Array], totals: Sequence[Array | None], length: int, threads: int
 ) -> list[tuple[int, slice | None]]:
     """Cut large contiguous arrays into shares for several threads; None is the whole."""
-    length = max(size // (threads * 8) // LINE * LINE, LINE)
+    length = max(length // LINE * LINE, LINE)
     shares: list[tuple[int, slice | None]] = []
     for i, (a, total) in enumerate(zip(values, totals, strict=True)):
         cut = threads > 1 and a.size > length and a.flags.c_contiguous and total is not None
@@ -670,8 +678,9 @@ def _add(total: Array, g: Array, factor: float, fresh: bool) -> None:
     elif factor == 1.0:
         np.add(total, g, out=total)
     else:  # in pieces, so that the product is added before it leaves the cache
-        for t, piece in chunks(total, g, written=1, size=ALONE // total.itemsize):
-            np.add(t, np.multiply(piece, factor, dtype=total.dtype), out=t)
+        for t, piece in chunks(total, g, written=1, size=2 * SHARED // total.itemsize):
+            product = np.multiply(piece, factor, out=scratch(t.size, t.dtype), dtype=t.dtype)
+            np.add(t, product, out=t)
 
 
 def _add_compensated(s: Array, errors: Array, x: Array) -> Array:
