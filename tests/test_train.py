@@ -499,3 +499,37 @@ def test_an_optimiser_of_a_part_of_the_model_updates_that_part(pieces):
         np.testing.assert_allclose(head.weight.numpy(), expected, rtol=1e-12)
         assert float(ad.abs(body.weight.grad).max()) < 1.0  # of one batch, not of all
     np.testing.assert_array_equal(body.weight.numpy(), before)
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_the_accumulator_is_given_the_optimiser_itself_and_only_where_there_are_pieces(monkeypatch, pieces):
+    given = []
+    apply = ad.GradientAccumulator.apply
+
+    def noted(self, optimizer, **options):
+        given.append(optimizer)
+        return apply(self, optimizer, **options)
+
+    monkeypatch.setattr(ad.GradientAccumulator, "apply", noted)
+    model = nn.Linear(3, 2, rng=0)
+    optimizer = optim.Adam(model.parameters())
+    x, y = np.random.default_rng(0).normal(size=(4, 3)), np.zeros((4, 2))
+    train.Trainer(model, F.mse_loss, optimizer, accumulate=pieces).train_step((x, y))
+    assert len(given) == pieces - 1
+    assert all(each is optimizer for each in given)
+
+
+def test_both_ways_of_an_update_give_the_same_weights_clipped_or_not():
+    x, y = np.random.default_rng(0).normal(size=(8, 3)), np.random.default_rng(1).normal(size=(8, 2))
+    for clip in (None, 0.1, 100.0):
+        weights, norms = [], []
+        for pieces in (1, 2, 4, 8):
+            model = nn.Linear(3, 2, rng=0).astype(np.float64)
+            trainer = train.Trainer(
+                model, F.mse_loss, optim.SGD(model.parameters(), lr=0.1), accumulate=pieces, clip=clip
+            )
+            norms.append([trainer.train_step((x, y))["grad_norm"] for _ in range(3)])
+            weights.append(model.weight.numpy(copy=True))
+        for found, norm in zip(weights, norms, strict=True):
+            np.testing.assert_allclose(found, weights[0], rtol=1e-12)
+            np.testing.assert_allclose(norm, norms[0], rtol=1e-12)
