@@ -57,12 +57,20 @@ def test_evaluation_is_the_mean_over_what_counts() -> None:
         assert trainer.evaluate(train.DataLoader((INPUTS, CLASSES), size))["loss"] == pytest.approx(expected)
 
 
-def test_a_batch_in_which_all_is_ignored_makes_no_update() -> None:
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_a_batch_in_which_all_is_ignored_makes_no_update(pieces: int) -> None:
     model = nn.Linear(3, 3, rng=0, dtype=np.float64)
     before = model.weight.numpy()
-    trainer = train.Trainer(model, F.cross_entropy, optim.Adam(model.parameters()))
+    trainer = train.Trainer(
+        model,
+        F.cross_entropy,
+        optim.Adam(model.parameters()),
+        accumulate=pieces,
+        metrics={"one": lambda p, t: 1.0},
+    )
     logs = trainer.train_step((INPUTS, np.full(12, IGNORED)))
     assert math.isnan(logs["loss"]) and np.array_equal(model.weight.numpy(), before)
+    assert math.isnan(logs["one"]) and math.isnan(logs["grad_norm"])
     (epoch,) = trainer.fit([(INPUTS, np.full(12, IGNORED)), (INPUTS, CLASSES)])
     assert math.isfinite(epoch["loss"]) and np.isfinite(model.weight.numpy()).all()
 

@@ -396,7 +396,8 @@ class Trainer:
         if weight:
             loss.backward()
         self._release()
-        logs = {"loss": float(loss.detach()) if weight else math.nan, **numbers}
+        logs = {"loss": float(loss.detach()), **numbers}
+        logs = logs if weight else dict.fromkeys(logs, math.nan)
         found = {"grad_norm": math.nan, **_named_norms(norms)}
         if weight:  # without weight, as where all targets are ignored, there is no update
             updated = self.optimizer.params if isinstance(self.optimizer, Optimizer) else params
