@@ -580,3 +580,15 @@ def test_a_state_from_before_later_fields_loads():
         del state["window"][name]
     acc.load_state_dict(state)
     assert acc.stats().window_micro_batches == 2
+
+
+def test_an_older_state_that_was_divided_but_not_clipped_is_refused():
+    acc, state = saved()
+    state["window"] |= {"finished": True, "clipped": False}
+    acc.load_state_dict(state)  # without a clip function it is all there
+    clipping = ad.GradientAccumulator(acc.config, clip=lambda grads: None)
+    for name in acc.names:
+        clipping.register(name, state["buffers"][name]["shape"])
+    with pytest.raises(ArgumentError, match="divided, but not yet clipped"):
+        clipping.load_state_dict(state)
+    clipping.load_state_dict({**state, "window": state["window"] | {"clipped": True}})

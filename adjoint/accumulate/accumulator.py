@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.accumulate.arrays import gradient_array, sum_dtype
+from adjoint.accumulate.arrays import checked_weight, gradient_array, sum_dtype
 from adjoint.accumulate.doors import (
     Clip,
     MicroBatch,
@@ -25,14 +25,16 @@ from adjoint.accumulate.doors import (
     optimizers_of,
     split,
 )
-from adjoint.accumulate.sums import GradientBuffer, Sums, checked_weight, normalised, unit_for
+from adjoint.accumulate.sums import GradientBuffer, Sums, normalised, unit_for
 from adjoint.accumulate.window import (
+    FORMAT,
     AccumulationConfig,
     AccumulationEvent,
     AccumulationStats,
     Listeners,
     Window,
     listed,
+    read_state,
     refuse_torn,
 )
 from adjoint.core.node import Handle
@@ -40,7 +42,6 @@ from adjoint.core.sparse import SparseRows, as_gradient_tensor
 from adjoint.core.tensor import Tensor
 from adjoint.errors import (
     AccumulationError,
-    AdjointError,
     ArgumentError,
     DTypeError,
     InputError,
@@ -50,12 +51,10 @@ from adjoint.errors import (
     UnknownNameError,
 )
 from adjoint.grads.norm import Measure, all_finite, measured, stored_values
-from adjoint.grads.scaler import GradScaler, checked_count, scale_clock
+from adjoint.grads.scaler import GradScaler, scale_clock
 
 __all__ = ["GradientAccumulator"]
 
-FORMAT = 1  # of saved states
-_FREE = ("max_grad_norm", "norm_type", "nonfinite")  # of a config: a resumed run may choose these anew
 _TOTALS = ("micro_batches", "updates",
            "skipped_micro_batches", "skipped_windows", "dropped_windows", "clipped_windows")  # fmt: skip
 
@@ -644,61 +643,23 @@ class GradientAccumulator:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; if it does not fit, an error says why and nothing has changed."""
         with self._lock:
-            try:
-                self._load(state)
-            except AdjointError:
-                raise
-            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            saved = state.get("buffers") if isinstance(state, Mapping) else None
+            names = saved if isinstance(saved, Mapping) else ()
+            thawed = {n: t for n, t in self._frozen.items() if n in names and id(t) not in self._slots}
+            buffers = [*self._sums.all, *(self._buffer_of(n, t) for n, t in thawed.items())]
+            window, totals, loaded = read_state(state, self.config, buffers, self._totals, self._unfrozen)
+            if self._clip is not None and window.finished and state["window"].get("clipped") is False:
                 raise ArgumentError(
-                    f"load_state_dict: this is not a state of a GradientAccumulator ({error!r}).\n"
-                    "  It takes what state_dict() returned, or its part of what ad.load read."
-                ) from None
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        found, config, saved = state["format"], self.config.state_dict(), state["buffers"]
-        if isinstance(found, bool) or found != FORMAT:
-            raise ArgumentError(
-                f"load_state_dict: this version of adjoint reads states of format {FORMAT}, "
-                f"but got {found!r}."
-            )
-        thawed = {n: t for n, t in self._frozen.items() if n in saved and id(t) not in self._slots}
-        buffers = [*self._sums.all, *(self._buffer_of(n, t) for n, t in thawed.items())]
-        known = {b.name for b in buffers if b.name in saved or b.name not in self._unfrozen}
-        if set(saved) != known:
-            lacks, has = sorted(known - set(saved)), sorted(set(saved) - known)
-            parts = [f"it lacks {listed(lacks)}"] * bool(lacks) + [f"it has {listed(has)} too"] * bool(has)
-            raise UnknownNameError(
-                f"load_state_dict: the saved names are not those registered here: {' and '.join(parts)}.\n"
-                "  Make the accumulator with the parameters, or register the names, that the saved one had."
-            )
-        differing = [k for k, v in config.items() if k not in _FREE and state["config"][k] != v]
-        if differing:
-            raise ArgumentError(
-                "load_state_dict: the saved window was made with another config: "
-                + ", ".join(f"{k}={state['config'][k]!r}, here {config[k]!r}" for k in differing)
-                + ".\n  Make this accumulator with the saved values; max_grad_norm, norm_type and nonfinite "
-                "may differ."
-            )
-        window = Window.from_state(state["window"], self.config.accumulation_steps, known)
-        totals = {k: checked_count(f"totals[{k!r}]", state["totals"][k]) for k in _TOTALS}
-        loaded = []
-        for b in buffers:
-            new = GradientBuffer(b.shape, b._dtype, compensated=b.compensated, name=b.name)
-            if b.name in saved:
-                new.load_state_dict(saved[b.name])
-            if new.count > window.micro_batches:
-                raise ArgumentError(
-                    f"load_state_dict: {b.name!r} has {new.count} gradients, but the window has only "
-                    f"{window.micro_batches} micro-batches."
+                    "load_state_dict: an older version saved this window divided, but not yet clipped.\n"
+                    "  Load a state from before apply() was called."
                 )
-            loaded.append(new)
-        sums, params = Sums(loaded), self._params | thawed
-        slots = {id(params[n]): b for n, b in sums.by_name.items() if n in params}
-        frozen = {n: t for n, t in self._frozen.items() if n not in thawed}
-        unfrozen = self._unfrozen | thawed.keys()
-        # stores without a call, between which no interrupt comes
-        self._sums, self._slots, self._window, self._totals = sums, slots, window, totals
-        self._params, self._frozen, self._unfrozen = params, frozen, unfrozen
+            sums, params = Sums(loaded), self._params | thawed
+            slots = {id(params[n]): b for n, b in sums.by_name.items() if n in params}
+            frozen = {n: t for n, t in self._frozen.items() if n not in thawed}
+            unfrozen = self._unfrozen | thawed.keys()
+            # stores without a call, between which no interrupt comes
+            self._sums, self._slots, self._window, self._totals = sums, slots, window, totals
+            self._params, self._frozen, self._unfrozen = params, frozen, unfrozen
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Say that ``pickle`` and ``copy`` are not the way."""

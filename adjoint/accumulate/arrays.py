@@ -1,7 +1,8 @@
-"""Gradients of any library as arrays: NumPy, adjoint, DLPack, the buffer protocol."""
+"""What comes in: gradients of any library as arrays (NumPy, adjoint, DLPack, buffers), dtypes, weights."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +12,9 @@ from numpy import ndarray
 from adjoint.core.convert import array_of, resolved
 from adjoint.core.sparse import SparseGradient, SparseRows
 from adjoint.core.tensor import Tensor, differentiable
-from adjoint.errors import DTypeError, InputError
+from adjoint.errors import ArgumentError, DTypeError, InputError
 
-__all__ = ["gradient_array", "is_plain", "sum_dtype"]
+__all__ = ["checked_sum_dtype", "checked_weight", "gradient_array", "is_plain", "sum_dtype"]
 
 Array = ndarray[Any, Any]
 
@@ -23,6 +24,41 @@ def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.name == "bfloat16":
         return np.dtype(np.float32)
     return np.result_type(dtype, np.float32)
+
+
+def checked_sum_dtype(what: str, dtype: Any) -> np.dtype[Any]:
+    """Return a dtype that sums gradients, or say why it cannot."""
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        raise DTypeError(f"{what}: {dtype!r} is not a dtype.") from None
+    if not differentiable(found) or sum_dtype(found) != found:
+        raise DTypeError(
+            f"{what}: gradients are summed in float32, float64 or a complex dtype, but got {found}.\n"
+            "  A sum in half precision loses small gradients; such gradients go into float32 sums."
+        )
+    return found
+
+
+def checked_weight(weight: Any, what: str = "weight", before: float = 0.0) -> float:
+    """Return a weight as a float; it is finite and not negative, and so is its sum with those ``before``."""
+    try:
+        if isinstance(weight, (str, bytes)):
+            raise TypeError
+        value = float(weight)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"{what} is a number, but got {weight!r}.") from None
+    except OverflowError:
+        value = math.inf
+    if not 0.0 <= value < math.inf:
+        shown = repr(weight) if math.isfinite(value) or isinstance(weight, float) else "one beyond float64"
+        raise ArgumentError(f"{what} is a finite number from 0, but got {shown}.")
+    if not before + value < math.inf:
+        raise ArgumentError(
+            f"the weights of this window add up to more than float64 holds: {before:g} and now {value:g}.\n"
+            "  Weights are numbers of examples or tokens.  Nothing was added."
+        )
+    return value
 
 
 def is_plain(g: Any) -> bool:

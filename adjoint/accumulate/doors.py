@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adjoint import tree
-from adjoint.accumulate.arrays import gradient_array, sum_dtype
-from adjoint.accumulate.sums import checked_weight
+from adjoint.accumulate.arrays import checked_weight, gradient_array, sum_dtype
 from adjoint.core.convert import asarray
 from adjoint.core.sparse import SparseRows, as_gradient_tensor
 from adjoint.core.tensor import Tensor

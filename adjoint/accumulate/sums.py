@@ -16,16 +16,21 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from adjoint.accumulate.arrays import gradient_array, is_plain, sum_dtype
+from adjoint.accumulate.arrays import (
+    checked_sum_dtype,
+    checked_weight,
+    gradient_array,
+    is_plain,
+    sum_dtype,
+)
 from adjoint.core.shapes import checked_shape
 from adjoint.core.sparse import SparseRows, as_gradient_tensor
 from adjoint.core.spread import SHARED, pieces, scratch, spread_in_turn, threads_for
-from adjoint.core.tensor import differentiable
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.grads.norm import all_finite_unwarned, chunks, global_norm
 from adjoint.grads.scaler import checked_count
 
-__all__ = ["GradientBuffer", "Sums", "checked_sum_dtype", "checked_weight", "normalised", "unit_for"]
+__all__ = ["GradientBuffer", "Sums", "normalised", "unit_for"]
 
 Array = ndarray[Any, Any]
 
@@ -38,41 +43,6 @@ WIDE = 2.0**64  # weights that differ by less are counted in one unit
 _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 # Other interpreters cannot tell who holds an array: then nothing is used twice.
 _references: Callable[[Any], int] = getattr(sys, "getrefcount", lambda _: 1 << 30)
-
-
-def checked_sum_dtype(what: str, dtype: Any) -> np.dtype[Any]:
-    """Return a dtype that sums gradients, or say why it cannot."""
-    try:
-        found = np.dtype(dtype)
-    except TypeError:
-        raise DTypeError(f"{what}: {dtype!r} is not a dtype.") from None
-    if not differentiable(found) or sum_dtype(found) != found:
-        raise DTypeError(
-            f"{what}: gradients are summed in float32, float64 or a complex dtype, but got {found}.\n"
-            "  A sum in half precision loses small gradients; such gradients go into float32 sums."
-        )
-    return found
-
-
-def checked_weight(weight: Any, what: str = "weight", before: float = 0.0) -> float:
-    """Return a weight as a float; it is finite and not negative, and so is its sum with those ``before``."""
-    try:
-        if isinstance(weight, (str, bytes)):
-            raise TypeError
-        value = float(weight)
-    except (TypeError, ValueError):
-        raise ArgumentError(f"{what} is a number, but got {weight!r}.") from None
-    except OverflowError:
-        value = math.inf
-    if not 0.0 <= value < math.inf:
-        shown = repr(weight) if math.isfinite(value) or isinstance(weight, float) else "one beyond float64"
-        raise ArgumentError(f"{what} is a finite number from 0, but got {shown}.")
-    if not before + value < math.inf:
-        raise ArgumentError(
-            f"the weights of this window add up to more than float64 holds: {before:g} and now {value:g}.\n"
-            "  Weights are numbers of examples or tokens.  Nothing was added."
-        )
-    return value
 
 
 def unit_for(weight: float, unit: float, before: float) -> float:

@@ -1,4 +1,4 @@
-"""Configuration, window, statistics and events of an accumulator."""
+"""Configuration, window, saved state, statistics and events of an accumulator."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.accumulate.sums import checked_sum_dtype
+from adjoint.accumulate.arrays import checked_sum_dtype
+from adjoint.accumulate.sums import GradientBuffer
 from adjoint.core.node import Handle, HookList
 from adjoint.errors import AccumulationError, AdjointError, ArgumentError, InputError, UnknownNameError
 from adjoint.grads.norm import check_max_norm, check_norm_order
+from adjoint.grads.scaler import checked_count
 
 __all__ = ["AccumulationConfig", "AccumulationEvent", "AccumulationStats", "Listeners", "Window"]
 
@@ -117,6 +119,8 @@ def _whole(what: str, value: Any, least: int) -> int:
     return int(value)
 
 
+FORMAT = 1  # of saved states
+_FREE = ("max_grad_norm", "norm_type", "nonfinite")  # of a config: a resumed run may choose these anew
 _HERE = ("first", "last", "done")  # fields that hold in this process only
 _LATER = ("skipped", "norm", "clipped_norm", "told", "scaled")  # fields that older states lack
 _DROPPED = ("clipped",)  # fields that older states have
@@ -191,6 +195,72 @@ def _is_like(value: Any, like: Any) -> bool:
         return value is None or isinstance(value, (int, float))
     kinds = (int, np.integer) if isinstance(like, int) else (int, float, np.number)
     return isinstance(value, kinds) and bool(0 <= value < math.inf)
+
+
+def read_state(
+    state: Any,
+    config: AccumulationConfig,
+    buffers: list[GradientBuffer],
+    totals: Iterable[str],
+    later: Collection[str],
+) -> tuple[Window, dict[str, int], list[GradientBuffer]]:
+    """Return window, totals and buffers of a saved accumulator that fits here, or say why it does not.
+
+    The state may lack buffers of names in ``later``: they are empty.
+    """
+    try:
+        return _read(state, config, buffers, totals, later)
+    except AdjointError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ArgumentError(
+            f"load_state_dict: this is not a state of a GradientAccumulator ({error!r}).\n"
+            "  It takes what state_dict() returned, or its part of what ad.load read."
+        ) from None
+
+
+def _read(
+    state: Any,
+    config: AccumulationConfig,
+    buffers: list[GradientBuffer],
+    totals: Iterable[str],
+    later: Collection[str],
+) -> tuple[Window, dict[str, int], list[GradientBuffer]]:
+    found, own, saved = state["format"], config.state_dict(), state["buffers"]
+    if isinstance(found, bool) or found != FORMAT:
+        raise ArgumentError(
+            f"load_state_dict: this version of adjoint reads states of format {FORMAT}, but got {found!r}."
+        )
+    known = {b.name for b in buffers if b.name in saved or b.name not in later}
+    if set(saved) != known:
+        lacks, has = sorted(known - set(saved)), sorted(set(saved) - known)
+        parts = [f"it lacks {listed(lacks)}"] * bool(lacks) + [f"it has {listed(has)} too"] * bool(has)
+        raise UnknownNameError(
+            f"load_state_dict: the saved names are not those registered here: {' and '.join(parts)}.\n"
+            "  Make the accumulator with the parameters, or register the names, that the saved one had."
+        )
+    differing = [k for k, v in own.items() if k not in _FREE and state["config"][k] != v]
+    if differing:
+        raise ArgumentError(
+            "load_state_dict: the saved window was made with another config: "
+            + ", ".join(f"{k}={state['config'][k]!r}, here {own[k]!r}" for k in differing)
+            + ".\n  Make this accumulator with the saved values; max_grad_norm, norm_type and nonfinite may "
+            "differ."
+        )
+    window = Window.from_state(state["window"], config.accumulation_steps, known)
+    counts = {k: checked_count(f"totals[{k!r}]", state["totals"][k]) for k in totals}
+    loaded = []
+    for b in buffers:
+        new = GradientBuffer(b.shape, b._dtype, compensated=b.compensated, name=b.name)
+        if b.name in saved:
+            new.load_state_dict(saved[b.name])
+        if new.count > window.micro_batches:
+            raise ArgumentError(
+                f"load_state_dict: {b.name!r} has {new.count} gradients, but the window has only "
+                f"{window.micro_batches} micro-batches."
+            )
+        loaded.append(new)
+    return window, counts, loaded
 
 
 @dataclass(frozen=True, slots=True)
