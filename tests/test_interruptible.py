@@ -118,6 +118,7 @@ def interrupted(program: Callable[[], Any], n: int) -> bool:
             if count == n:
                 raise KeyboardInterrupt
 
+    state = np.geterr()
     try:
         sys.setprofile(profile)
         program()
@@ -125,6 +126,7 @@ def interrupted(program: Callable[[], Any], n: int) -> bool:
         pass
     finally:
         sys.setprofile(None)
+        np.seterr(**state)  # an interrupt at the end of errstate.__enter__ leaves NumPy's error state set
     return count >= n
 
 
