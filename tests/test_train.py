@@ -511,7 +511,7 @@ def test_the_accumulator_is_given_the_optimiser_itself_and_only_where_there_are_
         return apply(self, optimizer, **options)
 
     monkeypatch.setattr(ad.GradientAccumulator, "apply", noted)
-    model = nn.Linear(3, 2, rng=0)
+    model = nn.Linear(3, 2, rng=0, dtype=np.float64)
     optimizer = optim.Adam(model.parameters())
     x, y = np.random.default_rng(0).normal(size=(4, 3)), np.zeros((4, 2))
     train.Trainer(model, F.mse_loss, optimizer, accumulate=pieces).train_step((x, y))
