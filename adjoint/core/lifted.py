@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from adjoint.core.op import Op
 
-__all__ = ["Lifted", "enclosing", "next_level", "run_at", "running"]
+__all__ = ["Lifted", "enclosing", "level_of", "next_level", "run_at", "running"]
 
 T = TypeVar("T")
 
@@ -93,6 +93,11 @@ class Lifted(Shaped):
         @abstractmethod
         def evaluate(self, op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
             """Evaluate ``op`` on arguments of which this one has the innermost level."""
+
+
+def level_of(value: Any) -> int:
+    """Return the level of a value of a transform; 0 for an array."""
+    return value.level if isinstance(value, Lifted) else 0
 
 
 def running(level: int) -> Lifted:

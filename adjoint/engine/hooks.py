@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from adjoint.core.lifted import Lifted, enclosing, run_at
+from adjoint.core.lifted import enclosing, level_of, run_at
 from adjoint.core.namespace import Namespace, rec
 from adjoint.core.node import HookList, Node
 from adjoint.core.sparse import SparseGradient, as_gradient_tensor
@@ -38,7 +38,7 @@ def _checked(hook: Callable[..., Any], result: Any, g: Any, xp: Namespace, what:
             f"the hook {name} on {what} returned a gradient of shape {result.shape} and {result.dtype}, "
             f"but it replaces one of shape {g.shape} and {g.dtype}."
         )
-    if type(result) is Traced and _level(result) > _level(as_gradient_tensor(g)):
+    if type(result) is Traced and level_of(result._data) > level_of(as_gradient_tensor(g)._data):
         raise HookError(
             f"the hook {name} on {what} returned a value of {result._data.transform}, but it replaces a "
             "gradient from outside.\n  Compute the tensor and its gradient both inside, or both outside."
@@ -46,10 +46,6 @@ def _checked(hook: Callable[..., Any], result: Any, g: Any, xp: Namespace, what:
     if type(result) is SparseGradient and xp is not rec:
         return result._rows
     return result if xp is rec else result._data
-
-
-def _level(t: Tensor) -> int:
-    return t._data.level if isinstance(t._data, Lifted) else 0
 
 
 def run_node_extra(node: Node, g: Any, xp: Namespace, retained: list[tuple[Tensor, Any]]) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.config import grad_mode, watched
-from adjoint.core.lifted import Lifted
+from adjoint.core.lifted import level_of
 from adjoint.core.namespace import Namespace, rec
 from adjoint.core.node import LEAF, Node, next_seq
 from adjoint.core.op import Op
@@ -74,7 +74,7 @@ def _checkpoint(
     call = _Call(f, args, kwargs, generators)
     since = next_seq()
     outputs, shape = tree.flatten(call.rerun.first(f, args, kwargs))
-    for level in sorted({_level(t) for out in outputs for t in _histories(out) if _is_new(t, since)}):
+    for level in sorted({level_of(t._data) for out in outputs for t in _histories(out) if _is_new(t, since)}):
         outputs = _recorded(_Checkpointed(call, level, debug), outputs, since)
     call.given.clear()
     return tree.unflatten(shape, outputs)
@@ -158,10 +158,6 @@ def saved_tensors_hooks(
 
 
 # Tensors inside vmap hold outer tensors, with histories of their own ------------------------------------
-
-
-def _level(t: Tensor) -> int:
-    return t._data.level if isinstance(t._data, Lifted) else 0
 
 
 def _histories(value: Any) -> Iterator[Tensor]:
@@ -258,7 +254,7 @@ def _kept(t: Tensor) -> Tensor:
 def _recorded(call: _Checkpointed, outputs: list[Any], since: int) -> list[Any]:
     """Record a call at one level; return the outputs with their histories there replaced."""
     parts = {i: _part(out, call.level)[0] for i, out in enumerate(outputs) if isinstance(out, Tensor)}
-    moving = {i: t for i, t in parts.items() if _level(t) == call.level and _is_new(t, since)}
+    moving = {i: t for i, t in parts.items() if level_of(t._data) == call.level and _is_new(t, since)}
     op, operands = call.op(moving, since)
     data = tuple(t._data for t in moving.values())
     recorded = record_results(op, operands, {}, data if len(data) > 1 else data[0])
@@ -337,7 +333,7 @@ class _Checkpointed:
         self.values = [t._data for t in roots] if self.debug else []
         parts = [_part(t, self.level) for t in self.call.given]
         self.batches = [batches for _, batches in parts]
-        self.lifted = [_level(t) < self.level for t, _ in parts]
+        self.lifted = [level_of(t._data) < self.level for t, _ in parts]
         operands = [at_level(t, roots[0]._data) if lift else t
                     for (t, _), lift in zip(parts, self.lifted, strict=True)]  # fmt: skip
         self.parents = [key_of(t) if wants_gradient(t) else None for t in operands]
