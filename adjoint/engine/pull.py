@@ -1,18 +1,20 @@
-"""Pull a gradient through one recorded op: the only place where rules are called."""
+"""Pull a gradient through one recorded op, and add what comes out to the gradients of its parents."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from adjoint.config import within
 from adjoint.core.lifted import Lifted
 from adjoint.core.namespace import Namespace, dyn, raw, rec
-from adjoint.core.node import Node, Packed
-from adjoint.core.record import innermost, output_node
+from adjoint.core.node import Node
+from adjoint.core.record import output_node
 from adjoint.core.shapes import reduced_axes
 from adjoint.core.tensor import Tensor, wrap
+from adjoint.engine.rules import on_one_level, unpacked
 from adjoint.engine.zeros import (
     Masked,
     Zeros,
@@ -25,7 +27,7 @@ from adjoint.engine.zeros import (
     same,
     through,
 )
-from adjoint.errors import GraphReleasedError, HookError, ModifiedError, RuleError
+from adjoint.errors import GraphReleasedError, ModifiedError, RuleError
 
 if TYPE_CHECKING:
     from adjoint.engine.run import Run
@@ -34,7 +36,6 @@ __all__ = [
     "Placed",
     "add",
     "add_output",
-    "check_versions",
     "contribute",
     "fit",
     "fitted",
@@ -42,7 +43,6 @@ __all__ = [
     "masked",
     "modified",
     "narrowed",
-    "on_one_level",
     "overwritten",
     "placed",
     "pull",
@@ -120,10 +120,9 @@ def saved_values(node: Node, xp: Namespace) -> tuple[tuple[Any, ...], Any]:
     if values is None:
         raise released(node)
     if node.versions is not None:
-        check_versions(node)
+        _check_versions(node)
     if node.extra is not None and node.extra.packed:
-        values = tuple(map(_unpacked, values))
-        out = tuple(map(_unpacked, out)) if type(out) is tuple else _unpacked(out)
+        values, out = unpacked(values), unpacked(out)
     return _attached(node, values, out) if xp is rec else (values, out)
 
 
@@ -145,13 +144,9 @@ def pull_joint(
     if xp is dyn and not op.call:
         g, out, values = on_one_level(g, out, values)
     if op.call:
-        several = op.outputs > 1
-        before = arriving.get()
-        try:  # no token, see ``differentiate``
-            arriving.set(list(zip(g, zeros or [None] * len(g), strict=True)) if several else [(g, zeros)])
-            grads = op.joint(xp, g, out, *values, wanted=wanted, **node.params)
-        finally:
-            arriving.set(before)
+        given = zip(g, zeros or [None] * len(g), strict=True) if op.outputs > 1 else [(g, zeros)]
+        rule = partial(op.joint, wanted=wanted, **node.params)
+        grads = within(arriving, list(given), rule, xp, g, out, *values)
     else:
         grads = op.joint(xp, g, out, *values, wanted=wanted, **node.params)
     if not isinstance(grads, (tuple, list)) or len(grads) != len(parents):
@@ -161,23 +156,6 @@ def pull_joint(
             f"returned {got}."
         )
     return [gp if want else None for gp, want in zip(grads, wanted, strict=True)]
-
-
-def on_one_level(g: Any, out: Any, values: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
-    """Return what a joint rule reads in ``dyn``, all at the innermost of their levels.
-
-    Such a rule may write into what it makes, and an array cannot take the values of a transform.
-    """
-    parts = [g, out, *values]
-    top = innermost([each for p in parts for each in (p if type(p) in (tuple, list) else (p,))])
-    return (g, out, values) if top is None else (_lifted(g, top), _lifted(out, top), _lifted(values, top))
-
-
-def _lifted(value: Any, top: Lifted) -> Any:
-    if type(value) in (tuple, list):
-        return tuple([_lifted(v, top) for v in value])
-    outer = type(value) is np.ndarray or (isinstance(value, Lifted) and value.level != top.level)
-    return top.lift(value) if outer else value
 
 
 def fit(node: Node, i: int, gp: Any, xp: Namespace, parent: Any) -> Any:
@@ -199,21 +177,6 @@ def fit(node: Node, i: int, gp: Any, xp: Namespace, parent: Any) -> Any:
     if gp.dtype != parent.dtype:
         gp = xp.astype(gp, dtype=parent.dtype)
     return gp
-
-
-def _unpacked(value: Any) -> Any:
-    """Return a saved value that may have gone through ``saved_tensors_hooks``."""
-    if type(value) is not Packed:
-        return value
-    t = value.unpack(value.value)
-    if not isinstance(t, Tensor):
-        raise HookError(f"saved_tensors_hooks: unpack returns a tensor, but got {type(t).__name__}.")
-    if t.shape != value.shape or t.dtype != value.dtype:
-        raise HookError(
-            f"saved_tensors_hooks: unpack returned shape {t.shape} and {t.dtype}, but what was packed had "
-            f"shape {value.shape} and {value.dtype}."
-        )
-    return t._data
 
 
 def _attached(node: Node, values: tuple[Any, ...], out: Any) -> tuple[tuple[Any, ...], Any]:
@@ -240,7 +203,7 @@ def joined(value: Any, parent: Any) -> Any:
     return t
 
 
-def check_versions(node: Node) -> None:
+def _check_versions(node: Node) -> None:
     """Raise if a saved value was written to since."""
     for t, version in node.versions or ():
         if t._version != version:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.config import grad_mode
+from adjoint.config import grad_mode, within
 from adjoint.core.lifted import Lifted, enclosing
 from adjoint.core.namespace import Namespace, dyn, raw, rec
 from adjoint.core.node import Node, Spec, next_seq
@@ -24,7 +24,8 @@ from adjoint.core.op import Op
 from adjoint.core.record import PICK, evaluate, joined_copy
 from adjoint.core.tensor import Tensor, Traced, wrap
 from adjoint.engine.plan import make_plan
-from adjoint.engine.pull import on_one_level, saved_values
+from adjoint.engine.pull import saved_values
+from adjoint.engine.rules import call_rule
 from adjoint.engine.run import differentiate, key_of, seed_at_level
 from adjoint.engine.serial import run_serial
 from adjoint.engine.zeros import Zeros, arriving, may_have_nan, meet, nonzero, of_seed, positive, spread
@@ -131,12 +132,8 @@ def _zeros_of(node: Node, tangents: list[Any], own: list[Zeros | None]) -> Any:
         None if t is None else positive(t.shape, t.dtype, None if z is None else z.live())
         for t, z in zip(tangents, own, strict=True)
     ]
-    token = grad_mode.set(False)
-    try:
-        lifted = any(isinstance(v, Lifted) for v in (*seeds, *(node.args or ())))
-        found = push(node, seeds, dyn if lifted else raw)
-    finally:
-        grad_mode.reset(token)
+    lifted = any(isinstance(v, Lifted) for v in (*seeds, *(node.args or ())))
+    found = within(grad_mode, False, push, node, seeds, dyn if lifted else raw)
     if node.op.outputs > 1:
         return tuple(None if t is None else Zeros((), nonzero(t)) for t in found)
     return None if found is None else Zeros((), nonzero(found))
@@ -172,12 +169,8 @@ def push(node: Node, tangents: list[Any], xp: Namespace, zeros: Sequence[Any] = 
 def _call(
     node: Node, tangents: list[Any], xp: Namespace, values: tuple[Any, ...], out: Any, zeros: Sequence[Any]
 ) -> Any:
-    before = arriving.get()
-    try:  # no token, see ``differentiate``
-        arriving.set(list(zip(tangents, zeros or [None] * len(tangents), strict=True)))
-        return _by_kind(node, tangents, xp, values, out)
-    finally:
-        arriving.set(before)
+    given = list(zip(tangents, zeros or [None] * len(tangents), strict=True))
+    return within(arriving, given, _by_kind, node, tangents, xp, values, out)
 
 
 def _by_kind(node: Node, tangents: list[Any], xp: Namespace, values: tuple[Any, ...], out: Any) -> Any:
@@ -237,18 +230,9 @@ def _elementwise(node: Node, tangents: list[Any], xp: Namespace, values: tuple[A
         elif op.plain:
             term = op.rules[i](xp, t, out, *values, **node.params)
         else:
-            term = _rule(op, i, t, xp, values, out, node.params)
+            term = call_rule(op, i, xp, t, out, values, node.params)
         total = term if total is None else xp.add(total, term)
     return total
-
-
-def _rule(op: Op, i: int, g: Any, xp: Namespace, values: Any, out: Any, params: dict[str, Any]) -> Any:
-    if op.joint is not None:
-        wanted = tuple(j == i for j in range(len(values)))
-        if xp is dyn and not op.call:
-            g, out, values = on_one_level(g, out, values)
-        return op.joint(xp, g, out, *values, wanted=wanted, **params)[i]
-    return op.rules[i](xp, g, out, *values, **params)
 
 
 def _real_linear(node: Node, i: int, t: Any, xp: Namespace, values: Any, out: Any) -> Any:
@@ -258,10 +242,10 @@ def _real_linear(node: Node, i: int, t: Any, xp: Namespace, values: Any, out: An
     along a unit u of the output is <vjp(u), t>.
     """
     one = np.ones(node.shape, node.dtype)
-    term = xp.real(xp.conj(_rule(node.op, i, one, xp, values, out, node.params)) * t)
+    term = xp.real(xp.conj(call_rule(node.op, i, xp, one, out, values, node.params)) * t)
     if node.dtype.kind != "c":
         return term
-    turned = _rule(node.op, i, 1j * one, xp, values, out, node.params)
+    turned = call_rule(node.op, i, xp, 1j * one, out, values, node.params)
     return term + 1j * xp.real(xp.conj(turned) * t)
 
 

@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.config import grad_mode
+from adjoint.config import grad_mode, within
 from adjoint.core.lifted import Lifted
 from adjoint.core.namespace import Namespace, dyn, raw, rec
-from adjoint.core.node import Node, Packed
+from adjoint.core.node import Node
 from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor
+from adjoint.engine.rules import call_rule, unpacked
 
 __all__ = [
     "Masked",
@@ -139,22 +140,11 @@ class _Pulled(Zeros):
             )
         else:
             g = positive(node.shape, node.dtype, next(rest, None))
-        values = tuple(map(_unpacked, self.args or ()))
-        out = tuple(map(_unpacked, self.out)) if type(self.out) is tuple else _unpacked(self.out)
+        values, out = unpacked(self.args or ()), unpacked(self.out)
         self.args = self.out = None
         lifted = any(isinstance(v, Lifted) for v in (*values, *_each(out), *_each(g)))
-        before = grad_mode.get()
-        try:  # no token, see ``differentiate``
-            grad_mode.set(False)
-            if op.joint is None:
-                found = op.rules[self.i](dyn if lifted else raw, g, out, *values, **node.params)
-            else:
-                wanted = tuple(j == self.i for j in range(len(node.parents)))
-                found = op.joint(dyn if lifted else raw, g, out, *values, wanted=wanted, **node.params)[
-                    self.i
-                ]
-        finally:
-            grad_mode.set(before)
+        xp = dyn if lifted else raw
+        found = within(grad_mode, False, call_rule, op, self.i, xp, g, out, values, node.params)
         return None if type(found) is SparseRows else spread(nonzero(found), self.shape)
 
 
@@ -218,10 +208,6 @@ def also_picked(had: Zeros, node: Node, shape: tuple[int, ...]) -> Zeros | None:
 
 def _each(value: Any) -> tuple[Any, ...]:
     return value if type(value) is tuple else (value,)
-
-
-def _unpacked(value: Any) -> Any:
-    return value.unpack(value.value)._data if type(value) is Packed else value
 
 
 class Masked:

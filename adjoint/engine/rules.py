@@ -1,0 +1,64 @@
+"""Call one rule of an op by itself, and prepare what rules read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.lifted import Lifted
+from adjoint.core.namespace import Namespace, dyn
+from adjoint.core.node import Packed
+from adjoint.core.op import Op
+from adjoint.core.record import innermost
+from adjoint.core.tensor import Tensor
+from adjoint.errors import HookError
+
+__all__ = ["call_rule", "on_one_level", "unpacked"]
+
+
+def call_rule(
+    op: Op, i: int, xp: Namespace, g: Any, out: Any, values: Sequence[Any], params: dict[str, Any]
+) -> Any:
+    """Return what the rule for argument ``i`` makes of a gradient or tangent."""
+    if op.joint is None:
+        return op.rules[i](xp, g, out, *values, **params)
+    wanted = tuple(j == i for j in range(len(values)))
+    if xp is dyn and not op.call:
+        g, out, values = on_one_level(g, out, values)
+    return op.joint(xp, g, out, *values, wanted=wanted, **params)[i]
+
+
+def on_one_level(g: Any, out: Any, values: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
+    """Return what a joint rule reads in ``dyn``, all at the innermost of their levels.
+
+    Such a rule may write into what it makes, and an array cannot take the values of a transform.
+    """
+    parts = [g, out, *values]
+    top = innermost([each for p in parts for each in (p if type(p) in (tuple, list) else (p,))])
+    return (g, out, values) if top is None else (_lifted(g, top), _lifted(out, top), _lifted(values, top))
+
+
+def _lifted(value: Any, top: Lifted) -> Any:
+    if type(value) in (tuple, list):
+        return tuple([_lifted(v, top) for v in value])
+    outer = type(value) is np.ndarray or (isinstance(value, Lifted) and value.level != top.level)
+    return top.lift(value) if outer else value
+
+
+def unpacked(value: Any) -> Any:
+    """Return a saved value that may have gone through ``saved_tensors_hooks``; of a tuple, each."""
+    if type(value) is tuple:
+        return tuple(map(unpacked, value))
+    if type(value) is not Packed:
+        return value
+    t = value.unpack(value.value)
+    if not isinstance(t, Tensor):
+        raise HookError(f"saved_tensors_hooks: unpack returns a tensor, but got {type(t).__name__}.")
+    if t.shape != value.shape or t.dtype != value.dtype:
+        raise HookError(
+            f"saved_tensors_hooks: unpack returned shape {t.shape} and {t.dtype}, but what was packed had "
+            f"shape {value.shape} and {value.dtype}."
+        )
+    return t._data
