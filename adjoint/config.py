@@ -33,6 +33,7 @@ __all__ = [
     "inference_mode",
     "is_grad_enabled",
     "is_inference_mode_enabled",
+    "library_of",
     "no_grad",
     "set_default_dtype",
     "set_grad_enabled",
@@ -63,7 +64,7 @@ _workers: ContextVar[int | str] = ContextVar("adjoint_workers", default=1)
 _threads: ContextVar[int | str] = ContextVar("adjoint_threads", default="auto")
 
 
-LIBRARIES = frozenset(("adjoint", "numpy", "scipy"))
+_LIBRARIES = frozenset(("adjoint", "numpy", "scipy"))
 
 
 def library_of(frame: FrameType) -> str:
@@ -74,7 +75,7 @@ def library_of(frame: FrameType) -> str:
 def user_line() -> str:
     """Return "file:line" of the innermost frame outside adjoint, NumPy and SciPy."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and library_of(frame) in LIBRARIES:
+    while frame.f_back is not None and library_of(frame) in _LIBRARIES:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 

@@ -30,7 +30,7 @@ from adjoint.core.shapes import Shape, broadcast_shapes, canonical_axis, canonic
 from adjoint.core.tensor import Tensor, differentiable, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.ops.half import widened
-from adjoint.ops.reduce import argmax
+from adjoint.ops.reduce import argmax, narrowed
 
 __all__ = ["Generator", "default_rng"]
 
@@ -150,17 +150,17 @@ class Generator:
     def standard_normal(self, size: Any = None, dtype: Any = None) -> Tensor:
         """Draw from the normal distribution with mean 0 and deviation 1."""
         target, z = self._noise("standard_normal", "standard_normal", size, dtype)
-        return _rounded(z, target)
+        return narrowed(z, target)
 
     def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
         """Draw loc + scale · z with z standard normal; gradients flow to ``loc`` and ``scale``."""
         target, z, loc, scale = self._noise("normal", "standard_normal", size, dtype, loc, scale)
-        return _rounded(loc + _not_negative("normal", scale) * z, target)
+        return narrowed(loc + _not_negative("normal", scale) * z, target)
 
     def lognormal(self, mean: Any = 0.0, sigma: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
         """Draw exp of a normal draw; gradients flow to ``mean`` and ``sigma``."""
         target, z, mean, sigma = self._noise("lognormal", "standard_normal", size, dtype, mean, sigma)
-        return _rounded(rec.exp(mean + _not_negative("lognormal", sigma) * z), target)
+        return narrowed(rec.exp(mean + _not_negative("lognormal", sigma) * z), target)
 
     def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
         """Draw low + (high - low) · u with u from [0, 1); gradients flow to both bounds."""
@@ -171,23 +171,23 @@ class Generator:
     def exponential(self, scale: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
         """Draw from the exponential distribution of mean ``scale``, to which gradients flow."""
         target, e, scale = self._noise("exponential", "standard_exponential", size, dtype, scale)
-        return _rounded(_not_negative("exponential", scale) * e, target)
+        return narrowed(_not_negative("exponential", scale) * e, target)
 
     def laplace(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
         """Draw from the double exponential distribution; gradients flow to ``loc`` and ``scale``."""
         target, e, loc, scale = self._noise("laplace", "standard_exponential", size, dtype, loc, scale)
         signs = self._numpy.integers(0, 2, e.shape, np.int8) * 2 - 1
-        return _rounded(loc + _not_negative("laplace", scale) * (e * signs), target)
+        return narrowed(loc + _not_negative("laplace", scale) * (e * signs), target)
 
     def logistic(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
         """Draw from the logistic distribution; gradients flow to ``loc`` and ``scale``."""
         target, e, loc, scale = self._noise("logistic", "standard_exponential", size, dtype, loc, scale)
-        return _rounded(loc + _not_negative("logistic", scale) * rec.log(rec.expm1(e)), target)
+        return narrowed(loc + _not_negative("logistic", scale) * rec.log(rec.expm1(e)), target)
 
     def gumbel(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
         """Draw loc - scale · log(e) with e exponential; gradients flow to ``loc`` and ``scale``."""
         target, e, loc, scale = self._noise("gumbel", "standard_exponential", size, dtype, loc, scale)
-        return _rounded(loc - _not_negative("gumbel", scale) * rec.log(e), target)
+        return narrowed(loc - _not_negative("gumbel", scale) * rec.log(e), target)
 
     def gumbel_softmax(self, logits: Any, tau: Any = 1.0, *, hard: bool = False, axis: int = -1) -> Tensor:
         """Draw softened one-hot vectors along ``axis`` with probabilities softmax(logits).
@@ -206,11 +206,11 @@ class Generator:
         scores = (logits + self.gumbel(size=logits.shape, dtype=logits.dtype)) / tau
         soft = rec.softmax(scores, axis=where)
         if not hard:
-            return _rounded(soft, target)
+            return narrowed(soft, target)
         best = argmax(soft, axis=where, keepdims=True)
         places = np.arange(logits.shape[where]).reshape((-1,) + (1,) * (-where - 1))
         one_hot = rec.astype(rec.equal(best, places), dtype=soft.dtype)
-        return _rounded(soft + (one_hot - soft).detach(), target)
+        return narrowed(soft + (one_hot - soft).detach(), target)
 
     # Draws without a gradient --------------------------------------------------------------
 
@@ -328,11 +328,6 @@ class Generator:
                 for t in values
             ),
         )
-
-
-def _rounded(y: Tensor, target: Any) -> Tensor:
-    """Return a draw in the dtype that was asked for."""
-    return y if y.dtype == target else rec.astype(y, dtype=target)
 
 
 def _below(y: Tensor, low: Any, high: Any) -> Tensor:

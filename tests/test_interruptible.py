@@ -81,7 +81,7 @@ def test_no_loop_stands_in_a_block_that_must_end(path):
 MODES: dict[str, tuple[ContextVar[Any], Any]] = {
     "enclosing": (lifted.enclosing, None),
     "grad_mode": (config.grad_mode, True),
-    "tapes": (record.tapes, ()),
+    "tapes": (config.tapes, ()),
     "saved_hooks": (record.saved_hooks, None),
     "writes": (tensor.writes, None),
     "reading": (tensor.reading, None),

@@ -120,7 +120,7 @@ def test_the_message_names_the_op_the_line_and_the_cures():
     assert message.replace(line[0], "at here, ") == (
         "the result of 'multiply', of shape (2,), would become a NumPy array at here, and its gradient would be lost.\n"
         "  Use functions that take tensors: ad.array or ad.stack for lists, np.f(x), ad.linalg, ad.special.\n"
-        "  If the values alone are meant, take x.detach(), x.numpy() or x.item()."
+        "  If no gradient is needed, use x.detach(), x.numpy() or x.item()."
     )
 
 

@@ -11,9 +11,10 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint.config import get_default_dtype, special
+from adjoint.core.conversion import check_conversion
 from adjoint.core.lifted import Lifted
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor, Traced, check_conversion, concrete, wrap
+from adjoint.core.tensor import Tensor, Traced, concrete, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 
 __all__ = [

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple, Never
 
-from adjoint.config import grad_mode, special, tapes
+from adjoint.config import grad_mode, special
+from adjoint.core.conversion import is_watched
 from adjoint.core.explain import explained
 from adjoint.core.lifted import running
 from adjoint.core.namespace import rec
@@ -113,7 +114,7 @@ _TEMPORARY = _count_temporary()
 def _replace(assignment: Augmented, t: Tensor, y: Any) -> Tensor:
     """Give ``t`` the value of ``t + y``, and its history where one is recorded."""
     recording = _recording()
-    if recording and (t._node is LEAF or any(tape.watches(t) for tape in tapes.get())):
+    if recording and (t._node is LEAF or is_watched(t)):
         refuse_leaf()
     refuse_view(t)
     if type(y) is Traced and (type(t) is not Traced or t._data.level < y._data.level):

@@ -15,6 +15,7 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint.config import grad_mode, special, tapes, user_line
+from adjoint.core.conversion import is_watched
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.explain import check_finite, describe, explained
 from adjoint.core.lifted import Lifted
@@ -24,7 +25,6 @@ from adjoint.core.tensor import Tensor, Traced, differentiable, note_reading, no
 from adjoint.errors import AdjointError, ArgumentError, InputError, RuleError
 
 __all__ = [
-    "Watching",
     "anomaly",
     "as_result",
     "at_level",
@@ -38,7 +38,6 @@ __all__ = [
     "output_node",
     "record_results",
     "saved_hooks",
-    "tapes",
     "tracked",
     "weak_number",
     "weak_numbers",
@@ -361,23 +360,7 @@ def _watched_parents(
 
 def tracked(t: Tensor) -> bool:
     """Tell whether operations on a tensor are recorded: it has a history, or a tape watches it."""
-    return t._node is not None or (special.count != 0 and any(tape.watches(t) for tape in tapes.get()))
-
-
-class Watching:
-    """Watches constants as a tape does, for the second run of a function whose first run was on one."""
-
-    __slots__ = ("constants",)
-
-    def __init__(self, keys: Sequence[Any]) -> None:
-        self.constants = {id(k): k for k in keys if isinstance(k, Tensor) and k._node is None}
-
-    def watches(self, t: Tensor) -> bool:
-        """Tell whether a tensor is one of the constants."""
-        return id(t) in self.constants
-
-    def add(self, node: Node) -> None:
-        """Ignore a new node: nothing is differentiated by this object."""
+    return t._node is not None or is_watched(t)
 
 
 def output_node(node: Node, index: int) -> Node | None:

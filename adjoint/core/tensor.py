@@ -8,28 +8,19 @@ whenever anything else holds the memory.
 
 from __future__ import annotations
 
-import dis
 import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from types import FrameType
 from typing import Any, Never
 
 import numpy as np
 from numpy import ndarray
 
-from adjoint.config import (
-    grad_mode,
-    held_across_fork,
-    library_of,
-    special,
-    tapes,
-    transform,
-    user_line,
-)
+from adjoint.config import grad_mode, held_across_fork, special, transform
+from adjoint.core.conversion import asked_by_numpy, check_conversion
 from adjoint.core.lifted import Lifted, enclosing
 from adjoint.core.methods import Methods
 from adjoint.core.namespace import rec
@@ -39,7 +30,6 @@ from adjoint.errors import (
     DTypeError,
     InPlaceError,
     InputError,
-    LostHistoryError,
     NoGradientError,
     ShapeError,
 )
@@ -48,7 +38,6 @@ __all__ = [
     "Tensor",
     "Traced",
     "castable",
-    "check_conversion",
     "clock",
     "committing",
     "concrete",
@@ -368,7 +357,7 @@ class Tensor(Methods):
                 f"  Choose one, {kind}(x[0]), or use x.astype({kind}) for all."
             )
         inside = transform.get() is not None or enclosing.get() is not None
-        if inside or _asked_by_numpy(sys._getframe(2)):
+        if inside or asked_by_numpy(sys._getframe(2)):
             check_conversion(
                 self,
                 f"a Python {kind}",
@@ -495,34 +484,6 @@ def note_reading(*tensors: Any) -> None:
         for t in tensors:
             if isinstance(t, Tensor):
                 note(t)
-
-
-def _asked_by_numpy(frame: FrameType) -> bool:
-    """Tell whether NumPy converts a tensor in this frame: inside NumPy or SciPy, or in ``array[i] = x``."""
-    if library_of(frame) in ("numpy", "scipy"):
-        return True
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "STORE_SUBSCR"
-
-
-def check_conversion(t: Tensor, target: str, instead: str) -> None:
-    """Raise, while recording, if ``t`` requires grad or a tape watches it: a conversion drops its history."""
-    if not grad_mode.get():
-        return
-    if type(t._node) is Node:
-        what = f"the result of {t._node.name!r}, of shape {t.shape},"
-    elif t._node is LEAF:
-        what = f"a leaf of shape {t.shape} that requires grad"
-    elif special.count and any(tape.watches(t) for tape in tapes.get()):
-        what = f"a tensor of shape {t.shape} that a tape watches"
-    elif type(t) is Traced and t._data.has_history():
-        what = f"a value of shape {t.shape} with a history from outside of {t._data.transform}"
-    else:
-        return
-    raise LostHistoryError(
-        f"{what} would become {target} at {user_line()}, and its gradient would be lost.\n"
-        f"  {instead}\n"
-        "  If the values alone are meant, take x.detach(), x.numpy() or x.item()."
-    )
 
 
 def wrap(data: Any) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from adjoint.engine.pull import (
     released,
 )
 from adjoint.engine.run import Run
-from adjoint.engine.zeros import Zeros, cleaned
+from adjoint.engine.zeros import cleaned
 
 __all__ = ["run_serial"]
 
@@ -108,7 +107,7 @@ def _run(plan: Plan, run: Run) -> None:
                 except AttributeError:
                     fits = False
                 if masking and (stained is None or not fits or node.shape != gp.shape):
-                    _add_masked(run, node, i, parent, g, gp, mask)
+                    contribute(run, parent, masked(node, i, parent, g, gp, xp, mask))
                     i += 1
                     continue
                 if not fits:
@@ -136,11 +135,6 @@ def _finish_leaves(run: Run, leaves: Sequence[Tensor]) -> None:
     for leaf in leaves:
         if leaf in run.grads:
             run.leaf_ready(leaf)
-
-
-def _add_masked(run: Run, node: Node, i: int, parent: Any, g: Any, gp: Any, mask: Zeros | None) -> None:
-    """Add a contribution that has zeros."""
-    contribute(run, parent, masked(node, i, parent, g, gp, run.xp, mask))
 
 
 def _step(plan: Plan, run: Run, node: Node, g: object) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from contextvars import Token
 from typing import Any
 
-from adjoint.config import grad_mode, is_inference_mode_enabled, special
+from adjoint.config import grad_mode, is_inference_mode_enabled, special, tapes
 from adjoint.core.lifted import enclosing
 from adjoint.core.node import Node
-from adjoint.core.record import tapes, tracked
+from adjoint.core.record import tracked
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import DTypeError, InputError, NoGradientError, TapeError
 from adjoint.grads.backward import backward_on, seed_of, several_tensors

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import check_device, resolved, tensor
 from adjoint.core.methods import attach
-from adjoint.core.tensor import Tensor, check_conversion, wrap
+from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import InputError, SharingError
 
 __all__ = ["from_dlpack"]

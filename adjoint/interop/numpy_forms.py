@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from adjoint import ops, tree
+from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import array_of, asarray, weak_array
 from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import canonical_axis
-from adjoint.core.tensor import Tensor, check_conversion, differentiable, wrap
+from adjoint.core.tensor import Tensor, differentiable, wrap
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.half import is_half, widened
 from adjoint.ops.reduce import narrowed

@@ -9,14 +9,14 @@ import numpy as np
 
 from adjoint.core.convert import array_of
 from adjoint.core.define import define
-from adjoint.core.namespace import rec
+from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import broadcast_shapes, constant
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.matrices import adjoint_of, blame, floats, matrices, square
 from adjoint.ops.products import matmul
 
-__all__ = ["lstsq", "pinv"]
+__all__ = ["lstsq", "pinv", "rank_tolerance", "tolerance"]
 
 # Pseudo-inverse ---------------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ def _lstsq(x: Any, y: Any, rtol: Any) -> Any:
     counts = _above(s, rtol)
     inverse = np.where(counts, 1 / np.where(counts, s, 1), 0)
     # factor by factor: the product pinv(x) would lose the condition number of x
-    return _adjoint(vh) @ (inverse[..., None] * (_adjoint(u) @ y))
+    return adjoint_of(raw, vh) @ (inverse[..., None] * (adjoint_of(raw, u) @ y))
 
 
 def _singular(op: str, x: Any) -> tuple[Any, Any, Any]:
@@ -64,16 +64,12 @@ def _singular(op: str, x: Any) -> tuple[Any, Any, Any]:
         raise blame(op, x, np.linalg.svd, "has no singular values", "Check the input.") from None
 
 
-def _adjoint(x: Any) -> Any:
-    return x.swapaxes(-1, -2).conj()
-
-
 def _off_range(x: Any, y: Any, rtol: Any) -> Any:
     u, s, _ = _singular("lstsq", x)
     counts = _above(s, rtol)
     u = np.where(counts[..., None, :], u, 0)
     for _ in range(2):  # again: what rounding left inside
-        y = y - u @ (_adjoint(u) @ y)
+        y = y - u @ (adjoint_of(raw, u) @ y)
     full = (counts.sum(axis=-1) == x.shape[-2])[..., None, None]
     return np.where(full, 0, y)
 

@@ -279,7 +279,7 @@ def whole_part(name: str) -> Callable[[Tensor], int]:
                 f"math.{name}() needs one element, but this tensor has shape {x.shape}.\n"
                 f"  Use ad.{name}(x) for all of them."
             )
-        return getattr(math, name)(x.__float__())
+        return getattr(math, name)(float(x))
 
     return convert
 

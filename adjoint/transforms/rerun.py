@@ -18,18 +18,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from adjoint.config import get_default_dtype, grad_mode, held_across_fork, set_default_dtype, watched
+from adjoint.config import get_default_dtype, grad_mode, held_across_fork, set_default_dtype, tapes, watched
 from adjoint.core.lifted import enclosing
-from adjoint.core.record import Watching, saved_hooks, tapes
+from adjoint.core.node import Node
+from adjoint.core.record import saved_hooks
 from adjoint.core.tensor import Tensor, clock, reading, writes
 from adjoint.engine.pull import overwritten
 
 __all__ = ["Generators", "Rerun"]
 
 T = TypeVar("T")
-Log = dict[
-    int, tuple[Tensor, Any, int]
-]  # of tensors that were written to: what they held, and their versions
+# By the ids of tensors that were written to: what they held, and their versions.
+Log = dict[int, tuple[Tensor, Any, int]]
 
 # Held while random generators and tensors are set back, which other threads may be using too.
 _replaying = held_across_fork(threading.RLock())
@@ -106,7 +106,7 @@ class Rerun:
         )
         if not changed and not self.taped:
             return function(*args, **kwargs)
-        with watched(tapes, (*tapes.get(), Watching(self.constants)) if self.taped else tapes.get()):
+        with watched(tapes, (*tapes.get(), _Watching(self.constants)) if self.taped else tapes.get()):
             return function(*args, **kwargs)
 
     def _check(self, start: int, set_back: set[int], t: Tensor) -> None:
@@ -124,6 +124,22 @@ class Rerun:
                 t._data = data
         if self.generators is not None:
             self.generators.write(self.generators.states)
+
+
+class _Watching:
+    """Watches constants as a tape does, while a function that ran inside a tape runs again."""
+
+    __slots__ = ("constants",)
+
+    def __init__(self, constants: Iterable[Tensor]) -> None:
+        self.constants = set(map(id, constants))
+
+    def watches(self, t: Tensor) -> bool:
+        """Tell whether a tensor is one of the constants."""
+        return id(t) in self.constants
+
+    def add(self, node: Node) -> None:
+        """Ignore a new node: nothing is differentiated by this object."""
 
 
 def _restore(entries: Iterable[tuple[Tensor, Any, int]]) -> None:

@@ -1,0 +1,47 @@
+"""Conversions of a tensor to plain numbers, which drop its history."""
+
+from __future__ import annotations
+
+import dis
+from types import FrameType
+from typing import Any
+
+from adjoint.config import grad_mode, library_of, special, tapes, user_line
+from adjoint.core.lifted import Lifted
+from adjoint.core.node import LEAF, Node
+from adjoint.errors import LostHistoryError
+
+__all__ = ["asked_by_numpy", "check_conversion", "is_watched"]
+
+
+def is_watched(t: Any) -> bool:
+    """Tell whether a tape watches a tensor."""
+    return special.count != 0 and any(tape.watches(t) for tape in tapes.get())
+
+
+def asked_by_numpy(frame: FrameType) -> bool:
+    """Tell whether NumPy converts a tensor in this frame: inside NumPy or SciPy, or in ``array[i] = x``."""
+    if library_of(frame) in ("numpy", "scipy"):
+        return True
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "STORE_SUBSCR"
+
+
+def check_conversion(t: Any, target: str, instead: str) -> None:
+    """Raise, while recording, if ``t`` requires grad or a tape watches it: a conversion drops its history."""
+    if not grad_mode.get():
+        return
+    if type(t._node) is Node:
+        what = f"the result of {t._node.name!r}, of shape {t.shape},"
+    elif t._node is LEAF:
+        what = f"a leaf of shape {t.shape} that requires grad"
+    elif is_watched(t):
+        what = f"a tensor of shape {t.shape} that a tape watches"
+    elif isinstance(t._data, Lifted) and t._data.has_history():
+        what = f"a value of shape {t.shape} with a history from outside of {t._data.transform}"
+    else:
+        return
+    raise LostHistoryError(
+        f"{what} would become {target} at {user_line()}, and its gradient would be lost.\n"
+        f"  {instead}\n"
+        "  If no gradient is needed, use x.detach(), x.numpy() or x.item()."
+    )
