@@ -56,7 +56,7 @@ _FLOAT64 = np.dtype(np.float64)
 
 grad_mode: ContextVar[bool] = ContextVar("adjoint_grad_mode", default=True)
 tapes: ContextVar[tuple[Any, ...]] = ContextVar("adjoint_tapes", default=())
-# The transform whose function runs here, such as "ad.grad"; None outside of all.
+# The name of the transform that runs, such as "ad.grad"; None if there is none.
 transform: ContextVar[str | None] = ContextVar("adjoint_transform", default=None)
 _inference: ContextVar[bool] = ContextVar("adjoint_inference_mode", default=False)
 _default_dtype: ContextVar[np.dtype[Any]] = ContextVar("adjoint_default_dtype", default=_FLOAT64)
@@ -120,9 +120,9 @@ special = _Special()
 
 
 class watched(Generic[T]):  # noqa: N801  a context manager that reads as a function
-    """Set a context variable that ops look at on their careful path, for a block.
+    """Set a context variable for a block, and make ops take the careful path, which reads it.
 
-    An interrupt leaves the variable as it was; at most ``special`` stays too large, which costs time alone.
+    An interrupt cannot leave the variable set.  It may leave ``special`` too large, which only costs time.
     """
 
     def __init__(self, variable: ContextVar[T], value: T) -> None:
@@ -176,7 +176,7 @@ class ContextMode(Generic[T]):
         self._value = value
 
     def _present(self) -> Any:
-        """Return what holds now: what ``_restore`` needs."""
+        """Return the present value, for ``_restore``."""
         return self._variable.get()
 
     def _apply(self) -> None:
@@ -314,7 +314,7 @@ class _GradMode(ContextMode[bool]):
         if not (self._value and _inference.get()):  # enable_grad has no effect inside inference_mode
             grad_mode.set(self._value)
 
-    def __enter__(self) -> None:  # the inherited two, without their calls: loops enter no_grad at each step
+    def __enter__(self) -> None:  # inlined, as __exit__: loops enter no_grad at each step
         before, around = grad_mode.get(), _entered.get()
         try:
             if not (self._value and _inference.get()):

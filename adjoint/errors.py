@@ -176,7 +176,7 @@ class InPlaceError(AdjointError, RuntimeError):
 
 
 class LostHistoryError(AdjointError, RuntimeError):
-    """A tensor that requires grad would become plain numbers without anybody saying so.
+    """An implicit conversion would turn a tensor that requires grad into plain numbers.
 
     Cause: NumPy, SciPy or ``math`` asks for the values of a tensor, or ``ad.tensor(x)`` copies it.  The
     gradient would then lack a term.  Cure: the differentiable function (``ad.array([...])``, ``ad.stack``,
@@ -213,7 +213,7 @@ class GradcheckError(AdjointError, AssertionError):
 
 
 class AbsentNameError(AdjointError, AttributeError):
-    """A name that NumPy, PyTorch or JAX have and adjoint has not.  Cure: what the message says to use."""
+    """A name of NumPy, PyTorch or JAX that adjoint does not have.  Cure: use what the message names."""
 
 
 class NotSavedError(AdjointError, AttributeError):

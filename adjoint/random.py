@@ -331,7 +331,7 @@ class Generator:
 
 
 def _below(y: Tensor, low: Any, high: Any) -> Tensor:
-    """Return a uniform draw in half precision without its upper bound, to which it may have been rounded."""
+    """Return a uniform draw in half precision; numbers that were rounded up to ``high`` move below it."""
     low, high = (rec.astype(asarray(bound), dtype=y.dtype).detach() for bound in (low, high))
     last = rec.nextafter(high, low)
     hit = rec.logical_and(rec.equal(y, high), rec.not_equal(low, high))

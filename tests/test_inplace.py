@@ -447,7 +447,7 @@ def test_the_gradient_of_an_intermediate_warns_once_per_line():
         for _ in range(3):
             assert y.grad is None
     assert [str(c.message) for c in caught] == [
-        ".grad of the result of 'multiply' is None: backward keeps the gradients of leaves alone.\n"
+        ".grad of the result of 'multiply' is None: backward keeps only the gradients of leaves.\n"
         "  Call y.retain_grad() before backward, or use ad.gradients(loss, [y])."
     ]
     assert caught[0].filename == __file__

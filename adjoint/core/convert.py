@@ -219,7 +219,7 @@ def _stacked(value: Any, dtype: np.dtype[Any]) -> Tensor:
         raise ShapeError(
             "the nested list is ragged: its parts have shapes "
             f"{', '.join(dict.fromkeys(str(p.shape) for p in parts))}.\n"
-            "  Parts of one shape make a tensor; ad.concat joins along an axis that they have."
+            "  Give parts of equal shape, or join them with ad.concat."
         )
     return rec.stack(*parts, axis=-1 - parts[0].ndim)
 

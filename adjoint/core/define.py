@@ -55,7 +55,7 @@ def define(
     ``unread`` numbers those of several outputs that need not be kept with the others.
     ``selects`` says that some elements may have no influence on the output: a gradient that is
     zero for that reason stays zero behind the op, even where the derivatives there are infinite or NaN.
-    ``places`` says that the gradient of the one argument is ``g`` at ``params["key"]`` of zeros.
+    ``places`` says that the gradient of the one argument is zeros with ``g`` at ``params["key"]``.
     ``batch`` is how vmap evaluates it: "leading" where the forward takes any axes in front of all
     arguments, or a function (see ``transforms/batch_rules.py``).
 

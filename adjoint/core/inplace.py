@@ -141,7 +141,7 @@ def _lift(assignment: Augmented, t: Tensor, y: Tensor) -> None:
 
 
 def _explain(assignment: Augmented, t: Tensor, y: Any, error: Exception) -> Never:
-    """Raise an error of NumPy as one that says what does not fit."""
+    """Raise an error that says why NumPy's augmented assignment failed."""
     op = OPS[assignment.op]
     _check_fits(assignment, t, op.eager(t.detach(), y))
     raise explained(op, (t, y), {}, error) from None

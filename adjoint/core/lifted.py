@@ -35,7 +35,7 @@ enclosing: ContextVar[Lifted | None] = ContextVar("adjoint_enclosing", default=N
 
 
 def run_at(value: Any, function: Callable[..., T], *args: Any) -> T:
-    """Call a function at the level of a value, also inside another transform and after its own has ended."""
+    """Call a function at the level of a value, even if another transform runs or that one has ended."""
     if not isinstance(value, Lifted):
         return within(enclosing, None, function, *args)
     top = value.marker()
@@ -53,7 +53,7 @@ class Lifted(Shaped):
     transform = "a transform"  # its name in messages
 
     level: int
-    outer: Lifted | None  # of a value in ``enclosing``: the one that it replaced there
+    outer: Lifted | None  # what was in ``enclosing`` before this value
     shape: Any  # the shape the user's function sees
     dtype: Any
 
@@ -80,11 +80,11 @@ class Lifted(Shaped):
 
         @abstractmethod
         def marker(self) -> Lifted:
-            """Return a value that stands in ``enclosing`` for a running transform of this level."""
+            """Return the value that ``enclosing`` holds while a transform of this level runs."""
 
         @abstractmethod
         def release(self) -> list[Any]:
-            """Give the tensors that were adopted their own values back."""
+            """Restore the values of adopted tensors; return those that got values of the transform."""
 
         @abstractmethod
         def lift(self, value: Any) -> Lifted:
@@ -101,7 +101,7 @@ def level_of(value: Any) -> int:
 
 
 def running(level: int) -> Lifted:
-    """Return the value in ``enclosing`` that stands for the running transform of a level."""
+    """Return the value that ``enclosing`` holds for the running transform of a level."""
     top = enclosing.get()
     while top is not None and top.level != level:
         top = top.outer

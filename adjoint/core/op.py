@@ -46,17 +46,17 @@ class Op:
     reason: str  # why no gradient flows, where none does
     literals: bool = False  # the forward or the rules look at Python numbers among the arguments
     selects: bool = False  # elements without influence get a zero gradient, whatever their values are
-    places: bool = False  # the gradient of its argument is the given one, at params["key"] of zeros
+    places: bool = False  # the gradient of its argument is zeros with g at params["key"]
     pure: bool = True  # the same inputs give the same outputs, and nothing else happens
     unread: frozenset[int] = frozenset()  # of several outputs that are saved, those that no rule reads
-    call: bool = False  # one call of a function: its rule differentiates by itself, at levels that it chooses
+    call: bool = False  # a call of a user's function: its rule runs forward and backward itself
     eager: Callable[..., Any] = field(init=False)
     unsaved: Spec = field(init=False)  # what an elementwise rule gets for what was not saved
     blank: tuple[Any, ...] = field(init=False)
     differentiable: bool = field(init=False)
     saves_any: bool = field(init=False)
     plain: bool = field(init=False)  # one output, and nothing that the engine must look after
-    pointwise: bool = field(init=False)  # an element of the gradient depends on that at its own place alone
+    pointwise: bool = field(init=False)  # each element of the gradient depends only on the same element of g
     _split: dict[tuple[int, int], Split] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:

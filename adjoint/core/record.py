@@ -66,7 +66,7 @@ def as_result(op: Op, data: Any) -> ndarray[Any, Any]:
 
 
 def weak_number(op: Op, value: Any, dtype: Any) -> Any:
-    """Return a Python number as a 0-d array of a float or complex dtype; beside others it stays."""
+    """Return a Python number as a 0-d array if the dtype is float or complex, else unchanged."""
     if dtype is _F64:
         known = _NUMBERS64
     elif dtype is _F32:
@@ -89,10 +89,11 @@ def weak_number(op: Op, value: Any, dtype: Any) -> Any:
 
 
 def weak_numbers(op: Op, values: Sequence[Any]) -> list[Any]:
-    """Return the arguments of an elementwise op with Python numbers in the dtype of the floats beside them.
+    """Convert the Python numbers among the arguments of an elementwise op to the dtype of its float arrays.
 
-    A forward may be several calls of NumPy, in which a number alone would be float64.  Numbers that the
-    op looks at stay, except for floats beside bfloat16, which NumPy would make float32.
+    A forward may call several NumPy functions, and a number that one of them gets alone becomes float64.
+    Ops that read numbers (``literals``) get them unchanged, except floats with bfloat16 arrays, where
+    NumPy would return float32.
     """
     dtypes = [v.dtype for v in values if hasattr(v, "dtype") and differentiable(v.dtype)]
     if not dtypes:
@@ -142,7 +143,7 @@ def make_node(
                 data_i = values[i]
                 if op.kind != "elementwise" and (
                     spec.shape != data_i.shape or spec.dtype is not data_i.dtype
-                ):  # what is joined is mostly alike: one Spec does for all
+                ):  # arguments of stack and concat mostly have one shape: share the Spec
                     spec = Spec(op.name, data_i.shape, data_i.dtype)
                 values[i] = spec
     node.args = tuple(values)
@@ -171,7 +172,7 @@ def make_node(
 def node_of(op: Op, args: Sequence[Any], params: dict[str, Any], parents: Sequence[Any], data: Any) -> Node:
     """Record one operation, and show the node to tapes, anomaly mode and saved-tensor hooks.
 
-    Every node is made here or by ``pick``.  The fast paths write this out for when nothing looks on.
+    Every node is made here or by ``pick``.  The fast paths inline this for when none of these is active.
     """
     wanted = sum(1 << i for i, p in enumerate(parents) if p is not None)
     node = make_node(op, wanted, args, values_of(args), params, parents, data)
@@ -230,7 +231,7 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
 
 
 def record_results(op: Op, operands: tuple[Any, ...], params: dict[str, Any], data: Any) -> Any:
-    """Wrap and record the results of an op that has several, or while tapes and the like look on."""
+    """Wrap and record the results of an op that has several, or while tapes and the like are active."""
     several = op.outputs > 1
     outputs = data if several else (data,)
     outputs = tuple(d if isinstance(d, (ndarray, Lifted)) else np.asarray(d) for d in outputs)
@@ -364,12 +365,12 @@ def tracked(t: Tensor) -> bool:
 
 
 def output_node(node: Node, index: int) -> Node | None:
-    """Return the node of one output, the one that its tensor has if that still exists."""
+    """Return the node of one output: that of its tensor if the tensor still exists, else a new one."""
     extra = node.extra
     if extra is not None and extra.picks is not None:
         known = extra.picks[index]
         if known is None:
-            return None  # of integers
+            return None  # an output of integers
         found = known()
         if found is not None:
             return found

@@ -71,9 +71,9 @@ class _Clock:
 
 clock = _Clock()
 
-# What tensors held, by id, with their versions, before a function that may run again wrote to them.
+# By id: a tensor, its value and its version before a function that may run again wrote to it.
 writes: ContextVar[dict[int, tuple[Tensor, Any, int]] | None] = ContextVar("adjoint_writes", default=None)
-# Called with every tensor that is read, where it is looked for changes; only while ``special`` is not 0.
+# Called with every tensor that is read, to detect changes; only while ``special`` is not 0.
 reading: ContextVar[Callable[[Tensor], None] | None] = ContextVar("adjoint_reading", default=None)
 
 
@@ -107,7 +107,7 @@ class Tensor(Methods):
     _node: Any  # None: constant; LEAF: a leaf that requires grad; a Node: made by that op
     _version: int  # moves with each write
     _extra: _Extra | None
-    # Set on views without history alone: a weak reference to the tensor viewed, and that one's own _source.
+    # Set only on views without history: a weak reference to the viewed tensor, and its _source.
     _source: tuple[weakref.ref[Tensor], Any]
 
     def __new__(cls, *_: object, **__: object) -> Tensor:
@@ -236,7 +236,7 @@ class Tensor(Methods):
     def detach(self) -> Tensor:
         """Return a tensor of the same values without history.
 
-        It is a view: writing into it is an error while the original exists.  ``x.detach().copy()`` is free.
+        It is a view: writing into it is an error while the original exists.  ``x.detach().copy()`` is not.
         """
         if special.count:
             note_reading(self)
@@ -450,7 +450,7 @@ def read_only(data: ndarray[Any, Any]) -> ndarray[Any, Any]:
 def _warn_not_retained(node: Node) -> None:
     if node.extra is None or node.extra.retain is None:
         warnings.warn(
-            f".grad of the result of {node.name!r} is None: backward keeps the gradients of leaves alone.\n"
+            f".grad of the result of {node.name!r} is None: backward keeps only the gradients of leaves.\n"
             "  Call y.retain_grad() before backward, or use ad.gradients(loss, [y]).",
             stacklevel=3,
         )
@@ -478,7 +478,7 @@ def concrete(t: Tensor, what: str) -> ndarray[Any, Any]:
 
 
 def note_reading(*tensors: Any) -> None:
-    """Tell who looks for changes that these tensors are read; called only while ``special`` is not 0."""
+    """Report that tensors are read, to detect changes.  Called only while ``special`` is not 0."""
     note = reading.get()
     if note is not None:
         for t in tensors:
@@ -547,7 +547,7 @@ def is_view(t: Tensor) -> bool:
         if source() is not None:
             return True
     if type(t._node) is Node and type(t._data) is ndarray:
-        # A recorded view does not know its source.  Its base belongs to the source, or to the graph.
+        # A recorded view has no reference to its source.  The source or the graph holds its base array.
         base = t._data.base
         return type(base) is ndarray and sys.getrefcount(base) > _EXCLUSIVE
     return False
@@ -557,8 +557,7 @@ def refuse_view(t: Tensor) -> None:
     """Raise if a write into ``t`` would be lost to the tensor that it is a view of."""
     if is_view(t):
         raise InPlaceError(
-            f"this tensor of shape {t.shape} is a view of another tensor, "
-            "and a write would not reach that one.\n"
+            f"this tensor of shape {t.shape} is a view of another tensor, which the write would not change.\n"
             "  Write into the other tensor (x[0, 1] = 5, not x[0][1] = 5), make a new tensor (y = y + 1), "
             "or copy first (y = y.copy())."
         )
@@ -589,7 +588,7 @@ def writable(t: Tensor) -> ndarray[Any, Any]:
     data = concrete(t, "writing in place")
     log = writes.get()
     if log is not None:
-        log.setdefault(id(t), (t, data, t._version))  # which holds the memory: the write goes to a copy
+        log.setdefault(id(t), (t, data, t._version))  # the log holds the memory, so the write goes to a copy
     if data.base is not None or not data.flags.writeable or sys.getrefcount(data) > _EXCLUSIVE:
         refuse_view(t)
         data = t._data = data.copy()

@@ -456,7 +456,7 @@ class _Crew:
 
 
 def _end_in_child() -> None:
-    """End a run in a forked child: its helpers, and what they had in hand, are in the parent alone."""
+    """End a run in a forked child: its helper threads and their unfinished work are in the parent."""
     crew = _crew_here()
     if crew is None or not crew.helpers:
         return

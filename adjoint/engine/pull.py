@@ -98,7 +98,7 @@ def pull(node: Node, g: Any, xp: Namespace, needed: set[Any] | None, zeros: Any 
 def masked(
     node: Node, i: int, parent: Any, g: Any, gp: Any, xp: Namespace, zeros: Any, conjugate: bool = False
 ) -> Any:
-    """Make what a rule returned for argument ``i`` fit the parent, and join the zeros that it has."""
+    """Make what a rule returned for argument ``i`` fit the parent, and attach its zeros."""
     own: Zeros | None
     if node.op.pointwise:
         own = zeros if gp is g else zeros.stain()
@@ -109,7 +109,7 @@ def masked(
     else:
         own = through(node, i, g, zeros, parent.shape)
     gp = fitted(node, i, parent, gp, xp, conjugate)
-    # nothing comes after a leaf that could stain what is clean
+    # a leaf is the end of the run: zeros that are clean need not be kept
     return gp if own is None or (type(parent) is not Node and not own.stained) else Masked(gp, own)
 
 
@@ -252,7 +252,7 @@ def add(run: Run, parent: Any, gp: Any, zeros: Zeros | None = None) -> None:
 
 
 class Placed:
-    """A contribution that is zero but at an index without repeats, where it is ``g``."""
+    """A contribution that is ``g`` at an index without repeats, and zero elsewhere."""
 
     __slots__ = ("g", "node")
 
@@ -325,7 +325,7 @@ def narrowed(xp: Namespace, g: Any, key: Any, wide: set[Any]) -> Any:
 
 
 def add_output(run: Run, node: Node, g: Any, zeros: Zeros | None) -> None:
-    """Hand the gradient of one output, which is clean, to the node of all outputs."""
+    """Add the gradient of one output, which is clean, to the node of all outputs."""
     parent = node.parents[0]
     slots = run.grads.get(parent)
     if slots is None:

@@ -67,7 +67,7 @@ def push_forward(
 def _push_all(
     order: list[Node], given: dict[Any, Any], ends: list[Any], xp: Namespace, zeros: dict[Any, Zeros | None]
 ) -> list[Any]:
-    """Return the tangents of ``ends``; with ``zeros``, of which tangents no path reaches some elements."""
+    """Return the tangents of ``ends``.  ``zeros`` has those of ``given``; if it is empty, none are kept."""
     flows = dict(given)
     uses: dict[Any, int] = dict.fromkeys(ends, len(order) + 1)  # never dropped
     for node in order:
@@ -90,8 +90,8 @@ def _any_nan(tangents: list[Any]) -> bool:
     return any(t is not None and may_have_nan(t) for t in tangents)
 
 
-# Zeros of the tangents that were given, as rows of the identity have them, are kept where a derivative is
-# infinite.  See ``adjoint.engine.zeros``; here nothing is released, so it is done only where a NaN came out.
+# Zeros in the given tangents, such as rows of the identity, stay zero where a derivative is infinite (see
+# ``adjoint.engine.zeros``).  Forward mode releases nothing, so it runs again for this if it gave a NaN.
 
 
 def _push_keeping(node: Node, tangents: list[Any], xp: Namespace, zeros: dict[Any, Any]) -> tuple[Any, Any]:
@@ -127,7 +127,7 @@ def _kept(xp: Namespace, t: Any, zeros: Zeros | None) -> Any:
 
 
 def _zeros_of(node: Node, tangents: list[Any], own: list[Zeros | None]) -> Any:
-    """Return the zeros of a tangent: those that positive numbers, pushed in place of it, leave."""
+    """Return the zeros of a node's tangent: where it is 0 if positive numbers are pushed instead."""
     seeds = [
         None if t is None else positive(t.shape, t.dtype, None if z is None else z.live())
         for t, z in zip(tangents, own, strict=True)

@@ -45,7 +45,7 @@ class Run:
         self.grads: dict[Any, Any] = {}
         self.owned: set[Any] = set()  # keys whose array the engine made and may add into
         self.wide: set[Any] = set()  # keys whose half-precision gradient is summed in float32
-        self.zeros: dict[Any, Any] = {}  # of the gradients that have zeros because nothing leads there
+        self.zeros: dict[Any, Any] = {}  # the ``Zeros`` of gradients that have some
         self.captured: dict[Any, Any] = {}
         self.retained: list[tuple[Tensor, Any]] = []
 
@@ -142,7 +142,7 @@ def differentiate(
 
     Returns the run and the leaves with their gradients; nothing else has changed.  ``targets``
     and, without them, ``watched`` may have nodes; their gradients are in the run's ``captured``.
-    ``chosen`` says that zeros in the seeds select, as an index does, and are no results.
+    ``chosen`` says that the caller chose the seeds: their zeros select elements, as an index does.
     """
     xp = rec if create_graph else dyn if Traced in map(type, (*roots, *seeds)) else raw
     run = Run(xp, retain, on_ready)

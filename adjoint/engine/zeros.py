@@ -1,13 +1,13 @@
 """Zeros of a gradient that are there because no path leads to an element.
 
-``where``, an index, ``maximum`` and other ops that select give a zero gradient to what they did not
-choose.  Zero times an infinite derivative is zero there, as the derivative has no influence.  A zero that
+``where``, an index, ``maximum`` and other ops that select give a zero gradient to the elements that they
+did not choose.  Such a zero stays zero behind an infinite derivative, which has no influence.  A zero that
 the arithmetic made is a number like any other: times infinity it is NaN.
 
-A ``Zeros`` says which zeros of one gradient are of the first sort.  An op that selects makes one,
-elementwise ops pass it on by reference, and nothing is computed on the way: NaNs may stand in its places
-meanwhile (``stained``).  They are replaced before elements mix, in a sum, a reduction, a product, a hook or
-a leaf, and only there does anybody look for a NaN.  docs/adr/0013-zeros-by-selection.md has the reasons.
+A ``Zeros`` says which zeros of one gradient are of the first sort.  An op that selects makes one, and
+elementwise ops pass it on by reference.  Nothing is computed on the way, so some of these zeros may be NaN
+meanwhile (``stained``).  Before elements mix, in a sum, a reduction, a product, a hook or a leaf, the
+gradient is searched for NaNs, and they are replaced.  The reasons are in docs/adr/0014-zeros-by-selection.md.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ Live = Any  # a boolean array, true where a gradient may flow; None: everywhere
 class Zeros:
     """Which elements of a gradient no path reaches: those where ``live()`` is false.
 
-    ``stained`` says that rules have been applied since, so that a NaN may stand in place of a zero.
+    ``stained`` says that rules have been applied since, so that a NaN may be in place of a zero.
     """
 
     __slots__ = ("_known", "_live", "_sources", "origin", "stained")
 
     def __init__(self, sources: tuple[Zeros, ...], live: Live = None, stained: bool = False) -> None:
-        self._sources = sources  # of which it is computed, when somebody asks
+        self._sources = sources  # it is computed from these, on demand
         self._live = live
         self._known = not sources
         self.origin: Zeros | None = None  # the same zeros before they were stained
@@ -71,7 +71,7 @@ class Zeros:
         return found
 
     def live(self) -> Live:
-        """Return where a gradient may flow; found without recursion, for chains are long."""
+        """Return where a gradient may flow; computed without recursion, because chains are long."""
         todo = [self]
         while todo:
             z = todo[-1]
@@ -87,7 +87,7 @@ class Zeros:
         return self._live
 
     def _find(self, lives: list[Live]) -> Live:
-        """Compute where a gradient may flow: here where it may in any source."""
+        """Compute where a gradient may flow: wherever it may in any source."""
         found = lives[0]
         for live in lives[1:]:
             if found is None or live is None:
@@ -149,7 +149,7 @@ class _Pulled(Zeros):
 
 
 class _Picked(Zeros):
-    """The zeros around elements that indices picked along one axis: a bit for each place that was."""
+    """The zeros around elements that indices picked along one axis, with one bit per place."""
 
     __slots__ = ("axis", "bits", "shape")
 
@@ -201,7 +201,7 @@ def also_picked(had: Zeros, node: Node, shape: tuple[int, ...]) -> Zeros | None:
     if type(had) is _Picked:
         found = _along_one_axis(node.params["key"], shape)
         if found is not None and found[0] == had.axis:
-            had.bits |= found[1]  # nobody else has it yet
+            had.bits |= found[1]  # nothing else refers to it yet
             return None if had.bits + 1 == 1 << shape[had.axis] else had
     return meet(had, picked(node, shape))
 
@@ -233,7 +233,7 @@ arriving: ContextVar[Sequence[tuple[Any, Zeros | None]] | None] = ContextVar("ad
 
 
 def of_seed(seed: Any) -> Zeros | None:
-    """Return the zeros in the seed of a run: chosen by whoever gave it, or those of the run around."""
+    """Return the zeros in the seed of a run: those that the caller chose, or those of the run around it."""
     around = arriving.get()
     data = seed._data if isinstance(seed, Tensor) else seed
     if around is None:
@@ -283,9 +283,9 @@ def same(a: Zeros | None, b: Zeros | None) -> bool:
 
 
 def cleaned(xp: Namespace, g: Any, zeros: Zeros | None) -> Any:
-    """Return a gradient with zeros where NaNs may stand in their place.
+    """Return a gradient in which NaNs in place of zeros are replaced.
 
-    What is recorded is cleaned in any case: its derivative may be infinite where it is not.
+    A recorded gradient is always cleaned: its derivative may be infinite where the gradient is not.
     """
     if zeros is None or not zeros.stained or type(g) is SparseRows:
         return g
@@ -296,10 +296,10 @@ def cleaned(xp: Namespace, g: Any, zeros: Zeros | None) -> Any:
 
 
 def may_have_nan(g: Any) -> bool:
-    """Look for a NaN, at the price of a dot product: squares do not cancel, so it has one too."""
+    """Look for a NaN with one dot product: squares do not cancel, so the sum is NaN if an element is."""
     data = _held(g)
     if not isinstance(data, (np.ndarray, np.generic)) or data.dtype.kind not in "fc":
-        return True  # not known: a half precision that NumPy does not know
+        return True  # a dtype that NumPy does not know, such as bfloat16
     return bool(np.isnan(np.vdot(np.asarray(data), data)))
 
 

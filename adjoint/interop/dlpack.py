@@ -2,7 +2,7 @@
 
 Tensors own their memory, so both directions copy.  An export with ``copy=False`` shares memory that is
 marked as read-only, which DLPack can say since its version 1.0, and a later write into the tensor goes to
-a copy.  An import cannot share: whoever exports read-only memory may still write to it.
+a copy.  An import cannot share: the exporter may still write to memory that is marked as read-only.
 """
 
 from __future__ import annotations

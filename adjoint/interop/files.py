@@ -54,7 +54,7 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
     tensors: dict[str, Any] = {}
     try:
         content = json.dumps({"format": _FORMAT, "state": _encoded(state, "", tensors)})
-        "".join(tensors).encode()
+        "".join(tensors).encode()  # raises if a key is no text
     except RecursionError:
         raise InputError("ad.save: the state contains itself, or is nested too deeply.") from None
     except UnicodeEncodeError as error:
@@ -132,14 +132,14 @@ def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
 
 
 def _is_ours(metadata: Mapping[str, str]) -> bool:
-    """Tell whether ``save`` wrote a file: one mark of many is enough, damage may have removed the others."""
+    """Tell whether ``save`` wrote a file.  One mark is enough: damage may have removed the others."""
     return any(
         key in (_KEY, _SHA256) or value == _KEY or value.startswith(_STATE) for key, value in metadata.items()
     )
 
 
 def _state(path: str | os.PathLike[str], metadata: Mapping[str, str], arrays: dict[str, Any]) -> Any:
-    """Return the state in a file that ``save`` wrote; anything in it that has changed is refused."""
+    """Return the state in a file that ``save`` wrote; raise if anything in it has changed."""
     try:
         content = json.loads(metadata[_KEY])
         version = content["format"]

@@ -55,7 +55,7 @@ def refuse_other_than_files(path: str | os.PathLike[str], directory: str) -> Non
     if os.path.exists(path) and not os.path.isfile(path):
         raise FileError(
             f"{os.fspath(path)} is a device, a pipe or a socket.\n"
-            "  ad.save and ad.load take regular files alone."
+            "  ad.save and ad.load take only regular files."
         )
 
 

@@ -66,8 +66,8 @@ def _softplus_rest(xp: Any, x: Any) -> Any:
     return xp.log(u) + (e - (u - 1)) / u
 
 
-# sigmoid, whose rule keeps y alone, loses the digits of its derivatives that 1 - y does not have.  The rules of
-# softplus and its kin use this: it keeps x, and its backward takes twice the time.
+# The rule of sigmoid keeps only y, so its derivatives lack the digits that 1 - y loses.  The rules of softplus and
+# similar ops use this one: it keeps x, and its backward takes twice the time.
 define("logistic", lambda xp, x: logistic_function(xp, real_only(x)), lambda xp, g, y, x: g * xp.logistic_density(x),
        saves="x", fused=True, doc="sigmoid of real numbers, with derivatives that are exact in both tails.")  # fmt: skip
 

@@ -101,7 +101,7 @@ def _lstsq_rule(xp: Any, g: Any, z: Any, x: Any, y: Any, *, wanted: Sequence[boo
 define("lstsq", _lstsq, joint=_lstsq_rule, arity=2, saves="zxy", kind="general", params=("rtol",), holomorphic=False,
        batch="elementwise", doc="The shortest least-squares solution of linear equations.")  # fmt: skip
 define("off_range", _off_range, joint=_off_range_rule, arity=2, saves="zxy", kind="general", params=("rtol",),
-       holomorphic=False, batch="elementwise", doc="What of vectors is at right angles to the columns of a matrix.")  # fmt: skip
+       holomorphic=False, batch="elementwise", doc="The part of vectors that is orthogonal to the columns of a matrix.")  # fmt: skip
 
 # Singular values that are cut off ---------------------------------------------------------------
 

@@ -111,7 +111,7 @@ def _norm_over(op: str, x: Tensor, ord: Any, axes: Shape, keepdims: bool) -> Ten
 
 
 def _extreme(op: str, x: Tensor, ord: float, axes: Shape, keepdims: bool) -> Tensor:
-    """Return the largest absolute value, that of none being 0, or the smallest one, by the sign of the order."""
+    """Return the maximum (0 of no elements) for a positive order, the minimum for a negative one."""
     if not any(x.shape[a] == 0 for a in axes):
         return (rec.max if ord > 0 else rec.min)(x, axis=axes, keepdims=keepdims)
     if ord < 0:

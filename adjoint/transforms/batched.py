@@ -51,7 +51,7 @@ class Batched(Lifted):
         return Batched(self.level, self.size_, value, False)
 
     def marker(self) -> Batched:
-        """Return what stands for a running ``vmap`` of this level: it can adopt tensors."""
+        """Return what ``enclosing`` holds while a ``vmap`` of this level runs: it can adopt tensors."""
         found = self.lift(_NOTHING)
         found.adopted = []
         found.outer = enclosing.get()
@@ -76,9 +76,9 @@ class Batched(Lifted):
         self.adopted.append((weakref.ref(leaf), data))
 
     def release(self) -> list[Any]:
-        """Give the adopted tensors that still exist their own values back.
+        """Restore the values of the adopted tensors that still exist.
 
-        Return those that were given values of a batch: they have their old values again.
+        Return those that were assigned values of a batch; they get their old values back.
         """
         changed = []
         for reference, data in self.adopted:

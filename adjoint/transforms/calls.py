@@ -89,7 +89,7 @@ def apply(rule: Rule, tensors: Sequence[Tensor]) -> list[Tensor]:
         data = top.evaluate(_evaluated(rule), tuple(t._data for t in operands), {})
         return [wrap(d) for d in (data if isinstance(data, tuple) else (data,))]
     inputs = _cut(operands)
-    # at the level of the arguments: a vmap around is none of the rule's
+    # at the level of the arguments: the rule does not see a vmap around it
     outputs, residuals, rest = run_at(top, rule.forward, inputs)
     _checked_run(rule, [*outputs, *residuals], top)
     return _recorded(rule, operands, inputs, outputs, residuals, rest)
@@ -264,7 +264,7 @@ class _Mapped(Rule):
 
         def pull(res: Any, gs: Any) -> Any:
             found = self.rule.backward(list(res), rest, list(gs), wanted)
-            # with a number: vmap wants a result, and the gradients may all be None
+            # with a number, because vmap needs a result and all gradients may be None
             return 0, tuple(f if w else None for f, w in zip(found, wanted, strict=True))
 
         if not any(g is not None for g in grads):

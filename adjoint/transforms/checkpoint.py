@@ -45,8 +45,8 @@ def checkpoint(
 
     The backward runs ``f`` a second time.  Gradients go to the arguments, which may be trees,
     and to the tensors that ``f`` uses besides them, such as the parameters of a module.
-    Tensors that ``f`` writes to are set back for the second run, and move once.  The backward raises
-    ModifiedError if ``f`` reads a tensor that is no argument and was written to in between.
+    Tensors that ``f`` writes to are set back for the second run, so that they change once.  The backward
+    raises ModifiedError if ``f`` reads a tensor that is no argument and was written to in between.
     ``preserve_rng_state`` sets back the random generators that are found among the arguments, in
     what ``f`` closes over and in the attributes of modules, and NumPy's global one, so that the
     second run draws the same numbers.  With ``debug`` the results of both runs are compared.
@@ -228,7 +228,7 @@ class _Call:
         self.places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         # as they are now: the function may write to them
         self.given = [_kept(leaves[k]) for k in self.places]
-        # copies: nobody is told when an array is written to
+        # copies: writes to arrays cannot be detected
         self.leaves = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
         for k in self.places:
             self.leaves[k] = None
@@ -265,7 +265,7 @@ def _recorded(call: _Checkpointed, outputs: list[Any], since: int) -> list[Any]:
 
 
 def captured_by(roots: list[Tensor], since: int) -> list[Tensor]:
-    """Return what a record that began at ``since`` rests on: leaves, and results of earlier operations."""
+    """Return what a record that began at ``since`` depends on: leaves, and results of earlier operations."""
     found: dict[Any, Tensor] = {}
     seen: set[Any] = set()
     stack = [key_of(r) for r in roots]
@@ -284,10 +284,10 @@ def captured_by(roots: list[Tensor], since: int) -> list[Tensor]:
 def pull_record(
     xp: Namespace, roots: Sequence[Tensor], seeds: Sequence[Any], keys: list[Any], wanted: Any, since: int
 ) -> list[Any] | None:
-    """Pull gradients through a record that began at ``since``, to the nodes and leaves it rests on.
+    """Pull gradients through a record that began at ``since``, to the nodes and leaves it depends on.
 
-    What was there before is where this run ends: hooks and histories of it belong to the run
-    around.  Returns a gradient, or None, per key; None alone if the record rests on anything else.
+    The run ends at nodes from before: their hooks and histories belong to the run around this one.
+    Return a gradient or None for each key; return None if the record depends on anything else.
     """
     pairs = [(r, s) for r, s in zip(roots, seeds, strict=True) if s is not None]
     pulled = [k for k, w in zip(keys, wanted, strict=True) if w and k is not None]
@@ -420,7 +420,7 @@ def _once(keys: list[Any]) -> list[Any]:
 
 
 def standing(key: Any) -> Tensor:
-    """Return a tensor that stands for a node or leaf of the graph."""
+    """Return a tensor at a node or leaf of the graph; its values are not used."""
     if not isinstance(key, Node):
         return key
     t = wrap(np.broadcast_to(np.zeros((), key.dtype), key.shape))

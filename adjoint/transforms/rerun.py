@@ -1,8 +1,8 @@
 """Run a function a second time as it ran the first: same modes, same random numbers, same values.
 
-A ``Rerun`` belongs to one call of a function.  ``first`` runs it and takes note; ``again`` runs it with the
-modes, the random generators and the tensors that it writes to set back, and undoes its changes.  A
-constant that was written to between the runs is an error.
+A ``Rerun`` belongs to one call of a function.  ``first`` runs it and notes what it writes to.  ``again``
+sets back the modes, the random generators and these tensors, runs it, and undoes its changes.  A constant
+that was written to between the runs is an error.
 """
 
 from __future__ import annotations
