@@ -180,7 +180,7 @@ class LostHistoryError(AdjointError, RuntimeError):
 
     Cause: NumPy, SciPy or ``math`` asks for the values of a tensor, or ``ad.tensor(x)`` copies it.  The
     gradient would then lack a term.  Cure: the differentiable function (``ad.array([...])``, ``ad.stack``,
-    ``ad.exp``), or ``x.detach()`` and ``x.numpy()`` where the values alone are meant.
+    ``ad.exp``), or ``x.detach()`` and ``x.numpy()`` if no gradient is needed.
     """
 
 

@@ -124,6 +124,12 @@ def test_the_message_names_the_op_the_line_and_the_cures():
     )
 
 
+def test_the_message_calls_an_argument_an_argument():
+    with pytest.raises(errors.LostHistoryError) as info:
+        ad.grad(lambda x: math.exp(x) * x)(2.0)
+    assert str(info.value).startswith("an argument of shape () would become a Python float at ")
+
+
 def test_explicit_doors_stay_open():
     x = ad.tensor(X, requires_grad=True)
     y = x * 2

@@ -31,7 +31,13 @@ def check_conversion(t: Any, target: str, instead: str) -> None:
     if not grad_mode.get():
         return
     if type(t._node) is Node:
-        what = f"the result of {t._node.name!r}, of shape {t.shape},"
+        # a node without parents: the argument of a function that a transform calls
+        argument = t._node.parents == (None,)
+        what = (
+            f"an argument of shape {t.shape}"
+            if argument
+            else f"the result of {t._node.name!r}, of shape {t.shape},"
+        )
     elif t._node is LEAF:
         what = f"a leaf of shape {t.shape} that requires grad"
     elif is_watched(t):

@@ -71,7 +71,7 @@ def weak_number(op: Op, value: Any, dtype: Any) -> Any:
         known = _NUMBERS64
     elif dtype is _F32:
         known = _NUMBERS32
-    elif differentiable(dtype):
+    elif dtype.kind in "fcV":  # V: bfloat16
         known = None
     else:
         return value
@@ -95,11 +95,14 @@ def weak_numbers(op: Op, values: Sequence[Any]) -> list[Any]:
     Ops that read numbers (``literals``) get them unchanged, except floats with bfloat16 arrays, where
     NumPy would return float32.
     """
-    dtypes = [v.dtype for v in values if hasattr(v, "dtype") and differentiable(v.dtype)]
-    if not dtypes:
+    dtype: Any = None
+    for v in values:
+        own = getattr(v, "dtype", None)
+        if own is not None and own is not dtype and differentiable(own):
+            dtype = own if dtype is None else np.result_type(dtype, own)
+    if dtype is None or (op.literals and dtype.kind != "V"):
         return list(values)
-    dtype = dtypes[0] if len(dtypes) == 1 else np.result_type(*dtypes)
-    kinds = (float, int) if not op.literals else (float,) if dtype.kind == "V" else ()
+    kinds = (float,) if op.literals else (float, int)
     return [weak_number(op, v, dtype) if type(v) in kinds else v for v in values]
 
 

@@ -51,7 +51,7 @@ class Rerun:
         self.clock = 0  # of writes, at the end of the first run
 
     def first(self, function: Callable[..., T], args: Sequence[Any], kwargs: dict[str, Any]) -> T:
-        """Run the function; take note of what it draws from and writes to."""
+        """Run the function; note which generators it draws from and which tensors it writes to."""
         around, hooks = writes.get(), saved_hooks.get()
         log: Log = {}
         try:
