@@ -23,6 +23,7 @@ import numpy as np
 from adjoint.errors import ArgumentError, DTypeError, InputError
 
 __all__ = [
+    "LIBRARIES",
     "ContextMode",
     "enable_grad",
     "get_default_dtype",
@@ -64,7 +65,7 @@ _workers: ContextVar[int | str] = ContextVar("adjoint_workers", default=1)
 _threads: ContextVar[int | str] = ContextVar("adjoint_threads", default="auto")
 
 
-_LIBRARIES = frozenset(("adjoint", "numpy", "scipy"))
+LIBRARIES = frozenset(("adjoint", "numpy", "scipy"))
 
 
 def library_of(frame: FrameType) -> str:
@@ -72,20 +73,23 @@ def library_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
+def _user_frame() -> tuple[FrameType, int]:
+    """Return the innermost frame outside adjoint, NumPy and SciPy, and its ``stacklevel``."""
+    frame, level = sys._getframe(2), 1
+    while frame.f_back is not None and library_of(frame) in LIBRARIES:
+        frame, level = frame.f_back, level + 1
+    return frame, level
+
+
 def user_line() -> str:
     """Return "file:line" of the innermost frame outside adjoint, NumPy and SciPy."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and library_of(frame) in _LIBRARIES:
-        frame = frame.f_back
+    frame, _ = _user_frame()
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def user_level() -> int:
-    """Return the ``stacklevel`` with which a warning of the calling function is about the user's line."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and library_of(frame) in LIBRARIES:
-        frame, level = frame.f_back, level + 1
-    return level
+    """Return the ``stacklevel`` that makes a warning of the calling function point at the user's line."""
+    return _user_frame()[1]
 
 
 L = TypeVar("L", bound=Any)
