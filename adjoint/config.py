@@ -43,6 +43,7 @@ __all__ = [
     "tapes",
     "threads",
     "transform",
+    "user_level",
     "user_line",
     "watched",
     "within",
