@@ -71,7 +71,7 @@ def weak_number(op: Op, value: Any, dtype: Any) -> Any:
         known = _NUMBERS64
     elif dtype is _F32:
         known = _NUMBERS32
-    elif dtype.kind in "fcV":  # V: bfloat16
+    elif dtype.kind in "fcV":  # V is bfloat16
         known = None
     else:
         return value
@@ -98,7 +98,7 @@ def weak_numbers(op: Op, values: Sequence[Any]) -> list[Any]:
     dtype: Any = None
     for v in values:
         own = getattr(v, "dtype", None)
-        if own is not None and own is not dtype and differentiable(own):
+        if own is not None and own is not dtype and own.kind in "fcV":
             dtype = own if dtype is None else np.result_type(dtype, own)
     if dtype is None or (op.literals and dtype.kind != "V"):
         return list(values)
