@@ -245,8 +245,8 @@ SEVERAL: dict[str, Any] = {
     "checkpoint": lambda x: ad.checkpoint(ad.sin, x),
     "checkpoint with two results": lambda x: ad.stack(ad.checkpoint(lambda v: (ad.sin(v), ad.exp(v)), x)),
     "split": lambda x: ad.split(ad.sin(x), 3)[1] ** 2,
-    "LSTM": lambda x: nn.LSTM(3, 2, rng=0)(x.reshape(3, 1, 3))[0],
-    "GRU": lambda x: nn.GRU(3, 2, rng=0)(x.reshape(3, 1, 3))[0],
+    "LSTM": lambda x: nn.LSTM(3, 2, rng=0, dtype=np.float64)(x.reshape(3, 1, 3))[0],
+    "GRU": lambda x: nn.GRU(3, 2, rng=0, dtype=np.float64)(x.reshape(3, 1, 3))[0],
     "lstm_cell": lambda x: nn.functional.lstm_cell(ad.concat([x, x, x, x], axis=1), x)[0],
 }
 
