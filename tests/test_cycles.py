@@ -41,7 +41,7 @@ def fails(*_: Any) -> Any:
 
 
 def net() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    return nn.Sequential(nn.Linear(4, 5, dtype=np.float64), nn.Tanh(), nn.Linear(5, 3, dtype=np.float64))
 
 
 def loss_of(model: nn.Module) -> ad.Tensor:
@@ -282,7 +282,7 @@ def trainer() -> None:
 
 @door
 def recurrent() -> None:
-    nn.LSTM(4, 3)(ad.ones((2, 3, 4)))[0].sum().backward()
+    nn.LSTM(4, 3, dtype=np.float64)(ad.ones((2, 3, 4)))[0].sum().backward()
 
 
 # Errors, whose tracebacks hold frames ----------------------------------------------------------
