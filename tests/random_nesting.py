@@ -420,7 +420,7 @@ CUTS: dict[str, Step] = {
     "no_grad": _cut(ad.no_grad),
     "inference_mode": _cut(ad.inference_mode),
     "stop_gradient": _simple(lambda f: lambda x, w: ad.stop_gradient(f(x, w)) * _factor(x, w)),
-    "detach": _simple(lambda f: lambda x, w: f(x, w).detach() * _factor(x, w)),
+    "detach": _simple(lambda f: lambda x, w: ad.asarray(f(x, w)).detach() * _factor(x, w)),
 }
 # Times a factor of which a transform in between captures the argument; a derivative and a product.
 PRODUCTS: dict[str, Step] = {
@@ -521,7 +521,7 @@ class Program:
 
 def _found(y: Any, gx: Any, gw: Any) -> Any:
     zero = lambda g: 0.0 if g is None else g
-    return float(y), float(V @ np.zeros(3) if gx is None else V @ gx.numpy()), float(zero(gw))
+    return float(y), float(V @ np.zeros(3) if gx is None else V @ np.asarray(gx)), float(zero(gw))
 
 
 def _leaves(x: Any, w: Any) -> Any:
@@ -530,7 +530,7 @@ def _leaves(x: Any, w: Any) -> Any:
 
 def _door_backward(f: F2, x: Any, w: Any) -> Any:
     x, w = _leaves(x, w)
-    y = f(x, w)
+    y = ad.asarray(f(x, w))
     if y.requires_grad:
         y.backward()
     return _found(y, x.grad, w.grad)
@@ -538,7 +538,7 @@ def _door_backward(f: F2, x: Any, w: Any) -> Any:
 
 def _door_gradients(f: F2, x: Any, w: Any) -> Any:
     x, w = _leaves(x, w)
-    y = f(x, w)
+    y = ad.asarray(f(x, w))
     gx, gw = ad.gradients(y, [x, w], allow_unused=True) if y.requires_grad else (None, None)
     return _found(y, gx, gw)
 
@@ -547,7 +547,7 @@ def _door_tape(f: F2, x: Any, w: Any) -> Any:
     x, w = ad.tensor(x), ad.tensor(w)
     with ad.Tape() as tape:
         tape.watch(x, w)
-        y = f(x, w)
+        y = ad.asarray(f(x, w))
     grads = dict(tape.gradients(y).items()) if y.requires_grad else {}
     return _found(y, grads.get(x), grads.get(w))
 
@@ -570,7 +570,7 @@ def _door_vmap(f: F2, x: Any, w: Any) -> Any:
 
 def _door_leaf_and_vmap(f: F2, x: Any, w: Any) -> Any:
     x, w = _leaves(x, w)
-    y = ad.vmap(lambda s: f(x * s, w))(np.array([1.0, 0.5]))[0]
+    y = ad.asarray(ad.vmap(lambda s: f(x * s, w))(np.array([1.0, 0.5]))[0])
     if y.requires_grad:
         y.backward()
     return _found(y, x.grad, w.grad)

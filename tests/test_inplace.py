@@ -222,7 +222,7 @@ def test_inside_transforms():
     assert ad.hessian(total)(x).tolist() == (2 * np.eye(3)).tolist()
     assert float(ad.jvp(total, (x,), (x,))[1]) == 28.0
     nested = ad.vmap(lambda a: ad.vmap(lambda b: total(a * b))(np.ones((2, 3))))(np.stack([x, x, x]))
-    assert nested.shape == (3, 2) and (nested.numpy() == 14.0).all()
+    assert nested.shape == (3, 2) and (np.asarray(nested) == 14.0).all()
 
 
 def test_an_argument_of_a_differentiated_function_may_be_changed():

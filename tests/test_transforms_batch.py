@@ -65,7 +65,7 @@ def test_vmap_equals_a_loop(case: Case) -> None:
         for j, out in enumerate(found):
             expected = np.stack([r[j].numpy() for r in rows])
             assert out.dtype == expected.dtype
-            np.testing.assert_allclose(out.numpy(), expected, rtol=1e-12, atol=1e-12)
+            np.testing.assert_allclose(np.asarray(out), expected, rtol=1e-12, atol=1e-12)
 
 
 SMOOTH = [
@@ -106,10 +106,10 @@ def test_vmap_of_grad_and_of_jvp_equal_a_loop(case: Case) -> None:
         row = [b[k] for b in batch]
         expected = ad.grad(f, numbers)(*row)
         for g, o, e in zip(found, outer, expected, strict=True):
-            np.testing.assert_allclose(g.numpy()[k], e.numpy(), rtol=1e-10, atol=1e-12)
-            np.testing.assert_allclose(o.numpy()[k], e.numpy(), rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(np.asarray(g)[k], np.asarray(e), rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(np.asarray(o)[k], np.asarray(e), rtol=1e-10, atol=1e-12)
         along = ad.jvp(f, row, row)[1]
-        np.testing.assert_allclose(pushed.numpy()[k], along.numpy(), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(np.asarray(pushed)[k], np.asarray(along), rtol=1e-9, atol=1e-12)
 
 
 # Rules that serve several arguments at once compute in place, so whatever they read must be at one level.
@@ -196,18 +196,20 @@ def test_seeds_and_saved_values_of_different_levels(case: Case, door: str) -> No
 def test_a_jacobian_of_layer_norm_with_a_weight() -> None:
     x, w = np.array([0.5, 1.0, 2.0, -1.0]), ad.tensor(np.array([1.0, 2.0, 0.5, -1.0]))
     f = lambda x: nn.functional.layer_norm(x, (4,), w)
-    np.testing.assert_allclose(ad.jacrev(f)(x).numpy(), ad.jacfwd(f)(x).numpy(), rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(
+        np.asarray(ad.jacrev(f)(x)), np.asarray(ad.jacfwd(f)(x)), rtol=1e-12, atol=1e-13
+    )
     total = lambda y: nn.functional.layer_norm(y, (4,)).sum()
-    np.testing.assert_allclose(ad.vmap(ad.grad(total))(np.stack([x, 2 * x])).numpy(), 0.0, atol=1e-14)
+    np.testing.assert_allclose(np.asarray(ad.vmap(ad.grad(total))(np.stack([x, 2 * x]))), 0.0, atol=1e-14)
 
 
 def test_axes_in_and_out() -> None:
     x, y = np.random.default_rng(0).standard_normal((2, 4, 3)), np.arange(3.0)
     out = ad.vmap(lambda a, b: a.T * b, in_axes=(-1, 0), out_axes=1)(x, y)
-    np.testing.assert_allclose(out.numpy(), np.stack([x[..., k].T * y[k] for k in range(3)], 1))
+    np.testing.assert_allclose(np.asarray(out), np.stack([x[..., k].T * y[k] for k in range(3)], 1))
     out = ad.vmap(lambda a: {"p": a.sum(0), "q": a}, in_axes=1, out_axes={"p": 0, "q": -1})(x)
-    np.testing.assert_allclose(out["p"].numpy(), x.sum(0))
-    np.testing.assert_allclose(out["q"].numpy(), np.moveaxis(x, 1, -1))
+    np.testing.assert_allclose(np.asarray(out["p"]), x.sum(0))
+    np.testing.assert_allclose(np.asarray(out["q"]), np.moveaxis(x, 1, -1))
 
 
 def test_trees_of_axes_and_what_is_the_same_for_all() -> None:
@@ -217,7 +219,7 @@ def test_trees_of_axes_and_what_is_the_same_for_all() -> None:
     w, b, x = np.arange(3.0), np.array([1.0, 2.0]), np.ones((3, 2))
     axes = ({"w": 0, "b": None}, 0)
     out, same, number = ad.vmap(f, in_axes=axes, out_axes=(0, None, None))({"w": w, "b": b}, x, scale=2.0)
-    np.testing.assert_allclose(out.numpy(), 2 * (w[:, None] * x + b))
+    np.testing.assert_allclose(np.asarray(out), 2 * (w[:, None] * x + b))
     assert same.tolist() == [2.0, 4.0]
     assert number.item() == 7.0
     out, same, number = ad.vmap(f, in_axes=axes)({"w": w, "b": b}, x, scale=2.0)
@@ -231,7 +233,7 @@ def test_chunks_give_the_same() -> None:
     whole = ad.vmap(f, out_axes=(0, 1))(x)
     for n in (1, 2, 7, 100):
         for a, b in zip(whole, ad.vmap(f, out_axes=(0, 1), chunk_size=n)(x), strict=True):
-            np.testing.assert_array_equal(a.numpy(), b.numpy())
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
 def test_empty_batch() -> None:
@@ -241,7 +243,7 @@ def test_empty_batch() -> None:
 def test_nested_vmap_is_an_outer_product() -> None:
     x, y = np.arange(3.0), np.arange(4.0)
     f = ad.vmap(ad.vmap(lambda a, b: a * b + a, in_axes=(None, 0)), in_axes=(0, None))
-    np.testing.assert_allclose(f(x, y).numpy(), np.multiply.outer(x, y) + x[:, None])
+    np.testing.assert_allclose(np.asarray(f(x, y)), np.multiply.outer(x, y) + x[:, None])
 
 
 def test_per_sample_gradients() -> None:
@@ -259,7 +261,7 @@ def test_per_sample_gradients() -> None:
     for k in range(6):
         one = ad.grad(loss)(params, X[k], Y[k])
         for a, b in zip(ad.tree.leaves(found), ad.tree.leaves(one), strict=True):
-            np.testing.assert_allclose(a.numpy()[k], b.numpy(), rtol=1e-12, atol=1e-14)
+            np.testing.assert_allclose(np.asarray(a)[k], np.asarray(b), rtol=1e-12, atol=1e-14)
 
 
 def test_gradients_reach_captured_tensors_and_arguments() -> None:
@@ -281,7 +283,7 @@ def test_grad_of_vmap_of_grad_with_captured_leaf() -> None:
 
     gw, gx = ad.grad(total, (0, 1))(2.0, x)
     np.testing.assert_allclose(gw.item(), 3 * (x**2).sum())
-    np.testing.assert_allclose(gx.numpy(), 6 * 2.0 * x)
+    np.testing.assert_allclose(np.asarray(gx), 6 * 2.0 * x)
     d2 = ad.grad(lambda w: ad.vmap(lambda t: ad.grad(lambda u: (u * w) ** 3)(t) * w)(ad.tensor(x)).sum())
     np.testing.assert_allclose(d2(2.0).item(), 3 * 4 * 2.0**3 * (x**2).sum())
 
@@ -292,13 +294,13 @@ def test_leaf_made_inside() -> None:
         (g,) = ad.gradients((w * x) ** 2, [w])
         return g
 
-    np.testing.assert_allclose(ad.vmap(f)(np.array([1.0, 3.0])).numpy(), [4.0, 36.0])
+    np.testing.assert_allclose(np.asarray(ad.vmap(f)(np.array([1.0, 3.0]))), [4.0, 36.0])
 
 
 def test_constant_leaf_of_inner_grad() -> None:
     w = ad.tensor([1.0, 2.0])
     found = ad.vmap(lambda b: ad.grad(lambda w: (w * b).sum() ** 2)(w))(np.array([1.0, 2.0]))
-    np.testing.assert_allclose(found.numpy(), [[6.0, 6.0], [24.0, 24.0]])
+    np.testing.assert_allclose(np.asarray(found), [[6.0, 6.0], [24.0, 24.0]])
 
 
 def test_advanced_indices() -> None:
@@ -307,15 +309,15 @@ def test_advanced_indices() -> None:
     for key in [(i,), (slice(None), j), (i, slice(None), j), (0, slice(None), j), (i, j), (i[:, None], j),
                 (Ellipsis, j), (i, None, j), (1, Ellipsis, -1), (x[0, :, :, 0] > 0,)]:  # fmt: skip
         expected = np.stack([x[k][key] for k in range(3)])
-        np.testing.assert_array_equal(ad.vmap(lambda r: r[key])(x).numpy(), expected)  # noqa: B023
+        np.testing.assert_array_equal(np.asarray(ad.vmap(lambda r: r[key])(x)), expected)  # noqa: B023
         batched = ad.vmap(ad.grad(lambda r: (r[key] ** 3).sum()))(x)  # noqa: B023
-        rows = [ad.grad(lambda r: (r[key] ** 3).sum())(x[k]).numpy() for k in range(3)]  # noqa: B023
-        np.testing.assert_allclose(batched.numpy(), np.stack(rows))
+        rows = [np.asarray(ad.grad(lambda r: (r[key] ** 3).sum())(x[k])) for k in range(3)]  # noqa: B023
+        np.testing.assert_allclose(np.asarray(batched), np.stack(rows))
         value = np.random.default_rng(3).standard_normal(expected.shape)
         for v, axis in ((value, 0), (value[0], None)):
             found = ad.vmap(lambda r, v: r.at[key].set(v), in_axes=(0, axis))(x, v)  # noqa: B023
-            rows = [ad.tensor(x[k]).at[key].set(v[k] if axis == 0 else v).numpy() for k in range(3)]
-            np.testing.assert_array_equal(found.numpy(), np.stack(rows))
+            rows = [np.asarray(ad.tensor(x[k]).at[key].set(v[k] if axis == 0 else v)) for k in range(3)]
+            np.testing.assert_array_equal(np.asarray(found), np.stack(rows))
 
 
 @pytest.mark.parametrize("xb", [False, True])
@@ -333,7 +335,7 @@ def test_matmul(xs: Any, ys: Any, xb: bool, yb: bool) -> None:
     y = random.standard_normal((6, *ys) if yb else ys)
     found = ad.vmap(ad.matmul, in_axes=(0 if xb else None, 0 if yb else None))(x, y)
     rows = [np.matmul(x[k] if xb else x, y[k] if yb else y) for k in range(6)]
-    np.testing.assert_allclose(found.numpy(), np.stack(rows), rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(np.asarray(found), np.stack(rows), rtol=1e-12, atol=1e-13)
 
 
 def test_constants_are_numbers_inside() -> None:
@@ -391,7 +393,7 @@ def test_detach_inside_cuts_the_outer_history_too() -> None:
     g = ad.grad(lambda w: ad.vmap(lambda t: (w * t).detach() * w)(x).sum())(3.0)
     assert g.item() == 9.0  # Σ w t, and not its double
     nested = ad.vmap(lambda w: ad.grad(lambda w: ad.vmap(lambda t: (w * t).detach() * w)(x).sum())(w))
-    np.testing.assert_allclose(nested(np.array([3.0, 4.0])).numpy(), [9.0, 12.0])
+    np.testing.assert_allclose(np.asarray(nested(np.array([3.0, 4.0]))), [9.0, 12.0])
 
 
 def test_outer_tensor_made_a_leaf_inside_is_itself_afterwards() -> None:
@@ -402,7 +404,7 @@ def test_outer_tensor_made_a_leaf_inside_is_itself_afterwards() -> None:
         (g,) = ad.gradients((w * x).sum(), [w])
         return g
 
-    np.testing.assert_allclose(ad.vmap(f)(np.array([1.0, 2.0])).numpy(), [[1.0, 1.0], [2.0, 2.0]])
+    np.testing.assert_allclose(np.asarray(ad.vmap(f)(np.array([1.0, 2.0]))), [[1.0, 1.0], [2.0, 2.0]])
     assert type(w) is ad.Tensor
     assert w.requires_grad
     (w * 2).sum().backward()
@@ -451,22 +453,22 @@ USER_LEVEL: dict[str, tuple[Any, tuple[Any, ...]]] = {
 @pytest.mark.parametrize("name", USER_LEVEL)
 def test_what_users_write_equals_a_loop(name: str) -> None:
     function, args = USER_LEVEL[name]
-    whole = ad.vmap(function)(*args).numpy()
-    rows = [function(*(ad.tensor(a[k]) for a in args)).numpy() for k in range(5)]
+    whole = np.asarray(ad.vmap(function)(*args))
+    rows = [np.asarray(function(*(ad.tensor(a[k]) for a in args))) for k in range(5)]
     np.testing.assert_allclose(whole, np.stack(rows), rtol=1e-6 if whole.dtype == np.float32 else 1e-12)
     if args[0].dtype.kind == "f" and whole.dtype == np.float64:
-        grads = ad.vmap(ad.grad(lambda *xs: (function(*xs) ** 2).sum()))(*args).numpy()
+        grads = np.asarray(ad.vmap(ad.grad(lambda *xs: (function(*xs) ** 2).sum()))(*args))
         for k in range(5):
             one = ad.grad(lambda *xs: (function(*xs) ** 2).sum())(*(ad.tensor(a[k]) for a in args))
-            np.testing.assert_allclose(grads[k], one.numpy(), rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(grads[k], np.asarray(one), rtol=1e-10, atol=1e-12)
 
 
 def test_index_batched_at_two_levels() -> None:
     x, i = np.random.default_rng(7).standard_normal((2, 5)), np.array([[0, 4, 2], [1, 1, 3]])
     found = ad.vmap(lambda row, ks: ad.vmap(lambda k: row[k])(ks))(x, i)
-    np.testing.assert_array_equal(found.numpy(), np.take_along_axis(x, i, 1))
+    np.testing.assert_array_equal(np.asarray(found), np.take_along_axis(x, i, 1))
     found = ad.vmap(lambda k: ad.vmap(lambda row: row[k])(ad.tensor(x)))(np.array([0, 3]))
-    np.testing.assert_array_equal(found.numpy(), x[:, [0, 3]].T)
+    np.testing.assert_array_equal(np.asarray(found), x[:, [0, 3]].T)
 
 
 def test_ops_of_users_get_rules() -> None:
@@ -477,9 +479,9 @@ def test_ops_of_users_get_rules() -> None:
                     kind="linear", saves="x", batch="leading")  # fmt: skip
     first = defined("batch_example_first", lambda x: x[0], None, kind="general",
                     batch=lambda op, size, x: x.value[:, 0])  # fmt: skip
-    np.testing.assert_allclose(ad.vmap(total)(ROWS).numpy(), ROWS.sum(1))
-    np.testing.assert_allclose(ad.vmap(ad.grad(lambda r: total(r * r)))(ROWS).numpy(), 2 * ROWS)
-    np.testing.assert_array_equal(ad.vmap(first)(ROWS).numpy(), ROWS[:, 0])
+    np.testing.assert_allclose(np.asarray(ad.vmap(total)(ROWS)), ROWS.sum(1))
+    np.testing.assert_allclose(np.asarray(ad.vmap(ad.grad(lambda r: total(r * r)))(ROWS)), 2 * ROWS)
+    np.testing.assert_array_equal(np.asarray(ad.vmap(first)(ROWS)), ROWS[:, 0])
 
 
 def test_nothing_is_left_behind() -> None:

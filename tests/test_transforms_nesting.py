@@ -116,9 +116,9 @@ def test_no_grad_around_an_inner_transform_cuts_what_it_gives() -> None:
         return value * (g * x).sum()  # (x·x) (x·x), of which only the last x counts
 
     expected = (X @ X) * X
-    np.testing.assert_allclose(ad.grad(product)(X).numpy(), expected, rtol=1e-12)
+    np.testing.assert_allclose(np.asarray(ad.grad(product)(X)), expected, rtol=1e-12)
     outer = ad.grad(lambda xs: ad.vmap(product)(xs).sum())(np.stack([X, 2 * X]))
-    np.testing.assert_allclose(outer.numpy(), [expected, 8 * expected], rtol=1e-12)
+    np.testing.assert_allclose(np.asarray(outer), [expected, 8 * expected], rtol=1e-12)
 
 
 def test_a_captured_parameter_gets_its_gradient_through_every_pair() -> None:
@@ -147,7 +147,7 @@ def test_a_result_depends_on_no_tensor_that_a_transform_made() -> None:
     for g in (ad.grad(captured)(1.0), ad.jvp(captured, (1.0,), (1.0,))[1], ad.hvp(captured, 1.0, 1.0)):
         assert ad.backward(g).keys() == [y]
     nested = ad.grad(lambda a: ad.grad(lambda t: (a * t) ** 3)(1.0))(2.0)
-    assert nested.item() == 36.0 and not nested.requires_grad
+    assert nested == 36.0 and type(nested) is np.float64
     checkpointed = ad.checkpoint(lambda a: ad.grad(lambda t: (a * t) ** 3)(1.0), y)
     checkpointed.backward()
     assert y.grad is not None and y.grad.item() == 36.0
@@ -172,5 +172,5 @@ def test_enable_grad_inside_a_transform_inside_inference_mode() -> None:
         g = ad.grad(f)(2.0)
         assert not ad.is_grad_enabled()
         solution = ad.grad(lambda a: ad.root(lambda y: y**3 - a, 1.0))(8.0)
-    assert g.item() == 24.0 and not g.requires_grad
+    assert g == 24.0 and type(g) is np.float64
     np.testing.assert_allclose(solution.item(), 1 / 12, rtol=1e-12)

@@ -19,6 +19,7 @@ from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor, note_reading, wrap
 from adjoint.errors import ArgumentError, InPlaceError, ShapeError, TransformError
 from adjoint.transforms import batch_rules
+from adjoint.transforms.arrays import given_arrays, outermost, returned
 from adjoint.transforms.batched import _NOTHING, Batched
 from adjoint.transforms.inputs import Place, as_function, name_of
 
@@ -58,9 +59,10 @@ def vmap(
         axes = tree.spread(in_axes, structure, "vmap: in_axes")
         where = [Place(s, k, (f, i)) for i, s in enumerate(structure.children) for k in range(s.count)]
         tensors, size = _fronted(where, leaves, axes)
-        if chunk_size is None or size <= chunk_size:
-            return _run(_Batch(f, structure, tensors, axes, size, kwargs), out_axes)
-        return _in_chunks(_Batch(f, structure, tensors, axes, size, kwargs), out_axes, chunk_size)
+        batch = _Batch(f, structure, tensors, axes, size, kwargs)
+        if outermost() and given_arrays(*leaves, *kwargs.values()):
+            return returned(_in_chunks(batch, out_axes, chunk_size))
+        return _in_chunks(batch, out_axes, chunk_size)
 
     return mapped
 
@@ -170,14 +172,20 @@ def _call(batch: _Batch, unit: bool) -> tuple[list[tuple[Any, bool]], tree.Struc
         if isinstance(data, Batched) and data.level == level:
             found.append((data.value, data.batched))
         else:
-            found.append((out, False))
+            found.append((out if isinstance(out, Tensor) else tensor(out), False))
     return found, shape
 
 
 def _placed(result: tuple[Any, bool], axis: Any, size: int) -> Tensor:
     """Return a result with its batch axis where it is wanted."""
     value, batched = result
-    t = value if isinstance(value, Tensor) else wrap(value) if not _is_plain(value) else tensor(value)
+    t = (
+        value
+        if isinstance(value, Tensor)
+        else tensor(value)
+        if isinstance(value, np.generic)
+        else wrap(value)
+    )
     if axis is None:
         if batched:
             raise TransformError(
@@ -190,11 +198,9 @@ def _placed(result: tuple[Any, bool], axis: Any, size: int) -> Tensor:
     return _moved(t, -t.ndim, canonical_axis("vmap: out_axes", axis, t.ndim))
 
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, (np.generic, int, float, complex))
-
-
-def _in_chunks(batch: _Batch, out_axes: Any, chunk_size: int) -> Any:
+def _in_chunks(batch: _Batch, out_axes: Any, chunk_size: int | None) -> Any:
+    if chunk_size is None or batch.size <= chunk_size:
+        return _run(batch, out_axes)
     parts = []
     for start in range(0, batch.size, chunk_size):
         stop = min(start + chunk_size, batch.size)

@@ -20,6 +20,7 @@ from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.engine.push import push_forward
 from adjoint.errors import ArgumentError, InputError
+from adjoint.transforms.arrays import given_arrays, outermost, returned
 from adjoint.transforms.inputs import Place, Recorded, as_function, direction, record_call, released_value
 
 __all__ = ["directions", "jvp", "linearize", "push_along"]
@@ -52,10 +53,13 @@ def jvp(
         )
     run, structures = record_call("jvp", f, tuple(primals), {}, range(len(primals)), has_aux)
     given = directions("jvp", run, structures, tangents)
-    pushed = push_along(run, given)
-    result = tree.unflatten(run.structure, map(run.value, run.outputs))
-    derivative = tree.unflatten(run.structure, pushed)
-    return (result, derivative, released_value(run, run.aux)) if has_aux else (result, derivative)
+
+    def results() -> tuple[Any, ...]:
+        derivative = tree.unflatten(run.structure, push_along(run, given))
+        result = tree.unflatten(run.structure, map(run.value, run.outputs))
+        return (result, derivative, released_value(run, run.aux)) if has_aux else (result, derivative)
+
+    return returned(results()) if run.plain and given_arrays(*tangents) else results()
 
 
 @explained
@@ -81,9 +85,12 @@ def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., 
                 f"linearize: one tangent per argument, {len(structures)} in all, but got {len(tangents)}."
             )
         given = directions("linearize", run, structures, tangents)
+        if run.plain and outermost() and given_arrays(*tangents):
+            return returned(tree.unflatten(run.structure, push_along(run, given)))
         return tree.unflatten(run.structure, push_along(run, given))
 
-    return tree.unflatten(run.structure, map(run.value, run.outputs)), along
+    result = tree.unflatten(run.structure, map(run.value, run.outputs))
+    return returned(result) if run.plain else result, along
 
 
 def directions(

@@ -21,6 +21,7 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.config import grad_mode, within
+from adjoint.core.convert import tensor
 from adjoint.core.lifted import Lifted, run_at
 from adjoint.core.namespace import Namespace, rec
 from adjoint.core.node import Node, next_seq
@@ -156,6 +157,8 @@ class _Problem:
         found = tree.flatten_like(self.packing.structure, result, what)
         for i, ((shape, _), t) in enumerate(zip(self.packing.specs, found, strict=True)):
             place = Place(self.packing.structure, i, f"the result of {name_of(self.f)}")
+            if isinstance(t, (np.ndarray, np.generic)):  # of a transform that was given arrays
+                t = found[i] = tensor(t)
             if not isinstance(t, Tensor):
                 raise TransformError(f"{self.name}: {place} is a {type(t).__name__}, not a tensor.")
             if t.shape != shape:

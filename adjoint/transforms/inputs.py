@@ -25,6 +25,7 @@ from adjoint.core.record import joined_copy, tracked
 from adjoint.core.tensor import Tensor, differentiable, note_reading, wrap
 from adjoint.engine.run import key_of
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError, TransformError
+from adjoint.transforms.arrays import given_arrays, outermost
 
 __all__ = [
     "Place",
@@ -165,9 +166,13 @@ class Recorded:
 
     ``mixed`` tells whether an output also depends on tensors from outside that require grad;
     then, unless ``no_grad`` holds around the call, derivatives are themselves recorded (``outer``).
+    ``plain`` tells whether results are to be arrays: no argument is a tensor, it is not ``outer``,
+    and no other transform is around it.
     """
 
-    __slots__ = ("aux", "foreign", "inputs", "mixed", "mode", "outer", "outputs", "since", "structure")
+    __slots__ = (
+        "aux", "foreign", "inputs", "mixed", "mode", "outer", "outputs", "plain", "since", "structure",
+    )  # fmt: skip
 
     inputs: list[Tensor]  # the stand-ins
     outputs: list[Tensor]
@@ -177,6 +182,7 @@ class Recorded:
     mode: bool  # whether operations are recorded outside
     mixed: bool
     outer: bool
+    plain: bool
     foreign: dict[Any, bool]  # nodes and leaves of the run: whether they depend on more than fresh leaves
 
     def reaches_outside(self, roots: Iterable[Tensor]) -> bool:
@@ -234,13 +240,19 @@ def record_call(
     replaced = list(args)
     found: list[list[Tensor]] = []
     structures = []
+    plain = outermost()
     for i in positions:
         leaves, structure = tree.flatten(args[i])
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                plain = False
         if not leaves:
             name = argument_name(f, i)
             raise TransformError(f"{transform}: {name} holds no tensors: {structure.describe()}.")
         found.append([as_input(transform, Place(structure, k, (f, i)), v) for k, v in enumerate(leaves)])
         structures.append(structure)
+    if plain and (kwargs or len(structures) < len(args)):
+        plain = given_arrays(*kwargs.values(), *[a for i, a in enumerate(args) if i not in positions])
     run.since = next_seq()
     run.inputs = []
     outer = transform_name.get()
@@ -267,6 +279,7 @@ def record_call(
     _take_outputs(transform, f, run, result)
     run.mixed = run.reaches_outside(run.outputs)
     run.outer = run.mode and run.mixed
+    run.plain = plain and not run.outer
     return run, structures
 
 

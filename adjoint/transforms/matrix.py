@@ -17,6 +17,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.other_names import explained
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError
+from adjoint.transforms.arrays import returned
 from adjoint.transforms.batch import over_units
 from adjoint.transforms.forward import directions, push_along
 from adjoint.transforms.inputs import (
@@ -120,11 +121,15 @@ def _matrix(
         positions = check_argnums(transform, argnums, len(args))
         run, structures = record_call(transform, f, args, kwargs, positions, has_aux)
         by_rows = _choose(transform, f, run, holomorphic, reverse)
-        blocks = (_rows if by_rows else _columns)(run, chunk_size)
         several = isinstance(argnums, (tuple, list))
-        packed = [_packed(row, structures, several) for row in blocks]
-        matrix = tree.unflatten(run.structure, packed)
-        return (matrix, released_value(run, run.aux)) if has_aux else matrix
+
+        def matrix() -> Any:
+            blocks = (_rows if by_rows else _columns)(run, chunk_size)
+            packed = [_packed(row, structures, several) for row in blocks]
+            built = tree.unflatten(run.structure, packed)
+            return (built, released_value(run, run.aux)) if has_aux else built
+
+        return returned(matrix()) if run.plain else matrix()
 
     return derivative
 
@@ -246,18 +251,18 @@ def hvp(f: Callable[..., Any], primals: Any, tangents: Any) -> Any:
         raise ArgumentError(
             f"hvp: a tuple of {n} primals needs a tuple of {n} tangents, one each, but got {got}."
         )
-    return gradient_function("hvp", _Along(f, tangents), tuple(range(len(primals))), False)(*primals)
+    return gradient_function("hvp", _Along(f), tuple(range(len(primals))), False)(*primals, *tangents)
 
 
 class _Along:
-    """The derivative of ``f`` along fixed tangents; in messages it has the name of ``f``."""
+    """The derivative of ``f``, as a function of primals and tangents; in messages it has the name of ``f``."""
 
-    def __init__(self, f: Callable[..., Any], tangents: tuple[Any, ...]) -> None:
+    def __init__(self, f: Callable[..., Any]) -> None:
         self.f = f
-        self.tangents = tangents
         functools.update_wrapper(self, f, updated=())
 
-    def __call__(self, *primals: Any) -> Any:
+    def __call__(self, *both: Any) -> Any:
+        primals, tangents = both[: len(both) // 2], both[len(both) // 2 :]
         run, structures = record_call("hvp", self.f, primals, {}, range(len(primals)), False)
         check_one_number("hvp", self.f, run)
-        return push_along(run, directions("hvp", run, structures, self.tangents))[0]
+        return push_along(run, directions("hvp", run, structures, tangents))[0]

@@ -17,6 +17,7 @@ from adjoint.core.tensor import Tensor, wrap
 from adjoint.engine.run import differentiate, key_of
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.grads.backward import runner_for
+from adjoint.transforms.arrays import given_arrays, outermost, returned
 from adjoint.transforms.inputs import (
     Place,
     Recorded,
@@ -98,15 +99,23 @@ def _value_and_grad(
     has_aux: bool,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> tuple[Tensor, Any, Any]:
+) -> tuple[Any, Any, Any]:
     positions = check_argnums(transform, argnums, len(args))
     run, structures = record_call(transform, f, args, kwargs, positions, has_aux)
     check_one_number(transform, f, run)
+    several = isinstance(argnums, (tuple, list))
+    if run.plain:
+        return returned(_results(run, structures, several, has_aux))
+    return _results(run, structures, several, has_aux)
+
+
+def _results(
+    run: Recorded, structures: Sequence[tree.Structure], several: bool, has_aux: bool
+) -> tuple[Tensor, Any, Any]:
     root = run.outputs[0]
     aux = released_value(run, run.aux) if has_aux else None
     grads = iter(pull_back(run, [wrap(np.ones(root.shape, root.dtype))], retain=has_aux))
     packed = [tree.unflatten(s, [next(grads) for _ in range(s.count)]) for s in structures]
-    several = isinstance(argnums, (tuple, list))
     return run.value(root), aux, tuple(packed) if several else packed[0]
 
 
@@ -184,7 +193,11 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[An
             for i, (out, c) in enumerate(zip(run.outputs, given, strict=True))
         ]
         grads = iter(pull_back(run, seeds, retain=True))
-        return tuple(tree.unflatten(s, [next(grads) for _ in range(s.count)]) for s in structures)
+        pulled = tuple([tree.unflatten(s, [next(grads) for _ in range(s.count)]) for s in structures])
+        return returned(pulled) if run.plain and outermost() and given_arrays(*given) else pulled
 
     result = tree.unflatten(run.structure, map(run.value, run.outputs))
-    return (result, pull, released_value(run, run.aux)) if has_aux else (result, pull)
+    aux = released_value(run, run.aux) if has_aux else None
+    if run.plain:
+        result, aux = returned((result, aux))
+    return (result, pull, aux) if has_aux else (result, pull)
