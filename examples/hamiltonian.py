@@ -32,10 +32,10 @@ def main(draws: int = 600) -> float:
     def leapfrog(w: Any, p: Any, size: float, steps: int) -> tuple[Any, Any]:
         _, g = force(w)
         for _ in range(steps):
-            p = p - 0.5 * size * g.numpy()
+            p = p - 0.5 * size * g
             w = w + size * p
             _, g = force(w)
-            p = p - 0.5 * size * g.numpy()
+            p = p - 0.5 * size * g
         return w, p
 
     def total(w: Any, p: Any) -> float:

@@ -45,7 +45,7 @@ def vmap(
 
     >>> import adjoint as ad, numpy as np
     >>> ad.vmap(lambda a, b: a @ b, in_axes=(0, None))(np.eye(3), np.array([1.0, 2.0, 3.0]))
-    tensor([1., 2., 3.], dtype=float64)
+    array([1., 2., 3.])
     """
     as_function("vmap", f)
     if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
@@ -179,13 +179,9 @@ def _call(batch: _Batch, unit: bool) -> tuple[list[tuple[Any, bool]], tree.Struc
 def _placed(result: tuple[Any, bool], axis: Any, size: int) -> Tensor:
     """Return a result with its batch axis where it is wanted."""
     value, batched = result
-    t = (
-        value
-        if isinstance(value, Tensor)
-        else tensor(value)
-        if isinstance(value, np.generic)
-        else wrap(value)
-    )
+    t = value
+    if not isinstance(value, Tensor):
+        t = tensor(value) if isinstance(value, np.generic) else wrap(value)
     if axis is None:
         if batched:
             raise TransformError(

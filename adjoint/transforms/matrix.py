@@ -55,8 +55,8 @@ def jacobian(
 
     >>> import adjoint as ad, numpy as np
     >>> ad.jacobian(lambda x: x ** 2)(np.array([1.0, 3.0]))
-    tensor([[2., 0.],
-            [0., 6.]], dtype=float64)
+    array([[2., 0.],
+           [0., 6.]])
     """
     return _matrix("jacobian", f, argnums, has_aux, chunk_size, holomorphic, None)
 
@@ -76,7 +76,7 @@ def jacrev(
 
     >>> import adjoint as ad, numpy as np
     >>> ad.jacrev(lambda x: (x ** 2).sum())(np.array([1.0, 3.0]))
-    tensor([2., 6.], dtype=float64)
+    array([2., 6.])
     """
     return _matrix("jacrev", f, argnums, has_aux, chunk_size, holomorphic, True)
 
@@ -96,7 +96,7 @@ def jacfwd(
 
     >>> import adjoint as ad, numpy as np
     >>> ad.jacfwd(lambda t: ad.stack([t, t ** 2, t ** 3]))(2.0)
-    tensor([ 1.,  4., 12.], dtype=float64)
+    array([ 1.,  4., 12.])
     """
     return _matrix("jacfwd", f, argnums, has_aux, chunk_size, holomorphic, False)
 
@@ -222,8 +222,8 @@ def hessian(
 
     >>> import adjoint as ad, numpy as np
     >>> ad.hessian(lambda x: x[0] ** 2 * x[1])(np.array([1.0, 3.0]))
-    tensor([[6., 2.],
-            [2., 0.]], dtype=float64)
+    array([[6., 2.],
+           [2., 0.]])
     """
     gradient = gradient_function("hessian", f, argnums, has_aux)
     return _matrix("hessian", gradient, argnums, has_aux, chunk_size, holomorphic=False, reverse=False)
@@ -240,7 +240,7 @@ def hvp(f: Callable[..., Any], primals: Any, tangents: Any) -> Any:
 
     >>> import adjoint as ad, numpy as np
     >>> ad.hvp(lambda x: (x ** 3).sum(), np.array([1.0, 2.0]), np.array([1.0, 10.0]))
-    tensor([  6., 120.], dtype=float64)
+    array([  6., 120.])
     """
     as_function("hvp", f)
     if not isinstance(primals, tuple):
@@ -255,7 +255,7 @@ def hvp(f: Callable[..., Any], primals: Any, tangents: Any) -> Any:
 
 
 class _Along:
-    """The derivative of ``f``, as a function of primals and tangents; in messages it has the name of ``f``."""
+    """The derivative of ``f`` as a function of primals and tangents, under the name of ``f``."""
 
     def __init__(self, f: Callable[..., Any]) -> None:
         self.f = f

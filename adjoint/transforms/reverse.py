@@ -49,9 +49,9 @@ def grad(
 
     >>> import adjoint as ad
     >>> ad.grad(lambda x: x ** 3)(2.0)
-    tensor(12., dtype=float64)
+    np.float64(12.0)
     >>> ad.grad(lambda p, x: p["w"] * x + p["b"])({"w": 2.0, "b": 1.0}, 3.0)
-    {'w': tensor(3., dtype=float64), 'b': tensor(1., dtype=float64)}
+    {'w': np.float64(3.0), 'b': np.float64(1.0)}
     """
     return gradient_function("grad", f, argnums, has_aux)
 
@@ -80,7 +80,7 @@ def value_and_grad(
 
     >>> import adjoint as ad
     >>> ad.value_and_grad(lambda x: x ** 3)(2.0)
-    (tensor(8., dtype=float64), tensor(12., dtype=float64))
+    (np.float64(8.0), np.float64(12.0))
     """
     as_function("value_and_grad", f)
 
@@ -179,7 +179,7 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[An
     >>> import adjoint as ad
     >>> y, pull = ad.vjp(lambda a, b: a * b, 2.0, 3.0)
     >>> pull(1.0)
-    (tensor(3., dtype=float64), tensor(2., dtype=float64))
+    (np.float64(3.0), np.float64(2.0))
     """
     as_function("vjp", f)
     if not primals:
