@@ -11,7 +11,6 @@ from adjoint import tree
 from adjoint.config import transform as transform_name
 from adjoint.core.lifted import enclosing
 from adjoint.core.record import tracked
-from adjoint.core.sparse import SparseGradient
 from adjoint.core.tensor import Tensor, exclusive_count
 
 __all__ = ["given_arrays", "outermost", "returned"]
@@ -39,23 +38,20 @@ def given_arrays(*arguments: Any) -> bool:
 def returned(result: Any) -> Any:
     """Return a tree of tensors as a tree of arrays and NumPy scalars.
 
-    It is returned unchanged if one of the tensors has a history or is a value of an enclosing
-    transform.  Sparse gradients stay what they are.  No two arrays share memory, and none shares
-    memory with anything else: memory that something else holds is copied.  For that the caller
-    must not hold the result, or everything is copied.
+    It is returned unchanged if one of the tensors has a history.  The arrays share no memory with each
+    other or with anything else: memory that something else holds is copied.  The caller should not
+    keep a reference to the result, because then everything is copied.
     """
     leaves, structure = tree.flatten(result)
-    for t in leaves:
-        if isinstance(t, Tensor) and (type(t) not in (Tensor, SparseGradient) or tracked(t)):
-            return result
+    if not all([type(t) is Tensor and not tracked(t) for t in leaves if isinstance(t, Tensor)]):
+        return result
+    ours = [i for i, t in enumerate(leaves) if type(t) is Tensor]
     found = [t._data if type(t) is Tensor else t for t in leaves]
-    ours = [type(t) is Tensor for t in leaves]
-    result = leaves = t = None  # so that only ``found`` holds memory that nothing else needs
-    for i, converted in enumerate(ours):
-        if converted:
-            data = found[i]
-            if not data.ndim:
-                found[i] = data[()]
-            elif data.base is not None or not data.flags.writeable or sys.getrefcount(data) > _EXCLUSIVE:
-                found[i] = data.copy()
+    del result, leaves  # now only ``found`` holds memory that nothing else needs
+    for i in ours:
+        data = found[i]
+        if not data.ndim:
+            found[i] = data[()]
+        elif data.base is not None or not data.flags.writeable or sys.getrefcount(data) > _EXCLUSIVE:
+            found[i] = data.copy()
     return tree.unflatten(structure, found)

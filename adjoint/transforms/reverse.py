@@ -40,12 +40,15 @@ def grad(
 
     ``argnums`` says by position with respect to which argument, or which several.  An argument
     may be a tensor, an array, a number, or a tree of them (lists, tuples, dicts, dataclasses,
-    modules); its gradient has the same structure, with tensors as leaves.  What ``f`` does not
-    depend on has gradient zero.  With ``has_aux`` the function returns ``(result, aux)`` and
-    the gradient comes as ``(gradient, aux)``.
+    modules); its gradient has the same structure.  What ``f`` does not depend on has gradient zero.
+    With ``has_aux`` the function returns ``(result, aux)`` and the gradient comes as
+    ``(gradient, aux)``.
+
+    If all arguments are arrays and numbers, the results are NumPy arrays and scalars, otherwise
+    tensors.  ``f`` is called with tensors.
 
     Gradients nest: ``grad(grad(f))``.  If an argument, or a tensor that ``f`` closes over,
-    requires grad, the result has a history too; ``ad.no_grad()`` around the call saves that.
+    requires grad, the result is a tensor with a history too; ``ad.no_grad()`` around the call saves that.
 
     >>> import adjoint as ad
     >>> ad.grad(lambda x: x ** 3)(2.0)
