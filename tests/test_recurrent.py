@@ -71,7 +71,7 @@ def loss(f: Any) -> Any:
 def close(ours: Any, theirs: Any, limit: float = 1e-12) -> None:
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=limit, atol=limit)
+        np.testing.assert_allclose(ad.asarray(a).numpy(), ad.asarray(b).numpy(), rtol=limit, atol=limit)
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
 
 

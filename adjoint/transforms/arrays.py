@@ -13,7 +13,7 @@ from adjoint.core.lifted import enclosing
 from adjoint.core.record import tracked
 from adjoint.core.tensor import Tensor, exclusive_count
 
-__all__ = ["given_arrays", "outermost", "returned"]
+__all__ = ["arrays", "given_arrays", "outermost", "returned"]
 
 _EXCLUSIVE = exclusive_count()
 
@@ -42,16 +42,30 @@ def returned(result: Any) -> Any:
     other or with anything else: memory that something else holds is copied.  The caller should not
     keep a reference to the result, because then everything is copied.
     """
+    if type(result) is Tensor:
+        if tracked(result):
+            return result
+        leaves = [result]
+        del result
+        return arrays(leaves)[0]
     leaves, structure = tree.flatten(result)
-    if not all([type(t) is Tensor and not tracked(t) for t in leaves if isinstance(t, Tensor)]):
+    ours = [t for t in leaves if isinstance(t, Tensor)]
+    if not all(type(t) is Tensor and not tracked(t) for t in ours):
         return result
-    ours = [i for i, t in enumerate(leaves) if type(t) is Tensor]
-    found = [t._data if type(t) is Tensor else t for t in leaves]
-    del result, leaves  # now only ``found`` holds memory that nothing else needs
-    for i in ours:
-        data = found[i]
+    others = [None if isinstance(t, Tensor) else (t,) for t in leaves]
+    del result, leaves
+    found = iter(arrays(ours))
+    return tree.unflatten(structure, [next(found) if other is None else other[0] for other in others])
+
+
+def arrays(tensors: list[Any]) -> list[Any]:
+    """Return the values of tensors, which have no history, as arrays and NumPy scalars; empty the list."""
+    held = [t._data for t in tensors]
+    tensors.clear()  # now only ``held`` holds memory that nothing else needs
+    for i in range(len(held)):
+        data = held[i]
         if not data.ndim:
-            found[i] = data[()]
-        elif data.base is not None or not data.flags.writeable or sys.getrefcount(data) > _EXCLUSIVE:
-            found[i] = data.copy()
-    return tree.unflatten(structure, found)
+            held[i] = data[()]
+        elif data.base is not None or sys.getrefcount(data) > _EXCLUSIVE or not data.flags.writeable:
+            held[i] = data.copy()
+    return held

@@ -25,7 +25,7 @@ from adjoint.core.record import joined_copy, tracked
 from adjoint.core.tensor import Tensor, differentiable, note_reading, wrap
 from adjoint.engine.run import key_of
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError, TransformError
-from adjoint.transforms.arrays import given_arrays, outermost
+from adjoint.transforms.arrays import given_arrays
 
 __all__ = [
     "Place",
@@ -240,7 +240,7 @@ def record_call(
     replaced = list(args)
     found: list[list[Tensor]] = []
     structures = []
-    plain = outermost()
+    plain = transform_name.get() is None and enclosing.get() is None
     for i in positions:
         leaves, structure = tree.flatten(args[i])
         for leaf in leaves:

@@ -17,7 +17,7 @@ from adjoint.core.tensor import Tensor, wrap
 from adjoint.engine.run import differentiate, key_of
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.grads.backward import runner_for
-from adjoint.transforms.arrays import given_arrays, outermost, returned
+from adjoint.transforms.arrays import arrays, given_arrays, outermost, returned
 from adjoint.transforms.inputs import (
     Place,
     Recorded,
@@ -106,20 +106,17 @@ def _value_and_grad(
     positions = check_argnums(transform, argnums, len(args))
     run, structures = record_call(transform, f, args, kwargs, positions, has_aux)
     check_one_number(transform, f, run)
-    several = isinstance(argnums, (tuple, list))
-    if run.plain:
-        return returned(_results(run, structures, several, has_aux))
-    return _results(run, structures, several, has_aux)
-
-
-def _results(
-    run: Recorded, structures: Sequence[tree.Structure], several: bool, has_aux: bool
-) -> tuple[Tensor, Any, Any]:
     root = run.outputs[0]
+    value = run.value(root)
     aux = released_value(run, run.aux) if has_aux else None
-    grads = iter(pull_back(run, [wrap(np.ones(root.shape, root.dtype))], retain=has_aux))
+    found = pull_back(run, [wrap(np.ones(root.shape, root.dtype))], retain=has_aux)
+    if run.plain and has_aux:  # which may have a history
+        value, aux, found = returned((value, aux, found))
+    elif run.plain:
+        value, found = value._data[()] if not value.ndim else value._data.copy(), arrays(found)
+    grads = iter(found)
     packed = [tree.unflatten(s, [next(grads) for _ in range(s.count)]) for s in structures]
-    return run.value(root), aux, tuple(packed) if several else packed[0]
+    return value, aux, tuple(packed) if isinstance(argnums, (tuple, list)) else packed[0]
 
 
 def check_one_number(transform: str, f: Any, run: Recorded) -> None:
