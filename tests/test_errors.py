@@ -138,7 +138,7 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
         lambda: x(2, requires_grad=False).__setitem__(0, x(2)[0]),
         """\
         x[key] = value: the value requires grad, and a write does not pass its gradient on.
-          x = x.at[key].set(value) does; value.detach(), or ad.no_grad(), if none is meant.""",
+          x = x.at[key].set(value) does, and x = x.at[key].add(v) in place of x[key] += v; value.detach(), or ad.no_grad(), if none is meant.""",
     ),
     "the constructor": (
         TypeError,
@@ -247,7 +247,9 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
     "out= of a ufunc": (
         TypeError,
         lambda: np.add(x(2), 1.0, out=np.zeros(2)),
-        "np.add(…, out=…) cannot write into a tensor: the result would have no history.",
+        """\
+        np.add(…, out=…): the result would have no history.
+          An array cannot take a recorded tensor in place (a += x): write a = a + x, or start with ad.zeros.""",
     ),
     "a hook that is none": (
         TypeError,
@@ -262,7 +264,9 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
     "an op of a name that exists": (
         ValueError,
         lambda: ad.define("tanh", np.tanh, None),
-        "define 'tanh': an op of this name exists already.",
+        """\
+        define 'tanh': an op of this name exists already.
+          Choose another name; in a notebook, define the op in a cell of its own and run it once.""",
     ),
     "saves that the rule does not have": (
         ValueError,

@@ -398,11 +398,20 @@ def test_ufuncs_with_methods():
     np.testing.assert_array_equal(both[1].numpy(), A % 2)
 
 
+def test_an_array_takes_a_tensor_without_history_in_place():
+    a = np.ones(3)
+    same = a
+    a += ad.tensor([1.0, 2.0, 3.0])
+    assert a is same and type(a) is np.ndarray and a.tolist() == [2.0, 3.0, 4.0]
+
+
 MISTAKES: list[tuple[type[BaseException], Callable[[], Any], str]] = [
     (InputError, lambda: np.sum(like, out=np.zeros(())),
-     "np.sum(…, out=…) cannot write into a tensor: the result would have no history."),
-    (InputError, lambda: np.exp(like, out=np.zeros(1)),
-     "np.exp(…, out=…) cannot write into a tensor: the result would have no history."),
+     "np.sum(…, out=…): the result would have no history.\n"
+     "  An array cannot take a recorded tensor in place (a += x): write a = a + x, or start with ad.zeros."),
+    (InputError, lambda: np.exp(ad.ones(1, requires_grad=True), out=np.zeros(1)),
+     "np.exp(…, out=…): the result would have no history.\n"
+     "  An array cannot take a recorded tensor in place (a += x): write a = a + x, or start with ad.zeros."),
     (InputError, lambda: np.var(ad.tensor(A), where=M), "np.var: adjoint does not take where=."),
     (InputError, lambda: np.copyto(np.zeros(1), like),
      "np.copyto writes into its argument, which a tensor in a graph does not allow.\n"

@@ -227,3 +227,15 @@ def test_a_loss_that_is_not_finite_warns_once_at_the_line_of_fit() -> None:
         "  Lower the learning rate, clip gradients by clip=1.0, or find the op with ad.detect_anomaly().\n"
         "  Trainer(callbacks=[train.NonFiniteGuard()]) stops before such an update."
     )
+
+
+@pytest.mark.oracle
+def test_an_optimiser_of_pytorch_is_refused():
+    torch = pytest.importorskip("torch")
+    optimizer = torch.optim.Adam([torch.zeros(2, requires_grad=True)])
+    with pytest.raises(errors.InputError) as info:
+        train.Trainer(nn.Linear(2, 1), nn.functional.mse_loss, optimizer)
+    assert str(info.value) == (
+        "Trainer: this optimiser is PyTorch's, which updates no parameters of adjoint.\n"
+        "  Use ad.optim.Adam(model.parameters(), …)."
+    )

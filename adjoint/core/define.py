@@ -112,7 +112,15 @@ def _checked_names(
     if kind not in KINDS:
         raise ArgumentError(f"define {name!r}: kind is one of {', '.join(KINDS)}, not {kind!r}.")
     if name in OPS:
-        raise ArgumentError(f"define {name!r}: an op of this name exists already.")
+        raise ArgumentError(
+            f"define {name!r}: an op of this name exists already.\n"
+            "  Choose another name; in a notebook, define the op in a cell of its own and run it once."
+        )
+    if not rules and joint is None:
+        raise ArgumentError(
+            f"define {name!r}: no rule was given.\n"
+            "  Give one per array argument, or None for an argument to which no gradient flows."
+        )
     args, out = _names(name, rules, joint, arity)
     unknown = set(saves) - set(args) - {out}
     if unknown:

@@ -296,7 +296,7 @@ class Tensor(Methods):
     # Values --------------------------------------------------------------------------------
 
     def numpy(self, *, copy: bool = False) -> ndarray[Any, Any]:
-        """Return the values as a read-only view, or with ``copy=True`` as a free array."""
+        """Return the values as a read-only view, or with ``copy=True`` as an array that may be written to."""
         data = concrete(self, "numpy()")
         if copy:
             return data.copy()

@@ -12,7 +12,8 @@ import numpy as np
 from adjoint import ops
 from adjoint.core.define import UFUNCS
 from adjoint.core.methods import attach
-from adjoint.core.tensor import Tensor
+from adjoint.core.record import tracked
+from adjoint.core.tensor import Tensor, Traced
 from adjoint.errors import InputError
 from adjoint.interop import array_api, numpy_forms
 
@@ -133,13 +134,20 @@ _forms: dict[Any, _Form] = {}
 
 
 def _no_out(name: str) -> str:
-    return f"np.{name}(…, out=…) cannot write into a tensor: the result would have no history."
+    return (
+        f"np.{name}(…, out=…): the result would have no history.\n"
+        "  An array cannot take a recorded tensor in place (a += x): write a = a + x, or start with ad.zeros."
+    )
 
 
 def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
     """Answer NumPy's ufuncs with the op of the table."""
     kwargs = {k: v for k, v in kwargs.items() if v is not None}
     if "out" in kwargs:
+        plain = all(type(a) is not Traced and not (type(a) is Tensor and tracked(a)) for a in inputs)
+        if plain and not any(isinstance(out, Tensor) for out in kwargs["out"]):  # array += tensor
+            arrays = [a.numpy() if isinstance(a, Tensor) else a for a in inputs]
+            return getattr(ufunc, method)(*arrays, **kwargs)
         raise InputError(_no_out(ufunc.__name__))
     if method == "__call__":
         eager = UFUNCS.get(ufunc)

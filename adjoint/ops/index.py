@@ -211,7 +211,8 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
     if isinstance(value, Tensor) and value._node is not None and grad_mode.get():
         raise InPlaceError(
             "x[key] = value: the value requires grad, and a write does not pass its gradient on.\n"
-            "  x = x.at[key].set(value) does; value.detach(), or ad.no_grad(), if none is meant."
+            "  x = x.at[key].set(value) does, and x = x.at[key].add(v) in place of x[key] += v; "
+            "value.detach(), or ad.no_grad(), if none is meant."
         )
     key = canonical_key(x.shape, key)
     value = weak_array(value, x.dtype) if type(value) in (bool, int, float) else array_of(value)

@@ -163,6 +163,11 @@ class Trainer:
             raise InputError("Trainer: give a loss(prediction, target), or compute(model, batch).")
         if self.optimizer is None:
             raise InputError("Trainer: give an optimiser, such as ad.optim.Adam(model.parameters()).")
+        if type(self.optimizer).__module__.partition(".")[0] == "torch":
+            raise InputError(
+                "Trainer: this optimiser is PyTorch's, which updates no parameters of adjoint.\n"
+                f"  Use ad.optim.{type(self.optimizer).__name__}(model.parameters(), …)."
+            )
         if isinstance(self.optimizer, LBFGS) or not callable(getattr(self.optimizer, "step", None)):
             raise InputError(
                 f"Trainer: the optimiser makes an update by step(), which a {type(self.optimizer).__name__} "
