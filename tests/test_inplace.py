@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import warnings
 from typing import Any
@@ -370,6 +371,24 @@ def test_augmented_items():
     y = w * 2
     with pytest.raises(errors.InPlaceError, match=r"x\.at\[key\]\.set\(value\)"):
         y[0] += 1
+
+
+@pytest.mark.parametrize(
+    "value", [1, 1.0, True, np.float64(1), np.float32(1), np.ones(3), [1.0, 1.0, 1.0], ad.ones(3)], ids=repr
+)
+@pytest.mark.parametrize("mode", ["plain", "anomaly", "tape"])
+def test_augmented_items_with_values_of_every_kind(value, mode):
+    x = ad.zeros((2, 3))
+    around = {"plain": contextlib.nullcontext, "anomaly": ad.detect_anomaly, "tape": ad.Tape}[mode]
+    with around():
+        x[0] += value
+        x[1, :] -= value
+        with pytest.raises(errors.InPlaceError, match="is a view of another tensor"):
+            x.T[:] += 1
+        row = x[0]
+        with pytest.raises(errors.InPlaceError, match="is a view of another tensor"):
+            row += value
+    assert x.tolist() == [[1.0] * 3, [-1.0] * 3]
 
 
 @given(

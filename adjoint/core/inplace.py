@@ -68,11 +68,9 @@ def augmented(method: str) -> Callable[[Tensor, Any], Tensor]:
                     except Exception as error:
                         _explain(assignment, t, y, error)
                     return t
-            if data.base is not None and is_view(t):
-                # In x[0] += y the view x[0] is a temporary, and Python writes the result into x.
-                if sys.getrefcount(t) <= _TEMPORARY and _stores_item(sys._getframe(1)):
-                    return OPS[assignment.op].eager(t, y)
-                refuse_view(t)
+        # In x[0] += y the view x[0] is a temporary, and Python writes the result into x.
+        if sys.getrefcount(t) <= _TEMPORARY and is_view(t) and _stores_item(sys._getframe(1)):
+            return OPS[assignment.op].eager(t, y)
         return _replace(assignment, t, y)
 
     assign.__name__ = assign.__qualname__ = method
