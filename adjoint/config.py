@@ -34,6 +34,7 @@ __all__ = [
     "inference_mode",
     "is_grad_enabled",
     "is_inference_mode_enabled",
+    "is_watched",
     "library_of",
     "no_grad",
     "set_default_dtype",
@@ -122,6 +123,11 @@ class _Special:
 
 
 special = _Special()
+
+
+def is_watched(t: Any) -> bool:
+    """Tell whether a tape watches a tensor."""
+    return special.count != 0 and any(tape.watches(t) for tape in tapes.get())
 
 
 class watched(Generic[T]):  # noqa: N801  a context manager that reads as a function

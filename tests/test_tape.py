@@ -358,3 +358,89 @@ def test_no_grad_around_the_gradients_of_an_inner_tape() -> None:
         z = g * x
         assert inner.gradients(y, create_graph=True)[x].requires_grad
     assert not g.requires_grad and outer.gradients(z)[x].item() == 12.0
+
+
+A = np.array([1.0, np.nan, -3.0])
+VALUES_AS_ARGUMENTS: dict[str, Any] = {
+    "full": lambda t: ad.full((2,), t),
+    "full_like": lambda t: ad.full_like(ad.ones(3), t),
+    "np.full_like": lambda t: np.full_like(ad.ones(3), t),
+    "linspace": lambda t: ad.linspace(t, 5.0, 3),
+    "linspace, stop": lambda t: ad.linspace(0.0, t, 3),
+    "pad": lambda t: ad.pad(ad.ones(3), 1, constant_values=t),
+    "np.pad": lambda t: np.pad(ad.ones(3), 1, constant_values=t),
+    "np.nan_to_num": lambda t: np.nan_to_num(ad.tensor(A), nan=t),
+    "np.sum": lambda t: np.sum(ad.ones(3), initial=t),
+    "np.select": lambda t: np.select([A > 0], [ad.tensor(A)], default=t),
+    "at": lambda t: ad.zeros(3).at[0].set(t),
+    "list": lambda t: ad.sin([t, 1.0]),
+}
+
+
+@pytest.mark.parametrize("name", VALUES_AS_ARGUMENTS)
+def test_watched_values_as_arguments_keep_their_gradient(name: str) -> None:
+    """A constant that a tape watches counts like a tensor that requires grad, wherever it is an argument."""
+
+    def f(t: Any) -> Any:
+        return (VALUES_AS_ARGUMENTS[name](t) ** 2).sum()
+
+    t = ad.tensor(2.5)
+    with ad.Tape() as tape:
+        tape.watch(t)
+        y = f(t)
+    assert tape.gradients(y)[t].item() == pytest.approx(ad.grad(f)(2.5).item())
+    assert ad.vmap(f)(np.array([2.5, 1.0]))[0].item() == pytest.approx(y.item())
+
+
+def test_a_watched_tensor_added_to_a_sparse_gradient() -> None:
+    layer = nn.Embedding(4, 1, sparse=True)
+    layer(np.array([1, 3])).sum().backward()
+    t = ad.ones((4, 1))
+    with ad.Tape() as tape:
+        tape.watch(t)
+        y = ((layer.weight.grad + t) ** 2).sum()
+    assert tape.gradients(y)[t].ravel().tolist() == [2.0, 4.0, 2.0, 4.0]
+
+
+def write_item(x: Any, t: Any) -> None:
+    x[0] = t
+
+
+def write_list(x: Any, t: Any) -> None:
+    x[:] = [t, t, t]
+
+
+REFUSED: dict[str, Any] = {
+    "item": write_item,
+    "list": write_list,
+    "copy_": lambda x, t: x.copy_(t),
+    "watched item": lambda x, t: t.copy_(1.0),
+    "tensor": lambda x, t: ad.tensor([t, t]),
+    "arange": lambda x, t: ad.arange(t),
+    "elu": lambda x, t: ad.nn.functional.elu(x, alpha=t),
+    "nan_to_num": lambda x, t: ad.nan_to_num(x, nan=t),
+    "layer_norm": lambda x, t: ad.nn.functional.layer_norm(x, (3,), eps=t),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_watched_values_that_would_lose_their_gradient_are_refused(name: str) -> None:
+    t = ad.tensor(2.5)
+    with ad.Tape() as tape:
+        tape.watch(t)
+        with pytest.raises((errors.InPlaceError, errors.LostHistoryError, errors.NoGradientError)):
+            REFUSED[name](ad.zeros(3), t)
+        with ad.no_grad():
+            REFUSED[name](ad.zeros(3), t.clone())
+
+
+def test_a_filled_tensor_can_be_written_to() -> None:
+    w = ad.tensor(2.0, requires_grad=True)
+    y = ad.full((3,), w)
+    y += 1
+    y.sum().backward()
+    assert w.grad is not None and w.grad.item() == 3.0
+    with ad.no_grad():
+        z = ad.full((3,), w)
+        z[0] = 5.0
+    assert z.tolist() == [5.0, 2.0, 2.0]

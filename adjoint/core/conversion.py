@@ -6,17 +6,12 @@ import dis
 from types import FrameType
 from typing import Any
 
-from adjoint.config import grad_mode, library_of, special, tapes, user_line
+from adjoint.config import grad_mode, is_watched, library_of, user_line
 from adjoint.core.lifted import Lifted
 from adjoint.core.node import LEAF, Node
 from adjoint.errors import LostHistoryError
 
-__all__ = ["asked_by_numpy", "check_conversion", "is_watched"]
-
-
-def is_watched(t: Any) -> bool:
-    """Tell whether a tape watches a tensor."""
-    return special.count != 0 and any(tape.watches(t) for tape in tapes.get())
+__all__ = ["asked_by_numpy", "check_conversion"]
 
 
 def asked_by_numpy(frame: FrameType) -> bool:

@@ -176,8 +176,7 @@ def _unwrap_nested(value: Any, depth: int = 0) -> Any:
         return [_unwrap_nested(v, depth + 1) for v in value]
     _refuse_foreign(value)
     if isinstance(value, Tensor):
-        if value.requires_grad:
-            check_conversion(value, "part of a plain array", "Use ad.array(list), which keeps the history.")
+        check_conversion(value, "part of a plain array", "Use ad.array(list), which keeps the history.")
         return concrete(value, "this")
     return value
 

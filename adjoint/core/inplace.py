@@ -9,8 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple, Never
 
-from adjoint.config import grad_mode, special
-from adjoint.core.conversion import is_watched
+from adjoint.config import grad_mode, is_watched, special
 from adjoint.core.explain import explained
 from adjoint.core.lifted import running
 from adjoint.core.namespace import rec

@@ -15,13 +15,12 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint.config import grad_mode, special, tapes, user_line
-from adjoint.core.conversion import is_watched
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.explain import check_finite, describe, explained
 from adjoint.core.lifted import Lifted
 from adjoint.core.node import LEAF, Node, Packed, Spec, next_seq
 from adjoint.core.op import OPS, Op
-from adjoint.core.tensor import Tensor, Traced, differentiable, note_reading, note_view, wrap
+from adjoint.core.tensor import Tensor, Traced, differentiable, note_reading, note_view, tracked, wrap
 from adjoint.errors import AdjointError, ArgumentError, InputError, RuleError
 
 __all__ = [
@@ -362,9 +361,6 @@ def _watched_parents(
     return tuple(found) if any(p is not None for p in found) else None
 
 
-def tracked(t: Tensor) -> bool:
-    """Tell whether operations on a tensor are recorded: it has a history, or a tape watches it."""
-    return t._node is not None or is_watched(t)
 
 
 def output_node(node: Node, index: int) -> Node | None:

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from adjoint.config import grad_mode
+from adjoint.config import grad_mode, is_watched
 from adjoint.errors import AdjointError, AxisError, InputError, NoGradientError, ShapeError
 
 __all__ = [
@@ -114,9 +114,10 @@ def whole_number(op: str, name: str, value: Any) -> int:
 
 def constant(op: str, name: str, value: Any) -> Any:
     """Return an argument to which no gradient flows; refuse a tensor that asks for one."""
-    if getattr(value, "requires_grad", False) and grad_mode.get():
+    if (getattr(value, "requires_grad", False) or is_watched(value)) and grad_mode.get():
         raise NoGradientError(
-            f"{op}: no gradient flows to {name}, but it is a tensor that requires grad.\n"
+            f"{op}: no gradient flows to {name}, but it is a tensor that requires grad "
+            "or that a tape watches.\n"
             f"  Use {name}.detach() if that is meant."
         )
     return value

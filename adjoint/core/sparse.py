@@ -16,7 +16,7 @@ from numpy import ndarray
 from adjoint.core.convert import check_device
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import checked_shape
-from adjoint.core.tensor import Tensor, read_only, wrap
+from adjoint.core.tensor import Tensor, read_only, tracked, wrap
 from adjoint.errors import InPlaceError, InputError, ShapeError
 
 __all__ = ["SparseGradient", "SparseRows", "as_gradient_tensor", "sparse_gradient"]
@@ -235,7 +235,7 @@ class SparseGradient(Tensor):
         return SparseGradient.of(self._rows.astype(np.dtype(dtype), copy=copy))
 
     def __add__(self, other: Any) -> Tensor:
-        if self._node is None and isinstance(other, Tensor) and other._node is None:
+        if not tracked(self) and isinstance(other, Tensor) and not tracked(other):
             if other.shape != self.shape:
                 raise ShapeError(f"add: a sparse gradient of shape {self.shape} and {other.shape}.")
             if type(other) is SparseGradient:
@@ -247,14 +247,14 @@ class SparseGradient(Tensor):
     __radd__ = __add__
 
     def __mul__(self, other: Any) -> Tensor:
-        if self._node is None and isinstance(other, (int, float, np.number)):
+        if not tracked(self) and isinstance(other, (int, float, np.number)):
             return SparseGradient.of(self._rows.mapped(np.multiply(self._rows.values, other)))
         return rec.multiply(self, other)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Tensor:
-        if self._node is None and isinstance(other, (int, float, np.number)):
+        if not tracked(self) and isinstance(other, (int, float, np.number)):
             return SparseGradient.of(self._rows.mapped(np.divide(self._rows.values, other)))
         return rec.divide(self, other)
 

@@ -19,7 +19,7 @@ from typing import Any, Never
 import numpy as np
 from numpy import ndarray
 
-from adjoint.config import grad_mode, held_across_fork, special, transform
+from adjoint.config import grad_mode, held_across_fork, is_watched, special, transform
 from adjoint.core.conversion import asked_by_numpy, check_conversion
 from adjoint.core.lifted import Lifted, enclosing
 from adjoint.core.methods import Methods
@@ -50,6 +50,8 @@ __all__ = [
     "reading",
     "refuse_leaf",
     "refuse_view",
+    "tracked",
+    "varies",
     "wrap",
     "writable",
     "writes",
@@ -486,6 +488,16 @@ def note_reading(*tensors: Any) -> None:
                 note(t)
 
 
+def tracked(t: Tensor) -> bool:
+    """Tell whether operations on a tensor are recorded: it has a history, or a tape watches it."""
+    return t._node is not None or is_watched(t)
+
+
+def varies(t: Tensor) -> bool:
+    """Tell whether plain numbers cannot stand for a tensor: it is recorded, or a value of a transform."""
+    return type(t) is Traced or tracked(t)
+
+
 def wrap(data: Any) -> Tensor:
     """Make a tensor around an array that nobody else writes to; no copy."""
     if type(data) is ndarray:
@@ -579,7 +591,10 @@ def writable(t: Tensor) -> ndarray[Any, Any]:
     The version moves, so that a backward that saved the old values raises.  If anything else (a saved
     value, an array handed out) holds the memory, it is copied first.
     """
-    if t._node is not None and (t._node is not LEAF or grad_mode.get()):
+    if t._node is None:
+        if is_watched(t) and grad_mode.get():
+            refuse_leaf()
+    elif t._node is not LEAF or grad_mode.get():
         if t._node is LEAF:
             refuse_leaf()
         raise InPlaceError(

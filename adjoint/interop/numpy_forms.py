@@ -17,7 +17,7 @@ from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import array_of, asarray, weak_array
 from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import canonical_axis
-from adjoint.core.tensor import Tensor, differentiable, wrap
+from adjoint.core.tensor import Tensor, differentiable, varies, wrap
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.half import is_half, widened
 from adjoint.ops.reduce import narrowed
@@ -435,7 +435,7 @@ def _nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, n
     chosen = {"nan": (rec.isnan(x), nan), "posinf": (x == np.inf, posinf), "neginf": (x == -np.inf, neginf)}
     plain = {}
     for name, (where, value) in chosen.items():
-        if isinstance(value, Tensor) and value.requires_grad:
+        if isinstance(value, Tensor) and varies(value):
             x = rec.where(where, value, x)
         else:
             plain[name] = value

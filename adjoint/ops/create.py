@@ -10,7 +10,7 @@ from adjoint.config import get_default_dtype
 from adjoint.core.convert import array_of, asarray, check_device, checked_dtype
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_shape, whole_number
-from adjoint.core.tensor import Tensor, Traced, differentiable, wrap
+from adjoint.core.tensor import Tensor, differentiable, tracked, varies, wrap
 from adjoint.errors import ArgumentError, InputError, NoGradientError
 from adjoint.ops.half import wide
 
@@ -66,9 +66,9 @@ def full(
 ) -> Tensor:
     """Make a tensor filled with one value; if that is a tensor, gradients flow to it."""
     wanted = _shape("full", shape)
-    if isinstance(fill_value, Tensor) and fill_value.requires_grad:
+    if isinstance(fill_value, Tensor) and varies(fill_value):
         check_device("full", device)
-        return rec.broadcast_to(asarray(fill_value, dtype=dtype), shape=wanted)
+        return rec.copy(rec.broadcast_to(asarray(fill_value, dtype=dtype), shape=wanted))
     value = array_of(fill_value, dtype)
     if value.ndim > len(wanted):
         raise ArgumentError(f"full: a value of shape {value.shape} does not fill the shape {wanted}.")
@@ -132,7 +132,7 @@ def arange(
 def _number(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    if value.requires_grad:
+    if tracked(value):
         raise NoGradientError(
             "arange: how many numbers there are depends on the arguments, so no gradient flows to them.\n"
             "  Use start + step * ad.arange(n), which differentiates."
@@ -156,7 +156,7 @@ def linspace(
     """
     if whole_number("linspace", "num", num) < 0:
         raise ArgumentError(f"linspace: num must not be negative, but is {num}.")
-    if any(isinstance(v, Tensor) and (v.requires_grad or type(v) is Traced) for v in (start, stop)):
+    if any(isinstance(v, Tensor) and varies(v) for v in (start, stop)):
         check_device("linspace", device)
         return _between(start, stop, num, endpoint, _ends_dtype(start, stop, dtype))
     target = _ends_dtype(start, stop, dtype)

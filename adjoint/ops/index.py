@@ -12,7 +12,7 @@ from adjoint.core.convert import array_of, asarray, weak_array
 from adjoint.core.define import define
 from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import Shape, broadcast_shapes
-from adjoint.core.tensor import Tensor, Traced, castable, wrap, writable
+from adjoint.core.tensor import Tensor, Traced, castable, tracked, wrap, writable
 from adjoint.errors import DTypeError, IndexingError, InPlaceError, InputError, ShapeError
 from adjoint.ops.scatter import add_few, add_flat, as_index, from_start, row_positions
 
@@ -208,7 +208,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
 
 def setitem(x: Tensor, key: Any, value: Any) -> None:
     """Write ``value``, which broadcasts, into the elements of ``x[key]``; no gradient passes."""
-    if isinstance(value, Tensor) and value._node is not None and grad_mode.get():
+    if isinstance(value, Tensor) and tracked(value) and grad_mode.get():
         raise InPlaceError(
             "x[key] = value: the value requires grad, and a write does not pass its gradient on.\n"
             "  x = x.at[key].set(value) does, and x = x.at[key].add(v) in place of x[key] += v; "

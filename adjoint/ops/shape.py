@@ -23,7 +23,7 @@ from adjoint.core.shapes import (
     reduced_axes,
     whole_number,
 )
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, varies
 from adjoint.errors import ArgumentError, InputError, ShapeError
 
 __all__ = [
@@ -340,7 +340,7 @@ def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: float =
     if builtins.any(n < 0 for pair in pairs for n in pair):
         raise ArgumentError(f"pad: widths must not be negative, but got {pad_width!r}.")
     if mode == "constant":
-        if isinstance(constant_values, Tensor) and constant_values.requires_grad:
+        if isinstance(constant_values, Tensor) and varies(constant_values):
             inside = np.pad(np.ones(x.shape, bool), pairs)
             if constant_values.ndim:
                 raise ShapeError(
