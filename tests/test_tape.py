@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import threading
 import weakref
@@ -374,6 +375,8 @@ VALUES_AS_ARGUMENTS: dict[str, Any] = {
     "np.select": lambda t: np.select([A > 0], [ad.tensor(A)], default=t),
     "at": lambda t: ad.zeros(3).at[0].set(t),
     "list": lambda t: ad.sin([t, 1.0]),
+    "copy": lambda t: copy.copy(t),
+    "deepcopy": lambda t: copy.deepcopy([t])[0],
 }
 
 

@@ -142,10 +142,19 @@ def test_repr_shows_values_dtype_and_history() -> None:
     assert len(repr(ad.zeros(10**6))) < 200
 
 
-def test_copies_are_detached_and_keep_requires_grad() -> None:
+def test_copies_of_results_are_recorded() -> None:
+    for copied in (copy.copy, copy.deepcopy):
+        assert ad.grad(lambda v, c=copied: (c(v) * v).sum())(np.array([1.0, 2.0])).tolist() == [2.0, 4.0]
+        assert ad.vmap(ad.grad(lambda v, c=copied: c(v) * v))(np.array([1.0, 2.0])).tolist() == [2.0, 4.0]
+        assert ad.jvp(lambda v, c=copied: c(v) * v, (2.0,), (1.0,))[1].item() == 4.0
+        with ad.no_grad():
+            assert copied(ad.tensor([1.0], requires_grad=True) * 2).is_leaf
+
+
+def test_copies_of_leaves_are_leaves() -> None:
     x = ad.tensor([1.0, 2.0], requires_grad=True)
     y = x * 2
-    for t in (copy.copy(y), copy.deepcopy(y), pickle.loads(pickle.dumps(y)), copy.deepcopy(x)):
+    for t in (copy.copy(x), copy.deepcopy(x), pickle.loads(pickle.dumps(y)), pickle.loads(pickle.dumps(x))):
         assert t.is_leaf and t.requires_grad and t.shape == (2,)
     assert copy.copy(x.detach()).requires_grad is False
     twin = copy.deepcopy(x)

@@ -414,6 +414,8 @@ class Tensor(Methods):
         return self
 
     def __copy__(self) -> Tensor:
+        if grad_mode.get() and (type(self._node) is Node or (self._node is None and is_watched(self))):
+            return self.copy()
         if special.count:
             note_reading(self)
         known = self._data if type(self) is Tensor else self._data.numbers()
