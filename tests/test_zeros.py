@@ -103,6 +103,18 @@ SELECT: dict[str, tuple[Function, list[float]]] = {
     "max": (lambda x: ad.max(ad.sqrt(ad.abs(x))), [0, 0, 0.25]),
     "sort": (lambda x: ad.sort(ad.sqrt(ad.abs(x)))[2:], [0, 0, 0.25]),
     "floor": (lambda x: ad.floor(ad.sqrt(x)), [0, 0, 0]),
+    "a checkpoint that selects": (
+        lambda x: ad.checkpoint(lambda v: ad.where(np.array([False, False, True]), v, 0.0), ad.sqrt(x)),
+        [0, 0, 0.25],
+    ),
+    "a checkpoint with two results": (
+        lambda x: ad.concat(ad.checkpoint(lambda v: [v[2:], 2 * v[2:]], ad.sqrt(x))),
+        [0, 0, 0.75],
+    ),
+    "checkpoints in a row": (
+        lambda x: ad.checkpoint(lambda v: v[2:], ad.checkpoint(lambda v: 2 * v, ad.checkpoint(ad.sqrt, x))),
+        [0, 0, 0.5],
+    ),
     "gelu": (lambda x: ad.where(x > 0, functional.gelu(ad.log(ad.sqrt(x)), "tanh"), 0.0)[:2], [0, 0, 0]),
 }
 

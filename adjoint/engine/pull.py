@@ -100,6 +100,8 @@ def masked(
 ) -> Any:
     """Make what a rule returned for argument ``i`` fit the parent, and attach its zeros."""
     own: Zeros | None
+    if type(gp) is Masked:  # of a call, which found the zeros itself
+        return fitted(node, i, parent, gp, xp, conjugate)
     if node.op.pointwise:
         own = zeros if gp is g else zeros.stain()
         if getattr(gp, "shape", None) == node.shape != parent.shape:  # elements are summed below
@@ -128,6 +130,8 @@ def saved_values(node: Node, xp: Namespace) -> tuple[tuple[Any, ...], Any]:
 
 def fitted(node: Node, i: int, parent: Any, gp: Any, xp: Namespace, conjugate: bool = False) -> Any:
     """Make what a rule returned for argument ``i`` fit the parent, or say why it does not."""
+    if type(gp) is Masked:
+        return Masked(fitted(node, i, parent, gp.g, xp, conjugate), gp.zeros)
     if not hasattr(gp, "dtype"):
         raise _no_array(node, i, gp)
     return fit(node, i, xp.conj(gp) if conjugate else gp, xp, parent)

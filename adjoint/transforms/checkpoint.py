@@ -28,7 +28,7 @@ from adjoint.engine.pull import add, joined, narrowed
 from adjoint.engine.push import push_forward
 from adjoint.engine.run import Run, key_of
 from adjoint.engine.serial import run_serial
-from adjoint.engine.zeros import cleaned, of_seed
+from adjoint.engine.zeros import Masked, cleaned, of_seed
 from adjoint.errors import ArgumentError, InputError, RuleError, TransformError
 from adjoint.transforms.batched import Batched, settled
 from adjoint.transforms.calls import new_op, wants_gradient
@@ -287,7 +287,8 @@ def pull_record(
     """Pull gradients through a record that began at ``since``, to the nodes and leaves it depends on.
 
     The run ends at nodes from before: their hooks and histories belong to the run around this one.
-    Return a gradient or None for each key; return None if the record depends on anything else.
+    Return a gradient, with its zeros where it has some, or None for each key; return None if the record
+    depends on anything else.
     """
     pairs = [(r, s) for r, s in zip(roots, seeds, strict=True) if s is not None]
     pulled = [k for k, w in zip(keys, wanted, strict=True) if w and k is not None]
@@ -303,10 +304,11 @@ def pull_record(
         return None
     found = []
     for key, want in zip(keys, wanted, strict=True):
-        total = cleaned(xp, run.grads.get(key), run.zeros.get(key)) if want else None
+        zeros = run.zeros.get(key)
+        total = cleaned(xp, run.grads.get(key), zeros) if want else None
         if total is not None and key in run.wide:
             total = narrowed(xp, total, key, run.wide)
-        found.append(total)
+        found.append(total if total is None or zeros is None else Masked(total, zeros))
     return found
 
 
