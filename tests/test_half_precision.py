@@ -227,3 +227,44 @@ def test_running_sums_do_not_stop_growing() -> None:
         x = np.full(10_000, 0.1, dtype)
         assert abs(float(ad.cumsum(x)[-1]) - 1000) < 4
         assert abs(float(ad.cumulative_sum(ad.tensor(x))[-1]) - 1000) < 4
+
+
+CORNERS = np.array([np.nan, np.inf, -np.inf, 0.0, 1.5, -2.5, 0.25, 2.5, 0.5, -0.75, 3.0, np.nan])
+ORDER: dict[str, Any] = {
+    "sort": ad.sort,
+    "sort, descending": lambda x: ad.sort(x, descending=True),
+    "argsort": ad.argsort,
+    "median": lambda x: ad.median(x.reshape(3, 4), axis=0),
+    "quantile": lambda x: ad.quantile(x[1:-1], 0.5),
+    "topk": lambda x: ad.topk(x, 2),
+    "searchsorted": lambda x: ad.searchsorted(ad.sort(x), x),
+    "unique": lambda x: ad.unique(x, return_inverse=True, return_counts=True),
+    "unique_all": ad.unique_all,
+    "round": ad.round,
+    "round, digits": lambda x: ad.round(x, 1),
+    "nan_to_num": lambda x: ad.nan_to_num(x, posinf=7.0, neginf=-7.0),
+    "np.nan_to_num": lambda x: np.nan_to_num(x, nan=2.0, posinf=7.0, neginf=-7.0),
+    "maximum": lambda x: ad.maximum(x, x[::-1]),
+    "fmin": lambda x: ad.fmin(x, x[::-1]),
+    "nanmax": ad.nanmax,
+    "argmax": ad.argmax,
+    "clip": lambda x: ad.clip(x, -1, None),
+}
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_bfloat16_has_the_order_and_the_corners_of_float32(name: str) -> None:
+    """NumPy sorts and tests bfloat16 as bytes that are no numbers, or leaves it as it is."""
+    wanted = ORDER[name](ad.tensor(CORNERS, dtype=np.float32))
+    found = ORDER[name](ad.tensor(CORNERS, dtype=BFLOAT16))
+    several = isinstance(found, tuple)
+    for w, f in zip(wanted if several else (wanted,), found if several else (found,), strict=True):
+        expected = w.numpy().astype(BFLOAT16) if w.dtype.kind == "f" else w.numpy()
+        np.testing.assert_array_equal(f.astype(np.float32).numpy(), expected.astype(np.float32))
+
+
+def test_rounding_and_replaced_numbers_have_no_gradient_in_bfloat16() -> None:
+    x = ad.tensor([1.3, np.nan, np.inf], dtype=BFLOAT16)
+    assert ad.grad(lambda v: ad.round(v).sum())(x).tolist() == [0, 0, 0]
+    assert ad.grad(lambda v: ad.nan_to_num(v).sum())(x).tolist() == [1, 0, 0]
+    assert ad.isfinite(ad.nan_to_num(x)).all()

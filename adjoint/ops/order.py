@@ -16,6 +16,7 @@ from adjoint.core.other_names import refuse
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis, constant, whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
+from adjoint.ops.half import in_float32, wide
 from adjoint.ops.reduce import count, floating
 from adjoint.ops.selection import _values
 
@@ -74,15 +75,16 @@ def _argtopk(x: Any, k: int, axis: int, largest: bool) -> Any:
     return np.take(_argsort(x, axis, largest, True), np.arange(k), axis=axis)
 
 
+# In float32, because NumPy does not know the NaNs of bfloat16, which go last.
 _SORTING = ("axis", "descending", "stable")
-define("argsort", _argsort, None, kind="general", params=_SORTING, reason=_WHY,
+define("argsort", in_float32(_argsort), None, kind="general", params=_SORTING, reason=_WHY,
        doc="Where each element of the sorted tensor comes from.")  # fmt: skip
-define("sort", _sort, _sort_rule, saves="x", kind="general", params=_SORTING, jvp=_sort_jvp, selects=True,
+define("sort", in_float32(_sort), _sort_rule, saves="x", kind="general", params=_SORTING, jvp=_sort_jvp, selects=True,
        doc="The elements in order along an axis.")  # fmt: skip
-define("argtopk", _argtopk, None, kind="general", params=("k", "axis", "largest"), reason=_WHY,
+define("argtopk", in_float32(_argtopk), None, kind="general", params=("k", "axis", "largest"), reason=_WHY,
        doc="Where the k largest elements are.")  # fmt: skip
-define("searchsorted", lambda x, v, side: np.searchsorted(x, v, side=side), None, None, kind="general",
-       params=("side",), reason=_WHY, doc="Where elements would go in a sorted vector.")  # fmt: skip
+define("searchsorted", in_float32(lambda x, v, side: np.searchsorted(x, v, side=side)), None, None,
+       kind="general", params=("side",), reason=_WHY, doc="Where elements would go in a sorted vector.")  # fmt: skip
 
 
 # Sorting ---------------------------------------------------------------------------------------
@@ -321,7 +323,11 @@ def unique_all(x: Any) -> UniqueAll:
     """
     x = asarray(x)
     found = np.unique(
-        _values("unique", x), return_index=True, return_inverse=True, return_counts=True, equal_nan=False
+        wide(_values("unique", x)),
+        return_index=True,
+        return_inverse=True,
+        return_counts=True,
+        equal_nan=False,
     )
     values = rec.take(rec.reshape(x, shape=(x.size,)), asarray(found[1]), axis=-1)
     return UniqueAll(values, asarray(found[1]), asarray(found[2].reshape(x.shape)), asarray(found[3]))
@@ -368,7 +374,7 @@ def unique(
     if axis is not None:
         axis = canonical_axis("unique", axis, x.ndim)
     found = np.unique(
-        _values("unique", x),
+        wide(_values("unique", x)),
         return_index=True,
         return_inverse=True,
         return_counts=True,

@@ -21,7 +21,7 @@ from adjoint.core.shapes import number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, InputError, ShapeError
 from adjoint.ops.complex_parts import imag, real
-from adjoint.ops.half import in_float32
+from adjoint.ops.half import in_float32, wide
 
 __all__ = [
     "abs",
@@ -55,6 +55,14 @@ __all__ = [
     "trunc",
     "where",
 ]
+
+
+def _nan_to_num(x: Any, nan: float, posinf: float | None, neginf: float | None) -> Any:
+    if x.dtype.kind != "V":
+        return np.nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf)
+    largest = np.nextafter(x.dtype.type(np.inf), x.dtype.type(0)).item()  # of bfloat16
+    high, low = largest if posinf is None else posinf, -largest if neginf is None else neginf
+    return np.nan_to_num(wide(x), nan=nan, posinf=high, neginf=low).astype(x.dtype)
 
 
 def _zero(xp: Any, g: Any, *_: Any, **__: Any) -> Any:
@@ -183,7 +191,7 @@ define("clip", in_float32(np.clip),
        lambda xp, g, out, x, lo, hi: xp.where((x > hi) | (lo > hi), g, 0),
        saves=("x", "lo", "hi"), selects=True, domain=((-0.9, 0.9), (-2, -1), (1, 2)),
        doc="x limited to lo … hi; on the limits the gradient goes to x.")  # fmt: skip
-define("nan_to_num", lambda x, nan, posinf, neginf: np.nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf),
+define("nan_to_num", _nan_to_num,
        lambda xp, g, y, x, nan, posinf, neginf: xp.where(xp.isfinite(x), g, 0),
        saves="x", params=("nan", "posinf", "neginf"), selects=True, doc="Numbers in place of NaN and infinities.")  # fmt: skip
 
@@ -256,7 +264,7 @@ def round(x: Any, decimals: int = 0) -> Tensor:
     except TypeError:
         raise InputError(f"round: decimals is a whole number, but got {decimals!r}.") from None
     if digits == 0:
-        return rint(x) if x.dtype.kind in "fc" else x
+        return x if x.dtype.kind in "biu" else rint(x)
     return rec.round(x, decimals=digits)
 
 
