@@ -625,3 +625,24 @@ def test_a_tape_inside_sees_the_tape_around_in_the_second_run_too() -> None:
     with ad.Tape() as tape:
         y = ad.checkpoint(slope, x)
     assert tape.gradients(y)[x].item() == 12.0
+
+
+def test_a_captured_tensor_that_is_another_one_in_the_second_run() -> None:
+    x, c = ad.tensor([1.0, 2.0], requires_grad=True), ad.tensor([3.0, 4.0], requires_grad=True)
+    captured = x * 2.0
+    y = ad.checkpoint(lambda a: a * captured, c)
+    captured = c  # the argument itself: the second run rests on nothing that the first did not
+    with pytest.raises(ad.errors.RuleError, match="used other tensors when it ran again"):
+        y.sum().backward()
+
+
+def test_what_nothing_flows_to_is_no_other_tensor() -> None:
+    """Arguments that are not used, and captured tensors that only unused results depend on."""
+    x, c = ad.tensor([1.0, 2.0], requires_grad=True), ad.tensor([3.0, 4.0], requires_grad=True)
+    captured = x * 2.0
+    first, _ = ad.checkpoint(lambda a, b: (a * 2.0, a * captured), c, x)
+    first.sum().backward()
+    assert c.grad.tolist() == [2.0, 2.0]
+    y = ad.checkpoint(lambda a: ad.floor(captured) + a, c)
+    y.sum().backward()
+    assert c.grad.tolist() == [3.0, 3.0]

@@ -355,12 +355,21 @@ class _Checkpointed:
         roots, since = self._again(values)
         seeds = g if len(self.specs) > 1 else (g,)
         found = pull_record(xp, roots, seeds, self.keys, wanted, since)
-        if found is None:
+        if found is None or not self._has_captured(found, wanted, roots, since):
             raise RuleError(
                 f"checkpoint: {self.call.name} used other tensors when it ran again for the backward.\n"
                 "  What it computes must depend on its arguments and on tensors that stay the same."
             )
         return found
+
+    def _has_captured(
+        self, found: list[Any], wanted: Sequence[bool], roots: list[Tensor], since: int
+    ) -> bool:
+        """Tell whether the second run rests on all that the first one captured."""
+        n = len(self.parents)
+        if all(g is not None or not want for g, want in zip(found[n:], wanted[n:], strict=True)):
+            return True
+        return {key_of(t) for t in captured_by(roots, since)}.issuperset(self.keys[n:])
 
     def push(self, xp: Namespace, tangents: Any, out: Any, *values: Any) -> Any:
         """Run the function again and push tangents through it: the forward mode of the node."""
