@@ -472,3 +472,41 @@ def test_the_gradient_of_an_intermediate_warns_once_per_line():
     assert caught[0].filename == __file__
     z = (w * 2).retain_grad()
     assert z.grad is None  # no warning: it will be kept
+
+
+VIEWS_IN_VMAP: dict[str, Any] = {
+    "index": lambda x: x[0],
+    "T": lambda x: x.T,
+    "reshape": lambda x: x.reshape(-1),
+    "detach": lambda x: x.detach(),
+    "a row": lambda x: next(iter(x)),
+    "split": lambda x: ad.split(x, 2, axis=-1)[0],
+}
+
+
+@pytest.mark.parametrize("name", VIEWS_IN_VMAP)
+@pytest.mark.parametrize(
+    "around",
+    [
+        ad.vmap,
+        lambda f: ad.vmap(ad.vmap(f)),
+        lambda f: ad.vmap(ad.grad(lambda x: f(x).sum())),
+        lambda f: ad.grad(lambda x: ad.vmap(f)(x).sum()),
+    ],
+    ids=["vmap", "vmap(vmap)", "vmap(grad)", "grad(vmap)"],
+)
+def test_views_inside_vmap_refuse_writes(name, around):
+    def f(x):
+        x = x * 1.0
+        view = VIEWS_IN_VMAP[name](x)
+        view += 1
+        return x
+
+    def g(x):
+        view = VIEWS_IN_VMAP[name](x * 1.0)  # of a tensor that is gone
+        view += 1
+        return view.sum()
+
+    with pytest.raises(errors.InPlaceError, match="is a view of another tensor"):
+        around(f)(np.ones((1, 1, 2, 2)))
+    around(g)(np.ones((1, 1, 2, 2)))

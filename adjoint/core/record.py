@@ -226,7 +226,7 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
             parents = parents_of(op, operands)
             if parents is not None:
                 out._node = node_of(op, operands, params, parents, out._data)
-        if out._node is None and op.kind == "linear" and top is None:
+        if op.kind == "linear" and (out._node is None or top is not None):
             note_view(out, operands[0])
         return out
     return record_results(op, operands, params, data)
@@ -254,9 +254,9 @@ def record_results(op: Op, operands: tuple[Any, ...], params: dict[str, Any], da
                 node.need_extra().picks = [None if t._node is None else ref(t._node) for t in results]
         else:
             results[0]._node = node
-    if op.kind == "linear" and type(operands[0]) is Tensor:
+    if op.kind == "linear":
         for t in results:
-            if t._node is None and type(t) is Tensor:
+            if t._node is None or type(t) is Traced:
                 note_view(t, operands[0])
     return results if several else results[0]
 

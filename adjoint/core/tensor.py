@@ -43,6 +43,7 @@ __all__ = [
     "concrete",
     "differentiable",
     "exclusive_count",
+    "held",
     "is_view",
     "note_reading",
     "note_view",
@@ -243,8 +244,9 @@ class Tensor(Methods):
         if special.count:
             note_reading(self)
         if type(self) is Traced:
-            return wrap(self._data.detached())
-        view = wrap(self._data)
+            view = wrap(self._data.detached())
+        else:
+            view = wrap(self._data)
         note_view(view, self)
         return view
 
@@ -548,10 +550,22 @@ def exclusive_count() -> int:
 
 
 def note_view(view: Tensor, source: Tensor) -> None:
-    """Remember whether ``view``, which has no history, is a view of the memory of ``source``."""
-    base, data = view._data.base, source._data
-    if view._data is data or (base is not None and (base is data or base is data.base)):
+    """Remember whether ``view`` is a view of the memory of ``source``; a recorded view is known without."""
+    mine, data = view._data, source._data
+    if type(mine) is not ndarray or type(data) is not ndarray:
+        mine, data = held(view), held(source)
+        if mine is None or data is None:
+            return
+    base = mine.base
+    if mine is data or (base is not None and (base is data or base is data.base)):
         view._source = (weakref.ref(source), getattr(source, "_source", None))
+
+
+def held(value: Any) -> Any:
+    """Return the array at the heart of a tensor or of a value of transforms; None if it has none."""
+    while isinstance(value, (Tensor, Lifted)):
+        value = value._data if isinstance(value, Tensor) else getattr(value, "value", None)
+    return value
 
 
 def is_view(t: Tensor) -> bool:

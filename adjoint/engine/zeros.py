@@ -23,7 +23,7 @@ from adjoint.core.lifted import Lifted
 from adjoint.core.namespace import Namespace, dyn, raw, rec
 from adjoint.core.node import Node
 from adjoint.core.sparse import SparseRows
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, held
 from adjoint.engine.rules import call_rule, unpacked
 
 __all__ = [
@@ -237,8 +237,8 @@ def of_seed(seed: Any) -> Zeros | None:
     around = arriving.get()
     data = seed._data if isinstance(seed, Tensor) else seed
     if around is None:
-        held = _held(data)
-        return None if not isinstance(held, np.ndarray) or held.all() else Zeros((), nonzero(data))
+        found = held(data)
+        return None if not isinstance(found, np.ndarray) or found.all() else Zeros((), nonzero(data))
     for g, zeros in around:
         if (g._data if isinstance(g, Tensor) else g) is data:
             return zeros
@@ -297,17 +297,10 @@ def cleaned(xp: Namespace, g: Any, zeros: Zeros | None) -> Any:
 
 def may_have_nan(g: Any) -> bool:
     """Look for a NaN with one dot product: squares do not cancel, so the sum is NaN if an element is."""
-    data = _held(g)
+    data = held(g)
     if not isinstance(data, (np.ndarray, np.generic)) or data.dtype.kind not in "fc":
         return True  # a dtype that NumPy does not know, such as bfloat16
     return bool(np.isnan(np.vdot(np.asarray(data), data)))
-
-
-def _held(value: Any) -> Any:
-    """Return the array at the heart of a tensor or of a value of transforms."""
-    while isinstance(value, (Tensor, Lifted)):
-        value = value._data if isinstance(value, Tensor) else getattr(value, "value", None)
-    return value
 
 
 # Arrays of where -----------------------------------------------------------------------------------
