@@ -510,3 +510,17 @@ def test_views_inside_vmap_refuse_writes(name, around):
     with pytest.raises(errors.InPlaceError, match="is a view of another tensor"):
         around(f)(np.ones((1, 1, 2, 2)))
     around(g)(np.ones((1, 1, 2, 2)))
+
+
+def test_a_retained_gradient_is_that_of_the_present_value():
+    """Hooks stay with the value that they were registered on, as in PyTorch."""
+    x = ad.tensor([1.0, 2.0], requires_grad=True)
+    y = x * 2.0
+    y.retain_grad()
+    seen = []
+    y.register_hook(lambda g: seen.append(g.tolist()))
+    y *= 3.0
+    y += 1.0
+    (y * y).sum().backward()
+    assert y.grad.tolist() == (2 * y).tolist() == [14.0, 26.0]
+    assert seen == [[42.0, 78.0]] and x.grad.tolist() == [84.0, 156.0]

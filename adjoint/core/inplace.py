@@ -13,7 +13,7 @@ from adjoint.config import grad_mode, is_watched, special
 from adjoint.core.explain import explained
 from adjoint.core.lifted import running
 from adjoint.core.namespace import rec
-from adjoint.core.node import LEAF
+from adjoint.core.node import LEAF, Node
 from adjoint.core.op import OPS
 from adjoint.core.tensor import Tensor, Traced, castable, exclusive_count, is_view, refuse_leaf, refuse_view
 from adjoint.errors import DTypeError, InPlaceError, ShapeError
@@ -122,9 +122,19 @@ def _replace(assignment: Augmented, t: Tensor, y: Any) -> Tensor:
         result = rec.astype(result, dtype=t.dtype)
     t._data = result._data
     if recording:
-        t._node = result._node
+        before, t._node = t._node, result._node
+        if type(before) is Node and type(t._node) is Node:
+            _move_retained(t, before)
     t._version += 1
     return t
+
+
+def _move_retained(t: Tensor, before: Node) -> None:
+    """Keep the gradient of the new value in ``.grad``, if that of the old one was to be kept there."""
+    extra = before.extra
+    if extra is not None and extra.retain is not None and extra.retain() is t:
+        extra.retain = None
+        t.retain_grad()
 
 
 def _lift(assignment: Augmented, t: Tensor, y: Tensor) -> None:
