@@ -114,10 +114,11 @@ def whole_number(op: str, name: str, value: Any) -> int:
 
 def constant(op: str, name: str, value: Any) -> Any:
     """Return an argument to which no gradient flows; refuse a tensor that asks for one."""
-    if (getattr(value, "requires_grad", False) or is_watched(value)) and grad_mode.get():
+    recorded = getattr(value, "requires_grad", False)
+    if (recorded or is_watched(value)) and grad_mode.get():
         raise NoGradientError(
-            f"{op}: no gradient flows to {name}, but it is a tensor that requires grad "
-            "or that a tape watches.\n"
+            f"{op}: no gradient flows to {name}, but it is a tensor that "
+            f"{'requires grad' if recorded else 'a tape watches'}.\n"
             f"  Use {name}.detach() if that is meant."
         )
     return value
