@@ -361,8 +361,6 @@ def _watched_parents(
     return tuple(found) if any(p is not None for p in found) else None
 
 
-
-
 def output_node(node: Node, index: int) -> Node | None:
     """Return the node of one output: that of its tensor if the tensor still exists, else a new one."""
     extra = node.extra
