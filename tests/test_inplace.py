@@ -253,6 +253,25 @@ def test_a_tensor_from_outside_takes_no_batch():
     assert type(outside) is ad.Tensor and outside.item() == 0.0
 
 
+def test_items_inside_vmap_point_to_at():
+    def f(x):
+        y = ad.zeros(2)
+        y[0] = x
+        return y
+
+    def g(x):
+        x[0] = 1.0
+        return x
+
+    for function, data in ((f, np.ones(3)), (g, np.ones((3, 2)))):
+        with pytest.raises(errors.InPlaceError) as info:
+            ad.vmap(function)(data)
+        assert str(info.value) == (
+            "x[key] = value: inside ad.vmap a tensor cannot be written to by index.\n"
+            "  Use x = x.at[key].set(value), or x += value for the whole tensor."
+        )
+
+
 def test_a_failing_function_in_vmap_leaves_outside_tensors_alone():
     outside = ad.zeros(())
 

@@ -214,6 +214,12 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
             "  x = x.at[key].set(value) does, and x = x.at[key].add(v) in place of x[key] += v; "
             "value.detach(), or ad.no_grad(), if none is meant."
         )
+    for t in (x, value):
+        if type(t) is Traced and t._data.numbers() is None:
+            raise InPlaceError(
+                f"x[key] = value: inside {t._data.transform} a tensor cannot be written to by index.\n"
+                "  Use x = x.at[key].set(value), or x += value for the whole tensor."
+            )
     key = canonical_key(x.shape, key)
     value = weak_array(value, x.dtype) if type(value) in (bool, int, float) else array_of(value)
     spot = np.broadcast_to(np.int8(0), x.shape)[key].shape  # without touching the values
