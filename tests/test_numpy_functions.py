@@ -342,6 +342,7 @@ def test_gradients_flow(function, i):
 NARROWER = {np.cov, np.corrcoef, np.interp, np.vander, np.quantile, np.diff, np.fft.irfft2}
 
 
+@pytest.mark.filterwarnings("ignore:numpy.fix is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize(
     ("function", "i"),
