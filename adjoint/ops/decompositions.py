@@ -225,6 +225,8 @@ def _svdvals_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
 
 
 def _matrix_rank(x: Any, tol: Any, rtol: Any, hermitian: bool) -> Any:
+    if not (x.shape[-1] and x.shape[-2]):  # NumPy 2.4.0 raises
+        return np.zeros(x.shape[:-2], np.intp)
     try:
         return np.linalg.matrix_rank(x, tol, hermitian, rtol=rtol)
     except np.linalg.LinAlgError:
