@@ -165,11 +165,11 @@ class Module:
             raise InputError(f"{type(self).__name__}: a hook is a function, but got {type(hook).__name__}.")
         if self._forward_hooks is None:
             object.__setattr__(self, "_forward_hooks", (HookList(), HookList()))
-        return self._forward_hooks[when].add(hook)  # type: ignore[index]
+        return self._forward_hooks[when].add(hook)  # type: ignore[index]  # set in the line above
 
     def _hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call ``forward`` between its hooks."""
-        before, after = self._forward_hooks  # type: ignore[misc]
+        before, after = self._forward_hooks  # type: ignore[misc]  # called only where there are hooks
         for hook in before.snapshot():
             found = hook(self, args)
             if found is not None:
