@@ -208,13 +208,44 @@ def _named(op: Op, ufunc: Any) -> Callable[..., Any]:
     eager = eager_of(op)
     eager.__name__ = eager.__qualname__ = op.name
     eager.__module__ = "adjoint"
-    eager.__doc__ = op.doc or _borrowed_doc(op.name, ufunc or op.forward)
+    eager.__doc__ = _documented(op, op.doc or _borrowed_doc(op.name, ufunc or op.forward))
     return eager
 
 
+_DOC = """{summary}
+
+Parameters
+----------
+{names} : array_like
+    {arguments}
+
+Returns
+-------
+Tensor
+    {result}
+"""
+
+
+def _documented(op: Op, summary: str) -> str:
+    """Add the sections ``Parameters`` and ``Returns`` to the summary of an elementwise op."""
+    if op.kind != "elementwise" or op.params or not op.arity or op.outputs != 1:
+        return summary
+    one = op.arity == 1
+    result = "The result for each element" + (f", with the shape of ``{op.arg_names[0]}``." if one else ".")
+    if not op.differentiable:
+        result += "\n    It has no gradient" + (f", because {op.reason}." if op.reason else ".")
+    return _DOC.format(
+        summary=summary,
+        names=", ".join(op.arg_names),
+        arguments="The argument." if one else "The arguments, which are broadcast against each other.",
+        result=result,
+    )
+
+
 def _borrowed_doc(name: str, source: Any) -> str:
-    """Take the first sentence of NumPy's documentation of the same function."""
+    """Return the summary line of NumPy's function, which calls its arguments ``x1`` and ``x2``."""
     if type(source).__name__ != "ufunc":
         return f"The op {name!r}."
     lines = [line.strip() for line in (source.__doc__ or "").split("\n", 8)[:8]]
-    return next((line for line in lines if line and not line.startswith(source.__name__ + "(")), "")
+    line = next((line for line in lines if line and not line.startswith(source.__name__ + "(")), "")
+    return line.replace("x1", "x").replace("x2", "y").rstrip(".") + "."
