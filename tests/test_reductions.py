@@ -303,7 +303,7 @@ MISTAKES = [
      "  Test x.size first, or reduce over an axis that is not empty."),
     (InputError, lambda: ad.var([1.0], correction="one"), "var: correction is a number, but got 'one'."),
     (ShapeError, lambda: ad.cumulative_sum(np.ones((2, 2))),
-     "cumulative_sum: a tensor of shape (2, 2) has 2 axes: say which one, as axis=."),
+     "cumulative_sum: a tensor of shape (2, 2) has 2 axes: pass one of them as axis=."),
     (ShapeError, lambda: ad.average(np.ones((2, 3)), axis=0, weights=np.ones(3)),
      "average: weights of shape (3,) fit neither shape (2, 3) nor its axis 0.\n"
      "  Give one weight per element, or one per element along axis=."),
@@ -315,7 +315,7 @@ MISTAKES = [
     (NoGradientError, lambda: ad.quantile([1.0], ad.tensor(0.5, requires_grad=True)),
      "quantile: no gradient flows to q, but it is a tensor that requires grad.\n  Use q.detach() if that is meant."),
     (ShapeError, lambda: ad.median(np.zeros(0)), "median: no elements to choose from in shape (0,)."),
-    (ArgumentError, lambda: ad.diff([1.0], n=-1), "diff: n counts how often, and must not be negative, but is -1."),
+    (ArgumentError, lambda: ad.diff([1.0], n=-1), "diff: n must not be negative, but is -1."),
     (ShapeError, lambda: ad.diff(np.ones((2, 3)), append=np.ones((1, 3))),
      "diff: an end of shape (1, 3) does not fit shape (2, 3) along axis -1."),
 ]  # fmt: skip

@@ -283,13 +283,13 @@ MISTAKES = [
      "reshape: expected a shape, as x.reshape((2, 3)), x.reshape(2, 3) or shape=(2, 3)."),
     (ArgumentError, lambda: ad.reshape(a23, 6, order="K"), "reshape: order is 'C' or 'F', not 'K'."),
     (ShapeError, lambda: ad.transpose(a23, 0, 0),
-     "transpose: axes (0, 0) is no order of the 2 axes of shape (2, 3).\n  Name each axis once."),
+     "transpose: axes (0, 0) is not a permutation of the 2 axes of shape (2, 3).\n  Name each axis once."),
     (ShapeError, lambda: ad.tensor([1.0]).mT, "matrix_transpose: needs two axes or more, but the shape is (1,)."),
     (ShapeError, lambda: ad.moveaxis(a23, (0, 1), 0),
      "moveaxis: source (0, 1) and destination 0 do not match: "
-     "each names as many axes as the other, and none twice."),
+     "they must name equally many axes, none of them twice."),
     (ShapeError, lambda: ad.squeeze(a23, 1),
-     "squeeze: axis -1 of shape (2, 3) has length 3: only axes of length 1 can go."),
+     "squeeze: axis -1 of shape (2, 3) has length 3: only axes of length 1 can be removed."),
     (ShapeError, lambda: ad.broadcast_to(a23, (4, 3)),
      "broadcast_to: shapes (2, 3) and (4, 3) do not broadcast: axis -2 is 2 in one and 4 in another.\n"
      "  Each axis, counted from the end, must be equal or 1: reshape or transpose one of them."),

@@ -1,4 +1,4 @@
-"""What can be computed: tables of op records, and the functions that sort their arguments."""
+"""The op table and the public functions built on it; ``install`` puts operators and methods onto tensors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ NAMESPACES = {"linalg": linalg, "fft": fft}  # submodules, as NumPy has them
 
 
 def function(name: str) -> Any:
-    """Find the function that users call by this name: a module's own before the bare op."""
+    """Return the public function of this name: that of a module if there is one, else the op itself."""
     for module in MODULES:
         found = getattr(module, name, None)
         if found is not None and getattr(found, "__module__", "").startswith("adjoint"):
@@ -83,7 +83,7 @@ explain_methods(Tensor, "a tensor", METHODS)
 
 
 def _comparison(method: str) -> None:
-    """Let == and != with None or text be False and True, as Python says, not an error."""
+    """Make ``==`` and ``!=`` with None or a string return False and True, as Python does by default."""
     compare_values = getattr(Tensor, method)
 
     def compare_any(self: Tensor, other: Any) -> Any:

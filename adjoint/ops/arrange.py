@@ -1,4 +1,4 @@
-"""Arranging elements anew: repeats, rotations, diagonals, triangles, grids, windows.  All linear."""
+"""Rearrangements of elements: repeats, rotations, diagonals, triangles, grids, windows.  All of them are linear."""
 
 from __future__ import annotations
 
@@ -91,8 +91,29 @@ define("overlap_add", in_float32(_overlap_add),
 
 
 def repeat(x: Any, repeats: Any, axis: int | None = None, **other: Never) -> Tensor:
-    """Repeat each element, all alike or each so many times; of the flattened tensor if axis is None.
+    """Repeat each element.
 
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    repeats : int or array_like of int
+        How many times: one number for all, or one for each element along ``axis``.
+    axis : int, optional
+        The axis; by default the flattened tensor is used.
+
+    Returns
+    -------
+    Tensor
+        The repeated elements.
+
+    Raises
+    ------
+    ShapeError
+        If the number of ``repeats`` does not match the axis.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.repeat(ad.tensor([1.0, 2.0]), [1, 3])
     tensor([1., 2., 2., 2.], dtype=float64)
@@ -122,8 +143,22 @@ def repeat(x: Any, repeats: Any, axis: int | None = None, **other: Never) -> Ten
 
 
 def tile(x: Any, reps: Any) -> Tensor:
-    """Repeat a whole tensor ``reps`` times along each axis.
+    """Repeat a whole tensor along each axis.
 
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    reps : int or tuple of int
+        How many times, for each axis, the last ones if there are fewer.
+
+    Returns
+    -------
+    Tensor
+        The tiled tensor.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.tile(ad.tensor([1.0, 2.0]), 2)
     tensor([1., 2., 1., 2.], dtype=float64)
@@ -144,17 +179,79 @@ def tile(x: Any, reps: Any) -> Tensor:
 
 
 def flipud(x: Any) -> Tensor:
-    """Reverse the order along the first axis."""
+    """Reverse the order along the first axis.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        The reversed tensor.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.flipud(ad.tensor([[1], [2]]))
+    tensor([[2],
+            [1]], dtype=int64)
+    """
     return flip(x, 0)
 
 
 def fliplr(x: Any) -> Tensor:
-    """Reverse the order along the second axis."""
+    """Reverse the order along the second axis.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        The reversed tensor.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.fliplr(ad.tensor([[1, 2]]))
+    tensor([[2, 1]], dtype=int64)
+    """
     return flip(x, 1)
 
 
 def rot90(x: Any, k: int = 1, axes: Any = (0, 1)) -> Tensor:
-    """Rotate ``k`` quarter turns in the plane of two axes, from the first towards the second."""
+    """Rotate by multiples of 90 degrees in the plane of two axes.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    k : int, optional
+        The number of quarter turns, from the first axis towards the second.
+    axes : tuple of int, optional
+        The two axes of the plane.
+
+    Returns
+    -------
+    Tensor
+        The rotated tensor.
+
+    Raises
+    ------
+    ShapeError
+        If ``axes`` is not two different axes.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.rot90(ad.tensor([[1, 2], [3, 4]]))
+    tensor([[2, 4],
+            [1, 3]], dtype=int64)
+    """
     x = asarray(x)
     if not isinstance(axes, (tuple, list)) or len(axes) != 2:
         raise ShapeError(f"rot90: a plane has two axes, such as (0, 1), but axes is {axes!r}.")
@@ -174,7 +271,32 @@ def rot90(x: Any, k: int = 1, axes: Any = (0, 1)) -> Tensor:
 
 
 def meshgrid(*xs: Any, indexing: str = "xy") -> list[Tensor]:
-    """Spread vectors over a grid: ``indexing`` "ij" puts the first along axis 0, "xy" along axis 1."""
+    """Return coordinate tensors on a grid, one for each vector.
+
+    Parameters
+    ----------
+    *xs : array_like
+        The coordinates along each axis.
+    indexing : {"xy", "ij"}, optional
+        With "ij" the first vector runs along axis 0, with "xy" along axis 1.
+
+    Returns
+    -------
+    list of Tensor
+        The coordinates of each point; all have the shape of the grid.
+
+    Raises
+    ------
+    ShapeError
+        If an argument has more than one axis.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.meshgrid([1, 2], [3, 4, 5], indexing="ij")[0]
+    tensor([[1, 1, 1],
+            [2, 2, 2]], dtype=int64)
+    """
     if indexing not in ("xy", "ij"):
         raise ArgumentError(f"meshgrid: indexing is 'xy' or 'ij', not {indexing!r}.")
     vectors = [asarray(x) for x in xs]
@@ -195,7 +317,26 @@ def meshgrid(*xs: Any, indexing: str = "xy") -> list[Tensor]:
 
 
 def kron(x: Any, y: Any) -> Tensor:
-    """Return the Kronecker product: every element of ``x`` times all of ``y``, as blocks."""
+    """Return the Kronecker product: blocks of ``y``, each multiplied by an element of ``x``.
+
+    Parameters
+    ----------
+    x : array_like
+        The first factor.
+    y : array_like
+        The second factor.
+
+    Returns
+    -------
+    Tensor
+        The product.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.kron([1.0, 10.0], [1.0, 2.0])
+    tensor([ 1.,  2., 10., 20.], dtype=float64)
+    """
     x, y = asarray(x), asarray(y)
     ndim = max(x.ndim, y.ndim)
     a, b = same_rank_axes(x.shape, ndim), same_rank_axes(y.shape, ndim)
@@ -210,7 +351,35 @@ def kron(x: Any, y: Any) -> Tensor:
 
 
 def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
-    """Return a diagonal of two axes, as the last axis of the result."""
+    """Return a diagonal of two axes, as the last axis of the result.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    offset : int, optional
+        The diagonal: 0 for the main one, positive numbers above, negative ones below.
+    axis1 : int, optional
+        The axis of the rows.
+    axis2 : int, optional
+        The axis of the columns.
+
+    Returns
+    -------
+    Tensor
+        The diagonal.
+
+    Raises
+    ------
+    ShapeError
+        If ``x`` has less than two axes, or the axes are the same.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.diagonal(ad.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    tensor([1., 4.], dtype=float64)
+    """
     x = _matrix("diagonal", x)
     a, b = (canonical_axis("diagonal", i, x.ndim) for i in (axis1, axis2))
     if a == b:
@@ -221,8 +390,27 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
 
 
 def diag(x: Any, k: int = 0) -> Tensor:
-    """Return the diagonal of a matrix, or the matrix with a vector on its diagonal.
+    """Return the diagonal of a matrix, or a matrix with a vector on its diagonal.
 
+    Parameters
+    ----------
+    x : array_like
+        A matrix or a vector.
+    k : int, optional
+        The diagonal: 0 for the main one, positive numbers above, negative ones below.
+
+    Returns
+    -------
+    Tensor
+        The diagonal of a matrix, or the matrix made of a vector.
+
+    Raises
+    ------
+    ShapeError
+        If ``x`` is neither a vector nor a matrix.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.diag(ad.tensor([1.0, 2.0]))
     tensor([[1., 0.],
@@ -245,12 +433,62 @@ def _matrix(op: str, x: Any) -> Tensor:
 
 
 def tril(x: Any, k: int = 0) -> Tensor:
-    """Keep the lower triangle of the last two axes, up to diagonal ``k``; zeros above."""
+    """Return the lower triangle of the last two axes, with zeros above.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    k : int, optional
+        The last diagonal to keep: 0 for the main one, positive numbers above, negative ones below.
+
+    Returns
+    -------
+    Tensor
+        The lower triangle.
+
+    Raises
+    ------
+    ShapeError
+        If ``x`` has less than two axes.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.tril(ad.ones((2, 2)))
+    tensor([[1., 0.],
+            [1., 1.]], dtype=float64)
+    """
     return rec.tril(_matrix("tril", x), k=whole_number("tril", "k", k))
 
 
 def triu(x: Any, k: int = 0) -> Tensor:
-    """Keep the upper triangle of the last two axes, from diagonal ``k``; zeros below."""
+    """Return the upper triangle of the last two axes, with zeros below.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    k : int, optional
+        The first diagonal to keep: 0 for the main one, positive numbers above, negative ones below.
+
+    Returns
+    -------
+    Tensor
+        The upper triangle.
+
+    Raises
+    ------
+    ShapeError
+        If ``x`` has less than two axes.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.triu(ad.ones((2, 2)))
+    tensor([[1., 1.],
+            [0., 1.]], dtype=float64)
+    """
     return rec.triu(_matrix("triu", x), k=whole_number("triu", "k", k))
 
 
@@ -258,8 +496,29 @@ def triu(x: Any, k: int = 0) -> Tensor:
 
 
 def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **other: Never) -> Tensor:
-    """Return every window of neighbours along axes, in new axes at the end; a view, no copy.
+    """Return all windows of neighbours along axes, without a copy.
 
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    window_shape : int or tuple of int
+        The length of the window along each axis.
+    axis : int or tuple of int, optional
+        The axes along which the window slides; all of them by default.
+
+    Returns
+    -------
+    Tensor
+        A view in which each window is in new axes at the end.
+
+    Raises
+    ------
+    ShapeError
+        If the lengths do not match the axes, or a window is longer than its axis.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.sliding_window_view(ad.arange(4.0), 2)
     tensor([[0., 1.],

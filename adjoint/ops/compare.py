@@ -1,7 +1,7 @@
-"""Comparisons, logic, bits and whole numbers: no gradient flows through them.
+"""Comparisons, logic, bit operations and integer functions.
 
-They are piecewise constant, so their results do not require grad.  A gradient that is asked for
-only through them is an error (``NoGradientError``) where it is asked for, never a silent zero.
+They are piecewise constant: their results do not require grad.  If a gradient is requested through them
+alone, ``NoGradientError`` is raised.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ __all__ = [
 
 
 def _steps(name: str, forward: Callable[..., Any], arity: int, **facts: Any) -> Callable[..., Any]:
-    """Define an op that is constant but for steps."""
+    """Define an op that is piecewise constant."""
     return define(name, forward, *(None,) * arity, reason="it is piecewise constant", **facts)
 
 
@@ -90,18 +90,63 @@ _steps("isclose", lambda x, y, rtol, atol, equal_nan: np.isclose(x, y, rtol, ato
        params=("rtol", "atol", "equal_nan"), doc="Whether numbers are equal within a tolerance.")  # fmt: skip
 
 
-# Functions that sort their arguments first, and NumPy's names ----------------------------------
+# Public functions, and NumPy's names -----------------------------------------------------------
 
 
 def isclose(x: Any, y: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Tensor:
-    """Tell, per element, whether |x - y| ≤ atol + rtol · |y|."""
+    """Return, for each element, whether ``|x - y| ≤ atol + rtol · |y|``.
+
+    Parameters
+    ----------
+    x : array_like
+        The first numbers.
+    y : array_like
+        The numbers to compare with.
+    rtol : float, optional
+        The relative tolerance.
+    atol : float, optional
+        The absolute tolerance.
+    equal_nan : bool, optional
+        Whether NaNs are equal.
+
+    Returns
+    -------
+    Tensor
+        A tensor of bool, which has no gradient.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.isclose(ad.tensor([1.0, 2.0]), [1.0 + 1e-9, 2.1])
+    tensor([ True, False], dtype=bool)
+    """
     rtol, atol = (t.numpy() if isinstance(t, Tensor) else t for t in (rtol, atol))
     return rec.isclose(x, y, rtol=rtol, atol=atol, equal_nan=bool(equal_nan))
 
 
 def allclose(x: Any, y: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> bool:
-    """Tell whether all elements are equal within a tolerance.
+    """Return whether all elements are equal within a tolerance.
 
+    Parameters
+    ----------
+    x : array_like
+        The first numbers.
+    y : array_like
+        The numbers to compare with.
+    rtol : float, optional
+        The relative tolerance.
+    atol : float, optional
+        The absolute tolerance.
+    equal_nan : bool, optional
+        Whether NaNs are equal.
+
+    Returns
+    -------
+    bool
+        Whether ``isclose`` is true everywhere.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.allclose(ad.tensor([1.0, 2.0]), [1.0, 2.0 + 1e-9])
     True
@@ -110,7 +155,28 @@ def allclose(x: Any, y: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool
 
 
 def array_equal(x: Any, y: Any, equal_nan: bool = False) -> bool:
-    """Tell whether shapes and all elements are equal."""
+    """Return whether shapes and all elements are equal.
+
+    Parameters
+    ----------
+    x : array_like
+        The first numbers.
+    y : array_like
+        The numbers to compare with.
+    equal_nan : bool, optional
+        Whether NaNs are equal.
+
+    Returns
+    -------
+    bool
+        Whether both are equal.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.array_equal(ad.tensor([1.0, 2.0]), [1.0, 2.0])
+    True
+    """
     x, y = asarray(x), asarray(y)
     if x.shape != y.shape:
         return False
@@ -119,22 +185,66 @@ def array_equal(x: Any, y: Any, equal_nan: bool = False) -> bool:
 
 
 def isposinf(x: Any) -> Tensor:
-    """Tell, per element, whether it is positive infinity."""
+    """Return, for each element, whether it is positive infinity.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        A tensor of bool, which has no gradient.
+    """
     return equal(asarray(x), np.inf)
 
 
 def isneginf(x: Any) -> Tensor:
-    """Tell, per element, whether it is negative infinity."""
+    """Return, for each element, whether it is negative infinity.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        A tensor of bool, which has no gradient.
+    """
     return equal(asarray(x), -np.inf)
 
 
 def isreal(x: Any) -> Tensor:
-    """Tell, per element, whether its imaginary part is zero."""
+    """Return, for each element, whether its imaginary part is zero.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        A tensor of bool, which has no gradient.
+    """
     return equal(rec.imag(asarray(x)), 0)
 
 
 def iscomplex(x: Any) -> Tensor:
-    """Tell, per element, whether its imaginary part is not zero."""
+    """Return, for each element, whether its imaginary part is not zero.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        A tensor of bool, which has no gradient.
+    """
     return not_equal(rec.imag(asarray(x)), 0)
 
 

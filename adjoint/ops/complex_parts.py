@@ -1,8 +1,8 @@
-"""Complex numbers and their parts; casts between dtypes.
+"""Complex numbers and their parts, and casts between dtypes.
 
-Gradients follow PyTorch's convention, the conjugate Wirtinger derivative: that of a real loss is
-the direction of its steepest ascent.  These functions are not holomorphic, so each carries its own
-formula, for both modes.
+Gradients follow PyTorch's convention, the conjugate Wirtinger derivative: the gradient of a real loss is
+its direction of steepest ascent.  These functions are not holomorphic, so each has its own formula for
+backward and forward mode.
 """
 
 from __future__ import annotations
@@ -42,8 +42,22 @@ define("astype", _astype, lambda xp, g, y, x, dtype: g, params=("dtype",),
 
 
 def angle(z: Any, deg: bool = False) -> Tensor:
-    """Return the angle of complex numbers, in radians or degrees; its gradient at 0 is 0.
+    """Return the angle of complex numbers; its gradient at 0 is 0.
 
+    Parameters
+    ----------
+    z : array_like
+        The numbers.
+    deg : bool, optional
+        Whether to return degrees instead of radians.
+
+    Returns
+    -------
+    Tensor
+        The angles.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> z = ad.tensor(2j, requires_grad=True)
     >>> ad.angle(z).backward(); z.grad
@@ -55,7 +69,37 @@ def angle(z: Any, deg: bool = False) -> Tensor:
 
 
 def astype(x: Any, dtype: Any, *, copy: bool = True, device: Any = None) -> Tensor:
-    """Return the values as ``dtype``; gradients come back in the dtype of ``x``."""
+    """Cast to another dtype.
+
+    Gradients have the dtype of ``x`` again.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    dtype : dtype
+        The dtype of the result.
+    copy : bool, optional
+        Whether to copy if ``x`` has this dtype already.
+    device : str, optional
+        Accepted for the Array API; only ``"cpu"`` exists.
+
+    Returns
+    -------
+    Tensor
+        The values as ``dtype``.
+
+    Raises
+    ------
+    DTypeError
+        If the cast would drop an imaginary part.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.astype(ad.tensor([1, 2]), "float32")
+    tensor([1., 2.], dtype=float32)
+    """
     x = asarray(x, device=device)
     target = checked_dtype(dtype)
     if target == x.dtype and not copy:

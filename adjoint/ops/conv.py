@@ -159,7 +159,7 @@ define("conv_weight", _conv_weight,
        saves="xg", reads=("g", "x"), kind="bilinear", params=("kernel", *_CONV),
        doc="The correlation of images with outputs: the adjoint of conv in its kernels.")  # fmt: skip
 
-# Functions that sort their arguments first -----------------------------------------------------
+# Public functions ------------------------------------------------------------------------------
 
 
 def _padding(op: str, padding: Any, nd: int, kernel: Shape, stride: Shape, dilation: Shape) -> Pairs:

@@ -1,9 +1,9 @@
-"""Smooth functions of each element: arithmetic, powers, exponentials, logarithms, trigonometry.
+"""Smooth elementwise functions: arithmetic, powers, exponentials, logarithms, trigonometry.
 
-In a rule, ``x, y`` are the arguments and the next letter is the output (``y`` for one argument,
-``z`` for two).  The engine un-broadcasts, casts and conjugates; a rule is the real formula.
-Formulas are chosen to keep their accuracy where the plain one cancels or overflows; where a
-derivative is infinite and the incoming gradient zero, the engine keeps the zero.
+In a rule, ``x, y`` are the arguments and the next letter is the output: ``y`` for one argument, ``z`` for two.
+The engine un-broadcasts, casts and conjugates, so a rule is the real formula.  Formulas are chosen to keep
+their accuracy where the plain one cancels or overflows.  Where a derivative is infinite and the incoming
+gradient zero, the engine keeps the zero.
 """
 
 from __future__ import annotations
@@ -326,12 +326,28 @@ define("sinc_derivative", in_float32(_sinc_derivative),
 sinc = rec.sinc
 
 
-# Functions that sort their arguments first, and NumPy's names ----------------------------------
+# Public functions, and NumPy's names -----------------------------------------------------------
 
 
 def float_power(x: Any, y: Any) -> Tensor:
-    """Return x ** y computed in float64 at least, so that integers have negative powers too.
+    """Return ``x ** y``, computed in float64 or complex128.
 
+    Integers thus have negative powers, too.
+
+    Parameters
+    ----------
+    x : array_like
+        The base.
+    y : array_like
+        The exponent.
+
+    Returns
+    -------
+    Tensor
+        The power.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.float_power(ad.tensor([2, 4]), -1)
     tensor([0.5 , 0.25], dtype=float64)

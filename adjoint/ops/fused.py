@@ -324,7 +324,7 @@ define("lstm_cell", in_float32(_lstm_cell, raw), joint=_lstm_cell_rule, arity=2,
        doc="One step of an LSTM from its gates (input, forget, cell, output) and its cell: output and new cell.")  # fmt: skip
 
 
-# Functions that sort their arguments first -----------------------------------------------------
+# Public functions ------------------------------------------------------------------------------
 
 
 def _along(op: str, x: Any, axis: Any) -> tuple[Tensor, int]:

@@ -1,4 +1,4 @@
-"""Joining and cutting: concat and stack, the splits, and what puts several tensors side by side."""
+"""Joining and splitting: concat, stack, the split functions, and NumPy's variants of both."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ define("stack", _stack, joint=_stack_rule, arity=None, kind="linear", params=("a
        doc="Tensors joined along a new axis.")  # fmt: skip
 
 
-# Cuts have all their parts in one node, so that backward joins them once: as many indices, each with
-# a whole array of zeros, would cost the square.
+# All parts of a split are outputs of one node, so that backward joins them once.  One index op per part would
+# make a whole array of zeros for each.
 
 
 def _unstack_forward(x: Any, axis: int) -> tuple[Any, ...]:
@@ -140,8 +140,27 @@ def _several(op: str, xs: Any) -> list[Tensor]:
 
 
 def concat(xs: Any, axis: int | None = 0, **other: Never) -> Tensor:
-    """Join tensors along an axis that they have; ``axis=None`` joins them flattened.
+    """Join tensors along an existing axis.
 
+    Parameters
+    ----------
+    xs : sequence of array_like
+        The tensors; all axes but ``axis`` must have equal lengths.
+    axis : int, optional
+        The axis; with None the flattened tensors are joined.
+
+    Returns
+    -------
+    Tensor
+        The joined tensor.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit, or there are no tensors.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.concat([ad.zeros((1, 2)), ad.ones((2, 2))]).shape
     (3, 2)
@@ -176,7 +195,31 @@ def _concat(op: str, tensors: list[Tensor], axis: int | None) -> Tensor:
 
 
 def stack(xs: Any, axis: int = 0, **other: Never) -> Tensor:
-    """Join tensors of one shape along a new axis."""
+    """Join tensors of equal shape along a new axis.
+
+    Parameters
+    ----------
+    xs : sequence of array_like
+        The tensors.
+    axis : int, optional
+        The position of the new axis in the result.
+
+    Returns
+    -------
+    Tensor
+        The joined tensor.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes differ, or there are no tensors.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.stack([ad.zeros(3), ad.ones(3)], axis=1).shape
+    (3, 2)
+    """
     if other:
         refuse(stack, other)
     tensors = _several("stack", xs)
@@ -191,7 +234,7 @@ def stack(xs: Any, axis: int = 0, **other: Never) -> Tensor:
 
 
 def _raised(x: Tensor, ndim: int) -> Tensor:
-    """Give a tensor at least so many axes, as NumPy's atleast functions do."""
+    """Add axes of length 1, as NumPy's ``atleast`` functions do, until there are ``ndim``."""
     if x.ndim >= ndim:
         return x
     shape: tuple[int, ...] = (1,) * (ndim - x.ndim) + x.shape
@@ -206,38 +249,161 @@ def _atleast(xs: tuple[Any, ...], ndim: int) -> Any:
 
 
 def atleast_1d(*xs: Any) -> Any:
-    """Return each tensor with at least one axis; one tensor, or a tuple of several."""
+    """Return tensors with at least one axis.
+
+    Parameters
+    ----------
+    *xs : array_like
+        The tensors.
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        One tensor, or a tuple of several.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.atleast_1d(3.0)
+    tensor([3.], dtype=float64)
+    """
     return _atleast(xs, 1)
 
 
 def atleast_2d(*xs: Any) -> Any:
-    """Return each tensor with at least two axes: a vector becomes a row."""
+    """Return tensors with at least two axes; a vector becomes a row.
+
+    Parameters
+    ----------
+    *xs : array_like
+        The tensors.
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        One tensor, or a tuple of several.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.atleast_2d([1.0, 2.0]).shape
+    (1, 2)
+    """
     return _atleast(xs, 2)
 
 
 def atleast_3d(*xs: Any) -> Any:
-    """Return each tensor with at least three axes: (n,) becomes (1, n, 1), (m, n) becomes (m, n, 1)."""
+    """Return tensors with at least three axes.
+
+    Shape ``(n,)`` becomes ``(1, n, 1)``, and ``(m, n)`` becomes ``(m, n, 1)``.
+
+    Parameters
+    ----------
+    *xs : array_like
+        The tensors.
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        One tensor, or a tuple of several.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.atleast_3d([1.0, 2.0]).shape
+    (1, 2, 1)
+    """
     return _atleast(xs, 3)
 
 
 def hstack(xs: Any) -> Tensor:
-    """Join side by side: along the second axis, vectors along their only one."""
+    """Join along the second axis; vectors along their only one.
+
+    Parameters
+    ----------
+    xs : sequence of array_like
+        The tensors.
+
+    Returns
+    -------
+    Tensor
+        The joined tensor.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.hstack([[1, 2], [3]])
+    tensor([1, 2, 3], dtype=int64)
+    """
     tensors = [_raised(x, 1) for x in _several("hstack", xs)]
     return _concat("hstack", tensors, 0 if tensors[0].ndim == 1 else 1)
 
 
 def vstack(xs: Any) -> Tensor:
-    """Join on top of each other: along the first axis, vectors as rows."""
+    """Join along the first axis; vectors become rows.
+
+    Parameters
+    ----------
+    xs : sequence of array_like
+        The tensors.
+
+    Returns
+    -------
+    Tensor
+        The joined tensor.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.vstack([[1, 2], [3, 4]])
+    tensor([[1, 2],
+            [3, 4]], dtype=int64)
+    """
     return _concat("vstack", [_raised(x, 2) for x in _several("vstack", xs)], 0)
 
 
 def dstack(xs: Any) -> Tensor:
-    """Join in depth: along the third axis."""
+    """Join along the third axis, which is added where it is missing.
+
+    Parameters
+    ----------
+    xs : sequence of array_like
+        The tensors.
+
+    Returns
+    -------
+    Tensor
+        The joined tensor.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.dstack([[1, 2], [3, 4]]).shape
+    (1, 2, 2)
+    """
     return _concat("dstack", [_raised(x, 3) for x in _several("dstack", xs)], 2)
 
 
 def column_stack(xs: Any) -> Tensor:
-    """Join vectors as the columns of a matrix; matrices are joined side by side."""
+    """Join vectors as the columns of a matrix; matrices are joined side by side.
+
+    Parameters
+    ----------
+    xs : sequence of array_like
+        The tensors.
+
+    Returns
+    -------
+    Tensor
+        The joined tensor.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.column_stack([[1, 2], [3, 4]])
+    tensor([[1, 3],
+            [2, 4]], dtype=int64)
+    """
     columns = []
     for x in _several("column_stack", xs):
         columns.append(rec.reshape(x, shape=(x.size, 1)) if x.ndim < 2 else x)
@@ -248,8 +414,29 @@ def column_stack(xs: Any) -> Tensor:
 
 
 def split(x: Any, indices_or_sections: Any, axis: int = 0, **other: Never) -> list[Tensor]:
-    """Cut along an axis: into so many equal parts, or before each index of a list.
+    """Split along an axis.
 
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    indices_or_sections : int or sequence of int
+        The number of equal parts, or the indices at which to split.
+    axis : int, optional
+        The axis.
+
+    Returns
+    -------
+    list of Tensor
+        The parts.
+
+    Raises
+    ------
+    ShapeError
+        If the axis does not divide into equal parts.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> [part.shape for part in ad.split(ad.arange(6.0), 3)]
     [(2,), (2,), (2,)]
@@ -298,7 +485,28 @@ def _cut(x: Tensor, axis: int, cuts: list[int]) -> list[Tensor]:
 
 
 def array_split(x: Any, indices_or_sections: Any, axis: int = 0, **other: Never) -> list[Tensor]:
-    """Cut along an axis into so many parts, the first ones longer by one where they must be."""
+    """Split along an axis into parts that need not be equal; the first ones may be longer by one.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    indices_or_sections : int or sequence of int
+        The number of parts, or the indices at which to split.
+    axis : int, optional
+        The axis.
+
+    Returns
+    -------
+    list of Tensor
+        The parts.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> [part.shape for part in ad.array_split(ad.arange(5), 2)]
+    [(3,), (2,)]
+    """
     if other:
         refuse(array_split, other)
     return _split("array_split", x, indices_or_sections, axis, equal=False)
@@ -312,23 +520,99 @@ def _needs(op: str, x: Any, ndim: int) -> Tensor:
 
 
 def hsplit(x: Any, indices_or_sections: Any) -> list[Tensor]:
-    """Cut along the second axis; a vector along its only one."""
+    """Split along the second axis; a vector along its only one.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    indices_or_sections : int or sequence of int
+        The number of equal parts, or the indices at which to split.
+
+    Returns
+    -------
+    list of Tensor
+        The parts.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> [part.shape for part in ad.hsplit(ad.ones((2, 4)), 2)]
+    [(2, 2), (2, 2)]
+    """
     x = _needs("hsplit", x, 1)
     return _split("hsplit", x, indices_or_sections, 0 if x.ndim == 1 else 1)
 
 
 def vsplit(x: Any, indices_or_sections: Any) -> list[Tensor]:
-    """Cut along the first axis of two or more."""
+    """Split along the first axis.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument, with at least two axes.
+    indices_or_sections : int or sequence of int
+        The number of equal parts, or the indices at which to split.
+
+    Returns
+    -------
+    list of Tensor
+        The parts.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> [part.shape for part in ad.vsplit(ad.ones((4, 2)), 2)]
+    [(2, 2), (2, 2)]
+    """
     return _split("vsplit", _needs("vsplit", x, 2), indices_or_sections, 0)
 
 
 def dsplit(x: Any, indices_or_sections: Any) -> list[Tensor]:
-    """Cut along the third axis."""
+    """Split along the third axis.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument, with at least three axes.
+    indices_or_sections : int or sequence of int
+        The number of equal parts, or the indices at which to split.
+
+    Returns
+    -------
+    list of Tensor
+        The parts.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> [part.shape for part in ad.dsplit(ad.ones((1, 2, 4)), 2)]
+    [(1, 2, 2), (1, 2, 2)]
+    """
     return _split("dsplit", _needs("dsplit", x, 3), indices_or_sections, 2)
 
 
 def unstack(x: Any, *, axis: int = 0, **other: Never) -> tuple[Tensor, ...]:
-    """Return the slices along an axis, without that axis: what ``stack`` would join again."""
+    """Return the slices along an axis, without that axis; ``stack`` joins them again.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int, optional
+        The axis.
+
+    Returns
+    -------
+    tuple of Tensor
+        The slices.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.unstack(ad.tensor([[1, 2], [3, 4]]))
+    (tensor([1, 2], dtype=int64), tensor([3, 4], dtype=int64))
+    """
     if other:
         refuse(unstack, other)
     x = asarray(x)

@@ -50,7 +50,7 @@ def _argsort(x: Any, axis: int, descending: bool, stable: bool) -> Any:
 
 
 def _sort(x: Any, axis: int, descending: bool, stable: bool) -> Any:
-    y = np.sort(x, axis=axis)  # of equal numbers nobody sees the order
+    y = np.sort(x, axis=axis)  # the order of equal numbers is not visible
     return np.flip(y, axis) if descending else y
 
 

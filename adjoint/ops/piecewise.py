@@ -196,7 +196,7 @@ define("nan_to_num", _nan_to_num,
        saves="x", params=("nan", "posinf", "neginf"), selects=True, doc="Numbers in place of NaN and infinities.")  # fmt: skip
 
 
-# Functions that sort their arguments first -----------------------------------------------------
+# Public functions ------------------------------------------------------------------------------
 
 
 def sign(x: Any) -> Tensor:

@@ -137,7 +137,7 @@ define("max_gather", in_float32(_max_gather),
        doc="The mean of the elements that stand where the maxima of each window are.")  # fmt: skip
 
 
-# Functions that sort their arguments first -----------------------------------------------------
+# Public functions ------------------------------------------------------------------------------
 
 
 def _pool_geometry(

@@ -1,4 +1,7 @@
-"""Reductions.  Inside, axes are negative and in a tuple, so a batch axis in front changes nothing."""
+"""Reductions over axes: sums, means, products, extremes, moments and logsumexp, and those that ignore NaN.
+
+Ops take ``axis`` as a tuple of negative numbers, so that a leading batch axis does not change them.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +150,7 @@ def _logsumexp(xp: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
     top = xp.max(x, axis=axis, keepdims=True)
     top = xp.where(xp.isfinite(top), top, 0)
     total = xp.sum(xp.exp(x - top), axis=axis, keepdims=True)
-    # log 0 = -inf is the value of a row of -inf, and no reason to warn
+    # a row of -inf gives log 0 = -inf, without a warning
     y = xp.where(total == 0, -np.inf, xp.log(xp.where(total == 0, 1, total)) + top)
     if keepdims or not axis:
         return y
@@ -183,10 +186,10 @@ def _shares_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape) -> Any:
 
 
 def exclusive_product(xp: Any, x: Any, axis: int) -> Any:
-    """For each element the product of all others along ``axis``, without dividing.
+    """Return, for each element, the product of all others along ``axis``, without division.
 
-    A binary tree: up, the products of pairs; down, the product of everything outside each
-    node.  Right with zeros, linear work, and made of ops, so right to every order.
+    It uses a binary tree: products of pairs on the way up, the product of everything outside each node on
+    the way down.  It is exact with zeros, takes linear time, and consists of ops, so every order is exact.
     """
     x = xp.moveaxis(widened(xp, x), source=axis, destination=-1)
     levels = []
@@ -245,11 +248,11 @@ define("argmin", lambda x, axis, keepdims: np.argmin(x, axis=axis, keepdims=keep
        params=("axis", "keepdims"), reason=_WHY, doc="Where the minimum is.")  # fmt: skip
 
 
-# Functions that sort their arguments first -----------------------------------------------------
+# Public functions ------------------------------------------------------------------------------
 
 
 def typed(op: str, x: Any, dtype: Any = None) -> Tensor:
-    """Return an argument as a tensor of ``dtype``, if one is asked for."""
+    """Convert an argument to a tensor, of ``dtype`` if that is not None."""
     if dtype is None:
         return asarray(x)
     if isinstance(dtype, bool):
@@ -260,22 +263,42 @@ def typed(op: str, x: Any, dtype: Any = None) -> Tensor:
 
 
 def narrowed(y: Tensor, dtype: Any) -> Tensor:
-    """Cast a sum or product to the ``dtype`` that was asked for: small integers are added up in large ones.
+    """Cast a sum or product to ``dtype`` if that is not None.
 
-    Whole numbers that overflow wrap around, and do so to the same value before and after.
+    Integers are added in wider ones.  Overflow wraps around, so the cast gives the same value.
     """
     return y if dtype is None or y.dtype == dtype else rec.astype(y, dtype=np.dtype(dtype))
 
 
 def floating(op: str, x: Any, dtype: Any = None) -> Tensor:
-    """Return an argument as a float or complex tensor; whole numbers become float64."""
+    """Convert an argument to a float or complex tensor; integers become float64."""
     x = typed(op, x, dtype)
     return rec.astype(x, dtype=np.dtype(np.float64)) if x.dtype.kind in "iub" else x
 
 
 def sum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
-    """Add the elements over ``axis``: None for all, a number, or a tuple.
+    """Add the elements over axes.
 
+    Sums of float16 and bfloat16 are computed in float32.  Small integers are added as int64.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    dtype : dtype, optional
+        The dtype of the result.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The sum.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.sum(ad.tensor([[1.0, 2.0], [3.0, 4.0]]), axis=0)
     tensor([4., 6.], dtype=float64)
@@ -289,7 +312,30 @@ def sum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, 
 
 
 def mean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
-    """Average the elements over ``axis``; the mean of none is NaN."""
+    """Return the mean over axes; the mean of no elements is NaN.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    dtype : dtype, optional
+        The dtype to compute in; integers become float64 by default.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The mean.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.mean(ad.tensor([[1.0, 2.0], [3.0, 4.0]]), axis=1)
+    tensor([1.5, 3.5], dtype=float64)
+    """
     if other:
         refuse(mean, other)
     x = floating("mean", x, dtype)
@@ -305,11 +351,35 @@ def average(
     keepdims: bool = False,
     **other: Never,
 ) -> Any:
-    """Average with weights: Σ w x / Σ w, differentiable in both.
+    """Return the weighted mean ``Σ w x / Σ w`` over axes.
 
-    Weights have the shape of ``x``, or one axis, that of ``axis``.  With ``returned`` the sum of
-    weights comes second.
+    Gradients flow to the elements and to the weights.
 
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    weights : array_like, optional
+        The weights, with the shape of ``x`` or the lengths of ``axis``; all equal by default.
+    returned : bool, optional
+        Whether to return the sum of the weights, too.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        The mean; with ``returned`` the mean and the sum of the weights.
+
+    Raises
+    ------
+    ShapeError
+        If the shape of the weights fits neither ``x`` nor ``axis``.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.average(ad.tensor([1.0, 5.0]), weights=ad.tensor([3.0, 1.0]))
     tensor(2., dtype=float64)
@@ -341,7 +411,33 @@ def average(
 
 
 def prod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
-    """Multiply the elements over ``axis``; derivatives are right with zeros, to every order."""
+    """Multiply the elements over axes.
+
+    Derivatives of every order are exact where elements are zero.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    dtype : dtype, optional
+        The dtype of the result.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The product.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> x = ad.tensor([0.0, 2.0, 3.0], requires_grad=True)
+    >>> ad.prod(x).backward(); x.grad
+    tensor([6., 0., 0.], dtype=float64)
+    """
     if other:
         refuse(prod, other)
     x = typed("prod", x, dtype)
@@ -376,21 +472,104 @@ def _nothing(op: str, x: Tensor, axis: Any) -> ShapeError:
 
 
 def max(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
-    """Return the largest element over ``axis``; elements that tie share the gradient equally."""
+    """Return the maximum over axes.
+
+    Equal maxima share the gradient equally.  NaN counts as the maximum.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The maximum.
+
+    Raises
+    ------
+    ShapeError
+        If there are no elements.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> x = ad.tensor([5.0, 5.0, 1.0], requires_grad=True)
+    >>> ad.max(x).backward(); x.grad
+    tensor([0.5, 0.5, 0. ], dtype=float64)
+    """
     if other:
         refuse(max, other)
     return _extreme("max", x, axis, keepdims)
 
 
 def min(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
-    """Return the smallest element over ``axis``; elements that tie share the gradient equally."""
+    """Return the minimum over axes.
+
+    Equal minima share the gradient equally.  NaN counts as the minimum.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The minimum.
+
+    Raises
+    ------
+    ShapeError
+        If there are no elements.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.min(ad.tensor([[3.0, 1.0], [2.0, 4.0]]), axis=1)
+    tensor([1., 2.], dtype=float64)
+    """
     if other:
         refuse(min, other)
     return _extreme("min", x, axis, keepdims)
 
 
 def ptp(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
-    """Return the largest minus the smallest element over ``axis``: peak to peak."""
+    """Return the range over axes, maximum minus minimum.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The range.
+
+    Raises
+    ------
+    ShapeError
+        If there are no elements.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.ptp(ad.tensor([3.0, 1.0, 7.0]))
+    tensor(6., dtype=float64)
+    """
     if other:
         refuse(ptp, other)
     x = asarray(x)
@@ -411,7 +590,36 @@ def var(
     x: Any, axis: Any = None, dtype: Any = None, *,
     correction: float = 0, ddof: float | None = None, keepdims: bool = False,
 **other: Never) -> Tensor:  # fmt: skip
-    """Return the variance over ``axis``; the divisor is n - correction (NumPy's ``ddof``)."""
+    """Return the variance over axes, ``Σ |x - mean|² / (n - correction)``.
+
+    It is NaN where ``n - correction`` is not positive.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    dtype : dtype, optional
+        The dtype to compute in; integers become float64 by default.
+    correction : float, optional
+        The number subtracted from the count n in the divisor.
+    ddof : float, optional
+        NumPy's name for ``correction``; used instead of it if given.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The variance, which is real for complex numbers.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.var(ad.tensor([1.0, 2.0, 3.0]), correction=1)
+    tensor(1., dtype=float64)
+    """
     if other:
         refuse(var, other)
     return _moment("var", x, axis, dtype, correction, ddof, keepdims)
@@ -421,18 +629,68 @@ def std(
     x: Any, axis: Any = None, dtype: Any = None, *,
     correction: float = 0, ddof: float | None = None, keepdims: bool = False,
 **other: Never) -> Tensor:  # fmt: skip
-    """Return the standard deviation over ``axis``; where it is 0 its gradient is 0."""
+    """Return the standard deviation over axes, the square root of ``var``.
+
+    Where it is 0, its gradient is 0.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    dtype : dtype, optional
+        The dtype to compute in; integers become float64 by default.
+    correction : float, optional
+        The number subtracted from the count n in the divisor.
+    ddof : float, optional
+        NumPy's name for ``correction``; used instead of it if given.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The standard deviation.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.std(ad.tensor([1.0, 3.0]))
+    tensor(1., dtype=float64)
+    """
     if other:
         refuse(std, other)
     return _moment("std", x, axis, dtype, correction, ddof, keepdims)
 
 
 def logsumexp(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
-    """Return log Σ exp(x) over ``axis``, without overflow.
+    """Return ``log Σ exp(x)`` over axes, without overflow.
 
-    A row of -inf gives -inf and the gradient 0; where the result is +inf, the infinite elements
-    share the gradient.
+    If all elements are -inf, the result is -inf and the gradient 0.  If the result is +inf, the infinite
+    elements share the gradient.
 
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The logarithm of the sum.
+
+    Raises
+    ------
+    DTypeError
+        If ``x`` is complex.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.logsumexp(ad.tensor([1000.0, 1000.0]))
     tensor(1000.69314718, dtype=float64)
@@ -449,7 +707,28 @@ def logsumexp(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Neve
 
 
 def any(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
-    """Tell whether any element over ``axis`` is true."""
+    """Return whether any element over axes is true.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        A tensor of bool, which has no gradient.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.any(ad.tensor([[0, 0], [0, 2]]), axis=1)
+    tensor([False,  True], dtype=bool)
+    """
     if other:
         refuse(any, other)
     x = asarray(x)
@@ -457,7 +736,28 @@ def any(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> 
 
 
 def all(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
-    """Tell whether all elements over ``axis`` are true."""
+    """Return whether all elements over axes are true.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        A tensor of bool, which has no gradient.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.all(ad.tensor([[1, 1], [0, 2]]), axis=1)
+    tensor([ True, False], dtype=bool)
+    """
     if other:
         refuse(all, other)
     x = asarray(x)
@@ -465,7 +765,28 @@ def all(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> 
 
 
 def count_nonzero(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
-    """Count the elements over ``axis`` that are not zero; no gradient flows."""
+    """Count the elements over axes that are not zero.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The counts, which have no gradient.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.count_nonzero(ad.tensor([0.0, 1.5, 2.5]))
+    tensor(2, dtype=int64)
+    """
     if other:
         refuse(count_nonzero, other)
     x = asarray(x)
@@ -489,14 +810,66 @@ def _position(name: str, x: Any, axis: Any, keepdims: bool) -> Tensor:
 
 
 def argmax(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
-    """Return the index of the first largest element; no gradient flows."""
+    """Return the index of the first maximum.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int, optional
+        The axis to search; by default the index is into the flattened tensor.
+    keepdims : bool, optional
+        Whether to keep the searched axis with length 1.
+
+    Returns
+    -------
+    Tensor
+        The index, which has no gradient.
+
+    Raises
+    ------
+    ShapeError
+        If there are no elements.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.argmax(ad.tensor([[1.0, 5.0], [7.0, 2.0]]), axis=1)
+    tensor([1, 0], dtype=int64)
+    """
     if other:
         refuse(argmax, other)
     return _position("argmax", x, axis, keepdims)
 
 
 def argmin(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
-    """Return the index of the first smallest element; no gradient flows."""
+    """Return the index of the first minimum.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int, optional
+        The axis to search; by default the index is into the flattened tensor.
+    keepdims : bool, optional
+        Whether to keep the searched axis with length 1.
+
+    Returns
+    -------
+    Tensor
+        The index, which has no gradient.
+
+    Raises
+    ------
+    ShapeError
+        If there are no elements.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.argmin(ad.tensor([[1.0, 5.0], [7.0, 2.0]]))
+    tensor(0, dtype=int64)
+    """
     if other:
         refuse(argmin, other)
     return _position("argmin", x, axis, keepdims)
@@ -506,7 +879,7 @@ def argmin(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) 
 
 
 def _without_nan(op: str, x: Any, fill: float, dtype: Any = None) -> tuple[Tensor, Tensor | None]:
-    """Return a tensor with its NaNs replaced, and where they were; None where there can be none."""
+    """Replace NaNs by ``fill``; return the tensor and the mask of NaNs, which is None for integers."""
     x = typed(op, x, dtype)
     if x.dtype.kind in "iub":
         return x, None
@@ -515,21 +888,96 @@ def _without_nan(op: str, x: Any, fill: float, dtype: Any = None) -> tuple[Tenso
 
 
 def nansum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
-    """Add the elements over ``axis`` that are not NaN; the others get the gradient 0."""
+    """Add the elements over axes that are not NaN.
+
+    The gradient of a NaN is 0.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    dtype : dtype, optional
+        The dtype of the result.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The sum.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nansum(ad.tensor([1.0, float("nan"), 2.0]))
+    tensor(3., dtype=float64)
+    """
     if other:
         refuse(nansum, other)
     return sum(_without_nan("nansum", x, 0, dtype)[0], axis, dtype, keepdims=keepdims)
 
 
 def nanprod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
-    """Multiply the elements over ``axis`` that are not NaN; the others get the gradient 0."""
+    """Multiply the elements over axes that are not NaN.
+
+    The gradient of a NaN is 0.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    dtype : dtype, optional
+        The dtype of the result.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The product.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nanprod(ad.tensor([3.0, float("nan"), 2.0]))
+    tensor(6., dtype=float64)
+    """
     if other:
         refuse(nanprod, other)
     return prod(_without_nan("nanprod", x, 1, dtype)[0], axis, dtype, keepdims=keepdims)
 
 
 def nanmean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
-    """Average the elements over ``axis`` that are not NaN; NaN where there are none."""
+    """Return the mean over axes of the elements that are not NaN.
+
+    The gradient of a NaN is 0.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    dtype : dtype, optional
+        The dtype to compute in; integers become float64 by default.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The mean, or NaN where all elements are NaN.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nanmean(ad.tensor([3.0, float("nan"), 1.0]))
+    tensor(2., dtype=float64)
+    """
     if other:
         refuse(nanmean, other)
     filled, missing = _without_nan("nanmean", x, 0, dtype)
@@ -549,14 +997,66 @@ def _nan_extreme(name: str, x: Any, axis: Any, keepdims: bool, fill: float) -> T
 
 
 def nanmax(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
-    """Return the largest element over ``axis`` that is not NaN; NaN where there is none."""
+    """Return the maximum over axes of the elements that are not NaN.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The maximum, or NaN where all elements are NaN.
+
+    Raises
+    ------
+    ShapeError
+        If there are no elements.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nanmax(ad.tensor([3.0, float("nan"), 1.0]))
+    tensor(3., dtype=float64)
+    """
     if other:
         refuse(nanmax, other)
     return _nan_extreme("max", x, axis, keepdims, -np.inf)
 
 
 def nanmin(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
-    """Return the smallest element over ``axis`` that is not NaN; NaN where there is none."""
+    """Return the minimum over axes of the elements that are not NaN.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The minimum, or NaN where all elements are NaN.
+
+    Raises
+    ------
+    ShapeError
+        If there are no elements.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nanmin(ad.tensor([3.0, float("nan"), 1.0]))
+    tensor(1., dtype=float64)
+    """
     if other:
         refuse(nanmin, other)
     return _nan_extreme("min", x, axis, keepdims, np.inf)

@@ -1,4 +1,4 @@
-"""Scans: running sums and products along an axis, and differences."""
+"""Cumulative sums and products along an axis, and differences of neighbours."""
 
 from __future__ import annotations
 
@@ -57,14 +57,58 @@ def _scan(op: str, x: Tensor, axis: Any) -> Tensor:
 
 
 def cumsum(x: Any, axis: Any = None, dtype: Any = None, **other: Never) -> Tensor:
-    """Return the running sums along ``axis``; of the flattened tensor if it is None."""
+    """Return the cumulative sums along an axis.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int, optional
+        The axis; by default the flattened tensor is used.
+    dtype : dtype, optional
+        The dtype of the result.
+
+    Returns
+    -------
+    Tensor
+        The sums, one for each element.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.cumsum(ad.tensor([1.0, 2.0, 3.0]))
+    tensor([1., 3., 6.], dtype=float64)
+    """
     if other:
         refuse(cumsum, other)
     return narrowed(_scan("cumsum", typed("cumsum", x, dtype), axis), dtype)
 
 
 def cumprod(x: Any, axis: Any = None, dtype: Any = None, **other: Never) -> Tensor:
-    """Return the running products along ``axis``; derivatives are right with zeros, to every order."""
+    """Return the cumulative products along an axis.
+
+    Derivatives of every order are exact where elements are zero.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int, optional
+        The axis; by default the flattened tensor is used.
+    dtype : dtype, optional
+        The dtype of the result.
+
+    Returns
+    -------
+    Tensor
+        The products, one for each element.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.cumprod(ad.tensor([1.0, 2.0, 3.0]))
+    tensor([1., 2., 6.], dtype=float64)
+    """
     if other:
         refuse(cumprod, other)
     return narrowed(_scan("cumprod", typed("cumprod", x, dtype), axis), dtype)
@@ -76,7 +120,7 @@ def _cumulative(op: str, x: Any, axis: Any, dtype: Any, initial: int | None) -> 
     if axis is None:
         if x.ndim != 1:
             raise ShapeError(
-                f"{name}: a tensor of shape {x.shape} has {x.ndim} axes: say which one, as axis=."
+                f"{name}: a tensor of shape {x.shape} has {x.ndim} axes: pass one of them as axis=."
             )
         axis = 0
     where = canonical_axis(name, axis, x.ndim)
@@ -92,8 +136,31 @@ def _cumulative(op: str, x: Any, axis: Any, dtype: Any, initial: int | None) -> 
 def cumulative_sum(
     x: Any, *, axis: Any = None, dtype: Any = None, include_initial: bool = False, **other: Never
 ) -> Tensor:
-    """Return the running sums along ``axis``, after a first 0 if ``include_initial``.
+    """Return the cumulative sums along an axis, as the Array API defines it.
 
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int, optional
+        The axis; it may be omitted for vectors only.
+    dtype : dtype, optional
+        The dtype of the result.
+    include_initial : bool, optional
+        Whether to put a 0 in front.
+
+    Returns
+    -------
+    Tensor
+        The sums.
+
+    Raises
+    ------
+    ShapeError
+        If ``axis`` is missing and ``x`` is not a vector.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.cumulative_sum(ad.tensor([1.0, 2.0, 3.0]), include_initial=True)
     tensor([0., 1., 3., 6.], dtype=float64)
@@ -106,9 +173,36 @@ def cumulative_sum(
 def cumulative_prod(
     x: Any, *, axis: Any = None, dtype: Any = None, include_initial: bool = False, **other: Never
 ) -> Tensor:
-    """Return the running products along ``axis``, after a first 1 if ``include_initial``.
+    """Return the cumulative products along an axis, as the Array API defines it.
 
-    Derivatives are right with zeros, to every order.
+    Derivatives of every order are exact where elements are zero.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int, optional
+        The axis; it may be omitted for vectors only.
+    dtype : dtype, optional
+        The dtype of the result.
+    include_initial : bool, optional
+        Whether to put a 1 in front.
+
+    Returns
+    -------
+    Tensor
+        The products.
+
+    Raises
+    ------
+    ShapeError
+        If ``axis`` is missing and ``x`` is not a vector.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.cumulative_prod(ad.tensor([2.0, 3.0]), include_initial=True)
+    tensor([1., 2., 6.], dtype=float64)
     """
     if other:
         refuse(cumulative_prod, other)
@@ -118,10 +212,33 @@ def cumulative_prod(
 def diff(
     x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None, **other: Never
 ) -> Tensor:
-    """Return the differences of neighbours along ``axis``, ``n`` times over.
+    """Return the differences of neighbours along an axis.
 
-    ``prepend`` and ``append``, numbers or tensors, are put in front and behind first.  ``n=0`` returns ``x``.
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    n : int, optional
+        How many times to take differences; 0 returns ``x``.
+    axis : int, optional
+        The axis.
+    prepend : array_like, optional
+        Elements to put in front of ``x`` first.
+    append : array_like, optional
+        Elements to put behind ``x`` first.
 
+    Returns
+    -------
+    Tensor
+        The differences; each time the axis gets shorter by one.
+
+    Raises
+    ------
+    ShapeError
+        If ``prepend`` or ``append`` does not fit the shape of ``x``.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.diff(ad.tensor([1.0, 4.0, 9.0, 16.0]), n=2)
     tensor([2., 2.], dtype=float64)
@@ -131,7 +248,7 @@ def diff(
     x = asarray(x)
     times = whole_number("diff", "n", n)
     if times < 0:
-        raise ArgumentError(f"diff: n counts how often, and must not be negative, but is {n}.")
+        raise ArgumentError(f"diff: n must not be negative, but is {n}.")
     where = canonical_axis("diff", axis, x.ndim)
     if not times:
         return x  # without its ends, as NumPy
@@ -146,7 +263,7 @@ def diff(
 
 
 def _end(x: Tensor, end: Any, axis: int) -> Tensor | None:
-    """Return what ``diff`` puts at an end; a number becomes one element."""
+    """Return the elements that ``diff`` joins to ``x``; a number becomes one element."""
     if end is None:
         return None
     end = wrap(weak_array(end, x.dtype)) if type(end) in (bool, int, float) else asarray(end)

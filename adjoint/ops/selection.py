@@ -115,7 +115,7 @@ define("put_along_axis", _put_along_axis,
        saves="i", kind="linear", params=("axis",), selects=True, doc="A copy with other elements along an axis.")  # fmt: skip
 
 
-# Functions that sort their arguments first -----------------------------------------------------
+# Public functions ------------------------------------------------------------------------------
 
 
 def _whole(op: str, indices: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Shapes: reshape, permute, broadcast, flip, roll, pad.  All linear: each rule is the way back."""
+"""Shapes: reshape, permute, broadcast, flip, roll, pad.  All ops are linear, and each rule is the inverse move."""
 
 from __future__ import annotations
 
@@ -115,14 +115,35 @@ define("pad", lambda x, widths, value: np.pad(x, widths, constant_values=value),
 define("ones_like", np.ones_like, None, reason="it is constant", doc="Ones of the same shape and dtype.")
 
 
-# Functions that sort their arguments first -----------------------------------------------------
+# Public functions ------------------------------------------------------------------------------
 
 
 def reshape(x: Any, shape: Any, order: str = "C", *, copy: bool | None = None) -> Tensor:
-    """Return the same elements in another shape; one length may be -1.
+    """Return the same elements in another shape.
 
-    ``order`` is "C" (the last axis runs fastest) or "F" (the first one does).
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    shape : int or tuple of int
+        The new shape; one length may be -1 and is then computed.
+    order : {"C", "F"}, optional
+        Which axis changes fastest: the last one ("C") or the first one ("F").
+    copy : bool, optional
+        Whether to copy; by default only where needed.
 
+    Returns
+    -------
+    Tensor
+        The reshaped tensor.
+
+    Raises
+    ------
+    ShapeError
+        If the number of elements differs.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.reshape(ad.arange(6), (2, -1)).shape
     (2, 3)
@@ -137,7 +158,31 @@ def reshape(x: Any, shape: Any, order: str = "C", *, copy: bool | None = None) -
 def reshape_method(
     x: Tensor, *lengths: Any, shape: Any = None, order: str = "C", copy: bool | None = None
 ) -> Tensor:
-    """Return the same elements in another shape, given as one tuple or as its lengths."""
+    """Return the same elements in another shape, given as one tuple or as separate lengths.
+
+    Parameters
+    ----------
+    x : Tensor
+        The tensor.
+    *lengths : int
+        The lengths, or one tuple.
+    shape : int or tuple of int, optional
+        The new shape, as a keyword; one length may be -1.
+    order : {"C", "F"}, optional
+        Which axis changes fastest: the last one ("C") or the first one ("F").
+    copy : bool, optional
+        Whether to copy; by default only where needed.
+
+    Returns
+    -------
+    Tensor
+        The reshaped tensor.
+
+    Raises
+    ------
+    ShapeError
+        If the number of elements differs.
+    """
     if (shape is None) == (not lengths):
         raise InputError("reshape: expected a shape, as x.reshape((2, 3)), x.reshape(2, 3) or shape=(2, 3).")
     given = shape if shape is not None else lengths[0] if len(lengths) == 1 else lengths
@@ -145,7 +190,7 @@ def reshape_method(
 
 
 def _filled(op: str, x: Tensor, wanted: Shape) -> Shape:
-    """Put the length that follows in the place of -1, and check that all elements fit."""
+    """Replace a length of -1, and check that the number of elements fits."""
     known = 1
     for n in wanted:
         known *= 1 if n == -1 else n
@@ -174,7 +219,26 @@ def _by_columns(op: str, order: str) -> bool:
 
 
 def ravel(x: Any, order: str = "C") -> Tensor:
-    """Return all elements in one axis."""
+    """Return all elements in one axis.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    order : {"C", "F"}, optional
+        Which axis changes fastest: the last one ("C") or the first one ("F").
+
+    Returns
+    -------
+    Tensor
+        A vector.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.ravel(ad.tensor([[1, 2], [3, 4]]))
+    tensor([1, 2, 3, 4], dtype=int64)
+    """
     x = asarray(x)
     if _by_columns("ravel", order):
         x = transpose(x)
@@ -185,7 +249,31 @@ flatten = ravel
 
 
 def permute_dims(x: Any, axes: Any) -> Tensor:
-    """Return the axes in the order that ``axes`` lists."""
+    """Reorder the axes.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axes : tuple of int
+        The axes of ``x`` in their new order, each once.
+
+    Returns
+    -------
+    Tensor
+        The tensor with its axes in the new order.
+
+    Raises
+    ------
+    ShapeError
+        If ``axes`` does not name each axis once.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.permute_dims(ad.ones((2, 3, 4)), (2, 0, 1)).shape
+    (4, 2, 3)
+    """
     return _permuted("permute_dims", asarray(x), axes)
 
 
@@ -194,14 +282,40 @@ def _permuted(op: str, x: Tensor, axes: Any) -> Tensor:
     order = tuple(canonical_axis(op, a, x.ndim) for a in listed)
     if sorted(order) != list(range(-x.ndim, 0)):
         raise ShapeError(
-            f"{op}: axes {listed} is no order of the {x.ndim} axes of shape {x.shape}.\n"
+            f"{op}: axes {listed} is not a permutation of the {x.ndim} axes of shape {x.shape}.\n"
             "  Name each axis once."
         )
     return rec.permute_dims(x, axes=order)
 
 
 def transpose(x: Any, *order: Any, axes: Any = None) -> Tensor:
-    """Reverse the axes, or put them into the order given, as ``transpose(x, 1, 0)`` or ``axes=(1, 0)``."""
+    """Reverse the axes, or put them into a given order.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    *order : int
+        The axes in their new order, as in ``transpose(x, 1, 0)``, or one tuple.
+    axes : tuple of int, optional
+        The same as one tuple.
+
+    Returns
+    -------
+    Tensor
+        The tensor with its axes in the new order.
+
+    Raises
+    ------
+    ShapeError
+        If the order does not name each axis once.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.transpose(ad.ones((2, 3, 4))).shape
+    (4, 3, 2)
+    """
     x = asarray(x)
     if order:
         axes = order[0] if len(order) == 1 else order
@@ -211,7 +325,29 @@ def transpose(x: Any, *order: Any, axes: Any = None) -> Tensor:
 
 
 def matrix_transpose(x: Any) -> Tensor:
-    """Exchange the last two axes."""
+    """Exchange the last two axes.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        The transposed matrices.
+
+    Raises
+    ------
+    ShapeError
+        If ``x`` has less than two axes.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.matrix_transpose(ad.ones((5, 2, 3))).shape
+    (5, 3, 2)
+    """
     x = asarray(x)
     if x.ndim < 2:
         raise ShapeError(f"matrix_transpose: needs two axes or more, but the shape is {x.shape}.")
@@ -219,7 +355,28 @@ def matrix_transpose(x: Any) -> Tensor:
 
 
 def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
-    """Exchange two axes."""
+    """Exchange two axes.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis1 : int
+        The first axis.
+    axis2 : int
+        The second axis.
+
+    Returns
+    -------
+    Tensor
+        The tensor with both axes exchanged.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.swapaxes(ad.ones((2, 3, 4)), 0, 2).shape
+    (4, 3, 2)
+    """
     x = asarray(x)
     a, b = (canonical_axis("swapaxes", i, x.ndim) for i in (axis1, axis2))
     order = list(range(-x.ndim, 0))
@@ -228,7 +385,33 @@ def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
 
 
 def moveaxis(x: Any, source: Any, destination: Any) -> Tensor:
-    """Move axes to other places; the rest keep their order."""
+    """Move axes to other positions; the others keep their order.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    source : int or tuple of int
+        The axes to move.
+    destination : int or tuple of int
+        Their positions in the result.
+
+    Returns
+    -------
+    Tensor
+        The tensor with its axes moved.
+
+    Raises
+    ------
+    ShapeError
+        If the numbers of axes differ, or an axis is named twice.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.moveaxis(ad.ones((2, 3, 4)), 0, -1).shape
+    (3, 4, 2)
+    """
     x = asarray(x)
     both = []
     for axis in (source, destination):
@@ -237,7 +420,7 @@ def moveaxis(x: Any, source: Any, destination: Any) -> Tensor:
     if len(both[0]) != len(both[1]) or any_twice(both[0]) or any_twice(both[1]):
         raise ShapeError(
             f"moveaxis: source {source} and destination {destination} do not match: "
-            "each names as many axes as the other, and none twice."
+            "they must name equally many axes, none of them twice."
         )
     order = [a for a in range(x.ndim) if a not in both[0]]
     for to, frm in sorted(zip(both[1], both[0], strict=True)):
@@ -251,7 +434,26 @@ def any_twice(items: Sequence[int]) -> bool:
 
 
 def expand_dims(x: Any, axis: Any = 0, **other: Never) -> Tensor:
-    """Insert axes of length 1; ``axis`` counts in the result."""
+    """Insert axes of length 1.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        The positions of the new axes in the result.
+
+    Returns
+    -------
+    Tensor
+        The tensor with more axes.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.expand_dims(ad.ones((2, 3)), 1).shape
+    (2, 1, 3)
+    """
     if other:
         refuse(expand_dims, other)
     x = asarray(x)
@@ -263,7 +465,31 @@ def expand_dims(x: Any, axis: Any = 0, **other: Never) -> Tensor:
 
 
 def squeeze(x: Any, axis: Any = None, **other: Never) -> Tensor:
-    """Remove axes of length 1: all of them, or those named."""
+    """Remove axes of length 1.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        The axes to remove; by default all of length 1.
+
+    Returns
+    -------
+    Tensor
+        The tensor with fewer axes.
+
+    Raises
+    ------
+    ShapeError
+        If a named axis does not have length 1.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.squeeze(ad.ones((1, 3, 1))).shape
+    (3,)
+    """
     if other:
         refuse(squeeze, other)
     x = asarray(x)
@@ -274,13 +500,38 @@ def squeeze(x: Any, axis: Any = None, **other: Never) -> Tensor:
         for a in axes:
             if x.shape[a] != 1:
                 raise ShapeError(
-                    f"squeeze: axis {a} of shape {x.shape} has length {x.shape[a]}: only axes of length 1 can go."
+                    f"squeeze: axis {a} of shape {x.shape} has length {x.shape[a]}: only axes of length 1 can be removed."
                 )
     return rec.reshape(x, shape=tuple(x.shape[a] for a in range(-x.ndim, 0) if a not in axes))
 
 
 def broadcast_to(x: Any, shape: Any) -> Tensor:
-    """Repeat the elements to a larger shape, without a copy."""
+    """Broadcast to a larger shape, without a copy.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    shape : int or tuple of int
+        The shape of the result.
+
+    Returns
+    -------
+    Tensor
+        The broadcast tensor.
+
+    Raises
+    ------
+    ShapeError
+        If ``x`` does not broadcast to ``shape``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.broadcast_to(ad.tensor([1, 2]), (2, 2))
+    tensor([[1, 2],
+            [1, 2]], dtype=int64)
+    """
     x = asarray(x)
     wanted = canonical_shape("broadcast_to", shape)
     if broadcast_shapes("broadcast_to", x.shape, wanted) != wanted:
@@ -289,14 +540,55 @@ def broadcast_to(x: Any, shape: Any) -> Tensor:
 
 
 def broadcast_arrays(*xs: Any) -> list[Tensor]:
-    """Broadcast all tensors to their common shape."""
+    """Broadcast tensors to their common shape.
+
+    Parameters
+    ----------
+    *xs : array_like
+        The tensors.
+
+    Returns
+    -------
+    list of Tensor
+        The tensors, all of the common shape.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not broadcast.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> [t.shape for t in ad.broadcast_arrays(ad.ones((2, 1)), ad.ones(3))]
+    [(2, 3), (2, 3)]
+    """
     tensors = [asarray(x) for x in xs]
     shape = broadcast_shapes("broadcast_arrays", *(x.shape for x in tensors))
     return [rec.broadcast_to(x, shape=shape) for x in tensors]
 
 
 def flip(x: Any, axis: Any = None, **other: Never) -> Tensor:
-    """Reverse the order along axes: all of them if None."""
+    """Reverse the order along axes.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        The axes; all of them by default.
+
+    Returns
+    -------
+    Tensor
+        The reversed tensor.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.flip(ad.tensor([1, 2, 3]))
+    tensor([3, 2, 1], dtype=int64)
+    """
     if other:
         refuse(flip, other)
     x = asarray(x)
@@ -304,7 +596,33 @@ def flip(x: Any, axis: Any = None, **other: Never) -> Tensor:
 
 
 def roll(x: Any, shift: Any, axis: Any = None, **other: Never) -> Tensor:
-    """Shift elements around along axes; what leaves at the end comes in at the start."""
+    """Shift elements along axes; those that leave at the end return at the start.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    shift : int or tuple of int
+        The number of places, for each axis.
+    axis : int or tuple of int, optional
+        The axes; by default the flattened tensor is shifted.
+
+    Returns
+    -------
+    Tensor
+        The shifted tensor.
+
+    Raises
+    ------
+    ShapeError
+        If the numbers of shifts and axes differ.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.roll(ad.tensor([1, 2, 3]), 1)
+    tensor([3, 1, 2], dtype=int64)
+    """
     if other:
         refuse(roll, other)
     x = asarray(x)
@@ -328,7 +646,37 @@ _PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 
 
 def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: float = 0) -> Tensor:
-    """Put a border around a tensor: a constant, or its own elements by one of NumPy's modes."""
+    """Add a border around a tensor.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    pad_width : int or sequence
+        The widths: one for all, ``(before, after)``, or one such pair for each axis.
+    mode : str, optional
+        "constant", or NumPy's "edge", "reflect", "symmetric" or "wrap", which repeat elements.
+    constant_values : float or Tensor, optional
+        The value of a constant border; gradients flow to a 0-d tensor.
+
+    Returns
+    -------
+    Tensor
+        The padded tensor.
+
+    Raises
+    ------
+    ShapeError
+        If ``pad_width`` does not fit the axes.
+    ArgumentError
+        If ``mode`` is unknown, or a width negative.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.pad(ad.tensor([1, 2]), 1)
+    tensor([0, 1, 2, 0], dtype=int64)
+    """
     x = asarray(x)
     try:
         widths = np.broadcast_to(np.asarray(pad_width, dtype=int), (x.ndim, 2)).tolist()
@@ -348,7 +696,7 @@ def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: float =
                 )
             value = rec.astype(constant_values, dtype=x.dtype)
             return rec.where(inside, rec.pad(x, widths=pairs, value=0), value)
-        # not a reference: what the caller has may change before a second run
+        # a copy: the caller may change the value before a second run
         fill = array_of(constant("pad", "constant_values", constant_values)).tolist()
         return rec.pad(x, widths=pairs, value=fill)
     if mode not in _PAD_MODES:

@@ -388,7 +388,7 @@ def _ive_derivative(x: Any, n: int, order: int) -> Any:
     return value.astype(dtype)
 
 
-# Functions that sort their arguments first -----------------------------------------------------
+# Public functions ------------------------------------------------------------------------------
 
 
 def polygamma(n: int, x: Any) -> Tensor:
