@@ -32,6 +32,7 @@ def define(
     fused: bool | Callable[..., Any] = False,
     jvp: Rule | None = None,
     batch: Callable[..., Any] | str | None = None,
+    shape: Callable[..., Any] | None = None,
     holomorphic: bool = True,
     ufunc: Any = None,
     domain: Any = None,
@@ -57,7 +58,8 @@ def define(
     zero for that reason stays zero behind the op, even where the derivatives there are infinite or NaN.
     ``places`` says that the gradient of the one argument is zeros with ``g`` at ``params["key"]``.
     ``batch`` is how vmap evaluates it: "leading" where the forward takes any axes in front of all
-    arguments, or a function (see ``transforms/batch_rules.py``).
+    arguments, or a function (see ``transforms/batch_rules.py``).  ``shape`` gives the shapes and dtypes of
+    the results without running the forward (see ``core/infer.py``); expensive ops have one.
 
     >>> import numpy as np, adjoint as ad
     >>> cube = ad.define("cube_example", lambda x: x * x * x,
@@ -85,6 +87,7 @@ def define(
         outputs=outputs,
         jvp=jvp,
         batch=batch,
+        shape=shape,
         fused=forward if fused is True else fused or None,
         holomorphic=holomorphic,
         domain=domain,

@@ -39,6 +39,7 @@ class Op:
     outputs: int
     jvp: Rule | None
     batch: Callable[..., Any] | str | None  # how vmap evaluates it, where the kind does not say
+    shape: Callable[..., Any] | None  # shapes and dtypes of the results, without running the forward
     fused: Callable[..., Any] | None  # the forward written on xp, where it is
     holomorphic: bool  # the engine conjugates around the rule; False: it carries its own formula
     domain: Any

@@ -409,6 +409,7 @@ PICK = Op(
     outputs=1,
     jvp=None,
     batch=None,
+    shape=None,
     fused=None,
     holomorphic=True,
     domain=None,

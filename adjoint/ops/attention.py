@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.define import define
+from adjoint.core.infer import Result, broadcast
 from adjoint.core.namespace import raw
 from adjoint.ops.activations import real_only
 from adjoint.ops.half import wide
@@ -146,9 +147,31 @@ def _attention_rule(
     return [dq, dk, dv, ds]
 
 
+def _attention_weights_shape(q: Any, k: Any, m: Any, scale: float, causal: bool) -> Result | None:
+    if q.dtype.kind in "biuc" or k.dtype != q.dtype or k.shape[-1] != q.shape[-1] or not k.shape[-2]:
+        return None
+    lead = broadcast(q.shape[:-2], k.shape[:-2])
+    scores = None if lead is None else (*lead, q.shape[-2], k.shape[-2])
+    if scores is not None and type(m) is not int:
+        scores = broadcast(scores, m.shape) if m.dtype in (bool, q.dtype) else None
+    return None if scores is None else ((scores, q.dtype),)
+
+
+def _attention_shape(q: Any, k: Any, v: Any, m: Any, scale: float, causal: bool) -> Result | None:
+    weights = _attention_weights_shape(q, k, m, scale, causal)
+    if weights is None or v.dtype != q.dtype:
+        return None
+    ((*_, rows, columns), dtype), *_ = weights
+    lead = broadcast(weights[0][0][:-2], v.shape[:-2])
+    if lead is None or v.shape[-2] != columns:
+        return None
+    total = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+    return ((*lead, rows, v.shape[-1]), dtype), ((*weights[0][0][:-1], 1), total)
+
+
 define("attention_weights", _attention_weights, joint=_attention_weights_rule, arity=3, saves="qkp",
        kind="general", params=("scale", "causal"), batch="leading",
-       doc="softmax(q kᵀ · scale, masked); 0 in rows that may look nowhere.")  # fmt: skip
+       shape=_attention_weights_shape, doc="softmax(q kᵀ · scale, masked); 0 in rows that may look nowhere.")  # fmt: skip
 define("attention", _attention, joint=_attention_rule, arity=4, outputs=2, saves=("q", "k", "v", "m", "out"),
        kind="general", params=("scale", "causal"), batch="leading",
-       doc="softmax(q kᵀ · scale, masked) v, and the logarithm of the sum of exponentials of each row.")  # fmt: skip
+       shape=_attention_shape, doc="softmax(q kᵀ · scale, masked) v, and the logarithm of the sum of exponentials of each row.")  # fmt: skip

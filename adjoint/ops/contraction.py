@@ -18,6 +18,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
+from adjoint.core.infer import Result
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor
@@ -240,10 +241,33 @@ def _relabel_rule(xp: Any, g: Any, y: Any, x: Any, labels: str, output: str, ext
     return xp.relabel(g, labels=output, output=labels, extra=_missing(labels, x.shape, output))
 
 
+def _labelled(labels: str, shape: Shape, output: str, extra: Extra) -> dict[str, int] | None:
+    """The length of each label; None if labels and lengths do not fit."""
+    if len(labels) != len(shape):
+        return None
+    sizes = dict(zip(labels, shape, strict=True))
+    if any(sizes[a] != n for a, n in zip(labels, shape, strict=True)):
+        return None
+    sizes |= dict(extra)
+    return sizes if sizes.keys() >= set(output) else None
+
+
+def _einsum_shape(x: Any, y: Any, left: str, right: str, output: str, extra: Extra) -> Result | None:
+    sizes = _labelled(left + right, x.shape + y.shape, output, extra)
+    if sizes is None or len(left) != len(x.shape):
+        return None
+    return ((tuple([sizes[a] for a in output]), np.result_type(x.dtype, y.dtype)),)
+
+
+def _relabel_shape(x: Any, labels: str, output: str, extra: Extra) -> Result | None:
+    sizes = _labelled(labels, x.shape, output, extra)
+    return None if sizes is None else ((tuple([sizes[a] for a in output]), x.dtype),)
+
+
 define("einsum", _einsum, _einsum_dx, _einsum_dy, saves="xy", reads=("y", "x"), kind="bilinear",
-       params=("left", "right", "output", "extra"), doc="The Einstein sum of two arrays.")  # fmt: skip
+       params=("left", "right", "output", "extra"), shape=_einsum_shape, doc="The Einstein sum of two arrays.")  # fmt: skip
 define("relabel", _relabel, _relabel_rule, kind="linear", params=("labels", "output", "extra"),
-       doc="The Einstein sum of one array: transposed, summed, diagonals taken.")  # fmt: skip
+       shape=_relabel_shape, doc="The Einstein sum of one array: transposed, summed, diagonals taken.")  # fmt: skip
 
 
 # What users write -------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
+from adjoint.core.infer import Result
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor
@@ -142,22 +143,49 @@ def _conv_weight(
     return _narrow(y.reshape(g.shape[1], x.shape[1] // groups, *kernel), x, g)
 
 
+def _fits(x: Shape, w: Shape, g: Shape, groups: int, **at: Any) -> bool:
+    """Tell whether images, kernels and outputs of these shapes belong together."""
+    return (
+        len(x) == len(w) == len(g)
+        and x[:2] == (g[0], w[1] * groups)
+        and g[1:] == (w[0], *counts(x[2:], w[2:], **at))
+        and not w[0] % groups
+    )
+
+
+def _conv_shape(x: Any, w: Any, groups: int, **at: Any) -> Result | None:
+    if len(x.shape) != len(w.shape):
+        return None
+    out = (x.shape[0], w.shape[0], *counts(x.shape[2:], w.shape[2:], **at))
+    return ((out, np.result_type(x.dtype, w.dtype)),) if _fits(x.shape, w.shape, out, groups, **at) else None
+
+
+def _conv_input_shape(g: Any, w: Any, size: Shape, groups: int, **at: Any) -> Result | None:
+    out = (g.shape[0], w.shape[1] * groups, *size)
+    return ((out, np.result_type(g.dtype, w.dtype)),) if _fits(out, w.shape, g.shape, groups, **at) else None
+
+
+def _conv_weight_shape(x: Any, g: Any, kernel: Shape, groups: int, **at: Any) -> Result | None:
+    out = (g.shape[1], x.shape[1] // groups, *kernel)
+    return ((out, np.result_type(x.dtype, g.dtype)),) if _fits(x.shape, out, g.shape, groups, **at) else None
+
+
 _CONV = ("stride", "padding", "dilation", "groups")
 define("conv", _conv,
        lambda xp, g, z, x, w, **at: xp.conv_input(g, w, size=x.shape[2:], **at),
        lambda xp, g, z, x, w, **at: xp.conv_weight(x, g, kernel=w.shape[2:], **at),
        saves="xw", reads=("w", "x"), kind="bilinear", params=_CONV,
-       doc="The convolution of images with kernels.")  # fmt: skip
+       shape=_conv_shape, doc="The convolution of images with kernels.")  # fmt: skip
 define("conv_input", _conv_input,
        lambda xp, h, z, g, w, size, **at: xp.conv(h, w, **at),
        lambda xp, h, z, g, w, size, **at: xp.conv_weight(h, g, kernel=w.shape[2:], **at),
        saves="gw", reads=("w", "g"), kind="bilinear", params=("size", *_CONV),
-       doc="The transposed convolution: the adjoint of conv in its images, which have the space ``size``.")  # fmt: skip
+       shape=_conv_input_shape, doc="The transposed convolution: the adjoint of conv in its images, which have the space ``size``.")  # fmt: skip
 define("conv_weight", _conv_weight,
        lambda xp, h, z, x, g, kernel, **at: xp.conv_input(g, h, size=x.shape[2:], **at),
        lambda xp, h, z, x, g, kernel, **at: xp.conv(x, h, **at),
        saves="xg", reads=("g", "x"), kind="bilinear", params=("kernel", *_CONV),
-       doc="The correlation of images with outputs: the adjoint of conv in its kernels.")  # fmt: skip
+       shape=_conv_weight_shape, doc="The correlation of images with outputs: the adjoint of conv in its kernels.")  # fmt: skip
 
 # Public functions ------------------------------------------------------------------------------
 

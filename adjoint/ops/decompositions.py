@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adjoint.core.define import define
+from adjoint.core.infer import Result, real_dtype
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError
 from adjoint.ops.gauge import apart, largest, refuse_mixed, skew, turns
 from adjoint.ops.least_squares import rank_tolerance, tolerance
-from adjoint.ops.matrices import adjoint_of, blame, matrices, mirror, of_triangle, square
+from adjoint.ops.matrices import adjoint_of, blame, matrices, matrix_shape, mirror, of_triangle, square
 
 __all__ = ["cholesky", "eigh", "eigvalsh", "matrix_rank", "qr", "svd", "svdvals"]
 
@@ -93,10 +94,18 @@ def _eigvalsh_rule(xp: Any, g: Any, y: Any, x: Any, lower: bool) -> Any:
     return of_triangle(xp, xp.spectral_sum(g, w, v, adjoint_of(xp, v), op="eigvalsh"), x, lower)
 
 
+def _eigvalsh_shape(x: Any, lead: Any, m: int, n: int, **_: Any) -> Result:
+    return (((*lead, n), real_dtype(x.dtype)),)
+
+
+def _eigh_shape(x: Any, *lengths: Any, **_: Any) -> Result:
+    return (*_eigvalsh_shape(x, *lengths), (x.shape, x.dtype))
+
+
 define("eigh", _eigh, _eigh_rule, saves=("out", "x"), kind="general", outputs=2, params=("lower",), jvp=_eigh_jvp,
-       holomorphic=False, batch="leading", doc="The eigenvalues and eigenvectors of Hermitian matrices.")  # fmt: skip
+       holomorphic=False, batch="leading", shape=matrix_shape(_eigh_shape), doc="The eigenvalues and eigenvectors of Hermitian matrices.")  # fmt: skip
 define("eigvalsh", _eigvalsh, _eigvalsh_rule, saves="x", kind="general", params=("lower",), holomorphic=False,
-       batch="leading", doc="The eigenvalues of Hermitian matrices.")  # fmt: skip
+       batch="leading", shape=matrix_shape(_eigvalsh_shape), doc="The eigenvalues of Hermitian matrices.")  # fmt: skip
 
 # Singular values --------------------------------------------------------------------------------
 
@@ -235,10 +244,20 @@ def _matrix_rank(x: Any, tol: Any, rtol: Any, hermitian: bool) -> Any:
         ) from None
 
 
+def _svd_shape(x: Any, lead: Any, m: int, n: int, full_matrices: bool) -> Result:
+    k = min(m, n)
+    rows, columns = (m, n) if full_matrices else (k, k)
+    return ((*lead, m, rows), x.dtype), ((*lead, k), real_dtype(x.dtype)), ((*lead, columns, n), x.dtype)
+
+
+def _svdvals_shape(x: Any, lead: Any, m: int, n: int) -> Result:
+    return (((*lead, min(m, n)), real_dtype(x.dtype)),)
+
+
 define("svd", _svd, _svd_rule, saves=("out",), kind="general", outputs=3, params=("full_matrices",),
-       jvp=_svd_jvp, holomorphic=False, batch="leading", doc="The singular values and vectors of matrices.")  # fmt: skip
+       jvp=_svd_jvp, holomorphic=False, batch="leading", shape=matrix_shape(_svd_shape, square=False), doc="The singular values and vectors of matrices.")  # fmt: skip
 define("svdvals", _svdvals, _svdvals_rule, saves="x", kind="general", holomorphic=False,
-       batch="leading", doc="The singular values of matrices.")  # fmt: skip
+       batch="leading", shape=matrix_shape(_svdvals_shape, square=False), doc="The singular values of matrices.")  # fmt: skip
 define("matrix_rank", _matrix_rank, None, kind="general", params=("tol", "rtol", "hermitian"),
        batch="leading", reason="it is piecewise constant", doc="How many singular values are not zero.")  # fmt: skip
 
@@ -337,10 +356,15 @@ def _qr_jvp(xp: Any, t: Any, out: Any, x: Any, mode: str) -> Any:
     return _with_null_space(xp, dq, q, k), dr
 
 
+def _qr_shape(x: Any, lead: Any, m: int, n: int, mode: str) -> Result:
+    k = m if mode == "complete" else min(m, n)
+    return ((*lead, m, k), x.dtype), ((*lead, k, n), x.dtype)
+
+
 define("cholesky", _cholesky, _cholesky_rule, saves="yx", kind="general", params=("upper",), holomorphic=False,
-       batch="leading", doc="The lower triangle whose product with its adjoint is a matrix.")  # fmt: skip
+       batch="leading", shape=matrix_shape(lambda x, *_, upper: ((x.shape, x.dtype),)), doc="The lower triangle whose product with its adjoint is a matrix.")  # fmt: skip
 define("qr", _qr, _qr_rule, saves=("out",), kind="general", outputs=2, params=("mode",), jvp=_qr_jvp,
-       holomorphic=False, batch="leading", doc="Matrices as products of an orthogonal and an upper triangular one.")  # fmt: skip
+       holomorphic=False, batch="leading", shape=matrix_shape(_qr_shape, square=False), doc="Matrices as products of an orthogonal and an upper triangular one.")  # fmt: skip
 
 
 # What users write -------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import numpy as np
 
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
+from adjoint.core.infer import Result
 from adjoint.core.namespace import raw, rec
 from adjoint.core.other_names import refuse
 from adjoint.core.shapes import Shape, canonical_axis
@@ -127,11 +128,20 @@ def _linear_db(xp: Any, g: Any, y: Any, x: Any, w: Any, b: Any) -> Any:
     return xp.sum(_flat(xp, g), axis=(-2,), keepdims=False)
 
 
+def _linear_shape(x: Any, w: Any, b: Any) -> Result | None:
+    arrays = [x, w] if type(b) is int else [x, w, b]
+    if not x.shape or len(w.shape) != 2 or x.shape[-1] != w.shape[1]:
+        return None
+    if len(arrays) > 2 and b.shape != w.shape[:1]:
+        return None
+    return (((*x.shape[:-1], w.shape[0]), np.result_type(*(a.dtype for a in arrays))),)
+
+
 define("linear", _linear_arrays,
        lambda xp, g, y, x, w, b: _times(xp, g, w),
        _linear_dw,
        _linear_db,
-       saves="xw", reads=("w", "x", ""), kind="general", fused=_linear,
+       saves="xw", reads=("w", "x", ""), kind="general", fused=_linear, shape=_linear_shape,
        jvp=lambda xp, t, y, x, w, b: _linear_jvp(xp, t, x, w),
        doc="x wᵀ + b: the layer of a network.")  # fmt: skip
 

@@ -9,11 +9,12 @@ import numpy as np
 
 from adjoint.core.convert import array_of
 from adjoint.core.define import define
+from adjoint.core.infer import Result
 from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import broadcast_shapes, constant
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
-from adjoint.ops.matrices import adjoint_of, blame, floats, matrices, square
+from adjoint.ops.matrices import adjoint_of, blame, floats, matrices, matrix_shape, solution_shape, square
 from adjoint.ops.products import matmul
 
 __all__ = ["lstsq", "pinv", "rank_tolerance", "tolerance"]
@@ -37,8 +38,12 @@ def _pinv_rule(xp: Any, g: Any, y: Any, x: Any, rtol: Any) -> Any:
     return of_rows + of_columns - adjoint_of(xp, mm(mm(y, gh), y))
 
 
+def _pinv_shape(x: Any, lead: Any, m: int, n: int, rtol: Any) -> Result:
+    return (((*lead, n, m), x.dtype),)
+
+
 define("pinv", _pinv, _pinv_rule, saves="yx", kind="general", params=("rtol",), holomorphic=False,
-       batch="leading", doc="The Moore-Penrose inverse of matrices.")  # fmt: skip
+       batch="leading", shape=matrix_shape(_pinv_shape, square=False), doc="The Moore-Penrose inverse of matrices.")  # fmt: skip
 
 # Least squares ----------------------------------------------------------------------------------
 
@@ -99,7 +104,7 @@ def _lstsq_rule(xp: Any, g: Any, z: Any, x: Any, y: Any, *, wanted: Sequence[boo
 
 
 define("lstsq", _lstsq, joint=_lstsq_rule, arity=2, saves="zxy", kind="general", params=("rtol",), holomorphic=False,
-       batch="elementwise", doc="The shortest least-squares solution of linear equations.")  # fmt: skip
+       batch="elementwise", shape=solution_shape, doc="The shortest least-squares solution of linear equations.")  # fmt: skip
 define("off_range", _off_range, joint=_off_range_rule, arity=2, saves="zxy", kind="general", params=("rtol",),
        holomorphic=False, batch="elementwise", doc="The part of vectors that is orthogonal to the columns of a matrix.")  # fmt: skip
 

@@ -9,11 +9,22 @@ import numpy as np
 
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
+from adjoint.core.infer import Result, broadcast
 from adjoint.core.namespace import raw, rec
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, LinAlgError, ShapeError
 
-__all__ = ["adjoint_of", "blame", "floats", "matrices", "mirror", "of_triangle", "square"]
+__all__ = [
+    "adjoint_of",
+    "blame",
+    "floats",
+    "matrices",
+    "matrix_shape",
+    "mirror",
+    "of_triangle",
+    "solution_shape",
+    "square",
+]
 
 
 def floats(op: str, x: Any) -> Tensor:
@@ -43,6 +54,31 @@ def square(op: str, x: Any) -> Tensor:
             f"{x.shape[-1]}."
         )
     return x
+
+
+_LAPACK = frozenset(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
+
+
+def matrix_shape(found: Callable[..., Result], *, square: bool = True) -> Callable[..., Result | None]:
+    """Make a shape rule of ``found(x, lead, rows, columns, **params)`` for a matrix ``x`` that LAPACK takes.
+
+    ``lead`` are the axes before the last two.
+    """
+
+    def rule(x: Any, **params: Any) -> Result | None:
+        if len(x.shape) < 2 or x.dtype not in _LAPACK or (square and x.shape[-1] != x.shape[-2]):
+            return None
+        return found(x, x.shape[:-2], *x.shape[-2:], **params)
+
+    return rule
+
+
+def solution_shape(x: Any, y: Any, **_: Any) -> Result | None:
+    """Give the shape of the solution of equations with the matrices ``x`` and the right-hand sides ``y``."""
+    if min(len(x.shape), len(y.shape)) < 2 or x.shape[-2] != y.shape[-2] or not {x.dtype, y.dtype} <= _LAPACK:
+        return None
+    lead = broadcast(x.shape[:-2], y.shape[:-2])
+    return None if lead is None else (((*lead, x.shape[-1], y.shape[-1]), np.result_type(x.dtype, y.dtype)),)
 
 
 def adjoint_of(xp: Any, x: Any) -> Any:

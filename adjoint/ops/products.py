@@ -11,6 +11,7 @@ import numpy as np
 
 from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS, define
+from adjoint.core.infer import Result, broadcast
 from adjoint.core.namespace import rec
 from adjoint.core.other_names import refuse
 from adjoint.core.shapes import broadcast_shapes, canonical_axis
@@ -73,8 +74,21 @@ def _matmul_arrays(x: Any, y: Any) -> Any:
     return rounded(product(x, y), x, y)
 
 
+def _matmul_shape(x: Any, y: Any) -> Result | None:
+    a, b = x.shape, y.shape
+    if not a or not b or a[-1] != b[-2 if len(b) > 1 else 0]:
+        return None
+    dtype = np.result_type(x.dtype, y.dtype)
+    if len(a) == 1 or len(b) == 1:
+        return ((a[:-1] + b[:-2] + b[-1:] if len(b) > 1 else a[:-1], dtype),)
+    if len(a) == len(b) == 2:
+        return (((a[0], b[1]), dtype),)
+    lead = broadcast(a[:-2], b[:-2])
+    return None if lead is None else (((*lead, a[-2], b[-1]), dtype),)
+
+
 define("matmul", _matmul_arrays, _matmul_dx, _matmul_dy, saves="xy", reads=("y", "x"), kind="bilinear",
-       ufunc=np.matmul, doc="The matrix product.")  # fmt: skip
+       shape=_matmul_shape, ufunc=np.matmul, doc="The matrix product.")  # fmt: skip
 # a · (b × c) is the same for all rotations of the three: each rule is again a cross product
 define("cross", lambda x, y, axis: np.cross(x, y, axis=axis),
        lambda xp, g, z, x, y, axis: xp.cross(y, g, axis=axis),

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.define import define
+from adjoint.core.infer import Result, same
 from adjoint.ops.activations import real_only
 from adjoint.ops.half import wide
 
@@ -62,13 +63,13 @@ def _blocks(w: Any, order: Sequence[int], negative: int) -> Any:
     return blocks
 
 
-def _sigmoid_inputs(p: Any, b: Any, order: Sequence[int], parts: Any) -> None:
-    """Write -(p + b) of some blocks of columns into the first parts.
+def _sigmoid_inputs(p: Any, b: Any, count: int, order: Sequence[int], parts: Any) -> None:
+    """Write -(p + b) of some of the ``count`` blocks of columns into the first parts.
 
     First on whole rows, then a copy: two thirds of the time of arithmetic on rows of one block.
     """
     negated = np.negative(p) if type(b) is int else np.subtract(-b[..., None, None, :], p)
-    blocks = _parts(negated, p.shape[-1] // parts.shape[-1])
+    blocks = _parts(negated, count)
     for slot, block in enumerate(order):
         _part(parts, slot)[...] = _part(blocks, block)
 
@@ -144,6 +145,55 @@ def _given(g: Any) -> list[Any]:
     return [0 if each is None else each for each in g]
 
 
+# Shapes ----------------------------------------------------------------------------------------
+
+
+def _floats(*args: Any) -> Any:
+    """The dtype of the results; None if the arguments are not all real floats."""
+    dtypes = [a.dtype for a in args if type(a) is not int]
+    return None if any(d.kind in "biuc" for d in dtypes) else np.result_type(*dtypes)
+
+
+def _sequence_shape(gates: int, parts: int) -> Callable[..., Result | None]:
+    """Make the shape rule of a sequence with ``gates`` blocks of columns, which keeps ``parts`` of each step."""
+
+    def rule(p: Any, w: Any, b: Any, *states: Any) -> Result | None:
+        dtype = _floats(p, w, b, *states)
+        if dtype is None or len(p.shape) < 3:
+            return None
+        *lead, length, batch, width = p.shape
+        n = w.shape[-1]
+        state, bias = (*lead, batch, n), (*lead, width)
+        fits = width == gates * n and w.shape == (*lead, width, n) and (type(b) is int or b.shape == bias)
+        if not fits or any(s.shape != state for s in states):
+            return None
+        hidden = ((*lead, length, batch, n), dtype)
+        kept = ((*lead, length, parts, batch, n), dtype)
+        return (hidden, *((state, dtype) for _ in states[1:]), kept)
+
+    return rule
+
+
+def _linear_shape(
+    gates: int, parts: int, inputs: Sequence[int], outputs: Sequence[int]
+) -> Callable[..., Result | None]:
+    """Make the shape rule of a push or a pull, with how many blocks of columns its inputs and outputs have."""
+
+    def rule(*args: Any) -> Result | None:
+        *given, k, w = args
+        dtype = _floats(*args)
+        if dtype is None or len(k.shape) < 4:
+            return None
+        *lead, length, found, batch, n = k.shape
+        shapes = [(*lead, length, batch, i * n) for i in inputs]
+        fits = all(type(a) is int or a.shape == shape for a, shape in zip(given, shapes, strict=True))
+        if not fits or found != parts or w.shape != (*lead, gates * n, n):
+            return None
+        return tuple([((*lead, length, batch, i * n), dtype) for i in outputs])
+
+    return rule
+
+
 # LSTM: the parts of a step are o, i, f, u = tanh(…), the cell c⁻ before it, and t = tanh(c) --------------
 #
 # So the gates that are sigmoids lie side by side, and (i, f) and (u, c⁻), which make c = i u + f c⁻.
@@ -154,7 +204,7 @@ def _lstm_sequence(p: Any, w: Any, b: Any, h: Any, c: Any) -> Any:
     lead, (length, batch), n = p.shape[:-3], p.shape[-3:-1], w.shape[-1]
     parts = np.empty((*lead, length, 6, batch, n), dtype)
     hs, last = np.empty((*lead, length, batch, n), dtype), c.copy()
-    _sigmoid_inputs(p, b, (3, 0, 1), parts)
+    _sigmoid_inputs(p, b, 4, (3, 0, 1), parts)
     np.add(p[..., 2 * n : 3 * n], _bias(b, 2, n, dtype), _part(parts, 3))
     blocks = _blocks(w, (3, 0, 1, 2), 3)
     product, pair = np.empty((*lead, 4, batch, n), dtype), np.empty((*lead, 2, batch, n), dtype)
@@ -350,13 +400,13 @@ def _lstm_pull_rule(
 
 define("lstm_sequence", _lstm_sequence, joint=_lstm_sequence_rule, arity=5, outputs=3, saves=("w", "h", "out"),
        kind="general", batch="recurrent",
-       doc="An LSTM over (steps, batch, gates), with its weight, bias, hidden state and cell: hidden states, the last cell, parts.")  # fmt: skip
+       shape=_sequence_shape(4, 6), doc="An LSTM over (steps, batch, gates), with its weight, bias, hidden state and cell: hidden states, the last cell, parts.")  # fmt: skip
 define("lstm_slopes", _lstm_slopes, _lstm_slopes_rule, saves=("parts",), kind="general", batch="leading",
-       doc="The derivatives of each step of an LSTM, from its parts.")  # fmt: skip
+       shape=same, doc="The derivatives of each step of an LSTM, from its parts.")  # fmt: skip
 define("lstm_push", _lstm_push, joint=_lstm_push_rule, arity=4, outputs=3, saves=("k", "w", "out"), kind="general",
-       batch="recurrent", doc="The tangents of an LSTM's states, forwards in time.")  # fmt: skip
+       batch="recurrent", shape=_linear_shape(4, 6, (4, 1), (1, 1, 4)), doc="The tangents of an LSTM's states, forwards in time.")  # fmt: skip
 define("lstm_pull", _lstm_pull, joint=_lstm_pull_rule, arity=5, outputs=2, saves=("gh", "k", "w", "out"),
-       kind="general", batch="recurrent", doc="The gradients of an LSTM's gates and cells, backwards in time.")  # fmt: skip
+       kind="general", batch="recurrent", shape=_linear_shape(4, 6, (1, 1, 4), (4, 1)), doc="The gradients of an LSTM's gates and cells, backwards in time.")  # fmt: skip
 
 
 # GRU: the parts of a step are its gates r and z, its new value n, and m, what r multiplies -------------
@@ -367,7 +417,7 @@ def _gru_sequence(p: Any, w: Any, b: Any, h: Any) -> Any:
     lead, (length, batch), n = p.shape[:-3], p.shape[-3:-1], w.shape[-1]
     gates = np.empty((*lead, length, 4, batch, n), dtype)
     hs = np.empty((*lead, length, batch, n), dtype)
-    _sigmoid_inputs(p, b, (0, 1), gates)
+    _sigmoid_inputs(p, b, 3, (0, 1), gates)
     _part(gates, 2)[...] = p[..., 2 * n :]
     bias = _bias(b, 2, n, dtype)
     if type(b) is not int:
@@ -520,8 +570,8 @@ def _gru_pull_rule(
 
 define("gru_sequence", _gru_sequence, joint=_gru_sequence_rule, arity=4, outputs=2, saves=("w", "h", "out"),
        kind="general", batch="recurrent",
-       doc="A GRU over (steps, batch, gates) from its weight, bias and hidden state: hidden states and gates.")  # fmt: skip
+       shape=_sequence_shape(3, 4), doc="A GRU over (steps, batch, gates) from its weight, bias and hidden state: hidden states and gates.")  # fmt: skip
 define("gru_push", _gru_push, joint=_gru_push_rule, arity=4, outputs=2, saves=("k", "w", "out"), kind="general",
-       batch="recurrent", doc="The tangents of a GRU's states, forwards in time.")  # fmt: skip
+       batch="recurrent", shape=_linear_shape(3, 4, (3, 1), (1, 3)), doc="The tangents of a GRU's states, forwards in time.")  # fmt: skip
 define("gru_pull", _gru_pull, joint=_gru_pull_rule, arity=4, outputs=2, saves=("k", "w", "out"), kind="general",
-       batch="recurrent", doc="The gradients of a GRU's gates and states, backwards in time.")  # fmt: skip
+       batch="recurrent", shape=_linear_shape(3, 4, (1, 3), (3, 1)), doc="The gradients of a GRU's gates and states, backwards in time.")  # fmt: skip

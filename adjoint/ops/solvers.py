@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adjoint.core.define import define
+from adjoint.core.infer import Result, real_dtype
 from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import broadcast_shapes, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, LinAlgError, ShapeError
-from adjoint.ops.matrices import adjoint_of, blame, floats, square
+from adjoint.ops.matrices import adjoint_of, blame, floats, matrix_shape, solution_shape, square
 from adjoint.ops.reduce import exclusive_product
 
 __all__ = [
@@ -103,13 +104,27 @@ def _solve_triangular_rule(
     return [xp.where(read if lower else read.T, -xp.matmul(dy, xp.matrix_transpose(z)), 0), dy]
 
 
-define("inv", _inv, _inv_rule, saves="y", kind="general", batch="leading", doc="The inverse of matrices.")
+def _solve_shape(x: Any, y: Any, **_: Any) -> Result | None:
+    return solution_shape(x, y) if x.shape[-2:-1] == x.shape[-1:] else None
+
+
+_square_shape = matrix_shape(lambda x, *_: ((x.shape, x.dtype),))
+define(
+    "inv",
+    _inv,
+    _inv_rule,
+    saves="y",
+    kind="general",
+    batch="leading",
+    shape=_square_shape,
+    doc="The inverse of matrices.",
+)
 define("inv_or_nan", _inv_or_nan, _inv_rule, saves="y", kind="general", batch="leading",
-       doc="The inverse of matrices, NaN for singular ones.")  # fmt: skip
+       shape=_square_shape, doc="The inverse of matrices, NaN for singular ones.")  # fmt: skip
 define("solve", _solve, joint=_solve_rule, arity=2, saves="zx", kind="general", batch="elementwise",
-       doc="The solution of linear equations, for several right-hand sides.")  # fmt: skip
+       shape=_solve_shape, doc="The solution of linear equations, for several right-hand sides.")  # fmt: skip
 define("solve_triangular", _solve_triangular, joint=_solve_triangular_rule, arity=2, saves="zx", kind="general", batch="elementwise",
-       params=("lower", "unit"), doc="The solution of triangular equations.")  # fmt: skip
+       params=("lower", "unit"), shape=_solve_shape, doc="The solution of triangular equations.")  # fmt: skip
 
 # Determinants -----------------------------------------------------------------------------------
 
@@ -175,11 +190,11 @@ def _slogdet_rule(xp: Any, g: Any, out: Any, x: Any) -> Any:
 
 
 define("det", np.linalg.det, lambda xp, g, y, x: g[..., None, None] * xp.cofactor(x), saves="x", kind="general",
-       batch="leading", doc="The determinant of matrices.")  # fmt: skip
+       batch="leading", shape=matrix_shape(lambda x, lead, *_: ((lead, x.dtype),)), doc="The determinant of matrices.")  # fmt: skip
 define("cofactor", _cofactor, _cofactor_rule, saves="yx", kind="general", batch="leading",
-       doc="The cofactors of matrices: the transposed adjugate.")  # fmt: skip
+       shape=_square_shape, doc="The cofactors of matrices: the transposed adjugate.")  # fmt: skip
 define("slogdet", lambda x: tuple(np.linalg.slogdet(x)), _slogdet_rule, saves=("out", "x"), kind="general", outputs=2,
-       holomorphic=False, batch="leading", doc="The sign and the logarithm of the absolute determinant.")  # fmt: skip
+       holomorphic=False, batch="leading", shape=matrix_shape(lambda x, lead, *_: ((lead, x.dtype), (lead, real_dtype(x.dtype)))), doc="The sign and the logarithm of the absolute determinant.")  # fmt: skip
 
 # What users write -------------------------------------------------------------------------------
 

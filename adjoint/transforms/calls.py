@@ -149,6 +149,7 @@ def new_op(name: str, saves: Sequence[bool], saves_out: bool, outputs: int) -> O
         outputs=outputs,
         jvp=None,
         batch=None,
+        shape=None,
         fused=None,
         holomorphic=False,  # users' rules carry the convention of gradients themselves
         domain=None,
