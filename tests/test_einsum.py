@@ -377,7 +377,7 @@ X, Y = np.ones((2, 3)), np.ones((4, 5))
         (lambda: ad.tensordot(X, Y), ShapeError,
          "tensordot: shapes (2, 3) and (4, 5) do not fit: axis 0 of the first is 2, but axis 0 of the second is 4."),
         (lambda: ad.tensordot(X, Y, axes=3), ArgumentError,
-         "tensordot: axes=3 for shapes (2, 3) and (4, 5): it counts axes that both have."),
+         "tensordot: axes=3 for shapes (2, 3) and (4, 5): both need at least so many axes."),
         (lambda: ad.tensordot(X, X, axes=((0, 1), (0,))), ArgumentError,
          "tensordot: axes ((0, 1), (0,)) names 2 of the first tensor and 1 of the second."),
         (lambda: ad.dot(X, Y), ShapeError,

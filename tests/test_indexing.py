@@ -424,7 +424,7 @@ MISTAKES = [
     (InputError, lambda: ad.vmap(lambda i: x34.at[i].mul(2.0))(np.array([0])),
      "x.at[i] with an index inside a transform has get, set and add alone."),
     (InputError, lambda: ad.vmap(ad.nonzero)(x34),
-     "nonzero: the shape of its result depends on values, which a tensor inside ad.vmap has not.\n"
+     "nonzero: the shape of the result depends on the values, which are not known inside ad.vmap.\n"
      "  Use ad.where with three arguments, or a mask."),
     (IndexingError, lambda: x34[3], "index 3 is out of range for axis 0 of length 3."),
     (IndexingError, lambda: x34[:, -5], "index -5 is out of range for axis 1 of length 4."),
@@ -448,7 +448,7 @@ MISTAKES = [
     (IndexingError, lambda: ad.take(x34, [0, 3], axis=0),
      "take: index 3 is out of range: axis -2 of shape (3, 4) has -3 to 2."),
     (IndexingError, lambda: ad.take(x34, [0.5]),
-     "take: an index is made of whole numbers, but got float64 values.\n"
+     "take: indices must be integers, but got float64 values.\n"
      "  Cast them if that is meant: i.astype(int)."),
     (ArgumentError, lambda: ad.take(x34, 0, mode="loop"), "take: mode is one of raise, wrap, clip, not 'loop'."),
     (IndexingError, lambda: ad.take_along_axis(x34, [[4]] * 3, axis=1),
@@ -459,7 +459,7 @@ MISTAKES = [
     (ShapeError, lambda: ad.put_along_axis(x34, [[0]] * 3, np.ones((3, 2)), axis=1),
      "put_along_axis: values of shape (3, 2) do not fit the index of shape (3, 1)."),
     (ArgumentError, lambda: ad.select([x34 > 0], []),
-     "select: needs as many conditions as choices, and one at least, but got 1 and 0."),
+     "select: needs equally many conditions and choices, at least one, but got 1 and 0."),
     (InputError, lambda: ad.select([x34 > 0], 1.0),
      "select: conditions and choices are lists of tensors, but got float."),
     (InputError, lambda: ad.select([x34], [x34]),
@@ -467,7 +467,7 @@ MISTAKES = [
     (ShapeError, lambda: ad.topk(x34, 5), "topk: 5 elements asked for, but axis -1 of shape (3, 4) has 4."),
     (InputError, lambda: ad.topk(x34, 1.5), "topk: k is a whole number, but got 1.5."),
     (ShapeError, lambda: ad.searchsorted(x34, 1.0),
-     "searchsorted: the sorted values are a vector, but their shape is (3, 4)."),
+     "searchsorted: x1 must be a vector, but its shape is (3, 4)."),
     (ArgumentError, lambda: ad.searchsorted([1.0], 1.0, side="middle"),
      "searchsorted: side is 'left' or 'right', not 'middle'."),
     (ArgumentError, lambda: ad.sort(x34, kind="bubble"),

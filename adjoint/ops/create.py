@@ -1,4 +1,4 @@
-"""Making tensors: NumPy's creation functions, with ``requires_grad``."""
+"""Functions that create tensors, as NumPy has them, with ``requires_grad``."""
 
 from __future__ import annotations
 
@@ -47,24 +47,115 @@ def _dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def zeros(shape: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-    """Make a tensor of zeros."""
+    """Create a tensor of zeros.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        The shape of the result.
+    dtype : dtype, optional
+        The dtype; by default ``get_default_dtype()``.
+    device : str, optional
+        Accepted for the Array API; only ``"cpu"`` exists.
+    requires_grad : bool, optional
+        Whether the tensor requires grad.
+
+    Returns
+    -------
+    Tensor
+        The tensor.
+
+    Examples
+    --------
+    >>> zeros((2, 2))
+    tensor([[0., 0.],
+            [0., 0.]], dtype=float64)
+    """
     return _made("zeros", np.zeros(_shape("zeros", shape), _dtype(dtype)), device, requires_grad)
 
 
 def ones(shape: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-    """Make a tensor of ones."""
+    """Create a tensor of ones.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        The shape of the result.
+    dtype : dtype, optional
+        The dtype; by default ``get_default_dtype()``.
+    device : str, optional
+        Accepted for the Array API; only ``"cpu"`` exists.
+    requires_grad : bool, optional
+        Whether the tensor requires grad.
+
+    Returns
+    -------
+    Tensor
+        The tensor.
+
+    Examples
+    --------
+    >>> ones(3)
+    tensor([1., 1., 1.], dtype=float64)
+    """
     return _made("ones", np.ones(_shape("ones", shape), _dtype(dtype)), device, requires_grad)
 
 
 def empty(shape: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-    """Make a tensor whose elements are whatever the memory holds."""
+    """Create a tensor whose elements are not initialised.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        The shape of the result.
+    dtype : dtype, optional
+        The dtype; by default ``get_default_dtype()``.
+    device : str, optional
+        Accepted for the Array API; only ``"cpu"`` exists.
+    requires_grad : bool, optional
+        Whether the tensor requires grad.
+
+    Returns
+    -------
+    Tensor
+        The tensor.
+
+    Examples
+    --------
+    >>> empty((2, 3)).shape
+    (2, 3)
+    """
     return _made("empty", np.empty(_shape("empty", shape), _dtype(dtype)), device, requires_grad)
 
 
 def full(
     shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
 ) -> Tensor:
-    """Make a tensor filled with one value; if that is a tensor, gradients flow to it."""
+    """Create a tensor filled with one value.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        The shape of the result.
+    fill_value : array_like
+        The value; if it is a tensor, gradients flow to it.
+    dtype : dtype, optional
+        The dtype; by default that of the value.
+    device : str, optional
+        Accepted for the Array API; only ``"cpu"`` exists.
+    requires_grad : bool, optional
+        Whether the tensor requires grad.
+
+    Returns
+    -------
+    Tensor
+        The tensor.
+
+    Examples
+    --------
+    >>> full(2, 7.0)
+    tensor([7., 7.], dtype=float64)
+    """
     wanted = _shape("full", shape)
     if isinstance(fill_value, Tensor) and varies(fill_value):
         check_device("full", device)
@@ -76,19 +167,85 @@ def full(
 
 
 def zeros_like(x: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-    """Make zeros of the shape and dtype of ``x``."""
+    """Create zeros with the shape and dtype of another tensor.
+
+    Parameters
+    ----------
+    x : array_like
+        The tensor with the shape and dtype.
+    dtype : dtype, optional
+        Another dtype.
+    device : str, optional
+        Accepted for the Array API; only ``"cpu"`` exists.
+    requires_grad : bool, optional
+        Whether the tensor requires grad.
+
+    Returns
+    -------
+    Tensor
+        The tensor.
+
+    Examples
+    --------
+    >>> zeros_like([1.0, 2.0])
+    tensor([0., 0.], dtype=float64)
+    """
     x = asarray(x)
     return zeros(x.shape, dtype=dtype or x.dtype, device=device, requires_grad=requires_grad)
 
 
 def ones_like(x: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-    """Make ones of the shape and dtype of ``x``."""
+    """Create ones with the shape and dtype of another tensor.
+
+    Parameters
+    ----------
+    x : array_like
+        The tensor with the shape and dtype.
+    dtype : dtype, optional
+        Another dtype.
+    device : str, optional
+        Accepted for the Array API; only ``"cpu"`` exists.
+    requires_grad : bool, optional
+        Whether the tensor requires grad.
+
+    Returns
+    -------
+    Tensor
+        The tensor.
+
+    Examples
+    --------
+    >>> ones_like([1.0, 2.0])
+    tensor([1., 1.], dtype=float64)
+    """
     x = asarray(x)
     return ones(x.shape, dtype=dtype or x.dtype, device=device, requires_grad=requires_grad)
 
 
 def empty_like(x: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-    """Make an uninitialised tensor of the shape and dtype of ``x``."""
+    """Create an uninitialised tensor with the shape and dtype of another one.
+
+    Parameters
+    ----------
+    x : array_like
+        The tensor with the shape and dtype.
+    dtype : dtype, optional
+        Another dtype.
+    device : str, optional
+        Accepted for the Array API; only ``"cpu"`` exists.
+    requires_grad : bool, optional
+        Whether the tensor requires grad.
+
+    Returns
+    -------
+    Tensor
+        The tensor.
+
+    Examples
+    --------
+    >>> empty_like([1.0, 2.0]).shape
+    (2,)
+    """
     x = asarray(x)
     return empty(x.shape, dtype=dtype or x.dtype, device=device, requires_grad=requires_grad)
 
@@ -96,7 +253,31 @@ def empty_like(x: Any, *, dtype: Any = None, device: Any = None, requires_grad: 
 def full_like(
     x: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
 ) -> Tensor:
-    """Make a tensor of the shape and dtype of ``x`` filled with one value."""
+    """Create a tensor filled with one value, with the shape and dtype of another one.
+
+    Parameters
+    ----------
+    x : array_like
+        The tensor with the shape and dtype.
+    fill_value : array_like
+        The value; if it is a tensor, gradients flow to it.
+    dtype : dtype, optional
+        Another dtype.
+    device : str, optional
+        Accepted for the Array API; only ``"cpu"`` exists.
+    requires_grad : bool, optional
+        Whether the tensor requires grad.
+
+    Returns
+    -------
+    Tensor
+        The tensor.
+
+    Examples
+    --------
+    >>> full_like([1.0, 2.0], 7)
+    tensor([7., 7.], dtype=float64)
+    """
     x = asarray(x)
     return full(x.shape, fill_value, dtype=dtype or x.dtype, device=device, requires_grad=requires_grad)
 
@@ -110,8 +291,37 @@ def arange(
     device: Any = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Make numbers from ``start`` up to, not including, ``stop``.
+    """Create evenly spaced numbers from ``start`` up to, but not including, ``stop``.
 
+    Parameters
+    ----------
+    start : float
+        The first number; with one argument it is ``stop``, and the first number is 0.
+    stop : float, optional
+        The end, which is not included.
+    step : float, optional
+        The distance of neighbours.
+    dtype : dtype, optional
+        The dtype; by default int64 for integers, else ``get_default_dtype()``.
+    device : str, optional
+        Accepted for the Array API; only ``"cpu"`` exists.
+    requires_grad : bool, optional
+        Whether the tensor requires grad.
+
+    Returns
+    -------
+    Tensor
+        The numbers.
+
+    Raises
+    ------
+    ArgumentError
+        If ``step`` is 0.
+    NoGradientError
+        If an argument requires grad.
+
+    Examples
+    --------
     >>> arange(3)
     tensor([0, 1, 2], dtype=int64)
     """
@@ -150,9 +360,40 @@ def linspace(
     device: Any = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Make ``num`` evenly spaced numbers from ``start`` to ``stop``; gradients flow to both ends.
+    """Create evenly spaced numbers between two ends; gradients flow to both ends.
 
-    They have the dtype of the ends where these are float tensors or arrays, else the default dtype.
+    Parameters
+    ----------
+    start : array_like
+        The first number.
+    stop : array_like
+        The last number.
+    num : int, optional
+        How many numbers.
+    endpoint : bool, optional
+        Whether ``stop`` is the last number.
+    dtype : dtype, optional
+        The dtype; by default that of float tensors and arrays among the ends, else
+        ``get_default_dtype()``.
+    device : str, optional
+        Accepted for the Array API; only ``"cpu"`` exists.
+    requires_grad : bool, optional
+        Whether the tensor requires grad.
+
+    Returns
+    -------
+    Tensor
+        The numbers.
+
+    Raises
+    ------
+    ArgumentError
+        If ``num`` is negative.
+
+    Examples
+    --------
+    >>> linspace(0.0, 1.0, 3)
+    tensor([0. , 0.5, 1. ], dtype=float64)
     """
     if whole_number("linspace", "num", num) < 0:
         raise ArgumentError(f"linspace: num must not be negative, but is {num}.")
@@ -194,7 +435,34 @@ def eye(
     device: Any = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Make ones on a diagonal: the identity matrix."""
+    """Create a matrix with ones on a diagonal and zeros elsewhere.
+
+    Parameters
+    ----------
+    n_rows : int
+        The number of rows.
+    n_cols : int, optional
+        The number of columns; by default as many as rows.
+    k : int, optional
+        The diagonal: 0 for the main one, positive numbers above, negative ones below.
+    dtype : dtype, optional
+        The dtype; by default ``get_default_dtype()``.
+    device : str, optional
+        Accepted for the Array API; only ``"cpu"`` exists.
+    requires_grad : bool, optional
+        Whether the tensor requires grad.
+
+    Returns
+    -------
+    Tensor
+        The matrix.
+
+    Examples
+    --------
+    >>> eye(2)
+    tensor([[1., 0.],
+            [0., 1.]], dtype=float64)
+    """
     rows = whole_number("eye", "n_rows", n_rows)
     columns = rows if n_cols is None else whole_number("eye", "n_cols", n_cols)
     if rows < 0 or columns < 0:

@@ -1,8 +1,7 @@
-"""Fused ops for networks: several steps in one record, for accuracy or speed.
+"""Fused ops for networks: several steps in one op, for accuracy or speed.
 
-Forward and rules are written on ``xp``, so every namespace runs them.  Axes are negative.  ``y *= w`` on a
-value that the same function made, and of the result's shape and dtype, writes into plain arrays and rebinds
-all others: scratch is used again, without a second way of writing.
+Forward and rules are written on ``xp``, so they run in every namespace.  Axes are negative.  ``y *= w`` is used
+only on values that the same function created: it writes into plain arrays and rebinds other values.
 """
 
 from __future__ import annotations
@@ -350,8 +349,29 @@ def _along(op: str, x: Any, axis: Any) -> tuple[Tensor, int]:
 
 
 def softmax(x: Any, axis: int = -1, **other: Never) -> Tensor:
-    """Return ``exp(x) / Σ exp(x)`` along ``axis``, for numbers of any size.
+    """Return ``exp(x) / Σ exp(x)`` along an axis, without overflow.
 
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int, optional
+        The axis.
+
+    Returns
+    -------
+    Tensor
+        The softmax; its sums along the axis are 1.
+
+    Raises
+    ------
+    DTypeError
+        If ``x`` is complex.
+    ShapeError
+        If the axis has no elements.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.softmax(ad.tensor([1000.0, 1000.0]))
     tensor([0.5, 0.5], dtype=float64)
@@ -363,7 +383,33 @@ def softmax(x: Any, axis: int = -1, **other: Never) -> Tensor:
 
 
 def log_softmax(x: Any, axis: int = -1, **other: Never) -> Tensor:
-    """Return the logarithm of ``softmax``, exact where the softmax underflows."""
+    """Return the logarithm of ``softmax``, also where the softmax underflows.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int, optional
+        The axis.
+
+    Returns
+    -------
+    Tensor
+        The log-softmax.
+
+    Raises
+    ------
+    DTypeError
+        If ``x`` is complex.
+    ShapeError
+        If the axis has no elements.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.log_softmax(ad.tensor([0.0, -1000.0]))
+    tensor([    0., -1000.], dtype=float64)
+    """
     if other:
         refuse(log_softmax, other)
     x, where = _along("log_softmax", x, axis)

@@ -1,4 +1,4 @@
-"""The namespace ``ad.linalg``: the Array API's linear algebra, and NumPy's beyond it."""
+"""The namespace ``ad.linalg``: the linear algebra functions of the Array API and more of NumPy's."""
 
 from __future__ import annotations
 
@@ -66,17 +66,89 @@ def _matrices(op: str, x: Any) -> Tensor:
 
 
 def diagonal(x: Any, /, *, offset: int = 0) -> Tensor:
-    """Return the diagonals of the matrices in the last two axes."""
+    """Return the diagonals of the matrices in the last two axes.
+
+    Parameters
+    ----------
+    x : array_like
+        The matrices.
+    offset : int, optional
+        The diagonal: 0 for the main one, positive numbers above, negative ones below.
+
+    Returns
+    -------
+    Tensor
+        The diagonals, in the last axis.
+
+    Raises
+    ------
+    ShapeError
+        If ``x`` has less than two axes.
+
+    Examples
+    --------
+    >>> diagonal([[1.0, 2.0], [3.0, 4.0]])
+    tensor([1., 4.], dtype=float64)
+    """
     return products.last_diagonal(_matrices("diagonal", x), offset, "d")
 
 
 def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Tensor:
-    """Sum the diagonals of the matrices in the last two axes."""
+    """Sum the diagonals of the matrices in the last two axes.
+
+    Parameters
+    ----------
+    x : array_like
+        The matrices.
+    offset : int, optional
+        The diagonal: 0 for the main one, positive numbers above, negative ones below.
+    dtype : dtype, optional
+        The dtype of the result.
+
+    Returns
+    -------
+    Tensor
+        The sums.
+
+    Raises
+    ------
+    ShapeError
+        If ``x`` has less than two axes.
+
+    Examples
+    --------
+    >>> trace([[1.0, 2.0], [3.0, 4.0]])
+    tensor(5., dtype=float64)
+    """
     return products.trace(_matrices("trace", x), offset, -2, -1, dtype)
 
 
 def outer(x: Any, y: Any, /) -> Tensor:
-    """Multiply each element of a vector with each of another."""
+    """Return the products of all pairs of elements of two vectors.
+
+    Parameters
+    ----------
+    x : array_like
+        The first vector; its elements are the rows.
+    y : array_like
+        The second vector; its elements are the columns.
+
+    Returns
+    -------
+    Tensor
+        The matrix of products.
+
+    Raises
+    ------
+    ShapeError
+        If an argument is not a vector.
+
+    Examples
+    --------
+    >>> outer([1.0, 2.0], [3.0, 4.0])
+    tensor([[3., 4.],
+            [6., 8.]], dtype=float64)
+    """
     x, y = asarray(x), asarray(y)
     if x.ndim != 1 or y.ndim != 1:
         raise ShapeError(f"outer: takes two vectors, but the shapes are {x.shape} and {y.shape}.")

@@ -1,6 +1,6 @@
-"""Order: sort, argsort, topk, searchsorted, medians and quantiles, distinct values.
+"""Sorting and ranks: sort, argsort, topk, searchsorted, medians, quantiles and unique values.
 
-A sort is a gather by argsort, so its gradient goes back where each element came from.
+A sort is a gather by argsort, so each gradient element returns to the position its value came from.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _argtopk(x: Any, k: int, axis: int, largest: bool) -> Any:
     return np.take(_argsort(x, axis, largest, True), np.arange(k), axis=axis)
 
 
-# In float32, because NumPy does not know the NaNs of bfloat16, which go last.
+# In float32, because NumPy does not sort the NaNs of bfloat16 to the end.
 _SORTING = ("axis", "descending", "stable")
 define("argsort", in_float32(_argsort), None, kind="general", params=_SORTING, reason=_WHY,
        doc="Where each element of the sorted tensor comes from.")  # fmt: skip
@@ -110,10 +110,30 @@ def sort(
     stable: bool | None = True,
     **other: Never,
 ) -> Tensor:
-    """Return the elements in order along ``axis``; the gradient goes back where each came from.
+    """Sort along an axis.
 
-    NaNs come last, with ``descending`` first.  Among equal elements the gradients keep their order.
+    NaNs come last, and first if ``descending``.  The gradient returns to the original positions.
 
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int, optional
+        The axis; with None the flattened tensor is sorted.
+    kind : str, optional
+        NumPy's name of the algorithm; accepted for compatibility and not used.
+    descending : bool, optional
+        Whether the largest come first.
+    stable : bool, optional
+        Whether equal elements keep their order, which decides where gradients go.
+
+    Returns
+    -------
+    Tensor
+        The sorted elements.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.sort(ad.tensor([3.0, 1.0, 2.0]), descending=True)
     tensor([3., 2., 1.], dtype=float64)
@@ -132,22 +152,70 @@ def argsort(
     stable: bool | None = True,
     **other: Never,
 ) -> Tensor:
-    """Return the indices that sort ``x`` along ``axis``; equal elements keep their order; no gradient flows."""
+    """Return the indices that sort along an axis.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int, optional
+        The axis; with None the flattened tensor is sorted.
+    kind : str, optional
+        NumPy's name of the algorithm; accepted for compatibility and not used.
+    descending : bool, optional
+        Whether the largest come first.
+    stable : bool, optional
+        Whether equal elements keep their order.
+
+    Returns
+    -------
+    Tensor
+        The indices, which have no gradient.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.argsort(ad.tensor([3.0, 1.0, 2.0]))
+    tensor([1, 2, 0], dtype=int64)
+    """
     if other:
         refuse(argsort, other)
     return _sorting("argsort", x, axis, descending, stable, kind)
 
 
 class TopK(NamedTuple):
-    """The largest elements, and where they are."""
+    """Result of ``topk``: the elements and their indices."""
 
     values: Tensor
     indices: Tensor
 
 
 def topk(x: Any, k: int, axis: int = -1, *, largest: bool = True, **other: Never) -> TopK:
-    """Return the ``k`` largest (or smallest) elements along ``axis``, in order, and their indices.
+    """Return the ``k`` largest or smallest elements along an axis, sorted, and their indices.
 
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    k : int
+        How many elements.
+    axis : int, optional
+        The axis.
+    largest : bool, optional
+        Whether to return the largest instead of the smallest.
+
+    Returns
+    -------
+    TopK
+        A named tuple with ``values`` and ``indices``.
+
+    Raises
+    ------
+    ShapeError
+        If the axis has less than ``k`` elements.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.topk(ad.tensor([3.0, 9.0, 5.0]), 2).values
     tensor([9., 5.], dtype=float64)
@@ -165,12 +233,40 @@ def topk(x: Any, k: int, axis: int = -1, *, largest: bool = True, **other: Never
 
 
 def searchsorted(x1: Any, x2: Any, side: str = "left", sorter: Any = None) -> Tensor:
-    """Return where the elements of ``x2`` would go in the sorted vector ``x1``; no gradient flows."""
+    """Return the indices at which elements would be inserted into a sorted vector.
+
+    Parameters
+    ----------
+    x1 : array_like
+        The sorted vector.
+    x2 : array_like
+        The elements to insert.
+    side : {"left", "right"}, optional
+        Whether to insert before or behind equal elements.
+    sorter : array_like of int, optional
+        Indices that sort ``x1``, if it is not sorted.
+
+    Returns
+    -------
+    Tensor
+        The indices, which have no gradient.
+
+    Raises
+    ------
+    ShapeError
+        If ``x1`` is not a vector.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.searchsorted([1.0, 2.0, 3.0], [2.5, 0.0])
+    tensor([2, 0], dtype=int64)
+    """
     if side not in ("left", "right"):
         raise ArgumentError(f"searchsorted: side is 'left' or 'right', not {side!r}.")
     x1 = asarray(x1)
     if x1.ndim != 1:
-        raise ShapeError(f"searchsorted: the sorted values are a vector, but their shape is {x1.shape}.")
+        raise ShapeError(f"searchsorted: x1 must be a vector, but its shape is {x1.shape}.")
     if sorter is not None:
         x1 = rec.take(x1, asarray(sorter), axis=-1)
     return rec.searchsorted(x1, asarray(x2), side=side)
@@ -187,7 +283,7 @@ _DISCRETE = ("lower", "higher", "midpoint", "nearest")
 
 
 def _sorted_last(op: str, x: Tensor, axis: Any) -> tuple[Tensor, Shape]:
-    """Sort over ``axis``, brought together as the last one; return the axes too."""
+    """Move the axes to reduce to the end as one axis and sort along it; return the axes, too."""
     if x.dtype.kind == "c":
         raise DTypeError(f"{op}: complex numbers have no order.")
     axes = canonical_axes(op, axis, x.ndim)
@@ -202,7 +298,7 @@ def _sorted_last(op: str, x: Tensor, axis: Any) -> tuple[Tensor, Shape]:
 
 
 def _places(q: Any, n: int, method: str) -> tuple[Any, Any, Any]:
-    """Return, for quantiles ``q`` of n sorted elements, the two neighbours and the weight of the upper."""
+    """Return the two neighbours of each quantile ``q`` of n sorted elements, and the weight of the upper one."""
     if method in _CONTINUOUS:
         a, b = _CONTINUOUS[method]
         place = n * q + a + q * (1 - a - b) - 1 if method != "linear" else (n - 1) * q
@@ -226,11 +322,37 @@ def _places(q: Any, n: int, method: str) -> tuple[Any, Any, Any]:
 def quantile(
     x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False, **other: Never
 ) -> Tensor:
-    """Return the quantiles ``q``, numbers from 0 to 1, over ``axis``; the axes of ``q`` come first.
+    """Return quantiles over axes.
 
-    Between two elements they share the gradient as they share the value.  A row with a NaN gives
-    NaN.  ``method`` is one of NumPy's, those without interpolation by rank aside.
+    The two elements around a quantile share its gradient with the weights of the interpolation.  The result is
+    NaN where an element is NaN.
 
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    q : array_like of float
+        The quantiles, from 0 to 1.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    method : str, optional
+        How to interpolate: a name that ``np.quantile`` takes, except the discontinuous methods by
+        rank.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The quantiles; the axes of ``q`` come first.
+
+    Raises
+    ------
+    ArgumentError
+        If ``q`` is out of range, or ``method`` unknown.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.quantile(ad.tensor([4.0, 1.0, 2.0, 3.0]), [0.0, 0.5])
     tensor([1. , 2.5], dtype=float64)
@@ -243,7 +365,37 @@ def quantile(
 def percentile(
     x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False, **other: Never
 ) -> Tensor:
-    """Return the percentiles ``q``, numbers from 0 to 100, over ``axis``."""
+    """Return percentiles over axes.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    q : array_like of float
+        The percentiles, from 0 to 100.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    method : str, optional
+        How to interpolate, as in ``quantile``.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The percentiles; the axes of ``q`` come first.
+
+    Raises
+    ------
+    ArgumentError
+        If ``q`` is out of range, or ``method`` unknown.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.percentile(ad.tensor([1.0, 2.0, 3.0]), 50)
+    tensor(2., dtype=float64)
+    """
     if other:
         refuse(percentile, other)
     return _quantile("percentile", x, array_of(constant("percentile", "q", q)) / 100, axis, method, keepdims)
@@ -278,8 +430,26 @@ def _quantile(op: str, x: Any, q: Any, axis: Any, method: str, keepdims: bool) -
 
 
 def median(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
-    """Return the median over ``axis``: of an even number of elements the mean of the two in the middle.
+    """Return the median over axes.
 
+    The median of an even number of elements is the mean of the middle two, which share the gradient.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The median, or NaN where an element is NaN.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> x = ad.tensor([4.0, 1.0, 3.0, 9.0], requires_grad=True)
     >>> ad.median(x).backward(); x.grad
@@ -294,7 +464,7 @@ def median(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) 
 
 
 class UniqueAll(NamedTuple):
-    """Distinct values, their first places, which one each element is, how often each occurs."""
+    """Result of ``unique_all``: values, first indices, index of the value of each element, counts."""
 
     values: Tensor
     indices: Tensor
@@ -303,23 +473,39 @@ class UniqueAll(NamedTuple):
 
 
 class UniqueCounts(NamedTuple):
-    """Distinct values, and how often each occurs."""
+    """Result of ``unique_counts``: values and counts."""
 
     values: Tensor
     counts: Tensor
 
 
 class UniqueInverse(NamedTuple):
-    """Distinct values, and which one each element is."""
+    """Result of ``unique_inverse``: values and the index of the value of each element."""
 
     values: Tensor
     inverse_indices: Tensor
 
 
 def unique_all(x: Any) -> UniqueAll:
-    """Return the distinct values with their first indices, the inverse and the counts.
+    """Return the unique values, their first indices, the inverse indices and the counts.
 
-    The values are taken from their first places, and their gradient goes there.  NaNs are all distinct.
+    Gradients of the values go to their first positions.  Every NaN is a value of its own.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    UniqueAll
+        A named tuple with ``values``, ``indices``, ``inverse_indices`` and ``counts``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.unique_all([2, 1, 2]).indices
+    tensor([1, 0], dtype=int64)
     """
     x = asarray(x)
     found = np.unique(
@@ -334,19 +520,70 @@ def unique_all(x: Any) -> UniqueAll:
 
 
 def unique_counts(x: Any) -> UniqueCounts:
-    """Return the distinct values and how often each occurs."""
+    """Return the unique values and how often each occurs.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    UniqueCounts
+        A named tuple with ``values`` and ``counts``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.unique_counts([2, 1, 2]).counts
+    tensor([1, 2], dtype=int64)
+    """
     found = unique_all(x)
     return UniqueCounts(found.values, found.counts)
 
 
 def unique_inverse(x: Any) -> UniqueInverse:
-    """Return the distinct values and, for each element, which one it is."""
+    """Return the unique values and, for each element, the index of its value.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    UniqueInverse
+        A named tuple with ``values`` and ``inverse_indices``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.unique_inverse([2, 1, 2]).inverse_indices
+    tensor([1, 0, 1], dtype=int64)
+    """
     found = unique_all(x)
     return UniqueInverse(found.values, found.inverse_indices)
 
 
 def unique_values(x: Any) -> Tensor:
-    """Return the distinct values in order; NaNs are all distinct."""
+    """Return the unique values, sorted; every NaN is a value of its own.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        The values.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.unique_values([2, 1, 2])
+    tensor([1, 2], dtype=int64)
+    """
     return unique_all(x).values
 
 
@@ -360,10 +597,32 @@ def unique(
     equal_nan: bool = True,
     **other: Never,
 ) -> Any:
-    """Return the distinct values, or rows along ``axis``, in order; the gradient goes to their first places.
+    """Return the unique values, or unique rows along an axis, sorted.
 
-    What else is asked for follows in a tuple, as in NumPy.
+    Gradients of the values go to their first positions.
 
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    return_index : bool, optional
+        Whether to return the first index of each value, too.
+    return_inverse : bool, optional
+        Whether to return the index of the value of each element, too.
+    return_counts : bool, optional
+        Whether to return how often each value occurs, too.
+    axis : int, optional
+        The axis along which rows are compared; by default the elements are compared.
+    equal_nan : bool, optional
+        Whether all NaNs are one value.
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        The values, followed by the requested index tensors.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.unique(ad.tensor([2.0, 1.0, 2.0]))
     tensor([1., 2.], dtype=float64)

@@ -1,8 +1,8 @@
-"""Functions of each element with corners and steps: sign, rounding, remainders, choice.
+"""Elementwise functions with corners and steps: sign, rounding, remainders, choice.
 
-Where an op is flat its gradient is zero, not missing.  At a corner: ``abs`` has the gradient 0 at
-0; in ``maximum`` and its kin equal arguments share the gradient; ``clip`` passes it to ``x`` on the
-bounds; ``relu`` has 0 at 0.
+Where an op is flat, its gradient is zero, not missing.  At corners: the gradient of ``abs`` at 0 is 0, equal
+arguments of ``maximum`` and similar ops share it, ``clip`` passes it to ``x`` on the bounds, and that of
+``relu`` at 0 is 0.
 """
 
 from __future__ import annotations
@@ -200,9 +200,25 @@ define("nan_to_num", _nan_to_num,
 
 
 def sign(x: Any) -> Tensor:
-    """Return -1, 0 or 1 by the sign of each element; of a complex number x / |x|.
+    """Return the sign of each element: -1, 0 or 1, and ``x / |x|`` for complex numbers.
 
-    The gradient of a real sign is zero; that of a complex one turns, so it is not.
+    The gradient is zero for real numbers.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        The signs.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.sign(ad.tensor([-2.0, 0.0, 3.0]))
+    tensor([-1.,  0.,  1.], dtype=float64)
     """
     x = asarray(x)
     return _direction(rec, x)
@@ -213,11 +229,31 @@ def where(condition: Any) -> tuple[Tensor, ...]: ...
 @overload
 def where(condition: Any, x: Any, y: Any) -> Tensor: ...
 def where(condition: Any, x: Any = None, y: Any = None) -> Tensor | tuple[Tensor, ...]:
-    """Choose, per element, from ``x`` where ``condition`` holds and from ``y`` elsewhere.
+    """Return elements of ``x`` where a condition is true, and of ``y`` elsewhere.
 
-    A zero gradient stays zero in the branch that was not taken, even where that branch is
-    not finite.
+    A zero gradient stays zero in the branch that was not taken, even where that branch is not finite.
 
+    Parameters
+    ----------
+    condition : array_like of bool
+        The condition.
+    x : array_like, optional
+        The values where the condition is true.
+    y : array_like, optional
+        The values elsewhere.
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        The selected elements; without ``x`` and ``y`` the indices, as ``nonzero`` returns them.
+
+    Raises
+    ------
+    InputError
+        If only one of ``x`` and ``y`` is given.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> x = ad.tensor([0.0, 4.0], requires_grad=True)
     >>> ad.where(x > 0, ad.sqrt(x), 0.0).sum().backward()
@@ -232,10 +268,31 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Tensor | tuple[Tensor
 
 
 def clip(x: Any, min: Any = None, max: Any = None) -> Tensor:
-    """Limit the elements to ``min`` … ``max``, which may be numbers, tensors or None.
+    """Limit the elements to an interval.
 
-    On the bounds themselves the gradient is that of ``x``; outside it is that of the bound.
+    On the bounds the gradient goes to ``x``; outside it goes to the bound.
 
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    min : array_like, optional
+        The lower bound; none by default.
+    max : array_like, optional
+        The upper bound; none by default.
+
+    Returns
+    -------
+    Tensor
+        The limited elements.
+
+    Raises
+    ------
+    DTypeError
+        If ``x`` is complex.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> x, top = (ad.tensor(v, requires_grad=True) for v in ([1.0, 5.0], 3.0))
     >>> ad.clip(x, 0, top).sum().backward()
@@ -257,7 +314,28 @@ def clip(x: Any, min: Any = None, max: Any = None) -> Tensor:
 
 
 def round(x: Any, decimals: int = 0) -> Tensor:
-    """Round to ``decimals`` digits; halves go to the even neighbour; the gradient is zero."""
+    """Round to a number of decimals; halves are rounded to even.
+
+    The gradient is zero.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    decimals : int, optional
+        The number of decimals.
+
+    Returns
+    -------
+    Tensor
+        The rounded elements.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.round(ad.tensor([0.5, 1.5, 1.26]), 0)
+    tensor([0., 2., 1.], dtype=float64)
+    """
     x = asarray(x)
     try:
         digits = operator.index(decimals)
@@ -269,7 +347,26 @@ def round(x: Any, decimals: int = 0) -> Tensor:
 
 
 def divmod(x: Any, y: Any) -> tuple[Tensor, Tensor]:
-    """Return the floor of x / y and what remains: x = quotient · y + remainder."""
+    """Return the quotient, rounded down, and the remainder: ``x = quotient * y + remainder``.
+
+    Parameters
+    ----------
+    x : array_like
+        The dividend.
+    y : array_like
+        The divisor.
+
+    Returns
+    -------
+    tuple of Tensor
+        The quotient and the remainder.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.divmod(ad.tensor(7.0), 2)
+    (tensor(3., dtype=float64), tensor(1., dtype=float64))
+    """
     return floor_divide(x, y), remainder(x, y)
 
 
@@ -279,7 +376,7 @@ def reflected_divmod(y: Any, x: Any) -> tuple[Tensor, Tensor]:
 
 
 def whole_part(name: str) -> Callable[[Tensor], int]:
-    """Make what ``math.floor`` and its kin call: a Python int for a tensor of one element."""
+    """Return the implementation of ``math.floor`` or a similar function for tensors with one element."""
 
     def convert(x: Tensor) -> int:
         if x.size != 1:
@@ -293,14 +390,43 @@ def whole_part(name: str) -> Callable[[Tensor], int]:
 
 
 def modf(x: Any) -> tuple[Tensor, Tensor]:
-    """Return the fraction, to which the gradient flows, and the whole number before it."""
+    """Return the fractional and the integral part of each element.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    tuple of Tensor
+        The fraction, to which the gradient flows, and the integral part.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.modf(ad.tensor(2.5))
+    (tensor(0.5, dtype=float64), tensor(2., dtype=float64))
+    """
     x = asarray(x)
     return rec.fraction(x), trunc(x)
 
 
 def frexp(x: Any) -> tuple[Tensor, Tensor]:
-    """Return m and n with x = m · 2**n and 0.5 ≤ |m| < 1; the gradient flows to m.
+    """Return m and n with ``x = m * 2**n`` and ``0.5 <= |m| < 1``.
 
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    tuple of Tensor
+        The mantissa m, to which the gradient flows, and the exponent n.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.frexp(ad.tensor(6.0))
     (tensor(0.75, dtype=float64), tensor(3, dtype=int32))
@@ -311,9 +437,31 @@ def frexp(x: Any) -> tuple[Tensor, Tensor]:
 
 
 def nan_to_num(x: Any, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-    """Replace NaN and infinities by numbers; None: by the largest of the dtype.
+    """Replace NaN and infinities by numbers.
 
-    The gradient is that of ``x`` where it was finite, and zero elsewhere.
+    The gradient is zero at the replaced elements.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    nan : float, optional
+        The replacement of NaN.
+    posinf : float, optional
+        The replacement of infinity; by default the largest number of the dtype.
+    neginf : float, optional
+        The replacement of -infinity; by default the smallest number of the dtype.
+
+    Returns
+    -------
+    Tensor
+        The elements, all finite.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nan_to_num(ad.tensor([float("nan"), 1.0]))
+    tensor([0., 1.], dtype=float64)
     """
     x = asarray(x)
     if x.dtype.kind == "c":

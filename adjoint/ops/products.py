@@ -1,4 +1,4 @@
-"""Products of tensors: matmul and its relatives, cross, trace, powers and chains of matrices."""
+"""Products of tensors: matmul, tensordot, dot products, cross, trace, powers and chains of matrices."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def _matmul_dy(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
 
 
 def product(x: Any, y: Any) -> Any:
-    """np.matmul; of two matrices by their method ``dot``, which calls the same BLAS in half the time.
+    """Multiply arrays as ``np.matmul`` does; ``x.dot`` calls BLAS for two matrices in half the time.
 
-    Half precision gives float32, which is yet to be rounded.
+    Half precision gives float32, which the caller rounds.
     """
     if x.dtype in _BLAS:
         return x.dot(y) if x.ndim == 2 and y.ndim == 2 else np.matmul(x, y)
@@ -99,8 +99,27 @@ _matmul = rec.matmul
 
 
 def matmul(x: Any, y: Any) -> Tensor:
-    """Return the matrix product, for every pair of shapes that NumPy multiplies.
+    """Return the matrix product, with NumPy's rules for the shapes.
 
+    Parameters
+    ----------
+    x : array_like
+        The first factor; its last axis is summed over.
+    y : array_like
+        The second factor; its last axis but one, or the only one, is summed over.
+
+    Returns
+    -------
+    Tensor
+        The product.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.matmul(ad.ones((2, 3)), ad.ones(3))
     tensor([3., 3.], dtype=float64)
@@ -148,8 +167,30 @@ def contract(op: str, x: Tensor, y: Tensor, x_axes: Sequence[int], y_axes: Seque
 
 
 def tensordot(x: Any, y: Any, axes: Any = 2) -> Tensor:
-    """Sum products over axes: the last ``axes`` of ``x`` with the first of ``y``, or two lists of axes.
+    """Sum products over pairs of axes.
 
+    Parameters
+    ----------
+    x : array_like
+        The first factor.
+    y : array_like
+        The second factor.
+    axes : int or pair of sequences of int, optional
+        How many of the last axes of ``x`` and the first axes of ``y`` to sum over, or the axes of
+        each.
+
+    Returns
+    -------
+    Tensor
+        The sums; the other axes of ``x`` come first, then those of ``y``.
+
+    Raises
+    ------
+    ShapeError
+        If the lengths of the axes differ.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.tensordot(ad.ones((2, 3, 4)), ad.ones((4, 3, 5)), axes=((1, 2), (1, 0))).shape
     (2, 5)
@@ -175,14 +216,40 @@ def tensordot(x: Any, y: Any, axes: Any = 2) -> Tensor:
         n = operator.index(axes)
         if not 0 <= n <= min(x.ndim, y.ndim):
             raise ArgumentError(
-                f"tensordot: axes={n} for shapes {x.shape} and {y.shape}: it counts axes that both have."
+                f"tensordot: axes={n} for shapes {x.shape} and {y.shape}: both need at least so many axes."
             )
         x_axes, y_axes = list(range(x.ndim - n, x.ndim)), list(range(n))
     return contract("tensordot", x, y, x_axes, y_axes)
 
 
 def dot(x: Any, y: Any) -> Tensor:
-    """Return NumPy's dot product: over the last axis of ``x`` and the last but one of ``y``."""
+    """Return NumPy's dot product.
+
+    It sums over the last axis of ``x`` and the last but one of ``y``, or the only one of a vector.
+
+    Parameters
+    ----------
+    x : array_like
+        The first factor.
+    y : array_like
+        The second factor.
+
+    Returns
+    -------
+    Tensor
+        The product.
+
+    Raises
+    ------
+    ShapeError
+        If the lengths of the axes differ.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.dot([1.0, 2.0], [3.0, 4.0])
+    tensor(11., dtype=float64)
+    """
     x, y = asarray(x), asarray(y)
     if not x.ndim or not y.ndim:
         return rec.multiply(x, y)
@@ -192,7 +259,31 @@ def dot(x: Any, y: Any) -> Tensor:
 
 
 def inner(x: Any, y: Any) -> Tensor:
-    """Sum products over the last axes; multiply if one of them is 0-d."""
+    """Sum products over the last axes.
+
+    Parameters
+    ----------
+    x : array_like
+        The first factor.
+    y : array_like
+        The second factor.
+
+    Returns
+    -------
+    Tensor
+        The sums; if a factor is 0-d, the elementwise product.
+
+    Raises
+    ------
+    ShapeError
+        If the lengths of the last axes differ.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.inner([[1.0, 2.0]], [[3.0, 4.0]])
+    tensor([[11.]], dtype=float64)
+    """
     x, y = asarray(x), asarray(y)
     if not x.ndim or not y.ndim:
         return rec.multiply(x, y)
@@ -200,7 +291,27 @@ def inner(x: Any, y: Any) -> Tensor:
 
 
 def outer(x: Any, y: Any) -> Tensor:
-    """Multiply each element of ``x`` with each of ``y``, both flattened."""
+    """Return the products of all pairs of elements of two flattened tensors.
+
+    Parameters
+    ----------
+    x : array_like
+        The first factor; its elements are the rows.
+    y : array_like
+        The second factor; its elements are the columns.
+
+    Returns
+    -------
+    Tensor
+        The matrix of products.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.outer([1.0, 2.0], [3.0, 4.0])
+    tensor([[3., 4.],
+            [6., 8.]], dtype=float64)
+    """
     x, y = asarray(x), asarray(y)
     return rec.multiply(rec.reshape(x, shape=(x.size, 1)), rec.reshape(y, shape=(1, y.size)))
 
@@ -210,7 +321,31 @@ def _conjugated(x: Tensor) -> Tensor:
 
 
 def vdot(x: Any, y: Any) -> Tensor:
-    """Return the sum of ``conj(x) * y`` over all elements."""
+    """Return the sum of ``conj(x) * y`` over all elements.
+
+    Parameters
+    ----------
+    x : array_like
+        The first factor, which is conjugated.
+    y : array_like
+        The second factor, with as many elements.
+
+    Returns
+    -------
+    Tensor
+        The sum, 0-d.
+
+    Raises
+    ------
+    ShapeError
+        If the numbers of elements differ.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.vdot([1.0, 2.0], [3.0, 4.0])
+    tensor(11., dtype=float64)
+    """
     x, y = asarray(x), asarray(y)
     if x.size != y.size:
         raise ShapeError(f"vdot: shapes {x.shape} and {y.shape} have {x.size} and {y.size} elements.")
@@ -219,12 +354,38 @@ def vdot(x: Any, y: Any) -> Tensor:
 
 
 def vecdot(x: Any, y: Any, /, *, axis: int = -1, **other: Never) -> Tensor:
-    """Return the sums of ``conj(x) * y`` along an axis; the other axes broadcast."""
+    """Return the sums of ``conj(x) * y`` along an axis.
+
+    Parameters
+    ----------
+    x : array_like
+        The first factor, which is conjugated.
+    y : array_like
+        The second factor; the other axes broadcast.
+    axis : int, optional
+        The axis.
+
+    Returns
+    -------
+    Tensor
+        The sums.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.vecdot([[1.0, 2.0], [3.0, 4.0]], [1.0, 1.0])
+    tensor([3., 7.], dtype=float64)
+    """
     if other:
         refuse(vecdot, other)
     x, y = asarray(x), asarray(y)
     if not x.ndim or not y.ndim:
-        raise ShapeError(f"vecdot: shapes {x.shape} and {y.shape}: a 0-d tensor is no vector.  Use x * y.")
+        raise ShapeError(f"vecdot: shapes {x.shape} and {y.shape}: a 0-d tensor is not a vector.  Use x * y.")
     a, b = canonical_axis("vecdot", axis, x.ndim), canonical_axis("vecdot", axis, y.ndim)
     if axis != -1:
         x, y = rec.moveaxis(x, source=a, destination=-1), rec.moveaxis(y, source=b, destination=-1)
@@ -243,14 +404,62 @@ def vecdot(x: Any, y: Any, /, *, axis: int = -1, **other: Never) -> Tensor:
 
 
 def matvec(x: Any, y: Any, /) -> Tensor:
-    """Multiply matrices with vectors: over the last axes, the others broadcast."""
+    """Multiply matrices with vectors.
+
+    Parameters
+    ----------
+    x : array_like
+        The matrices, in the last two axes.
+    y : array_like
+        The vectors, in the last axis; the other axes broadcast.
+
+    Returns
+    -------
+    Tensor
+        The vectors ``x @ y``.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.matvec(ad.ones((2, 3)), ad.ones((5, 3))).shape
+    (5, 2)
+    """
     x, y = asarray(x), asarray(y)
     _check_vector("matvec", x, y, y.shape[-1:], x.shape[-1:])
     return matmul(x, y[..., None])[..., 0]
 
 
 def vecmat(x: Any, y: Any, /) -> Tensor:
-    """Multiply vectors, conjugated if complex, with matrices."""
+    """Multiply vectors, conjugated if complex, with matrices.
+
+    Parameters
+    ----------
+    x : array_like
+        The vectors, in the last axis.
+    y : array_like
+        The matrices, in the last two axes; the other axes broadcast.
+
+    Returns
+    -------
+    Tensor
+        The vectors ``conj(x) @ y``.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.vecmat(ad.ones((5, 2)), ad.ones((2, 3))).shape
+    (5, 3)
+    """
     x, y = asarray(x), asarray(y)
     _check_vector("vecmat", y, x, x.shape[-1:], y.shape[-2:-1])
     return matmul(_conjugated(x)[..., None, :], y)[..., 0, :]
@@ -267,8 +476,29 @@ UFUNCS.update({np.vecdot: vecdot, np.matvec: matvec, np.vecmat: vecmat})
 
 
 def cross(x: Any, y: Any, axis: int = -1, **other: Never) -> Tensor:
-    """Return the cross product of vectors of length 3 along ``axis``; the other axes broadcast.
+    """Return the cross product of vectors of length 3.
 
+    Parameters
+    ----------
+    x : array_like
+        The first factor.
+    y : array_like
+        The second factor; the other axes broadcast.
+    axis : int, optional
+        The axis of the vectors.
+
+    Returns
+    -------
+    Tensor
+        The cross product.
+
+    Raises
+    ------
+    ShapeError
+        If the vectors do not have 3 elements.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.cross([1.0, 0.0, 0.0], [0.0, 1.0, 0.0])
     tensor([0., 0., 1.], dtype=float64)
@@ -313,7 +543,39 @@ def last_diagonal(x: Tensor, offset: int, output: str) -> Tensor:
 
 
 def trace(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Tensor:
-    """Sum the diagonal of the matrices in two axes; ``ad.linalg.trace`` takes the last two."""
+    """Sum a diagonal of the matrices in two axes.
+
+    ``ad.linalg.trace`` uses the last two axes.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    offset : int, optional
+        The diagonal: 0 for the main one, positive numbers above, negative ones below.
+    axis1 : int, optional
+        The axis of the rows.
+    axis2 : int, optional
+        The axis of the columns.
+    dtype : dtype, optional
+        The dtype of the result.
+
+    Returns
+    -------
+    Tensor
+        The sum.
+
+    Raises
+    ------
+    ShapeError
+        If ``x`` has less than two axes, or the axes are the same.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.trace([[1.0, 2.0], [3.0, 4.0]])
+    tensor(5., dtype=float64)
+    """
     x = asarray(x, dtype=dtype)
     if x.ndim < 2:
         raise ShapeError(f"trace: needs two axes or more, but the shape is {x.shape}.")
@@ -332,8 +594,25 @@ def trace(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = 
 
 
 def multi_dot(arrays: Sequence[Any]) -> Tensor:
-    """Multiply a chain of matrices in the cheapest order; the first and last may be vectors.
+    """Multiply a chain of matrices in the cheapest order.
 
+    Parameters
+    ----------
+    arrays : sequence of array_like
+        The matrices; the first and the last may be vectors.
+
+    Returns
+    -------
+    Tensor
+        The product.
+
+    Raises
+    ------
+    ShapeError
+        If an operand is not a matrix.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.linalg.multi_dot([ad.ones((2, 9)), ad.ones((9, 3)), ad.ones(3)]).shape
     (2,)
@@ -353,7 +632,7 @@ def multi_dot(arrays: Sequence[Any]) -> Tensor:
 
 
 def _best_splits(sizes: list[int]) -> dict[tuple[int, int], int]:
-    """Find where to split each stretch of the chain: dynamic programming over lengths."""
+    """Find the cheapest split of each part of the chain, by dynamic programming over lengths."""
     n = len(sizes) - 1
     cost = {(i, i): 0 for i in range(n)}
     split = {}

@@ -1,4 +1,4 @@
-"""Choosing by index arrays: take, take_along_axis and their writing twins, select, nonzero.
+"""Selection by index arrays: take, take_along_axis, put_along_axis, select, nonzero.
 
 The index arrays are arguments of these ops, not parameters, so that transforms can batch them.
 """
@@ -98,8 +98,8 @@ define("take", lambda x, i, axis, sparse_grad=False: x.take(i, axis), _take_dx, 
 define("untake", _untake,
        lambda xp, g, out, x, i, axis, length: xp.take(g, i, axis=axis), None,
        saves="i", kind="linear", params=("axis", "length"), doc="Zeros with rows added along an axis.")  # fmt: skip
-# Not an op: what ``untake`` along the first axis is in each namespace.  Plain arrays become rows and
-# values; where gradients are recorded or transformed they are dense.
+# Not an op: ``untake`` along the first axis in each namespace.  On plain arrays it returns sparse rows; where
+# gradients are recorded or transformed they are dense.
 raw.untake_rows = _untake_rows
 rec.untake_rows = rec.untake
 dyn.untake_rows = dyn.untake
@@ -126,7 +126,7 @@ def _whole(op: str, indices: Any) -> Tensor:
     if not i.size:
         return i.astype(np.intp)
     raise IndexingError(
-        f"{op}: an index is made of whole numbers, but got {i.dtype} values.\n"
+        f"{op}: indices must be integers, but got {i.dtype} values.\n"
         "  Cast them if that is meant: i.astype(int)."
     )
 
@@ -143,12 +143,36 @@ def take(
     sparse_grad: bool = False,
     **other: Never,
 ) -> Tensor:
-    """Return the rows ``indices`` along ``axis``, of the flattened tensor if it is None.
+    """Return elements or rows along an axis by their indices.
 
-    Gradients of rows taken twice add up.  ``mode`` says what an index out of range does: "raise",
-    "wrap" around or "clip" to the ends.  With ``sparse_grad=True`` the gradient of a large leaf,
-    taken from along its first axis, has only the rows that were used: an ``ad.SparseGradient``.
+    Gradients of an element that is taken repeatedly add up.
 
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    indices : array_like of int
+        The indices.
+    axis : int, optional
+        The axis; by default the flattened tensor is used.
+    mode : {"raise", "wrap", "clip"}, optional
+        What to do with indices out of range: raise, wrap around, or clip to the ends.
+    sparse_grad : bool, optional
+        Whether the gradient of a leaf holds the used rows only, as an ``ad.SparseGradient``. Used
+        along the first axis.
+
+    Returns
+    -------
+    Tensor
+        The elements; the axes of ``indices`` replace the axis.
+
+    Raises
+    ------
+    IndexingError
+        If an index is out of range, or not an integer.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.take(ad.tensor([[1.0, 2.0], [3.0, 4.0]]), [1, 1, 0], axis=0)
     tensor([[3., 4.],
@@ -210,8 +234,31 @@ def _stretched(x: Tensor, shape: Shape, axis: int) -> Tensor:
 
 
 def take_along_axis(x: Any, indices: Any, axis: int | None = -1, **other: Never) -> Tensor:
-    """Return elements along ``axis`` by an index for every place: what argsort and argmax give.
+    """Return elements along an axis, with an index for each position, such as those of ``argsort``.
 
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    indices : array_like of int
+        The indices, with as many axes as ``x``; the other axes broadcast.
+    axis : int, optional
+        The axis; with None the flattened tensor is used.
+
+    Returns
+    -------
+    Tensor
+        The elements, with the shape of ``indices``.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+    IndexingError
+        If an index is out of range, or not an integer.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> scores = ad.tensor([[1.0, 5.0, 2.0], [7.0, 0.0, 3.0]])
     >>> ad.take_along_axis(scores, ad.tensor([[1], [2]]), axis=1)
@@ -233,9 +280,39 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1, **other: Never)
 
 
 def put_along_axis(x: Any, indices: Any, values: Any, axis: int | None = -1, **other: Never) -> Tensor:
-    """Return a copy with ``values`` along ``axis``, at an index for every place.
+    """Return a copy with values written along an axis, with an index for each position.
 
-    Unlike NumPy's, it does not write into ``x``.  Of values for the same place the last one counts.
+    Unlike NumPy's function, it does not write into ``x``.  If an index repeats, the last value is kept.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    indices : array_like of int
+        The indices, with as many axes as ``x``.
+    values : array_like
+        The values, which broadcast to the shape of ``indices``.
+    axis : int, optional
+        The axis; with None the flattened tensor is used.
+
+    Returns
+    -------
+    Tensor
+        The new tensor.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+    IndexingError
+        If an index is out of range, or not an integer.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.put_along_axis(ad.zeros((2, 2)), [[1], [0]], 5.0, axis=1)
+    tensor([[0., 5.],
+            [5., 0.]], dtype=float64)
     """
     if other:
         refuse(put_along_axis, other)
@@ -266,8 +343,29 @@ def put_along_axis(x: Any, indices: Any, values: Any, axis: int | None = -1, **o
 
 
 def select(condlist: Any, choicelist: Any, default: Any = 0) -> Tensor:
-    """Choose, per element, from the first choice whose condition holds; ``default`` where none does.
+    """Return, for each element, the first choice whose condition is true.
 
+    Parameters
+    ----------
+    condlist : sequence of array_like of bool
+        The conditions.
+    choicelist : sequence of array_like
+        The choices, one for each condition.
+    default : array_like, optional
+        The value where no condition is true.
+
+    Returns
+    -------
+    Tensor
+        The selected elements.
+
+    Raises
+    ------
+    ArgumentError
+        If the numbers of conditions and choices differ.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> x = ad.tensor([-2.0, 0.5, 3.0])
     >>> ad.select([x < 0, x < 1], [-x, x * 10], default=9.0)
@@ -281,7 +379,7 @@ def select(condlist: Any, choicelist: Any, default: Any = 0) -> Tensor:
     conditions, choices = list(condlist), list(choicelist)
     if len(conditions) != len(choices) or not choices:
         raise ArgumentError(
-            f"select: needs as many conditions as choices, and one at least, but got {len(conditions)} and {len(choices)}."
+            f"select: needs equally many conditions and choices, at least one, but got {len(conditions)} and {len(choices)}."
         )
     out = default
     for condition, choice in zip(reversed(conditions), reversed(choices), strict=True):
@@ -299,14 +397,38 @@ def _values(op: str, x: Any) -> Any:
     x = asarray(x)
     if type(x) is Traced:
         raise InputError(
-            f"{op}: the shape of its result depends on values, which a tensor inside {x._data.transform} has not.\n"
+            f"{op}: the shape of the result depends on the values, which are not known inside {x._data.transform}.\n"
             "  Use ad.where with three arguments, or a mask."
         )
     return array_of(x)
 
 
 def nonzero(x: Any) -> tuple[Tensor, ...]:
-    """Return, for each axis, where the elements are that are not zero; no gradient flows."""
+    """Return the indices of the elements that are not zero.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    tuple of Tensor
+        The indices along each axis, which have no gradient.
+
+    Raises
+    ------
+    ShapeError
+        If ``x`` is 0-d.
+    InputError
+        If ``x`` is inside a transform, where the shape of the result is unknown.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nonzero([0.0, 2.0, 3.0])
+    (tensor([1, 2], dtype=int64),)
+    """
     values = _values("nonzero", x)
     if values.ndim == 0:
         raise ShapeError("nonzero: a 0-d tensor has no positions.  Use ad.atleast_1d(x) first.")
@@ -314,17 +436,88 @@ def nonzero(x: Any) -> tuple[Tensor, ...]:
 
 
 def argwhere(x: Any) -> Tensor:
-    """Return the positions of the elements that are not zero, one per row; no gradient flows."""
+    """Return the positions of the elements that are not zero.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        The positions, one in each row, which have no gradient.
+
+    Raises
+    ------
+    InputError
+        If ``x`` is inside a transform, where the shape of the result is unknown.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.argwhere([[0, 1], [2, 0]])
+    tensor([[0, 1],
+            [1, 0]], dtype=int64)
+    """
     return asarray(np.argwhere(_values("argwhere", x)))
 
 
 def flatnonzero(x: Any) -> Tensor:
-    """Return the positions in the flattened tensor of the elements that are not zero."""
+    """Return the indices of the elements that are not zero in the flattened tensor.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        The indices, which have no gradient.
+
+    Raises
+    ------
+    InputError
+        If ``x`` is inside a transform, where the shape of the result is unknown.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.flatnonzero([[0, 1], [2, 0]])
+    tensor([1, 2], dtype=int64)
+    """
     return asarray(np.flatnonzero(_values("flatnonzero", x)))
 
 
 def compress(condition: Any, x: Any, axis: int | None = None, **other: Never) -> Tensor:
-    """Return the rows along ``axis`` where ``condition``, a vector, holds."""
+    """Return the rows along an axis at which a condition is true.
+
+    Parameters
+    ----------
+    condition : array_like of bool
+        The condition, a vector.
+    x : array_like
+        The argument.
+    axis : int, optional
+        The axis; by default the flattened tensor is used.
+
+    Returns
+    -------
+    Tensor
+        The rows.
+
+    Raises
+    ------
+    ShapeError
+        If the condition is not a vector.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.compress([True, False], ad.tensor([[1, 2], [3, 4]]), axis=0)
+    tensor([[1, 2]], dtype=int64)
+    """
     if other:
         refuse(compress, other)
     x, chosen = asarray(x), _values("compress", condition)
@@ -334,7 +527,31 @@ def compress(condition: Any, x: Any, axis: int | None = None, **other: Never) ->
 
 
 def extract(condition: Any, x: Any) -> Tensor:
-    """Return the elements where ``condition``, of the same size, holds, in one axis."""
+    """Return the elements at which a condition is true, as a vector.
+
+    Parameters
+    ----------
+    condition : array_like of bool
+        The condition, with as many elements as ``x``.
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        The elements.
+
+    Raises
+    ------
+    ShapeError
+        If the numbers of elements differ.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.extract([[True, False], [False, True]], ad.tensor([[1, 2], [3, 4]]))
+    tensor([1, 4], dtype=int64)
+    """
     x, chosen = asarray(x), _values("extract", condition)
     if chosen.size != x.size:
         raise ShapeError(f"extract: a condition of shape {chosen.shape} does not match shape {x.shape}.")

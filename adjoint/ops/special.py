@@ -1,8 +1,8 @@
 """Special functions, ``ad.special``: error functions, gamma functions, entropies, Bessel functions.
 
 Values come from SciPy (``pip install 'adjoint-ad[scipy]'``), which is imported at the first call; ``erf``,
-``expit``, ``log_expit``, ``logit``, ``xlogy``, ``xlog1py`` and ``entr`` need NumPy alone.  Where the
-derivative of a function is another one, that one is an op too, so that every order is right:
+``expit``, ``log_expit``, ``logit``, ``xlogy``, ``xlog1py`` and ``entr`` need NumPy alone.  Where the derivative
+of a function is another special function, that one is an op, too, so that every order is exact:
 ``gammaln`` → ``digamma`` → ``polygamma``, ``log_ndtr`` → ``erfcx`` → its derivatives.
 """
 
@@ -59,7 +59,7 @@ __all__ = [
 
 
 def _scipy(name: str) -> Callable[..., Any]:
-    """Return the function of this name, which SciPy gives at its first call."""
+    """Return a forward function that calls SciPy's function; SciPy is imported at the first call."""
     found: list[Callable[..., Any]] = []
 
     def forward(*args: Any) -> Any:
@@ -71,7 +71,7 @@ def _scipy(name: str) -> Callable[..., Any]:
 
 
 def _real(*args: Any) -> Any:
-    """Return arguments as arrays, unless they are complex: the derivatives here are those of real ones."""
+    """Return arguments as arrays; raise for complex ones, as the derivatives are those of real functions."""
     arrays = tuple(map(np.asarray, args))
     if any(a.dtype.kind == "c" for a in arrays):
         raise TypeError("it is for real numbers")
@@ -392,8 +392,27 @@ def _ive_derivative(x: Any, n: int, order: int) -> Any:
 
 
 def polygamma(n: int, x: Any) -> Tensor:
-    """Return the ``n``-th derivative of digamma at ``x``; no gradient flows to the order.
+    """Return the n-th derivative of the digamma function.
 
+    Parameters
+    ----------
+    n : int
+        The order, to which no gradient flows.
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        The derivative at ``x``.
+
+    Raises
+    ------
+    ArgumentError
+        If ``n`` is negative.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> round(ad.special.polygamma(1, 1.0).item(), 12)  # π²/6
     1.644934066848
@@ -402,7 +421,31 @@ def polygamma(n: int, x: Any) -> Tensor:
 
 
 def multigammaln(x: Any, d: int) -> Tensor:
-    """Return the logarithm of the multivariate gamma function of dimension ``d``."""
+    """Return the logarithm of the multivariate gamma function.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    d : int
+        The dimension.
+
+    Returns
+    -------
+    Tensor
+        The logarithm.
+
+    Raises
+    ------
+    ArgumentError
+        If ``d`` is less than 1.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> round(ad.special.multigammaln(3.0, 2).item(), 12)
+    1.550194993958
+    """
     d = _order("multigammaln", d, 1)
     x = asarray(x)
     total: Any = d * (d - 1) / 4 * math.log(math.pi)
@@ -412,37 +455,162 @@ def multigammaln(x: Any, d: int) -> Tensor:
 
 
 def iv(n: int, x: Any) -> Tensor:
-    """Return the modified Bessel function of the first kind of whole order ``n``."""
+    """Return the modified Bessel function of the first kind of integer order.
+
+    Parameters
+    ----------
+    n : int
+        The order, to which no gradient flows.
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        The function at ``x``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> round(ad.special.iv(2, 1.0).item(), 12)
+    0.135747669767
+    """
     return rec.iv(asarray(x), n=_order("iv", n))
 
 
 def ive(n: int, x: Any) -> Tensor:
-    """Return the modified Bessel function of whole order ``n``, times exp(-|x|)."""
+    """Return the modified Bessel function of the first kind of integer order, times ``exp(-|x|)``.
+
+    Parameters
+    ----------
+    n : int
+        The order, to which no gradient flows.
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        The function at ``x``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> round(ad.special.ive(2, 1.0).item(), 12)
+    0.049938776894
+    """
     return rec.ive(asarray(x), n=_order("ive", n))
 
 
 def jv(n: int, x: Any) -> Tensor:
-    """Return the Bessel function of the first kind of whole order ``n``."""
+    """Return the Bessel function of the first kind of integer order.
+
+    Parameters
+    ----------
+    n : int
+        The order, to which no gradient flows.
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        The function at ``x``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> round(ad.special.jv(0, 1.0).item(), 12)
+    0.765197686558
+    """
     return rec.jv(asarray(x), n=_order("jv", n))
 
 
 def i0(x: Any) -> Tensor:
-    """Return the modified Bessel function of order 0."""
+    """Return the modified Bessel function of order 0.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        The function at ``x``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.special.i0(0.0)
+    tensor(1., dtype=float64)
+    """
     return rec.iv(asarray(x), n=0)
 
 
 def i1(x: Any) -> Tensor:
-    """Return the modified Bessel function of order 1."""
+    """Return the modified Bessel function of order 1.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        The function at ``x``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.special.i1(0.0)
+    tensor(0., dtype=float64)
+    """
     return rec.iv(asarray(x), n=1)
 
 
 def i0e(x: Any) -> Tensor:
-    """Return the modified Bessel function of order 0, times exp(-|x|)."""
+    """Return the modified Bessel function of order 0, times ``exp(-|x|)``.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        The function at ``x``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.special.i0e(0.0)
+    tensor(1., dtype=float64)
+    """
     return rec.ive(asarray(x), n=0)
 
 
 def i1e(x: Any) -> Tensor:
-    """Return the modified Bessel function of order 1, times exp(-|x|)."""
+    """Return the modified Bessel function of order 1, times ``exp(-|x|)``.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        The function at ``x``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.special.i1e(0.0)
+    tensor(0., dtype=float64)
+    """
     return rec.ive(asarray(x), n=1)
 
 
