@@ -1,6 +1,6 @@
 """The soak target: minutes of random graphs, nestings, failures and threads.  ``make soak``, outside CI.
 
-    python tests/soak.py --graphs 10000 --failures 2000 --seconds 120
+    PYTHONPATH=.:tests/support:tests/engine python tests/soak.py --graphs 10000 --failures 2000 --seconds 120
 
 Each part prints what it showed; anything else is a failure, and a hang ends with all stacks.
 """

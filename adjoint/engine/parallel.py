@@ -120,7 +120,7 @@ class _Crew:
         self.run = run
         self.limit = workers - 1  # helpers at most
         # Bare locks, and no threading.Condition: that is written in Python, and an interrupt of
-        # the caller inside its code can leave it locked (tests/test_faults.py found it so).
+        # the caller inside its code can leave it locked (tests/engine/test_faults.py found it so).
         self.lock = threading.Lock()
         self.user_code = threading.Lock()
         self.bells = [threading.Lock() for _ in range(workers)]  # each one's owner sleeps on it

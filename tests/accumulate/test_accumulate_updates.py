@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from accumulators import accumulator, frozen
 
 import adjoint as ad
 from adjoint.errors import (
@@ -18,7 +19,6 @@ from adjoint.errors import (
     ShapeError,
     UnknownNameError,
 )
-from tests.accumulators import accumulator, frozen
 
 
 def one(*grads, weight=1.0, dtype=np.float64, **options):

@@ -386,7 +386,7 @@ with watched(0.3):
 
 
 def test_the_watchdog_turns_a_hang_into_a_failure_with_all_stacks():
-    program = HANG.format(tests=str(Path(__file__).parent))
+    program = HANG.format(tests=str(Path(__file__).parents[1] / "support"))
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False
     )

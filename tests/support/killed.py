@@ -1,6 +1,6 @@
 """Kill trainings at random points with SIGKILL, resume them, and compare the end with one that was left alone.
 
-    python tests/killed.py --seed 0 --kills 8
+    python tests/support/killed.py --seed 0 --kills 8
 
 A point is the n-th call or return, of Python or of C, inside the steps or inside the writing of checkpoints, so the
 same seed kills at the same places, between any two of them: in the middle of an update, of a micro-batch, of a log's

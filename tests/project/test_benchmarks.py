@@ -15,7 +15,7 @@ from adjoint.cli import main as cli
 from adjoint.core.namespace import raw
 from adjoint.core.op import OPS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)

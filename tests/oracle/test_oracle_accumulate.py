@@ -181,7 +181,7 @@ def test_jax_arrays():
 
 
 def test_the_example_runs(capsys):
-    example = Path(__file__).parent.parent / "examples" / "torch_accumulation.py"
+    example = Path(__file__).parents[2] / "examples" / "torch_accumulation.py"
     runpy.run_path(str(example), run_name="__main__")
     assert "largest difference from the full batch" in capsys.readouterr().out
 

@@ -166,12 +166,12 @@ def test_widths_convert_and_shared_tensors_need_one_name() -> None:
 
 
 def killed(run: str, seed: int, kills: int) -> list[dict[str, Any]]:
-    """Kill trainings at random points (``tests/killed.py``); return where, and whether the end was the same."""
+    """Kill trainings at random points (``tests/support/killed.py``); return where, and whether the end was the same."""
     done = subprocess.run(
         [sys.executable, "killed.py", "--run", run, "--seed", str(seed), "--kills", str(kills)],
         capture_output=True,
         text=True,
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[1] / "support",
         env={**os.environ, "PYTHONPATH": str(Path(ad.__file__).parents[1]), "OPENBLAS_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr

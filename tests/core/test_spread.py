@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from watchdog import watched
 
 import adjoint as ad
 from adjoint import errors
 from adjoint.core import spread as mechanism
 from adjoint.core.spread import COSTLY, pieces, processors, scratch, spread, spread_in_turn, threads_for
-from tests.watchdog import watched
 
 
 @pytest.fixture(autouse=True)

@@ -414,7 +414,7 @@ def test_a_leaf_that_is_the_root_is_ready_too():
 
 
 def test_the_optimiser_in_backward_frees_each_gradient():
-    path = Path(__file__).parents[1] / "examples" / "optimizer_in_backward.py"
+    path = Path(__file__).parents[2] / "examples" / "optimizer_in_backward.py"
     usual, inside = runpy.run_path(str(path))["main"]()
     assert inside < usual / 3  # two gradients at a time instead of twelve
 

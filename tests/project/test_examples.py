@@ -15,7 +15,7 @@ import pytest
 from adjoint import nn, optim, train
 from adjoint.cli.main import main
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
