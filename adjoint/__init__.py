@@ -91,7 +91,7 @@ if TYPE_CHECKING:
         clip_grad_value,
     )
     from adjoint.grads.scaler import GradScaler
-    from adjoint.interop.files import load, save
+    from adjoint.storage.files import load, save
     from adjoint.transforms.batch import vmap
     from adjoint.transforms.checkpoint import checkpoint, checkpoint_sequential, saved_tensors_hooks
     from adjoint.transforms.custom import custom_jvp, custom_vjp, stop_gradient, straight_through
@@ -237,8 +237,8 @@ _LATER = {
     "grad": "adjoint.transforms.reverse",
     "value_and_grad": "adjoint.transforms.reverse",
     "vjp": "adjoint.transforms.reverse",
-    "load": "adjoint.interop.files",
-    "save": "adjoint.interop.files",
+    "load": "adjoint.storage.files",
+    "save": "adjoint.storage.files",
 }
 
 

@@ -4,9 +4,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adjoint.interop import files, scipy
+    from adjoint.interop import scipy
 
-__all__ = ["files", "scipy"]
+__all__ = ["scipy"]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,8 +16,8 @@ import numpy as np
 
 from adjoint.core.shapes import whole_number
 from adjoint.errors import ArgumentError, FileError
-from adjoint.interop.files import load, need_safetensors, save
-from adjoint.interop.replace import sync_directory
+from adjoint.storage.atomic import sync_directory
+from adjoint.storage.files import load, need_safetensors, save
 
 __all__ = ["Checkpoints"]
 

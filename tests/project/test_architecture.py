@@ -25,7 +25,7 @@ ALLOWED = {
     "transforms": {"errors", "config", "tree", "core", "ops", "engine", "grads"},
     "accumulate": {"errors", "config", "tree", "core", "ops", "engine", "grads"},
 }
-UPPER = ("nn", "optim", "train", "inspect", "interop", "testing", "random")
+UPPER = ("nn", "optim", "train", "inspect", "interop", "storage", "testing", "random")
 for _room in UPPER:
     ALLOWED[_room] = {*ALLOWED["transforms"], "transforms", "accumulate", *UPPER}
 ALLOWED["cli"] = {*ALLOWED["nn"], "nn", "cli", "__init__"}

@@ -17,8 +17,8 @@ import pytest
 
 import adjoint as ad
 from adjoint.errors import DTypeError, FileError, InputError, MissingExtraError
-from adjoint.interop import files
-from adjoint.interop import replace as replacing
+from adjoint.storage import atomic as replacing
+from adjoint.storage import files
 
 safetensors = pytest.importorskip("safetensors.numpy")
 safe_open = pytest.importorskip("safetensors").safe_open

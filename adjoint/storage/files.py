@@ -19,7 +19,7 @@ import numpy as np
 from adjoint.core.sparse import SparseGradient, sparse_gradient
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import DTypeError, FileError, InputError, MissingExtraError
-from adjoint.interop.replace import refuse_other_than_files, replace_file
+from adjoint.storage.atomic import refuse_other_than_files, replace_file
 
 __all__ = ["load", "save"]
 
