@@ -1,9 +1,8 @@
-"""Put a file in its place whole or not at all, and remove what killed processes left beside it.
+"""Replace files atomically, and remove the temporary directories of killed processes.
 
-A file is written in a directory of its own, ``.<name>.….tmp``, beside its place: the library that writes
-may make temporary files of its own there.  A file ``lock`` in it is held open and locked as long as the
-writer lives; the kernel lets go of it however the process ends.  So whoever saves next knows what was
-left behind from what somebody else is just writing.
+A file is written to a temporary directory ``.<name>.….tmp`` beside its final path, then renamed.  The
+directory contains a file ``lock``, which the writer keeps locked.  The kernel releases the lock when the
+process ends, so an unlocked directory is left over and can be removed.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from adjoint.errors import FileError
 
 try:
     import fcntl
-except ImportError:  # Windows, where a file that is open cannot be removed: that is the lock
+except ImportError:  # Windows: an open file cannot be removed, which serves as the lock
     fcntl = None  # type: ignore[assignment]  # mypy knows a module by its import alone
 
 __all__ = ["refuse_other_than_files", "replace_file", "sync_directory"]
@@ -30,17 +29,15 @@ FILE = "file"
 
 
 def replace_file(path: Path, write: Callable[[str], None]) -> None:
-    """Write a file beside ``path`` and rename it to there: atomic, and on the disk when this returns."""
-    path = Path(os.path.realpath(path))  # a link stays, and what it leads to is replaced
-    refuse_other_than_files(path, "this is a directory, not a file to write")
+    """Call ``write`` with a temporary path and rename the file to ``path``, atomically and durably."""
+    path = Path(os.path.realpath(path))  # replace the target of a link, not the link
+    refuse_other_than_files(path, "cannot write to a directory")
     if not path.parent.is_dir():
-        raise FileNotFoundError(
-            errno.ENOENT, "there is no such directory to write in", os.fspath(path.parent)
-        )
+        raise FileNotFoundError(errno.ENOENT, "directory does not exist", os.fspath(path.parent))
     _remove_left_over(path)
     with _directory_beside(path) as beside:
         fresh = beside / FILE
-        mode = (path if path.exists() else beside / LOCK).stat().st_mode  # the lock's is as the umask has it
+        mode = (path if path.exists() else beside / LOCK).stat().st_mode  # the lock has the mode of the umask
         write(os.fspath(fresh))
         os.chmod(fresh, mode & 0o777)
         _sync(fresh, os.O_RDWR)
@@ -49,7 +46,7 @@ def replace_file(path: Path, write: Callable[[str], None]) -> None:
 
 
 def refuse_other_than_files(path: str | os.PathLike[str], directory: str) -> None:
-    """Raise if there is something at ``path`` that is not a regular file: a directory, a device, a pipe."""
+    """Raise if ``path`` is a directory, a device, a pipe or a socket."""
     if os.path.isdir(path):
         raise IsADirectoryError(errno.EISDIR, directory, os.fspath(path))
     if os.path.exists(path) and not os.path.isfile(path):
@@ -61,7 +58,7 @@ def refuse_other_than_files(path: str | os.PathLike[str], directory: str) -> Non
 
 @contextmanager
 def _directory_beside(path: Path) -> Iterator[Path]:
-    """Make a locked directory beside ``path``, and remove it in the end."""
+    """Make a locked temporary directory beside ``path``; remove it at the end."""
     beside, lock = _locked_directory(path)
     try:
         yield beside
@@ -77,12 +74,12 @@ def _locked_directory(path: Path) -> tuple[Path, int]:
     while True:
         beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         os.mkdir(beside, 0o700)
-        # until it is locked, another save may take it for one that was left behind: then make another
+        # before it is locked, another save may remove it as left over: try again
         with suppress(FileNotFoundError):
             lock = os.open(beside / LOCK, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
             if fcntl is None:
                 return beside, lock
-            with suppress(OSError):  # a file system without locks, where nothing is ever removed
+            with suppress(OSError):  # file system without locks: left-over directories stay
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if os.fstat(lock).st_nlink:
                 return beside, lock
@@ -90,23 +87,23 @@ def _locked_directory(path: Path) -> tuple[Path, int]:
 
 
 def _remove_left_over(path: Path) -> None:
-    """Remove what killed saves of this file left behind; those that still run keep theirs."""
+    """Remove the directories of killed saves of this file, not those of running ones."""
     pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
-    with suppress(OSError):  # the save itself will say what is wrong with the directory
+    with suppress(OSError):  # the save itself reports problems of the directory
         for name in os.listdir(path.parent):
             if pattern.fullmatch(name):
                 _remove_if_abandoned(path.with_name(name))
 
 
 def _remove_if_abandoned(beside: Path) -> None:
-    with suppress(OSError):  # in use, gone meanwhile, or of another user
+    with suppress(OSError):  # in use, already removed, or owned by another user
         if fcntl is None:
             (beside / LOCK).unlink(missing_ok=True)
             _remove(beside)
             return
         try:
             lock = os.open(beside / LOCK, os.O_RDWR)
-        except FileNotFoundError:  # killed before it was made, or after it was removed
+        except FileNotFoundError:  # killed before the lock was made or after it was removed
             os.rmdir(beside)
             return
         try:
@@ -117,7 +114,7 @@ def _remove_if_abandoned(beside: Path) -> None:
 
 
 def _remove(beside: Path) -> None:
-    """Remove the directory of a save; the lock last, so that one who is killed here leaves it to the next."""
+    """Remove the directory of a save.  The lock goes last, so a kill here leaves a directory to clean up."""
     with suppress(OSError):
         for name in sorted(os.listdir(beside), key=LOCK.__eq__):
             os.unlink(beside / name)
@@ -125,7 +122,7 @@ def _remove(beside: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the renames in a directory last; Windows has no such call and needs none."""
+    """Flush the renames in a directory to disk.  Windows needs no such call."""
     if os.name != "nt":
         _sync(path, os.O_RDONLY)
 

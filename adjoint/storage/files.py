@@ -29,17 +29,35 @@ _SHA256 = "adjoint_sha256"  # of the whole file, with zeros in place of these 64
 _UNSEALED = "0" * 64
 _STATE = '{"format": '  # how the value of _KEY begins
 _FORMAT = 2
-_RESERVED = "__metadata__"  # in the header of the format this is no array
+_CHANGED = "is damaged: its contents do not match its digest."
+_RESERVED = "__metadata__"  # the metadata in the header of the format, not an array
 
 
 def save(path: str | os.PathLike[str], state: Any) -> None:
     """Write nested dictionaries, lists and tuples of arrays, tensors, numbers and strings to a file.
 
-    The file is written beside its place, flushed to the disk, and put there by one rename: whoever
-    looks, at any moment and after any crash, finds the old file or the new one, whole.  A process
-    that is killed meanwhile leaves a directory ``.<name>.….tmp`` behind, which the next save of this
-    file removes.
+    The file is written to a temporary directory beside ``path``, flushed to disk and renamed.  A reader
+    sees the old file or the new file, never a part of one, even after a crash.  A killed process leaves
+    its directory ``.<name>.….tmp`` behind; the next save of the same file removes it.
 
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The file to write.  An existing file is replaced.
+    state : tree
+        What to store: dictionaries, lists and tuples of arrays, tensors, numbers, strings and None.
+
+    Raises
+    ------
+    InputError
+        If ``state`` contains something that cannot be stored.
+    FileError
+        If ``path`` is a device, a pipe or a socket.
+    MissingExtraError
+        If safetensors is not installed.
+
+    Examples
+    --------
     >>> import adjoint as ad, tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "state.safetensors"
     >>> ad.save(path, {"step": 3, "w": ad.tensor([1.0, 2.0])})
@@ -48,17 +66,17 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
     """
     if not isinstance(path, (str, os.PathLike)):
         raise InputError(
-            f"ad.save: a path is text or a pathlib.Path, but got {type(path).__name__}.\n"
+            f"ad.save: the path must be a str or a pathlib.Path, but got {type(path).__name__}.\n"
             "  The path comes first: ad.save(path, state)."
         )
     tensors: dict[str, Any] = {}
     try:
         content = json.dumps({"format": _FORMAT, "state": _encoded(state, "", tensors)})
-        "".join(tensors).encode()  # raises if a key is no text
+        "".join(tensors).encode()  # raises if a key cannot be encoded
     except RecursionError:
-        raise InputError("ad.save: the state contains itself, or is nested too deeply.") from None
+        raise InputError("ad.save: the state contains itself or is nested too deeply.") from None
     except UnicodeEncodeError as error:
-        raise InputError(f"ad.save: a string of the state is no text: {error}.") from None
+        raise InputError(f"ad.save: a string of the state cannot be encoded: {error}.") from None
     metadata = {_KEY: content, _ORIGIN: _KEY, _SHA256: _UNSEALED}
     save_file = need_safetensors("ad.save").save_file
 
@@ -70,7 +88,7 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
 
 
 def seal(path: str | os.PathLike[str]) -> None:
-    """Put the digest of a whole file into its place in the file."""
+    """Write the digest of a file into its header."""
     with open(path, "r+b") as file:
         place, _, digest = _sealed(file)
         file.seek(place)
@@ -78,13 +96,13 @@ def seal(path: str | os.PathLike[str]) -> None:
 
 
 def _sealed(file: BinaryIO) -> tuple[int, bytes, bytes]:
-    """Return where the digest is in a file, the one that is there, and the one that belongs there."""
+    """Return the position of the digest in a file, the stored digest and the computed one."""
     size = file.read(8)
     header = file.read(int.from_bytes(size, "little"))
-    # in the values of the metadata quotes are escaped, so this is found at its key alone
+    # quotes in metadata values are escaped, so the pattern matches only the key
     found = re.search(rf'"{_SHA256}":"([^"]{{64}})"'.encode(), header)
     if found is None:
-        raise FileError("it has no digest")
+        raise FileError(f"{file.name} {_CHANGED}")
     start, end = found.span(1)
     sha = hashlib.sha256(size + header[:start] + _UNSEALED.encode() + header[end:])
     while chunk := file.read(2**20):
@@ -98,16 +116,39 @@ def _is_pickle(path: str | os.PathLike[str]) -> bool:
 
 
 def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
-    """Read what ``save`` wrote; a safetensors file of another origin gives a dictionary of arrays.
+    """Read a file of ``ad.save``, or any safetensors file.
 
-    A file that was cut, or in which a single bit has changed, is refused.  Arrays of bfloat16 need ml_dtypes
-    (extra ``bfloat16``).
+    A damaged file of ``ad.save`` raises: the digest covers every bit.  Loading executes nothing.
+    Arrays of bfloat16 need ml_dtypes (extra ``bfloat16``).
 
-    ``like`` is a state whose structure, shapes and dtypes the file must have, for example that of a
-    fresh model: what differs is listed in the error.
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The file to read.
+    like : tree, optional
+        A state whose structure, shapes and dtypes the file must have, for example the state of a new
+        model.  The error lists the differences.
+
+    Returns
+    -------
+    tree
+        The saved state; a dictionary of arrays if another library wrote the file.
+
+    Raises
+    ------
+    FileError
+        If the file is damaged, is no safetensors file, or differs from ``like``.
+
+    Examples
+    --------
+    >>> import adjoint as ad, tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "state.safetensors"
+    >>> ad.save(path, {"w": np.ones(2)})
+    >>> ad.load(path, like={"w": np.zeros(2)})
+    {'w': array([1., 1.])}
     """
     library = need_safetensors("ad.load")
-    refuse_other_than_files(path, "this is a directory, not a file")
+    refuse_other_than_files(path, "cannot read a directory")
     try:
         with library.safe_open(os.fspath(path), framework="numpy") as file:
             metadata = file.metadata() or {}
@@ -117,63 +158,55 @@ def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
     except Exception as error:
         if _is_pickle(path):
             raise FileError(
-                f"{os.fspath(path)} is a file of torch.save or pickle, which could execute anything: adjoint "
-                "reads safetensors.\n  Where PyTorch is: safetensors.torch.save_file(torch.load(path, "
-                "weights_only=True), 'model.safetensors')."
+                f"{os.fspath(path)} was written by torch.save or pickle. Loading it could run code, so adjoint "
+                "reads only safetensors.\n  Convert it with PyTorch: safetensors.torch.save_file(torch.load("
+                "path, weights_only=True), 'model.safetensors')."
             ) from None
-        raise FileError(f"{os.fspath(path)} is damaged or no safetensors file: {error}") from None
+        raise FileError(f"{os.fspath(path)} is damaged or not a safetensors file: {error}") from None
     state = _state(path, metadata, arrays) if _is_ours(metadata) else arrays
     if like is not None:
         differences = list(_differences(like, state, ""))
         if differences:
             listed = "\n  ".join(differences[:12]) + ("\n  …" if len(differences) > 12 else "")
-            raise FileError(f"{path} does not hold what is expected:\n  {listed}")
+            raise FileError(f"{path} differs from the expected state:\n  {listed}")
     return state
 
 
 def _is_ours(metadata: Mapping[str, str]) -> bool:
-    """Tell whether ``save`` wrote a file.  One mark is enough: damage may have removed the others."""
+    """Return whether ``save`` wrote the file.  Damage may have removed some marks, so one is enough."""
     return any(
         key in (_KEY, _SHA256) or value == _KEY or value.startswith(_STATE) for key, value in metadata.items()
     )
 
 
 def _state(path: str | os.PathLike[str], metadata: Mapping[str, str], arrays: dict[str, Any]) -> Any:
-    """Return the state in a file that ``save`` wrote; raise if anything in it has changed."""
+    """Decode the state of a file of ``save``; raise if the digest does not match."""
     try:
         content = json.loads(metadata[_KEY])
         version = content["format"]
     except Exception:
         raise FileError(f"{path} {_CHANGED}") from None
-    if version not in (1, _FORMAT):
-        raise FileError(f"{path} has format {version}; this version of adjoint reads {_FORMAT} and 1.")
-    try:
-        if version == 1:
-            whole = content["digest"] == _digest_1(content["state"], arrays)
-        else:
-            with open(path, "rb") as file:
-                _, there, belongs = _sealed(file)
-            whole = there == belongs
-    except Exception:
-        whole = False
-    if not whole:
+    if version != _FORMAT:
+        raise FileError(f"{path} has format {version}; this version of adjoint reads format {_FORMAT}.")
+    with open(path, "rb") as file:
+        _, stored, computed = _sealed(file)
+    if stored != computed:
         raise FileError(f"{path} {_CHANGED}")
     try:
         state = _decoded(content["state"], arrays)
     except MissingExtraError:
         raise
     except Exception as error:
-        raise FileError(f"{path}: the structure does not fit the arrays: {error}") from None
+        raise FileError(f"{path}: the structure does not match the arrays: {error}") from None
     if arrays:
-        raise FileError(f"{path}: arrays that the structure does not name: {', '.join(sorted(arrays)[:8])}.")
+        raise FileError(
+            f"{path} has arrays that its structure does not name: {', '.join(sorted(arrays)[:8])}."
+        )
     return state
 
 
-_CHANGED = "is not what was written: it is damaged or was changed."
-
-
 def _read(file: Any, name: str) -> Any:
-    """Return one array of an open file; NumPy knows bfloat16 once ml_dtypes is loaded, and no eight bits."""
+    """Return one array of an open file.  NumPy has bfloat16 only with ml_dtypes, and no 8-bit floats."""
     dtype = file.get_slice(name).get_dtype()
     if dtype == "BF16":
         _dtype("bfloat16")
@@ -186,7 +219,7 @@ def _read(file: Any, name: str) -> Any:
 
 
 def need_safetensors(what: str) -> Any:
-    """Return the library, or raise an error that says how to install it for ``what``."""
+    """Return the functions of safetensors, or raise MissingExtraError on behalf of ``what``."""
     try:
         import safetensors
         import safetensors.numpy
@@ -200,21 +233,11 @@ def need_safetensors(what: str) -> Any:
     return Library
 
 
-def _digest_1(structure: Any, arrays: Mapping[str, Any]) -> str:
-    """The digest of format 1: of the structure and of every bit of the arrays."""
-    found = hashlib.sha256(json.dumps(structure, sort_keys=True).encode())
-    for name in sorted(arrays):
-        data = np.ascontiguousarray(arrays[name])
-        found.update(f"{name} {data.dtype} {data.shape}".encode())
-        found.update(data.reshape(-1).view(np.uint8).data)
-    return found.hexdigest()
-
-
-# The structure: JSON values stand for themselves; whatever else is {"kind": …} ---------------------
+# The structure.  JSON values are stored as they are, everything else as {"kind": …} ---------------------
 
 
 def _encoded(value: Any, where: str, tensors: dict[str, Any]) -> Any:
-    """Return JSON for a value, and put its arrays into ``tensors`` by the path that leads to them."""
+    """Return a value as JSON; add its arrays to ``tensors``, named by their paths."""
     if value is None or isinstance(value, (bool, str)) or type(value) in (int, float):
         return value
     if type(value) is SparseGradient:
@@ -239,8 +262,8 @@ def _encoded(value: Any, where: str, tensors: dict[str, Any]) -> Any:
         items = [_encoded(v, f"{where}.{i}" if where else str(i), tensors) for i, v in enumerate(value)]
         return {"kind": kind, "items": items}
     raise InputError(
-        f"ad.save: {where or 'the state'} is a {type(value).__name__}, which is no array, number, string, "
-        "list, tuple or dictionary."
+        f"ad.save: {where or 'the state'} is a {type(value).__name__}. Only arrays, numbers, strings, lists, "
+        "tuples and dictionaries can be saved."
         + ("\n  Save its state_dict()." if callable(getattr(value, "state_dict", None)) else "")
     )
 
@@ -249,7 +272,7 @@ def _encoded_key(key: Any, where: str) -> Any:
     if isinstance(key, str) or type(key) is int:
         return key
     raise InputError(
-        f"ad.save: the keys of {where or 'the state'} are strings or whole numbers, not {key!r}."
+        f"ad.save: keys must be strings or integers, but {where or 'the state'} has the key {key!r}."
     )
 
 
@@ -257,9 +280,11 @@ def _encoded_array(value: Any, where: str, tensors: dict[str, Any]) -> dict[str,
     kind = "tensor" if isinstance(value, Tensor) else "array" if isinstance(value, np.ndarray) else "scalar"
     data = np.array(value, order="C", copy=None)
     if data.dtype.kind not in "biufc" and data.dtype.name != "bfloat16":
-        raise InputError(f"ad.save: {where} holds {data.dtype}, not numbers.")
+        raise InputError(f"ad.save: {where} has dtype {data.dtype}, which is not numeric.")
     if data.dtype.kind not in "biuf" or data.dtype.itemsize > 8:
-        stored = np.frombuffer(data.tobytes(), np.uint8)  # dtypes that the format does not have everywhere
+        stored = np.frombuffer(
+            data.tobytes(), np.uint8
+        )  # dtypes that not every reader of the format supports
     else:
         stored = data if data.dtype.isnative else data.astype(data.dtype.newbyteorder("="))
     name = where
@@ -270,7 +295,7 @@ def _encoded_array(value: Any, where: str, tensors: dict[str, Any]) -> dict[str,
 
 
 def _decoded(value: Any, arrays: dict[str, Any]) -> Any:
-    """Undo ``_encoded``; each array is taken out of ``arrays``, with its shape and dtype checked."""
+    """Undo ``_encoded``: take each array out of ``arrays`` and check its shape and dtype."""
     if not isinstance(value, dict):
         if isinstance(value, list):
             raise FileError("a list without its kind")

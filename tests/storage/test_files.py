@@ -186,8 +186,8 @@ def test_the_state_of_an_optimiser(path):
     ("state", "message"),
     [
         ({"a": [object()]}, "a.0 is a object"),
-        ({"a": {1.5: 2}}, "the keys of a are strings or whole numbers, not 1.5"),
-        ({"a": np.array(["x"])}, "a holds <U1"),
+        ({"a": {1.5: 2}}, "keys must be strings or integers, but a has the key 1.5"),
+        ({"a": np.array(["x"])}, "a has dtype <U1"),
         ({"a": b"bytes"}, "a is a bytes"),
         (lambda: 0, "the state is a function"),
     ],
@@ -205,7 +205,7 @@ def test_what_cannot_be_saved(path, state, message):
 )
 def test_damaged_files(path, content):
     path.write_bytes(content)
-    with pytest.raises(FileError, match="is damaged or no safetensors file"):
+    with pytest.raises(FileError, match="is damaged or not a safetensors file"):
         ad.load(path)
 
 
@@ -224,11 +224,11 @@ def test_no_file(path):
 
 
 def test_directories_are_named(path):
-    with pytest.raises(IsADirectoryError, match=f"this is a directory, not a file to write: '{path.parent}'"):
+    with pytest.raises(IsADirectoryError, match=f"cannot write to a directory: '{path.parent}'"):
         ad.save(path.parent, {})
-    with pytest.raises(IsADirectoryError, match=f"this is a directory, not a file: '{path.parent}'"):
+    with pytest.raises(IsADirectoryError, match=f"cannot read a directory: '{path.parent}'"):
         ad.load(path.parent)
-    with pytest.raises(FileNotFoundError, match=f"there is no such directory to write in: '{path}'"):
+    with pytest.raises(FileNotFoundError, match=f"directory does not exist: '{path}'"):
         ad.save(path / "below", {})
     with pytest.raises(IsADirectoryError):
         ad.save("", {})
@@ -262,8 +262,8 @@ ARRAY = {"kind": "array", "name": "w", "shape": [2], "dtype": "float64"}
         ({**ARRAY, "dtype": "float32"}, "is float64"),
         ({**ARRAY, "dtype": "object"}, "dtype 'object'"),
         ({"kind": "pickle"}, "unknown kind 'pickle'"),
-        ({"items": []}, "the structure does not fit"),
-        (3, "arrays that the structure does not name: w"),
+        ({"items": []}, "the structure does not match"),
+        (3, "has arrays that its structure does not name: w"),
     ],
 )
 def test_a_structure_that_does_not_fit(path, state, message):
@@ -275,7 +275,7 @@ def test_a_structure_that_does_not_fit(path, state, message):
 
 def test_a_format_of_the_future(path):
     safetensors.save_file({}, path, metadata={"adjoint": json.dumps({"format": 3, "state": None})})
-    with pytest.raises(FileError, match="has format 3; this version of adjoint reads 2 and 1"):
+    with pytest.raises(FileError, match="has format 3; this version of adjoint reads format 2"):
         ad.load(path)
 
 
@@ -291,7 +291,7 @@ def test_like_checks_names_shapes_and_dtypes(path):
     with pytest.raises(FileError) as caught:
         ad.load(path, like=expected)
     assert str(caught.value) == (
-        f"{path} does not hold what is expected:\n"
+        f"{path} differs from the expected state:\n"
         "  w: expected float64 (2, 1), but got float64 (2,)\n"
         "  b: expected float32 (1,), but got float64 (1,)\n"
         "  deep.0.y: missing\n"
@@ -465,7 +465,7 @@ def test_the_path_comes_first(path):
     with pytest.raises(InputError) as info:
         ad.save({"n": 1}, path)
     assert str(info.value) == (
-        "ad.save: a path is text or a pathlib.Path, but got dict.\n  The path comes first: ad.save(path, state)."
+        "ad.save: the path must be a str or a pathlib.Path, but got dict.\n  The path comes first: ad.save(path, state)."
     )
 
 
@@ -564,23 +564,8 @@ def test_a_file_of_ours_does_not_pass_for_another(path, gone):
         metadata, arrays = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     changed = {f"x{k}" if k in gone else k: v for k, v in metadata.items()}
     safetensors.save_file(arrays, path, metadata=changed)
-    with pytest.raises(FileError, match="is not what was written"):
+    with pytest.raises(FileError, match="is damaged: its contents"):
         ad.load(path)
-
-
-def test_files_of_format_1_load_if_they_are_whole(path):
-    structure = {"kind": "dict", "items": [["w", ARRAY]]}
-    for value in (1.0, 2.0):
-        digest = files._digest_1(structure, {"w": np.ones(2)})
-        old = {"format": 1, "state": structure, "digest": digest}
-        safetensors.save_file(
-            {"w": np.full(2, value)}, path, metadata={"adjoint": json.dumps(old), "written_by": "adjoint"}
-        )
-        if value == 1:
-            assert ad.load(path)["w"].tolist() == [1.0, 1.0]
-        else:
-            with pytest.raises(FileError, match="is not what was written"):
-                ad.load(path)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with names are of Unix")
@@ -608,9 +593,9 @@ def test_the_word_that_the_format_keeps_for_itself_is_a_name_like_any_other(tmp_
 def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path):
     cyclic: dict = {"a": np.ones(2)}
     cyclic["self"] = [cyclic]
-    with pytest.raises(InputError, match="the state contains itself, or is nested too deeply"):
+    with pytest.raises(InputError, match="the state contains itself or is nested too deeply"):
         ad.save(tmp_path / "s", cyclic)
-    with pytest.raises(InputError, match="a string of the state is no text"):
+    with pytest.raises(InputError, match="a string of the state cannot be encoded"):
         ad.save(tmp_path / "s", {"\ud800": np.ones(2)})
     assert list(tmp_path.iterdir()) == []
 
@@ -622,6 +607,6 @@ def test_a_pickle_is_not_read_and_says_what_to_do(tmp_path, start):
     with pytest.raises(FileError) as info:
         ad.load(path)
     assert str(info.value) == (
-        f"{path} is a file of torch.save or pickle, which could execute anything: adjoint reads safetensors.\n"
-        "  Where PyTorch is: safetensors.torch.save_file(torch.load(path, weights_only=True), 'model.safetensors')."
+        f"{path} was written by torch.save or pickle. Loading it could run code, so adjoint reads only safetensors.\n"
+        "  Convert it with PyTorch: safetensors.torch.save_file(torch.load(path, weights_only=True), 'model.safetensors')."
     )
