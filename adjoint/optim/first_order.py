@@ -5,7 +5,6 @@ Options stand in each signature, though many share them: editors, type checkers 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -13,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.namespace import Namespace
-from adjoint.core.spread import scratch
 from adjoint.errors import ArgumentError
+from adjoint.optim.formula import in_place
 from adjoint.optim.groups import Array, Hyper, State
 from adjoint.optim.optimizer import Optimizer
 
@@ -67,6 +66,7 @@ class SGD(Optimizer):
             return {}
         return {"velocity": np.full_like(p, np.nan if hyper["dampening"] else 0.0)}
 
+    @in_place
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
         """Take one step down the gradient, or along the velocity."""
         if hyper["weight_decay"]:
@@ -80,21 +80,6 @@ class SGD(Optimizer):
             v = v + g
         step = g + hyper["momentum"] * v if hyper["nesterov"] else v
         return p - hyper["lr"] * step, {"velocity": v}
-
-    def write_one(self, p: Array, g: Array, state: State, hyper: Hyper) -> None:
-        """The same without temporaries, in two passes at least."""
-        momentum, decay = hyper["momentum"], hyper["weight_decay"]
-        if hyper["dampening"] or hyper["nesterov"] or decay or p.dtype.char not in "fd":
-            super().write_one(p, g, state, hyper)
-            return
-        step = g
-        if momentum:
-            step = state["velocity"]
-            np.multiply(step, momentum, step)
-            np.add(step, g, step)
-        # to find the scratch array takes longer than to make a small one
-        a = np.multiply(step, hyper["lr"], scratch(p.size, p.dtype) if p.size > 4096 else None)
-        np.subtract(p, a, p)
 
 
 class Adam(Optimizer):
@@ -127,9 +112,19 @@ class Adam(Optimizer):
             state["v_max"] = np.zeros_like(p)
         return state
 
+    def numbers(self, hyper: Hyper) -> Hyper:
+        """Return the rate and ε with the corrections of both moments in them.
+
+        lr m̂ / (√v̂ + ε) = lr c/(1-β₁ᵗ) · m / (√v + ε c), with c = √(1-β₂ᵗ): two passes fewer.
+        """
+        (b1, b2), t = hyper["betas"], hyper["step"]
+        c = math.sqrt(1 - b2**t)
+        return {**hyper, "rate": hyper["lr"] * c / (1 - b1**t), "eps": hyper["eps"] * c}
+
+    @in_place
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
         """Step by the ratio of the moments, corrected for their start at zero."""
-        lr, (b1, b2), t = hyper["lr"], hyper["betas"], hyper["step"]
+        lr, (b1, b2) = hyper["lr"], hyper["betas"]
         if hyper["weight_decay"]:
             if self.decoupled:
                 p = p * (1 - lr * hyper["weight_decay"])
@@ -140,45 +135,7 @@ class Adam(Optimizer):
         new = {"m": m, "v": v}
         if hyper["amsgrad"]:
             v = new["v_max"] = xp.maximum(state["v_max"], v)
-        rate, eps = _corrected(lr, b1, b2, hyper["eps"], t)
-        return p - m / (xp.sqrt(v) + eps) * rate, new
-
-    def write_one(self, p: Array, g: Array, state: State, hyper: Hyper) -> None:
-        """The same in twelve passes, with one scratch array."""
-        if hyper["amsgrad"] or hyper["weight_decay"] or p.dtype.char not in "fd":
-            super().write_one(p, g, state, hyper)
-            return
-        (b1, b2), m, v = hyper["betas"], state["m"], state["v"]
-        c1, c2, b, rate, eps = _adam_scalars(p.dtype.char, hyper["lr"], b1, b2, hyper["eps"], hyper["step"])
-        a = scratch(p.size, p.dtype)
-        np.subtract(g, m, a)  # m + (1-β₁)(g - m)
-        np.multiply(a, c1, a)
-        np.add(m, a, m)
-        np.multiply(g, g, a)  # β₂v + (1-β₂)g²
-        np.multiply(a, c2, a)
-        np.multiply(v, b, v)
-        np.add(v, a, v)
-        np.sqrt(v, a)
-        np.add(a, eps, a)
-        np.divide(m, a, a)
-        np.multiply(a, rate, a)
-        np.subtract(p, a, p)
-
-
-def _corrected(lr: float, b1: float, b2: float, eps: float, t: int) -> tuple[float, float]:
-    """Return Adam's learning rate and ε with the corrections of both moments in them.
-
-    lr m̂ / (√v̂ + ε) = lr c/(1-β₁ᵗ) · m / (√v + ε c), with c = √(1-β₂ᵗ): two passes fewer.
-    """
-    c = math.sqrt(1 - b2**t)
-    return lr * c / (1 - b1**t), eps * c
-
-
-@functools.lru_cache(maxsize=16)
-def _adam_scalars(char: str, lr: float, b1: float, b2: float, eps: float, t: int) -> tuple[Array, ...]:
-    """Return what Adam multiplies with as 0-d arrays, which cost a call half of what Python's numbers do."""
-    rate, eps = _corrected(lr, b1, b2, eps, t)
-    return tuple(np.array(x, char) for x in (1 - b1, 1 - b2, b2, rate, eps))
+        return p - m / (xp.sqrt(v) + hyper["eps"]) * hyper["rate"], new
 
 
 class AdamW(Adam):
@@ -246,19 +203,32 @@ class NAdam(Optimizer):
             maximize=maximize,
         )
 
-    def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
-        """μ_t = β₁ (1 - 0.96^(t·decay) / 2); the product of all μ corrects the moment."""
-        lr, (b1, b2), t = hyper["lr"], hyper["betas"], hyper["step"]
-        if hyper["weight_decay"]:
-            g = g + hyper["weight_decay"] * p
-        decay = hyper["momentum_decay"]
+    def numbers(self, hyper: Hyper) -> Hyper:
+        """Return the factors of gradient and moment.
+
+        μ_t = β₁ (1 - 0.96^(t·decay) / 2); the product of all μ corrects the moment.
+        """
+        lr, (b1, b2), t, decay = hyper["lr"], hyper["betas"], hyper["step"], hyper["momentum_decay"]
         now, following = (b1 * (1.0 - 0.5 * 0.96 ** (n * decay)) for n in (t, t + 1))
         product = _mu_product(b1, decay, t)
+        return {
+            **hyper,
+            "square": 1 - b2**t,
+            "of_gradient": lr * (1 - now) / (1 - product),
+            "of_moment": lr * following / (1 - product * following),
+        }
+
+    @in_place
+    def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
+        """Step along the gradient and the moment, both divided by the root mean square."""
+        b1, b2 = hyper["betas"]
+        if hyper["weight_decay"]:
+            g = g + hyper["weight_decay"] * p
         m = state["m"] + (1 - b1) * (g - state["m"])
         v = b2 * state["v"] + (1 - b2) * (g * g)
-        scale = xp.sqrt(v / (1 - b2**t)) + hyper["eps"]
-        p = p - (lr * (1 - now) / (1 - product)) * g / scale
-        return p - (lr * following / (1 - product * following)) * m / scale, {"m": m, "v": v}
+        scale = xp.sqrt(v / hyper["square"]) + hyper["eps"]
+        p = p - hyper["of_gradient"] * g / scale
+        return p - hyper["of_moment"] * m / scale, {"m": m, "v": v}
 
 
 class RMSprop(Optimizer):
@@ -293,6 +263,7 @@ class RMSprop(Optimizer):
         wanted = ["v"] + ["mean"] * bool(hyper["centered"]) + ["velocity"] * bool(hyper["momentum"])
         return {name: np.zeros_like(p) for name in wanted}
 
+    @in_place
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
         """v ← αv + (1-α)g²;  p ← p - lr · g / (√v + ε)."""
         lr, alpha = hyper["lr"], hyper["alpha"]
@@ -338,13 +309,17 @@ class Adagrad(Optimizer):
         """The sum of squares, from ``initial``."""
         return {"total": np.full_like(p, hyper["initial"])}
 
+    def numbers(self, hyper: Hyper) -> Hyper:
+        """Return the rate of this step, lr / (1 + (t - 1) · lr_decay)."""
+        return {**hyper, "rate": hyper["lr"] / (1 + (hyper["step"] - 1) * hyper["lr_decay"])}
+
+    @in_place
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
-        """p ← p - lr_t · g / (√Σg² + ε), with lr_t = lr / (1 + (t - 1) · lr_decay)."""
+        """p ← p - rate · g / (√Σg² + ε)."""
         if hyper["weight_decay"]:
             g = g + hyper["weight_decay"] * p
         total = state["total"] + g * g
-        rate = hyper["lr"] / (1 + (hyper["step"] - 1) * hyper["lr_decay"])
-        return p - rate * g / (xp.sqrt(total) + hyper["eps"]), {"total": total}
+        return p - hyper["rate"] * g / (xp.sqrt(total) + hyper["eps"]), {"total": total}
 
 
 class Lion(Optimizer):
@@ -362,6 +337,7 @@ class Lion(Optimizer):
     ) -> None:
         super().__init__(params, lr=lr, betas=betas, weight_decay=weight_decay, maximize=maximize)
 
+    @in_place
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
         """p ← p - lr (sign(β₁m + (1-β₁)g) + λp);  m ← β₂m + (1-β₂)g."""
         lr, (b1, b2), m = hyper["lr"], hyper["betas"], state["m"]

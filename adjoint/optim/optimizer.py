@@ -17,13 +17,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from adjoint.config import grad_mode
-from adjoint.core.methods import attach
 from adjoint.core.namespace import Namespace, raw
 from adjoint.core.other_names import OPTIMIZERS, dropped_only, explain_methods
 from adjoint.core.spread import ALONE, SHARED, pieces, spread, threads_for
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.grads.slots import drop
+from adjoint.optim.formula import form_of
 from adjoint.optim.groups import Array, Group, Hyper, State, Update, in_parts, plain
 from adjoint.optim.saved import read_state
 
@@ -31,6 +31,8 @@ __all__ = ["Hyper", "Optimizer", "State"]
 
 _grad = operator.attrgetter("grad")
 _own_rate = operator.attrgetter("own_rate")
+
+Part = tuple[Callable[[Array, Array, State, Any], None], Array, Array, State, Any]  # how to write, and what
 
 _FLAGS = ("maximize", "nesterov", "amsgrad", "centered")
 
@@ -46,12 +48,6 @@ class Optimizer:
     """
 
     slots: ClassVar[tuple[str, ...]] = ()  # the arrays of state that each parameter has
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let an optimiser that changes the formula alone not inherit the fast form of another formula."""
-        super().__init_subclass__(**kwargs)
-        if "apply_one" in vars(cls) and "write_one" not in vars(cls):
-            attach(cls, write_one=Optimizer.write_one)
 
     def __init__(self, params: Iterable[Any], **defaults: Any) -> None:
         self.defaults = {"maximize": False, **defaults}
@@ -87,19 +83,34 @@ class Optimizer:
         """
         return {name: np.zeros_like(p) for name in self.slots}
 
-    def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
-        """Return the updated parameter and state; pure, on arrays, elementwise."""
-        raise NotImplementedError  # not abstract: an optimiser may override step() alone
+    def numbers(self, hyper: Hyper) -> Hyper:
+        """Return the numbers that ``apply_one`` computes with.
 
-    def write_one(self, p: Array, g: Array, state: State, hyper: Hyper) -> None:
-        """Update a piece where it is.
+        Called once per step for what is updated together.  Whatever is not arithmetic on arrays belongs here,
+        such as powers of the step.
 
-        An optimiser may override it to make fewer passes; the bits must be those of ``apply_one``.
+        Parameters
+        ----------
+        hyper : dict
+            The hyper-parameters of the group, and ``"step"``: the number of this update, from 1.
         """
-        new, new_state = self.apply_one(raw, p, g, state, hyper)
-        p[...] = new
-        for name, value in new_state.items():
-            state[name][...] = value
+        return hyper
+
+    def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
+        """Return the updated parameter and state; pure, on arrays, elementwise.
+
+        Parameters
+        ----------
+        xp : Namespace
+            The functions to use, by name: ``xp.sqrt``.
+        p, g : array
+            The parameter and its gradient, flat.
+        state : dict
+            The arrays that ``init_one`` made.
+        hyper : dict
+            What ``numbers`` returned.
+        """
+        raise NotImplementedError  # not abstract: an optimiser may override step() alone
 
     def check(self, hyper: Hyper) -> None:
         """Raise if a hyper-parameter is out of range."""
@@ -261,7 +272,7 @@ class Optimizer:
         updates: list[Update] = []
         scatters: list[Callable[[], None]] = []  # of rows that a sparse gradient touches
         counts = [unit.steps for group in self.groups for unit in group.units]
-        before, writing = grad_mode.get(), False
+        before, count = grad_mode.get(), self.step_count
         try:
             # parameters are written to; set inside, so that an interrupt does not leave it so
             grad_mode.set(False)
@@ -271,19 +282,17 @@ class Optimizer:
                 for unit in group.units:
                     grads = list(map(gradient, unit.params))
                     updates += unit.updates(self, grads, group.hyper, scatters)
-            writing = True
-            self.step_count += 1
-            self._write([in_parts(u) for u in updates] if self._complex else updates)
+            self._write(updates)
             for scatter in scatters:
                 scatter()
         except BaseException as error:
-            if writing:  # an interrupt, or a formula of one's own
+            if self.step_count != count:  # an interrupt, or a formula of one's own
                 error.add_note(f"{type(self).__name__} was writing: some parameters are updated, others not.")
                 raise
             units = (unit for group in self.groups for unit in group.units)
-            for unit, count in zip(units, counts, strict=True):
-                if unit.steps is not count:
-                    unit.take_back(count)
+            for unit, steps in zip(units, counts, strict=True):
+                if unit.steps is not steps:
+                    unit.take_back(steps)
             if isinstance(error, (ValueError, TypeError)):
                 self._refuse_misfits(gradient)
             raise
@@ -304,26 +313,34 @@ class Optimizer:
 
     @np.errstate(all="ignore")  # a warning that is an error would stop it in the middle
     def _write(self, updates: list[Update]) -> None:
-        """Make updates, all in one go: in pieces, and in several threads if there is enough to do."""
-        if len(updates) == 1 and updates[0][0].nbytes <= ALONE:  # as in most nets: one piece in one thread
-            self._write_part(updates[0])
+        """Make all updates, in pieces, and in several threads if they are large."""
+        parts: list[Part] = []
+        for update in updates:
+            p, g, state, hyper = in_parts(update) if self._complex else update
+            hyper = self.numbers(hyper)
+            form = form_of(self, state, hyper) if p.dtype.char in "fd" else None
+            if form is None:
+                parts.append((self._write_pure, p, g, state, hyper))
+            else:
+                parts.append((form.write, p, g, state, form.scalars(hyper, p.dtype)))
+        self.step_count += 1
+        if len(parts) == 1 and parts[0][1].nbytes <= ALONE:  # as in most nets: one piece in one thread
+            write, p, g, state, numbers = parts[0]
+            write(p, g, state, numbers)
             return
-        size = sum([u[0].size for u in updates])
-        threads = threads_for(size, LEAST)
+        threads = threads_for(sum([part[1].size for part in parts]), LEAST)
         bytes_ = ALONE if threads == 1 else SHARED
-        parts: list[Update] = []
-        for p, g, state, hyper in updates:
-            length = bytes_ // p.itemsize
-            if p.size <= length:
-                parts.append((p, g, state, hyper))
-                continue
-            for s in pieces(p.size, length):
-                parts.append((p[s], g[s], {k: v[s] for k, v in state.items()}, hyper))
-        spread(self._write_part, parts, threads)
+        cut: list[Part] = []
+        for write, p, g, state, numbers in parts:
+            for s in pieces(p.size, bytes_ // p.itemsize):
+                cut.append((write, p[s], g[s], {k: v[s] for k, v in state.items()}, numbers))
+        spread(_write_part, cut, threads)
 
-    def _write_part(self, update: Update) -> None:
-        p, g, state, hyper = update
-        self.write_one(p, -g if hyper["maximize"] else g, state, hyper)
+    def _write_pure(self, p: Array, g: Array, state: State, hyper: Hyper) -> None:
+        new, new_state = self.apply_one(raw, p, -g if hyper["maximize"] else g, state, hyper)
+        p[...] = new
+        for name, value in new_state.items():
+            state[name][...] = value
 
     def state_of(self, p: Tensor) -> State:
         """Return the state of one parameter, as read-only arrays of its shape."""
@@ -363,6 +380,11 @@ class Optimizer:
 
 
 explain_methods(Optimizer, "", OPTIMIZERS)
+
+
+def _write_part(part: Part) -> None:
+    write, p, g, state, numbers = part
+    write(p, g, state, numbers)
 
 
 def _found(grads: Mapping[Any, Any], p: Tensor) -> Any:

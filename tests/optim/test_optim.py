@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import pickle
 from typing import Any
 
@@ -13,7 +12,7 @@ from messages import raised
 
 import adjoint as ad
 from adjoint import errors, optim
-from adjoint.optim import first_order, groups, schedules
+from adjoint.optim import first_order, formula, groups, schedules
 from adjoint.optim import optimizer as frame
 
 KINDS = ["SGD", "Adam", "AdamW", "NAdam", "RMSprop", "Adagrad", "Lion"]
@@ -61,27 +60,67 @@ def test_pieces_and_blocks_and_threads_give_the_same_bits(
         ("SGD", {"momentum": 0.9}),
         ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
         ("SGD", {"momentum": 0.9, "dampening": 0.5}),
+        ("SGD", {"maximize": True}),
         ("Adam", {}),
         ("Adam", {"betas": (0.0, 0.5), "eps": 1e-3}),
         ("Adam", {"amsgrad": True, "weight_decay": 0.1}),
         ("AdamW", {}),
         ("AdamW", {"weight_decay": 0.0, "maximize": True}),
+        ("NAdam", {}),
+        ("NAdam", {"weight_decay": 0.1, "maximize": True}),
+        ("RMSprop", {}),
+        ("RMSprop", {"centered": True, "momentum": 0.9, "weight_decay": 0.1}),
+        ("Adagrad", {"lr_decay": 0.1, "initial": 0.5}),
+        ("Adagrad", {"weight_decay": 0.1, "maximize": True}),
+        ("Lion", {}),
+        ("Lion", {"weight_decay": 0.1, "maximize": True}),
     ],
 )
-def test_writing_in_place_gives_the_bits_of_the_pure_update(
-    kind: str, given: dict[str, Any], dtype: str
+@pytest.mark.parametrize("room", [0, 4096])  # elements up to which no scratch memory is used
+def test_the_in_place_form_gives_the_bits_of_the_formula(
+    kind: str, given: dict[str, Any], dtype: str, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pure, written = leaves(), leaves()
-    pure, written = (
-        [ad.tensor(p.numpy().astype(dtype), requires_grad=True) for p in ps] for ps in (pure, written)
-    )
-    make = getattr(ad.optim, kind)
-    slow = make(pure, lr=0.01, **given)
-    slow.write_one = functools.partial(frame.Optimizer.write_one, slow)
+    monkeypatch.setattr(formula, "SCRATCH", room)
+    made = getattr(ad.optim, kind)
+    monkeypatch.setattr(made.apply_one, "forms", {})
+
+    class Pure(made):  # type: ignore[misc]
+        def apply_one(self, *args: Any) -> Any:
+            return super().apply_one(*args)
+
+    pure, written = ([ad.tensor(p.numpy().astype(dtype), requires_grad=True) for p in leaves()] for _ in "ab")
+    slow, fast = Pure(pure, lr=0.01, **given), made(written, lr=0.01, **given)
     train(pure, slow, 5)
-    train(written, make(written, lr=0.01, **given), 5)
+    train(written, fast, 5)
     for a, b in zip(pure, written, strict=True):
         assert a.numpy().tobytes() == b.numpy().tobytes()
+        for name, value in slow.state_of(a).items():
+            assert value.tobytes() == fast.state_of(b)[name].tobytes()
+
+
+def test_every_formula_has_an_in_place_form() -> None:
+    for kind in KINDS:
+        optimizer = getattr(optim, kind)(leaves())
+        hyper = optimizer.numbers({**optimizer.defaults, "step": 1})
+        assert formula.form_of(optimizer, optimizer.slots, hyper) is not None
+
+
+def test_numbers_are_asked_once_for_what_is_updated_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("ALONE", "SHARED"):
+        monkeypatch.setattr(frame, limit, 16)
+    steps = []
+
+    class Counted(optim.SGD):
+        def numbers(self, hyper: Any) -> Any:
+            steps.append(hyper["step"])
+            return {**hyper, "lr": hyper["lr"] / hyper["step"]}
+
+    w = ad.tensor(np.zeros(50), requires_grad=True)
+    optimizer = Counted([w], lr=1.0)
+    for _ in range(2):
+        optimizer.apply({w: np.ones(50)})
+    assert steps == [1, 2]
+    assert w.numpy().tolist() == [-1.5] * 50
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,185 @@
+"""Generate the in-place form of an optimiser's update from its pure formula.
+
+``apply_one`` is called once on symbols.  The arithmetic that it does becomes the source of a function that
+makes the same NumPy calls in the same order, and writes into the parameter, its state and scratch arrays.
+Arithmetic on numbers alone becomes a second function, which is called once for all pieces of an update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adjoint.core.namespace import raw
+from adjoint.core.spread import scratch
+
+__all__ = ["Form", "form_of", "in_place"]
+
+SCRATCH = 4096  # elements: a smaller array is made faster than scratch memory is found
+
+
+class Form(NamedTuple):
+    """The in-place form of a formula: ``write(p, g, state, scalars(hyper, dtype))``."""
+
+    scalars: Callable[[dict[str, Any], Any], tuple[Any, ...]]
+    write: Callable[[Any, Any, dict[str, Any], tuple[Any, ...]], None]
+
+
+def in_place(apply_one: Any) -> Any:
+    """Mark a formula from which the in-place form may be generated.
+
+    Such a formula uses ``+ - * /`` and functions of ``xp``; of hyper-parameters it tests only whether they
+    are 0.  It reads nothing else that changes.
+    """
+    apply_one.forms = {}  # by optimiser class: hyper-parameters that it tests, the tests, forms by results
+    return apply_one
+
+
+_UNKNOWN: tuple[tuple[str, ...], Callable[[Any], Any], dict[Any, Form]] = (), lambda hyper: (), {}
+
+
+def form_of(optimizer: Any, slots: Any, hyper: dict[str, Any]) -> Form | None:
+    """Return the in-place form of an optimiser's formula; None if it is not marked with ``in_place``."""
+    kind = type(optimizer)
+    forms = getattr(kind.apply_one, "forms", None)
+    if forms is None:
+        return None
+    tested, test, known = forms.get(kind) or _UNKNOWN
+    form = known.get(test(hyper))
+    if form is None:
+        trace = _Trace(hyper)
+        given = {name: _number(trace, f"h[{name!r}]", value, name) for name, value in hyper.items()}
+        state = {name: _Array(trace, f"state_{name}") for name in slots}
+        g = trace.emit("negative", "-", _Array(trace, "g")) if given["maximize"] else _Array(trace, "g")
+        form = trace.finish(*optimizer.apply_one(trace, _Array(trace, "p"), g, state, given))
+        if not trace.tested <= set(tested):
+            tested = (*tested, *sorted(trace.tested - set(tested)))
+            test, known = eval(f"lambda h: ({''.join(f'not h[{name!r}], ' for name in tested)})"), {}
+        known[test(hyper)] = form
+        forms[kind] = tested, test, known
+    return form
+
+
+def _operators(name: str, sign: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
+    return (
+        lambda self, other: self.trace.emit(name, sign, self, other),
+        lambda self, other: self.trace.emit(name, sign, other, self),
+    )
+
+
+class _Symbol:
+    """A value of a formula; operators record what is computed from it."""
+
+    def __init__(self, trace: _Trace, text: str, name: str = "") -> None:
+        self.trace = trace
+        self.text = text
+        self.name = name  # of the hyper-parameter that it is
+
+    __add__, __radd__ = _operators("add", "+")
+    __sub__, __rsub__ = _operators("subtract", "-")
+    __mul__, __rmul__ = _operators("multiply", "*")
+    __truediv__, __rtruediv__ = _operators("divide", "/")
+
+    def __bool__(self) -> bool:
+        self.trace.tested.add(self.name)
+        return bool(self.trace.hyper[self.name])
+
+
+class _Number(_Symbol):
+    """A hyper-parameter, or a number computed from some: ``text`` is its Python expression."""
+
+
+class _Array(_Symbol):
+    """An array: ``text`` is its variable in the generated function."""
+
+
+def _number(trace: _Trace, text: str, value: Any, name: str = "") -> Any:
+    if isinstance(value, tuple):
+        return tuple([_number(trace, f"{text}[{i}]", v) for i, v in enumerate(value)])
+    return _Number(trace, text, name)
+
+
+class _Trace:
+    """The steps of a formula, and the namespace ``xp`` in which it is evaluated."""
+
+    def __init__(self, hyper: dict[str, Any]) -> None:
+        self.hyper = hyper
+        self.tested: set[str] = set()
+        self.steps: list[tuple[str, list[str], str]] = []  # function, operands, result
+        self.scalars: dict[str, str] = {}  # variables by the expression of a number
+        self.functions: dict[str, Any] = {"scratch": scratch, "array": np.array, "copyto": np.copyto}
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *operands: self.emit(name, "", *operands)
+
+    def emit(self, name: str, sign: str, *operands: Any) -> Any:
+        """Record one operation, on arrays or on numbers alone."""
+        if not any(isinstance(x, _Array) for x in operands):
+            left, right = [x.text if isinstance(x, _Number) else repr(x) for x in operands]
+            return _Number(self, f"({left} {sign} {right})")
+        self.functions[name] = getattr(np if sign else raw, name)  # raw has its own names for + and -
+        result = _Array(self, f"t{len(self.steps)}")
+        self.steps.append((name, [self._variable(x) for x in operands], result.text))
+        return result
+
+    def _variable(self, x: Any) -> str:
+        if isinstance(x, _Array):
+            return x.text
+        text = x.text if isinstance(x, _Number) else repr(x)
+        return self.scalars.setdefault(text, f"n{len(self.scalars)}")
+
+    def finish(self, p: _Array, state: dict[str, _Array]) -> Form:
+        """Return the functions that make these steps, and write their results."""
+        outputs = {"p": p.text, **{f"state_{name}": value.text for name, value in state.items()}}
+        lines, count = _allocate(self.steps, outputs, self.functions)
+        head = [f"state_{name} = state[{name!r}]" for name in state]
+        if self.scalars:
+            head.append(f"{', '.join(self.scalars.values())}, = n")
+        if count:
+            arrays = [f"s{i}" for i in range(count)]
+            head.append(f"{' = '.join(arrays)} = None")
+            room = f"scratch({count} * p.size, p.dtype).reshape({count}, -1)"
+            head.append(f"if p.size > {SCRATCH}: {', '.join(arrays)}, = {room}")
+        numbers = "".join(f"array({text}, dtype), " for text in self.scalars)
+        source = f"def scalars(h, dtype):\n    return ({numbers})\n"
+        source += "def write(p, g, state, n):\n    " + "\n    ".join([*head, *lines])
+        exec(source, self.functions)  # as dataclasses make their methods
+        return Form(self.functions["scalars"], self.functions["write"])
+
+
+def _allocate(
+    steps: list[tuple[str, list[str], str]], outputs: dict[str, str], functions: dict[str, Any]
+) -> tuple[list[str], int]:
+    """Choose where each step writes, and return the lines and how many scratch arrays they need.
+
+    A new value is written into the array that it replaces if the old value is no longer read; other values
+    into any array whose value is no longer read.
+    """
+    last = {
+        x: i for i, (_, operands, _) in enumerate(steps) for x in operands
+    }  # step that reads a value last
+    last.update(dict.fromkeys(outputs.values(), len(steps)))
+    home = {text: name for name, text in outputs.items()}
+    place = {name: name for name in outputs}  # the array in which each value is; old values are in their own
+    free = [name for name in outputs if name not in last]
+    lines, registers = [], 0
+    for i, (name, operands, result) in enumerate(steps):
+        call = f"{name}({', '.join(place.get(x, x) for x in operands)}"
+        free[:0] = sorted({place[x] for x in operands if x in place and last[x] == i})
+        types = getattr(functions[name], "types", ())
+        if "d->d" not in types and "dd->d" not in types:
+            lines.append(f"{result} = {call})")  # it cannot write into one of the arrays
+            continue
+        wanted = home.get(result)
+        fits = [x for x in free if x == wanted] or [x for x in free if not wanted or x not in outputs]
+        if fits:
+            spot = fits[0]
+            free.remove(spot)
+        else:
+            spot, registers = f"s{registers}", registers + 1
+        place[result] = spot
+        lines.append(f"{spot} = {call}, out={spot})")
+    found = [(name, place.get(text, text)) for name, text in outputs.items()]
+    return lines + [f"copyto({name}, {spot})" for name, spot in found if name != spot] or ["pass"], registers
