@@ -1,7 +1,7 @@
-"""Activations of networks: functions of each element, a record each.
+"""Activation functions and losses of single elements, one op each.
 
-Where a function has a corner, its gradient there is that of the side PyTorch takes, named in its
-documentation.  The formulas keep their accuracy in both tails.
+At a corner, the gradient is that of the side PyTorch takes, as the description of the op says.  The
+formulas keep their accuracy in both tails.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["real_only"]
 
 
 def real_only(x: Any) -> Any:
-    """Return an argument that must not be complex."""
+    """Return an argument; raise if it is complex."""
     if x.dtype.kind == "c":
         raise TypeError("it is for real numbers")
     return x
 
 
-# max(x, a x) for slopes up to 1, min(x, a x) above: no choice per element
+# max(x, a x) for slopes up to 1, min(x, a x) above, which is faster than where
 define("leaky_relu", in_float32(lambda x, slope: (np.maximum if slope <= 1 else np.minimum)(x, slope * x)),
        lambda xp, g, y, x, slope: xp.where(x > 0, g, slope * g), saves="x", params=("slope",),
        doc="x where it is positive, else slope · x; at 0 the gradient is the slope.")  # fmt: skip
@@ -38,7 +38,7 @@ define("hardtanh", in_float32(lambda x, low, high: np.clip(x, low, high)),
 
 
 def _elu_slope(xp: Any, x: Any, alpha: float) -> Any:
-    """α exp(x), and not y + α: it keeps its digits far to the left."""
+    """Return α exp(x), which keeps its digits for very negative x, unlike y + α."""
     e = xp.exp(xp.minimum(x, 0))
     return e if alpha == 1 else xp.where(x > 0, 1, alpha * e)
 
@@ -54,10 +54,10 @@ define("elu", in_float32(_elu, raw),
 
 
 def _softplus_rest(xp: Any, x: Any) -> Any:
-    """log(1 + exp(-|x|)).
+    """Return log(1 + exp(-|x|)).
 
-    For many elements as log u + (e - (u - 1)) / u with u = 1 + e, where the second term is what rounding
-    took from u: as accurate as NumPy's log1p, and log is vectorised where log1p is not.
+    For many elements it is log u + (e - (u - 1)) / u with u = 1 + e, where the second term is the rounding
+    error of u.  This is as accurate as NumPy's log1p, and log is vectorised where log1p is not.
     """
     e = xp.exp(-xp.abs(real_only(x)))
     if x.size < 2000:
@@ -89,8 +89,7 @@ def _softplus(xp: Any, x: Any) -> Any:
 define("softplus", in_float32(_softplus, raw), lambda xp, g, y, x: g * xp.logistic(x), saves="x", fused=_softplus,
        doc="log(1 + exp(x)), stable in both tails.")  # fmt: skip
 
-# The gates of gelu and mish, which are x · gate(x): the product keeps the gate, so that no rule computes
-# it twice.
+# The gates of gelu and mish, which are x · gate(x): the product saves the gate, so that no rule computes it again.
 _DENSITY = 1 / math.sqrt(2 * math.pi)
 
 define("normal_gate", in_float32(normal_distribution),
@@ -110,8 +109,8 @@ define("mish_gate", _mish_gate, lambda xp, g, y, x: g * ((1 - y * y) * xp.sigmoi
 
 # GELU by tanh ----------------------------------------------------------------------------------
 #
-# ½ (1 + tanh u) = σ(2u), so it is x σ(w) with w = x (a + b x²): exact far to the left.  It is the widest layer of
-# a transformer, so it goes through memory once: in blocks whose scratch stays in the cache.
+# ½ (1 + tanh u) = σ(2u), so it is x σ(w) with w = x (a + b x²), which is exact for very negative x.  It is the
+# widest layer of a transformer, so it reads memory once, in blocks whose scratch arrays stay in the cache.
 
 _A = 2 * math.sqrt(2 / math.pi)
 _B = 0.044715 * _A
@@ -120,7 +119,7 @@ _FLAT = 1e4  # beyond, the gate is 0 or 1 in every dtype; x³ is far from overfl
 
 
 def _in_blocks(work: Callable[..., None], outputs: int, *arrays: Any) -> list[Any]:
-    """Fill new arrays by ``work(*inputs, *outputs)`` on stretches of memory; half precision as float32."""
+    """Fill new arrays by ``work(*inputs, *outputs)``, block by block; half precision is computed in float32."""
     if len(arrays) > 1:
         arrays = np.broadcast_arrays(*arrays)
     dtype = np.result_type(*arrays)
@@ -129,7 +128,7 @@ def _in_blocks(work: Callable[..., None], outputs: int, *arrays: Any) -> list[An
         return [y.astype(dtype) for y in _in_blocks(work, outputs, *wide)]
     flat = [np.ascontiguousarray(a, dtype).reshape(-1) for a in arrays]
     flat += [np.empty_like(flat[0]) for _ in range(outputs)]
-    with np.errstate(over="ignore"):  # 1 / (1 + inf) is the 0 that it should be
+    with np.errstate(over="ignore"):  # 1 / (1 + inf) is 0, as it should be
         for i in range(0, flat[0].size, _GELU_BLOCK):
             work(*(a[i : i + _GELU_BLOCK] for a in flat))
     return [y.reshape(arrays[0].shape) for y in flat[-outputs:]]
@@ -147,7 +146,7 @@ def _gelu_block(x: Any, y: Any, gate: Any) -> None:
 
 
 def _gelu_slope_block(x: Any, y: Any, gate: Any, out: Any) -> None:
-    # σ' first: what is large is multiplied by the 0 that σ (1 - σ) is there, and never squared
+    # σ' = σ (1 - σ) first: it is 0 where y is large, so that large numbers are never squared
     bend = 1 - gate
     bend *= gate
     bend *= y
@@ -161,7 +160,7 @@ def _gelu_slope_block(x: Any, y: Any, gate: Any, out: Any) -> None:
 
 
 def _gelu_power(xp: Any, y: Any, factor: float) -> Any:
-    """a + factor y², with y held where the gate is flat: 0 times it is 0."""
+    """Return a + factor y², with y limited to where the gate is not constant."""
     return _A + factor * xp.square(xp.clip(y, -_FLAT, _FLAT))
 
 
@@ -210,7 +209,7 @@ define("bce_logits", in_float32(_bce_logits, raw),
        lambda xp, g, y, x, t: -g * x, saves="xt", fused=_bce_logits,
        doc="The cross entropy of sigmoid(x) and the probability t.")  # fmt: skip
 
-_LOG_LEAST, _LEAST = -100.0, 1e-12  # PyTorch's limits: a certain and wrong prediction costs 100
+_LOG_LEAST, _LEAST = -100.0, 1e-12  # PyTorch's limits: the loss of a wrong probability of 1 is 100
 
 
 def _bce(xp: Any, p: Any, t: Any) -> Any:

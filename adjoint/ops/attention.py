@@ -1,9 +1,8 @@
-"""Attention in one or two records: softmax(q kᵀ · scale, masked) v, over the last two axes.
+"""Attention, softmax(q kᵀ · scale, masked) v, over the last two axes.
 
-``attention_weights`` is all but the last product, and keeps its weights, as many as queries times keys.
-``attention`` does not keep them: from the logarithm of each row's sum, its second output, its rule makes them
-again by one product and one exponential.  All arguments have the same number of axes and one dtype.  The
-number 0 stands for no mask.
+``attention_weights`` computes all but the last product and saves its weights, as many as queries times
+keys.  ``attention`` does not save them: its rule computes them again from its second output, the logarithm
+of each row's sum.  All arguments have the same number of axes and one dtype.  The number 0 means no mask.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ __all__: list[str] = []
 
 
 def _scores(xp: Any, q: Any, k: Any, m: Any, scale: float, causal: bool) -> Any:
-    """q kᵀ · scale, -inf where a query may not look: a new array."""
+    """Return q kᵀ · scale as a new array, with -inf at masked positions."""
     s = xp.matmul(q * scale, xp.matrix_transpose(k))
     if type(m) is not int:
         s = xp.where(m, s, -math.inf) if m.dtype == bool else s + m
     if not causal:
         return s
-    # fmin prefers a number to NaN: this is where(tri, s, -inf), also for NaN, at a quarter of its time
+    # fmin returns the number if the other argument is NaN: this is where(tri, s, -inf) in a quarter of the time
     past = np.tri(s.shape[-2], s.shape[-1], dtype=bool)
     return xp.fmin(s, np.where(past, np.nan, -np.inf).astype(s.dtype))
 
 
 def _exponentials(q: Any, k: Any, m: Any, scale: float, causal: bool) -> tuple[Any, Any, Any, Any]:
-    """exp(scores - top), their sum and the top of each row, and which rows may look nowhere."""
+    """Return exp(scores - top), their sums, the maximum of each row, and which rows are masked completely."""
     s = _scores(raw, real_only(q), k, m, scale, causal)
     top = np.maximum.reduce(s, axis=-1, keepdims=True)
     dead = None if type(m) is int else top == -math.inf
@@ -51,7 +50,7 @@ def _exponentials(q: Any, k: Any, m: Any, scale: float, causal: bool) -> tuple[A
 
 
 def _column_of_ones(x: Any) -> Any:
-    """What sums the last axis as a product of matrices: a sixth of the time of a sum over short rows."""
+    """Return a column of ones, to sum the last axis by a matrix product: six times as fast for short rows."""
     return np.ones((x.shape[-1], 1), x.dtype)
 
 
@@ -65,14 +64,14 @@ def _attention_weights(q: Any, k: Any, m: Any, scale: float, causal: bool) -> An
 
 def _attention(q: Any, k: Any, v: Any, m: Any, scale: float, causal: bool) -> tuple[Any, Any]:
     if q.dtype.itemsize == 2:
-        # the logarithm stays: half a digit less in it is half a digit less in every weight made from it
+        # the logarithm stays in float32: its error would be the relative error of every weight in backward
         o, log_total = _attention(wide(q), wide(k), wide(v), _wide(m), scale, causal)
         return o.astype(q.dtype), log_total
     s, total, top, dead = _exponentials(q, k, m, scale, causal)
     o = _times(s, v, q)
     o /= total
     top += np.log(total)
-    # where a row may look nowhere the weights that the rule makes from this are 0 too
+    # in rows that are masked completely the rule then computes weights of 0
     return o, top if dead is None else np.where(dead, math.inf, top)
 
 
@@ -81,20 +80,20 @@ def _wide(a: Any) -> Any:
 
 
 def _as_float32(xp: Any, a: Any) -> Any:
-    """Half precision as float32; what is missing, and a boolean mask, stay."""
+    """Convert half precision to float32; None, the number 0 and boolean masks are returned unchanged."""
     if a is None or type(a) is int or a.dtype.itemsize != 2:
         return a
     return xp.astype(a, dtype=np.dtype(np.float32))
 
 
 def _times(p: Any, v: Any, like: Any) -> Any:
-    """p v in the memory order of q: heads that were split off a longer axis are joined again without a copy."""
+    """Return p v in the memory order of q, so that heads are joined again without a copy."""
     lead = np.broadcast_shapes(p.shape[:-2], v.shape[:-2])
     return np.matmul(p, v, out=np.empty_like(like, shape=(*lead, p.shape[-2], v.shape[-1]), subok=False))
 
 
 def _to_scores(xp: Any, ds: Any, q: Any, k: Any, wanted: Sequence[bool], scale: float) -> tuple[Any, Any]:
-    """The gradients of q and k from that of the scores."""
+    """Return the gradients of q and k, given that of the scores."""
     dq = dk = None
     if wanted[0]:
         dq = xp.matmul(ds, k)
@@ -171,7 +170,7 @@ def _attention_shape(q: Any, k: Any, v: Any, m: Any, scale: float, causal: bool)
 
 define("attention_weights", _attention_weights, joint=_attention_weights_rule, arity=3, saves="qkp",
        kind="general", params=("scale", "causal"), batch="leading",
-       shape=_attention_weights_shape, doc="softmax(q kᵀ · scale, masked); 0 in rows that may look nowhere.")  # fmt: skip
+       shape=_attention_weights_shape, doc="softmax(q kᵀ · scale, masked); 0 in rows that are masked completely.")  # fmt: skip
 define("attention", _attention, joint=_attention_rule, arity=4, outputs=2, saves=("q", "k", "v", "m", "out"),
        kind="general", params=("scale", "causal"), batch="leading",
        shape=_attention_shape, doc="softmax(q kᵀ · scale, masked) v, and the logarithm of the sum of exponentials of each row.")  # fmt: skip

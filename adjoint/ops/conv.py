@@ -2,11 +2,11 @@
 
 A convolution is one trilinear form, ``T(x, w, g) = Σ g[n,o,p] w[o,c,k] x[n,c, s·p + d·k - lo]``, of the
 images ``x``, the kernels ``w`` and the outputs ``g``.  Its three derivatives are the three ops here:
-``conv`` (dT/dg), ``conv_input`` (dT/dx, the transposed convolution) and ``conv_weight`` (dT/dw).
-Each is the rule of the other two, so every order is there, each written once.
+``conv`` (dT/dg), ``conv_input`` (dT/dx, the transposed convolution) and ``conv_weight`` (dT/dw).  The rules
+of each are the other two, so derivatives of every order exist.
 
-Images have the shape ``(N, C, *space)``, kernels ``(O, C / groups, *kernel)``.  The parameters of the
-ops are tuples with one entry per space axis; ``padding`` has pairs ``(before, after)``.
+Images have the shape ``(N, C, *space)``, kernels ``(O, C / groups, *kernel)``.  The parameters of the ops
+are tuples with one entry per space axis; ``padding`` has pairs ``(before, after)``.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ __all__ = [
 
 # Convolution -----------------------------------------------------------------------------------
 #
-# The windows are laid out as columns (C·kernel, windows·N), so that each of the three ops is one
-# matrix product.  In memory everything has its channels first and its batch last, (C, *space, N), and
-# is handed out as (N, C, *space): copies run over whole rows of windows for all images at once, and
-# the next convolution takes the result as it is.  Columns are kernel times as large as the images, so
-# large ones are made in blocks of window rows.
+# The windows are stored as columns (C·kernel, windows·N), so that each of the three ops is one matrix product.
+# In memory, arrays have their channels first and their batch last, (C, *space, N), and are returned as views of
+# shape (N, C, *space): copies run over whole rows of windows for all images, and the next convolution needs no
+# copy.  Columns are larger than the images by the size of the kernel, so large ones are made in blocks of rows.
 
 _BLOCK = 1 << 22  # bytes of columns at a time: as fast as larger ones, and they stay in the cache
 
@@ -238,6 +237,7 @@ def _kernels(op: str, x: Tensor, weight: Any, groups: Any, transposed: bool) -> 
 
 
 def _with_bias(op: str, y: Tensor, bias: Any, alone: bool) -> Tensor:
+    """Add a bias, and remove the batch axis that was added."""
     if bias is not None:
         b = asarray(bias)
         if b.shape != (y.shape[1],):
@@ -250,7 +250,7 @@ def _with_bias(op: str, y: Tensor, bias: Any, alone: bool) -> Tensor:
 
 def _same_dtype(op: str, x: Tensor, w: Tensor) -> None:
     if x.dtype.kind == "b" or w.dtype.kind == "b":
-        raise DTypeError(f"{op}: convolves numbers, but got {x.dtype} and {w.dtype}.")
+        raise DTypeError(f"{op}: needs numbers, but got {x.dtype} and {w.dtype}.")
 
 
 def _convolve(
@@ -312,8 +312,8 @@ def _transpose(
     return _with_bias(op, y, bias, alone)
 
 
-# Written out for one, two and three axes, here and in pool.py: editors, type checkers, ``help`` and the
-# doctests read signatures, and a call with a wrong keyword is told the name of what was called.
+# Written out for one, two and three axes, here and in pool.py, so that editors, type checkers and ``help`` see the
+# signatures, and errors for wrong keywords name the function that was called.
 
 
 def conv1d(
@@ -325,7 +325,41 @@ def conv1d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Convolve signals ``(N, C, L)`` with kernels ``(O, C / groups, K)``; see ``conv2d``."""
+    """Convolve signals with kernels; see ``conv2d``.
+
+    Parameters
+    ----------
+    x : array_like
+        The signals, ``(N, C, L)`` or ``(C, L)``.
+    weight : array_like
+        The kernels, ``(O, C / groups, K)``.
+    bias : array_like, optional
+        One number for each output channel.
+    stride : int or tuple of int, optional
+        The step of the windows.
+    padding : int, tuple of int, "same" or "valid", optional
+        The number of zeros on both sides.
+    dilation : int or tuple of int, optional
+        The distance of the elements of the kernel.
+    groups : int, optional
+        Into how many groups the channels are split.
+
+    Returns
+    -------
+    Tensor
+        The output, with O channels.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.conv1d(ad.arange(4.0).reshape(1, 1, 4), ad.ones((1, 1, 2)))
+    tensor([[[1., 3., 5.]]], dtype=float64)
+    """
     return _convolve("conv1d", 1, x, weight, bias, stride, padding, dilation, groups)
 
 
@@ -338,12 +372,40 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Convolve images ``(N, C, H, W)`` with kernels ``(O, C / groups, KH, KW)``.
+    """Convolve images with kernels.
 
-    As everywhere in networks this is a correlation: the kernel is not flipped.  Stride, padding
-    and dilation are one number or one per axis.  ``padding="valid"`` is none; ``"same"`` keeps the size (stride 1
-    only), with the odd element behind where the kernel is even.  Images without the batch axis are taken too.
+    As usual in networks this is a correlation: the kernel is not flipped.
 
+    Parameters
+    ----------
+    x : array_like
+        The images, ``(N, C, H, W)`` or ``(C, H, W)``.
+    weight : array_like
+        The kernels, ``(O, C / groups, KH, KW)``.
+    bias : array_like, optional
+        One number for each output channel.
+    stride : int or tuple of int, optional
+        The step of the windows, for both axes or for each.
+    padding : int, tuple of int, "same" or "valid", optional
+        The number of zeros on both sides. "valid" is 0. "same" keeps the size; it needs stride 1,
+        and pads one more behind for an even kernel.
+    dilation : int or tuple of int, optional
+        The distance of the elements of the kernel.
+    groups : int, optional
+        Into how many groups the channels are split.
+
+    Returns
+    -------
+    Tensor
+        The output, with O channels.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> x = ad.arange(9.0).reshape(1, 1, 3, 3)
     >>> ad.nn.functional.conv2d(x, ad.ones((1, 1, 2, 2)))
@@ -362,7 +424,35 @@ def conv3d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Convolve volumes ``(N, C, D, H, W)`` with kernels ``(O, C / groups, KD, KH, KW)``; see ``conv2d``."""
+    """Convolve volumes with kernels; see ``conv2d``.
+
+    Parameters
+    ----------
+    x : array_like
+        The volumes, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
+    weight : array_like
+        The kernels, ``(O, C / groups, KD, KH, KW)``.
+    bias : array_like, optional
+        One number for each output channel.
+    stride : int or tuple of int, optional
+        The step of the windows.
+    padding : int, tuple of int, "same" or "valid", optional
+        The number of zeros on both sides.
+    dilation : int or tuple of int, optional
+        The distance of the elements of the kernel.
+    groups : int, optional
+        Into how many groups the channels are split.
+
+    Returns
+    -------
+    Tensor
+        The output, with O channels.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+    """
     return _convolve("conv3d", 3, x, weight, bias, stride, padding, dilation, groups)
 
 
@@ -376,7 +466,37 @@ def conv_transpose1d(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Tensor:
-    """Apply the adjoint of ``conv1d`` to signals ``(N, C, L)``; see ``conv_transpose2d``."""
+    """Apply the transposed convolution to signals; see ``conv_transpose2d``.
+
+    Parameters
+    ----------
+    x : array_like
+        The signals, ``(N, C, L)`` or ``(C, L)``.
+    weight : array_like
+        The kernels, ``(C, O / groups, K)``.
+    bias : array_like, optional
+        One number for each output channel.
+    stride : int or tuple of int, optional
+        The step of the windows.
+    padding : int or tuple of int, optional
+        The number of elements to remove on both sides.
+    output_padding : int or tuple of int, optional
+        The number of elements to add at the end.
+    groups : int, optional
+        Into how many groups the channels are split.
+    dilation : int or tuple of int, optional
+        The distance of the elements of the kernel.
+
+    Returns
+    -------
+    Tensor
+        The output, with O channels.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+    """
     return _transpose(
         "conv_transpose1d", 1, x, weight, bias, stride, padding, output_padding, groups, dilation
     )
@@ -392,9 +512,44 @@ def conv_transpose2d(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Tensor:
-    """Apply the adjoint of ``conv2d`` to images ``(N, C, H, W)`` with kernels ``(C, O / groups, KH, KW)``.
+    """Apply the transposed convolution, the adjoint of ``conv2d``, to images.
 
-    The output has the size ``(H - 1)·stride - 2·padding + dilation·(KH - 1) + output_padding + 1``.
+    The size of the output is ``(H - 1)·stride - 2·padding + dilation·(KH - 1) + output_padding + 1``.
+
+    Parameters
+    ----------
+    x : array_like
+        The images, ``(N, C, H, W)`` or ``(C, H, W)``.
+    weight : array_like
+        The kernels, ``(C, O / groups, KH, KW)``.
+    bias : array_like, optional
+        One number for each output channel.
+    stride : int or tuple of int, optional
+        The step of the windows, for both axes or for each.
+    padding : int or tuple of int, optional
+        The number of elements to remove on both sides.
+    output_padding : int or tuple of int, optional
+        The number of elements to add at the end, less than the stride or the dilation.
+    groups : int, optional
+        Into how many groups the channels are split.
+    dilation : int or tuple of int, optional
+        The distance of the elements of the kernel.
+
+    Returns
+    -------
+    Tensor
+        The output, with O channels.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.conv_transpose2d(ad.ones((1, 1, 1, 2)), ad.ones((1, 1, 1, 2)))
+    tensor([[[[1., 2., 1.]]]], dtype=float64)
     """
     return _transpose(
         "conv_transpose2d", 2, x, weight, bias, stride, padding, output_padding, groups, dilation
@@ -411,7 +566,37 @@ def conv_transpose3d(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Tensor:
-    """Apply the adjoint of ``conv3d`` to volumes ``(N, C, D, H, W)``; see ``conv_transpose2d``."""
+    """Apply the transposed convolution to volumes; see ``conv_transpose2d``.
+
+    Parameters
+    ----------
+    x : array_like
+        The volumes, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
+    weight : array_like
+        The kernels, ``(C, O / groups, KD, KH, KW)``.
+    bias : array_like, optional
+        One number for each output channel.
+    stride : int or tuple of int, optional
+        The step of the windows.
+    padding : int or tuple of int, optional
+        The number of elements to remove on both sides.
+    output_padding : int or tuple of int, optional
+        The number of elements to add at the end.
+    groups : int, optional
+        Into how many groups the channels are split.
+    dilation : int or tuple of int, optional
+        The distance of the elements of the kernel.
+
+    Returns
+    -------
+    Tensor
+        The output, with O channels.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+    """
     return _transpose(
         "conv_transpose3d", 3, x, weight, bias, stride, padding, output_padding, groups, dilation
     )

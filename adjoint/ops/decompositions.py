@@ -1,6 +1,6 @@
-"""Decompositions of matrices: Cholesky, QR, singular values, eigenvalues of Hermitian matrices.
+"""Matrix decompositions: Cholesky, QR, singular values, eigenvalues of Hermitian matrices.
 
-``adjoint/ops/gauge.py`` says when vectors have derivatives.
+``adjoint/ops/gauge.py`` explains when eigenvectors and singular vectors have derivatives.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _eigh(x: Any, lower: bool) -> tuple[Any, Any]:
         return values, vectors
     except np.linalg.LinAlgError:
         raise blame(
-            "eigh", x, np.linalg.eigh, "has no eigenvalues that LAPACK finds", "Check the input."
+            "eigh", x, np.linalg.eigh, "has eigenvalues that LAPACK did not find", "Check the input."
         ) from None
 
 
@@ -52,7 +52,7 @@ def _eigh_rule(xp: Any, g: Any, out: Any, x: Any, lower: bool) -> Any:
 
 
 def _gaps(xp: Any, w: Any) -> tuple[Any, Any]:
-    """The distances w_j - w_i, and the largest absolute value."""
+    """Return the distances w_j - w_i, and the largest absolute value."""
     return w[..., None, :] - w[..., :, None], xp.max(xp.abs(w), axis=(-1,), keepdims=True)[..., None]
 
 
@@ -69,7 +69,7 @@ def _eigh_jvp(xp: Any, t: Any, out: Any, x: Any, lower: bool) -> Any:
 
 
 def _turned(xp: Any, inner: Any, gaps: Any, span: Any, op: str) -> Any:
-    """How far the vectors turn into each other in forward mode; their phases stay."""
+    """Return how the vectors rotate into each other in forward mode; their phases stay."""
     coupled = xp.where(np.eye(inner.shape[-1], dtype=bool), 0, inner)
     size = largest(xp, inner)
     return xp.gauge_quotient(coupled, apart(xp, gaps, span), size, span, op=op, why="forward", order=1)
@@ -85,7 +85,7 @@ def _eigvalsh(x: Any, lower: bool) -> Any:
         return np.linalg.eigvalsh(x, "L" if lower else "U")
     except np.linalg.LinAlgError:
         raise blame(
-            "eigvalsh", x, np.linalg.eigvalsh, "has no eigenvalues that LAPACK finds", "Check the input."
+            "eigvalsh", x, np.linalg.eigvalsh, "has eigenvalues that LAPACK did not find", "Check the input."
         ) from None
 
 
@@ -116,12 +116,12 @@ def _svd(x: Any, full_matrices: bool) -> tuple[Any, Any, Any]:
         return u, s, vh
     except np.linalg.LinAlgError:
         raise blame(
-            "svd", x, np.linalg.svd, "has no singular values that LAPACK finds", "Check the input."
+            "svd", x, np.linalg.svd, "has singular values that LAPACK did not find", "Check the input."
         ) from None
 
 
 def _without_null_space(xp: Any, g: Any, u: Any, k: int, op: str) -> tuple[Any, Any]:
-    """Return the first k vectors, and their gradient with what the others, at right angles to them, add to it."""
+    """Return the gradient of the first k vectors, with the part that comes from the others, and these vectors."""
     if u.shape[-1] == k:
         return g, u
     first, rest = u[..., :, :k], u[..., :, k:]
@@ -166,7 +166,7 @@ def _svd_rule(xp: Any, g: Any, out: Any, x: Any, full_matrices: bool) -> Any:
     if gs is not None:
         refuse_mixed(xp, both, gs, gaps, span, "svd")
         dx = dx + xp.spectral_sum(gs, s, u, vh, op="svd")
-    # what leads out of the space that u, or v, spans
+    # the part outside the space that u, or v, spans
     columns = s[..., None, :]
     if gu is not None and x.shape[-2] > k:
         out_of_u = xp.gauge_quotient(
@@ -182,7 +182,7 @@ def _svd_rule(xp: Any, g: Any, out: Any, x: Any, full_matrices: bool) -> Any:
 
 
 def _svd_jvp(xp: Any, t: Any, out: Any, x: Any, full_matrices: bool) -> Any:
-    # dx = u (Ω s + ds - s Ψ) vᴴ + what leads out of u and v; the parts of uᴴ dx v are (Ω + Ψ) (s_j - s_i) / 2 and
+    # dx = u (Ω s + ds - s Ψ) vᴴ + the part outside u and v; the parts of uᴴ dx v are (Ω + Ψ) (s_j - s_i) / 2 and
     # (Ω - Ψ) (s_j + s_i) / 2
     u, s, vh = out
     k = s.shape[-1]
@@ -212,7 +212,7 @@ def _svd_jvp(xp: Any, t: Any, out: Any, x: Any, full_matrices: bool) -> Any:
 
 
 def _with_null_space(xp: Any, d: Any, u: Any, k: int) -> Any:
-    """Return the tangents of all vectors: those beyond the first k stay at right angles to them."""
+    """Return the tangents of all vectors; those beyond the first k stay orthogonal to them."""
     if u.shape[-1] == k:
         return d
     rest = xp.matmul(u[..., :, :k], xp.matmul(adjoint_of(xp, d), u[..., :, k:]))
@@ -224,7 +224,7 @@ def _svdvals(x: Any) -> Any:
         return np.linalg.svd(x, compute_uv=False)
     except np.linalg.LinAlgError:
         raise blame(
-            "svdvals", x, np.linalg.svd, "has no singular values that LAPACK finds", "Check the input."
+            "svdvals", x, np.linalg.svd, "has singular values that LAPACK did not find", "Check the input."
         ) from None
 
 
@@ -240,7 +240,11 @@ def _matrix_rank(x: Any, tol: Any, rtol: Any, hermitian: bool) -> Any:
         return np.linalg.matrix_rank(x, tol, hermitian, rtol=rtol)
     except np.linalg.LinAlgError:
         raise blame(
-            "matrix_rank", x, np.linalg.svd, "has no singular values that LAPACK finds", "Check the input."
+            "matrix_rank",
+            x,
+            np.linalg.svd,
+            "has singular values that LAPACK did not find",
+            "Check the input.",
         ) from None
 
 
@@ -367,18 +371,18 @@ define("qr", _qr, _qr_rule, saves=("out",), kind="general", outputs=2, params=("
        holomorphic=False, batch="leading", shape=matrix_shape(_qr_shape, square=False), doc="Matrices as products of an orthogonal and an upper triangular one.")  # fmt: skip
 
 
-# What users write -------------------------------------------------------------------------------
+# Public functions -------------------------------------------------------------------------------
 
 
 class EighResult(NamedTuple):
-    """Eigenvalues, from small to large, and eigenvectors, in columns."""
+    """Result of ``eigh``: eigenvalues in ascending order, and eigenvectors in columns."""
 
     eigenvalues: Tensor
     eigenvectors: Tensor
 
 
 class SVDResult(NamedTuple):
-    """The factors of ``U @ diag(S) @ Vh``."""
+    """Result of ``svd``: the factors of ``U @ diag(S) @ Vh``."""
 
     U: Tensor
     S: Tensor
@@ -386,7 +390,7 @@ class SVDResult(NamedTuple):
 
 
 class QRResult(NamedTuple):
-    """An orthogonal (unitary) and an upper triangular factor."""
+    """Result of ``qr``: an orthogonal or unitary factor and an upper triangular one."""
 
     Q: Tensor
     R: Tensor
@@ -399,8 +403,29 @@ def _checked_uplo(op: str, uplo: Any) -> bool:
 
 
 def cholesky(x: Any, *, upper: bool = False) -> Tensor:
-    """Return the triangle ``L`` with ``L @ L.mT.conj() = x``, or ``U`` with ``U.mT.conj() @ U = x``.
+    """Return the Cholesky factor of Hermitian, positive definite matrices.
 
+    It is L with ``L @ L.mT.conj() = x``, or U with ``U.mT.conj() @ U = x``.
+
+    Parameters
+    ----------
+    x : array_like
+        The matrices, in the last two axes.
+    upper : bool, optional
+        Whether to return the upper factor U.
+
+    Returns
+    -------
+    Tensor
+        The triangular factor.
+
+    Raises
+    ------
+    LinAlgError
+        If a matrix is not positive definite.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.linalg.cholesky([[4.0, 2.0], [2.0, 5.0]])
     tensor([[2., 0.],
@@ -410,10 +435,34 @@ def cholesky(x: Any, *, upper: bool = False) -> Tensor:
 
 
 def qr(x: Any, mode: str = "reduced") -> QRResult | Tensor:
-    """Return an orthogonal and an upper triangular factor; ``mode`` is "reduced", "complete" or "r".
+    """Return an orthogonal and an upper triangular factor.
 
-    In the complete mode the vectors beyond the columns of ``x`` are arbitrary: a function may
-    depend on the space they span, not on which they are.
+    In the complete mode, the vectors beyond the columns of ``x`` are arbitrary: a function with a
+    derivative may depend on the space that they span, but not on the vectors.
+
+    Parameters
+    ----------
+    x : array_like
+        The matrices, in the last two axes.
+    mode : {"reduced", "complete", "r"}, optional
+        Which factors: the first columns of Q, all of Q, or R only.
+
+    Returns
+    -------
+    QRResult or Tensor
+        A named tuple with ``Q`` and ``R``; with mode "r" only R.
+
+    Raises
+    ------
+    ArgumentError
+        If ``mode`` is unknown.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> Q, R = ad.linalg.qr([[3.0, 1.0], [4.0, 2.0]])
+    >>> ad.allclose(Q @ R, [[3.0, 1.0], [4.0, 2.0]])
+    True
     """
     x = matrices("qr", x)
     if mode not in ("reduced", "complete", "r"):
@@ -425,12 +474,35 @@ def qr(x: Any, mode: str = "reduced") -> QRResult | Tensor:
 def svd(
     x: Any, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False
 ) -> SVDResult | Tensor:
-    """Return ``U``, the singular values from large to small, and ``Vh``.
+    """Return the singular value decomposition ``x = U @ diag(S) @ Vh``.
 
-    The vectors have an arbitrary sign or phase, and where values repeat an arbitrary rotation:
-    the gradient of a function that depends on that choice raises LinAlgError.  ``hermitian`` uses ``eigh``,
-    which reads the lower triangle only.
+    The sign or phase of the vectors is arbitrary, and so is their rotation where singular values repeat.
+    Backward raises ``LinAlgError`` for a function that depends on this choice.
 
+    Parameters
+    ----------
+    x : array_like
+        The matrices, in the last two axes.
+    full_matrices : bool, optional
+        Whether to return all columns of U and rows of Vh, instead of the first ones.
+    compute_uv : bool, optional
+        Whether to return U and Vh, too.
+    hermitian : bool, optional
+        Whether the matrices are Hermitian; only the lower triangle is read then.
+
+    Returns
+    -------
+    SVDResult or Tensor
+        A named tuple with ``U``, ``S`` in descending order, and ``Vh``; only S without
+        ``compute_uv``.
+
+    Raises
+    ------
+    LinAlgError
+        If LAPACK does not converge.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.linalg.svd([[3.0, 0.0], [0.0, 4.0]]).S
     tensor([4., 3.], dtype=float64)
@@ -444,7 +516,7 @@ def svd(
 
 
 def _svd_of_hermitian(x: Tensor, vectors: bool) -> SVDResult | Tensor:
-    """As in NumPy: the eigenvalues, sorted by size, with their signs in Vh."""
+    """Return eigenvalues sorted by their absolute values, with the signs in Vh, as NumPy does."""
     if not vectors:
         s = rec.sort(rec.abs(rec.eigvalsh(x, lower=True)), axis=-1, descending=False, stable=False)
         return rec.flip(s, axis=(-1,))
@@ -458,28 +530,125 @@ def _svd_of_hermitian(x: Tensor, vectors: bool) -> SVDResult | Tensor:
 
 
 def svdvals(x: Any) -> Tensor:
-    """Return the singular values from large to small."""
+    """Return the singular values of matrices.
+
+    Parameters
+    ----------
+    x : array_like
+        The matrices, in the last two axes.
+
+    Returns
+    -------
+    Tensor
+        The singular values, in descending order.
+
+    Raises
+    ------
+    LinAlgError
+        If LAPACK does not converge.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.linalg.svdvals([[3.0, 0.0], [0.0, 4.0]])
+    tensor([4., 3.], dtype=float64)
+    """
     return rec.svdvals(matrices("svdvals", x))
 
 
 def eigh(x: Any, UPLO: str = "L") -> EighResult:
-    """Return eigenvalues, from small to large, and eigenvectors of Hermitian matrices.
+    """Return the eigenvalues and eigenvectors of Hermitian matrices.
 
-    What holds for the vectors of ``svd`` holds for the eigenvectors.  Of a matrix that is not
-    Hermitian only the lower triangle counts (``UPLO="U"``: the upper), as in NumPy.
+    The gradients of eigenvectors have the same limits as those of the vectors of ``svd``.
+
+    Parameters
+    ----------
+    x : array_like
+        The matrices, in the last two axes.
+    UPLO : {"L", "U"}, optional
+        Which triangle is read: the lower or the upper one.
+
+    Returns
+    -------
+    EighResult
+        A named tuple with ``eigenvalues`` in ascending order, and ``eigenvectors`` in columns.
+
+    Raises
+    ------
+    LinAlgError
+        If LAPACK does not converge.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.linalg.eigh([[2.0, 0.0], [0.0, 1.0]]).eigenvalues
+    tensor([1., 2.], dtype=float64)
     """
     return EighResult(*rec.eigh(square("eigh", x), lower=_checked_uplo("eigh", UPLO)))
 
 
 def eigvalsh(x: Any, UPLO: str = "L") -> Tensor:
-    """Return the eigenvalues of Hermitian matrices, from small to large."""
+    """Return the eigenvalues of Hermitian matrices.
+
+    Parameters
+    ----------
+    x : array_like
+        The matrices, in the last two axes.
+    UPLO : {"L", "U"}, optional
+        Which triangle is read: the lower or the upper one.
+
+    Returns
+    -------
+    Tensor
+        The eigenvalues, in ascending order.
+
+    Raises
+    ------
+    LinAlgError
+        If LAPACK does not converge.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.linalg.eigvalsh([[2.0, 0.0], [0.0, 1.0]])
+    tensor([1., 2.], dtype=float64)
+    """
     return rec.eigvalsh(square("eigvalsh", x), lower=_checked_uplo("eigvalsh", UPLO))
 
 
 def matrix_rank(x: Any, tol: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Tensor:
-    """Count the singular values above ``rtol`` times the largest, or above ``tol``; no gradient flows."""
+    """Return the rank of matrices: the number of singular values above a tolerance.
+
+    Parameters
+    ----------
+    x : array_like
+        The matrices, in the last two axes.
+    tol : array_like, optional
+        The absolute tolerance; one number or one for each matrix.
+    hermitian : bool, optional
+        Whether the matrices are Hermitian, which is faster.
+    rtol : array_like, optional
+        The tolerance relative to the largest singular value; used by default, with max(m, n) times
+        the precision of the dtype.
+
+    Returns
+    -------
+    Tensor
+        The ranks, which have no gradient.
+
+    Raises
+    ------
+    ArgumentError
+        If both ``tol`` and ``rtol`` are given.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.linalg.matrix_rank([[1.0, 2.0], [2.0, 4.0]])
+    tensor(1, dtype=int64)
+    """
     if tol is not None and rtol is not None:
-        raise ArgumentError("matrix_rank: tol and rtol say the same.  Give one of them.")
+        raise ArgumentError("matrix_rank: give either tol or rtol, not both.")
     x = square("matrix_rank", x) if hermitian else matrices("matrix_rank", x)
     if tol is not None:
         limits, relative = tolerance("matrix_rank", "tol", x, tol), None

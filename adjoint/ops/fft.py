@@ -1,8 +1,8 @@
-"""The namespace ``ad.fft``: Fourier transforms, differentiable, as the Array API and NumPy name them.
+"""The namespace ``ad.fft``: differentiable Fourier transforms with the names of the Array API and NumPy.
 
-Three ops carry it, each over several axes: ``fftn`` (complex, both directions), ``rfftn`` (real to
-half spectrum) and ``irfftn`` (back).  Lengths are given per axis: a longer one pads the input with
-zeros, a shorter one cuts it, so that the rule cuts or pads on the way back.
+Three ops implement it, each over several axes: ``fftn`` (complex, both directions), ``rfftn`` (real to half
+spectrum) and ``irfftn`` (back).  Along each axis the input is padded with zeros or cut to a given length;
+the rule cuts or pads in turn.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ __all__ = [
     "rfftn",
 ]
 
-# A transform and its inverse are scaled by 1 and 1/n, 1/√n and 1/√n, or 1/n and 1.  The adjoint
-# of the one runs as the other with the same factor, which the inverse has under this name.
+# A transform and its inverse are scaled by 1 and 1/n, 1/√n and 1/√n, or 1/n and 1.  The adjoint of a transform is
+# the inverse transform with the same factor, which the inverse has under the dual name.
 _DUAL = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
 
 
@@ -74,7 +74,7 @@ def _fftn_rule(xp: Any, g: Any, y: Any, x: Any, n: Shape, axes: Shape, norm: str
 
 
 def _interior(n: int, weight: float, axis: int, dtype: Any) -> Any:
-    """The weights of a half spectrum: 1 at its ends, which have no mirror image, ``weight`` between."""
+    """Return the weights of a half spectrum: 1 at its ends, which have no mirror image, ``weight`` between."""
     w = np.full(n // 2 + 1, weight, dtype)
     w[0] = 1
     if n % 2 == 0:
@@ -90,7 +90,7 @@ def _rfftn_rule(xp: Any, g: Any, y: Any, x: Any, n: Shape, axes: Shape, norm: st
 
 
 def _irfftn_rule(xp: Any, g: Any, y: Any, x: Any, n: Shape, axes: Shape, norm: str) -> Any:
-    # the way back of the above: the interior of the half spectrum counts twice
+    # the adjoint of the rule above: the interior of the half spectrum counts twice
     full = xp.rfftn(g, n=n, axes=axes, norm=_DUAL[norm])
     full = full * _interior(n[-1], 2.0, axes[-1], g.dtype)
     return resized(xp, full, axes, x.shape)
@@ -104,7 +104,7 @@ define("irfftn", in_float32(lambda x, n, axes, norm: np.fft.irfftn(x, s=n, axes=
        params=("n", "axes", "norm"), holomorphic=False, doc="The real output of a half spectrum.")  # fmt: skip
 
 
-# What users write -------------------------------------------------------------------------------
+# Public functions -------------------------------------------------------------------------------
 
 
 def _checked_norm(op: str, norm: Any) -> str:
@@ -129,7 +129,7 @@ def _checked_axes(op: str, x: Tensor, s: Any, axes: Any) -> Shape:
 
 
 def _checked_lengths(op: str, x: Tensor, s: Any, axes: Shape, last: int | None = None) -> Shape:
-    """Return the length of the transform along each axis; None and -1 stand for that of the input."""
+    """Return the length of the transform along each axis; None and -1 mean that of the input."""
     given = [None] * len(axes) if s is None else list(s) if isinstance(s, (tuple, list)) else None
     if given is None or len(given) != len(axes):
         raise ArgumentError(f"{op}: s has one length per axis, {len(axes)} in all, but got {s!r}.")
@@ -186,8 +186,26 @@ def _one(n: Any) -> Any:
 
 
 def fft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
-    """Transform along one axis; ``n`` pads it with zeros or cuts it first.
+    """Return the discrete Fourier transform along an axis.
 
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    n : int, optional
+        The length of the transform; the input is cut or padded with zeros to it.
+    axis : int, optional
+        The axis.
+    norm : {"backward", "ortho", "forward"}, optional
+        Whether 1/n scales the inverse (the default), 1/√n both, or 1/n the forward transform.
+
+    Returns
+    -------
+    Tensor
+        The transform, complex.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.fft.fft(ad.tensor([1.0, 0.0, 0.0, 0.0])).real
     tensor([1., 1., 1., 1.], dtype=float64)
@@ -196,79 +214,401 @@ def fft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -
 
 
 def ifft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
-    """Invert ``fft``."""
+    """Return the inverse of ``fft``.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    n : int, optional
+        The length of the transform; the input is cut or padded with zeros to it.
+    axis : int, optional
+        The axis.
+    norm : str, optional
+        The scaling, as in ``fft``.
+
+    Returns
+    -------
+    Tensor
+        The inverse transform, complex.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.fft.ifft(ad.fft.fft([1.0, 2.0])).real
+    tensor([1., 2.], dtype=float64)
+    """
     return _complex_transform("ifft", x, _one(n), (axis,), norm, True)
 
 
 def fftn(x: Any, s: Sequence[int] | None = None, axes: Any = None, norm: str | None = None) -> Tensor:
-    """Transform along several axes: all, or the last ``len(s)``, if none are named."""
+    """Return the discrete Fourier transform along several axes.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    s : sequence of int, optional
+        The lengths of the transform; the input is cut or padded with zeros to them.
+    axes : tuple of int, optional
+        The axes; by default the last ``len(s)``, or all.
+    norm : str, optional
+        The scaling, as in ``fft``.
+
+    Returns
+    -------
+    Tensor
+        The transform, complex.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.fft.fftn(ad.ones((2, 2))).real
+    tensor([[4., 0.],
+            [0., 0.]], dtype=float64)
+    """
     return _complex_transform("fftn", x, s, axes, norm, False)
 
 
 def ifftn(x: Any, s: Sequence[int] | None = None, axes: Any = None, norm: str | None = None) -> Tensor:
-    """Invert ``fftn``."""
+    """Return the inverse of ``fftn``.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    s : sequence of int, optional
+        The lengths of the transform; the input is cut or padded with zeros to them.
+    axes : tuple of int, optional
+        The axes; by default the last ``len(s)``, or all.
+    norm : str, optional
+        The scaling, as in ``fft``.
+
+    Returns
+    -------
+    Tensor
+        The inverse transform, complex.
+    """
     return _complex_transform("ifftn", x, s, axes, norm, True)
 
 
 def fft2(x: Any, s: Sequence[int] | None = None, axes: Any = (-2, -1), norm: str | None = None) -> Tensor:
-    """Transform along two axes."""
+    """Return the discrete Fourier transform along two axes.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    s : sequence of int, optional
+        The lengths of the transform; the input is cut or padded with zeros to them.
+    axes : tuple of int, optional
+        The two axes.
+    norm : str, optional
+        The scaling, as in ``fft``.
+
+    Returns
+    -------
+    Tensor
+        The transform, complex.
+    """
     return _complex_transform("fft2", x, s, axes, norm, False)
 
 
 def ifft2(x: Any, s: Sequence[int] | None = None, axes: Any = (-2, -1), norm: str | None = None) -> Tensor:
-    """Invert ``fft2``."""
+    """Return the inverse of ``fft2``.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    s : sequence of int, optional
+        The lengths of the transform; the input is cut or padded with zeros to them.
+    axes : tuple of int, optional
+        The two axes.
+    norm : str, optional
+        The scaling, as in ``fft``.
+
+    Returns
+    -------
+    Tensor
+        The inverse transform, complex.
+    """
     return _complex_transform("ifft2", x, s, axes, norm, True)
 
 
 def rfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
-    """Transform real input; return the first n // 2 + 1 terms, of which the others are mirror images."""
+    """Return the Fourier transform of real input along an axis.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument, real.
+    n : int, optional
+        The length of the transform; the input is cut or padded with zeros to it.
+    axis : int, optional
+        The axis.
+    norm : str, optional
+        The scaling, as in ``fft``.
+
+    Returns
+    -------
+    Tensor
+        The first ``n // 2 + 1`` terms, complex; the others are their mirror images.
+
+    Raises
+    ------
+    DTypeError
+        If ``x`` is complex.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.fft.rfft([1.0, 0.0, 0.0, 0.0]).real
+    tensor([1., 1., 1.], dtype=float64)
+    """
     return _to_half("rfft", x, _one(n), (axis,), norm)
 
 
 def irfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
-    """Invert ``rfft``; ``n`` is the length of the output, which is even if not given."""
+    """Return the inverse of ``rfft``.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    n : int, optional
+        The length of the result; by default ``2 * (m - 1)`` for m terms.
+    axis : int, optional
+        The axis.
+    norm : str, optional
+        The scaling, as in ``fft``.
+
+    Returns
+    -------
+    Tensor
+        The inverse transform, real.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.fft.irfft([1.0, 1.0, 1.0])
+    tensor([1., 0., 0., 0.], dtype=float64)
+    """
     return _from_half("irfft", x, _one(n), (axis,), norm)
 
 
 def rfftn(x: Any, s: Sequence[int] | None = None, axes: Any = None, norm: str | None = None) -> Tensor:
-    """Transform real input along several axes; the last one is halved."""
+    """Return the Fourier transform of real input along several axes.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument, real.
+    s : sequence of int, optional
+        The lengths of the transform; the input is cut or padded with zeros to them.
+    axes : tuple of int, optional
+        The axes; by default the last ``len(s)``, or all.
+    norm : str, optional
+        The scaling, as in ``fft``.
+
+    Returns
+    -------
+    Tensor
+        The transform, complex; the last axis has ``n // 2 + 1`` terms.
+
+    Raises
+    ------
+    DTypeError
+        If ``x`` is complex.
+    """
     return _to_half("rfftn", x, s, axes, norm)
 
 
 def irfftn(x: Any, s: Sequence[int] | None = None, axes: Any = None, norm: str | None = None) -> Tensor:
-    """Invert ``rfftn``; the last length in ``s`` is that of the output."""
+    """Return the inverse of ``rfftn``.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    s : sequence of int, optional
+        The lengths of the result.
+    axes : tuple of int, optional
+        The axes; by default the last ``len(s)``, or all.
+    norm : str, optional
+        The scaling, as in ``fft``.
+
+    Returns
+    -------
+    Tensor
+        The inverse transform, real.
+    """
     return _from_half("irfftn", x, s, axes, norm)
 
 
 def rfft2(x: Any, s: Sequence[int] | None = None, axes: Any = (-2, -1), norm: str | None = None) -> Tensor:
-    """Transform real input along two axes; the last one is halved."""
+    """Return the Fourier transform of real input along two axes.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument, real.
+    s : sequence of int, optional
+        The lengths of the transform; the input is cut or padded with zeros to them.
+    axes : tuple of int, optional
+        The two axes.
+    norm : str, optional
+        The scaling, as in ``fft``.
+
+    Returns
+    -------
+    Tensor
+        The transform, complex; the last axis has ``n // 2 + 1`` terms.
+
+    Raises
+    ------
+    DTypeError
+        If ``x`` is complex.
+    """
     return _to_half("rfft2", x, s, axes, norm)
 
 
 def irfft2(x: Any, s: Sequence[int] | None = None, axes: Any = (-2, -1), norm: str | None = None) -> Tensor:
-    """Invert ``rfft2``."""
+    """Return the inverse of ``rfft2``.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    s : sequence of int, optional
+        The lengths of the result.
+    axes : tuple of int, optional
+        The two axes.
+    norm : str, optional
+        The scaling, as in ``fft``.
+
+    Returns
+    -------
+    Tensor
+        The inverse transform, real.
+    """
     return _from_half("irfft2", x, s, axes, norm)
 
 
 def hfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
-    """Transform a signal with Hermitian symmetry, given by its first half, to real output."""
+    """Return the Fourier transform of a signal with Hermitian symmetry.
+
+    Parameters
+    ----------
+    x : array_like
+        The first half of the signal.
+    n : int, optional
+        The length of the result; by default ``2 * (m - 1)`` for m terms.
+    axis : int, optional
+        The axis.
+    norm : str, optional
+        The scaling, as in ``fft``.
+
+    Returns
+    -------
+    Tensor
+        The transform, real.
+    """
     return _from_half(
         "hfft", rec.conj(_complex_input("hfft", x)), _one(n), (axis,), _DUAL[_checked_norm("hfft", norm)]
     )
 
 
 def ihfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
-    """Invert ``hfft``."""
+    """Return the inverse of ``hfft``.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument, real.
+    n : int, optional
+        The length of the transform; the input is cut or padded with zeros to it.
+    axis : int, optional
+        The axis.
+    norm : str, optional
+        The scaling, as in ``fft``.
+
+    Returns
+    -------
+    Tensor
+        The first half of the signal, complex.
+
+    Raises
+    ------
+    DTypeError
+        If ``x`` is complex.
+    """
     return rec.conj(_to_half("ihfft", x, _one(n), (axis,), _DUAL[_checked_norm("ihfft", norm)]))
 
 
 def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return the frequencies of the terms of ``fft``, for samples ``d`` apart."""
+    """Return the frequencies of the terms of ``fft``.
+
+    Parameters
+    ----------
+    n : int
+        The length of the transform.
+    d : float, optional
+        The distance of the samples.
+    dtype : dtype, optional
+        A float dtype; by default float64.
+    device : str, optional
+        Accepted for the Array API; only ``"cpu"`` exists.
+
+    Returns
+    -------
+    Tensor
+        The frequencies, negative ones last.
+
+    Raises
+    ------
+    ArgumentError
+        If ``n`` is less than 1, or ``d`` is 0.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.fft.fftfreq(4)
+    tensor([ 0.  ,  0.25, -0.5 , -0.25], dtype=float64)
+    """
     return _frequencies("fftfreq", np.fft.fftfreq, n, d, dtype, device)
 
 
 def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return the frequencies of the terms of ``rfft``, for samples ``d`` apart."""
+    """Return the frequencies of the terms of ``rfft``.
+
+    Parameters
+    ----------
+    n : int
+        The length of the transform.
+    d : float, optional
+        The distance of the samples.
+    dtype : dtype, optional
+        A float dtype; by default float64.
+    device : str, optional
+        Accepted for the Array API; only ``"cpu"`` exists.
+
+    Returns
+    -------
+    Tensor
+        The frequencies.
+
+    Raises
+    ------
+    ArgumentError
+        If ``n`` is less than 1, or ``d`` is 0.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.fft.rfftfreq(4)
+    tensor([0.  , 0.25, 0.5 ], dtype=float64)
+    """
     return _frequencies("rfftfreq", np.fft.rfftfreq, n, d, dtype, device)
 
 
@@ -290,12 +630,44 @@ def _frequencies(op: str, function: Any, n: int, d: float, dtype: Any, device: A
 
 
 def fftshift(x: Any, axes: Any = None) -> Tensor:
-    """Move the term of frequency zero to the middle of ``axes``: of all, if none are named."""
+    """Move the term of frequency zero to the middle.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axes : int or tuple of int, optional
+        The axes; all of them by default.
+
+    Returns
+    -------
+    Tensor
+        The shifted tensor.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.fft.fftshift([0, 1, -2, -1])
+    tensor([-2, -1,  0,  1], dtype=int64)
+    """
     return _shifted("fftshift", x, axes, 1)
 
 
 def ifftshift(x: Any, axes: Any = None) -> Tensor:
-    """Undo ``fftshift``."""
+    """Return the inverse of ``fftshift``.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axes : int or tuple of int, optional
+        The axes; all of them by default.
+
+    Returns
+    -------
+    Tensor
+        The shifted tensor.
+    """
     return _shifted("ifftshift", x, axes, -1)
 
 

@@ -1,9 +1,9 @@
 """Derivatives at repeated eigenvalues and singular values.
 
-Singular vectors and eigenvectors are given only up to a gauge: their sign or phase, and, where values
-repeat, a rotation among them.  A function that does not depend on the gauge has a derivative, and the
-rules find it: a quotient whose denominator is the distance of two equal values then has the numerator 0,
-and counts as 0.  Where the numerator is not 0 there is no derivative, and ``gauge_quotient`` raises.
+Eigenvectors and singular vectors are determined only up to a gauge: their sign or phase, and a rotation
+where values repeat.  A function that does not depend on the gauge has a derivative.  Its formula divides by
+the distance of two values; where that distance is 0, so is the numerator, and the quotient counts as 0.  If
+the numerator is not 0, there is no derivative, and ``gauge_quotient`` raises.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ _WHY = {
     "null": "the function depends on which vectors {i} and {j} of the null space were chosen",
     "second": "values {i} and {j} are equal, where a function of the values has first derivatives, but second ones "
     "cannot be found this way",
-    "forward": "in this direction the vectors of the equal values {i} and {j} turn into each other, and forward mode "
-    "cannot know whether the function depends on that; ad.grad can",
-    "forward zero": "in this direction the vectors of singular value {j}, which is 0, turn by an angle that is not "
-    "determined",
+    "forward": "in this direction the vectors of the equal values {i} and {j} rotate into each other, and forward mode "
+    "cannot find out whether the function depends on that (ad.grad can)",
+    "forward zero": "in this direction the vectors of singular value {j}, which is 0, rotate by an undetermined angle",
     "phase": "the function depends on the phase of vector {j}, which is arbitrary",
 }
 _FORWARD = {"equal": "forward", "zero": "forward zero"}
@@ -43,13 +42,16 @@ _CLOSE = (
     "values {i} and {j} differ by {gap:.1e} of the largest one",
     "singular value {j} is {gap:.1e} of the largest one",
 )
-_FLOOR = 1e-2  # smaller quotients count as this part of what is usual: they may be rounding errors alone
+_FLOOR = (
+    1e-2  # smaller quotients, relative to the usual size, are treated as this: they may be rounding errors
+)
 
 
 def _gauge_quotient(x: Any, y: Any, size: Any, span: Any, op: str, why: str, order: int) -> Any:
-    """x / y; where y is 0 up to rounding (of ``span``), x must be 0 too (of ``size``), and so is the quotient.
+    """Return x / y; where y is 0 up to rounding (relative to ``span``), x must be 0 (relative to ``size``).
 
-    ``order`` is that of the derivative: an error in x grows by the factor span / y with each order.
+    The quotient is 0 there.  ``order`` is that of the derivative: an error in x grows by the factor span /
+    y with each order.
     """
     eps = np.finfo(x.dtype).eps
     rounding = eps * x.shape[-1]
@@ -97,13 +99,13 @@ def _quotient_dy(
 def _next_quotient(
     xp: Any, g: Any, z: Any, y: Any, size: Any, span: Any, op: str, why: str, order: int
 ) -> Any:
-    # how large the quotients are, and so the derivatives that rounding errors compare with
+    # the size of the quotients, and so of the derivatives, with which rounding errors are compared
     scale = xp.maximum(_FLOOR, largest(xp, z) * span / xp.where(size == 0, np.inf, size))
     return xp.gauge_quotient(g, y, largest(xp, g) * scale, span, op=op, why=why, order=order + 1)
 
 
 def largest(xp: Any, x: Any) -> Any:
-    """The largest absolute value in each matrix."""
+    """Return the largest absolute value in each matrix."""
     return xp.max(xp.abs(x), axis=(-2, -1), keepdims=True)
 
 
@@ -121,16 +123,16 @@ define("gauge_quotient", _gauge_quotient, _quotient_dx, _quotient_dy, None, None
 
 
 def skew(xp: Any, x: Any) -> Any:
-    """Twice the part of square matrices that changes its sign in the adjoint."""
+    """Return twice the skew-Hermitian part of square matrices."""
     return x - adjoint_of(xp, x)
 
 
 def turns(xp: Any, inner: Any, gaps: Any, size: Any, span: Any, op: str) -> Any:
-    """How far the vectors turn into each other: the skew part of ``inner`` over the gaps of the values."""
+    """Return how the vectors rotate into each other: the skew part of ``inner`` over the distances of the values."""
     n = inner.shape[-1]
     own = np.eye(n, dtype=bool)
     turned = skew(xp, inner) / 2
-    if inner.dtype.kind == "c":  # a vector turning into i times itself is a change of its phase
+    if inner.dtype.kind == "c":  # a vector that moves towards i times itself changes its phase
         xp.gauge_quotient(xp.where(own, turned, 0), gaps, size, span, op=op, why="phase", order=1)
     return xp.gauge_quotient(
         xp.where(own, 0, turned), apart(xp, gaps, span), size, span, op=op, why="equal", order=1
@@ -143,7 +145,7 @@ def apart(xp: Any, gaps: Any, span: Any) -> Any:
 
 
 def refuse_mixed(xp: Any, inner: Any, g: Any, gaps: Any, span: Any, op: str) -> None:
-    """Raise where equal values and their vectors are both used: h(w) vvᵀ needs h', which is not seen here."""
+    """Raise where a function uses equal values and their vectors: h(w) vvᵀ needs h', which is not known here."""
     n = inner.shape[-1]
     symmetric = xp.abs(inner + adjoint_of(xp, inner))
     used = xp.abs(g)[..., :, None] + xp.abs(g)[..., None, :]
@@ -165,8 +167,8 @@ def _spectral_dx(xp: Any, g: Any, z: Any, x: Any, s: Any, u: Any, vh: Any, op: s
 def _spectral_du(xp: Any, g: Any, z: Any, x: Any, s: Any, u: Any, vh: Any, op: str) -> Any:
     gv = xp.matmul(g, adjoint_of(xp, vh))
     if s.shape[-1]:
-        # where values are equal, x as a function of them turns the vectors by an angle of any size, which
-        # no derivative of s, u and vh follows
+        # where values are equal, x as a function of them can rotate the vectors by any angle, which the
+        # derivatives of s, u and vh do not describe
         own = np.eye(s.shape[-1], dtype=bool)
         inner = xp.matmul(adjoint_of(xp, u), gv)
         symmetric = xp.where(own, 0, inner + adjoint_of(xp, inner))

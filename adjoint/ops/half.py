@@ -1,6 +1,7 @@
-"""Half precision (float16, and bfloat16 of ml_dtypes): computed in float32, and rounded once.
+"""Half precision (float16, and bfloat16 of ml_dtypes), which is computed in float32 and rounded once.
 
-NumPy does not know bfloat16: a Python number beside it gives float32 or float64, its products are float32.
+NumPy does not support bfloat16 fully: with a Python number it gives float32 or float64, and its products
+are float32.
 """
 
 from __future__ import annotations
@@ -15,31 +16,32 @@ __all__ = ["in_float32", "is_half", "rounded", "wide", "widened"]
 
 
 def is_half(x: Any) -> bool:
-    """Tell arrays of float16 and bfloat16."""
+    """Return whether an array is float16 or bfloat16."""
     return x.dtype.itemsize == 2 and x.dtype.kind not in "iu"
 
 
 def wide(x: Any) -> Any:
-    """Return half precision as float32, anything else as it is."""
-    # ``is_half`` written out: this is in the way of every sum
+    """Convert half precision to float32; return other arrays unchanged."""
+    # ``is_half`` inlined, because every sum calls this
     return x.astype(np.float32) if x.dtype.itemsize == 2 and x.dtype.kind not in "iu" else x
 
 
 def widened(xp: Any, x: Any) -> Any:
-    """Return half precision as float32 in any namespace, anything else as it is."""
+    """Convert half precision to float32 in any namespace; return other arrays unchanged."""
     return xp.astype(x, dtype=np.dtype(np.float32)) if is_half(x) else x
 
 
 def rounded(y: Any, *arrays: Any) -> Any:
-    """Return a result in the half precision that all its arguments have; otherwise as it is."""
+    """Round a result to half precision if all its arguments have it."""
     dtype = np.result_type(*arrays)
     return y.astype(dtype, copy=False) if dtype.itemsize == 2 and y.dtype.kind not in "biu" else y
 
 
 def in_float32(forward: Callable[..., Any], *first: Any) -> Callable[..., Any]:
-    """Return a forward that computes half precision in float32; an output that is not a float stays.
+    """Return a forward function that computes half precision in float32.
 
-    ``first`` are given before the arrays: the namespace ``raw``, of a forward that is written on one.
+    ``first`` are arguments in front of the arrays, such as the namespace ``raw``.  Outputs that are not
+    floats are returned unchanged.
     """
     if first:
         forward = functools.partial(forward, *first)

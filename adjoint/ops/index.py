@@ -1,4 +1,4 @@
-"""Indexing: reading by any NumPy index, writing, and writing that makes a new tensor (``x.at[i].set``)."""
+"""Indexing: reading by any NumPy index, writing in place, and updates that return a new tensor (``x.at[i].set``)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Key = tuple[Any, ...]
 def canonical_key(shape: Shape, key: Any, check: bool = True) -> Key:
     """Check an index against a shape; return it as a tuple of slices, ints, arrays, None and one Ellipsis.
 
-    Boolean masks become the positions of their true elements, so that every key is static.
-    Without ``check`` nobody looks whether numbers are in range: NumPy will, a third faster.
+    Boolean masks become the positions of their true elements, so that every key is static.  Without
+    ``check``, NumPy checks the range of numbers, which is a third faster.
     """
     plain = _plain_key(shape, key if type(key) is tuple else (key,))
     if plain is not None:
@@ -59,7 +59,7 @@ def canonical_key(shape: Shape, key: Any, check: bool = True) -> Key:
 
 
 def _plain_key(shape: Shape, key: tuple[Any, ...]) -> Key | None:
-    """Check an index of ints, slices, None and Ellipsis, the usual ones; None if it is another."""
+    """Return the usual indices (ints, slices, None and Ellipsis) as a tuple if they are valid; None for others."""
     axis, gap = 0, len(key)
     for i, k in enumerate(key):
         kind = type(k)
@@ -86,7 +86,7 @@ def _plain_key(shape: Shape, key: tuple[Any, ...]) -> Key | None:
         if type(k) is int:
             n = shape[axis]
             if not -n <= k < n:
-                return None  # the full check says what is wrong
+                return None  # the full check raises the error
         if i == gap:
             axis += rest
         elif k is not None:
@@ -110,13 +110,13 @@ def _key_item(k: Any) -> Any:
             raise IndexingError(f"a slice cannot have step 0, as {whole} has.")
         return whole
     if isinstance(k, (str, bytes)):
-        raise IndexingError(f"an index is made of whole numbers, slices and masks, but got {k!r}.")
+        raise IndexingError(f"an index consists of integers, slices and masks, but got {k!r}.")
     array = array_of(k)
     if array.dtype == bool:
         return array if array.ndim else bool(array)
     if array.dtype.kind not in "iu" and array.size:
         raise IndexingError(
-            f"an index is made of whole numbers, slices and masks, but got {array.dtype} values.\n"
+            f"an index consists of integers, slices and masks, but got {array.dtype} values.\n"
             "  Cast them if that is meant: i.astype(int)."
         )
     return int(array) if array.ndim == 0 else np.array(as_index(raw, array))
@@ -126,7 +126,7 @@ def _whole(value: Any) -> int:
     try:
         return value.__index__()
     except (AttributeError, TypeError):
-        raise IndexingError(f"a slice is made of whole numbers, but got {value!r}.") from None
+        raise IndexingError(f"a slice needs integers, but got {value!r}.") from None
 
 
 def _check_item(shape: Shape, axis: int, k: Any) -> None:
@@ -189,8 +189,26 @@ define("index_set", _index_set,
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """Return ``x[key]`` for any index that NumPy takes; gradients of repeated elements add up."""
-    if type(key) is int and type(x) is Tensor:  # as component by component code has it
+    """Return ``x[key]`` for any index that NumPy takes; gradients of repeated elements add up.
+
+    Parameters
+    ----------
+    x : Tensor
+        The tensor.
+    key : index
+        Integers, slices, masks and index arrays.
+
+    Returns
+    -------
+    Tensor
+        The elements; a view where NumPy returns one.
+
+    Raises
+    ------
+    IndexingError
+        If the index does not fit the shape.
+    """
+    if type(key) is int and type(x) is Tensor:  # the usual case in code that works element by element
         shape = x._data.shape
         if shape and -shape[0] <= key < shape[0]:
             return rec.index(x, key=(key, ...))
@@ -202,17 +220,32 @@ def getitem(x: Tensor, key: Any) -> Tensor:
         return rec.index(x, key=found)
     except (ShapeError, IndexingError) as error:
         problem = str(error)
-    canonical_key(x.shape, key)  # says what is wrong, where it can
+    canonical_key(x.shape, key)  # raises a precise error in most cases
     raise IndexingError(f"cannot index shape {x.shape}: {problem}")
 
 
 def setitem(x: Tensor, key: Any, value: Any) -> None:
-    """Write ``value``, which broadcasts, into the elements of ``x[key]``; no gradient passes."""
+    """Write into the elements ``x[key]`` in place; no gradient flows to the value.
+
+    Parameters
+    ----------
+    x : Tensor
+        The tensor.
+    key : index
+        Integers, slices, masks and index arrays.
+    value : array_like
+        The value, which broadcasts.
+
+    Raises
+    ------
+    InPlaceError
+        If the value requires grad, or ``x`` must not be written to.
+    """
     if isinstance(value, Tensor) and tracked(value) and grad_mode.get():
         raise InPlaceError(
-            "x[key] = value: the value requires grad, and a write does not pass its gradient on.\n"
-            "  x = x.at[key].set(value) does, and x = x.at[key].add(v) in place of x[key] += v; "
-            "value.detach(), or ad.no_grad(), if none is meant."
+            "x[key] = value: the value requires grad, and no gradient flows through a write in place.\n"
+            "  Use x = x.at[key].set(value), or x = x.at[key].add(v) in place of x[key] += v.  "
+            "If no gradient is needed, write value.detach(), or use ad.no_grad()."
         )
     for t in (x, value):
         if type(t) is Traced and t._data.numbers() is None:
@@ -235,16 +268,16 @@ def _has_traced(key: Any) -> bool:
 
 
 def _traced_rows(x: Tensor, key: Any) -> tuple[Tensor, Tensor]:
-    """Turn an index of the first axes, by whole numbers inside a transform, into one of rows.
+    """Convert an index of the first axes, with integers inside a transform, to an index of rows.
 
-    Return the tensor with these axes as one, and the positions in it; what is out of range is so
-    there too, for the op that uses it to refuse.
+    Return the tensor with these axes merged, and the positions.  A position out of range stays out of
+    range, so that the op that uses it raises.
     """
     items = list(key) if type(key) is tuple else [key]
     items = items[:-1] if items[-1] is Ellipsis else items
     if len(items) > x.ndim or not all(isinstance(k, (int, np.ndarray, Tensor)) for k in items):
         raise IndexingError(
-            "inside a transform, an index with traced values is made of whole numbers for the first axes alone.\n"
+            "inside a transform, an index with traced values can only have integers, for the first axes.\n"
             "  Use ad.take or ad.take_along_axis for other axes, and ad.where in place of a mask."
         )
     lengths = x.shape[: len(items)]
@@ -255,7 +288,7 @@ def _traced_rows(x: Tensor, key: Any) -> tuple[Tensor, Tensor]:
         i = asarray(k)
         if i.dtype.kind not in "iu":
             raise IndexingError(
-                f"inside a transform, an index is made of whole numbers, but got {i.dtype} values.\n"
+                f"inside a transform, indices must be integers, but got {i.dtype} values.\n"
                 "  Use ad.where in place of a mask."
             )
         i = as_index(rec, i)
@@ -267,8 +300,17 @@ def _traced_rows(x: Tensor, key: Any) -> tuple[Tensor, Tensor]:
 
 
 class At:
-    """``x.at[key]``: updates that return a new tensor, differentiable in both the old and the new.
+    """Updates of elements that return a new tensor, as ``x.at[key].set(value)``.
 
+    Gradients flow to the tensor and to the value.
+
+    Parameters
+    ----------
+    x : Tensor
+        The tensor.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> x = ad.tensor([1.0, 2.0, 3.0])
     >>> x.at[1].set(9.0)
@@ -293,14 +335,33 @@ class At:
         return chosen
 
     def get(self) -> Tensor:
-        """Return the elements themselves."""
+        """Return the elements.
+
+        Returns
+        -------
+        Tensor
+            The elements ``x[key]``.
+        """
         if self._rows is not None:
             rows, i = self._rows
             return rec.take(rows, i, axis=-rows.ndim)
         return rec.index(self._x, key=self._checked())
 
     def set(self, value: Any) -> Tensor:
-        """Return a copy with ``value`` there; of repeated positions the last one counts."""
+        """Return a copy with the elements replaced.
+
+        If a position is repeated, the last value is kept.
+
+        Parameters
+        ----------
+        value : array_like
+            The new values, which broadcast.
+
+        Returns
+        -------
+        Tensor
+            The new tensor.
+        """
         if self._rows is not None:
             return self._set_rows(*self._rows, value)
         x, key, value = self._x, self._checked(), self._spread(value)
@@ -317,7 +378,20 @@ class At:
         return rec.reshape(out, shape=x.shape)
 
     def add(self, value: Any) -> Tensor:
-        """Return a copy with ``value`` added there."""
+        """Return a copy with a value added to the elements.
+
+        Values at repeated positions add up.
+
+        Parameters
+        ----------
+        value : array_like
+            The values to add, which broadcast.
+
+        Returns
+        -------
+        Tensor
+            The new tensor.
+        """
         if self._rows is not None:
             rows, i = self._rows
             value = self._fitted(value, (*i.shape, *rows.shape[1:]))
@@ -327,19 +401,53 @@ class At:
         return self._x + rec.unindex(value, key=self._checked(), shape=self._x.shape)
 
     def mul(self, value: Any) -> Tensor:
-        """Return a copy with the elements there multiplied by ``value``."""
+        """Return a copy with the elements multiplied by a value.
+
+        Parameters
+        ----------
+        value : array_like
+            The factors, which broadcast.
+
+        Returns
+        -------
+        Tensor
+            The new tensor.
+        """
         return self._update(rec.multiply, value)
 
     def max(self, value: Any) -> Tensor:
-        """Return a copy with the larger of the element there and ``value``; equals share the gradient.
+        """Return a copy with the larger one of each element and a value.
 
-        Repeated positions are folded in order, and the share is halved at each step: of an element and
-        two values that are all equal they get ¼, ¼ and ½.
+        Equal numbers share the gradient.  Repeated positions are applied in order, and the share is halved
+        each time: an element and two values that are all equal get ¼, ¼ and ½.
+
+        Parameters
+        ----------
+        value : array_like
+            The values to compare with, which broadcast.
+
+        Returns
+        -------
+        Tensor
+            The new tensor.
         """
         return self._update(rec.maximum, value)
 
     def min(self, value: Any) -> Tensor:
-        """Return a copy with the smaller of the element there and ``value``; equals as in ``max``."""
+        """Return a copy with the smaller one of each element and a value.
+
+        Equal numbers share the gradient, as in ``max``.
+
+        Parameters
+        ----------
+        value : array_like
+            The values to compare with, which broadcast.
+
+        Returns
+        -------
+        Tensor
+            The new tensor.
+        """
         return self._update(rec.minimum, value)
 
     def _set_rows(self, rows: Tensor, i: Tensor, value: Any) -> Tensor:
@@ -353,7 +461,7 @@ class At:
 
     def _checked(self) -> Key:
         if self._rows is not None:
-            raise InputError("x.at[i] with an index inside a transform has get, set and add alone.")
+            raise InputError("x.at[i] with an index inside a transform supports get, set and add only.")
         if self._key is None:
             raise InputError("x.at needs an index first: x.at[i].set(v).")
         return self._key
@@ -382,7 +490,7 @@ class At:
         x, key, value = self._x, self._checked(), self._spread(value)
         if is_basic(key):
             return rec.index_set(x, combine(rec.index(x, key=key), value), key=key)
-        # positions in the flattened tensor; repeats are applied round by round, in order
+        # positions in the flattened tensor; repeats are applied one after the other
         flat = flat_positions(key, x.shape)
         out, values = rec.reshape(x, shape=(x.size,)), rec.reshape(value, shape=(flat.size,))
         for chosen in _rounds(flat):

@@ -1,4 +1,4 @@
-"""The pseudo-inverse and least squares, and which singular values count as zero."""
+"""The pseudo-inverse and least squares, and the tolerances below which singular values count as zero."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def _pinv(x: Any, rtol: Any) -> Any:
     try:
         return np.linalg.pinv(x, rcond=rtol)
     except np.linalg.LinAlgError:
-        raise blame("pinv", x, np.linalg.svd, "has no singular values", "Check the input.") from None
+        raise blame(
+            "pinv", x, np.linalg.svd, "has singular values that LAPACK did not find", "Check the input."
+        ) from None
 
 
 def _pinv_rule(xp: Any, g: Any, y: Any, x: Any, rtol: Any) -> Any:
@@ -49,7 +51,7 @@ define("pinv", _pinv, _pinv_rule, saves="yx", kind="general", params=("rtol",), 
 
 
 def _above(s: Any, rtol: Any) -> Any:
-    """Which singular values count."""
+    """Return which singular values are above the tolerance."""
     return s > np.asarray(rtol)[..., None] * s[..., :1]
 
 
@@ -66,14 +68,16 @@ def _singular(op: str, x: Any) -> tuple[Any, Any, Any]:
         u, s, vh = np.linalg.svd(x, full_matrices=False)
         return u, s, vh
     except np.linalg.LinAlgError:
-        raise blame(op, x, np.linalg.svd, "has no singular values", "Check the input.") from None
+        raise blame(
+            op, x, np.linalg.svd, "has singular values that LAPACK did not find", "Check the input."
+        ) from None
 
 
 def _off_range(x: Any, y: Any, rtol: Any) -> Any:
     u, s, _ = _singular("lstsq", x)
     counts = _above(s, rtol)
     u = np.where(counts[..., None, :], u, 0)
-    for _ in range(2):  # again: what rounding left inside
+    for _ in range(2):  # the second time removes the rounding errors of the first
         y = y - u @ (adjoint_of(raw, u) @ y)
     full = (counts.sum(axis=-1) == x.shape[-2])[..., None, None]
     return np.where(full, 0, y)
@@ -135,7 +139,7 @@ def _truncated_rule(xp: Any, g: Any, y: Any, x: Any, rtol: Any) -> Any:
     neither = xp.logical_not(xp.logical_or(row, column))
     middle = xp.where(mixed, change, xp.where(neither, -inner, 0))
     dx = g + xp.matmul(xp.matmul(u, middle), vh)
-    if x.shape[-2] > s.shape[-1]:  # what leads out of the space that u, or v, spans
+    if x.shape[-2] > s.shape[-1]:  # the part outside the space that u, or v, spans
         outside = xp.matmul(g - xp.matmul(u, xp.matmul(uh, g)), v)
         dx = dx - xp.matmul(xp.where(column, 0, outside), vh)
     if x.shape[-1] > s.shape[-1]:
@@ -148,11 +152,11 @@ define("truncated", _truncated, _truncated_rule, saves="x", kind="general", para
        batch="leading", doc="Matrices without their small singular values.")  # fmt: skip
 
 
-# What users write -------------------------------------------------------------------------------
+# Public functions -------------------------------------------------------------------------------
 
 
 def tolerance(op: str, name: str, x: Tensor, value: Any) -> Any:
-    """Return a number, or one number per matrix."""
+    """Check a tolerance, and return it as a number or as an array with one number for each matrix."""
     limits = array_of(constant(op, name, value))
     if limits.dtype.kind not in "iuf" or broadcast_shapes(op, x.shape[:-2], limits.shape) != x.shape[:-2]:
         raise InputError(f"{op}: {name} is a number, or one number per matrix, but got {value!r}.")
@@ -160,21 +164,49 @@ def tolerance(op: str, name: str, x: Tensor, value: Any) -> Any:
 
 
 def rank_tolerance(op: str, x: Tensor, rtol: Any) -> Any:
-    """Return below which part of the largest one a singular value counts as zero: a number, or one per matrix."""
+    """Return the relative tolerance below which singular values count as zero."""
     if rtol is None:
         return float(max(x.shape[-2:], default=0) * np.finfo(x.dtype).eps)
     return tolerance(op, "rtol", x, rtol)
 
 
 def pinv(x: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Tensor:
-    """Return the Moore-Penrose inverse.
+    """Return the Moore-Penrose inverse of matrices.
 
-    Singular values up to ``rtol`` (or ``rcond``) times the largest count as zero, for the value and for the
-    gradient.  If it is None, that is max(m, n) times the precision of the dtype, and the gradient is that of
-    matrices of the same rank.  ``hermitian`` reads the lower triangle only.
+    By default, singular values up to max(m, n) times the precision of the dtype, relative to the largest
+    one, count as zero, and the gradient is that of matrices of the same rank.  With a given tolerance the
+    small singular values are removed first, for value and gradient.
+
+    Parameters
+    ----------
+    x : array_like
+        The matrices, in the last two axes.
+    rcond : array_like, optional
+        NumPy's older name for ``rtol``.
+    hermitian : bool, optional
+        Whether the matrices are Hermitian; only the lower triangle is read then.
+    rtol : array_like, optional
+        The tolerance relative to the largest singular value; one number or one for each matrix.
+
+    Returns
+    -------
+    Tensor
+        The pseudo-inverses.
+
+    Raises
+    ------
+    ArgumentError
+        If both ``rcond`` and ``rtol`` are given.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.linalg.pinv([[2.0, 0.0], [0.0, 0.0]])
+    tensor([[0.5, 0. ],
+            [0. , 0. ]], dtype=float64)
     """
     if rcond is not None and rtol is not None:
-        raise ArgumentError("pinv: rcond and rtol say the same.  Give one of them.")
+        raise ArgumentError("pinv: give either rcond or rtol, not both.")
     x = rec.mirror(square("pinv", x)) if hermitian else matrices("pinv", x)
     given = rtol if rcond is None else rcond
     limit = rank_tolerance("pinv", x, given)
@@ -182,7 +214,7 @@ def pinv(x: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = None
 
 
 class LstsqResult(NamedTuple):
-    """A least-squares solution, the sums of squared residuals, the rank and the singular values."""
+    """Result of ``lstsq``: solution, sums of squared residuals, rank and singular values."""
 
     solution: Tensor
     residuals: Tensor
@@ -191,11 +223,36 @@ class LstsqResult(NamedTuple):
 
 
 def lstsq(x: Any, y: Any, rcond: Any = None) -> LstsqResult:
-    """Solve ``x @ z = y`` in the least-squares sense, with the smallest z where there are several.
+    """Return the least-squares solution of ``x @ z = y``; of several ones the shortest.
 
-    As NumPy's, but batched: ``y`` is a vector if it has one axis.  ``rcond`` is that of ``pinv``, or -1 for the
-    precision of the dtype.  The residuals are empty where the rank of any matrix is less than the number of columns,
-    or there are no more equations than unknowns; inside a transform full rank is assumed for them.
+    It follows NumPy's function, with batches.  The residuals are empty where the rank of a matrix is less
+    than its number of columns, or there are no more equations than unknowns.  Inside a transform full rank
+    is assumed.
+
+    Parameters
+    ----------
+    x : array_like
+        The matrices, in the last two axes.
+    y : array_like
+        The right-hand side: a vector if it has one axis, else a stack of matrices.
+    rcond : float, optional
+        The tolerance, as in ``pinv``; -1 for the precision of the dtype.
+
+    Returns
+    -------
+    LstsqResult
+        A named tuple with ``solution``, ``residuals``, ``rank`` and ``singular_values``.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.linalg.lstsq([[1.0], [1.0]], [1.0, 3.0]).solution
+    tensor([2.], dtype=float64)
     """
     x, y = matrices("lstsq", x), floats("lstsq", y)
     vector = y.ndim == 1
@@ -213,7 +270,7 @@ def lstsq(x: Any, y: Any, rcond: Any = None) -> LstsqResult:
     counted = x if rcond is None else rec.truncated(x, rtol=rtol)
     z = rec.lstsq(counted, columns, rtol=rtol)
     rank = rec.matrix_rank(x, tol=None, rtol=rtol, hermitian=False)
-    known = rank._data  # inside a transform there are no numbers to look at: full rank is assumed
+    known = rank._data  # inside a transform the rank is not known: full rank is assumed
     if x.shape[-2] > x.shape[-1] and (type(known) is not np.ndarray or bool((known == x.shape[-1]).all())):
         off = rec.abs(columns - matmul(x, z))
         residuals = rec.sum(off * off, axis=(-2,), keepdims=False)

@@ -1,4 +1,4 @@
-"""What the ops on matrices share: checks before, the adjoint of a matrix, and who failed in a batch."""
+"""Helpers of the ops on matrices: argument checks, conjugate transposes, and errors that name the failing matrix."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def floats(op: str, x: Any) -> Tensor:
-    """Return a tensor of floats; integers become float64, half precision is refused as LAPACK has none."""
+    """Return a tensor of floats; integers become float64, and half precision raises, as LAPACK has none."""
     x = asarray(x)
     if x.dtype.kind in "biu":
         return rec.astype(x, dtype=np.dtype(np.float64))
@@ -99,9 +99,10 @@ def _is_hermitian(x: Any) -> Any:
 
 
 def of_triangle(xp: Any, g: Any, x: Any, lower: bool) -> Any:
-    """Return the gradient of x, of which one triangle is read, from the Hermitian gradient of the whole matrix.
+    """Return the gradient of ``x``, of which one triangle is read, from the Hermitian gradient of the whole matrix.
 
-    That of a Hermitian matrix stays Hermitian; in others the triangle that is not read has none.
+    The gradient of a Hermitian matrix stays Hermitian; in others, that of the triangle that is not read is
+    0.
     """
     n = x.shape[-1]
     read = np.tri(n, k=-1, dtype=np.finfo(x.dtype).dtype)
@@ -129,7 +130,7 @@ define("mirror", lambda x: mirror(raw, x, True), _mirror_rule, saves="x", kind="
 
 
 def blame(op: str, x: Any, fails: Callable[[Any], Any], what: str, cure: str) -> LinAlgError:
-    """Make the error that names the first matrix of a batch for which ``fails`` raises."""
+    """Return the error that names the first matrix of a batch for which ``fails`` raises."""
     for index in np.ndindex(x.shape[:-2]):
         try:
             fails(x[index])

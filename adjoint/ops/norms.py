@@ -1,4 +1,4 @@
-"""Norms of vectors and matrices.  At zero, where a norm has a corner, the gradient is 0."""
+"""Norms of vectors and matrices, and condition numbers.  At zero, where a norm has a corner, the gradient is 0."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _vector_norm(x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
 
 
 def _rescaled(a: Any, ord: float, axis: Shape, keepdims: bool, found: Any, extreme: Any) -> Any:
-    """Divide out what is huge or tiny, whose powers leave the range of floats."""
+    """Compute norms again on scaled elements where their powers overflow or underflow."""
     scale = (
         np.max(a, axis=axis, keepdims=True, initial=0)
         if ord > 0
@@ -80,10 +80,33 @@ define("vector_norm", _vector_norm, _vector_norm_rule, saves="yx", kind="general
 def vector_norm(
     x: Any, *, axis: Any = None, keepdims: bool = False, ord: float = 2, **other: Never
 ) -> Tensor:
-    """Return the norm of the elements over ``axis`` as one vector; ``ord`` is any number, inf and -inf.
+    """Return the norm of the elements over axes, as one vector.
 
-    The gradient at zero is 0.  Of elements that tie for ``ord=inf`` each gets its share.
+    The gradient at zero is 0.  With ``ord=inf``, equal maxima share the gradient.
 
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+    ord : float, optional
+        The order p of the norm; inf and -inf give the maximum and minimum, 0 counts elements.
+
+    Returns
+    -------
+    Tensor
+        The norm.
+
+    Raises
+    ------
+    ArgumentError
+        If ``ord`` is not a number.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> x = ad.tensor([3.0, 4.0], requires_grad=True)
     >>> ad.linalg.vector_norm(x).backward()
@@ -120,7 +143,7 @@ def _extreme(op: str, x: Tensor, ord: float, axes: Shape, keepdims: bool) -> Ten
 
 
 def _numbers(x: Any) -> Tensor:
-    """Return a tensor of floats, half precision too."""
+    """Return a tensor of floats; half precision is kept."""
     x = asarray(x)
     return rec.astype(x, dtype=np.dtype(np.float64)) if x.dtype.kind in "biu" else x
 
@@ -129,7 +152,35 @@ _MATRIX_ORDERS = ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf)
 
 
 def matrix_norm(x: Any, *, keepdims: bool = False, ord: Any = "fro", **other: Never) -> Tensor:
-    """Return the norm of the matrices in the last two axes: "fro", "nuc", 1, -1, 2, -2, inf or -inf."""
+    """Return the norm of the matrices in the last two axes.
+
+    Parameters
+    ----------
+    x : array_like
+        The matrices.
+    keepdims : bool, optional
+        Whether to keep the last two axes with length 1.
+    ord : optional
+        The order: "fro" (Frobenius), "nuc" (nuclear), 1, -1, 2, -2, inf or -inf.
+
+    Returns
+    -------
+    Tensor
+        The norm.
+
+    Raises
+    ------
+    ShapeError
+        If ``x`` has less than two axes.
+    ArgumentError
+        If ``ord`` is unknown.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.linalg.matrix_norm([[3.0, 0.0], [0.0, 4.0]])
+    tensor(5., dtype=float64)
+    """
     if other:
         refuse(matrix_norm, other)
     x = _numbers(x)
@@ -163,8 +214,34 @@ def _spectral_norm(op: str, x: Tensor, ord: Any) -> Tensor:
 
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False, **other: Never) -> Tensor:
-    """Return a vector or matrix norm, as ``np.linalg.norm`` decides: by ``axis``, else by the number of axes.
+    """Return a vector or matrix norm, with the rules of ``np.linalg.norm``.
 
+    The gradient at zero is 0.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    ord : optional
+        The order, as in ``vector_norm`` or ``matrix_norm``; by default the 2-norm or the Frobenius
+        norm.
+    axis : int or tuple of int, optional
+        One axis for vector norms, two for matrix norms; by default all axes.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The norm.
+
+    Raises
+    ------
+    ShapeError
+        If ``ord`` is given without ``axis`` and ``x`` has more than two axes.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> x = ad.zeros(3, requires_grad=True)
     >>> ad.linalg.norm(x).backward()
@@ -204,9 +281,30 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False, **ot
 
 
 def cond(x: Any, p: Any = None) -> Tensor:
-    """Return the condition number: the norm of order ``p`` of a matrix times that of its inverse.
+    """Return the condition number of matrices: the norm of each times the norm of its inverse.
 
-    That of a singular matrix is inf.
+    Parameters
+    ----------
+    x : array_like
+        The matrices, in the last two axes.
+    p : optional
+        The order of the norm, as in ``matrix_norm``; by default 2.
+
+    Returns
+    -------
+    Tensor
+        The condition numbers; inf for singular matrices.
+
+    Raises
+    ------
+    LinAlgError
+        If the matrices are empty.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.linalg.cond([[2.0, 0.0], [0.0, 1.0]])
+    tensor(2., dtype=float64)
     """
     x = matrices("cond", x) if p is None or p in (2, -2) else square("cond", x)
     if 0 in x.shape[-2:]:

@@ -1,7 +1,7 @@
 """Pooling in any number of dimensions: maxima and averages of windows.
 
-The ops work on the last axes, so any axes may stand in front.  They go through the offsets of the kernel,
-each time over all windows at once.
+The ops work on the last axes, behind any number of others.  They loop over the offsets of the kernel, each
+time over all windows at once.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _max_pool(x: Any, kernel: Shape, stride: Shape, padding: Pairs, dilation: Sh
 def _hits(
     x: Any, y: Any, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
 ) -> tuple[list[Any], Any]:
-    """Where each offset has the maximum of its window, and how many share it."""
+    """Return, for each offset, where it has the maximum of its window, and how many elements share it."""
     image = padded(x, padding, _lowest(x.dtype))
     places = list(spots(kernel, stride, dilation, y.shape[-len(kernel) :]))
     hits = [image[spot] == y for spot in places]
@@ -134,7 +134,7 @@ define("max_spread", in_float32(_max_spread),
 define("max_gather", in_float32(_max_gather),
        lambda xp, g, z, h, x, y, **at: xp.max_spread(g, x, y, **at), None, None,
        saves="xy", kind="linear", params=_WINDOW,
-       doc="The mean of the elements that stand where the maxima of each window are.")  # fmt: skip
+       doc="The mean of the elements at the maxima of each window.")  # fmt: skip
 
 
 # Public functions ------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def _maximum(
 ) -> Tensor:
     x, alone = images(op, x, nd)
     if x.dtype.kind in "cb":
-        raise DTypeError(f"{op}: {x.dtype} has no order to take a maximum in.")
+        raise DTypeError(f"{op}: {x.dtype} has no order, so there is no maximum.")
     y: Tensor = rec.max_pool(
         x, **_pool_geometry(op, nd, x, kernel_size, stride, padding, dilation, ceil_mode)
     )
@@ -191,7 +191,10 @@ def _average(
 def _divisors(
     size: Shape, dtype: Any, include_pad: bool, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
 ) -> Any:
-    """How many elements each window averages: the padding counts or not, what ceil_mode adds never does."""
+    """Return how many elements each window averages.
+
+    Padding counts with ``include_pad``; elements added by ceil_mode never count.
+    """
     if all(pair == (0, 0) for pair in padding):
         return np.array(math.prod(kernel), dtype)
     counted = np.ones(size)
@@ -204,18 +207,70 @@ def _divisors(
 def max_pool1d(
     x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Tensor:
-    """Take the maximum of each window of signals ``(N, C, L)``; see ``max_pool2d``."""
+    """Return the maximum of each window of signals; see ``max_pool2d``.
+
+    Parameters
+    ----------
+    x : array_like
+        The signals, ``(N, C, L)`` or ``(C, L)``.
+    kernel_size : int or tuple of int
+        The size of the windows.
+    stride : int or tuple of int, optional
+        The step of the windows; by default their size.
+    padding : int or tuple of int, optional
+        The number of elements to add on both sides, at most half of the window.
+    dilation : int or tuple of int, optional
+        The distance of the elements of a window.
+    ceil_mode : bool, optional
+        Whether to add a last window that reaches beyond the end.
+
+    Returns
+    -------
+    Tensor
+        The maxima.
+
+    Raises
+    ------
+    ShapeError
+        If a window is larger than the padded input.
+    """
     return _maximum("max_pool1d", 1, x, kernel_size, stride, padding, dilation, ceil_mode)
 
 
 def max_pool2d(
     x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Tensor:
-    """Take the maximum of each window of images ``(N, C, H, W)``; the stride is the kernel's size if None.
+    """Return the maximum of each window of images.
 
-    Elements that tie for the maximum share its gradient equally, as in ``ad.max``.  Padding is
-    below every number.
+    Equal maxima share the gradient equally, as in ``ad.max``.  Padding is never the maximum.
 
+    Parameters
+    ----------
+    x : array_like
+        The images, ``(N, C, H, W)`` or ``(C, H, W)``.
+    kernel_size : int or tuple of int
+        The size of the windows, for both axes or for each.
+    stride : int or tuple of int, optional
+        The step of the windows; by default their size.
+    padding : int or tuple of int, optional
+        The number of elements to add on both sides, at most half of the window.
+    dilation : int or tuple of int, optional
+        The distance of the elements of a window.
+    ceil_mode : bool, optional
+        Whether to add a last window that reaches beyond the end.
+
+    Returns
+    -------
+    Tensor
+        The maxima.
+
+    Raises
+    ------
+    ShapeError
+        If a window is larger than the padded input.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.nn.functional.max_pool2d(ad.arange(16.0).reshape(1, 1, 4, 4), 2)
     tensor([[[[ 5.,  7.],
@@ -227,7 +282,33 @@ def max_pool2d(
 def max_pool3d(
     x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Tensor:
-    """Take the maximum of each window of volumes ``(N, C, D, H, W)``; see ``max_pool2d``."""
+    """Return the maximum of each window of volumes; see ``max_pool2d``.
+
+    Parameters
+    ----------
+    x : array_like
+        The volumes, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
+    kernel_size : int or tuple of int
+        The size of the windows.
+    stride : int or tuple of int, optional
+        The step of the windows; by default their size.
+    padding : int or tuple of int, optional
+        The number of elements to add on both sides, at most half of the window.
+    dilation : int or tuple of int, optional
+        The distance of the elements of a window.
+    ceil_mode : bool, optional
+        Whether to add a last window that reaches beyond the end.
+
+    Returns
+    -------
+    Tensor
+        The maxima.
+
+    Raises
+    ------
+    ShapeError
+        If a window is larger than the padded input.
+    """
     return _maximum("max_pool3d", 3, x, kernel_size, stride, padding, dilation, ceil_mode)
 
 
@@ -239,7 +320,33 @@ def avg_pool1d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:
-    """Average each window of signals ``(N, C, L)``; see ``avg_pool2d``."""
+    """Return the mean of each window of signals; see ``avg_pool2d``.
+
+    Parameters
+    ----------
+    x : array_like
+        The signals, ``(N, C, L)`` or ``(C, L)``.
+    kernel_size : int or tuple of int
+        The size of the windows.
+    stride : int or tuple of int, optional
+        The step of the windows; by default their size.
+    padding : int or tuple of int, optional
+        The number of zeros on both sides, at most half of the window.
+    ceil_mode : bool, optional
+        Whether to add a last window that reaches beyond the end.
+    count_include_pad : bool, optional
+        Whether zeros of the padding count in the mean.
+
+    Returns
+    -------
+    Tensor
+        The means.
+
+    Raises
+    ------
+    ShapeError
+        If a window is larger than the padded input.
+    """
     return _average("avg_pool1d", 1, x, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
@@ -251,9 +358,38 @@ def avg_pool2d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:
-    """Average each window of images ``(N, C, H, W)``; the stride is the kernel's size if None.
+    """Return the mean of each window of images.
 
-    The zeros of the padding count in the average unless ``count_include_pad=False``.
+    Parameters
+    ----------
+    x : array_like
+        The images, ``(N, C, H, W)`` or ``(C, H, W)``.
+    kernel_size : int or tuple of int
+        The size of the windows, for both axes or for each.
+    stride : int or tuple of int, optional
+        The step of the windows; by default their size.
+    padding : int or tuple of int, optional
+        The number of zeros on both sides, at most half of the window.
+    ceil_mode : bool, optional
+        Whether to add a last window that reaches beyond the end.
+    count_include_pad : bool, optional
+        Whether zeros of the padding count in the mean.
+
+    Returns
+    -------
+    Tensor
+        The means.
+
+    Raises
+    ------
+    ShapeError
+        If a window is larger than the padded input.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.avg_pool2d(ad.arange(4.0).reshape(1, 1, 2, 2), 2)
+    tensor([[[[1.5]]]], dtype=float64)
     """
     return _average("avg_pool2d", 2, x, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
@@ -266,12 +402,38 @@ def avg_pool3d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:
-    """Average each window of volumes ``(N, C, D, H, W)``; see ``avg_pool2d``."""
+    """Return the mean of each window of volumes; see ``avg_pool2d``.
+
+    Parameters
+    ----------
+    x : array_like
+        The volumes, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
+    kernel_size : int or tuple of int
+        The size of the windows.
+    stride : int or tuple of int, optional
+        The step of the windows; by default their size.
+    padding : int or tuple of int, optional
+        The number of zeros on both sides, at most half of the window.
+    ceil_mode : bool, optional
+        Whether to add a last window that reaches beyond the end.
+    count_include_pad : bool, optional
+        Whether zeros of the padding count in the mean.
+
+    Returns
+    -------
+    Tensor
+        The means.
+
+    Raises
+    ------
+    ShapeError
+        If a window is larger than the padded input.
+    """
     return _average("avg_pool3d", 3, x, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
 def _averages(n: int, m: int, dtype: Any) -> Any:
-    """The matrix (m, n) that averages n elements into m windows from floor(i·n/m) to ceil((i+1)·n/m)."""
+    """Return the matrix (m, n) that averages n elements into m windows from floor(i·n/m) to ceil((i+1)·n/m)."""
     out = np.zeros((m, n), dtype)
     for i in range(m):
         start, stop = i * n // m, -(-(i + 1) * n // m)
@@ -309,15 +471,60 @@ def _adaptive(op: str, nd: int, x: Any, output_size: Any) -> Tensor:
 
 
 def adaptive_avg_pool1d(x: Any, output_size: Any) -> Tensor:
-    """Average signals ``(N, C, L)`` to a given length; see ``adaptive_avg_pool2d``."""
+    """Average signals to a given length; see ``adaptive_avg_pool2d``.
+
+    Parameters
+    ----------
+    x : array_like
+        The signals, ``(N, C, L)`` or ``(C, L)``.
+    output_size : int, optional
+        The length of the output; None keeps it.
+
+    Returns
+    -------
+    Tensor
+        The means.
+    """
     return _adaptive("adaptive_avg_pool1d", 1, x, output_size)
 
 
 def adaptive_avg_pool2d(x: Any, output_size: Any) -> Tensor:
-    """Average images ``(N, C, H, W)`` to a given size, with windows as even as they can be; None keeps a length."""
+    """Average images to a given size, with windows of nearly equal size.
+
+    Parameters
+    ----------
+    x : array_like
+        The images, ``(N, C, H, W)`` or ``(C, H, W)``.
+    output_size : int or tuple of int
+        The size of the output, for both axes or for each; None keeps a length.
+
+    Returns
+    -------
+    Tensor
+        The means.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.adaptive_avg_pool2d(ad.ones((1, 3, 5, 7)), (2, None)).shape
+    (1, 3, 2, 7)
+    """
     return _adaptive("adaptive_avg_pool2d", 2, x, output_size)
 
 
 def adaptive_avg_pool3d(x: Any, output_size: Any) -> Tensor:
-    """Average volumes ``(N, C, D, H, W)`` to a given size; see ``adaptive_avg_pool2d``."""
+    """Average volumes to a given size; see ``adaptive_avg_pool2d``.
+
+    Parameters
+    ----------
+    x : array_like
+        The volumes, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
+    output_size : int or tuple of int
+        The size of the output; None keeps a length.
+
+    Returns
+    -------
+    Tensor
+        The means.
+    """
     return _adaptive("adaptive_avg_pool3d", 3, x, output_size)

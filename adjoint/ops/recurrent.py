@@ -1,13 +1,14 @@
 """LSTM and GRU over whole sequences: one op for all steps.
 
-Arrays are (…, steps, batch, features); what a rule needs of each step is (…, steps, parts, batch, n), so that a
-part of a step is contiguous.  ``p`` holds the gates of all steps as far as the inputs make them; the hidden state
-adds ``h wᵀ`` at each step.
+Arrays are (…, steps, batch, features).  The values that a rule needs of each step are (…, steps, parts,
+batch, n), so that each part of a step is contiguous.  ``p`` holds the contribution of the inputs to the
+gates of all steps; the hidden state adds ``h wᵀ`` at each step.
 
-The derivative of a recurrence is a linear recurrence, whose coefficients ``k`` are known after the forward: they
-are computed for all steps at once, and so are the gradients of weights.  What is left in the loop is one small
-product and a few multiplications.  The linear recurrence has two directions: ``push`` takes tangents forwards
-in time, ``pull`` takes gradients backwards.  Each is the rule of the other, so every order is there.
+The derivative of a recurrence is a linear recurrence.  Its coefficients ``k`` are known after the forward,
+and are computed for all steps at once, as are the gradients of weights.  The loop only has one small
+product and a few multiplications.  The linear recurrence has two directions: ``push`` propagates tangents
+forwards in time, ``pull`` propagates gradients backwards.  Each is the rule of the other, so derivatives of
+every order exist.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__: list[str] = []
 
 
 def _widened(*arrays: Any) -> tuple[tuple[Any, ...], Any, Any]:
-    """Return arrays in the dtype to compute in, that dtype, and that of the results; numbers stay."""
+    """Return arrays in the dtype to compute in, that dtype, and the dtype of the results; numbers are unchanged."""
     given = np.result_type(*(a for a in arrays if type(a) is not int))
     arrays = tuple(a if type(a) is int else wide(a) for a in arrays)
     dtype = np.result_type(*(a for a in arrays if type(a) is not int))
@@ -41,12 +42,12 @@ def _narrowed(dtype: Any, *arrays: Any) -> tuple[Any, ...]:
 
 
 def _steps(a: Any, axis: int = -3) -> list[Any]:
-    """Views of each step: made once, they are cheaper than an index in the loop."""
+    """Return views of each step; making them once is cheaper than an index in the loop."""
     return list(np.moveaxis(a, axis, 0) if a.ndim + axis else a)
 
 
 def _steps_or_none(a: Any, length: int) -> list[Any]:
-    """Views of each step; None for each where the number 0 stands for nothing."""
+    """Return views of each step, or None for each if ``a`` is the number 0."""
     return [None] * length if type(a) is int else _steps(a)
 
 
@@ -55,7 +56,7 @@ def _times(lead: tuple[int, ...]) -> Any:
 
 
 def _blocks(w: Any, order: Sequence[int], negative: int) -> Any:
-    """The weights (k·n, n) as k matrices for ``h @ block``, in another order, the first of them negated."""
+    """Return the weights (k·n, n) as k matrices for ``h @ block``, reordered, the first of them negated."""
     n = w.shape[-1]
     blocks = w.reshape(*w.shape[:-2], len(order), n, n)[..., order, :, :].swapaxes(-1, -2)
     blocks = np.ascontiguousarray(blocks)
@@ -64,9 +65,10 @@ def _blocks(w: Any, order: Sequence[int], negative: int) -> Any:
 
 
 def _sigmoid_inputs(p: Any, b: Any, count: int, order: Sequence[int], parts: Any) -> None:
-    """Write -(p + b) of some of the ``count`` blocks of columns into the first parts.
+    """Write -(p + b) of some blocks of columns into the first parts.
 
-    First on whole rows, then a copy: two thirds of the time of arithmetic on rows of one block.
+    It computes whole rows first and then copies, which takes two thirds of the time of arithmetic on rows
+    of one block.
     """
     negated = np.negative(p) if type(b) is int else np.subtract(-b[..., None, None, :], p)
     blocks = _parts(negated, count)
@@ -75,12 +77,12 @@ def _sigmoid_inputs(p: Any, b: Any, count: int, order: Sequence[int], parts: Any
 
 
 def _bias(b: Any, block: int, n: int, dtype: Any) -> Any:
-    """One block of a bias, to be added to steps; the number 0 stands for none."""
+    """Return one block of a bias, to be added to steps; the number 0 means none."""
     return np.zeros((), dtype) if type(b) is int else b[..., None, None, block * n : (block + 1) * n]
 
 
 def _parts(p: Any, count: int) -> Any:
-    """A view of (…, batch, count·n) as (…, count, batch, n)."""
+    """Return a view of (…, batch, count·n) as (…, count, batch, n)."""
     return p.reshape(*p.shape[:-1], count, p.shape[-1] // count).swapaxes(-2, -3)
 
 
@@ -89,32 +91,32 @@ def _part(a: Any, j: int) -> Any:
 
 
 def _wide_rows(xp: Any, a: Any) -> Any:
-    """(…, steps, batch, m) as (…, steps·batch, m)."""
+    """Reshape (…, steps, batch, m) to (…, steps·batch, m)."""
     return xp.reshape(a, shape=(*a.shape[:-3], math.prod(a.shape[-3:-1]), a.shape[-1]))
 
 
 def _over_steps(xp: Any, d: Any, h: Any) -> Any:
-    """Σ dᵀ h over steps and batch, as one product."""
+    """Return Σ dᵀ h over steps and batch, as one product."""
     return xp.matmul(xp.matrix_transpose(_wide_rows(xp, d)), _wide_rows(xp, h))
 
 
 def _before(xp: Any, first: Any, a: Any) -> Any:
-    """What each step starts from: ``first``, then ``a`` but its last step."""
+    """Return the state before each step: ``first``, then ``a`` without its last step."""
     return xp.concat(first[..., None, :, :], a, axis=-3)[..., : a.shape[-3], :, :]
 
 
 def _after(xp: Any, a: Any) -> Any:
-    """What follows each step: ``a`` but its first step, then zeros."""
+    """Return the value behind each step: ``a`` without its first step, then zeros."""
     return xp.concat(a, xp.zeros_like(a[..., :1, :, :]), axis=-3)[..., 1:, :, :]
 
 
 def _earlier(xp: Any, a: Any) -> Any:
-    """Zeros, then ``a`` but its last step."""
+    """Return zeros, then ``a`` without its last step."""
     return xp.concat(xp.zeros_like(a[..., :1, :, :]), a, axis=-3)[..., : a.shape[-3], :, :]
 
 
 def _over(w: Any) -> Any:
-    """Weights with an axis for the steps, where there are axes in front."""
+    """Return weights with an axis for the steps, if there are leading axes."""
     return w[..., None, :, :] if w.ndim > 2 else w
 
 
@@ -123,16 +125,17 @@ def _columns(a: Any, j: int, n: int) -> Any:
 
 
 def _plus(a: Any, b: Any) -> Any:
-    """The sum of gradients, where the number 0 stands for none."""
+    """Return the sum of gradients, where the number 0 means none."""
     return b if type(a) is int else a if type(b) is int else a + b
 
 
 def _of_linear_recurrence(
     xp: Any, wanted: Sequence[bool], linear: Sequence[Any], coefficients: Callable[[], Any], d: Any, h: Any
 ) -> list[Any]:
-    """The gradients of a push or of a pull: ``linear`` are those of what it takes linearly, then k and w.
+    """Return the gradients of a push or of a pull: ``linear`` are those of its linear arguments, then k and w.
 
-    Both products have the same two factors, of which one is pushed and one is pulled: so both rules end here.
+    Both products have the same two factors, one that is pushed and one that is pulled, so both rules share
+    this.
     """
     return [
         *(each if wants else None for each, wants in zip(linear, wanted, strict=False)),
@@ -196,7 +199,7 @@ def _linear_shape(
 
 # LSTM: the parts of a step are o, i, f, u = tanh(…), the cell c⁻ before it, and t = tanh(c) --------------
 #
-# So the gates that are sigmoids lie side by side, and (i, f) and (u, c⁻), which make c = i u + f c⁻.
+# In this order the three sigmoid gates are adjacent, and so are (i, f) and (u, c⁻), which give c = i u + f c⁻.
 
 
 def _lstm_sequence(p: Any, w: Any, b: Any, h: Any, c: Any) -> Any:
@@ -270,7 +273,7 @@ def _lstm_sequence_rule(
 
 # With the coefficients k = (kₒ, kᵢ, k_f, kᵤ, r, f⁺) of a step, its inputs x and y, and the step before it:
 #     a = x + h⁻wᵀ,   c = y + f c⁻ + kᵢ aᵢ + k_f a_f + kᵤ aᵤ,   h = kₒ aₒ + r c
-# f⁺ is the f of the next step: r and f⁺ multiply what comes back to c, from h and from the next c.
+# f⁺ is the f of the next step: r and f⁺ multiply the gradients that reach c from h and from the next c.
 
 
 def _lstm_slopes(parts: Any) -> Any:
@@ -372,7 +375,7 @@ def _lstm_pull(gh: Any, gc: Any, ga: Any, k: Any, w: Any) -> Any:
 
 
 def _lstm_coefficients(xp: Any, gh: Any, d: Any, b: Any, h: Any, c: Any, a: Any, w: Any) -> Any:
-    """The gradient of k: each coefficient multiplies something that is pushed and something that is pulled."""
+    """Return the gradient of k: each coefficient multiplies a pushed value and a pulled one."""
     n = w.shape[-1]
     e = _plus(gh, xp.matmul(_after(xp, d), _over(w)))
     i, f, u, o = (_columns(a, j, n) for j in range(4))
@@ -409,7 +412,7 @@ define("lstm_pull", _lstm_pull, joint=_lstm_pull_rule, arity=5, outputs=2, saves
        kind="general", batch="recurrent", shape=_linear_shape(4, 6, (1, 1, 4), (4, 1)), doc="The gradients of an LSTM's gates and cells, backwards in time.")  # fmt: skip
 
 
-# GRU: the parts of a step are its gates r and z, its new value n, and m, what r multiplies -------------
+# GRU: the parts of a step are its gates r and z, its new value n, and the factor m of r ----------------
 
 
 def _gru_sequence(p: Any, w: Any, b: Any, h: Any) -> Any:
@@ -546,7 +549,7 @@ def _gru_pull(gh: Any, ga: Any, k: Any, w: Any) -> Any:
 
 
 def _gru_coefficients(xp: Any, e: Any, h: Any, a: Any) -> Any:
-    """The gradient of k: what is pushed times what is pulled."""
+    """Return the gradient of k: products of pushed and pulled values."""
     n = e.shape[-1]
     r, z, m = (_columns(a, j, n) for j in range(3))
     return xp.stack(r * e, z * e, m * e, _earlier(xp, h) * e, axis=-3)

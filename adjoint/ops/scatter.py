@@ -1,7 +1,7 @@
-"""Adding into zeros at positions, where repeats add up: the way back from every gather.
+"""Scatter-add: adding values into zeros at positions, which is the adjoint of every gather.
 
-``np.add.at`` is fast on flat arrays alone (NumPy 2: 1.4 ns an element, against 11 ns on rows), so
-every scatter here first turns its index into positions in the flattened result.
+``np.add.at`` is fast on flat arrays only (NumPy 2: 1.4 ns per element, against 11 ns on rows), so each
+function converts its index to positions in the flattened result first.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _LAST = int(np.iinfo(_INTP).max)
 
 
 def as_index(xp: Any, i: Any) -> Any:
-    """Return whole numbers of any dtype as intp, the dtype in which positions are computed.
+    """Convert integers of any dtype to intp, the dtype in which positions are computed.
 
-    A product of an int8 index and a length would wrap around.  uint64 values above the range of intp
-    become its largest number, which is out of range for every axis.
+    The product of an int8 index and a length would overflow.  uint64 values above the range of intp become
+    its largest number, which is out of range for every axis.
     """
     if i.dtype == _INTP:
         return i
@@ -33,9 +33,9 @@ def as_index(xp: Any, i: Any) -> Any:
 
 
 def add_few(values: Any, key: tuple[Any, ...], shape: Shape) -> Any:
-    """Return zeros of ``shape`` with ``values`` added at a key; None where ``add_flat`` is faster.
+    """Return zeros of ``shape`` with ``values`` added at a key, or None where ``add_flat`` is faster.
 
-    Up to some 256 elements ``np.add.at`` itself is: 2 µs against 14, most of it for the positions.
+    Up to about 256 elements ``np.add.at`` is faster: 2 µs against 14, most of it for the positions.
     """
     if values.size > 256 or values.dtype.itemsize == 2:
         return None
@@ -50,7 +50,7 @@ def add_flat(values: Any, positions: Any, shape: Shape) -> Any:
     dtype, values = values.dtype, values.reshape(-1)
     half = dtype.itemsize == 2 and dtype.kind not in "iu"
     if dtype is _F32 and values.size >= 16 * size > 0:
-        # many values per place: bincount is as fast, and its sums are float64's
+        # many values per position: bincount is as fast, and adds in float64
         return np.bincount(positions, values, size).astype(dtype).reshape(shape)
     out = np.zeros(size, np.float32 if half else dtype)
     np.add.at(out, positions, values.astype(np.float32) if half else values)
@@ -58,7 +58,7 @@ def add_flat(values: Any, positions: Any, shape: Shape) -> Any:
 
 
 def from_start(index: Any, length: int) -> Any:
-    """Count negative positions along an axis from its start, as intp."""
+    """Convert negative positions along an axis to positive ones, as intp."""
     index = as_index(raw, index)
     return np.where(index < 0, index + length, index)
 
@@ -74,9 +74,9 @@ def row_positions(index: Any, before: int, length: int, after: int) -> Any:
 
 
 def along_positions(index: Any, length: int, axis: int) -> Any:
-    """Return flat positions for an index of its own for every place, as in ``take_along_axis``.
+    """Return flat positions for an index with one entry for each position, as in ``take_along_axis``.
 
-    They are positions in an array of the shape of ``index``, but with ``length`` along ``axis``.
+    They are positions in an array with the shape of ``index``, but ``length`` along ``axis``.
     """
     at = index.ndim + axis
     before = after = 1

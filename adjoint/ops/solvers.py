@@ -1,4 +1,4 @@
-"""Inverses, linear equations and determinants."""
+"""Matrix inverses, linear equations and determinants."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _solve_triangular(x: Any, y: Any, lower: bool, unit: bool) -> Any:
 
 
 def _back_substituted(x: Any, y: Any) -> Any:
-    """Solve an upper triangular system: by halves down to blocks, of which LU makes no more than they are."""
+    """Solve an upper triangular system by recursive halving, down to blocks that LU solves as fast."""
     n = x.shape[-1]
     if n <= 64:
         return np.linalg.solve(x, y)
@@ -128,7 +128,9 @@ define("solve_triangular", _solve_triangular, joint=_solve_triangular_rule, arit
 
 # Determinants -----------------------------------------------------------------------------------
 
-_SMALL = 8  # up to here the derivatives of cofactors go over minors: right at singular matrices too
+_SMALL = (
+    8  # up to this size the derivatives of cofactors use minors, which is exact at singular matrices, too
+)
 
 
 def _cofactor(x: Any) -> Any:
@@ -196,12 +198,29 @@ define("cofactor", _cofactor, _cofactor_rule, saves="yx", kind="general", batch=
 define("slogdet", lambda x: tuple(np.linalg.slogdet(x)), _slogdet_rule, saves=("out", "x"), kind="general", outputs=2,
        holomorphic=False, batch="leading", shape=matrix_shape(lambda x, lead, *_: ((lead, x.dtype), (lead, real_dtype(x.dtype)))), doc="The sign and the logarithm of the absolute determinant.")  # fmt: skip
 
-# What users write -------------------------------------------------------------------------------
+# Public functions -------------------------------------------------------------------------------
 
 
 def inv(x: Any) -> Tensor:
     """Return the inverse of square matrices.
 
+    Parameters
+    ----------
+    x : array_like
+        The matrices, in the last two axes.
+
+    Returns
+    -------
+    Tensor
+        The inverses.
+
+    Raises
+    ------
+    LinAlgError
+        If a matrix is singular.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.linalg.inv([[2.0, 0.0], [0.0, 4.0]])
     tensor([[0.5 , 0.  ],
@@ -229,7 +248,7 @@ def _equations(op: str, x: Any, y: Any) -> tuple[Tensor, Tensor, bool]:
 
 
 def _solved(function: Any, x: Tensor, y: Tensor, vector: bool, **params: Any) -> Tensor:
-    """Solve; one matrix with many right-hand sides is factorised once, with all of them as its columns."""
+    """Solve equations; a single matrix is factorised once for all right-hand sides."""
     if x.ndim == 2 and y.ndim > 2:
         n, *rest = y.shape[-2], *y.shape[:-2], y.shape[-1]
         columns = rec.moveaxis(y, source=-2, destination=-y.ndim)
@@ -240,8 +259,29 @@ def _solved(function: Any, x: Tensor, y: Tensor, vector: bool, **params: Any) ->
 
 
 def solve(x: Any, y: Any) -> Tensor:
-    """Solve ``x @ z = y`` for z; ``y`` is a vector if it has one axis, and a stack of matrices otherwise.
+    """Solve ``x @ z = y`` for z.
 
+    Parameters
+    ----------
+    x : array_like
+        The square matrices, in the last two axes.
+    y : array_like
+        The right-hand side: a vector if it has one axis, else a stack of matrices.
+
+    Returns
+    -------
+    Tensor
+        The solution z.
+
+    Raises
+    ------
+    LinAlgError
+        If a matrix is singular.
+    ShapeError
+        If the shapes do not fit.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.linalg.solve([[2.0, 0.0], [0.0, 4.0]], [1.0, 1.0])
     tensor([0.5 , 0.25], dtype=float64)
@@ -256,10 +296,39 @@ _TRANSPOSES = {0: "N", 1: "T", 2: "C"}
 def solve_triangular(
     x: Any, y: Any, trans: Any = 0, lower: bool = False, unit_diagonal: bool = False
 ) -> Tensor:
-    """Solve equations whose matrix is triangular; only that triangle of ``x`` is read.
+    """Solve ``x @ z = y`` for z, with triangular matrices; the other triangle is not read.
 
-    ``trans`` is 0, 1 or 2 ("N", "T", "C") for ``x``, its transpose, its conjugate transpose;
-    ``unit_diagonal`` takes the diagonal as ones.
+    Parameters
+    ----------
+    x : array_like
+        The triangular matrices, in the last two axes.
+    y : array_like
+        The right-hand side: a vector if it has one axis, else a stack of matrices.
+    trans : optional
+        The matrix to solve with: ``x`` (0 or "N"), its transpose (1 or "T") or conjugate transpose
+        (2 or "C").
+    lower : bool, optional
+        Whether the lower triangle is read instead of the upper one.
+    unit_diagonal : bool, optional
+        Whether the diagonal is taken to be 1, and not read.
+
+    Returns
+    -------
+    Tensor
+        The solution z.
+
+    Raises
+    ------
+    LinAlgError
+        If a diagonal element is 0.
+    ShapeError
+        If the shapes do not fit.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.linalg.solve_triangular([[2.0, 1.0], [0.0, 4.0]], [4.0, 8.0])
+    tensor([1., 2.], dtype=float64)
     """
     x, y, vector = _equations("solve_triangular", x, y)
     trans = _TRANSPOSES.get(trans, trans)
@@ -273,8 +342,27 @@ def solve_triangular(
 
 
 def det(x: Any) -> Tensor:
-    """Return the determinant of square matrices; its gradient, the cofactors, is right at singular ones too.
+    """Return the determinant of square matrices.
 
+    Its gradient, the matrix of cofactors, is exact at singular matrices, too.
+
+    Parameters
+    ----------
+    x : array_like
+        The matrices, in the last two axes.
+
+    Returns
+    -------
+    Tensor
+        The determinants.
+
+    Raises
+    ------
+    ShapeError
+        If the matrices are not square.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> x = ad.zeros((2, 2), requires_grad=True)
     >>> ad.linalg.det(x + ad.tensor([[1.0, 2.0], [2.0, 4.0]])).backward()
@@ -286,20 +374,61 @@ def det(x: Any) -> Tensor:
 
 
 class SlogdetResult(NamedTuple):
-    """The sign of a determinant and the logarithm of its absolute value."""
+    """Result of ``slogdet``: the sign of a determinant and the logarithm of its absolute value."""
 
     sign: Tensor
     logabsdet: Tensor
 
 
 def slogdet(x: Any) -> SlogdetResult:
-    """Return sign and logarithm of the absolute determinant, which does not overflow."""
+    """Return the sign and the logarithm of the absolute value of the determinant, without overflow.
+
+    Parameters
+    ----------
+    x : array_like
+        The matrices, in the last two axes.
+
+    Returns
+    -------
+    SlogdetResult
+        A named tuple with ``sign`` and ``logabsdet``.
+
+    Raises
+    ------
+    ShapeError
+        If the matrices are not square.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.linalg.slogdet([[2.0, 0.0], [0.0, -0.5]])
+    SlogdetResult(sign=tensor(-1., dtype=float64), logabsdet=tensor(0., dtype=float64))
+    """
     return SlogdetResult(*rec.slogdet(square("slogdet", x)))
 
 
 def matrix_power(x: Any, n: int) -> Tensor:
-    """Multiply square matrices n times with themselves; by squaring, and by the inverse for negative n.
+    """Raise square matrices to an integer power, by repeated squaring.
 
+    Parameters
+    ----------
+    x : array_like
+        The matrices, in the last two axes.
+    n : int
+        The exponent; a negative one uses the inverse.
+
+    Returns
+    -------
+    Tensor
+        The powers.
+
+    Raises
+    ------
+    LinAlgError
+        If ``n`` is negative and a matrix singular.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.linalg.matrix_power([[1.0, 1.0], [0.0, 1.0]], 5)
     tensor([[1., 5.],
@@ -328,7 +457,33 @@ def matrix_power(x: Any, n: int) -> Tensor:
 
 
 def tensorsolve(x: Any, y: Any, axes: Any = None) -> Tensor:
-    """Solve ``tensordot(x, z, z.ndim) = y`` for z."""
+    """Solve ``tensordot(x, z, z.ndim) = y`` for z.
+
+    Parameters
+    ----------
+    x : array_like
+        The coefficients: first the axes of ``y``, then those of z, with as many elements.
+    y : array_like
+        The right-hand side.
+    axes : tuple of int, optional
+        Axes of ``x`` to move to the end first.
+
+    Returns
+    -------
+    Tensor
+        The solution z.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.linalg.tensorsolve(2 * ad.eye(4).reshape(2, 2, 4), ad.ones((2, 2)))
+    tensor([0.5, 0.5, 0.5, 0.5], dtype=float64)
+    """
     x, y = floats("tensorsolve", x), floats("tensorsolve", y)
     if axes is not None:
         moved = [canonical_axis("tensorsolve", a, x.ndim) + x.ndim for a in axes]
@@ -347,7 +502,31 @@ def tensorsolve(x: Any, y: Any, axes: Any = None) -> Tensor:
 
 
 def tensorinv(x: Any, ind: int = 2) -> Tensor:
-    """Return the inverse for ``tensordot(·, ·, ind)``."""
+    """Return the inverse with respect to ``tensordot(·, ·, ind)``.
+
+    Parameters
+    ----------
+    x : array_like
+        The tensor; its first ``ind`` axes have as many elements as the others.
+    ind : int, optional
+        The number of leading axes.
+
+    Returns
+    -------
+    Tensor
+        The inverse; its leading axes are the trailing ones of ``x``.
+
+    Raises
+    ------
+    ShapeError
+        If the numbers of elements differ.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.linalg.tensorinv(ad.eye(4).reshape(2, 2, 4)).shape
+    (4, 2, 2)
+    """
     x = floats("tensorinv", x)
     n = int(np.prod(x.shape[:ind]))
     if ind < 1 or n * n != x.size:

@@ -1,4 +1,4 @@
-"""The geometry of windows that slide over images, for convolution and pooling.
+"""Geometry of sliding windows, for convolution and pooling.
 
 Sizes, kernels, strides and dilations are tuples with one entry per space axis; ``padding`` has pairs
 ``(before, after)``.
@@ -25,7 +25,7 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 def counts(size: Shape, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> Shape:
-    """How many windows fit along each axis."""
+    """Return how many windows fit along each axis."""
     return tuple(
         max((n + lo + hi - d * (k - 1) - 1) // s + 1, 0)
         for n, k, s, (lo, hi), d in zip(size, kernel, stride, padding, dilation, strict=True)
@@ -33,7 +33,7 @@ def counts(size: Shape, kernel: Shape, stride: Shape, padding: Pairs, dilation: 
 
 
 def spots(kernel: Shape, stride: Shape, dilation: Shape, count: Shape) -> Iterator[tuple[Any, ...]]:
-    """For each offset in the kernel, where its elements lie in the padded image, for all windows at once."""
+    """Yield, for each offset in the kernel, the index of its elements in the padded image, for all windows."""
     axes = [
         [slice(d * i, d * i + s * (n - 1) + 1, s) for i in range(k)]
         for k, s, d, n in zip(kernel, stride, dilation, count, strict=True)
@@ -43,12 +43,12 @@ def spots(kernel: Shape, stride: Shape, dilation: Shape, count: Shape) -> Iterat
 
 
 def blank(like: Any, *shape: int) -> Any:
-    """Zeros whose axes lie in memory in the order of those of ``like``: mixed orders are 3 times as slow."""
+    """Return zeros with the memory order of ``like``; mixed orders are 3 times as slow."""
     return np.zeros_like(like, shape=shape, subok=False)
 
 
 def padded(x: Any, padding: Pairs, value: Any = 0) -> Any:
-    """Put ``value`` around the last axes; an ``after`` below 0 leaves elements over, which no window reads."""
+    """Pad the last axes with ``value``; a negative ``after`` is ignored, as no window reads those elements."""
     if all(lo <= 0 and hi <= 0 for lo, hi in padding):
         return x
     lead, size = x.shape[: -len(padding)], x.shape[-len(padding) :]
@@ -68,7 +68,7 @@ def inner(size: Shape, padding: Pairs) -> tuple[Any, ...]:
 
 
 def numbers(op: str, name: str, value: Any, nd: int, least: int) -> Shape:
-    """Return one number for all axes, or one per axis, as a tuple."""
+    """Return one number for all axes, or one for each axis, as a tuple."""
     try:
         items = (
             tuple(map(operator.index, value))
@@ -87,7 +87,7 @@ def numbers(op: str, name: str, value: Any, nd: int, least: int) -> Shape:
 
 
 def images(op: str, x: Any, nd: int, lead: int = 2) -> tuple[Tensor, bool]:
-    """Return images with their batch axis, and whether it had to be added."""
+    """Return images with a batch axis, and whether it was added."""
     x = asarray(x)
     if x.ndim not in (nd + lead - 1, nd + lead):
         names = ", ".join(("length",) if nd == 1 else ("depth", "height", "width")[-nd:])

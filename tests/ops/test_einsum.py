@@ -355,11 +355,11 @@ X, Y = np.ones((2, 3)), np.ones((4, 5))
          "einsum '...ijk->i': operand 0 is labelled '...ijk', for 3 axes or more, but its shape is (2, 3).\n"
          "  Use one letter per axis, or ... for axes without a letter."),
         (lambda: ad.einsum("i1->i", X), ArgumentError,
-         "einsum 'i1->i': '1' is no label.\n"
-         '  Labels are letters, operands are parted by commas, the output follows "->".'),
+         "einsum 'i1->i': '1' is not a label.\n"
+         '  Labels are letters, operands are separated by commas, the output follows "->".'),
         (lambda: ad.einsum("i..->i", X), ArgumentError,
          "einsum 'i..->i': an ellipsis is three dots, once per operand.\n"
-         '  Labels are letters, operands are parted by commas, the output follows "->".'),
+         '  Labels are letters, operands are separated by commas, the output follows "->".'),
         (lambda: ad.einsum("ii", X), ShapeError,
          "einsum 'ii': label 'i' has length 2 in operand 0 and 3 in operand 0 (shapes (2, 3)).\n"
          "  Axes that share a label must be equal."),

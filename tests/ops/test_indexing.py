@@ -416,13 +416,13 @@ def test_the_gradient_of_distinct_values_goes_to_their_first_places() -> None:
 x34 = ad.ones((3, 4))
 MISTAKES = [
     (IndexingError, lambda: ad.vmap(lambda r: r[r > 0])(x34),
-     "inside a transform, an index is made of whole numbers, but got bool values.\n"
+     "inside a transform, indices must be integers, but got bool values.\n"
      "  Use ad.where in place of a mask."),
     (IndexingError, lambda: ad.vmap(lambda i: x34[:, i])(np.array([0])),
-     "inside a transform, an index with traced values is made of whole numbers for the first axes alone.\n"
+     "inside a transform, an index with traced values can only have integers, for the first axes.\n"
      "  Use ad.take or ad.take_along_axis for other axes, and ad.where in place of a mask."),
     (InputError, lambda: ad.vmap(lambda i: x34.at[i].mul(2.0))(np.array([0])),
-     "x.at[i] with an index inside a transform has get, set and add alone."),
+     "x.at[i] with an index inside a transform supports get, set and add only."),
     (InputError, lambda: ad.vmap(ad.nonzero)(x34),
      "nonzero: the shape of the result depends on the values, which are not known inside ad.vmap.\n"
      "  Use ad.where with three arguments, or a mask."),
@@ -433,9 +433,9 @@ MISTAKES = [
     (IndexingError, lambda: x34[0, 0, 0], "too many indices: 3 for a tensor of shape (3, 4), which has 2 axes."),
     (IndexingError, lambda: x34[..., ...], "an index can have one ellipsis (...), but this one has more."),
     (IndexingError, lambda: x34[0.5],
-     "an index is made of whole numbers, slices and masks, but got float64 values.\n"
+     "an index consists of integers, slices and masks, but got float64 values.\n"
      "  Cast them if that is meant: i.astype(int)."),
-    (IndexingError, lambda: x34[0:"a"], "a slice is made of whole numbers, but got 'a'."),
+    (IndexingError, lambda: x34[0:"a"], "a slice needs integers, but got 'a'."),
     (IndexingError, lambda: x34[::0], "a slice cannot have step 0, as slice(None, None, 0) has."),
     (IndexingError, lambda: x34[np.ones(4, bool)], "a mask of shape (4,) does not match axes 0 … of shape (3, 4)."),
     (ShapeError, lambda: x34[[[0], [1, 2]]],

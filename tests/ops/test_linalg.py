@@ -353,10 +353,10 @@ NAN = np.full((2, 2), np.nan)
          "cholesky: matrix 2 of the batch is not positive definite (shape (3, 2, 2)).\n"
          "  Add a small multiple of the identity, and check that it is symmetric."),
         (lambda: al.svd(NAN), LinAlgError,
-         "svd: the matrix has no singular values that LAPACK finds (shape (2, 2)).  It has NaN or inf among its "
+         "svd: the matrix has singular values that LAPACK did not find (shape (2, 2)).  It has NaN or inf among its "
          "elements.\n  Check the input."),
         (lambda: al.eigh(np.full((3, 3), INF)), LinAlgError,
-         "eigh: the matrix has no eigenvalues that LAPACK finds (shape (3, 3)).  It has NaN or inf among its "
+         "eigh: the matrix has eigenvalues that LAPACK did not find (shape (3, 3)).  It has NaN or inf among its "
          "elements.\n  Check the input."),
         (lambda: al.inv(np.ones((2, 3))), ShapeError,
          "inv: takes square matrices, but the last two axes of shape (2, 3) are 2 and 3."),
@@ -394,7 +394,7 @@ NAN = np.full((2, 2), np.nan)
         (lambda: al.solve_triangular(np.eye(2), np.ones(2), trans=3), ArgumentError,
          'solve_triangular: trans is 0, 1, 2 or "N", "T", "C", not 3.'),
         (lambda: al.pinv(np.eye(2), 1e-3, rtol=1e-3), ArgumentError,
-         "pinv: rcond and rtol say the same.  Give one of them."),
+         "pinv: give either rcond or rtol, not both."),
         (lambda: al.outer(np.eye(2), np.ones(2)), ShapeError,
          "outer: takes two vectors, but the shapes are (2, 2) and (2,)."),
     ],

@@ -173,8 +173,8 @@ def test_forward_mode_at_equal_values():
     with pytest.raises(LinAlgError) as caught:
         ad.jvp(f, (x,), (turning,))
     assert str(caught.value).splitlines()[0] == (
-        "eigh: no derivative here: in this direction the vectors of the equal values 0 and 1 turn into each other, and "
-        "forward mode cannot know whether the function depends on that; ad.grad can."
+        "eigh: no derivative here: in this direction the vectors of the equal values 0 and 1 rotate into each other, and "
+        "forward mode cannot find out whether the function depends on that (ad.grad can)."
     )
 
 

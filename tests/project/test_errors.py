@@ -42,7 +42,7 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
     "an index that is text": (
         IndexError,
         lambda: x(3)["a"],
-        "an index is made of whole numbers, slices and masks, but got 'a'.",
+        "an index consists of integers, slices and masks, but got 'a'.",
     ),
     "backward from a complex number": (
         TypeError,
@@ -137,8 +137,8 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
         RuntimeError,
         lambda: x(2, requires_grad=False).__setitem__(0, x(2)[0]),
         """\
-        x[key] = value: the value requires grad, and a write does not pass its gradient on.
-          x = x.at[key].set(value) does, and x = x.at[key].add(v) in place of x[key] += v; value.detach(), or ad.no_grad(), if none is meant.""",
+        x[key] = value: the value requires grad, and no gradient flows through a write in place.
+          Use x = x.at[key].set(value), or x = x.at[key].add(v) in place of x[key] += v.  If no gradient is needed, write value.detach(), or use ad.no_grad().""",
     ),
     "the constructor": (
         TypeError,
