@@ -158,9 +158,9 @@ def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
     except Exception as error:
         if _is_pickle(path):
             raise FileError(
-                f"{os.fspath(path)} was written by torch.save or pickle. Loading it could run code, so adjoint "
-                "reads only safetensors.\n  Convert it with PyTorch: safetensors.torch.save_file(torch.load("
-                "path, weights_only=True), 'model.safetensors')."
+                f"{os.fspath(path)} was written by torch.save or pickle. Loading it could run code, so "
+                "adjoint reads only safetensors.\n  Convert it with PyTorch: safetensors.torch.save_file("
+                "torch.load(path, weights_only=True), 'model.safetensors')."
             ) from None
         raise FileError(f"{os.fspath(path)} is damaged or not a safetensors file: {error}") from None
     state = _state(path, metadata, arrays) if _is_ours(metadata) else arrays
@@ -282,9 +282,7 @@ def _encoded_array(value: Any, where: str, tensors: dict[str, Any]) -> dict[str,
     if data.dtype.kind not in "biufc" and data.dtype.name != "bfloat16":
         raise InputError(f"ad.save: {where} has dtype {data.dtype}, which is not numeric.")
     if data.dtype.kind not in "biuf" or data.dtype.itemsize > 8:
-        stored = np.frombuffer(
-            data.tobytes(), np.uint8
-        )  # dtypes that not every reader of the format supports
+        stored = np.frombuffer(data.tobytes(), np.uint8)  # not every reader has this dtype
     else:
         stored = data if data.dtype.isnative else data.astype(data.dtype.newbyteorder("="))
     name = where
