@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from adjoint.core.batching import BATCH_RULES
 from adjoint.core.eager import eager_of
 from adjoint.core.namespace import dyn, raw, rec
 from adjoint.core.op import KINDS, OPS, Op, Rule, names_read
@@ -58,7 +59,8 @@ def define(
     zero for that reason stays zero behind the op, even where the derivatives there are infinite or NaN.
     ``places`` says that the gradient of the one argument is zeros with ``g`` at ``params["key"]``.
     ``batch`` is how vmap evaluates it: "leading" where the forward takes any axes in front of all
-    arguments, or a function (see ``transforms/batch_rules.py``).  ``shape`` gives the shapes and dtypes of
+    arguments, "elementwise" where these broadcast, or a function (see ``core/batching.py``); elementwise and
+    fused ops need none.  ``shape`` gives the shapes and dtypes of
     the results without running the forward (see ``core/infer.py``); expensive ops have one.
 
     >>> import numpy as np, adjoint as ad
@@ -86,7 +88,7 @@ def define(
         params=tuple(params),
         outputs=outputs,
         jvp=jvp,
-        batch=batch,
+        batch=_batch_rule(name, kind, fused, batch),
         shape=shape,
         fused=forward if fused is True else fused or None,
         holomorphic=holomorphic,
@@ -101,6 +103,18 @@ def define(
     )
     _install(op, forward, ufunc)
     return op.eager
+
+
+def _batch_rule(
+    name: str, kind: str, fused: Any, batch: Callable[..., Any] | str | None
+) -> Callable[..., Any] | None:
+    """Return the batch rule of an op: the given one, or that of its kind."""
+    if batch is None:
+        batch = "elementwise" if kind == "elementwise" else "fused" if fused else None
+    if isinstance(batch, str) and batch not in BATCH_RULES:
+        names = ", ".join(map(repr, BATCH_RULES))
+        raise ArgumentError(f"define {name!r}: batch is one of {names} or a function, not {batch!r}.")
+    return BATCH_RULES[batch] if isinstance(batch, str) else batch
 
 
 def _checked_names(

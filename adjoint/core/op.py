@@ -38,7 +38,7 @@ class Op:
     params: tuple[str, ...]
     outputs: int
     jvp: Rule | None
-    batch: Callable[..., Any] | str | None  # how vmap evaluates it, where the kind does not say
+    batch: Callable[..., Any] | None  # how vmap evaluates it (core/batching.py)
     shape: Callable[..., Any] | None  # shapes and dtypes of the results, without running the forward
     fused: Callable[..., Any] | None  # the forward written on xp, where it is
     holomorphic: bool  # the engine conjugates around the rule; False: it carries its own formula

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from adjoint.core.batching import Batched, held
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.infer import Result
 from adjoint.core.namespace import rec
+from adjoint.core.op import Op
 from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
@@ -263,10 +265,29 @@ def _relabel_shape(x: Any, labels: str, output: str, extra: Extra) -> Result | N
     return None if sizes is None else ((tuple([sizes[a] for a in output]), x.dtype),)
 
 
+def _new_label(*used: str) -> str:
+    """Return a letter that no Einstein sum here uses yet."""
+    known = set("".join(used))
+    return next(c for c in map(chr, range(0x3B1, 0x10000)) if c not in known)
+
+
+def _einsum_batch(
+    op: Op, size: int, /, x: Batched, y: Batched, left: str, right: str, output: str, extra: Extra
+) -> Any:
+    b = _new_label(left, right, output)
+    labels = {"left": b * x.batched + left, "right": b * y.batched + right, "output": b + output}
+    return held.einsum(x.value, y.value, extra=extra, **labels)
+
+
+def _relabel_batch(op: Op, size: int, /, x: Batched, labels: str, output: str, extra: Any) -> Any:
+    b = _new_label(labels, output)
+    return held.relabel(x.value, labels=b + labels, output=b + output, extra=extra)
+
+
 define("einsum", _einsum, _einsum_dx, _einsum_dy, saves="xy", reads=("y", "x"), kind="bilinear",
-       params=("left", "right", "output", "extra"), shape=_einsum_shape, doc="The Einstein sum of two arrays.")  # fmt: skip
+       params=("left", "right", "output", "extra"), shape=_einsum_shape, batch=_einsum_batch, doc="The Einstein sum of two arrays.")  # fmt: skip
 define("relabel", _relabel, _relabel_rule, kind="linear", params=("labels", "output", "extra"),
-       shape=_relabel_shape, doc="The Einstein sum of one array: transposed, summed, diagonals taken.")  # fmt: skip
+       shape=_relabel_shape, batch=_relabel_batch, doc="The Einstein sum of one array: transposed, summed, diagonals taken.")  # fmt: skip
 
 
 # Public functions -------------------------------------------------------------------------------

@@ -18,10 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from adjoint.core.batching import Batched, folded, full, unfolded
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.infer import Result
 from adjoint.core.namespace import rec
+from adjoint.core.op import Op
+from adjoint.core.record import compute
 from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
@@ -169,22 +172,38 @@ def _conv_weight_shape(x: Any, g: Any, kernel: Shape, groups: int, **at: Any) ->
     return ((out, np.result_type(x.dtype, g.dtype)),) if _fits(x.shape, out, g.shape, groups, **at) else None
 
 
+def _conv_batch(op: Op, size: int, /, x: Batched, w: Batched, groups: int, **params: Any) -> Any:
+    """The batch joins the images, or, if the kernels differ, the channel groups."""
+    if not w.batched:
+        out = compute(op, (folded(x.value, 0), w.value), {**params, "groups": groups})
+        return unfolded(out, 0, size)
+    images, kernels = folded(full(x, size), 1), folded(w.value, 0)
+    out = compute(op, (images, kernels), {**params, "groups": groups * size})
+    return unfolded(out, 1, size)
+
+
+def _conv_weight_batch(op: Op, size: int, /, x: Batched, g: Batched, groups: int, **params: Any) -> Any:
+    images, outputs = folded(full(x, size), 1), folded(full(g, size), 1)
+    out = compute(op, (images, outputs), {**params, "groups": groups * size})
+    return unfolded(out, 0, size)
+
+
 _CONV = ("stride", "padding", "dilation", "groups")
 define("conv", _conv,
        lambda xp, g, z, x, w, **at: xp.conv_input(g, w, size=x.shape[2:], **at),
        lambda xp, g, z, x, w, **at: xp.conv_weight(x, g, kernel=w.shape[2:], **at),
        saves="xw", reads=("w", "x"), kind="bilinear", params=_CONV,
-       shape=_conv_shape, doc="The convolution of images with kernels.")  # fmt: skip
+       shape=_conv_shape, batch=_conv_batch, doc="The convolution of images with kernels.")  # fmt: skip
 define("conv_input", _conv_input,
        lambda xp, h, z, g, w, size, **at: xp.conv(h, w, **at),
        lambda xp, h, z, g, w, size, **at: xp.conv_weight(h, g, kernel=w.shape[2:], **at),
        saves="gw", reads=("w", "g"), kind="bilinear", params=("size", *_CONV),
-       shape=_conv_input_shape, doc="The transposed convolution: the adjoint of conv in its images, which have the space ``size``.")  # fmt: skip
+       shape=_conv_input_shape, batch=_conv_batch, doc="The transposed convolution: the adjoint of conv in its images, which have the space ``size``.")  # fmt: skip
 define("conv_weight", _conv_weight,
        lambda xp, h, z, x, g, kernel, **at: xp.conv_input(g, h, size=x.shape[2:], **at),
        lambda xp, h, z, x, g, kernel, **at: xp.conv(x, h, **at),
        saves="xg", reads=("g", "x"), kind="bilinear", params=("kernel", *_CONV),
-       shape=_conv_weight_shape, doc="The correlation of images with outputs: the adjoint of conv in its kernels.")  # fmt: skip
+       shape=_conv_weight_shape, batch=_conv_weight_batch, doc="The correlation of images with outputs: the adjoint of conv in its kernels.")  # fmt: skip
 
 # Public functions ------------------------------------------------------------------------------
 

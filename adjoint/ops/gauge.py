@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.batching import Batched, elementwise, full
 from adjoint.core.define import define
+from adjoint.core.op import Op
 from adjoint.errors import LinAlgError
 from adjoint.ops.matrices import adjoint_of
 
@@ -117,9 +119,14 @@ def _quotient_jvp(
     return _next_quotient(xp, moved, z, y, size, span, op, _FORWARD.get(why, why), order)
 
 
+def _gauge_quotient_batch(op: Op, size: int, /, x: Batched, *scales: Any, **params: Any) -> Any:
+    """Elementwise, but the last two arguments do not shape the result."""
+    return elementwise(op, size, Batched(x.level, size, full(x, size), True), *scales, **params)
+
+
 define("gauge_quotient", _gauge_quotient, _quotient_dx, _quotient_dy, None, None, saves=("z", "y", "size", "span"),
        kind="general", params=("op", "why", "order"), jvp=_quotient_jvp,
-       doc="A quotient that is 0 where both parts are, and an error where one is.")  # fmt: skip
+       batch=_gauge_quotient_batch, doc="A quotient that is 0 where both parts are, and an error where one is.")  # fmt: skip
 
 
 def skew(xp: Any, x: Any) -> Any:

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import grad_mode
+from adjoint.core.batching import Batched, full, held, to_axis
 from adjoint.core.convert import array_of, asarray, weak_array
 from adjoint.core.define import define
 from adjoint.core.namespace import raw, rec
+from adjoint.core.op import Op
 from adjoint.core.shapes import Shape, broadcast_shapes
 from adjoint.core.tensor import Tensor, Traced, castable, tracked, wrap, writable
 from adjoint.errors import DTypeError, IndexingError, InPlaceError, InputError, ShapeError
@@ -178,14 +180,49 @@ def _index_set(x: Any, v: Any, key: Key) -> Any:
     return out
 
 
+def _front(key: tuple[Any, ...]) -> int:
+    """Count the axes that NumPy puts before the batch axis when it indexes with ``(:, *key)``.
+
+    Index arrays that are not next to each other have their axes in front of all others.
+    """
+    spread = [isinstance(k, (np.ndarray, bool, np.bool_)) for k in key]
+    if not any(spread):
+        return 0
+    spread = [s or isinstance(k, (int, np.integer)) for s, k in zip(spread, key, strict=True)]
+    first, last = spread.index(True), len(spread) - 1 - spread[::-1].index(True)
+    if all(spread[first : last + 1]):
+        return 0
+    arrays = (np.asarray(k) for k, s in zip(key, spread, strict=True) if s)
+    return len(np.broadcast_shapes(*(k.shape for k in arrays)))
+
+
+def _index_batch(op: Op, size: int, /, x: Batched, key: tuple[Any, ...]) -> Any:
+    return to_axis(held.index(x.value, key=(slice(None), *key)), _front(key), 0)
+
+
+def _unindex_batch(op: Op, size: int, /, x: Batched, key: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
+    value = to_axis(x.value, 0, _front(key))
+    return held.unindex(value, key=(slice(None), *key), shape=(size, *shape))
+
+
+def _index_set_batch(op: Op, size: int, /, x: Any, v: Any, key: tuple[Any, ...]) -> Any:
+    base = full(x, size)
+    if isinstance(v, Batched):
+        spot = np.broadcast_to(np.int8(0), x.shape)[key].ndim
+        lengths = (*(1,) * (spot - v.ndim), *v.shape)
+        v = held.reshape(v.value, shape=(size if v.batched else 1, *lengths))
+        v = to_axis(v, 0, _front(key))
+    return held.index_set(base, v, key=(slice(None), *key))
+
+
 define("index", lambda x, key: x[key], lambda xp, g, y, x, key: xp.unindex(g, key=key, shape=x.shape),
-       kind="linear", params=("key",), selects=True, places=True, doc="The elements at an index.")  # fmt: skip
+       kind="linear", params=("key",), selects=True, places=True, batch=_index_batch, doc="The elements at an index.")  # fmt: skip
 define("unindex", _unindex, lambda xp, g, y, x, key, shape: xp.index(g, key=key),
-       kind="linear", params=("key", "shape"), doc="Zeros with elements added at an index.")  # fmt: skip
+       kind="linear", params=("key", "shape"), batch=_unindex_batch, doc="Zeros with elements added at an index.")  # fmt: skip
 define("index_set", _index_set,
        lambda xp, g, z, x, y, key: xp.index_set(g, 0, key=key),
        lambda xp, g, z, x, y, key: xp.index(g, key=key),
-       kind="linear", params=("key",), selects=True, doc="A copy with other values at an index without repeats.")  # fmt: skip
+       kind="linear", params=("key",), selects=True, batch=_index_set_batch, doc="A copy with other values at an index without repeats.")  # fmt: skip
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:

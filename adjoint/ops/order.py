@@ -9,9 +9,11 @@ from typing import Any, NamedTuple, Never
 
 import numpy as np
 
+from adjoint.core.batching import Batched, full, held
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
+from adjoint.core.op import Op
 from adjoint.core.other_names import refuse
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis, constant, whole_number
 from adjoint.core.tensor import Tensor
@@ -75,16 +77,32 @@ def _argtopk(x: Any, k: int, axis: int, largest: bool) -> Any:
     return np.take(_argsort(x, axis, largest, True), np.arange(k), axis=axis)
 
 
+def _searchsorted_batch(op: Op, size: int, /, x: Batched, v: Batched, side: str) -> Any:
+    if not x.batched:
+        return held.searchsorted(x.value, v.value, side=side)
+    # how many elements come before: one comparison for each pair; NaN comes last
+    rows = held.reshape(x.value, shape=(size, *(1,) * v.ndim, x.shape[0]))
+    values = held.reshape(full(v, size), shape=(size, *v.shape, 1))
+    last = held.isnan(values)
+    if side == "left":
+        before = held.logical_or(
+            held.less(rows, values), held.logical_and(last, held.logical_not(held.isnan(rows)))
+        )
+    else:
+        before = held.logical_or(held.less_equal(rows, values), last)
+    return held.sum(before, axis=(-1,), keepdims=False)
+
+
 # In float32, because NumPy does not sort the NaNs of bfloat16 to the end.
 _SORTING = ("axis", "descending", "stable")
 define("argsort", in_float32(_argsort), None, kind="general", params=_SORTING, reason=_WHY,
-       doc="Where each element of the sorted tensor comes from.")  # fmt: skip
+       batch="leading", doc="Where each element of the sorted tensor comes from.")  # fmt: skip
 define("sort", in_float32(_sort), _sort_rule, saves="x", kind="general", params=_SORTING, jvp=_sort_jvp, selects=True,
-       doc="The elements in order along an axis.")  # fmt: skip
+       batch="leading", doc="The elements in order along an axis.")  # fmt: skip
 define("argtopk", in_float32(_argtopk), None, kind="general", params=("k", "axis", "largest"), reason=_WHY,
-       doc="Where the k largest elements are.")  # fmt: skip
+       batch="leading", doc="Where the k largest elements are.")  # fmt: skip
 define("searchsorted", in_float32(lambda x, v, side: np.searchsorted(x, v, side=side)), None, None,
-       kind="general", params=("side",), reason=_WHY, doc="Where elements would go in a sorted vector.")  # fmt: skip
+       kind="general", params=("side",), reason=_WHY, batch=_searchsorted_batch, doc="Where elements would go in a sorted vector.")  # fmt: skip
 
 
 # Sorting ---------------------------------------------------------------------------------------

@@ -9,10 +9,12 @@ from typing import Any, Never
 
 import numpy as np
 
+from adjoint.core.batching import Batched, held, ranked
 from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS, define
 from adjoint.core.infer import Result, broadcast
 from adjoint.core.namespace import rec
+from adjoint.core.op import Op
 from adjoint.core.other_names import refuse
 from adjoint.core.shapes import broadcast_shapes, canonical_axis
 from adjoint.core.tensor import Tensor
@@ -87,13 +89,42 @@ def _matmul_shape(x: Any, y: Any) -> Result | None:
     return None if lead is None else (((*lead, a[-2], b[-1]), dtype),)
 
 
+def _matmul_batch(op: Op, size: int, /, x: Batched, y: Batched) -> Any:
+    if x.batched and not y.batched:
+        if x.unit and y.ndim == 2:
+            return y.value  # row i of the identity times a matrix is row i of the matrix
+        if y.ndim == 2 and x.ndim > 1:  # all rows of the batch in one product
+            rows = held.reshape(x.value, shape=(size * math.prod(x.shape[:-1]), x.shape[-1]))
+            return held.reshape(held.matmul(rows, y.value), shape=(size, *x.shape[:-1], y.shape[-1]))
+        if y.ndim <= 2:
+            return held.matmul(x.value, y.value)
+    elif y.batched and not x.batched and x.ndim == 2 and (y.ndim == 1 or (y.ndim == 2 and y.shape[-1] == 1)):
+        columns = held.reshape(y.value, shape=(size, y.shape[0]))
+        out = held.matmul(columns, held.matrix_transpose(x.value))
+        return out if y.ndim == 1 else held.reshape(out, shape=(*out.shape, 1))
+    elif y.batched and not x.batched and x.ndim == 1:
+        return held.matmul(x.value, y.value) if y.ndim > 1 else held.matmul(y.value, x.value)
+    left = _as_matrix(x, (1, *x.shape)) if x.ndim == 1 else x
+    right = _as_matrix(y, (*y.shape, 1)) if y.ndim == 1 else y
+    ndim = max(left.ndim, right.ndim)
+    out = held.matmul(ranked(left, ndim), ranked(right, ndim))
+    lost = ([-2] if x.ndim == 1 else []) + ([-1] if y.ndim == 1 else [])
+    shape = tuple(n for a, n in enumerate(out.shape, -len(out.shape)) if a not in lost)
+    return held.reshape(out, shape=shape) if lost else out
+
+
+def _as_matrix(a: Batched, shape: tuple[int, ...]) -> Batched:
+    value = held.reshape(a.value, shape=(a.size_, *shape) if a.batched else shape)
+    return Batched(a.level, a.size_, value, a.batched)
+
+
 define("matmul", _matmul_arrays, _matmul_dx, _matmul_dy, saves="xy", reads=("y", "x"), kind="bilinear",
-       shape=_matmul_shape, ufunc=np.matmul, doc="The matrix product.")  # fmt: skip
+       shape=_matmul_shape, ufunc=np.matmul, batch=_matmul_batch, doc="The matrix product.")  # fmt: skip
 # a · (b × c) is the same for all rotations of the three: each rule is again a cross product
 define("cross", lambda x, y, axis: np.cross(x, y, axis=axis),
        lambda xp, g, z, x, y, axis: xp.cross(y, g, axis=axis),
        lambda xp, g, z, x, y, axis: xp.cross(g, x, axis=axis), saves="xy", kind="bilinear",
-       params=("axis",), doc="The cross product of vectors of length 3.")  # fmt: skip
+       params=("axis",), batch="elementwise", doc="The cross product of vectors of length 3.")  # fmt: skip
 
 _matmul = rec.matmul
 

@@ -10,10 +10,12 @@ from typing import Any, Never
 
 import numpy as np
 
+from adjoint.core.batching import Batched, full, held, to_axis
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import dyn, raw, rec
 from adjoint.core.node import Node
+from adjoint.core.op import Op
 from adjoint.core.other_names import refuse
 from adjoint.core.shapes import Shape, broadcast_shapes, canonical_axis
 from adjoint.core.sparse import SparseRows
@@ -93,11 +95,49 @@ def _take_dx(xp: Any, g: Any, out: Any, x: Any, i: Any, axis: int, sparse_grad: 
     return untake(g, i, axis=axis, length=x.shape[axis])
 
 
+def _take_batch(op: Op, size: int, /, x: Any, i: Any, axis: int, sparse_grad: bool = False) -> Any:
+    if not isinstance(i, Batched) or not i.batched:
+        return held.take(x.value, i.value if isinstance(i, Batched) else i, axis=axis)
+    if not x.batched:
+        return to_axis(held.take(x.value, i.value, axis=axis), x.ndim + axis, 0)
+    # one long axis of all rows of all elements: row i of element b is row b·n + i
+    n = x.shape[axis]
+    rows = to_axis(x.value, len(x.value.shape) + axis, 1)
+    flat = held.reshape(rows, shape=(size * n, *rows.shape[2:]))
+    taken = held.take(flat, _flat_rows(i, size, n), axis=-len(flat.shape))
+    for k in range(i.ndim):  # the axes of the index go where the axis was
+        taken = to_axis(taken, 1 + i.ndim - 1 - k, x.ndim + axis + 1 + i.ndim - 1 - k)
+    return taken
+
+
+def _flat_rows(i: Batched, size: int, n: int) -> Any:
+    """Return rows of all elements in one axis; what is out of range for one is so for all."""
+    start = np.arange(size).reshape(size, *(1,) * i.ndim) * n
+    row = as_index(held, i.value)
+    row = held.where(held.less(row, 0), held.add(row, n), row)
+    inside = held.logical_and(held.less(-1, row), held.less(row, n))
+    return held.where(inside, held.add(row, start), size * n)
+
+
+def _untake_batch(op: Op, size: int, /, x: Any, i: Any, axis: int, length: int) -> Any:
+    if isinstance(i, Batched) and i.batched:
+        where = x.ndim + axis - i.ndim + 1 + 1  # where the axes of the index begin, behind the batch axis
+        rows = full(x, size)
+        for k in range(i.ndim):
+            rows = to_axis(rows, where + k, 1 + k)
+        flat = held.untake(
+            rows, _flat_rows(i, size, length), axis=-(x.ndim - i.ndim + 1), length=size * length
+        )
+        split = held.reshape(flat, shape=(size, length, *flat.shape[1:]))
+        return to_axis(split, 1, where)
+    return held.untake(x.value, i.value if isinstance(i, Batched) else i, axis=axis, length=length)
+
+
 define("take", lambda x, i, axis, sparse_grad=False: x.take(i, axis), _take_dx, None,
-       saves="i", kind="linear", params=("axis", "sparse_grad"), selects=True, doc="Rows along an axis, by an index array.")  # fmt: skip
+       saves="i", kind="linear", params=("axis", "sparse_grad"), selects=True, batch=_take_batch, doc="Rows along an axis, by an index array.")  # fmt: skip
 define("untake", _untake,
        lambda xp, g, out, x, i, axis, length: xp.take(g, i, axis=axis), None,
-       saves="i", kind="linear", params=("axis", "length"), doc="Zeros with rows added along an axis.")  # fmt: skip
+       saves="i", kind="linear", params=("axis", "length"), batch=_untake_batch, doc="Zeros with rows added along an axis.")  # fmt: skip
 # Not an op: ``untake`` along the first axis in each namespace.  On plain arrays it returns sparse rows; where
 # gradients are recorded or transformed they are dense.
 raw.untake_rows = _untake_rows
@@ -106,13 +146,13 @@ dyn.untake_rows = dyn.untake
 
 define("take_along_axis", _take_along_axis,
        lambda xp, g, out, x, i, axis: xp.untake_along_axis(g, i, axis=axis, length=x.shape[axis]), None,
-       saves="i", kind="linear", params=("axis",), selects=True, doc="Elements along an axis, by an index for every place.")  # fmt: skip
+       saves="i", kind="linear", params=("axis",), selects=True, batch="leading", doc="Elements along an axis, by an index for every place.")  # fmt: skip
 define("untake_along_axis", _untake_along_axis,
        lambda xp, g, out, x, i, axis, length: xp.take_along_axis(g, i, axis=axis), None,
-       saves="i", kind="linear", params=("axis", "length"), doc="Zeros with elements added along an axis.")  # fmt: skip
+       saves="i", kind="linear", params=("axis", "length"), batch="leading", doc="Zeros with elements added along an axis.")  # fmt: skip
 define("put_along_axis", _put_along_axis,
        lambda xp, g, out, x, i, v, axis: xp.put_along_axis(g, i, 0, axis=axis), None, _put_dv,
-       saves="i", kind="linear", params=("axis",), selects=True, doc="A copy with other elements along an axis.")  # fmt: skip
+       saves="i", kind="linear", params=("axis",), selects=True, batch="leading", doc="A copy with other elements along an axis.")  # fmt: skip
 
 
 # Public functions ------------------------------------------------------------------------------

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import builtins
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, Never
 
 import numpy as np
 
+from adjoint.core.batching import Batched, held, ranked
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
+from adjoint.core.op import Op
 from adjoint.core.other_names import refuse
 from adjoint.core.shapes import (
     Shape,
@@ -89,29 +92,48 @@ def _crop(widths: Sequence[tuple[int, int]], shape: Shape) -> tuple[slice, ...]:
     return tuple(slice(a, a + n) for (a, _), n in zip(widths, shape, strict=True))
 
 
+def _reshape_batch(op: Op, size: int, /, x: Batched, shape: tuple[int, ...]) -> Any:
+    if -1 in shape:
+        known = -math.prod(shape)
+        shape = tuple(x.size // known if n == -1 else n for n in shape)
+    return held.reshape(x.value, shape=(size, *shape))
+
+
+def _permute_dims_batch(op: Op, size: int, /, x: Batched, axes: tuple[int, ...]) -> Any:
+    return held.permute_dims(x.value, axes=(-len(axes) - 1, *axes))
+
+
+def _broadcast_to_batch(op: Op, size: int, /, x: Batched, shape: tuple[int, ...]) -> Any:
+    return held.broadcast_to(ranked(x, len(shape)), shape=(size, *shape))
+
+
+def _pad_batch(op: Op, size: int, /, x: Batched, widths: tuple[Any, ...], **params: Any) -> Any:
+    return held.pad(x.value, widths=((0, 0), *widths), **params)
+
+
 define("reshape", lambda x, shape: x.reshape(shape),
        lambda xp, g, y, x, shape: xp.reshape(g, shape=x.shape),
-       kind="linear", params=("shape",), doc="The same elements in another shape.")  # fmt: skip
+       kind="linear", params=("shape",), batch=_reshape_batch, doc="The same elements in another shape.")  # fmt: skip
 define("permute_dims", lambda x, axes: x.transpose(axes),
        lambda xp, g, y, x, axes: xp.permute_dims(g, axes=_inverse(axes)),
-       kind="linear", params=("axes",), doc="The axes in another order.")  # fmt: skip
+       kind="linear", params=("axes",), batch=_permute_dims_batch, doc="The axes in another order.")  # fmt: skip
 define("moveaxis", _moveaxis,
        lambda xp, g, y, x, source, destination: xp.moveaxis(g, source=destination, destination=source),
-       kind="linear", params=("source", "destination"), doc="One axis moved to another place.")  # fmt: skip
+       kind="linear", params=("source", "destination"), batch="leading", doc="One axis moved to another place.")  # fmt: skip
 define("matrix_transpose", operator.attrgetter("mT"), lambda xp, g, y, x: xp.matrix_transpose(g),
-       kind="linear", doc="The last two axes exchanged.")  # fmt: skip
+       kind="linear", batch="leading", doc="The last two axes exchanged.")  # fmt: skip
 define("broadcast_to", _broadcast_to,
        lambda xp, g, y, x, shape: unbroadcast(xp, g, x.shape),
-       kind="linear", params=("shape",), doc="The elements repeated to a larger shape, without a copy.")  # fmt: skip
+       kind="linear", params=("shape",), batch=_broadcast_to_batch, doc="The elements repeated to a larger shape, without a copy.")  # fmt: skip
 define("flip", lambda x, axis: np.flip(x, axis), lambda xp, g, y, x, axis: xp.flip(g, axis=axis),
-       kind="linear", params=("axis",), doc="The order along axes reversed.")  # fmt: skip
+       kind="linear", params=("axis",), batch="leading", doc="The order along axes reversed.")  # fmt: skip
 define("roll", lambda x, shift, axis: np.roll(x, shift, axis),
        lambda xp, g, y, x, shift, axis: xp.roll(g, shift=tuple(-s for s in shift), axis=axis),
-       kind="linear", params=("shift", "axis"), doc="Elements shifted around along axes.")  # fmt: skip
+       kind="linear", params=("shift", "axis"), batch="leading", doc="Elements shifted around along axes.")  # fmt: skip
 define("pad", lambda x, widths, value: np.pad(x, widths, constant_values=value),
        lambda xp, g, y, x, widths, value: g[_crop(widths, x.shape)],
        kind="general", params=("widths", "value"), selects=True, jvp=lambda xp, t, y, x, widths, value: xp.pad(t, widths=widths, value=0),
-       doc="A border of a constant.")  # fmt: skip
+       batch=_pad_batch, doc="A border of a constant.")  # fmt: skip
 define("ones_like", np.ones_like, None, reason="it is constant", doc="Ones of the same shape and dtype.")
 
 

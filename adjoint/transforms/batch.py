@@ -10,6 +10,7 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.config import grad_mode, special, within
+from adjoint.core.batched import _NOTHING, Batched
 from adjoint.core.convert import tensor
 from adjoint.core.lifted import enclosing, next_level
 from adjoint.core.namespace import rec
@@ -18,14 +19,10 @@ from adjoint.core.record import tracked
 from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor, note_reading, wrap
 from adjoint.errors import ArgumentError, InPlaceError, ShapeError, TransformError
-from adjoint.transforms import batch_rules
 from adjoint.transforms.arrays import given_arrays, outermost, returned
-from adjoint.transforms.batched import _NOTHING, Batched
 from adjoint.transforms.inputs import Place, as_function, name_of
 
 __all__ = ["over_units", "vmap"]
-
-assert batch_rules.rules  # importing it fills the table
 
 
 @explained

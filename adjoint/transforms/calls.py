@@ -17,6 +17,7 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.config import grad_mode, special
+from adjoint.core.batched import Batched
 from adjoint.core.lifted import Lifted, run_at
 from adjoint.core.namespace import Namespace, rec
 from adjoint.core.op import Op
@@ -25,7 +26,6 @@ from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, differentiable, note_reading, wrap
 from adjoint.errors import RuleError, TransformError
 from adjoint.transforms.batch import vmap
-from adjoint.transforms.batched import Batched
 
 __all__ = [
     "VALUES",

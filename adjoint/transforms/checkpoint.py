@@ -17,6 +17,7 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.config import grad_mode, watched
+from adjoint.core.batched import Batched, settled
 from adjoint.core.lifted import level_of
 from adjoint.core.namespace import Namespace, rec
 from adjoint.core.node import LEAF, Node, next_seq
@@ -30,7 +31,6 @@ from adjoint.engine.run import Run, key_of
 from adjoint.engine.serial import run_serial
 from adjoint.engine.zeros import Masked, cleaned, of_seed
 from adjoint.errors import ArgumentError, InputError, RuleError, TransformError
-from adjoint.transforms.batched import Batched, settled
 from adjoint.transforms.calls import new_op, wants_gradient
 from adjoint.transforms.inputs import as_function, name_of
 from adjoint.transforms.rerun import Generators, Rerun

@@ -21,6 +21,7 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.config import grad_mode, within
+from adjoint.core.batched import Batched, settled
 from adjoint.core.convert import tensor
 from adjoint.core.lifted import Lifted, run_at
 from adjoint.core.namespace import Namespace, rec
@@ -34,7 +35,6 @@ from adjoint.errors import ArgumentError, ConvergenceError, DTypeError, RuleErro
 from adjoint.ops.elementwise import sqrt
 from adjoint.ops.linalg import solve
 from adjoint.ops.piecewise import maximum, where
-from adjoint.transforms.batched import Batched, settled
 from adjoint.transforms.calls import new_op
 from adjoint.transforms.checkpoint import captured_by, pull_record, standing
 from adjoint.transforms.forward import linearize

@@ -13,11 +13,7 @@ from adjoint.core.record import compute
 from adjoint.core.tensor import Tensor, Traced, wrap
 from adjoint.errors import TransformError
 
-__all__ = ["Batched", "Held", "held", "rules", "settled"]
-
-# How to evaluate an op on batched arguments, by its name: ``rule(op, size, *args, **params)``, where
-# the arguments are Batched or Python numbers, returns the output with the batch axis in front.
-rules: dict[str, Any] = {}
+__all__ = ["Batched", "Held", "held", "settled"]
 
 _NOTHING = np.zeros(0)
 _NONE: list[Any] = []  # never added to: only the value that stands for a running vmap adopts
@@ -118,7 +114,13 @@ class Batched(Lifted):
             own.append(a)
             batched = batched or a.batched
         if batched:
-            out = self._rule(op)(op, self.size_, *own, **params)
+            if op.batch is None:
+                raise TransformError(
+                    f"vmap: {op.name!r} has no batching rule, so it cannot run inside ad.vmap.\n"
+                    "  Call it outside, or loop over the elements in Python; ops of your own get a rule by "
+                    'ad.define(…, batch="leading").'
+                )
+            out = op.batch(op, self.size_, *own, **params)
         else:
             out = compute(op, tuple([a.value if type(a) is Batched else a for a in own]), params)
         if op.outputs > 1:
@@ -131,23 +133,6 @@ class Batched(Lifted):
         if type(out) is Batched and out.level == self.level:
             return out  # a fused op, evaluated step by step
         return Batched(self.level, self.size_, settled(out), batched)
-
-    def _rule(self, op: Op) -> Any:
-        found = op.batch
-        if found is not None and not isinstance(found, str):
-            return found
-        rule = rules.get(found or op.name)
-        if rule is not None:
-            return rule
-        if op.kind == "elementwise":
-            return rules["elementwise"]
-        if op.fused is not None:
-            return rules["fused"]
-        raise TransformError(
-            f"vmap: {op.name!r} has no batching rule, so it cannot run inside ad.vmap.\n"
-            "  Call it outside, or loop over the elements in Python; ops of your own get a rule by "
-            'ad.define(…, batch="leading").'
-        )
 
     def __repr__(self) -> str:
         what = f"a batch of {self.size_}" if self.batched else "the same for all"

@@ -1,0 +1,100 @@
+"""How ``vmap`` evaluates ops: the batch rules that many ops share, and what rules are written with.
+
+A batch rule is ``rule(op, size, *args, **params)``.  The arguments are ``Batched`` values or Python numbers,
+and at least one of them has a batch axis.  The result has the batch axis in front.  Parameters are canonical,
+with axes counted from the end, so most ops mean the same with one more axis in front.
+
+``define(…, batch=…)`` takes a rule, or the name of one in ``BATCH_RULES``.  The rule of a single op is in
+the op's file.  Rules compute with ``held``, the ops on what batched values hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.batched import Batched, held
+from adjoint.core.namespace import dyn
+from adjoint.core.op import Op
+from adjoint.core.record import compute
+from adjoint.core.tensor import differentiable
+
+__all__ = [
+    "BATCH_RULES", "Batched", "elementwise", "folded", "full", "fused", "held", "leading", "ranked",
+    "to_axis", "unfolded",
+]  # fmt: skip
+
+
+def ranked(a: Any, ndim: int) -> Any:
+    """Return the value of an argument, with axes of length 1 so that each element has ``ndim`` axes."""
+    if type(a) is not Batched:
+        return a
+    if not a.batched or len(a.shape) == ndim:
+        return a.value
+    shape = a.shape
+    return held.reshape(a.value, shape=(a.size_, *(1,) * (ndim - len(shape)), *shape))
+
+
+def full(a: Any, size: int) -> Any:
+    """Return the value of an argument with the batch axis in front, repeated if it is the same for all."""
+    if not isinstance(a, Batched):
+        return np.broadcast_to(a, (size,))
+    return a.value if a.batched else held.broadcast_to(a.value, shape=(size, *a.shape))
+
+
+def to_axis(value: Any, source: int, destination: int) -> Any:
+    """Move an axis, both counted from the front."""
+    if source == destination:
+        return value
+    n = len(value.shape)
+    return held.moveaxis(value, source=source - n, destination=destination - n)
+
+
+def folded(value: Any, axis: int) -> Any:
+    """Fold the batch axis, in front, into the axis that is ``axis`` behind it."""
+    value = to_axis(value, 0, axis)
+    shape = value.shape
+    return held.reshape(value, shape=(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :]))
+
+
+def unfolded(value: Any, axis: int, size: int) -> Any:
+    """Split the batch axis off ``axis``, and put it in front: the inverse of ``folded``."""
+    shape = value.shape
+    split = held.reshape(value, shape=(*shape[:axis], size, shape[axis] // size, *shape[axis + 1 :]))
+    return to_axis(split, axis, 0)
+
+
+def elementwise(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
+    """Align the axes from the end; values that are the same for all elements broadcast."""
+    ndim = 0
+    for a in args:
+        if type(a) is Batched and len(a.shape) > ndim:
+            ndim = len(a.shape)
+    return compute(op, tuple([ranked(a, ndim) for a in args]), params)
+
+
+def leading(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
+    """Run the same op on the whole batch: for ops that take any axes in front."""
+    return compute(op, tuple(full(a, size) if isinstance(a, Batched) else a for a in args), params)
+
+
+def fused(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
+    """Evaluate the op step by step; half precision in float32, rounded once."""
+    assert op.fused is not None
+    dtypes = [a.dtype for a in args if isinstance(a, Batched) and differentiable(a.dtype)]
+    if all(d.itemsize != 2 for d in dtypes):
+        return op.fused(dyn, *args, **params)
+    out = op.fused(dyn, *(_widened(a) for a in args), **params)
+    dtype = np.result_type(*dtypes)
+    return tuple(dyn.astype(o, dtype=dtype) for o in out) if op.outputs > 1 else dyn.astype(out, dtype=dtype)
+
+
+def _widened(a: Any) -> Any:
+    """Return half precision as float32, anything else as it is."""
+    half = isinstance(a, Batched) and a.dtype.itemsize == 2 and a.dtype.kind not in "iu"
+    return dyn.astype(a, dtype=np.dtype(np.float32)) if half else a
+
+
+BATCH_RULES: dict[str, Callable[..., Any]] = {"elementwise": elementwise, "leading": leading, "fused": fused}
