@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as _np
 
 from adjoint import config, errors, interop, tree
+from adjoint import hints as _hints
 from adjoint.config import (
     enable_grad,
     get_default_dtype,
@@ -26,7 +27,6 @@ from adjoint.config import (
     set_default_dtype,
     set_grad_enabled,
 )
-from adjoint.core import other_names as _other_names
 from adjoint.core.convert import array, asarray, tensor
 from adjoint.core.define import define
 from adjoint.core.memory import keep_freed_memory
@@ -252,6 +252,7 @@ def __getattr__(name: str) -> Any:
             obj=sys.modules[__name__],
         )
     module = importlib.import_module(_LATER[name])
+    _hints.explain(module.__name__)
     found = module if module.__name__ == f"adjoint.{name}" else getattr(module, name)
     globals()[name] = found
     return found
@@ -259,8 +260,8 @@ def __getattr__(name: str) -> Any:
 
 def _instead(name: str) -> str:
     """Say what to write for a name of NumPy, PyTorch or JAX."""
-    if name in _other_names.FUNCTIONS:
-        return f".  Use {_other_names.FUNCTIONS[name]}."
+    if name in _hints.FUNCTIONS:
+        return f".  Use {_hints.FUNCTIONS[name]}."
     if not name.startswith("_") and vars(_np).get(name) in interop.numpy.FUNCTIONS:
         return f".  Use np.{name}, which takes tensors and differentiates."
     return ""
@@ -268,3 +269,6 @@ def _instead(name: str) -> str:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+_hints.explain_class(Gradients)

@@ -29,6 +29,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape, broadcast_shapes, canonical_axis, canonical_shape, reduced_axes
 from adjoint.core.tensor import Tensor, differentiable, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
+from adjoint.hints import explain
 from adjoint.ops.half import widened
 from adjoint.ops.reduce import argmax, narrowed
 
@@ -378,3 +379,6 @@ def _check(op: str, value: Any, holds: Callable[[Any], Any], what: str) -> None:
 def _not_negative(op: str, scale: Any) -> Any:
     _check(op, scale, lambda a: ~(a < 0), "scale must not be negative")
     return scale
+
+
+explain(__name__)

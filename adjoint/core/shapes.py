@@ -67,6 +67,9 @@ def canonical_axis(op: str, axis: Any, ndim: int) -> int:
     return index if index < 0 else index - ndim
 
 
+_ALL_AXES = tuple(tuple(range(-n, 0)) for n in range(65))  # NumPy's arrays have up to 64 axes
+
+
 def canonical_axes(op: str, axis: Any, ndim: int) -> Shape:
     """Return None, one axis or several as a tuple of negative axes, in order.
 
@@ -74,7 +77,7 @@ def canonical_axes(op: str, axis: Any, ndim: int) -> Shape:
     ((-2, -1), (-2, -1))
     """
     if axis is None:
-        return tuple(range(-ndim, 0))
+        return _ALL_AXES[ndim]
     if not isinstance(axis, (tuple, list)):
         return (canonical_axis(op, axis, ndim),)
     axes = tuple(sorted(canonical_axis(op, a, ndim) for a in axis))

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core.other_names import SCALERS, explain_methods
 from adjoint.core.tensor import Tensor
 from adjoint.errors import AccumulationError, ArgumentError, InputError
 from adjoint.grads.clip import scaled
@@ -206,9 +205,6 @@ class GradScaler:
 
     def __repr__(self) -> str:
         return f"GradScaler(scale={self.get_scale():g})"
-
-
-explain_methods(GradScaler, "", SCALERS)
 
 
 def _restored(state: Mapping[str, Any], enabled: bool) -> GradScaler:

@@ -11,6 +11,7 @@ from numpy import ndarray
 
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, committing, wrap
+from adjoint.errors import InputError
 
 __all__ = ["Sink", "commit", "drop", "sink"]
 
@@ -68,8 +69,12 @@ def _set(changes: list[tuple[Any, Any, Any]], which: int) -> None:
         change[0].grad = change[which]
 
 
-def drop(tensors: Iterable[Tensor]) -> None:
-    """Drop the ``.grad`` of all of these tensors."""
+def drop(tensors: Iterable[Tensor], set_to_none: bool = True) -> None:
+    """Drop the ``.grad`` of all of these tensors; ``set_to_none=False``, PyTorch's option, is an error."""
+    if not set_to_none:
+        raise InputError(
+            "zero_grad drops gradients and does not fill them with zeros: there is no set_to_none=False."
+        )
     with committing:
         _drop(tensors)
 

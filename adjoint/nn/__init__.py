@@ -1,9 +1,6 @@
 """Modules, layers, losses; ``functional`` has the functions they are made of."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-
-from adjoint.core.other_names import absent as _absent
-from adjoint.core.other_names import explain_options as _explain_options
+from adjoint.hints import explain as _explain
 from adjoint.nn import functional, init, utils
 from adjoint.nn.activations import *
 from adjoint.nn.activations import __all__ as _activations
@@ -57,7 +54,6 @@ __all__ = [
     *_transformer,
 ]
 
-_explain_options(globals()[name] for name in __all__)
-
-if not _TYPE_CHECKING:  # for type checkers what is not there is not there
-    __getattr__ = _absent(__name__)
+_explain(
+    __name__, *(f"{__name__}.{part}" for part in ("functional", "init", "utils", "utils.parametrizations"))
+)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 
 from adjoint.core.convert import asarray
-from adjoint.core.other_names import refuse
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
@@ -61,11 +60,8 @@ class MultiHeadAttention(Module):
         value: Any = None,
         mask: Any = None,
         causal: bool = False,
-        **other: Never,
     ) -> Tensor:
         """Let each query look at the keys, where the mask says so."""
-        if other:
-            refuse(MultiHeadAttention.forward, other, "MultiHeadAttention")
         key = query if key is None else key
         value = key if value is None else value
         alone = key is query and value is query

@@ -6,13 +6,12 @@ They keep no state: parameters, running statistics and random generators are arg
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Never
+from typing import Any
 
 import numpy as np
 
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
-from adjoint.core.other_names import absent, refuse
 from adjoint.core.shapes import broadcast_shapes, canonical_axis, number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
@@ -165,10 +164,8 @@ def relu6(x: Any) -> Tensor:
     return rec.hardtanh(floats("relu6", x), low=0.0, high=6.0)
 
 
-def glu(x: Any, axis: int = -1, **other: Never) -> Tensor:
+def glu(x: Any, axis: int = -1) -> Tensor:
     """Return the first half of x along ``axis`` times the sigmoid of the second."""
-    if other:
-        refuse(glu, other)
     x = floats("glu", x)
     where = canonical_axis("glu", axis, x.ndim)
     n = x.shape[where]
@@ -275,7 +272,3 @@ def _attention_mask(op: str, mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
             f"{op}: a mask is boolean or float, but got {mask.dtype}.  Cast it: mask.astype(bool)."
         )
     return mask
-
-
-if not TYPE_CHECKING:  # for type checkers what is not there is not there
-    __getattr__ = absent(__name__)

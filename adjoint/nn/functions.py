@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any, ClassVar, TypeVar
 
-from adjoint.core.other_names import KEYWORDS, refuse
 from adjoint.errors import InputError
+from adjoint.hints import KEYWORDS, check_keywords
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
 from adjoint.nn.module import Module
 
@@ -28,7 +28,7 @@ class FunctionModule(Module):
         unknown = [k for k in options if k not in known or k in known[: len(values)]]
         if unknown or len(values) > len(known):
             if unknown and KEYWORDS.get(unknown[0]) in known:
-                refuse(getattr(F, self.name), options, type(self).__name__)
+                check_keywords(getattr(F, self.name), options, type(self).__name__)
             given = ", ".join([*map(repr, values), *(f"{k}={v!r}" for k, v in options.items())])
             raise InputError(
                 f"{type(self).__name__} takes {', '.join(known) or 'no options'}, but was given {given}."

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from adjoint.core.convert import tensor
-from adjoint.core.other_names import absent
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.random import Generator, default_rng
@@ -110,7 +109,3 @@ def orthogonal(shape: Any, scale: float = 1.0, *, rng: Any = None, dtype: Any = 
     q = q * np.sign(np.diag(r))
     values = (q if rows >= columns else q.T).reshape(shape) * scale
     return tensor(values, dtype=dtype)
-
-
-if not TYPE_CHECKING:  # for type checkers what is not there is not there
-    __getattr__ = absent(__name__)

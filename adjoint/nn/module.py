@@ -11,7 +11,6 @@ from adjoint.config import no_grad
 from adjoint.core.convert import asarray, tensor
 from adjoint.core.fitting import fitting
 from adjoint.core.node import Handle, HookList
-from adjoint.core.other_names import MODULES, dropped_only, explain_methods, explained
 from adjoint.core.tensor import Tensor, differentiable, writable
 from adjoint.errors import AdjointError, ArgumentError, InputError, ShapeError
 from adjoint.grads.slots import drop
@@ -134,7 +133,6 @@ class Module:
             _add_path(error, self)
             raise
 
-    @explained
     def register_forward_hook(self, hook: Callable[[Any, Any, Any], Any]) -> Handle:
         """Call ``hook(module, inputs, output)`` after each ``forward``; what it returns replaces the output.
 
@@ -151,7 +149,6 @@ class Module:
         """
         return self._add_hook(1, hook)
 
-    @explained
     def register_forward_pre_hook(self, hook: Callable[[Any, Any], Any]) -> Handle:
         """Call ``hook(module, inputs)`` before each ``forward``; what it returns replaces the inputs.
 
@@ -238,8 +235,7 @@ class Module:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of all parameters."""
-        dropped_only(set_to_none)
-        drop(self.parameters())
+        drop(self.parameters(), set_to_none)
 
     def train(self, mode: bool = True) -> Module:
         """Switch dropout and batch statistics on or off, here and inside; return the module."""
@@ -369,9 +365,6 @@ class Module:
         if frozen:
             numbers += ", frozen" if frozen == count else f", {frozen:,} of them frozen"
         return f"{type(self).__name__}({self.extra_repr()}){numbers}"
-
-
-explain_methods(Module, "", MODULES)
 
 
 def _other_prefix(missing: Collection[str], extra: Collection[str]) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Never
+from typing import Any, ClassVar
 
 import numpy as np
 
 from adjoint.config import no_grad
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
-from adjoint.core.other_names import refuse
 from adjoint.core.shapes import broadcast_shapes, canonical_axes, canonical_axis, number
 from adjoint.core.tensor import Tensor, Traced, writable
 from adjoint.errors import ArgumentError, InputError, ShapeError
@@ -195,10 +194,8 @@ def _length(x: Tensor, axes: tuple[int, ...], least: float, p: float = 2.0) -> T
     return rec.maximum(rec.vector_norm(x, ord=p, axis=axes, keepdims=True), least)
 
 
-def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8, **other: Never) -> Tensor:
+def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8) -> Tensor:
     """Return the cosine of the angle between x and y along ``axis``; 0 where one of them is 0."""
-    if other:
-        refuse(cosine_similarity, other)
     x, y = floats("cosine_similarity", x), floats("cosine_similarity", y)
     shape = broadcast_shapes("cosine_similarity", x.shape, y.shape)
     axes = (canonical_axis("cosine_similarity", axis, len(shape)),)
@@ -208,10 +205,8 @@ def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8, **other:
     return narrowed(rec.sum(product, axis=axes, keepdims=False), dtype)
 
 
-def normalize(x: Any, p: float = 2.0, axis: int = 1, eps: float = 1e-12, **other: Never) -> Tensor:
+def normalize(x: Any, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -> Tensor:
     """Divide x by its p-norm along ``axis``, which is taken as ``eps`` at least."""
-    if other:
-        refuse(normalize, other)
     x = floats("normalize", x)
     axes = canonical_axes("normalize", axis, x.ndim)
     p = number("normalize", "p", p)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 
-from adjoint.core.other_names import refuse
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError
 from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
@@ -85,10 +84,8 @@ class TransformerEncoderLayer(_Layer):
 
     norms = 2
 
-    def forward(self, x: Any, mask: Any = None, causal: bool = False, **other: Never) -> Tensor:
+    def forward(self, x: Any, mask: Any = None, causal: bool = False) -> Tensor:
         """Pass (batch, length, features) through."""
-        if other:
-            refuse(TransformerEncoderLayer.forward, other, "TransformerEncoderLayer")
         x = self._add(x, self.norm1, lambda x: self._attend(x, mask, causal))
         return self._add(x, self.norm2, self._feed)
 
@@ -109,11 +106,8 @@ class TransformerDecoderLayer(_Layer):
         mask: Any = None,
         cross_mask: Any = None,
         causal: bool = False,
-        **other: Never,
     ) -> Tensor:
         """Pass (batch, length, features) through, beside the output of an encoder."""
-        if other:
-            refuse(TransformerDecoderLayer.forward, other, "TransformerDecoderLayer")
         x = self._add(x, self.norm1, lambda x: self._attend(x, mask, causal))
         x = self._add(
             x, self.norm2, lambda x: self.dropout(self.multihead_attn(x, memory, memory, mask=cross_mask))
@@ -137,10 +131,8 @@ class TransformerEncoder(Module):
         self.layers = _copies("TransformerEncoder", encoder_layer, num_layers, TransformerEncoderLayer)
         self.norm = norm
 
-    def forward(self, x: Any, mask: Any = None, causal: bool = False, **other: Never) -> Tensor:
+    def forward(self, x: Any, mask: Any = None, causal: bool = False) -> Tensor:
         """Pass (batch, length, features) through; ``mask`` is True where a query may look."""
-        if other:
-            refuse(TransformerEncoder.forward, other, "TransformerEncoder")
         for layer in self.layers:
             x = layer(x, mask, causal)
         return x if self.norm is None else self.norm(x)
@@ -160,11 +152,8 @@ class TransformerDecoder(Module):
         mask: Any = None,
         cross_mask: Any = None,
         causal: bool = False,
-        **other: Never,
     ) -> Tensor:
         """Pass (batch, length, features) through; masks are those of ``TransformerDecoderLayer``."""
-        if other:
-            refuse(TransformerDecoder.forward, other, "TransformerDecoder")
         for layer in self.layers:
             x = layer(x, memory, mask, cross_mask, causal)
         return x if self.norm is None else self.norm(x)

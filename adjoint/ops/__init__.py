@@ -8,8 +8,8 @@ from adjoint.core.inplace import AUGMENTED, augmented
 from adjoint.core.lifted import Lifted
 from adjoint.core.methods import attach, install
 from adjoint.core.namespace import dyn, rec
-from adjoint.core.other_names import METHODS, explain_methods
 from adjoint.core.tensor import Tensor
+from adjoint.hints import explain, explain_class
 from adjoint.ops import (
     activations,
     arrange,
@@ -77,9 +77,11 @@ def _dynamic(name: str) -> Any:
     return getattr(dyn, name, None)
 
 
+# before the functions become methods of tensors
+explain(*(module.__name__ for module in (*MODULES, *NAMESPACES.values())))
 install(Tensor, function)
 attach(Tensor, **{method: augmented(method) for method in AUGMENTED})
-explain_methods(Tensor, "a tensor", METHODS)
+explain_class(Tensor)
 
 
 def _comparison(method: str) -> None:

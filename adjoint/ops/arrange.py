@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
-from adjoint.core.other_names import refuse
 from adjoint.core.shapes import Shape, canonical_axis, canonical_shape, same_rank_axes, whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
@@ -90,7 +89,7 @@ define("overlap_add", in_float32(_overlap_add),
 # Repeats ---------------------------------------------------------------------------------------
 
 
-def repeat(x: Any, repeats: Any, axis: int | None = None, **other: Never) -> Tensor:
+def repeat(x: Any, repeats: Any, axis: int | None = None) -> Tensor:
     """Repeat each element.
 
     Parameters
@@ -118,8 +117,6 @@ def repeat(x: Any, repeats: Any, axis: int | None = None, **other: Never) -> Ten
     >>> ad.repeat(ad.tensor([1.0, 2.0]), [1, 3])
     tensor([1., 2., 2., 2.], dtype=float64)
     """
-    if other:
-        refuse(repeat, other)
     x = asarray(x)
     if axis is None:
         x, axis = rec.reshape(x, shape=(x.size,)), 0
@@ -495,7 +492,7 @@ def triu(x: Any, k: int = 0) -> Tensor:
 # Windows ---------------------------------------------------------------------------------------
 
 
-def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **other: Never) -> Tensor:
+def sliding_window_view(x: Any, window_shape: Any, axis: Any = None) -> Tensor:
     """Return all windows of neighbours along axes, without a copy.
 
     Parameters
@@ -525,8 +522,6 @@ def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **other: Ne
             [1., 2.],
             [2., 3.]], dtype=float64)
     """
-    if other:
-        refuse(sliding_window_view, other)
     x = asarray(x)
     sizes = canonical_shape("sliding_window_view", window_shape)
     given = range(x.ndim) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)

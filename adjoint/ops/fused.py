@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.infer import Result
 from adjoint.core.namespace import raw, rec
-from adjoint.core.other_names import refuse
 from adjoint.core.shapes import Shape, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, ShapeError
@@ -348,7 +347,7 @@ def _along(op: str, x: Any, axis: Any) -> tuple[Tensor, int]:
     return x, where
 
 
-def softmax(x: Any, axis: int = -1, **other: Never) -> Tensor:
+def softmax(x: Any, axis: int = -1) -> Tensor:
     """Return ``exp(x) / Σ exp(x)`` along an axis, without overflow.
 
     Parameters
@@ -376,13 +375,11 @@ def softmax(x: Any, axis: int = -1, **other: Never) -> Tensor:
     >>> ad.softmax(ad.tensor([1000.0, 1000.0]))
     tensor([0.5, 0.5], dtype=float64)
     """
-    if other:
-        refuse(softmax, other)
     x, where = _along("softmax", x, axis)
     return rec.softmax(x, axis=where)
 
 
-def log_softmax(x: Any, axis: int = -1, **other: Never) -> Tensor:
+def log_softmax(x: Any, axis: int = -1) -> Tensor:
     """Return the logarithm of ``softmax``, also where the softmax underflows.
 
     Parameters
@@ -410,7 +407,5 @@ def log_softmax(x: Any, axis: int = -1, **other: Never) -> Tensor:
     >>> ad.log_softmax(ad.tensor([0.0, -1000.0]))
     tensor([    0., -1000.], dtype=float64)
     """
-    if other:
-        refuse(log_softmax, other)
     x, where = _along("log_softmax", x, axis)
     return rec.log_softmax(x, axis=where)

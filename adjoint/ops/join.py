@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Sequence
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from adjoint.core.define import define
 from adjoint.core.eager import eager_of
 from adjoint.core.namespace import rec
 from adjoint.core.op import OPS
-from adjoint.core.other_names import refuse
 from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
@@ -130,16 +129,16 @@ def _with_outputs(name: str, count: int) -> Any:
 
 
 def _several(op: str, xs: Any) -> list[Tensor]:
-    if isinstance(xs, (Tensor, np.ndarray)):
-        xs = list(xs)
     if not isinstance(xs, (list, tuple)):
+        if isinstance(xs, (Tensor, np.ndarray)):
+            return _several(op, list(xs))
         raise InputError(f"{op}: expected a list or tuple of tensors, but got {type(xs).__name__}.")
     if not xs:
         raise ShapeError(f"{op}: needs at least one tensor, but the list is empty.")
     return [x if type(x) is Tensor else asarray(x) for x in xs]
 
 
-def concat(xs: Any, axis: int | None = 0, **other: Never) -> Tensor:
+def concat(xs: Any, axis: int | None = 0) -> Tensor:
     """Join tensors along an existing axis.
 
     Parameters
@@ -165,8 +164,6 @@ def concat(xs: Any, axis: int | None = 0, **other: Never) -> Tensor:
     >>> ad.concat([ad.zeros((1, 2)), ad.ones((2, 2))]).shape
     (3, 2)
     """
-    if other:
-        refuse(concat, other)
     return _concat("concat", _several("concat", xs), axis)
 
 
@@ -177,7 +174,8 @@ def _concat(op: str, tensors: list[Tensor], axis: int | None) -> Tensor:
     if axis is None:
         tensors, axis = [rec.reshape(x, shape=(x.size,)) for x in tensors], 0
     first = tensors[0]
-    if len(first.shape) == 1 and axis in (0, -1) and builtins.all([len(x._data.shape) == 1 for x in tensors]):  # noqa: C419  vectors
+    vectors = builtins.all([len(x._data.shape) == 1 for x in tensors])  # noqa: C419  faster for few
+    if vectors and axis in (0, -1):
         return rec.concat(*tensors, axis=-1)
     if first.ndim == 0:
         raise ShapeError(f"{op}: 0-d tensors have no axis to join along.  Use ad.stack, or axis=None.")
@@ -194,7 +192,7 @@ def _concat(op: str, tensors: list[Tensor], axis: int | None) -> Tensor:
     return rec.concat(*tensors, axis=where)
 
 
-def stack(xs: Any, axis: int = 0, **other: Never) -> Tensor:
+def stack(xs: Any, axis: int = 0) -> Tensor:
     """Join tensors of equal shape along a new axis.
 
     Parameters
@@ -220,10 +218,8 @@ def stack(xs: Any, axis: int = 0, **other: Never) -> Tensor:
     >>> ad.stack([ad.zeros(3), ad.ones(3)], axis=1).shape
     (3, 2)
     """
-    if other:
-        refuse(stack, other)
     tensors = _several("stack", xs)
-    shape = tensors[0].shape
+    shape = tensors[0]._data.shape
     for x in tensors:
         if x._data.shape != shape:
             raise ShapeError(
@@ -413,7 +409,7 @@ def column_stack(xs: Any) -> Tensor:
 # Cutting ---------------------------------------------------------------------------------------
 
 
-def split(x: Any, indices_or_sections: Any, axis: int = 0, **other: Never) -> list[Tensor]:
+def split(x: Any, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
     """Split along an axis.
 
     Parameters
@@ -441,8 +437,6 @@ def split(x: Any, indices_or_sections: Any, axis: int = 0, **other: Never) -> li
     >>> [part.shape for part in ad.split(ad.arange(6.0), 3)]
     [(2,), (2,), (2,)]
     """
-    if other:
-        refuse(split, other)
     return _split("split", x, indices_or_sections, axis)
 
 
@@ -484,7 +478,7 @@ def _cut(x: Tensor, axis: int, cuts: list[int]) -> list[Tensor]:
     return list(_with_outputs("split", len(pairs))(x, cuts=pairs, axis=axis))
 
 
-def array_split(x: Any, indices_or_sections: Any, axis: int = 0, **other: Never) -> list[Tensor]:
+def array_split(x: Any, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
     """Split along an axis into parts that need not be equal; the first ones may be longer by one.
 
     Parameters
@@ -507,8 +501,6 @@ def array_split(x: Any, indices_or_sections: Any, axis: int = 0, **other: Never)
     >>> [part.shape for part in ad.array_split(ad.arange(5), 2)]
     [(3,), (2,)]
     """
-    if other:
-        refuse(array_split, other)
     return _split("array_split", x, indices_or_sections, axis, equal=False)
 
 
@@ -592,7 +584,7 @@ def dsplit(x: Any, indices_or_sections: Any) -> list[Tensor]:
     return _split("dsplit", _needs("dsplit", x, 3), indices_or_sections, 2)
 
 
-def unstack(x: Any, *, axis: int = 0, **other: Never) -> tuple[Tensor, ...]:
+def unstack(x: Any, *, axis: int = 0) -> tuple[Tensor, ...]:
     """Return the slices along an axis, without that axis; ``stack`` joins them again.
 
     Parameters
@@ -613,8 +605,6 @@ def unstack(x: Any, *, axis: int = 0, **other: Never) -> tuple[Tensor, ...]:
     >>> ad.unstack(ad.tensor([[1, 2], [3, 4]]))
     (tensor([1, 2], dtype=int64), tensor([3, 4], dtype=int64))
     """
-    if other:
-        refuse(unstack, other)
     x = asarray(x)
     where = canonical_axis("unstack", axis, x.ndim)
     n = x.shape[where]

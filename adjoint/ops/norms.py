@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
-from adjoint.core.other_names import refuse
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, LinAlgError, ShapeError
@@ -77,9 +76,7 @@ define("vector_norm", _vector_norm, _vector_norm_rule, saves="yx", kind="general
        params=("ord", "axis", "keepdims"), batch="leading", doc="The p-norm over axes.")  # fmt: skip
 
 
-def vector_norm(
-    x: Any, *, axis: Any = None, keepdims: bool = False, ord: float = 2, **other: Never
-) -> Tensor:
+def vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Tensor:
     """Return the norm of the elements over axes, as one vector.
 
     The gradient at zero is 0.  With ``ord=inf``, equal maxima share the gradient.
@@ -113,8 +110,6 @@ def vector_norm(
     >>> x.grad
     tensor([0.6, 0.8], dtype=float64)
     """
-    if other:
-        refuse(vector_norm, other)
     x = _numbers(x)
     return _norm_over("vector_norm", x, ord, canonical_axes("vector_norm", axis, x.ndim), bool(keepdims))
 
@@ -151,7 +146,7 @@ def _numbers(x: Any) -> Tensor:
 _MATRIX_ORDERS = ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf)
 
 
-def matrix_norm(x: Any, *, keepdims: bool = False, ord: Any = "fro", **other: Never) -> Tensor:
+def matrix_norm(x: Any, *, keepdims: bool = False, ord: Any = "fro") -> Tensor:
     """Return the norm of the matrices in the last two axes.
 
     Parameters
@@ -181,8 +176,6 @@ def matrix_norm(x: Any, *, keepdims: bool = False, ord: Any = "fro", **other: Ne
     >>> ad.linalg.matrix_norm([[3.0, 0.0], [0.0, 4.0]])
     tensor(5., dtype=float64)
     """
-    if other:
-        refuse(matrix_norm, other)
     x = _numbers(x)
     if x.ndim < 2:
         raise ShapeError(f"matrix_norm: takes matrices, in the last two axes, but the shape is {x.shape}.")
@@ -213,7 +206,7 @@ def _spectral_norm(op: str, x: Tensor, ord: Any) -> Tensor:
     return _extreme(op, s, ord, (-1,), False)
 
 
-def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False, **other: Never) -> Tensor:
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tensor:
     """Return a vector or matrix norm, with the rules of ``np.linalg.norm``.
 
     The gradient at zero is 0.
@@ -248,8 +241,6 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False, **ot
     >>> x.grad
     tensor([0., 0., 0.], dtype=float64)
     """
-    if other:
-        refuse(norm, other)
     x = _numbers(x)
     keepdims = bool(keepdims)
     if axis is None:

@@ -5,7 +5,7 @@ A sort is a gather by argsort, so each gradient element returns to the position 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Never
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.op import Op
-from adjoint.core.other_names import refuse
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis, constant, whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
@@ -126,7 +125,6 @@ def sort(
     *,
     descending: bool = False,
     stable: bool | None = True,
-    **other: Never,
 ) -> Tensor:
     """Sort along an axis.
 
@@ -156,8 +154,6 @@ def sort(
     >>> ad.sort(ad.tensor([3.0, 1.0, 2.0]), descending=True)
     tensor([3., 2., 1.], dtype=float64)
     """
-    if other:
-        refuse(sort, other)
     return _sorting("sort", x, axis, descending, stable, kind)
 
 
@@ -168,7 +164,6 @@ def argsort(
     *,
     descending: bool = False,
     stable: bool | None = True,
-    **other: Never,
 ) -> Tensor:
     """Return the indices that sort along an axis.
 
@@ -196,8 +191,6 @@ def argsort(
     >>> ad.argsort(ad.tensor([3.0, 1.0, 2.0]))
     tensor([1, 2, 0], dtype=int64)
     """
-    if other:
-        refuse(argsort, other)
     return _sorting("argsort", x, axis, descending, stable, kind)
 
 
@@ -208,7 +201,7 @@ class TopK(NamedTuple):
     indices: Tensor
 
 
-def topk(x: Any, k: int, axis: int = -1, *, largest: bool = True, **other: Never) -> TopK:
+def topk(x: Any, k: int, axis: int = -1, *, largest: bool = True) -> TopK:
     """Return the ``k`` largest or smallest elements along an axis, sorted, and their indices.
 
     Parameters
@@ -238,8 +231,6 @@ def topk(x: Any, k: int, axis: int = -1, *, largest: bool = True, **other: Never
     >>> ad.topk(ad.tensor([3.0, 9.0, 5.0]), 2).values
     tensor([9., 5.], dtype=float64)
     """
-    if other:
-        refuse(topk, other)
     x = asarray(x)
     where, wanted = canonical_axis("topk", axis, x.ndim), whole_number("topk", "k", k)
     if not 0 <= wanted <= x.shape[where]:
@@ -337,9 +328,7 @@ def _places(q: Any, n: int, method: str) -> tuple[Any, Any, Any]:
     return low, np.where(weight == 0, low, low + 1), np.where(weight == 0, 0.5, weight)
 
 
-def quantile(
-    x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False, **other: Never
-) -> Tensor:
+def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False) -> Tensor:
     """Return quantiles over axes.
 
     The two elements around a quantile share its gradient with the weights of the interpolation.  The result is
@@ -375,14 +364,10 @@ def quantile(
     >>> ad.quantile(ad.tensor([4.0, 1.0, 2.0, 3.0]), [0.0, 0.5])
     tensor([1. , 2.5], dtype=float64)
     """
-    if other:
-        refuse(quantile, other)
     return _quantile("quantile", x, q, axis, method, keepdims)
 
 
-def percentile(
-    x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False, **other: Never
-) -> Tensor:
+def percentile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False) -> Tensor:
     """Return percentiles over axes.
 
     Parameters
@@ -414,8 +399,6 @@ def percentile(
     >>> ad.percentile(ad.tensor([1.0, 2.0, 3.0]), 50)
     tensor(2., dtype=float64)
     """
-    if other:
-        refuse(percentile, other)
     return _quantile("percentile", x, array_of(constant("percentile", "q", q)) / 100, axis, method, keepdims)
 
 
@@ -447,7 +430,7 @@ def _quantile(op: str, x: Any, q: Any, axis: Any, method: str, keepdims: bool) -
     return out
 
 
-def median(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
+def median(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     """Return the median over axes.
 
     The median of an even number of elements is the mean of the middle two, which share the gradient.
@@ -473,8 +456,6 @@ def median(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) 
     >>> ad.median(x).backward(); x.grad
     tensor([0.5, 0. , 0.5, 0. ], dtype=float64)
     """
-    if other:
-        refuse(median, other)
     return _quantile("median", x, 0.5, axis, "linear", keepdims)
 
 
@@ -613,7 +594,6 @@ def unique(
     axis: int | None = None,
     *,
     equal_nan: bool = True,
-    **other: Never,
 ) -> Any:
     """Return the unique values, or unique rows along an axis, sorted.
 
@@ -645,8 +625,6 @@ def unique(
     >>> ad.unique(ad.tensor([2.0, 1.0, 2.0]))
     tensor([1., 2.], dtype=float64)
     """
-    if other:
-        refuse(unique, other)
     x = asarray(x)
     if axis is not None:
         axis = canonical_axis("unique", axis, x.ndim)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from adjoint.core.define import UFUNCS, define
 from adjoint.core.infer import Result, broadcast
 from adjoint.core.namespace import rec
 from adjoint.core.op import Op
-from adjoint.core.other_names import refuse
 from adjoint.core.shapes import broadcast_shapes, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
@@ -384,7 +383,7 @@ def vdot(x: Any, y: Any) -> Tensor:
     return _matmul(*flat)
 
 
-def vecdot(x: Any, y: Any, /, *, axis: int = -1, **other: Never) -> Tensor:
+def vecdot(x: Any, y: Any, /, *, axis: int = -1) -> Tensor:
     """Return the sums of ``conj(x) * y`` along an axis.
 
     Parameters
@@ -412,8 +411,6 @@ def vecdot(x: Any, y: Any, /, *, axis: int = -1, **other: Never) -> Tensor:
     >>> ad.vecdot([[1.0, 2.0], [3.0, 4.0]], [1.0, 1.0])
     tensor([3., 7.], dtype=float64)
     """
-    if other:
-        refuse(vecdot, other)
     x, y = asarray(x), asarray(y)
     if not x.ndim or not y.ndim:
         raise ShapeError(f"vecdot: shapes {x.shape} and {y.shape}: a 0-d tensor is not a vector.  Use x * y.")
@@ -506,7 +503,7 @@ def _check_vector(op: str, matrix: Tensor, vector: Tensor, length: Any, fits: An
 UFUNCS.update({np.vecdot: vecdot, np.matvec: matvec, np.vecmat: vecmat})
 
 
-def cross(x: Any, y: Any, axis: int = -1, **other: Never) -> Tensor:
+def cross(x: Any, y: Any, axis: int = -1) -> Tensor:
     """Return the cross product of vectors of length 3.
 
     Parameters
@@ -534,8 +531,6 @@ def cross(x: Any, y: Any, axis: int = -1, **other: Never) -> Tensor:
     >>> ad.cross([1.0, 0.0, 0.0], [0.0, 1.0, 0.0])
     tensor([0., 0., 1.], dtype=float64)
     """
-    if other:
-        refuse(cross, other)
     x, y = asarray(x), asarray(y)
     for t in (x, y):
         n = t.shape[canonical_axis("cross", axis, t.ndim)]

@@ -5,7 +5,7 @@ Ops take ``axis`` as a tuple of negative numbers, so that a leading batch axis d
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.infer import real_dtype, reduction
 from adjoint.core.namespace import raw, rec
-from adjoint.core.other_names import refuse
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, InputError, ShapeError
@@ -297,7 +296,7 @@ def floating(op: str, x: Any, dtype: Any = None) -> Tensor:
     return rec.astype(x, dtype=np.dtype(np.float64)) if x.dtype.kind in "iub" else x
 
 
-def sum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
+def sum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
     """Add the elements over axes.
 
     Sums of float16 and bfloat16 are computed in float32.  Small integers are added as int64.
@@ -324,15 +323,13 @@ def sum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, 
     >>> ad.sum(ad.tensor([[1.0, 2.0], [3.0, 4.0]]), axis=0)
     tensor([4., 6.], dtype=float64)
     """
-    if other:
-        refuse(sum, other)
     if dtype is not None or type(x) is not Tensor:
         x = typed("sum", x, dtype)
-    out: Tensor = rec.sum(x, axis=canonical_axes("sum", axis, x.ndim), keepdims=bool(keepdims))
+    out: Tensor = rec.sum(x, axis=canonical_axes("sum", axis, len(x._data.shape)), keepdims=bool(keepdims))
     return out if dtype is None else narrowed(out, dtype)
 
 
-def mean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
+def mean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
     """Return the mean over axes; the mean of no elements is NaN.
 
     Parameters
@@ -357,10 +354,9 @@ def mean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False,
     >>> ad.mean(ad.tensor([[1.0, 2.0], [3.0, 4.0]]), axis=1)
     tensor([1.5, 3.5], dtype=float64)
     """
-    if other:
-        refuse(mean, other)
-    x = floating("mean", x, dtype)
-    return rec.mean(x, axis=canonical_axes("mean", axis, x.ndim), keepdims=bool(keepdims))
+    if dtype is not None or type(x) is not Tensor or x._data.dtype.kind in "iub":
+        x = floating("mean", x, dtype)
+    return rec.mean(x, axis=canonical_axes("mean", axis, len(x._data.shape)), keepdims=bool(keepdims))
 
 
 def average(
@@ -370,7 +366,6 @@ def average(
     returned: bool = False,
     *,
     keepdims: bool = False,
-    **other: Never,
 ) -> Any:
     """Return the weighted mean ``Σ w x / Σ w`` over axes.
 
@@ -405,8 +400,6 @@ def average(
     >>> ad.average(ad.tensor([1.0, 5.0]), weights=ad.tensor([3.0, 1.0]))
     tensor(2., dtype=float64)
     """
-    if other:
-        refuse(average, other)
     x = floating("average", x)
     if is_half(x):  # the sums may be more than float16 holds
         w = x if weights is None else floating("average", weights)
@@ -431,7 +424,7 @@ def average(
     return (out, total) if returned else out
 
 
-def prod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
+def prod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
     """Multiply the elements over axes.
 
     Derivatives of every order are exact where elements are zero.
@@ -459,8 +452,6 @@ def prod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False,
     >>> ad.prod(x).backward(); x.grad
     tensor([6., 0., 0.], dtype=float64)
     """
-    if other:
-        refuse(prod, other)
     x = typed("prod", x, dtype)
     axes = canonical_axes("prod", axis, x.ndim)
     if len(axes) == 1:
@@ -492,7 +483,7 @@ def _nothing(op: str, x: Tensor, axis: Any) -> ShapeError:
     )
 
 
-def max(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
+def max(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     """Return the maximum over axes.
 
     Equal maxima share the gradient equally.  NaN counts as the maximum.
@@ -523,12 +514,10 @@ def max(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> 
     >>> ad.max(x).backward(); x.grad
     tensor([0.5, 0.5, 0. ], dtype=float64)
     """
-    if other:
-        refuse(max, other)
     return _extreme("max", x, axis, keepdims)
 
 
-def min(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
+def min(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     """Return the minimum over axes.
 
     Equal minima share the gradient equally.  NaN counts as the minimum.
@@ -558,12 +547,10 @@ def min(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> 
     >>> ad.min(ad.tensor([[3.0, 1.0], [2.0, 4.0]]), axis=1)
     tensor([1., 2.], dtype=float64)
     """
-    if other:
-        refuse(min, other)
     return _extreme("min", x, axis, keepdims)
 
 
-def ptp(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
+def ptp(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     """Return the range over axes, maximum minus minimum.
 
     Parameters
@@ -591,8 +578,6 @@ def ptp(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> 
     >>> ad.ptp(ad.tensor([3.0, 1.0, 7.0]))
     tensor(6., dtype=float64)
     """
-    if other:
-        refuse(ptp, other)
     x = asarray(x)
     return _extreme("max", x, axis, keepdims) - _extreme("min", x, axis, keepdims)
 
@@ -610,7 +595,7 @@ def _moment(name: str, x: Any, axis: Any, dtype: Any, correction: Any, ddof: Any
 def var(
     x: Any, axis: Any = None, dtype: Any = None, *,
     correction: float = 0, ddof: float | None = None, keepdims: bool = False,
-**other: Never) -> Tensor:  # fmt: skip
+) -> Tensor:  # fmt: skip
     """Return the variance over axes, ``Σ |x - mean|² / (n - correction)``.
 
     It is NaN where ``n - correction`` is not positive.
@@ -641,15 +626,13 @@ def var(
     >>> ad.var(ad.tensor([1.0, 2.0, 3.0]), correction=1)
     tensor(1., dtype=float64)
     """
-    if other:
-        refuse(var, other)
     return _moment("var", x, axis, dtype, correction, ddof, keepdims)
 
 
 def std(
     x: Any, axis: Any = None, dtype: Any = None, *,
     correction: float = 0, ddof: float | None = None, keepdims: bool = False,
-**other: Never) -> Tensor:  # fmt: skip
+) -> Tensor:  # fmt: skip
     """Return the standard deviation over axes, the square root of ``var``.
 
     Where it is 0, its gradient is 0.
@@ -680,12 +663,10 @@ def std(
     >>> ad.std(ad.tensor([1.0, 3.0]))
     tensor(1., dtype=float64)
     """
-    if other:
-        refuse(std, other)
     return _moment("std", x, axis, dtype, correction, ddof, keepdims)
 
 
-def logsumexp(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
+def logsumexp(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     """Return ``log Σ exp(x)`` over axes, without overflow.
 
     If all elements are -inf, the result is -inf and the gradient 0.  If the result is +inf, the infinite
@@ -716,8 +697,6 @@ def logsumexp(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Neve
     >>> ad.logsumexp(ad.tensor([1000.0, 1000.0]))
     tensor(1000.69314718, dtype=float64)
     """
-    if other:
-        refuse(logsumexp, other)
     x = floating("logsumexp", x)
     if x.dtype.kind == "c":
         raise DTypeError(f"logsumexp: needs real numbers, but got {x.dtype}.")
@@ -727,7 +706,7 @@ def logsumexp(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Neve
     return rec.logsumexp(x, axis=axes, keepdims=bool(keepdims))
 
 
-def any(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
+def any(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     """Return whether any element over axes is true.
 
     Parameters
@@ -750,13 +729,11 @@ def any(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> 
     >>> ad.any(ad.tensor([[0, 0], [0, 2]]), axis=1)
     tensor([False,  True], dtype=bool)
     """
-    if other:
-        refuse(any, other)
     x = asarray(x)
     return rec.any(x, axis=canonical_axes("any", axis, x.ndim), keepdims=bool(keepdims))
 
 
-def all(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
+def all(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     """Return whether all elements over axes are true.
 
     Parameters
@@ -779,13 +756,11 @@ def all(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> 
     >>> ad.all(ad.tensor([[1, 1], [0, 2]]), axis=1)
     tensor([ True, False], dtype=bool)
     """
-    if other:
-        refuse(all, other)
     x = asarray(x)
     return rec.all(x, axis=canonical_axes("all", axis, x.ndim), keepdims=bool(keepdims))
 
 
-def count_nonzero(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
+def count_nonzero(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     """Count the elements over axes that are not zero.
 
     Parameters
@@ -808,8 +783,6 @@ def count_nonzero(x: Any, axis: Any = None, *, keepdims: bool = False, **other: 
     >>> ad.count_nonzero(ad.tensor([0.0, 1.5, 2.5]))
     tensor(2, dtype=int64)
     """
-    if other:
-        refuse(count_nonzero, other)
     x = asarray(x)
     return rec.sum(
         rec.not_equal(x, 0), axis=canonical_axes("count_nonzero", axis, x.ndim), keepdims=bool(keepdims)
@@ -830,7 +803,7 @@ def _position(name: str, x: Any, axis: Any, keepdims: bool) -> Tensor:
     return getattr(rec, name)(x, axis=where, keepdims=bool(keepdims))
 
 
-def argmax(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
+def argmax(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     """Return the index of the first maximum.
 
     Parameters
@@ -858,12 +831,10 @@ def argmax(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) 
     >>> ad.argmax(ad.tensor([[1.0, 5.0], [7.0, 2.0]]), axis=1)
     tensor([1, 0], dtype=int64)
     """
-    if other:
-        refuse(argmax, other)
     return _position("argmax", x, axis, keepdims)
 
 
-def argmin(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
+def argmin(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     """Return the index of the first minimum.
 
     Parameters
@@ -891,8 +862,6 @@ def argmin(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) 
     >>> ad.argmin(ad.tensor([[1.0, 5.0], [7.0, 2.0]]))
     tensor(0, dtype=int64)
     """
-    if other:
-        refuse(argmin, other)
     return _position("argmin", x, axis, keepdims)
 
 
@@ -908,7 +877,7 @@ def _without_nan(op: str, x: Any, fill: float, dtype: Any = None) -> tuple[Tenso
     return rec.where(missing, fill, x), missing
 
 
-def nansum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
+def nansum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
     """Add the elements over axes that are not NaN.
 
     The gradient of a NaN is 0.
@@ -935,12 +904,10 @@ def nansum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = Fals
     >>> ad.nansum(ad.tensor([1.0, float("nan"), 2.0]))
     tensor(3., dtype=float64)
     """
-    if other:
-        refuse(nansum, other)
     return sum(_without_nan("nansum", x, 0, dtype)[0], axis, dtype, keepdims=keepdims)
 
 
-def nanprod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
+def nanprod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
     """Multiply the elements over axes that are not NaN.
 
     The gradient of a NaN is 0.
@@ -967,12 +934,10 @@ def nanprod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = Fal
     >>> ad.nanprod(ad.tensor([3.0, float("nan"), 2.0]))
     tensor(6., dtype=float64)
     """
-    if other:
-        refuse(nanprod, other)
     return prod(_without_nan("nanprod", x, 1, dtype)[0], axis, dtype, keepdims=keepdims)
 
 
-def nanmean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
+def nanmean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
     """Return the mean over axes of the elements that are not NaN.
 
     The gradient of a NaN is 0.
@@ -999,8 +964,6 @@ def nanmean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = Fal
     >>> ad.nanmean(ad.tensor([3.0, float("nan"), 1.0]))
     tensor(2., dtype=float64)
     """
-    if other:
-        refuse(nanmean, other)
     filled, missing = _without_nan("nanmean", x, 0, dtype)
     if missing is None:
         return mean(filled, axis, keepdims=keepdims)
@@ -1017,7 +980,7 @@ def _nan_extreme(name: str, x: Any, axis: Any, keepdims: bool, fill: float) -> T
     return out if missing is None else rec.where(all(missing, axis, keepdims=keepdims), np.nan, out)
 
 
-def nanmax(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
+def nanmax(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     """Return the maximum over axes of the elements that are not NaN.
 
     Parameters
@@ -1045,12 +1008,10 @@ def nanmax(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) 
     >>> ad.nanmax(ad.tensor([3.0, float("nan"), 1.0]))
     tensor(3., dtype=float64)
     """
-    if other:
-        refuse(nanmax, other)
     return _nan_extreme("max", x, axis, keepdims, -np.inf)
 
 
-def nanmin(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) -> Tensor:
+def nanmin(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     """Return the minimum over axes of the elements that are not NaN.
 
     Parameters
@@ -1078,6 +1039,4 @@ def nanmin(x: Any, axis: Any = None, *, keepdims: bool = False, **other: Never) 
     >>> ad.nanmin(ad.tensor([3.0, float("nan"), 1.0]))
     tensor(1., dtype=float64)
     """
-    if other:
-        refuse(nanmin, other)
     return _nan_extreme("min", x, axis, keepdims, np.inf)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 
 from adjoint.core.convert import asarray, weak_array
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
-from adjoint.core.other_names import refuse
 from adjoint.core.shapes import canonical_axis, whole_number
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, ShapeError
@@ -56,7 +55,7 @@ def _scan(op: str, x: Tensor, axis: Any) -> Tensor:
     return getattr(rec, op)(x, axis=canonical_axis(op, axis, x.ndim))
 
 
-def cumsum(x: Any, axis: Any = None, dtype: Any = None, **other: Never) -> Tensor:
+def cumsum(x: Any, axis: Any = None, dtype: Any = None) -> Tensor:
     """Return the cumulative sums along an axis.
 
     Parameters
@@ -79,12 +78,10 @@ def cumsum(x: Any, axis: Any = None, dtype: Any = None, **other: Never) -> Tenso
     >>> ad.cumsum(ad.tensor([1.0, 2.0, 3.0]))
     tensor([1., 3., 6.], dtype=float64)
     """
-    if other:
-        refuse(cumsum, other)
     return narrowed(_scan("cumsum", typed("cumsum", x, dtype), axis), dtype)
 
 
-def cumprod(x: Any, axis: Any = None, dtype: Any = None, **other: Never) -> Tensor:
+def cumprod(x: Any, axis: Any = None, dtype: Any = None) -> Tensor:
     """Return the cumulative products along an axis.
 
     Derivatives of every order are exact where elements are zero.
@@ -109,8 +106,6 @@ def cumprod(x: Any, axis: Any = None, dtype: Any = None, **other: Never) -> Tens
     >>> ad.cumprod(ad.tensor([1.0, 2.0, 3.0]))
     tensor([1., 2., 6.], dtype=float64)
     """
-    if other:
-        refuse(cumprod, other)
     return narrowed(_scan("cumprod", typed("cumprod", x, dtype), axis), dtype)
 
 
@@ -133,9 +128,7 @@ def _cumulative(op: str, x: Any, axis: Any, dtype: Any, initial: int | None) -> 
     return rec.concat(asarray(first), out, axis=where)
 
 
-def cumulative_sum(
-    x: Any, *, axis: Any = None, dtype: Any = None, include_initial: bool = False, **other: Never
-) -> Tensor:
+def cumulative_sum(x: Any, *, axis: Any = None, dtype: Any = None, include_initial: bool = False) -> Tensor:
     """Return the cumulative sums along an axis, as the Array API defines it.
 
     Parameters
@@ -165,14 +158,10 @@ def cumulative_sum(
     >>> ad.cumulative_sum(ad.tensor([1.0, 2.0, 3.0]), include_initial=True)
     tensor([0., 1., 3., 6.], dtype=float64)
     """
-    if other:
-        refuse(cumulative_sum, other)
     return _cumulative("cumsum", x, axis, dtype, 0 if include_initial else None)
 
 
-def cumulative_prod(
-    x: Any, *, axis: Any = None, dtype: Any = None, include_initial: bool = False, **other: Never
-) -> Tensor:
+def cumulative_prod(x: Any, *, axis: Any = None, dtype: Any = None, include_initial: bool = False) -> Tensor:
     """Return the cumulative products along an axis, as the Array API defines it.
 
     Derivatives of every order are exact where elements are zero.
@@ -204,14 +193,10 @@ def cumulative_prod(
     >>> ad.cumulative_prod(ad.tensor([2.0, 3.0]), include_initial=True)
     tensor([1., 2., 6.], dtype=float64)
     """
-    if other:
-        refuse(cumulative_prod, other)
     return _cumulative("cumprod", x, axis, dtype, 1 if include_initial else None)
 
 
-def diff(
-    x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None, **other: Never
-) -> Tensor:
+def diff(x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
     """Return the differences of neighbours along an axis.
 
     Parameters
@@ -243,8 +228,6 @@ def diff(
     >>> ad.diff(ad.tensor([1.0, 4.0, 9.0, 16.0]), n=2)
     tensor([2., 2.], dtype=float64)
     """
-    if other:
-        refuse(diff, other)
     x = asarray(x)
     times = whole_number("diff", "n", n)
     if times < 0:

@@ -6,7 +6,7 @@ The index arrays are arguments of these ops, not parameters, so that transforms 
 from __future__ import annotations
 
 import math
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from adjoint.core.define import define
 from adjoint.core.namespace import dyn, raw, rec
 from adjoint.core.node import Node
 from adjoint.core.op import Op
-from adjoint.core.other_names import refuse
 from adjoint.core.shapes import Shape, broadcast_shapes, canonical_axis
 from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor, Traced
@@ -181,7 +180,6 @@ def take(
     *,
     mode: str = "raise",
     sparse_grad: bool = False,
-    **other: Never,
 ) -> Tensor:
     """Return elements or rows along an axis by their indices.
 
@@ -219,8 +217,6 @@ def take(
             [3., 4.],
             [1., 2.]], dtype=float64)
     """
-    if other:
-        refuse(take, other)
     x, i = asarray(x), _whole("take", indices)
     if axis is None:
         x, axis = rec.reshape(x, shape=(x.size,)), 0
@@ -273,7 +269,7 @@ def _stretched(x: Tensor, shape: Shape, axis: int) -> Tensor:
     return x if wanted == x.shape else rec.broadcast_to(x, shape=wanted)
 
 
-def take_along_axis(x: Any, indices: Any, axis: int | None = -1, **other: Never) -> Tensor:
+def take_along_axis(x: Any, indices: Any, axis: int | None = -1) -> Tensor:
     """Return elements along an axis, with an index for each position, such as those of ``argsort``.
 
     Parameters
@@ -305,8 +301,6 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1, **other: Never)
     tensor([[5.],
             [3.]], dtype=float64)
     """
-    if other:
-        refuse(take_along_axis, other)
     x, i = asarray(x), _whole("take_along_axis", indices)
     if axis is None:
         if i.ndim != 1:
@@ -319,7 +313,7 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1, **other: Never)
     return rec.take_along_axis(_stretched(x, shape, where), _stretched(i, shape, where), axis=where)
 
 
-def put_along_axis(x: Any, indices: Any, values: Any, axis: int | None = -1, **other: Never) -> Tensor:
+def put_along_axis(x: Any, indices: Any, values: Any, axis: int | None = -1) -> Tensor:
     """Return a copy with values written along an axis, with an index for each position.
 
     Unlike NumPy's function, it does not write into ``x``.  If an index repeats, the last value is kept.
@@ -354,8 +348,6 @@ def put_along_axis(x: Any, indices: Any, values: Any, axis: int | None = -1, **o
     tensor([[0., 5.],
             [5., 0.]], dtype=float64)
     """
-    if other:
-        refuse(put_along_axis, other)
     x, i = asarray(x), _whole("put_along_axis", indices)
     if axis is None:
         if i.ndim != 1:
@@ -530,7 +522,7 @@ def flatnonzero(x: Any) -> Tensor:
     return asarray(np.flatnonzero(_values("flatnonzero", x)))
 
 
-def compress(condition: Any, x: Any, axis: int | None = None, **other: Never) -> Tensor:
+def compress(condition: Any, x: Any, axis: int | None = None) -> Tensor:
     """Return the rows along an axis at which a condition is true.
 
     Parameters
@@ -558,8 +550,6 @@ def compress(condition: Any, x: Any, axis: int | None = None, **other: Never) ->
     >>> ad.compress([True, False], ad.tensor([[1, 2], [3, 4]]), axis=0)
     tensor([[1, 2]], dtype=int64)
     """
-    if other:
-        refuse(compress, other)
     x, chosen = asarray(x), _values("compress", condition)
     if chosen.ndim != 1:
         raise ShapeError(f"compress: the condition is a vector, but its shape is {chosen.shape}.")

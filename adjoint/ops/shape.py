@@ -6,7 +6,7 @@ import builtins
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.op import Op
-from adjoint.core.other_names import refuse
 from adjoint.core.shapes import (
     Shape,
     broadcast_shapes,
@@ -455,7 +454,7 @@ def any_twice(items: Sequence[int]) -> bool:
     return len(set(items)) != len(items)
 
 
-def expand_dims(x: Any, axis: Any = 0, **other: Never) -> Tensor:
+def expand_dims(x: Any, axis: Any = 0) -> Tensor:
     """Insert axes of length 1.
 
     Parameters
@@ -476,8 +475,6 @@ def expand_dims(x: Any, axis: Any = 0, **other: Never) -> Tensor:
     >>> ad.expand_dims(ad.ones((2, 3)), 1).shape
     (2, 1, 3)
     """
-    if other:
-        refuse(expand_dims, other)
     x = asarray(x)
     several = axis if isinstance(axis, (tuple, list)) else (axis,)
     ndim = x.ndim + len(several)
@@ -486,7 +483,7 @@ def expand_dims(x: Any, axis: Any = 0, **other: Never) -> Tensor:
     return rec.reshape(x, shape=tuple(1 if i in at else next(lengths) for i in range(ndim)))
 
 
-def squeeze(x: Any, axis: Any = None, **other: Never) -> Tensor:
+def squeeze(x: Any, axis: Any = None) -> Tensor:
     """Remove axes of length 1.
 
     Parameters
@@ -512,8 +509,6 @@ def squeeze(x: Any, axis: Any = None, **other: Never) -> Tensor:
     >>> ad.squeeze(ad.ones((1, 3, 1))).shape
     (3,)
     """
-    if other:
-        refuse(squeeze, other)
     x = asarray(x)
     if axis is None:
         axes = tuple(a for a in range(-x.ndim, 0) if x.shape[a] == 1)
@@ -590,7 +585,7 @@ def broadcast_arrays(*xs: Any) -> list[Tensor]:
     return [rec.broadcast_to(x, shape=shape) for x in tensors]
 
 
-def flip(x: Any, axis: Any = None, **other: Never) -> Tensor:
+def flip(x: Any, axis: Any = None) -> Tensor:
     """Reverse the order along axes.
 
     Parameters
@@ -611,13 +606,11 @@ def flip(x: Any, axis: Any = None, **other: Never) -> Tensor:
     >>> ad.flip(ad.tensor([1, 2, 3]))
     tensor([3, 2, 1], dtype=int64)
     """
-    if other:
-        refuse(flip, other)
     x = asarray(x)
     return rec.flip(x, axis=canonical_axes("flip", axis, x.ndim))
 
 
-def roll(x: Any, shift: Any, axis: Any = None, **other: Never) -> Tensor:
+def roll(x: Any, shift: Any, axis: Any = None) -> Tensor:
     """Shift elements along axes; those that leave at the end return at the start.
 
     Parameters
@@ -645,8 +638,6 @@ def roll(x: Any, shift: Any, axis: Any = None, **other: Never) -> Tensor:
     >>> ad.roll(ad.tensor([1, 2, 3]), 1)
     tensor([3, 1, 2], dtype=int64)
     """
-    if other:
-        refuse(roll, other)
     x = asarray(x)
     if axis is None:
         return reshape(roll(ravel(x), shift, 0), x.shape)

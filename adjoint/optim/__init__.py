@@ -1,9 +1,6 @@
 """Optimisers and learning-rate schedules."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-
-from adjoint.core.other_names import absent as _absent
-from adjoint.core.other_names import explain_options as _explain_options
+from adjoint.hints import explain as _explain
 from adjoint.optim import schedules
 from adjoint.optim.average import EMA
 from adjoint.optim.first_order import SGD, Adagrad, Adam, AdamW, Lion, NAdam, RMSprop
@@ -24,7 +21,4 @@ __all__ = [
     "schedules",
 ]
 
-_explain_options(globals()[name] for name in __all__)
-
-if not _TYPE_CHECKING:  # for type checkers what is not there is not there
-    __getattr__ = _absent(__name__)
+_explain(__name__, schedules.__name__)

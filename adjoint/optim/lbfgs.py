@@ -11,7 +11,6 @@ import numpy as np
 
 from adjoint.config import no_grad
 from adjoint.core.fitting import fitting
-from adjoint.core.other_names import dropped_only
 from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor, writable
 from adjoint.errors import ArgumentError, InputError, NoGradientError, NonFiniteError, ShapeError
@@ -83,8 +82,7 @@ class LBFGS:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of all parameters."""
-        dropped_only(set_to_none)
-        drop(self.params)
+        drop(self.params, set_to_none)
 
     def _flat(self) -> Any:
         return np.concatenate([_reals(p._data) for p in self.params])

@@ -18,7 +18,6 @@ import numpy as np
 
 from adjoint.config import grad_mode
 from adjoint.core.namespace import Namespace, raw
-from adjoint.core.other_names import OPTIMIZERS, dropped_only, explain_methods
 from adjoint.core.spread import ALONE, SHARED, pieces, spread, threads_for
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
@@ -242,9 +241,8 @@ class Optimizer:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of all parameters."""
-        dropped_only(set_to_none)
         for group in self.groups:
-            drop(group.params)
+            drop(group.params, set_to_none)
 
     def step(self) -> None:
         """Update every parameter that has a gradient."""
@@ -377,9 +375,6 @@ class Optimizer:
         count = sum(p.size for p in self.params)
         hyper = ", ".join(f"{k}={v}" for k, v in self.groups[0].hyper.items() if v)
         return f"{type(self).__name__}({len(self.params)} tensors, {count:,} numbers; {hyper})"
-
-
-explain_methods(Optimizer, "", OPTIMIZERS)
 
 
 def _write_part(part: Part) -> None:

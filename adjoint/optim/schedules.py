@@ -16,9 +16,8 @@ import itertools
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from adjoint.core.other_names import absent, explained
 from adjoint.core.shapes import number, whole_number
 from adjoint.errors import ArgumentError, InputError, MissingExtraError
 
@@ -67,14 +66,12 @@ def _callable(name: str, schedule: Any) -> None:
         )
 
 
-@explained
 def constant(rate: float) -> Schedule:
     """Keep the rate."""
     rate = number("constant", "rate", rate)
     return lambda step: rate
 
 
-@explained
 def steps(rate: float, every: int, factor: float = 0.1) -> Schedule:
     """Multiply by ``factor`` after each ``every`` steps."""
     rate, factor = _numbers("steps", rate=rate, factor=factor)
@@ -82,14 +79,12 @@ def steps(rate: float, every: int, factor: float = 0.1) -> Schedule:
     return lambda step: rate * _power(factor, step // every)
 
 
-@explained
 def exponential(rate: float, factor: float) -> Schedule:
     """Multiply by ``factor`` after each step."""
     rate, factor = _numbers("exponential", rate=rate, factor=factor)
     return lambda step: rate * _power(factor, step)
 
 
-@explained
 def linear(rate: float, total: int, start: float = 1.0, end: float = 0.0) -> Schedule:
     """Go in a straight line from ``rate * start`` to ``rate * end`` over ``total`` steps."""
     rate, start, end = _numbers("linear", rate=rate, start=start, end=end)
@@ -97,7 +92,6 @@ def linear(rate: float, total: int, start: float = 1.0, end: float = 0.0) -> Sch
     return lambda step: rate * (start + (end - start) * min(step / total, 1.0))
 
 
-@explained
 def polynomial(rate: float, total: int, power: float = 1.0) -> Schedule:
     """Go to zero as (1 - step / total) ** power."""
     rate, power = _numbers("polynomial", rate=rate, power=power)
@@ -107,7 +101,6 @@ def polynomial(rate: float, total: int, power: float = 1.0) -> Schedule:
     return lambda step: rate * (1.0 - min(step / total, 1.0)) ** power
 
 
-@explained
 def cosine(rate: float, total: int, minimum: float = 0.0) -> Schedule:
     """Go from ``rate`` to ``minimum`` along half a cosine over ``total`` steps, and stay there."""
     rate, minimum = _numbers("cosine", rate=rate, minimum=minimum)
@@ -115,7 +108,6 @@ def cosine(rate: float, total: int, minimum: float = 0.0) -> Schedule:
     return lambda step: minimum + (rate - minimum) * (1 + math.cos(math.pi * min(step / total, 1.0))) / 2
 
 
-@explained
 def cosine_restarts(rate: float, first: int, multiple: int = 1, minimum: float = 0.0) -> Schedule:
     """Repeat the cosine: ``first`` steps, then ``multiple`` times as long each time."""
     rate, minimum = _numbers("cosine_restarts", rate=rate, minimum=minimum)
@@ -136,7 +128,6 @@ def cosine_restarts(rate: float, first: int, multiple: int = 1, minimum: float =
     return schedule
 
 
-@explained
 def inverse_sqrt(rate: float, warm: int) -> Schedule:
     """Rise in a straight line for ``warm`` steps, then fall with one over the root of the step."""
     rate = number("inverse_sqrt", "rate", rate)
@@ -144,7 +135,6 @@ def inverse_sqrt(rate: float, warm: int) -> Schedule:
     return lambda step: rate * min((step + 1) / warm, math.sqrt(warm / (step + 1)))
 
 
-@explained
 def one_cycle(
     peak: float,
     total: int,
@@ -181,7 +171,6 @@ def one_cycle(
     return schedule
 
 
-@explained
 def warmup(schedule: Schedule, steps: int, start: float = 0.0) -> Schedule:
     """Rise in a straight line to what ``schedule`` begins with, then follow it from its start."""
     start = number("warmup", "start", start)
@@ -349,7 +338,6 @@ class Plateau:
             self._forget()
 
 
-@explained
 def draw(schedule: Schedule, total: int, path: str | None = None, width: int = 60) -> str:
     """Draw a schedule: as a picture to ``path``, or without one as a line of text.
 
@@ -378,7 +366,3 @@ def draw(schedule: Schedule, total: int, path: str | None = None, width: int = 6
     axes.set(xlabel="step", ylabel="learning rate")
     figure.savefig(path)
     return path
-
-
-if not TYPE_CHECKING:  # for type checkers what is not there is not there
-    __getattr__ = absent(__name__)

@@ -1,9 +1,6 @@
 """Training: data, the loop, callbacks, checkpoints, and losses put together from terms."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-
-from adjoint.core.other_names import absent as _absent
-from adjoint.core.other_names import explain_options as _explain_options
+from adjoint.hints import explain as _explain
 from adjoint.train.callbacks import (
     BestCheckpoint,
     Callback,
@@ -36,9 +33,4 @@ __all__ = [
     "stack_collate",
 ]
 
-_explain_options(
-    (Trainer, DataLoader, Checkpoints, EarlyStopping, BestCheckpoint, CSVLog, JSONLog, GradientFlow)
-)
-
-if not _TYPE_CHECKING:  # for type checkers what is not there is not there
-    __getattr__ = _absent(__name__)
+_explain(__name__)

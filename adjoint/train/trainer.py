@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 
 from adjoint.accumulate.accumulator import GradientAccumulator
 from adjoint.config import no_grad
 from adjoint.core.convert import asarray
-from adjoint.core.other_names import refuse
 from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
@@ -239,11 +238,9 @@ class Trainer:
     # Training --------------------------------------------------------------------------------
 
     def fit(
-        self, loader: Any, epochs: int = 1, validate: Any = None, resume: bool = False, **other: Never
+        self, loader: Any, epochs: int = 1, validate: Any = None, resume: bool = False
     ) -> list[dict[str, float]]:
         """Train until ``epochs`` epochs are done; return one dictionary of numbers per epoch."""
-        if other:
-            refuse(Trainer.fit, other)
         check_batches("fit", loader, self.compute is None)
         if whole_number("fit", "epochs", epochs) < 0:
             raise ArgumentError(f"epochs must not be negative, but is {epochs}.")

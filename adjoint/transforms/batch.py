@@ -14,7 +14,6 @@ from adjoint.core.batched import _NOTHING, Batched
 from adjoint.core.convert import tensor
 from adjoint.core.lifted import enclosing, next_level
 from adjoint.core.namespace import rec
-from adjoint.core.other_names import explained
 from adjoint.core.record import tracked
 from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor, note_reading, wrap
@@ -25,7 +24,6 @@ from adjoint.transforms.inputs import Place, as_function, name_of
 __all__ = ["over_units", "vmap"]
 
 
-@explained
 def vmap(
     f: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0, chunk_size: int | None = None
 ) -> Callable[..., Any]:

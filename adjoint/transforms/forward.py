@@ -14,7 +14,6 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.config import grad_mode
-from adjoint.core.other_names import explained
 from adjoint.core.record import tracked
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, wrap
@@ -26,7 +25,6 @@ from adjoint.transforms.inputs import Place, Recorded, as_function, direction, r
 __all__ = ["directions", "jvp", "linearize", "push_along"]
 
 
-@explained
 def jvp(
     f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False
 ) -> tuple[Any, ...]:
@@ -62,7 +60,6 @@ def jvp(
     return returned(results()) if run.plain and given_arrays(*tangents) else results()
 
 
-@explained
 def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
     """Return ``f(*primals)`` and the linear function that takes tangents to the derivative.
 

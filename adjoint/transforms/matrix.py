@@ -14,7 +14,6 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.core.namespace import rec
-from adjoint.core.other_names import explained
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError
 from adjoint.transforms.arrays import returned
@@ -35,7 +34,6 @@ __all__ = ["hessian", "hvp", "jacfwd", "jacobian", "jacrev"]
 Argnums = int | Sequence[int]
 
 
-@explained
 def jacobian(
     f: Callable[..., Any],
     argnums: Argnums = 0,
@@ -61,7 +59,6 @@ def jacobian(
     return _matrix("jacobian", f, argnums, has_aux, chunk_size, holomorphic, None)
 
 
-@explained
 def jacrev(
     f: Callable[..., Any],
     argnums: Argnums = 0,
@@ -81,7 +78,6 @@ def jacrev(
     return _matrix("jacrev", f, argnums, has_aux, chunk_size, holomorphic, True)
 
 
-@explained
 def jacfwd(
     f: Callable[..., Any],
     argnums: Argnums = 0,
@@ -206,7 +202,6 @@ def _packed(row: list[Tensor], structures: Sequence[tree.Structure], several: bo
     return tuple(packed) if several else packed[0]
 
 
-@explained
 def hessian(
     f: Callable[..., Any],
     argnums: Argnums = 0,
@@ -229,7 +224,6 @@ def hessian(
     return _matrix("hessian", gradient, argnums, has_aux, chunk_size, holomorphic=False, reverse=False)
 
 
-@explained
 def hvp(f: Callable[..., Any], primals: Any, tangents: Any) -> Any:
     """Return the product of the Hessian of ``f`` at ``primals`` with ``tangents``.
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.config import grad_mode
-from adjoint.core.other_names import explained
 from adjoint.core.record import tracked
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, wrap
@@ -32,7 +31,6 @@ from adjoint.transforms.inputs import (
 __all__ = ["check_one_number", "grad", "gradient_function", "pull_back", "value_and_grad", "vjp"]
 
 
-@explained
 def grad(
     f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
@@ -73,7 +71,6 @@ def gradient_function(
     return gradient
 
 
-@explained
 def value_and_grad(
     f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
@@ -168,7 +165,6 @@ def pull_back(run: Recorded, cotangents: Sequence[Tensor | None], *, retain: boo
     return results
 
 
-@explained
 def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
     """Return ``f(*primals)`` and a function that pulls cotangents back to the arguments.
 

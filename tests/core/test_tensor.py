@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 import adjoint as ad
-from adjoint import errors
-from adjoint.core import other_names
+from adjoint import errors, hints
 
 
 def test_tensors_own_their_memory() -> None:
@@ -347,19 +346,19 @@ def resolves(path: str) -> bool:
 
 
 OWNERS = {
-    "METHODS": (ad.ones(2), other_names.METHODS),
-    "FUNCTIONS": (ad, other_names.FUNCTIONS),
-    "MODULES": (ad.nn.Linear(2, 2), other_names.MODULES),
-    "OPTIMIZERS": (ad.optim.SGD([ad.ones(2, requires_grad=True)]), other_names.OPTIMIZERS),
-    "SCALERS": (ad.GradScaler(), other_names.SCALERS),
-    **{name: (importlib.import_module(name), hints) for name, hints in other_names.PARTS.items()},
+    "METHODS": (ad.ones(2), hints.METHODS),
+    "FUNCTIONS": (ad, hints.FUNCTIONS),
+    "MODULES": (ad.nn.Linear(2, 2), hints.MODULES),
+    "OPTIMIZERS": (ad.optim.SGD([ad.ones(2, requires_grad=True)]), hints.OPTIMIZERS),
+    "SCALERS": (ad.GradScaler(), hints.SCALERS),
+    **{name: (importlib.import_module(name), table) for name, table in hints.PARTS.items()},
 }
 
 
 @pytest.mark.parametrize("table", OWNERS)
 def test_what_is_said_to_be_used_instead_is_there(table):
-    owner, hints = OWNERS[table]
-    for name, hint in hints.items():
+    owner, found = OWNERS[table]
+    for name, hint in found.items():
         assert not hasattr(owner, name), f"{name} is there"
         assert name not in dir(owner)
         with pytest.raises(AttributeError) as info:
@@ -411,5 +410,5 @@ def test_names_from_elsewhere_are_explained():
     assert (info.value.name, info.value.obj) == ("concatt", ad)  # from which Python suggests
     with pytest.raises(AttributeError, match=r"no attribute '__numpy_submodules__'$"):
         _ = ad.__numpy_submodules__
-    assert not set(other_names.METHODS) & set(dir(x)) and "reshape" in dir(x)
+    assert not set(hints.METHODS) & set(dir(x)) and "reshape" in dir(x)
     assert ad.concatenate([x, x]).shape == np.concatenate([x, x]).shape == (6,)

@@ -388,9 +388,6 @@ def test_forward_hooks_see_and_change() -> None:
     double.remove(), zero.remove()
     np.testing.assert_array_equal(layer(a).numpy(), plain)
     assert raised(lambda: layer.register_forward_hook(3)) == "Linear: a hook is a function, but got int."  # type: ignore[arg-type]
-    assert raised(lambda: layer.register_forward_hook(abs, with_kwargs=True)) == (  # type: ignore[call-arg]
-        "register_forward_hook: there is no with_kwargs=; it takes hook."
-    )
     assert "_forward_hooks" not in nn.Linear(2, 2).__dict__ and len(layer.state_dict()) == 2
 
 

@@ -18,8 +18,9 @@ ALLOWED = {
     "errors": set(),
     "config": {"errors"},
     "tree": {"errors"},
+    "hints": {"errors"},
     "core": {"errors", "config", "tree"},
-    "ops": {"errors", "config", "tree", "core"},
+    "ops": {"errors", "config", "tree", "hints", "core"},
     "engine": {"errors", "config", "tree", "core"},
     "grads": {"errors", "config", "tree", "core", "ops", "engine"},
     "transforms": {"errors", "config", "tree", "core", "ops", "engine", "grads"},
@@ -27,7 +28,7 @@ ALLOWED = {
 }
 UPPER = ("nn", "optim", "train", "inspect", "interop", "storage", "testing", "random")
 for _room in UPPER:
-    ALLOWED[_room] = {*ALLOWED["transforms"], "transforms", "accumulate", *UPPER}
+    ALLOWED[_room] = {*ALLOWED["transforms"], "hints", "transforms", "accumulate", *UPPER}
 ALLOWED["cli"] = {*ALLOWED["nn"], "nn", "cli", "__init__"}
 ALLOWED["__init__"] = set(ALLOWED)
 ALLOWED["__main__"] = {"cli"}

@@ -7,12 +7,11 @@ weight_norm, ``parametrizations.weight.original``, ``0._u`` and ``0._v`` of spec
 from __future__ import annotations
 
 import math
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 
 from adjoint.config import no_grad
-from adjoint.core.other_names import refuse
 from adjoint.core.shapes import canonical_axis, whole_number
 from adjoint.core.tensor import Tensor, writable
 from adjoint.errors import ArgumentError, InputError
@@ -134,7 +133,7 @@ def _weight(where: str, module: Any, name: str) -> Tensor:
     return weight
 
 
-def weight_norm(module: Module, name: str = "weight", axis: int | None = 0, **other: Never) -> Module:
+def weight_norm(module: Module, name: str = "weight", axis: int | None = 0) -> Module:
     """Split a parameter into its direction and its norm over all axes but ``axis``; return the module.
 
     With ``axis=None`` there is one norm, over all axes.
@@ -144,8 +143,6 @@ def weight_norm(module: Module, name: str = "weight", axis: int | None = 0, **ot
     >>> {name: p.shape for name, p in layer.named_parameters()}
     {'bias': (3,), 'parametrizations.weight.original0': (3, 1), 'parametrizations.weight.original1': (3, 4)}
     """
-    if other:
-        refuse(weight_norm, other)
     weight = _weight("weight_norm", module, name)
     if axis is not None:
         axis = (
@@ -164,7 +161,6 @@ def spectral_norm(
     axis: int | None = None,
     *,
     rng: Any = None,
-    **other: Never,
 ) -> Module:
     """Divide a parameter by its largest singular value; return the module.
 
@@ -177,8 +173,6 @@ def spectral_norm(
     >>> abs(largest.item() - 1) < 0.01
     True
     """
-    if other:
-        refuse(spectral_norm, other)
     weight = _weight("spectral_norm", module, name)
     sizes("spectral_norm", n_power_iterations=n_power_iterations)
     if weight.ndim < 2:

@@ -1,34 +1,22 @@
-"""Names that NumPy, PyTorch and JAX have and adjoint has not, and what to write instead: for messages."""
+"""Hints for names of NumPy, PyTorch and JAX that adjoint does not have.
+
+``explain(module)`` adds them to a public module: unknown attributes of the module and of its classes, and
+unknown keyword arguments of its functions and classes, are errors that name the replacement.  Signatures,
+types and ``dir()`` stay as they are.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from collections.abc import Callable, Mapping
+from types import FunctionType, ModuleType
+from typing import Any, NoReturn
 
-from adjoint.core.methods import attach
 from adjoint.errors import AbsentNameError, InputError
 
-__all__ = [
-    "FUNCTIONS",
-    "KEYWORDS",
-    "METHODS",
-    "MODULES",
-    "OPTIMIZERS",
-    "PARTS",
-    "SCALERS",
-    "absent",
-    "dropped_only",
-    "explain_methods",
-    "explain_options",
-    "explained",
-    "refuse",
-]
-
-P = ParamSpec("P")
-R = TypeVar("R")
+__all__ = ["ATTRIBUTES", "FUNCTIONS", "KEYWORDS", "PARTS", "check_keywords", "explain", "explain_class"]
 
 _IN_PLACE = "x {}= y, which writes into x"
 _PRESENT = "mask=~{}[:, None, None, :]"
@@ -288,43 +276,6 @@ PARTS: dict[str, dict[str, str]] = {
 }
 
 
-class _Elsewhere:
-    """An attribute that is not there, and says what is; it costs the others nothing, as __getattr__ would."""
-
-    def __init__(self, name: str, owner: str, instead: str) -> None:
-        self.name, self.owner, self.instead = name, owner, instead
-
-    def __get__(self, x: Any, cls: type | None = None) -> NoReturn:
-        owner = self.owner or (type(x) if cls is None else cls).__name__
-        raise AbsentNameError(f"{owner} has no {self.name!r}.  Use {self.instead}.")
-
-
-def explain_methods(cls: type, owner: str, instead: Mapping[str, str]) -> None:
-    """Let ``cls``, called ``owner`` or by its name, explain what it has not; ``dir`` does not list it."""
-    missing = {name for name in instead if not any(name in c.__dict__ for c in cls.__mro__)}
-    for name in missing:
-        setattr(cls, name, _Elsewhere(name, owner, instead[name]))
-
-    def names(self: Any) -> list[str]:
-        return sorted(set(object.__dir__(self)) - missing.difference(getattr(self, "__dict__", ())))
-
-    attach(cls, __dir__=names)
-
-
-def absent(module: str) -> Callable[[str], NoReturn]:
-    """Return the ``__getattr__`` of a module that explains what it does not have."""
-
-    def lookup(name: str) -> NoReturn:
-        instead = PARTS[module].get(name)
-        raise (AbsentNameError if instead else AttributeError)(
-            f"module {module!r} has no attribute {name!r}" + (f".  Use {instead}." if instead else ""),
-            name=name,
-            obj=sys.modules[module],
-        )
-
-    return lookup
-
-
 # Names that people know from PyTorch and JAX for what is called otherwise here; for some, what to do instead
 KEYWORDS = {
     "argnum": "argnums",
@@ -408,65 +359,129 @@ _NOT_HERE = {
     "requires_grad": "results require grad where what they are made of does",
 }
 
+# Attributes of instances of a class and its subclasses, by the name of the class
+ATTRIBUTES = {
+    "Tensor": METHODS, "Module": MODULES, "Optimizer": OPTIMIZERS, "GradScaler": SCALERS,
+}  # fmt: skip
 
-def refuse(function: Callable[..., Any], given: Mapping[str, Any], name: str = "") -> NoReturn:
-    """Raise for keywords that a function does not have: say what they are called, or all that it has."""
+_RENAMED = frozenset(KEYWORDS.values())
+_explained: set[Any] = set()  # modules and classes
+
+
+def explain(*modules: str) -> None:
+    """Add hints to modules, given by name, and to the functions and classes in their ``__all__``.
+
+    A function is wrapped only if it has a parameter with another name in other libraries.
+    """
+    for module in (sys.modules[name] for name in modules):
+        if module not in _explained:
+            _explained.add(module)
+            _explain_module(module)
+
+
+def _explain_module(module: ModuleType) -> None:
+    for name in module.__all__:
+        value: Any = vars(module).get(name)
+        if _is_renamed(value):
+            wrapped = _with_hints(value)
+            setattr(module, name, wrapped)
+            home = sys.modules[value.__module__]  # module may re-export the function
+            if vars(home).get(name) is value:
+                setattr(home, name, wrapped)
+        elif isinstance(value, type):
+            for base in value.__mro__:
+                if base.__module__.startswith("adjoint."):
+                    explain_class(base)
+    if module.__name__ in PARTS:
+        vars(module)["__getattr__"] = _lookup(module)
+
+
+def explain_class(cls: type) -> None:
+    """Add hints to the constructor, to methods with renamed keywords and for absent attributes."""
+    if cls in _explained:
+        return
+    _explained.add(cls)
+    for name, method in list(vars(cls).items()):
+        public = not name.startswith("_") and _is_renamed(method)
+        if public or (name == "__init__" and isinstance(method, FunctionType)):
+            setattr(cls, name, _with_hints(method))
+    if cls.__name__ in ATTRIBUTES:
+        _explain_attributes(cls, ATTRIBUTES[cls.__name__])
+
+
+def _is_renamed(value: Any) -> bool:
+    """Tell whether a value is a function with a parameter that has another name in other libraries."""
+    if not isinstance(value, FunctionType):
+        return False
+    code = value.__code__
+    return not _RENAMED.isdisjoint(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+
+
+def _with_hints(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function so that errors about unknown keywords contain a hint."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except TypeError:
+            name = function.__name__
+            of_class = name in ("__init__", "forward")
+            check_keywords(function, options, type(args[0]).__name__ if of_class else name)
+            raise
+
+    return call
+
+
+def check_keywords(function: Callable[..., Any], given: Mapping[str, Any], name: str) -> None:
+    """Raise an error with a hint if ``function``, called ``name`` in the message, lacks a given keyword."""
     parameters = inspect.signature(function).parameters.values()
     ours = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     ours = [own for own in ours if own != "self"]
-    name = name or function.__name__
-    for keyword in given:
+    unknown = [keyword for keyword in given if keyword not in ours]
+    if not unknown or any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    for keyword in unknown:
         if KEYWORDS.get(keyword) in ours:
             raise InputError(f"{name}: {keyword}= is called {KEYWORDS[keyword]}= here.")
         if keyword in _NOT_HERE:
             raise InputError(f"{name}: there is no {keyword}=: {_NOT_HERE[keyword]}.")
-    raise InputError(f"{name}: there is no {next(iter(given))}=; it takes {', '.join(ours)}.")
+    raise InputError(f"{name}: there is no {unknown[0]}=; it takes {', '.join(ours)}.")
 
 
-def explained(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function say what a keyword that it does not have is called."""
+class _Absent:
+    """An attribute that raises an error with a hint.  Unlike ``__getattr__`` it costs others nothing."""
 
-    @functools.wraps(function)
-    def explaining(*args: P.args, **options: P.kwargs) -> R:
-        try:
-            return function(*args, **options)
-        except TypeError:
-            unknown = {k: v for k, v in options.items() if k not in inspect.signature(function).parameters}
-            if unknown:
-                refuse(function, unknown)
-            raise
+    def __init__(self, name: str, instead: str) -> None:
+        self.name, self.instead = name, instead
 
-    return explaining
+    def __get__(self, x: Any, cls: type) -> NoReturn:
+        owner = "a tensor" if cls.__name__ == "Tensor" else cls.__name__
+        raise AbsentNameError(f"{owner} has no {self.name!r}.  Use {self.instead}.")
 
 
-def explain_options(classes: Iterable[Any]) -> None:
-    """Let constructors, those that classes inherit too, say what a keyword they do not have is called."""
-    package = __name__.partition(".")[0]
-    bases = {base: None for cls in classes if isinstance(cls, type) for base in cls.__mro__}
-    for cls in bases:
-        own = vars(cls).get("__init__")
-        if cls.__module__.partition(".")[0] == package and inspect.isfunction(own):
-            attach(cls, __init__=_explaining(own))
+def _explain_attributes(cls: type, instead: Mapping[str, str]) -> None:
+    """Add hints for absent attributes; ``dir`` does not list them."""
+    missing = {name for name in instead if not hasattr(cls, name)}
+    for name in missing:
+        setattr(cls, name, _Absent(name, instead[name]))
+
+    def names(self: Any) -> list[str]:
+        return sorted(set(object.__dir__(self)) - missing.difference(getattr(self, "__dict__", ())))
+
+    setattr(cls, "__dir__", names)  # noqa: B010  mypy rejects the assignment to a method of a class
 
 
-def _explaining(init: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(init)
-    def explaining(self: Any, *args: Any, **options: Any) -> None:
-        try:
-            init(self, *args, **options)
-        except TypeError:
-            parameters = inspect.signature(init).parameters
-            unknown = {k: v for k, v in options.items() if k not in parameters}
-            if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-                refuse(init, unknown, type(self).__name__)
-            raise
+def _lookup(module: ModuleType) -> Callable[[str], NoReturn]:
+    """Return the ``__getattr__`` of a module: it raises an error with a hint."""
 
-    return explaining
-
-
-def dropped_only(set_to_none: bool) -> None:
-    """Refuse PyTorch's other way of zero_grad."""
-    if not set_to_none:
-        raise InputError(
-            "zero_grad drops gradients and does not fill them with zeros: there is no set_to_none=False."
+    def lookup(name: str) -> NoReturn:
+        instead = PARTS[module.__name__].get(name)
+        raise (AbsentNameError if instead else AttributeError)(
+            f"module {module.__name__!r} has no attribute {name!r}"
+            + (f".  Use {instead}." if instead else ""),
+            name=name,
+            obj=module,
         )
+
+    return lookup
