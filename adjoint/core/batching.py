@@ -22,7 +22,7 @@ from adjoint.core.record import compute
 from adjoint.core.tensor import differentiable
 
 __all__ = [
-    "BATCH_RULES", "Batched", "elementwise", "folded", "full", "fused", "held", "leading", "ranked",
+    "BATCH_RULES", "Batched", "elementwise", "empty", "folded", "full", "fused", "held", "leading", "ranked",
     "to_axis", "unfolded",
 ]  # fmt: skip
 
@@ -64,6 +64,23 @@ def unfolded(value: Any, axis: int, size: int) -> Any:
     shape = value.shape
     split = held.reshape(value, shape=(*shape[:axis], size, shape[axis] // size, *shape[axis + 1 :]))
     return to_axis(split, axis, 0)
+
+
+def empty(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
+    """Evaluate an op on a batch of no elements, for rules that cannot: run it on zeros and keep nothing.
+
+    The zeros are the sums over the batch, so that gradients have a way to outer tensors.
+    """
+    values = []
+    for a in args:
+        if isinstance(a, Batched):
+            a = held.sum(a.value, axis=(-a.ndim - 1,), keepdims=False) if a.batched else a.value
+        values.append(a)
+    out = compute(op, tuple(values), params)
+    outs = out if op.outputs > 1 else (out,)
+    cut = tuple(held.broadcast_to(o, shape=(1, *o.shape)) for o in outs)
+    cut = tuple(held.index(o, key=(slice(0, 0),)) for o in cut)
+    return cut if op.outputs > 1 else cut[0]
 
 
 def elementwise(op: Op, size: int, /, *args: Any, **params: Any) -> Any:

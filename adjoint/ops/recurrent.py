@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core.batching import Batched, folded, full, leading, unfolded
+from adjoint.core.batching import Batched, empty, folded, full, leading, unfolded
 from adjoint.core.define import define
 from adjoint.core.infer import Result, same
 from adjoint.core.op import Op
@@ -202,6 +202,8 @@ def _linear_shape(
 
 def _recurrent_batch(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
     """Join the batch to that of the sequences, unless the weights differ."""
+    if not size:
+        return empty(op, args, params)
     named = list(zip(op.arg_names, args, strict=True))
     if any(name in "wb" and isinstance(a, Batched) and a.batched for name, a in named):
         return leading(op, size, *args, **params)

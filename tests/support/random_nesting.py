@@ -314,6 +314,14 @@ SUMS: dict[str, Step] = {
     "vmap_of_checkpoint": _simple(
         lambda f: lambda x, w: ad.vmap(lambda s: ad.checkpoint(lambda y: f(y * s, w), x))(SCALES).sum()
     ),
+    "vmap_of_nothing": _simple(  # and the sum itself
+        lambda f: (
+            lambda x, w: (
+                ad.vmap(lambda s: f(x * s, w))(SCALES).sum()
+                + ad.vmap(lambda s: f(x * s, w))(SCALES[:0]).sum()
+            )
+        )
+    ),
     "vmap_in_chunks": _simple(
         lambda f: lambda x, w: ad.vmap(lambda s: f(x * s, w), chunk_size=2)(SCALES).sum()
     ),

@@ -14,6 +14,7 @@ from table import CASES, OP_NAMES
 import adjoint as ad
 from adjoint import nn
 from adjoint.core.op import OPS
+from adjoint.core.tensor import wrap
 from adjoint.errors import ArgumentError, InputError, ShapeError, TransformError
 from adjoint.testing import Case
 
@@ -110,6 +111,51 @@ def test_vmap_of_grad_and_of_jvp_equal_a_loop(case: Case) -> None:
             np.testing.assert_allclose(np.asarray(o)[k], np.asarray(e), rtol=1e-10, atol=1e-12)
         along = ad.jvp(f, row, row)[1]
         np.testing.assert_allclose(np.asarray(pushed)[k], np.asarray(along), rtol=1e-9, atol=1e-12)
+
+
+def none_of(a: Any, axis: int) -> Any:
+    """An empty batch of arrays like ``a``."""
+    return np.stack([a], axis=axis).take([], axis=axis)
+
+
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_an_empty_batch_has_the_shapes_and_dtypes_of_any_other(case: Case) -> None:
+    op = OPS[case.op].eager
+    if not arrays_of(case):
+        pytest.skip("nothing to batch")
+    single = outputs(op(*case.args, **case.params))
+    for pattern in patterns(case):
+        args = [none_of(a, pattern[i]) if i in pattern else a for i, a in enumerate(case.args)]
+        axes = tuple(pattern.get(i) for i in range(len(args)))
+        found = outputs(ad.vmap(lambda *xs: op(*xs, **case.params), in_axes=axes)(*args))
+        assert [(y.shape, y.dtype) for y in found] == [((0, *y.shape), y.dtype) for y in single]
+
+
+@pytest.mark.parametrize("case", SMOOTH, ids=str)
+def test_an_empty_batch_has_empty_derivatives(case: Case) -> None:
+    f = weighted_loss(case)
+    primals = [a for a in case.args if isinstance(a, np.ndarray) and a.dtype.kind == "f"]
+    batch = [none_of(a, 0) for a in primals]
+    numbers = tuple(range(len(primals)))
+    squares = lambda *xs: sum((g * g).sum() for g in ad.grad(f, numbers)(*xs))
+    for gradients in (
+        ad.vmap(ad.grad(f, numbers))(*batch),
+        ad.vmap(ad.grad(squares, numbers))(*batch),
+        ad.grad(lambda *xs: ad.vmap(f)(*xs).sum(), numbers)(*batch),
+    ):
+        assert [(g.shape, g.dtype) for g in gradients] == [(b.shape, b.dtype) for b in batch]
+    assert ad.vmap(lambda *xs: ad.jvp(f, xs, xs)[1])(*batch).shape == (0,)
+    if len(primals) > 1:  # one at a time: the others are the same for all
+        for i, b in enumerate(batch):
+            alone = lambda x, i=i: f(*(x if j == i else wrap(a) for j, a in enumerate(primals))) + 0 * x.sum()
+            assert ad.vmap(ad.grad(alone))(b).shape == b.shape
+            fixed = [wrap(a).requires_grad_() for a in primals]
+            loss = lambda x, i=i, fixed=fixed: f(*(x if j == i else a for j, a in enumerate(fixed)))
+            total = ad.vmap(loss)(wrap(b)).sum()
+            others = [a for j, a in enumerate(fixed) if j != i]
+            found = ad.gradients(total, others, allow_unused=True) if total.requires_grad else ()
+            for a, g in zip(others, found, strict=False):
+                assert g is None or (g.shape == a.shape and not np.any(g.numpy())), case
 
 
 # Rules that serve several arguments at once compute in place, so whatever they read must be at one level.
@@ -461,6 +507,13 @@ def test_what_users_write_equals_a_loop(name: str) -> None:
         for k in range(5):
             one = ad.grad(lambda *xs: (function(*xs) ** 2).sum())(*(ad.tensor(a[k]) for a in args))
             np.testing.assert_allclose(grads[k], np.asarray(one), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", USER_LEVEL)
+def test_what_users_write_takes_an_empty_batch(name: str) -> None:
+    function, args = USER_LEVEL[name]
+    whole, none = (np.asarray(ad.vmap(function)(*(a[:n] for a in args))) for n in (1, 0))
+    assert (none.shape, none.dtype) == ((0, *whole.shape[1:]), whole.dtype)
 
 
 def test_index_batched_at_two_levels() -> None:
