@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any, Generic, TypeVar, cast, overload
 
 import numpy as np
@@ -538,20 +538,3 @@ def _check_threads(what: str, number: int | str) -> int | str:
     if isinstance(number, (int, np.integer)) and not isinstance(number, bool) and number >= 1:
         return int(number)
     raise ArgumentError(f"{what} is a whole number from 1 or 'auto', but got {number!r}.")
-
-
-class _Settings(ModuleType):
-    """This module, but ``ad.config.workers = 2`` is an error: it would replace a function and set nothing."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("workers", "threads", "default_dtype"):
-            block = "" if name == "default_dtype" else f"with ad.config.{name}({value!r}): …, or "
-            raise ArgumentError(
-                f"ad.config.{name} is not set by assignment, because it holds for a thread or task, "
-                "not for all.\n"
-                f"  Write {block}ad.config.set_{name}({value!r})."
-            )
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Settings

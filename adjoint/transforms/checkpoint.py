@@ -332,7 +332,7 @@ class _Checkpointed:
         roots = list(moving.values())
         self.places = list(moving)
         self.specs = [(t.shape, t.dtype) for t in roots]
-        self.values = [t._data for t in roots] if self.debug else []
+        self.values = [t._data if self.debug else _sample(t._data) for t in roots]
         parts = [_part(t, self.level) for t in self.call.given]
         self.batches = [batches for _, batches in parts]
         self.lifted = [level_of(t._data) < self.level for t, _ in parts]
@@ -397,8 +397,7 @@ class _Checkpointed:
                 )
             if not _is_new(t, since):
                 raise self._differs(f"returned as result {self.places[i]} a tensor that it did not compute")
-            if self.values:
-                self._compare(i, t)
+            self._compare(i, t._data)
         return roots, since
 
     def _input(self, value: Any, parent: Any, batches: list[tuple[int, int, bool]], lifted: bool) -> Tensor:
@@ -409,10 +408,19 @@ class _Checkpointed:
             t = held if isinstance(held, Tensor) else wrap(held)
         return _inside(t, batches, parent is not None or t._node is not None)
 
-    def _compare(self, i: int, t: Tensor) -> None:
-        before, now = self.values[i], t._data
-        if isinstance(before, np.ndarray) and not np.array_equal(before, now, equal_nan=True):
+    def _compare(self, i: int, data: Any) -> None:
+        """Raise if a result differs from that of the first run: any bit with ``debug``, else a sample."""
+        before = self.values[i]
+        if not isinstance(before, np.ndarray) or not isinstance(data, np.ndarray):
+            return  # inside vmap
+        now = data if self.debug else _sample(data)
+        if np.array_equal(before, now, equal_nan=True):
+            return
+        # the number of BLAS threads may differ between the runs, and with it the rounding: about √eps
+        rounding = 0.0 if self.debug else 2.0 ** (-3 * before.real.dtype.itemsize)
+        with np.errstate(invalid="ignore"):
             difference = np.abs(np.subtract(before, now)).max()
+        if not difference <= rounding * np.abs(before).max():
             raise self._differs(
                 f"computed other values: result {self.places[i]} differs by up to {difference:g}"
             )
@@ -420,8 +428,15 @@ class _Checkpointed:
     def _differs(self, how: str) -> TransformError:
         return TransformError(
             f"checkpoint: {self.call.name} {how} when it ran again for the backward.\n"
-            "  It must do the same twice: no state that changes, and generators where checkpoint finds them."
+            "  It must compute the same values twice. Pass random generators as arguments."
         )
+
+
+def _sample(data: Any) -> Any:
+    """Return a copy of up to 16 elements of an array, evenly spaced."""
+    if not isinstance(data, np.ndarray) or data.size == 0:
+        return data
+    return data.flat[:: -(-data.size // 16)]
 
 
 def _once(keys: list[Any]) -> list[Any]:

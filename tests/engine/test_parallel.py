@@ -97,23 +97,6 @@ def test_chosen_inputs_and_several_roots(seed):
     assert found(3) == found(1)
 
 
-@pytest.mark.parametrize("name", ["workers", "threads"])
-def test_the_number_of_threads_is_not_set_by_assignment(name):
-    """It was taken, set nothing, and left ``ad.config.workers`` a number."""
-    before = getattr(ad.config, name)
-    try:
-        with pytest.raises(errors.ArgumentError) as info:
-            setattr(ad.config, name, 2)
-    finally:
-        vars(ad.config)[name] = before
-    assert str(info.value) == (
-        f"ad.config.{name} is not set by assignment, because it holds for a thread or task, not for all.\n"
-        f"  Write with ad.config.{name}(2): …, or ad.config.set_{name}(2)."
-    )
-    with pytest.raises(errors.ArgumentError, match=r"Write ad.config.set_default_dtype\('float32'\)"):
-        ad.config.default_dtype = "float32"  # type: ignore[attr-defined]
-
-
 def test_two_workers_run_at_the_same_time():
     x, y = leaf(1.0, 2.0), leaf(3.0, 4.0)
     loss, _, _ = two_branches(x, y)

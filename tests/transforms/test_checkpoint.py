@@ -423,8 +423,12 @@ def test_debug_compares_and_shapes_are_always_checked() -> None:
         calls.append(1)
         return x * len(calls)
 
-    with pytest.raises(TransformError, match=r"drifts computed other values: result 0 differs by up to 1.2"):
-        ad.checkpoint(drifts, x, debug=True).sum().backward()
+    for debug in (True, False):  # every bit, or a sample
+        calls.clear()
+        with pytest.raises(
+            TransformError, match=r"drifts computed other values: result 0 differs by up to 1.2"
+        ):
+            ad.checkpoint(drifts, x, debug=debug).sum().backward()
 
     def grows(x: Any) -> Any:
         calls.append(1)
@@ -596,6 +600,17 @@ def test_mistakes_are_named(name: str) -> None:
         mistake()
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("shape", [(), (3,), (40, 50)])
+def test_a_second_run_that_draws_other_numbers_is_an_error(shape: tuple[int, ...], dtype: Any) -> None:
+    """Wherever the generator is: it may be out of reach."""
+    hidden = iter(np.random.default_rng(0).random, None)
+    x = ad.tensor(np.ones(shape, dtype), requires_grad=True)
+    y = ad.checkpoint(lambda x: x * float(next(hidden)), x)
+    with pytest.raises(TransformError, match="computed other values"):
+        y.sum().backward()
+
+
 def test_a_generator_that_an_earlier_segment_makes_is_found_by_later_ones() -> None:
     shared: dict[str, Any] = {}
 
@@ -628,7 +643,7 @@ def test_a_tape_inside_sees_the_tape_around_in_the_second_run_too() -> None:
 
 
 def test_a_captured_tensor_that_is_another_one_in_the_second_run() -> None:
-    x, c = ad.tensor([1.0, 2.0], requires_grad=True), ad.tensor([3.0, 4.0], requires_grad=True)
+    x, c = ad.tensor([1.5, 2.0], requires_grad=True), ad.tensor([3.0, 4.0], requires_grad=True)
     captured = x * 2.0
     y = ad.checkpoint(lambda a: a * captured, c)
     captured = c  # the argument itself: the second run rests on nothing that the first did not
