@@ -268,7 +268,7 @@ def _instead(name: str) -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)
 
 
 _hints.explain_class(Gradients)

@@ -23,33 +23,26 @@ import numpy as np
 from adjoint.errors import ArgumentError, DTypeError, InputError
 
 __all__ = [
-    "LIBRARIES",
-    "ContextMode",
     "enable_grad",
     "get_default_dtype",
     "get_threads",
     "get_workers",
-    "grad_mode",
-    "held_across_fork",
     "inference_mode",
     "is_grad_enabled",
     "is_inference_mode_enabled",
-    "is_watched",
-    "library_of",
     "no_grad",
     "set_default_dtype",
     "set_grad_enabled",
     "set_threads",
     "set_workers",
-    "tapes",
     "threads",
-    "transform",
-    "user_level",
-    "user_line",
-    "watched",
-    "within",
     "workers",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")

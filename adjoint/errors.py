@@ -75,6 +75,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class AdjointError(Exception):
     """The root of all adjoint errors; never raised itself."""
 

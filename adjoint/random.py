@@ -36,6 +36,10 @@ from adjoint.ops.reduce import argmax, narrowed
 __all__ = ["Generator", "default_rng"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> NoReturn:
     """Explain what people look for here: NumPy's global draws."""
     draw = not name.startswith("_") and hasattr(Generator, name)

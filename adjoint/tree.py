@@ -35,6 +35,11 @@ __all__ = [
     "unflatten",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 # container types to (take apart, put together); subclasses are found along their bases
 _REGISTERED: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Sequence[Any]], Any]]] = {}
 

@@ -9,6 +9,10 @@ if TYPE_CHECKING:
 __all__ = ["scipy"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """Load what needs other libraries, or much of the standard one, when it is first used."""
     if name not in __all__:

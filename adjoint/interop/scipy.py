@@ -25,6 +25,11 @@ from adjoint.transforms.reverse import value_and_grad
 
 __all__ = ["least_squares", "minimize", "root"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _WITHOUT_GRADIENT = ("nelder-mead", "powell", "cobyla", "cobyqa")
 _WITH_PRODUCT = ("newton-cg", "trust-ncg", "trust-krylov", "trust-constr")
 _WITH_HESSIAN = ("dogleg", "trust-exact")

@@ -54,6 +54,11 @@ __all__ = [
     *_transformer,
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _explain(
     __name__, *(f"{__name__}.{part}" for part in ("functional", "init", "utils", "utils.parametrizations"))
 )

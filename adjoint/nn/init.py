@@ -29,6 +29,11 @@ __all__ = [
     "xavier_uniform",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _generator: ContextVar[Generator | None] = ContextVar("adjoint_init_generator", default=None)
 
 

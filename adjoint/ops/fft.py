@@ -43,6 +43,11 @@ __all__ = [
     "rfftn",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 # A transform and its inverse are scaled by 1 and 1/n, 1/√n and 1/√n, or 1/n and 1.  The adjoint of a transform is
 # the inverse transform with the same factor, which the inverse has under the dual name.
 _DUAL = {"backward": "forward", "ortho": "ortho", "forward": "backward"}

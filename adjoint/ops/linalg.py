@@ -58,6 +58,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def _matrices(op: str, x: Any) -> Tensor:
     x = asarray(x)
     if x.ndim < 2:

@@ -58,6 +58,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def _scipy(name: str) -> Callable[..., Any]:
     """Return a forward function that calls SciPy's function; SciPy is imported at the first call."""
     found: list[Callable[..., Any]] = []

@@ -21,4 +21,9 @@ __all__ = [
     "schedules",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _explain(__name__, schedules.__name__)

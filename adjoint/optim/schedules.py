@@ -38,6 +38,11 @@ __all__ = [
     "warmup",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 Schedule = Callable[[int], float]
 
 

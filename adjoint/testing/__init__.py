@@ -14,6 +14,10 @@ from adjoint.testing.gradcheck import gradcheck, gradgradcheck
 __all__ = ["Case", "array", "cases", "gradcheck", "gradgradcheck", "strategies"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     if name == "strategies":
         return importlib.import_module("adjoint.testing.strategies")

@@ -23,6 +23,11 @@ except ImportError:
 
 __all__ = ["Instruction", "Program", "arrays", "broadcastable_shapes", "programs", "shapes"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 

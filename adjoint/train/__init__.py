@@ -33,4 +33,9 @@ __all__ = [
     "stack_collate",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _explain(__name__)

@@ -3,3 +3,7 @@
 from adjoint.nn.utils import parametrizations
 
 __all__ = ["parametrizations"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -24,6 +24,10 @@ from adjoint.nn.module import Module, Parameter
 __all__ = ["spectral_norm", "weight_norm"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class _WeightNorm(Module):
     """A weight ``original1`` that is scaled to the norms ``original0``."""
 
