@@ -464,7 +464,7 @@ def _warn_not_retained(node: Node) -> None:
 
 def _check_callable(what: str, hook: Any) -> None:
     if not callable(hook):
-        raise InputError(f"{what}: a hook is a function, but got {type(hook).__name__}.")
+        raise InputError(f"{what}: a hook must be callable, not {type(hook).__name__}.")
 
 
 def concrete(t: Tensor, what: str) -> ndarray[Any, Any]:

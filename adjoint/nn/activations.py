@@ -1,4 +1,4 @@
-"""Activations as modules: each is a name for its function."""
+"""Activations: functions and modules."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core.shapes import number
+from adjoint.core.convert import asarray
+from adjoint.core.namespace import rec
+from adjoint.core.shapes import canonical_axis, number
 from adjoint.core.tensor import Tensor
-from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
-from adjoint.nn.arguments import sizes
-from adjoint.nn.functions import FunctionModule, as_module
+from adjoint.errors import ArgumentError, ShapeError
+from adjoint.nn.arguments import floats, sizes
+from adjoint.nn.function_module import FunctionModule
 from adjoint.nn.module import Module, Parameter
 from adjoint.ops.create import full
+from adjoint.ops.elementwise import sigmoid, tanh
+from adjoint.ops.fused import log_softmax, softmax
+from adjoint.ops.piecewise import relu
 
 __all__ = [
     "ELU",
@@ -34,46 +39,634 @@ __all__ = [
 ]
 
 
+# Functions -------------------------------------------------------------------------------------
+
+
+def leaky_relu(x: Any, negative_slope: float = 0.01) -> Tensor:
+    """Return x where it is positive, else ``negative_slope * x``.
+
+    The gradient at 0 is ``negative_slope``.
+
+    Parameters
+    ----------
+    x : array_like
+        The input.
+    negative_slope : float
+        Factor for negative inputs.
+
+    Returns
+    -------
+    Tensor
+        The result for each element.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.leaky_relu(ad.tensor([-2.0, 3.0]), 0.5)
+    tensor([-1.,  3.], dtype=float64)
+    """
+    return rec.leaky_relu(
+        floats("leaky_relu", x), slope=number("leaky_relu", "negative_slope", negative_slope)
+    )
+
+
+def prelu(x: Any, weight: Any) -> Tensor:
+    """Return x where it is positive, else ``weight * x``.
+
+    Parameters
+    ----------
+    x : array_like
+        The input, with shape (N, C, …).
+    weight : array_like
+        One slope, or one slope per channel.
+
+    Returns
+    -------
+    Tensor
+        The result for each element.
+
+    Raises
+    ------
+    ShapeError
+        If the weight has neither 1 nor C elements.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.prelu(ad.tensor([[-2.0, -2.0]]), ad.tensor([0.5, 0.25]))
+    tensor([[-1. , -0.5]], dtype=float64)
+    """
+    x, w = floats("prelu", x), asarray(weight)
+    channels = x.shape[1] if x.ndim > 1 else 1
+    if w.ndim > 1 or w.size not in (1, channels):
+        raise ShapeError(
+            f"prelu: the weight needs one slope, or one per channel of x {x.shape}, but has shape {w.shape}."
+        )
+    w = rec.reshape(w, shape=(w.size,) + (1,) * max(x.ndim - 2, 0)) if x.ndim else rec.reshape(w, shape=())
+    return rec.where(rec.greater(x, 0), x, w * x)
+
+
+def elu(x: Any, alpha: float = 1.0) -> Tensor:
+    """Return x where it is positive, else ``alpha * (exp(x) - 1)``.
+
+    Parameters
+    ----------
+    x : array_like
+        The input.
+    alpha : float
+        The result approaches ``-alpha`` as x goes to minus infinity.
+
+    Returns
+    -------
+    Tensor
+        The result for each element.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.elu(ad.tensor([-1000.0, 3.0]), alpha=2.0)
+    tensor([-2.,  3.], dtype=float64)
+    """
+    return rec.elu(floats("elu", x), alpha=number("elu", "alpha", alpha), scale=1.0)
+
+
+def selu(x: Any) -> Tensor:
+    """Return the scaled ELU, with the constants that preserve mean 0 and variance 1.
+
+    Parameters
+    ----------
+    x : array_like
+        The input.
+
+    Returns
+    -------
+    Tensor
+        The result for each element.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.selu(ad.tensor([0.0, 1.0]))
+    tensor([0.        , 1.05070099], dtype=float64)
+    """
+    return rec.elu(
+        floats("selu", x), alpha=1.6732632423543772848170429916717, scale=1.0507009873554804934193349852946
+    )
+
+
+def gelu(x: Any, approximate: str = "none") -> Tensor:
+    """Return ``x * Φ(x)``, where Φ is the cumulative distribution function of the standard normal.
+
+    Parameters
+    ----------
+    x : array_like
+        The input.
+    approximate : {"none", "tanh"}
+        ``"tanh"`` selects the approximation by tanh.
+
+    Returns
+    -------
+    Tensor
+        The result for each element.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.gelu(ad.tensor([-1.0, 0.0, 1.0]))
+    tensor([-0.15865525,  0.        ,  0.84134475], dtype=float64)
+    """
+    x = floats("gelu", x)
+    if approximate not in ("none", "tanh"):
+        raise ArgumentError(f"gelu: approximate must be 'none' or 'tanh', not {approximate!r}.")
+    return x * rec.normal_gate(x) if approximate == "none" else rec.tanh_gelu(x)[0]
+
+
+def silu(x: Any) -> Tensor:
+    """Return ``x * sigmoid(x)``, also called swish.
+
+    Parameters
+    ----------
+    x : array_like
+        The input.
+
+    Returns
+    -------
+    Tensor
+        The result for each element.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.silu(ad.tensor([0.0, 1.0]))
+    tensor([0.        , 0.73105858], dtype=float64)
+    """
+    x = floats("silu", x)
+    return x * rec.sigmoid(x)
+
+
+def mish(x: Any) -> Tensor:
+    """Return ``x * tanh(softplus(x))``.
+
+    Parameters
+    ----------
+    x : array_like
+        The input.
+
+    Returns
+    -------
+    Tensor
+        The result for each element.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.mish(ad.tensor([0.0, 1.0]))
+    tensor([0.        , 0.86509839], dtype=float64)
+    """
+    x = floats("mish", x)
+    return x * rec.mish_gate(x)
+
+
+def softplus(x: Any, beta: float = 1.0) -> Tensor:
+    """Return ``log(1 + exp(beta * x)) / beta``, without overflow or cancellation.
+
+    Parameters
+    ----------
+    x : array_like
+        The input.
+    beta : float or Tensor
+        A positive factor.  A tensor gets its gradient.
+
+    Returns
+    -------
+    Tensor
+        The result for each element.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.softplus(ad.tensor([0.0, 1000.0]))
+    tensor([6.93147181e-01, 1.00000000e+03], dtype=float64)
+    """
+    if not beta > 0:
+        raise ArgumentError(f"softplus: beta must be positive, but is {beta}.")
+    x = floats("softplus", x)
+    if type(beta) in (int, float) and beta == 1:
+        return rec.softplus(x)
+    return rec.softplus(beta * x) / beta
+
+
+def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+    """Clip x to the range from ``min_val`` to ``max_val``.
+
+    Unlike in ``ad.clip``, the gradient is 0 where x equals one of the limits.
+
+    Parameters
+    ----------
+    x : array_like
+        The input.
+    min_val : float
+        The lower limit.
+    max_val : float
+        The upper limit.
+
+    Returns
+    -------
+    Tensor
+        The result for each element.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.hardtanh(ad.tensor([-3.0, 0.5, 3.0]))
+    tensor([-1. ,  0.5,  1. ], dtype=float64)
+    """
+    low, high = number("hardtanh", "min_val", min_val), number("hardtanh", "max_val", max_val)
+    if low > high:
+        raise ArgumentError(f"hardtanh: min_val {low} is above max_val {high}.")
+    return rec.hardtanh(floats("hardtanh", x), low=low, high=high)
+
+
+def relu6(x: Any) -> Tensor:
+    """Clip x to the range from 0 to 6; the gradient is 0 at both limits.
+
+    Parameters
+    ----------
+    x : array_like
+        The input.
+
+    Returns
+    -------
+    Tensor
+        The result for each element.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.relu6(ad.tensor([-3.0, 0.5, 8.0]))
+    tensor([0. , 0.5, 6. ], dtype=float64)
+    """
+    return rec.hardtanh(floats("relu6", x), low=0.0, high=6.0)
+
+
+def glu(x: Any, axis: int = -1) -> Tensor:
+    """Return the first half of x along an axis times the sigmoid of the second half.
+
+    Parameters
+    ----------
+    x : array_like
+        The input.
+    axis : int
+        The axis to split.  Its length must be even.
+
+    Returns
+    -------
+    Tensor
+        The result, half as long as x along ``axis``.
+
+    Raises
+    ------
+    ShapeError
+        If the axis has an odd length.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.glu(ad.tensor([4.0, 0.0]))
+    tensor([2.], dtype=float64)
+    """
+    x = floats("glu", x)
+    where = canonical_axis("glu", axis, x.ndim)
+    n = x.shape[where]
+    if n % 2:
+        raise ShapeError(
+            f"glu: axis {axis} of shape {x.shape} is split into two halves, but its length {n} is odd."
+        )
+    tail = (slice(None),) * (-where - 1)
+    return x[(..., slice(None, n // 2), *tail)] * rec.sigmoid(x[(..., slice(n // 2, None), *tail)])
+
+
+# Modules ---------------------------------------------------------------------------------------
+
+
 class _Activation(FunctionModule):
-    """A function of one tensor."""
+    """Base class of functions of one tensor."""
 
     def forward(self, x: Any) -> Tensor:
-        """Apply the function."""
-        return getattr(F, self.name)(x, **self.options)
+        """Apply the function.
+
+        Parameters
+        ----------
+        x : array_like
+            The input.
+
+        Returns
+        -------
+        Tensor
+            The result.
+        """
+        return self.function(x, **self.options)
 
 
-def _activation(name: str, function: str) -> type[_Activation]:
-    return as_module(_Activation, name, function, "own, after x")
+class ReLU(_Activation):
+    """Module form of ``nn.functional.relu``: x where it is positive, else 0.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.ReLU()(ad.tensor([-2.0, 3.0]))
+    tensor([0., 3.], dtype=float64)
+    """
+
+    function = staticmethod(relu)
 
 
-ReLU = _activation("ReLU", "relu")
-ReLU6 = _activation("ReLU6", "relu6")
-LeakyReLU = _activation("LeakyReLU", "leaky_relu")
-ELU = _activation("ELU", "elu")
-SELU = _activation("SELU", "selu")
-GELU = _activation("GELU", "gelu")
-SiLU = _activation("SiLU", "silu")
-Mish = _activation("Mish", "mish")
-Softplus = _activation("Softplus", "softplus")
-Hardtanh = _activation("Hardtanh", "hardtanh")
-GLU = _activation("GLU", "glu")
-Tanh = _activation("Tanh", "tanh")
-Sigmoid = _activation("Sigmoid", "sigmoid")
-Softmax = _activation("Softmax", "softmax")
-LogSoftmax = _activation("LogSoftmax", "log_softmax")
+class ReLU6(_Activation):
+    """Module form of ``nn.functional.relu6``: x clipped to the range from 0 to 6.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.ReLU6()(ad.tensor([-2.0, 8.0]))
+    tensor([0., 6.], dtype=float64)
+    """
+
+    function = staticmethod(relu6)
+
+
+class LeakyReLU(_Activation):
+    """Module form of ``nn.functional.leaky_relu``: x where it is positive, else ``negative_slope * x``.
+
+    Parameters
+    ----------
+    negative_slope : float
+        Factor for negative inputs.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.LeakyReLU(0.5)(ad.tensor([-2.0, 3.0]))
+    tensor([-1.,  3.], dtype=float64)
+    """
+
+    function = staticmethod(leaky_relu)
+
+    def __init__(self, negative_slope: float = 0.01) -> None:
+        self.options = {"negative_slope": negative_slope}
+
+
+class ELU(_Activation):
+    """Module form of ``nn.functional.elu``: x where it is positive, else ``alpha * (exp(x) - 1)``.
+
+    Parameters
+    ----------
+    alpha : float
+        The result approaches ``-alpha`` as x goes to minus infinity.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.ELU()(ad.tensor([-1000.0, 3.0]))
+    tensor([-1.,  3.], dtype=float64)
+    """
+
+    function = staticmethod(elu)
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        self.options = {"alpha": alpha}
+
+
+class SELU(_Activation):
+    """Module form of ``nn.functional.selu``: the scaled ELU.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.SELU()(ad.tensor([0.0, 1.0]))
+    tensor([0.        , 1.05070099], dtype=float64)
+    """
+
+    function = staticmethod(selu)
+
+
+class GELU(_Activation):
+    """Module form of ``nn.functional.gelu``: ``x * Φ(x)``.
+
+    Parameters
+    ----------
+    approximate : {"none", "tanh"}
+        ``"tanh"`` selects the approximation by tanh.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.GELU()(ad.tensor([0.0, 1.0]))
+    tensor([0.        , 0.84134475], dtype=float64)
+    """
+
+    function = staticmethod(gelu)
+
+    def __init__(self, approximate: str = "none") -> None:
+        self.options = {"approximate": approximate}
+
+
+class SiLU(_Activation):
+    """Module form of ``nn.functional.silu``: ``x * sigmoid(x)``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.SiLU()(ad.tensor([0.0, 1.0]))
+    tensor([0.        , 0.73105858], dtype=float64)
+    """
+
+    function = staticmethod(silu)
+
+
+class Mish(_Activation):
+    """Module form of ``nn.functional.mish``: ``x * tanh(softplus(x))``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.Mish()(ad.tensor([0.0, 1.0]))
+    tensor([0.        , 0.86509839], dtype=float64)
+    """
+
+    function = staticmethod(mish)
+
+
+class Softplus(_Activation):
+    """Module form of ``nn.functional.softplus``: ``log(1 + exp(beta * x)) / beta``.
+
+    Parameters
+    ----------
+    beta : float
+        A positive factor.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.Softplus()(ad.tensor([0.0]))
+    tensor([0.69314718], dtype=float64)
+    """
+
+    function = staticmethod(softplus)
+
+    def __init__(self, beta: float = 1.0) -> None:
+        self.options = {"beta": beta}
+
+
+class Hardtanh(_Activation):
+    """Module form of ``nn.functional.hardtanh``: x clipped to a range.
+
+    Parameters
+    ----------
+    min_val : float
+        The lower limit.
+    max_val : float
+        The upper limit.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.Hardtanh(-2.0, 2.0)(ad.tensor([-3.0, 0.5]))
+    tensor([-2. ,  0.5], dtype=float64)
+    """
+
+    function = staticmethod(hardtanh)
+
+    def __init__(self, min_val: float = -1.0, max_val: float = 1.0) -> None:
+        self.options = {"min_val": min_val, "max_val": max_val}
+
+
+class GLU(_Activation):
+    """Module form of ``nn.functional.glu``: one half of x times the sigmoid of the other.
+
+    Parameters
+    ----------
+    axis : int
+        The axis to split.  Its length must be even.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.GLU()(ad.tensor([4.0, 0.0]))
+    tensor([2.], dtype=float64)
+    """
+
+    function = staticmethod(glu)
+
+    def __init__(self, axis: int = -1) -> None:
+        self.options = {"axis": axis}
+
+
+class Tanh(_Activation):
+    """Module form of ``nn.functional.tanh``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.Tanh()(ad.tensor([0.0, 1.0]))
+    tensor([0.        , 0.76159416], dtype=float64)
+    """
+
+    function = staticmethod(tanh)
+
+
+class Sigmoid(_Activation):
+    """Module form of ``nn.functional.sigmoid``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.Sigmoid()(ad.tensor([0.0, 1.0]))
+    tensor([0.5       , 0.73105858], dtype=float64)
+    """
+
+    function = staticmethod(sigmoid)
+
+
+class Softmax(_Activation):
+    """Module form of ``nn.functional.softmax``.
+
+    Parameters
+    ----------
+    axis : int
+        The axis along which the result sums to 1.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.Softmax()(ad.tensor([1.0, 1.0]))
+    tensor([0.5, 0.5], dtype=float64)
+    """
+
+    function = staticmethod(softmax)
+
+    def __init__(self, axis: int = -1) -> None:
+        self.options = {"axis": axis}
+
+
+class LogSoftmax(_Activation):
+    """Module form of ``nn.functional.log_softmax``.
+
+    Parameters
+    ----------
+    axis : int
+        The axis along which the exponentials of the result sum to 1.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.LogSoftmax()(ad.tensor([1.0, 1.0]))
+    tensor([-0.69314718, -0.69314718], dtype=float64)
+    """
+
+    function = staticmethod(log_softmax)
+
+    def __init__(self, axis: int = -1) -> None:
+        self.options = {"axis": axis}
 
 
 class PReLU(Module):
-    """x where it is positive, else ``weight · x``, with one trained slope, or one per channel."""
+    """x where it is positive, else ``weight * x`` with a trained slope.
+
+    Parameters
+    ----------
+    num_parameters : int
+        The number of slopes: 1, or the number of channels.
+    init : float
+        The initial slope.
+    dtype : dtype_like
+        The dtype of the weight.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.PReLU(init=0.5)(ad.tensor([-2.0, 3.0], dtype="float32")).tolist()
+    [-1.0, 3.0]
+    """
 
     def __init__(self, num_parameters: int = 1, init: float = 0.25, *, dtype: Any = np.float32) -> None:
         sizes("PReLU", num_parameters=num_parameters)
         self.weight = Parameter(full((num_parameters,), number("PReLU", "init", init), dtype=dtype))
 
     def forward(self, x: Any) -> Tensor:
-        """Apply the function."""
-        return F.prelu(x, self.weight)
+        """Apply ``nn.functional.prelu``.
+
+        Parameters
+        ----------
+        x : array_like
+            The input, with shape (N, C, …).
+
+        Returns
+        -------
+        Tensor
+            The result.
+        """
+        return prelu(x, self.weight)
 
     def extra_repr(self) -> str:
-        """The number of slopes."""
+        """Return the number of slopes."""
         return f"{self.weight.size}"

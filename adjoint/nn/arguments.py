@@ -1,4 +1,4 @@
-"""Checks of arguments that activations, norms and losses share."""
+"""Checks of arguments, shared by layers and losses."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ __all__ = ["between", "classes", "floats", "lengths", "sizes"]
 
 
 def sizes(layer: str, low: int = 1, **given: Any) -> None:
-    """Raise unless each of the named sizes of a layer is a whole number from ``low``."""
+    """Raise unless each named size is an integer of at least ``low``."""
     for name, value in given.items():
         if whole_number(layer, name, value) < low:
             raise ArgumentError(f"{layer}: {name} must be at least {low}, but is {value}.")
 
 
 def floats(op: str, x: Any) -> Tensor:
-    """Return an argument as a tensor of real floats; whole numbers become float64."""
+    """Return an argument as a tensor of real floats; integers become float64."""
     x = x if type(x) is Tensor else asarray(x)
     kind = x._data.dtype.kind
     if kind == "c":
-        raise DTypeError(f"{op}: needs real numbers, but got {x.dtype}.")
+        raise DTypeError(f"{op}: real numbers are required, but the dtype is {x.dtype}.")
     return rec.astype(x, dtype=np.dtype(float)) if kind in "iub" else x
 
 
 def lengths(layer: str, name: str, value: Any, count: int | None = None, low: int = 1) -> tuple[int, ...]:
-    """Return whole numbers from ``low``: one for all of ``count`` axes, or one for each."""
+    """Return integers of at least ``low``: one value repeated ``count`` times, or one per axis."""
     several = isinstance(value, (tuple, list)) or getattr(value, "ndim", 0) == 1
     given = tuple(value) if several else (value,) * (count or 1)
     if not given or (count is not None and len(given) != count):
         wanted = f"one number or {count}" if count else "one number or more"
-        raise ArgumentError(f"{layer}: {name} is {wanted}, but is {value!r}.")
+        raise ArgumentError(f"{layer}: {name} must be {wanted}, but is {value!r}.")
     for size in given:
         sizes(layer, low, **{name: size})
     return tuple(map(operator.index, given))
 
 
 def between(layer: str, name: str, value: Any, low: float, high: float = math.inf) -> float:
-    """Return a number from ``low`` to ``high`` as a float; others raise."""
+    """Return a number as a float; raise unless it is from ``low`` to ``high``."""
     given = number(layer, name, value)
     if not low <= given <= high or given == math.inf:
         limit = f"from {low:g} to {high:g}" if high < math.inf else f"a finite number from {low:g}"
-        raise ArgumentError(f"{layer}: {name} is {limit}, but is {value!r}.")
+        raise ArgumentError(f"{layer}: {name} must be {limit}, but is {value!r}.")
     return given
 
 
@@ -62,16 +62,18 @@ def classes(
     ignored: int | None = None,
     words: tuple[str, str] = ("class", "classes"),
 ) -> tuple[Tensor, Tensor | None]:
-    """Return whole numbers from 0 to ``count`` - 1, and which of them are not ``ignored``: None for all.
+    """Return indices as intp, and a mask of those that are not ``ignored``; None if all are kept.
 
-    They are intp.  Ignored ones are 0 in what is returned; other numbers raise, as ``words`` call one
-    and many of them.
+    Ignored indices are 0 in the result.  Indices outside 0 … ``count`` - 1 raise; ``words`` are the
+    singular and the plural noun for the message.
     """
     i = asarray(indices)
     if i.dtype.kind not in "iu":
-        raise DTypeError(f"{op}: {words[1]} are whole numbers, but got {i.dtype}.  Cast them: t.astype(int).")
+        raise DTypeError(
+            f"{op}: {words[1]} must be integers, but have dtype {i.dtype}.  Cast them: t.astype(int)."
+        )
     i = as_index(rec, i)
-    if type(i._data) is np.ndarray:  # inside a transform there are no numbers to look at
+    if type(i._data) is np.ndarray:  # inside a transform the values are not available
         inside = ignored is not None and 0 <= ignored < count
         if not i.size or (not inside and i._data.min() >= 0 and i._data.max() < count):
             return i, None
@@ -79,7 +81,7 @@ def classes(
         if ignored is not None:
             bad &= i._data != ignored
         if bad.any():
-            raise IndexingError(f"{op}: {words[0]} {i._data[bad][0]} is outside 0 … {count - 1}.")
+            raise IndexingError(f"{op}: {words[0]} {i._data[bad][0]} is out of range 0 … {count - 1}.")
     if ignored is None:
         return i, None
     keep = rec.not_equal(i, ignored)
@@ -87,5 +89,5 @@ def classes(
 
 
 def unusual(options: dict[str, tuple[Any, Any]]) -> str:
-    """What is not as it is by default, for a repr; values beside their defaults, by name."""
+    """Return the options that differ from their defaults; ``options`` maps names to (value, default)."""
     return "".join(f", {name}={value}" for name, (value, usual) in options.items() if value != usual)

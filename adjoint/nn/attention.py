@@ -1,18 +1,24 @@
-"""Attention with several heads, with PyTorch's names and layouts of weights."""
+"""Attention: the function, and the module with several heads.
+
+Names and layouts of the weights are PyTorch's.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from adjoint.core.convert import asarray
+from adjoint.core.namespace import rec
+from adjoint.core.shapes import broadcast_shapes, number
 from adjoint.core.tensor import Tensor
-from adjoint.errors import ArgumentError, ShapeError
-from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
+from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.nn import init
-from adjoint.nn.arguments import between, sizes
-from adjoint.nn.linear import Linear
+from adjoint.nn.arguments import between, floats, sizes
+from adjoint.nn.dropout import dropout
+from adjoint.nn.linear import Linear, linear
 from adjoint.nn.module import Module, Parameter
 from adjoint.nn.widths import warn_if_wider
 from adjoint.ops.create import zeros
@@ -20,14 +26,148 @@ from adjoint.ops.create import zeros
 __all__ = ["MultiHeadAttention"]
 
 
+# Up to this many keys per element of a query, the weights are saved for backward, which is faster.  They then
+# take no more memory than query, key, value and output.
+_MOST_WEIGHTS = 4
+
+
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    *,
+    rng: Any = None,
+) -> Tensor:
+    """Return ``softmax(query keyᵀ · scale + mask) value`` over the last two axes.
+
+    Parameters
+    ----------
+    query : array_like
+        The queries, with shape (…, queries, width).
+    key : array_like
+        The keys, with shape (…, keys, width).
+    value : array_like
+        The values, with shape (…, keys, features).
+    attn_mask : array_like, optional
+        Broadcast to (…, queries, keys).  A boolean mask is True where a query may attend to a key; a float
+        mask is added to the scores.
+    dropout_p : float
+        The probability that a weight is dropped.
+    is_causal : bool
+        Whether query i may attend only to keys 0 … i, in addition to the mask.
+    scale : float or Tensor, optional
+        Factor of the scores.  A tensor gets its gradient.  The default is 1 / √width.
+    rng : Generator, optional
+        The generator of dropout.
+
+    Returns
+    -------
+    Tensor
+        The result, with shape (…, queries, features); 0 for a query that may attend to no key.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not match.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> q = k = ad.zeros((2, 4))
+    >>> ad.nn.functional.scaled_dot_product_attention(q, k, ad.tensor([[1.0], [3.0]]), is_causal=True)
+    tensor([[1.],
+            [2.]], dtype=float64)
+    """
+    op = "scaled_dot_product_attention"
+    q, k, v = (floats(op, a) for a in (query, key, value))
+    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        raise ShapeError(
+            f"{op}: shapes of query {q.shape}, key {k.shape} and value {v.shape} do not match: query and key "
+            "need the same last axis, key and value the same axis -2."
+        )
+    lead = broadcast_shapes(f"{op} (leading axes)", q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    factor = _scale(op, scale, q)
+    if isinstance(factor, Tensor):
+        q, factor = q * factor, 1.0
+    mask: Any = 0
+    if attn_mask is not None:
+        mask = _attention_mask(op, asarray(attn_mask), q, k)
+    if not k.shape[-2]:
+        return rec.matmul(rec.matmul(q, rec.matrix_transpose(k)), v)  # no keys: zeros
+    dtype = np.result_type(*(a.dtype for a in (q, k, v, mask) if type(a) is not int and a.dtype != bool))
+    q, k, v, mask = (_aligned(a, dtype, len(lead) + 2) for a in (q, k, v, mask))
+    how = {"scale": factor, "causal": bool(is_causal)}
+    if not dropout_p and k.shape[-2] > _MOST_WEIGHTS * q.shape[-1]:
+        return rec.attention(q, k, v, mask, **how)[0]
+    weights = rec.attention_weights(q, k, mask, **how)
+    y = rec.matmul(dropout(weights, dropout_p, rng=rng) if dropout_p else weights, v)
+    return y if y.dtype == dtype else rec.astype(y, dtype=dtype)  # a product of bfloat16 is float32
+
+
+def _aligned(a: Any, dtype: Any, ndim: int) -> Any:
+    """Convert to ``dtype``, except for a boolean mask, and add axes of length 1 in front."""
+    if type(a) is int:
+        return a
+    if a.dtype != dtype and a.dtype != bool:
+        a = rec.astype(a, dtype=dtype)
+    return a if a.ndim == ndim else rec.reshape(a, shape=(1,) * (ndim - a.ndim) + a.shape)
+
+
+def _scale(op: str, scale: Any, q: Tensor) -> Any:
+    """Return the factor of the scores, a number or a tensor that broadcasts to the query."""
+    if scale is None:
+        return 1 / math.sqrt(max(q.shape[-1], 1))
+    if not isinstance(scale, Tensor):
+        return number(op, "scale", scale)
+    if broadcast_shapes(f"{op} (query and scale)", scale.shape, q.shape) != q.shape:
+        raise ShapeError(
+            f"{op}: a scale of shape {scale.shape} cannot be broadcast to the query's shape {q.shape}."
+        )
+    return floats(op, scale)
+
+
+def _attention_mask(op: str, mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    lead = broadcast_shapes(op, q.shape[:-2], k.shape[:-2])
+    scores = (*lead, q.shape[-2], k.shape[-2])
+    if broadcast_shapes(f"{op} (mask and scores)", mask.shape, scores) != scores:
+        raise ShapeError(
+            f"{op}: a mask of shape {mask.shape} cannot be broadcast to the scores' shape {scores}."
+        )
+    if mask.dtype.kind in "iu":
+        raise DTypeError(
+            f"{op}: a mask must be boolean or float, but has dtype {mask.dtype}.  Cast it: mask.astype(bool)."
+        )
+    return mask
+
+
 class MultiHeadAttention(Module):
     """Attention with several heads over (batch, length, features).
 
-    A boolean ``mask`` is True where a query may look, a float one is added to the scores.  Its shape is
-    (queries, keys), the same for all, or has all axes, (batch, heads, queries, keys), of which those for
-    which it is the same have length 1.  To hide padding: ``mask=present[:, None, None, :]``, where
-    ``present``, (batch, keys), is True at what is no padding.  With ``causal=True`` a query sees, of what
-    the mask shows, what is not after it.
+    Parameters
+    ----------
+    embed_dim : int
+        The number of features.
+    num_heads : int
+        The number of heads, a divisor of ``embed_dim``.
+    dropout : float
+        The probability that an attention weight is dropped in training.
+    bias : bool
+        Whether the module has biases.
+    rng : Generator or int, optional
+        Generator or seed of the initial values and of dropout.
+    dtype : dtype_like
+        The dtype of the parameters.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> layer = ad.nn.MultiHeadAttention(8, 2)
+    >>> layer(ad.ones((3, 5, 8), dtype="float32"), causal=True).shape
+    (3, 5, 8)
     """
 
     def __init__(
@@ -42,7 +182,10 @@ class MultiHeadAttention(Module):
     ) -> None:
         sizes("MultiHeadAttention", embed_dim=embed_dim, num_heads=num_heads)
         if embed_dim % num_heads:
-            raise ArgumentError(f"{num_heads} heads do not divide {embed_dim} features.")
+            raise ArgumentError(
+                f"MultiHeadAttention: embed_dim must be a multiple of num_heads, but {embed_dim} is not a "
+                f"multiple of {num_heads}."
+            )
         rng = init.generator(rng)
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.in_proj_weight = Parameter(init.xavier_uniform((3 * embed_dim, embed_dim), rng=rng, dtype=dtype))
@@ -61,7 +204,34 @@ class MultiHeadAttention(Module):
         mask: Any = None,
         causal: bool = False,
     ) -> Tensor:
-        """Let each query look at the keys, where the mask says so."""
+        """Attend from each query to the keys.
+
+        Parameters
+        ----------
+        query : array_like
+            The queries, with shape (batch, queries, features).
+        key : array_like, optional
+            The keys, with shape (batch, keys, features).  The default is the queries.
+        value : array_like, optional
+            The values, with shape (batch, keys, features).  The default is the keys.
+        mask : array_like, optional
+            A boolean mask is True where a query may attend to a key; a float mask is added to the scores.
+            Its shape is (queries, keys), or (batch, heads, queries, keys) with length 1 where it is the
+            same for all. To hide padding pass ``present[:, None, None, :]``, where ``present``, (batch,
+            keys), is False at padding.
+        causal : bool
+            Whether query i may attend only to keys 0 … i, in addition to the mask.
+
+        Returns
+        -------
+        Tensor
+            The result, with the shape of the queries.
+
+        Raises
+        ------
+        ShapeError
+            If shapes do not match, or the leading axes of the mask are ambiguous.
+        """
         key = query if key is None else key
         value = key if value is None else value
         alone = key is query and value is query
@@ -70,15 +240,16 @@ class MultiHeadAttention(Module):
         for t in (query, key, value):
             if t.ndim < 2:
                 raise ShapeError(
-                    f"MultiHeadAttention: inputs are (…, length, {self.embed_dim}), not {t.shape}."
+                    f"MultiHeadAttention: inputs must have shape (…, length, {self.embed_dim}), not "
+                    f"{t.shape}."
                 )
         n = self.embed_dim
         if alone:
-            packed = F.linear(query, self.in_proj_weight, self.in_proj_bias)
+            packed = linear(query, self.in_proj_weight, self.in_proj_bias)
             q, k, v = packed[..., :n], packed[..., n : 2 * n], packed[..., 2 * n :]
         else:
             q, k, v = (
-                F.linear(
+                linear(
                     t,
                     self.in_proj_weight[i * n : (i + 1) * n],
                     None if self.in_proj_bias is None else self.in_proj_bias[i * n : (i + 1) * n],
@@ -90,34 +261,34 @@ class MultiHeadAttention(Module):
         q, k, v = self._heads(q), self._heads(k), self._heads(v)
         mask = None if mask is None else _unambiguous(asarray(mask), q, k)
         p = self.dropout if self.training else 0.0
-        out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=p, is_causal=causal, rng=self.rng)
+        out = scaled_dot_product_attention(q, k, v, mask, dropout_p=p, is_causal=causal, rng=self.rng)
         out = out.swapaxes(-3, -2)
         return self.out_proj(out.reshape(*out.shape[:-2], n))
 
     def _heads(self, x: Tensor) -> Tensor:
-        """(…, length, features) to (…, heads, length, features / heads)."""
+        """Reshape (…, length, features) to (…, heads, length, features / heads)."""
         split = x.reshape(*x.shape[:-1], self.num_heads, self.embed_dim // self.num_heads)
         return split.swapaxes(-3, -2)
 
     def extra_repr(self) -> str:
-        """Features and heads."""
+        """Return the numbers of features and heads."""
         return f"{self.embed_dim}, heads={self.num_heads}"
 
 
 def _unambiguous(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """Refuse a mask with some of the leading axes: (batch, …) would be taken for (heads, …) if as long."""
+    """Raise if a mask has only some of the leading axes: (batch, …) could be read as (heads, …)."""
     batch, queries, keys = q.shape[0], q.shape[-2], k.shape[-2]
     if q.ndim == 4 and mask.shape == (batch, keys) and batch not in (1, queries):
         raise ShapeError(
-            f"MultiHeadAttention: a mask of shape {mask.shape} is (queries, keys), but there are "
-            f"{queries} queries.\n  One of (batch, keys), such as that of padding, is given all axes: "
+            f"MultiHeadAttention: a mask of shape {mask.shape} is read as (queries, keys), but there are "
+            f"{queries} queries.\n  Pass a mask (batch, keys), such as a padding mask, with all axes: "
             "mask[:, None, None, :]."
         )
     if mask.ndim < q.ndim and any(n != 1 for n in mask.shape[:-2]):
         ends = ", ".join(map(str, mask.shape[-2:]))
         raise ShapeError(
-            f"MultiHeadAttention: a mask of shape {mask.shape} has some of the leading axes: which ones?\n"
-            f"  Give it all, (batch, heads, {ends}), with length 1 where it is the same for all: "
-            f"mask[:, None] for one per element of the batch, mask[None] for one per head; or ({ends}) alone."
+            f"MultiHeadAttention: the leading axes of a mask of shape {mask.shape} are ambiguous.\n"
+            f"  Pass shape ({ends}), or all axes, (batch, heads, {ends}): mask[:, None] for one mask per "
+            "sample, mask[None] for one mask per head."
         )
     return mask

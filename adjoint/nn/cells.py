@@ -1,4 +1,7 @@
-"""Single steps of RNN, LSTM and GRU, with PyTorch's names and layouts of weights."""
+"""Single steps of RNN, LSTM and GRU.
+
+Names and layouts of the weights are PyTorch's.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError, ShapeError
-from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
 from adjoint.nn import init
-from adjoint.nn.arguments import sizes
+from adjoint.nn.arguments import floats, sizes
+from adjoint.nn.linear import linear
 from adjoint.nn.module import Module, Parameter
 from adjoint.nn.recurrent import check_nonlinearity
 from adjoint.nn.widths import warn_if_wider
@@ -22,8 +25,43 @@ from adjoint.ops.create import zeros
 __all__ = ["GRUCell", "LSTMCell", "RNNCell"]
 
 
+def lstm_cell(gates: Any, cell: Any) -> tuple[Tensor, Tensor]:
+    """Compute one step of an LSTM from its gates.
+
+    Parameters
+    ----------
+    gates : array_like
+        ``linear(x, w) + linear(h, u)``, with shape (…, 4·n), in the order input, forget, cell, output.
+    cell : array_like
+        The cell state, with shape (…, n).
+
+    Returns
+    -------
+    tuple of Tensor
+        The new hidden state and the new cell state, each with shape (…, n).
+
+    Raises
+    ------
+    ShapeError
+        If the gates are not four times as wide as the cell state.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> hidden, cell = ad.nn.functional.lstm_cell(ad.zeros((1, 8)), ad.ones((1, 2)))
+    >>> cell
+    tensor([[0.5, 0.5]], dtype=float64)
+    """
+    gates, cell = floats("lstm_cell", gates), floats("lstm_cell", cell)
+    if gates.ndim != cell.ndim or not cell.ndim or gates.shape != (*cell.shape[:-1], 4 * cell.shape[-1]):
+        raise ShapeError(
+            f"lstm_cell: gates {gates.shape} must be four times as wide as the cell {cell.shape}."
+        )
+    return rec.lstm_cell(gates, cell)
+
+
 class _Cell(Module):
-    """One step: the input is (batch, features) or (features,), a state (batch, hidden) or (hidden,)."""
+    """Base class: inputs are (batch, features) or (features,), states (batch, hidden) or (hidden,)."""
 
     gates = 0
 
@@ -49,38 +87,61 @@ class _Cell(Module):
         x = asarray(x)
         if x.ndim not in (1, 2) or x.shape[-1] != self.input_size:
             raise ShapeError(
-                f"{type(self).__name__}: the input is (batch, {self.input_size}) or ({self.input_size},), "
+                f"{type(self).__name__}: the input must have shape (batch, {self.input_size}) or "
+                f"({self.input_size},), "
                 f"but has shape {x.shape}."
             )
         return x
 
     def _state(self, x: Tensor, given: Any) -> Tensor:
-        """Return a state that fits the input; zeros where none is given."""
+        """Return a state that matches the input; zeros if none is given."""
         shape = (*x.shape[:-1], self.hidden_size)
         if given is None:
             return zeros(shape, dtype=self.weight_hh.dtype)
         given = asarray(given)
         if given.shape != shape:
             raise ShapeError(
-                f"{type(self).__name__}: for an input of shape {x.shape} a state is {shape}, "
+                f"{type(self).__name__}: for an input of shape {x.shape} a state must have shape {shape}, "
                 f"but has shape {given.shape}."
             )
         return given
 
     def _products(self, x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What the input and what the hidden state add to the gates."""
-        from_input = F.linear(x, self.weight_ih, self.bias_ih)
+        """Return the terms of the gates that come from the input and from the hidden state."""
+        from_input = linear(x, self.weight_ih, self.bias_ih)
         if from_input.dtype is not self.weight_ih.dtype:
             warn_if_wider(self.weight_ih, from_input)
-        return from_input, F.linear(hidden, self.weight_hh, self.bias_hh)
+        return from_input, linear(hidden, self.weight_hh, self.bias_hh)
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Return the sizes."""
         return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias_ih is not None else ", bias=False")
 
 
 class RNNCell(_Cell):
-    """One step of a plain recurrence: returns the hidden state."""
+    """One step of a plain recurrence.
+
+    Parameters
+    ----------
+    input_size : int
+        The number of input features.
+    hidden_size : int
+        The number of hidden features.
+    bias : bool
+        Whether the module has biases.
+    nonlinearity : {"tanh", "relu"}
+        The activation.
+    rng : Generator or int, optional
+        Generator or seed of the initial values.
+    dtype : dtype_like
+        The dtype of the parameters.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.RNNCell(3, 4)(ad.ones((2, 3), dtype="float32")).shape
+    (2, 4)
+    """
 
     gates = 1
 
@@ -98,7 +159,20 @@ class RNNCell(_Cell):
         super().__init__(input_size, hidden_size, bias, rng=rng, dtype=dtype)
 
     def forward(self, x: Any, hidden: Any = None) -> Tensor:
-        """Make a step."""
+        """Compute one step.
+
+        Parameters
+        ----------
+        x : array_like
+            The input, with shape (batch, features) or (features,).
+        hidden : array_like, optional
+            The hidden state, with shape (batch, hidden) or (hidden,).  The default is zeros.
+
+        Returns
+        -------
+        Tensor
+            The new hidden state.
+        """
         x = self._input(x)
         from_input, from_hidden = self._products(x, self._state(x, hidden))
         found: Tensor = getattr(rec, self.nonlinearity)(from_input + from_hidden)
@@ -106,27 +180,94 @@ class RNNCell(_Cell):
 
 
 class LSTMCell(_Cell):
-    """One step of long short-term memory: returns (hidden, cell)."""
+    """One step of long short-term memory.
+
+    Parameters
+    ----------
+    input_size : int
+        The number of input features.
+    hidden_size : int
+        The number of hidden features.
+    bias : bool
+        Whether the module has biases.
+    rng : Generator or int, optional
+        Generator or seed of the initial values.
+    dtype : dtype_like
+        The dtype of the parameters.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> hidden, cell = ad.nn.LSTMCell(3, 4)(ad.ones((2, 3), dtype="float32"))
+    >>> hidden.shape, cell.shape
+    ((2, 4), (2, 4))
+    """
 
     gates = 4
 
     def forward(self, x: Any, state: Any = None) -> tuple[Tensor, Tensor]:
-        """Make a step; ``state`` is (hidden, cell), as returned."""
+        """Compute one step.
+
+        Parameters
+        ----------
+        x : array_like
+            The input, with shape (batch, features) or (features,).
+        state : tuple of array_like, optional
+            The hidden state and the cell state.  The default is zeros.
+
+        Returns
+        -------
+        tuple of Tensor
+            The new hidden state and the new cell state.
+        """
         x = self._input(x)
         if state is not None and (not isinstance(state, (tuple, list)) or len(state) != 2):
-            raise InputError(f"LSTMCell: a state is (hidden, cell), but got a {type(state).__name__}.")
+            raise InputError(f"LSTMCell: a state must be (hidden, cell), but is a {type(state).__name__}.")
         hidden, cell = (self._state(x, s) for s in ((None, None) if state is None else state))
         from_input, from_hidden = self._products(x, hidden)
-        return F.lstm_cell(from_input + from_hidden, cell)
+        return lstm_cell(from_input + from_hidden, cell)
 
 
 class GRUCell(_Cell):
-    """One step of a gated recurrent unit: returns the hidden state."""
+    """One step of a gated recurrent unit.
+
+    Parameters
+    ----------
+    input_size : int
+        The number of input features.
+    hidden_size : int
+        The number of hidden features.
+    bias : bool
+        Whether the module has biases.
+    rng : Generator or int, optional
+        Generator or seed of the initial values.
+    dtype : dtype_like
+        The dtype of the parameters.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.GRUCell(3, 4)(ad.ones((2, 3), dtype="float32")).shape
+    (2, 4)
+    """
 
     gates = 3
 
     def forward(self, x: Any, hidden: Any = None) -> Tensor:
-        """Make a step."""
+        """Compute one step.
+
+        Parameters
+        ----------
+        x : array_like
+            The input, with shape (batch, features) or (features,).
+        hidden : array_like, optional
+            The hidden state, with shape (batch, hidden) or (hidden,).  The default is zeros.
+
+        Returns
+        -------
+        Tensor
+            The new hidden state.
+        """
         x = self._input(x)
         hidden, n = self._state(x, hidden), self.hidden_size
         from_input, from_hidden = self._products(x, hidden)

@@ -1,9 +1,9 @@
-"""Modules and parameters in sequences and dictionaries."""
+"""Sequences and dictionaries of modules and parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,38 +20,238 @@ __all__ = [
 ]
 
 
-def _item(owner: Any, index: Any) -> Any:
-    """Return an item by its number, or several by a slice as a module of the same kind."""
-    layers = list(owner)
-    what = "parameters" if isinstance(owner, ParameterList) else "layers"
-    if isinstance(index, slice):
-        return owner._of(layers[index])
-    if not isinstance(index, (int, np.integer)) or not -len(layers) <= index < len(layers):
-        raise IndexingError(
-            f"{type(owner).__name__}: {what} are numbered 0 … {len(layers) - 1}, but the index is {index!r}."
-            if layers
-            else f"{type(owner).__name__} has no {what}."
-        )
-    return layers[index]
+class _Numbered(Module):
+    """Base class: items are attributes named "0", "1", …"""
+
+    items_are: ClassVar[str] = "layers"  # in error messages
+
+    def __init__(self, items: Iterable[Any] = ()) -> None:
+        self.length = 0
+        self.extend(items)
+
+    def _checked(self, item: Any) -> Any:
+        """Return an item as it is stored; raise if it has the wrong type."""
+        return item
+
+    def append(self, item: Any) -> None:
+        """Add an item at the end.
+
+        Parameters
+        ----------
+        item : object
+            The item.
+
+        Raises
+        ------
+        InputError
+            If the item has the wrong type.
+        """
+        setattr(self, str(self.length), self._checked(item))
+        self.length += 1
+
+    def extend(self, items: Iterable[Any]) -> None:
+        """Add items at the end.
+
+        Parameters
+        ----------
+        items : iterable
+            The items.
+        """
+        for item in items:
+            self.append(item)
+
+    def _slice(self, items: list[Any]) -> Module:
+        """Return a container of the same kind for a slice."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Any]:
+        return (getattr(self, str(i)) for i in range(self.length))
+
+    def __getitem__(self, index: Any) -> Any:
+        items, kind = list(self), type(self).__name__
+        if isinstance(index, slice):
+            return self._slice(items[index])
+        if not isinstance(index, (int, np.integer)) or not -len(items) <= index < len(items):
+            raise IndexingError(
+                f"{kind}: {self.items_are} are numbered 0 … {len(items) - 1}, but the index is {index!r}."
+                if items
+                else f"{kind} has no {self.items_are}."
+            )
+        return items[index]
+
+
+class _Keyed(Module):
+    """Base class: items are attributes; a key is an attribute name and a part of paths."""
+
+    def __init__(self, items: Any = None) -> None:
+        self.update(items or {})
+
+    def _checked(self, item: Any) -> Any:
+        """Return an item as it is stored; raise if it has the wrong type."""
+        raise NotImplementedError
+
+    def keys(self) -> list[str]:
+        """Return the keys.
+
+        Returns
+        -------
+        list of str
+            The keys, in the order of assignment.
+        """
+        raise NotImplementedError
+
+    def update(self, items: Any) -> None:
+        """Add items; an item with a known key is replaced.
+
+        Parameters
+        ----------
+        items : mapping or iterable of pairs
+            The items by key.
+        """
+        for key, item in items.items() if isinstance(items, (Mapping, _Keyed)) else items:
+            self[key] = item
+
+    def pop(self, key: str) -> Any:
+        """Remove an item and return it.
+
+        Parameters
+        ----------
+        key : str
+            The key.
+
+        Returns
+        -------
+        Module or Tensor
+            The item.
+
+        Raises
+        ------
+        IndexingError
+            If there is no such key.
+        """
+        item = self[key]
+        del self[key]
+        return item
+
+    def values(self) -> list[Any]:
+        """Return the items.
+
+        Returns
+        -------
+        list
+            The items, in the order of ``keys()``.
+        """
+        return [getattr(self, key) for key in self.keys()]
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Return pairs of a key and its item.
+
+        Returns
+        -------
+        list of tuple
+            The pairs, in the order of ``keys()``.
+        """
+        return [(key, getattr(self, key)) for key in self.keys()]
+
+    def __setitem__(self, key: str, item: Any) -> None:
+        kind = type(self).__name__
+        if not isinstance(key, str) or not key or "." in key:
+            raise ArgumentError(f"{kind}: a key must be a string without dots, but is {key!r}.")
+        if key not in self.keys() and hasattr(self, key):
+            raise ArgumentError(
+                f"{kind}: the key {key!r} is the name of one of its attributes.  Use another key."
+            )
+        setattr(self, key, self._checked(item))
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, self._known(key))
+
+    def __delitem__(self, key: str) -> None:
+        delattr(self, self._known(key))
+
+    def _known(self, key: Any) -> str:
+        known = self.keys()
+        if key not in known:
+            there = f"The keys are {', '.join(known)}" if known else "It is empty"
+            raise IndexingError(f"{type(self).__name__} has no key {key!r}.  {there}.")
+        return str(key)
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.keys()
+
+
+def _module(owner: Module, item: Any) -> Module:
+    if not isinstance(item, Module):
+        raise InputError(f"{type(owner).__name__} holds modules, not {type(item).__name__}.")
+    return item
+
+
+def _parameter(item: Any) -> Tensor:
+    """Return a parameter unchanged, and anything else as a new parameter."""
+    return item if isinstance(item, Tensor) and item.is_leaf and item.requires_grad else Parameter(item)
 
 
 def _called(layer: Any) -> str:
-    """What a layer, a module or a function, is called in a message."""
+    """Return the name of a layer, a module or a function, for a message."""
     return type(layer).__name__ if isinstance(layer, Module) else getattr(layer, "__name__", repr(layer))
 
 
-class Sequential(Module):
-    """Modules, or plain functions, one after the other; ``layers[1:]`` shares them."""
+class Sequential(_Numbered):
+    """Call modules or plain functions one after the other.
+
+    ``layers[i]`` returns a layer; ``layers[1:]`` returns a ``Sequential`` that shares the layers.
+
+    Parameters
+    ----------
+    *layers : callable
+        The layers.  Each one gets the output of the one before.
+
+    Raises
+    ------
+    InputError
+        If a layer is not callable.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> model = ad.nn.Sequential(ad.nn.Linear(4, 8), ad.tanh, ad.nn.Linear(8, 1))
+    >>> model(ad.ones((2, 4), dtype="float32")).shape
+    (2, 1)
+    """
 
     def __init__(self, *layers: Any) -> None:
-        for i, layer in enumerate(layers):
-            if not callable(layer):
-                raise InputError(f"Sequential: a layer is callable, but layer {i} is {layer!r}.")
-            setattr(self, str(i), layer)
-        self.length = len(layers)
+        super().__init__(layers)
+
+    def _checked(self, item: Any) -> Any:
+        if not callable(item):
+            raise InputError(f"Sequential: a layer must be callable, but layer {self.length} is {item!r}.")
+        return item
+
+    def _slice(self, items: list[Any]) -> Sequential:
+        return Sequential(*items)
 
     def forward(self, x: Any) -> Any:
-        """Pass the input through all layers."""
+        """Pass the input through all layers.
+
+        Parameters
+        ----------
+        x : object
+            The input of the first layer.
+
+        Returns
+        -------
+        object
+            The output of the last layer.
+        """
         layers = iter(self)
         try:
             for layer in layers:
@@ -60,57 +260,78 @@ class Sequential(Module):
             i = self.length - 1 - sum(1 for _ in layers)
             if i and isinstance(x, tuple):
                 raise InputError(
-                    f"Sequential: layer {i - 1}, {_called(self[i - 1])}, returned a tuple of {len(x)}, which "
-                    f"layer {i}, {_called(self[i])}, does not take.\n"
-                    "  RNN, LSTM and GRU return (outputs, state): put lambda pair: pair[0] behind them."
+                    f"Sequential: layer {i - 1}, {_called(self[i - 1])}, returned a tuple of {len(x)}, but "
+                    f"layer {i}, {_called(self[i])}, does not accept it.\n"
+                    "  RNN, LSTM and GRU return (outputs, state): add lambda pair: pair[0] after them."
                 ) from error
             raise
         return x
 
-    def __len__(self) -> int:
-        return self.length
 
-    def __getitem__(self, index: Any) -> Any:
-        return _item(self, index)
+class ModuleList(_Numbered):
+    """A list of modules.  Their parameters are parameters of the list.
 
-    def _of(self, layers: list[Any]) -> Sequential:
-        return Sequential(*layers)
+    Parameters
+    ----------
+    modules : iterable of Module
+        The modules.
 
-    def __iter__(self) -> Iterator[Any]:
-        return (getattr(self, str(i)) for i in range(self.length))
-
-
-class ModuleList(Module):
-    """A list of modules whose parameters are seen."""
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> layers = ad.nn.ModuleList([ad.nn.Linear(4, 4), ad.nn.Linear(4, 1, bias=False)])
+    >>> list(layers.state_dict())
+    ['0.weight', '0.bias', '1.weight']
+    """
 
     def __init__(self, modules: Sequence[Module] = ()) -> None:
-        self.length = 0
-        for module in modules:
-            self.append(module)
+        super().__init__(modules)
 
-    def append(self, module: Module) -> None:
-        """Add a module at the end."""
-        if not isinstance(module, Module):
-            raise InputError(f"ModuleList holds modules, not {type(module).__name__}.")
-        setattr(self, str(self.length), module)
-        self.length += 1
+    def _checked(self, item: Any) -> Module:
+        return _module(self, item)
 
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: Any) -> Any:
-        return _item(self, index)
-
-    def _of(self, layers: list[Any]) -> ModuleList:
-        return ModuleList(layers)
-
-    def __iter__(self) -> Iterator[Module]:
-        return (getattr(self, str(i)) for i in range(self.length))
+    def _slice(self, items: list[Any]) -> ModuleList:
+        return ModuleList(items)
 
 
-class ModuleDict(Module):
-    """A dictionary of modules whose parameters are seen; a key is a part of their paths.
+class ParameterList(_Numbered):
+    """A list of parameters.  Other values become parameters.
 
+    Parameters
+    ----------
+    values : iterable of array_like
+        The parameters.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> weights = ad.nn.ParameterList([[1.0, 2.0], [3.0]])
+    >>> [p.shape for p in weights]
+    [(2,), (1,)]
+    """
+
+    items_are = "parameters"
+
+    def __init__(self, values: Any = ()) -> None:
+        super().__init__(values)
+
+    def _checked(self, item: Any) -> Tensor:
+        return _parameter(item)
+
+    def _slice(self, items: list[Any]) -> ParameterList:
+        return ParameterList(items)
+
+
+class ModuleDict(_Keyed):
+    """A dictionary of modules.  Their parameters are parameters of the dictionary.
+
+    Parameters
+    ----------
+    modules : mapping or iterable of pairs, optional
+        The modules by key.  A key must not contain dots: it is a part of the paths of parameters.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> heads = ad.nn.ModuleDict({"mean": ad.nn.Linear(4, 1), "scale": ad.nn.Linear(4, 1)})
     >>> list(heads.state_dict())
@@ -118,141 +339,38 @@ class ModuleDict(Module):
     """
 
     def __init__(self, modules: Any = None) -> None:
-        self.update(modules or {})
+        super().__init__(modules)
 
-    def update(self, modules: Any) -> None:
-        """Add modules from a dictionary or from pairs; those whose keys are known are replaced."""
-        for key, module in modules.items() if isinstance(modules, (Mapping, ModuleDict)) else modules:
-            self[key] = module
-
-    def __setitem__(self, key: str, module: Module) -> None:
-        if not isinstance(module, Module):
-            raise InputError(f"ModuleDict holds modules, not {type(module).__name__}.")
-        setattr(self, _key(self, key, self.keys()), module)
-
-    def __getitem__(self, key: str) -> Any:
-        return getattr(self, _known(self, key, self.keys()))
-
-    def __delitem__(self, key: str) -> None:
-        delattr(self, _known(self, key, self.keys()))
-
-    def pop(self, key: str) -> Any:
-        """Remove a module and return it."""
-        module = self[key]
-        del self[key]
-        return module
-
-    def __len__(self) -> int:
-        return len(self.keys())
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.keys())
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.keys()
+    def _checked(self, item: Any) -> Module:
+        return _module(self, item)
 
     def keys(self) -> list[str]:
-        """Return the keys."""
+        """Return the keys, in the order of assignment."""
         return [name for name, _ in self.named_children()]
 
-    def values(self) -> list[Module]:
-        """Return the modules."""
-        return list(self.children())
 
-    def items(self) -> list[tuple[str, Module]]:
-        """Return pairs of a key and its module."""
-        return list(self.named_children())
+class ParameterDict(_Keyed):
+    """A dictionary of parameters.  Other values become parameters.
 
+    Parameters
+    ----------
+    values : mapping or iterable of pairs, optional
+        The parameters by key.  A key must not contain dots.
 
-def _key(owner: Module, key: Any, known: list[str]) -> str:
-    """Return a key under which something can be kept; it is a part of a path and a name of an attribute."""
-    kind = type(owner).__name__
-    if not isinstance(key, str) or not key or "." in key:
-        raise ArgumentError(f"{kind}: a key is a string without dots, but is {key!r}.")
-    if key not in known and hasattr(owner, key):
-        raise ArgumentError(f"{kind}: the key {key!r} is the name of one of its attributes.  Use another.")
-    return key
-
-
-def _known(owner: Module, key: Any, known: list[str]) -> str:
-    if key not in known:
-        there = f"it has {', '.join(known)}" if known else "it is empty"
-        raise IndexingError(f"{type(owner).__name__} has no {key!r}; {there}.")
-    return str(key)
-
-
-def _as_parameter(value: Any) -> Any:
-    """Return a parameter as it is, and anything else as a new one."""
-    return value if isinstance(value, Tensor) and value.is_leaf and value.requires_grad else Parameter(value)
-
-
-class ParameterList(Module):
-    """A list of parameters; values that are none become parameters."""
-
-    def __init__(self, values: Any = ()) -> None:
-        self.length = 0
-        self.extend(values)
-
-    def append(self, value: Any) -> None:
-        """Add a parameter at the end."""
-        setattr(self, str(self.length), _as_parameter(value))
-        self.length += 1
-
-    def extend(self, values: Any) -> None:
-        """Add parameters at the end."""
-        for value in values:
-            self.append(value)
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: Any) -> Any:
-        return _item(self, index)
-
-    def _of(self, values: list[Any]) -> ParameterList:
-        return ParameterList(values)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (getattr(self, str(i)) for i in range(self.length))
-
-
-class ParameterDict(Module):
-    """A dictionary of parameters; values that are none become parameters."""
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> weights = ad.nn.ParameterDict({"scale": [1.0], "shift": [0.0]})
+    >>> list(weights.state_dict())
+    ['scale', 'shift']
+    """
 
     def __init__(self, values: Any = None) -> None:
-        self.update(values or {})
+        super().__init__(values)
 
-    def update(self, values: Any) -> None:
-        """Add parameters from a dictionary or from pairs; those whose keys are known are replaced."""
-        for key, value in values.items() if isinstance(values, (Mapping, ParameterDict)) else values:
-            self[key] = value
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        setattr(self, _key(self, key, self.keys()), _as_parameter(value))
-
-    def __getitem__(self, key: str) -> Any:
-        return getattr(self, _known(self, key, self.keys()))
-
-    def __delitem__(self, key: str) -> None:
-        delattr(self, _known(self, key, self.keys()))
-
-    def __len__(self) -> int:
-        return len(self.keys())
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.keys())
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.keys()
+    def _checked(self, item: Any) -> Tensor:
+        return _parameter(item)
 
     def keys(self) -> list[str]:
-        """Return the keys."""
+        """Return the keys, in the order of assignment."""
         return list(self._names("_parameters"))
-
-    def values(self) -> list[Any]:
-        """Return the parameters."""
-        return [getattr(self, key) for key in self.keys()]
-
-    def items(self) -> list[tuple[str, Any]]:
-        """Return pairs of a key and its parameter."""
-        return [(key, getattr(self, key)) for key in self.keys()]

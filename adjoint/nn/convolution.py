@@ -1,9 +1,9 @@
-"""Convolutions and transposed convolutions over one, two and three axes."""
+"""Modules for convolutions and transposed convolutions over one, two and three axes."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,10 +26,59 @@ __all__ = [
 ]
 
 
-class _Conv(Module):
-    """A convolution over ``ndim`` axes; the weight is (out, in / groups, *kernel)."""
+class _Convolution(Module):
+    """Base class: weight and bias of a convolution over ``ndim`` axes, and its options."""
 
-    ndim = 0
+    ndim: ClassVar[int]
+    transposed: ClassVar[bool]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        groups: int,
+        bias: bool,
+        rng: Any,
+        dtype: Any,
+    ) -> None:
+        layer = type(self).__name__
+        sizes(layer, in_channels=in_channels, out_channels=out_channels, groups=groups)
+        rng = init.generator(rng)
+        kernel = lengths(layer, "kernel_size", kernel_size, self.ndim)
+        if in_channels % groups or out_channels % groups:
+            raise ArgumentError(
+                f"{layer}: groups={groups} must divide {in_channels} input and {out_channels} output "
+                "channels."
+            )
+        first, second = (in_channels, out_channels) if self.transposed else (out_channels, in_channels)
+        shape = (first, second // groups, *kernel)
+        bound = 1.0 / math.sqrt(math.prod(shape[1:]))
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+        self.weight = Parameter(init.uniform(shape, bound, rng=rng, dtype=dtype))
+        self.bias = Parameter(init.uniform((out_channels,), bound, rng=rng, dtype=dtype)) if bias else None
+
+    def extra_repr(self) -> str:
+        """Return channels, kernel, stride and padding, and the options that differ from their defaults."""
+        kernel = tuple(self.weight.shape[2:])
+        options = {
+            "output_padding": (getattr(self, "output_padding", 0), 0),
+            "dilation": (self.dilation, 1),
+            "groups": (self.groups, 1),
+            "bias": (self.bias is not None, True),
+        }
+        shape = f"{self.in_channels}, {self.out_channels}, kernel={kernel}"
+        return f"{shape}, stride={self.stride}, padding={self.padding}" + unusual(options)
+
+
+class _Conv(_Convolution):
+    """Base class of convolutions; the weight is (out, in / groups, *kernel)."""
+
+    transposed = False
 
     def __init__(
         self,
@@ -45,20 +94,23 @@ class _Conv(Module):
         rng: Any = None,
         dtype: Any = np.float32,
     ) -> None:
-        layer = type(self).__name__
-        sizes(layer, in_channels=in_channels, out_channels=out_channels, groups=groups)
-        rng = init.generator(rng)
-        kernel = lengths(layer, "kernel_size", kernel_size, self.ndim)
-        if in_channels % groups or out_channels % groups:
-            raise ArgumentError(f"groups={groups} must divide {in_channels} and {out_channels} channels.")
-        shape = (out_channels, in_channels // groups, *kernel)
-        bound = 1.0 / math.sqrt(math.prod(shape[1:]))
-        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        self.weight = Parameter(init.uniform(shape, bound, rng=rng, dtype=dtype))
-        self.bias = Parameter(init.uniform((out_channels,), bound, rng=rng, dtype=dtype)) if bias else None
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, rng, dtype
+        )
 
     def forward(self, x: Any) -> Tensor:
-        """Convolve (N, C, …)."""
+        """Apply the convolution.
+
+        Parameters
+        ----------
+        x : array_like
+            The input, with shape (N, C, …) or (C, …).
+
+        Returns
+        -------
+        Tensor
+            The result.
+        """
         w = self.weight
         function = getattr(conv, f"conv{self.ndim}d")
         y: Tensor = function(x, w, self.bias, self.stride, self.padding, self.dilation, self.groups)
@@ -66,40 +118,11 @@ class _Conv(Module):
             warn_if_wider(w, y)
         return y
 
-    def extra_repr(self) -> str:
-        """Channels, kernel, stride, padding, and what else is not as usual."""
-        out, inner, *kernel = self.weight.shape
-        shape = f"{inner * self.groups}, {out}, kernel={tuple(kernel)}"
-        rest = {
-            "dilation": (self.dilation, 1),
-            "groups": (self.groups, 1),
-            "bias": (self.bias is not None, True),
-        }
-        return f"{shape}, stride={self.stride}, padding={self.padding}" + unusual(rest)
 
+class _ConvTranspose(_Convolution):
+    """Base class of transposed convolutions; the weight is (in, out / groups, *kernel)."""
 
-class Conv1d(_Conv):
-    """A convolution over one axis: (N, C, L)."""
-
-    ndim = 1
-
-
-class Conv2d(_Conv):
-    """A convolution over two axes: (N, C, H, W)."""
-
-    ndim = 2
-
-
-class Conv3d(_Conv):
-    """A convolution over three axes: (N, C, D, H, W)."""
-
-    ndim = 3
-
-
-class _ConvTranspose(Module):
-    """The adjoint of a convolution over ``ndim`` axes; the weight is (in, out / groups, *kernel)."""
-
-    ndim = 0
+    transposed = True
 
     def __init__(
         self,
@@ -116,21 +139,31 @@ class _ConvTranspose(Module):
         rng: Any = None,
         dtype: Any = np.float32,
     ) -> None:
-        layer = type(self).__name__
-        sizes(layer, in_channels=in_channels, out_channels=out_channels, groups=groups)
-        rng = init.generator(rng)
-        kernel = lengths(layer, "kernel_size", kernel_size, self.ndim)
-        if in_channels % groups or out_channels % groups:
-            raise ArgumentError(f"groups={groups} must divide {in_channels} and {out_channels} channels.")
-        shape = (in_channels, out_channels // groups, *kernel)
-        bound = 1.0 / math.sqrt(math.prod(shape[1:]))
-        self.stride, self.padding, self.output_padding = stride, padding, output_padding
-        self.groups, self.dilation = groups, dilation
-        self.weight = Parameter(init.uniform(shape, bound, rng=rng, dtype=dtype))
-        self.bias = Parameter(init.uniform((out_channels,), bound, rng=rng, dtype=dtype)) if bias else None
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, rng, dtype
+        )
+        self.output_padding = output_padding
 
     def forward(self, x: Any, output_size: Any = None) -> Tensor:
-        """Spread (N, C, …); ``output_size``, one length per space axis, chooses the output padding."""
+        """Apply the transposed convolution.
+
+        Parameters
+        ----------
+        x : array_like
+            The input, with shape (N, C, …) or (C, …).
+        output_size : int or tuple of int, optional
+            The lengths of the spatial axes of the result.  It replaces ``output_padding``.
+
+        Returns
+        -------
+        Tensor
+            The result.
+
+        Raises
+        ------
+        ShapeError
+            If no output padding gives ``output_size``.
+        """
         x, w = asarray(x), self.weight
         extra = self.output_padding if output_size is None else self._extra(x, output_size)
         function = getattr(conv, f"conv_transpose{self.ndim}d")
@@ -140,54 +173,259 @@ class _ConvTranspose(Module):
         return y
 
     def _extra(self, x: Tensor, output_size: Any) -> tuple[int, ...]:
-        """The output padding that leads to ``output_size``."""
+        """Return the output padding that leads to ``output_size``."""
         layer, nd = type(self).__name__, self.ndim
         wanted = lengths(layer, "output_size", output_size, nd)
-        stride, dilation = (
-            lengths(layer, n, v, nd) for n, v in (("stride", self.stride), ("dilation", self.dilation))
-        )
+        stride = lengths(layer, "stride", self.stride, nd)
+        dilation = lengths(layer, "dilation", self.dilation, nd)
         padding = lengths(layer, "padding", self.padding, nd, low=0)
-        least = [
-            (n - 1) * s - 2 * p + d * (k - 1) + 1
-            for n, s, p, d, k in zip(
-                x.shape[-nd:], stride, padding, dilation, self.weight.shape[2:], strict=True
-            )
-        ]
+        axes = zip(x.shape[-nd:], stride, padding, dilation, self.weight.shape[2:], strict=True)
+        least = tuple((n - 1) * s - 2 * p + d * (k - 1) + 1 for n, s, p, d, k in axes)
         extra = tuple(w - n for w, n in zip(wanted, least, strict=True))
         if any(not 0 <= e < s for e, s in zip(extra, stride, strict=True)):
             most = tuple(n + s - 1 for n, s in zip(least, stride, strict=True))
             raise ShapeError(
-                f"{layer}: output_size is from {tuple(least)} to {most} for an input of shape {x.shape}, "
+                f"{layer}: output_size must be from {least} to {most} for an input of shape {x.shape}, "
                 f"but is {wanted}."
             )
         return extra
 
-    def extra_repr(self) -> str:
-        """Channels, kernel, stride, padding, and what else is not as usual."""
-        inner, out, *kernel = self.weight.shape
-        shape = f"{inner}, {out * self.groups}, kernel={tuple(kernel)}"
-        rest = {
-            "output_padding": (self.output_padding, 0),
-            "dilation": (self.dilation, 1),
-            "groups": (self.groups, 1),
-            "bias": (self.bias is not None, True),
-        }
-        return f"{shape}, stride={self.stride}, padding={self.padding}" + unusual(rest)
+
+class Conv1d(_Conv):
+    """Convolution over one axis.
+
+    The input has shape (N, C, L) or (C, L).  The weight has shape
+    (out_channels, in_channels / groups, …).
+
+    Parameters
+    ----------
+    in_channels : int
+        The number of input channels.
+    out_channels : int
+        The number of output channels.
+    kernel_size : int or tuple of int
+        The size of the kernel.
+    stride : int or tuple of int
+        The distance between positions of the kernel.
+    padding : int, tuple of int, "same" or "valid"
+        The number of zeros added at each end.
+    dilation : int or tuple of int
+        The distance between elements of the kernel.
+    groups : int
+        The number of groups of channels that are convolved separately.
+    bias : bool
+        Whether the module has a bias.
+    rng : Generator or int, optional
+        Generator or seed of the initial values.
+    dtype : dtype_like
+        The dtype of the parameters.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.Conv1d(3, 8, 3)(ad.ones((2, 3, 5), dtype="float32")).shape
+    (2, 8, 3)
+    """
+
+    ndim = 1
+
+
+class Conv2d(_Conv):
+    """Convolution over two axes.
+
+    The input has shape (N, C, H, W) or (C, H, W).  The weight has shape
+    (out_channels, in_channels / groups, …).
+
+    Parameters
+    ----------
+    in_channels : int
+        The number of input channels.
+    out_channels : int
+        The number of output channels.
+    kernel_size : int or tuple of int
+        The size of the kernel.
+    stride : int or tuple of int
+        The distance between positions of the kernel.
+    padding : int, tuple of int, "same" or "valid"
+        The number of zeros added at each end.
+    dilation : int or tuple of int
+        The distance between elements of the kernel.
+    groups : int
+        The number of groups of channels that are convolved separately.
+    bias : bool
+        Whether the module has a bias.
+    rng : Generator or int, optional
+        Generator or seed of the initial values.
+    dtype : dtype_like
+        The dtype of the parameters.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.Conv2d(3, 8, 3)(ad.ones((2, 3, 5, 5), dtype="float32")).shape
+    (2, 8, 3, 3)
+    """
+
+    ndim = 2
+
+
+class Conv3d(_Conv):
+    """Convolution over three axes.
+
+    The input has shape (N, C, D, H, W) or (C, D, H, W).  The weight has shape
+    (out_channels, in_channels / groups, …).
+
+    Parameters
+    ----------
+    in_channels : int
+        The number of input channels.
+    out_channels : int
+        The number of output channels.
+    kernel_size : int or tuple of int
+        The size of the kernel.
+    stride : int or tuple of int
+        The distance between positions of the kernel.
+    padding : int, tuple of int, "same" or "valid"
+        The number of zeros added at each end.
+    dilation : int or tuple of int
+        The distance between elements of the kernel.
+    groups : int
+        The number of groups of channels that are convolved separately.
+    bias : bool
+        Whether the module has a bias.
+    rng : Generator or int, optional
+        Generator or seed of the initial values.
+    dtype : dtype_like
+        The dtype of the parameters.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.Conv3d(3, 8, 3)(ad.ones((2, 3, 5, 5, 5), dtype="float32")).shape
+    (2, 8, 3, 3, 3)
+    """
+
+    ndim = 3
 
 
 class ConvTranspose1d(_ConvTranspose):
-    """The adjoint of a convolution over one axis: (N, C, L)."""
+    """Transposed convolution over one axis.
+
+    The input has shape (N, C, L) or (C, L).  The weight has shape
+    (in_channels, out_channels / groups, …).
+
+    Parameters
+    ----------
+    in_channels : int
+        The number of input channels.
+    out_channels : int
+        The number of output channels.
+    kernel_size : int or tuple of int
+        The size of the kernel.
+    stride : int or tuple of int
+        The distance between the positions at which the kernel is added.
+    padding : int or tuple of int
+        The number of rows at each end that are removed from the result.
+    output_padding : int or tuple of int
+        The number of rows that are added at one end of the result; less than the stride.
+    groups : int
+        The number of groups of channels that are convolved separately.
+    bias : bool
+        Whether the module has a bias.
+    dilation : int or tuple of int
+        The distance between elements of the kernel.
+    rng : Generator or int, optional
+        Generator or seed of the initial values.
+    dtype : dtype_like
+        The dtype of the parameters.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.ConvTranspose1d(3, 8, 3, stride=2)(ad.ones((2, 3, 5), dtype="float32")).shape
+    (2, 8, 11)
+    """
 
     ndim = 1
 
 
 class ConvTranspose2d(_ConvTranspose):
-    """The adjoint of a convolution over two axes: (N, C, H, W)."""
+    """Transposed convolution over two axes.
+
+    The input has shape (N, C, H, W) or (C, H, W).  The weight has shape
+    (in_channels, out_channels / groups, …).
+
+    Parameters
+    ----------
+    in_channels : int
+        The number of input channels.
+    out_channels : int
+        The number of output channels.
+    kernel_size : int or tuple of int
+        The size of the kernel.
+    stride : int or tuple of int
+        The distance between the positions at which the kernel is added.
+    padding : int or tuple of int
+        The number of rows at each end that are removed from the result.
+    output_padding : int or tuple of int
+        The number of rows that are added at one end of the result; less than the stride.
+    groups : int
+        The number of groups of channels that are convolved separately.
+    bias : bool
+        Whether the module has a bias.
+    dilation : int or tuple of int
+        The distance between elements of the kernel.
+    rng : Generator or int, optional
+        Generator or seed of the initial values.
+    dtype : dtype_like
+        The dtype of the parameters.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.ConvTranspose2d(3, 8, 3, stride=2)(ad.ones((2, 3, 5, 5), dtype="float32")).shape
+    (2, 8, 11, 11)
+    """
 
     ndim = 2
 
 
 class ConvTranspose3d(_ConvTranspose):
-    """The adjoint of a convolution over three axes: (N, C, D, H, W)."""
+    """Transposed convolution over three axes.
+
+    The input has shape (N, C, D, H, W) or (C, D, H, W).  The weight has shape
+    (in_channels, out_channels / groups, …).
+
+    Parameters
+    ----------
+    in_channels : int
+        The number of input channels.
+    out_channels : int
+        The number of output channels.
+    kernel_size : int or tuple of int
+        The size of the kernel.
+    stride : int or tuple of int
+        The distance between the positions at which the kernel is added.
+    padding : int or tuple of int
+        The number of rows at each end that are removed from the result.
+    output_padding : int or tuple of int
+        The number of rows that are added at one end of the result; less than the stride.
+    groups : int
+        The number of groups of channels that are convolved separately.
+    bias : bool
+        Whether the module has a bias.
+    dilation : int or tuple of int
+        The distance between elements of the kernel.
+    rng : Generator or int, optional
+        Generator or seed of the initial values.
+    dtype : dtype_like
+        The dtype of the parameters.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.ConvTranspose3d(3, 8, 3, stride=2)(ad.ones((2, 3, 5, 5, 5), dtype="float32")).shape
+    (2, 8, 11, 11, 11)
+    """
 
     ndim = 3

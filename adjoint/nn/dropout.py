@@ -24,19 +24,46 @@ __all__ = [
 
 
 def dropout(x: Any, p: float = 0.5, *, training: bool = True, rng: Any = None) -> Tensor:
-    """Set elements to 0 with probability ``p``, drawn from ``rng``, and scale the rest by 1 / (1 - p).
+    """Set elements to 0 with probability ``p``, and scale the others by 1 / (1 - p).
 
-    The generator is explicit, ``np.random.default_rng(seed)`` or ``ad.random.default_rng(seed)``: the same
-    state draws the same mask.
+    The generator is explicit: the same state draws the same mask.
+
+    Parameters
+    ----------
+    x : array_like
+        The input.
+    p : float
+        The probability that an element is dropped.
+    training : bool
+        With False, x is returned unchanged and nothing is drawn.
+    rng : Generator
+        ``ad.random.default_rng(seed)`` or ``np.random.default_rng(seed)``.  Required in training.
+
+    Returns
+    -------
+    Tensor
+        The result, with the shape of x.
+
+    Raises
+    ------
+    InputError
+        If a mask must be drawn and ``rng`` is not a generator.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> y = ad.nn.functional.dropout(ad.ones(100), 0.5, rng=ad.random.default_rng(0))
+    >>> sorted(set(y.tolist()))
+    [0.0, 2.0]
     """
     return _dropped("dropout", asarray(x), 0, p, training, rng)
 
 
 def _dropped(op: str, x: Tensor, space: int, p: float, training: bool, rng: Any) -> Tensor:
-    """Drop elements; of the last ``space`` axes all or nothing."""
+    """Drop elements; each slice along the last ``space`` axes is dropped as a whole."""
     p = number(op, "p", p)
     if not 0 <= p <= 1:
-        raise ArgumentError(f"{op}: p is a probability, 0 … 1, but is {p}.")
+        raise ArgumentError(f"{op}: p must be a probability from 0 to 1, but is {p}.")
     if not training or p == 0:
         return x
     shape = x.shape[: x.ndim - space] + (1,) * space
@@ -44,15 +71,15 @@ def _dropped(op: str, x: Tensor, space: int, p: float, training: bool, rng: Any)
 
 
 def _channels(op: str, x: Any, names: str) -> Tensor:
-    """Return images with a batch axis or without; ``names`` are those of the space axes.
+    """Return an input of the shape (N, C, {names}) or (C, {names}) as a tensor.
 
-    Three axes are no input of dropout2d: PyTorch takes them for (N, C, L), others for (C, H, W).
+    (C, H, W) is not accepted: PyTorch reads three axes as (N, C, L).
     """
     x, full = asarray(x), names.count(",") + 3
     alone = "" if names == "H, W" else f" or (C, {names})"
     if x.ndim != full and not (alone and x.ndim == full - 1):
         raise ShapeError(
-            f"{op}: the input is (N, C, {names}){alone}, but has shape {x.shape}.\n"
+            f"{op}: the input must have shape (N, C, {names}){alone}, but has shape {x.shape}.\n"
             "  dropout1d is for (N, C, L), dropout2d for (N, C, H, W), dropout3d for (N, C, D, H, W); "
             "dropout drops single elements of any shape."
         )
@@ -60,26 +87,98 @@ def _channels(op: str, x: Any, names: str) -> Tensor:
 
 
 def dropout1d(x: Any, p: float = 0.5, *, training: bool = True, rng: Any = None) -> Tensor:
-    """Set whole channels of ``(N, C, L)`` or ``(C, L)`` to 0 with probability ``p``; see ``dropout``."""
+    """Set whole channels to 0 with probability ``p``, and scale the others by 1 / (1 - p).
+
+    Parameters
+    ----------
+    x : array_like
+        The input, with shape (N, C, L) or (C, L).
+    p : float
+        The probability that a channel is dropped.
+    training : bool
+        With False, x is returned unchanged and nothing is drawn.
+    rng : Generator
+        The generator that draws the mask.  Required in training.
+
+    Returns
+    -------
+    Tensor
+        The result, with the shape of x.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> y = ad.nn.functional.dropout1d(ad.ones((8, 4, 5)), 0.5, rng=ad.random.default_rng(0))
+    >>> sorted(set(y.sum(-1).reshape(-1).tolist()))
+    [0.0, 10.0]
+    """
     return _dropped("dropout1d", _channels("dropout1d", x, "L"), 1, p, training, rng)
 
 
 def dropout2d(x: Any, p: float = 0.5, *, training: bool = True, rng: Any = None) -> Tensor:
-    """Set whole channels of ``(N, C, H, W)`` to 0 with probability ``p``; see ``dropout``."""
+    """Set whole channels to 0 with probability ``p``, and scale the others by 1 / (1 - p).
+
+    Parameters
+    ----------
+    x : array_like
+        The input, with shape (N, C, H, W).
+    p : float
+        The probability that a channel is dropped.
+    training : bool
+        With False, x is returned unchanged and nothing is drawn.
+    rng : Generator
+        The generator that draws the mask.  Required in training.
+
+    Returns
+    -------
+    Tensor
+        The result, with the shape of x.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> y = ad.nn.functional.dropout2d(ad.ones((8, 4, 1, 5)), 0.5, rng=ad.random.default_rng(0))
+    >>> sorted(set(y.sum((2, 3)).reshape(-1).tolist()))
+    [0.0, 10.0]
+    """
     return _dropped("dropout2d", _channels("dropout2d", x, "H, W"), 2, p, training, rng)
 
 
 def dropout3d(x: Any, p: float = 0.5, *, training: bool = True, rng: Any = None) -> Tensor:
-    """Set channels of ``(N, C, D, H, W)`` or ``(C, D, H, W)`` to 0 with probability p; see ``dropout``."""
+    """Set whole channels to 0 with probability ``p``, and scale the others by 1 / (1 - p).
+
+    Parameters
+    ----------
+    x : array_like
+        The input, with shape (N, C, D, H, W) or (C, D, H, W).
+    p : float
+        The probability that a channel is dropped.
+    training : bool
+        With False, x is returned unchanged and nothing is drawn.
+    rng : Generator
+        The generator that draws the mask.  Required in training.
+
+    Returns
+    -------
+    Tensor
+        The result, with the shape of x.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> y = ad.nn.functional.dropout3d(ad.ones((8, 4, 1, 1, 5)), 0.5, rng=ad.random.default_rng(0))
+    >>> sorted(set(y.sum((2, 3, 4)).reshape(-1).tolist()))
+    [0.0, 10.0]
+    """
     return _dropped("dropout3d", _channels("dropout3d", x, "D, H, W"), 3, p, training, rng)
 
 
 def _keep_mask(op: str, shape: tuple[int, ...], dtype: Any, p: float, rng: Any) -> Any:
-    """1 / (1 - p) where an element stays, 0 where it is dropped."""
+    """Return 1 / (1 - p) for elements that are kept and 0 for those that are dropped."""
     if not hasattr(rng, "random"):
         raise InputError(
-            f"{op}: give the generator to draw from, rng=np.random.default_rng(seed), but got {rng!r}.\n"
-            "  With training=False nothing is drawn."
+            f"{op}: rng must be a generator, but is {rng!r}.\n"
+            "  Pass rng=ad.random.default_rng(seed), or training=False, which draws nothing."
         )
     if p == 1:
         return np.zeros(shape, dtype)
@@ -87,7 +186,24 @@ def _keep_mask(op: str, shape: tuple[int, ...], dtype: Any, p: float, rng: Any) 
 
 
 class Dropout(Module):
-    """Zeros with probability p in training, the rest scaled up; nothing in evaluation."""
+    """Set elements to 0 in training, and scale the others up; do nothing in evaluation.
+
+    Parameters
+    ----------
+    p : float
+        The probability that an element is dropped.
+    rng : Generator or int, optional
+        Generator or seed of the masks.  The default is the generator of ``nn.init``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> layer = ad.nn.Dropout(0.5, rng=0)
+    >>> sorted(set(layer(ad.ones(100)).tolist()))
+    [0.0, 2.0]
+    >>> layer.eval()(ad.ones(3))
+    tensor([1., 1., 1.], dtype=float64)
+    """
 
     function: Callable[..., Tensor] = staticmethod(dropout)
 
@@ -96,27 +212,80 @@ class Dropout(Module):
         self.rng = init.generator(rng)
 
     def forward(self, x: Any) -> Tensor:
-        """Drop, in training."""
+        """Drop elements or channels if the module is in training mode.
+
+        Parameters
+        ----------
+        x : array_like
+            The input.
+
+        Returns
+        -------
+        Tensor
+            The result, with the shape of x.
+        """
         return self.function(x, self.p, training=self.training, rng=self.rng)
 
     def extra_repr(self) -> str:
-        """The probability."""
+        """Return the probability."""
         return f"{self.p}"
 
 
 class Dropout1d(Dropout):
-    """Whole channels of (N, C, L) are zero with probability p in training, the rest scaled up."""
+    """Set whole channels of (N, C, L) or (C, L) to 0 in training, and scale the others up.
+
+    Parameters
+    ----------
+    p : float
+        The probability that a channel is dropped.
+    rng : Generator or int, optional
+        Generator or seed of the masks.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.Dropout1d(0.5, rng=0)(ad.ones((2, 4, 5))).shape
+    (2, 4, 5)
+    """
 
     function = staticmethod(dropout1d)
 
 
 class Dropout2d(Dropout):
-    """Whole channels of (N, C, H, W) are zero with probability p in training, the rest scaled up."""
+    """Set whole channels of (N, C, H, W) to 0 in training, and scale the others up.
+
+    Parameters
+    ----------
+    p : float
+        The probability that a channel is dropped.
+    rng : Generator or int, optional
+        Generator or seed of the masks.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.Dropout2d(0.5, rng=0)(ad.ones((2, 4, 5, 5))).shape
+    (2, 4, 5, 5)
+    """
 
     function = staticmethod(dropout2d)
 
 
 class Dropout3d(Dropout):
-    """Whole channels of (N, C, D, H, W) are zero with probability p in training, the rest scaled up."""
+    """Set whole channels of (N, C, D, H, W) or (C, D, H, W) to 0 in training, and scale the others up.
+
+    Parameters
+    ----------
+    p : float
+        The probability that a channel is dropped.
+    rng : Generator or int, optional
+        Generator or seed of the masks.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.Dropout3d(0.5, rng=0)(ad.ones((2, 4, 5, 5, 5))).shape
+    (2, 4, 5, 5, 5)
+    """
 
     function = staticmethod(dropout3d)

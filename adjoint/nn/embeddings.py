@@ -1,4 +1,4 @@
-"""Rows of a table by index: functions and modules."""
+"""Embeddings, one-hot vectors and bags of embeddings: functions and modules."""
 
 from __future__ import annotations
 
@@ -24,13 +24,39 @@ __all__ = [
 
 
 def embedding(indices: Any, weight: Any, padding_idx: int | None = None, *, sparse: bool = False) -> Tensor:
-    """Return the rows of ``weight`` at whole-number ``indices``; the row ``padding_idx`` gets no gradient.
+    """Return the rows of a table at the given indices.
 
-    With ``sparse=True`` the gradient of a weight that is a leaf has only the rows that were used.
+    Parameters
+    ----------
+    indices : array_like of int
+        Row numbers.
+    weight : array_like
+        The table, with one row per index.
+    padding_idx : int, optional
+        A row that gets no gradient.
+    sparse : bool
+        Whether the gradient of a leaf weight holds only the rows that were used.
+
+    Returns
+    -------
+    Tensor
+        The rows, with shape ``(*indices.shape, *weight.shape[1:])``.
+
+    Raises
+    ------
+    IndexingError
+        If an index is out of range.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.embedding([2, 0], ad.tensor([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]))
+    tensor([[4., 5.],
+            [0., 1.]], dtype=float64)
     """
     w = asarray(weight)
     if w.ndim < 1:
-        raise ShapeError("embedding: the weight has one row per index, but it is 0-d.")
+        raise ShapeError("embedding: the weight must have one row per index, but is 0-d.")
     indices, _ = classes("embedding", indices, w.shape[0], words=("index", "indices"))
     out = take(w, indices, axis=0, sparse_grad=sparse)
     if padding_idx is None:
@@ -41,8 +67,29 @@ def embedding(indices: Any, weight: Any, padding_idx: int | None = None, *, spar
 
 
 def one_hot(indices: Any, num_classes: int | None = None, dtype: Any = None) -> Tensor:
-    """Return rows with a 1 at each index, in a new last axis; int64 unless ``dtype`` says otherwise.
+    """Return vectors with a 1 at each index, along a new last axis.
 
+    Parameters
+    ----------
+    indices : array_like of int
+        The positions of the ones.
+    num_classes : int, optional
+        The length of the vectors.  The default is the largest index plus 1.
+    dtype : dtype_like, optional
+        The dtype of the result.  The default is int64.
+
+    Returns
+    -------
+    Tensor
+        The vectors, with shape ``(*indices.shape, num_classes)``.
+
+    Raises
+    ------
+    IndexingError
+        If an index is out of range.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.nn.functional.one_hot([0, 2], 3)
     tensor([[1, 0, 0],
@@ -52,7 +99,7 @@ def one_hot(indices: Any, num_classes: int | None = None, dtype: Any = None) -> 
     if num_classes is None:
         if not i.size:
             raise ArgumentError(
-                "one_hot: without indices the number of classes is unknown; give num_classes=."
+                "one_hot: there are no indices to infer the number of classes from.  Pass num_classes=."
             )
         num_classes = int(array_of(i).max()) + 1
     i, _ = classes("one_hot", i, num_classes)
@@ -63,18 +110,42 @@ def one_hot(indices: Any, num_classes: int | None = None, dtype: Any = None) -> 
 def _table(
     layer: str, num_embeddings: int, embedding_dim: int, padding_idx: int | None, *, rng: Any, dtype: Any
 ) -> Tensor:
-    """The initial rows; that of padding is 0."""
+    """Return the initial rows; the padding row is 0."""
     table = init.normal((num_embeddings, embedding_dim), rng=rng, dtype=dtype)
     if padding_idx is None:
         return table
     place = whole_number(layer, "padding_idx", padding_idx)
     if not -num_embeddings <= place < num_embeddings:
-        raise ArgumentError(f"{layer}: padding_idx is one of 0 … {num_embeddings - 1}, but is {padding_idx}.")
+        raise ArgumentError(
+            f"{layer}: padding_idx must be from 0 to {num_embeddings - 1}, but is {padding_idx}."
+        )
     return table.at[padding_idx].set(0.0)
 
 
 class Embedding(Module):
-    """Rows of a table by index; with ``sparse=True`` its gradient is the rows that were touched."""
+    """Look rows of a trained table up by index.
+
+    Parameters
+    ----------
+    num_embeddings : int
+        The number of rows.
+    embedding_dim : int
+        The length of a row.
+    padding_idx : int, optional
+        A row that starts at 0 and gets no gradient.
+    sparse : bool
+        Whether the gradient holds only the rows that were used.
+    rng : Generator or int, optional
+        Generator or seed of the initial values.
+    dtype : dtype_like
+        The dtype of the weight.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.Embedding(10, 4)([[1, 2, 3]]).shape
+    (1, 3, 4)
+    """
 
     def __init__(
         self,
@@ -94,11 +165,22 @@ class Embedding(Module):
         )
 
     def forward(self, indices: Any) -> Tensor:
-        """Look the indices up."""
+        """Return the rows at the given indices.
+
+        Parameters
+        ----------
+        indices : array_like of int
+            Row numbers.
+
+        Returns
+        -------
+        Tensor
+            The rows, with shape ``(*indices.shape, embedding_dim)``.
+        """
         return embedding(indices, self.weight, self.padding_idx, sparse=self.sparse)
 
     def extra_repr(self) -> str:
-        """The size of the table, the row of padding, and whether gradients are sparse."""
+        """Return the size of the table, and the options that differ from their defaults."""
         rest = {"padding_idx": (self.padding_idx, None), "sparse": (self.sparse, False)}
         return f"{self.num_embeddings}, {self.embedding_dim}" + unusual(rest)
 
@@ -114,12 +196,39 @@ def embedding_bag(
     padding_idx: int | None = None,
     sparse: bool = False,
 ) -> Tensor:
-    """Return the sum, mean or maximum of the rows of ``weight`` in each bag of ``indices``; 0 for no rows.
+    """Return the sum, mean or maximum of the rows of a table for each bag of indices.
 
-    Indices (bags, length) are bags of one length.  Indices (n,) come with ``offsets``: where each bag
-    begins, and with ``include_last_offset=True`` where the last one ends.  Those that are ``padding_idx``
-    do not count.  ``per_sample_weights`` are factors of the rows of a sum.
+    Parameters
+    ----------
+    indices : array_like of int
+        Row numbers: (bags, length) for bags of equal length, or (n,) with ``offsets``.
+    weight : array_like
+        The table, with shape (rows, features).
+    offsets : array_like of int, optional
+        The position in ``indices`` at which each bag begins.
+    mode : {"mean", "sum", "max"}
+        How the rows of a bag are combined.
+    per_sample_weights : array_like, optional
+        Factors of the rows, with the shape of ``indices``; for ``mode="sum"`` only.
+    include_last_offset : bool
+        Whether the last offset is the end of the last bag.
+    padding_idx : int, optional
+        Indices with this value are left out.
+    sparse : bool
+        Whether the gradient of a leaf weight holds only the rows that were used.
 
+    Returns
+    -------
+    Tensor
+        The result, with shape (bags, features); 0 for an empty bag.
+
+    Raises
+    ------
+    ArgumentError
+        If the offsets do not start at 0, decrease, or exceed the number of indices.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.nn.functional.embedding_bag([0, 1, 2], ad.eye(3), [0, 2], mode="sum")
     tensor([[1., 1., 0.],
@@ -127,15 +236,17 @@ def embedding_bag(
     """
     w = asarray(weight)
     if w.ndim != 2:
-        raise ShapeError(f"embedding_bag: the weight is (rows, features), but has shape {w.shape}.")
+        raise ShapeError(
+            f"embedding_bag: the weight must have shape (rows, features), but has shape {w.shape}."
+        )
     if mode not in ("sum", "mean", "max"):
-        raise ArgumentError(f"embedding_bag: mode is 'sum', 'mean' or 'max', not {mode!r}.")
+        raise ArgumentError(f"embedding_bag: mode must be 'sum', 'mean' or 'max', not {mode!r}.")
     indices, _ = classes("embedding_bag", indices, w.shape[0], words=("index", "indices"))
     factors = None if per_sample_weights is None else asarray(per_sample_weights)
     if factors is not None and (mode != "sum" or factors.shape != indices.shape):
         raise ArgumentError(
-            "embedding_bag: per_sample_weights are for mode='sum', and have the shape of the indices, "
-            f"{indices.shape}; here are mode={mode!r} and the shape {factors.shape}."
+            "embedding_bag: per_sample_weights need mode='sum' and the shape of the indices, "
+            f"{indices.shape}, but the mode is {mode!r} and the shape {factors.shape}."
         )
     bag, count = _bags(indices, offsets, include_last_offset)
     flat = indices.reshape(indices.size)
@@ -156,17 +267,17 @@ def embedding_bag(
 
 
 def _bags(indices: Tensor, offsets: Any, include_last_offset: bool) -> tuple[Any, int]:
-    """The bag of each index, and how many bags there are."""
+    """Return the bag number of each index, and the number of bags."""
     if indices.ndim == 2 and offsets is None:
         return np.repeat(np.arange(indices.shape[0]), indices.shape[1]), indices.shape[0]
     if indices.ndim != 1 or offsets is None:
         raise ShapeError(
-            "embedding_bag: indices are (bags, length), or (n,) with offsets=, "
-            f"but have shape {indices.shape} and offsets {'are' if offsets is not None else 'are not'} given."
+            "embedding_bag: indices must have shape (bags, length), or (n,) with offsets=, "
+            f"but have shape {indices.shape} {'with' if offsets is not None else 'without'} offsets."
         )
     starts = array_of(asarray(offsets))
     if starts.dtype.kind not in "iu":
-        raise DTypeError(f"embedding_bag: offsets are whole numbers, but got {starts.dtype}.")
+        raise DTypeError(f"embedding_bag: offsets must be integers, but have dtype {starts.dtype}.")
     ends = np.append(starts, indices.size) if not include_last_offset else starts
     if (
         starts.ndim != 1
@@ -176,15 +287,41 @@ def _bags(indices: Tensor, offsets: Any, include_last_offset: bool) -> tuple[Any
         or (np.diff(ends) < 0).any()
     ):
         raise ArgumentError(
-            f"embedding_bag: offsets begin at 0 and grow to at most {indices.size}, the number of indices, "
-            f"but are {starts.tolist()}."
+            f"embedding_bag: offsets must start at 0 and increase to at most {indices.size}, the number of "
+            f"indices, but are {starts.tolist()}."
         )
     each = np.diff(ends)
     return np.repeat(np.arange(len(each)), each), len(each)
 
 
 class EmbeddingBag(Module):
-    """The sum, mean or maximum of rows of a table, for bags of indices."""
+    """Return the sum, mean or maximum of rows of a trained table, for bags of indices.
+
+    Parameters
+    ----------
+    num_embeddings : int
+        The number of rows.
+    embedding_dim : int
+        The length of a row.
+    mode : {"mean", "sum", "max"}
+        How the rows of a bag are combined.
+    sparse : bool
+        Whether the gradient holds only the rows that were used.
+    include_last_offset : bool
+        Whether the last offset is the end of the last bag.
+    padding_idx : int, optional
+        A row that starts at 0 and is left out of the bags.
+    rng : Generator or int, optional
+        Generator or seed of the initial values.
+    dtype : dtype_like
+        The dtype of the weight.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.EmbeddingBag(10, 4)([1, 2, 3], offsets=[0, 2]).shape
+    (2, 4)
+    """
 
     def __init__(
         self,
@@ -200,7 +337,7 @@ class EmbeddingBag(Module):
     ) -> None:
         sizes("EmbeddingBag", num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         if mode not in ("sum", "mean", "max"):
-            raise ArgumentError(f"EmbeddingBag: mode is 'sum', 'mean' or 'max', not {mode!r}.")
+            raise ArgumentError(f"EmbeddingBag: mode must be 'sum', 'mean' or 'max', not {mode!r}.")
         self.num_embeddings, self.embedding_dim, self.mode = num_embeddings, embedding_dim, mode
         self.sparse, self.include_last_offset, self.padding_idx = sparse, include_last_offset, padding_idx
         self.weight = Parameter(
@@ -208,7 +345,22 @@ class EmbeddingBag(Module):
         )
 
     def forward(self, indices: Any, offsets: Any = None, per_sample_weights: Any = None) -> Tensor:
-        """Look the indices up and reduce each bag; see ``nn.functional.embedding_bag``."""
+        """Look the indices up and combine the rows of each bag.
+
+        Parameters
+        ----------
+        indices : array_like of int
+            Row numbers: (bags, length), or (n,) with ``offsets``.
+        offsets : array_like of int, optional
+            The position in ``indices`` at which each bag begins.
+        per_sample_weights : array_like, optional
+            Factors of the rows, for ``mode="sum"`` only.
+
+        Returns
+        -------
+        Tensor
+            The result, with shape (bags, embedding_dim).
+        """
         return embedding_bag(
             indices,
             self.weight,
@@ -221,6 +373,6 @@ class EmbeddingBag(Module):
         )
 
     def extra_repr(self) -> str:
-        """The size of the table, the mode, and what is not as usual."""
+        """Return the size of the table, the mode, and the options that differ from their defaults."""
         rest = {"padding_idx": (self.padding_idx, None), "sparse": (self.sparse, False)}
         return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode}" + unusual(rest)

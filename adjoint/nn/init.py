@@ -1,7 +1,7 @@
 """Initial values of parameters, drawn from an explicit generator.
 
-Layers take ``rng=``: a generator or a seed.  Without one they draw from ``generator()``, which starts
-at seed 0, so that a program is the same each time; ``seed(n)`` starts it anew.
+Layers take ``rng=``, a generator or a seed.  Without it they draw from ``generator()``, which starts at
+seed 0, so that a program gives the same values each time.  ``seed(n)`` restarts it.
 """
 
 from __future__ import annotations
@@ -38,14 +38,49 @@ _generator: ContextVar[Generator | None] = ContextVar("adjoint_init_generator", 
 
 
 def seed(value: int) -> Generator:
-    """Start the generator of layers without ``rng=`` anew, in this context; return it."""
+    """Restart the default generator of this context from a seed.
+
+    Parameters
+    ----------
+    value : int
+        The seed.
+
+    Returns
+    -------
+    Generator
+        The new default generator.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> first = ad.nn.init.seed(7).random()
+    >>> ad.nn.init.seed(7).random() == first
+    tensor(True, dtype=bool)
+    """
     fresh = default_rng(value)
     _generator.set(fresh)
     return fresh
 
 
 def generator(rng: Any = None) -> Generator:
-    """Return ``rng`` as a generator; without one, that of this context."""
+    """Return ``rng`` as a generator, or the default generator of this context.
+
+    Parameters
+    ----------
+    rng : Generator or int, optional
+        A generator or a seed.
+
+    Returns
+    -------
+    Generator
+        The generator.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.init.generator() is ad.nn.init.generator()
+    True
+    """
     if rng is not None:
         return default_rng(rng)
     found = _generator.get()
@@ -53,61 +88,270 @@ def generator(rng: Any = None) -> Generator:
 
 
 def uniform(shape: Any, bound: float, *, rng: Any = None, dtype: Any = np.float32) -> Tensor:
-    """Draw evenly from -bound … bound."""
+    """Draw from the uniform distribution on [-bound, bound).
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        The shape of the result.
+    bound : float
+        The limit of the absolute values.
+    rng : Generator or int, optional
+        Generator or seed.
+    dtype : dtype_like
+        The dtype of the result.
+
+    Returns
+    -------
+    Tensor
+        The values.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> abs(ad.nn.init.uniform((2, 3), 0.1)).max().item() <= 0.1
+    True
+    """
     return generator(rng).uniform(-bound, bound, size=shape, dtype=dtype).detach()
 
 
 def normal(shape: Any, std: float = 1.0, *, rng: Any = None, dtype: Any = np.float32) -> Tensor:
-    """Draw from a normal distribution around 0."""
+    """Draw from the normal distribution with mean 0.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        The shape of the result.
+    std : float
+        The standard deviation.
+    rng : Generator or int, optional
+        Generator or seed.
+    dtype : dtype_like
+        The dtype of the result.
+
+    Returns
+    -------
+    Tensor
+        The values.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.init.normal((2, 3), 0.02).shape
+    (2, 3)
+    """
     return generator(rng).normal(0.0, std, size=shape, dtype=dtype).detach()
 
 
 def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return the numbers of inputs and outputs of a weight (out, in, *kernel)."""
     if not np.ndim(shape) or len(shape) < 2:
-        raise ShapeError(f"a weight has at least two axes, (out, in, …), but the shape is {shape}.")
+        raise ShapeError(f"a weight needs at least two axes, (out, in, …), but the shape is {shape}.")
     window = math.prod(shape[2:])
-    return max(shape[1] * window, 1), max(shape[0] * window, 1)  # an empty weight has no numbers to draw
+    return max(shape[1] * window, 1), max(shape[0] * window, 1)  # 1 for an empty weight, which has no values
 
 
 _GAINS = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2.0), "selu": 0.75}
 
 
 def gain(activation: str) -> float:
-    """Return the factor that keeps the variance through an activation."""
+    """Return the factor that preserves the variance through an activation.
+
+    Parameters
+    ----------
+    activation : {"linear", "sigmoid", "tanh", "relu", "selu"}
+        The activation after the layer.
+
+    Returns
+    -------
+    float
+        The factor.
+
+    Raises
+    ------
+    ArgumentError
+        If the activation is unknown.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.init.gain("selu")
+    0.75
+    """
     if activation not in _GAINS:
-        raise ArgumentError(f"activation is one of {', '.join(_GAINS)}, not {activation!r}.")
+        raise ArgumentError(f"activation must be one of {', '.join(_GAINS)}, not {activation!r}.")
     return _GAINS[activation]
 
 
 def xavier_uniform(shape: Any, scale: float = 1.0, *, rng: Any = None, dtype: Any = np.float32) -> Tensor:
-    """Draw evenly with variance scale² · 2 / (in + out) (Glorot)."""
+    """Draw uniformly with variance ``scale² · 2 / (in + out)`` (Glorot).
+
+    Parameters
+    ----------
+    shape : tuple of int
+        The shape of the weight, (out, in, *kernel).
+    scale : float
+        Factor of the values.
+    rng : Generator or int, optional
+        Generator or seed.
+    dtype : dtype_like
+        The dtype of the result.
+
+    Returns
+    -------
+    Tensor
+        The values.
+
+    Raises
+    ------
+    ShapeError
+        If the shape has fewer than two axes.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> abs(ad.nn.init.xavier_uniform((3, 3))).max().item() <= 1
+    True
+    """
     return uniform(shape, scale * math.sqrt(6.0 / sum(_fans(shape))), rng=rng, dtype=dtype)
 
 
 def xavier_normal(shape: Any, scale: float = 1.0, *, rng: Any = None, dtype: Any = np.float32) -> Tensor:
-    """Draw normally with variance scale² · 2 / (in + out) (Glorot)."""
+    """Draw from the normal distribution with variance ``scale² · 2 / (in + out)`` (Glorot).
+
+    Parameters
+    ----------
+    shape : tuple of int
+        The shape of the weight, (out, in, *kernel).
+    scale : float
+        Factor of the values.
+    rng : Generator or int, optional
+        Generator or seed.
+    dtype : dtype_like
+        The dtype of the result.
+
+    Returns
+    -------
+    Tensor
+        The values.
+
+    Raises
+    ------
+    ShapeError
+        If the shape has fewer than two axes.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.init.xavier_normal((3, 4)).shape
+    (3, 4)
+    """
     return normal(shape, scale * math.sqrt(2.0 / sum(_fans(shape))), rng=rng, dtype=dtype)
 
 
 def kaiming_uniform(
     shape: Any, activation: str = "relu", *, rng: Any = None, dtype: Any = np.float32
 ) -> Tensor:
-    """Draw evenly with variance gain² / in (He)."""
+    """Draw uniformly with variance ``gain² / in`` (He).
+
+    Parameters
+    ----------
+    shape : tuple of int
+        The shape of the weight, (out, in, *kernel).
+    activation : str
+        The activation after the layer, which determines the gain.
+    rng : Generator or int, optional
+        Generator or seed.
+    dtype : dtype_like
+        The dtype of the result.
+
+    Returns
+    -------
+    Tensor
+        The values.
+
+    Raises
+    ------
+    ShapeError
+        If the shape has fewer than two axes.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> abs(ad.nn.init.kaiming_uniform((2, 6))).max().item() <= 1
+    True
+    """
     return uniform(shape, gain(activation) * math.sqrt(3.0 / _fans(shape)[0]), rng=rng, dtype=dtype)
 
 
 def kaiming_normal(
     shape: Any, activation: str = "relu", *, rng: Any = None, dtype: Any = np.float32
 ) -> Tensor:
-    """Draw normally with variance gain² / in (He)."""
+    """Draw from the normal distribution with variance ``gain² / in`` (He).
+
+    Parameters
+    ----------
+    shape : tuple of int
+        The shape of the weight, (out, in, *kernel).
+    activation : str
+        The activation after the layer, which determines the gain.
+    rng : Generator or int, optional
+        Generator or seed.
+    dtype : dtype_like
+        The dtype of the result.
+
+    Returns
+    -------
+    Tensor
+        The values.
+
+    Raises
+    ------
+    ShapeError
+        If the shape has fewer than two axes.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.init.kaiming_normal((3, 4), "tanh").shape
+    (3, 4)
+    """
     return normal(shape, gain(activation) / math.sqrt(_fans(shape)[0]), rng=rng, dtype=dtype)
 
 
 def orthogonal(shape: Any, scale: float = 1.0, *, rng: Any = None, dtype: Any = np.float32) -> Tensor:
-    """Draw a matrix with orthonormal rows or columns, whichever are fewer."""
+    """Draw a matrix with orthonormal rows, or orthonormal columns if they are fewer.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        The shape of the weight.  The axes after the first are taken as one.
+    scale : float
+        Factor of the values.
+    rng : Generator or int, optional
+        Generator or seed.
+    dtype : dtype_like
+        The dtype of the result.
+
+    Returns
+    -------
+    Tensor
+        The values.
+
+    Raises
+    ------
+    ShapeError
+        If the shape has fewer than two axes.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> q = ad.nn.init.orthogonal((2, 5), dtype="float64")
+    >>> (q @ q.T).round(6).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
     if not np.ndim(shape) or len(shape) < 2:
-        raise ShapeError(f"orthogonal needs two axes or more, but the shape is {shape}.")
+        raise ShapeError(f"orthogonal: the shape needs at least two axes, but is {shape}.")
     rows, columns = shape[0], math.prod(shape[1:])
     flat = generator(rng).normal(size=(max(rows, columns), min(rows, columns)), dtype=np.float64).numpy()
     q, r = np.linalg.qr(flat)

@@ -1,4 +1,4 @@
-"""Linear layers, and those that only change the shape: functions and modules."""
+"""Linear and bilinear maps, and layers that only change the shape: functions and modules."""
 
 from __future__ import annotations
 
@@ -28,8 +28,29 @@ __all__ = [
 
 
 def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
-    """Return ``x @ weight.T + bias``: x is (…, in), weight (out, in), bias (out,).
+    """Return ``x @ weight.T + bias``.
 
+    Parameters
+    ----------
+    x : array_like
+        The input, with shape (…, in).
+    weight : array_like
+        The matrix, with shape (out, in).
+    bias : array_like, optional
+        The bias, with shape (out,).
+
+    Returns
+    -------
+    Tensor
+        The result, with shape (…, out).
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not match.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.nn.functional.linear(ad.ones((1, 3)), ad.ones((2, 3)), ad.tensor([0.5, -0.5]))
     tensor([[3.5, 2.5]], dtype=float64)
@@ -39,7 +60,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
     given, layer = x._data.shape, w._data.shape
     if not given or len(layer) != 2 or given[-1] != layer[1]:
         raise ShapeError(
-            f"linear: x {given} and weight {layer} do not fit: the weight is (out, in), "
+            f"linear: shapes of x {given} and weight {layer} do not match: the weight is (out, in), "
             "and the last axis of x is in."
         )
     if bias is None:
@@ -53,7 +74,30 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
 
 
 class Linear(Module):
-    """x @ weight.T + bias; the weight is (out_features, in_features)."""
+    """Return ``x @ weight.T + bias`` with trained weight and bias.
+
+    The weight has shape (out_features, in_features).
+
+    Parameters
+    ----------
+    in_features : int
+        The length of the last axis of the input.
+    out_features : int
+        The length of the last axis of the result.
+    bias : bool
+        Whether the module has a bias.
+    rng : Generator or int, optional
+        Generator or seed of the initial values.
+    dtype : dtype_like
+        The dtype of the parameters.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> layer = ad.nn.Linear(3, 2)
+    >>> layer(ad.ones((5, 3), dtype="float32")).shape
+    (5, 2)
+    """
 
     def __init__(
         self,
@@ -72,7 +116,18 @@ class Linear(Module):
         self.bias = Parameter(init.uniform((out_features,), bound, rng=rng, dtype=dtype)) if bias else None
 
     def forward(self, x: Any) -> Tensor:
-        """Apply the layer to the last axis."""
+        """Apply the layer to the last axis.
+
+        Parameters
+        ----------
+        x : array_like
+            The input, with shape (…, in_features).
+
+        Returns
+        -------
+        Tensor
+            The result, with shape (…, out_features).
+        """
         w = self.weight
         y = linear(x, w, self.bias)
         if y._data.dtype is not w._data.dtype:
@@ -80,22 +135,52 @@ class Linear(Module):
         return y
 
     def extra_repr(self) -> str:
-        """In and out."""
+        """Return the numbers of features."""
         return f"{self.in_features}, {self.out_features}" + ("" if self.bias is not None else ", bias=False")
 
 
 class Flatten(Module):
-    """Axes from ``start_dim`` to ``end_dim`` in one: all but the first."""
+    """Join neighbouring axes into one.
+
+    Parameters
+    ----------
+    start_dim : int
+        The first axis to join.
+    end_dim : int
+        The last axis to join.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.Flatten()(ad.ones((2, 3, 4))).shape
+    (2, 12)
+    """
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         self.start_dim = whole_number("Flatten", "start_dim", start_dim)
         self.end_dim = whole_number("Flatten", "end_dim", end_dim)
 
     def forward(self, x: Any) -> Tensor:
-        """Flatten (N, …) to (N, features)."""
+        """Join the axes.
+
+        Parameters
+        ----------
+        x : array_like
+            The input, with shape (N, …).
+
+        Returns
+        -------
+        Tensor
+            The input in its new shape.
+
+        Raises
+        ------
+        ShapeError
+            If the first axis comes after the last one.
+        """
         x = asarray(x)
         if not x.ndim:
-            raise ShapeError("Flatten: the input has the shape (N, …), but this one is 0-d.")
+            raise ShapeError("Flatten: the input must have shape (N, …), but is 0-d.")
         if x.ndim == 1 and (self.start_dim, self.end_dim) == (1, -1):
             return x.reshape(x.shape[0], 1)
         first, last = (
@@ -104,55 +189,129 @@ class Flatten(Module):
         )
         if first > last:
             raise ShapeError(
-                f"Flatten: start_dim={self.start_dim} is behind end_dim={self.end_dim} in {x.shape}."
+                f"Flatten: start_dim={self.start_dim} comes after end_dim={self.end_dim} in shape {x.shape}."
             )
-        # -1 would not do for an empty batch
+        # -1 is ambiguous for an empty batch
         return x.reshape(*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :])
 
     def extra_repr(self) -> str:
-        """The axes, if they are not the usual ones."""
+        """Return the axes, unless they are the defaults."""
         return unusual({"start_dim": (self.start_dim, 1), "end_dim": (self.end_dim, -1)}).removeprefix(", ")
 
 
 class Unflatten(Module):
-    """One axis in several, of the lengths ``unflattened_size``; one of them may be -1."""
+    """Split one axis into several.
+
+    Parameters
+    ----------
+    axis : int
+        The axis to split.
+    unflattened_size : tuple of int
+        The lengths of the new axes.  One of them may be -1.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.Unflatten(1, (3, -1))(ad.ones((2, 12))).shape
+    (2, 3, 4)
+    """
 
     def __init__(self, axis: int, unflattened_size: Any) -> None:
         self.axis = whole_number("Unflatten", "axis", axis)
         self.unflattened_size = lengths("Unflatten", "unflattened_size", unflattened_size, low=-1)
 
     def forward(self, x: Any) -> Tensor:
-        """Split the axis."""
+        """Split the axis.
+
+        Parameters
+        ----------
+        x : array_like
+            The input.
+
+        Returns
+        -------
+        Tensor
+            The input in its new shape.
+
+        Raises
+        ------
+        ShapeError
+            If the length of the axis is not the product of the new lengths.
+        """
         x = asarray(x)
         at = canonical_axis("Unflatten", self.axis, x.ndim) + x.ndim
         size, n = self.unflattened_size, x.shape[at]
         known = math.prod(s for s in size if s != -1)
         if size.count(-1) > 1 or (n % known if -1 in size and known else n != known):
-            raise ShapeError(f"Unflatten: axis {self.axis} has length {n}, which is not {size} in one.")
+            raise ShapeError(f"Unflatten: axis {self.axis} of length {n} cannot be split into {size}.")
         size = tuple(n // max(known, 1) if s == -1 else s for s in size)
         return x.reshape(*x.shape[:at], *size, *x.shape[at + 1 :])
 
     def extra_repr(self) -> str:
-        """The axis and the lengths."""
+        """Return the axis and the lengths."""
         return f"{self.axis}, {self.unflattened_size}"
 
 
 class Identity(Module):
-    """The input as it is; arguments are ignored, as PyTorch ignores them."""
+    """Return the input unchanged.
+
+    Parameters
+    ----------
+    *args, **kwargs : object
+        Ignored, as in PyTorch.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.Identity()(3.0)
+    3.0
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
     def forward(self, x: Any) -> Any:
-        """Return the input."""
+        """Return the input.
+
+        Parameters
+        ----------
+        x : object
+            The input.
+
+        Returns
+        -------
+        object
+            The same object.
+        """
         return x
 
 
 def bilinear(x1: Any, x2: Any, weight: Any, bias: Any = None) -> Tensor:
     """Return ``x1ᵀ weight[o] x2 + bias[o]`` for each output o.
 
-    x1 is (…, in1), x2 (…, in2), weight (out, in1, in2), bias (out,).
+    Parameters
+    ----------
+    x1 : array_like
+        The first input, with shape (…, in1).
+    x2 : array_like
+        The second input, with shape (…, in2).
+    weight : array_like
+        The matrices, with shape (out, in1, in2).
+    bias : array_like, optional
+        The bias, with shape (out,).
 
+    Returns
+    -------
+    Tensor
+        The result, with shape (…, out).
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not match.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.nn.functional.bilinear(ad.tensor([1.0, 2.0]), ad.tensor([3.0]), ad.ones((1, 2, 1)))
     tensor([9.], dtype=float64)
@@ -161,7 +320,7 @@ def bilinear(x1: Any, x2: Any, weight: Any, bias: Any = None) -> Tensor:
     fits = w.ndim == 3 and x1.ndim and x1.ndim == x2.ndim
     if not fits or w.shape[1:] != (x1.shape[-1], x2.shape[-1]) or x1.shape[:-1] != x2.shape[:-1]:
         raise ShapeError(
-            f"bilinear: x1 {x1.shape}, x2 {x2.shape} and weight {w.shape} do not fit: "
+            f"bilinear: shapes of x1 {x1.shape}, x2 {x2.shape} and weight {w.shape} do not match: "
             "the weight is (out, in1, in2), and the last axes of x1 and x2 are in1 and in2."
         )
     y = einsum("...i,oij,...j->...o", x1, w, x2)
@@ -176,7 +335,32 @@ def bilinear(x1: Any, x2: Any, weight: Any, bias: Any = None) -> Tensor:
 
 
 class Bilinear(Module):
-    """x1ᵀ weight[o] x2 + bias[o] for each output o; the weight is (out, in1, in2)."""
+    """Return ``x1ᵀ weight[o] x2 + bias[o]`` for each output o, with trained weight and bias.
+
+    The weight has shape (out_features, in1_features, in2_features).
+
+    Parameters
+    ----------
+    in1_features : int
+        The length of the last axis of the first input.
+    in2_features : int
+        The length of the last axis of the second input.
+    out_features : int
+        The length of the last axis of the result.
+    bias : bool
+        Whether the module has a bias.
+    rng : Generator or int, optional
+        Generator or seed of the initial values.
+    dtype : dtype_like
+        The dtype of the parameters.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> layer = ad.nn.Bilinear(3, 4, 2, dtype="float64")
+    >>> layer(ad.ones((5, 3)), ad.ones((5, 4))).shape
+    (5, 2)
+    """
 
     def __init__(
         self,
@@ -196,7 +380,20 @@ class Bilinear(Module):
         self.bias = Parameter(init.uniform((out_features,), bound, rng=rng, dtype=dtype)) if bias else None
 
     def forward(self, x1: Any, x2: Any) -> Tensor:
-        """Combine the last axes of two inputs."""
+        """Combine the last axes of two inputs.
+
+        Parameters
+        ----------
+        x1 : array_like
+            The first input, with shape (…, in1_features).
+        x2 : array_like
+            The second input, with shape (…, in2_features).
+
+        Returns
+        -------
+        Tensor
+            The result, with shape (…, out_features).
+        """
         w = self.weight
         y = bilinear(x1, x2, w, self.bias)
         if y._data.dtype is not w._data.dtype:
@@ -204,6 +401,6 @@ class Bilinear(Module):
         return y
 
     def extra_repr(self) -> str:
-        """Both in, and out."""
+        """Return the numbers of features."""
         out, in1, in2 = self.weight.shape
         return f"{in1}, {in2}, {out}" + ("" if self.bias is not None else ", bias=False")

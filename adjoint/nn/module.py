@@ -1,12 +1,11 @@
-"""Module: parameters, buffers and other modules under names; a function of its inputs."""
+"""The base class of all modules, and parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple, Never
 from weakref import WeakValueDictionary
 
-from adjoint import tree
 from adjoint.config import no_grad
 from adjoint.core.convert import asarray, tensor
 from adjoint.core.fitting import fitting
@@ -15,19 +14,34 @@ from adjoint.core.tensor import Tensor, differentiable, writable
 from adjoint.errors import AdjointError, ArgumentError, InputError, ShapeError
 from adjoint.grads.slots import drop
 
-__all__ = ["Module", "Parameter", "functional_call"]
+__all__ = ["Module", "Parameter"]
 
 
-# what Parameter() made and what became a parameter by assignment, by id
+# parameters, made by Parameter() or by assignment to a module, by id
 _made: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
 
 def Parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> Tensor:  # noqa: N802  reads as a class
-    """Make a tensor that a module trains: a leaf that requires grad.
+    """Make a tensor that is a parameter of the module it is assigned to.
 
-    With ``requires_grad=False`` it is a frozen one: a parameter, saved like the others, but not trained.
+    Parameters
+    ----------
+    data : array_like
+        The initial value.
+    requires_grad : bool
+        With False the parameter is frozen: it is saved with the module, but not trained.
+    dtype : dtype_like, optional
+        The dtype.
 
-    >>> Parameter([1.0, 2.0])
+    Returns
+    -------
+    Tensor
+        A leaf tensor.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.Parameter([1.0, 2.0])
     tensor([1., 2.], dtype=float64, requires_grad=True)
     """
     made = tensor(data, dtype=dtype, requires_grad=requires_grad)
@@ -36,19 +50,22 @@ def Parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> Tenso
 
 
 class Unmatched(NamedTuple):
-    """What ``load_state_dict`` passed over: names of the module, and names of the state."""
+    """Names that ``load_state_dict`` skipped: those missing in the state, and those missing in the module."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
 
 
 class Module:
-    """A function with parameters: subclass it, assign tensors and modules, write ``forward``.
+    """Base class of functions with parameters.
 
-    A leaf tensor that requires grad, or what ``Parameter`` made, becomes a parameter when it is assigned;
-    ``register_buffer`` adds tensors that are saved but not trained.  Modules are trees of their parameters
-    to the transforms: ``ad.grad(lambda m: loss(m(x)))(model)`` returns a model of gradients.
+    A subclass assigns tensors and modules to attributes, and defines ``forward``.  A leaf tensor that
+    requires grad, or a tensor made by ``Parameter``, becomes a parameter when it is assigned.
+    ``register_buffer`` adds tensors that are saved but not trained.  Transforms treat a module as a pytree
+    of its parameters: ``ad.grad(lambda m: loss(m(x)))(model)`` returns a module that holds gradients.
 
+    Examples
+    --------
     >>> import adjoint as ad
     >>> class Scale(ad.nn.Module):
     ...     def __init__(self):
@@ -79,7 +96,7 @@ class Module:
         object.__setattr__(self, name, value)
 
     def _instead(self, name: str, value: Any) -> Any:
-        """Return what is assigned where it is no tensor: an array for a buffer becomes one."""
+        """Return the value to store where it is not a tensor; an array for a buffer becomes a tensor."""
         parameters, buffers = self._names("_parameters"), self._names("_buffers")
         if isinstance(value, Module):
             parameters.pop(name, None)
@@ -103,14 +120,27 @@ class Module:
         object.__delattr__(self, name)
 
     def _names(self, kind: str) -> dict[str, None]:
-        """Names of own parameters or buffers, in the order of assignment."""
+        """Return the names of the module's own parameters or buffers, in the order of assignment."""
         names: dict[str, None] = self.__dict__.setdefault(kind, {})
         return names
 
     def register_buffer(self, name: str, value: Any) -> None:
-        """Add a tensor that is saved with the module but not trained."""
+        """Add a tensor that is saved with the module but not trained.
+
+        Parameters
+        ----------
+        name : str
+            The name of the attribute.
+        value : array_like or None
+            The value.
+
+        Raises
+        ------
+        ArgumentError
+            If the name is not a Python identifier.
+        """
         if not name.isidentifier():
-            raise ArgumentError(f"a buffer's name is a Python name, not {name!r}.")
+            raise ArgumentError(f"a buffer name must be a Python identifier, not {name!r}.")
         self._names("_buffers").setdefault(name)
         self._names("_parameters").pop(name, None)
         object.__setattr__(self, name, None if value is None else asarray(value))
@@ -118,13 +148,26 @@ class Module:
     # Calling ---------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the outputs; what a subclass writes."""
-        raise NotImplementedError(  # not abstract: a module may only hold others
+        """Compute the outputs.  Subclasses define it.
+
+        Parameters
+        ----------
+        *args : object
+            The inputs.
+        **kwargs : object
+            Keyword arguments.
+
+        Returns
+        -------
+        object
+            The outputs.
+        """
+        raise NotImplementedError(  # not abstract: a module may be a mere container
             f"{type(self).__name__} has no forward()."
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call ``forward``; an error inside says in which module, by its path."""
+        """Call ``forward``.  The message of an error inside names the module and its path."""
         try:
             if self._forward_hooks is None:
                 return self.forward(*args, **kwargs)
@@ -134,11 +177,23 @@ class Module:
             raise
 
     def register_forward_hook(self, hook: Callable[[Any, Any, Any], Any]) -> Handle:
-        """Call ``hook(module, inputs, output)`` after each ``forward``; what it returns replaces the output.
+        """Call a function after each ``forward``.
 
-        ``inputs`` is the tuple of positional arguments.  None keeps the output.  Hooks run in the order of
-        registration; the handle's ``remove()`` takes the hook off.
+        Hooks run in the order of registration.
 
+        Parameters
+        ----------
+        hook : callable
+            ``hook(module, inputs, output)``, where ``inputs`` is the tuple of positional arguments.  A
+            result other than None replaces the output.
+
+        Returns
+        -------
+        Handle
+            Its ``remove()`` removes the hook.
+
+        Examples
+        --------
         >>> import adjoint as ad
         >>> layer, shapes = ad.nn.Linear(2, 3), []
         >>> handle = layer.register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
@@ -150,22 +205,30 @@ class Module:
         return self._add_hook(1, hook)
 
     def register_forward_pre_hook(self, hook: Callable[[Any, Any], Any]) -> Handle:
-        """Call ``hook(module, inputs)`` before each ``forward``; what it returns replaces the inputs.
+        """Call a function before each ``forward``.
 
-        ``inputs`` is the tuple of positional arguments, and so is what the hook returns: a value that is no
-        tuple is the only input.  None keeps the inputs.
+        Parameters
+        ----------
+        hook : callable
+            ``hook(module, inputs)``, where ``inputs`` is the tuple of positional arguments.  A result other
+            than None replaces the inputs; a result that is not a tuple is the only input.
+
+        Returns
+        -------
+        Handle
+            Its ``remove()`` removes the hook.
         """
         return self._add_hook(0, hook)
 
     def _add_hook(self, when: int, hook: Any) -> Handle:
         if not callable(hook):
-            raise InputError(f"{type(self).__name__}: a hook is a function, but got {type(hook).__name__}.")
+            raise InputError(f"{type(self).__name__}: a hook must be callable, not {type(hook).__name__}.")
         if self._forward_hooks is None:
             object.__setattr__(self, "_forward_hooks", (HookList(), HookList()))
         return self._forward_hooks[when].add(hook)  # type: ignore[index]  # set in the line above
 
     def _hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call ``forward`` between its hooks."""
+        """Call ``forward`` and its hooks."""
         before, after = self._forward_hooks  # type: ignore[misc]  # called only where there are hooks
         for hook in before.snapshot():
             found = hook(self, args)
@@ -180,17 +243,28 @@ class Module:
     # Looking inside --------------------------------------------------------------------------
 
     def children(self) -> Iterator[Module]:
-        """Yield own modules."""
+        """Return an iterator over the modules that are attributes of this one."""
         return (child for _, child in self.named_children())
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
-        """Yield own modules with their names."""
+        """Return an iterator over the modules that are attributes of this one, with their names."""
         for name, value in self.__dict__.items():
             if isinstance(value, Module):
                 yield name, value
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """Yield this module and all inside it, with their paths; each once."""
+        """Return an iterator over this module and all modules inside it, with their paths; each module once.
+
+        Parameters
+        ----------
+        prefix : str
+            The path of this module.
+
+        Returns
+        -------
+        iterator of (str, Module)
+            Paths and modules.
+        """
         seen: set[int] = set()
         stack = [(prefix, self)]
         while stack:
@@ -203,7 +277,7 @@ class Module:
             stack.extend(reversed(inner))
 
     def modules(self) -> Iterator[Module]:
-        """Yield this module and all inside it; a shared one once."""
+        """Return an iterator over this module and all modules inside it; each module once."""
         return (module for _, module in self.named_modules())
 
     def _named(self, kind: str) -> Iterator[tuple[str, Tensor]]:
@@ -216,49 +290,98 @@ class Module:
                     yield (f"{path}.{name}" if path else name), value
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield all parameters with their paths; a shared one once."""
+        """Return an iterator over all parameters with their paths; a shared parameter once."""
         return self._named("_parameters")
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield all buffers with their paths."""
+        """Return an iterator over all buffers with their paths."""
         return self._named("_buffers")
 
     def parameters(self) -> list[Tensor]:
-        """Return all parameters."""
+        """Return a list of all parameters; a shared parameter once."""
         return [p for _, p in self.named_parameters()]
 
     def requires_grad_(self, requires_grad: bool = True) -> Module:
-        """Train all parameters, or freeze them; return the module."""
+        """Set whether all parameters require grad: False freezes them.
+
+        Parameters
+        ----------
+        requires_grad : bool
+            The new value.
+
+        Returns
+        -------
+        Module
+            The module itself.
+        """
         for p in self.parameters():
             p.requires_grad_(requires_grad)
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of all parameters."""
+        """Set the gradients of all parameters to None.
+
+        Parameters
+        ----------
+        set_to_none : bool
+            Must be True; it exists for PyTorch's sake.
+        """
         drop(self.parameters(), set_to_none)
 
     def train(self, mode: bool = True) -> Module:
-        """Switch dropout and batch statistics on or off, here and inside; return the module."""
+        """Set training mode, which switches dropout and batch statistics on, here and in all modules inside.
+
+        Parameters
+        ----------
+        mode : bool
+            With False, evaluation mode.
+
+        Returns
+        -------
+        Module
+            The module itself.
+        """
         for _, module in self.named_modules():
             module.training = mode
         return self
 
     def eval(self) -> Module:
-        """Switch to evaluation: ``train(False)``."""
+        """Set evaluation mode: ``train(False)``."""
         return self.train(False)
 
     def apply(self, function: Callable[[Module], None]) -> Module:
-        """Call ``function`` with this module and all inside it; return the module."""
+        """Call a function with this module and with all modules inside it.
+
+        Parameters
+        ----------
+        function : callable
+            The function of a module.
+
+        Returns
+        -------
+        Module
+            The module itself.
+        """
         for _, module in self.named_modules():
             function(module)
         return self
 
     def astype(self, dtype: Any) -> Module:
-        """Replace all parameters and float buffers by ones of another dtype; return the module.
+        """Replace all parameters and float buffers by tensors of another dtype.
 
-        A tensor that is shared stays shared.  Make the optimiser afterwards: it holds what it was given.
+        A shared tensor stays shared.  Create the optimizer afterwards: it holds the tensors it was given.
+
+        Parameters
+        ----------
+        dtype : dtype_like
+            The new dtype.
+
+        Returns
+        -------
+        Module
+            The module itself.
         """
-        fresh: dict[int, tuple[Tensor, Tensor]] = {}  # the old ones too, so that no id is used again
+        fresh: dict[int, tuple[Tensor, Tensor]] = {}  # holds the old tensors, so that ids are not reused
         for _, module in self.named_modules():
             for name in (*module._names("_parameters"), *module._names("_buffers")):
                 value = getattr(module, name)
@@ -273,14 +396,25 @@ class Module:
     # Saving ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all parameters and buffers by path, as copies in NumPy arrays.
+        """Return copies of all parameters and buffers by path.
 
-        What is shared, a tensor or a whole module, is there under each of its paths, as in PyTorch.
+        A shared tensor or module appears under each of its paths, as in PyTorch.
+
+        Returns
+        -------
+        dict of str to ndarray
+            The values.
+
+        Examples
+        --------
+        >>> import adjoint as ad
+        >>> {path: value.shape for path, value in ad.nn.Linear(2, 3).state_dict().items()}
+        {'weight': (3, 2), 'bias': (3,)}
         """
         return {path: value.numpy(copy=True) for path, value in self._everything().items()}
 
     def _everything(self) -> dict[str, Tensor]:
-        """All parameters, then all buffers, under each of their paths."""
+        """Return all parameters, then all buffers, under each of their paths."""
         modules = list(self._all_paths())
         return {
             f"{path}.{name}" if path else name: value
@@ -291,7 +425,7 @@ class Module:
         }
 
     def _all_paths(self) -> Iterator[tuple[str, Module]]:
-        """Like ``named_modules``, but a shared module under each of its paths."""
+        """Yield modules like ``named_modules``, but a shared module under each of its paths."""
         stack: list[tuple[str, Module, tuple[Module, ...]]] = [("", self, ())]
         while stack:
             path, module, above = stack.pop()
@@ -300,22 +434,44 @@ class Module:
             inner = [
                 (f"{path}.{name}" if path else name, child, above)
                 for name, child in module.named_children()
-                if not any(child is m for m in above)  # one that holds itself has paths without end
+                if not any(child is m for m in above)  # a module inside itself would have endless paths
             ]
             stack.extend(reversed(inner))
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Unmatched:
-        """Take over values by path; everything is checked, and listed, before anything changes.
+        """Load values by path.  Everything is checked before anything changes.
 
-        Numbers of another width are converted (float64 to float32, say), those of another kind (whole or
-        complex ones for a float parameter) or beyond the range of the dtype are refused.  What is shared, a
-        tensor or a whole module, may be given under any of its paths; where it is given under several, the
-        values must be equal.  ``strict=False`` passes over names that are missing or extra, and returns them,
-        as long as there are any that are neither.
+        Values of another precision are converted, float64 to float32 for example.  A shared tensor or
+        module may be given under any of its paths; values under several paths must be equal.
+
+        Parameters
+        ----------
+        state : mapping of str to array_like
+            The values by path, as ``state_dict`` returns them.
+        strict : bool
+            With False, names that are missing or unknown are skipped, as long as at least one name matches.
+
+        Returns
+        -------
+        Unmatched
+            The lists ``missing_keys`` and ``unexpected_keys``.
+
+        Raises
+        ------
+        ShapeError
+            If names or shapes do not match, or values have another kind of dtype or overflow.
+
+        Examples
+        --------
+        >>> import adjoint as ad
+        >>> model, copy = ad.nn.Linear(2, 3, rng=0), ad.nn.Linear(2, 3, rng=1)
+        >>> copy.load_state_dict(model.state_dict())
+        Unmatched(missing_keys=[], unexpected_keys=[])
         """
         if not isinstance(state, Mapping):
             raise InputError(
-                f"load_state_dict: a state is a dictionary by path, not a {type(state).__name__}."
+                "load_state_dict: a state must be a mapping of paths to values, not a "
+                f"{type(state).__name__}."
             )
         ours = self._everything()
         problems = []
@@ -326,7 +482,7 @@ class Module:
             if isinstance(found, str):
                 problems.append(f"  {k}: {found}")
             elif not isinstance(value, str) and value is not found and value.tobytes() != found.tobytes():
-                problems.append(f"  {k}: is the same tensor as {first} here, but has other values")
+                problems.append(f"  {k}: is the same tensor as {first}, but has other values")
         missing = [k for k, t in ours.items() if id(t) not in taken]
         extra = [k for k in state if k not in ours]
         if strict or (ours and extra and not taken):
@@ -334,7 +490,7 @@ class Module:
             problems += [f"  {k}: not in this module" for k in extra]
         if problems:
             raise ShapeError(
-                f"load_state_dict: {len(problems)} names do not fit {type(self).__name__}; nothing was "
+                f"load_state_dict: {len(problems)} names do not match {type(self).__name__}; nothing was "
                 "loaded.\n" + "\n".join(problems) + _other_prefix(missing, extra)
             )
         with no_grad():
@@ -345,7 +501,7 @@ class Module:
     # Showing ---------------------------------------------------------------------------------
 
     def extra_repr(self) -> str:
-        """Return what is worth knowing in one line; layers override it."""
+        """Return the text inside the parentheses of the module's repr."""
         return ""
 
     def __repr__(self) -> str:
@@ -357,9 +513,9 @@ class Module:
         return "\n".join(lines)
 
     def _headline(self) -> str:
-        tensors = [p for p in self.parameters() if isinstance(p, Tensor)]  # a Hessian has modules there
+        tensors = [p for p in self.parameters() if isinstance(p, Tensor)]  # a Hessian has modules instead
         count = sum(p.size for p in tensors)
-        # a module of gradients has tensors that are no parameters
+        # a module of gradients has tensors that are not parameters
         frozen = sum(p.size for p in tensors if not p.requires_grad and _made.get(id(p)) is p)
         numbers = f"  # {count:,} parameters" if count else ""
         if frozen:
@@ -368,7 +524,7 @@ class Module:
 
 
 def _other_prefix(missing: Collection[str], extra: Collection[str]) -> str:
-    """Say what to do where the names of a state are those of a module but for something in front."""
+    """Return advice for a state whose names differ from those of the module by a prefix."""
     for wanted, found in ((missing, extra), (extra, missing)):
         name = str(next(iter(found), ""))
         for prefix in (name[: i + 1] for i, c in enumerate(name) if c == "."):
@@ -379,12 +535,12 @@ def _other_prefix(missing: Collection[str], extra: Collection[str]) -> str:
                     f"{{k.removeprefix({prefix!r}): v for k, v in state.items()}}."
                 )
             if 2 * fitting > len(extra):
-                return f"\n  The names are those of the part {prefix[:-1]!r}: load them there."
+                return f"\n  The names are those of the module {prefix[:-1]!r}: load the state there."
     return ""
 
 
 def _add_path(error: AdjointError, module: Module) -> None:
-    """Put the path of the module in which an error arose into its message."""
+    """Add the path of the module in which an error occurred to its message."""
     inner: tuple[Module, str] | None = getattr(error, "_module", None)
     path = ""
     if inner is not None:
@@ -394,94 +550,3 @@ def _add_path(error: AdjointError, module: Module) -> None:
     head = f"the module {type(module).__name__}" + (f", at {path!r}" if path else "")
     error._module, error._plain = (module, path), plain
     error.args = (f"{plain}\n  In {head}.", *error.args[1:])
-
-
-# Modules as trees ------------------------------------------------------------------------------
-
-
-def _take_apart(module: Module) -> tuple[list[tuple[str, Any]], Module]:
-    return list(module.named_parameters()), module
-
-
-def _put_together(module: Module, values: Sequence[Any], buffers: Mapping[int, Any] | None = None) -> Module:
-    """Return a copy of ``module`` with other values in place of its parameters, and of buffers by their id.
-
-    A value that comes twice, such as the one gradient of two biases that are added, is copied: as one
-    object it would be one parameter, and the copy would have another structure than ``module``.  A
-    leaf that requires grad stays itself: whoever gives it twice ties two parameters.
-    """
-    distinct, seen = [], set()
-    for v in values:
-        again = id(v) in seen and isinstance(v, Tensor) and not (v.is_leaf and v.requires_grad)
-        distinct.append(v.clone() if again else v)
-        seen.add(id(v))
-    replaced = dict(zip((id(p) for _, p in module.named_parameters()), distinct, strict=True))
-    replaced.update(buffers or {})
-    copies: dict[int, Module] = {}
-    for _, m in reversed(list(module.named_modules())):
-        copy = object.__new__(type(m))
-        copy.__dict__.update(m.__dict__)
-        copies[id(m)] = copy
-    for copy in copies.values():
-        for name, value in copy.__dict__.items():
-            if isinstance(value, Module):
-                copy.__dict__[name] = copies[id(value)]
-            elif isinstance(value, Tensor) and id(value) in replaced:
-                copy.__dict__[name] = replaced[id(value)]
-    return copies[id(module)]
-
-
-tree.register(Module, _take_apart, _put_together)
-
-
-def unseen_parameters(module: Module) -> list[str]:
-    """Return the paths of plain lists, tuples and dictionaries that hold parameters which nobody sees."""
-    seen = {id(p) for p in module.parameters()}
-    found = []
-    for path, m in module.named_modules():
-        for name, value in m.__dict__.items():
-            held = value.values() if isinstance(value, dict) else value
-            for item in held if isinstance(value, (list, tuple, dict)) else ():
-                leaf = isinstance(item, Tensor) and item.is_leaf
-                params = item.parameters() if isinstance(item, Module) else [item] if leaf else []
-                if any(p.requires_grad and id(p) not in seen for p in params):
-                    found.append(f"{path}.{name}" if path else name)
-                    break
-    return found
-
-
-def functional_call(module: Module, params: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a module with other values for some of its parameters and buffers, by path.
-
-    The module's own stay as they are, also in training, where layers such as BatchNorm move their running
-    statistics: they move those of a copy, or the tensors that are given for them, in place.  A single tuple
-    in place of ``args`` holds all arguments, as in PyTorch.
-
-    >>> import adjoint as ad
-    >>> layer = ad.nn.Linear(2, 1, bias=False)
-    >>> ad.nn.functional_call(layer, {"weight": ad.ones((1, 2))}, ad.tensor([3.0, 4.0]))
-    tensor([7.], dtype=float64)
-    """
-    if not isinstance(params, Mapping):
-        raise InputError(f"functional_call: values are a dictionary by path, not a {type(params).__name__}.")
-    named = module._everything()
-    unknown = [str(k) for k in params if k not in named]
-    if unknown:
-        raise ArgumentError(
-            f"functional_call: no parameters or buffers {', '.join(unknown)}; "
-            f"there are {', '.join(named) or 'none'}."
-        )
-    given: dict[int, Any] = {}
-    for k, value in params.items():
-        if given.setdefault(id(named[k]), value) is not value:
-            raise ArgumentError(
-                f"functional_call: {k} is shared with another of the names, but has another value."
-            )
-    values = [given.get(id(p), p) for _, p in module.named_parameters()]
-    # layers in training write into their buffers, so each buffer that is not given is copied
-    buffers = {
-        id(b): asarray(given[id(b)]) if id(b) in given else b.clone() for _, b in module.named_buffers()
-    }
-    if len(args) == 1 and isinstance(args[0], tuple):
-        args = args[0]  # PyTorch's form
-    return _put_together(module, values, buffers)(*args, **kwargs)

@@ -1,4 +1,7 @@
-"""RNN, LSTM and GRU over sequences, with PyTorch's names and layouts of weights."""
+"""RNN, LSTM and GRU over sequences.
+
+Names and layouts of the weights are PyTorch's.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ from adjoint.core.namespace import rec
 from adjoint.core.shapes import number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
-from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
 from adjoint.nn import init
 from adjoint.nn.arguments import sizes
+from adjoint.nn.dropout import dropout
+from adjoint.nn.linear import linear
 from adjoint.nn.module import Module, Parameter
 from adjoint.nn.widths import warn_if_wider
 from adjoint.ops.create import zeros
@@ -25,13 +29,12 @@ __all__ = ["GRU", "LSTM", "RNN"]
 
 
 class _Recurrent(Module):
-    """Layers of cells, each run over the length of its input.
+    """Base class: layers of cells, each run over the length of its input.
 
-    The input is (batch, length, features), with ``batch_first=False`` (length, batch, features), or of
-    one sequence (length, features).  States are (layers, batch, hidden), of one sequence (layers, hidden).
-    With ``bidirectional=True`` each layer runs backwards too: the outputs of both directions lie side by
-    side, and there are twice as many states, both of a layer after those of the one before it.  In training
-    ``dropout`` is the probability with which what goes from layer to layer is set to 0, drawn from ``rng``.
+    The input is (batch, length, features), (length, batch, features) with ``batch_first=False``, or
+    (length, features) for one sequence.  States are (layers, batch, hidden), or (layers, hidden) for one
+    sequence.  A bidirectional layer also runs backwards: the outputs of both directions are concatenated, and
+    each layer has two states, forward before backward.
     """
 
     gates = 0
@@ -53,12 +56,14 @@ class _Recurrent(Module):
         sizes(kind, input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
         for name, flag in (("batch_first", batch_first), ("bidirectional", bidirectional)):
             if not isinstance(flag, (bool, np.bool_)):
-                raise InputError(f"{kind}: {name} is True or False, but got {flag!r}.")
+                raise InputError(f"{kind}: {name} must be True or False, not {flag!r}.")
         self.dropout = number(kind, "dropout", dropout)
         if not 0 <= self.dropout <= 1:
-            raise ArgumentError(f"{kind}: dropout is a probability, 0 … 1, but is {dropout!r}.")
+            raise ArgumentError(f"{kind}: dropout must be a probability from 0 to 1, but is {dropout!r}.")
         if self.dropout and num_layers == 1:
-            raise ArgumentError(f"{kind}: dropout is between layers, but there is one.  Leave it out.")
+            raise ArgumentError(
+                f"{kind}: dropout applies between layers, but num_layers is 1.  Leave it out."
+            )
         rng = init.generator(rng)
         if self.dropout:
             self.rng = rng
@@ -76,7 +81,7 @@ class _Recurrent(Module):
                 setattr(self, f"{name}_{run}", value)
 
     def _ways(self) -> tuple[str, ...]:
-        """What PyTorch's names of weights end with: forwards, and backwards."""
+        """Return the suffixes of PyTorch's weight names: forward, and backward."""
         return ("", "_reverse") if self.bidirectional else ("",)
 
     def _weights(self, run: int) -> tuple[Any, ...]:
@@ -84,11 +89,11 @@ class _Recurrent(Module):
         return tuple(getattr(self, f"{name}_{self.runs[run]}") for name in names)
 
     def _through(self, x: Tensor, cell: Callable[[Tensor, int], Tensor]) -> Tensor:
-        """Run all layers; ``cell(x, run)`` takes (length, batch, features) through one of them, one way."""
+        """Run all layers; ``cell(x, run)`` runs one layer in one direction over (length, batch, features)."""
         ways = len(self._ways())
         for run in range(0, len(self.runs), ways):
             if run and self.dropout:
-                x = F.dropout(x, self.dropout, training=self.training, rng=self.rng)
+                x = dropout(x, self.dropout, training=self.training, rng=self.rng)
             forwards = cell(x, run)
             if ways == 2:
                 backwards = rec.flip(cell(rec.flip(x, axis=(-3,)), run + 1), axis=(-3,))
@@ -100,32 +105,33 @@ class _Recurrent(Module):
         return x
 
     def _steps(self, x: Any) -> tuple[Tensor, bool]:
-        """Return the input as (length, batch, features), and whether it is one sequence."""
+        """Return the input as (length, batch, features), and whether it is a single sequence."""
         x = asarray(x)
         if x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
             layout = "batch, length" if self.batch_first else "length, batch"
             raise ShapeError(
-                f"{type(self).__name__}: the input is ({layout}, {self.input_size}), "
-                f"or of one sequence (length, {self.input_size}), but has shape {x.shape}."
+                f"{type(self).__name__}: the input must have shape ({layout}, {self.input_size}) "
+                f"or (length, {self.input_size}), but has shape {x.shape}."
             )
         if x.ndim == 2:
             return x[:, None], True
         return (_exchanged(x) if self.batch_first else x), False
 
     def _start(self, x: Tensor, single: bool, given: Any) -> list[Tensor]:
-        """Return the state of each layer and direction before the first step, (batch, hidden)."""
+        """Return the initial state of each layer and direction, (batch, hidden)."""
         batch, count = x.shape[1], len(self.runs)
         if given is None:
             return [zeros((batch, self.hidden_size), dtype=x.dtype) for _ in range(count)]
         if isinstance(given, tuple):
-            raise InputError(f"{type(self).__name__}: a state is a tensor, but got a tuple.")
+            raise InputError(f"{type(self).__name__}: a state must be a tensor, not a tuple.")
         given = asarray(given)
         needed = (count, self.hidden_size) if single else (count, batch, self.hidden_size)
         if given.shape != needed:
             layers = "2 · layers" if self.bidirectional else "layers"
             names = f"({layers}, hidden)" if single else f"({layers}, batch, hidden)"
             raise ShapeError(
-                f"{type(self).__name__}: a state is {names}, here {needed}, but has shape {given.shape}."
+                f"{type(self).__name__}: a state must have shape {names}, here {needed}, but has shape "
+                f"{given.shape}."
             )
         return [given[i, None] if single else given[i] for i in range(count)]
 
@@ -136,7 +142,7 @@ class _Recurrent(Module):
         return _exchanged(x) if self.batch_first else x
 
     def extra_repr(self) -> str:
-        """Sizes and layers."""
+        """Return the sizes, and the options that differ from their defaults."""
         options = "" if self.batch_first else ", batch_first=False"
         options += f", dropout={self.dropout}" if self.dropout else ""
         options += ", bidirectional=True" if self.bidirectional else ""
@@ -144,12 +150,12 @@ class _Recurrent(Module):
 
 
 def _exchanged(x: Tensor) -> Tensor:
-    """(batch, length, features) to (length, batch, features), and back."""
+    """Exchange the axes batch and length."""
     return rec.permute_dims(x, axes=(-2, -3, -1))
 
 
 def _last(steps: Tensor, start: Tensor) -> Tensor:
-    """The state after the last step; the one before the first where there is none."""
+    """Return the state after the last step, or the initial state if there are no steps."""
     return steps[-1] if steps.shape[0] else start
 
 
@@ -160,22 +166,64 @@ def _layers(states: list[Tensor], single: bool) -> Tensor:
 
 
 class LSTM(_Recurrent):
-    """Long short-term memory: returns the outputs and the last (hidden, cell) of each layer."""
+    """Long short-term memory over sequences.
+
+    Parameters
+    ----------
+    input_size : int
+        The number of input features.
+    hidden_size : int
+        The number of hidden features.
+    num_layers : int
+        The number of layers.
+    bias : bool
+        Whether the module has biases.
+    batch_first : bool
+        Whether inputs are (batch, length, features) or (length, batch, features).
+    dropout : float
+        The probability that an element is dropped between layers in training.
+    bidirectional : bool
+        Whether each layer also runs backwards.
+    rng : Generator or int, optional
+        Generator or seed of the initial values and of dropout.
+    dtype : dtype_like
+        The dtype of the parameters.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> outputs, (hidden, cell) = ad.nn.LSTM(3, 4)(ad.ones((2, 5, 3), dtype="float32"))
+    >>> outputs.shape, hidden.shape, cell.shape
+    ((2, 5, 4), (1, 2, 4), (1, 2, 4))
+    """
 
     gates = 4
 
     def forward(self, x: Any, state: Any = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Run over a batch of sequences, or one; ``state`` is (hidden, cell), as returned."""
+        """Run over a batch of sequences, or over one sequence.
+
+        Parameters
+        ----------
+        x : array_like
+            The input, with shape (batch, length, features) or (length, features).
+        state : tuple of array_like, optional
+            The initial hidden state and cell state, as returned.  The default is zeros.
+
+        Returns
+        -------
+        tuple
+            The outputs of all steps, and (hidden, cell) after the last step, of each layer.
+        """
         x, single = self._steps(x)
         if state is not None and (not isinstance(state, (tuple, list)) or len(state) != 2):
             what = f"{len(state)} parts" if isinstance(state, (tuple, list)) else f"a {type(state).__name__}"
-            raise InputError(f"LSTM: a state is (hidden, cell), but got {what}.")
+            raise InputError(f"LSTM: a state must be (hidden, cell), but is {what}.")
         hidden, cell = (self._start(x, single, s) for s in ((None, None) if state is None else state))
 
         def run_over(x: Tensor, run: int) -> Tensor:
             w_in, w_hidden, b_in, b_hidden = self._weights(run)
             bias = 0 if b_in is None else b_in + b_hidden
-            inputs = F.linear(x, w_in)  # of all steps in one product
+            inputs = linear(x, w_in)  # one product for all steps
             y, cell[run], _ = rec.lstm_sequence(inputs, w_hidden, bias, hidden[run], cell[run])
             hidden[run] = _last(y, hidden[run])
             return y
@@ -185,19 +233,61 @@ class LSTM(_Recurrent):
 
 
 class GRU(_Recurrent):
-    """Gated recurrent unit: returns the outputs and the last hidden state of each layer."""
+    """Gated recurrent unit over sequences.
+
+    Parameters
+    ----------
+    input_size : int
+        The number of input features.
+    hidden_size : int
+        The number of hidden features.
+    num_layers : int
+        The number of layers.
+    bias : bool
+        Whether the module has biases.
+    batch_first : bool
+        Whether inputs are (batch, length, features) or (length, batch, features).
+    dropout : float
+        The probability that an element is dropped between layers in training.
+    bidirectional : bool
+        Whether each layer also runs backwards.
+    rng : Generator or int, optional
+        Generator or seed of the initial values and of dropout.
+    dtype : dtype_like
+        The dtype of the parameters.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> outputs, hidden = ad.nn.GRU(3, 4)(ad.ones((2, 5, 3), dtype="float32"))
+    >>> outputs.shape, hidden.shape
+    ((2, 5, 4), (1, 2, 4))
+    """
 
     gates = 3
 
     def forward(self, x: Any, state: Any = None) -> tuple[Tensor, Tensor]:
-        """Run over a batch of sequences, or one; ``state`` is the hidden one, as returned."""
+        """Run over a batch of sequences, or over one sequence.
+
+        Parameters
+        ----------
+        x : array_like
+            The input, with shape (batch, length, features) or (length, features).
+        state : array_like, optional
+            The initial hidden state, as returned.  The default is zeros.
+
+        Returns
+        -------
+        tuple of Tensor
+            The outputs of all steps, and the hidden state after the last step, of each layer.
+        """
         x, single = self._steps(x)
         hidden = self._start(x, single, state)
 
         def run_over(x: Tensor, run: int) -> Tensor:
             w_in, w_hidden, b_in, b_hidden = self._weights(run)
             bias = 0 if b_hidden is None else b_hidden
-            y, _ = rec.gru_sequence(F.linear(x, w_in, b_in), w_hidden, bias, hidden[run])
+            y, _ = rec.gru_sequence(linear(x, w_in, b_in), w_hidden, bias, hidden[run])
             hidden[run] = _last(y, hidden[run])
             return y
 
@@ -206,14 +296,45 @@ class GRU(_Recurrent):
 
 
 def check_nonlinearity(kind: str, nonlinearity: Any) -> str:
-    """Return the name of the function of a plain cell: "tanh" or "relu"."""
+    """Return the name of the activation of a plain cell, after checking it."""
     if nonlinearity not in ("tanh", "relu"):
-        raise ArgumentError(f"{kind}: nonlinearity is 'tanh' or 'relu', not {nonlinearity!r}.")
+        raise ArgumentError(f"{kind}: nonlinearity must be 'tanh' or 'relu', not {nonlinearity!r}.")
     return str(nonlinearity)
 
 
 class RNN(_Recurrent):
-    """A plain recurrence, tanh or relu: returns the outputs and the last hidden state of each layer."""
+    """Plain recurrence over sequences.
+
+    Parameters
+    ----------
+    input_size : int
+        The number of input features.
+    hidden_size : int
+        The number of hidden features.
+    num_layers : int
+        The number of layers.
+    nonlinearity : {"tanh", "relu"}
+        The activation.
+    bias : bool
+        Whether the module has biases.
+    batch_first : bool
+        Whether inputs are (batch, length, features) or (length, batch, features).
+    dropout : float
+        The probability that an element is dropped between layers in training.
+    bidirectional : bool
+        Whether each layer also runs backwards.
+    rng : Generator or int, optional
+        Generator or seed of the initial values and of dropout.
+    dtype : dtype_like
+        The dtype of the parameters.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> outputs, hidden = ad.nn.RNN(3, 4)(ad.ones((2, 5, 3), dtype="float32"))
+    >>> outputs.shape, hidden.shape
+    ((2, 5, 4), (1, 2, 4))
+    """
 
     gates = 1
 
@@ -245,17 +366,30 @@ class RNN(_Recurrent):
         )
 
     def forward(self, x: Any, state: Any = None) -> tuple[Tensor, Tensor]:
-        """Run over a batch of sequences, or one; ``state`` is the hidden one, as returned."""
+        """Run over a batch of sequences, or over one sequence.
+
+        Parameters
+        ----------
+        x : array_like
+            The input, with shape (batch, length, features) or (length, features).
+        state : array_like, optional
+            The initial hidden state, as returned.  The default is zeros.
+
+        Returns
+        -------
+        tuple of Tensor
+            The outputs of all steps, and the hidden state after the last step, of each layer.
+        """
         x, single = self._steps(x)
         hidden = self._start(x, single, state)
         function = getattr(rec, self.nonlinearity)
 
         def run_over(x: Tensor, run: int) -> Tensor:
             w_in, w_hidden, b_in, b_hidden = self._weights(run)
-            inputs = F.linear(x, w_in, b_in)  # of all steps in one product
+            inputs = linear(x, w_in, b_in)  # one product for all steps
             steps = []
             for i in range(x.shape[0]):
-                hidden[run] = function(inputs[i] + F.linear(hidden[run], w_hidden, b_hidden))
+                hidden[run] = function(inputs[i] + linear(hidden[run], w_hidden, b_hidden))
                 steps.append(hidden[run])
             return stack(steps) if steps else zeros((0, x.shape[1], self.hidden_size), dtype=inputs.dtype)
 

@@ -1,4 +1,4 @@
-"""Images of another size: interpolation and the shuffling of channels into space, functions and modules."""
+"""Interpolation, and rearrangement between channels and space: functions and modules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from adjoint.ops.selection import take
 
 __all__ = ["PixelShuffle", "PixelUnshuffle", "Upsample"]
 
-# The number of space axes that a mode is for; None is any
+# The number of spatial axes of each mode; None: any number
 _MODES = {
     "nearest": None,
     "nearest-exact": None,
@@ -38,12 +38,33 @@ def interpolate(
     mode: str = "nearest",
     align_corners: bool | None = None,
 ) -> Tensor:
-    """Bring the space axes of x, ``(N, C, …)``, to ``size``, or to ``scale_factor`` times their lengths.
+    """Resize the spatial axes of x.
 
-    The mode is "nearest", "nearest-exact", "area", or by the number of space axes "linear", "bilinear",
-    "bicubic" or "trilinear".  With ``align_corners=True`` the centres of the corner elements stay in place,
-    without it the corners of the image do.
+    Parameters
+    ----------
+    x : array_like
+        The input, with shape (N, C, …) and one to three spatial axes.
+    size : int or tuple of int, optional
+        The new lengths of the spatial axes.
+    scale_factor : float or tuple of float, optional
+        The factors of the lengths.  Pass either ``size`` or ``scale_factor``.
+    mode : {"nearest", "nearest-exact", "area", "linear", "bilinear", "bicubic", "trilinear"}
+        The method.  "linear" needs one spatial axis, "bilinear" and "bicubic" two, "trilinear" three.
+    align_corners : bool, optional
+        With True the centres of the corner elements stay in place, otherwise the outer edges do.
 
+    Returns
+    -------
+    Tensor
+        The resized input.
+
+    Raises
+    ------
+    ShapeError
+        If the mode does not match the number of spatial axes.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.nn.functional.interpolate(ad.tensor([[[1.0, 3.0]]]), scale_factor=2, mode="linear")
     tensor([[[1. , 1.5, 2.5, 3. ]]], dtype=float64)
@@ -51,15 +72,17 @@ def interpolate(
     x = floats("interpolate", x)
     nd = x.ndim - 2
     if nd not in (1, 2, 3):
-        raise ShapeError(f"interpolate: x is (N, C, …) with 1 to 3 space axes, but has shape {x.shape}.")
+        raise ShapeError(
+            f"interpolate: x must have shape (N, C, …) with 1 to 3 spatial axes, but has shape {x.shape}."
+        )
     if mode not in _MODES:
-        raise ArgumentError(f"interpolate: mode is one of {', '.join(_MODES)}, not {mode!r}.")
+        raise ArgumentError(f"interpolate: mode must be one of {', '.join(_MODES)}, not {mode!r}.")
     if _MODES[mode] not in (None, nd):
         raise ShapeError(
-            f"interpolate: {mode!r} is for {_MODES[mode]} space axes, but x has shape {x.shape}."
+            f"interpolate: {mode!r} is for {_MODES[mode]} spatial axes, but x has shape {x.shape}."
         )
     if align_corners is not None and mode not in _ALIGNING:
-        raise ArgumentError(f"interpolate: align_corners is for {', '.join(_ALIGNING)}, not for {mode!r}.")
+        raise ArgumentError(f"interpolate: align_corners applies to {', '.join(_ALIGNING)}, not to {mode!r}.")
     wanted, steps = _targets(x.shape[2:], size, scale_factor)
     if mode == "area":
         return (adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d)[nd - 1](x, wanted)
@@ -69,10 +92,10 @@ def interpolate(
 
 
 def _targets(space: tuple[int, ...], size: Any, scale_factor: Any) -> tuple[tuple[int, ...], list[float]]:
-    """The lengths to reach, and how far apart in the image neighbouring results are."""
+    """Return the new lengths, and the distances of neighbouring results in the input."""
     nd = len(space)
     if (size is None) == (scale_factor is None):
-        raise ArgumentError("interpolate: give size= or scale_factor=, one of them.")
+        raise ArgumentError("interpolate: pass either size= or scale_factor=.")
     if 0 in space:
         raise ShapeError(f"interpolate: an image of size {space} has no elements.")
     if size is not None:
@@ -82,13 +105,11 @@ def _targets(space: tuple[int, ...], size: Any, scale_factor: Any) -> tuple[tupl
     factors = [number("interpolate", "scale_factor", f) for f in factors]
     if len(factors) != nd or any(not f > 0 for f in factors):
         raise ArgumentError(
-            f"interpolate: scale_factor is a positive number, or {nd} of them, but is {scale_factor!r}."
+            f"interpolate: scale_factor must be a positive number, or {nd} of them, but is {scale_factor!r}."
         )
     wanted = tuple(math.floor(n * f) for n, f in zip(space, factors, strict=True))
     if 0 in wanted:
-        raise ShapeError(
-            f"interpolate: scale_factor {scale_factor!r} leaves nothing of an image of size {space}."
-        )
+        raise ShapeError(f"interpolate: scale_factor {scale_factor!r} gives an empty image for size {space}.")
     return wanted, [1 / f for f in factors]
 
 
@@ -115,7 +136,7 @@ def _along(x: Tensor, axis: int, m: int, step: float, mode: str, aligned: bool) 
 
 
 def _cubic(t: Any, a: float = -0.75) -> dict[int, Any]:
-    """The weights of the four neighbours (Keys' kernel with PyTorch's constant)."""
+    """Return the weights of the four neighbours (Keys' kernel with PyTorch's constant)."""
 
     def near(d: Any) -> Any:
         return ((a + 2) * d - (a + 3)) * d * d + 1
@@ -127,12 +148,37 @@ def _cubic(t: Any, a: float = -0.75) -> dict[int, Any]:
 
 
 def pixel_shuffle(x: Any, upscale_factor: int) -> Tensor:
-    """Move channels into space: ``(…, C·r², H, W)`` to ``(…, C, H·r, W·r)``."""
+    """Move channels into space: (…, C·r², H, W) to (…, C, H·r, W·r).
+
+    Parameters
+    ----------
+    x : array_like
+        The input, with shape (…, C·r², H, W).
+    upscale_factor : int
+        The factor r of the height and the width.
+
+    Returns
+    -------
+    Tensor
+        The result, with shape (…, C, H·r, W·r).
+
+    Raises
+    ------
+    ShapeError
+        If the number of channels is not a multiple of r².
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.pixel_shuffle(ad.ones((1, 8, 3, 3)), 2).shape
+    (1, 2, 6, 6)
+    """
     x, r = asarray(x), upscale_factor
     sizes("pixel_shuffle", upscale_factor=r)
     if x.ndim < 3 or x.shape[-3] % r**2:
         raise ShapeError(
-            f"pixel_shuffle: x is (…, C·{r}², H, W) for upscale_factor={r}, but has shape {x.shape}."
+            f"pixel_shuffle: x must have shape (…, C·{r}², H, W) for upscale_factor={r}, but has shape "
+            f"{x.shape}."
         )
     *lead, c, h, w = x.shape
     k = len(lead)
@@ -142,12 +188,37 @@ def pixel_shuffle(x: Any, upscale_factor: int) -> Tensor:
 
 
 def pixel_unshuffle(x: Any, downscale_factor: int) -> Tensor:
-    """Move space into channels: ``(…, C, H·r, W·r)`` to ``(…, C·r², H, W)``."""
+    """Move space into channels: (…, C, H·r, W·r) to (…, C·r², H, W).
+
+    Parameters
+    ----------
+    x : array_like
+        The input, with shape (…, C, H·r, W·r).
+    downscale_factor : int
+        The divisor r of the height and the width.
+
+    Returns
+    -------
+    Tensor
+        The result, with shape (…, C·r², H, W).
+
+    Raises
+    ------
+    ShapeError
+        If the height or the width is not a multiple of r.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.pixel_unshuffle(ad.ones((1, 2, 6, 6)), 2).shape
+    (1, 8, 3, 3)
+    """
     x, r = asarray(x), downscale_factor
     sizes("pixel_unshuffle", downscale_factor=r)
     if x.ndim < 3 or x.shape[-2] % r or x.shape[-1] % r:
         raise ShapeError(
-            f"pixel_unshuffle: x is (…, C, H·{r}, W·{r}) for downscale_factor={r}, but has shape {x.shape}."
+            f"pixel_unshuffle: x must have shape (…, C, H·{r}, W·{r}) for downscale_factor={r}, but has "
+            f"shape {x.shape}."
         )
     *lead, c, h, w = x.shape
     k = len(lead)
@@ -157,7 +228,25 @@ def pixel_unshuffle(x: Any, downscale_factor: int) -> Tensor:
 
 
 class Upsample(Module):
-    """``nn.functional.interpolate`` as a module."""
+    """Module form of ``nn.functional.interpolate``: resize the spatial axes.
+
+    Parameters
+    ----------
+    size : int or tuple of int, optional
+        The new lengths of the spatial axes.
+    scale_factor : float or tuple of float, optional
+        The factors of the lengths.  Pass either ``size`` or ``scale_factor``.
+    mode : str
+        The method; see ``nn.functional.interpolate``.
+    align_corners : bool, optional
+        With True the centres of the corner elements stay in place, otherwise the outer edges do.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.Upsample(scale_factor=2)(ad.ones((1, 3, 4, 4))).shape
+    (1, 3, 8, 8)
+    """
 
     def __init__(
         self,
@@ -167,17 +256,28 @@ class Upsample(Module):
         align_corners: bool | None = None,
     ) -> None:
         if (size is None) == (scale_factor is None):
-            raise ArgumentError("Upsample: give size= or scale_factor=, one of them.")
+            raise ArgumentError("Upsample: pass either size= or scale_factor=.")
         if mode not in _MODES:
-            raise ArgumentError(f"Upsample: mode is one of {', '.join(_MODES)}, not {mode!r}.")
+            raise ArgumentError(f"Upsample: mode must be one of {', '.join(_MODES)}, not {mode!r}.")
         self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners
 
     def forward(self, x: Any) -> Tensor:
-        """Interpolate (N, C, …)."""
+        """Resize the input.
+
+        Parameters
+        ----------
+        x : array_like
+            The input, with shape (N, C, …).
+
+        Returns
+        -------
+        Tensor
+            The resized input.
+        """
         return interpolate(x, self.size, self.scale_factor, self.mode, self.align_corners)
 
     def extra_repr(self) -> str:
-        """The size or the factor, and the mode."""
+        """Return the size or the factor, and the mode."""
         options = {
             "size": (self.size, None),
             "scale_factor": (self.scale_factor, None),
@@ -188,32 +288,78 @@ class Upsample(Module):
 
 
 class PixelShuffle(Module):
-    """``nn.functional.pixel_shuffle`` as a module."""
+    """Module form of ``nn.functional.pixel_shuffle``: move channels into space.
+
+    Parameters
+    ----------
+    upscale_factor : int
+        The factor r of the height and the width.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.PixelShuffle(2)(ad.ones((1, 8, 3, 3))).shape
+    (1, 2, 6, 6)
+    """
 
     def __init__(self, upscale_factor: int) -> None:
         sizes("PixelShuffle", upscale_factor=upscale_factor)
         self.upscale_factor = upscale_factor
 
     def forward(self, x: Any) -> Tensor:
-        """Move channels into space."""
+        """Move channels into space.
+
+        Parameters
+        ----------
+        x : array_like
+            The input, with shape (…, C·r², H, W).
+
+        Returns
+        -------
+        Tensor
+            The result, with shape (…, C, H·r, W·r).
+        """
         return pixel_shuffle(x, self.upscale_factor)
 
     def extra_repr(self) -> str:
-        """The factor."""
+        """Return the factor."""
         return f"{self.upscale_factor}"
 
 
 class PixelUnshuffle(Module):
-    """``nn.functional.pixel_unshuffle`` as a module."""
+    """Module form of ``nn.functional.pixel_unshuffle``: move space into channels.
+
+    Parameters
+    ----------
+    downscale_factor : int
+        The divisor r of the height and the width.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.PixelUnshuffle(2)(ad.ones((1, 2, 6, 6))).shape
+    (1, 8, 3, 3)
+    """
 
     def __init__(self, downscale_factor: int) -> None:
         sizes("PixelUnshuffle", downscale_factor=downscale_factor)
         self.downscale_factor = downscale_factor
 
     def forward(self, x: Any) -> Tensor:
-        """Move space into channels."""
+        """Move space into channels.
+
+        Parameters
+        ----------
+        x : array_like
+            The input, with shape (…, C, H·r, W·r).
+
+        Returns
+        -------
+        Tensor
+            The result, with shape (…, C·r², H, W).
+        """
         return pixel_unshuffle(x, self.downscale_factor)
 
     def extra_repr(self) -> str:
-        """The factor."""
+        """Return the divisor."""
         return f"{self.downscale_factor}"

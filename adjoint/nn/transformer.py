@@ -1,4 +1,7 @@
-"""Encoder and decoder of a transformer, with PyTorch's names and layouts of weights."""
+"""Encoder and decoder of a transformer.
+
+Names and layouts of the weights are PyTorch's.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ import numpy as np
 
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError
-from adjoint.nn import functional as F  # noqa: N812  the name that people's hands know
 from adjoint.nn import init
+from adjoint.nn.activations import gelu
 from adjoint.nn.arguments import sizes
 from adjoint.nn.attention import MultiHeadAttention
 from adjoint.nn.containers import ModuleList
@@ -18,13 +21,17 @@ from adjoint.nn.dropout import Dropout
 from adjoint.nn.linear import Linear
 from adjoint.nn.module import Module
 from adjoint.nn.norms import LayerNorm
+from adjoint.ops.piecewise import relu
 from adjoint.random import Generator
 
 __all__ = ["TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer"]
 
 
+_ACTIVATIONS = {"relu": relu, "gelu": gelu}
+
+
 class _Layer(Module):
-    """Attention and a two-layer network, each with a residual and a norm, before or after."""
+    """Base class: attention and a two-layer network, each with a residual connection and a norm."""
 
     norms = 0
 
@@ -40,8 +47,8 @@ class _Layer(Module):
         rng: Any = None,
         dtype: Any = np.float32,
     ) -> None:
-        if activation not in ("relu", "gelu"):
-            raise ArgumentError(f"activation is 'relu' or 'gelu', not {activation!r}.")
+        if activation not in _ACTIVATIONS:
+            raise ArgumentError(f"activation must be 'relu' or 'gelu', not {activation!r}.")
         rng = init.generator(rng)
         self.self_attn = MultiHeadAttention(d_model, nhead, dropout, rng=rng, dtype=dtype)
         if self.norms == 3:
@@ -59,7 +66,7 @@ class _Layer(Module):
     norm3: LayerNorm
 
     def _add(self, x: Any, norm: LayerNorm, part: Any) -> Tensor:
-        """Add ``part`` of x to x, with the norm before or after."""
+        """Return x plus ``part`` of x, normalised before or after."""
         if self.norm_first:
             found: Tensor = x + part(norm(x))
             return found
@@ -71,30 +78,95 @@ class _Layer(Module):
         return found
 
     def _feed(self, x: Any) -> Tensor:
-        hidden = getattr(F, self.activation)(self.linear1(x))
+        hidden = _ACTIVATIONS[self.activation](self.linear1(x))
         found: Tensor = self.dropout(self.linear2(self.dropout(hidden)))
         return found
 
 
 class TransformerEncoderLayer(_Layer):
-    """Self-attention and a two-layer network, each with a residual and a norm, before or after.
+    """Self-attention and a two-layer network, each with a residual connection and a norm.
 
-    ``mask`` is that of ``MultiHeadAttention``: True where a query may look.
+    Parameters
+    ----------
+    d_model : int
+        The number of features.
+    nhead : int
+        The number of attention heads.
+    dim_feedforward : int
+        The width of the two-layer network.
+    dropout : float
+        The probability that an element is dropped in training.
+    activation : {"relu", "gelu"}
+        The activation of the two-layer network.
+    norm_first : bool
+        Whether the norms come before attention and network, or after the residual connections.
+    rng : Generator or int, optional
+        Generator or seed of the initial values and of dropout.
+    dtype : dtype_like
+        The dtype of the parameters.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> layer = ad.nn.TransformerEncoderLayer(8, 2, 16)
+    >>> layer(ad.ones((3, 5, 8), dtype="float32")).shape
+    (3, 5, 8)
     """
 
     norms = 2
 
     def forward(self, x: Any, mask: Any = None, causal: bool = False) -> Tensor:
-        """Pass (batch, length, features) through."""
+        """Apply the layer.
+
+        Parameters
+        ----------
+        x : array_like
+            The input, with shape (batch, length, features).
+        mask : array_like, optional
+            The mask of ``MultiHeadAttention``: True where a query may attend to a key.
+        causal : bool
+            Whether position i may attend only to positions 0 … i.
+
+        Returns
+        -------
+        Tensor
+            The result, with the shape of x.
+        """
         x = self._add(x, self.norm1, lambda x: self._attend(x, mask, causal))
         return self._add(x, self.norm2, self._feed)
 
 
 class TransformerDecoderLayer(_Layer):
-    """Self-attention, attention to ``memory`` and a two-layer network, each with a residual and a norm.
+    """Self-attention, attention to an encoder's output, and a two-layer network.
 
-    ``mask`` is that of the self-attention, ``cross_mask`` that of the attention to ``memory``: both are True
-    where a query may look, as in ``MultiHeadAttention``.
+    Each part has a residual connection and a norm.
+
+    Parameters
+    ----------
+    d_model : int
+        The number of features.
+    nhead : int
+        The number of attention heads.
+    dim_feedforward : int
+        The width of the two-layer network.
+    dropout : float
+        The probability that an element is dropped in training.
+    activation : {"relu", "gelu"}
+        The activation of the two-layer network.
+    norm_first : bool
+        Whether the norms come before attention and network, or after the residual connections.
+    rng : Generator or int, optional
+        Generator or seed of the initial values and of dropout.
+    dtype : dtype_like
+        The dtype of the parameters.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> layer = ad.nn.TransformerDecoderLayer(8, 2, 16)
+    >>> x, memory = ad.ones((3, 5, 8), dtype="float32"), ad.ones((3, 7, 8), dtype="float32")
+    >>> layer(x, memory).shape
+    (3, 5, 8)
     """
 
     norms = 3
@@ -107,7 +179,26 @@ class TransformerDecoderLayer(_Layer):
         cross_mask: Any = None,
         causal: bool = False,
     ) -> Tensor:
-        """Pass (batch, length, features) through, beside the output of an encoder."""
+        """Apply the layer.
+
+        Parameters
+        ----------
+        x : array_like
+            The input, with shape (batch, length, features).
+        memory : array_like
+            The output of an encoder, with shape (batch, keys, features).
+        mask : array_like, optional
+            The mask of the self-attention: True where a query may attend to a key.
+        cross_mask : array_like, optional
+            The mask of the attention to ``memory``.
+        causal : bool
+            Whether position i may attend only to positions 0 … i of x.
+
+        Returns
+        -------
+        Tensor
+            The result, with the shape of x.
+        """
         x = self._add(x, self.norm1, lambda x: self._attend(x, mask, causal))
         x = self._add(
             x, self.norm2, lambda x: self.dropout(self.multihead_attn(x, memory, memory, mask=cross_mask))
@@ -116,30 +207,80 @@ class TransformerDecoderLayer(_Layer):
 
 
 def _copies(owner: str, layer: Any, num_layers: int, kind: type[Module]) -> ModuleList:
-    """Copies of a layer, with equal parameters; all draw from the generators of the layer."""
+    """Return copies of a layer with equal parameters; all share the random generators of the layer."""
     if not isinstance(layer, kind):
-        raise InputError(f"{owner}: the layer is a {kind.__name__}, not {layer!r}.")
+        raise InputError(f"{owner}: the layer must be a {kind.__name__}, not {layer!r}.")
     sizes(owner, num_layers=num_layers)
     generators = {id(g): g for m in layer.modules() for g in m.__dict__.values() if isinstance(g, Generator)}
     return ModuleList([copy.deepcopy(layer, dict(generators)) for _ in range(num_layers)])
 
 
 class TransformerEncoder(Module):
-    """Several encoder layers, copies of one, and a norm at the end if it is given."""
+    """Copies of an encoder layer, one after the other.
+
+    Parameters
+    ----------
+    encoder_layer : TransformerEncoderLayer
+        The layer to copy.
+    num_layers : int
+        The number of copies.
+    norm : Module, optional
+        A norm of the result.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> model = ad.nn.TransformerEncoder(ad.nn.TransformerEncoderLayer(8, 2, 16), 2)
+    >>> model(ad.ones((3, 5, 8), dtype="float32")).shape
+    (3, 5, 8)
+    """
 
     def __init__(self, encoder_layer: TransformerEncoderLayer, num_layers: int, norm: Any = None) -> None:
         self.layers = _copies("TransformerEncoder", encoder_layer, num_layers, TransformerEncoderLayer)
         self.norm = norm
 
     def forward(self, x: Any, mask: Any = None, causal: bool = False) -> Tensor:
-        """Pass (batch, length, features) through; ``mask`` is True where a query may look."""
+        """Apply all layers.
+
+        Parameters
+        ----------
+        x : array_like
+            The input, with shape (batch, length, features).
+        mask : array_like, optional
+            The mask of ``MultiHeadAttention``: True where a query may attend to a key.
+        causal : bool
+            Whether position i may attend only to positions 0 … i.
+
+        Returns
+        -------
+        Tensor
+            The result, with the shape of x.
+        """
         for layer in self.layers:
             x = layer(x, mask, causal)
         return x if self.norm is None else self.norm(x)
 
 
 class TransformerDecoder(Module):
-    """Several decoder layers, copies of one, and a norm at the end if it is given."""
+    """Copies of a decoder layer, one after the other.
+
+    Parameters
+    ----------
+    decoder_layer : TransformerDecoderLayer
+        The layer to copy.
+    num_layers : int
+        The number of copies.
+    norm : Module, optional
+        A norm of the result.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> model = ad.nn.TransformerDecoder(ad.nn.TransformerDecoderLayer(8, 2, 16), 2)
+    >>> x, memory = ad.ones((3, 5, 8), dtype="float32"), ad.ones((3, 7, 8), dtype="float32")
+    >>> model(x, memory).shape
+    (3, 5, 8)
+    """
 
     def __init__(self, decoder_layer: TransformerDecoderLayer, num_layers: int, norm: Any = None) -> None:
         self.layers = _copies("TransformerDecoder", decoder_layer, num_layers, TransformerDecoderLayer)
@@ -153,7 +294,26 @@ class TransformerDecoder(Module):
         cross_mask: Any = None,
         causal: bool = False,
     ) -> Tensor:
-        """Pass (batch, length, features) through; masks are those of ``TransformerDecoderLayer``."""
+        """Apply all layers.
+
+        Parameters
+        ----------
+        x : array_like
+            The input, with shape (batch, length, features).
+        memory : array_like
+            The output of an encoder, with shape (batch, keys, features).
+        mask : array_like, optional
+            The mask of the self-attention: True where a query may attend to a key.
+        cross_mask : array_like, optional
+            The mask of the attention to ``memory``.
+        causal : bool
+            Whether position i may attend only to positions 0 … i of x.
+
+        Returns
+        -------
+        Tensor
+            The result, with the shape of x.
+        """
         for layer in self.layers:
             x = layer(x, memory, mask, cross_mask, causal)
         return x if self.norm is None else self.norm(x)

@@ -1,4 +1,4 @@
-"""A warning where float64 data make a net of float32 parameters compute in float64."""
+"""A warning for float64 inputs of a network with float32 parameters."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _CALL = Module.__call__.__code__
 
 
 def warn_if_wider(weight: Tensor, y: Tensor) -> None:
-    """Warn where a layer with a float32 weight has a float64 result; layers call it where the dtypes differ.
+    """Warn if a layer with a float32 weight has a float64 result; layers call it where the dtypes differ.
 
-    The warning is about the outermost module that is called, and names those of its inputs that are float64.
-    Its location is the line that calls that module, so that Python shows it once per line.
+    The warning names the outermost module being called and its float64 inputs.  Its location is the line that
+    calls that module, so that Python shows it once per line.
     """
     if weight.dtype != np.float32 or y.dtype != np.float64:
         return
@@ -34,7 +34,7 @@ def warn_if_wider(weight: Tensor, y: Tensor) -> None:
         if frame.f_code is _CALL:
             outer, at = frame, level + 1
         frame, level = frame.f_back, level + 1
-    if outer is None:  # forward() was called by itself
+    if outer is None:  # forward() was called directly
         return
     caller = outer.f_back
     while caller is not None and caller.f_back is not None and library_of(caller) in LIBRARIES:
@@ -46,15 +46,15 @@ def warn_if_wider(weight: Tensor, y: Tensor) -> None:
     )
     name = wide[0][0] if wide else "x"
     warnings.warn(
-        f"{kind}: {what}, but the parameters are float32: the net computes in float64, which takes more than "
-        f"twice as long.\n  Give it {name}.astype(np.float32), or make the parameters float64: "
+        f"{kind}: {what}, but the parameters are float32: the network computes in float64, which takes more "
+        f"than twice as long.\n  Pass {name}.astype(np.float32), or make the parameters float64: "
         "model.astype(np.float64).",
         stacklevel=at,
     )
 
 
 def _wide_inputs(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The names of inputs, and their dtypes, that beside float32 make float64."""
+    """Return the names and dtypes of inputs that give float64 together with float32."""
     try:
         given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
     except TypeError:

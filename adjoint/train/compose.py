@@ -14,7 +14,7 @@ from adjoint.core.tensor import Tensor, Traced
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.grads.backward import gradients
 from adjoint.grads.norm import global_norm
-from adjoint.nn.losses import noting_reductions
+from adjoint.nn.loss_reduction import noting_reductions
 from adjoint.nn.module import Module, Parameter
 from adjoint.ops.elementwise import exp
 

@@ -22,8 +22,9 @@ from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.grads.clip import clip_grad_norm
 from adjoint.grads.norm import check_max_norm
 from adjoint.grads.slots import drop
-from adjoint.nn.losses import Reductions, noting_reductions
-from adjoint.nn.module import Module, unseen_parameters
+from adjoint.nn.loss_reduction import Reductions, noting_reductions
+from adjoint.nn.module import Module
+from adjoint.nn.module_tree import unseen_parameters
 from adjoint.optim import LBFGS, Optimizer
 from adjoint.train import state as states
 from adjoint.train.averages import Averages

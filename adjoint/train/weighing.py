@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.errors import ArgumentError, InputError
-from adjoint.nn.losses import Reductions
+from adjoint.nn.loss_reduction import Reductions
 from adjoint.train.data import Padded
 
 __all__ = ["check_pieces", "count", "first_padded", "padded_targets", "weight_of"]

@@ -18,21 +18,24 @@ from adjoint import errors, nn
     [
         (lambda: nn.Linear(-1, 3), "Linear: in_features must be at least 0, but is -1."),
         (lambda: nn.Linear(3.0, 3), "Linear: in_features is a whole number, but got 3.0."),  # type: ignore[arg-type]
-        (lambda: nn.Conv2d(1, 2, (3,)), r"Conv2d: kernel_size is one number or 2, but is \(3,\)."),
+        (lambda: nn.Conv2d(1, 2, (3,)), r"Conv2d: kernel_size must be one number or 2, but is \(3,\)."),
         (lambda: nn.Conv1d(1, 2, 0), "Conv1d: kernel_size must be at least 1, but is 0."),
         (lambda: nn.Conv2d(1, 2, 3, groups=0), "Conv2d: groups must be at least 1, but is 0."),
         (lambda: nn.MultiHeadAttention(8, 0), "MultiHeadAttention: num_heads must be at least 1"),
         (lambda: nn.LSTM(3, 0), "LSTM: hidden_size must be at least 1"),
         (lambda: nn.GRU(3, 4, num_layers=0), "GRU: num_layers must be at least 1"),
         (lambda: nn.BatchNorm1d(0), "BatchNorm1d: num_features must be at least 1"),
-        (lambda: nn.MultiHeadAttention(8, 2)(ad.ones(8)), r"inputs are \(…, length, 8\), not \(8,\)."),
+        (
+            lambda: nn.MultiHeadAttention(8, 2)(ad.ones(8)),
+            r"inputs must have shape \(…, length, 8\), not \(8,\).",
+        ),
         (
             lambda: nn.LSTM(3, 5)(ad.ones((2, 6, 3)), (ad.ones((1, 2, 5)),)),
-            r"\(hidden, cell\), but got 1 parts",
+            r"\(hidden, cell\), but is 1 parts",
         ),
         (
             lambda: nn.GRU(3, 5)(ad.ones((2, 6, 3)), ad.ones((1, 3, 5))),
-            r"GRU: a state is \(layers, batch, hidden\), here \(1, 2, 5\), but has shape \(1, 3, 5\).",
+            r"GRU: a state must have shape \(layers, batch, hidden\), here \(1, 2, 5\), but has shape \(1, 3, 5\).",
         ),
     ],
 )
@@ -46,13 +49,20 @@ def test_options_of_activations() -> None:
     assert nn.Softmax(0)(np.ones((2, 3))).tolist() == nn.Softmax(axis=0)(np.ones((2, 3))).tolist()
     assert repr(nn.Hardtanh(-2.0, 2.0)) == repr(nn.Hardtanh(min_val=-2.0, max_val=2.0))
     for make, text in [
-        (lambda: nn.ReLU(inplace=True), "ReLU takes no options, but was given inplace=True"),
+        (lambda: nn.ReLU(inplace=True), "ReLU: there is no inplace=: results are new tensors"),
         (lambda: nn.Softmax(dim=1), "Softmax: dim= is called axis= here"),
-        (lambda: nn.Softmax(1, axis=1), "Softmax takes axis, but was given 1, axis=1"),
-        (lambda: nn.Tanh(1.0), "Tanh takes no options, but was given 1.0"),
     ]:
         with pytest.raises(errors.InputError, match=text):
             make()
+    for make, text in [
+        (lambda: nn.Softmax(1, axis=1), "multiple values for argument 'axis'"),
+        (lambda: nn.Tanh(1.0), "takes 1 positional argument but 2 were given"),
+    ]:
+        with pytest.raises(TypeError, match=text):
+            make()
+    assert repr(nn.Softmax()) == "Softmax()"
+    assert repr(nn.Softmax(1)) == "Softmax(axis=1)"
+    assert repr(nn.CrossEntropyLoss(np.ones(2))) == "CrossEntropyLoss(weight=[1. 1.])"
 
 
 def test_batch_norm_inside_vmap_trains_no_statistics_and_says_so() -> None:
@@ -60,7 +70,9 @@ def test_batch_norm_inside_vmap_trains_no_statistics_and_says_so() -> None:
     x = np.random.default_rng(0).normal(size=(4, 5, 3)).astype(np.float32)
     before = {k: v.copy() for k, v in layer.state_dict().items()}
     for call in (ad.vmap(layer), ad.vmap(ad.grad(lambda x: layer(x).sum()))):
-        with pytest.raises(errors.InputError, match=r"BatchNorm1d: inside ad.vmap .*\n  Call model.eval\(\)"):
+        with pytest.raises(
+            errors.InputError, match=r"BatchNorm1d: running .* inside ad.vmap, .*\n  Call model.eval\(\)"
+        ):
             call(x)
         for name, value in layer.state_dict().items():
             np.testing.assert_array_equal(value, before[name])
@@ -107,21 +119,24 @@ def test_constructors_keep_their_signatures_and_their_own_errors() -> None:
 
 
 def test_every_loss_has_its_module() -> None:
-    from adjoint.nn import criteria, losses
+    from adjoint.nn.loss_reduction import LossModule
 
-    modules = {getattr(nn, name).name for name in criteria.__all__}
-    assert modules == set(losses.__all__)
+    losses = [cls for cls in vars(nn).values() if isinstance(cls, type) and issubclass(cls, LossModule)]
+    functions = {
+        name for name in nn.functional.__all__ if name.endswith(("_loss", "_entropy", "_div", "_logits"))
+    }
+    assert {cls.function.__name__ for cls in losses} == functions
     x, t = ad.tensor([0.0, 3.0]), ad.tensor([0.5, 0.5])
     assert nn.SmoothL1Loss(beta=2.0)(x, t).item() == nn.functional.smooth_l1_loss(x, t, beta=2.0).item()
 
 
 def test_losses_check_their_options_when_they_are_made() -> None:
-    assert raised(lambda: nn.MSELoss(foo=1)) == "MSELoss takes reduction, but was given foo=1."
+    assert raised(lambda: nn.MSELoss(foo=1)) == "MSELoss: there is no foo=; it takes reduction."
     assert raised(lambda: nn.MSELoss(reduction="avg")) == (
-        "MSELoss: reduction is 'mean', 'sum' or 'none', not 'avg'."
+        "MSELoss: reduction must be 'mean', 'sum' or 'none', not 'avg'."
     )
     assert raised(lambda: nn.KLDivLoss(reduction="avg")) == (
-        "KLDivLoss: reduction is 'mean', 'sum', 'none' or 'batchmean', not 'avg'."
+        "KLDivLoss: reduction must be 'mean', 'sum', 'none' or 'batchmean', not 'avg'."
     )
     nn.KLDivLoss(reduction="batchmean")
     w, x, t = np.array([1.0, 3.0]), np.eye(2), np.array([0, 1])
@@ -134,17 +149,17 @@ def test_options_of_layers_that_are_none() -> None:
     for call, text in (
         (lambda: nn.Dropout("a"), "Dropout: p is a number, but got 'a'."),
         (lambda: nn.Conv2d(1, 1, 3.0), "Conv2d: kernel_size is a whole number, but got 3.0."),
-        (lambda: nn.Conv2d(1, 1, (3,)), "Conv2d: kernel_size is one number or 2, but is (3,)."),
+        (lambda: nn.Conv2d(1, 1, (3,)), "Conv2d: kernel_size must be one number or 2, but is (3,)."),
         (lambda: nn.LayerNorm(3.5), "LayerNorm: normalized_shape is a whole number, but got 3.5."),
         (lambda: nn.RMSNorm("a"), "RMSNorm: normalized_shape is a whole number, but got 'a'."),
-        (lambda: nn.LayerNorm(()), "LayerNorm: normalized_shape is one number or more, but is ()."),
-        (lambda: nn.LayerNorm(3, eps=-1), "LayerNorm: eps is a finite number from 0, but is -1."),
+        (lambda: nn.LayerNorm(()), "LayerNorm: normalized_shape must be one number or more, but is ()."),
+        (lambda: nn.LayerNorm(3, eps=-1), "LayerNorm: eps must be a finite number from 0, but is -1."),
         (lambda: nn.GroupNorm(2, 4, eps="a"), "GroupNorm: eps is a number, but got 'a'."),
-        (lambda: nn.BatchNorm1d(3, eps=-1), "BatchNorm1d: eps is a finite number from 0, but is -1."),
-        (lambda: nn.BatchNorm1d(3, momentum=5), "BatchNorm1d: momentum is from 0 to 1, but is 5."),
+        (lambda: nn.BatchNorm1d(3, eps=-1), "BatchNorm1d: eps must be a finite number from 0, but is -1."),
+        (lambda: nn.BatchNorm1d(3, momentum=5), "BatchNorm1d: momentum must be from 0 to 1, but is 5."),
         (
             lambda: nn.MultiHeadAttention(4, 2, dropout=2),
-            "MultiHeadAttention: dropout is from 0 to 1, but is 2.",
+            "MultiHeadAttention: dropout must be from 0 to 1, but is 2.",
         ),
     ):
         assert raised(call) == text
@@ -158,11 +173,11 @@ def test_sizes_of_norms_are_python_numbers() -> None:
 def test_batch_norm_names_the_shape_it_does_not_take() -> None:
     for norm in (nn.BatchNorm1d(3), nn.BatchNorm1d(3).eval()):
         assert raised(lambda norm=norm: norm(np.ones((2, 4)))) == (
-            "BatchNorm1d: the input is (N, C) or (N, C, L) with C = 3 channels, but has shape (2, 4).\n"
+            "BatchNorm1d: the input must have shape (N, C) or (N, C, L) with C = 3 channels, but has shape (2, 4).\n"
             "  In the module BatchNorm1d."
         )
     assert raised(lambda: nn.BatchNorm2d(3)(np.ones((2, 3)))).startswith(
-        "BatchNorm2d: the input is (N, C, H, W) with C = 3 channels, but has shape (2, 3)."
+        "BatchNorm2d: the input must have shape (N, C, H, W) with C = 3 channels, but has shape (2, 3)."
     )
 
 
@@ -175,16 +190,16 @@ def test_batch_norm_without_momentum_averages_over_all_batches() -> None:
 
 
 def test_an_index_outside_a_table_is_called_an_index() -> None:
-    assert raised(lambda: nn.Embedding(5, 2)([5])).startswith("embedding: index 5 is outside 0 … 4.")
-    assert raised(lambda: nn.Embedding(5, 2)([0.5])).startswith("embedding: indices are whole numbers")
+    assert raised(lambda: nn.Embedding(5, 2)([5])).startswith("embedding: index 5 is out of range 0 … 4.")
+    assert raised(lambda: nn.Embedding(5, 2)([0.5])).startswith("embedding: indices must be integers")
 
 
 def test_a_recurrent_layer_inside_a_sequential() -> None:
     relu = nn.ReLU()
     net = nn.Sequential(relu, nn.LSTM(2, 3), relu)
     assert raised(lambda: net(np.ones((1, 4, 2), np.float32))) == (
-        "Sequential: layer 1, LSTM, returned a tuple of 2, which layer 2, ReLU, does not take.\n"
-        "  RNN, LSTM and GRU return (outputs, state): put lambda pair: pair[0] behind them.\n"
+        "Sequential: layer 1, LSTM, returned a tuple of 2, but layer 2, ReLU, does not accept it.\n"
+        "  RNN, LSTM and GRU return (outputs, state): add lambda pair: pair[0] after them.\n"
         "  In the module Sequential."
     )
     net = nn.Sequential(nn.LSTM(2, 3), lambda pair: pair[0], nn.Linear(3, 1))
@@ -215,8 +230,8 @@ def test_a_mask_of_padding_says_how_it_is_written() -> None:
     x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
     present = np.array([[True, True, False], [True, True, True]])
     assert raised(lambda: attention(x, mask=present)) == (
-        "MultiHeadAttention: a mask of shape (2, 3) is (queries, keys), but there are 3 queries.\n"
-        "  One of (batch, keys), such as that of padding, is given all axes: mask[:, None, None, :].\n"
+        "MultiHeadAttention: a mask of shape (2, 3) is read as (queries, keys), but there are 3 queries.\n"
+        "  Pass a mask (batch, keys), such as a padding mask, with all axes: mask[:, None, None, :].\n"
         "  In the module MultiHeadAttention."
     )
     one = attention(x[:1], mask=present[:1])  # (1, keys): the same for every query
@@ -233,9 +248,9 @@ def test_a_mask_has_all_leading_axes_or_none() -> None:
     mask = np.ones((2, 3, 3), bool)
     mask[1, :, 2] = False
     assert raised(lambda: attention(x, mask=mask)).startswith(
-        "MultiHeadAttention: a mask of shape (2, 3, 3) has some of the leading axes: which ones?\n"
-        "  Give it all, (batch, heads, 3, 3), with length 1 where it is the same for all: mask[:, None] for "
-        "one per element of the batch, mask[None] for one per head; or (3, 3) alone."
+        "MultiHeadAttention: the leading axes of a mask of shape (2, 3, 3) are ambiguous.\n"
+        "  Pass shape (3, 3), or all axes, (batch, heads, 3, 3): mask[:, None] for one mask per sample, "
+        "mask[None] for one mask per head."
     )
     present = np.array([[True, True, True], [True, True, False]])
     hidden = attention(x, mask=present[:, None, None, :])
@@ -271,6 +286,6 @@ def test_dtypes_and_rows_of_padding_that_are_none() -> None:
         == "'flaot32' is not a dtype.  Use one such as np.float32."
     )
     assert raised(lambda: nn.Embedding(5, 3, padding_idx=5)) == (
-        "Embedding: padding_idx is one of 0 … 4, but is 5."
+        "Embedding: padding_idx must be from 0 to 4, but is 5."
     )
     assert not nn.Embedding(5, 3, padding_idx=-1).weight.numpy()[4].any()

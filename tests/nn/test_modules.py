@@ -47,10 +47,10 @@ def test_flatten_and_unflatten_are_inverse() -> None:
     np.testing.assert_array_equal(nn.Flatten(1, 2)(split(a)).numpy(), a.numpy())
     assert nn.Unflatten(0, (0, 3))(np.ones((0, 2))).shape == (0, 3, 2)
     assert raised(lambda: nn.Unflatten(1, (4, -1))(a)).startswith(
-        "Unflatten: axis 1 has length 6, which is not (4, -1) in one."
+        "Unflatten: axis 1 of length 6 cannot be split into (4, -1)."
     )
     assert raised(lambda: nn.Flatten(2, 1)(a)).startswith(
-        "Flatten: start_dim=2 is behind end_dim=1 in (2, 6, 5)."
+        "Flatten: start_dim=2 comes after end_dim=1 in shape (2, 6, 5)."
     )
     assert (
         raised(lambda: nn.Unflatten(dim=1, unflattened_size=(2, 3)))
@@ -65,7 +65,7 @@ def test_bilinear_is_a_form_per_output() -> None:
     np.testing.assert_allclose(layer(a, b).numpy(), expected, rtol=1e-5)
     assert repr(layer) == "Bilinear(3, 4, 2)  # 26 parameters"
     assert raised(lambda: layer(b, a)).startswith(
-        "bilinear: x1 (5, 4), x2 (5, 3) and weight (2, 3, 4) do not fit"
+        "bilinear: shapes of x1 (5, 4), x2 (5, 3) and weight (2, 3, 4) do not match"
     )
 
 
@@ -77,7 +77,7 @@ def test_prelu_has_a_slope_for_each_channel() -> None:
         F.prelu, (ad.tensor(rng.normal(size=(2, 3)), requires_grad=True), ad.ones(3, requires_grad=True))
     )
     assert raised(lambda: layer(x(2, 4))).startswith(
-        "prelu: the weight has one slope, or one per channel of x (2, 4)"
+        "prelu: the weight needs one slope, or one per channel of x (2, 4)"
     )
 
 
@@ -101,7 +101,7 @@ def test_transposed_convolutions_say_what_size_they_reach() -> None:
     )
     assert layer(x(1, 2, 4, 4), output_size=(10, 9)).shape == (1, 4, 10, 9)
     assert raised(lambda: layer(x(1, 2, 4, 4), output_size=12)).startswith(
-        "ConvTranspose2d: output_size is from (9, 9) to (10, 10) for an input of shape (1, 2, 4, 4), but is (12, 12)."
+        "ConvTranspose2d: output_size must be from (9, 9) to (10, 10) for an input of shape (1, 2, 4, 4), but is (12, 12)."
     )
 
 
@@ -118,16 +118,18 @@ def test_instance_norm_is_a_group_norm_per_channel(n: int) -> None:
     np.testing.assert_allclose(tracked.running_mean.numpy(), a.mean(space).mean(0), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(tracked.running_var.numpy(), a.var(space, ddof=1).mean(0), rtol=1e-4)
     assert tracked.eval()(a).shape == a.shape and set(shapes(tracked)) >= {"weight", "running_var"}
-    assert raised(lambda: layer(4)(a)).startswith(f"InstanceNorm{n}d: the input is (N, C, ")
+    assert raised(lambda: layer(4)(a)).startswith(f"InstanceNorm{n}d: the input must have shape (N, C, ")
     assert raised(lambda: layer(3)(a[(..., *(slice(0, 1),) * n)])).startswith(
-        "instance_norm: x is (N, C, …) with more"
+        "instance_norm: x must have shape (N, C, …) with more"
     )
 
 
 def test_group_norm_knows_its_channels() -> None:
     layer = nn.GroupNorm(2, 4, affine=False)
     assert not shapes(layer) and repr(layer) == "GroupNorm(2, 4, affine=False)"
-    assert raised(lambda: layer(x(2, 6))).startswith("GroupNorm: the input is (N, C, …) with C = 4 channels")
+    assert raised(lambda: layer(x(2, 6))).startswith(
+        "GroupNorm: the input must have shape (N, C, …) with C = 4 channels"
+    )
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
@@ -139,12 +141,12 @@ def test_dropout_of_channels_drops_them_whole(n: int) -> None:
     assert 0.3 < (kept[..., 0] > 0).mean() < 0.7
     np.testing.assert_array_equal(layer.eval()(a).numpy(), a)
     text = raised(lambda: layer(np.ones((4, 4, 4, 4, 4, 4))))
-    assert text.startswith(f"dropout{n}d: the input is (N, C, ")
+    assert text.startswith(f"dropout{n}d: the input must have shape (N, C, ")
 
 
 def test_three_axes_are_ambiguous_for_dropout2d() -> None:
     assert raised(lambda: nn.Dropout2d(0.5)(x(2, 3, 4))).startswith(
-        "dropout2d: the input is (N, C, H, W), but has shape (2, 3, 4)."
+        "dropout2d: the input must have shape (N, C, H, W), but has shape (2, 3, 4)."
     )
 
 
@@ -161,12 +163,12 @@ def test_interpolation_repeats_and_averages() -> None:
     a[0, 0, 0] = np.inf
     assert np.isfinite(F.interpolate(a, 8, mode="linear").numpy()[0, 0, 3:]).all()
     for call, text in (
-        (lambda: F.interpolate(a), "interpolate: give size= or scale_factor=, one of them."),
-        (lambda: F.interpolate(a, 2, mode="bilinear"), "interpolate: 'bilinear' is for 2 space axes"),
-        (lambda: F.interpolate(a, 2, mode="cubic"), "interpolate: mode is one of nearest"),
-        (lambda: F.interpolate(a, 2, align_corners=True), "interpolate: align_corners is for linear"),
-        (lambda: F.interpolate(a, scale_factor=0.1), "interpolate: scale_factor 0.1 leaves nothing"),
-        (lambda: nn.Upsample(), "Upsample: give size= or scale_factor=, one of them."),
+        (lambda: F.interpolate(a), "interpolate: pass either size= or scale_factor=."),
+        (lambda: F.interpolate(a, 2, mode="bilinear"), "interpolate: 'bilinear' is for 2 spatial axes"),
+        (lambda: F.interpolate(a, 2, mode="cubic"), "interpolate: mode must be one of nearest"),
+        (lambda: F.interpolate(a, 2, align_corners=True), "interpolate: align_corners applies to linear"),
+        (lambda: F.interpolate(a, scale_factor=0.1), "interpolate: scale_factor 0.1 gives an empty image"),
+        (lambda: nn.Upsample(), "Upsample: pass either size= or scale_factor=."),
     ):
         assert raised(call).startswith(text)
 
@@ -177,7 +179,7 @@ def test_pixels_are_shuffled_and_back() -> None:
     assert y.shape == (2, 2, 6, 8) and y[0, 0, 0, 1].item() == a[0, 1, 0, 0]
     np.testing.assert_array_equal(nn.PixelUnshuffle(2)(y).numpy(), a)
     assert raised(lambda: nn.PixelShuffle(3)(a)).startswith(
-        "pixel_shuffle: x is (…, C·3², H, W) for upscale_factor=3"
+        "pixel_shuffle: x must have shape (…, C·3², H, W) for upscale_factor=3"
     )
 
 
@@ -192,10 +194,12 @@ def test_bags_are_sums_of_rows() -> None:
     assert isinstance(sparse.weight.grad, ad.SparseGradient)
     np.testing.assert_allclose(sparse.weight.grad.to_dense().sum(1), [0, 0, 3, 0, 3])
     assert raised(lambda: table(ids)).startswith(
-        "embedding_bag: indices are (bags, length), or (n,) with offsets="
+        "embedding_bag: indices must have shape (bags, length), or (n,) with offsets="
     )
-    assert raised(lambda: table(ids, [1, 2])).startswith("embedding_bag: offsets begin at 0 and grow")
-    assert raised(lambda: table([[5]])).startswith("embedding_bag: index 5 is outside 0 … 4.")
+    assert raised(lambda: table(ids, [1, 2])).startswith(
+        "embedding_bag: offsets must start at 0 and increase"
+    )
+    assert raised(lambda: table([[5]])).startswith("embedding_bag: index 5 is out of range 0 … 4.")
 
 
 # Recurrence ----------------------------------------------------------------------------------------
@@ -212,11 +216,11 @@ def test_a_cell_makes_the_steps_of_its_layer(kind: str) -> None:
         np.testing.assert_allclose(hidden.numpy(), layer(a)[0].numpy()[:, i], rtol=1e-4, atol=1e-6)
     assert repr(cell) == f"{kind}Cell(3, 4)  # {sum(p.size for p in cell.parameters())} parameters"
     assert raised(lambda: cell(x(2, 4))).startswith(
-        f"{kind}Cell: the input is (batch, 3) or (3,), but has shape"
+        f"{kind}Cell: the input must have shape (batch, 3) or (3,), but has shape"
     )
     wrong = x(3, 4)
     assert raised(lambda: cell(x(2, 3), (wrong, wrong) if kind == "LSTM" else wrong)).startswith(
-        f"{kind}Cell: for an input of shape (2, 3) a state is (2, 4), but has shape (3, 4)."
+        f"{kind}Cell: for an input of shape (2, 3) a state must have shape (2, 4), but has shape (3, 4)."
     )
 
 
@@ -229,7 +233,7 @@ def test_a_plain_recurrence_in_transforms() -> None:
     assert layer(a[:, :0])[0].shape == (2, 0, 8) and layer(a[:, :0])[1].shape == (4, 2, 4)
     assert (
         raised(lambda: nn.RNN(3, 4, nonlinearity="sin"))
-        == "RNN: nonlinearity is 'tanh' or 'relu', not 'sin'."
+        == "RNN: nonlinearity must be 'tanh' or 'relu', not 'sin'."
     )
 
 
@@ -248,7 +252,7 @@ def test_stacks_copy_their_layer_and_draw_differently() -> None:
     a[:, -1] += 1
     np.testing.assert_allclose(encoder(a, causal=True).numpy()[:, :-1], causal[:, :-1], rtol=1e-5, atol=1e-6)
     assert raised(lambda: nn.TransformerEncoder(nn.Linear(2, 2), 2)).startswith(  # type: ignore[arg-type]
-        "TransformerEncoder: the layer is a TransformerEncoderLayer, not Linear"
+        "TransformerEncoder: the layer must be a TransformerEncoderLayer, not Linear"
     )
 
 
@@ -286,10 +290,10 @@ def test_a_dictionary_of_modules() -> None:
     del heads["a"]
     assert len(heads.parameters()) == 2 and len(heads.values()) == 1
     for call, text in (
-        (lambda: heads["z"], "ModuleDict has no 'z'; it has c."),
+        (lambda: heads["z"], "ModuleDict has no key 'z'.  The keys are c."),
         (
             lambda: heads.update({"x.y": nn.ReLU()}),
-            "ModuleDict: a key is a string without dots, but is 'x.y'.",
+            "ModuleDict: a key must be a string without dots, but is 'x.y'.",
         ),
         (
             lambda: heads.update({"keys": nn.ReLU()}),
@@ -365,7 +369,7 @@ def test_spectral_norm_brings_the_largest_singular_value_to_one() -> None:
     layer(x(1, 2, 5, 5))
     assert all((v == state[k]).all() for k, v in layer.state_dict().items())  # evaluation moves nothing
     assert raised(lambda: parametrizations.spectral_norm(nn.PReLU())).startswith(
-        "spectral_norm: the parameter has two axes or more, but its shape is (1,)."
+        "spectral_norm: the parameter needs at least two axes, but has shape (1,)."
     )
 
 
@@ -387,7 +391,7 @@ def test_forward_hooks_see_and_change() -> None:
     np.testing.assert_allclose(layer(a).numpy(), 2 * np.tile(layer.bias.numpy(), (3, 1)))
     double.remove(), zero.remove()
     np.testing.assert_array_equal(layer(a).numpy(), plain)
-    assert raised(lambda: layer.register_forward_hook(3)) == "Linear: a hook is a function, but got int."  # type: ignore[arg-type]
+    assert raised(lambda: layer.register_forward_hook(3)) == "Linear: a hook must be callable, not int."  # type: ignore[arg-type]
     assert "_forward_hooks" not in nn.Linear(2, 2).__dict__ and len(layer.state_dict()) == 2
 
 
@@ -428,9 +432,9 @@ def test_float64_data_for_a_float32_net_warn_at_the_line_of_the_call(name: str, 
     kind, dtype = type(net).__name__, data.dtype
     argument = "query" if name == "MultiHeadAttention" else "x"
     assert str(first.message) == (
-        f"{kind}: the input {argument!r} is {dtype}, but the parameters are float32: the net computes in float64, "
+        f"{kind}: the input {argument!r} is {dtype}, but the parameters are float32: the network computes in float64, "
         "which takes more than twice as long.\n"
-        f"  Give it {argument}.astype(np.float32), or make the parameters float64: model.astype(np.float64)."
+        f"  Pass {argument}.astype(np.float32), or make the parameters float64: model.astype(np.float64)."
     )
     assert first.filename == __file__
 

@@ -94,7 +94,7 @@ def test_a_state_that_does_not_fit_lists_everything_and_loads_nothing() -> None:
     with pytest.raises(errors.ShapeError) as info:
         net.load_state_dict({"weight": np.zeros((3, 3)), "other": np.zeros(1)})
     assert str(info.value) == (
-        "load_state_dict: 3 names do not fit Linear; nothing was loaded.\n"
+        "load_state_dict: 3 names do not match Linear; nothing was loaded.\n"
         "  weight: has shape (3, 3), needs (3, 2)\n"
         "  bias: missing\n"
         "  other: not in this module"
@@ -115,7 +115,7 @@ def test_names_with_something_in_front_say_so() -> None:
         with pytest.raises(errors.ShapeError) as info:
             net.load_state_dict(state, strict=strict)
         assert str(info.value).startswith(
-            "load_state_dict: 8 names do not fit Sequential; nothing was loaded.\n"
+            "load_state_dict: 8 names do not match Sequential; nothing was loaded.\n"
         )
         assert str(info.value).endswith(
             "  module.1.bias: not in this module\n  The names begin with 'module.': load "
@@ -125,7 +125,7 @@ def test_names_with_something_in_front_say_so() -> None:
     whole = nn.Sequential(nn.Sequential(net), nn.Linear(1, 1))
     with pytest.raises(errors.ShapeError) as info:
         whole.load_state_dict(net.state_dict())
-    assert str(info.value).endswith("\n  The names are those of the part '0.0': load them there.")
+    assert str(info.value).endswith("\n  The names are those of the module '0.0': load the state there.")
 
 
 def test_a_shape_mismatch_names_the_path_and_both_shapes() -> None:
@@ -183,9 +183,9 @@ def test_functional_call_by_another_name_of_what_is_shared() -> None:
     with pytest.raises(errors.ArgumentError) as info:
         nn.functional_call(net, {"1.weight": two, "0.weight": two + 1}, x)
     assert str(info.value) == (
-        "functional_call: 0.weight is shared with another of the names, but has another value."
+        "functional_call: 0.weight is the same tensor as another of the paths, but has another value."
     )
-    with pytest.raises(errors.InputError, match="values are a dictionary by path, not a Tensor"):
+    with pytest.raises(errors.InputError, match="params must be a mapping of paths to values, not a Tensor"):
         nn.functional_call(net, x)
 
 
@@ -239,8 +239,8 @@ def test_a_shared_module_is_saved_and_loaded_under_both_names() -> None:
     with pytest.raises(errors.ShapeError) as info:
         net.load_state_dict({"a.weight": np.eye(2), "b.weight": np.ones((2, 2)), "a.bias": np.zeros(2)})
     assert str(info.value) == (
-        "load_state_dict: 1 names do not fit Twice; nothing was loaded.\n"
-        "  b.weight: is the same tensor as a.weight here, but has other values"
+        "load_state_dict: 1 names do not match Twice; nothing was loaded.\n"
+        "  b.weight: is the same tensor as a.weight, but has other values"
     )
     net.own = net
     assert len(net.state_dict()) == 4
@@ -293,17 +293,17 @@ def test_initial_values_are_seeded() -> None:
     ("mistake", "text"),
     [
         (lambda: nn.Conv2d(3, 4, 3, groups=2), "groups=2 must divide"),
-        (lambda: nn.MultiHeadAttention(7, 2), "2 heads do not divide 7"),
-        (lambda: nn.Dropout(1.5), "Dropout: p is from 0 to 1"),
-        (lambda: nn.GroupNorm(2, 3), "2 groups do not divide 3"),
-        (lambda: nn.TransformerEncoderLayer(4, 2, activation="tanh"), "activation is 'relu' or 'gelu'"),
+        (lambda: nn.MultiHeadAttention(7, 2), "7 is not a multiple of 2"),
+        (lambda: nn.Dropout(1.5), "Dropout: p must be from 0 to 1"),
+        (lambda: nn.GroupNorm(2, 3), "3 is not a multiple of 2"),
+        (lambda: nn.TransformerEncoderLayer(4, 2, activation="tanh"), "activation must be 'relu' or 'gelu'"),
         (lambda: nn.LSTM(3, 2)(ad.ones((2, 4))), r"\(batch, length, 3\)"),
         (lambda: nn.Sequential(3), "layer 0 is 3"),
         (lambda: nn.ModuleList([3]), "not int"),  # type: ignore[list-item]
         (lambda: nn.init.xavier_normal((3,)), "at least two axes"),
         (lambda: nn.init.kaiming_normal(3), "at least two axes"),
-        (lambda: nn.init.orthogonal(3), "two axes or more"),
-        (lambda: nn.Linear(2, 2).register_buffer("a b", 1), "Python name"),
+        (lambda: nn.init.orthogonal(3), "at least two axes"),
+        (lambda: nn.Linear(2, 2).register_buffer("a b", 1), "Python identifier"),
     ],
 )
 def test_mistakes(mistake: Any, text: str) -> None:

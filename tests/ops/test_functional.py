@@ -9,6 +9,7 @@ from messages import message_of
 
 import adjoint as ad
 from adjoint.errors import ArgumentError, DTypeError, IndexingError, InputError, ShapeError
+from adjoint.nn import attention
 from adjoint.testing import gradcheck, gradgradcheck
 
 F = ad.nn.functional
@@ -273,7 +274,7 @@ def test_attention_over_many_keys_keeps_no_weights_and_is_the_same(how, monkeypa
     }[how]
     results = []
     for most in (4, 0):
-        monkeypatch.setattr(F, "_MOST_WEIGHTS", most)
+        monkeypatch.setattr(attention, "_MOST_WEIGHTS", most)
         tensors = [ad.tensor(a, requires_grad=True) for a in (Q, K[:, :3], V[0, :3])]
         y = F.scaled_dot_product_attention(*tensors, **given)
         (y * y).sum().backward()
@@ -384,7 +385,7 @@ X = np.ones((2, 3))
         (lambda: F.batch_norm(np.ones(3), training=True), ShapeError, ("(N, C, …)", "(3,)")),
         (lambda: F.normalize(X, -1.0), ArgumentError, ("positive",)),
         (lambda: F.cosine_similarity(X, np.ones((2, 4))), ShapeError, ("(2, 3)", "(2, 4)")),
-        (lambda: F.scaled_dot_product_attention(Q, K[..., :3], V), ShapeError, ("(2, 3, 4)", "(2, 5, 3)", "width")),
+        (lambda: F.scaled_dot_product_attention(Q, K[..., :3], V), ShapeError, ("(2, 3, 4)", "(2, 5, 3)", "last axis")),
         (lambda: F.scaled_dot_product_attention(Q, K, V, np.ones((3, 5), int)), DTypeError, ("int64", "astype(bool)")),
         (lambda: F.scaled_dot_product_attention(Q, K, V, np.ones((4, 5), bool)), ShapeError, ("(4, 5)",)),
     ],

@@ -195,7 +195,7 @@ X = np.ones((4, 3))
         (lambda: F.cross_entropy(X, np.zeros(4, int), label_smoothing=2), ArgumentError, ("label_smoothing", "2")),
         (lambda: F.cross_entropy(np.ones((2, 0)), np.zeros(2, int)), ShapeError, ("(2, 0)",)),
         (lambda: F.cross_entropy(np.array(1.0), np.array(0)), ShapeError, ("()",)),
-        (lambda: F.nll_loss(X, np.ones(4)), DTypeError, ("whole numbers", "float64")),
+        (lambda: F.nll_loss(X, np.ones(4)), DTypeError, ("integers", "float64")),
         (lambda: F.binary_cross_entropy(X * 2, X), ArgumentError, ("between 0 and 1", "with_logits")),
         (lambda: F.binary_cross_entropy_with_logits(X, X, np.ones(2)), ShapeError, ("(2,)", "(4, 3)")),
     ],
@@ -211,8 +211,8 @@ def test_scores_with_the_classes_last_are_told_how_to_come():
     with pytest.raises(ad.errors.ShapeError) as info:
         F.cross_entropy(scores, target)
     assert str(info.value) == (
-        "cross_entropy: the prediction (2, 5, 3) wants one class per row, a target of shape (2, 3), but got (2, 5).\n"
-        "  Classes are along axis 1; a float target, of the prediction's shape, has probabilities.\n"
-        "  Scores with the classes last: prediction.moveaxis(-1, 1)."
+        "cross_entropy: for a prediction of shape (2, 5, 3) the class indices must have shape (2, 3), but have shape (2, 5).\n"
+        "  The classes are on axis 1.  A float target holds probabilities and has the prediction's shape.\n"
+        "  Move the classes if they are on the last axis: prediction.moveaxis(-1, 1)."
     )
     assert F.cross_entropy(scores.moveaxis(-1, 1), target).item() == pytest.approx(np.log(3))

@@ -21,7 +21,6 @@ PENDING: tuple[str, ...] = (
     "adjoint.errors",
     "adjoint.grads",
     "adjoint.interop",
-    "adjoint.nn",
     "adjoint.optim",
     "adjoint.random",
     "adjoint.testing",

@@ -254,7 +254,7 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
     "a hook that is none": (
         TypeError,
         lambda: x(2).register_hook(3),  # type: ignore[arg-type]
-        "register_hook: a hook is a function, but got int.",
+        "register_hook: a hook must be callable, not int.",
     ),
     "a grad of another shape": (
         ValueError,

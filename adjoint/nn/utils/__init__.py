@@ -1,4 +1,4 @@
-"""What PyTorch has in ``torch.nn.utils``: the parametrizations of weights."""
+"""The part of ``torch.nn.utils`` that adjoint has: parametrizations of weights."""
 
 from adjoint.nn.utils import parametrizations
 

@@ -1,7 +1,7 @@
 """Weights that are computed from other parameters: weight_norm and spectral_norm.
 
-The names of the parameters are PyTorch's: ``parametrizations.weight.original0`` and ``original1`` of
-weight_norm, ``parametrizations.weight.original``, ``0._u`` and ``0._v`` of spectral_norm.
+The names of the parameters are PyTorch's: ``parametrizations.weight.original0`` and ``original1`` for
+weight_norm; ``parametrizations.weight.original``, ``0._u`` and ``0._v`` for spectral_norm.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def __dir__() -> list[str]:
 
 
 class _WeightNorm(Module):
-    """A weight ``original1`` that is scaled to the norms ``original0``."""
+    """A weight ``original1`` scaled to the norms ``original0``."""
 
     def __init__(self, weight: Tensor, axis: int | None) -> None:
         self.axis = axis
@@ -37,7 +37,7 @@ class _WeightNorm(Module):
         self.original1 = weight
 
     def _norm(self, v: Tensor) -> Tensor:
-        """The norm over all axes but one, which keeps its place; over all axes if there is none."""
+        """Return the norm over all axes except ``axis``, or over all axes if it is None."""
         if self.axis is None:
             return (v * v).sum().sqrt()
         others = tuple(a for a in range(v.ndim) if a != self.axis)
@@ -49,7 +49,7 @@ class _WeightNorm(Module):
 
 
 class _SpectralNorm(Module):
-    """A weight that is divided by its largest singular value."""
+    """A weight divided by its largest singular value."""
 
     def __init__(self, weight: Tensor, axis: int, n_power_iterations: int, eps: float, rng: Any) -> None:
         self.original = weight
@@ -62,7 +62,7 @@ class _SpectralNorm(Module):
 
 
 class _Singular(Module):
-    """Estimates of the singular vectors to the largest singular value, better with each call in training."""
+    """Estimates of the singular vectors of the largest singular value, refined by each call in training."""
 
     _u: Tensor
     _v: Tensor
@@ -83,7 +83,7 @@ class _Singular(Module):
         return v / max(float(np.linalg.norm(v)), self.eps)
 
     def _iterate(self, matrix: Any, times: int) -> None:
-        """Make steps of the power method."""
+        """Run steps of the power method."""
         u, v = writable(self._u), writable(self._v)
         for _ in range(times):
             u[...] = self._unit(matrix @ v)
@@ -100,7 +100,7 @@ class _Singular(Module):
 
 
 def _parametrize(module: Module, name: str, made: Module) -> None:
-    """Replace the parameter ``name`` by what ``made()`` computes, each time it is read."""
+    """Replace the parameter ``name`` by a property that returns ``made()``."""
     kind = type(module)
 
     def __setattr__(self: Module, attribute: str, value: Any) -> None:  # noqa: N807  a method of the class below
@@ -127,7 +127,7 @@ def _parametrize(module: Module, name: str, made: Module) -> None:
 
 def _weight(where: str, module: Any, name: str) -> Tensor:
     if not isinstance(module, Module):
-        raise InputError(f"{where}: it is given a module, not a {type(module).__name__}.")
+        raise InputError(f"{where}: the first argument must be a module, not a {type(module).__name__}.")
     if name not in module._names("_parameters"):
         there = ", ".join(module._names("_parameters")) or "none"
         raise ArgumentError(f"{where}: {type(module).__name__} has no parameter {name!r}; it has {there}.")
@@ -138,10 +138,29 @@ def _weight(where: str, module: Any, name: str) -> Tensor:
 
 
 def weight_norm(module: Module, name: str = "weight", axis: int | None = 0) -> Module:
-    """Split a parameter into its direction and its norm over all axes but ``axis``; return the module.
+    """Split a parameter into its direction and its norm.
 
-    With ``axis=None`` there is one norm, over all axes.
+    Parameters
+    ----------
+    module : Module
+        The module with the parameter.
+    name : str
+        The name of the parameter.
+    axis : int or None
+        The norm is over all axes except this one.  With None there is one norm, over all axes.
 
+    Returns
+    -------
+    Module
+        The same module.
+
+    Raises
+    ------
+    ArgumentError
+        If the module has no such parameter.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> layer = ad.nn.utils.parametrizations.weight_norm(ad.nn.Linear(4, 3))
     >>> {name: p.shape for name, p in layer.named_parameters()}
@@ -166,11 +185,38 @@ def spectral_norm(
     *,
     rng: Any = None,
 ) -> Module:
-    """Divide a parameter by its largest singular value; return the module.
+    """Divide a parameter by its largest singular value.
 
-    The value is that of a matrix with rows along ``axis``, if None that of the outputs.  It is estimated by
-    the power method, which makes ``n_power_iterations`` steps each time the weight is read in training.
+    The value is estimated by the power method, which runs each time the weight is read in training.
 
+    Parameters
+    ----------
+    module : Module
+        The module with the parameter.
+    name : str
+        The name of the parameter.
+    n_power_iterations : int
+        The number of steps of the power method.
+    eps : float
+        Lower limit of the norms in the power method.
+    axis : int, optional
+        The axis of the rows when the parameter is viewed as a matrix.  The default is the axis of the
+        outputs.
+    rng : Generator or int, optional
+        Generator or seed of the initial vectors.
+
+    Returns
+    -------
+    Module
+        The same module.
+
+    Raises
+    ------
+    ArgumentError
+        If the module has no such parameter, or it has fewer than two axes.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> layer = ad.nn.utils.parametrizations.spectral_norm(ad.nn.Linear(4, 3, rng=0), rng=0)
     >>> largest = ad.linalg.svdvals(layer.weight)[0]
@@ -181,7 +227,7 @@ def spectral_norm(
     sizes("spectral_norm", n_power_iterations=n_power_iterations)
     if weight.ndim < 2:
         raise ArgumentError(
-            f"spectral_norm: the parameter has two axes or more, but its shape is {weight.shape}."
+            f"spectral_norm: the parameter needs at least two axes, but has shape {weight.shape}."
         )
     if axis is None:
         axis = 1 if isinstance(module, (ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)) else 0

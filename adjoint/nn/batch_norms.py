@@ -1,0 +1,521 @@
+"""Batch and instance norms: functions, and modules with running statistics."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+
+from adjoint.config import no_grad
+from adjoint.core.convert import asarray
+from adjoint.core.namespace import rec
+from adjoint.core.shapes import number
+from adjoint.core.tensor import Tensor, Traced, writable
+from adjoint.errors import InputError, ShapeError
+from adjoint.nn.arguments import between, floats, sizes
+from adjoint.nn.module import Module, Parameter
+from adjoint.nn.norms import affine_map, like_input, widened_half
+from adjoint.ops.create import ones, zeros
+
+__all__ = [
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+]
+
+
+# Functions -------------------------------------------------------------------------------------
+
+
+def instance_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+    """Normalise each channel of each sample to mean 0 and variance 1.
+
+    Parameters
+    ----------
+    x : array_like
+        The input, with shape (N, C, …).
+    weight : array_like, optional
+        One factor per channel.
+    bias : array_like, optional
+        One term per channel.
+    eps : float
+        Added to the variance.
+
+    Returns
+    -------
+    Tensor
+        The result, with the shape of x.
+
+    Raises
+    ------
+    ShapeError
+        If x has fewer than two values per channel and sample.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.instance_norm(ad.tensor([[[1.0, 3.0]]]), eps=0.0)
+    tensor([[[-1.,  1.]]], dtype=float64)
+    """
+    x = floats("instance_norm", x)
+    if x.ndim < 3 or math.prod(x.shape[2:]) < 2:
+        raise ShapeError(
+            "instance_norm: x must have shape (N, C, …) with more than one value per channel and sample, "
+            f"but has shape {x.shape}."
+        )
+    axes = tuple(range(2 - x.ndim, 0))
+    eps = number("instance_norm", "eps", eps)
+    z = like_input(rec.standardize(widened_half(x), axis=axes, eps=eps)[0], x)
+    return affine_map("instance_norm", z, weight, bias, (x.shape[1],), len(axes))
+
+
+def batch_norm(
+    x: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Normalise each channel to mean 0 and variance 1.
+
+    The running statistics are not changed.  ``batch_norm_with_statistics`` returns the values for an update.
+
+    Parameters
+    ----------
+    x : array_like
+        The input, with shape (N, C, …).
+    running_mean : array_like, optional
+        One mean per channel.  Required without ``training``.
+    running_var : array_like, optional
+        One variance per channel.  Required without ``training``.
+    weight : array_like, optional
+        One factor per channel.
+    bias : array_like, optional
+        One term per channel.
+    training : bool
+        Whether the statistics of the batch are used instead of the running ones.
+    eps : float
+        Added to the variance.
+
+    Returns
+    -------
+    Tensor
+        The result, with the shape of x.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not match, or in training with fewer than two values per channel.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.batch_norm(ad.tensor([[1.0], [3.0]]), training=True, eps=0.0)
+    tensor([[-1.],
+            [ 1.]], dtype=float64)
+    """
+    if training:
+        return batch_norm_with_statistics(x, weight, bias, eps)[0]
+    x = _with_channels(x)
+    if running_mean is None or running_var is None:
+        raise InputError(
+            "batch_norm: running_mean and running_var are missing.  Pass both, or training=True."
+        )
+    shape = (x.shape[1],)
+    mean, var = asarray(running_mean), asarray(running_var)
+    for name, s in (("running_mean", mean), ("running_var", var)):
+        if s.shape != shape:
+            raise ShapeError(
+                f"batch_norm: {name} has shape {s.shape}, but x {x.shape} has {shape[0]} channels."
+            )
+    ones = (1,) * (x.ndim - 2)
+    # combine the values per channel first, so that x is passed over by one product and one sum
+    scale = 1 / rec.sqrt(var + number("batch_norm", "eps", eps))
+    if weight is not None:
+        scale = affine_map("batch_norm", scale, weight, None, shape, 0)
+    shift = affine_map("batch_norm", -mean * scale, None, bias, shape, 0)
+    return x * rec.reshape(scale, shape=shape + ones) + rec.reshape(shift, shape=shape + ones)
+
+
+def batch_norm_with_statistics(
+    x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalise by the statistics of the batch, and return them too.
+
+    Parameters
+    ----------
+    x : array_like
+        The input, with shape (N, C, …).
+    weight : array_like, optional
+        One factor per channel.
+    bias : array_like, optional
+        One term per channel.
+    eps : float
+        Added to the variance.
+
+    Returns
+    -------
+    tuple of Tensor
+        The result, the mean per channel, and the variance per channel (divided by n).
+
+    Raises
+    ------
+    ShapeError
+        If there are fewer than two values per channel.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> y, mean, var = ad.nn.functional.batch_norm_with_statistics(ad.tensor([[1.0], [3.0]]))
+    >>> mean, var
+    (tensor([2.], dtype=float64), tensor([1.], dtype=float64))
+    """
+    x = _with_channels(x)
+    n = x.size // x.shape[1] if x.shape[1] else 0
+    if n < 2:
+        raise ShapeError(
+            f"batch_norm: training needs more than one value per channel, but x has shape {x.shape}.\n"
+            "  Use a larger batch, or training=False.  A trainer with accumulate=k splits a batch into k "
+            "pieces;\n  DataLoader(drop_last=True) drops a short last batch."
+        )
+    axes = tuple(a for a in range(-x.ndim, 0) if a != 1 - x.ndim)
+    z, mean, var = rec.standardize(widened_half(x), axis=axes, eps=number("batch_norm", "eps", eps))
+    shape = (x.shape[1],)
+    y = affine_map("batch_norm", like_input(z, x), weight, bias, shape, x.ndim - 2)
+    return y, rec.reshape(mean, shape=shape), rec.reshape(var, shape=shape)
+
+
+def _with_channels(x: Any) -> Tensor:
+    x = floats("batch_norm", x)
+    if x.ndim < 2:
+        raise ShapeError(f"batch_norm: x must have shape (N, C, …), but has shape {x.shape}.")
+    return x
+
+
+# Modules ---------------------------------------------------------------------------------------
+
+
+class _ChannelNorm(Module):
+    """Base class: one weight, bias and running mean and variance per channel."""
+
+    def __init__(
+        self, num_features: int, eps: float, momentum: float | None, affine: bool, track: bool, dtype: Any
+    ) -> None:
+        layer = type(self).__name__
+        sizes(layer, num_features=num_features)
+        self.num_features, self.eps = num_features, between(layer, "eps", eps, 0.0)
+        self.momentum = None if momentum is None else between(layer, "momentum", momentum, 0.0, 1.0)
+        self.weight = Parameter(ones(num_features, dtype=dtype)) if affine else None
+        self.bias = Parameter(zeros(num_features, dtype=dtype)) if affine else None
+        if track:
+            self.register_buffer("running_mean", zeros(num_features, dtype=dtype))
+            self.register_buffer("running_var", ones(num_features, dtype=dtype))
+            self.register_buffer("num_batches_tracked", zeros((), dtype=np.int64))
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def _by_running_statistics(self, x: Tensor) -> Tensor:
+        return batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+
+    def _update(self, mean: Tensor, var: Tensor, count: int, share: float) -> None:
+        """Move the running statistics by ``share`` towards those of a batch; keep the unbiased variance."""
+        unbiased = var.detach() * (count / max(count - 1, 1))
+        with no_grad():
+            for running, now in ((self.running_mean, mean.detach()), (self.running_var, unbiased)):
+                running.copy_((1 - share) * running + share * now)
+
+    def _check_one_batch(self, mean: Tensor) -> None:
+        """Raise inside ``ad.vmap``, where each sample would have its own statistics."""
+        if type(mean) is Traced and mean._data.numbers() is None:
+            raise InputError(
+                f"{type(self).__name__}: running statistics cannot be updated inside ad.vmap, where each "
+                "element has its own.\n  Call model.eval() first, or use a norm without running statistics: "
+                "GroupNorm, LayerNorm,\n  or functional.batch_norm(x, training=True)."
+            )
+
+    def extra_repr(self) -> str:
+        """Return the number of channels."""
+        return f"{self.num_features}"
+
+
+class _BatchNorm(_ChannelNorm):
+    """Base class: normalise each channel over the batch, in evaluation by running statistics."""
+
+    axes: ClassVar[dict[int, str]] = {}  # the accepted numbers of axes, and their names
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        *,
+        dtype: Any = np.float32,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, True, dtype)
+
+    def forward(self, x: Any) -> Tensor:
+        """Normalise a batch; in training also update the running statistics.
+
+        Parameters
+        ----------
+        x : array_like
+            The input, with shape (N, C, …).
+
+        Returns
+        -------
+        Tensor
+            The result, with the shape of x.
+        """
+        x = asarray(x)
+        if x.ndim not in self.axes or x.shape[1] != self.num_features:
+            raise ShapeError(
+                f"{type(self).__name__}: the input must have shape {' or '.join(self.axes.values())} with "
+                f"C = {self.num_features} channels, but has shape {x.shape}."
+            )
+        if not self.training:
+            return self._by_running_statistics(x)
+        y, mean, var = batch_norm_with_statistics(x, self.weight, self.bias, self.eps)
+        self._check_one_batch(mean)
+        writable(self.num_batches_tracked)[...] += 1
+        share = 1 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
+        self._update(mean, var, x.size // x.shape[1], share)
+        return y
+
+
+class BatchNorm1d(_BatchNorm):
+    """Batch normalisation of inputs of shape (N, C) or (N, C, L).
+
+    Training normalises by the statistics of the batch and updates running statistics; evaluation
+    normalises by the running statistics.
+
+    Parameters
+    ----------
+    num_features : int
+        The number of channels C.
+    eps : float
+        Added to the variance.
+    momentum : float or None
+        Each batch moves the running statistics by this share towards its own.  With None they are the mean
+        over all batches.
+    affine : bool
+        Whether the module has a weight and a bias.
+    dtype : dtype_like
+        The dtype of parameters and statistics.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.BatchNorm1d(3)(ad.ones((8, 3), dtype="float32")).shape
+    (8, 3)
+    """
+
+    axes: ClassVar[dict[int, str]] = {2: "(N, C)", 3: "(N, C, L)"}
+
+
+class BatchNorm2d(_BatchNorm):
+    """Batch normalisation of inputs of shape (N, C, H, W).
+
+    Training normalises by the statistics of the batch and updates running statistics; evaluation
+    normalises by the running statistics.
+
+    Parameters
+    ----------
+    num_features : int
+        The number of channels C.
+    eps : float
+        Added to the variance.
+    momentum : float or None
+        Each batch moves the running statistics by this share towards its own.  With None they are the mean
+        over all batches.
+    affine : bool
+        Whether the module has a weight and a bias.
+    dtype : dtype_like
+        The dtype of parameters and statistics.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.BatchNorm2d(3)(ad.ones((8, 3, 2, 2), dtype="float32")).shape
+    (8, 3, 2, 2)
+    """
+
+    axes: ClassVar[dict[int, str]] = {4: "(N, C, H, W)"}
+
+
+class BatchNorm3d(_BatchNorm):
+    """Batch normalisation of inputs of shape (N, C, D, H, W).
+
+    Training normalises by the statistics of the batch and updates running statistics; evaluation
+    normalises by the running statistics.
+
+    Parameters
+    ----------
+    num_features : int
+        The number of channels C.
+    eps : float
+        Added to the variance.
+    momentum : float or None
+        Each batch moves the running statistics by this share towards its own.  With None they are the mean
+        over all batches.
+    affine : bool
+        Whether the module has a weight and a bias.
+    dtype : dtype_like
+        The dtype of parameters and statistics.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.BatchNorm3d(3)(ad.ones((8, 3, 2, 2, 2), dtype="float32")).shape
+    (8, 3, 2, 2, 2)
+    """
+
+    axes: ClassVar[dict[int, str]] = {5: "(N, C, D, H, W)"}
+
+
+class _InstanceNorm(_ChannelNorm):
+    """Base class: normalise each channel of each sample over the spatial axes."""
+
+    space: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        *,
+        dtype: Any = np.float32,
+    ) -> None:
+        momentum = number(type(self).__name__, "momentum", momentum)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, dtype)
+        self.track_running_stats = bool(track_running_stats)
+
+    def forward(self, x: Any) -> Tensor:
+        """Normalise a batch, or one sample.
+
+        Parameters
+        ----------
+        x : array_like
+            The input, with shape (N, C, …) or (C, …).
+
+        Returns
+        -------
+        Tensor
+            The result, with the shape of x.
+        """
+        x, full = asarray(x), self.space.count(",") + 3
+        if x.ndim not in (full - 1, full) or x.shape[1 - full] != self.num_features:
+            raise ShapeError(
+                f"{type(self).__name__}: the input must have shape (N, C, {self.space}) or (C, {self.space}) "
+                f"with C = {self.num_features} channels, but has shape {x.shape}."
+            )
+        if x.ndim < full:
+            return self._normalized(x[None])[0]
+        return self._normalized(x)
+
+    def _normalized(self, x: Tensor) -> Tensor:
+        if self.track_running_stats and not self.training:
+            return self._by_running_statistics(x)
+        y = instance_norm(x, self.weight, self.bias, self.eps)
+        if self.track_running_stats:
+            axes = tuple(range(2, x.ndim))
+            with no_grad():
+                mean, var = x.mean(axes).mean(0), x.var(axes).mean(0)
+            self._check_one_batch(mean)
+            # like PyTorch's, this norm does not count batches
+            self._update(mean, var, math.prod(x.shape[2:]), self.momentum or 0.0)
+        return y
+
+
+class InstanceNorm1d(_InstanceNorm):
+    """Instance normalisation of inputs of shape (N, C, L) or (C, L).
+
+    Parameters
+    ----------
+    num_features : int
+        The number of channels C.
+    eps : float
+        Added to the variance.
+    momentum : float
+        Each batch moves the running statistics by this share towards its own.
+    affine : bool
+        Whether the module has a weight and a bias.
+    track_running_stats : bool
+        Whether training updates running statistics, by which evaluation normalises.
+    dtype : dtype_like
+        The dtype of parameters and statistics.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.InstanceNorm1d(3)(ad.ones((8, 3, 5), dtype="float32")).shape
+    (8, 3, 5)
+    """
+
+    space: ClassVar[str] = "L"
+
+
+class InstanceNorm2d(_InstanceNorm):
+    """Instance normalisation of inputs of shape (N, C, H, W) or (C, H, W).
+
+    Parameters
+    ----------
+    num_features : int
+        The number of channels C.
+    eps : float
+        Added to the variance.
+    momentum : float
+        Each batch moves the running statistics by this share towards its own.
+    affine : bool
+        Whether the module has a weight and a bias.
+    track_running_stats : bool
+        Whether training updates running statistics, by which evaluation normalises.
+    dtype : dtype_like
+        The dtype of parameters and statistics.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.InstanceNorm2d(3)(ad.ones((8, 3, 5, 5), dtype="float32")).shape
+    (8, 3, 5, 5)
+    """
+
+    space: ClassVar[str] = "H, W"
+
+
+class InstanceNorm3d(_InstanceNorm):
+    """Instance normalisation of inputs of shape (N, C, D, H, W) or (C, D, H, W).
+
+    Parameters
+    ----------
+    num_features : int
+        The number of channels C.
+    eps : float
+        Added to the variance.
+    momentum : float
+        Each batch moves the running statistics by this share towards its own.
+    affine : bool
+        Whether the module has a weight and a bias.
+    track_running_stats : bool
+        Whether training updates running statistics, by which evaluation normalises.
+    dtype : dtype_like
+        The dtype of parameters and statistics.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.InstanceNorm3d(3)(ad.ones((8, 3, 5, 5, 5), dtype="float32")).shape
+    (8, 3, 5, 5, 5)
+    """
+
+    space: ClassVar[str] = "D, H, W"

@@ -1,0 +1,31 @@
+"""Base class of the modules that call one function: activations and losses."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from adjoint.core.tensor import Tensor
+from adjoint.nn.module import Module
+
+__all__ = ["FunctionModule"]
+
+
+class FunctionModule(Module):
+    """Call ``function`` with the inputs and the stored ``options``.
+
+    A subclass sets ``function``; one with options has an ``__init__`` that stores them.
+    """
+
+    function: ClassVar[Callable[..., Tensor]]
+    options: dict[str, Any]
+
+    def __init__(self) -> None:
+        self.options = {}
+
+    def extra_repr(self) -> str:
+        """Return the options that differ from the defaults, as keyword arguments."""
+        parameters = inspect.signature(self.function).parameters
+        changed = {k: v for k, v in self.options.items() if repr(v) != repr(parameters[k].default)}
+        return ", ".join(f"{name}={value}" for name, value in changed.items())

@@ -1,0 +1,109 @@
+"""Reductions of losses, and the base class of loss modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from adjoint.core.namespace import rec
+from adjoint.core.tensor import Tensor
+from adjoint.errors import ArgumentError, ShapeError
+from adjoint.nn.arguments import floats
+from adjoint.nn.function_module import FunctionModule
+from adjoint.ops.half import widened
+from adjoint.ops.reduce import narrowed
+
+__all__ = ["LossModule", "mean_over", "noted", "noting_reductions", "reduced", "same_shape", "sum_all"]
+
+
+Reductions = list[tuple[Tensor, float | None]]
+
+_reductions: ContextVar[Reductions | None] = ContextVar("adjoint_reductions", default=None)
+
+
+@contextmanager
+def noting_reductions(found: Reductions | None) -> Iterator[None]:
+    """Append the results of the loss functions called in this block to ``found``, with their shares.
+
+    The share of a mean is the total weight of its rows divided by the number of rows.  It is 1 unless rows
+    are ignored or weighted.  The share of a sum is None.  With ``found=None`` nothing is appended.
+    """
+    before = _reductions.get()
+    _reductions.set(found)
+    try:
+        yield
+    finally:
+        _reductions.set(before)
+
+
+def noted(loss: Tensor, share: float | None = 1.0) -> Tensor:
+    """Return a reduced loss, after appending it to the list of ``noting_reductions``."""
+    found = _reductions.get()
+    if found is not None:
+        found.append((loss, share))
+    return loss
+
+
+def sum_all(loss: Tensor) -> Tensor:
+    """Return the sum over all elements."""
+    return rec.sum(loss, axis=tuple(range(-loss.ndim, 0)), keepdims=False)
+
+
+def reduced(op: str, loss: Tensor, reduction: str) -> Tensor:
+    """Reduce a loss to its mean over all elements or to its sum, or return it unchanged."""
+    if reduction == "none":
+        return loss
+    if reduction == "mean":
+        return noted(rec.mean(loss, axis=tuple(range(-loss.ndim, 0)), keepdims=False))
+    if reduction != "sum":
+        raise ArgumentError(f"{op}: reduction must be 'mean', 'sum' or 'none', not {reduction!r}.")
+    return noted(sum_all(loss), None)
+
+
+def mean_over(loss: Tensor, divisor: Any) -> Tensor:
+    """Return the sum of a loss over ``divisor``; half precision is summed in float32."""
+    return narrowed(sum_all(widened(rec, loss)) / divisor, loss.dtype)
+
+
+def same_shape(op: str, prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
+    """Return both as float tensors.  Unequal shapes raise: broadcasting a loss is nearly always a mistake."""
+    x, t = floats(op, prediction), floats(op, target)
+    if x._data.shape != t._data.shape:
+        raise ShapeError(
+            f"{op}: the prediction has shape {x.shape} and the target {t.shape}; they must be equal.\n"
+            "  Reshape one of them: broadcasting would compare every element with many."
+        )
+    return x, t
+
+
+class LossModule(FunctionModule):
+    """Base class of losses of a prediction and a target."""
+
+    reductions: tuple[str, ...] = ("mean", "sum", "none")
+
+    def __init__(self, reduction: str = "mean", **options: Any) -> None:
+        if not isinstance(reduction, str) or reduction not in self.reductions:
+            *others, last = map(repr, self.reductions)
+            raise ArgumentError(
+                f"{type(self).__name__}: reduction must be {', '.join(others)} or {last}, not {reduction!r}."
+            )
+        self.options = {**options, "reduction": reduction}
+
+    def forward(self, prediction: Any, target: Any) -> Tensor:
+        """Return the loss of a prediction.
+
+        Parameters
+        ----------
+        prediction : array_like
+            The output of a model.
+        target : array_like
+            The expected values.
+
+        Returns
+        -------
+        Tensor
+            The loss.
+        """
+        return self.function(prediction, target, **self.options)
