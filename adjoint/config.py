@@ -14,7 +14,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from contextvars import ContextVar
+from contextlib import suppress
+from contextvars import ContextVar, Token
 from types import FrameType
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -312,30 +313,46 @@ def _wrap_async_generator(function: Callable[..., Any], mode: ContextMode[Any]) 
 
 
 class _GradMode(ContextMode[bool]):
+    """Sets ``grad_mode``.  Loops enter it at each step, so it keeps tokens instead of the stack of modes.
+
+    A token belongs to the context that made it, so one instance can be used in many threads and tasks.
+    """
+
     _variable = grad_mode
+
+    def __init__(self, value: bool) -> None:
+        self._value = value
+        self._tokens: list[Token[bool]] = []
 
     def _apply(self) -> None:
         if not (self._value and _inference.get()):  # enable_grad has no effect inside inference_mode
             grad_mode.set(self._value)
 
-    def __enter__(self) -> None:  # inlined, as __exit__: loops enter no_grad at each step
-        before, around = grad_mode.get(), _entered.get()
+    def __enter__(self) -> None:
+        before = grad_mode.get()
         try:
-            if not (self._value and _inference.get()):
-                grad_mode.set(self._value)
-            _entered.set((self, before, around))
+            value = before if self._value and _inference.get() else self._value
+            self._tokens.append(grad_mode.set(value))
         except BaseException:  # an interrupt: no __exit__ follows
             grad_mode.set(before)
-            _entered.set(around)
             raise
 
     def __exit__(self, *exception: object) -> None:
-        entry = _entered.get()
-        if entry is not None and entry[0] is self:
-            grad_mode.set(entry[1])
-            _entered.set(entry[2])
-        else:
-            self._leave_out_of_order(entry)
+        tokens = self._tokens
+        try:
+            token = tokens[-1]
+            grad_mode.reset(token)
+            tokens.remove(token)
+        except (IndexError, ValueError):
+            self._leave_shared()
+
+    def _leave_shared(self) -> None:
+        """Leave an instance that other threads or tasks have entered later, or that is not entered here."""
+        for token in reversed(self._tokens):
+            with suppress(ValueError):  # the token of another context
+                grad_mode.reset(token)
+                self._tokens.remove(token)
+                return
 
 
 class set_grad_enabled(_GradMode):  # noqa: N801  a context manager that reads as a function

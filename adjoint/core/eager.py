@@ -6,6 +6,7 @@ as what it does.  Whatever they do not handle goes to ``careful`` in ``core/reco
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,17 @@ from adjoint.config import grad_mode, special
 from adjoint.core.explain import explained
 from adjoint.core.node import LEAF, Node, Spec, next_seq
 from adjoint.core.op import Op
-from adjoint.core.record import as_result, careful, make_node, weak_number, weak_numbers
+from adjoint.core.record import (
+    F32,
+    F64,
+    NUMBERS32,
+    NUMBERS64,
+    as_result,
+    careful,
+    make_node,
+    weak_number,
+    weak_numbers,
+)
 from adjoint.core.spread import COSTLY, COSTLY_SIZE, function_in_pieces
 from adjoint.core.tensor import Tensor, differentiable, note_view
 
@@ -27,7 +38,7 @@ Eager = Callable[..., Any]
 NO_PARAMS: dict[str, Any] = {}
 
 _recording = grad_mode.get
-_new = object.__new__
+_new: Callable[[], Tensor] = functools.partial(object.__new__, Tensor)
 
 
 def eager_of(op: Op) -> Eager:
@@ -62,7 +73,7 @@ def unary(op: Op) -> Eager:
             raise explained(op, (x,), NO_PARAMS, error) from None
         if type(data) is not ndarray:
             data = as_result(op, data)
-        out = _new(Tensor)
+        out = _new()
         out._data = data
         out._version = 0
         out._extra = None
@@ -111,7 +122,7 @@ def parametric(op: Op) -> Eager:
             raise explained(op, (x,), params, error) from None
         if type(data) is not ndarray:
             data = as_result(op, data)
-        out = _new(Tensor)
+        out = _new()
         out._data = data
         out._version = 0
         out._extra = None
@@ -149,7 +160,7 @@ def binary(op: Op) -> Eager:
     # where no gradient flows to an argument, one that has a history takes the careful path
     rough_x, rough_y = (op.differentiable and not op.smooth(i) for i in (0, 1))
     blank, unsaved = op.blank, op.unsaved
-    arrays = not op.literals
+    known64, known32 = ({}, {}) if op.literals else (NUMBERS64, NUMBERS32)
     shapes = op.kind != "elementwise"
     # what the rules read depends on which gradients are wanted: x * 2 keeps no x
     for_x, for_y, for_both = (op.keeps(w) for w in ((True, False), (False, True), (True, True)))
@@ -159,27 +170,27 @@ def binary(op: Op) -> Eager:
         if type(x) is Tensor:
             parent_x = x._node
             data_x = x._data
-            if type(y) is Tensor:
+            kind = type(y)
+            if kind is Tensor:
                 parent_y = y._node
                 data_y = y._data
-            elif type(y) is float or type(y) is int:
+            elif kind is float or kind is int:
                 parent_y = None
-                # a 0-d array: NumPy takes twice as long to look at a Python number, here and in
-                # the rules; where that changes the dtype the number stays
-                data_y = (
-                    weak_number(op, y, data_x.dtype) if arrays
-                    else y if type(y) is int else _literal(y, data_x.dtype)
-                )  # fmt: skip
+                # a 0-d array: NumPy takes twice as long to look at a Python number
+                dtype = data_x.dtype
+                data_y = known64.get(y) if dtype is F64 else known32.get(y) if dtype is F32 else None
+                if data_y is None:
+                    data_y = weak_number(op, y, dtype)
             else:
                 return careful(op, (x, y), NO_PARAMS)
         elif type(y) is Tensor and (type(x) is float or type(x) is int):
             parent_x = None
             parent_y = y._node
             data_y = y._data
-            data_x = (
-                weak_number(op, x, data_y.dtype) if arrays
-                else x if type(x) is int else _literal(x, data_y.dtype)
-            )  # fmt: skip
+            dtype = data_y.dtype
+            data_x = known64.get(x) if dtype is F64 else known32.get(x) if dtype is F32 else None
+            if data_x is None:
+                data_x = weak_number(op, x, dtype)
         else:
             return careful(op, (x, y), NO_PARAMS)
         if special.count or (rough_x and parent_x is not None) or (rough_y and parent_y is not None):
@@ -190,7 +201,7 @@ def binary(op: Op) -> Eager:
             raise explained(op, (x, y), NO_PARAMS, error) from None
         if type(data) is not ndarray:
             data = as_result(op, data)
-        out = _new(Tensor)
+        out = _new()
         out._data = data
         out._version = 0
         out._extra = None
@@ -238,11 +249,6 @@ def binary(op: Op) -> Eager:
     return eager
 
 
-def _literal(value: float, dtype: Any) -> Any:
-    """Return a number that the rules want to see as one; beside bfloat16 it would make float32."""
-    return np.array(value, dtype) if dtype.kind == "V" else value
-
-
 def ternary(op: Op) -> Eager:
     """Make the eager function of an op of three arrays and no parameters: a layer, a choice."""
     forward = op.forward
@@ -270,7 +276,7 @@ def ternary(op: Op) -> Eager:
             raise explained(op, (x, y, z), NO_PARAMS, error) from None
         if type(data) is not ndarray:
             data = as_result(op, data)
-        out = _new(Tensor)
+        out = _new()
         out._data = data
         out._version = 0
         out._extra = None
@@ -359,7 +365,7 @@ def general(op: Op) -> Eager:
             raise explained(op, args, params, error) from None
         if type(data) is not ndarray:
             data = as_result(op, data)
-        out = _new(Tensor)
+        out = _new()
         out._data = data
         out._version = 0
         out._extra = None

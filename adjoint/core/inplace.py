@@ -15,6 +15,7 @@ from adjoint.core.lifted import running
 from adjoint.core.namespace import rec
 from adjoint.core.node import LEAF, Node
 from adjoint.core.op import OPS
+from adjoint.core.record import F32, F64, weak_number
 from adjoint.core.tensor import Tensor, Traced, castable, exclusive_count, is_view, refuse_leaf, refuse_view
 from adjoint.errors import DTypeError, InPlaceError, ShapeError
 
@@ -51,25 +52,35 @@ _recording = grad_mode.get
 def augmented(method: str) -> Callable[[Tensor, Any], Tensor]:
     """Make the method of one augmented assignment."""
     assignment = AUGMENTED[method]
-    on_arrays, exclusive = assignment.on_arrays, exclusive_count()
+    op = OPS[assignment.op]
+    on_arrays, exclusive, references = assignment.on_arrays, exclusive_count(), sys.getrefcount
 
     def assign(t: Tensor, y: Any, /) -> Tensor:
         kind = type(y)
-        if type(t) is Tensor and (kind is Tensor or kind is float or kind is int) and not special.count:
+        if (
+            type(t) is Tensor
+            and (kind is Tensor or kind is float or kind is int)
+            and not special.count
+            and ((t._node is None and (kind is not Tensor or y._node is None)) or not _recording())
+        ):
             data = t._data
-            if (t._node is None and (kind is not Tensor or y._node is None)) or not _recording():
-                value = y._data if kind is Tensor else y
-                # the usual case of ``writable``: only this tensor holds the memory
-                if data.base is None and sys.getrefcount(data) <= exclusive and data.dtype.kind != "V":
-                    t._version += 1
-                    try:
-                        on_arrays(data, value)
-                    except Exception as error:
-                        _explain(assignment, t, y, error)
-                    return t
+            dtype = data.dtype
+            # the usual case of ``writable``: only this tensor holds the memory.  NumPy does not know the
+            # kind of bfloat16, V, and would cast complex numbers to it.
+            if (
+                references(data) <= exclusive
+                and data.base is None
+                and (dtype is F32 or dtype is F64 or dtype.kind != "V")
+            ):
+                t._version += 1
+                try:
+                    on_arrays(data, y._data if kind is Tensor else weak_number(op, y, dtype))
+                except Exception as error:
+                    _explain(assignment, t, y, error)
+                return t
         # In x[0] += y the view x[0] is a temporary, and Python writes the result into x.
         if sys.getrefcount(t) <= _TEMPORARY and is_view(t) and _stores_item(sys._getframe(1)):
-            return OPS[assignment.op].eager(t, y)
+            return op.eager(t, y)
         return _replace(assignment, t, y)
 
     assign.__name__ = assign.__qualname__ = method

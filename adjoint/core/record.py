@@ -24,6 +24,10 @@ from adjoint.core.tensor import Tensor, Traced, differentiable, note_reading, no
 from adjoint.errors import AdjointError, ArgumentError, InputError, RuleError
 
 __all__ = [
+    "F32",
+    "F64",
+    "NUMBERS32",
+    "NUMBERS64",
     "anomaly",
     "as_result",
     "at_level",
@@ -48,10 +52,10 @@ saved_hooks: ContextVar[tuple[Callable[[Any], Any], Callable[[Any], Any]] | None
 )
 
 _recording = grad_mode.get
-_F64, _F32 = np.dtype(np.float64), np.dtype(np.float32)
+F64, F32 = np.dtype(np.float64), np.dtype(np.float32)
 # the numbers that a program combines with tensors are few; making an array costs as much as an op
-_NUMBERS64: dict[float, ndarray[Any, Any]] = {}
-_NUMBERS32: dict[float, ndarray[Any, Any]] = {}
+NUMBERS64: dict[float, ndarray[Any, Any]] = {}
+NUMBERS32: dict[float, ndarray[Any, Any]] = {}
 
 
 def as_result(op: Op, data: Any) -> ndarray[Any, Any]:
@@ -65,11 +69,17 @@ def as_result(op: Op, data: Any) -> ndarray[Any, Any]:
 
 
 def weak_number(op: Op, value: Any, dtype: Any) -> Any:
-    """Return a Python number as a 0-d array if the dtype is float or complex, else unchanged."""
-    if dtype is _F64:
-        known = _NUMBERS64
-    elif dtype is _F32:
-        known = _NUMBERS32
+    """Return a Python number as a 0-d array if the dtype is float or complex, else unchanged.
+
+    Ops that read numbers (``literals``) get them unchanged, except floats with bfloat16 arrays, where
+    NumPy would return float32.
+    """
+    if op.literals:
+        return np.array(value, dtype) if dtype.kind == "V" and type(value) is float else value
+    if dtype is F64:
+        known = NUMBERS64
+    elif dtype is F32:
+        known = NUMBERS32
     elif dtype.kind in "fcV":  # V is bfloat16
         known = None
     else:
@@ -91,18 +101,15 @@ def weak_numbers(op: Op, values: Sequence[Any]) -> list[Any]:
     """Convert the Python numbers among the arguments of an elementwise op to the dtype of its float arrays.
 
     A forward may call several NumPy functions, and a number that one of them gets alone becomes float64.
-    Ops that read numbers (``literals``) get them unchanged, except floats with bfloat16 arrays, where
-    NumPy would return float32.
     """
     dtype: Any = None
     for v in values:
         own = getattr(v, "dtype", None)
         if own is not None and own is not dtype and own.kind in "fcV":
             dtype = own if dtype is None else np.result_type(dtype, own)
-    if dtype is None or (op.literals and dtype.kind != "V"):
+    if dtype is None:
         return list(values)
-    kinds = (float,) if op.literals else (float, int)
-    return [weak_number(op, v, dtype) if type(v) in kinds else v for v in values]
+    return [weak_number(op, v, dtype) if type(v) is float or type(v) is int else v for v in values]
 
 
 def parents_of(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...] | None:

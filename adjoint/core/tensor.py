@@ -205,11 +205,12 @@ class Tensor(Methods):
         Intermediate results have none, unless ``retain_grad()`` was called before the backward.  Reading
         the missing gradient of one warns.
         """
-        if self._extra is None:
-            if type(self._node) is Node:
-                _warn_not_retained(self._node)
-            return None
-        return self._extra.grad
+        extra = self._extra
+        if extra is not None:
+            return extra.grad
+        if type(self._node) is Node:
+            _warn_not_retained(self._node)
+        return None
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
