@@ -21,6 +21,7 @@ __all__ = [
     "array",
     "array_of",
     "asarray",
+    "check_cast",
     "check_device",
     "checked_dtype",
     "refuse_masked",
@@ -41,8 +42,8 @@ def tensor(data: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tens
         check_conversion(data, "a new leaf", "Use x itself or x.clone(), which keep the history.")
     if type(data) is Traced and data._data.numbers() is None:
         fresh = data.detach()
-        if dtype is not None and np.dtype(dtype) != fresh.dtype:
-            fresh = rec.astype(fresh, dtype=np.dtype(dtype))
+        if dtype is not None:
+            fresh = _cast_tensor(fresh, checked_dtype(dtype))
     else:
         fresh = wrap(np.array(array_of(data, dtype), copy=True, order="C"))
     return fresh.requires_grad_() if requires_grad else fresh
@@ -69,7 +70,7 @@ def asarray(data: Any, *, dtype: Any = None, device: Any = None, copy: bool | No
         if dtype is not None and (target := checked_dtype(dtype)) != data.dtype:
             if copy is False:
                 raise ArgumentError(f"asarray: {data.dtype} becomes {target} only by a copy.")
-            return rec.astype(data, dtype=target)
+            return _cast_tensor(data, target)
         return data.clone() if copy else data
     if copy is False:
         raise ArgumentError(f"asarray: a {type(data).__name__} becomes a tensor only by a copy.")
@@ -113,17 +114,28 @@ def array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
 
 
 def _cast(data: ndarray[Any, Any], target: np.dtype[Any], value: Any) -> ndarray[Any, Any]:
-    """Return an array, made of ``value``, as another dtype; numbers that do not fit are refused."""
-    if data.dtype.kind == "c" and target.kind != "c":
-        raise DTypeError(
-            f"{data.dtype} to {target} would drop the imaginary part.  Use x.real if that is meant."
-        )
+    """Return an array, made of ``value``, as another dtype; raise for numbers that do not fit."""
+    check_cast(data.dtype, target)
     try:
         if target.kind in "iu" and isinstance(value, (list, tuple, int)):
             return np.asarray(value, target)  # raises where a number does not fit
         return data.astype(target, copy=False)
     except (OverflowError, ValueError, TypeError) as error:
         raise DTypeError(f"cannot make a {target} tensor of this value: {error}") from None
+
+
+def _cast_tensor(t: Tensor, target: np.dtype[Any]) -> Tensor:
+    """Return a tensor as another dtype, recorded."""
+    check_cast(t.dtype, target)
+    return t if t.dtype == target else rec.astype(t, dtype=target)
+
+
+def check_cast(source: np.dtype[Any], target: np.dtype[Any], where: str = "") -> None:
+    """Raise if a cast would drop the imaginary part."""
+    if source.kind == "c" and target.kind != "c":
+        raise DTypeError(
+            f"{where}{source} to {target} would drop the imaginary part.  Use x.real if that is meant."
+        )
 
 
 def _numeric(data: ndarray[Any, Any], value: Any) -> ndarray[Any, Any]:

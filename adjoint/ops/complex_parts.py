@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core.convert import asarray, checked_dtype
+from adjoint.core.convert import asarray, check_cast, checked_dtype
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor
-from adjoint.errors import DTypeError
 
 __all__ = ["angle", "astype", "conj", "conjugate", "imag", "real"]
 
@@ -104,10 +103,7 @@ def astype(x: Any, dtype: Any, *, copy: bool = True, device: Any = None) -> Tens
     target = checked_dtype(dtype)
     if target == x.dtype and not copy:
         return x
-    if x.dtype.kind == "c" and target.kind != "c":
-        raise DTypeError(
-            f"astype: {x.dtype} to {target} would drop the imaginary part.  Use x.real if that is meant."
-        )
+    check_cast(x.dtype, target, "astype: ")
     return rec.astype(x, dtype=target)
 
 

@@ -13,7 +13,7 @@ from table import CASES, OP_NAMES, op_of, run
 import adjoint as ad
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import wrap
-from adjoint.errors import AdjointError
+from adjoint.errors import AdjointError, DTypeError
 from adjoint.testing import Case
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -233,3 +233,21 @@ def test_a_reduction_over_nothing_keeps_dtype_and_graph(name: str, dtype: Any, k
         alone = partial(REDUCTIONS[name], axis=axis, keepdims=keepdims)
         batched = ad.vmap(alone)(np.zeros((2, *shape), dtype))
         assert batched.dtype == dtype and batched.shape == (2, *y.shape)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda c, to: ad.tensor(c, dtype=to),
+        lambda c, to: ad.asarray(c, dtype=to),
+        lambda c, to: ad.array(c, dtype=to),
+        lambda c, to: ad.array([c, c], dtype=to),
+        lambda c, to: ad.array([c.clone().requires_grad_(), c], dtype=to),
+        lambda c, to: ad.vmap(lambda x: ad.tensor(x, dtype=to))(c),
+        lambda c, to: c.astype(to),
+    ],
+)
+@pytest.mark.parametrize("to", [np.float64, np.int32, ml_dtypes.bfloat16])
+def test_no_cast_drops_an_imaginary_part(make: Any, to: Any) -> None:
+    with pytest.raises(DTypeError, match=r"complex64 to .* would drop the imaginary part"):
+        make(ad.tensor([1j, 2.0], dtype=np.complex64), to)

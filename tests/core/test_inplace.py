@@ -89,6 +89,22 @@ def test_narrow_floats_stay_narrow():
     b = ad.tensor([1.0, 2.0], dtype=ml_dtypes.bfloat16)
     b *= 0.5
     assert b.dtype == ml_dtypes.bfloat16 and b.tolist() == [0.5, 1.0]
+    with pytest.raises(errors.DTypeError, match="the result is complex64, but x is bfloat16"):
+        b += ad.tensor([1j, 2.0], dtype=np.complex64)
+
+
+@pytest.mark.parametrize("sign", FLOATS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("other", ["tensor", "float", "int"])
+def test_half_precision_rounds_as_the_op_does(sign, dtype, other):
+    target = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else np.float16
+    rng = np.random.default_rng(0)
+    values, others = rng.uniform(0.5, 4.0, (2, 500))
+    y = {"tensor": ad.tensor(others, dtype=target), "float": 2.3, "int": 3}[other]
+    x, before = ad.tensor(values, dtype=target), ad.tensor(values, dtype=target)
+    x = FLOATS[sign](x, y)
+    expected = getattr(operator, FLOATS[sign].__name__[1:])(before, y)
+    assert x.dtype == expected.dtype == target and x.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 3)])
