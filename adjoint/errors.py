@@ -1,38 +1,38 @@
-"""Every exception adjoint raises, each with its cause and its cure.
+"""The exceptions of adjoint, with their causes and cures.
 
     AdjointError
     ├── ShapeError            (ValueError)    shapes, axes or lengths do not fit
     │   └── AxisError         (IndexError)    an axis that the tensor does not have
-    ├── DTypeError            (TypeError)     a dtype cannot do what was asked
-    ├── InputError            (TypeError)     an argument of a kind adjoint does not take
-    ├── ArgumentError         (ValueError)    an argument with a value adjoint does not take
+    ├── DTypeError            (TypeError)     a dtype does not support the operation
+    ├── InputError            (TypeError)     an argument of a type adjoint does not accept
+    ├── ArgumentError         (ValueError)    an argument with a value adjoint does not accept
     ├── IndexingError         (IndexError)    an index outside the tensor, or of the wrong kind
     ├── LinAlgError           (np.linalg.LinAlgError)  a matrix without the property the op needs
-    ├── NoGradientError       (RuntimeError)  a gradient was asked for where none can flow
-    │   └── MissingGradientError  (KeyError)  a gradient that the store does not have
+    ├── NoGradientError       (RuntimeError)  a gradient was requested where none can flow
+    │   └── MissingGradientError  (KeyError)  a gradient that a store does not have
     ├── GraphReleasedError    (RuntimeError)  backward a second time through released values
     ├── ModifiedError         (RuntimeError)  a saved value was overwritten before backward
     ├── InPlaceError          (RuntimeError)  writing into a tensor that is part of a graph
     ├── LostHistoryError      (RuntimeError)  a conversion that would drop the history of a tensor
-    ├── RuleError             (RuntimeError)  an op's derivative rule broke its contract
-    ├── HookError             (RuntimeError)  a hook returned something unusable
-    ├── TapeError             (RuntimeError)  a tape used outside its life
+    ├── RuleError             (RuntimeError)  a derivative rule returned something invalid
+    ├── HookError             (RuntimeError)  a hook returned something invalid
+    ├── TapeError             (RuntimeError)  a tape used outside its block
     ├── AnomalyError          (FloatingPointError)  NaN or inf under detect_anomaly
-    ├── GradcheckError        (AssertionError)  a derivative disagrees with finite differences
+    ├── GradcheckError        (AssertionError)  a derivative differs from finite differences
     ├── AbsentNameError       (AttributeError)  a name of another library that adjoint does not have
     ├── NotSavedError         (AttributeError)  a rule read a value its op does not save
-    ├── TransformError        (TypeError)     a function cannot be transformed as asked
-    ├── SharingError          (BufferError)   memory that cannot be shared as asked
-    ├── WorkerError           (RuntimeError)  a worker thread of backward ended from outside
+    ├── TransformError        (TypeError)     a function cannot be transformed
+    ├── SharingError          (BufferError)   memory that cannot be shared as requested
+    ├── WorkerError           (RuntimeError)  a worker thread was stopped from outside
     ├── ConvergenceError      (RuntimeError)  an iteration did not converge
     ├── NonFiniteError        (FloatingPointError)  a gradient that is NaN or infinite
     ├── AccumulationError     (RuntimeError)  a window of micro-batches used out of order
-    ├── UnknownNameError      (KeyError)      a name that nobody registered
-    ├── FileError             (ValueError)    a file that is not what was expected
+    ├── UnknownNameError      (KeyError)      a name that is not registered
+    ├── FileError             (ValueError)    a file with unexpected content
     └── MissingExtraError     (ImportError)   an optional library is not installed
 
-Every class also is the built-in that people expect, so ``except ValueError`` keeps working.
-A message says what happened, why, and what to do about it.
+Every class is also a subclass of the usual built-in exception, so ``except ValueError`` works.
+Messages say what happened, why, and what to do.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def __dir__() -> list[str]:
 
 
 class AdjointError(Exception):
-    """The root of all adjoint errors; never raised itself."""
+    """Base class of all adjoint errors; it is never raised itself."""
 
     _module: tuple[Any, str]  # where it arose: the outermost module so far, and the path inside that
     _plain: str  # the message before a module added its path
@@ -89,33 +89,33 @@ class AdjointError(Exception):
 class ShapeError(AdjointError, ValueError):
     """Shapes, axes or lengths do not fit.
 
-    Cause: operands that do not broadcast, an axis out of range, a gradient that has not its
-    tensor's shape, a ragged list.  Cure: the message names the op and both shapes.
+    Cause: operands that do not broadcast, an axis out of range, a gradient whose shape differs from its
+    tensor's, a ragged list.  Cure: the message names the op and both shapes.
     """
 
 
 class AxisError(ShapeError, IndexError):
-    """An axis that the tensor does not have; NumPy's AxisError is both kinds, too."""
+    """An axis does not exist; an IndexError, too, like NumPy's AxisError."""
 
 
 class SharingError(AdjointError, BufferError):
-    """Memory cannot be shared with another library as asked.
+    """Memory cannot be shared with another library as requested.
 
-    Cause: ``copy=False`` for memory that could still be written to, or a device other than the
-    cpu, in the DLPack protocol.  Cure: let it copy.
+    Cause: ``copy=False`` for memory that could still be written to, or a device other than the cpu, in the
+    DLPack protocol.  Cure: allow a copy.
     """
 
 
 class DTypeError(AdjointError, TypeError):
-    """A dtype cannot do what was asked.
+    """A dtype does not support the operation.
 
-    Cause: integers that should require grad, objects or strings as numbers, a gradient of
-    another dtype.  Cure: ``x.astype(float)``, or a float dtype from the start.
+    Cause: integers that should require grad, objects or strings as numbers, a gradient with another dtype.
+    Cure: ``x.astype(float)``, or a float dtype from the start.
     """
 
 
 class InputError(AdjointError, TypeError):
-    """An argument of a kind that adjoint does not take.
+    """An argument has a type that adjoint does not accept.
 
     Cause: a tensor of another library, a string, None.  Cure: convert it first, for example
     ``ad.tensor(np.asarray(value))``.
@@ -123,35 +123,35 @@ class InputError(AdjointError, TypeError):
 
 
 class ArgumentError(AdjointError, ValueError):
-    """An argument of the right kind with a value that adjoint does not take.
+    """An argument has the right type, but a value that adjoint does not accept.
 
-    Cause: an unknown word, a number out of range.  Cure: the message lists what is accepted.
+    Cause: an unknown option, a number out of range.  Cure: the message lists the accepted values.
     """
 
 
 class IndexingError(AdjointError, IndexError):
-    """An index outside the tensor, too many indices, or an index of the wrong kind."""
+    """An index is out of range or has the wrong type, or there are too many indices."""
 
 
 class LinAlgError(AdjointError, np.linalg.LinAlgError):
-    """A matrix lacks the property that the op needs.
+    """A matrix does not have the property that an op needs.
 
-    Cause: a singular matrix in ``solve`` or ``inv``, one that is not positive definite in
+    Cause: a singular matrix in ``solve`` or ``inv``, a matrix that is not positive definite in
     ``cholesky``, repeated eigenvalues where a derivative needs distinct ones.
     """
 
 
 class NoGradientError(AdjointError, RuntimeError):
-    """A gradient was asked for where none can flow.
+    """A gradient was requested, but none can flow.
 
-    Cause: the root does not require grad; an input is not part of the graph; the only path
-    leads through an op that is piecewise constant.  Cure: set ``requires_grad=True`` before the
-    computation, or pass ``allow_unused=True`` when a missing gradient is meant.
+    Cause: the root does not require grad; an input is not part of the graph; the only path leads through an
+    op that is piecewise constant.  Cure: set ``requires_grad=True`` before the computation, or pass
+    ``allow_unused=True`` if a missing gradient is intended.
     """
 
 
 class MissingGradientError(NoGradientError, KeyError):
-    """A gradient that the store does not have; a KeyError too, as a mapping's."""
+    """A gradient store does not have the requested gradient; a KeyError, too."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError shows the repr of its message otherwise
@@ -167,15 +167,15 @@ class GraphReleasedError(AdjointError, RuntimeError):
 class ModifiedError(AdjointError, RuntimeError):
     """A value that backward needs was overwritten after the forward.
 
-    Cure: write after backward, or let the forward use ``x.clone()``.
+    Cure: write after backward, or use ``x.clone()`` in the forward.
     """
 
 
 class InPlaceError(AdjointError, RuntimeError):
-    """Writing into a tensor that is part of a graph.
+    """A tensor that is part of a graph cannot be written to.
 
-    Cure: ``y = x.at[i].set(v)``, which is differentiable; or write under ``ad.no_grad()`` into
-    the leaf itself; or into ``x.detach().clone()``.
+    Cure: ``y = x.at[i].set(v)``, which is differentiable; or write into the leaf under ``ad.no_grad()``; or
+    write into ``x.detach().clone()``.
     """
 
 
@@ -183,16 +183,16 @@ class LostHistoryError(AdjointError, RuntimeError):
     """An implicit conversion would turn a tensor that requires grad into plain numbers.
 
     Cause: NumPy, SciPy or ``math`` asks for the values of a tensor, or ``ad.tensor(x)`` copies it.  The
-    gradient would then lack a term.  Cure: the differentiable function (``ad.array([...])``, ``ad.stack``,
+    gradient would then miss a term.  Cure: the differentiable function (``ad.array([...])``, ``ad.stack``,
     ``ad.exp``), or ``x.detach()`` and ``x.numpy()`` if no gradient is needed.
     """
 
 
 class RuleError(AdjointError, RuntimeError):
-    """A derivative rule broke its contract: wrong number, shape or kind of gradients.
+    """A derivative rule returned the wrong number, shape or type of gradients.
 
-    Cause: a mistake in a ``define`` record or a custom derivative.  Cure: the message names the
-    op and what was expected; ``adjoint.testing.gradcheck`` checks the values.
+    Cause: a mistake in a ``define`` record or a custom derivative.  Cure: the message names the op and the
+    expected result; ``adjoint.testing.gradcheck`` checks the values.
     """
 
 
@@ -201,38 +201,40 @@ class HookError(AdjointError, RuntimeError):
 
 
 class TapeError(AdjointError, RuntimeError):
-    """A tape was used outside its life: consumed, entered twice, or not the one that recorded."""
+    """A tape was used after its end, entered twice, or did not record the tensor."""
 
 
 class AnomalyError(AdjointError, FloatingPointError):
     """A NaN or an infinity appeared under ``detect_anomaly``.
 
-    The message names the op, its inputs (shape, dtype, finite fraction) and the line that
-    recorded it.
+    The message names the op, its inputs (shape, dtype, finite fraction) and the line that recorded it.
     """
 
 
 class GradcheckError(AdjointError, AssertionError):
-    """A derivative disagrees with finite differences; the message shows the worst element."""
+    """A derivative differs from finite differences; the message shows the worst element."""
 
 
 class AbsentNameError(AdjointError, AttributeError):
-    """A name of NumPy, PyTorch or JAX that adjoint does not have.  Cure: use what the message names."""
+    """A name of NumPy, PyTorch or JAX that adjoint does not have.
+
+    Cure: use the name in the message.
+    """
 
 
 class NotSavedError(AdjointError, AttributeError):
     """A rule read the values of an argument that its op does not save.
 
-    Cure: name the argument in ``saves=``; its shape and dtype are there without it.
+    Cure: name the argument in ``saves=``.  Its shape and dtype are available without that.
     """
 
 
 class TransformError(AdjointError, TypeError):
-    """A function cannot be transformed as asked: its arguments or results do not fit."""
+    """A function cannot be transformed, because its arguments or results do not fit."""
 
 
 class WorkerError(AdjointError, RuntimeError):
-    """A worker thread was ended from outside in the midst of its work, or is missing in a forked process.
+    """A worker thread was stopped from outside while it was working, or is missing in a forked process.
 
     No gradient has changed.  Cure: run the forward and backward, or the loop over the data, again.
     """
@@ -243,35 +245,47 @@ class ConvergenceError(AdjointError, RuntimeError):
 
 
 class NonFiniteError(AdjointError, FloatingPointError):
-    """A gradient is NaN or infinite where that cannot be used: accumulation, clipping.
+    """A gradient is NaN or infinite where that cannot be used, in accumulation or clipping.
 
-    Cure: ``ad.detect_anomaly()`` finds the op that made it; ``nonfinite="skip"`` leaves such
-    micro-batches out; ``ad.GradScaler`` handles the overflows of float16.
+    Cure: ``ad.detect_anomaly()`` finds the op that made it; ``nonfinite="skip"`` leaves such micro-batches
+    out; ``ad.GradScaler`` handles the overflows of float16.
     """
 
 
 class AccumulationError(AdjointError, RuntimeError):
     """A window of micro-batches was used out of order.
 
-    Cause: more micro-batches than the window holds, an update from a window that is not full.
-    Cure: ``apply`` or ``reset`` when ``should_update()``; ``flush()`` closes a short window,
-    ``drop()`` discards it.
+    Cause: more micro-batches than the window has, an update from a window that is not full.  Cure:
+    ``apply`` or ``reset`` when ``should_update()``; ``flush()`` closes a short window, ``drop()`` discards
+    it.
     """
 
 
 class UnknownNameError(AdjointError, KeyError):
-    """A name that nobody registered, or one that is missing; the message lists what is known."""
+    """A name is not registered, or a key is missing; the message lists the known names."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError shows the repr of its message otherwise
 
 
 class FileError(AdjointError, ValueError):
-    """A file is damaged, of another format, or does not hold the expected names, shapes and dtypes."""
+    """A file is damaged, has another format, or does not have the expected names, shapes and dtypes."""
 
 
 class MissingExtraError(AdjointError, ImportError):
-    """An optional library is missing.  Cure: ``pip install 'adjoint-ad[extra]'``, as the message says."""
+    """An optional library is not installed.
+
+    Cure: ``pip install 'adjoint-ad[extra]'``, as the message says.
+
+    Parameters
+    ----------
+    what : str
+        The feature that needs the library.
+    library : str
+        The name of the library.
+    extra : str
+        The extra of adjoint that installs it.
+    """
 
     def __init__(self, what: str, library: str, extra: str) -> None:
         super().__init__(f"{what} needs {library}.  Install it with: pip install 'adjoint-ad[{extra}]'")

@@ -1,11 +1,13 @@
-"""Random tensors from an explicit generator: draws that differentiate through their parameters.
+"""Random tensors from explicit generators; gradients flow to the parameters of a distribution.
 
 ``default_rng(seed)`` returns a ``Generator`` on NumPy's counter-based Philox.  There is no global
-generator.  A draw from a continuous distribution is a smooth function of its parameters and of
-noise that does not depend on them (``normal``: loc + scale · z), so gradients flow to ``loc``,
-``scale``, ``logits``.  A draw of whole numbers or classes jumps; no gradient flows through it, and
-asking for one only through it is a ``NoGradientError``.
+generator.  A draw from a continuous distribution is a smooth function of its parameters and of noise that
+does not depend on them (``normal``: loc + scale · z), so gradients flow to ``loc``, ``scale`` and
+``logits``.  Draws of integers and classes have no gradient; ``NoGradientError`` is raised if a gradient is
+requested through them alone.
 
+Examples
+--------
 >>> import adjoint as ad
 >>> rng = ad.random.default_rng(0)
 >>> scale = ad.tensor(2.0, requires_grad=True)
@@ -41,20 +43,32 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Explain what people look for here: NumPy's global draws."""
+    """Raise with a hint for the functions of NumPy's global generator."""
     draw = not name.startswith("_") and hasattr(Generator, name)
-    cure = (
-        f".  There is no global generator: ad.random.default_rng(seed).{name} is one's own." if draw else ""
-    )
+    cure = f".  There is no global generator: use ad.random.default_rng(seed).{name}." if draw else ""
     raise AttributeError(f"module 'adjoint.random' has no attribute {name!r}{cure}")
 
 
 def default_rng(seed: Any = None) -> Generator:
-    """Make a generator: the same seed gives the same draws; None takes one from the system.
+    """Create a generator; the same seed gives the same draws.
 
-    ``seed`` is a whole number, several of them, a ``np.random.SeedSequence``, or a Generator, which
-    is returned as it is.
+    Parameters
+    ----------
+    seed : int, sequence of int, SeedSequence or Generator, optional
+        The seed; by default one from the system. A Generator is returned unchanged.
 
+    Returns
+    -------
+    Generator
+        The generator.
+
+    Raises
+    ------
+    InputError
+        If the seed is not valid.
+
+    Examples
+    --------
     >>> a, b = default_rng(7), default_rng(7)
     >>> bool((a.normal(size=3) == b.normal(size=3)).all())
     True
@@ -73,10 +87,15 @@ def default_rng(seed: Any = None) -> Generator:
 
 
 class Generator:
-    """Draws random tensors; made by ``default_rng``.
+    """Generator of random tensors; create one with ``default_rng``.
 
-    Not shared between threads without care: each draw moves the state.  ``spawn`` makes independent
-    generators for threads and workers.  ``state`` can be read and set, for checkpoints.
+    Each draw changes the state, so a generator must not be used by several threads at the same time;
+    ``spawn`` creates independent generators for them.  ``state`` can be read and set, for checkpoints.
+
+    Parameters
+    ----------
+    seeds : np.random.SeedSequence
+        The seeds of the generator.
     """
 
     __slots__ = ("_numpy", "_seeds")
@@ -89,7 +108,7 @@ class Generator:
 
     @property
     def state(self) -> dict[str, Any]:
-        """All that decides the coming draws and spawns: plain numbers and lists, fit for JSON."""
+        """The complete state of the generator, as a dictionary of numbers and lists that JSON can store."""
         philox: Any = self._numpy.bit_generator.state
         entropy: Any = self._seeds.entropy
         return {
@@ -108,7 +127,7 @@ class Generator:
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
         if not isinstance(state, dict) or state.get("bit_generator") != "Philox":
-            raise InputError("Generator.state is set to what Generator.state returned before.")
+            raise InputError("Generator.state: expected a dictionary that Generator.state returned.")
         try:
             seeds = np.random.SeedSequence(
                 state["entropy"],
@@ -126,7 +145,7 @@ class Generator:
             }
             bits.state = philox
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ArgumentError(f"Generator.state: this is not a whole state: {error!r}.") from None
+            raise ArgumentError(f"Generator.state: the state is incomplete or damaged: {error!r}.") from None
         self._seeds, self._numpy = seeds, np.random.Generator(bits)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,7 +158,18 @@ class Generator:
         return default_rng, (0,), self.state
 
     def spawn(self, count: int) -> list[Generator]:
-        """Make ``count`` generators whose draws are independent of this one's and each other's."""
+        """Create generators whose draws are independent of each other and of this one.
+
+        Parameters
+        ----------
+        count : int
+            How many generators.
+
+        Returns
+        -------
+        list of Generator
+            The generators.
+        """
         return [Generator(seeds) for seeds in self._seeds.spawn(operator.index(count))]
 
     def __repr__(self) -> str:
@@ -148,59 +178,258 @@ class Generator:
     # Draws that differentiate through their parameters ---------------------------------------
 
     def random(self, size: Any = None, dtype: Any = None) -> Tensor:
-        """Draw numbers evenly from [0, 1)."""
+        """Draw from the uniform distribution on [0, 1).
+
+        Parameters
+        ----------
+        size : int or tuple of int, optional
+            The shape of the result; by default one number.
+        dtype : dtype, optional
+            A float dtype; by default ``get_default_dtype()``.
+
+        Returns
+        -------
+        Tensor
+            The draws.
+
+        Examples
+        --------
+        >>> default_rng(0).random(2).shape
+        (2,)
+        """
         target, u = self._noise("random", "random", size, dtype)
         return u if u.dtype == target else _below(rec.astype(u, dtype=target), 0.0, 1.0)
 
     def standard_normal(self, size: Any = None, dtype: Any = None) -> Tensor:
-        """Draw from the normal distribution with mean 0 and deviation 1."""
+        """Draw from the normal distribution with mean 0 and standard deviation 1.
+
+        Parameters
+        ----------
+        size : int or tuple of int, optional
+            The shape of the result; by default one number.
+        dtype : dtype, optional
+            A float dtype; by default ``get_default_dtype()``.
+
+        Returns
+        -------
+        Tensor
+            The draws.
+        """
         target, z = self._noise("standard_normal", "standard_normal", size, dtype)
         return narrowed(z, target)
 
     def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
-        """Draw loc + scale · z with z standard normal; gradients flow to ``loc`` and ``scale``."""
+        """Draw from the normal distribution, as loc + scale · z; gradients flow to ``loc`` and ``scale``.
+
+        Parameters
+        ----------
+        loc : array_like, optional
+            The mean.
+        scale : array_like, optional
+            The standard deviation, not negative.
+        size : int or tuple of int, optional
+            The shape of the result; by default the common shape of the parameters.
+        dtype : dtype, optional
+            A float dtype; by default that of the parameters.
+
+        Returns
+        -------
+        Tensor
+            The draws.
+
+        Raises
+        ------
+        ArgumentError
+            If ``scale`` is negative.
+
+        Examples
+        --------
+        >>> default_rng(0).normal([0.0, 10.0], 0.1).shape
+        (2,)
+        """
         target, z, loc, scale = self._noise("normal", "standard_normal", size, dtype, loc, scale)
         return narrowed(loc + _not_negative("normal", scale) * z, target)
 
     def lognormal(self, mean: Any = 0.0, sigma: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
-        """Draw exp of a normal draw; gradients flow to ``mean`` and ``sigma``."""
+        """Draw exp of a normal draw; gradients flow to ``mean`` and ``sigma``.
+
+        Parameters
+        ----------
+        mean : array_like, optional
+            The mean of the logarithm.
+        sigma : array_like, optional
+            The standard deviation of the logarithm, not negative.
+        size : int or tuple of int, optional
+            The shape of the result; by default the common shape of the parameters.
+        dtype : dtype, optional
+            A float dtype; by default that of the parameters.
+
+        Returns
+        -------
+        Tensor
+            The draws.
+
+        Raises
+        ------
+        ArgumentError
+            If ``sigma`` is negative.
+        """
         target, z, mean, sigma = self._noise("lognormal", "standard_normal", size, dtype, mean, sigma)
         return narrowed(rec.exp(mean + _not_negative("lognormal", sigma) * z), target)
 
     def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
-        """Draw low + (high - low) · u with u from [0, 1); gradients flow to both bounds."""
+        """Draw from the uniform distribution on [low, high); gradients flow to both bounds.
+
+        Parameters
+        ----------
+        low : array_like, optional
+            The lower bound.
+        high : array_like, optional
+            The upper bound.
+        size : int or tuple of int, optional
+            The shape of the result; by default the common shape of the parameters.
+        dtype : dtype, optional
+            A float dtype; by default that of the parameters.
+
+        Returns
+        -------
+        Tensor
+            The draws.
+        """
         target, u, low, high = self._noise("uniform", "random", size, dtype, low, high)
         y = low + (high - low) * u
         return y if y.dtype == target else _below(rec.astype(y, dtype=target), low, high)
 
     def exponential(self, scale: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
-        """Draw from the exponential distribution of mean ``scale``, to which gradients flow."""
+        """Draw from the exponential distribution; gradients flow to ``scale``.
+
+        Parameters
+        ----------
+        scale : array_like, optional
+            The mean, not negative.
+        size : int or tuple of int, optional
+            The shape of the result; by default the common shape of the parameters.
+        dtype : dtype, optional
+            A float dtype; by default that of the parameters.
+
+        Returns
+        -------
+        Tensor
+            The draws.
+
+        Raises
+        ------
+        ArgumentError
+            If ``scale`` is negative.
+        """
         target, e, scale = self._noise("exponential", "standard_exponential", size, dtype, scale)
         return narrowed(_not_negative("exponential", scale) * e, target)
 
     def laplace(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
-        """Draw from the double exponential distribution; gradients flow to ``loc`` and ``scale``."""
+        """Draw from the Laplace distribution; gradients flow to ``loc`` and ``scale``.
+
+        Parameters
+        ----------
+        loc : array_like, optional
+            The mean.
+        scale : array_like, optional
+            The scale, not negative.
+        size : int or tuple of int, optional
+            The shape of the result; by default the common shape of the parameters.
+        dtype : dtype, optional
+            A float dtype; by default that of the parameters.
+
+        Returns
+        -------
+        Tensor
+            The draws.
+
+        Raises
+        ------
+        ArgumentError
+            If ``scale`` is negative.
+        """
         target, e, loc, scale = self._noise("laplace", "standard_exponential", size, dtype, loc, scale)
         signs = self._numpy.integers(0, 2, e.shape, np.int8) * 2 - 1
         return narrowed(loc + _not_negative("laplace", scale) * (e * signs), target)
 
     def logistic(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
-        """Draw from the logistic distribution; gradients flow to ``loc`` and ``scale``."""
+        """Draw from the logistic distribution; gradients flow to ``loc`` and ``scale``.
+
+        Parameters
+        ----------
+        loc : array_like, optional
+            The mean.
+        scale : array_like, optional
+            The scale, not negative.
+        size : int or tuple of int, optional
+            The shape of the result; by default the common shape of the parameters.
+        dtype : dtype, optional
+            A float dtype; by default that of the parameters.
+
+        Returns
+        -------
+        Tensor
+            The draws.
+
+        Raises
+        ------
+        ArgumentError
+            If ``scale`` is negative.
+        """
         target, e, loc, scale = self._noise("logistic", "standard_exponential", size, dtype, loc, scale)
         return narrowed(loc + _not_negative("logistic", scale) * rec.log(rec.expm1(e)), target)
 
     def gumbel(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
-        """Draw loc - scale · log(e) with e exponential; gradients flow to ``loc`` and ``scale``."""
+        """Draw from the Gumbel distribution; gradients flow to ``loc`` and ``scale``.
+
+        Parameters
+        ----------
+        loc : array_like, optional
+            The mode.
+        scale : array_like, optional
+            The scale, not negative.
+        size : int or tuple of int, optional
+            The shape of the result; by default the common shape of the parameters.
+        dtype : dtype, optional
+            A float dtype; by default that of the parameters.
+
+        Returns
+        -------
+        Tensor
+            The draws.
+
+        Raises
+        ------
+        ArgumentError
+            If ``scale`` is negative.
+        """
         target, e, loc, scale = self._noise("gumbel", "standard_exponential", size, dtype, loc, scale)
         return narrowed(loc - _not_negative("gumbel", scale) * rec.log(e), target)
 
     def gumbel_softmax(self, logits: Any, tau: Any = 1.0, *, hard: bool = False, axis: int = -1) -> Tensor:
-        """Draw softened one-hot vectors along ``axis`` with probabilities softmax(logits).
+        """Draw relaxed one-hot vectors with probabilities softmax(logits).
 
-        They are softmax((logits + Gumbel noise) / tau): the smaller ``tau``, the nearer to
-        one-hot.  ``hard=True`` gives exact one-hot vectors with the gradient of the soft ones
-        (straight through).  Gradients flow to ``logits`` and ``tau``.
+        They are softmax((logits + Gumbel noise) / tau).  Gradients flow to ``logits`` and ``tau``.
 
+        Parameters
+        ----------
+        logits : array_like
+            The logarithms of the probabilities, up to a constant.
+        tau : array_like, optional
+            The temperature; smaller values give vectors nearer to one-hot.
+        hard : bool, optional
+            Whether to return exact one-hot vectors with the gradient of the relaxed ones.
+        axis : int, optional
+            The axis of the classes.
+
+        Returns
+        -------
+        Tensor
+            The vectors, with the shape of ``logits``.
+
+        Examples
+        --------
         >>> rng = default_rng(0)
         >>> rng.gumbel_softmax(asarray([0.0, 5.0, 0.0]), hard=True)
         tensor([0., 1., 0.], dtype=float64)
@@ -222,7 +451,31 @@ class Generator:
     def integers(
         self, low: Any, high: Any = None, size: Any = None, dtype: Any = np.int64, *, endpoint: bool = False
     ) -> Tensor:
-        """Draw whole numbers from [low, high), or [0, low) for one bound; no gradient."""
+        """Draw integers from [low, high).
+
+        Parameters
+        ----------
+        low : array_like of int
+            The lower bound; with one bound it is ``high``, and the lower bound is 0.
+        high : array_like of int, optional
+            The upper bound, which is not included.
+        size : int or tuple of int, optional
+            The shape of the result; by default the common shape of the parameters.
+        dtype : dtype, optional
+            An integer dtype.
+        endpoint : bool, optional
+            Whether to include ``high``.
+
+        Returns
+        -------
+        Tensor
+            The draws, which have no gradient.
+
+        Raises
+        ------
+        ArgumentError
+            If the bounds do not fit.
+        """
         lower, upper = (None if b is None else array_of(b) for b in (low, high))
         shape = None if size is None else _size("integers", size)
         draw: Any = self._numpy.integers
@@ -233,9 +486,28 @@ class Generator:
         return wrap(np.asarray(drawn))
 
     def bernoulli(self, p: Any, size: Any = None, dtype: Any = None) -> Tensor:
-        """Draw 1 with probability ``p`` and else 0, in the dtype of ``p``; no gradient.
+        """Draw 1 with probability ``p``, and 0 otherwise.
 
-        The result jumps with ``p``, so none can flow.  ``gumbel_softmax`` is its smooth relative.
+        The draws have no gradient; ``gumbel_softmax`` is a smooth alternative.
+
+        Parameters
+        ----------
+        p : array_like
+            The probabilities.
+        size : int or tuple of int, optional
+            The shape of the result; by default the common shape of the parameters.
+        dtype : dtype, optional
+            The dtype of the result; by default that of ``p``.
+
+        Returns
+        -------
+        Tensor
+            The draws.
+
+        Raises
+        ------
+        ArgumentError
+            If a probability is not between 0 and 1.
         """
         target, u, p = self._noise("bernoulli", "random", size, None, p)
         _check("bernoulli", p, lambda a: (a >= 0) & (a <= 1), "probabilities are between 0 and 1")
@@ -244,11 +516,33 @@ class Generator:
     def categorical(
         self, logits: Any = None, size: Any = None, *, probs: Any = None, axis: int = -1
     ) -> Tensor:
-        """Draw classes along ``axis``, given their logits (log-probabilities up to a constant); no gradient.
+        """Draw classes, given their logits or probabilities.
 
-        Or give ``probs=``, weights that need not sum to 1.  ``size`` is the shape of the result, to
-        which the other axes of ``logits`` broadcast.  ``gumbel_softmax`` is its smooth relative.
+        The draws have no gradient; ``gumbel_softmax`` is a smooth alternative.
 
+        Parameters
+        ----------
+        logits : array_like, optional
+            The logarithms of the probabilities, up to a constant.
+        size : int or tuple of int, optional
+            The shape of the result, to which the other axes broadcast.
+        probs : array_like, optional
+            The probabilities, in place of ``logits``; they need not sum to 1.
+        axis : int, optional
+            The axis of the classes.
+
+        Returns
+        -------
+        Tensor
+            The classes, as integers.
+
+        Raises
+        ------
+        ArgumentError
+            If both or none of ``logits`` and ``probs`` are given, or a probability is negative.
+
+        Examples
+        --------
         >>> default_rng(0).categorical(probs=[0.0, 1.0], size=4)
         tensor([1, 1, 1, 1], dtype=int64)
         """
@@ -274,9 +568,21 @@ class Generator:
         return argmax(weights + noise, axis=-1)
 
     def permutation(self, x: Any, axis: int = 0) -> Tensor:
-        """Shuffle ``x`` along ``axis``, or the numbers below ``x`` if it is a whole number.
+        """Return a shuffled copy, or a shuffled range.
 
-        No gradient flows to the order; the values of a shuffled tensor keep theirs.
+        Gradients flow to the shuffled elements.
+
+        Parameters
+        ----------
+        x : int or array_like
+            The elements, or their number: the integers below it are shuffled.
+        axis : int, optional
+            The axis to shuffle along.
+
+        Returns
+        -------
+        Tensor
+            The shuffled elements.
         """
         if isinstance(x, (int, np.integer)):
             return wrap(self._numpy.permutation(int(x)))
@@ -288,10 +594,32 @@ class Generator:
     def choice(
         self, x: Any, size: Any = None, *, replace: bool = True, p: Any = None, axis: int = 0
     ) -> Tensor:
-        """Draw elements of ``x`` along ``axis``, or numbers below ``x`` if it is a whole number.
+        """Draw elements of a tensor, or integers below a number.
 
-        ``p`` are the probabilities of the elements.  No gradient flows to the choice; the values
-        of a tensor keep theirs.
+        Gradients flow to the drawn elements.
+
+        Parameters
+        ----------
+        x : int or array_like
+            The elements, or their number.
+        size : int or tuple of int, optional
+            The shape of the result; by default one element.
+        replace : bool, optional
+            Whether an element may be drawn repeatedly.
+        p : array_like, optional
+            The probabilities of the elements; equal by default.
+        axis : int, optional
+            The axis of the elements.
+
+        Returns
+        -------
+        Tensor
+            The drawn elements.
+
+        Raises
+        ------
+        ArgumentError
+            If ``size`` and ``p`` do not fit the number of elements.
         """
         whole = isinstance(x, (int, np.integer))
         x = x if whole else asarray(x)
@@ -306,12 +634,12 @@ class Generator:
             return wrap(np.asarray(drawn))
         return x[(Ellipsis, drawn, *(slice(None),) * (-where - 1))]
 
-    # How ------------------------------------------------------------------------------------
+    # Implementation -------------------------------------------------------------------------
 
     def _noise(self, op: str, kind: str, size: Any, dtype: Any, *params: Any) -> tuple[Any, ...]:
-        """Draw noise of the common shape and dtype of the parameters; return the dtype, the noise and them.
+        """Draw noise with the common shape and dtype of the parameters; return the dtype, the noise and them.
 
-        For half precision all are float32: what is made of them is rounded once, at the end.
+        Half precision is computed in float32, and rounded once at the end.
         """
         values = [p if isinstance(p, (int, float)) else _as_float(op, asarray(p)) for p in params]
         tensors = [t for t in values if isinstance(t, Tensor)]
@@ -336,7 +664,7 @@ class Generator:
 
 
 def _below(y: Tensor, low: Any, high: Any) -> Tensor:
-    """Return a uniform draw in half precision; numbers that were rounded up to ``high`` move below it."""
+    """Return a uniform draw in half precision; numbers that were rounded up to ``high`` become smaller."""
     low, high = (rec.astype(asarray(bound), dtype=y.dtype).detach() for bound in (low, high))
     last = rec.nextafter(high, low)
     hit = rec.logical_and(rec.equal(y, high), rec.not_equal(low, high))
@@ -344,7 +672,7 @@ def _below(y: Tensor, low: Any, high: Any) -> Tensor:
 
 
 def _size(op: str, size: Any) -> Shape:
-    """Check a size; None is one number."""
+    """Check a size; None means one number."""
     shape = () if size is None else canonical_shape(op, size)
     if any(n < 0 for n in shape):
         raise ArgumentError(f"{op}: lengths must not be negative, but size is {shape}.")
@@ -360,19 +688,19 @@ def _fitting(op: str, shape: Shape, size: Shape) -> Shape:
 def _float(op: str, dtype: Any) -> Any:
     kind = get_default_dtype() if dtype is None else checked_dtype(dtype)
     if not differentiable(kind) or kind.kind == "c":
-        raise DTypeError(f"{op}: draws are float numbers, but dtype is {kind}.")
+        raise DTypeError(f"{op}: dtype must be a real float dtype, but is {kind}.")
     return kind
 
 
 def _as_float(op: str, t: Tensor) -> Tensor:
-    """Make whole numbers, as parameters, floats."""
+    """Convert integer parameters to floats."""
     if t.dtype.kind == "c":
-        raise DTypeError(f"{op}: parameters are real numbers, but got {t.dtype}.")
+        raise DTypeError(f"{op}: parameters must be real numbers, but got {t.dtype}.")
     return t if differentiable(t.dtype) else rec.astype(t, dtype=get_default_dtype())
 
 
 def _check(op: str, value: Any, holds: Callable[[Any], Any], what: str) -> None:
-    """Raise if the values of a parameter are out of range; inside a transform they are not seen."""
+    """Raise if the values of a parameter are out of range; inside a transform they are not known."""
     data = value._data if isinstance(value, Tensor) else np.asarray(value)
     if isinstance(data, np.ndarray):
         bad = data[~holds(data)]

@@ -1,4 +1,4 @@
-"""``adjoint demo``: train the digits classifier, from the gradient check to the picture of its curve."""
+"""``adjoint demo``: train a classifier of handwritten digits, check its gradient and plot the training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,22 @@ PIECES = 2  # micro-batches per batch, whose gradients add up to the batch's
 
 
 def demo(*, path: str = "curve.png", as_json: bool = False, epochs: int = EPOCHS) -> str:
-    """Train, and return the report; the picture goes to ``path``."""
+    """Train the classifier, save the plot, and return the report.
+
+    Parameters
+    ----------
+    path : str, optional
+        The file of the plot.
+    as_json : bool, optional
+        Whether to return the report as JSON, and print no progress.
+    epochs : int, optional
+        The number of epochs.
+
+    Returns
+    -------
+    str
+        The report.
+    """
     began = time.perf_counter()
     path = _writable(path)
     train_set, test_set = _digits()
@@ -63,7 +78,7 @@ def demo(*, path: str = "curve.png", as_json: bool = False, epochs: int = EPOCHS
 
 
 class _Lines(train.Callback):
-    """Prints a line per epoch, where the output is not a terminal."""
+    """Print a line for each epoch if the output is not a terminal."""
 
     def __init__(self, epochs: int) -> None:
         self.epochs = epochs
@@ -73,7 +88,7 @@ class _Lines(train.Callback):
 
 
 def _digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """The 8×8 digits of scikit-learn, one in five kept for the test."""
+    """Return the 8×8 digits of scikit-learn, for training and test; every fifth is for the test."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -86,7 +101,7 @@ def _digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
 
 
 def _gradient_check(data: tuple[Any, Any]) -> float:
-    """Return the relative gap between exact and numeric derivative of the loss in a random direction."""
+    """Return the relative difference of the loss's derivative in a random direction to finite differences."""
     model = nn.Sequential(nn.Linear(64, 16, rng=3), nn.Tanh(), nn.Linear(16, 10, rng=4)).astype(np.float64)
     x, y = ad.tensor(data[0][:32].astype(np.float64)), ad.tensor(data[1][:32])
     params = dict(model.named_parameters())
@@ -106,7 +121,7 @@ def _gradient_check(data: tuple[Any, Any]) -> float:
 
 
 def _writable(path: str) -> str:
-    """Return where the picture goes; raise, before the training, if it cannot be written there."""
+    """Return the path of the plot; raise before the training if it cannot be written."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -132,7 +147,7 @@ def _writable(path: str) -> str:
 
 
 def _draw(history: list[dict[str, float]], path: str) -> str | None:
-    """Draw the numbers of the epochs, those that the bar shows."""
+    """Draw the logs of the epochs that the progress bar shows."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator

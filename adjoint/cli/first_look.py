@@ -1,4 +1,4 @@
-"""A small program, its gradient, and the finite differences beside it."""
+"""``adjoint look``: a small program, its gradient, and finite differences for comparison."""
 
 from __future__ import annotations
 
@@ -19,8 +19,15 @@ _PROGRAM = """\
 
 
 def first_look() -> str:
-    """Run a small program and return its gradient next to finite differences.
+    """Run a small program, and return its gradient beside finite differences.
 
+    Returns
+    -------
+    str
+        The report.
+
+    Examples
+    --------
     >>> print(first_look().splitlines()[-1][-20:])
     the gradients agree.
     """
@@ -49,7 +56,7 @@ def first_look() -> str:
 
 
 def _differences(f: Callable[[Any], Any], leaf: Any, step: float = 1e-6) -> Any:
-    """Differentiate by central differences, one element at a time."""
+    """Return the derivative by central differences, one element at a time."""
     out = np.empty(leaf.shape)
     for index in np.ndindex(leaf.shape):
         shift = np.zeros(leaf.shape)

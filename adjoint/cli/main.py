@@ -1,4 +1,4 @@
-"""``adjoint``: a first look, the demo, the op table, the benchmarks."""
+"""The command ``adjoint``: a first look, the demo, the op table and the benchmarks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,18 @@ VERSION = adjoint.__version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
+    """Run the command line.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        The arguments; by default those of the process.
+
+    Returns
+    -------
+    int
+        The exit status.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given[:1] if given[:1] == ["bench"] else given)
     try:
@@ -31,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 near = difflib.get_close_matches(unknown[0], OPS, 3)
                 print(
                     f"adjoint ops: no op has {unknown[0]!r} in its name."
-                    + (f"  Near it are {', '.join(near)}." if near else "  adjoint ops lists all."),
+                    + (f"  Similar names are {', '.join(near)}." if near else "  adjoint ops lists all."),
                     file=sys.stderr,
                 )
                 return 2
@@ -39,13 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif options.command == "demo":
             print(demo(path=options.picture, as_json=options.json, epochs=options.epochs))
         elif options.command == "bench":
-            _bench(given[1:])  # options too: they are the benchmarks' own
+            _bench(given[1:])  # the benchmarks parse their own options
         else:
             print(first_look())
     except AdjointError as error:
         print(f"adjoint: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # the reader, such as head, has enough
+    except BrokenPipeError:  # the reader, such as head, has closed the pipe
         sys.stderr.close()
     return 0
 
@@ -64,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     ops = commands.add_parser("ops", help="print the table of ops")
     ops.add_argument("--markdown", action="store_true", help="as docs/ops.md")
     ops.add_argument("names", nargs="*", help="only ops whose names contain one of these")
-    commands.add_parser("bench", help="measure beside the peers; takes what python -m benchmarks takes")
+    commands.add_parser("bench", help="run the benchmarks, with the options of python -m benchmarks")
     return parser
 
 
@@ -80,7 +91,7 @@ def _epochs(text: str) -> int:
 
 
 def _bench(arguments: list[str]) -> None:
-    """Run the benchmarks of the clone that this is called in, or that the package is imported from."""
+    """Run the benchmarks of the clone in the current directory, or of the clone that contains the package."""
     for clone in (os.getcwd(), os.path.dirname(os.path.dirname(adjoint.__file__))):
         if os.path.isfile(os.path.join(clone, "benchmarks", "harness.py")):
             break

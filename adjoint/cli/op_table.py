@@ -1,4 +1,4 @@
-"""Print the op table: each op, its kind, what it saves, where gradients flow, and what is verified."""
+"""The op table as text: each op, its kind, what it saves, where gradients flow, and what is tested."""
 
 from __future__ import annotations
 
@@ -28,8 +28,22 @@ derivative is written once and serves every order, forward mode and batching.
 
 
 def op_table(names: Sequence[str] = (), *, markdown: bool = False) -> str:
-    """Return the table of ops, of all or of those whose names contain one of ``names``.
+    """Return the table of ops.
 
+    Parameters
+    ----------
+    names : sequence of str, optional
+        Only ops whose names contain one of these; all by default.
+    markdown : bool, optional
+        Whether to write Markdown.
+
+    Returns
+    -------
+    str
+        The table.
+
+    Examples
+    --------
     >>> print(op_table(["expm1"]).splitlines()[1].split()[:4])
     ['expm1', 'elementwise', '1', 'x']
     """
@@ -69,6 +83,6 @@ def _checked(op: str, check: str) -> str:
 
 
 def _holes() -> list[str]:
-    """Every op that a check leaves out, with its reason."""
+    """Return the ops that a check leaves out, with the reasons."""
     found = [f"- {check}: `{op}`: {why}." for check, ops in UNCHECKED.items() for op, why in ops.items()]
     return ["Left out of a check:", "", *found] if found else ["No op is left out of a check."]

@@ -1,4 +1,4 @@
-"""Where adjoint meets other libraries."""
+"""Interoperation with other libraries: NumPy, SciPy, DLPack and the Array API."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs other libraries, or much of the standard one, when it is first used."""
+    """Import the modules that need other libraries at their first use."""
     if name not in __all__:
         raise AttributeError(f"module 'adjoint.interop' has no attribute {name!r}")
     return importlib.import_module(f"adjoint.interop.{name}")

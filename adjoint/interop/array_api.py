@@ -1,7 +1,7 @@
-"""The Array API standard (2024.12) beyond the ops: dtypes, constants, and what the namespace says of itself.
+"""The Array API standard (2024.12) except for the ops: dtypes, constants and a description of the namespace.
 
-``adjoint`` is itself such a namespace: a library written for the standard gets it from
-``x.__array_namespace__()``, and what it computes differentiates.
+``adjoint`` is such a namespace: ``x.__array_namespace__()`` returns it, so libraries written for the
+standard compute with tensors and are differentiable.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ complex64, complex128 = (np.dtype(f"complex{n}") for n in (64, 128))
 pi, e, inf, nan = math.pi, math.e, math.inf, math.nan
 newaxis = None
 
-# The standard's dtypes by its kinds; float16, which it does not know, is left out.
+# The dtypes of the standard by kind; it has no float16.
 _KINDS: dict[str, tuple[np.dtype[Any], ...]] = {
     "bool": (bool,),
     "signed integer": (int8, int16, int32, int64),
@@ -83,8 +83,22 @@ def _dtype_of(value: Any) -> np.dtype[Any]:
 
 
 def can_cast(from_: Any, to: Any, /) -> builtins.bool:
-    """Tell whether a dtype, or a tensor's, casts to another without losing values.
+    """Return whether a dtype can be cast to another without losing values.
 
+    Parameters
+    ----------
+    from_ : dtype or Tensor
+        The dtype to cast from, or a tensor of it.
+    to : dtype
+        The dtype to cast to.
+
+    Returns
+    -------
+    bool
+        Whether the cast is safe.
+
+    Examples
+    --------
     >>> can_cast(float32, float64), can_cast(float64, float32)
     (True, False)
     """
@@ -92,10 +106,27 @@ def can_cast(from_: Any, to: Any, /) -> builtins.bool:
 
 
 def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
-    """Return the dtype of a computation with these tensors, dtypes and Python numbers.
+    """Return the dtype of a computation with tensors, dtypes and Python numbers.
 
     Python numbers are weak: they take the dtype of the others.
 
+    Parameters
+    ----------
+    *arrays_and_dtypes : Tensor, dtype or number
+        The arguments of the computation.
+
+    Returns
+    -------
+    dtype
+        The dtype of the result.
+
+    Raises
+    ------
+    DTypeError
+        If the dtypes have no common one.
+
+    Examples
+    --------
     >>> result_type(float32, 2.0), result_type(int32, float32)
     (dtype('float32'), dtype('float64'))
     """
@@ -112,8 +143,27 @@ def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
 
 
 def isdtype(dtype: Any, kind: Any) -> builtins.bool:
-    """Tell whether a dtype is of a kind: a word such as "real floating", a dtype, or a tuple of them.
+    """Return whether a dtype is of a kind.
 
+    Parameters
+    ----------
+    dtype : dtype
+        The dtype.
+    kind : str, dtype or tuple
+        A kind such as "real floating", "integral" or "bool", a dtype, or a tuple of them.
+
+    Returns
+    -------
+    bool
+        Whether the dtype is of the kind.
+
+    Raises
+    ------
+    ArgumentError
+        If the kind is unknown.
+
+    Examples
+    --------
     >>> isdtype(float32, "real floating"), isdtype(float32, ("integral", "bool"))
     (True, False)
     """
@@ -137,7 +187,7 @@ def _is_kind(dtype: np.dtype[Any], kind: Any) -> builtins.bool:
 
 @dataclass(frozen=True)
 class FloatInfo:
-    """The limits of a float dtype, as Python numbers."""
+    """Limits of a float dtype, as Python numbers."""
 
     bits: int
     eps: float
@@ -149,7 +199,7 @@ class FloatInfo:
 
 @dataclass(frozen=True)
 class IntegerInfo:
-    """The limits of an integer dtype."""
+    """Limits of an integer dtype, as Python numbers."""
 
     bits: int
     max: int
@@ -158,13 +208,30 @@ class IntegerInfo:
 
 
 def finfo(type: Any, /) -> FloatInfo:
-    """Return the limits of a float or complex dtype, or of a tensor's.
+    """Return the limits of a float or complex dtype.
 
+    Parameters
+    ----------
+    type : dtype or Tensor
+        The dtype, or a tensor of it.
+
+    Returns
+    -------
+    FloatInfo
+        The limits: ``bits``, ``eps``, ``max``, ``min``, ``smallest_normal`` and ``dtype``.
+
+    Raises
+    ------
+    DTypeError
+        If it is an integer dtype.
+
+    Examples
+    --------
     >>> finfo(float32).eps
     1.1920928955078125e-07
     """
     dtype = _dtype_of(type)
-    if dtype.name == "bfloat16":  # NumPy does not know it: 8 bits of exponent, 7 of fraction
+    if dtype.name == "bfloat16":  # np.finfo does not support it: 8 bits of exponent, 7 of fraction
         top = (2 - 2.0**-7) * 2.0**127
         return FloatInfo(16, 2.0**-7, top, -top, 2.0**-126, dtype)
     if dtype.kind not in "fc":
@@ -175,8 +242,25 @@ def finfo(type: Any, /) -> FloatInfo:
 
 
 def iinfo(type: Any, /) -> IntegerInfo:
-    """Return the limits of an integer dtype, or of a tensor's.
+    """Return the limits of an integer dtype.
 
+    Parameters
+    ----------
+    type : dtype or Tensor
+        The dtype, or a tensor of it.
+
+    Returns
+    -------
+    IntegerInfo
+        The limits: ``bits``, ``max``, ``min`` and ``dtype``.
+
+    Raises
+    ------
+    DTypeError
+        If it is not an integer dtype.
+
+    Examples
+    --------
     >>> iinfo(int8).max
     127
     """
@@ -191,24 +275,53 @@ def iinfo(type: Any, /) -> IntegerInfo:
 
 
 class NamespaceInfo:
-    """What ``adjoint`` says of itself: its devices, dtypes and capabilities."""
+    """Description of the namespace: devices, dtypes and capabilities."""
 
     __slots__ = ()
 
     def capabilities(self) -> dict[str, Any]:
-        """Tell that shapes may depend on values, and how many axes there may be."""
+        """Return the capabilities: shapes may depend on values, and the largest number of axes.
+
+        Returns
+        -------
+        dict
+            The capabilities by name.
+        """
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
 
     def default_device(self) -> str:
-        """Return the one device, "cpu"."""
+        """Return the only device, "cpu".
+
+        Returns
+        -------
+        str
+            The device.
+        """
         return "cpu"
 
     def devices(self) -> list[str]:
-        """Return all devices."""
+        """Return all devices.
+
+        Returns
+        -------
+        list of str
+            The devices.
+        """
         return ["cpu"]
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype[Any]]:
-        """Return the dtypes of tensors made without one; ``ad.set_default_dtype`` moves them."""
+        """Return the dtypes of tensors that are created without one; ``ad.set_default_dtype`` changes them.
+
+        Parameters
+        ----------
+        device : str, optional
+            Accepted for the Array API; only ``"cpu"`` exists.
+
+        Returns
+        -------
+        dict
+            The dtypes by kind.
+        """
         check_device("default_dtypes", device)
         floats = get_default_dtype()
         return {
@@ -219,19 +332,38 @@ class NamespaceInfo:
         }
 
     def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, np.dtype[Any]]:
-        """Return the standard's dtypes by name, all or those of a kind or a tuple of kinds."""
+        """Return the dtypes of the standard.
+
+        Parameters
+        ----------
+        device : str, optional
+            Accepted for the Array API; only ``"cpu"`` exists.
+        kind : str or tuple of str, optional
+            Only dtypes of this kind, as in ``isdtype``.
+
+        Returns
+        -------
+        dict
+            The dtypes by name.
+        """
         check_device("dtypes", device)
         found = [dtype for group in _KINDS.values() for dtype in group]
         return {d.name: d for d in found if kind is None or isdtype(d, kind)}
 
 
 def __array_namespace_info__() -> NamespaceInfo:  # noqa: N807  the standard's name
-    """Return what the namespace says of itself."""
+    """Return the description of the namespace.
+
+    Returns
+    -------
+    NamespaceInfo
+        Its methods return devices, dtypes and capabilities.
+    """
     return NamespaceInfo()
 
 
 def array_namespace(self: Tensor, /, *, api_version: str | None = None) -> ModuleType:
-    """Return ``adjoint``, which has the functions of the standard."""
+    """Return the module ``adjoint``, which has the functions of the standard."""
     if api_version is not None and api_version not in VERSIONS:
         raise ArgumentError(
             f"adjoint follows the Array API standard in the versions {', '.join(VERSIONS)}, "
@@ -241,7 +373,7 @@ def array_namespace(self: Tensor, /, *, api_version: str | None = None) -> Modul
 
 
 def to_device(self: Tensor, device: Any, /, *, stream: Any = None) -> Tensor:
-    """Return the tensor itself: the only device is "cpu"."""
+    """Return the tensor itself, as the only device is "cpu"."""
     check_device("to_device", device)
     if stream is not None:
         raise InputError("to_device: the cpu has no streams, so stream must be None.")

@@ -1,8 +1,8 @@
-"""DLPack: tensors to and from other libraries.
+"""DLPack: exchange of tensors with other libraries.
 
 Tensors own their memory, so both directions copy.  An export with ``copy=False`` shares memory that is
-marked as read-only, which DLPack can say since its version 1.0, and a later write into the tensor goes to
-a copy.  An import cannot share: the exporter may still write to memory that is marked as read-only.
+marked as read-only, which DLPack supports since version 1.0; a later write into the tensor copies first.
+An import cannot share, because the exporter may still write to memory that is marked as read-only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def dlpack(
     if copy is False:
         if not versioned:
             raise SharingError(
-                "__dlpack__: memory is shared as read-only, which only DLPack 1.0 and later can say.\n"
+                "__dlpack__: memory is shared as read-only, which needs DLPack 1.0 or later.\n"
                 "  Pass max_version=(1, 0), or let it copy."
             )
         return self.numpy().__dlpack__(max_version=max_version)
@@ -50,15 +50,36 @@ def dlpack(
 
 
 def dlpack_device(self: Tensor, /) -> tuple[int, int]:
-    """Return DLPack's name for the cpu."""
+    """Return DLPack's identifier of the cpu."""
     return _CPU
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Tensor:
-    """Make a tensor of what another library exports by DLPack: a copy, as tensors own their memory.
+    """Create a tensor from an object of another library that supports DLPack.
 
-    ``copy=False`` shares the memory of a tensor of adjoint, and raises for anything else.
+    Parameters
+    ----------
+    x : object
+        The object, which has ``__dlpack__``.
+    device : str, optional
+        Accepted for the Array API; only ``"cpu"`` exists.
+    copy : bool, optional
+        Whether to copy. False shares the memory of an adjoint tensor, and raises for other objects.
 
+    Returns
+    -------
+    Tensor
+        The tensor.
+
+    Raises
+    ------
+    InputError
+        If the object does not support DLPack.
+    SharingError
+        If the memory cannot be shared or exported.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> from_dlpack(np.array([1.0, 2.0]))
     tensor([1., 2.], dtype=float64)
@@ -70,8 +91,8 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> T
         return wrap(x.detach()._data) if copy is False else tensor(x)
     if copy is False:
         raise SharingError(
-            "from_dlpack: tensors own their memory, and this can still be written to elsewhere.\n"
-            "  Leave copy=False out."
+            "from_dlpack: tensors own their memory, but this memory could still be written to elsewhere.\n"
+            "  Omit copy=False."
         )
     try:
         array = np.from_dlpack(resolved(x))

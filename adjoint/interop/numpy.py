@@ -1,4 +1,4 @@
-"""NumPy's protocols: ``np.sin(tensor)``, ``np.concatenate([t1, t2])`` … return tensors and differentiate."""
+"""NumPy's protocols: ``np.sin``, ``np.concatenate`` and other functions accept tensors and return tensors."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _REDUCE = {
 }  # fmt: skip
 _ACCUMULATE = {np.add: "cumsum", np.multiply: "cumprod"}
 _RENAMED = {"a_min": "min", "a_max": "max", "M": "n_cols"}
-# Parameters about memory, which tensors settle themselves: any value gives the same numbers.
+# Parameters about memory, which do not change the result and are ignored.
 _MEMORY = frozenset("subok overwrite_input writeable like copy".split())
 
 
 def _functions() -> dict[Any, Callable[..., Any]]:
-    """Pair NumPy's functions with ours of the same name."""
+    """Map NumPy's functions to those of adjoint with the same name."""
     found: dict[Any, Callable[..., Any]] = {}
     spaces = [(np, module) for module in ops.MODULES]
     spaces += [(getattr(np, name), module) for name, module in ops.NAMESPACES.items()]
@@ -61,10 +61,10 @@ PLAIN = frozenset(getattr(np, name) for name in numpy_forms.PLAIN)
 
 
 class _Form:
-    """How a call in NumPy's form becomes one in ours.
+    """Translation of a call with NumPy's parameters to the parameters of adjoint's function.
 
-    ``same`` leading arguments mean the same by position.  The others are bound to NumPy's names
-    and passed by name; those that have NumPy's default are left out.
+    The first ``same`` arguments mean the same by position.  The others are bound to NumPy's names and
+    passed by name; those with NumPy's default are left out.
     """
 
     __slots__ = ("mine", "name", "ours", "places", "same", "theirs")
@@ -75,7 +75,7 @@ class _Form:
         self.theirs: inspect.Signature | None
         try:
             self.theirs = inspect.signature(function)
-        except ValueError:  # some functions written in C say nothing of their parameters
+        except ValueError:  # some functions written in C have no signature
             self.theirs = None
         self.places = {name: i for i, name in enumerate(self.theirs.parameters if self.theirs else ())}
         self.mine = inspect.signature(ours).parameters
@@ -115,7 +115,7 @@ class _Form:
         return self.ours(*head, **self._named(named, self.theirs.parameters))
 
     def _named(self, given: dict[str, Any], theirs: Any) -> dict[str, Any]:
-        """Give our names to NumPy's, and leave out what says nothing."""
+        """Translate NumPy's parameter names, and leave out parameters without an effect."""
         found = {}
         for name, value in given.items():
             ours = _RENAMED.get(name, name)
@@ -141,7 +141,7 @@ def _no_out(name: str) -> str:
 
 
 def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-    """Answer NumPy's ufuncs with the op of the table."""
+    """Call the op of a NumPy ufunc."""
     kwargs = {k: v for k, v in kwargs.items() if v is not None}
     if "out" in kwargs:
         plain = all(type(a) is not Traced and not (type(a) is Tensor and tracked(a)) for a in inputs)
@@ -168,7 +168,7 @@ def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: A
 
 
 def array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    """Answer NumPy's other functions with ours of the same name."""
+    """Call the function of adjoint with the name of NumPy's function."""
     form = _forms.get(func)
     if form is not None:
         return form(args, kwargs)

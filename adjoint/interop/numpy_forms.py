@@ -1,8 +1,7 @@
-"""NumPy's functions in NumPy's form, where ``ad`` has none of that name or one with other parameters.
+"""NumPy's functions with NumPy's parameters, where ``ad`` has none of that name or one with other parameters.
 
-They are reached as ``np.f(tensor)`` alone.  ``FORMS`` pairs each with NumPy's function;
-``PLAIN`` lists the functions that only look at shapes and values and through which no
-gradient flows.
+They are called as ``np.f(tensor)`` only.  ``FORMS`` maps NumPy's functions to them.  ``PLAIN`` lists
+functions that only read shapes and values and have no gradient.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ _COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"
 
 
 def _reduction(name: str) -> Callable[..., Any]:
-    """Make the form of a reduction that leaves out what ``where`` does not choose."""
+    """Return the form of a reduction that supports ``where`` and ``initial``."""
     function = our(name)
     base = name.removeprefix("nan")
 
@@ -90,7 +89,7 @@ def _reduction(name: str) -> Callable[..., Any]:
         extreme = base in ("max", "min")
         if where is not None:
             if extreme and initial is None:
-                raise ArgumentError(f"np.{name}: where= needs initial=, for when nothing is chosen.")
+                raise ArgumentError(f"np.{name}: where= needs initial=, for places without elements.")
             x = rec.where(where, x, initial if extreme else _NEUTRAL[base])
         if initial is not None and x.size == 0 and extreme:
             shape = np.empty(x.shape).sum(axis, keepdims=keepdims).shape
@@ -129,7 +128,7 @@ def _nanvar(
 
 
 def _moment(x: Tensor, axis: Any, ddof: float, keepdims: bool, root: bool = False) -> Tensor:
-    """The variance or its root without NaNs; in float32 for half precision, of which squares overflow."""
+    """Return the variance or its root without NaNs; half precision, whose squares overflow, uses float32."""
     if is_half(x):
         return rec.astype(_moment(widened(rec, x), axis, ddof, keepdims, root), dtype=x.dtype)
     missing = rec.isnan(x)
@@ -151,7 +150,7 @@ def _nanstd(
 
 
 def _joined(name: str) -> Callable[..., Any]:
-    """Make the form of a join that casts its result."""
+    """Return the form of a join that casts its result."""
     function = our(name)
 
     def join(arrays: Any, axis: Any = 0, *, dtype: Any = None, casting: Any = "same_kind") -> Tensor:

@@ -1,8 +1,8 @@
 """SciPy's optimisers with exact derivatives: ``minimize``, ``root`` and ``least_squares``.
 
-The functions take trees of tensors; SciPy gets flat float64 arrays of its own, contiguous and
-writable, with gradients, Jacobians and Hessian products from adjoint instead of differences.
-What comes back is SciPy's own result, with ``x`` as a tree again and ``x_flat`` as SciPy left it.
+The functions take trees of tensors.  SciPy gets flat float64 arrays, contiguous and writable, and
+gradients, Jacobians and Hessian products from adjoint instead of finite differences.  The result is
+SciPy's, with ``x`` as a tree and ``x_flat`` as SciPy's flat array.
 """
 
 from __future__ import annotations
@@ -38,13 +38,37 @@ _WITH_HESSIAN = ("dogleg", "trust-exact")
 def minimize(
     f: Callable[..., Any], x0: Any, args: Sequence[Any] = (), method: str | None = None, **options: Any
 ) -> Any:
-    """Minimise ``f(x, *args)``, one real number, with ``scipy.optimize.minimize``.
+    """Minimise a function with ``scipy.optimize.minimize`` and exact derivatives.
 
-    ``x0`` is a tensor, an array, a number or a tree of them, and so is ``x`` of the result.  SciPy
-    gets the gradient where the method uses one, and Hessian products or the Hessian.  Constraints
-    given as dictionaries take functions of the tree and get exact Jacobians; ``callback(x)``
-    gets the tree.  Everything else in ``options`` goes to SciPy; bounds are those of the flat x.
+    SciPy gets the gradient if the method uses one, and Hessian products or the Hessian.
 
+    Parameters
+    ----------
+    f : callable
+        A function ``f(x, *args)`` that returns one real number.
+    x0 : tree
+        The start: a tensor, an array, a number or a tree of them.
+    args : sequence, optional
+        Further arguments of ``f``.
+    method : str, optional
+        SciPy's name of the method.
+    **options : optional
+        Other arguments of SciPy's function. Constraints given as dictionaries take functions of the
+        tree and get exact Jacobians, ``callback(x)`` gets the tree, and bounds are those of the
+        flat array.
+
+    Returns
+    -------
+    OptimizeResult
+        SciPy's result, with ``x`` as a tree like ``x0``.
+
+    Raises
+    ------
+    InputError
+        If a derivative is given.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> result = ad.interop.scipy.minimize(lambda p: (p["a"] - 3) ** 2 + (p["b"] + 1) ** 2,
     ...                                    {"a": 0.0, "b": 0.0}, method="Newton-CG")
@@ -73,11 +97,35 @@ def minimize(
 def root(
     f: Callable[..., Any], x0: Any, args: Sequence[Any] = (), method: str = "hybr", **options: Any
 ) -> Any:
-    """Find x with ``f(x, *args)`` zero by ``scipy.optimize.root``; ``f`` returns as many numbers as x has.
+    """Find a root with ``scipy.optimize.root`` and the exact Jacobian.
 
-    The methods ``hybr`` and ``lm`` get the exact Jacobian.  For a solution to differentiate
-    through, use ``ad.root``.
+    The methods "hybr" and "lm" use the Jacobian.  ``ad.root`` returns a root through which gradients flow.
 
+    Parameters
+    ----------
+    f : callable
+        A function ``f(x, *args)`` that returns as many numbers as ``x`` has.
+    x0 : tree
+        The start: a tensor, an array, a number or a tree of them.
+    args : sequence, optional
+        Further arguments of ``f``.
+    method : str, optional
+        SciPy's name of the method.
+    **options : optional
+        Other arguments of SciPy's function.
+
+    Returns
+    -------
+    OptimizeResult
+        SciPy's result, with ``x`` as a tree like ``x0``.
+
+    Raises
+    ------
+    InputError
+        If a derivative is given.
+
+    Examples
+    --------
     >>> import adjoint as ad, numpy as np
     >>> ad.interop.scipy.root(lambda x: x ** 3 - 8.0, np.array([1.0])).x
     tensor([2.], dtype=float64)
@@ -91,10 +139,31 @@ def root(
 
 
 def least_squares(f: Callable[..., Any], x0: Any, args: Sequence[Any] = (), **options: Any) -> Any:
-    """Minimise the sum of squares of ``f(x, *args)`` by ``scipy.optimize.least_squares``.
+    """Minimise a sum of squares with ``scipy.optimize.least_squares`` and the exact Jacobian.
 
-    ``f`` returns a tensor or a tree of them, the residuals; SciPy gets their exact Jacobian.
+    Parameters
+    ----------
+    f : callable
+        A function ``f(x, *args)`` that returns the residuals: a tensor or a tree of them.
+    x0 : tree
+        The start: a tensor, an array, a number or a tree of them.
+    args : sequence, optional
+        Further arguments of ``f``.
+    **options : optional
+        Other arguments of SciPy's function.
 
+    Returns
+    -------
+    OptimizeResult
+        SciPy's result, with ``x`` as a tree like ``x0``.
+
+    Raises
+    ------
+    InputError
+        If a derivative is given.
+
+    Examples
+    --------
     >>> import adjoint as ad, numpy as np
     >>> t = np.linspace(0, 1, 5)
     >>> fit = ad.interop.scipy.least_squares(
@@ -120,12 +189,12 @@ def _refuse_derivatives(name: str, options: dict[str, Any], *names: str) -> None
     for n in names:
         if n in options:
             raise InputError(
-                f"{name}: {n}= is not given: adjoint computes it.  To use your own, call SciPy itself."
+                f"{name}: do not pass {n}=: adjoint computes it.  To use your own, call SciPy directly."
             )
 
 
 class _Vectors:
-    """A function of trees as SciPy sees it: of flat float64 arrays."""
+    """A function of trees as a function of flat float64 arrays, for SciPy."""
 
     def __init__(self, name: str, f: Callable[..., Any], x0: Any, args: Sequence[Any]) -> None:
         self.name = name
@@ -141,11 +210,11 @@ class _Vectors:
         return self.packing.unpack(tensor(np.asarray(x, np.float64)))
 
     def scalar(self, x: Any) -> Tensor:
-        """The function with its further arguments."""
+        """Call the function with its further arguments."""
         return self.f(x, *self.args)
 
     def value(self, x: Any) -> float:
-        """The one number."""
+        """Return the value."""
         with no_grad():
             value = self.scalar(self.tree_of(x))
         if not isinstance(value, (Tensor, np.ndarray, np.generic, float)) or np.size(value) != 1:
@@ -154,20 +223,20 @@ class _Vectors:
         return float(value)
 
     def value_and_gradient(self, x: Any) -> tuple[float, Any]:
-        """The one number and its gradient."""
+        """Return the value and its gradient."""
         with no_grad():
             value, gradient = value_and_grad(_renamed(self.scalar, self.f))(self.tree_of(x))
             return float(value), self._flat(gradient)
 
     def hessian_product(self, x: Any, direction: Any) -> Any:
-        """The Hessian times a vector."""
+        """Return the Hessian times a vector."""
         with no_grad():
             along = self.tree_of(direction)
             (product,) = hvp(_renamed(self.scalar, self.f), (self.tree_of(x),), (along,))
             return self._flat(product)
 
     def hessian(self, x: Any) -> Any:
-        """The whole Hessian."""
+        """Return the Hessian."""
         with no_grad():
             flat = lambda v: self.scalar(self.packing.unpack(v))
             return _owned(hessian(_renamed(flat, self.f))(tensor(np.asarray(x, np.float64))))
@@ -204,22 +273,22 @@ class _Vectors:
         return values, matrix
 
     def values(self, x: Any) -> Any:
-        """The several numbers."""
+        """Return several values."""
         return self.several(self.f, self.args)[0](x)
 
     def jacobian(self, x: Any) -> Any:
-        """Their derivatives."""
+        """Return the Jacobian of several values."""
         return self.several(self.f, self.args)[1](x)
 
     def restored(self, result: Any) -> Any:
-        """Put the solution back into its structure."""
+        """Return SciPy's result with the solution as a tree."""
         result.x_flat = result.x
         result.x = self.tree_of(result.x)
         return result
 
 
 def _owned(t: Tensor) -> Any:
-    """Return float64 memory of SciPy's own: contiguous and writable."""
+    """Return a copy as float64, contiguous and writable, for SciPy."""
     return np.array(t.numpy(), dtype=np.float64, order="C", copy=True)
 
 
@@ -234,11 +303,11 @@ def _renamed(f: Callable[..., Any], original: Any) -> Callable[..., Any]:
 
 
 def _constraints(given: _Vectors, constraints: Any) -> Any:
-    """Give constraints that are dictionaries, one or several, exact Jacobians."""
+    """Add exact Jacobians to constraints that are dictionaries."""
     if isinstance(constraints, (list, tuple)):
         return [_constraints(given, c) for c in constraints]
     if not isinstance(constraints, dict):
-        return constraints  # SciPy's own objects are of flat vectors
+        return constraints  # SciPy's own objects take flat vectors
     values, matrix = given.several(constraints["fun"], constraints.get("args", ()))
     return {**constraints, "fun": values, "jac": matrix, "args": ()}
 
@@ -247,7 +316,7 @@ def _callback(given: _Vectors, callback: Callable[..., Any]) -> Callable[..., An
     as_function("minimize: callback", callback)
     try:
         if set(inspect.signature(callback).parameters) == {"intermediate_result"}:
-            return callback  # SciPy looks for this name, and gives its own result
+            return callback  # SciPy passes its own result to a parameter of this name
     except (TypeError, ValueError):
         pass
     return lambda x, *rest: callback(given.tree_of(x), *rest)

@@ -1,6 +1,6 @@
-"""For people who add ops: gradient checks, sample cases per op, hypothesis strategies.
+"""Tools for tests of ops: gradient checks, sample arguments for each op, hypothesis strategies.
 
-``strategies`` needs hypothesis and is imported when it is first used.
+``strategies`` needs hypothesis and is imported at the first use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sample arguments for every op: what the tests over the table run on.
+"""Sample arguments for each op, on which the tests over the op table run.
 
-An elementwise op without parameters gets its cases from ``domain=`` in its record; every other
-op has cases in ``testing/samples/``, one module per family, each with a list ``CASES``.
+Cases of an elementwise op without parameters come from ``domain=`` in its record.  Other ops have cases in
+``testing/samples/``, one module per family, each with a list ``CASES``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,18 @@ __all__ = ["Case", "array", "cases"]
 
 @dataclass(frozen=True)
 class Case:
-    """Arguments at which an op is smooth, so that finite differences can be believed.
+    """Arguments at which an op is smooth, so that finite differences are accurate.
 
-    ``args`` are float64 arrays, or whatever else the op takes where no gradient flows.
-    ``params`` are in the canonical form of the op: negative axes, full shapes.
+    Parameters
+    ----------
+    op : str
+        The name of the op.
+    args : tuple
+        Float64 arrays, or other values for arguments without a gradient.
+    params : dict, optional
+        The parameters, in the canonical form of the op: negative axes, full shapes.
+    note : str, optional
+        A text for the name of the test.
     """
 
     op: str
@@ -38,8 +46,26 @@ class Case:
 
 
 def array(*shape: int, low: float = -2.0, high: float = 2.0, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Make a float64 array of numbers between ``low`` and ``high``, the same each time.
+    """Return a reproducible float64 array of random numbers.
 
+    Parameters
+    ----------
+    *shape : int
+        The lengths.
+    low : float, optional
+        The lower bound.
+    high : float, optional
+        The upper bound.
+    seed : int, optional
+        The seed.
+
+    Returns
+    -------
+    numpy.ndarray
+        The array.
+
+    Examples
+    --------
     >>> array(2, low=0, high=1).round(3)
     array([0.637, 0.27 ])
     """
@@ -76,7 +102,19 @@ def _draw(domain: Any, shape: tuple[int, ...], seed: int) -> Any:
 
 
 def cases() -> list[Case]:
-    """Return the cases of all built-in ops."""
+    """Return the cases of all built-in ops.
+
+    Returns
+    -------
+    list of Case
+        The cases.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> [str(case) for case in ad.testing.cases() if case.op == "tan"]
+    ['tan-()', 'tan-(3,)', 'tan-(2,3)']
+    """
     found: list[Case] = []
     for info in pkgutil.iter_modules(samples.__path__):
         found.extend(importlib.import_module(f"{samples.__name__}.{info.name}").CASES)

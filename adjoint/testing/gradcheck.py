@@ -19,8 +19,8 @@ __all__ = ["gradcheck", "gradgradcheck"]
 Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]
 
-# Central differences lose half of the digits: cutting off costs eps², cancellation 1e-16/eps.
-# The complex step subtracts nothing, so its step may be as small as it likes.
+# Central differences lose half of the digits: the truncation error is eps², that of cancellation 1e-16/eps.
+# The complex step does not subtract, so its step may be very small.
 _STEPS = {"central": 1e-6, "complex": 1e-20}
 
 
@@ -40,7 +40,7 @@ class _How:
         return "the complex step" if self.method == "complex" else "central differences"
 
     def wrong(self, analytic: Array, numeric: Array) -> Array:
-        """Tell where two derivatives disagree; a NaN agrees with nothing."""
+        """Return where two derivatives differ; NaN differs from everything."""
         with np.errstate(invalid="ignore"):
             close = np.abs(analytic - numeric) <= self.atol + self.rtol * np.abs(numeric)
         return ~close
@@ -59,21 +59,50 @@ def gradcheck(
     seed: int = 0,
     raise_exception: bool = True,
 ) -> bool:
-    """Check the derivatives of ``f(*inputs)`` against finite differences; True if they agree.
+    """Compare the derivatives of ``f(*inputs)`` with finite differences.
 
-    ``inputs`` is one value or a list of them.  Checked are float64 and complex128 arrays and
-    the tensors that require grad; all else is handed to ``f`` as it is.  ``f`` returns a
-    tensor or several, must be smooth within ``eps`` of the inputs, and must give the same each
-    time.  A complex number counts as two real ones, so functions that are not analytic are
-    checked as well, by PyTorch's convention for their gradients.
+    ``f`` must be smooth within ``eps`` of the inputs, and return the same each time.  A complex number
+    counts as two real ones, so functions that are not analytic are checked, too, with PyTorch's convention
+    for their gradients.
 
-    ``method="complex"`` takes the complex step, exact to the last digits, for real inputs and
-    functions made of analytic ops (no abs, no comparisons).  ``order=2`` checks the second
-    derivatives too, and so on.  ``directions=k`` compares, for each input, k random
-    combinations in place of the whole Jacobian: two calls of ``f`` each, however large.
+    Parameters
+    ----------
+    f : callable
+        A function that returns a tensor or several.
+    inputs : array_like or sequence
+        One argument or several. Float64 and complex128 arrays and tensors that require grad are
+        checked; other values are passed on.
+    eps : float, optional
+        The step; by default 1e-6, and 1e-20 for the complex step.
+    atol : float, optional
+        The absolute tolerance.
+    rtol : float, optional
+        The relative tolerance.
+    method : {"central", "complex"}, optional
+        Central differences, or the complex step, which is exact to the last digits, for real inputs
+        and functions of analytic ops (no abs, no comparisons).
+    order : int, optional
+        How many orders of derivatives to check.
+    directions : int, optional
+        The number of random combinations to compare in place of the whole Jacobian, with two calls
+        of ``f`` each.
+    seed : int, optional
+        The seed of the random numbers.
+    raise_exception : bool, optional
+        Whether to raise instead of returning False.
 
-    Raises GradcheckError with the worst element; with ``raise_exception=False`` returns False.
+    Returns
+    -------
+    bool
+        True if the derivatives agree.
 
+    Raises
+    ------
+    GradcheckError
+        If they differ; the message shows the worst element.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.testing.gradcheck(lambda x: (x * ad.sin(x)).sum(), [[0.5, 1.0]])
     True
@@ -95,11 +124,46 @@ def gradgradcheck(
     seed: int = 0,
     raise_exception: bool = True,
 ) -> bool:
-    """Check the second derivatives of ``f(*inputs)``: the derivatives of its gradient.
+    """Compare the second derivatives of ``f(*inputs)`` with finite differences.
 
-    The gradient, as ``ad.gradients(..., create_graph=True)`` gives it, is taken as a function
-    of the inputs and of ``grad_outputs`` (random numbers if None) and checked by ``gradcheck``.
+    The gradient, as ``ad.gradients(..., create_graph=True)`` returns it, is checked by ``gradcheck`` as a
+    function of the inputs and of ``grad_outputs``.
 
+    Parameters
+    ----------
+    f : callable
+        A function that returns a tensor or several.
+    inputs : array_like or sequence
+        One argument or several, as in ``gradcheck``.
+    grad_outputs : array_like or sequence, optional
+        The gradients of the outputs; random numbers by default.
+    eps : float, optional
+        The step; by default 1e-6, and 1e-20 for the complex step.
+    atol : float, optional
+        The absolute tolerance.
+    rtol : float, optional
+        The relative tolerance.
+    method : {"central", "complex"}, optional
+        The approximation, as in ``gradcheck``.
+    directions : int, optional
+        The number of random combinations to compare, as in ``gradcheck``.
+    seed : int, optional
+        The seed of the random numbers.
+    raise_exception : bool, optional
+        Whether to raise instead of returning False.
+
+    Returns
+    -------
+    bool
+        True if the derivatives agree.
+
+    Raises
+    ------
+    GradcheckError
+        If they differ; the message shows the worst element.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.testing.gradgradcheck(ad.tanh, [[0.5, 1.0]])
     True
@@ -110,9 +174,9 @@ def gradgradcheck(
 
 
 def _run(f: Function, args: list[Any], how: _How, first: int, count: int, raise_exception: bool) -> bool:
-    """Check ``count`` orders; f itself is the derivative of order ``first`` of the user's function."""
+    """Check ``count`` orders; ``f`` is the derivative of order ``first`` of the user's function."""
     if count < 1:
-        raise ArgumentError(f"gradcheck: order counts derivatives from 1, but is {count}.")
+        raise ArgumentError(f"gradcheck: order must be at least 1, but is {count}.")
     try:
         for level in range(first, first + count):
             if level > first:
@@ -125,7 +189,7 @@ def _run(f: Function, args: list[Any], how: _How, first: int, count: int, raise_
     return True
 
 
-# What is checked -------------------------------------------------------------------------------
+# Arguments -------------------------------------------------------------------------------------
 
 
 def _settings(
@@ -199,7 +263,7 @@ def _outputs(f: Function, args: Sequence[Any]) -> list[Tensor]:
 def _gradient_function(
     f: Function, args: list[Any], grad_outputs: Any, seed: int
 ) -> tuple[Function, list[Any]]:
-    """Return the gradient of f, as a function of its arguments and of what it is contracted with."""
+    """Return the gradient of ``f`` as a function of its arguments and of the gradients of its outputs."""
     count = len(args)
     wanted = [i for i, a in enumerate(args) if _checked(a)]
     if grad_outputs is None:
@@ -238,7 +302,7 @@ def _gradient_function(
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...], is_complex: bool) -> Array:
-    """Numbers of either sign, none near zero: one wrong element cannot hide behind a small factor."""
+    """Return random numbers of either sign, none near zero: a small factor would hide a wrong element."""
     real = rng.uniform(0.5, 1.5, shape) * rng.choice([-1.0, 1.0], shape)
     return np.asarray(real + 1j * _random(rng, shape, False) if is_complex else real)
 
@@ -282,7 +346,7 @@ def _difference(f: Function, args: Sequence[Any], k: int, direction: Array, how:
                 if y.dtype.kind != "c":
                     raise ArgumentError(
                         f"gradcheck: output {i} of f is real for complex inputs, so f is not analytic "
-                        "and the complex step sees nothing.\n  Use method='central'."
+                        "and the complex step cannot be used.\n  Use method='central'."
                     )
             return [_coordinates(y.numpy().imag) / how.eps for y in found]
         above = _outputs(f, _moved(args, k, step, how))
@@ -339,7 +403,7 @@ def _check_repeatable(f: Function, args: list[Any], outputs: list[Tensor]) -> No
     )
     if not same:
         raise GradcheckError(
-            "f gives another result when it is called again, so differences of it mean nothing.\n"
+            "f returned another result in a second call, so finite differences are not meaningful.\n"
             "  Fix its random numbers (one seed inside f), or leave dropout out of the check."
         )
 
@@ -415,7 +479,7 @@ def _numbers(a: float, d: float, how: _How) -> str:
 
 def _nan_note(a: Any, d: Any) -> str:
     if np.isnan(a).any() or np.isnan(d).any():
-        return "\n  A NaN agrees with nothing: ad.detect_anomaly() finds the op that makes it."
+        return "\n  There is a NaN: ad.detect_anomaly() finds the op that made it."
     return ""
 
 

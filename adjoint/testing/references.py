@@ -1,8 +1,8 @@
-"""What each op is compared with: plain, slow formulas that share nothing with the op's own code.
+"""Reference implementations of the ops: plain, slow formulas that share no code with the ops.
 
-``reference(op)`` returns a function of arrays and parameters, and the name of its source; the tests over the
-table compare every case of every op with it.  ``UNCHECKED`` says, with a reason, which op a check of the
-tests leaves out.  ``adjoint ops --markdown`` prints what follows from the two.
+``reference(op)`` returns a function of arrays and parameters; the tests over the op table compare every case
+of every op with it.  ``UNCHECKED`` lists the ops that a check leaves out, with the reasons.
+``adjoint ops --markdown`` prints both.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ UNCHECKED: dict[str, dict[str, str]] = {
 
 
 def unchecked(op: str, check: str) -> str:
-    """Return why a check leaves an op out; empty if it does not."""
+    """Return why a check leaves out an op; "" if it does not."""
     return UNCHECKED[check].get(op, "")
 
 
 def source(op: str) -> str:
-    """Name what the values of an op are compared with: NumPy, SciPy or a formula; empty if nothing."""
+    """Return what the values of an op are compared with: "NumPy", "SciPy" or "formula"; "" if nothing."""
     if op in FORMULAS:
         return "formula"
     if op in _SCIPY:
@@ -50,7 +50,7 @@ def source(op: str) -> str:
 
 
 def reference(op: str) -> Callable[..., Any] | None:
-    """Return the function that an op is compared with; None where its library is not installed."""
+    """Return the function with which an op is compared; None if its library is not installed."""
     if op in FORMULAS:
         return FORMULAS[op]
     if op in NUMPY:

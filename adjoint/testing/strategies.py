@@ -1,7 +1,7 @@
 """Hypothesis strategies: arrays, shapes that broadcast, and random programs of ops.
 
-It needs hypothesis, which the extra ``test`` installs; ``adjoint.testing.strategies`` imports it when
-it is first used.
+They need hypothesis, which the extra ``test`` installs; ``adjoint.testing.strategies`` is imported at the
+first use.
 """
 
 from __future__ import annotations
@@ -35,14 +35,48 @@ Shape = tuple[int, ...]
 def shapes(
     *, min_dims: int = 0, max_dims: int = 3, min_side: int = 0, max_side: int = 4
 ) -> st.SearchStrategy[Shape]:
-    """Shapes, small ones first; 0-d and empty ones among them."""
+    """Return a strategy for small shapes, including 0-d and empty ones.
+
+    Parameters
+    ----------
+    min_dims : int, optional
+        The least number of axes.
+    max_dims : int, optional
+        The largest number of axes.
+    min_side : int, optional
+        The least length.
+    max_side : int, optional
+        The largest length.
+
+    Returns
+    -------
+    SearchStrategy
+        The strategy.
+    """
     return hnp.array_shapes(min_dims=min_dims, max_dims=max_dims, min_side=min_side, max_side=max_side)
 
 
 def broadcastable_shapes(
     count: int = 2, *, max_dims: int = 3, min_side: int = 0, max_side: int = 4
 ) -> st.SearchStrategy[tuple[Shape, ...]]:
-    """Several shapes that broadcast together."""
+    """Return a strategy for several shapes that broadcast together.
+
+    Parameters
+    ----------
+    count : int, optional
+        The number of shapes.
+    max_dims : int, optional
+        The largest number of axes.
+    min_side : int, optional
+        The least length.
+    max_side : int, optional
+        The largest length.
+
+    Returns
+    -------
+    SearchStrategy
+        The strategy.
+    """
     found = hnp.mutually_broadcastable_shapes(
         num_shapes=count, max_dims=max_dims, min_side=min_side, max_side=max_side
     )
@@ -59,10 +93,32 @@ def arrays(
     dtype: Any = np.float64,
     strided: bool = False,
 ) -> Array:
-    """Arrays of numbers between ``low`` and ``high``; with ``strided`` some are not contiguous.
+    """Return a strategy for arrays of multiples of 1/8 in an interval.
 
-    Drawn are quarters and eighths, so that sums of them are exact, zeros and ties are common, and
-    examples shrink to readable ones.
+    Sums of such numbers are exact, zeros and ties are common, and examples shrink to readable ones.
+
+    Parameters
+    ----------
+    shape : tuple of int or SearchStrategy, optional
+        The shape; any small one by default.
+    low : float, optional
+        The lower bound.
+    high : float, optional
+        The upper bound.
+    dtype : dtype, optional
+        The dtype of the arrays.
+    strided : bool, optional
+        Whether some arrays are not contiguous.
+
+    Returns
+    -------
+    SearchStrategy
+        The strategy.
+
+    Raises
+    ------
+    ArgumentError
+        If the interval has no multiple of 1/8.
     """
     chosen = shape if isinstance(shape, tuple) else draw(shapes() if shape is None else shape)
     first, last = math.ceil(low * 8), math.floor(high * 8)
@@ -119,7 +175,15 @@ _STEPS: dict[str, _Step] = {
 
 @dataclass(frozen=True)
 class Instruction:
-    """One step of a program: what to do with which of the values before it."""
+    """One step of a program.
+
+    Parameters
+    ----------
+    name : str
+        The name of the operation.
+    operands : tuple of int
+        The indices of its operands among the values before it.
+    """
 
     name: str
     operands: tuple[int, ...]
@@ -127,28 +191,72 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Program:
-    """A random computation: leaves, then instructions, each on values that are there already.
+    """A random computation: leaves, and instructions on the values before them.
 
-    The ops are analytic everywhere and their values small, so that the complex step gives its exact
-    derivatives: a reference that shares nothing with adjoint.
+    The ops are analytic everywhere and their values small, so that the complex step gives exact
+    derivatives, as a reference that shares no code with adjoint.
+
+    Parameters
+    ----------
+    leaves : tuple of numpy.ndarray
+        The inputs.
+    instructions : tuple of Instruction
+        The steps.
     """
 
     leaves: tuple[Array, ...]
     instructions: tuple[Instruction, ...]
 
     def run(self, xp: Any, leaves: Sequence[Any]) -> list[Any]:
-        """Compute all values with ``xp``, which is NumPy or adjoint: the leaves, then one per instruction."""
+        """Compute all values: the leaves, then one for each instruction.
+
+        Parameters
+        ----------
+        xp : module
+            NumPy or adjoint.
+        leaves : sequence
+            The inputs, as arrays or tensors.
+
+        Returns
+        -------
+        list
+            The values.
+        """
         values = list(leaves)
         for step in self.instructions:
             values.append(_STEPS[step.name].run(xp, *(values[i] for i in step.operands)))
         return values
 
     def loss(self, xp: Any, leaves: Sequence[Any]) -> Any:
-        """Compute one number: the sum of the last value."""
+        """Compute the sum of the last value.
+
+        Parameters
+        ----------
+        xp : module
+            NumPy or adjoint.
+        leaves : sequence
+            The inputs, as arrays or tensors.
+
+        Returns
+        -------
+        array or Tensor
+            The sum.
+        """
         return xp.sum(self.run(xp, leaves)[-1])
 
     def gradients(self, step: float = 1e-30) -> list[Array]:
-        """Differentiate the loss for each leaf by the complex step, in NumPy alone."""
+        """Return the gradient of the loss for each leaf, by the complex step in NumPy.
+
+        Parameters
+        ----------
+        step : float, optional
+            The step.
+
+        Returns
+        -------
+        list of numpy.ndarray
+            The gradients.
+        """
         found = []
         for k, leaf in enumerate(self.leaves):
             grad = np.zeros(leaf.shape)
@@ -164,7 +272,24 @@ class Program:
 def programs(
     draw: st.DrawFn, *, min_leaves: int = 1, max_leaves: int = 3, min_size: int = 1, max_size: int = 12
 ) -> Program:
-    """Random programs: directed acyclic graphs of ops with shared values and broadcasting."""
+    """Return a strategy for programs: acyclic graphs of ops with shared values and broadcasting.
+
+    Parameters
+    ----------
+    min_leaves : int, optional
+        The least number of leaves.
+    max_leaves : int, optional
+        The largest number of leaves.
+    min_size : int, optional
+        The least number of instructions.
+    max_size : int, optional
+        The largest number of instructions.
+
+    Returns
+    -------
+    SearchStrategy
+        The strategy.
+    """
     count = draw(st.integers(min_leaves, max_leaves))
     leaves = tuple(draw(arrays(draw(st.sampled_from(_SHAPES)))) for _ in range(count))
     bounds = [2.0] * count

@@ -67,10 +67,10 @@ def test_order_of_keys_is_no_matter() -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"a": 1}, "t lacks ['b']; expected is {'a': *, 'b': [*, *]}."),
-        ({"a": 1, "b": [1, 2], "c": 3}, "t has ['c'] besides; expected is {'a': *, 'b': [*, *]}."),
+        ({"a": 1}, "t is missing ['b']; expected {'a': *, 'b': [*, *]}."),
+        ({"a": 1, "b": [1, 2], "c": 3}, "t has unexpected ['c']; expected {'a': *, 'b': [*, *]}."),
         ({"a": 1, "b": (1, 2)}, "t['b'] is a tuple, but a list is expected: [*, *]."),
-        ({"a": 1, "b": [1]}, "t['b'] lacks [1]; expected is [*, *]."),
+        ({"a": 1, "b": [1]}, "t['b'] is missing [1]; expected [*, *]."),
         ({"a": None, "b": [1, 2]}, "t['a'] is None, but a tensor is expected there."),
     ],
 )

@@ -85,7 +85,7 @@ def test_mistakes_on_the_command_line_are_told_before_any_training(
             f"argument --epochs: the number of epochs is a whole number from 1, not {epochs!r}.\n"
         )
     assert main(["ops", "foo", "tanh"]) == 2
-    assert capsys.readouterr().err == "adjoint ops: no op has 'foo' in its name.  Near it are floor.\n"
+    assert capsys.readouterr().err == "adjoint ops: no op has 'foo' in its name.  Similar names are floor.\n"
     assert main(["ops", "no such op"]) == 2
     assert (
         capsys.readouterr().err

@@ -136,7 +136,7 @@ def test_report_of_a_random_direction():
 @pytest.mark.parametrize("f", [wrong_nan, wrong_inf, nan_forward])
 def test_nan_and_inf_fail(f, directions):
     message(f, X, directions=directions)
-    assert "A NaN agrees with nothing" in message(wrong_nan, X, directions=directions)
+    assert "There is a NaN" in message(wrong_nan, X, directions=directions)
 
 
 def test_a_lost_second_derivative_is_found():
@@ -167,7 +167,7 @@ def test_one_wrong_element_of_many_is_found_along_any_direction():
 def test_a_function_that_is_not_repeatable():
     rng = np.random.default_rng(0)
     text = message(lambda x: x * rng.normal(), X)
-    assert text.startswith("f gives another result when it is called again")
+    assert text.startswith("f returned another result in a second call")
 
 
 # What is refused -------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_a_function_that_is_not_repeatable():
         (lambda: gradcheck(lambda x: 3.0, X), errors.InputError, "output 0 is a float"),
         (lambda: gradcheck(ad.sin, X, method="forward"), errors.ArgumentError, "'central' or 'complex'"),
         (lambda: gradcheck(ad.sin, X, eps=0.0), errors.ArgumentError, "eps is a small positive number"),
-        (lambda: gradcheck(ad.sin, X, order=0), errors.ArgumentError, "order counts derivatives from 1"),
+        (lambda: gradcheck(ad.sin, X, order=0), errors.ArgumentError, "order must be at least 1"),
         (lambda: gradcheck(ad.sin, X, directions=0), errors.ArgumentError, "directions is None or at least"),
         (lambda: gradcheck(ad.sin, Z, method="complex"), errors.ArgumentError, "is for real inputs"),
         (lambda: gradcheck(ad.abs, X, method="complex"), errors.ArgumentError, "f is not analytic"),

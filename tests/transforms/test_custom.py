@@ -421,7 +421,7 @@ MISTAKES: dict[str, tuple[type[Exception], Callable[[], Any], str]] = {
                 ad.grad(lambda p: f(p).sum())({"a": X, "b": Y}),
             )
         )(ad.custom_vjp(lambda p: p["a"] * p["b"])),
-        r"the gradient of argument 0 lacks \['b'\]; expected is \{'a': \*, 'b': \*\}",
+        r"the gradient of argument 0 is missing \['b'\]; expected \{'a': \*, 'b': \*\}",
     ),
     "forward": (
         RuleError,

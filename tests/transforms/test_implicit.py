@@ -343,7 +343,7 @@ MISTAKES: dict[str, tuple[type[Exception], Callable[[], Any], str]] = {
     "structure": (
         TransformError,
         lambda: ad.fixed_point(lambda p: {"a": p["a"]}, {"a": 1.0, "b": 2.0}),
-        r"fixed_point: the result of <lambda> lacks \['b'\]",
+        r"fixed_point: the result of <lambda> is missing \['b'\]",
     ),
     "not a tensor": (TransformError, lambda: ad.root(lambda x: 3.0, 1.0), "is a float, not a tensor"),
     "complex": (DTypeError, lambda: ad.root(lambda x: x, 1j), "root: x0 is complex128"),

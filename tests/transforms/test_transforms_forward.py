@@ -229,7 +229,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: ad.jvp(lambda x: x, (np.ones(2),), (np.ones(3),)), ShapeError,
      "jvp: tangents[0] has shape (3,), but (2,) is expected."),
     (lambda: ad.jvp(lambda x: x["a"], ({"a": 1.0},), ({"b": 1.0},)), TransformError,
-     "jvp: tangents[0] lacks ['a'] and has ['b'] besides; expected is {'a': *}."),
+     "jvp: tangents[0] is missing ['a'] and has unexpected ['b']; expected {'a': *}."),
     (lambda: ad.jvp(lambda x: x, (1.0,), (np.float32(1),)), DTypeError,
      "jvp: tangents[0] is float32, but float64 is expected."),
     (lambda: ad.jvp(lambda x: x, (1,), (1.0,)), DTypeError,
