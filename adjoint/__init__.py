@@ -242,20 +242,22 @@ _LATER = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Find the parts that are loaded when first used."""
-    if name not in _LATER:
-        instead = _instead(name)
-        raise (errors.AbsentNameError if instead else AttributeError)(
-            f"module 'adjoint' has no attribute {name!r}{instead}",
-            name=name,
-            obj=sys.modules[__name__],
-        )
-    module = importlib.import_module(_LATER[name])
-    _hints.explain(module.__name__)
-    found = module if module.__name__ == f"adjoint.{name}" else getattr(module, name)
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:  # so that type checkers report unknown names
+
+    def __getattr__(name: str) -> Any:
+        """Find the parts that are loaded when first used."""
+        if name not in _LATER:
+            instead = _instead(name)
+            raise (errors.AbsentNameError if instead else AttributeError)(
+                f"module 'adjoint' has no attribute {name!r}{instead}",
+                name=name,
+                obj=sys.modules[__name__],
+            )
+        module = importlib.import_module(_LATER[name])
+        _hints.explain(module.__name__)
+        found = module if module.__name__ == f"adjoint.{name}" else getattr(module, name)
+        globals()[name] = found
+        return found
 
 
 def _instead(name: str) -> str:

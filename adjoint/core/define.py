@@ -12,6 +12,7 @@ from adjoint.core.eager import eager_of
 from adjoint.core.namespace import dyn, raw, rec
 from adjoint.core.op import KINDS, OPS, Op, Rule, names_read
 from adjoint.core.record import evaluate
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError
 
 __all__ = ["UFUNCS", "define"]
@@ -44,7 +45,7 @@ def define(
     places: bool = False,
     pure: bool = True,
     unread: Sequence[int] = (),
-) -> Callable[..., Any]:
+) -> Callable[..., Tensor]:
     """Define an op and return its eager function.
 
     ``forward(*arrays, **params)`` computes it on plain arrays; with ``fused=True`` it gets the

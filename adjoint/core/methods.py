@@ -8,7 +8,7 @@ checkers alone; a test compares them with what is installed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -92,6 +92,18 @@ def _reflected(function: Any) -> Callable[[Any, Any], Any]:
     return call
 
 
+class Updates(Protocol):
+    """For type checkers: ``x.at``, whose class is ``At`` in ``ops/index.py``."""
+
+    def __getitem__(self, key: Any) -> Updates: ...
+    def get(self) -> Tensor: ...
+    def set(self, value: Any) -> Tensor: ...
+    def add(self, value: Any) -> Tensor: ...
+    def mul(self, value: Any) -> Tensor: ...
+    def max(self, value: Any) -> Tensor: ...
+    def min(self, value: Any) -> Tensor: ...
+
+
 class Methods:
     """The operators and methods that the op table gives to tensors."""
 
@@ -101,7 +113,7 @@ class Methods:
         __array_priority__: float
         T: Tensor
         mT: Tensor  # noqa: N815  the Array API's name
-        at: Any
+        at: Updates
 
         def __getitem__(self, key: Any) -> Tensor: ...
         def __setitem__(self, key: Any, value: Any) -> None: ...

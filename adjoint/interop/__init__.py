@@ -13,8 +13,10 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def __getattr__(name: str) -> Any:
-    """Import the modules that need other libraries at their first use."""
-    if name not in __all__:
-        raise AttributeError(f"module 'adjoint.interop' has no attribute {name!r}")
-    return importlib.import_module(f"adjoint.interop.{name}")
+if not TYPE_CHECKING:  # so that type checkers report unknown names
+
+    def __getattr__(name: str) -> Any:
+        """Import the modules that need other libraries at their first use."""
+        if name not in __all__:
+            raise AttributeError(f"module 'adjoint.interop' has no attribute {name!r}")
+        return importlib.import_module(f"adjoint.interop.{name}")

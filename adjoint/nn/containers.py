@@ -239,7 +239,7 @@ class Sequential(_Numbered):
     def _slice(self, items: list[Any]) -> Sequential:
         return Sequential(*items)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any) -> Tensor:
         """Pass the input through all layers.
 
         Parameters

@@ -270,7 +270,7 @@ class Identity(Module):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any) -> Tensor:
         """Return the input.
 
         Parameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple, Never
+from typing import Any, NamedTuple, Never, ParamSpec, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from adjoint.config import no_grad
@@ -16,6 +16,9 @@ from adjoint.grads.slots import drop
 
 __all__ = ["Module", "Parameter"]
 
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
 
 # parameters, made by Parameter() or by assignment to a module, by id
 _made: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
@@ -54,6 +57,16 @@ class Unmatched(NamedTuple):
 
     missing_keys: list[str]
     unexpected_keys: list[str]
+
+
+class _Forward(Protocol[P, R_co]):
+    """For type checkers: a module is called with the arguments of its ``forward``, and returns its result."""
+
+    _forward_hooks: Any
+
+    def forward(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    def _hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
 
 class Module:
@@ -166,7 +179,7 @@ class Module:
             f"{type(self).__name__} has no forward()."
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self: _Forward[P, R_co], *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call ``forward``.  The message of an error inside names the module and its path."""
         try:
             if self._forward_hooks is None:
@@ -539,7 +552,7 @@ def _other_prefix(missing: Collection[str], extra: Collection[str]) -> str:
     return ""
 
 
-def _add_path(error: AdjointError, module: Module) -> None:
+def _add_path(error: AdjointError, module: Any) -> None:
     """Add the path of the module in which an error occurred to its message."""
     inner: tuple[Module, str] | None = getattr(error, "_module", None)
     path = ""

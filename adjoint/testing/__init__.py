@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adjoint.testing.cases import Case, array, cases
 from adjoint.testing.gradcheck import gradcheck, gradgradcheck
+
+if TYPE_CHECKING:
+    from adjoint.testing import strategies
 
 __all__ = ["Case", "array", "cases", "gradcheck", "gradgradcheck", "strategies"]
 
@@ -18,7 +21,9 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def __getattr__(name: str) -> Any:
-    if name == "strategies":
-        return importlib.import_module("adjoint.testing.strategies")
-    raise AttributeError(f"module 'adjoint.testing' has no attribute {name!r}")
+if not TYPE_CHECKING:  # so that type checkers report unknown names
+
+    def __getattr__(name: str) -> Any:
+        if name == "strategies":
+            return importlib.import_module("adjoint.testing.strategies")
+        raise AttributeError(f"module 'adjoint.testing' has no attribute {name!r}")

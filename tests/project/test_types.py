@@ -1,0 +1,120 @@
+"""The types that mypy and pyright infer in a user's script."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import adjoint as ad
+from adjoint.core import methods
+
+ROOT = Path(ad.__file__).parents[1]
+CHECKERS = ["mypy"] + ["pyright"] * (importlib.util.find_spec("pyright") is not None)
+
+# An expression per line, and its type; at the end those that are errors
+EXPRESSIONS = {
+    "x": "Tensor",
+    "ad.sin(x)": "Tensor",
+    "ad.sin(x).sum()": "Tensor",
+    "ad.add(x, 1.0)": "Tensor",
+    "ad.where(x > 0, x, 0.0)": "Tensor",
+    "ad.sum(x, axis=0)": "Tensor",
+    "ad.sum([1.0, 2.0])": "Tensor",
+    "ad.concat([x, x])": "Tensor",
+    "ad.zeros(3)": "Tensor",
+    "ad.special.erf(x)": "Tensor",
+    "ad.linalg.inv(x)": "Tensor",
+    "ad.fft.fft(x)": "Tensor",
+    "ad.random.default_rng(0).normal(size=3)": "Tensor",
+    "2.0 * x": "Tensor",
+    "x @ x": "Tensor",
+    "x[0]": "Tensor",
+    "x.T": "Tensor",
+    "x.max(axis=0)": "Tensor",
+    "x.reshape(1, 2)": "Tensor",
+    "x.at[0].set(3.0)": "Tensor",
+    "x.at[0, ...].add(x)": "Tensor",
+    "x.grad": "Tensor | None",
+    "F.relu(x)": "Tensor",
+    "F.gelu(x)": "Tensor",
+    "F.linear(x, x)": "Tensor",
+    "F.mse_loss(x, x)": "Tensor",
+    "nn.Identity()(x)": "Tensor",
+    "nn.Linear(2, 3)(x)": "Tensor",
+    "nn.ReLU()(x)": "Tensor",
+    "nn.MSELoss()(x, x)": "Tensor",
+    "nn.LSTM(2, 3)(x)": "tuple[Tensor, tuple[Tensor, Tensor]]",
+    "nn.Sequential(nn.Linear(2, 3), nn.ReLU())(x)": "Tensor",
+    "Net()": "Net",
+    "Net()(x)": "Tensor",
+    "Net().parameters()": "list[Tensor]",
+    "later": "int",  # the lines after nn.Identity() are reachable
+}
+ERRORS = ["ad.exq", "ad.nn.Lineer", "F.rellu", "ad.interop.torch", "ad.sum(x, dim=1)", "Net()(x, 1)", "x.exq"]
+
+SCRIPT = """
+import adjoint as ad
+import adjoint.nn.functional as F
+from adjoint import nn
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        self.layers = nn.ModuleList([nn.Linear(2, 2)])
+
+    def forward(self, x: ad.Tensor) -> ad.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+x = ad.tensor([1.0, 2.0], requires_grad=True)
+nn.Identity()
+later = int()
+"""
+
+
+def run(checker: str, script: Path) -> str:
+    command = {
+        "mypy": [
+            *("-m", "mypy", "--config-file=", "--strict", "--follow-imports=silent", "--no-error-summary"),
+            f"--cache-dir={ROOT / '.mypy_cache' / 'user'}",
+        ],
+        "pyright": ["-m", "pyright", f"--pythonpath={sys.executable}"],
+    }[checker]
+    environment = os.environ | {"MYPYPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *command, script.name],
+        env=environment, cwd=script.parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_types_in_the_script_of_a_user(checker, tmp_path):
+    script = tmp_path / "script.py"
+    lines = SCRIPT.split("\n")
+    start = len(lines)
+    lines += [f"reveal_type({e})" for e in EXPRESSIONS] + ERRORS
+    script.write_text("\n".join(lines) + "\n")
+    settings = f'{{"extraPaths": ["{ROOT}"], "reportUnusedExpression": false}}'
+    (tmp_path / "pyrightconfig.json").write_text(settings)
+    shown = run(checker, script)
+    revealed, wrong = {}, set()
+    for line in shown.split("\n"):
+        found = re.search(r"script\.py:(\d+)(?::\d+)?(?: -|:) (note|information|error): ?(.*)", line)
+        if found and found[2] == "error":
+            wrong.add(int(found[1]) - start - 1)
+        elif found and (kind := re.search(r'(?:Revealed type is|Type of ".*" is) "(.*)"$', found[3])):
+            revealed[int(found[1]) - start - 1] = re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", kind[1])
+    assert {e: revealed.get(i) for i, e in enumerate(EXPRESSIONS)} == EXPRESSIONS, shown
+    assert wrong == set(range(len(EXPRESSIONS), len(EXPRESSIONS) + len(ERRORS))), shown
+
+
+def test_the_declared_updates_are_those_of_the_class():
+    declared = {name for name in vars(methods.Updates) if not name.startswith("_")}
+    assert declared == {name for name in dir(type(ad.ones(2).at)) if not name.startswith("_")}
