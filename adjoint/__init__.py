@@ -199,7 +199,7 @@ del fused, index, join, order, piecewise, products, reduce, scan, selection, sha
 keep_freed_memory()
 del keep_freed_memory
 
-# Loaded when first used: `import adjoint` stays a blink for those who want gradients alone (docs/adr/0009).
+# Imported at the first use, which keeps `import adjoint` fast (docs/adr/0009).
 _LATER = {
     "nn": "adjoint.nn",
     "optim": "adjoint.optim",
@@ -245,7 +245,7 @@ _LATER = {
 if not TYPE_CHECKING:  # so that type checkers report unknown names
 
     def __getattr__(name: str) -> Any:
-        """Find the parts that are loaded when first used."""
+        """Import the parts that are loaded at their first use."""
         if name not in _LATER:
             instead = _instead(name)
             raise (errors.AbsentNameError if instead else AttributeError)(
@@ -261,11 +261,11 @@ if not TYPE_CHECKING:  # so that type checkers report unknown names
 
 
 def _instead(name: str) -> str:
-    """Say what to write for a name of NumPy, PyTorch or JAX."""
+    """Return a hint for a name of NumPy, PyTorch or JAX."""
     if name in _hints.FUNCTIONS:
         return f".  Use {_hints.FUNCTIONS[name]}."
     if not name.startswith("_") and vars(_np).get(name) in interop.numpy.FUNCTIONS:
-        return f".  Use np.{name}, which takes tensors and differentiates."
+        return f".  Use np.{name}, which accepts tensors and is differentiable."
     return ""
 
 

@@ -1,9 +1,8 @@
-"""The modes of the engine: context variables, so threads and asyncio tasks have their own.
+"""Modes and settings, kept in context variables, so that threads and asyncio tasks have their own.
 
-``special`` counts the contexts, anywhere, that ops must look at besides the grad mode (tapes,
-anomaly detection, saved-tensor hooks).  It is a plain number so that the hot path pays nothing
-for features that nobody uses: only while it is not zero do ops take the careful path, which
-then reads the context variables.
+``special`` counts the active contexts, in all threads, that ops must check besides the grad mode (tapes,
+anomaly detection, saved-tensor hooks).  Ops read the context variables only while it is not 0, so unused
+features cost nothing.
 """
 
 from __future__ import annotations
@@ -92,14 +91,14 @@ L = TypeVar("L", bound=Any)
 
 
 def held_across_fork(lock: L) -> L:
-    """Let no fork happen while another thread has ``lock``: the child would never get it."""
+    """Hold a lock during a fork, so that the child process gets it in a free state."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
     return lock
 
 
 class _Special:
-    """How many contexts need the careful path of every op; see the module's docstring."""
+    """Counter of the contexts for which ops take the careful path; see the docstring of the module."""
 
     __slots__ = ("count", "lock")
 
@@ -120,12 +119,12 @@ special = _Special()
 
 
 def is_watched(t: Any) -> bool:
-    """Tell whether a tape watches a tensor."""
+    """Return whether a tape watches a tensor."""
     return special.count != 0 and any(tape.watches(t) for tape in tapes.get())
 
 
 class watched(Generic[T]):  # noqa: N801  a context manager that reads as a function
-    """Set a context variable for a block, and make ops take the careful path, which reads it.
+    """Set a context variable for a block, and let ops take the careful path, which reads it.
 
     An interrupt cannot leave the variable set.  It may leave ``special`` too large, which only costs time.
     """
@@ -153,7 +152,8 @@ class watched(Generic[T]):  # noqa: N801  a context manager that reads as a func
 def within(variable: ContextVar[T], value: T, function: Callable[..., R], *args: Any) -> R:
     """Call a function with a context variable set.
 
-    An interrupt cannot leave it set: signals are handled after a call, so ``set`` is called inside ``try``.
+    An interrupt cannot leave it set: signals are handled after a call, and ``set`` is called inside
+    ``try``.
     """
     before = variable.get()
     try:
@@ -163,16 +163,16 @@ def within(variable: ContextVar[T], value: T, function: Callable[..., R], *args:
         variable.set(before)
 
 
-# The modes entered here: the innermost, what held before it, and the same of those around it.  It
-# belongs to the context, not to the modes: an instance may be in use in many threads and tasks.
+# The entered modes as a linked list: the innermost mode, the value before it, and the entry of the mode around it.
+# The list belongs to the context, because one mode may be in use in several threads and tasks.
 _entered: ContextVar[tuple[ContextMode[Any], Any, Any] | None] = ContextVar("adjoint_entered", default=None)
 
 
 class ContextMode(Generic[T]):
-    """A context manager and decorator that sets one context variable for its extent.
+    """Context manager and decorator that sets a context variable.
 
-    As a decorator it also wraps generators and coroutines: the mode holds while their body
-    runs, and is taken off whenever they are suspended.
+    As a decorator it also wraps generators and coroutines: the mode is active while their body runs, and
+    not while they are suspended.
     """
 
     _variable: ContextVar[T]
@@ -181,7 +181,7 @@ class ContextMode(Generic[T]):
         self._value = value
 
     def _present(self) -> Any:
-        """Return the present value, for ``_restore``."""
+        """Return the current value, for ``_restore``."""
         return self._variable.get()
 
     def _apply(self) -> None:
@@ -215,7 +215,7 @@ class ContextMode(Generic[T]):
             inner.append(entry)
             entry = entry[2]
         if entry is None:
-            return  # entered in another context, where it goes on to hold
+            return  # entered in another context, where it stays active
         self._restore(entry[1])
         around = entry[2]
         for mode, before, _ in reversed(inner):
@@ -223,7 +223,7 @@ class ContextMode(Generic[T]):
         _entered.set(around)
 
     def __call__(self, function: F) -> F:
-        """Return ``function`` so wrapped that it runs in this mode."""
+        """Return a function that calls ``function`` in this mode."""
         if not callable(function):
             raise InputError(f"a mode wraps a function, but got {type(function).__name__}.")
         if inspect.isasyncgenfunction(function):
@@ -242,7 +242,7 @@ class ContextMode(Generic[T]):
 
 
 def _stepwise(steps: Any, mode: ContextMode[Any]) -> Any:
-    """Drive a generator, or the iterator of an awaitable, with each step inside the mode."""
+    """Run a generator, or the iterator of an awaitable, with each step inside the mode."""
     step: Callable[[], Any] = functools.partial(next, steps)
     while True:
         try:
@@ -270,7 +270,7 @@ def _wrap_generator(function: Callable[..., Any], mode: ContextMode[Any]) -> Cal
 
 
 class _Steps:
-    """Await an awaitable, each of its steps inside the mode."""
+    """Awaitable that runs each step of another one inside the mode."""
 
     def __init__(self, awaitable: Any, mode: ContextMode[Any]) -> None:
         self._awaitable = awaitable
@@ -356,11 +356,23 @@ class _GradMode(ContextMode[bool]):
 
 
 class set_grad_enabled(_GradMode):  # noqa: N801  a context manager that reads as a function
-    """Record operations for differentiation, or not.
+    """Switch the recording of operations on or off.
 
-    A plain call takes effect at once and stays; as a context manager it is undone at the end of
-    the block; as a decorator it holds while the function runs.
+    A plain call takes effect at once and stays; as a context manager it ends with the block; as a decorator
+    it is active while the function runs.
 
+    Parameters
+    ----------
+    mode : bool
+        Whether to record.
+
+    Raises
+    ------
+    InputError
+        If it is used as a decorator without an argument.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> x = ad.tensor(2.0, requires_grad=True)
     >>> with ad.set_grad_enabled(False):
@@ -376,7 +388,7 @@ class set_grad_enabled(_GradMode):  # noqa: N801  a context manager that reads a
         self._apply()
 
     def _not_at_once(self) -> None:
-        """Undo what the call did, once: it turned out to be for a block or a function."""
+        """Undo the effect of the call, once: it is used for a block or a function."""
         if self._before is not None:
             grad_mode.set(self._before)
             self._before = None
@@ -386,7 +398,7 @@ class set_grad_enabled(_GradMode):  # noqa: N801  a context manager that reads a
         super().__enter__()
 
     def __call__(self, function: F) -> F:
-        """Return ``function`` so wrapped that it runs in this mode; here nothing changes."""
+        """Return a function that calls ``function`` in this mode; the current mode does not change."""
         self._not_at_once()
         return super().__call__(function)
 
@@ -412,8 +424,20 @@ def no_grad() -> ContextMode[bool]: ...
 @overload
 def no_grad(function: F) -> F: ...
 def no_grad(function: Any = None) -> Any:
-    """Do not record operations; a context manager and a decorator, with or without parentheses.
+    """Switch off the recording of operations, as a context manager or a decorator.
 
+    Parameters
+    ----------
+    function : callable, optional
+        The function, if it is used as a decorator without parentheses.
+
+    Returns
+    -------
+    ContextMode or callable
+        The context manager, or the wrapped function.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> @ad.no_grad
     ... def double(x):
@@ -430,7 +454,28 @@ def enable_grad() -> ContextMode[bool]: ...
 @overload
 def enable_grad(function: F) -> F: ...
 def enable_grad(function: Any = None) -> Any:
-    """Record operations again inside ``no_grad``; has no effect inside ``inference_mode``."""
+    """Switch on the recording of operations inside ``no_grad``, as a context manager or a decorator.
+
+    It has no effect inside ``inference_mode``.
+
+    Parameters
+    ----------
+    function : callable, optional
+        The function, if it is used as a decorator without parentheses.
+
+    Returns
+    -------
+    ContextMode or callable
+        The context manager, or the wrapped function.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> x = ad.tensor(1.0, requires_grad=True)
+    >>> with ad.no_grad(), ad.enable_grad():
+    ...     (x * 2).requires_grad
+    True
+    """
     mode = _GradMode(True)
     return mode if function is None else mode(function)
 
@@ -440,45 +485,108 @@ def inference_mode(mode: bool = True) -> ContextMode[bool]: ...
 @overload
 def inference_mode(mode: F) -> F: ...
 def inference_mode(mode: Any = True) -> Any:
-    """Do not record operations, and let nothing inside switch recording on again.
+    """Switch off the recording of operations, so that ``enable_grad`` cannot switch it on again.
 
-    ``inference_mode(False)`` changes nothing, inside another one too.
+    Parameters
+    ----------
+    mode : bool or callable, optional
+        Whether to switch it off; False has no effect, inside another block, too. A function, if it
+        is used as a decorator without parentheses.
+
+    Returns
+    -------
+    ContextMode or callable
+        The context manager, or the wrapped function.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> x = ad.tensor(1.0, requires_grad=True)
+    >>> with ad.inference_mode(), ad.enable_grad():
+    ...     (x * 2).requires_grad
+    False
     """
     return _InferenceMode(True)(mode) if callable(mode) else _InferenceMode(bool(mode))
 
 
 def is_grad_enabled() -> bool:
-    """Tell whether operations are recorded here and now."""
+    """Return whether operations are recorded in this context.
+
+    Returns
+    -------
+    bool
+        Whether they are recorded.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> with ad.no_grad():
+    ...     ad.is_grad_enabled()
+    False
+    """
     return grad_mode.get()
 
 
 def is_inference_mode_enabled() -> bool:
-    """Tell whether ``inference_mode`` is on here and now."""
+    """Return whether ``inference_mode`` is active in this context.
+
+    Returns
+    -------
+    bool
+        Whether it is active.
+    """
     return _inference.get()
 
 
 def get_default_dtype() -> np.dtype[Any]:
-    """Return the dtype that Python floats become: float64 unless set otherwise."""
+    """Return the dtype that Python floats get: float64 unless it was set.
+
+    Returns
+    -------
+    dtype
+        The dtype.
+    """
     return _default_dtype.get()
 
 
 def set_default_dtype(dtype: Any) -> None:
-    """Set, in this context, the dtype that Python floats and lists of them become."""
+    """Set the dtype that Python floats and lists of them get, in this context.
+
+    Parameters
+    ----------
+    dtype : dtype
+        A float dtype.
+
+    Raises
+    ------
+    DTypeError
+        If it is not a float dtype.
+    """
     chosen = np.dtype(dtype)
     if chosen.kind != "f":
         raise DTypeError(
-            f"the default dtype is that of Python floats, but {chosen} is not a float dtype.\n"
-            "  Choose np.float32 or np.float64."
+            f"the default dtype must be a float dtype, but got {chosen}.\n  Choose np.float32 or np.float64."
         )
     _default_dtype.set(chosen)
 
 
 class workers(ContextMode[Any]):  # noqa: N801  a context manager that reads as a function
-    """Let backward use so many threads in a block; a context manager and a decorator.
+    """Set the number of threads of backward for a block, as a context manager or a decorator.
 
-    ``"auto"`` decides for each backward: small graphs run in one thread.  The results are the
-    same bits for any number; docs/threads.md says what else to know.
+    The results have the same bits for any number; see docs/threads.md.
 
+    Parameters
+    ----------
+    workers : int or "auto"
+        The number of threads; with "auto" small graphs run in one thread.
+
+    Raises
+    ------
+    ArgumentError
+        If it is not a positive integer or "auto".
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> x = ad.tensor([1.0, 2.0], requires_grad=True)
     >>> with ad.config.workers(2):
@@ -494,11 +602,22 @@ class workers(ContextMode[Any]):  # noqa: N801  a context manager that reads as 
 
 
 class threads(ContextMode[Any]):  # noqa: N801  a context manager that reads as a function
-    """Let passes over large arrays use so many threads in a block; a context manager and a decorator.
+    """Set the number of threads for large arrays for a block, as a context manager or a decorator.
 
-    These are the updates of optimisers and the sums of accumulators.  ``"auto"``, the default, is as many
-    as this process may use processors.  The results are the same bits for any number.
+    Updates of optimisers and sums of accumulators use them.  The results have the same bits for any number.
 
+    Parameters
+    ----------
+    threads : int or "auto"
+        The number of threads; "auto", the default, is the number of processors of this process.
+
+    Raises
+    ------
+    ArgumentError
+        If it is not a positive integer or "auto".
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> with ad.config.threads(1):
     ...     ad.config.get_threads()
@@ -512,33 +631,65 @@ class threads(ContextMode[Any]):  # noqa: N801  a context manager that reads as 
 
 
 def get_threads() -> int | str:
-    """Return how many threads passes over large arrays may use here, or "auto"."""
+    """Return the number of threads for large arrays in this context.
+
+    Returns
+    -------
+    int or "auto"
+        The number.
+    """
     return _threads.get()
 
 
 def set_threads(threads: int | str) -> None:
-    """Set, in this context, how many threads passes over large arrays may use: from 1, or "auto".
+    """Set the number of threads for large arrays in this context.
 
-    A new thread starts with the default, "auto"; ``threads`` sets it for a block.
+    A new thread starts with the default, "auto".
+
+    Parameters
+    ----------
+    threads : int or "auto"
+        The number of threads.
+
+    Raises
+    ------
+    ArgumentError
+        If it is not a positive integer or "auto".
     """
     _threads.set(_check_threads("threads", threads))
 
 
 def get_workers() -> int | str:
-    """Return the number of threads that backward uses here, or "auto"."""
+    """Return the number of threads of backward in this context.
+
+    Returns
+    -------
+    int or "auto"
+        The number.
+    """
     return _workers.get()
 
 
 def set_workers(workers: int | str) -> None:
-    """Set, in this context, how many threads backward uses: a number from 1, or "auto".
+    """Set the number of threads of backward in this context.
 
-    A new thread starts with the default, 1; ``workers`` sets it for a block.
+    A new thread starts with the default, 1.
+
+    Parameters
+    ----------
+    workers : int or "auto"
+        The number of threads.
+
+    Raises
+    ------
+    ArgumentError
+        If it is not a positive integer or "auto".
     """
     _workers.set(check_workers(workers))
 
 
 def check_workers(workers: int | str) -> int | str:
-    """Return ``workers`` if backward can use it; raise otherwise."""
+    """Return ``workers`` if it is valid; raise otherwise."""
     return _check_threads("workers", workers)
 
 
@@ -547,4 +698,4 @@ def _check_threads(what: str, number: int | str) -> int | str:
         return number
     if isinstance(number, (int, np.integer)) and not isinstance(number, bool) and number >= 1:
         return int(number)
-    raise ArgumentError(f"{what} is a whole number from 1 or 'auto', but got {number!r}.")
+    raise ArgumentError(f"{what} must be a positive integer or 'auto', but got {number!r}.")

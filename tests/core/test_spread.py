@@ -238,7 +238,7 @@ def test_the_number_of_threads_can_be_set():
     finally:
         ad.config.set_threads("auto")
     for wrong in (0, -1, 1.5, True, "many"):
-        with pytest.raises(errors.ArgumentError, match="threads is a whole number from 1 or 'auto'"):
+        with pytest.raises(errors.ArgumentError, match="threads must be a positive integer or 'auto'"):
             ad.config.threads(wrong)
 
 

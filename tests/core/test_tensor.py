@@ -403,7 +403,7 @@ def test_names_from_elsewhere_are_explained():
         x.view(3, 1)
     with pytest.raises(AttributeError, match=r"Use ad\.concat\(tensors, axis\)\."):
         ad.cat([x, x])
-    with pytest.raises(AttributeError, match=r"Use np\.interp, which takes tensors"):
+    with pytest.raises(AttributeError, match=r"Use np\.interp, which accepts tensors"):
         _ = ad.interp
     with pytest.raises(AttributeError, match=r"'concatt'$") as info:
         _ = ad.concatt

@@ -249,9 +249,9 @@ def test_a_graph_that_records_itself_runs_in_the_callers_thread():
 @pytest.mark.parametrize("workers", [0, -1, 1.5, True, "many", None])
 def test_a_number_of_workers_that_is_none(workers):
     if workers is not None:
-        with pytest.raises(errors.ArgumentError, match="workers is a whole number from 1 or 'auto'"):
+        with pytest.raises(errors.ArgumentError, match="workers must be a positive integer or 'auto'"):
             leaf(1.0).sum().backward(workers=workers)
-    with pytest.raises(errors.ArgumentError, match="workers is a whole number from 1 or 'auto'"):
+    with pytest.raises(errors.ArgumentError, match="workers must be a positive integer or 'auto'"):
         ad.config.workers(workers)
 
 
@@ -436,7 +436,7 @@ def test_numpys_whole_numbers_are_numbers_of_workers():
         assert (ad.config.get_workers(), ad.config.get_threads()) == (2, 3)
         assert type(ad.config.get_workers()) is int
     for bad in (np.array([2]), np.int64(0), True, 2.0):
-        with pytest.raises(ad.errors.ArgumentError, match="workers is a whole number from 1 or 'auto'"):
+        with pytest.raises(ad.errors.ArgumentError, match="workers must be a positive integer or 'auto'"):
             (x * x).sum().backward(workers=bad)
 
 

@@ -15,7 +15,6 @@ import adjoint
 # Modules, by prefix, whose docstrings do not have sections yet.
 PENDING: tuple[str, ...] = (
     "adjoint.accumulate",
-    "adjoint.config",
     "adjoint.core",
     "adjoint.engine",
     "adjoint.grads",

@@ -281,7 +281,7 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
     "workers": (
         ValueError,
         lambda: ad.config.set_workers(0),
-        "workers is a whole number from 1 or 'auto', but got 0.",
+        "workers must be a positive integer or 'auto', but got 0.",
     ),
 }
 
