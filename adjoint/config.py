@@ -163,7 +163,7 @@ def within(variable: ContextVar[T], value: T, function: Callable[..., R], *args:
         variable.set(before)
 
 
-# The entered modes as a linked list: the innermost mode, the value before it, and the entry of the mode around it.
+# The entered modes as a linked list: the innermost mode, the value before it, and the entry around it.
 # The list belongs to the context, because one mode may be in use in several threads and tasks.
 _entered: ContextVar[tuple[ContextMode[Any], Any, Any] | None] = ContextVar("adjoint_entered", default=None)
 
