@@ -151,14 +151,14 @@ def _checked_names(
 
 def _install(op: Op, forward: Callable[..., Any], ufunc: Any) -> None:
     """Put an op into the table, every namespace, and that of NumPy's ufuncs."""
-    op.eager = _named(op, ufunc)
+    op.eager = _named(op)
     OPS[op.name] = op
     setattr(raw, op.name, op.forward)
     setattr(rec, op.name, op.eager)
     setattr(dyn, op.name, _dynamic(op))
     for u in (forward, ufunc) if ufunc is not forward else (forward,):
         if type(u).__name__ == "ufunc":
-            UFUNCS.setdefault(u, op.eager)  # an op of a user does not take np.sin away
+            UFUNCS.setdefault(u, op.eager)  # an op of a user does not replace np.sin
 
 
 def _dynamic(op: Op) -> Callable[..., Any]:
@@ -222,11 +222,11 @@ def _reads(
     return tuple(found)
 
 
-def _named(op: Op, ufunc: Any) -> Callable[..., Any]:
+def _named(op: Op) -> Callable[..., Any]:
     eager = eager_of(op)
     eager.__name__ = eager.__qualname__ = op.name
     eager.__module__ = "adjoint"
-    eager.__doc__ = _documented(op, op.doc or _borrowed_doc(op.name, ufunc or op.forward))
+    eager.__doc__ = _documented(op, op.doc or f"Apply the op {op.name!r}.")
     return eager
 
 
@@ -258,12 +258,3 @@ def _documented(op: Op, summary: str) -> str:
         arguments="The argument." if one else "The arguments, which are broadcast against each other.",
         result=result,
     )
-
-
-def _borrowed_doc(name: str, source: Any) -> str:
-    """Return the summary line of NumPy's function, which calls its arguments ``x1`` and ``x2``."""
-    if type(source).__name__ != "ufunc":
-        return f"The op {name!r}."
-    lines = [line.strip() for line in (source.__doc__ or "").split("\n", 8)[:8]]
-    line = next((line for line in lines if line and not line.startswith(source.__name__ + "(")), "")
-    return line.replace("x1", "x").replace("x2", "y").rstrip(".") + "."

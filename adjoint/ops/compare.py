@@ -60,32 +60,39 @@ def _steps(name: str, forward: Callable[..., Any], arity: int, **facts: Any) -> 
     return define(name, forward, *(None,) * arity, reason="it is piecewise constant", **facts)
 
 
-equal = _steps("equal", np.equal, 2)
-not_equal = _steps("not_equal", np.not_equal, 2)
-less = _steps("less", np.less, 2)
-less_equal = _steps("less_equal", np.less_equal, 2)
-greater = _steps("greater", np.greater, 2)
-greater_equal = _steps("greater_equal", np.greater_equal, 2)
+equal = _steps("equal", np.equal, 2, doc="Return whether x and y are equal.")
+not_equal = _steps("not_equal", np.not_equal, 2, doc="Return whether x and y differ.")
+less = _steps("less", np.less, 2, doc="Return whether x < y.")
+less_equal = _steps("less_equal", np.less_equal, 2, doc="Return whether x ≤ y.")
+greater = _steps("greater", np.greater, 2, doc="Return whether x > y.")
+greater_equal = _steps("greater_equal", np.greater_equal, 2, doc="Return whether x ≥ y.")
 
-logical_and = _steps("logical_and", np.logical_and, 2)
-logical_or = _steps("logical_or", np.logical_or, 2)
-logical_xor = _steps("logical_xor", np.logical_xor, 2)
-logical_not = _steps("logical_not", np.logical_not, 1)
+logical_and = _steps("logical_and", np.logical_and, 2, doc="Return whether x and y are both true.")
+logical_or = _steps("logical_or", np.logical_or, 2, doc="Return whether x or y is true.")
+logical_xor = _steps("logical_xor", np.logical_xor, 2, doc="Return whether exactly one of x and y is true.")
+logical_not = _steps("logical_not", np.logical_not, 1, doc="Return whether x is false.")
 
-bitwise_and = _steps("bitwise_and", operator.and_, 2, ufunc=np.bitwise_and, domain="int")
-bitwise_or = _steps("bitwise_or", operator.or_, 2, ufunc=np.bitwise_or, domain="int")
-bitwise_xor = _steps("bitwise_xor", operator.xor, 2, ufunc=np.bitwise_xor, domain="int")
-bitwise_invert = _steps("bitwise_invert", operator.invert, 1, ufunc=np.invert, domain="int")
-bitwise_left_shift = _steps("bitwise_left_shift", operator.lshift, 2, ufunc=np.left_shift, domain="int")
-bitwise_right_shift = _steps("bitwise_right_shift", operator.rshift, 2, ufunc=np.right_shift, domain="int")
-bitwise_count = _steps("bitwise_count", np.bitwise_count, 1, domain="int")
-gcd = _steps("gcd", np.gcd, 2, domain="int")
-lcm = _steps("lcm", np.lcm, 2, domain="int")
+bitwise_and = _steps("bitwise_and", operator.and_, 2, ufunc=np.bitwise_and, domain="int",
+                     doc="Return the bits that x and y both have.")  # fmt: skip
+bitwise_or = _steps("bitwise_or", operator.or_, 2, ufunc=np.bitwise_or, domain="int",
+                    doc="Return the bits that x or y has.")  # fmt: skip
+bitwise_xor = _steps("bitwise_xor", operator.xor, 2, ufunc=np.bitwise_xor, domain="int",
+                     doc="Return the bits that exactly one of x and y has.")  # fmt: skip
+bitwise_invert = _steps("bitwise_invert", operator.invert, 1, ufunc=np.invert, domain="int",
+                        doc="Return x with all bits inverted.")  # fmt: skip
+bitwise_left_shift = _steps("bitwise_left_shift", operator.lshift, 2, ufunc=np.left_shift, domain="int",
+                            doc="Shift the bits of x to the left by y.")  # fmt: skip
+bitwise_right_shift = _steps("bitwise_right_shift", operator.rshift, 2, ufunc=np.right_shift, domain="int",
+                             doc="Shift the bits of x to the right by y.")  # fmt: skip
+bitwise_count = _steps("bitwise_count", np.bitwise_count, 1, domain="int",
+                       doc="Count the bits of |x| that are 1.")  # fmt: skip
+gcd = _steps("gcd", np.gcd, 2, domain="int", doc="Return the greatest common divisor of |x| and |y|.")
+lcm = _steps("lcm", np.lcm, 2, domain="int", doc="Return the least common multiple of |x| and |y|.")
 
-isnan = _steps("isnan", np.isnan, 1)
-isinf = _steps("isinf", np.isinf, 1)
-isfinite = _steps("isfinite", np.isfinite, 1)
-signbit = _steps("signbit", np.signbit, 1)
+isnan = _steps("isnan", np.isnan, 1, doc="Return whether x is NaN.")
+isinf = _steps("isinf", np.isinf, 1, doc="Return whether x is infinite.")
+isfinite = _steps("isfinite", np.isfinite, 1, doc="Return whether x is neither NaN nor infinite.")
+signbit = _steps("signbit", np.signbit, 1, doc="Return whether the sign bit of x is set.")
 _steps("isclose", lambda x, y, rtol, atol, equal_nan: np.isclose(x, y, rtol, atol, equal_nan), 2,
        params=("rtol", "atol", "equal_nan"), doc="Whether numbers are equal within a tolerance.")  # fmt: skip
 

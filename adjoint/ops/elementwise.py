@@ -77,35 +77,38 @@ __all__ = [
 ]
 
 
-define("zeros_like", np.zeros_like, None, reason="it is constant", doc="Zeros of the same shape and dtype.")
+define("zeros_like", np.zeros_like, None, reason="it is constant",
+       doc="Return zeros of the same shape and dtype.")  # fmt: skip
 
 # Arithmetic ------------------------------------------------------------------------------------
 
 add = define("add", operator.add,
              lambda xp, g, z, x, y: g,
-             lambda xp, g, z, x, y: g, ufunc=np.add)  # fmt: skip
+             lambda xp, g, z, x, y: g, ufunc=np.add, doc="Return x + y.")  # fmt: skip
 subtract = define("subtract", operator.sub,
                   lambda xp, g, z, x, y: g,
-                  lambda xp, g, z, x, y: -g, ufunc=np.subtract)  # fmt: skip
+                  lambda xp, g, z, x, y: -g, ufunc=np.subtract, doc="Return x - y.")  # fmt: skip
 multiply = define("multiply", operator.mul,
                   lambda xp, g, z, x, y: g * y,
-                  lambda xp, g, z, x, y: g * x, saves="xy", ufunc=np.multiply)  # fmt: skip
+                  lambda xp, g, z, x, y: g * x, saves="xy", ufunc=np.multiply, doc="Return x · y.")  # fmt: skip
 # d(x/y)/dy = -x/y² = -z/y: reuse the output, x need not be saved
 divide = define("divide", operator.truediv,
                 lambda xp, g, z, x, y: g / y,
                 lambda xp, g, z, x, y: -(g / y) * z, saves="zy", ufunc=np.divide,
-                domain=((-2, 2), (0.5, 2)))  # fmt: skip
-negative = define("negative", operator.neg, lambda xp, g, y, x: -g, ufunc=np.negative)
-positive = define("positive", operator.pos, lambda xp, g, y, x: g, ufunc=np.positive)
+                domain=((-2, 2), (0.5, 2)), doc="Return x / y.")  # fmt: skip
+negative = define("negative", operator.neg, lambda xp, g, y, x: -g, ufunc=np.negative, doc="Return -x.")
+positive = define("positive", operator.pos, lambda xp, g, y, x: g, ufunc=np.positive, doc="Return +x.")
 reciprocal = define("reciprocal", np.reciprocal, lambda xp, g, y, x: -(g * y) * y, saves="y",
-                    domain=(0.5, 2))  # fmt: skip
-square = define("square", np.square, lambda xp, g, y, x: g * (2 * x), saves="x")
+                    domain=(0.5, 2), doc="Return 1 / x.")  # fmt: skip
+square = define("square", np.square, lambda xp, g, y, x: g * (2 * x), saves="x", doc="Return x².")
 copy = define("copy", np.array, lambda xp, g, y, x: g,
               doc="Return a copy with its own memory.")  # fmt: skip
-deg2rad = define("deg2rad", np.deg2rad, lambda xp, g, y, x: g * (math.pi / 180))
-rad2deg = define("rad2deg", np.rad2deg, lambda xp, g, y, x: g * (180 / math.pi))
+deg2rad = define("deg2rad", np.deg2rad, lambda xp, g, y, x: g * (math.pi / 180),
+                 doc="Convert degrees to radians.")  # fmt: skip
+rad2deg = define("rad2deg", np.rad2deg, lambda xp, g, y, x: g * (180 / math.pi),
+                 doc="Convert radians to degrees.")  # fmt: skip
 ldexp = define("ldexp", in_float32(np.ldexp), lambda xp, g, z, x, y: xp.ldexp(g, y), None, saves="y", literals=True, ufunc=np.ldexp,
-               domain=((-2, 2), "int"), doc="x · 2**y for whole numbers y, to which no gradient flows.")  # fmt: skip
+               domain=((-2, 2), "int"), doc="Return x · 2**y for integers y, to which no gradient flows.")  # fmt: skip
 
 # Powers and roots ------------------------------------------------------------------------------
 
@@ -139,10 +142,12 @@ def _pow_dy(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
 
 
 pow = define("pow", operator.pow, _pow_dx, _pow_dy, saves="zxy", ufunc=np.power, literals=True,
-             domain=((0.5, 2), (-2, 2)))  # fmt: skip
+             domain=((0.5, 2), (-2, 2)), doc="Return x ** y; the derivative in y of a negative base is NaN.")  # fmt: skip
 # sqrt(x) again, not y: the NaN of a negative x is then seen to be made, and a zero gradient kept
-sqrt = define("sqrt", np.sqrt, lambda xp, g, y, x: g * 0.5 / xp.sqrt(x), saves="x", domain=(0.5, 3))
-cbrt = define("cbrt", np.cbrt, lambda xp, g, y, x: g / (3 * y * y), saves="y", domain=(0.5, 3))
+sqrt = define("sqrt", np.sqrt, lambda xp, g, y, x: g * 0.5 / xp.sqrt(x), saves="x", domain=(0.5, 3),
+              doc="Return the square root.")  # fmt: skip
+cbrt = define("cbrt", np.cbrt, lambda xp, g, y, x: g / (3 * y * y), saves="y", domain=(0.5, 3),
+              doc="Return the cube root.")  # fmt: skip
 
 
 def _cosine(x: Any, y: Any) -> Any:
@@ -165,7 +170,8 @@ def _radius(xp: Any, x: Any, y: Any) -> Any:
 hypot = define("hypot", np.hypot,
                lambda xp, g, z, x, y: g * xp.cosine(x, y),
                lambda xp, g, z, x, y: g * xp.cosine(y, x), saves="xy",
-               domain=((0.3, 2), (0.3, 2)))  # fmt: skip
+               domain=((0.3, 2), (0.3, 2)),
+               doc="Return √(x² + y²), without overflow; its gradient at the origin is 0.")  # fmt: skip
 # an op of its own, because the quotient rule would cancel: its derivative in x is y²/r³, not 1/r - x²/r³
 define("cosine", in_float32(_cosine),
        lambda xp, g, z, x, y: g * (xp.cosine(y, x) / _radius(xp, x, y) * xp.cosine(y, x)),
@@ -176,14 +182,19 @@ define("cosine", in_float32(_cosine),
 
 LN2, LN10 = math.log(2.0), math.log(10.0)
 
-exp = define("exp", np.exp, lambda xp, g, y, x: g * y, saves="y")
-exp2 = define("exp2", np.exp2, lambda xp, g, y, x: g * y * LN2, saves="y")
+exp = define("exp", np.exp, lambda xp, g, y, x: g * y, saves="y", doc="Return e ** x.")
+exp2 = define("exp2", np.exp2, lambda xp, g, y, x: g * y * LN2, saves="y", doc="Return 2 ** x.")
 # not y + 1, which is 0 below -37
-expm1 = define("expm1", np.expm1, lambda xp, g, y, x: g * xp.exp(x), saves="x")
-log = define("log", np.log, lambda xp, g, y, x: g / x, saves="x", domain=(0.5, 3))
-log1p = define("log1p", np.log1p, lambda xp, g, y, x: g / (x + 1), saves="x", domain=(-0.5, 3))
-log2 = define("log2", np.log2, lambda xp, g, y, x: g / (x * LN2), saves="x", domain=(0.5, 3))
-log10 = define("log10", np.log10, lambda xp, g, y, x: g / (x * LN10), saves="x", domain=(0.5, 3))
+expm1 = define("expm1", np.expm1, lambda xp, g, y, x: g * xp.exp(x), saves="x",
+               doc="Return exp(x) - 1, accurate near 0.")  # fmt: skip
+log = define("log", np.log, lambda xp, g, y, x: g / x, saves="x", domain=(0.5, 3),
+             doc="Return the natural logarithm.")  # fmt: skip
+log1p = define("log1p", np.log1p, lambda xp, g, y, x: g / (x + 1), saves="x", domain=(-0.5, 3),
+               doc="Return log(1 + x), accurate near 0.")  # fmt: skip
+log2 = define("log2", np.log2, lambda xp, g, y, x: g / (x * LN2), saves="x", domain=(0.5, 3),
+              doc="Return the logarithm to base 2.")  # fmt: skip
+log10 = define("log10", np.log10, lambda xp, g, y, x: g / (x * LN10), saves="x", domain=(0.5, 3),
+               doc="Return the logarithm to base 10.")  # fmt: skip
 
 
 def _gap(xp: Any, x: Any, y: Any) -> Any:
@@ -195,10 +206,12 @@ def _gap(xp: Any, x: Any, y: Any) -> Any:
 # the share of x is 1 / (1 + exp(y - x)); exp(x - z) would lose the digits that x and z share
 logaddexp = define("logaddexp", np.logaddexp,
                    lambda xp, g, z, x, y: g * xp.logistic(_gap(xp, x, y)),
-                   lambda xp, g, z, x, y: g * xp.logistic(_gap(xp, y, x)), saves="xy")  # fmt: skip
+                   lambda xp, g, z, x, y: g * xp.logistic(_gap(xp, y, x)), saves="xy",
+                   doc="Return log(exp(x) + exp(y)), without overflow.")  # fmt: skip
 logaddexp2 = define("logaddexp2", np.logaddexp2,
                     lambda xp, g, z, x, y: g * xp.logistic(_gap(xp, x, y) * LN2),
-                    lambda xp, g, z, x, y: g * xp.logistic(_gap(xp, y, x) * LN2), saves="xy")  # fmt: skip
+                    lambda xp, g, z, x, y: g * xp.logistic(_gap(xp, y, x) * LN2), saves="xy",
+                    doc="Return the logarithm to base 2 of 2**x + 2**y, without overflow.")  # fmt: skip
 
 
 def logistic_function(xp: Any, x: Any) -> Any:
@@ -212,7 +225,7 @@ def logistic_function(xp: Any, x: Any) -> Any:
 
 
 sigmoid = define("sigmoid", logistic_function, lambda xp, g, y, x: g * y * (1 - y), saves="y", fused=True,
-                 doc="The logistic function 1 / (1 + exp(-x)), stable in both tails.")  # fmt: skip
+                 doc="Return the logistic function 1 / (1 + exp(-x)), stable in both tails.")  # fmt: skip
 
 # Trigonometric and hyperbolic ------------------------------------------------------------------
 # (1-x)(1+x) keeps the digits that 1 - x² loses near 1; its derivative -2x keeps those near 0 that the product
@@ -263,26 +276,32 @@ def _atan2_part(xp: Any, g: Any, part: Any, x: Any, y: Any) -> Any:
     return g * (part / r / r)
 
 
-sin = define("sin", np.sin, lambda xp, g, y, x: g * xp.cos(x), saves="x")
-cos = define("cos", np.cos, lambda xp, g, y, x: -g * xp.sin(x), saves="x")
-tan = define("tan", np.tan, lambda xp, g, y, x: _tan_slope(xp, g, x), saves="x", domain=(-1.2, 1.2))
+sin = define("sin", np.sin, lambda xp, g, y, x: g * xp.cos(x), saves="x", doc="Return the sine.")
+cos = define("cos", np.cos, lambda xp, g, y, x: -g * xp.sin(x), saves="x", doc="Return the cosine.")
+tan = define("tan", np.tan, lambda xp, g, y, x: _tan_slope(xp, g, x), saves="x", domain=(-1.2, 1.2),
+             doc="Return the tangent.")  # fmt: skip
 asin = define("asin", np.arcsin, lambda xp, g, y, x: g / xp.sqrt(_one_minus_square(xp, x)), saves="x",
-              domain=(-0.8, 0.8))  # fmt: skip
+              domain=(-0.8, 0.8), doc="Return the inverse sine.")  # fmt: skip
 acos = define("acos", np.arccos, lambda xp, g, y, x: -g / xp.sqrt(_one_minus_square(xp, x)), saves="x",
-              domain=(-0.8, 0.8))  # fmt: skip
-atan = define("atan", np.arctan, _atan_rule, saves="x")
+              domain=(-0.8, 0.8), doc="Return the inverse cosine.")  # fmt: skip
+atan = define("atan", np.arctan, _atan_rule, saves="x", doc="Return the inverse tangent.")
 atan2 = define("atan2", np.arctan2,
                lambda xp, g, z, x, y: _atan2_part(xp, g, y, x, y),
                lambda xp, g, z, x, y: _atan2_part(xp, -g, x, x, y), saves="xy",
-               domain=((0.3, 2), (0.3, 2)))  # fmt: skip
-sinh = define("sinh", np.sinh, lambda xp, g, y, x: g * xp.cosh(x), saves="x")
-cosh = define("cosh", np.cosh, lambda xp, g, y, x: g * xp.sinh(x), saves="x")
-tanh = define("tanh", np.tanh, lambda xp, g, y, x: g - g * xp.square(y), saves="y", domain=(-3, 3))
-asinh = define("asinh", np.arcsinh, lambda xp, g, y, x: g / _root_of_square_plus_one(xp, x), saves="x")
+               domain=((0.3, 2), (0.3, 2)),
+               doc="Return the angle of the point with abscissa y and ordinate x; its gradient at the origin is 0.")  # fmt: skip
+sinh = define("sinh", np.sinh, lambda xp, g, y, x: g * xp.cosh(x), saves="x",
+              doc="Return the hyperbolic sine.")  # fmt: skip
+cosh = define("cosh", np.cosh, lambda xp, g, y, x: g * xp.sinh(x), saves="x",
+              doc="Return the hyperbolic cosine.")  # fmt: skip
+tanh = define("tanh", np.tanh, lambda xp, g, y, x: g - g * xp.square(y), saves="y", domain=(-3, 3),
+              doc="Return the hyperbolic tangent.")  # fmt: skip
+asinh = define("asinh", np.arcsinh, lambda xp, g, y, x: g / _root_of_square_plus_one(xp, x), saves="x",
+               doc="Return the inverse hyperbolic sine.")  # fmt: skip
 acosh = define("acosh", np.arccosh, lambda xp, g, y, x: g / (xp.sqrt(x - 1) * xp.sqrt(x + 1)), saves="x",
-               domain=(1.5, 3))  # fmt: skip
+               domain=(1.5, 3), doc="Return the inverse hyperbolic cosine.")  # fmt: skip
 atanh = define("atanh", np.arctanh, lambda xp, g, y, x: g / _one_minus_square(xp, x), saves="x",
-               domain=(-0.8, 0.8))  # fmt: skip
+               domain=(-0.8, 0.8), doc="Return the inverse hyperbolic tangent.")  # fmt: skip
 
 # sin(πx)/(πx): every derivative is an op of its own, because the quotient cancels near 0 ----------
 
@@ -319,7 +338,7 @@ def _sinc_derivative(x: Any, order: int) -> Any:
 
 
 define("sinc", in_float32(np.sinc), lambda xp, g, y, x: g * xp.sinc_derivative(x, order=1), saves="x",
-       doc="sin(πx) / (πx), and 1 at 0.")  # fmt: skip
+       doc="Return sin(πx) / (πx), and 1 at 0.")  # fmt: skip
 define("sinc_derivative", in_float32(_sinc_derivative),
        lambda xp, g, y, x, order: g * xp.sinc_derivative(x, order=order + 1),
        saves="x", params=("order",), doc="A derivative of sin(πx) / (πx).")  # fmt: skip

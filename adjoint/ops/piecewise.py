@@ -89,13 +89,17 @@ def _real_sign(x: Any) -> Any:
 
 
 abs = define("abs", np.abs, lambda xp, g, y, x: g * _direction(xp, x), jvp=_abs_jvp, saves="x",
-             ufunc=np.absolute, holomorphic=False, domain=(0.3, 2))  # fmt: skip
+             ufunc=np.absolute, holomorphic=False, domain=(0.3, 2),
+             doc="Return the absolute value; its gradient at 0 is 0.")  # fmt: skip
 define("sign", _real_sign, _zero, selects=True, domain=(0.3, 2), doc="The sign of real numbers: -1, 0 or 1.")
 copysign = define("copysign", np.copysign,
                   lambda xp, g, z, x, y: g * xp.sign(x) * xp.copysign(1, y),
-                  _zero, saves="xy", selects=True, domain=((0.3, 2), (0.3, 2)))  # fmt: skip
-nextafter = define("nextafter", np.nextafter, lambda xp, g, z, x, y: g, _zero, domain=((0.3, 1), (1.5, 2)))
-spacing = define("spacing", np.spacing, None, reason="it is piecewise constant")
+                  _zero, saves="xy", selects=True, domain=((0.3, 2), (0.3, 2)),
+                  doc="Return |x| with the sign of y; the gradient of y is 0.")  # fmt: skip
+nextafter = define("nextafter", np.nextafter, lambda xp, g, z, x, y: g, _zero, domain=((0.3, 1), (1.5, 2)),
+                   doc="Return the next floating-point number after x towards y; the gradient of y is 0.")  # fmt: skip
+spacing = define("spacing", np.spacing, None, reason="it is piecewise constant",
+                 doc="Return the distance between x and the next floating-point number.")  # fmt: skip
 define("binary_exponent", lambda x: np.frexp(x)[1], None, reason="it is piecewise constant",
        doc="The n with |x| = m · 2**n and 0.5 ≤ m < 1.")  # fmt: skip
 define("fraction", lambda x: np.modf(x)[0], lambda xp, g, y, x: g, domain=(0.1, 0.9),
@@ -103,24 +107,28 @@ define("fraction", lambda x: np.modf(x)[0], lambda xp, g, y, x: g, domain=(0.1, 
 
 # Rounding and division with remainder ----------------------------------------------------------
 
-floor = define("floor", np.floor, _zero, selects=True, domain=(0.1, 0.9))
-ceil = define("ceil", np.ceil, _zero, selects=True, domain=(0.1, 0.9))
-trunc = define("trunc", np.trunc, _zero, selects=True, domain=(0.1, 0.9))
-rint = define("rint", np.rint, _zero, selects=True, domain=(0.1, 0.4))
+floor = define("floor", np.floor, _zero, selects=True, domain=(0.1, 0.9),
+               doc="Round down; the gradient is 0.")  # fmt: skip
+ceil = define("ceil", np.ceil, _zero, selects=True, domain=(0.1, 0.9), doc="Round up; the gradient is 0.")
+trunc = define("trunc", np.trunc, _zero, selects=True, domain=(0.1, 0.9),
+               doc="Round towards 0; the gradient is 0.")  # fmt: skip
+rint = define("rint", np.rint, _zero, selects=True, domain=(0.1, 0.4),
+              doc="Round to the nearest integer, halves to even; the gradient is 0.")  # fmt: skip
 define("round", lambda x, decimals: np.round(x, decimals), _zero, params=("decimals",), selects=True,
        doc="The values rounded to so many digits.")  # fmt: skip
 floor_divide = define("floor_divide", operator.floordiv, _zero, _zero, ufunc=np.floor_divide, selects=True,
-                      domain=((0.6, 0.9), (1.1, 1.9)))  # fmt: skip
+                      domain=((0.6, 0.9), (1.1, 1.9)), doc="Return x / y, rounded down; the gradient is 0.")  # fmt: skip
 # x - floor(x/y) y
 remainder = define("remainder", operator.mod,
                    lambda xp, g, z, x, y: g,
                    lambda xp, g, z, x, y: -g * xp.floor_divide(x, y), saves="xy",
-                   ufunc=np.remainder, domain=((2.1, 2.9), (1.1, 1.4)))  # fmt: skip
+                   ufunc=np.remainder, domain=((2.1, 2.9), (1.1, 1.4)),
+                   doc="Return the remainder of x / y with the sign of y.")  # fmt: skip
 # x - trunc(x/y) y, whose quotient is (x - z)/y: x/y itself may round up to the next whole number
 fmod = define("fmod", np.fmod,
               lambda xp, g, z, x, y: g,
               lambda xp, g, z, x, y: -g * xp.rint((x - xp.fmod(x, y)) / y), saves="xy",
-              domain=((2.1, 2.9), (1.1, 1.4)))  # fmt: skip
+              domain=((2.1, 2.9), (1.1, 1.4)), doc="Return the remainder of x / y with the sign of x.")  # fmt: skip
 
 # Choice ----------------------------------------------------------------------------------------
 
@@ -165,25 +173,30 @@ define("where", _where,
 maximum = define("maximum", np.maximum,
                  lambda xp, g, z, x, y: _winner(xp, g, x < y, x == y),
                  lambda xp, g, z, x, y: _winner(xp, g, y < x, x == y),
-                 saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)))  # fmt: skip
+                 saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)),
+                 doc="Return the larger one of x and y, NaN if one is NaN; equal arguments share the gradient.")  # fmt: skip
 minimum = define("minimum", np.minimum,
                  lambda xp, g, z, x, y: _winner(xp, g, x > y, x == y),
                  lambda xp, g, z, x, y: _winner(xp, g, y > x, x == y),
-                 saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)))  # fmt: skip
+                 saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)),
+                 doc="Return the smaller one of x and y, NaN if one is NaN; equal arguments share the gradient.")  # fmt: skip
 # fmax and fmin prefer a number to NaN: against one, NaN is the loser
 fmax = define("fmax", np.fmax,
               lambda xp, g, z, x, y: _winner(xp, g, (x < y) | (xp.isnan(x) & ~xp.isnan(y)), x == y),
               lambda xp, g, z, x, y: _winner(xp, g, (y < x) | (xp.isnan(y) & ~xp.isnan(x)), x == y),
-              saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)))  # fmt: skip
+              saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)),
+              doc="Return the larger one of x and y, ignoring NaN; equal arguments share the gradient.")  # fmt: skip
 fmin = define("fmin", np.fmin,
               lambda xp, g, z, x, y: _winner(xp, g, (x > y) | (xp.isnan(x) & ~xp.isnan(y)), x == y),
               lambda xp, g, z, x, y: _winner(xp, g, (y > x) | (xp.isnan(y) & ~xp.isnan(x)), x == y),
-              saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)))  # fmt: skip
+              saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)),
+              doc="Return the smaller one of x and y, ignoring NaN; equal arguments share the gradient.")  # fmt: skip
 relu = define("relu", lambda x: np.maximum(x, 0), lambda xp, g, y, x: xp.where(y > 0, g, 0),
-              saves="y", selects=True, doc="max(x, 0); the gradient at 0 is 0.", domain=(0.1, 2))  # fmt: skip
+              saves="y", selects=True, doc="Return max(x, 0); its gradient at 0 is 0.", domain=(0.1, 2))  # fmt: skip
 heaviside = define("heaviside", np.heaviside,
                    _zero,
-                   lambda xp, g, z, x, y: xp.where(x == 0, g, 0), saves="x", selects=True, domain=((0.3, 2), (-2, 2)))  # fmt: skip
+                   lambda xp, g, z, x, y: xp.where(x == 0, g, 0), saves="x", selects=True, domain=((0.3, 2), (-2, 2)),
+                   doc="Return 0 where x < 0, y where x = 0, and 1 where x > 0.")  # fmt: skip
 # inside and on the bounds the gradient is x's, outside it is the bound's
 define("clip", in_float32(np.clip),
        lambda xp, g, out, x, lo, hi: xp.where((x >= lo) & (x <= hi), g, 0),

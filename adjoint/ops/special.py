@@ -95,17 +95,17 @@ def _load(name: str) -> Any:
 ROOT2, ROOT_PI, ROOT_2PI = math.sqrt(2.0), math.sqrt(math.pi), math.sqrt(2 * math.pi)
 
 erf = define("erf", in_float32(_erf), lambda xp, g, y, x: g * (xp.exp(-x * x) * (2 / ROOT_PI)), saves="x",
-             doc="The error function 2/√π ∫₀ˣ exp(-t²) dt; NumPy alone, to about one unit in the last place.")  # fmt: skip
+             doc="Return the error function 2/√π ∫₀ˣ exp(-t²) dt, to about one unit in the last place.")  # fmt: skip
 erfc = define("erfc", _scipy("erfc"), lambda xp, g, y, x: g * (xp.exp(-x * x) * (-2 / ROOT_PI)), saves="x",
-              doc="1 - erf(x), accurate where erf is near 1.")  # fmt: skip
+              doc="Return 1 - erf(x), accurate where erf is near 1.")  # fmt: skip
 erfinv = define("erfinv", _scipy("erfinv"), lambda xp, g, y, x: g * (xp.exp(xp.square(y)) * (ROOT_PI / 2)), saves="y",
-                domain=(-0.8, 0.8), doc="The inverse of erf.")  # fmt: skip
+                domain=(-0.8, 0.8), doc="Return the inverse of erf.")  # fmt: skip
 erfcinv = define("erfcinv", _scipy("erfcinv"), lambda xp, g, y, x: g * (xp.exp(xp.square(y)) * (-ROOT_PI / 2)), saves="y",
-                 domain=(0.3, 1.7), doc="The inverse of erfc.")  # fmt: skip
+                 domain=(0.3, 1.7), doc="Return the inverse of erfc.")  # fmt: skip
 ndtr = define("ndtr", _scipy("ndtr"), lambda xp, g, y, x: g * (xp.exp(-0.5 * x * x) / ROOT_2PI), saves="x",
-              doc="The normal distribution function.")  # fmt: skip
+              doc="Return the normal distribution function.")  # fmt: skip
 ndtri = define("ndtri", _scipy("ndtri"), lambda xp, g, y, x: g * (xp.exp(0.5 * xp.square(y)) * ROOT_2PI), saves="y",
-               domain=(0.1, 0.9), doc="The inverse of the normal distribution function.")  # fmt: skip
+               domain=(0.1, 0.9), doc="Return the inverse of the normal distribution function.")  # fmt: skip
 
 
 def _mills(xp: Any, x: Any) -> Any:
@@ -123,9 +123,9 @@ def _mills(xp: Any, x: Any) -> Any:
 
 
 log_ndtr = define("log_ndtr", _scipy("log_ndtr"), lambda xp, g, y, x: g * _mills(xp, x), saves="x",
-                  doc="The logarithm of the normal distribution function, accurate in the far tail.")  # fmt: skip
+                  doc="Return the logarithm of the normal distribution function, accurate in the far tail.")  # fmt: skip
 erfcx = define("erfcx", _scipy("erfcx"), lambda xp, g, y, x: g * xp.erfcx_derivative(x, order=1), saves="x",
-               doc="exp(x²) erfc(x), which decays like 1/x.")  # fmt: skip
+               doc="Return exp(x²) erfc(x), which decays like 1/x.")  # fmt: skip
 
 
 def _erfcx_derivative(x: Any, order: int) -> Any:
@@ -168,21 +168,21 @@ define("erfcx_derivative", in_float32(_erfcx_derivative),
 # Gamma functions -------------------------------------------------------------------------------
 
 gamma = define("gamma", _scipy("gamma"), lambda xp, g, y, x: g * (y * xp.digamma(x)), saves="yx",
-               domain=(0.5, 3), doc="The gamma function.")  # fmt: skip
+               domain=(0.5, 3), doc="Return the gamma function.")  # fmt: skip
 gammaln = define("gammaln", _scipy("gammaln"), lambda xp, g, y, x: g * xp.digamma(x), saves="x",
-                 domain=(0.5, 3), doc="The logarithm of |Γ(x)|.")  # fmt: skip
+                 domain=(0.5, 3), doc="Return the logarithm of |Γ(x)|.")  # fmt: skip
 digamma = define("digamma", in_float32(lambda x: _polygamma(x, 0)), lambda xp, g, y, x: g * xp.polygamma(x, n=1), saves="x",
-                 domain=(0.5, 3), doc="The derivative of log Γ(x).")  # fmt: skip
+                 domain=(0.5, 3), doc="Return the derivative of log Γ(x).")  # fmt: skip
 define("polygamma", in_float32(lambda x, n: _polygamma(x, n)), lambda xp, g, y, x, n: g * xp.polygamma(x, n=n + 1),
        saves="x", params=("n",), doc="The n-th derivative of digamma.")  # fmt: skip
 betaln = define("betaln", _scipy("betaln"),
                 lambda xp, g, z, x, y: g * _gap(xp, x, y),
                 lambda xp, g, z, x, y: g * _gap(xp, y, x), saves="xy",
-                domain=((0.5, 3), (0.5, 3)), doc="The logarithm of |B(x, y)|.")  # fmt: skip
+                domain=((0.5, 3), (0.5, 3)), doc="Return the logarithm of |B(x, y)|.")  # fmt: skip
 beta = define("beta", _scipy("beta"),
               lambda xp, g, z, x, y: g * (z * _gap(xp, x, y)),
               lambda xp, g, z, x, y: g * (z * _gap(xp, y, x)), saves="zxy",
-              domain=((0.5, 3), (0.5, 3)), doc="The beta function Γ(x) Γ(y) / Γ(x + y).")  # fmt: skip
+              domain=((0.5, 3), (0.5, 3)), doc="Return the beta function Γ(x) Γ(y) / Γ(x + y).")  # fmt: skip
 
 
 define("polygamma_gap", in_float32(lambda x, y, n: _polygamma_gap(x, y, n)),
@@ -308,17 +308,17 @@ def _log_unless(xp: Any, x: Any, y: Any) -> Any:
 xlogy = define("xlogy", _xlogy,
                lambda xp, g, z, x, y: g * _log_unless(xp, x, y),
                lambda xp, g, z, x, y: g * _share(xp, x, y), saves="xy", domain=((-2, 2), (0.5, 3)),
-               doc="x log(y), and 0 where x is 0.")  # fmt: skip
+               doc="Return x log(y), and 0 where x is 0.")  # fmt: skip
 xlog1py = define("xlog1py", _xlog1py,
                  lambda xp, g, z, x, y: g * xp.where(xp.logical_and(x == 0, y <= -1), 0, xp.log1p(y)),
                  lambda xp, g, z, x, y: g * _share(xp, x, y + 1), saves="xy", domain=((-2, 2), (-0.5, 3)),
-                 doc="x log(1 + y), and 0 where x is 0.")  # fmt: skip
+                 doc="Return x log(1 + y), and 0 where x is 0.")  # fmt: skip
 entr = define("entr", in_float32(_entr), lambda xp, g, y, x: -g * (xp.log(x) + 1), saves="x", domain=(0.5, 3),
-              doc="-x log(x): 0 at 0, -inf below.")  # fmt: skip
+              doc="Return -x log(x), 0 at 0, and -inf for negative numbers.")  # fmt: skip
 logit = define("logit", in_float32(_logit), lambda xp, g, y, x: g / xp.gap_product(x, low=0.0, high=1.0), saves="x", domain=(0.2, 0.8),
-               doc="log(x / (1 - x)), the inverse of expit.")  # fmt: skip
+               doc="Return log(x / (1 - x)), the inverse of expit.")  # fmt: skip
 log_expit = define("log_expit", lambda x: -np.logaddexp(0, -np.asarray(x)), lambda xp, g, y, x: g * xp.logistic(-x),
-                   saves="x", doc="The logarithm of expit, accurate in both tails.")  # fmt: skip
+                   saves="x", doc="Return the logarithm of expit, accurate in both tails.")  # fmt: skip
 expit = sigmoid
 
 # Bessel functions of whole order: the derivatives stay within the family ------------------------
