@@ -93,12 +93,12 @@ if TYPE_CHECKING:
     from adjoint.grads.scaler import GradScaler
     from adjoint.storage.files import load, save
     from adjoint.transforms.batch import vmap
-    from adjoint.transforms.checkpoint import checkpoint, checkpoint_sequential, saved_tensors_hooks
     from adjoint.transforms.custom import custom_jvp, custom_vjp, stop_gradient, straight_through
     from adjoint.transforms.forward import jvp, linearize
-    from adjoint.transforms.function import Function
+    from adjoint.transforms.function_class import Function
     from adjoint.transforms.implicit import fixed_point, root
     from adjoint.transforms.matrix import hessian, hvp, jacfwd, jacobian, jacrev
+    from adjoint.transforms.recompute import checkpoint, checkpoint_sequential, saved_tensors_hooks
     from adjoint.transforms.reverse import grad, value_and_grad, vjp
 
 __version__ = "0.1.0"
@@ -217,10 +217,10 @@ _LATER = {
     "AccumulationEvent": "adjoint.accumulate.window",
     "AccumulationStats": "adjoint.accumulate.window",
     "vmap": "adjoint.transforms.batch",
-    "checkpoint": "adjoint.transforms.checkpoint",
-    "checkpoint_sequential": "adjoint.transforms.checkpoint",
-    "saved_tensors_hooks": "adjoint.transforms.checkpoint",
-    "Function": "adjoint.transforms.function",
+    "checkpoint": "adjoint.transforms.recompute",
+    "checkpoint_sequential": "adjoint.transforms.recompute",
+    "saved_tensors_hooks": "adjoint.transforms.recompute",
+    "Function": "adjoint.transforms.function_class",
     "custom_jvp": "adjoint.transforms.custom",
     "custom_vjp": "adjoint.transforms.custom",
     "stop_gradient": "adjoint.transforms.custom",

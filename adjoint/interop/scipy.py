@@ -18,9 +18,9 @@ from adjoint.config import no_grad
 from adjoint.core.convert import tensor
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import DTypeError, InputError, MissingExtraError, ShapeError, TransformError
+from adjoint.transforms.flat_tree import FlatTree, joined_flat
 from adjoint.transforms.inputs import Place, as_function, name_of
 from adjoint.transforms.matrix import hessian, hvp, jacobian
-from adjoint.transforms.packing import Packing, joined_flat
 from adjoint.transforms.reverse import value_and_grad
 
 __all__ = ["least_squares", "minimize", "root"]
@@ -202,12 +202,12 @@ class _Vectors:
         if not isinstance(args, (tuple, list)):
             raise InputError(f"{name}: args is a tuple of further arguments, but got {type(args).__name__}.")
         self.args = tuple(args)
-        self.packing = Packing(name, x0, np.float64)
-        self.start = _owned(self.packing.pack([t.detach() for t in self.packing.first]))
+        self.flat = FlatTree(name, x0, np.float64)
+        self.start = _owned(self.flat.flatten([t.detach() for t in self.flat.first]))
 
     def tree_of(self, x: Any) -> Any:
         """Return the tree of a flat array."""
-        return self.packing.unpack(tensor(np.asarray(x, np.float64)))
+        return self.flat.unflatten(tensor(np.asarray(x, np.float64)))
 
     def scalar(self, x: Any) -> Tensor:
         """Call the function with its further arguments."""
@@ -238,11 +238,11 @@ class _Vectors:
     def hessian(self, x: Any) -> Any:
         """Return the Hessian."""
         with no_grad():
-            flat = lambda v: self.scalar(self.packing.unpack(v))
+            flat = lambda v: self.scalar(self.flat.unflatten(v))
             return _owned(hessian(_renamed(flat, self.f))(tensor(np.asarray(x, np.float64))))
 
     def _flat(self, gradients: Any) -> Any:
-        return _owned(self.packing.pack(tree.leaves(gradients)))
+        return _owned(self.flat.flatten(tree.leaves(gradients)))
 
     def _outputs(self, result: Any, f: Callable[..., Any]) -> Tensor:
         leaves, structure = tree.flatten(result)
@@ -260,7 +260,7 @@ class _Vectors:
         """Return a function of trees to several numbers, and its Jacobian, on flat arrays."""
 
         def vector(v: Tensor) -> Tensor:
-            return self._outputs(f(self.packing.unpack(v), *args), f)
+            return self._outputs(f(self.flat.unflatten(v), *args), f)
 
         def values(x: Any, *_: Any) -> Any:
             with no_grad():

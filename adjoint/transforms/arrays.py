@@ -1,4 +1,4 @@
-"""Arrays in, arrays out: a transform that is given arrays and numbers alone returns NumPy values."""
+"""Conversion of results: a transform called with arrays and numbers only returns NumPy values."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _EXCLUSIVE = exclusive_count()
 
 
 def outermost() -> bool:
-    """Tell whether no transform is running: inside the function of one, results are tensors."""
+    """Return whether no transform is running.  Inside the function of a transform, results are tensors."""
     return transform_name.get() is None and enclosing.get() is None
 
 
 def given_arrays(*arguments: Any) -> bool:
-    """Tell whether there is no tensor among arguments or in trees of them."""
+    """Return whether there is no tensor among the arguments or inside them."""
     for a in arguments:
         kind = type(a)
         if kind is ndarray or kind is float:
@@ -59,7 +59,7 @@ def returned(result: Any) -> Any:
 
 
 def arrays(tensors: list[Any]) -> list[Any]:
-    """Return the values of tensors, which have no history, as arrays and NumPy scalars; empty the list."""
+    """Return the values of tensors without history as arrays and NumPy scalars; empty the list."""
     held = [t._data for t in tensors]
     tensors.clear()  # now only ``held`` holds memory that nothing else needs
     for i in range(len(held)):

@@ -1,4 +1,4 @@
-"""``vmap``: run a function written for one element on a whole batch at once."""
+"""``vmap``: run a function of one element on a whole batch at once."""
 
 from __future__ import annotations
 
@@ -27,24 +27,42 @@ __all__ = ["over_units", "vmap"]
 def vmap(
     f: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0, chunk_size: int | None = None
 ) -> Callable[..., Any]:
-    """Return a function that applies ``f`` to every element of a batch, all at once.
+    """Return a function that applies ``f`` to all elements of a batch at once.
 
-    ``in_axes`` says which axis of each positional argument runs over the batch: a number for
-    all, or a tuple with a number, None (the same for all) or a tree of them per argument.  Keyword
-    arguments are the same for all.  ``out_axes`` says where the batch axis of the results goes;
-    None for a result that is the same for all.  ``chunk_size`` limits how many elements run
-    at once, for memory.
+    Every op runs once on the whole batch.  An op without a batch rule raises; there is never a loop.  A
+    condition on the values of a batch raises too: use ``ad.where``.
 
-    Every op runs once on the whole batch; an op that cannot is an error, never a loop.  A
-    condition on the values of a batch is an error too: use ``ad.where``.
+    Parameters
+    ----------
+    f : callable
+        A function of one element.
+    in_axes : int, None or tuple
+        The batch axis of the positional arguments: one for all, or a tuple with an int, None (not batched)
+        or a pytree of them per argument.  Keyword arguments are not batched.
+    out_axes : int, None or pytree
+        The position of the batch axis in the results; None for a result that is the same for all elements.
+    chunk_size : int, optional
+        The number of elements that run at once, to limit memory.  The default is all.
 
+    Returns
+    -------
+    callable
+        It takes batches and returns batches of results.
+
+    Raises
+    ------
+    ShapeError
+        When called, if the batch axes differ in length.
+
+    Examples
+    --------
     >>> import adjoint as ad, numpy as np
     >>> ad.vmap(lambda a, b: a @ b, in_axes=(0, None))(np.eye(3), np.array([1.0, 2.0, 3.0]))
     array([1., 2., 3.])
     """
     as_function("vmap", f)
     if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
-        raise ArgumentError(f"vmap: chunk_size is a whole number from 1 or None, but got {chunk_size!r}.")
+        raise ArgumentError(f"vmap: chunk_size must be a positive integer or None, not {chunk_size!r}.")
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
 
@@ -72,15 +90,16 @@ def _fronted(where: list[Place], leaves: list[Any], axes: list[Any]) -> tuple[li
             continue
         if not isinstance(leaf, (Tensor, np.ndarray, np.generic, int, float, complex)):
             raise TransformError(
-                f"vmap: {place} is a {type(leaf).__name__}, which has no axes.  Give it None in in_axes."
+                f"vmap: {place} is a {type(leaf).__name__}, which has no axes.  Set its entry of in_axes "
+                "to None."
             )
         t = leaf if isinstance(leaf, Tensor) else tensor(leaf)
         if special.count:
             note_reading(t)
         if not t.ndim:
             raise ShapeError(
-                f"vmap: {place} is 0-d and has no axis {axis} to run over.\n"
-                "  Give it None in in_axes if it is the same for all."
+                f"vmap: {place} is 0-d and has no axis {axis}.\n"
+                "  Set its entry of in_axes to None if it is the same for all elements."
             )
         if not -t.ndim <= axis < t.ndim:
             canonical_axis(f"vmap: in_axes of {place}", axis, t.ndim)  # raises
@@ -88,7 +107,7 @@ def _fronted(where: list[Place], leaves: list[Any], axes: list[Any]) -> tuple[li
         sizes[place] = t.shape[source]
         found.append(_moved(t, source, -t.ndim))
     if not sizes:
-        raise ArgumentError("vmap: in_axes is None for every argument, so there is nothing to run over.")
+        raise ArgumentError("vmap: in_axes is None for every argument, so there is no batch.")
     if len(set(sizes.values())) > 1:
         said = ", ".join(f"{place} has {n}" for place, n in sizes.items())
         raise ShapeError(f"vmap: the batch axes differ in length: {said}.")
@@ -102,9 +121,9 @@ def _moved(t: Any, source: int, destination: int) -> Any:
 def over_units(
     f: Callable[[Tensor], Any], like: Tensor, out_axes: int = 0, chunk_size: int | None = None
 ) -> Any:
-    """Apply ``f`` to every unit direction of a tensor, all at once: the batch axis counts them.
+    """Apply ``f`` to every unit vector of a tensor's space at once, along a batch axis.
 
-    Ops that know what a product with the identity is save it.
+    Ops that can skip a product with the identity do so.
     """
     n = like.size
     units = wrap(np.eye(n, dtype=like.dtype).reshape(n, *like.shape))
@@ -115,7 +134,7 @@ def over_units(
 
 
 class _Batch(NamedTuple):
-    """A call of a function on a batch: a tree of arguments, whose leaves have their batch axes in front."""
+    """A call of a function on a batch: a tree of arguments whose leaves have their batch axes in front."""
 
     f: Callable[..., Any]
     structure: tree.Structure
@@ -133,7 +152,8 @@ def _run(batch: _Batch, out_axes: Any, unit: bool = False) -> Any:
 
 
 def _call(batch: _Batch, unit: bool) -> tuple[list[tuple[Any, bool]], tree.Structure]:
-    """Run the function at a new level; return what its results hold and whether they have a batch axis."""
+    """Run the function at a new level; return the values of its results, and whether they have a batch "
+    "axis."""
     f, structure, leaves, axes, size, kwargs = batch
     level = next_level()
     mode = grad_mode.get()
@@ -153,7 +173,7 @@ def _call(batch: _Batch, unit: bool) -> tuple[list[tuple[Any, bool]], tree.Struc
         changed = top.release()
     if any(all(t is not out for out in outputs) for t in changed):
         raise InPlaceError(
-            f"vmap: {name_of(f)} changed a tensor from outside by values that differ between the elements.\n"
+            f"vmap: {name_of(f)} wrote values that differ between the elements into an outside tensor.\n"
             "  Return the values instead, or make the tensor inside the function."
         )
     if not outputs:
@@ -172,7 +192,7 @@ def _call(batch: _Batch, unit: bool) -> tuple[list[tuple[Any, bool]], tree.Struc
 
 
 def _placed(result: tuple[Any, bool], axis: Any, size: int) -> Tensor:
-    """Return a result with its batch axis where it is wanted."""
+    """Return a result with its batch axis at the requested position."""
     value, batched = result
     t = value
     if not isinstance(value, Tensor):
@@ -181,7 +201,7 @@ def _placed(result: tuple[Any, bool], axis: Any, size: int) -> Tensor:
         if batched:
             raise TransformError(
                 "vmap: out_axes is None for a result that differs between the elements of the batch.\n"
-                "  Give the axis where the batch is to go."
+                "  Set out_axes to the position of the batch axis."
             )
         return t
     if not batched:

@@ -1,9 +1,9 @@
-"""Record one call of a function as a single node, whose derivative somebody else wrote.
+"""Record one call of a function as a single node with a given derivative.
 
-Custom derivatives and checkpoints are such calls.  A ``Rule`` says how the call runs and how
-gradients go back through it, on tensors; ``apply`` runs it and records the node.  Inside ``vmap``
-a call whose arguments have histories further out is evaluated there, with a rule that is itself
-mapped: so the derivative of the rule is used at whatever level somebody differentiates.
+Custom derivatives and checkpoints are such calls.  A ``Rule`` defines how the call runs and how gradients are
+pulled back, on tensors; ``apply`` runs it and records the node.  Inside ``vmap``, a call whose arguments have
+histories at outer levels is evaluated there, with a rule that is itself mapped.  The derivative of the rule
+is thus used at every level.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from adjoint.transforms.batch import vmap
 __all__ = [
     "VALUES",
     "ForwardRule",
-    "Parted",
     "Rule",
+    "SplitTree",
     "apply",
     "new_op",
     "specs_of",
@@ -39,24 +39,24 @@ __all__ = [
     "zeros_for",
 ]
 
-VALUES = (Tensor, np.ndarray, np.generic, int, float, complex)  # what a function may return
+VALUES = (Tensor, np.ndarray, np.generic, int, float, complex)  # allowed types of results
 
 
 class Rule(ABC):
-    """How a call runs and how it is differentiated.  Everything is flat: lists of tensors.
+    """How a call runs and how it is differentiated, on flat lists of tensors.
 
-    Forward mode is the transpose of ``backward``, unless it is a ``ForwardRule``.
+    Forward mode is the transpose of ``backward``, except for a ``ForwardRule``.
     """
 
     name: str
 
     @abstractmethod
     def plain(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Run the call where no gradient is wanted."""
+        """Run the call without recording."""
 
     @abstractmethod
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
-        """Run the call; return the outputs, the tensors that backward needs, and anything else it needs."""
+        """Run the call; return the outputs, the tensors for the backward, and any other values for it."""
 
     @abstractmethod
     def backward(
@@ -66,11 +66,11 @@ class Rule(ABC):
 
     @abstractmethod
     def argument(self, i: int) -> str:
-        """Return what messages call argument ``i``."""
+        """Return the name of argument ``i`` for messages."""
 
 
 class ForwardRule(Rule):
-    """A rule with a forward mode of its own."""
+    """A rule with its own forward mode."""
 
     @abstractmethod
     def jvp(self, tensors: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:
@@ -89,28 +89,28 @@ def apply(rule: Rule, tensors: Sequence[Tensor]) -> list[Tensor]:
         data = top.evaluate(_evaluated(rule), tuple(t._data for t in operands), {})
         return [wrap(d) for d in (data if isinstance(data, tuple) else (data,))]
     inputs = _cut(operands)
-    # at the level of the arguments: the rule does not see a vmap around it
+    # at the level of the arguments, so that the rule does not see a surrounding vmap
     outputs, residuals, rest = run_at(top, rule.forward, inputs)
     _checked_run(rule, [*outputs, *residuals], top)
     return _recorded(rule, operands, inputs, outputs, residuals, rest)
 
 
 def wants_gradient(t: Tensor) -> bool:
-    """Tell whether operations on a tensor are recorded at its level."""
+    """Return whether operations on a tensor are recorded at its level."""
     if not differentiable(t.dtype):
         return False
     return tracked(t)
 
 
 def _cut(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the same values without history at this level; histories further out stay."""
+    """Return the same values without history at this level; outer histories are kept."""
     if special.count:
         note_reading(*tensors)
     return [wrap(t._data) for t in tensors]  # all of them: a tape watches tensors, not values
 
 
 def _checked_run(rule: Rule, results: list[Tensor], top: Lifted | None) -> list[Tensor]:
-    """Raise if results depend on tensors that are not arguments: their gradients would be lost."""
+    """Raise if results depend on tensors that are not arguments, whose gradients would be lost."""
     level = 0 if top is None else top.level
     if any(t._node is not None for t in results):
         raise TransformError(
@@ -132,7 +132,7 @@ def _positions(count: int) -> tuple[str, ...]:
 
 
 def new_op(name: str, saves: Sequence[bool], saves_out: bool, outputs: int) -> Op:
-    """Make the record of one call; it is in no table."""
+    """Make the op record of one call; it is not in the op table."""
     return Op(
         name=name,
         forward=lambda *_: None,
@@ -151,7 +151,7 @@ def new_op(name: str, saves: Sequence[bool], saves_out: bool, outputs: int) -> O
         batch=None,
         shape=None,
         fused=None,
-        holomorphic=False,  # users' rules carry the convention of gradients themselves
+        holomorphic=False,  # users' rules follow the convention of gradients themselves
         domain=None,
         doc="",
         reason="",
@@ -159,25 +159,25 @@ def new_op(name: str, saves: Sequence[bool], saves_out: bool, outputs: int) -> O
     )
 
 
-# What a call keeps ----------------------------------------------------------------------------------
+# Saved values of a call -----------------------------------------------------------------------------
 
 
-class Parted:
-    """A tree whose tensors travel apart: what a rule holds, the graph holds, and must not hold those."""
+class SplitTree:
+    """Pytree whose tensors are stored separately, so that a rule does not keep them alive."""
 
     def __init__(self, whole: Any) -> None:
         self.leaves, self.structure = tree.flatten(whole)
         self.at = [k for k, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
 
     def take(self) -> list[Tensor]:
-        """Hand the tensors over; the rest stays."""
+        """Remove and return the tensors."""
         found = [self.leaves[k] for k in self.at]
         for k in self.at:
             self.leaves[k] = None
         return found
 
     def filled(self, tensors: Sequence[Tensor]) -> Any:
-        """Return the tree with these tensors."""
+        """Return the tree with these tensors in place."""
         leaves = list(self.leaves)
         for k, t in zip(self.at, tensors, strict=True):
             leaves[k] = t
@@ -201,7 +201,7 @@ def specs_of(outputs: list[Tensor]) -> list[tuple[Any, Any]]:
 
 
 def _evaluated(rule: Rule) -> Op:
-    """Make an op that runs a call at the level further out, mapped over the batch."""
+    """Make an op that runs a call at the next outer level, mapped over the batch."""
     op = new_op(rule.name, (), False, 1)
 
     def outside(*values: Any) -> Any:
@@ -230,7 +230,7 @@ def _evaluated(rule: Rule) -> Op:
 
 
 class _Mapped(Rule):
-    """A rule on batches: each part of it under ``vmap``."""
+    """A rule on batches: each of its parts runs under ``vmap``."""
 
     def __init__(self, rule: Rule, axes: list[Any]) -> None:
         self.rule = rule
@@ -238,7 +238,7 @@ class _Mapped(Rule):
         self.name = rule.name
 
     def argument(self, i: int) -> str:
-        """Return what messages call argument ``i``."""
+        """Return the name of argument ``i`` for messages."""
         return self.rule.argument(i)
 
     def plain(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -261,11 +261,11 @@ class _Mapped(Rule):
     def backward(
         self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
-        """Pull the gradients of the batch; what was the same for all gets the sum."""
+        """Pull the gradients of the batch; an argument without a batch axis gets the sum."""
 
         def pull(res: Any, gs: Any) -> Any:
             found = self.rule.backward(list(res), rest, list(gs), wanted)
-            # with a number, because vmap needs a result and all gradients may be None
+            # the number is a result for vmap, since all gradients may be None
             return 0, tuple(f if w else None for f, w in zip(found, wanted, strict=True))
 
         if not any(g is not None for g in grads):
@@ -301,10 +301,10 @@ def _recorded(
     residuals: list[Tensor],
     rest: Any,
 ) -> list[Tensor]:
-    """Record the call.  What was saved is found again among arguments and outputs where it is one.
+    """Record the call.  Saved tensors that are arguments or outputs are saved as such.
 
-    So it is joined to the graph when the backward is itself recorded.  Any other residual was
-    computed inside: then the forward runs again, recorded, to join it.
+    They are then joined to the graph when the backward is itself recorded.  Other residuals were computed
+    inside the call: the forward then runs again, recorded, to join them.
     """
     node = _Call(rule, len(inputs), outputs, rest)
     known = {id(t): ("in", i) for i, t in enumerate(inputs)}
@@ -323,7 +323,7 @@ def _recorded(
     saves = [everything or i in uses for i in range(len(inputs))] + [True] * len(constants)
     op = new_op(rule.name, saves, any(kind == "out" for kind, _ in node.places), len(outputs))
     if not op.saves_any:
-        op.saves_any = True  # ``rest`` may hold anything: a second backward is an error as elsewhere
+        op.saves_any = True  # ``rest`` may hold anything, so a second backward is an error
     op.joint = node.pull
     op.differentiable = True
     op.plain = False
@@ -335,13 +335,13 @@ def _recorded(
 
 
 class _Call:
-    """One recorded call: the derivative of its node."""
+    """The derivative of the node of one recorded call."""
 
     __slots__ = ("count", "places", "rerun", "rest", "rule", "specs")
 
     def __init__(self, rule: Rule, count: int, outputs: list[Tensor], rest: Any) -> None:
         self.rule = rule
-        self.count = count  # of arguments; what follows them in the node are constants
+        self.count = count  # of arguments; constants follow them in the node
         self.specs = specs_of(outputs)
         self.rest = rest
         self.places: list[tuple[str, int]] = []
@@ -380,7 +380,7 @@ class _Call:
         if type(t) is not type(wrap(t._data)):
             t = wrap(t._data)  # sparse rows: users' rules get plain tensors
         if recording and t._node is None:
-            # without a history, a node without parents: what comes out of the rule must depend on it
+            # a node without parents, so that the result of the rule must depend on it
             t = joined_copy(t, t if tracked(t) else None)
         return t
 
@@ -400,7 +400,7 @@ class _Call:
                 found.append(_as_operand(outs[i]))
             elif again is not None and again[k]._node is not None:
                 found.append(again[k])
-            else:  # it does not depend on the arguments: a mask, a draw
+            else:  # independent of the arguments, such as a mask or a random draw
                 found.append(_as_operand(values[self.count + i]))
         return found
 
@@ -410,7 +410,7 @@ def _as_operand(value: Any) -> Tensor:
 
 
 def _as_gradient(rule: Rule, i: int, found: Any, like: Any, recording: bool) -> Any:
-    """Check what a user's rule returned for one argument; return it as the engine takes it."""
+    """Check the gradient that a user's rule returned for one argument; return it in the engine's form."""
     if found is None:
         return None
     if not isinstance(found, Tensor):
@@ -427,12 +427,13 @@ def _as_gradient(rule: Rule, i: int, found: Any, like: Any, recording: bool) -> 
         raise RuleError(
             f"the backward of {rule.name} returned a gradient of shape {found.shape} for {rule.argument(i)}, "
             f"which has shape {like.shape}.\n"
-            "  A gradient has the shape of its argument: sum over what was broadcast."
+            "  A gradient must have the shape of its argument: sum over broadcast axes."
         )
     if found.dtype != like.dtype:
         raise RuleError(
             f"the backward of {rule.name} returned a gradient of {found.dtype} for {rule.argument(i)}, "
-            f"which is {like.dtype}.\n  A gradient has the dtype of its argument: use grad.astype(x.dtype)."
+            f"which is {like.dtype}.\n  A gradient must have the dtype of its argument: use "
+            "grad.astype(x.dtype)."
         )
     if not recording:
         return found._data

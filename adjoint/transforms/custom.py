@@ -1,7 +1,7 @@
-"""Derivatives of your own: ``custom_vjp``, ``custom_jvp``, and where gradients stop.
+"""Custom derivatives: ``custom_vjp``, ``custom_jvp``, ``stop_gradient`` and ``straight_through``.
 
-Each records a call as one node (``transforms/calls.py``), as does ``Function``, the class form.  A
-backward that is written with ad functions is differentiable again, and its transpose gives forward mode.
+Each call is recorded as one node (``transforms/calls.py``), like that of the class ``Function``.  A backward
+written with ad functions can be differentiated again, and its transpose gives forward mode.
 """
 
 from __future__ import annotations
@@ -25,17 +25,27 @@ from adjoint.core.tensor import Tensor, differentiable, wrap
 from adjoint.engine.run import differentiate, key_of
 from adjoint.engine.serial import run_serial
 from adjoint.errors import ArgumentError, InputError, RuleError, ShapeError, TransformError
-from adjoint.transforms.calls import VALUES, ForwardRule, Parted, Rule, apply, specs_of, zeros_for
+from adjoint.transforms.calls import VALUES, ForwardRule, Rule, SplitTree, apply, specs_of, zeros_for
 from adjoint.transforms.inputs import Place, as_function, name_of
 
 __all__ = ["custom_jvp", "custom_vjp", "stop_gradient", "straight_through"]
 
 
 def stop_gradient(x: Any) -> Any:
-    """Return the same values without history: a constant for every derivative.
+    """Return the same values as constants, through which no gradient flows.
 
-    ``x`` is a tensor or a tree; what is not a tensor comes back as it is.
+    Parameters
+    ----------
+    x : tensor or pytree
+        The values.  Leaves that are not tensors are returned unchanged.
 
+    Returns
+    -------
+    tensor or pytree
+        The values without history.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.grad(lambda x: x * ad.stop_gradient(x))(3.0)
     np.float64(3.0)
@@ -44,11 +54,29 @@ def stop_gradient(x: Any) -> Any:
 
 
 def straight_through(f: Callable[[Tensor], Any], x: Any) -> Tensor:
-    """Return exactly ``f(x)``, with the gradient of the identity: a straight-through estimator.
+    """Return ``f(x)`` with the gradient of the identity: a straight-through estimator.
 
-    For steps whose own derivative is zero or none: rounding, signs, hard choices.  ``f`` keeps the
-    shape, and may compute with NumPy.
+    It is meant for functions whose derivative is zero or undefined: rounding, signs, hard choices.
 
+    Parameters
+    ----------
+    f : callable
+        A function that keeps the shape.  It may use NumPy.
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        Exactly ``f(x)``.
+
+    Raises
+    ------
+    ShapeError
+        If ``f`` changes the shape.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.grad(lambda x: ad.straight_through(ad.round, x) ** 2)(2.6)
     np.float64(6.0)
@@ -67,7 +95,8 @@ class _StraightThrough(Rule):
         y = stop_gradient(asarray(self.f(x)))
         if y.shape != x.shape:
             raise ShapeError(
-                f"straight_through: {name_of(self.f)} keeps the shape of x, {x.shape}, but gave {y.shape}."
+                f"straight_through: {name_of(self.f)} must keep the shape of x, {x.shape}, but returned "
+                f"{y.shape}."
             )
         return [y.astype(x.dtype) if y.dtype != x.dtype else y]
 
@@ -86,8 +115,8 @@ class _StraightThrough(Rule):
 # Trees of arguments and results ----------------------------------------------------------------------
 
 
-class _Arguments(Parted):
-    """The arguments of one call: the fixed ones, and the others, of which the tensors travel apart."""
+class _Arguments(SplitTree):
+    """The arguments of one call: the fixed ones, and the others, whose tensors are stored separately."""
 
     def __init__(self, f: Any, args: tuple[Any, ...], fixed: Sequence[int]) -> None:
         self.f = f
@@ -103,7 +132,7 @@ class _Arguments(Parted):
         return tuple(args[i] for i in range(self.count))
 
     def name(self, i: int) -> str:
-        """Return what messages call tensor ``i``."""
+        """Return the name of tensor ``i`` for messages."""
         k = self.at[i]
         for position, child in zip(self.moving, self.structure.children, strict=True):
             if k < child.count:
@@ -123,7 +152,7 @@ def _bound(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, 
     found.apply_defaults()
     if found.kwargs:
         raise InputError(
-            f"{name_of(f)}: {', '.join(found.kwargs)} can only be given by keyword, which custom derivatives "
+            f"{name_of(f)}: {', '.join(found.kwargs)} is keyword-only, which custom derivatives "
             "do not take.  Make the parameter positional."
         )
     return found.args
@@ -145,7 +174,7 @@ def _outputs(name: str, result: Any) -> tuple[list[Tensor], tree.Structure]:
 
 
 class _Custom(ABC):
-    """What ``custom_vjp`` and ``custom_jvp`` share: a function that can be called like the original."""
+    """Base class of ``custom_vjp`` and ``custom_jvp``: a callable that replaces the function."""
 
     kind: ClassVar[str]
 
@@ -156,7 +185,7 @@ class _Custom(ABC):
         several = nondiff_argnums if isinstance(nondiff_argnums, (tuple, list)) else (nondiff_argnums,)
         if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in several):
             raise ArgumentError(
-                f"{self.kind}: nondiff_argnums are positions counted from 0, but got {nondiff_argnums!r}."
+                f"{self.kind}: nondiff_argnums must be positions from 0 on, not {nondiff_argnums!r}."
             )
         self.fixed = tuple(sorted(set(several)))
         functools.update_wrapper(self, f, updated=())
@@ -168,7 +197,7 @@ class _Custom(ABC):
     def _rule(self, args: _Arguments) -> _CustomRule: ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function; its derivative is the one that was given."""
+        """Call the function, with its custom derivative."""
         args = _bound(self.f, args, kwargs)
         if self.fixed and self.fixed[-1] >= len(args):
             raise ArgumentError(
@@ -183,7 +212,7 @@ class _Custom(ABC):
 
 
 class _CustomRule(Rule):
-    """One call of a function with derivatives of its own."""
+    """One call of a function with a custom derivative."""
 
     structure: tree.Structure  # of the result
 
@@ -201,15 +230,20 @@ class _CustomRule(Rule):
 
 
 class custom_vjp(_Custom):  # noqa: N801  a decorator that reads as a function
-    """Give a function a backward of your own.
+    """Define the backward of a function.
 
-    ``f.defvjp(fwd, bwd)``: ``fwd(*args)`` returns ``(result, residuals)``, ``bwd(residuals, g)`` a
-    tuple with one gradient per argument; None means zero.  Arguments, results and residuals
-    may be trees; a gradient has the structure of its argument.  Arguments at
-    ``nondiff_argnums`` have no gradient and are given to ``bwd`` first: ``bwd(*nondiff, residuals, g)``.
+    Use it as a decorator, and call ``f.defvjp(fwd, bwd)``.  A ``bwd`` written with ad functions can itself be
+    differentiated, and used in forward mode.
 
-    A ``bwd`` written with ad functions can itself be differentiated, and used in forward mode.
+    Parameters
+    ----------
+    f : callable
+        The function.  Arguments and results may be pytrees.
+    nondiff_argnums : tuple of int
+        Positions of arguments without a gradient.  They are passed to ``bwd`` first.
 
+    Examples
+    --------
     >>> import adjoint as ad
     >>> @ad.custom_vjp
     ... def clipped(x):
@@ -224,7 +258,16 @@ class custom_vjp(_Custom):  # noqa: N801  a decorator that reads as a function
     bwd: Callable[..., Any] | None = None
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
-        """Set the forward, which keeps residuals, and the backward, which reads them."""
+        """Set the forward and the backward.
+
+        Parameters
+        ----------
+        fwd : callable
+            ``fwd(*args)`` returns ``(result, residuals)``; the residuals may be a pytree.
+        bwd : callable
+            ``bwd(*nondiff, residuals, g)`` returns a tuple with one gradient per argument, with the
+            structure of the argument; None means zero.
+        """
         self.fwd = as_function("defvjp: fwd", fwd)
         self.bwd = as_function("defvjp: bwd", bwd)
 
@@ -243,11 +286,12 @@ class _VjpRule(_CustomRule):
         if not isinstance(both, tuple) or len(both) != 2:
             got = f"{len(both)} values" if isinstance(both, tuple) else f"a {type(both).__name__}"
             raise RuleError(
-                f"custom_vjp: the forward of {self.name}, {name_of(fwd)}, returns (result, residuals), but "
+                f"custom_vjp: the forward of {self.name}, {name_of(fwd)}, must return (result, "
+                "residuals), but "
                 f"returned {got}."
             )
         outputs, self.structure = _outputs(name_of(fwd), both[0])
-        residuals = Parted(both[1])
+        residuals = SplitTree(both[1])
         return outputs, residuals.take(), (residuals, specs_of(outputs), self.structure)
 
     def backward(
@@ -261,7 +305,8 @@ class _VjpRule(_CustomRule):
         if not isinstance(found, (tuple, list)) or len(found) != len(moving):
             got = f"{len(found)}" if isinstance(found, (tuple, list)) else f"a {type(found).__name__}"
             raise RuleError(
-                f"custom_vjp: the backward of {self.name}, {name_of(bwd)}, returns a tuple with one gradient "
+                f"custom_vjp: the backward of {self.name}, {name_of(bwd)}, must return a tuple with one "
+                "gradient "
                 f"per argument, {len(moving)} in all, but returned {got}."
             )
         leaves: list[Any] = []
@@ -275,12 +320,19 @@ class _VjpRule(_CustomRule):
 
 
 class custom_jvp(_Custom):  # noqa: N801  a decorator that reads as a function
-    """Give a function a forward derivative of your own; reverse mode is its transpose.
+    """Define the forward derivative of a function; reverse mode is its transpose.
 
-    ``f.defjvp(jvp)``: ``jvp(primals, tangents)`` returns ``(result, tangent)``, with ad functions
-    that are linear in the tangents.  Arguments at ``nondiff_argnums`` are given first:
-    ``jvp(*nondiff, primals, tangents)``.
+    Use it as a decorator, and call ``f.defjvp(jvp)``.
 
+    Parameters
+    ----------
+    f : callable
+        The function.  Arguments and results may be pytrees.
+    nondiff_argnums : tuple of int
+        Positions of arguments without a derivative.  They are passed to ``jvp`` first.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> @ad.custom_jvp
     ... def log1pexp(x):
@@ -297,7 +349,19 @@ class custom_jvp(_Custom):  # noqa: N801  a decorator that reads as a function
     rule: Callable[..., Any] | None = None
 
     def defjvp(self, jvp: Callable[..., Any]) -> Callable[..., Any]:
-        """Set the forward derivative; returns it, so this serves as a decorator."""
+        """Set the forward derivative.  It can be used as a decorator.
+
+        Parameters
+        ----------
+        jvp : callable
+            ``jvp(*nondiff, primals, tangents)`` returns ``(result, tangent)``.  It must use ad functions
+            that are linear in the tangents.
+
+        Returns
+        -------
+        callable
+            The same function.
+        """
         self.rule = as_function("defjvp: jvp", jvp)
         return jvp
 
@@ -321,7 +385,8 @@ class _JvpRule(_CustomRule, ForwardRule):
         if not isinstance(both, tuple) or len(both) != 2:
             got = f"{len(both)} values" if isinstance(both, tuple) else f"a {type(both).__name__}"
             raise RuleError(
-                f"custom_jvp: the derivative of {self.name} returns (result, tangent), but gave {got}."
+                f"custom_jvp: the derivative of {self.name} must return (result, tangent), but returned "
+                f"{got}."
             )
         outputs, structure = _outputs(name_of(rule), both[0])
         name = f"custom_jvp: the tangent of {self.name}"
@@ -339,7 +404,7 @@ class _JvpRule(_CustomRule, ForwardRule):
         return pushed
 
     def _directions(self, tangents: list[Tensor]) -> tuple[Any, ...]:
-        """Return tangents as the arguments are; of arrays and numbers they are zero."""
+        """Return tangents with the structure of the arguments; those of arrays and numbers are zero."""
         leaves: list[Any] = [None if v is None else np.zeros_like(_number(v)) for v in self.args.leaves]
         for k, t in zip(self.args.at, tangents, strict=True):
             leaves[k] = t
@@ -383,7 +448,7 @@ class _JvpRule(_CustomRule, ForwardRule):
             raise RuleError(
                 f"custom_jvp: the tangent of {self.name} does not depend on the tangents it is given, but is "
                 "not zero.\n"
-                "  It is linear in them, and computed with ad functions, without numpy() or detach()."
+                "  It must be linear in them.  Compute it with ad functions, without numpy() or detach()."
             )
 
 
@@ -392,7 +457,7 @@ def _number(leaf: Any) -> Any:
 
 
 def _direction(x: Tensor, wanted: bool) -> Tensor:
-    """Return a tangent of zeros, of which the derivative is taken where it is wanted."""
+    """Return a tangent of zeros, a leaf if its derivative is wanted."""
     zeros = np.zeros(x.shape, x.dtype)
     top = enclosing.get()
     t = wrap(zeros if top is None else top.lift(zeros))

@@ -1,8 +1,8 @@
 """Forward mode: ``jvp`` and ``linearize``.
 
-The function runs once and is recorded; tangents are then pushed along the record
-(``engine/push.py``).  So forward mode sees the same derivatives as reverse mode, in every order,
-and values are ordinary numbers while the function runs: conditions on them work.
+The function runs once and is recorded; tangents are then pushed along the record (``engine/push.py``).
+Forward mode thus uses the same derivatives as reverse mode, at every order.  While the function runs, values
+are ordinary numbers, and conditions on them work.
 """
 
 from __future__ import annotations
@@ -28,12 +28,33 @@ __all__ = ["directions", "jvp", "linearize", "push_along"]
 def jvp(
     f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False
 ) -> tuple[Any, ...]:
-    """Return ``f(*primals)`` and its derivative in the direction of ``tangents``.
+    """Return ``f(*primals)`` and its derivative along a direction.
 
-    Both are tuples with one entry per argument: tensors, arrays, numbers or trees of them; a
-    tangent has the structure, shapes and dtypes of its argument.  With ``has_aux`` what comes
-    back is ``(result, derivative, aux)``.
+    Parameters
+    ----------
+    f : callable
+        The function.
+    primals : tuple
+        The arguments of ``f``: tensors, arrays, numbers or pytrees of them.
+    tangents : tuple
+        The direction, one entry per argument with its structure, shapes and dtypes.
+    has_aux : bool
+        Whether ``f`` returns ``(result, aux)``.
 
+    Returns
+    -------
+    tuple
+        ``(result, derivative)``, or ``(result, derivative, aux)`` with ``has_aux``.
+
+    Raises
+    ------
+    InputError
+        If ``primals`` or ``tangents`` is not a tuple.
+    ShapeError
+        If a tangent has another shape than its argument.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.jvp(lambda a, b: a * b, (2.0, 3.0), (1.0, 10.0))
     (np.float64(6.0), np.float64(23.0))
@@ -42,12 +63,13 @@ def jvp(
     for what, given in (("primals", primals), ("tangents", tangents)):
         if not isinstance(given, (tuple, list)):
             raise InputError(
-                f"jvp: {what} is a tuple with one entry per argument, but got {type(given).__name__}.\n"
+                f"jvp: {what} must be a tuple with one entry per argument, not {type(given).__name__}.\n"
                 "  For one argument write (x,)."
             )
     if len(primals) != len(tangents) or not primals:
         raise ArgumentError(
-            f"jvp: one tangent per argument, but got {len(primals)} primals and {len(tangents)} tangents."
+            f"jvp: there must be one tangent per argument, but got {len(primals)} primals and "
+            f"{len(tangents)} tangents."
         )
     run, structures = record_call("jvp", f, tuple(primals), {}, range(len(primals)), has_aux)
     given = directions("jvp", run, structures, tangents)
@@ -61,11 +83,24 @@ def jvp(
 
 
 def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
-    """Return ``f(*primals)`` and the linear function that takes tangents to the derivative.
+    """Return ``f(*primals)`` and its derivative as a linear function of the direction.
 
-    The function runs once; the linear function may be called many times, with one tangent per
-    argument.
+    ``f`` runs once; the linear function may be called several times.
 
+    Parameters
+    ----------
+    f : callable
+        The function.
+    *primals : tensor, array, number or pytree
+        The arguments of ``f``.
+
+    Returns
+    -------
+    tuple
+        The result, and a function that takes one tangent per argument and returns the derivative.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> y, along = ad.linearize(lambda x: x ** 2, 3.0)
     >>> along(1.0), along(0.5)
@@ -73,13 +108,14 @@ def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., 
     """
     as_function("linearize", f)
     if not primals:
-        raise ArgumentError("linearize: give the arguments of the function: ad.linearize(f, x, …).")
+        raise ArgumentError("linearize: the arguments of the function are missing: ad.linearize(f, x, …).")
     run, structures = record_call("linearize", f, primals, {}, range(len(primals)), False)
 
     def along(*tangents: Any) -> Any:
         if len(tangents) != len(structures):
             raise ArgumentError(
-                f"linearize: one tangent per argument, {len(structures)} in all, but got {len(tangents)}."
+                f"linearize: there must be one tangent per argument, {len(structures)} in all, but got "
+                f"{len(tangents)}."
             )
         given = directions("linearize", run, structures, tangents)
         if run.plain and outermost() and given_arrays(*tangents):
@@ -107,7 +143,7 @@ def directions(
 def push_along(run: Recorded, tangents: Sequence[Tensor | None]) -> list[Tensor]:
     """Return the tangents of a run's outputs, zero where they depend on no input.
 
-    A tangent that is None is zero.
+    A tangent of None means zero.
     """
     create = grad_mode.get() and (run.outer or any(t is not None and tracked(t) for t in tangents))
     pushed = push_forward(run.outputs, run.inputs, tangents, create_graph=create, since=run.since)

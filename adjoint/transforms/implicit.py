@@ -1,15 +1,15 @@
 """Solutions of equations, differentiated by the implicit function theorem.
 
-``root`` finds x with F(x, θ) = 0, ``fixed_point`` x with f(x, θ) = x, the root of f(x, θ) - x.  How it
-was found does not matter to its derivative:
+``root`` finds x with F(x, θ) = 0.  ``fixed_point`` finds x with f(x, θ) = x, a root of f(x, θ) - x.  The
+derivative does not depend on the method of solution:
 
     F(x(θ), θ) = 0   ⇒   ∂F/∂x dx + ∂F/∂θ dθ = 0
 
-So the solution is one node, whose parents are whatever F depends on besides x.  Its backward turns
-the gradient g of x into u with (∂F/∂x)ᵀ u = -g, and pulls u through one run of F to θ.  Where the
-backward is itself recorded, that linear equation for u is another root, and so on to every order.
-Forward mode pushes dθ through that run of F and solves for dx.  Inside ``vmap`` the same is done at each
-level further out where F has a history: there x is the solution for the whole batch.
+The solution is one node, whose parents are the tensors that F depends on besides x.  Its backward solves
+(∂F/∂x)ᵀ u = -g for the gradient g of x, and pulls u through one run of F to θ.  If the backward is itself
+recorded, the linear equation for u is another root, and so on to every order.  Forward mode pushes dθ through
+that run of F and solves for dx.  Inside ``vmap`` this is done at each outer level where F has a history; x is
+there the solution for the whole batch.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from adjoint.ops.elementwise import sqrt
 from adjoint.ops.linalg import solve
 from adjoint.ops.piecewise import maximum, where
 from adjoint.transforms.calls import new_op
-from adjoint.transforms.checkpoint import captured_by, pull_record, standing
+from adjoint.transforms.flat_tree import FlatTree
 from adjoint.transforms.forward import linearize
 from adjoint.transforms.inputs import Place, as_function, name_of
 from adjoint.transforms.matrix import jacfwd, jacrev
-from adjoint.transforms.packing import Packing
+from adjoint.transforms.recompute import captured_by, pull_record, standing
 from adjoint.transforms.rerun import Rerun
 from adjoint.transforms.reverse import vjp
 
 __all__ = ["fixed_point", "root"]
 
-DENSE = 256  # up to so many unknowns the Jacobian is formed; beyond, products with it are enough
+DENSE = 256  # up to this number of unknowns the Jacobian is formed; beyond, GMRES uses products with it
 
 Vector = Callable[[Tensor], Tensor]
 
@@ -59,13 +59,39 @@ def fixed_point(
     max_steps: int = 1000,
     damping: float = 1.0,
 ) -> Any:
-    """Return x with ``f(x, *args) == x``, found from ``x0`` by repeating ``x = f(x, *args)``.
+    """Return x with ``f(x, *args) == x``, by iterating ``x = f(x, *args)``.
 
-    ``x0`` is a tensor, an array, a number, or a tree of them; x has its structure.  Gradients flow to
-    ``args`` and to every tensor that ``f`` uses, by the implicit function theorem, and none to ``x0``.
-    It has converged when a step changes x by at most ``tol``, relative to the largest element or
-    1; None takes eps^¾ of the dtype.  ``damping`` below 1 takes shorter steps.
+    Gradients flow to ``args`` and to every other tensor that ``f`` uses, by the implicit function theorem,
+    but not to ``x0``.
 
+    Parameters
+    ----------
+    f : callable
+        A function of x.  Its result has the structure and the shapes of x.
+    x0 : tensor, array, number or pytree
+        The initial value.
+    *args : object
+        Further arguments of ``f``.
+    tol : float, optional
+        The iteration ends when a step changes x by at most ``tol`` times the largest element or 1.  The
+        default is eps^¾ of the dtype.
+    max_steps : int
+        The limit of the number of steps.
+    damping : float
+        Factor of the steps, above 0 and at most 1.
+
+    Returns
+    -------
+    Tensor or pytree
+        The solution, with the structure of ``x0``.
+
+    Raises
+    ------
+    ConvergenceError
+        If the iteration does not converge or gives values that are not finite.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> a = ad.tensor(2.0, requires_grad=True)
     >>> x = ad.fixed_point(lambda x: (x + a / x) / 2, 1.0)  # Heron's rule: √a
@@ -76,7 +102,7 @@ def fixed_point(
     problem = _Problem("fixed_point", f, x0, args)
     limit = _limits("fixed_point", problem, tol, max_steps)
     if not 0 < damping <= 1:
-        raise ArgumentError(f"fixed_point: damping is above 0 and at most 1, but got {damping!r}.")
+        raise ArgumentError(f"fixed_point: damping must be above 0 and at most 1, but is {damping!r}.")
     x = within(grad_mode, False, _iterate, problem, limit, max_steps, damping)
     return problem.solved(x, lambda x: problem(x) - x)
 
@@ -93,12 +119,36 @@ def _iterate(problem: _Problem, limit: float, max_steps: int, damping: float) ->
 
 
 def root(f: Callable[..., Any], x0: Any, *args: Any, tol: float | None = None, max_steps: int = 50) -> Any:
-    """Return x with ``f(x, *args) == 0``, found from ``x0`` by Newton's method with exact derivatives.
+    """Return x with ``f(x, *args) == 0``, by Newton's method with exact derivatives.
 
-    The result of ``f`` has as many numbers as x.  Gradients flow as in ``fixed_point``.  It has
-    converged when a step changes x by at most ``tol``, relative to the largest element or 1.  Steps
-    that do not make the residual smaller are shortened.
+    Steps that do not reduce the residual are shortened.  Gradients flow as in ``fixed_point``.
 
+    Parameters
+    ----------
+    f : callable
+        A function of x.  Its result has the structure and the shapes of x.
+    x0 : tensor, array, number or pytree
+        The initial value.
+    *args : object
+        Further arguments of ``f``.
+    tol : float, optional
+        The iteration ends when a step changes x by at most ``tol`` times the largest element or 1.  The
+        default is eps^¾ of the dtype.
+    max_steps : int
+        The limit of the number of steps.
+
+    Returns
+    -------
+    Tensor or pytree
+        The solution, with the structure of ``x0``.
+
+    Raises
+    ------
+    ConvergenceError
+        If the iteration does not converge, or the Jacobian is singular.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> a = ad.tensor(2.0, requires_grad=True)
     >>> x = ad.root(lambda x: x ** 3 - a, 1.0)
@@ -128,11 +178,11 @@ def _newton(problem: _Problem, limit: float, max_steps: int) -> tuple[Any, Any]:
 
 def _limits(name: str, problem: _Problem, tol: float | None, max_steps: int) -> float:
     if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
-        raise ArgumentError(f"{name}: max_steps is a whole number from 1, but got {max_steps!r}.")
+        raise ArgumentError(f"{name}: max_steps must be a positive integer, not {max_steps!r}.")
     if tol is None:
         return float(np.finfo(problem.dtype).eps) ** 0.75
     if not tol > 0:
-        raise ArgumentError(f"{name}: tol is above 0, but got {tol!r}.")
+        raise ArgumentError(f"{name}: tol must be positive, but is {tol!r}.")
     return float(tol)
 
 
@@ -144,41 +194,41 @@ class _Problem:
         self.name = name
         self.f = f
         self.args = args
-        self.packing = Packing(name, x0)
-        self.dtype = self.packing.dtype
+        self.flat = FlatTree(name, x0)
+        self.dtype = self.flat.dtype
         if self.dtype.kind != "f":
             raise DTypeError(f"{name}: x0 is {self.dtype}, but equations are solved in float32 or float64.")
-        self.start = self.packing.pack([t.detach() for t in self.packing.first])
+        self.start = self.flat.flatten([t.detach() for t in self.flat.first])
 
     def __call__(self, x: Tensor) -> Tensor:
         """Run the function on a vector."""
-        result = self.f(self.packing.unpack(x), *self.args)
+        result = self.f(self.flat.unflatten(x), *self.args)
         what = f"{self.name}: the result of {name_of(self.f)}"
-        found = tree.flatten_like(self.packing.structure, result, what)
-        for i, ((shape, _), t) in enumerate(zip(self.packing.specs, found, strict=True)):
-            place = Place(self.packing.structure, i, f"the result of {name_of(self.f)}")
-            if isinstance(t, (np.ndarray, np.generic)):  # of a transform that was given arrays
+        found = tree.flatten_like(self.flat.structure, result, what)
+        for i, ((shape, _), t) in enumerate(zip(self.flat.specs, found, strict=True)):
+            place = Place(self.flat.structure, i, f"the result of {name_of(self.f)}")
+            if isinstance(t, (np.ndarray, np.generic)):  # the result of a transform called with arrays
                 t = found[i] = tensor(t)
             if not isinstance(t, Tensor):
                 raise TransformError(f"{self.name}: {place} is a {type(t).__name__}, not a tensor.")
             if t.shape != shape:
                 raise ShapeError(f"{self.name}: {place} has shape {t.shape}, but x has {shape} there.")
-        return self.packing.pack(found)
+        return self.flat.flatten(found)
 
     def size_of(self, step: int, t: Tensor) -> float:
-        """Return the largest element; raise if there is none because values are not finite."""
+        """Return the largest absolute value; raise if it is not finite."""
         size = _largest(t)
         if not np.isfinite(size):
             raise ConvergenceError(
                 f"{self.name}: {name_of(self.f)} gave {size} after {step} steps.\n"
-                "  Start nearer to the solution, or take shorter steps."
+                "  Use an x0 nearer to the solution, or take shorter steps."
             )
         return size
 
     def failed(self, steps: int, how: str) -> ConvergenceError:
         return ConvergenceError(
             f"{self.name}: {name_of(self.f)} did not converge in {steps} steps: {how}.\n"
-            "  Start nearer to the solution, allow more max_steps or a larger tol"
+            "  Use an x0 nearer to the solution, allow more max_steps or a larger tol"
             + (", or use a damping below 1." if self.name == "fixed_point" else ".")
         )
 
@@ -192,14 +242,15 @@ class _Problem:
             return wrap(gmres(product, -residual.numpy(), self.name))
         except np.linalg.LinAlgError as error:
             raise ConvergenceError(
-                f"{self.name}: the Jacobian of {name_of(self.f)} is singular on the way, where the largest "
-                f"residual is {_largest(residual):g}.\n  Start elsewhere."
+                f"{self.name}: the Jacobian of {name_of(self.f)} is singular at a step where the largest "
+                f"residual is {_largest(residual):g}.\n  Use another x0."
             ) from error
 
     def line_search(
         self, x: Tensor, d: Tensor, residual: Tensor, limit: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Go along a direction, half as far while that makes the residual larger; in a batch each alone."""
+        """Move along a direction; halve the step while it does not reduce the residual, per element of a "
+        "batch."""
         size: Any = _length(residual)
         scale: Any = 1.0
         for _ in range(30):
@@ -208,7 +259,7 @@ class _Problem:
             with np.errstate(all="ignore"):
                 found = self(there)
                 good = _length(found) < size
-                if isinstance(good, Tensor):  # those that are there already cannot get better
+                if isinstance(good, Tensor):  # converged elements cannot improve
                     good = good | _is_small(step, there, limit)
             if _all(good):
                 break
@@ -216,8 +267,8 @@ class _Problem:
         return there, found, step
 
     def solved(self, x: Tensor, equation: Vector) -> Any:
-        """Return the solution as a tree, joined to what the equation depends on."""
-        return self.packing.unpack(_joined(self.name, equation, x))
+        """Return the solution as a tree, joined to the tensors that the equation depends on."""
+        return self.flat.unflatten(_joined(self.name, equation, x))
 
 
 def _held(t: Any) -> Any:
@@ -228,13 +279,13 @@ def _held(t: Any) -> Any:
 
 
 def _largest(t: Tensor) -> float:
-    """The largest absolute value; over all elements of a batch."""
+    """Return the largest absolute value, over all elements of a batch."""
     data = np.abs(_held(t))
     return float(data.max()) if data.size else 0.0
 
 
 def _is_small(step: Tensor, x: Tensor, limit: float) -> Any:
-    """Whether a step is small beside x or 1; inside ``vmap`` for each element on its own."""
+    """Return whether a step is small relative to x or 1; inside ``vmap`` for each element separately."""
     if not step.size:
         return True
     if _is_lifted(step) or _is_lifted(x):
@@ -247,7 +298,7 @@ def _all(condition: Any) -> bool:
 
 
 def _length(t: Tensor) -> Any:
-    """The norm; inside ``vmap`` a tensor, of each element on its own."""
+    """Return the norm; inside ``vmap`` a tensor with one norm per element."""
     if _is_lifted(t):
         return sqrt((t * t).sum())
     size = float(np.linalg.norm(t._data))
@@ -258,7 +309,7 @@ def _length(t: Tensor) -> Any:
 
 
 def _joined(name: str, equation: Vector, x: Tensor) -> Tensor:
-    """Return the root x of an equation as a function of what else the equation depends on."""
+    """Return the root x of an equation as a function of the tensors that the equation depends on."""
     if not grad_mode.get():
         return x
     since = next_seq()
@@ -285,7 +336,7 @@ def _recorded(solution: _Solution, captured: list[Tensor], x: Tensor) -> Tensor:
 
 
 def _joined_outside(rerun: Rerun, equation: Vector, jacobian: Vector, x: Tensor, like: Batched) -> Tensor:
-    """Join a solution inside ``vmap`` to histories outside: there it is the solution for the whole batch."""
+    """Join a solution inside ``vmap`` to outside histories, where it is the solution for the whole batch."""
     batch = _Batch(equation, jacobian, like)
     whole = batch.held(x)
     since = next_seq()
@@ -302,18 +353,18 @@ def _joined_outside(rerun: Rerun, equation: Vector, jacobian: Vector, x: Tensor,
 
 
 class _Batch:
-    """An equation inside ``vmap``, as one outside for all elements of the batch."""
+    """An equation inside ``vmap``, viewed from outside as one equation for all elements of the batch."""
 
     def __init__(self, equation: Vector, jacobian: Vector, like: Batched) -> None:
         self.of_one = equation, jacobian
         self.level, self.size, self.batched = like.level, like.size_, like.batched
 
     def inside(self, t: Tensor) -> Tensor:
-        """Return a tensor that is outside as it is seen inside."""
+        """Return an outside tensor as a tensor inside ``vmap``."""
         return wrap(Batched(self.level, self.size, settled(t), self.batched))
 
     def held(self, t: Tensor) -> Tensor:
-        """Return what a tensor inside holds, with a batch axis in front if there is one."""
+        """Return the content of an inside tensor, with the batch axis in front if there is one."""
         data, batched = t._data, False
         if isinstance(data, Batched) and data.level == self.level:
             data, batched = data.value, data.batched
@@ -341,7 +392,7 @@ def _is_lifted(t: Tensor) -> bool:
 
 
 def _has_outer_history(data: Any) -> bool:
-    """Whether values inside ``vmap`` depend on tensors outside of it that require grad."""
+    """Return whether values inside ``vmap`` depend on outside tensors that require grad."""
     while isinstance(data, Batched):
         data = data.value
         if isinstance(data, Tensor):
@@ -350,7 +401,7 @@ def _has_outer_history(data: Any) -> bool:
 
 
 class _Solution:
-    """The node of a solution: from the gradient of x to those of what the equation depends on."""
+    """The node of a solution: it maps the gradient of x to gradients of the equation's dependencies."""
 
     __slots__ = ("batch", "equation", "keys", "level", "name")
 
@@ -364,7 +415,7 @@ class _Solution:
         self.level = residual._data.lift(np.zeros(())) if isinstance(residual._data, Batched) else None
 
     def _residual(self, x: Tensor) -> Tensor:
-        """Run the equation, recorded, at the level of the solution, whatever vmap runs now."""
+        """Run the equation, recorded, at the level of the solution, independently of the running vmap."""
         return within(grad_mode, True, run_at, self.level, self.equation, x)
 
     def pull(self, xp: Namespace, g: Any, out: Any, *_: Any, wanted: Sequence[bool]) -> list[Any]:
@@ -379,7 +430,7 @@ class _Solution:
         u = self._solved(x, seed, product, recording, transposed=True)
         since = next_seq()
         residual = self._residual(x)
-        # joined to its own node, x is not one of those it depends on
+        # x is joined to its own node and is not a dependency
         keys, wanted = [*self.keys, key_of(x)], [*wanted, False]
         found = pull_record(xp, [residual], [u if recording else u._data], keys, wanted, since)
         if found is None:
@@ -408,10 +459,10 @@ class _Solution:
         return d if recording else d._data
 
     def _solved(self, x: Tensor, b: Tensor, product: Vector, recording: bool, transposed: bool) -> Tensor:
-        """Return v with J v = -b, or Jᵀ v = -b; ``product`` is that with the matrix."""
+        """Return v with J v = -b, or Jᵀ v = -b; ``product`` multiplies by the matrix."""
         try:
             if self.batch is not None or _is_lifted(x) or _is_lifted(b):
-                # with ordinary ops the solution keeps the histories of vmaps around
+                # ordinary ops keep the histories of surrounding vmaps
                 return _solve_each(self._matrix(x, recording, transposed), -b)
             v = within(grad_mode, False, self._solved_plainly, x.detach(), b.detach(), product, transposed)
         except np.linalg.LinAlgError as error:
@@ -426,7 +477,7 @@ class _Solution:
         return wrap(gmres(lambda u: product(wrap(u)).numpy(), -b.numpy(), self.name))
 
     def _matrix(self, x: Tensor, recording: bool, transposed: bool) -> Tensor:
-        """Return ∂F/∂x; with a history at this level where the derivative is recorded, and nowhere else."""
+        """Return ∂F/∂x, with a history at this level only if the derivative is recorded."""
         keep = recording or _has_outer_history(x._data)
         jacobian = jacrev(self.equation) if self.batch is None else self.batch.jacobian
         found = within(grad_mode, keep and grad_mode.get(), run_at, self.level, jacobian, x)
@@ -445,7 +496,7 @@ def _as_tensor(value: Any) -> Tensor:
 
 
 def gmres(product: Callable[[Any], Any], b: Any, name: str, restart: int = 60, cycles: int = 100) -> Any:
-    """Solve A x = b from products with A alone: GMRES with restarts, Arnoldi by modified Gram-Schmidt."""
+    """Solve A x = b by GMRES with restarts, from products with A; Arnoldi by modified Gram-Schmidt."""
     limit = float(np.finfo(b.dtype).eps) ** 0.75 * float(np.linalg.norm(b))
     x = np.zeros_like(b)
     residual = b
@@ -457,7 +508,7 @@ def gmres(product: Callable[[Any], Any], b: Any, name: str, restart: int = 60, c
         h = np.zeros((restart + 1, restart))
         for j in range(restart):
             w = np.array(product(basis[j]))
-            for _pass in range(2):  # twice is enough to stay orthogonal
+            for _pass in range(2):  # two passes keep the basis orthogonal
                 for i, v in enumerate(basis):
                     c = float(v @ w)
                     h[i, j] += c

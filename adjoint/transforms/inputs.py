@@ -1,9 +1,8 @@
-"""What the transforms share: check arguments and results, and record one run of a function.
+"""Shared parts of transforms: check arguments and results, and record one run of a function.
 
-A transform never differentiates with respect to the user's tensors themselves.  It runs the
-function on stand-ins: fresh leaves, or aliases that are joined to what they stand for when
-that has a history of its own.  A derivative is then taken with respect to these nodes, so
-nested derivatives cannot be confused with each other.
+A transform does not differentiate with respect to the user's tensors.  It runs the function on stand-ins:
+new leaves, or aliases that are joined to the original tensors if those have a history.  Derivatives are taken
+with respect to these nodes, so that nested derivatives cannot be confused with each other.
 """
 
 from __future__ import annotations
@@ -52,14 +51,14 @@ def as_function(transform: str, f: Any) -> Callable[..., Any]:
 
 
 def kind_of(value: Any) -> str:
-    """Return the type of a value as messages name it: with its library where it is another's."""
+    """Return the name of a value's type for messages, with its library if that is another one."""
     kind = type(value)
     home = kind.__module__.partition(".")[0]
     return kind.__name__ if home in ("builtins", "adjoint", "__main__") else f"{home}.{kind.__name__}"
 
 
 def name_of(f: Any) -> str:
-    """Return what to call a function in a message."""
+    """Return the name of a function for messages."""
     return getattr(f, "__name__", None) or type(f).__name__
 
 
@@ -74,13 +73,13 @@ def check_argnums(transform: str, argnums: Any, count: int) -> tuple[int, ...]:
             index = None
         if index is None or isinstance(n, bool):
             raise InputError(
-                f"{transform}: argnums is a whole number or a tuple of them, but got {argnums!r}."
+                f"{transform}: argnums must be an integer or a tuple of integers, not {argnums!r}."
             )
         if not -count <= index < count:
             raise ArgumentError(
                 f"{transform}: argnums={argnums!r} is out of range: the function was called with {count} "
                 f"positional argument{'s' * (count != 1)}.\n"
-                "  Arguments are counted from 0; those given by keyword cannot be differentiated."
+                "  Positions start at 0; keyword arguments cannot be differentiated."
             )
         found.append(index % count)
     if not found or len(set(found)) != len(found):
@@ -103,9 +102,9 @@ def argument_name(f: Any, position: int) -> str:
 
 
 class Place:
-    """Where a leaf is, for messages: written out only when somebody reads it.
+    """The location of a leaf for messages, formatted on demand.
 
-    ``start`` is what the tree is called, or the function and the position of the argument.
+    ``start`` is the name of the tree, or the function and the position of the argument.
     """
 
     __slots__ = ("index", "start", "structure")
@@ -140,10 +139,10 @@ def as_input(transform: str, place: Place, leaf: Any) -> Tensor:
 
 
 def stand_in(x: Tensor) -> Tensor:
-    """Return a tensor of the same values, to differentiate with respect to.
+    """Return a tensor with the same values, to differentiate with respect to.
 
-    Inside a transform it has the level of that transform, so that it is not taken for a
-    tensor from outside.  What has a history stays joined to it.
+    Inside a transform it has the level of that transform, so that it is not mistaken for an outside
+    tensor.  It stays joined to the history of ``x``.
     """
     if special.count:
         note_reading(x)
@@ -155,19 +154,20 @@ def stand_in(x: Tensor) -> Tensor:
 
 
 def _alias(x: Tensor) -> Tensor:
-    """Return another tensor at the same node: augmented assignment in the function moves that one alone."""
+    """Return another tensor at the same node, so that augmented assignment in the function changes only "
+    "the alias."""
     alias = wrap(x._data)
     alias._node = x._node
     return alias
 
 
 class Recorded:
-    """One run of a function on stand-ins: what went in, what came out, what it depends on.
+    """One run of a function on stand-ins: inputs, outputs and dependencies.
 
-    ``mixed`` tells whether an output also depends on tensors from outside that require grad;
-    then, unless ``no_grad`` holds around the call, derivatives are themselves recorded (``outer``).
-    ``plain`` tells whether results are to be arrays: no argument is a tensor, it is not ``outer``,
-    and no other transform is around it.
+    ``mixed``: an output also depends on outside tensors that require grad.  ``outer``: derivatives are
+    themselves recorded, because the run is mixed and ``no_grad`` is off.  ``plain``: results are converted
+    to arrays, because no argument is a tensor, the run is not ``outer``, and no other transform surrounds
+    it.
     """
 
     __slots__ = (
@@ -178,17 +178,17 @@ class Recorded:
     outputs: list[Tensor]
     structure: tree.Structure  # of the outputs
     aux: Any
-    since: int  # the number of the first node that can belong to this run
-    mode: bool  # whether operations are recorded outside
+    since: int  # the number of the first node of this run
+    mode: bool  # the grad mode outside
     mixed: bool
     outer: bool
     plain: bool
-    foreign: dict[Any, bool]  # nodes and leaves of the run: whether they depend on more than fresh leaves
+    foreign: dict[Any, bool]  # nodes and leaves of the run: whether they depend on more than new leaves
 
     def reaches_outside(self, roots: Iterable[Tensor]) -> bool:
-        """Tell whether any of these tensors depends on anything besides fresh leaves.
+        """Return whether any of these tensors depends on anything other than new leaves.
 
-        Each node is looked at once in the life of a run, however many tensors are asked for.
+        Each node is visited once per run, however often this is called.
         """
         foreign, since = self.foreign, self.since
         wanted = [key_of(r) for r in roots if r._node is not None]
@@ -213,11 +213,11 @@ class Recorded:
         return any(foreign[key] for key in wanted)
 
     def value(self, t: Any) -> Any:
-        """Return a result as the caller sees it: without the history of this run alone."""
+        """Return a result for the caller, without the history that belongs to this run only."""
         if not isinstance(t, Tensor):
             return t
         if not self.mode:
-            return t.detach()  # of all histories, also those that values of a transform hold
+            return t.detach()  # from all histories, including those of outer levels
         return t if t._node is None or self.reaches_outside([t]) else wrap(t._data)
 
 
@@ -288,7 +288,7 @@ def _take_outputs(transform: str, f: Any, run: Recorded, result: Any) -> None:
     if not leaves:
         raise TransformError(
             f"{transform}: {name_of(f)} returned {'None' if result is None else 'no tensors'}.\n"
-            "  Return the tensor that is to be differentiated."
+            "  Return the tensor to differentiate."
         )
     for i, leaf in enumerate(leaves):
         place = Place(run.structure, i, f"the result of {name_of(f)}")
@@ -298,7 +298,7 @@ def _take_outputs(transform: str, f: Any, run: Recorded, result: Any) -> None:
                     f"{transform}: {place} is a {kind_of(leaf)}, not a tensor, an array or a number.\n"
                     "  Return it beside the result with has_aux=True."
                 )
-            # no conversion drops a history silently, so a number is a constant
+            # conversions to numbers never drop a history silently, so a number is a constant
             leaf = leaves[i] = tensor(float(leaf) if isinstance(leaf, int) else leaf)
         if not differentiable(leaf.dtype):
             raise DTypeError(

@@ -1,7 +1,7 @@
-"""Matrices of derivatives: Jacobians, Hessians, and products with them.
+"""Jacobians, Hessians, and products with Hessians.
 
-The function is recorded once.  A Jacobian then is one batched pass over that record: the rows
-of an identity matrix are pulled back together, or its columns pushed forward together.
+The function is recorded once.  A Jacobian is one batched pass over that record: all rows of an identity
+matrix are pulled back together, or all columns pushed forward together.
 """
 
 from __future__ import annotations
@@ -42,15 +42,37 @@ def jacobian(
     chunk_size: int | None = None,
     holomorphic: bool = False,
 ) -> Callable[..., Any]:
-    """Return a function that computes all derivatives of ``f``, by the cheaper mode.
+    """Return a function that computes the Jacobian of ``f`` by the cheaper mode.
 
-    The Jacobian of a result of shape ``s`` with respect to an argument of shape ``t`` has
-    shape ``s + t``.  Where results or arguments are trees, so is it: the result's structure with
-    the argument's structure at each leaf, with several ``argnums`` a tuple of them.
-    All rows or columns are computed in one pass, or ``chunk_size`` at a time to save memory.
-    ``holomorphic=True`` is needed for functions of complex arguments, and is the user's word
-    that they are.
+    For a result of shape ``s`` and an argument of shape ``t``, the Jacobian has shape ``s + t``.  For
+    pytrees it has the structure of the result, with the structure of the argument at each leaf.
 
+    Parameters
+    ----------
+    f : callable
+        The function.
+    argnums : int or tuple of int
+        The positions of the arguments to differentiate with respect to.
+    has_aux : bool
+        Whether ``f`` returns ``(result, aux)``.
+    chunk_size : int, optional
+        The number of rows or columns computed at once, to limit memory.  The default is all.
+    holomorphic : bool
+        Must be True for complex arguments: it asserts that ``f`` is holomorphic.
+
+    Returns
+    -------
+    callable
+        It returns the Jacobian; a tuple of Jacobians at each leaf for a tuple of ``argnums``;
+        ``(jacobian, aux)`` with ``has_aux``.
+
+    Raises
+    ------
+    DTypeError
+        When called, if an argument is complex and ``holomorphic`` is False.
+
+    Examples
+    --------
     >>> import adjoint as ad, numpy as np
     >>> ad.jacobian(lambda x: x ** 2)(np.array([1.0, 3.0]))
     array([[2., 0.],
@@ -67,10 +89,30 @@ def jacrev(
     chunk_size: int | None = None,
     holomorphic: bool = False,
 ) -> Callable[..., Any]:
-    """Return a function that computes the Jacobian of ``f`` by rows, in reverse mode.
+    """Return a function that computes the Jacobian of ``f`` row by row, in reverse mode.
 
-    See ``jacobian``.  Reverse mode is the cheaper one where there are fewer results than arguments.
+    Reverse mode is cheaper if the result has fewer elements than the arguments.
 
+    Parameters
+    ----------
+    f : callable
+        The function.
+    argnums : int or tuple of int
+        The positions of the arguments to differentiate with respect to.
+    has_aux : bool
+        Whether ``f`` returns ``(result, aux)``.
+    chunk_size : int, optional
+        The number of rows computed at once.  The default is all.
+    holomorphic : bool
+        Must be True for complex arguments.
+
+    Returns
+    -------
+    callable
+        It returns the Jacobian.  See ``jacobian``.
+
+    Examples
+    --------
     >>> import adjoint as ad, numpy as np
     >>> ad.jacrev(lambda x: (x ** 2).sum())(np.array([1.0, 3.0]))
     array([2., 6.])
@@ -86,10 +128,30 @@ def jacfwd(
     chunk_size: int | None = None,
     holomorphic: bool = False,
 ) -> Callable[..., Any]:
-    """Return a function that computes the Jacobian of ``f`` by columns, in forward mode.
+    """Return a function that computes the Jacobian of ``f`` column by column, in forward mode.
 
-    See ``jacobian``.  Forward mode is the cheaper one where there are more results than arguments.
+    Forward mode is cheaper if the result has more elements than the arguments.
 
+    Parameters
+    ----------
+    f : callable
+        The function.
+    argnums : int or tuple of int
+        The positions of the arguments to differentiate with respect to.
+    has_aux : bool
+        Whether ``f`` returns ``(result, aux)``.
+    chunk_size : int, optional
+        The number of columns computed at once.  The default is all.
+    holomorphic : bool
+        Must be True for complex arguments.
+
+    Returns
+    -------
+    callable
+        It returns the Jacobian.  See ``jacobian``.
+
+    Examples
+    --------
     >>> import adjoint as ad, numpy as np
     >>> ad.jacfwd(lambda t: ad.stack([t, t ** 2, t ** 3]))(2.0)
     array([ 1.,  4., 12.])
@@ -109,7 +171,7 @@ def _matrix(
     as_function(transform, f)
     if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
         raise ArgumentError(
-            f"{transform}: chunk_size is a whole number from 1 or None, but got {chunk_size!r}."
+            f"{transform}: chunk_size must be a positive integer or None, not {chunk_size!r}."
         )
 
     @functools.wraps(f, assigned=("__module__", "__name__", "__qualname__"))
@@ -131,7 +193,7 @@ def _matrix(
 
 
 def _choose(transform: str, f: Any, run: Recorded, holomorphic: bool, reverse: bool | None) -> bool:
-    """Decide whether to go by rows; refuse complex numbers where a matrix does not say it all."""
+    """Return whether to compute by rows; raise for complex numbers where a matrix is not enough."""
     complex_in = any(x.dtype.kind == "c" for x in run.inputs)
     complex_out = any(y.dtype.kind == "c" for y in run.outputs)
     if complex_in and not holomorphic:
@@ -142,7 +204,8 @@ def _choose(transform: str, f: Any, run: Recorded, holomorphic: bool, reverse: b
         )
     if complex_out and not complex_in and reverse:
         raise DTypeError(
-            f"{transform}: {name_of(f)} has complex results of real arguments, which rows do not give.\n"
+            f"{transform}: {name_of(f)} has complex results of real arguments, which reverse mode cannot "
+            "differentiate.\n"
             "  Use ad.jacfwd or ad.jacobian."
         )
     if reverse is not None:
@@ -153,7 +216,7 @@ def _choose(transform: str, f: Any, run: Recorded, holomorphic: bool, reverse: b
 
 
 def _rows(run: Recorded, chunk_size: int | None) -> list[list[Tensor]]:
-    """For each output the derivatives with respect to each input, all rows pulled back at once."""
+    """Return, for each output, the derivatives with respect to each input; pull all rows back at once."""
     found = []
     for i, out in enumerate(run.outputs):
 
@@ -170,7 +233,7 @@ def _rows(run: Recorded, chunk_size: int | None) -> list[list[Tensor]]:
 
 
 def _each(function: Callable[[Tensor], Any], t: Tensor, chunk_size: int | None, out_axes: int = 0) -> Any:
-    """Apply a linear function to all unit directions; to a single one without a batch."""
+    """Apply a linear function to all unit directions; without a batch if there is only one."""
     if t.size == 1:
         return function(wrap(np.ones(t.shape, t.dtype)))
     return over_units(function, t, out_axes, chunk_size)
@@ -181,7 +244,7 @@ def _shaped(t: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _columns(run: Recorded, chunk_size: int | None) -> list[list[Tensor]]:
-    """For each output the derivatives with respect to each input, all columns pushed at once."""
+    """Return, for each output, the derivatives with respect to each input; push all columns at once."""
     found: list[list[Tensor]] = [[] for _ in run.outputs]
     for j, x in enumerate(run.inputs):
 
@@ -209,12 +272,30 @@ def hessian(
     *,
     chunk_size: int | None = None,
 ) -> Callable[..., Any]:
-    """Return a function that computes the second derivatives of ``f``, which returns one real number.
+    """Return a function that computes the Hessian of ``f``.
 
-    Forward over reverse: the gradient is recorded once and all columns pushed through it
-    together.  For an argument of shape ``s`` the Hessian has shape ``s + s``; for trees, and
-    for several ``argnums``, it is a tree of trees.
+    It uses forward mode over reverse mode: the gradient is recorded once, and all columns are pushed
+    through it together.
 
+    Parameters
+    ----------
+    f : callable
+        A function that returns one real number.
+    argnums : int or tuple of int
+        The positions of the arguments to differentiate with respect to.
+    has_aux : bool
+        Whether ``f`` returns ``(result, aux)``.
+    chunk_size : int, optional
+        The number of columns computed at once.  The default is all.
+
+    Returns
+    -------
+    callable
+        It returns the Hessian: shape ``s + s`` for an argument of shape ``s``; a tree of trees for pytrees
+        and for a tuple of ``argnums``.
+
+    Examples
+    --------
     >>> import adjoint as ad, numpy as np
     >>> ad.hessian(lambda x: x[0] ** 2 * x[1])(np.array([1.0, 3.0]))
     array([[6., 2.],
@@ -225,13 +306,32 @@ def hessian(
 
 
 def hvp(f: Callable[..., Any], primals: Any, tangents: Any) -> Any:
-    """Return the product of the Hessian of ``f`` at ``primals`` with ``tangents``.
+    """Return the product of the Hessian of ``f`` with a vector.
 
-    It is the gradient of the derivative along the tangents, reverse over forward: at a small
-    multiple of the cost of ``f`` and without the matrix.  A tuple of primals stands for several
-    arguments, with one tangent each, and the product comes as a tuple; anything else is the one
-    argument, a tensor or a tree.
+    It is the gradient of the derivative along the vector, reverse mode over forward mode.  Its cost is a
+    small multiple of that of ``f``; the Hessian is not formed.
 
+    Parameters
+    ----------
+    f : callable
+        A function that returns one real number.
+    primals : tensor, array, number, pytree or tuple
+        The argument of ``f``, or a tuple of several arguments.
+    tangents : tensor, array, number, pytree or tuple
+        The vector: one tangent for the argument, or a tuple of tangents.
+
+    Returns
+    -------
+    Tensor, array or pytree
+        The product, with the structure of ``primals``.
+
+    Raises
+    ------
+    ArgumentError
+        If the numbers of primals and tangents differ.
+
+    Examples
+    --------
     >>> import adjoint as ad, numpy as np
     >>> ad.hvp(lambda x: (x ** 3).sum(), np.array([1.0, 2.0]), np.array([1.0, 10.0]))
     array([  6., 120.])
@@ -249,7 +349,7 @@ def hvp(f: Callable[..., Any], primals: Any, tangents: Any) -> Any:
 
 
 class _Along:
-    """The derivative of ``f`` as a function of primals and tangents, under the name of ``f``."""
+    """The derivative of ``f`` as a function of primals and tangents; it has the name of ``f``."""
 
     def __init__(self, f: Callable[..., Any]) -> None:
         self.f = f

@@ -1,8 +1,8 @@
-"""Run a function a second time as it ran the first: same modes, same random numbers, same values.
+"""Repeat a run of a function with the same modes, random numbers and values.
 
-A ``Rerun`` belongs to one call of a function.  ``first`` runs it and notes what it writes to.  ``again``
-sets back the modes, the random generators and these tensors, runs it, and undoes its changes.  A constant
-that was written to between the runs is an error.
+A ``Rerun`` belongs to one call of a function.  ``first`` runs it and records the tensors it writes to.
+``again`` restores the modes, the random generators and these tensors, runs the function, and undoes its
+changes.  A constant that was written to between the runs is an error.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from adjoint.engine.pull import overwritten
 __all__ = ["Generators", "Rerun"]
 
 T = TypeVar("T")
-# By the ids of tensors that were written to: what they held, and their versions.
+# Tensors that were written to, with their previous data and versions, by id.
 Log = dict[int, tuple[Tensor, Any, int]]
 
-# Held while random generators and tensors are set back, which other threads may be using too.
+# Held while random generators and tensors are restored, which other threads may be using too.
 _replaying = held_across_fork(threading.RLock())
 
 
 class Rerun:
-    """The first run of a function, and what it takes to repeat it."""
+    """The first run of a function, and the state needed to repeat it."""
 
     __slots__ = ("clock", "constants", "dtype", "generators", "name", "taped", "top", "written")
 
@@ -46,17 +46,17 @@ class Rerun:
         self.dtype = get_default_dtype()
         self.top = enclosing.get()
         self.taped = bool(tapes.get())
-        self.written: list[tuple[weakref.ref[Tensor], Any]] = []  # with what they held before
-        self.constants: list[Tensor] = []  # that a tape watched: recorded again, also after its block
-        self.clock = 0  # of writes, at the end of the first run
+        self.written: list[tuple[weakref.ref[Tensor], Any]] = []  # with their previous data
+        self.constants: list[Tensor] = []  # watched by a tape: recorded again, also after its block
+        self.clock = 0  # counter of writes at the end of the first run
 
     def first(self, function: Callable[..., T], args: Sequence[Any], kwargs: dict[str, Any]) -> T:
-        """Run the function; note which generators it draws from and which tensors it writes to."""
+        """Run the function; record the generators it draws from and the tensors it writes to."""
         around, hooks = writes.get(), saved_hooks.get()
         log: Log = {}
         try:
             writes.set(log)
-            saved_hooks.set(None)  # hooks on saved tensors: this record is dropped soon
+            saved_hooks.set(None)  # this record is dropped soon, so saved tensors are not packed
             result = function(*args, **kwargs)
         finally:
             try:
@@ -73,13 +73,13 @@ class Rerun:
         return result
 
     def depends_on(self, keys: Iterable[Any]) -> None:
-        """Have constants among these nodes and tensors recorded when the function runs again."""
+        """Watch the constants among these nodes and tensors when the function runs again."""
         self.constants += [k for k in keys if isinstance(k, Tensor) and k._node is None]
 
     def again(self, function: Callable[..., T], args: Sequence[Any], kwargs: dict[str, Any]) -> T:
-        """Run the function as at first, recorded; undo what it does to modes, generators and tensors."""
+        """Run the function again, recorded; undo its changes of modes, generators and tensors."""
         if not self.written and (self.generators is None or not self.generators.owners):
-            # in a context of its own: no interrupt leaves a mode set
+            # in a separate context, so that an interrupt leaves no mode set
             return copy_context().run(self._again, function, args, kwargs)
         with _replaying:
             before = [(t, t._data, t._version) for t in self._alive()]
@@ -127,7 +127,7 @@ class Rerun:
 
 
 class _Watching:
-    """Watches constants as a tape does, while a function that ran inside a tape runs again."""
+    """Watch constants as a tape does, while a function that ran inside a tape runs again."""
 
     __slots__ = ("constants",)
 
@@ -135,11 +135,11 @@ class _Watching:
         self.constants = set(map(id, constants))
 
     def watches(self, t: Tensor) -> bool:
-        """Tell whether a tensor is one of the constants."""
+        """Return whether a tensor is one of the constants."""
         return id(t) in self.constants
 
     def add(self, node: Node) -> None:
-        """Ignore a new node: nothing is differentiated by this object."""
+        """Ignore a new node."""
 
 
 def _restore(entries: Iterable[tuple[Tensor, Any, int]]) -> None:
@@ -161,18 +161,18 @@ class Generators:
 
     @classmethod
     def of(cls, *starts: Any, before: Generators | None = None) -> Generators | None:
-        """Find those that these values can reach; None if there can be none.
+        """Return the generators that these values can reach; None if there are none.
 
-        What the run ``before``, just ended, left behind is known: to read NumPy's global state takes 0.1 ms.
+        The states that the run ``before`` left are reused: reading NumPy's global state takes 0.1 ms.
         """
-        # NumPy loads its generators when they are first named: before that there are none
+        # NumPy imports its generators on first use; before that there are none
         if "numpy.random" not in sys.modules or not grad_mode.get():
             return None
         known = {} if before is None else {id(g): s for g, s in zip(before.every, before.after, strict=False)}
         return cls([_global_bits(), *_reachable_generators(starts)], known)
 
     def read(self) -> list[Any]:
-        """Return the present states."""
+        """Return the current states."""
         return [_bits(g).state for g in self.owners]
 
     def write(self, states: list[Any]) -> None:
@@ -181,7 +181,7 @@ class Generators:
             _bits(g).state = state
 
     def keep_used(self) -> None:
-        """Forget those that the first run did not draw from: most functions draw from none."""
+        """Drop the generators that the first run did not draw from."""
         self.after = self.read()
         moved = [not _same(a, b) for a, b in zip(self.states, self.after, strict=True)]
         self.owners = [g for g, m in zip(self.owners, moved, strict=True) if m]
@@ -189,7 +189,7 @@ class Generators:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Compare two states: dictionaries of numbers and arrays."""
+    """Return whether two states, dictionaries of numbers and arrays, are equal."""
     if isinstance(a, dict):
         return all(_same(a[key], b[key]) for key in a)
     return bool(np.array_equal(a, b))
@@ -200,7 +200,7 @@ def _global_bits() -> Any:
 
 
 def _bits(owner: Any) -> Any:
-    """Return what holds the state of NumPy's generators and of adjoint's, which wraps one."""
+    """Return the object that holds the state of a generator of NumPy or of adjoint."""
     if isinstance(owner, np.random.BitGenerator):
         return owner
     if isinstance(owner, np.random.RandomState):
@@ -224,7 +224,7 @@ _OPAQUE = (
 
 
 def _reachable_generators(starts: Iterable[Any], limit: int = 20_000) -> Iterator[Any]:
-    """Look through containers, closures, globals that functions name, and attributes."""
+    """Search containers, closures, named globals of functions, and attributes."""
     stack = list(starts)
     seen: set[int] = set()
     while stack and len(seen) < limit:
@@ -242,7 +242,8 @@ def _reachable_generators(starts: Iterable[Any], limit: int = 20_000) -> Iterato
 
 @functools.lru_cache(maxsize=1024)
 def _kind(of: Any) -> str:
-    """Tell what values of a type are: a source of random numbers, or how to look into them."""
+    """Return how values of a type are searched: "source" for generators, "opaque" for values without "
+    "parts."""
     if issubclass(of, _OPAQUE):
         return "opaque"
     sources = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)

@@ -1,4 +1,4 @@
-"""Reverse mode as functions of functions: ``grad``, ``value_and_grad`` and ``vjp``."""
+"""Reverse mode: ``grad``, ``value_and_grad`` and ``vjp``."""
 
 from __future__ import annotations
 
@@ -34,20 +34,40 @@ __all__ = ["check_one_number", "grad", "gradient_function", "pull_back", "value_
 def grad(
     f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """Return a function that computes the gradient of ``f``, which returns one real number.
+    """Return a function that computes the gradient of ``f``.
 
-    ``argnums`` says by position with respect to which argument, or which several.  An argument
-    may be a tensor, an array, a number, or a tree of them (lists, tuples, dicts, dataclasses,
-    modules); its gradient has the same structure.  What ``f`` does not depend on has gradient zero.
-    With ``has_aux`` the function returns ``(result, aux)`` and the gradient comes as
-    ``(gradient, aux)``.
+    The gradient function takes the arguments of ``f``.  Arguments may be tensors, arrays, numbers, or
+    pytrees of them (lists, tuples, dicts, dataclasses, modules).  ``f`` is called with tensors.
 
-    If all arguments are arrays and numbers, the results are NumPy arrays and scalars, otherwise
-    tensors.  ``f`` is called with tensors.
+    If all arguments are arrays and numbers, results are NumPy arrays and scalars, otherwise tensors.
+    Gradients nest: ``grad(grad(f))``.  If an argument or a captured tensor requires grad, the result has a
+    history too; ``ad.no_grad()`` around the call prevents that.
 
-    Gradients nest: ``grad(grad(f))``.  If an argument, or a tensor that ``f`` closes over,
-    requires grad, the result is a tensor with a history too; ``ad.no_grad()`` around the call saves that.
+    Parameters
+    ----------
+    f : callable
+        A function that returns one real number.
+    argnums : int or tuple of int
+        The positions of the arguments to differentiate with respect to.
+    has_aux : bool
+        Whether ``f`` returns ``(result, aux)``.
 
+    Returns
+    -------
+    callable
+        It returns the gradient, with the structure of the argument; a tuple of gradients for a tuple of
+        ``argnums``; ``(gradient, aux)`` with ``has_aux``.  The gradient is zero where the result does not
+        depend on the argument.
+
+    Raises
+    ------
+    ShapeError
+        When called, if ``f`` does not return one number.
+    DTypeError
+        When called, if an argument is an integer or the result is complex.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.grad(lambda x: x ** 3)(2.0)
     np.float64(12.0)
@@ -60,7 +80,7 @@ def grad(
 def gradient_function(
     transform: str, f: Callable[..., Any], argnums: int | Sequence[int], has_aux: bool
 ) -> Callable[..., Any]:
-    """Do what ``grad`` does, under another name in messages."""
+    """Return the function that ``grad`` returns; ``transform`` is its name in messages."""
     as_function(transform, f)
 
     @functools.wraps(f, assigned=("__module__", "__name__", "__qualname__"))
@@ -74,10 +94,29 @@ def gradient_function(
 def value_and_grad(
     f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """Return a function that computes ``(value, gradient)`` of ``f`` in one run; see ``grad``.
+    """Return a function that computes the value and the gradient of ``f`` in one run.
 
-    With ``has_aux`` it returns ``((value, aux), gradient)``.
+    Parameters
+    ----------
+    f : callable
+        A function that returns one real number.
+    argnums : int or tuple of int
+        The positions of the arguments to differentiate with respect to.
+    has_aux : bool
+        Whether ``f`` returns ``(result, aux)``.
 
+    Returns
+    -------
+    callable
+        It returns ``(value, gradient)``; ``((value, aux), gradient)`` with ``has_aux``.  See ``grad``.
+
+    Raises
+    ------
+    ShapeError
+        When called, if ``f`` does not return one number.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.value_and_grad(lambda x: x ** 3)(2.0)
     (np.float64(8.0), np.float64(12.0))
@@ -107,7 +146,7 @@ def _value_and_grad(
     value = run.value(root)
     aux = released_value(run, run.aux) if has_aux else None
     found = pull_back(run, [wrap(np.ones(root.shape, root.dtype))], retain=has_aux)
-    if run.plain and has_aux:  # which may have a history
+    if run.plain and has_aux:  # aux may have a history
         value, aux, found = returned((value, aux, found))
     elif run.plain:
         value, found = value._data[()] if not value.ndim else value._data.copy(), arrays(found)
@@ -117,23 +156,23 @@ def _value_and_grad(
 
 
 def check_one_number(transform: str, f: Any, run: Recorded) -> None:
-    """Raise unless a run has one real number as its result."""
+    """Raise unless the result of a run is one real number."""
     if len(run.outputs) != 1:
         raise ShapeError(
             f"{transform}: {name_of(f)} returned {len(run.outputs)} tensors, {run.structure.describe()}, "
-            "but a gradient is that of one number.\n"
+            "but a gradient needs one number.\n"
             "  Return one number, with has_aux=True the rest beside it; for all derivatives use ad.jacobian."
         )
     root = run.outputs[0]
     if root.size != 1:
         raise ShapeError(
-            f"{transform}: {name_of(f)} returned shape {root.shape}, but a gradient is that of one number.\n"
+            f"{transform}: {name_of(f)} returned shape {root.shape}, but a gradient needs one number.\n"
             "  Reduce it (y.sum(), y.mean()), or use ad.jacobian for all derivatives, "
             "ad.vjp for their products."
         )
     if root.dtype.kind == "c":
         raise DTypeError(
-            f"{transform}: {name_of(f)} returned a complex number, but a gradient is that of a real one.\n"
+            f"{transform}: {name_of(f)} returned a complex number, but a gradient needs a real number.\n"
             "  Return y.real, y.imag or abs(y); or use ad.vjp with a complex cotangent."
         )
 
@@ -141,7 +180,7 @@ def check_one_number(transform: str, f: Any, run: Recorded) -> None:
 def pull_back(run: Recorded, cotangents: Sequence[Tensor | None], *, retain: bool) -> list[Tensor]:
     """Return the gradients of a run's inputs, zero where no output depends on them.
 
-    A cotangent that is None is zero.
+    A cotangent of None means zero.
     """
     create = grad_mode.get() and (run.outer or any(c is not None and tracked(c) for c in cotangents))
     both = zip(run.outputs, cotangents, strict=True)
@@ -166,12 +205,26 @@ def pull_back(run: Recorded, cotangents: Sequence[Tensor | None], *, retain: boo
 
 
 def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
-    """Return ``f(*primals)`` and a function that pulls cotangents back to the arguments.
+    """Return ``f(*primals)`` and a function that computes vector-Jacobian products.
 
-    The function takes a cotangent of the structure, shapes and dtypes of the result, and
-    returns a tuple with one gradient per argument; it may be called many times.  With
-    ``has_aux`` what comes back is ``(result, pull_back, aux)``.
+    Parameters
+    ----------
+    f : callable
+        The function.
+    *primals : tensor, array, number or pytree
+        The arguments of ``f``.
+    has_aux : bool
+        Whether ``f`` returns ``(result, aux)``.
 
+    Returns
+    -------
+    tuple
+        ``(result, pull)``, or ``(result, pull, aux)`` with ``has_aux``.  ``pull(cotangent)`` takes a
+        cotangent with the structure, shapes and dtypes of the result, and returns a tuple with one gradient
+        per argument. It may be called several times.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> y, pull = ad.vjp(lambda a, b: a * b, 2.0, 3.0)
     >>> pull(1.0)
@@ -179,7 +232,7 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[An
     """
     as_function("vjp", f)
     if not primals:
-        raise ArgumentError("vjp: give the arguments of the function: ad.vjp(f, x, …).")
+        raise ArgumentError("vjp: the arguments of the function are missing: ad.vjp(f, x, …).")
     run, structures = record_call("vjp", f, primals, {}, range(len(primals)), has_aux)
 
     def pull(cotangent: Any) -> tuple[Any, ...]:

@@ -263,7 +263,7 @@ def test_a_tensor_from_outside_takes_no_batch():
     with pytest.raises(errors.InPlaceError) as info:
         ad.vmap(f)(np.ones(3))
     assert str(info.value) == (
-        "vmap: f changed a tensor from outside by values that differ between the elements.\n"
+        "vmap: f wrote values that differ between the elements into an outside tensor.\n"
         "  Return the values instead, or make the tensor inside the function."
     )
     assert type(outside) is ad.Tensor and outside.item() == 0.0

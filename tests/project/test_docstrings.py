@@ -20,7 +20,6 @@ PENDING: tuple[str, ...] = (
     "adjoint.grads",
     "adjoint.optim",
     "adjoint.train",
-    "adjoint.transforms",
 )
 
 HEADINGS = (

@@ -578,10 +578,10 @@ def _unpacking(unpack: Any) -> None:
 MISTAKES: dict[str, tuple[type[Exception], Callable[[], Any], str]] = {
     "not a function": (InputError, lambda: ad.checkpoint(3, X), "checkpoint: expected a function"),  # type: ignore[arg-type]
     "no layers": (InputError, lambda: ad.checkpoint_sequential([], X), "layers is empty"),
-    "not layers": (InputError, lambda: ad.checkpoint_sequential([3], X), "layers holds what cannot be called"),  # type: ignore[list-item]
+    "not layers": (InputError, lambda: ad.checkpoint_sequential([3], X), "layers contains an object that is not callable"),  # type: ignore[list-item]
     "one layer": (InputError, lambda: ad.checkpoint_sequential(ad.sin, X), "layers is a function"),  # type: ignore[arg-type]
     "another order": (ArgumentError, lambda: ad.checkpoint_sequential([ad.sin], 1, X), r"(layers, x, segments)"),
-    "no segments": (ArgumentError, lambda: ad.checkpoint_sequential([ad.sin], X, 0), "segments is from 1 to"),
+    "no segments": (ArgumentError, lambda: ad.checkpoint_sequential([ad.sin], X, 0), "segments must be from 1 to"),
     "too many": (ArgumentError, lambda: ad.checkpoint_sequential([ad.sin], X, 2), "number of layers, 1, but got 2"),
     "pack": (InputError, lambda: ad.saved_tensors_hooks(3, ad.sin).__enter__(), "saved_tensors_hooks: pack"),  # type: ignore[arg-type]
     "unpack gives no tensor": (HookError, lambda: _unpacking(lambda t: 3), "unpack returns a tensor, but got int"),

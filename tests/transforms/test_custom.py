@@ -366,7 +366,7 @@ def test_straight_through_has_the_exact_value_and_the_gradient_of_the_identity()
         ad.grad(lambda x: ad.straight_through(lambda a: ad.round(a / scale) * scale, x).sum())(x).tolist()
         == [1.0] * 3
     )
-    with pytest.raises(ShapeError, match="keeps the shape of x, \\(3,\\), but gave \\(\\)"):
+    with pytest.raises(ShapeError, match="must keep the shape of x, \\(3,\\), but returned \\(\\)"):
         ad.straight_through(ad.sum, x)
 
 
@@ -464,16 +464,16 @@ MISTAKES: dict[str, tuple[type[Exception], Callable[[], Any], str]] = {
         lambda: (lambda f: (f.defvjp(plain, plain), f(1.0)))(ad.custom_vjp(lambda x: None)),
         "returned None",
     ),
-    "Function outputs": (RuleError, lambda: Bad.apply(ad.tensor(X), 0), "Bad.forward returns a tensor"),
+    "Function outputs": (RuleError, lambda: Bad.apply(ad.tensor(X), 0), "Bad.forward must return a tensor"),
     "Function arity": (
         RuleError,
         lambda: Bad.apply(ad.tensor(X, requires_grad=True), 1).sum().backward(),
-        "Bad.backward returns one gradient per argument of forward, 2 in all, but returned 1",
+        "Bad.backward must return one gradient per argument of forward, 2 in all, but returned 1",
     ),
     "saving an array": (
         InputError,
         lambda: ad.Function.forward.__globals__["Context"](()).save_for_backward(3),
-        "save_for_backward keeps tensors, but got int",
+        "save_for_backward accepts tensors, not int",
     ),
 }  # fmt: skip
 

@@ -332,7 +332,7 @@ MISTAKES: dict[str, tuple[type[Exception], Callable[[], Any], str]] = {
     "a flat start": (
         ConvergenceError,
         lambda: ad.root(lambda x: x * x - 1, 0.0),
-        "the Jacobian of <lambda> is singular on the way, where the largest residual is 1",
+        "the Jacobian of <lambda> is singular at a step where the largest residual is 1",
     ),
     "no derivative": (ConvergenceError, singular, "singular, so the solution has no derivative"),
     "shape": (
@@ -350,7 +350,7 @@ MISTAKES: dict[str, tuple[type[Exception], Callable[[], Any], str]] = {
     "integers": (DTypeError, lambda: ad.root(lambda x: x, 1), "root: x0 is int64"),
     "nothing": (TransformError, lambda: ad.root(lambda x: x, None), "x0 holds no tensors"),
     "not a function": (InputError, lambda: ad.root(3, 1.0), "root: expected a function"),  # type: ignore[arg-type]
-    "tol": (ArgumentError, lambda: ad.root(lambda x: x, 1.0, tol=0.0), "root: tol is above 0"),
+    "tol": (ArgumentError, lambda: ad.root(lambda x: x, 1.0, tol=0.0), "root: tol must be positive"),
     "max_steps": (ArgumentError, lambda: ad.root(lambda x: x, 1.0, max_steps=0), "max_steps"),
     "damping": (ArgumentError, lambda: ad.fixed_point(lambda x: x, 1.0, damping=2.0), "damping"),
 }

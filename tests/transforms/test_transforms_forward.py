@@ -223,9 +223,9 @@ def test_fourth_derivative_of_a_composition_by_every_mix_of_modes() -> None:
 
 MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: ad.jvp(lambda x: x, 1.0, (1.0,)), InputError,
-     "jvp: primals is a tuple with one entry per argument, but got float.\n  For one argument write (x,)."),
+     "jvp: primals must be a tuple with one entry per argument, not float.\n  For one argument write (x,)."),
     (lambda: ad.jvp(lambda x: x, (1.0,), (1.0, 2.0)), ArgumentError,
-     "jvp: one tangent per argument, but got 1 primals and 2 tangents."),
+     "jvp: there must be one tangent per argument, but got 1 primals and 2 tangents."),
     (lambda: ad.jvp(lambda x: x, (np.ones(2),), (np.ones(3),)), ShapeError,
      "jvp: tangents[0] has shape (3,), but (2,) is expected."),
     (lambda: ad.jvp(lambda x: x["a"], ({"a": 1.0},), ({"b": 1.0},)), TransformError,
@@ -236,11 +236,11 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
      "jvp: x is int64, but only floats and complex numbers have derivatives.\n"
      "  Make it a float (x.astype(float), 3.0 for 3), or leave it out of argnums."),
     (lambda: ad.jvp(lambda x: None, (1.0,), (1.0,)), TransformError,
-     "jvp: <lambda> returned None.\n  Return the tensor that is to be differentiated."),
+     "jvp: <lambda> returned None.\n  Return the tensor to differentiate."),
     (lambda: ad.linearize(lambda x: x, 1.0)[1](1.0, 2.0), ArgumentError,
-     "linearize: one tangent per argument, 1 in all, but got 2."),
+     "linearize: there must be one tangent per argument, 1 in all, but got 2."),
     (lambda: ad.linearize(lambda x: x), ArgumentError,
-     "linearize: give the arguments of the function: ad.linearize(f, x, …)."),
+     "linearize: the arguments of the function are missing: ad.linearize(f, x, …)."),
 ]  # fmt: skip
 
 

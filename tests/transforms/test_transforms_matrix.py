@@ -210,16 +210,16 @@ def test_perturbations_are_not_confused_with_matrices() -> None:
 MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: ad.jacobian(f, 1)(POINT), ArgumentError,
      "jacobian: argnums=1 is out of range: the function was called with 1 positional argument.\n"
-     "  Arguments are counted from 0; those given by keyword cannot be differentiated."),
+     "  Positions start at 0; keyword arguments cannot be differentiated."),
     (lambda: ad.jacrev(f, chunk_size=0), ArgumentError,
-     "jacrev: chunk_size is a whole number from 1 or None, but got 0."),
+     "jacrev: chunk_size must be a positive integer or None, not 0."),
     (lambda: ad.jacfwd(lambda x: None)(POINT), TransformError,
-     "jacfwd: <lambda> returned None.\n  Return the tensor that is to be differentiated."),
+     "jacfwd: <lambda> returned None.\n  Return the tensor to differentiate."),
     (lambda: ad.jacobian(lambda x: x)([1, 2]), DTypeError,
      "jacobian: x[0] is int64, but only floats and complex numbers have derivatives.\n"
      "  Make it a float (x.astype(float), 3.0 for 3), or leave it out of argnums."),
     (lambda: ad.hessian(lambda x: x)(POINT), ShapeError,
-     "hessian: <lambda> returned shape (7,), but a gradient is that of one number.\n"
+     "hessian: <lambda> returned shape (7,), but a gradient needs one number.\n"
      "  Reduce it (y.sum(), y.mean()), or use ad.jacobian for all derivatives, ad.vjp for their products."),
     (lambda: ad.hvp(rosen, (POINT,), POINT), ArgumentError,
      "hvp: a tuple of 1 primals needs a tuple of 1 tangents, one each, but got ndarray."),

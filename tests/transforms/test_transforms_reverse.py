@@ -197,11 +197,11 @@ def nothing(x: Any) -> Any:
 MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: ad.grad(loss, 2)(1.0), ArgumentError,
      "grad: argnums=2 is out of range: the function was called with 1 positional argument.\n"
-     "  Arguments are counted from 0; those given by keyword cannot be differentiated."),
+     "  Positions start at 0; keyword arguments cannot be differentiated."),
     (lambda: ad.grad(loss, (0, 0))(1.0), ArgumentError, "grad: argnums=(0, 0) names an argument twice."),
     (lambda: ad.grad(loss, ())(1.0), ArgumentError, "grad: argnums=() names no argument."),
     (lambda: ad.grad(loss, "x")(1.0), InputError,
-     "grad: argnums is a whole number or a tuple of them, but got 'x'."),
+     "grad: argnums must be an integer or a tuple of integers, not 'x'."),
     (lambda: ad.grad(loss)(3), DTypeError,
      "grad: x is int64, but only floats and complex numbers have derivatives.\n"
      "  Make it a float (x.astype(float), 3.0 for 3), or leave it out of argnums."),
@@ -213,23 +213,23 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
      "  Convert it (ad.tensor(np.asarray(x))), close over it, or name other arguments in argnums."),
     (lambda: ad.grad(loss)("text"), TransformError, "grad: x holds no tensors: 'text'."),
     (lambda: ad.grad(nothing)(1.0), TransformError,
-     "grad: nothing returned None.\n  Return the tensor that is to be differentiated."),
+     "grad: nothing returned None.\n  Return the tensor to differentiate."),
     (lambda: ad.grad(lambda x: x > 0)(1.0), DTypeError,
      "grad: the result of <lambda> is bool, but only floats and complex numbers have derivatives.\n"
      "  Return it beside the result with has_aux=True."),
     (lambda: ad.grad(lambda x: x * 2)(np.ones(3)), ShapeError,
-     "grad: <lambda> returned shape (3,), but a gradient is that of one number.\n"
+     "grad: <lambda> returned shape (3,), but a gradient needs one number.\n"
      "  Reduce it (y.sum(), y.mean()), or use ad.jacobian for all derivatives, ad.vjp for their products."),
     (lambda: ad.grad(lambda x: (x, x))(1.0), ShapeError,
-     "grad: <lambda> returned 2 tensors, (*, *), but a gradient is that of one number.\n"
+     "grad: <lambda> returned 2 tensors, (*, *), but a gradient needs one number.\n"
      "  Return one number, with has_aux=True the rest beside it; for all derivatives use ad.jacobian."),
     (lambda: ad.grad(lambda x: x * 1j)(1.0), DTypeError,
-     "grad: <lambda> returned a complex number, but a gradient is that of a real one.\n"
+     "grad: <lambda> returned a complex number, but a gradient needs a real number.\n"
      "  Return y.real, y.imag or abs(y); or use ad.vjp with a complex cotangent."),
     (lambda: ad.grad(loss, has_aux=True)(1.0), TransformError,
      "grad: with has_aux=True loss returns (result, aux), but it returned a Tensor."),
     (lambda: ad.grad(3), InputError, "grad: expected a function, but got int."),
-    (lambda: ad.vjp(loss), ArgumentError, "vjp: give the arguments of the function: ad.vjp(f, x, …)."),
+    (lambda: ad.vjp(loss), ArgumentError, "vjp: the arguments of the function are missing: ad.vjp(f, x, …)."),
     (lambda: ad.vjp(lambda x: x, np.ones(2))[1](1.0), ShapeError,
      "vjp: the cotangent has shape (), but (2,) is expected."),
     (lambda: ad.vjp(lambda x: {"a": x}, 1.0)[1]({"b": 1.0}), TransformError,

@@ -1,8 +1,8 @@
-"""Less memory for more time: compute again in the backward what the forward did not keep.
+"""Checkpointing: save memory by computing values again in the backward.
 
-``checkpoint`` records a call as one node.  The forward runs recorded, which shows on which
-tensors from outside its results depend; they become parents of the node, and the record is
-dropped.  The backward runs the function again (``transforms/rerun.py``) and differentiates that.
+``checkpoint`` records a call as one node.  The forward runs recorded, to find the outside tensors that its
+results depend on.  They become parents of the node, and the record is dropped.  The backward runs the
+function again (``transforms/rerun.py``) and differentiates that run.
 """
 
 from __future__ import annotations
@@ -41,16 +41,40 @@ __all__ = ["captured_by", "checkpoint", "checkpoint_sequential", "pull_record", 
 def checkpoint(
     f: Callable[..., Any], *args: Any, preserve_rng_state: bool = True, debug: bool = False, **kwargs: Any
 ) -> Any:
-    """Return ``f(*args, **kwargs)``, of which nothing but the arguments is kept for the backward.
+    """Return ``f(*args, **kwargs)``, saving only the arguments for the backward.
 
-    The backward runs ``f`` a second time.  Gradients go to the arguments, which may be trees,
-    and to the tensors that ``f`` uses besides them, such as the parameters of a module.
-    Tensors that ``f`` writes to are set back for the second run, so that they change once.  The backward
-    raises ModifiedError if ``f`` reads a tensor that is no argument and was written to in between.
-    ``preserve_rng_state`` sets back the random generators that are found among the arguments, in
-    what ``f`` closes over and in the attributes of modules, and NumPy's global one, so that the
-    second run draws the same numbers.  With ``debug`` the results of both runs are compared.
+    The backward runs ``f`` a second time.  Gradients flow to the arguments and to the other tensors that
+    ``f`` uses, such as parameters of a module.  Tensors that ``f`` writes to are restored for the second
+    run, so that they change once.
 
+    Parameters
+    ----------
+    f : callable
+        The function.  Both runs must compute the same values.
+    *args : object
+        Arguments of ``f``: tensors, pytrees or other values.
+    preserve_rng_state : bool
+        Whether the second run draws the same random numbers.  Generators are found among the arguments, in
+        closures of ``f``, in attributes of modules, and in NumPy's global state.
+    debug : bool
+        Whether all elements of the results of both runs are compared, bit by bit, instead of a sample.
+    **kwargs : object
+        Keyword arguments of ``f``.
+
+    Returns
+    -------
+    object
+        The result of ``f``.
+
+    Raises
+    ------
+    ModifiedError
+        In the backward, if ``f`` reads a tensor that is not an argument and was written to in between.
+    TransformError
+        In the backward, if the second run gives other results.
+
+    Examples
+    --------
     >>> import adjoint as ad, numpy as np
     >>> w = ad.tensor(np.array([2.0, 3.0]), requires_grad=True)
     >>> y = ad.checkpoint(lambda x: ad.tanh(x * w).sum(), np.array([0.0, 0.0]))
@@ -88,13 +112,38 @@ def checkpoint_sequential(
     preserve_rng_state: bool = True,
     debug: bool = False,
 ) -> Any:
-    """Apply layers one after the other, in segments that are checkpointed.
+    """Apply layers one after the other, in checkpointed segments.
 
-    With n layers in √n segments, as when ``segments`` is None, the memory for the backward grows
-    with √n instead of n, for less than one more forward.  The last segment is kept as it
-    is: its backward comes first.  Random generators are looked for before each segment: one that a
-    layer of it makes only when it runs is not found.
+    With n layers in √n segments, the default, the memory for the backward grows with √n instead of n, at less
+    than the cost of one more forward.  The last segment is not checkpointed, because its backward comes
+    first.
 
+    Parameters
+    ----------
+    layers : iterable of callable
+        The layers.
+    x : object
+        The input of the first layer.
+    segments : int, optional
+        The number of segments.  The default is √n for n layers.
+    preserve_rng_state : bool
+        Whether the second run draws the same random numbers.  Generators are searched before each segment;
+        one that is created inside a layer is not found.
+    debug : bool
+        Whether all elements of the results of both runs are compared.
+
+    Returns
+    -------
+    object
+        The output of the last layer.
+
+    Raises
+    ------
+    InputError
+        If ``layers`` is not an iterable of callables.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> x = ad.tensor(0.5, requires_grad=True)
     >>> ad.checkpoint_sequential([ad.tanh] * 9, x).backward()
@@ -104,15 +153,15 @@ def checkpoint_sequential(
     except TypeError:
         raise InputError(
             f"checkpoint_sequential: layers is a {type(layers).__name__}.  "
-            "Give a list of functions or modules."
+            "Pass a list of functions or modules."
         ) from None
     if not chain or not all(map(callable, chain)):
-        what = "is empty" if not chain else "holds what cannot be called"
-        raise InputError(f"checkpoint_sequential: layers {what}.  Give a list of functions or modules.")
+        what = "is empty" if not chain else "contains an object that is not callable"
+        raise InputError(f"checkpoint_sequential: layers {what}.  Pass a list of functions or modules.")
     count = round(math.sqrt(len(chain))) if segments is None else segments
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= len(chain):
         raise ArgumentError(
-            f"checkpoint_sequential: segments is from 1 to the number of layers, {len(chain)}, "
+            f"checkpoint_sequential: segments must be from 1 to the number of layers, {len(chain)}, "
             f"but got {segments if isinstance(segments, int) else type(segments).__name__}.\n"
             "  The arguments are checkpoint_sequential(layers, x, segments)."
         )
@@ -136,12 +185,26 @@ def _in_turn(chain: Sequence[Callable[[Any], Any]], x: Any) -> Any:
 def saved_tensors_hooks(
     pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]
 ) -> AbstractContextManager[None]:
-    """Give every tensor that ops keep for the backward to ``pack``, and keep what it returns.
+    """Return a context manager that transforms the tensors that ops save for the backward.
 
-    When the backward needs the tensor, ``unpack`` makes it from that again: from a file, from
-    a compressed form.  It has the same shape and dtype; the hooks decide whether it has the same
-    values.  Leaves are not packed, since they stay in memory anyway.
+    ``pack`` gets each saved tensor, and its result is stored instead.  When the backward needs the tensor,
+    ``unpack`` restores it, for example from a file or from a compressed form.  Leaves are not packed, because
+    they stay in memory anyway.
 
+    Parameters
+    ----------
+    pack : callable
+        A function of a tensor.
+    unpack : callable
+        A function of the result of ``pack``.  It returns a tensor of the same shape and dtype.
+
+    Returns
+    -------
+    context manager
+        The hooks apply to operations inside its block.
+
+    Examples
+    --------
     >>> import adjoint as ad, numpy as np
     >>> x = ad.tensor(np.linspace(0, 1, 4), requires_grad=True)
     >>> def pack(t):
@@ -174,7 +237,8 @@ def _is_new(t: Tensor, since: int) -> bool:
 
 
 def _part(t: Tensor, level: int) -> tuple[Tensor, list[tuple[int, int, bool]]]:
-    """Return what a tensor holds at a level or further out, and the batches around that, the inner first."""
+    """Return the value a tensor holds at a level or further out, and the batches around it, innermost "
+    "first."""
     value: Any = t
     batches = []
     data = t._data
@@ -194,7 +258,7 @@ def _inside(part: Tensor, batches: list[tuple[int, int, bool]], history: bool) -
 
 
 def _with_part(value: Any, level: int, part: Tensor) -> Any:
-    """Return a value with ``part`` as what it holds at a level; histories at inner levels stay."""
+    """Return a value with ``part`` as its content at a level; histories at inner levels are kept."""
     data = value._data if isinstance(value, Tensor) else value
     if not (isinstance(data, Batched) and data.level > level):
         return part
@@ -210,7 +274,7 @@ def _with_part(value: Any, level: int, part: Tensor) -> Any:
 
 
 class _Call:
-    """One call of a function, without the tensors among its arguments: the nodes save those."""
+    """One call of a function, without the tensors among its arguments, which the nodes save."""
 
     __slots__ = ("f", "given", "leaves", "name", "places", "rerun", "structure")
 
@@ -226,7 +290,7 @@ class _Call:
         self.rerun = Rerun(f"checkpoint({self.name})", generators)
         leaves, self.structure = tree.flatten((args, kwargs))
         self.places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        # as they are now: the function may write to them
+        # with their current values: the function may write to them
         self.given = [_kept(leaves[k]) for k in self.places]
         # copies: writes to arrays cannot be detected
         self.leaves = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
@@ -243,7 +307,7 @@ class _Call:
 
 
 def _kept(t: Tensor) -> Tensor:
-    """Return a tensor with the present values and history of ``t``; a leaf is itself."""
+    """Return a tensor with the current values and history of ``t``; a leaf is returned unchanged."""
     if t._node is LEAF or (t._node is None and wants_gradient(t)):
         return t
     kept = wrap(t._data)
@@ -265,7 +329,8 @@ def _recorded(call: _Checkpointed, outputs: list[Any], since: int) -> list[Any]:
 
 
 def captured_by(roots: list[Tensor], since: int) -> list[Tensor]:
-    """Return what a record that began at ``since`` depends on: leaves, and results of earlier operations."""
+    """Return the tensors that a record since ``since`` depends on: leaves, and results of earlier "
+    "operations."""
     found: dict[Any, Tensor] = {}
     seen: set[Any] = set()
     stack = [key_of(r) for r in roots]
@@ -286,13 +351,13 @@ def pull_record(
 ) -> list[Any] | None:
     """Pull gradients through a record that began at ``since``, to the nodes and leaves it depends on.
 
-    The run ends at nodes from before: their hooks and histories belong to the run around this one.
-    Return a gradient, with its zeros where it has some, or None for each key; return None if the record
-    depends on anything else.
+    The run stops at earlier nodes: their hooks and histories belong to the surrounding run.  Return a
+    gradient, with its mask of zeros if it has one, or None for each key; return None if the record depends
+    on anything else.
     """
     pairs = [(r, s) for r, s in zip(roots, seeds, strict=True) if s is not None]
     pulled = [k for k, w in zip(keys, wanted, strict=True) if w and k is not None]
-    # to all of them if all are wanted: then it is seen if there are others
+    # no targets if all are wanted, so that other dependencies are detected
     targets = None if len(pulled) == len(keys) - keys.count(None) else pulled
     plan = make_plan([key_of(r) for r, _ in pairs], targets, since=since)
     plan.ready = {}
@@ -313,10 +378,10 @@ def pull_record(
 
 
 class _Checkpointed:
-    """A call as a node of one level: what the node saves, and its derivative.
+    """A call as a node of one level: the values that the node saves, and its derivative.
 
-    Inside ``vmap`` a tensor of the vmap's level holds tensors of levels further out.  A call gets a node at
-    each level where its results have a history; its operands are what the arguments hold at that level.
+    Inside ``vmap`` a tensor of the vmap's level holds tensors of outer levels.  A call gets a node at each
+    level where its results have a history; its operands are the values of the arguments at that level.
     """
 
     __slots__ = ("batches", "call", "debug", "keys", "level", "lifted", "parents", "places", "specs",
@@ -358,14 +423,14 @@ class _Checkpointed:
         if found is None or not self._has_captured(found, wanted, roots, since):
             raise RuleError(
                 f"checkpoint: {self.call.name} used other tensors when it ran again for the backward.\n"
-                "  What it computes must depend on its arguments and on tensors that stay the same."
+                "  It must compute the same values from the same tensors twice."
             )
         return found
 
     def _has_captured(
         self, found: list[Any], wanted: Sequence[bool], roots: list[Tensor], since: int
     ) -> bool:
-        """Tell whether the second run rests on all that the first one captured."""
+        """Return whether the second run depends on everything that the first run captured."""
         n = len(self.parents)
         if all(g is not None or not want for g, want in zip(found[n:], wanted[n:], strict=True)):
             return True
@@ -383,7 +448,7 @@ class _Checkpointed:
         return tuple(pushed) if len(self.specs) > 1 else pushed[0]
 
     def _again(self, values: tuple[Any, ...]) -> tuple[list[Tensor], int]:
-        """Run the function again; return its outputs at this level and the first number of its nodes."""
+        """Run the function again; return its outputs at this level, and the number of its first node."""
         inputs = list(map(self._input, values, self.parents, self.batches, self.lifted))
         since = next_seq()
         outputs = self.call.again(inputs)
@@ -401,7 +466,7 @@ class _Checkpointed:
         return roots, since
 
     def _input(self, value: Any, parent: Any, batches: list[tuple[int, int, bool]], lifted: bool) -> Tensor:
-        """Return an argument for the second run: joined to its history, at the level it was."""
+        """Return an argument for the second run, joined to its history and at its original level."""
         t: Tensor = value if isinstance(value, Tensor) else joined(value, parent)
         if lifted:
             held = t._data.value
@@ -440,13 +505,13 @@ def _sample(data: Any) -> Any:
 
 
 def _once(keys: list[Any]) -> list[Any]:
-    """Return the keys with None for those that came before: each gets its gradient once."""
+    """Return the keys with None for repeated ones, so that each gets its gradient once."""
     seen: set[Any] = set()
     return [None if k in seen or seen.add(k) else k for k in keys]  # type: ignore[func-returns-value]
 
 
 def standing(key: Any) -> Tensor:
-    """Return a tensor at a node or leaf of the graph; its values are not used."""
+    """Return a placeholder tensor at a node or leaf of the graph; its values are not used."""
     if not isinstance(key, Node):
         return key
     t = wrap(np.broadcast_to(np.zeros((), key.dtype), key.shape))

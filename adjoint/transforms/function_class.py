@@ -1,4 +1,4 @@
-"""``Function``: an operation with its own backward as a class, as PyTorch users write it."""
+"""``Function``: an operation with its own backward, written as a class as in PyTorch."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError, RuleError
-from adjoint.transforms.calls import VALUES, Parted, Rule, apply, specs_of, zeros_for
+from adjoint.transforms.calls import VALUES, Rule, SplitTree, apply, specs_of, zeros_for
 
 __all__ = ["Context", "Function"]
 
 
 class Context:
-    """What ``Function.forward`` leaves for ``Function.backward``.
+    """Storage that ``Function.forward`` fills for ``Function.backward``.
 
-    Tensors go through ``save_for_backward``; anything else may be set as an attribute.
-    ``needs_input_grad`` tells, for each argument of ``apply``, whether its gradient is wanted.
+    Tensors are stored by ``save_for_backward``; other values may be set as attributes.
+
+    Parameters
+    ----------
+    needs_input_grad : tuple of bool
+        For each argument of ``apply``, whether its gradient is needed.
     """
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
@@ -30,26 +34,49 @@ class Context:
         self._materialize = True
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Keep these tensors, or None, for the backward."""
+        """Save tensors for the backward.
+
+        Parameters
+        ----------
+        *tensors : Tensor or None
+            The tensors.  A later call replaces them.
+
+        Raises
+        ------
+        InputError
+            If a value is not a tensor.
+        """
         for t in tensors:
             if t is not None and not isinstance(t, (Tensor, np.ndarray)):
                 raise InputError(
-                    f"save_for_backward keeps tensors, but got {type(t).__name__}.  Set it as an attribute: "
+                    f"save_for_backward accepts tensors, not {type(t).__name__}.  Set it as an attribute: "
                     "ctx.n = n."
                 )
         self._saved = tuple(None if t is None else asarray(t) for t in tensors)
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
-        """What ``save_for_backward`` was given."""
+        """The tensors given to ``save_for_backward``."""
         return self._saved
 
     def mark_non_differentiable(self, *outputs: Tensor) -> None:
-        """Say that no gradient flows through these outputs."""
+        """Mark outputs through which no gradient flows.
+
+        Parameters
+        ----------
+        *outputs : Tensor
+            Outputs of ``forward``.
+        """
         self._constant.update(map(id, outputs))
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Choose whether the gradient of an output that was not used is zeros (as at first) or None."""
+        """Set whether the gradient of an unused output is zeros (the default) or None.
+
+        Parameters
+        ----------
+        value : bool
+            True for zeros, False for None.
+        """
         self._materialize = bool(value)
 
 
@@ -57,13 +84,15 @@ _OWN = ("_constant", "_materialize", "_saved", "needs_input_grad")
 
 
 class Function:
-    """An operation with its own backward, as PyTorch users write it.
+    """Base class of operations with their own backward, as in PyTorch.
 
-    ``forward(ctx, *args)`` returns a tensor or a tuple of them; ``backward(ctx, *grads)`` gets one
-    gradient per output and returns one per argument, None where there is none.  Call it by
-    ``apply``.  Inside ``forward`` nothing is recorded; a ``backward`` written with ad functions
-    can itself be differentiated.
+    ``forward(ctx, *args)`` returns a tensor or a tuple of tensors.  ``backward(ctx, *grads)`` gets one
+    gradient per output and returns one per argument, None for arguments without a gradient.  Call the
+    operation by ``apply``.  Operations inside ``forward`` are not recorded.  A ``backward`` that uses ad
+    functions can itself be differentiated.
 
+    Examples
+    --------
     >>> import adjoint as ad
     >>> class Square(ad.Function):
     ...     @staticmethod
@@ -82,21 +111,64 @@ class Function:
 
     @staticmethod
     def forward(ctx: Context, *args: Any) -> Any:
-        """Compute the outputs; keep in ``ctx`` what the backward needs."""
-        raise NotImplementedError(  # not abc's to say: apply makes no instance
+        """Compute the outputs, and store in ``ctx`` the values that the backward needs.
+
+        Parameters
+        ----------
+        ctx : Context
+            Storage for the backward.
+        *args : object
+            The arguments of ``apply``.
+
+        Returns
+        -------
+        Tensor or tuple of Tensor
+            The outputs.
+        """
+        raise NotImplementedError(  # abc cannot check it: apply makes no instance
             "a Function needs a static method forward(ctx, *args)."
         )
 
     @staticmethod
     def backward(ctx: Context, *grads: Any) -> Any:
-        """Return the gradient of each argument."""
-        raise NotImplementedError(  # as in forward; a Function that is never differentiated needs none
+        """Return the gradients of the arguments.
+
+        Parameters
+        ----------
+        ctx : Context
+            The storage that ``forward`` filled.
+        *grads : Tensor
+            One gradient per output.
+
+        Returns
+        -------
+        Tensor, None or tuple
+            One gradient per argument of ``forward``; None for none.
+        """
+        raise NotImplementedError(  # a Function that is never differentiated does not need it
             "a Function needs a static method backward(ctx, *grads)."
         )
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        """Run ``forward`` and record the call."""
+        """Run ``forward`` and record the call.
+
+        Parameters
+        ----------
+        *args : object
+            The arguments of ``forward`` after ``ctx``.
+
+        Returns
+        -------
+        Tensor or tuple of Tensor
+            The outputs.
+
+        Raises
+        ------
+        RuleError
+            If ``forward`` does not return tensors; in the backward, if ``backward`` returns the wrong
+            gradients.
+        """
         rule = _FunctionRule(cls, args)
         tensors = [args[i] for i in rule.at]
         outputs = apply(rule, tensors) if tensors else rule.plain([])
@@ -110,7 +182,7 @@ class _FunctionRule(Rule):
         self.name = cls.__name__
         self.at = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
         self.needs = tuple(isinstance(a, Tensor) and a.requires_grad for a in args)
-        # without the tensors: the graph holds the rule, and must not hold what nobody saved
+        # without the tensors: the graph holds the rule, which must not keep unsaved tensors alive
         self.args = [None if isinstance(a, Tensor) else a for a in args]
         self.several = False
         self.constant: set[int] = set()
@@ -139,7 +211,7 @@ class _FunctionRule(Rule):
         if not outputs or not all(isinstance(t, arrays) for t in outputs):
             got = next((type(t).__name__ for t in outputs if not isinstance(t, arrays)), "nothing")
             raise RuleError(
-                f"{self.name}.forward returns a tensor or a tuple of tensors, but returned {got}."
+                f"{self.name}.forward must return a tensor or a tuple of tensors, but returned {got}."
             )
         self.constant = {i for i, t in enumerate(outputs) if id(t) in ctx._constant}
         return [asarray(t) for t in outputs], ctx
@@ -150,7 +222,7 @@ class _FunctionRule(Rule):
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
         outputs, ctx = self._run(tensors)
         other = {k: v for k, v in vars(ctx).items() if k not in _OWN}
-        kept = Parted((ctx._saved, other))
+        kept = SplitTree((ctx._saved, other))
         return outputs, kept.take(), (kept, ctx.needs_input_grad, ctx._materialize, specs_of(outputs))
 
     def backward(
@@ -167,8 +239,9 @@ class _FunctionRule(Rule):
         given = found if isinstance(found, (tuple, list)) else (found,)
         if len(given) != len(self.args):
             raise RuleError(
-                f"{self.name}.backward returns one gradient per argument of forward, "
-                f"{len(self.args)} in all, but returned {len(given)}.\n  Return None where there is none."
+                f"{self.name}.backward must return one gradient per argument of forward, "
+                f"{len(self.args)} in all, but returned {len(given)}.\n  Return None for arguments "
+                "without a gradient."
             )
         for i, g in enumerate(given):
             if g is not None and i not in self.at and not isinstance(self.args[i], VALUES):

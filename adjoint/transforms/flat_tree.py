@@ -1,4 +1,4 @@
-"""Trees as flat vectors and back, differentiably: for solvers that know vectors alone."""
+"""Pytrees as flat vectors and back, differentiably, for solvers of vector equations."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, TransformError
 from adjoint.transforms.inputs import Place, as_input
 
-__all__ = ["Packing", "joined_flat"]
+__all__ = ["FlatTree", "joined_flat"]
 
 
-class Packing:
-    """How the real tensors of a tree lie in one vector, of their common dtype or a given one."""
+class FlatTree:
+    """Layout of the real tensors of a tree in one vector, of their common dtype or a given one."""
 
     def __init__(self, name: str, x0: Any, dtype: Any = None) -> None:
         leaves, self.structure = tree.flatten(x0)
@@ -31,12 +31,12 @@ class Packing:
         self.specs = [(t.shape, t.dtype) for t in self.first]
         self.dtype = np.dtype(dtype or np.result_type(*(t.dtype for t in self.first)))
 
-    def pack(self, leaves: Sequence[Tensor]) -> Tensor:
-        """Return one vector of the leaves."""
+    def flatten(self, leaves: Sequence[Tensor]) -> Tensor:
+        """Return the leaves as one vector."""
         return joined_flat(leaves, self.dtype)
 
-    def unpack(self, x: Tensor) -> Any:
-        """Return the tree of a vector."""
+    def unflatten(self, x: Tensor) -> Any:
+        """Return a vector as a tree."""
         leaves, start = [], 0
         for shape, dtype in self.specs:
             size = int(np.prod(shape))
@@ -48,7 +48,7 @@ class Packing:
 
 
 def joined_flat(leaves: Sequence[Tensor], dtype: Any) -> Tensor:
-    """Return the numbers of several tensors as one vector."""
+    """Return the elements of several tensors as one vector."""
     flat = [rec.reshape(t, shape=(t.size,)) if t.ndim != 1 else t for t in leaves]
     flat = [rec.astype(t, dtype=dtype) if t.dtype != dtype else t for t in flat]
     return flat[0] if len(flat) == 1 else rec.concat(*flat, axis=-1)
