@@ -426,7 +426,7 @@ MISTAKES: dict[str, tuple[type[Exception], Callable[[], Any], str]] = {
     "forward": (
         RuleError,
         lambda: (lambda f: (f.defvjp(lambda x: x, lambda r, g: (g,)), ad.grad(f)(1.0)))(ad.custom_vjp(lambda x: x)),
-        r"returns \(result, residuals\), but returned a Tensor",
+        r"must return \(result, residuals\), but returned a Tensor",
     ),
     "a captured tensor": (TransformError, lost, "uses a tensor that requires grad and is not among its arguments"),
     "numpy in the backward, twice": (
