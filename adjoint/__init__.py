@@ -33,6 +33,7 @@ from adjoint.core.memory import keep_freed_memory
 from adjoint.core.op import OPS
 from adjoint.core.sparse import SparseGradient, sparse_gradient
 from adjoint.core.tensor import Tensor
+from adjoint.core.user_code import relocate_numpy_warnings
 from adjoint.engine.anomaly import detect_anomaly
 from adjoint.grads.backward import backward, gradients
 from adjoint.grads.norm import global_norm
@@ -197,7 +198,8 @@ del _numpy_protocols, array_api, arrange, compare, complex_parts, contraction, c
 del fused, index, join, order, piecewise, products, reduce, scan, selection, shape
 
 keep_freed_memory()
-del keep_freed_memory
+relocate_numpy_warnings()
+del keep_freed_memory, relocate_numpy_warnings
 
 # Imported at the first use, which keeps `import adjoint` fast (docs/adr/0009).
 _LATER = {

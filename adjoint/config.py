@@ -10,12 +10,10 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar, Token
-from types import FrameType
 from typing import Any, Generic, TypeVar, cast, overload
 
 import numpy as np
@@ -58,33 +56,6 @@ _inference: ContextVar[bool] = ContextVar("adjoint_inference_mode", default=Fals
 _default_dtype: ContextVar[np.dtype[Any]] = ContextVar("adjoint_default_dtype", default=_FLOAT64)
 _workers: ContextVar[int | str] = ContextVar("adjoint_workers", default=1)
 _threads: ContextVar[int | str] = ContextVar("adjoint_threads", default="auto")
-
-
-LIBRARIES = frozenset(("adjoint", "numpy", "scipy"))
-
-
-def library_of(frame: FrameType) -> str:
-    """Return the top-level package whose code runs in a frame."""
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
-
-
-def _user_frame() -> tuple[FrameType, int]:
-    """Return the innermost frame outside adjoint, NumPy and SciPy, and its ``stacklevel``."""
-    frame, level = sys._getframe(2), 1
-    while frame.f_back is not None and library_of(frame) in LIBRARIES:
-        frame, level = frame.f_back, level + 1
-    return frame, level
-
-
-def user_line() -> str:
-    """Return "file:line" of the innermost frame outside adjoint, NumPy and SciPy."""
-    frame, _ = _user_frame()
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def user_level() -> int:
-    """Return the ``stacklevel`` that makes a warning of the calling function point at the user's line."""
-    return _user_frame()[1]
 
 
 L = TypeVar("L", bound=Any)

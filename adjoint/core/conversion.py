@@ -6,9 +6,10 @@ import dis
 from types import FrameType
 from typing import Any
 
-from adjoint.config import grad_mode, is_watched, library_of, user_line
+from adjoint.config import grad_mode, is_watched
 from adjoint.core.lifted import Lifted
 from adjoint.core.node import LEAF, Node
+from adjoint.core.user_code import library_of, user_line
 from adjoint.errors import LostHistoryError
 
 __all__ = ["asked_by_numpy", "check_conversion"]

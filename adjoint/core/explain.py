@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from adjoint.config import user_line
 from adjoint.core.op import Op
 from adjoint.core.shapes import broadcast_shapes
 from adjoint.core.tensor import Tensor, differentiable
+from adjoint.core.user_code import user_line
 from adjoint.errors import (
     AdjointError,
     AnomalyError,

@@ -14,13 +14,14 @@ from weakref import ref
 import numpy as np
 from numpy import ndarray
 
-from adjoint.config import grad_mode, special, tapes, user_line
+from adjoint.config import grad_mode, special, tapes
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.explain import check_finite, describe, explained
 from adjoint.core.lifted import Lifted
 from adjoint.core.node import LEAF, Node, Packed, Spec, next_seq
 from adjoint.core.op import OPS, Op
 from adjoint.core.tensor import Tensor, Traced, differentiable, note_reading, note_view, tracked, wrap
+from adjoint.core.user_code import user_line
 from adjoint.errors import AdjointError, ArgumentError, InputError, RuleError
 
 __all__ = [

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -25,6 +24,7 @@ from adjoint.core.lifted import Lifted, enclosing
 from adjoint.core.methods import Methods
 from adjoint.core.namespace import rec
 from adjoint.core.node import LEAF, Handle, HookList, Node, attaching
+from adjoint.core.user_code import warn
 from adjoint.errors import (
     ArgumentError,
     DTypeError,
@@ -456,10 +456,9 @@ def read_only(data: ndarray[Any, Any]) -> ndarray[Any, Any]:
 
 def _warn_not_retained(node: Node) -> None:
     if node.extra is None or node.extra.retain is None:
-        warnings.warn(
+        warn(
             f".grad of the result of {node.name!r} is None: backward keeps only the gradients of leaves.\n"
             "  Call y.retain_grad() before backward, or use ad.gradients(loss, [y]).",
-            stacklevel=3,
         )
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import sys
-import warnings
 from types import FrameType
 from typing import Any
 
 import numpy as np
 
-from adjoint.config import LIBRARIES, library_of
 from adjoint.core.tensor import Tensor
+from adjoint.core.user_code import warn
 from adjoint.nn.module import Module
 
 __all__ = ["warn_if_wider"]
@@ -29,27 +28,23 @@ def warn_if_wider(weight: Tensor, y: Tensor) -> None:
         return
     outer: FrameType | None = None
     frame: FrameType | None = sys._getframe(1)
-    level, at = 2, 2
     while frame is not None:
         if frame.f_code is _CALL:
-            outer, at = frame, level + 1
-        frame, level = frame.f_back, level + 1
+            outer = frame
+        frame = frame.f_back
     if outer is None:  # forward() was called directly
         return
-    caller = outer.f_back
-    while caller is not None and caller.f_back is not None and library_of(caller) in LIBRARIES:
-        caller, at = caller.f_back, at + 1
     module, kind = outer.f_locals["self"], type(outer.f_locals["self"]).__name__
     wide = _wide_inputs(module, outer.f_locals["args"], outer.f_locals["kwargs"])
     what = (
         " and ".join(f"the input {name!r} is {dtype}" for name, dtype in wide) or "an array inside is float64"
     )
     name = wide[0][0] if wide else "x"
-    warnings.warn(
+    warn(
         f"{kind}: {what}, but the parameters are float32: the network computes in float64, which takes more "
         f"than twice as long.\n  Pass {name}.astype(np.float32), or make the parameters float64: "
         "model.astype(np.float64).",
-        stacklevel=at,
+        frame=outer,
     )
 
 

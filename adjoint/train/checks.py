@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
 
-from adjoint.config import user_level
 from adjoint.core.tensor import Tensor
+from adjoint.core.user_code import warn
 from adjoint.errors import ArgumentError, InputError
 from adjoint.train.callbacks import Callback
 
@@ -132,9 +131,8 @@ def output_array(found: Any) -> np.ndarray[Any, Any]:
 
 def warn_not_finite(loss: float, step: int, epoch: int) -> None:
     """Warn that an update was made with a loss that is not finite."""
-    warnings.warn(
+    warn(
         f"the loss is {loss} at step {step}, epoch {epoch}, and its gradients went into the weights.\n"
         "  Lower the learning rate, clip gradients by clip=1.0, or find the op with ad.detect_anomaly().\n"
         "  Trainer(callbacks=[train.NonFiniteGuard()]) stops before such an update.",
-        stacklevel=user_level(),
     )

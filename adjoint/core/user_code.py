@@ -1,0 +1,67 @@
+"""The line of the user's program that called adjoint: for messages and warnings."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from types import FrameType
+
+__all__ = ["library_of", "relocate_numpy_warnings", "user_line", "warn"]
+
+_LIBRARIES = frozenset(("adjoint", "numpy", "scipy"))
+
+
+def library_of(frame: FrameType) -> str:
+    """Return the top-level package whose code runs in a frame."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _user_frame(frame: FrameType) -> FrameType:
+    """Return the innermost frame outside adjoint, NumPy and SciPy, from ``frame`` outwards."""
+    while frame.f_back is not None and library_of(frame) in _LIBRARIES:
+        frame = frame.f_back
+    return frame
+
+
+def user_line() -> str:
+    """Return "file:line" of the innermost frame outside adjoint, NumPy and SciPy."""
+    frame = _user_frame(sys._getframe(1))
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def warn(message: str, category: type[Warning] = UserWarning, frame: FrameType | None = None) -> None:
+    """Warn at the innermost line outside adjoint, NumPy and SciPy, from ``frame`` outwards."""
+    user = _user_frame(frame or sys._getframe(1))
+    names = user.f_globals
+    warnings.warn_explicit(
+        message, category, user.f_code.co_filename, user.f_lineno,
+        names.get("__name__"), names.setdefault("__warningregistry__", {}),
+    )  # fmt: skip
+
+
+class _NumPyWarning:
+    """The message pattern of a warning filter: it moves floating-point warnings to the user's line.
+
+    NumPy reports an overflow or a division by zero at the Python line that called the ufunc, which is a line
+    of adjoint.  Python's warning machinery calls ``match`` in that frame.  A match means that the warning was
+    issued again at the user's line, and that the one inside adjoint is ignored.
+    """
+
+    _text = re.compile(r"(divide by zero|overflow|underflow|invalid value) encountered in ")
+
+    def match(self, text: str) -> bool:
+        frame = sys._getframe(1)
+        # the warning that is issued again is looked up in the frame of ``warn``
+        if library_of(frame) != "adjoint" or frame.f_code is warn.__code__ or not self._text.match(text):
+            return False
+        warn(text, RuntimeWarning, frame)
+        return True
+
+
+def relocate_numpy_warnings() -> None:
+    """Let NumPy's floating-point warnings inside adjoint name the user's line.
+
+    The filter is the last one: filters of the user and of test frameworks come first.
+    """
+    warnings.filters.append(("ignore", _NumPyWarning(), RuntimeWarning, None, 0))  # type: ignore[attr-defined]
