@@ -67,9 +67,8 @@ NAMESPACES = {"linalg": linalg, "fft": fft}  # submodules, as NumPy has them
 def function(name: str) -> Any:
     """Return the public function of this name: that of a module if there is one, else the op itself."""
     for module in MODULES:
-        found = getattr(module, name, None)
-        if found is not None and getattr(found, "__module__", "").startswith("adjoint"):
-            return found
+        if name in module.__all__:
+            return getattr(module, name)
     return getattr(rec, name, None)
 
 
