@@ -7,8 +7,11 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from adjoint.core.batching import BATCH_RULES
 from adjoint.core.eager import eager_of
+from adjoint.core.methods import install
 from adjoint.core.namespace import dyn, raw, rec
 from adjoint.core.op import KINDS, OPS, Op, Rule, names_read
 from adjoint.core.record import evaluate
@@ -35,35 +38,98 @@ def define(
     jvp: Rule | None = None,
     batch: Callable[..., Any] | str | None = None,
     shape: Callable[..., Any] | None = None,
+    method: bool | str | Sequence[str] = False,
     holomorphic: bool = True,
     ufunc: Any = None,
     domain: Any = None,
+    reference: Callable[..., Any] | str = "",
     doc: str = "",
     reason: str = "",
     literals: bool = False,
     selects: bool = False,
     places: bool = False,
     pure: bool = True,
+    costly: bool = False,
     unread: Sequence[int] = (),
 ) -> Callable[..., Tensor]:
     """Define an op and return its eager function.
 
-    ``forward(*arrays, **params)`` computes it on plain arrays; with ``fused=True`` it gets the
-    namespace first, ``forward(xp, *arrays, **params)``; ``fused`` may also be such a function, beside
-    a faster ``forward`` for plain arrays.  Each rule, one per array argument,
-    is ``rule(xp, g, out, *arrays, **params)`` and returns the gradient of its argument, before
-    un-broadcasting; None where no gradient flows.  ``joint(xp, g, out, *arrays, wanted,
-    **params)`` returns all of them at once.  ``saves`` names what the rules read, by the
-    rule's own parameter names; ``reads`` says it per rule where a rule also looks at shapes, and
-    ``unread`` numbers those of several outputs that need not be kept with the others.
-    ``selects`` says that some elements may have no influence on the output: a gradient that is
-    zero for that reason stays zero behind the op, even where the derivatives there are infinite or NaN.
-    ``places`` says that the gradient of the one argument is zeros with ``g`` at ``params["key"]``.
-    ``batch`` is how vmap evaluates it: "leading" where the forward takes any axes in front of all
-    arguments, "elementwise" where these broadcast, or a function (see ``core/batching.py``); elementwise and
-    fused ops need none.  ``shape`` gives the shapes and dtypes of
-    the results without running the forward (see ``core/infer.py``); expensive ops have one.
+    Parameters
+    ----------
+    name
+        The name of the op, not used by another one.
+    forward
+        Computes the op on plain arrays: ``forward(*arrays, **params)``.
+    *rules
+        One per array argument: ``rule(xp, g, out, *arrays, **params)`` returns the gradient of the argument,
+        before un-broadcasting.  None where no gradient flows.
+    saves
+        The arguments and outputs whose values the rules read, by the names that the rules use.
+    reads
+        The same per rule, where a rule also looks at the shapes of others.
+    kind
+        "elementwise", "linear", "bilinear" or "general".
+    params
+        The names of the parameters that are not arrays.
+    arity
+        The number of array arguments: by default one per rule.  None for any number.
+    outputs
+        The number of arrays that the forward returns.  ``g`` and ``out`` are tuples if there are several.
+    joint
+        One rule for all arguments: ``joint(xp, g, out, *arrays, wanted, **params)`` returns a list.
+    fused
+        True: the forward gets the namespace first, ``forward(xp, *arrays, **params)``.  Or such a function,
+        beside a faster forward for plain arrays.
+    jvp
+        The derivative along tangents, where it does not follow from the kind and the rules.
+    batch
+        How ``vmap`` evaluates it: "leading" if the forward takes any axes in front of all arguments,
+        "elementwise" if these broadcast, or a function (``core/batching.py``).  Elementwise and fused ops
+        need none.
+    shape
+        The shapes and dtypes of the results without running the forward (``core/infer.py``): for ops whose
+        forward is expensive.
+    method
+        True: tensors get a method of the op's name.  Or the names of methods and operators.
+    holomorphic
+        The derivative of a complex function is the formula of the rule.  False: the rule has its own.
+    ufunc
+        NumPy's ufunc that becomes this op on tensors, if it is not the forward itself.
+    domain
+        Where the op is smooth, for the tests: an interval, or one per argument.
+    reference
+        What tests compare its values with: a function, "module:name", or "formula" for the one in
+        ``testing/references.py``.  By default NumPy's function of the same name.
+    doc
+        The first line of its docstring.
+    reason
+        Why no gradient flows, where none does.
+    literals
+        The forward or the rules look at Python numbers among the arguments.
+    selects
+        Some elements may have no influence on the output.  Their gradient stays zero behind the op, even
+        where derivatives there are infinite or NaN.
+    places
+        The gradient of the one argument is zeros with ``g`` at ``params["key"]``.
+    pure
+        The same inputs give the same outputs, and nothing else happens.
+    costly
+        The forward is a ufunc of one argument that is worth several threads on a large array.
+    unread
+        The numbers of those outputs that no rule reads: they are not kept with the others.
 
+    Returns
+    -------
+    Callable
+        The op as a function of tensors, arrays and numbers.
+
+    Raises
+    ------
+    ArgumentError
+        If the name is in use, or the facts do not fit together.
+
+    Examples
+    --------
     >>> import numpy as np, adjoint as ad
     >>> cube = ad.define("cube_example", lambda x: x * x * x,
     ...                  lambda xp, g, y, x: g * 3 * x * x, saves="x")
@@ -93,17 +159,31 @@ def define(
         shape=shape,
         fused=forward if fused is True else fused or None,
         holomorphic=holomorphic,
+        methods=_methods(name, method),
         domain=domain,
+        reference=reference,
         doc=doc,
         reason=reason,
         literals=literals,
         selects=selects,
         places=places,
         pure=pure,
+        costly=costly,
         unread=frozenset(unread),
     )
     _install(op, forward, ufunc)
     return op.eager
+
+
+def _methods(name: str, method: bool | str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the methods of an op; raise if tensors have one of them already."""
+    names = (name,) if method is True else (method,) if isinstance(method, str) else tuple(method or ())
+    for each in names:
+        if any(each in vars(cls) for cls in Tensor.__mro__ if cls is not object):
+            raise ArgumentError(
+                f"define {name!r}: tensors already have {each!r}.\n  Choose another name for the method."
+            )
+    return names
 
 
 def _batch_rule(
@@ -151,11 +231,14 @@ def _checked_names(
 
 def _install(op: Op, forward: Callable[..., Any], ufunc: Any) -> None:
     """Put an op into the table, every namespace, and that of NumPy's ufuncs."""
+    if op.costly and not isinstance(forward, np.ufunc):
+        raise ArgumentError(f"define {op.name!r}: costly=True needs a ufunc of NumPy as forward.")
     op.eager = _named(op)
     OPS[op.name] = op
     setattr(raw, op.name, op.forward)
     setattr(rec, op.name, op.eager)
     setattr(dyn, op.name, _dynamic(op))
+    install(Tensor, op, op.eager)
     for u in (forward, ufunc) if ufunc is not forward else (forward,):
         if type(u).__name__ == "ufunc":
             UFUNCS.setdefault(u, op.eager)  # an op of a user does not replace np.sin

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from numpy import ndarray
 
 from adjoint.config import grad_mode, special
@@ -29,7 +28,7 @@ from adjoint.core.record import (
     weak_number,
     weak_numbers,
 )
-from adjoint.core.spread import COSTLY, COSTLY_SIZE, function_in_pieces
+from adjoint.core.spread import COSTLY_SIZE, function_in_pieces
 from adjoint.core.tensor import Tensor, differentiable, note_view
 
 __all__ = ["eager_of"]
@@ -60,7 +59,7 @@ def unary(op: Op) -> Eager:
     smooth = op.differentiable
     blank = op.blank
     shapes = op.kind != "elementwise"  # such rules look at the shapes of what was not saved
-    large = COSTLY_SIZE if type(forward) is np.ufunc and forward in COSTLY else sys.maxsize
+    large = COSTLY_SIZE if op.costly else sys.maxsize
     views = op.kind == "linear"
 
     def eager(x: Any, /) -> Tensor:

@@ -1,8 +1,7 @@
-"""Which operators and methods tensors have: names here, bodies in the op table.
+"""The operators and methods of tensors: which an op becomes is in its record.
 
-``install`` puts the functions of a namespace onto a class, so tensors and the values of
-transforms share one table.  The declarations under TYPE_CHECKING are for editors and type
-checkers alone; a test compares them with what is installed.
+``define(…, method=…)`` names them, and ``install`` puts them onto a class.  The declarations under
+TYPE_CHECKING are for editors and type checkers alone; a test compares them with what is installed.
 """
 
 from __future__ import annotations
@@ -10,72 +9,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from adjoint.core.op import Op
+
 if TYPE_CHECKING:
     from types import ModuleType
 
     from adjoint.core.tensor import Tensor
 
-__all__ = ["METHODS", "OPERATORS", "REFLECTED", "Methods", "attach", "install"]
+__all__ = ["COMPOSED", "REFLECTED", "Methods", "attach", "install"]
 
-OPERATORS = {
-    "__neg__": "negative",
-    "__pos__": "positive",
-    "__abs__": "abs",
-    "__invert__": "bitwise_invert",
-    "__add__": "add",
-    "__sub__": "subtract",
-    "__mul__": "multiply",
-    "__truediv__": "divide",
-    "__floordiv__": "floor_divide",
-    "__mod__": "remainder",
-    "__pow__": "pow",
-    "__matmul__": "matmul",
-    "__and__": "bitwise_and",
-    "__or__": "bitwise_or",
-    "__xor__": "bitwise_xor",
-    "__lshift__": "bitwise_left_shift",
-    "__rshift__": "bitwise_right_shift",
-    "__eq__": "equal",
-    "__ne__": "not_equal",
-    "__lt__": "less",
-    "__le__": "less_equal",
-    "__gt__": "greater",
-    "__ge__": "greater_equal",
-}
+# Operators whose arguments come in the other order.  The ops of __radd__ and __rmul__ are symmetric: without
+# the exchange they save a call.
+REFLECTED = frozenset(
+    f"__r{name}__" for name in "sub truediv floordiv mod pow matmul and or xor lshift rshift".split()
+)
 
-REFLECTED = {
-    f"__r{name[2:]}": op
-    for name, op in OPERATORS.items()
-    if op in {
-        "add", "subtract", "multiply", "divide", "floor_divide", "remainder", "pow", "matmul",
-        "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift",
-    }
-}  # fmt: skip
-
-# Methods whose function has the same name; the first argument is the tensor.
-METHODS = """
-    abs sign sqrt square exp expm1 log log1p log2 log10 sin cos tan sinh cosh tanh sigmoid relu
-    reciprocal clip maximum minimum floor ceil trunc round isnan isinf isfinite
-    sum mean prod max min var std cumsum cumprod any all argmax argmin logsumexp ptp median quantile
-    count_nonzero diff
-    reshape ravel flatten transpose swapaxes permute_dims moveaxis expand_dims squeeze broadcast_to
-    flip roll repeat tile split unstack astype conj real imag matmul dot take take_along_axis sort
-    argsort topk unique diagonal diag tril triu trace nonzero
-    softmax log_softmax
+# Methods whose function is not an op but is composed of ops; function and method have the same name.
+COMPOSED = """
+    ptp median quantile count_nonzero diff ravel flatten transpose swapaxes expand_dims squeeze repeat tile
+    dot topk unique diag trace nonzero
 """.split()
 
 
-def install(cls: type, functions: Callable[[str], Any], methods: bool = True) -> None:
-    """Give ``cls`` its operators and methods; ``functions`` finds a function by its name."""
-    for method, name in OPERATORS.items():
-        setattr(cls, method, functions(name))
-    for method, name in REFLECTED.items():
-        function = functions(name)
-        # 2 * x is x * 2: this saves a call
-        setattr(cls, method, function if name in ("add", "multiply") else _reflected(function))
-    for name in METHODS if methods else ():
-        function = functions(name)
-        if function is not None:
+def install(cls: type, op: Op, function: Callable[..., Any], *, operators_only: bool = False) -> None:
+    """Give ``cls`` the operators and methods of an op, with ``function`` as their body."""
+    for name in op.methods:
+        if name in REFLECTED:
+            setattr(cls, name, _reflected(function))
+        elif name.startswith("__") or not operators_only:
             setattr(cls, name, function)
 
 
@@ -110,7 +71,6 @@ class Methods:
     __slots__ = ()
 
     if TYPE_CHECKING:
-        __array_priority__: float
         T: Tensor
         mT: Tensor  # noqa: N815  the Array API's name
         at: Updates
@@ -292,7 +252,7 @@ class Methods:
         def tril(self, k: int = 0) -> Tensor: ...
         def triu(self, k: int = 0) -> Tensor: ...
         def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor: ...
-        def trace(self, offset: int = 0) -> Tensor: ...
+        def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Tensor: ...
         def nonzero(self) -> tuple[Tensor, ...]: ...
         def softmax(self, axis: int = -1) -> Tensor: ...
         def log_softmax(self, axis: int = -1) -> Tensor: ...

@@ -36,19 +36,22 @@ class Op:
     saves_out: bool
     reads: tuple[tuple[frozenset[int], bool], ...]  # per rule: the arguments, and the output, it reads
     params: tuple[str, ...]
-    outputs: int
-    jvp: Rule | None
-    batch: Callable[..., Any] | None  # how vmap evaluates it (core/batching.py)
-    shape: Callable[..., Any] | None  # shapes and dtypes of the results, without running the forward
-    fused: Callable[..., Any] | None  # the forward written on xp, where it is
-    holomorphic: bool  # the engine conjugates around the rule; False: it carries its own formula
-    domain: Any
-    doc: str
-    reason: str  # why no gradient flows, where none does
+    outputs: int = 1
+    jvp: Rule | None = None
+    batch: Callable[..., Any] | None = None  # how vmap evaluates it (core/batching.py)
+    shape: Callable[..., Any] | None = None  # shapes and dtypes of the results, without running the forward
+    fused: Callable[..., Any] | None = None  # the forward written on xp, where it is
+    holomorphic: bool = True  # the engine conjugates around the rule; False: it carries its own formula
+    methods: tuple[str, ...] = ()  # the methods and operators of tensors that it becomes
+    domain: Any = None
+    reference: Callable[..., Any] | str = ""  # what tests compare its values with (testing/references.py)
+    doc: str = ""
+    reason: str = ""  # why no gradient flows, where none does
     literals: bool = False  # the forward or the rules look at Python numbers among the arguments
     selects: bool = False  # elements without influence get a zero gradient, whatever their values are
     places: bool = False  # the gradient of its argument is zeros with g at params["key"]
     pure: bool = True  # the same inputs give the same outputs, and nothing else happens
+    costly: bool = False  # the forward is a ufunc that is worth several threads on a large array
     unread: frozenset[int] = frozenset()  # of several outputs that are saved, those that no rule reads
     call: bool = False  # a call of a user's function: its rule runs forward and backward itself
     eager: Callable[..., Any] = field(init=False)

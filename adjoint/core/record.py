@@ -414,13 +414,5 @@ PICK = Op(
     saves_out=False,
     reads=((frozenset(), False),),
     params=("index",),
-    outputs=1,
-    jvp=None,
-    batch=None,
-    shape=None,
-    fused=None,
-    holomorphic=True,
-    domain=None,
     doc="One output of an op that has several; the engine passes its gradient on by index.",
-    reason="",
 )

@@ -33,7 +33,6 @@ from adjoint.errors import WorkerError
 
 __all__ = [
     "ALONE",
-    "COSTLY",
     "COSTLY_SIZE",
     "SHARED",
     "function_in_pieces",
@@ -59,13 +58,10 @@ _LOOK_SECONDS = 0.1
 # more, and the parts of a pass end at about the same time.
 _LOOKS = 1000
 
-# Functions that take 1.6 to 25 ns for an element, against 0.1 to 0.4 for those that memory bounds.
-COSTLY = frozenset({
-    np.exp, np.exp2, np.expm1, np.log, np.log2, np.log10, np.log1p, np.cbrt, np.sin, np.cos, np.tan,
-    np.arcsin, np.arccos, np.arctan, np.sinh, np.cosh, np.tanh, np.arcsinh, np.arccosh, np.arctanh,
-})  # fmt: skip
 _VECTORS = 1 << 10  # elements: whole multiples of any vector of a processor
-COSTLY_SIZE = 1 << 18  # elements from which two threads are faster: 0.4 ms of the cheapest in one
+# Elements from which two threads are faster: 0.4 ms of the cheapest costly function in one.  Costly ones take
+# 1.6 to 25 ns for an element, against 0.1 to 0.4 for those that memory bounds.
+COSTLY_SIZE = 1 << 18
 
 _inside: ContextVar[bool] = ContextVar("adjoint_inside_spread", default=False)
 _local = threading.local()

@@ -6,8 +6,9 @@ from typing import Any
 
 from adjoint.core.inplace import AUGMENTED, augmented
 from adjoint.core.lifted import Lifted
-from adjoint.core.methods import attach, install
+from adjoint.core.methods import COMPOSED, attach, install
 from adjoint.core.namespace import dyn, rec
+from adjoint.core.op import OPS
 from adjoint.core.tensor import Tensor
 from adjoint.hints import explain, explain_class
 from adjoint.ops import (
@@ -72,13 +73,12 @@ def function(name: str) -> Any:
     return getattr(rec, name, None)
 
 
-def _dynamic(name: str) -> Any:
-    return getattr(dyn, name, None)
-
-
 # before the functions become methods of tensors
 explain(*(module.__name__ for module in (*MODULES, *NAMESPACES.values())))
-install(Tensor, function)
+for _op in OPS.values():
+    install(Tensor, _op, function(_op.name))
+    install(Lifted, _op, getattr(dyn, _op.name), operators_only=True)
+attach(Tensor, **{name: function(name) for name in COMPOSED})
 attach(Tensor, **{method: augmented(method) for method in AUGMENTED})
 explain_class(Tensor)
 
@@ -115,8 +115,6 @@ attach(
     real=property(complex_parts.real),
     imag=property(complex_parts.imag),
 )
-
-install(Lifted, _dynamic, methods=False)
 
 
 def _lifted_getitem(x: Lifted, key: Any) -> Any:

@@ -60,12 +60,12 @@ def _steps(name: str, forward: Callable[..., Any], arity: int, **facts: Any) -> 
     return define(name, forward, *(None,) * arity, reason="it is piecewise constant", **facts)
 
 
-equal = _steps("equal", np.equal, 2, doc="Return whether x and y are equal.")
-not_equal = _steps("not_equal", np.not_equal, 2, doc="Return whether x and y differ.")
-less = _steps("less", np.less, 2, doc="Return whether x < y.")
-less_equal = _steps("less_equal", np.less_equal, 2, doc="Return whether x ≤ y.")
-greater = _steps("greater", np.greater, 2, doc="Return whether x > y.")
-greater_equal = _steps("greater_equal", np.greater_equal, 2, doc="Return whether x ≥ y.")
+equal = _steps("equal", np.equal, 2, method="__eq__", doc="Return whether x and y are equal.")
+not_equal = _steps("not_equal", np.not_equal, 2, method="__ne__", doc="Return whether x and y differ.")
+less = _steps("less", np.less, 2, method="__lt__", doc="Return whether x < y.")
+less_equal = _steps("less_equal", np.less_equal, 2, method="__le__", doc="Return whether x ≤ y.")
+greater = _steps("greater", np.greater, 2, method="__gt__", doc="Return whether x > y.")
+greater_equal = _steps("greater_equal", np.greater_equal, 2, method="__ge__", doc="Return whether x ≥ y.")
 
 logical_and = _steps("logical_and", np.logical_and, 2, doc="Return whether x and y are both true.")
 logical_or = _steps("logical_or", np.logical_or, 2, doc="Return whether x or y is true.")
@@ -73,25 +73,26 @@ logical_xor = _steps("logical_xor", np.logical_xor, 2, doc="Return whether exact
 logical_not = _steps("logical_not", np.logical_not, 1, doc="Return whether x is false.")
 
 bitwise_and = _steps("bitwise_and", operator.and_, 2, ufunc=np.bitwise_and, domain="int",
-                     doc="Return the bits that x and y both have.")  # fmt: skip
+                     method=("__and__", "__rand__"), doc="Return the bits that x and y both have.")  # fmt: skip
 bitwise_or = _steps("bitwise_or", operator.or_, 2, ufunc=np.bitwise_or, domain="int",
-                    doc="Return the bits that x or y has.")  # fmt: skip
+                    method=("__or__", "__ror__"), doc="Return the bits that x or y has.")  # fmt: skip
 bitwise_xor = _steps("bitwise_xor", operator.xor, 2, ufunc=np.bitwise_xor, domain="int",
-                     doc="Return the bits that exactly one of x and y has.")  # fmt: skip
+                     method=("__xor__", "__rxor__"), doc="Return the bits that exactly one of x and y has.")  # fmt: skip
 bitwise_invert = _steps("bitwise_invert", operator.invert, 1, ufunc=np.invert, domain="int",
-                        doc="Return x with all bits inverted.")  # fmt: skip
+                        method="__invert__", doc="Return x with all bits inverted.")  # fmt: skip
 bitwise_left_shift = _steps("bitwise_left_shift", operator.lshift, 2, ufunc=np.left_shift, domain="int",
-                            doc="Shift the bits of x to the left by y.")  # fmt: skip
+                            method=("__lshift__", "__rlshift__"), doc="Shift the bits of x to the left by y.")  # fmt: skip
 bitwise_right_shift = _steps("bitwise_right_shift", operator.rshift, 2, ufunc=np.right_shift, domain="int",
-                             doc="Shift the bits of x to the right by y.")  # fmt: skip
+                             method=("__rshift__", "__rrshift__"), doc="Shift the bits of x to the right by y.")  # fmt: skip
 bitwise_count = _steps("bitwise_count", np.bitwise_count, 1, domain="int",
                        doc="Count the bits of |x| that are 1.")  # fmt: skip
 gcd = _steps("gcd", np.gcd, 2, domain="int", doc="Return the greatest common divisor of |x| and |y|.")
 lcm = _steps("lcm", np.lcm, 2, domain="int", doc="Return the least common multiple of |x| and |y|.")
 
-isnan = _steps("isnan", np.isnan, 1, doc="Return whether x is NaN.")
-isinf = _steps("isinf", np.isinf, 1, doc="Return whether x is infinite.")
-isfinite = _steps("isfinite", np.isfinite, 1, doc="Return whether x is neither NaN nor infinite.")
+isnan = _steps("isnan", np.isnan, 1, method=True, doc="Return whether x is NaN.")
+isinf = _steps("isinf", np.isinf, 1, method=True, doc="Return whether x is infinite.")
+isfinite = _steps("isfinite", np.isfinite, 1,
+                  method=True, doc="Return whether x is neither NaN nor infinite.")  # fmt: skip
 signbit = _steps("signbit", np.signbit, 1, doc="Return whether the sign bit of x is set.")
 _steps("isclose", lambda x, y, rtol, atol, equal_nan: np.isclose(x, y, rtol, atol, equal_nan), 2,
        params=("rtol", "atol", "equal_nan"), doc="Whether numbers are equal within a tolerance.")  # fmt: skip

@@ -30,15 +30,15 @@ def _astype(x: Any, dtype: Any) -> Any:
 
 
 conj = define("conj", np.conjugate, lambda xp, g, y, x: xp.conj(g), holomorphic=False,
-              doc="Return the complex conjugate.")  # fmt: skip
+              method=True, doc="Return the complex conjugate.")  # fmt: skip
 # copies: views would share the memory of an array that the caller may write to
 real = define("real", lambda x: np.array(np.real(x)), lambda xp, g, y, x: g, holomorphic=False,
-              jvp=lambda xp, t, y, x: xp.real(t), doc="Return the real part.")  # fmt: skip
+              jvp=lambda xp, t, y, x: xp.real(t), method=True, doc="Return the real part.")  # fmt: skip
 imag = define("imag", lambda x: np.array(np.imag(x)), lambda xp, g, y, x: g * 1j, holomorphic=False,
-              jvp=lambda xp, t, y, x: xp.imag(t), doc="Return the imaginary part.")  # fmt: skip
+              jvp=lambda xp, t, y, x: xp.imag(t), method=True, doc="Return the imaginary part.")  # fmt: skip
 # the engine casts each gradient to its tensor's dtype: the rule has nothing to do
 define("astype", _astype, lambda xp, g, y, x, dtype: g, params=("dtype",),
-       doc="Return the values as another dtype.")  # fmt: skip
+       method=True, doc="Return the values as another dtype.")  # fmt: skip
 
 
 def angle(z: Any, deg: bool = False) -> Tensor:

@@ -84,23 +84,26 @@ define("zeros_like", np.zeros_like, None, reason="it is constant",
 
 add = define("add", operator.add,
              lambda xp, g, z, x, y: g,
-             lambda xp, g, z, x, y: g, ufunc=np.add, doc="Return x + y.")  # fmt: skip
+             lambda xp, g, z, x, y: g, ufunc=np.add, method=("__add__", "__radd__"), doc="Return x + y.")  # fmt: skip
 subtract = define("subtract", operator.sub,
                   lambda xp, g, z, x, y: g,
-                  lambda xp, g, z, x, y: -g, ufunc=np.subtract, doc="Return x - y.")  # fmt: skip
+                  lambda xp, g, z, x, y: -g, ufunc=np.subtract, method=("__sub__", "__rsub__"), doc="Return x - y.")  # fmt: skip
 multiply = define("multiply", operator.mul,
                   lambda xp, g, z, x, y: g * y,
-                  lambda xp, g, z, x, y: g * x, saves="xy", ufunc=np.multiply, doc="Return x · y.")  # fmt: skip
+                  lambda xp, g, z, x, y: g * x, saves="xy", ufunc=np.multiply, method=("__mul__", "__rmul__"), doc="Return x · y.")  # fmt: skip
 # d(x/y)/dy = -x/y² = -z/y: reuse the output, x need not be saved
 divide = define("divide", operator.truediv,
                 lambda xp, g, z, x, y: g / y,
                 lambda xp, g, z, x, y: -(g / y) * z, saves="zy", ufunc=np.divide,
-                domain=((-2, 2), (0.5, 2)), doc="Return x / y.")  # fmt: skip
-negative = define("negative", operator.neg, lambda xp, g, y, x: -g, ufunc=np.negative, doc="Return -x.")
-positive = define("positive", operator.pos, lambda xp, g, y, x: g, ufunc=np.positive, doc="Return +x.")
+                domain=((-2, 2), (0.5, 2)), method=("__truediv__", "__rtruediv__"), doc="Return x / y.")  # fmt: skip
+negative = define("negative", operator.neg, lambda xp, g, y, x: -g, ufunc=np.negative,
+                  method="__neg__", doc="Return -x.")  # fmt: skip
+positive = define("positive", operator.pos, lambda xp, g, y, x: g, ufunc=np.positive,
+                  method="__pos__", doc="Return +x.")  # fmt: skip
 reciprocal = define("reciprocal", np.reciprocal, lambda xp, g, y, x: -(g * y) * y, saves="y",
-                    domain=(0.5, 2), doc="Return 1 / x.")  # fmt: skip
-square = define("square", np.square, lambda xp, g, y, x: g * (2 * x), saves="x", doc="Return x².")
+                    domain=(0.5, 2), method=True, doc="Return 1 / x.")  # fmt: skip
+square = define("square", np.square, lambda xp, g, y, x: g * (2 * x), saves="x",
+                method=True, doc="Return x².")  # fmt: skip
 copy = define("copy", np.array, lambda xp, g, y, x: g,
               doc="Return a copy with its own memory.")  # fmt: skip
 deg2rad = define("deg2rad", np.deg2rad, lambda xp, g, y, x: g * (math.pi / 180),
@@ -142,12 +145,12 @@ def _pow_dy(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
 
 
 pow = define("pow", operator.pow, _pow_dx, _pow_dy, saves="zxy", ufunc=np.power, literals=True,
-             domain=((0.5, 2), (-2, 2)), doc="Return x ** y; the derivative in y of a negative base is NaN.")  # fmt: skip
+             domain=((0.5, 2), (-2, 2)), method=("__pow__", "__rpow__"), doc="Return x ** y; the derivative in y of a negative base is NaN.")  # fmt: skip
 # sqrt(x) again, not y: the NaN of a negative x is then seen to be made, and a zero gradient kept
 sqrt = define("sqrt", np.sqrt, lambda xp, g, y, x: g * 0.5 / xp.sqrt(x), saves="x", domain=(0.5, 3),
-              doc="Return the square root.")  # fmt: skip
+              method=True, doc="Return the square root.")  # fmt: skip
 cbrt = define("cbrt", np.cbrt, lambda xp, g, y, x: g / (3 * y * y), saves="y", domain=(0.5, 3),
-              doc="Return the cube root.")  # fmt: skip
+              costly=True, doc="Return the cube root.")  # fmt: skip
 
 
 def _cosine(x: Any, y: Any) -> Any:
@@ -182,19 +185,20 @@ define("cosine", in_float32(_cosine),
 
 LN2, LN10 = math.log(2.0), math.log(10.0)
 
-exp = define("exp", np.exp, lambda xp, g, y, x: g * y, saves="y", doc="Return e ** x.")
-exp2 = define("exp2", np.exp2, lambda xp, g, y, x: g * y * LN2, saves="y", doc="Return 2 ** x.")
+exp = define("exp", np.exp, lambda xp, g, y, x: g * y, saves="y",
+             method=True, costly=True, doc="Return e ** x.")  # fmt: skip
+exp2 = define("exp2", np.exp2, lambda xp, g, y, x: g * y * LN2, saves="y", costly=True, doc="Return 2 ** x.")
 # not y + 1, which is 0 below -37
 expm1 = define("expm1", np.expm1, lambda xp, g, y, x: g * xp.exp(x), saves="x",
-               doc="Return exp(x) - 1, accurate near 0.")  # fmt: skip
+               method=True, costly=True, doc="Return exp(x) - 1, accurate near 0.")  # fmt: skip
 log = define("log", np.log, lambda xp, g, y, x: g / x, saves="x", domain=(0.5, 3),
-             doc="Return the natural logarithm.")  # fmt: skip
+             method=True, costly=True, doc="Return the natural logarithm.")  # fmt: skip
 log1p = define("log1p", np.log1p, lambda xp, g, y, x: g / (x + 1), saves="x", domain=(-0.5, 3),
-               doc="Return log(1 + x), accurate near 0.")  # fmt: skip
+               method=True, costly=True, doc="Return log(1 + x), accurate near 0.")  # fmt: skip
 log2 = define("log2", np.log2, lambda xp, g, y, x: g / (x * LN2), saves="x", domain=(0.5, 3),
-              doc="Return the logarithm to base 2.")  # fmt: skip
+              method=True, costly=True, doc="Return the logarithm to base 2.")  # fmt: skip
 log10 = define("log10", np.log10, lambda xp, g, y, x: g / (x * LN10), saves="x", domain=(0.5, 3),
-               doc="Return the logarithm to base 10.")  # fmt: skip
+               method=True, costly=True, doc="Return the logarithm to base 10.")  # fmt: skip
 
 
 def _gap(xp: Any, x: Any, y: Any) -> Any:
@@ -225,7 +229,7 @@ def logistic_function(xp: Any, x: Any) -> Any:
 
 
 sigmoid = define("sigmoid", logistic_function, lambda xp, g, y, x: g * y * (1 - y), saves="y", fused=True,
-                 doc="Return the logistic function 1 / (1 + exp(-x)), stable in both tails.")  # fmt: skip
+                 method=True, doc="Return the logistic function 1 / (1 + exp(-x)), stable in both tails.")  # fmt: skip
 
 # Trigonometric and hyperbolic ------------------------------------------------------------------
 # (1-x)(1+x) keeps the digits that 1 - x² loses near 1; its derivative -2x keeps those near 0 that the product
@@ -276,32 +280,34 @@ def _atan2_part(xp: Any, g: Any, part: Any, x: Any, y: Any) -> Any:
     return g * (part / r / r)
 
 
-sin = define("sin", np.sin, lambda xp, g, y, x: g * xp.cos(x), saves="x", doc="Return the sine.")
-cos = define("cos", np.cos, lambda xp, g, y, x: -g * xp.sin(x), saves="x", doc="Return the cosine.")
+sin = define("sin", np.sin, lambda xp, g, y, x: g * xp.cos(x), saves="x",
+             method=True, costly=True, doc="Return the sine.")  # fmt: skip
+cos = define("cos", np.cos, lambda xp, g, y, x: -g * xp.sin(x), saves="x",
+             method=True, costly=True, doc="Return the cosine.")  # fmt: skip
 tan = define("tan", np.tan, lambda xp, g, y, x: _tan_slope(xp, g, x), saves="x", domain=(-1.2, 1.2),
-             doc="Return the tangent.")  # fmt: skip
+             method=True, costly=True, doc="Return the tangent.")  # fmt: skip
 asin = define("asin", np.arcsin, lambda xp, g, y, x: g / xp.sqrt(_one_minus_square(xp, x)), saves="x",
-              domain=(-0.8, 0.8), doc="Return the inverse sine.")  # fmt: skip
+              domain=(-0.8, 0.8), costly=True, doc="Return the inverse sine.")  # fmt: skip
 acos = define("acos", np.arccos, lambda xp, g, y, x: -g / xp.sqrt(_one_minus_square(xp, x)), saves="x",
-              domain=(-0.8, 0.8), doc="Return the inverse cosine.")  # fmt: skip
-atan = define("atan", np.arctan, _atan_rule, saves="x", doc="Return the inverse tangent.")
+              domain=(-0.8, 0.8), costly=True, doc="Return the inverse cosine.")  # fmt: skip
+atan = define("atan", np.arctan, _atan_rule, saves="x", costly=True, doc="Return the inverse tangent.")
 atan2 = define("atan2", np.arctan2,
                lambda xp, g, z, x, y: _atan2_part(xp, g, y, x, y),
                lambda xp, g, z, x, y: _atan2_part(xp, -g, x, x, y), saves="xy",
                domain=((0.3, 2), (0.3, 2)),
                doc="Return the angle of the point with abscissa y and ordinate x; its gradient at the origin is 0.")  # fmt: skip
 sinh = define("sinh", np.sinh, lambda xp, g, y, x: g * xp.cosh(x), saves="x",
-              doc="Return the hyperbolic sine.")  # fmt: skip
+              method=True, costly=True, doc="Return the hyperbolic sine.")  # fmt: skip
 cosh = define("cosh", np.cosh, lambda xp, g, y, x: g * xp.sinh(x), saves="x",
-              doc="Return the hyperbolic cosine.")  # fmt: skip
+              method=True, costly=True, doc="Return the hyperbolic cosine.")  # fmt: skip
 tanh = define("tanh", np.tanh, lambda xp, g, y, x: g - g * xp.square(y), saves="y", domain=(-3, 3),
-              doc="Return the hyperbolic tangent.")  # fmt: skip
+              method=True, costly=True, doc="Return the hyperbolic tangent.")  # fmt: skip
 asinh = define("asinh", np.arcsinh, lambda xp, g, y, x: g / _root_of_square_plus_one(xp, x), saves="x",
-               doc="Return the inverse hyperbolic sine.")  # fmt: skip
+               costly=True, doc="Return the inverse hyperbolic sine.")  # fmt: skip
 acosh = define("acosh", np.arccosh, lambda xp, g, y, x: g / (xp.sqrt(x - 1) * xp.sqrt(x + 1)), saves="x",
-               domain=(1.5, 3), doc="Return the inverse hyperbolic cosine.")  # fmt: skip
+               domain=(1.5, 3), costly=True, doc="Return the inverse hyperbolic cosine.")  # fmt: skip
 atanh = define("atanh", np.arctanh, lambda xp, g, y, x: g / _one_minus_square(xp, x), saves="x",
-               domain=(-0.8, 0.8), doc="Return the inverse hyperbolic tangent.")  # fmt: skip
+               domain=(-0.8, 0.8), costly=True, doc="Return the inverse hyperbolic tangent.")  # fmt: skip
 
 # sin(πx)/(πx): every derivative is an op of its own, because the quotient cancels near 0 ----------
 

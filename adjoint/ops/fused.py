@@ -47,11 +47,11 @@ def _log_softmax(xp: Any, x: Any, axis: int) -> Any:
 
 define("softmax", in_float32(_softmax, raw), _softmax_rule, jvp=_softmax_rule, saves="y", kind="general", params=("axis",),
        fused=_softmax, batch="leading",
-       doc="exp(x) / Σ exp(x) along an axis.")  # fmt: skip
+       method=True, doc="exp(x) / Σ exp(x) along an axis.")  # fmt: skip
 define("log_softmax", in_float32(_log_softmax, raw),
        lambda xp, g, y, x, axis: g - xp.exp(y) * xp.sum(g, axis=(axis,), keepdims=True),
        jvp=lambda xp, t, y, x, axis: t - xp.sum(xp.exp(y) * t, axis=(axis,), keepdims=True),
-       saves="y", kind="general", params=("axis",), fused=_log_softmax, batch="leading", doc="log softmax(x) along an axis.")  # fmt: skip
+       saves="y", kind="general", params=("axis",), fused=_log_softmax, batch="leading", method=True, doc="log softmax(x) along an axis.")  # fmt: skip
 
 
 # The cross entropy with class indices: -log softmax(x)[t] along the last axis ------------------

@@ -111,10 +111,10 @@ def _split_rule(xp: Any, g: Any, parts: Any, x: Any, cuts: tuple[tuple[int, int]
 
 define("unstack", _unstack_forward, _unstack_rule, kind="linear", params=("axis",), outputs=2, selects=True,
        jvp=lambda xp, t, parts, x, axis: tuple(t[_along(axis, i)] for i in range(x.shape[axis])),
-       batch="leading", doc="The slices along an axis: as many outputs as it is long.")  # fmt: skip
+       batch="leading", method=True, doc="The slices along an axis: as many outputs as it is long.")  # fmt: skip
 define("split", _split_forward, _split_rule, kind="linear", params=("cuts", "axis"), outputs=2, selects=True,
        jvp=lambda xp, t, parts, x, cuts, axis: tuple(t[_along(axis, slice(*cut))] for cut in cuts),
-       batch="leading", doc="Neighbouring pieces along an axis: as many outputs as there are.")  # fmt: skip
+       batch="leading", method=True, doc="Neighbouring pieces along an axis: as many outputs as there are.")  # fmt: skip
 
 
 @functools.cache

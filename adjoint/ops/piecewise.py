@@ -90,8 +90,9 @@ def _real_sign(x: Any) -> Any:
 
 abs = define("abs", np.abs, lambda xp, g, y, x: g * _direction(xp, x), jvp=_abs_jvp, saves="x",
              ufunc=np.absolute, holomorphic=False, domain=(0.3, 2),
-             doc="Return the absolute value; its gradient at 0 is 0.")  # fmt: skip
-define("sign", _real_sign, _zero, selects=True, domain=(0.3, 2), doc="The sign of real numbers: -1, 0 or 1.")
+             method=("abs", "__abs__"), doc="Return the absolute value; its gradient at 0 is 0.")  # fmt: skip
+define("sign", _real_sign, _zero, selects=True, domain=(0.3, 2),
+       method=True, doc="The sign of real numbers: -1, 0 or 1.")  # fmt: skip
 copysign = define("copysign", np.copysign,
                   lambda xp, g, z, x, y: g * xp.sign(x) * xp.copysign(1, y),
                   _zero, saves="xy", selects=True, domain=((0.3, 2), (0.3, 2)),
@@ -108,22 +109,23 @@ define("fraction", lambda x: np.modf(x)[0], lambda xp, g, y, x: g, domain=(0.1, 
 # Rounding and division with remainder ----------------------------------------------------------
 
 floor = define("floor", np.floor, _zero, selects=True, domain=(0.1, 0.9),
-               doc="Round down; the gradient is 0.")  # fmt: skip
-ceil = define("ceil", np.ceil, _zero, selects=True, domain=(0.1, 0.9), doc="Round up; the gradient is 0.")
+               method=True, doc="Round down; the gradient is 0.")  # fmt: skip
+ceil = define("ceil", np.ceil, _zero, selects=True, domain=(0.1, 0.9),
+              method=True, doc="Round up; the gradient is 0.")  # fmt: skip
 trunc = define("trunc", np.trunc, _zero, selects=True, domain=(0.1, 0.9),
-               doc="Round towards 0; the gradient is 0.")  # fmt: skip
+               method=True, doc="Round towards 0; the gradient is 0.")  # fmt: skip
 rint = define("rint", np.rint, _zero, selects=True, domain=(0.1, 0.4),
               doc="Round to the nearest integer, halves to even; the gradient is 0.")  # fmt: skip
 define("round", lambda x, decimals: np.round(x, decimals), _zero, params=("decimals",), selects=True,
-       doc="The values rounded to so many digits.")  # fmt: skip
+       method=True, doc="The values rounded to so many digits.")  # fmt: skip
 floor_divide = define("floor_divide", operator.floordiv, _zero, _zero, ufunc=np.floor_divide, selects=True,
-                      domain=((0.6, 0.9), (1.1, 1.9)), doc="Return x / y, rounded down; the gradient is 0.")  # fmt: skip
+                      domain=((0.6, 0.9), (1.1, 1.9)), method=("__floordiv__", "__rfloordiv__"), doc="Return x / y, rounded down; the gradient is 0.")  # fmt: skip
 # x - floor(x/y) y
 remainder = define("remainder", operator.mod,
                    lambda xp, g, z, x, y: g,
                    lambda xp, g, z, x, y: -g * xp.floor_divide(x, y), saves="xy",
                    ufunc=np.remainder, domain=((2.1, 2.9), (1.1, 1.4)),
-                   doc="Return the remainder of x / y with the sign of y.")  # fmt: skip
+                   method=("__mod__", "__rmod__"), doc="Return the remainder of x / y with the sign of y.")  # fmt: skip
 # x - trunc(x/y) y, whose quotient is (x - z)/y: x/y itself may round up to the next whole number
 fmod = define("fmod", np.fmod,
               lambda xp, g, z, x, y: g,
@@ -174,12 +176,12 @@ maximum = define("maximum", np.maximum,
                  lambda xp, g, z, x, y: _winner(xp, g, x < y, x == y),
                  lambda xp, g, z, x, y: _winner(xp, g, y < x, x == y),
                  saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)),
-                 doc="Return the larger one of x and y, NaN if one is NaN; equal arguments share the gradient.")  # fmt: skip
+                 method=True, doc="Return the larger one of x and y, NaN if one is NaN; equal arguments share the gradient.")  # fmt: skip
 minimum = define("minimum", np.minimum,
                  lambda xp, g, z, x, y: _winner(xp, g, x > y, x == y),
                  lambda xp, g, z, x, y: _winner(xp, g, y > x, x == y),
                  saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)),
-                 doc="Return the smaller one of x and y, NaN if one is NaN; equal arguments share the gradient.")  # fmt: skip
+                 method=True, doc="Return the smaller one of x and y, NaN if one is NaN; equal arguments share the gradient.")  # fmt: skip
 # fmax and fmin prefer a number to NaN: against one, NaN is the loser
 fmax = define("fmax", np.fmax,
               lambda xp, g, z, x, y: _winner(xp, g, (x < y) | (xp.isnan(x) & ~xp.isnan(y)), x == y),
@@ -192,7 +194,7 @@ fmin = define("fmin", np.fmin,
               saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)),
               doc="Return the smaller one of x and y, ignoring NaN; equal arguments share the gradient.")  # fmt: skip
 relu = define("relu", lambda x: np.maximum(x, 0), lambda xp, g, y, x: xp.where(y > 0, g, 0),
-              saves="y", selects=True, doc="Return max(x, 0); its gradient at 0 is 0.", domain=(0.1, 2))  # fmt: skip
+              saves="y", selects=True, method=True, doc="Return max(x, 0); its gradient at 0 is 0.", domain=(0.1, 2))  # fmt: skip
 heaviside = define("heaviside", np.heaviside,
                    _zero,
                    lambda xp, g, z, x, y: xp.where(x == 0, g, 0), saves="x", selects=True, domain=((0.3, 2), (-2, 2)),
@@ -203,7 +205,7 @@ define("clip", in_float32(np.clip),
        lambda xp, g, out, x, lo, hi: xp.where((x < lo) & (lo <= hi), g, 0),
        lambda xp, g, out, x, lo, hi: xp.where((x > hi) | (lo > hi), g, 0),
        saves=("x", "lo", "hi"), selects=True, domain=((-0.9, 0.9), (-2, -1), (1, 2)),
-       doc="x limited to lo … hi; on the limits the gradient goes to x.")  # fmt: skip
+       method=True, doc="x limited to lo … hi; on the limits the gradient goes to x.")  # fmt: skip
 define("nan_to_num", _nan_to_num,
        lambda xp, g, y, x, nan, posinf, neginf: xp.where(xp.isfinite(x), g, 0),
        saves="x", params=("nan", "posinf", "neginf"), selects=True, doc="Numbers in place of NaN and infinities.")  # fmt: skip

@@ -118,7 +118,7 @@ def _as_matrix(a: Batched, shape: tuple[int, ...]) -> Batched:
 
 
 define("matmul", _matmul_arrays, _matmul_dx, _matmul_dy, saves="xy", reads=("y", "x"), kind="bilinear",
-       shape=_matmul_shape, ufunc=np.matmul, batch=_matmul_batch, doc="The matrix product.")  # fmt: skip
+       shape=_matmul_shape, ufunc=np.matmul, batch=_matmul_batch, method=("matmul", "__matmul__", "__rmatmul__"), doc="The matrix product.")  # fmt: skip
 # a · (b × c) is the same for all rotations of the three: each rule is again a cross product
 define("cross", lambda x, y, axis: np.cross(x, y, axis=axis),
        lambda xp, g, z, x, y, axis: xp.cross(y, g, axis=axis),

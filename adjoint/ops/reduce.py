@@ -235,37 +235,37 @@ _WHETHER = reduction(lambda _: np.dtype(bool))
 _WHERE = reduction(lambda _: np.dtype(np.intp), empty=False)
 
 define("sum", _sum_forward, _spread, kind="linear", shape=reduction(_total_dtype), params=("axis", "keepdims"),
-       domain={"axis": (-1,), "keepdims": False}, batch="leading", doc="The sum over axes.")  # fmt: skip
+       domain={"axis": (-1,), "keepdims": False}, batch="leading", method=True, doc="The sum over axes.")  # fmt: skip
 define("mean", _mean_forward, _mean_rule, kind="linear", shape=reduction(_mean_dtype), params=("axis", "keepdims"),
-       batch="leading", doc="The mean over axes.")  # fmt: skip
+       batch="leading", method=True, doc="The mean over axes.")  # fmt: skip
 define("prod", in_float32(lambda x, axis, keepdims: np.multiply.reduce(x, axis=axis, keepdims=keepdims)),
-       _prod_rule, saves="x", kind="general", shape=reduction(_total_dtype), params=("axis", "keepdims"), batch="leading", doc="The product over one axis.")  # fmt: skip
+       _prod_rule, saves="x", kind="general", shape=reduction(_total_dtype), params=("axis", "keepdims"), batch="leading", method=True, doc="The product over one axis.")  # fmt: skip
 define("max", lambda x, axis, keepdims: np.maximum.reduce(x, axis=axis, keepdims=keepdims),
-       _extreme_rule, saves="xy", kind="general", shape=_EXTREME, params=("axis", "keepdims"), selects=True, batch="leading", doc="The maximum over axes.")  # fmt: skip
+       _extreme_rule, saves="xy", kind="general", shape=_EXTREME, params=("axis", "keepdims"), selects=True, batch="leading", method=True, doc="The maximum over axes.")  # fmt: skip
 define("min", lambda x, axis, keepdims: np.minimum.reduce(x, axis=axis, keepdims=keepdims),
-       _extreme_rule, saves="xy", kind="general", shape=_EXTREME, params=("axis", "keepdims"), selects=True, batch="leading", doc="The minimum over axes.")  # fmt: skip
+       _extreme_rule, saves="xy", kind="general", shape=_EXTREME, params=("axis", "keepdims"), selects=True, batch="leading", method=True, doc="The minimum over axes.")  # fmt: skip
 define("var", _var_forward, _var_rule, saves="x", kind="general", shape=reduction(_var_dtype), params=("axis", "correction", "keepdims"),
-       batch="leading", doc="The variance over axes.")  # fmt: skip
+       batch="leading", method=True, doc="The variance over axes.")  # fmt: skip
 define("std", in_float32(lambda x, axis, correction, keepdims: np.sqrt(_var_forward(x, axis, correction, keepdims))),
        _std_rule, saves="xy", kind="general", shape=reduction(_var_dtype), params=("axis", "correction", "keepdims"),
-       batch="leading", doc="The standard deviation over axes.")  # fmt: skip
+       batch="leading", method=True, doc="The standard deviation over axes.")  # fmt: skip
 define("logsumexp", in_float32(_logsumexp, raw), lambda xp, g, y, x, axis, keepdims: kept(xp, g, x, axis, keepdims) * xp.shares(x, axis=axis),
        saves="x", kind="general", fused=_logsumexp, shape=reduction(_float_dtype, empty=False), params=("axis", "keepdims"),
        jvp=lambda xp, t, y, x, axis, keepdims: xp.sum(t * xp.shares(x, axis=axis), axis=axis, keepdims=keepdims),
-       batch="leading", doc="The logarithm of the sum of exponentials over axes.")  # fmt: skip
+       batch="leading", method=True, doc="The logarithm of the sum of exponentials over axes.")  # fmt: skip
 
 define("shares", in_float32(_shares_of_arrays), _shares_rule, jvp=_shares_rule, saves="y", kind="general", fused=_shares,
        params=("axis",), doc="exp(x) / Σ exp(x) over axes: the gradient of logsumexp.")  # fmt: skip
 
 _WHY = "it is piecewise constant"
 define("any", lambda x, axis, keepdims: np.any(x, axis=axis, keepdims=keepdims), None, kind="general",
-       shape=_WHETHER, params=("axis", "keepdims"), reason=_WHY, batch="leading", doc="Whether any element is true.")  # fmt: skip
+       shape=_WHETHER, params=("axis", "keepdims"), reason=_WHY, batch="leading", method=True, doc="Whether any element is true.")  # fmt: skip
 define("all", lambda x, axis, keepdims: np.all(x, axis=axis, keepdims=keepdims), None, kind="general",
-       shape=_WHETHER, params=("axis", "keepdims"), reason=_WHY, batch="leading", doc="Whether all elements are true.")  # fmt: skip
+       shape=_WHETHER, params=("axis", "keepdims"), reason=_WHY, batch="leading", method=True, doc="Whether all elements are true.")  # fmt: skip
 define("argmax", lambda x, axis, keepdims: np.argmax(x, axis=axis, keepdims=keepdims), None, kind="general",
-       shape=_WHERE, params=("axis", "keepdims"), reason=_WHY, batch="leading", doc="Where the maximum is.")  # fmt: skip
+       shape=_WHERE, params=("axis", "keepdims"), reason=_WHY, batch="leading", method=True, doc="Where the maximum is.")  # fmt: skip
 define("argmin", lambda x, axis, keepdims: np.argmin(x, axis=axis, keepdims=keepdims), None, kind="general",
-       shape=_WHERE, params=("axis", "keepdims"), reason=_WHY, batch="leading", doc="Where the minimum is.")  # fmt: skip
+       shape=_WHERE, params=("axis", "keepdims"), reason=_WHY, batch="leading", method=True, doc="Where the minimum is.")  # fmt: skip
 
 
 # Public functions ------------------------------------------------------------------------------

@@ -44,9 +44,9 @@ def _cumprod_rule(xp: Any, g: Any, y: Any, x: Any, axis: int) -> Any:
 
 define("cumsum", in_float32(lambda x, axis: np.cumsum(x, axis=axis)),
        lambda xp, g, y, x, axis: xp.flip(xp.cumsum(xp.flip(g, axis=(axis,)), axis=axis), axis=(axis,)),
-       kind="linear", params=("axis",), batch="leading", doc="Running sums along an axis.")  # fmt: skip
+       kind="linear", params=("axis",), batch="leading", method=True, doc="Running sums along an axis.")  # fmt: skip
 define("cumprod", in_float32(lambda x, axis: np.cumprod(x, axis=axis)), _cumprod_rule, saves="x", kind="general",
-       params=("axis",), batch="leading", doc="Running products along an axis.")  # fmt: skip
+       params=("axis",), batch="leading", method=True, doc="Running products along an axis.")  # fmt: skip
 
 
 def _scan(op: str, x: Tensor, axis: Any) -> Tensor:

@@ -133,7 +133,7 @@ def _untake_batch(op: Op, size: int, /, x: Any, i: Any, axis: int, length: int) 
 
 
 define("take", lambda x, i, axis, sparse_grad=False: x.take(i, axis), _take_dx, None,
-       saves="i", kind="linear", params=("axis", "sparse_grad"), selects=True, batch=_take_batch, doc="Rows along an axis, by an index array.")  # fmt: skip
+       saves="i", kind="linear", params=("axis", "sparse_grad"), selects=True, batch=_take_batch, method=True, doc="Rows along an axis, by an index array.")  # fmt: skip
 define("untake", _untake,
        lambda xp, g, out, x, i, axis, length: xp.take(g, i, axis=axis), None,
        saves="i", kind="linear", params=("axis", "length"), batch=_untake_batch, doc="Zeros with rows added along an axis.")  # fmt: skip
@@ -145,7 +145,7 @@ dyn.untake_rows = dyn.untake
 
 define("take_along_axis", _take_along_axis,
        lambda xp, g, out, x, i, axis: xp.untake_along_axis(g, i, axis=axis, length=x.shape[axis]), None,
-       saves="i", kind="linear", params=("axis",), selects=True, batch="leading", doc="Elements along an axis, by an index for every place.")  # fmt: skip
+       saves="i", kind="linear", params=("axis",), selects=True, batch="leading", method=True, doc="Elements along an axis, by an index for every place.")  # fmt: skip
 define("untake_along_axis", _untake_along_axis,
        lambda xp, g, out, x, i, axis, length: xp.take_along_axis(g, i, axis=axis), None,
        saves="i", kind="linear", params=("axis", "length"), batch="leading", doc="Zeros with elements added along an axis.")  # fmt: skip

@@ -147,14 +147,7 @@ def new_op(name: str, saves: Sequence[bool], saves_out: bool, outputs: int) -> O
         reads=(),
         params=(),
         outputs=outputs,
-        jvp=None,
-        batch=None,
-        shape=None,
-        fused=None,
         holomorphic=False,  # users' rules follow the convention of gradients themselves
-        domain=None,
-        doc="",
-        reason="",
         call=True,
     )
 

@@ -18,7 +18,8 @@ from watchdog import watched
 import adjoint as ad
 from adjoint import errors
 from adjoint.core import spread as mechanism
-from adjoint.core.spread import COSTLY, pieces, processors, scratch, spread, spread_in_turn, threads_for
+from adjoint.core.op import OPS
+from adjoint.core.spread import pieces, processors, scratch, spread, spread_in_turn, threads_for
 
 
 @pytest.fixture(autouse=True)
@@ -405,7 +406,10 @@ def large_from_3000(monkeypatch):
         yield
 
 
-@pytest.mark.parametrize("f", sorted(COSTLY, key=lambda f: f.__name__), ids=lambda f: f.__name__)
+COSTLY = [op.forward for op in OPS.values() if op.costly]
+
+
+@pytest.mark.parametrize("f", COSTLY, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("size", [3000, 4096, 70_001])
 def test_the_bits_of_a_costly_function_are_those_of_one_pass(large_from_3000, f, dtype, size):
