@@ -72,7 +72,7 @@ def _row(op: Op) -> tuple[str, ...]:
         rough = [n for i, n in enumerate(op.arg_names) if not op.smooth(i)]
         gradient = "every order" + (f", not to {', '.join(rough)}" if rough else "")
         orders = [_checked(op.name, check) for check in ("first", "second")]
-    values = unchecked(op.name, "values") or source(op.name) or "not compared"
+    values = unchecked(op.name, "values") or source(op) or "not compared"
     doc = (op.eager.__doc__ or "").strip().splitlines()
     return op.name, op.kind, arrays, " ".join(saved) or "-", gradient, values, *orders, doc[0] if doc else ""
 

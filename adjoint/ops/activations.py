@@ -31,10 +31,10 @@ def real_only(x: Any) -> Any:
 # max(x, a x) for slopes up to 1, min(x, a x) above, which is faster than where
 define("leaky_relu", in_float32(lambda x, slope: (np.maximum if slope <= 1 else np.minimum)(x, slope * x)),
        lambda xp, g, y, x, slope: xp.where(x > 0, g, slope * g), saves="x", params=("slope",),
-       doc="x where it is positive, else slope · x; at 0 the gradient is the slope.")  # fmt: skip
+       reference="formula", doc="x where it is positive, else slope · x; at 0 the gradient is the slope.")  # fmt: skip
 define("hardtanh", in_float32(lambda x, low, high: np.clip(x, low, high)),
        lambda xp, g, y, x, low, high: xp.where((x > low) & (x < high), g, 0), saves="x", params=("low", "high"), selects=True,
-       doc="x limited to low … high; the gradient on the limits is 0.")  # fmt: skip
+       reference="formula", doc="x limited to low … high; the gradient on the limits is 0.")  # fmt: skip
 
 
 def _elu_slope(xp: Any, x: Any, alpha: float) -> Any:
@@ -50,7 +50,7 @@ def _elu(xp: Any, x: Any, alpha: float, scale: float) -> Any:
 define("elu", in_float32(_elu, raw),
        lambda xp, g, y, x, alpha, scale: g * (scale * _elu_slope(xp, x, alpha)),
        saves="x", params=("alpha", "scale"), fused=_elu,
-       doc="scale · x where it is positive, else scale · alpha · (exp(x) - 1).")  # fmt: skip
+       reference="formula", doc="scale · x where it is positive, else scale · alpha · (exp(x) - 1).")  # fmt: skip
 
 
 def _softplus_rest(xp: Any, x: Any) -> Any:
@@ -69,7 +69,7 @@ def _softplus_rest(xp: Any, x: Any) -> Any:
 # The rule of sigmoid keeps only y, so its derivatives lack the digits that 1 - y loses.  The rules of softplus and
 # similar ops use this one: it keeps x, and its backward takes twice the time.
 define("logistic", lambda xp, x: logistic_function(xp, real_only(x)), lambda xp, g, y, x: g * xp.logistic_density(x),
-       saves="x", fused=True, doc="sigmoid of real numbers, with derivatives that are exact in both tails.")  # fmt: skip
+       saves="x", fused=True, reference="scipy.special:expit", doc="sigmoid of real numbers, with derivatives that are exact in both tails.")  # fmt: skip
 
 
 def _logistic_density(xp: Any, x: Any) -> Any:
@@ -79,7 +79,7 @@ def _logistic_density(xp: Any, x: Any) -> Any:
 
 define("logistic_density", in_float32(_logistic_density, raw),
        lambda xp, g, y, x: -g * (y * xp.tanh(0.5 * x)), saves="yx", fused=_logistic_density,
-       doc="The derivative of the logistic function.")  # fmt: skip
+       reference="formula", doc="The derivative of the logistic function.")  # fmt: skip
 
 
 def _softplus(xp: Any, x: Any) -> Any:
@@ -87,14 +87,14 @@ def _softplus(xp: Any, x: Any) -> Any:
 
 
 define("softplus", in_float32(_softplus, raw), lambda xp, g, y, x: g * xp.logistic(x), saves="x", fused=_softplus,
-       doc="log(1 + exp(x)), stable in both tails.")  # fmt: skip
+       reference="formula", doc="log(1 + exp(x)), stable in both tails.")  # fmt: skip
 
 # The gates of gelu and mish, which are x · gate(x): the product saves the gate, so that no rule computes it again.
 _DENSITY = 1 / math.sqrt(2 * math.pi)
 
 define("normal_gate", in_float32(normal_distribution),
        lambda xp, g, y, x: g * (_DENSITY * xp.exp(-0.5 * (x * x))), saves="x",
-       doc="The normal distribution function, on NumPy alone.")  # fmt: skip
+       reference="scipy.special:ndtr", doc="The normal distribution function, on NumPy alone.")  # fmt: skip
 
 
 def _mish_gate(xp: Any, x: Any) -> Any:
@@ -105,7 +105,7 @@ def _mish_gate(xp: Any, x: Any) -> Any:
 
 
 define("mish_gate", _mish_gate, lambda xp, g, y, x: g * ((1 - y * y) * xp.sigmoid(x)), saves="xy", fused=True,
-       doc="tanh(softplus(x)).")  # fmt: skip
+       reference="formula", doc="tanh(softplus(x)).")  # fmt: skip
 
 # GELU by tanh ----------------------------------------------------------------------------------
 #
@@ -176,14 +176,14 @@ def _gelu_rule(xp: Any, g: Any, out: Any, x: Any, wanted: Sequence[bool]) -> lis
 
 define("tanh_gelu", lambda x: tuple(_in_blocks(_gelu_block, 2, real_only(x))), joint=_gelu_rule, arity=1, outputs=2,
        saves=("x", "out"), unread=(0,), batch="leading",
-       doc="x times the approximation of the normal distribution function by tanh; this gate itself.")  # fmt: skip
+       reference="formula", doc="x times the approximation of the normal distribution function by tanh; this gate itself.")  # fmt: skip
 # x σ (1 + y (1 - σ) w'(y)) with w' = a + 3 b y², polynomial in all three
 define("tanh_gelu_slope", lambda x, y, gate: _in_blocks(_gelu_slope_block, 1, x, y, gate)[0],
        lambda xp, g, z, x, y, gate: xp.tanh_gelu_slope(g, y, gate),
        lambda xp, g, z, x, y, gate: g * x * (gate * (1 - gate) * _gelu_power(xp, y, 9 * _B)),
        lambda xp, g, z, x, y, gate: g * x * (1 + (1 - 2 * gate) * (xp.clip(y, -_FLAT, _FLAT) * _gelu_power(xp, y, 3 * _B))),
        saves=("x", "y", "gate"),
-       doc="x times the slope of tanh_gelu at y, where its gate is known.")  # fmt: skip
+       reference="formula", doc="x times the slope of tanh_gelu at y, where its gate is known.")  # fmt: skip
 
 # Losses of one element -------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ def _huber(xp: Any, x: Any, delta: float) -> Any:
 
 define("huber", in_float32(_huber, raw),
        lambda xp, g, y, x, delta: g * xp.clip(x, -delta, delta), saves="x", params=("delta",), fused=_huber,
-       doc="½x² up to delta, from there on linear.")  # fmt: skip
+       reference="formula", doc="½x² up to delta, from there on linear.")  # fmt: skip
 
 
 def _bce_logits(xp: Any, x: Any, t: Any) -> Any:
@@ -207,7 +207,7 @@ def _bce_logits(xp: Any, x: Any, t: Any) -> Any:
 define("bce_logits", in_float32(_bce_logits, raw),
        lambda xp, g, y, x, t: g * ((1 - t) * xp.logistic(x) - t * xp.logistic(-x)),
        lambda xp, g, y, x, t: -g * x, saves="xt", fused=_bce_logits,
-       doc="The cross entropy of sigmoid(x) and the probability t.")  # fmt: skip
+       reference="formula", doc="The cross entropy of sigmoid(x) and the probability t.")  # fmt: skip
 
 _LOG_LEAST, _LEAST = -100.0, 1e-12  # PyTorch's limits: the loss of a wrong probability of 1 is 100
 
@@ -224,4 +224,4 @@ def _log(xp: Any, p: Any) -> Any:
 define("bce", in_float32(_bce, raw),
        lambda xp, g, y, p, t: g * ((1 - t) / xp.maximum(1 - p, _LEAST) - t / xp.maximum(p, _LEAST)),
        lambda xp, g, y, p, t: g * (_log(xp, 1 - p) - _log(xp, p)), saves="pt", fused=_bce,
-       domain=((0.1, 0.9), (0, 1)), doc="The cross entropy of the probabilities p and t.")  # fmt: skip
+       domain=((0.1, 0.9), (0, 1)), reference="formula", doc="The cross entropy of the probabilities p and t.")  # fmt: skip

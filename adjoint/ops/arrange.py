@@ -71,19 +71,19 @@ def _overlap_add(x: Any, axis: int, length: int) -> Any:
 
 define("diagonal", _diagonal,
        lambda xp, g, y, x, offset: xp.undiagonal(g, offset=offset, shape=x.shape[-2:]),
-       kind="linear", params=("offset",), selects=True, batch="leading", method=True, doc="A diagonal of the last two axes.")  # fmt: skip
+       kind="linear", params=("offset",), selects=True, batch="leading", method=True, reference="numpy.linalg:diagonal", doc="A diagonal of the last two axes.")  # fmt: skip
 define("undiagonal", _undiagonal, lambda xp, g, y, x, offset, shape: xp.diagonal(g, offset=offset),
-       kind="linear", params=("offset", "shape"), batch="leading", doc="Zeros with elements on a diagonal of two new last axes.")  # fmt: skip
+       kind="linear", params=("offset", "shape"), batch="leading", reference="formula", doc="Zeros with elements on a diagonal of two new last axes.")  # fmt: skip
 define("tril", lambda x, k: np.tril(x, k), lambda xp, g, y, x, k: xp.tril(g, k=k), kind="linear", params=("k",),
        selects=True, batch="leading", method=True, doc="The lower triangle of the last two axes, zeros above.")  # fmt: skip
 define("triu", lambda x, k: np.triu(x, k), lambda xp, g, y, x, k: xp.triu(g, k=k), kind="linear", params=("k",),
        selects=True, batch="leading", method=True, doc="The upper triangle of the last two axes, zeros below.")  # fmt: skip
 define("windows", _windows,
        lambda xp, g, y, x, size, axis: xp.overlap_add(g, axis=axis, length=x.shape[axis]),
-       kind="linear", params=("size", "axis"), batch="leading", doc="Every window of neighbours along an axis, in a new last axis.")  # fmt: skip
+       kind="linear", params=("size", "axis"), batch="leading", reference="numpy", doc="Every window of neighbours along an axis, in a new last axis.")  # fmt: skip
 define("overlap_add", in_float32(_overlap_add),
        lambda xp, g, y, x, axis, length: xp.windows(g, size=x.shape[-1], axis=axis),
-       kind="linear", params=("axis", "length"), batch="leading", doc="Windows added up where they overlap.")  # fmt: skip
+       kind="linear", params=("axis", "length"), batch="leading", reference="formula", doc="Windows added up where they overlap.")  # fmt: skip
 
 
 # Repeats ---------------------------------------------------------------------------------------

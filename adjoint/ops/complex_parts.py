@@ -38,7 +38,7 @@ imag = define("imag", lambda x: np.array(np.imag(x)), lambda xp, g, y, x: g * 1j
               jvp=lambda xp, t, y, x: xp.imag(t), method=True, doc="Return the imaginary part.")  # fmt: skip
 # the engine casts each gradient to its tensor's dtype: the rule has nothing to do
 define("astype", _astype, lambda xp, g, y, x, dtype: g, params=("dtype",),
-       method=True, doc="Return the values as another dtype.")  # fmt: skip
+       method=True, reference="numpy", doc="Return the values as another dtype.")  # fmt: skip
 
 
 def angle(z: Any, deg: bool = False) -> Tensor:

@@ -103,9 +103,9 @@ def _eigh_shape(x: Any, *lengths: Any, **_: Any) -> Result:
 
 
 define("eigh", _eigh, _eigh_rule, saves=("out", "x"), kind="general", outputs=2, params=("lower",), jvp=_eigh_jvp,
-       holomorphic=False, batch="leading", shape=matrix_shape(_eigh_shape), doc="The eigenvalues and eigenvectors of Hermitian matrices.")  # fmt: skip
+       holomorphic=False, batch="leading", shape=matrix_shape(_eigh_shape), reference="numpy", doc="The eigenvalues and eigenvectors of Hermitian matrices.")  # fmt: skip
 define("eigvalsh", _eigvalsh, _eigvalsh_rule, saves="x", kind="general", params=("lower",), holomorphic=False,
-       batch="leading", shape=matrix_shape(_eigvalsh_shape), doc="The eigenvalues of Hermitian matrices.")  # fmt: skip
+       batch="leading", shape=matrix_shape(_eigvalsh_shape), reference="numpy", doc="The eigenvalues of Hermitian matrices.")  # fmt: skip
 
 # Singular values --------------------------------------------------------------------------------
 
@@ -259,11 +259,11 @@ def _svdvals_shape(x: Any, lead: Any, m: int, n: int) -> Result:
 
 
 define("svd", _svd, _svd_rule, saves=("out",), kind="general", outputs=3, params=("full_matrices",),
-       jvp=_svd_jvp, holomorphic=False, batch="leading", shape=matrix_shape(_svd_shape, square=False), doc="The singular values and vectors of matrices.")  # fmt: skip
+       jvp=_svd_jvp, holomorphic=False, batch="leading", shape=matrix_shape(_svd_shape, square=False), reference="numpy.linalg:svd", doc="The singular values and vectors of matrices.")  # fmt: skip
 define("svdvals", _svdvals, _svdvals_rule, saves="x", kind="general", holomorphic=False,
-       batch="leading", shape=matrix_shape(_svdvals_shape, square=False), doc="The singular values of matrices.")  # fmt: skip
+       batch="leading", shape=matrix_shape(_svdvals_shape, square=False), reference="numpy.linalg:svdvals", doc="The singular values of matrices.")  # fmt: skip
 define("matrix_rank", _matrix_rank, None, kind="general", params=("tol", "rtol", "hermitian"),
-       batch="leading", reason="it is piecewise constant", doc="How many singular values are not zero.")  # fmt: skip
+       batch="leading", reason="it is piecewise constant", reference="numpy.linalg:matrix_rank", doc="How many singular values are not zero.")  # fmt: skip
 
 # Triangles: Cholesky and QR ---------------------------------------------------------------------
 
@@ -366,9 +366,9 @@ def _qr_shape(x: Any, lead: Any, m: int, n: int, mode: str) -> Result:
 
 
 define("cholesky", _cholesky, _cholesky_rule, saves="yx", kind="general", params=("upper",), holomorphic=False,
-       batch="leading", shape=matrix_shape(lambda x, *_, upper: ((x.shape, x.dtype),)), doc="The lower triangle whose product with its adjoint is a matrix.")  # fmt: skip
+       batch="leading", shape=matrix_shape(lambda x, *_, upper: ((x.shape, x.dtype),)), reference="numpy.linalg:cholesky", doc="The lower triangle whose product with its adjoint is a matrix.")  # fmt: skip
 define("qr", _qr, _qr_rule, saves=("out",), kind="general", outputs=2, params=("mode",), jvp=_qr_jvp,
-       holomorphic=False, batch="leading", shape=matrix_shape(_qr_shape, square=False), doc="Matrices as products of an orthogonal and an upper triangular one.")  # fmt: skip
+       holomorphic=False, batch="leading", shape=matrix_shape(_qr_shape, square=False), reference="numpy.linalg:qr", doc="Matrices as products of an orthogonal and an upper triangular one.")  # fmt: skip
 
 
 # Public functions -------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ hypot = define("hypot", np.hypot,
 define("cosine", in_float32(_cosine),
        lambda xp, g, z, x, y: g * (xp.cosine(y, x) / _radius(xp, x, y) * xp.cosine(y, x)),
        lambda xp, g, z, x, y: -g * (z * (xp.cosine(y, x) / _radius(xp, x, y))), saves="zxy",
-       domain=((0.3, 2), (0.3, 2)), doc="x / hypot(x, y), and 0 at the origin.")  # fmt: skip
+       domain=((0.3, 2), (0.3, 2)), reference="formula", doc="x / hypot(x, y), and 0 at the origin.")  # fmt: skip
 
 # Exponentials and logarithms -------------------------------------------------------------------
 
@@ -229,7 +229,7 @@ def logistic_function(xp: Any, x: Any) -> Any:
 
 
 sigmoid = define("sigmoid", logistic_function, lambda xp, g, y, x: g * y * (1 - y), saves="y", fused=True,
-                 method=True, doc="Return the logistic function 1 / (1 + exp(-x)), stable in both tails.")  # fmt: skip
+                 method=True, reference="scipy.special:expit", doc="Return the logistic function 1 / (1 + exp(-x)), stable in both tails.")  # fmt: skip
 
 # Trigonometric and hyperbolic ------------------------------------------------------------------
 # (1-x)(1+x) keeps the digits that 1 - x² loses near 1; its derivative -2x keeps those near 0 that the product
@@ -237,7 +237,7 @@ sigmoid = define("sigmoid", logistic_function, lambda xp, g, y, x: g * y * (1 - 
 
 define("gap_product", in_float32(lambda x, low, high: (high - x) * (x - low)),
        lambda xp, g, y, x, low, high: g * ((low + high) - 2 * x), saves="x", params=("low", "high"),
-       doc="(high - x) (x - low).")  # fmt: skip
+       reference="formula", doc="(high - x) (x - low).")  # fmt: skip
 
 
 def _one_minus_square(xp: Any, x: Any) -> Any:
@@ -256,7 +256,7 @@ def _atan_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
 
 # -2 (x y) y does not underflow before the result does: y² would
 define("atan_slope", in_float32(lambda x: 1 / (1 + x * x)), lambda xp, g, y, x: -2 * g * (x * y * y), saves="yx",
-       doc="1 / (1 + x²).")  # fmt: skip
+       reference="formula", doc="1 / (1 + x²).")  # fmt: skip
 
 
 _FAR = 20.0
@@ -347,7 +347,7 @@ define("sinc", in_float32(np.sinc), lambda xp, g, y, x: g * xp.sinc_derivative(x
        doc="Return sin(πx) / (πx), and 1 at 0.")  # fmt: skip
 define("sinc_derivative", in_float32(_sinc_derivative),
        lambda xp, g, y, x, order: g * xp.sinc_derivative(x, order=order + 1),
-       saves="x", params=("order",), doc="A derivative of sin(πx) / (πx).")  # fmt: skip
+       saves="x", params=("order",), reference="formula", doc="A derivative of sin(πx) / (πx).")  # fmt: skip
 sinc = rec.sinc
 
 

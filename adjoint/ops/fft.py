@@ -102,11 +102,11 @@ def _irfftn_rule(xp: Any, g: Any, y: Any, x: Any, n: Shape, axes: Shape, norm: s
 
 
 define("fftn", _fftn, _fftn_rule, kind="linear", params=("n", "axes", "norm", "inverse"),
-       batch="leading", doc="The discrete Fourier transform over axes, or its inverse.")  # fmt: skip
+       batch="leading", reference="numpy", doc="The discrete Fourier transform over axes, or its inverse.")  # fmt: skip
 define("rfftn", lambda x, n, axes, norm: np.fft.rfftn(x, s=n, axes=axes, norm=norm), _rfftn_rule, kind="linear",
-       params=("n", "axes", "norm"), holomorphic=False, batch="leading", doc="The half spectrum of real input.")  # fmt: skip
+       params=("n", "axes", "norm"), holomorphic=False, batch="leading", reference="numpy", doc="The half spectrum of real input.")  # fmt: skip
 define("irfftn", in_float32(lambda x, n, axes, norm: np.fft.irfftn(x, s=n, axes=axes, norm=norm)), _irfftn_rule, kind="linear",
-       params=("n", "axes", "norm"), holomorphic=False, batch="leading", doc="The real output of a half spectrum.")  # fmt: skip
+       params=("n", "axes", "norm"), holomorphic=False, batch="leading", reference="numpy", doc="The real output of a half spectrum.")  # fmt: skip
 
 
 # Public functions -------------------------------------------------------------------------------

@@ -47,11 +47,11 @@ def _log_softmax(xp: Any, x: Any, axis: int) -> Any:
 
 define("softmax", in_float32(_softmax, raw), _softmax_rule, jvp=_softmax_rule, saves="y", kind="general", params=("axis",),
        fused=_softmax, batch="leading",
-       method=True, doc="exp(x) / Σ exp(x) along an axis.")  # fmt: skip
+       method=True, reference="formula", doc="exp(x) / Σ exp(x) along an axis.")  # fmt: skip
 define("log_softmax", in_float32(_log_softmax, raw),
        lambda xp, g, y, x, axis: g - xp.exp(y) * xp.sum(g, axis=(axis,), keepdims=True),
        jvp=lambda xp, t, y, x, axis: t - xp.sum(xp.exp(y) * t, axis=(axis,), keepdims=True),
-       saves="y", kind="general", params=("axis",), fused=_log_softmax, batch="leading", method=True, doc="log softmax(x) along an axis.")  # fmt: skip
+       saves="y", kind="general", params=("axis",), fused=_log_softmax, batch="leading", method=True, reference="formula", doc="log softmax(x) along an axis.")  # fmt: skip
 
 
 # The cross entropy with class indices: -log softmax(x)[t] along the last axis ------------------
@@ -75,7 +75,7 @@ def _softmax_nll_rule(xp: Any, g: Any, y: Any, x: Any, t: Any) -> Any:
 
 define("softmax_nll", in_float32(_softmax_nll, raw), _softmax_nll_rule, None, saves="xt", kind="general",
        fused=_softmax_nll, batch="leading",
-       doc="The cross entropy of softmax(x) along the last axis, and class indices.")  # fmt: skip
+       reference="formula", doc="The cross entropy of softmax(x) along the last axis, and class indices.")  # fmt: skip
 
 
 # Linear layer ----------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ define("linear", _linear_arrays,
        _linear_db,
        saves="xw", reads=("w", "x", ""), kind="general", fused=_linear, shape=_linear_shape,
        jvp=lambda xp, t, y, x, w, b: _linear_jvp(xp, t, x, w),
-       doc="x wᵀ + b: the layer of a network.")  # fmt: skip
+       reference="formula", doc="x wᵀ + b: the layer of a network.")  # fmt: skip
 
 
 def _linear_jvp(xp: Any, t: Any, x: Any, w: Any) -> Any:
@@ -175,7 +175,7 @@ def _mse_dx(xp: Any, g: Any, y: Any, x: Any, t: Any) -> Any:
 
 
 define("mse", _mse_arrays, _mse_dx, lambda xp, g, y, x, t: -_mse_dx(xp, g, y, x, t),
-       saves="xt", kind="general", fused=_mse, doc="The mean of the squared differences.")  # fmt: skip
+       saves="xt", kind="general", fused=_mse, reference="formula", doc="The mean of the squared differences.")  # fmt: skip
 
 
 # Norms: the affine part is left to * and + ----------------------------------------------------
@@ -244,10 +244,10 @@ def _rms_standardize_rule(
 
 define("standardize", in_float32(_standardize, raw), joint=_standardize_rule, arity=1, outputs=3, saves=("out",), kind="general",
        params=("axis", "eps"), fused=_standardize, batch="leading",
-       doc="(x - mean) / √(var + eps) over axes; the mean; the variance.")  # fmt: skip
+       reference="formula", doc="(x - mean) / √(var + eps) over axes; the mean; the variance.")  # fmt: skip
 define("rms_standardize", in_float32(_rms_standardize, raw), joint=_rms_standardize_rule, arity=1, outputs=2, saves=("out",),
        kind="general", params=("axis", "eps"), fused=_rms_standardize, batch="leading",
-       doc="x / √(mean x² + eps) over axes; the mean square.")  # fmt: skip
+       reference="formula", doc="x / √(mean x² + eps) over axes; the mean square.")  # fmt: skip
 
 
 # Layer norm over the last axis; the number 1 stands for no weight, 0 for no bias ------------------
@@ -294,7 +294,7 @@ def _layer_norm_rule(
 
 define("layer_norm", in_float32(_layer_norm, raw), joint=_layer_norm_rule, arity=3, saves="xw", kind="general", params=("eps",),
        fused=_layer_norm,
-       doc="(x - mean) / √(var + eps) · w + b over the last axis.")  # fmt: skip
+       reference="formula", doc="(x - mean) / √(var + eps) · w + b over the last axis.")  # fmt: skip
 
 
 # LSTM ------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def _lstm_cell_rule(xp: Any, g: Any, out: Any, gates: Any, c: Any, wanted: Seque
 
 define("lstm_cell", in_float32(_lstm_cell, raw), joint=_lstm_cell_rule, arity=2, outputs=2, saves=("gates", "c", "out"),
        kind="general", fused=_lstm_cell, batch="leading",
-       doc="One step of an LSTM from its gates (input, forget, cell, output) and its cell: output and new cell.")  # fmt: skip
+       reference="formula", doc="One step of an LSTM from its gates (input, forget, cell, output) and its cell: output and new cell.")  # fmt: skip
 
 
 # Public functions ------------------------------------------------------------------------------

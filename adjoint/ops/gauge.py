@@ -126,7 +126,7 @@ def _gauge_quotient_batch(op: Op, size: int, /, x: Batched, *scales: Any, **para
 
 define("gauge_quotient", _gauge_quotient, _quotient_dx, _quotient_dy, None, None, saves=("z", "y", "size", "span"),
        kind="general", params=("op", "why", "order"), jvp=_quotient_jvp,
-       batch=_gauge_quotient_batch, doc="A quotient that is 0 where both parts are, and an error where one is.")  # fmt: skip
+       batch=_gauge_quotient_batch, reference="formula", doc="A quotient that is 0 where both parts are, and an error where one is.")  # fmt: skip
 
 
 def skew(xp: Any, x: Any) -> Any:
@@ -201,4 +201,4 @@ def _spectral_jvp(xp: Any, t: Any, z: Any, x: Any, s: Any, u: Any, vh: Any, op: 
 
 define("spectral_sum", _spectral_sum, _spectral_dx, None, _spectral_du, _spectral_dv, saves=("x", "s", "u", "vh"),
        kind="general", params=("op",), holomorphic=False, batch="leading", jvp=_spectral_jvp,
-       doc="The sum of x_i u_i v_iᴴ: the gradient of a function of singular values or eigenvalues s.")  # fmt: skip
+       reference="formula", doc="The sum of x_i u_i v_iᴴ: the gradient of a function of singular values or eigenvalues s.")  # fmt: skip

@@ -216,13 +216,13 @@ def _index_set_batch(op: Op, size: int, /, x: Any, v: Any, key: tuple[Any, ...])
 
 
 define("index", lambda x, key: x[key], lambda xp, g, y, x, key: xp.unindex(g, key=key, shape=x.shape),
-       kind="linear", params=("key",), selects=True, places=True, batch=_index_batch, doc="The elements at an index.")  # fmt: skip
+       kind="linear", params=("key",), selects=True, places=True, batch=_index_batch, reference="numpy", doc="The elements at an index.")  # fmt: skip
 define("unindex", _unindex, lambda xp, g, y, x, key, shape: xp.index(g, key=key),
-       kind="linear", params=("key", "shape"), batch=_unindex_batch, doc="Zeros with elements added at an index.")  # fmt: skip
+       kind="linear", params=("key", "shape"), batch=_unindex_batch, reference="formula", doc="Zeros with elements added at an index.")  # fmt: skip
 define("index_set", _index_set,
        lambda xp, g, z, x, y, key: xp.index_set(g, 0, key=key),
        lambda xp, g, z, x, y, key: xp.index(g, key=key),
-       kind="linear", params=("key",), selects=True, batch=_index_set_batch, doc="A copy with other values at an index without repeats.")  # fmt: skip
+       kind="linear", params=("key",), selects=True, batch=_index_set_batch, reference="formula", doc="A copy with other values at an index without repeats.")  # fmt: skip
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:

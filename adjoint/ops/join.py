@@ -78,9 +78,9 @@ def _stack_rule(xp: Any, g: Any, out: Any, *xs: Any, wanted: Sequence[bool], axi
 
 
 define("concat", lambda *xs, axis: np.concatenate(xs, axis=axis), joint=_concat_rule, arity=None,
-       kind="linear", params=("axis",), batch="leading", doc="Tensors joined along an axis.")  # fmt: skip
+       kind="linear", params=("axis",), batch="leading", reference="numpy", doc="Tensors joined along an axis.")  # fmt: skip
 define("stack", _stack, joint=_stack_rule, arity=None, kind="linear", params=("axis",),
-       batch="leading", doc="Tensors joined along a new axis.")  # fmt: skip
+       batch="leading", reference="numpy", doc="Tensors joined along a new axis.")  # fmt: skip
 
 
 # All parts of a split are outputs of one node, so that backward joins them once.  One index op per part would
@@ -114,7 +114,7 @@ define("unstack", _unstack_forward, _unstack_rule, kind="linear", params=("axis"
        batch="leading", method=True, doc="The slices along an axis: as many outputs as it is long.")  # fmt: skip
 define("split", _split_forward, _split_rule, kind="linear", params=("cuts", "axis"), outputs=2, selects=True,
        jvp=lambda xp, t, parts, x, cuts, axis: tuple(t[_along(axis, slice(*cut))] for cut in cuts),
-       batch="leading", method=True, doc="Neighbouring pieces along an axis: as many outputs as there are.")  # fmt: skip
+       batch="leading", method=True, reference="numpy", doc="Neighbouring pieces along an axis: as many outputs as there are.")  # fmt: skip
 
 
 @functools.cache

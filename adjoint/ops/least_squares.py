@@ -45,7 +45,7 @@ def _pinv_shape(x: Any, lead: Any, m: int, n: int, rtol: Any) -> Result:
 
 
 define("pinv", _pinv, _pinv_rule, saves="yx", kind="general", params=("rtol",), holomorphic=False,
-       batch="leading", shape=matrix_shape(_pinv_shape, square=False), doc="The Moore-Penrose inverse of matrices.")  # fmt: skip
+       batch="leading", shape=matrix_shape(_pinv_shape, square=False), reference="numpy.linalg:pinv", doc="The Moore-Penrose inverse of matrices.")  # fmt: skip
 
 # Least squares ----------------------------------------------------------------------------------
 
@@ -108,9 +108,9 @@ def _lstsq_rule(xp: Any, g: Any, z: Any, x: Any, y: Any, *, wanted: Sequence[boo
 
 
 define("lstsq", _lstsq, joint=_lstsq_rule, arity=2, saves="zxy", kind="general", params=("rtol",), holomorphic=False,
-       batch="elementwise", shape=solution_shape, doc="The shortest least-squares solution of linear equations.")  # fmt: skip
+       batch="elementwise", shape=solution_shape, reference="numpy", doc="The shortest least-squares solution of linear equations.")  # fmt: skip
 define("off_range", _off_range, joint=_off_range_rule, arity=2, saves="zxy", kind="general", params=("rtol",),
-       holomorphic=False, batch="elementwise", doc="The part of vectors that is orthogonal to the columns of a matrix.")  # fmt: skip
+       holomorphic=False, batch="elementwise", reference="numpy", doc="The part of vectors that is orthogonal to the columns of a matrix.")  # fmt: skip
 
 # Singular values that are cut off ---------------------------------------------------------------
 
@@ -149,7 +149,7 @@ def _truncated_rule(xp: Any, g: Any, y: Any, x: Any, rtol: Any) -> Any:
 
 
 define("truncated", _truncated, _truncated_rule, saves="x", kind="general", params=("rtol",), holomorphic=False,
-       batch="leading", doc="Matrices without their small singular values.")  # fmt: skip
+       batch="leading", reference="numpy", doc="Matrices without their small singular values.")  # fmt: skip
 
 
 # Public functions -------------------------------------------------------------------------------

@@ -124,9 +124,9 @@ def _mirror_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
 
 
 define("is_hermitian", _is_hermitian, None, kind="general", batch="leading", reason="it is piecewise constant",
-       doc="Whether matrices are Hermitian up to rounding.")  # fmt: skip
+       reference="numpy", doc="Whether matrices are Hermitian up to rounding.")  # fmt: skip
 define("mirror", lambda x: mirror(raw, x, True), _mirror_rule, saves="x", kind="general", holomorphic=False,
-       batch="leading", doc="The Hermitian matrices that lower triangles determine.")  # fmt: skip
+       batch="leading", reference="numpy", doc="The Hermitian matrices that lower triangles determine.")  # fmt: skip
 
 
 def blame(op: str, x: Any, fails: Callable[[Any], Any], what: str, cure: str) -> LinAlgError:

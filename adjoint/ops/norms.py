@@ -73,7 +73,7 @@ def _vector_norm_rule(xp: Any, g: Any, y: Any, x: Any, ord: float, axis: Shape, 
 
 
 define("vector_norm", _vector_norm, _vector_norm_rule, saves="yx", kind="general", holomorphic=False,
-       params=("ord", "axis", "keepdims"), batch="leading", doc="The p-norm over axes.")  # fmt: skip
+       params=("ord", "axis", "keepdims"), batch="leading", reference="numpy.linalg:vector_norm", doc="The p-norm over axes.")  # fmt: skip
 
 
 def vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Tensor:

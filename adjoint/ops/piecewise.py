@@ -102,9 +102,9 @@ nextafter = define("nextafter", np.nextafter, lambda xp, g, z, x, y: g, _zero, d
 spacing = define("spacing", np.spacing, None, reason="it is piecewise constant",
                  doc="Return the distance between x and the next floating-point number.")  # fmt: skip
 define("binary_exponent", lambda x: np.frexp(x)[1], None, reason="it is piecewise constant",
-       doc="The n with |x| = m · 2**n and 0.5 ≤ m < 1.")  # fmt: skip
+       reference="numpy", doc="The n with |x| = m · 2**n and 0.5 ≤ m < 1.")  # fmt: skip
 define("fraction", lambda x: np.modf(x)[0], lambda xp, g, y, x: g, domain=(0.1, 0.9),
-       doc="What follows the point, with the sign of x.")  # fmt: skip
+       reference="numpy", doc="What follows the point, with the sign of x.")  # fmt: skip
 
 # Rounding and division with remainder ----------------------------------------------------------
 
@@ -194,7 +194,7 @@ fmin = define("fmin", np.fmin,
               saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)),
               doc="Return the smaller one of x and y, ignoring NaN; equal arguments share the gradient.")  # fmt: skip
 relu = define("relu", lambda x: np.maximum(x, 0), lambda xp, g, y, x: xp.where(y > 0, g, 0),
-              saves="y", selects=True, method=True, doc="Return max(x, 0); its gradient at 0 is 0.", domain=(0.1, 2))  # fmt: skip
+              saves="y", selects=True, method=True, reference="formula", doc="Return max(x, 0); its gradient at 0 is 0.", domain=(0.1, 2))  # fmt: skip
 heaviside = define("heaviside", np.heaviside,
                    _zero,
                    lambda xp, g, z, x, y: xp.where(x == 0, g, 0), saves="x", selects=True, domain=((0.3, 2), (-2, 2)),

@@ -252,10 +252,10 @@ define("std", in_float32(lambda x, axis, correction, keepdims: np.sqrt(_var_forw
 define("logsumexp", in_float32(_logsumexp, raw), lambda xp, g, y, x, axis, keepdims: kept(xp, g, x, axis, keepdims) * xp.shares(x, axis=axis),
        saves="x", kind="general", fused=_logsumexp, shape=reduction(_float_dtype, empty=False), params=("axis", "keepdims"),
        jvp=lambda xp, t, y, x, axis, keepdims: xp.sum(t * xp.shares(x, axis=axis), axis=axis, keepdims=keepdims),
-       batch="leading", method=True, doc="The logarithm of the sum of exponentials over axes.")  # fmt: skip
+       batch="leading", method=True, reference="formula", doc="The logarithm of the sum of exponentials over axes.")  # fmt: skip
 
 define("shares", in_float32(_shares_of_arrays), _shares_rule, jvp=_shares_rule, saves="y", kind="general", fused=_shares,
-       params=("axis",), doc="exp(x) / Σ exp(x) over axes: the gradient of logsumexp.")  # fmt: skip
+       params=("axis",), reference="formula", doc="exp(x) / Σ exp(x) over axes: the gradient of logsumexp.")  # fmt: skip
 
 _WHY = "it is piecewise constant"
 define("any", lambda x, axis, keepdims: np.any(x, axis=axis, keepdims=keepdims), None, kind="general",

@@ -133,10 +133,10 @@ def _untake_batch(op: Op, size: int, /, x: Any, i: Any, axis: int, length: int) 
 
 
 define("take", lambda x, i, axis, sparse_grad=False: x.take(i, axis), _take_dx, None,
-       saves="i", kind="linear", params=("axis", "sparse_grad"), selects=True, batch=_take_batch, method=True, doc="Rows along an axis, by an index array.")  # fmt: skip
+       saves="i", kind="linear", params=("axis", "sparse_grad"), selects=True, batch=_take_batch, method=True, reference="numpy", doc="Rows along an axis, by an index array.")  # fmt: skip
 define("untake", _untake,
        lambda xp, g, out, x, i, axis, length: xp.take(g, i, axis=axis), None,
-       saves="i", kind="linear", params=("axis", "length"), batch=_untake_batch, doc="Zeros with rows added along an axis.")  # fmt: skip
+       saves="i", kind="linear", params=("axis", "length"), batch=_untake_batch, reference="formula", doc="Zeros with rows added along an axis.")  # fmt: skip
 # Not an op: ``untake`` along the first axis in each namespace.  On plain arrays it returns sparse rows; where
 # gradients are recorded or transformed they are dense.
 raw.untake_rows = _untake_rows
@@ -148,10 +148,10 @@ define("take_along_axis", _take_along_axis,
        saves="i", kind="linear", params=("axis",), selects=True, batch="leading", method=True, doc="Elements along an axis, by an index for every place.")  # fmt: skip
 define("untake_along_axis", _untake_along_axis,
        lambda xp, g, out, x, i, axis, length: xp.take_along_axis(g, i, axis=axis), None,
-       saves="i", kind="linear", params=("axis", "length"), batch="leading", doc="Zeros with elements added along an axis.")  # fmt: skip
+       saves="i", kind="linear", params=("axis", "length"), batch="leading", reference="formula", doc="Zeros with elements added along an axis.")  # fmt: skip
 define("put_along_axis", _put_along_axis,
        lambda xp, g, out, x, i, v, axis: xp.put_along_axis(g, i, 0, axis=axis), None, _put_dv,
-       saves="i", kind="linear", params=("axis",), selects=True, batch="leading", doc="A copy with other elements along an axis.")  # fmt: skip
+       saves="i", kind="linear", params=("axis",), selects=True, batch="leading", reference="formula", doc="A copy with other elements along an axis.")  # fmt: skip
 
 
 # Public functions ------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ define("roll", lambda x, shift, axis: np.roll(x, shift, axis),
 define("pad", lambda x, widths, value: np.pad(x, widths, constant_values=value),
        lambda xp, g, y, x, widths, value: g[_crop(widths, x.shape)],
        kind="general", params=("widths", "value"), selects=True, jvp=lambda xp, t, y, x, widths, value: xp.pad(t, widths=widths, value=0),
-       batch=_pad_batch, doc="A border of a constant.")  # fmt: skip
+       batch=_pad_batch, reference="numpy", doc="A border of a constant.")  # fmt: skip
 define("ones_like", np.ones_like, None, reason="it is constant",
        doc="Return ones of the same shape and dtype.")  # fmt: skip
 

@@ -109,22 +109,14 @@ def _solve_shape(x: Any, y: Any, **_: Any) -> Result | None:
 
 
 _square_shape = matrix_shape(lambda x, *_: ((x.shape, x.dtype),))
-define(
-    "inv",
-    _inv,
-    _inv_rule,
-    saves="y",
-    kind="general",
-    batch="leading",
-    shape=_square_shape,
-    doc="The inverse of matrices.",
-)
+define("inv", _inv, _inv_rule, saves="y", kind="general", batch="leading", shape=_square_shape,
+       reference="numpy.linalg:inv", doc="The inverse of matrices.")  # fmt: skip
 define("inv_or_nan", _inv_or_nan, _inv_rule, saves="y", kind="general", batch="leading",
-       shape=_square_shape, doc="The inverse of matrices, NaN for singular ones.")  # fmt: skip
+       shape=_square_shape, reference="numpy", doc="The inverse of matrices, NaN for singular ones.")  # fmt: skip
 define("solve", _solve, joint=_solve_rule, arity=2, saves="zx", kind="general", batch="elementwise",
-       shape=_solve_shape, doc="The solution of linear equations, for several right-hand sides.")  # fmt: skip
+       shape=_solve_shape, reference="numpy.linalg:solve", doc="The solution of linear equations, for several right-hand sides.")  # fmt: skip
 define("solve_triangular", _solve_triangular, joint=_solve_triangular_rule, arity=2, saves="zx", kind="general", batch="elementwise",
-       params=("lower", "unit"), shape=_solve_shape, doc="The solution of triangular equations.")  # fmt: skip
+       params=("lower", "unit"), shape=_solve_shape, reference="formula", doc="The solution of triangular equations.")  # fmt: skip
 
 # Determinants -----------------------------------------------------------------------------------
 
@@ -192,11 +184,11 @@ def _slogdet_rule(xp: Any, g: Any, out: Any, x: Any) -> Any:
 
 
 define("det", np.linalg.det, lambda xp, g, y, x: g[..., None, None] * xp.cofactor(x), saves="x", kind="general",
-       batch="leading", shape=matrix_shape(lambda x, lead, *_: ((lead, x.dtype),)), doc="The determinant of matrices.")  # fmt: skip
+       batch="leading", shape=matrix_shape(lambda x, lead, *_: ((lead, x.dtype),)), reference="numpy.linalg:det", doc="The determinant of matrices.")  # fmt: skip
 define("cofactor", _cofactor, _cofactor_rule, saves="yx", kind="general", batch="leading",
-       shape=_square_shape, doc="The cofactors of matrices: the transposed adjugate.")  # fmt: skip
+       shape=_square_shape, reference="formula", doc="The cofactors of matrices: the transposed adjugate.")  # fmt: skip
 define("slogdet", lambda x: tuple(np.linalg.slogdet(x)), _slogdet_rule, saves=("out", "x"), kind="general", outputs=2,
-       holomorphic=False, batch="leading", shape=matrix_shape(lambda x, lead, *_: ((lead, x.dtype), (lead, real_dtype(x.dtype)))), doc="The sign and the logarithm of the absolute determinant.")  # fmt: skip
+       holomorphic=False, batch="leading", shape=matrix_shape(lambda x, lead, *_: ((lead, x.dtype), (lead, real_dtype(x.dtype)))), reference="numpy.linalg:slogdet", doc="The sign and the logarithm of the absolute determinant.")  # fmt: skip
 
 # Public functions -------------------------------------------------------------------------------
 

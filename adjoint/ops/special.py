@@ -95,17 +95,17 @@ def _load(name: str) -> Any:
 ROOT2, ROOT_PI, ROOT_2PI = math.sqrt(2.0), math.sqrt(math.pi), math.sqrt(2 * math.pi)
 
 erf = define("erf", in_float32(_erf), lambda xp, g, y, x: g * (xp.exp(-x * x) * (2 / ROOT_PI)), saves="x",
-             doc="Return the error function 2/√π ∫₀ˣ exp(-t²) dt, to about one unit in the last place.")  # fmt: skip
+             reference="scipy.special:erf", doc="Return the error function 2/√π ∫₀ˣ exp(-t²) dt, to about one unit in the last place.")  # fmt: skip
 erfc = define("erfc", _scipy("erfc"), lambda xp, g, y, x: g * (xp.exp(-x * x) * (-2 / ROOT_PI)), saves="x",
-              doc="Return 1 - erf(x), accurate where erf is near 1.")  # fmt: skip
+              reference="scipy.special:erfc", doc="Return 1 - erf(x), accurate where erf is near 1.")  # fmt: skip
 erfinv = define("erfinv", _scipy("erfinv"), lambda xp, g, y, x: g * (xp.exp(xp.square(y)) * (ROOT_PI / 2)), saves="y",
-                domain=(-0.8, 0.8), doc="Return the inverse of erf.")  # fmt: skip
+                domain=(-0.8, 0.8), reference="scipy.special:erfinv", doc="Return the inverse of erf.")  # fmt: skip
 erfcinv = define("erfcinv", _scipy("erfcinv"), lambda xp, g, y, x: g * (xp.exp(xp.square(y)) * (-ROOT_PI / 2)), saves="y",
-                 domain=(0.3, 1.7), doc="Return the inverse of erfc.")  # fmt: skip
+                 domain=(0.3, 1.7), reference="scipy.special:erfcinv", doc="Return the inverse of erfc.")  # fmt: skip
 ndtr = define("ndtr", _scipy("ndtr"), lambda xp, g, y, x: g * (xp.exp(-0.5 * x * x) / ROOT_2PI), saves="x",
-              doc="Return the normal distribution function.")  # fmt: skip
+              reference="scipy.special:ndtr", doc="Return the normal distribution function.")  # fmt: skip
 ndtri = define("ndtri", _scipy("ndtri"), lambda xp, g, y, x: g * (xp.exp(0.5 * xp.square(y)) * ROOT_2PI), saves="y",
-               domain=(0.1, 0.9), doc="Return the inverse of the normal distribution function.")  # fmt: skip
+               domain=(0.1, 0.9), reference="scipy.special:ndtri", doc="Return the inverse of the normal distribution function.")  # fmt: skip
 
 
 def _mills(xp: Any, x: Any) -> Any:
@@ -123,9 +123,9 @@ def _mills(xp: Any, x: Any) -> Any:
 
 
 log_ndtr = define("log_ndtr", _scipy("log_ndtr"), lambda xp, g, y, x: g * _mills(xp, x), saves="x",
-                  doc="Return the logarithm of the normal distribution function, accurate in the far tail.")  # fmt: skip
+                  reference="scipy.special:log_ndtr", doc="Return the logarithm of the normal distribution function, accurate in the far tail.")  # fmt: skip
 erfcx = define("erfcx", _scipy("erfcx"), lambda xp, g, y, x: g * xp.erfcx_derivative(x, order=1), saves="x",
-               doc="Return exp(x²) erfc(x), which decays like 1/x.")  # fmt: skip
+               reference="scipy.special:erfcx", doc="Return exp(x²) erfc(x), which decays like 1/x.")  # fmt: skip
 
 
 def _erfcx_derivative(x: Any, order: int) -> Any:
@@ -163,32 +163,32 @@ def _erfcx_derivative(x: Any, order: int) -> Any:
 
 define("erfcx_derivative", in_float32(_erfcx_derivative),
        lambda xp, g, y, x, order: g * xp.erfcx_derivative(x, order=order + 1), saves="x", params=("order",),
-       doc="A derivative of exp(x²) erfc(x).")  # fmt: skip
+       reference="formula", doc="A derivative of exp(x²) erfc(x).")  # fmt: skip
 
 # Gamma functions -------------------------------------------------------------------------------
 
 gamma = define("gamma", _scipy("gamma"), lambda xp, g, y, x: g * (y * xp.digamma(x)), saves="yx",
-               domain=(0.5, 3), doc="Return the gamma function.")  # fmt: skip
+               domain=(0.5, 3), reference="scipy.special:gamma", doc="Return the gamma function.")  # fmt: skip
 gammaln = define("gammaln", _scipy("gammaln"), lambda xp, g, y, x: g * xp.digamma(x), saves="x",
-                 domain=(0.5, 3), doc="Return the logarithm of |Γ(x)|.")  # fmt: skip
+                 domain=(0.5, 3), reference="scipy.special:gammaln", doc="Return the logarithm of |Γ(x)|.")  # fmt: skip
 digamma = define("digamma", in_float32(lambda x: _polygamma(x, 0)), lambda xp, g, y, x: g * xp.polygamma(x, n=1), saves="x",
-                 domain=(0.5, 3), doc="Return the derivative of log Γ(x).")  # fmt: skip
+                 domain=(0.5, 3), reference="scipy.special:digamma", doc="Return the derivative of log Γ(x).")  # fmt: skip
 define("polygamma", in_float32(lambda x, n: _polygamma(x, n)), lambda xp, g, y, x, n: g * xp.polygamma(x, n=n + 1),
-       saves="x", params=("n",), doc="The n-th derivative of digamma.")  # fmt: skip
+       saves="x", params=("n",), reference="scipy.special:polygamma", doc="The n-th derivative of digamma.")  # fmt: skip
 betaln = define("betaln", _scipy("betaln"),
                 lambda xp, g, z, x, y: g * _gap(xp, x, y),
                 lambda xp, g, z, x, y: g * _gap(xp, y, x), saves="xy",
-                domain=((0.5, 3), (0.5, 3)), doc="Return the logarithm of |B(x, y)|.")  # fmt: skip
+                domain=((0.5, 3), (0.5, 3)), reference="scipy.special:betaln", doc="Return the logarithm of |B(x, y)|.")  # fmt: skip
 beta = define("beta", _scipy("beta"),
               lambda xp, g, z, x, y: g * (z * _gap(xp, x, y)),
               lambda xp, g, z, x, y: g * (z * _gap(xp, y, x)), saves="zxy",
-              domain=((0.5, 3), (0.5, 3)), doc="Return the beta function Γ(x) Γ(y) / Γ(x + y).")  # fmt: skip
+              domain=((0.5, 3), (0.5, 3)), reference="scipy.special:beta", doc="Return the beta function Γ(x) Γ(y) / Γ(x + y).")  # fmt: skip
 
 
 define("polygamma_gap", in_float32(lambda x, y, n: _polygamma_gap(x, y, n)),
        lambda xp, g, z, x, y, n: g * xp.polygamma_gap(x, y, n=n + 1),
        lambda xp, g, z, x, y, n: -g * xp.polygamma(x + y, n=n + 1), saves="xy", params=("n",),
-       doc="ψₙ(x) - ψₙ(x + y), where ψₙ is the n-th derivative of digamma.")  # fmt: skip
+       reference="formula", doc="ψₙ(x) - ψₙ(x + y), where ψₙ is the n-th derivative of digamma.")  # fmt: skip
 
 
 def _gap(xp: Any, x: Any, y: Any) -> Any:
@@ -308,31 +308,31 @@ def _log_unless(xp: Any, x: Any, y: Any) -> Any:
 xlogy = define("xlogy", _xlogy,
                lambda xp, g, z, x, y: g * _log_unless(xp, x, y),
                lambda xp, g, z, x, y: g * _share(xp, x, y), saves="xy", domain=((-2, 2), (0.5, 3)),
-               doc="Return x log(y), and 0 where x is 0.")  # fmt: skip
+               reference="scipy.special:xlogy", doc="Return x log(y), and 0 where x is 0.")  # fmt: skip
 xlog1py = define("xlog1py", _xlog1py,
                  lambda xp, g, z, x, y: g * xp.where(xp.logical_and(x == 0, y <= -1), 0, xp.log1p(y)),
                  lambda xp, g, z, x, y: g * _share(xp, x, y + 1), saves="xy", domain=((-2, 2), (-0.5, 3)),
-                 doc="Return x log(1 + y), and 0 where x is 0.")  # fmt: skip
+                 reference="scipy.special:xlog1py", doc="Return x log(1 + y), and 0 where x is 0.")  # fmt: skip
 entr = define("entr", in_float32(_entr), lambda xp, g, y, x: -g * (xp.log(x) + 1), saves="x", domain=(0.5, 3),
-              doc="Return -x log(x), 0 at 0, and -inf for negative numbers.")  # fmt: skip
+              reference="scipy.special:entr", doc="Return -x log(x), 0 at 0, and -inf for negative numbers.")  # fmt: skip
 logit = define("logit", in_float32(_logit), lambda xp, g, y, x: g / xp.gap_product(x, low=0.0, high=1.0), saves="x", domain=(0.2, 0.8),
-               doc="Return log(x / (1 - x)), the inverse of expit.")  # fmt: skip
+               reference="scipy.special:logit", doc="Return log(x / (1 - x)), the inverse of expit.")  # fmt: skip
 log_expit = define("log_expit", lambda x: -np.logaddexp(0, -np.asarray(x)), lambda xp, g, y, x: g * xp.logistic(-x),
-                   saves="x", doc="Return the logarithm of expit, accurate in both tails.")  # fmt: skip
+                   saves="x", reference="scipy.special:log_expit", doc="Return the logarithm of expit, accurate in both tails.")  # fmt: skip
 expit = sigmoid
 
 # Bessel functions of whole order: the derivatives stay within the family ------------------------
 
 define("iv", in_float32(lambda x, n: _bessel("iv", n, x)), lambda xp, g, y, x, n: g * (0.5 * (xp.iv(x, n=n - 1) + xp.iv(x, n=n + 1))),
-       saves="x", params=("n",), doc="The modified Bessel function of the first kind.")  # fmt: skip
+       saves="x", params=("n",), reference="scipy.special:iv", doc="The modified Bessel function of the first kind.")  # fmt: skip
 define("ive", in_float32(lambda x, n: _bessel("ive", n, x)),
        lambda xp, g, y, x, n: g * xp.ive_derivative(x, n=n, order=1), saves="x", params=("n",),
-       doc="The modified Bessel function times exp(-|x|).")  # fmt: skip
+       reference="scipy.special:ive", doc="The modified Bessel function times exp(-|x|).")  # fmt: skip
 define("ive_derivative", in_float32(lambda x, n, order: _ive_derivative(x, n, order)),
        lambda xp, g, y, x, n, order: g * xp.ive_derivative(x, n=n, order=order + 1), saves="x", params=("n", "order"),
-       doc="A derivative of the modified Bessel function times exp(-|x|).")  # fmt: skip
+       reference="formula", doc="A derivative of the modified Bessel function times exp(-|x|).")  # fmt: skip
 define("jv", in_float32(lambda x, n: _bessel("jv", n, x)), lambda xp, g, y, x, n: g * (0.5 * (xp.jv(x, n=n - 1) - xp.jv(x, n=n + 1))),
-       saves="x", params=("n",), doc="The Bessel function of the first kind.")  # fmt: skip
+       saves="x", params=("n",), reference="scipy.special:jv", doc="The Bessel function of the first kind.")  # fmt: skip
 
 
 _FASTER = {"iv0": "i0", "iv1": "i1", "ive0": "i0e", "ive1": "i1e"}  # real, and several times as fast

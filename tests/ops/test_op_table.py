@@ -33,7 +33,7 @@ from adjoint.core.op import names_read
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import NotSavedError
 from adjoint.testing import Case, gradcheck, gradgradcheck
-from adjoint.testing.references import UNCHECKED, reference, source
+from adjoint.testing.references import TABLES, UNCHECKED, reference, source
 
 
 def except_for(check: str, names: tuple[str, ...]) -> list[str]:
@@ -48,6 +48,11 @@ def test_every_exception_is_an_op_and_has_a_reason():
     listed = {name: reason for table in UNCHECKED.values() for name, reason in table.items()}
     assert set(listed) <= set(OP_NAMES)
     assert all(listed.values())
+
+
+def test_every_formula_is_the_reference_of_an_op():
+    for word, table in TABLES.items():
+        assert set(table) == {name for name in OP_NAMES if op_of(name).reference == word}
 
 
 def test_every_smooth_op_has_a_case_for_each_smooth_argument():
@@ -103,8 +108,8 @@ def _list(result: Any) -> list[Any]:
 
 @pytest.mark.parametrize("name", except_for("values", OP_NAMES))
 def test_values_are_those_of_the_reference(name):
-    assert source(name), "nothing to compare it with: give it a reference in adjoint/testing/references.py"
-    expected = reference(name)
+    assert source(op_of(name)), "nothing to compare it with: give it a reference="
+    expected = reference(op_of(name))
     if expected is None:
         pytest.skip("its library is not installed")
     for case in CASES[name]:
