@@ -90,6 +90,11 @@ METHODS = {
     "le": "x <= y",
     "ge": "x >= y",
     "neg": "-x",
+    "new_zeros": "ad.zeros(shape, dtype=x.dtype)",
+    "new_ones": "ad.ones(shape, dtype=x.dtype)",
+    "new_full": "ad.full(shape, value, dtype=x.dtype)",
+    "new_empty": "ad.empty(shape, dtype=x.dtype)",
+    "new_tensor": "ad.tensor(values, dtype=x.dtype)",
     "normal_": "x.copy_(rng.normal(size=x.shape)) under ad.no_grad()",
     "uniform_": "x.copy_(rng.uniform(low, high, x.shape)) under ad.no_grad()",
 }
@@ -118,6 +123,13 @@ OPTIMIZERS = {
     "state": "optimizer.state_of(parameter)",
 }
 SCALERS = {"unscale_": "scaler.unscale(optimizer)"}
+UPDATES = {
+    "multiply": "x.at[key].mul(value)",
+    "divide": "x.at[key].mul(1 / value)",
+    "power": "x.at[key].set(x[key] ** value)",
+    "subtract": "x.at[key].add(-value)",
+    "apply": "x.at[key].set(f(x[key]))",
+}
 
 FUNCTIONS = {
     "as_tensor": "ad.asarray(values)",
@@ -178,6 +190,9 @@ FUNCTIONS = {
     "Size": "a tuple",
     "func": "ad.grad, ad.vmap, ad.jacobian and ad.nn.functional_call",
     "addmm": "x @ y + b",
+    "remat": "ad.checkpoint(f, *args)",
+    "custom_gradient": "ad.custom_vjp(f)",
+    "custom_transpose": "ad.custom_vjp(f)",
     "jit": "the function as it is: adjoint runs eagerly",
     "lax": "Python's if, for and while; ad.where inside ad.vmap",
     "tree_map": "ad.tree.map(f, tree)",
@@ -190,8 +205,40 @@ FUNCTIONS = {
 # Of the parts of the package, by their names
 _IN_PLACE_OF = "w.copy_(ad.nn.init.{}(w.shape, rng=rng)) under ad.no_grad()"
 _SCHEDULE = "ad.optim.schedules, functions of the step: Trainer(schedule=…), or optimizer.lr = schedule(step)"
+_GENERATOR = "rng = ad.random.default_rng(seed), and pass it on: there is no global generator"
 _DATA = "ad.train.DataLoader(data, batch_size): data are arrays, or anything with __len__ and __getitem__"
 PARTS: dict[str, dict[str, str]] = {
+    "adjoint.random": {
+        "PRNGKey": _GENERATOR,
+        "key": _GENERATOR,
+        "split": "rng.spawn(n), whose generators are independent",
+        "fold_in": "rng.spawn(n), whose generators are independent",
+        "seed": _GENERATOR,
+        "RandomState": _GENERATOR,
+        **{
+            name: f"ad.random.default_rng(seed).{name}: there is no global generator"
+            for name in (
+                "bernoulli",
+                "categorical",
+                "choice",
+                "exponential",
+                "gumbel",
+                "integers",
+                "laplace",
+                "logistic",
+                "lognormal",
+                "normal",
+                "permutation",
+                "random",
+                "standard_normal",
+                "uniform",
+            )
+        },
+        "randn": "ad.random.default_rng(seed).standard_normal(shape)",
+        "rand": "ad.random.default_rng(seed).random(shape)",
+        "randint": "ad.random.default_rng(seed).integers(low, high, shape)",
+        "shuffle": "x[ad.random.default_rng(seed).permutation(len(x))]",
+    },
     "adjoint.nn": {
         "MultiheadAttention": "ad.nn.MultiHeadAttention",
         **{
@@ -356,12 +403,15 @@ _NOT_HERE = {
     "num_workers": "batches are made in this process; prefetch=2 makes them ahead, in a thread",
     "pin_memory": "all tensors are in the memory of the processor",
     "epochs": "trainer.fit(loader, epochs=…) takes it",
+    "outputs": "ad.gradients(loss, [w]) takes tensors",
+    "grad_outputs": "ad.gradients(loss, [w]) takes tensors",
     "requires_grad": "results require grad where what they are made of does",
 }
 
 # Attributes of instances of a class and its subclasses, by the name of the class
 ATTRIBUTES = {
     "Tensor": METHODS, "Module": MODULES, "Optimizer": OPTIMIZERS, "GradScaler": SCALERS,
+    "At": UPDATES,
 }  # fmt: skip
 
 _RENAMED = frozenset(KEYWORDS.values())
@@ -456,7 +506,7 @@ class _Absent:
         self.name, self.instead = name, instead
 
     def __get__(self, x: Any, cls: type) -> NoReturn:
-        owner = "a tensor" if cls.__name__ == "Tensor" else cls.__name__
+        owner = {"Tensor": "a tensor", "At": "x.at[key]"}.get(cls.__name__, cls.__name__)
         raise AbsentNameError(f"{owner} has no {self.name!r}.  Use {self.instead}.")
 
 

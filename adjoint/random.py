@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -40,13 +40,6 @@ __all__ = ["Generator", "default_rng"]
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-def __getattr__(name: str) -> NoReturn:
-    """Raise with a hint for the functions of NumPy's global generator."""
-    draw = not name.startswith("_") and hasattr(Generator, name)
-    cure = f".  There is no global generator: use ad.random.default_rng(seed).{name}." if draw else ""
-    raise AttributeError(f"module 'adjoint.random' has no attribute {name!r}{cure}")
 
 
 def default_rng(seed: Any = None) -> Generator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import sys
 from types import FrameType
 from typing import Any
 
@@ -44,6 +45,25 @@ def check_conversion(t: Any, target: str, instead: str) -> None:
         return
     raise LostHistoryError(
         f"{what} would become {target} at {user_line()}, and its gradient would be lost.\n"
-        f"  {instead}\n"
+        f"  {_same_in_adjoint() or instead}\n"
         "  If no gradient is needed, use x.detach(), x.numpy() or x.item()."
     )
+
+
+def _same_in_adjoint() -> str:
+    """Return a hint if the SciPy function that the user called is in adjoint, too."""
+    ad, hint = sys.modules["adjoint"], ""
+    homes = {
+        "special": {"ad.special": ad.special, "ad": ad},
+        "linalg": {"ad.linalg": ad.linalg},
+        "fft": {"ad.fft": ad.fft},
+    }
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and library_of(frame) in ("adjoint", "numpy", "scipy"):
+        library, _, part = frame.f_globals["__name__"].partition(".")
+        name = frame.f_code.co_name
+        for path, home in homes.get(part.partition(".")[0], {}).items() if library == "scipy" else ():
+            if name in home.__all__:
+                hint = f"Use {path}.{name}, which takes tensors."
+        frame = frame.f_back
+    return hint

@@ -183,6 +183,11 @@ def array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any) 
             f"np.{func.__name__} writes into its argument, which a tensor in a graph does not allow.\n"
             "  Use y = x.at[i].set(v), or x[i] = v where no gradient is needed."
         )
+    if func.__name__ in ("save", "savez", "savez_compressed", "savetxt"):
+        raise InputError(
+            f"np.{func.__name__} writes arrays, not tensors.\n"
+            "  Give it x.numpy(), or use ad.save(path, tensors)."
+        )
     raise InputError(
         f"np.{func.__name__} has no derivative in adjoint.\n"
         "  Use x.numpy() if no gradient is needed, or write it with ad functions."

@@ -81,6 +81,7 @@ for _op in OPS.values():
 attach(Tensor, **{name: function(name) for name in COMPOSED})
 attach(Tensor, **{method: augmented(method) for method in AUGMENTED})
 explain_class(Tensor)
+explain_class(index.At)
 
 
 def _comparison(method: str) -> None:

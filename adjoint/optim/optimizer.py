@@ -56,7 +56,11 @@ class Optimizer:
         self._complex = False  # whether a parameter is
         given = listed(type(self).__name__, params)
         if not given:
-            raise InputError(f"{type(self).__name__}: no parameters to optimise.")
+            raise InputError(
+                f"{type(self).__name__}: no parameters to optimise.\n"
+                "  Modules and parameters in plain lists or dictionaries are not found: use nn.ModuleList, "
+                "nn.ModuleDict or nn.ParameterList."
+            )
         grouped = isinstance(given[0], Mapping)
         for i, g in enumerate(given):
             if isinstance(g, Mapping) != grouped:
@@ -390,8 +394,9 @@ def _found(grads: Mapping[Any, Any], p: Tensor) -> Any:
 def listed(kind: str, params: Any) -> list[Any]:
     """Return parameters, or groups of them, as a list; a module, one tensor, or no list raises."""
     if callable(getattr(params, "parameters", None)):
+        empty = "" if list(params.parameters()) else "\n  It has none: use nn.ModuleList for lists of layers."
         raise InputError(
-            f"{kind}: give the parameters of the {type(params).__name__}: {kind}(model.parameters())."
+            f"{kind}: give the parameters of the {type(params).__name__}: {kind}(model.parameters()).{empty}"
         )
     if isinstance(params, (Tensor, str)) or not isinstance(params, Iterable):
         raise InputError(f"{kind}: give a list of parameters, or of groups, not one {type(params).__name__}.")

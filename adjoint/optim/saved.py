@@ -28,7 +28,10 @@ def read_state(optimizer: Optimizer, state: Any) -> tuple[list[Read], int]:
     if missing:
         raise ArgumentError(f"{kind}: this is no optimiser's state: no {missing[0]!r}.")
     if state["kind"] != kind:
-        raise ArgumentError(f"this is the state of {state['kind']}, not of {kind}.")
+        raise ArgumentError(
+            f"this is the state of {state['kind']}, but the optimiser is {kind}.\n"
+            f"  Use {state['kind']} to continue, or load only the model's state to start with a new {kind}."
+        )
     ours = [len(g.params) for g in optimizer.groups]
     for part in ("state", "steps"):
         counts = [len(s) for s in state[part]]

@@ -46,7 +46,11 @@ _NUMBERS = (float, complex, int, np.ndarray, np.generic)
 def as_function(transform: str, f: Any) -> Callable[..., Any]:
     """Return ``f`` if it can be called; raise otherwise."""
     if not callable(f):
-        raise InputError(f"{transform}: expected a function, but got {type(f).__name__}.")
+        form = "\n  For the gradients of a tensor use ad.gradients(loss, [w])."
+        raise InputError(
+            f"{transform}: expected a function, but got {type(f).__name__}."
+            + (form if isinstance(f, Tensor) else "")
+        )
     return f
 
 

@@ -351,6 +351,7 @@ OWNERS = {
     "MODULES": (ad.nn.Linear(2, 2), hints.MODULES),
     "OPTIMIZERS": (ad.optim.SGD([ad.ones(2, requires_grad=True)]), hints.OPTIMIZERS),
     "SCALERS": (ad.GradScaler(), hints.SCALERS),
+    "UPDATES": (ad.ones(2).at[0], hints.UPDATES),
     **{name: (importlib.import_module(name), table) for name, table in hints.PARTS.items()},
 }
 

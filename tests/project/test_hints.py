@@ -7,7 +7,11 @@ import inspect
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.fft
+import scipy.linalg
+import scipy.special
 
 import adjoint as ad
 from adjoint import hints
@@ -71,3 +75,83 @@ def test_errors_of_the_function_itself_are_not_changed():
         ad.softmax(axis=0)
     with pytest.raises(ad.errors.InputError, match="softmax: there is no dims2=; it takes x, axis"):
         ad.softmax(ad.ones(2), dims2=0)
+
+
+class Plain(ad.nn.Module):
+    """Layers in a plain list, which the module does not find."""
+
+    def __init__(self) -> None:
+        self.layers = [ad.nn.Linear(2, 2)]
+
+
+W = ad.tensor([1.0, 2.0], requires_grad=True)
+ADAM = ad.optim.Adam([ad.tensor([1.0], requires_grad=True)]).state_dict()
+MESSAGES = {
+    "JAX's keys": (
+        lambda: ad.random.PRNGKey(0),
+        "module 'adjoint.random' has no attribute 'PRNGKey'.  Use rng = ad.random.default_rng(seed), and pass "
+        "it on: there is no global generator.",
+    ),
+    "NumPy's generator": (
+        lambda: ad.random.normal(3),
+        "module 'adjoint.random' has no attribute 'normal'.  Use ad.random.default_rng(seed).normal: there is "
+        "no global generator.",
+    ),
+    "JAX's updates": (
+        lambda: W.at[0].multiply(2.0),
+        "x.at[key] has no 'multiply'.  Use x.at[key].mul(value).",
+    ),
+    "PyTorch's grad": (
+        lambda: ad.grad((W * W).sum(), W),
+        "grad: expected a function, but got Tensor.\n"
+        "  For the gradients of a tensor use ad.gradients(loss, [w]).",
+    ),
+    "PyTorch's names in grad": (
+        lambda: ad.grad(outputs=(W * W).sum(), inputs=W),
+        "grad: there is no outputs=: ad.gradients(loss, [w]) takes tensors.",
+    ),
+    "np.save": (
+        lambda: np.save("never.npy", W.detach()),
+        "np.save writes arrays, not tensors.\n  Give it x.numpy(), or use ad.save(path, tensors).",
+    ),
+    "a plain list of layers": (
+        lambda: ad.optim.Adam(Plain()),
+        "Adam: give the parameters of the Plain: Adam(model.parameters()).\n"
+        "  It has none: use nn.ModuleList for lists of layers.",
+    ),
+    "the parameters of a plain list of layers": (
+        lambda: ad.optim.Adam(Plain().parameters()),
+        "Adam: no parameters to optimise.\n"
+        "  Modules and parameters in plain lists or dictionaries are not found: use nn.ModuleList, "
+        "nn.ModuleDict or nn.ParameterList.",
+    ),
+    "the state of another optimiser": (
+        lambda: ad.optim.SGD([ad.tensor([1.0], requires_grad=True)]).load_state_dict(ADAM),
+        "this is the state of Adam, but the optimiser is SGD.\n"
+        "  Use Adam to continue, or load only the model's state to start with a new SGD.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MESSAGES)
+def test_messages(case):
+    act, message = MESSAGES[case]
+    with pytest.raises(ad.errors.AdjointError) as caught:
+        act()
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("function", "ours"),
+    [
+        (scipy.special.logsumexp, "ad.logsumexp"),
+        (scipy.special.softmax, "ad.softmax"),
+        (scipy.special.log_softmax, "ad.log_softmax"),
+        (scipy.linalg.inv, "ad.linalg.inv"),
+        (scipy.fft.fft, "ad.fft.fft"),
+    ],
+)
+def test_functions_of_scipy_that_convert_are_named(function, ours):
+    with pytest.raises(ad.errors.LostHistoryError) as caught:
+        function(ad.ones((2, 2), dtype=float).requires_grad_())
+    assert str(caught.value).split("\n")[1] == f"  Use {ours}, which takes tensors."

@@ -117,4 +117,4 @@ def test_types_in_the_script_of_a_user(checker, tmp_path):
 
 def test_the_declared_updates_are_those_of_the_class():
     declared = {name for name in vars(methods.Updates) if not name.startswith("_")}
-    assert declared == {name for name in dir(type(ad.ones(2).at)) if not name.startswith("_")}
+    assert declared == {name for name in dir(ad.ones(2).at) if not name.startswith("_")}
