@@ -1,4 +1,4 @@
-"""The front doors: ``Tensor.backward``, ``ad.backward`` and ``ad.gradients``."""
+"""``Tensor.backward``, ``ad.backward`` and ``ad.gradients``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ OnLeafReady = Callable[[Tensor, Tensor], Any]
 
 
 def runner_for(workers: int | str | None) -> Callable[[Plan, Run], None]:
-    """Choose what runs the plan: one thread, so many threads, or whatever pays."""
+    """Return the function that runs a plan: in one thread, in a number of threads, or chosen "
+    "automatically."""
     chosen = get_workers() if workers is None else workers
     if chosen == "auto":
         return run_auto
@@ -48,7 +49,7 @@ def runner_for(workers: int | str | None) -> Callable[[Plan, Run], None]:
 
 @lru_cache(maxsize=16)
 def _one(dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Return the seed of nearly every backward, made once: nothing ever writes into it."""
+    """Return the seed of a scalar backward; it is cached and read-only."""
     one = np.ones((), dtype)
     one.flags.writeable = False
     return one
@@ -109,16 +110,43 @@ def backward_into_leaves(
 ) -> None:
     """Differentiate this tensor and add the gradients to the ``.grad`` of the leaves.
 
-    A tensor of one element needs no ``gradient``; any other needs one of exactly its shape.
-    ``retain_graph`` keeps what was saved, for a second backward; ``create_graph`` records
-    the backward itself, so that the gradients can be differentiated (``.grad`` then holds a graph
-    that holds its leaf: a reference cycle until ``.grad`` is cleared; ``ad.gradients`` makes none).
-    ``inputs`` limits it to these tensors.  ``workers`` is how many threads may work, or "auto"; None takes
-    ``ad.config.workers``.  ``on_leaf_ready(leaf, grad)`` is called once for each leaf, when
-    its gradient is complete and the rest still runs; if it returns True it has taken the
-    gradient, which then is not added to ``.grad``.  If anything fails, no ``.grad`` has changed.
-    Inside ``micro_batch`` of an accumulator the gradients of its parameters go there, and their
-    ``.grad`` stays.
+    If anything fails, no ``.grad`` has changed.  Inside ``micro_batch`` of an accumulator, gradients of its
+    parameters are added to the accumulator instead.
+
+    Parameters
+    ----------
+    gradient : array_like, optional
+        The gradient of this tensor, with its shape and dtype.  It may be omitted for a tensor of one element.
+    retain_graph : bool
+        Whether saved values are kept, for a second backward.
+    create_graph : bool
+        Whether the backward is recorded, so that the gradients can be differentiated.  ``.grad`` then
+        refers to a graph that refers to its leaf, a reference cycle until ``.grad`` is cleared.
+        ``ad.gradients`` avoids it.
+    inputs : Tensor or sequence of Tensor, optional
+        Only these tensors get gradients.
+    workers : int or "auto", optional
+        The number of threads.  The default is ``ad.config.workers``.
+    on_leaf_ready : callable, optional
+        ``on_leaf_ready(leaf, grad)`` is called for each leaf as soon as its gradient is complete.  If it
+        returns True, the gradient is not added to ``.grad``.
+
+    Raises
+    ------
+    NoGradientError
+        If the tensor does not require grad.
+    ShapeError
+        If the tensor has several elements and there is no ``gradient``.
+    GraphReleasedError
+        If the graph was differentiated before without ``retain_graph``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> x = ad.tensor([1.0, 2.0], requires_grad=True)
+    >>> (x ** 2).sum().backward()
+    >>> x.grad
+    tensor([2., 4.], dtype=float64)
     """
     target = sink.get()
     early = None if on_leaf_ready is None else _Early(on_leaf_ready, target)
@@ -153,9 +181,9 @@ def backward_into_leaves(
 
 
 def _backward_plainly(root: Tensor, retain: bool, early: _Early | None, target: Sink | None) -> bool:
-    """Do ``root.backward()`` of a loss, or return False where anything is to be looked at besides.
+    """Run ``root.backward()`` of a scalar loss without options; return False if this is not that case.
 
-    As above, with all that nobody asked for left out: a sixth of the time of a small net's backward.
+    It skips the checks of the general case, a sixth of the time of a small network's backward.
     """
     node, data = root._node, root._data
     if (
@@ -180,7 +208,7 @@ def _backward_plainly(root: Tensor, retain: bool, early: _Early | None, target: 
     finally:
         grad_mode.set(before)
     found = run.grads
-    # a hook may have put another one on a leaf meanwhile
+    # a hook may have added another hook to a leaf meanwhile
     hooked = any([x._extra is not None and x._extra.hooks is not None for x in found])  # noqa: C419
     if hooked or early is not None or run.wide or run.zeros:
         found = dict(run.finish())
@@ -191,21 +219,22 @@ def _backward_plainly(root: Tensor, retain: bool, early: _Early | None, target: 
 
 
 class _Early:
-    """The leaves that are done with while the rest of a backward still runs."""
+    """The leaves that are finished while the rest of a backward still runs."""
 
     __slots__ = ("done", "on_leaf_ready", "target")
 
     def __init__(self, on_leaf_ready: OnLeafReady | None, target: Sink | None = None) -> None:
         if on_leaf_ready is not None and not callable(on_leaf_ready):
             raise InputError(
-                f"backward: on_leaf_ready is a function (leaf, grad), but got {type(on_leaf_ready).__name__}."
+                "backward: on_leaf_ready must be a function (leaf, grad), not "
+                f"{type(on_leaf_ready).__name__}."
             )
         self.on_leaf_ready = on_leaf_ready
         self.target = target
         self.done: list[tuple[Tensor, str]] = []
 
     def taken(self, leaf: Tensor, g: Any) -> bool:
-        """Hand a complete leaf to ``on_leaf_ready``; tell whether that has taken it."""
+        """Pass a complete leaf to ``on_leaf_ready``; return whether that took the gradient."""
         assert self.on_leaf_ready is not None
         if self.on_leaf_ready(leaf, as_gradient_tensor(g)) is not True:
             return False
@@ -213,7 +242,7 @@ class _Early:
         return True
 
     def taken_or_committed(self, leaf: Tensor, g: Any) -> bool:
-        """Do so, or commit a complete leaf that has post-accumulate hooks, and run these."""
+        """Call ``taken``; otherwise commit a leaf that has post-accumulate hooks, and run these."""
         if self.on_leaf_ready is not None and self.taken(leaf, g):
             return True
         extra = leaf._extra
@@ -228,7 +257,7 @@ class _Early:
         return not kept
 
     def note(self, error: BaseException) -> None:
-        """Say in an error which leaves were finished before it, although nothing else has changed."""
+        """Add a note to an error that lists the leaves finished before it."""
         for what in dict.fromkeys(what for _, what in self.done):
             shapes = [str(t.shape) for t, w in self.done if w == what]
             error.add_note(f"{len(shapes)} {what} (shapes {', '.join(shapes)}); no other .grad has changed.")
@@ -258,11 +287,40 @@ def backward(
     workers: int | str | None = None,
     on_leaf_ready: OnLeafReady | None = None,
 ) -> Gradients:
-    """Differentiate ``root`` and return the gradients of its leaves; no tensor is touched.
+    """Differentiate ``root`` and return the gradients of its leaves; no ``.grad`` is changed.
 
-    The arguments are those of ``Tensor.backward``; what ``on_leaf_ready`` takes, by returning
-    True, is not in the store.
+    Parameters
+    ----------
+    root : Tensor
+        The tensor to differentiate.
+    gradient : array_like, optional
+        The gradient of ``root``, with its shape and dtype.  It may be omitted for a tensor of one element.
+    retain_graph : bool
+        Whether saved values are kept, for a second backward.
+    create_graph : bool
+        Whether the backward is recorded, so that the gradients can be differentiated.
+    inputs : Tensor or sequence of Tensor, optional
+        Only these tensors get gradients.
+    workers : int or "auto", optional
+        The number of threads.  The default is ``ad.config.workers``.
+    on_leaf_ready : callable, optional
+        ``on_leaf_ready(leaf, grad)`` is called for each leaf as soon as its gradient is complete.  If it
+        returns True, the gradient is not stored.
 
+    Returns
+    -------
+    Gradients
+        The gradients by tensor.
+
+    Raises
+    ------
+    NoGradientError
+        If ``root`` does not require grad.
+    ShapeError
+        If ``root`` has several elements and there is no ``gradient``.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> x = ad.tensor([1.0, 2.0], requires_grad=True)
     >>> ad.backward((x ** 2).sum())[x]
@@ -293,7 +351,7 @@ def backward_on(
 ) -> Gradients:
     """Differentiate into a store; ``only`` limits the walk to nodes with these numbers.
 
-    ``watched`` are tensors with nodes whose gradients are stored, too, if there are no ``inputs``.
+    ``watched`` are tensors with nodes whose gradients are stored as well if there are no ``inputs``.
     """
     targets = None if inputs is None else several_tensors("inputs", inputs)
     early = _Early(on_leaf_ready)
@@ -331,12 +389,37 @@ def gradients(
     *,
     workers: int | str | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of ``outputs``, summed, with respect to each of ``inputs``.
+    """Return the gradients of the sum of ``outputs`` with respect to each of ``inputs``.
 
-    Inputs may be intermediate tensors.  With ``create_graph=True`` the results have history
-    and can be differentiated again.  An input that no output depends on is an error, or
-    None with ``allow_unused=True``.
+    Parameters
+    ----------
+    outputs : Tensor or sequence of Tensor
+        The tensors to differentiate.
+    inputs : Tensor or sequence of Tensor
+        The tensors to differentiate with respect to.  They may be intermediate results.
+    grad_outputs : array_like or sequence of array_like, optional
+        The gradients of the outputs.  They may be omitted for outputs of one element.
+    retain_graph : bool, optional
+        Whether saved values are kept, for a second backward.  The default is ``create_graph``.
+    create_graph : bool
+        Whether the results have history and can be differentiated again.
+    allow_unused : bool
+        Whether the gradient of an input that no output depends on is None instead of an error.
+    workers : int or "auto", optional
+        The number of threads.  The default is ``ad.config.workers``.
 
+    Returns
+    -------
+    tuple of Tensor or None
+        One gradient per input.
+
+    Raises
+    ------
+    NoGradientError
+        If no output depends on an input and ``allow_unused`` is False.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> x = ad.tensor(2.0, requires_grad=True)
     >>> gx, = ad.gradients(x ** 3, [x], create_graph=True)
@@ -390,7 +473,7 @@ def several_tensors(what: str, tensors: Any) -> list[Tensor]:
         if not isinstance(t, Tensor):
             raise InputError(f"{what}[{i}] must be a tensor, but is a {type(t).__name__}.")
     if not found:
-        raise InputError(f"{what} is empty: name at least one tensor.")
+        raise InputError(f"{what} is empty.  Pass at least one tensor.")
     return found
 
 

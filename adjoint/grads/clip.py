@@ -1,6 +1,7 @@
-"""Clipping: gradients are replaced where they rest, and the norm from before is returned.
+"""Clipping of gradients.
 
-They rest in the ``.grad`` of parameters, in a ``Gradients`` store, or in a dictionary of arrays.
+The gradients are in the ``.grad`` of parameters, in a ``Gradients`` store, or in a dictionary of arrays.
+They are replaced there, and the norm from before is returned.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Array = ndarray[Any, Any]
 
 
 class _Place:
-    """One gradient, its parameter where that is known, and the way to put another in its place."""
+    """A gradient, its parameter if known, and a function that replaces the gradient."""
 
     __slots__ = ("grad", "label", "param", "put")
 
@@ -39,9 +40,9 @@ class _Place:
 
 
 def _places(what: str, target: Any) -> list[_Place]:
-    """Find the gradients in parameters, a store, or a dictionary; those that are None are left out.
+    """Return the gradients in parameters, a store or a dictionary; None is skipped.
 
-    A parameter that comes twice, as one that layers share, has one gradient and counts once.
+    A parameter that occurs twice, such as one that layers share, counts once.
     """
     if isinstance(target, Tensor):
         target = [target]
@@ -83,24 +84,26 @@ def _mapping_places(what: str, target: Mapping[Any, Any]) -> list[_Place]:
             refuse_masked(g)
             if not differentiable(g.dtype):
                 raise DTypeError(
-                    f"{what}: gradients are floats or complex numbers, but {name!r} is {g.dtype}."
+                    f"{what}: gradients must be floats or complex numbers, but {name!r} is {g.dtype}."
                 )
             found.append(_gradient_place(str(name), g, None, partial(target.__setitem__, name)))
         else:
             raise InputError(
-                f"{what}: {name!r} is a {type(g).__name__}; a dictionary holds parameters, or gradients that "
+                f"{what}: {name!r} is a {type(g).__name__}; a dictionary must hold parameters, or "
+                "gradients that "
                 "are arrays or tensors."
             )
     return [place for place in found if place is not None]
 
 
-# Gradients of an accumulator that its clip function was given: a dictionary by name, or a store by parameter.
+# The gradients that an accumulator passed to its clip function: a dictionary by name, or a store by
+# parameter.
 _lent: ContextVar[Any] = ContextVar("adjoint_lent", default=None)
 
 
 @contextmanager
 def lending(gradients: Any) -> Iterator[None]:
-    """Clip these gradients where they are, however they are grouped, inside the block."""
+    """Clip these gradients in place inside the block, whatever groups they are in."""
     token = _lent.set(gradients)
     try:
         yield
@@ -109,14 +112,14 @@ def lending(gradients: Any) -> Iterator[None]:
 
 
 def _param_place(what: str, label: str, t: Tensor) -> _Place | None:
-    """Find the gradient of a parameter: its ``.grad``, or what the accumulator that clips has for it."""
+    """Return the gradient of a parameter: its ``.grad``, or the one in the accumulator that is clipping."""
     lent = _lent.get()
     if lent is not None:
         if not t.requires_grad and (place := _lent_place(label, t, None)) is not None:  # itself a gradient
             return place
         if isinstance(lent, Mapping):
             raise InputError(
-                f"{what}: this accumulator has no parameters; its clip function groups gradients, g[name]."
+                f"{what}: this accumulator has no parameters.  Group its gradients by name: g[name]."
             )
         if t in lent:
             return _Place(label, lent.get(t), t, partial(lent.set, t))
@@ -124,12 +127,12 @@ def _param_place(what: str, label: str, t: Tensor) -> _Place | None:
 
 
 def _gradient_place(label: str, g: Any, param: Tensor | None, put: Callable[[Any], None]) -> _Place:
-    """Find where a gradient rests: in its container, or in an accumulator."""
+    """Return the place of a gradient: in its container, or in an accumulator."""
     return _lent_place(label, g, param) or _Place(label, g, param, put)
 
 
 def _lent_place(label: str, g: Any, param: Tensor | None) -> _Place | None:
-    """Find a gradient, or a view of one, among those of an accumulator: it is written where it is."""
+    """Return the place of a gradient, or of a view of one, in an accumulator; it is written in place."""
     if _lent.get() is None:
         return None
     for key, whole in _lent.get().items():
@@ -153,7 +156,7 @@ def _write(g: Any, new: Any) -> None:
 
 
 def scaled(g: Any, factor: Any) -> Any:
-    """Multiply a gradient by a number or an array that broadcasts; kind and dtype stay."""
+    """Multiply a gradient by a number or by an array that broadcasts; type and dtype are kept."""
     if type(g) is SparseGradient:
         return SparseGradient.of(g._rows.mapped(_times(g._rows.values, factor)))
     if isinstance(g, Tensor):
@@ -164,7 +167,7 @@ def scaled(g: Any, factor: Any) -> Any:
 
 
 def _times(a: Array, factor: Any) -> Array:
-    # in half precision the factor itself would lose digits below 6e-5, and be 0 below 3e-8
+    # half precision would round the factor below 6e-5, and underflow below 3e-8
     if a.dtype.itemsize == 2:
         return np.multiply(a.astype(np.float32), factor, dtype=np.float32).astype(a.dtype)
     return np.asarray(np.multiply(a, factor, dtype=a.dtype))
@@ -181,13 +184,31 @@ def _refuse_nonfinite(what: str, places: list[_Place], norm: float, allow: bool 
 
 
 def clip_grad_norm(target: Any, max_norm: float, p: float = 2.0, *, nonfinite: str = "raise") -> float:
-    """Scale gradients so that their p-norm, taken together, is at most ``max_norm``; return it as it was.
+    """Scale gradients so that their joint p-norm is at most ``max_norm``.
 
-    ``target`` is parameters (their ``.grad`` is replaced), a ``Gradients`` store or a dictionary
-    of gradients.  A norm that is NaN or infinite raises and nothing has changed; with
-    ``nonfinite="allow"`` it is returned and nothing is scaled.  A norm of finite gradients that
-    is beyond float64 is returned as inf, and they are scaled.
+    Parameters
+    ----------
+    target : Module, iterable of Tensor, Gradients or dict
+        Parameters, whose ``.grad`` is replaced; or a store or a dictionary of gradients.
+    max_norm : float
+        The limit of the norm.
+    p : float
+        The order of the norm, above 0 or ``math.inf``.
+    nonfinite : {"raise", "allow"}
+        With ``"allow"``, a norm that is NaN or infinite is returned and nothing is scaled.
 
+    Returns
+    -------
+    float
+        The norm before clipping.  It is inf if the norm of finite gradients exceeds float64; they are scaled.
+
+    Raises
+    ------
+    NonFiniteError
+        If the norm is NaN or infinite, unless ``nonfinite="allow"``.  Nothing has changed then.
+
+    Examples
+    --------
     >>> grads = {"w": np.array([30.0, 40.0])}
     >>> clip_grad_norm(grads, 5.0)
     50.0
@@ -207,7 +228,7 @@ def clip_grad_norm(target: Any, max_norm: float, p: float = 2.0, *, nonfinite: s
 
 
 def _clip_places(places: list[_Place], norm: float, scale: float, bound: float) -> None:
-    """Scale gradients whose norm is norm·scale, which may be beyond float64, down to ``bound``."""
+    """Scale gradients with the norm ``norm * scale``, which may exceed float64, down to ``bound``."""
     if norm * scale > bound:
         for place in places:
             place.put(scaled(place.grad, bound / norm / scale))
@@ -220,12 +241,34 @@ def clip_grad_norm_by_group(
     *,
     nonfinite: str = "raise",
 ) -> dict[Any, float]:
-    """Clip each group of gradients by its own norm; return the norms from before, by group.
+    """Clip each group of gradients by its own norm.
 
-    ``groups`` is a dictionary of what ``clip_grad_norm`` takes, or a list of it (then they are called 0,
-    1, …), such as ``optimizer.groups``.  ``max_norm`` is one bound for all groups or a dictionary with
-    one for each.
+    Parameters
+    ----------
+    groups : dict or list
+        The groups, each a target of ``clip_grad_norm``; for example ``optimizer.groups``.  Groups of a list
+        are named 0, 1, ….
+    max_norm : float or dict of float
+        One limit for all groups, or one per group.
+    p : float
+        The order of the norm.
+    nonfinite : {"raise", "allow"}
+        With ``"allow"``, a group whose norm is NaN or infinite is not scaled.
 
+    Returns
+    -------
+    dict of float
+        The norms before clipping, by group.
+
+    Raises
+    ------
+    NonFiniteError
+        If a norm is NaN or infinite, unless ``nonfinite="allow"``.  Nothing has changed then.
+    InputError
+        If a parameter is in two groups.
+
+    Examples
+    --------
     >>> head, body = {"w": np.array([3.0, 4.0])}, {"w": np.array([0.5])}
     >>> clip_grad_norm_by_group({"head": head, "body": body}, 1.0)
     {'head': 5.0, 'body': 0.5}
@@ -241,7 +284,7 @@ def clip_grad_norm_by_group(
         bounds = {name: check_max_norm(max_norm[name], f"max_norm[{name!r}]") for name in grouped}
     elif isinstance(max_norm, (list, tuple)):
         raise ArgumentError(
-            f"{what}: max_norm is one number for all groups or a dictionary by group, but got a "
+            f"{what}: max_norm must be one number for all groups or a dictionary by group, not a "
             f"{type(max_norm).__name__}.\n  The groups are {', '.join(map(repr, grouped)) or 'none'}."
         )
     else:
@@ -260,19 +303,19 @@ def clip_grad_norm_by_group(
 
 
 def _refuse_shared(what: str, found: dict[Any, list[_Place]]) -> None:
-    """Raise if a parameter is in two groups: only the bound of the last would hold."""
+    """Raise if a parameter is in two groups, because only the limit of the last would hold."""
     groups: dict[int, Any] = {}
     for name, places in found.items():
         for place in places:
             if place.param is not None and groups.setdefault(id(place.param), name) != name:
                 raise InputError(
                     f"{what}: group {name!r}: parameter {place.label} is in group "
-                    f"{groups[id(place.param)]!r} too.\n  Leave it in one of them."
+                    f"{groups[id(place.param)]!r} too.\n  Remove it from one of them."
                 )
 
 
 def _grouped(what: str, groups: Any) -> dict[Any, Any]:
-    """Return groups by name; those of a list are numbered."""
+    """Return the groups by name; those of a list are numbered."""
     if not isinstance(groups, Mapping):
         if not isinstance(groups, (list, tuple)):
             raise InputError(
@@ -284,20 +327,29 @@ def _grouped(what: str, groups: Any) -> dict[Any, Any]:
     for name, group in groups.items():
         if isinstance(group, ndarray):
             raise InputError(
-                f"{what}: group {name!r} is an array, and what is clipped needs a place: "
+                f"{what}: group {name!r} is an array, which cannot be replaced.  Pass "
                 f"a dictionary of gradients, {{{name!r}: {{{str(name)!r}: array}}}}."
             )
-        # a group of an optimiser, as an object or as the dictionary that it was made of
+        # a parameter group of an optimiser, as an object or as a dictionary
         of = group.get("params") if isinstance(group, Mapping) else getattr(group, "params", None)
         found[name] = of if isinstance(of, (list, tuple)) else group
     return found
 
 
 def clip_grad_value(target: Any, max_value: float) -> None:
-    """Limit every element of the gradients to −max_value … max_value; complex ones by magnitude.
+    """Limit every element of the gradients to the range from ``-max_value`` to ``max_value``.
 
-    Infinities are limited too; a NaN stays one.
+    Complex elements are limited by magnitude.  Infinities are limited too; NaN stays NaN.
 
+    Parameters
+    ----------
+    target : Module, iterable of Tensor, Gradients or dict
+        Parameters, whose ``.grad`` is replaced; or a store or a dictionary of gradients.
+    max_value : float
+        The limit.
+
+    Examples
+    --------
     >>> grads = {"w": np.array([-3.0, 0.5, np.inf])}
     >>> clip_grad_value(grads, 1.0); grads["w"]
     array([-1. ,  0.5,  1. ])
@@ -322,12 +374,35 @@ def _limited(a: Array, bound: float) -> Array:
 
 
 def clip_grad_adaptive(params: Any, clipping: float = 0.01, *, eps: float = 1e-3, axis: int = 0) -> int:
-    """Scale down gradients that are large against their parameters; return how many units were scaled.
+    """Scale down gradients that are large relative to their parameters.
 
-    A unit is one index of ``axis`` of a parameter (the weights of one output), or the whole of a
-    parameter of fewer than two axes.  Its gradient g with weights w is limited to
-    ‖g‖ ≤ clipping · max(‖w‖, eps): adaptive gradient clipping, Brock et al. 2021.
+    A unit is one index of ``axis`` of a parameter (the weights of one output), or a whole parameter with
+    fewer than two axes.  The gradient g of a unit with weights w is limited to ‖g‖ ≤ clipping · max(‖w‖,
+    eps): adaptive gradient clipping, Brock et al. 2021.
 
+    Parameters
+    ----------
+    params : Module, iterable of Tensor or Gradients
+        The parameters, or a store of gradients.
+    clipping : float
+        The limit of the ratio of the norms.
+    eps : float
+        Lower limit of the norm of the weights.
+    axis : int
+        The axis of the units.
+
+    Returns
+    -------
+    int
+        The number of units that were scaled.
+
+    Raises
+    ------
+    NonFiniteError
+        If a gradient is not finite.  Nothing has changed then.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> w = ad.tensor([3.0, 4.0], requires_grad=True)
     >>> w.grad = ad.tensor([30.0, 40.0])
@@ -340,7 +415,7 @@ def clip_grad_adaptive(params: Any, clipping: float = 0.01, *, eps: float = 1e-3
     for place in places:
         if place.param is None:
             raise InputError(
-                "clip_grad_adaptive compares gradients with their parameters: pass the parameters, or a "
+                "clip_grad_adaptive compares gradients with their parameters.  Pass the parameters, or a "
                 "Gradients store, not a dictionary of gradients."
             )
     norms = [_unit_norms(stored_values(place.grad), _unit_axis(place, axis)) for place in places]
@@ -362,7 +437,7 @@ def clip_grad_adaptive(params: Any, clipping: float = 0.01, *, eps: float = 1e-3
 
 
 def _unit_axis(place: _Place, axis: int) -> int | None:
-    """Return the axis of units; None where the whole is one, which no sparse gradient is."""
+    """Return the axis of units; None if the parameter is one unit."""
     if type(place.grad) is SparseGradient:
         return 0
     ndim = place.grad.ndim
@@ -386,4 +461,4 @@ def _unit_norms(a: Array, axis: int | None) -> Array:
 
 def _check_policy(nonfinite: str) -> None:
     if nonfinite not in ("raise", "allow"):
-        raise ArgumentError(f"nonfinite is 'raise' or 'allow', but got {nonfinite!r}.")
+        raise ArgumentError(f"nonfinite must be 'raise' or 'allow', not {nonfinite!r}.")

@@ -1,4 +1,4 @@
-"""Norms over many gradients: without overflow, and the same in whatever order they come."""
+"""Norms over many gradients, without overflow and independent of their order."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ __all__ = [
 
 Array = ndarray[Any, Any]
 
-# Elements looked at together: 256 KiB of float64, so that a second look finds them in the cache.
+# Elements per piece: 256 KiB of float64, so that a second pass finds them in the cache.
 CHUNK = 1 << 15
-# Elements of one dot product: OpenBLAS starts threads above 10,000, which a dot product does not repay
-# (27 ms for 100,000 elements on a busy machine) and which make its last bits depend on their number.
+# Elements of one dot product.  OpenBLAS starts threads above 10,000 elements, which is slower
+# (27 ms for 100,000 elements on a busy machine) and makes the last bits depend on their number.
 DOT = 1 << 13
 # Bytes up to which a mask is as fast as dot products.
 MASKED = 1 << 19
-# Elements of each of many dot products that tell whether all is finite.
+# Elements of each of many dot products that test for finite values.
 ROW = 1024
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-# Elements whose finiteness is told by one mask.
+# Elements tested for finite values by one mask.
 FINITE = 1 << 17
 
 
@@ -59,7 +59,7 @@ def chunks(*arrays: Array, written: int = 0, size: int = CHUNK) -> Iterator[tupl
 
 
 def stored_values(g: Any) -> Array:
-    """Return what a gradient holds as an array: all of it, or of a sparse one the rows, each once."""
+    """Return the values of a gradient as an array; for a sparse gradient the rows, each once."""
     if type(g) is SparseGradient:
         g = g._rows
     if type(g) is SparseRows:
@@ -68,21 +68,21 @@ def stored_values(g: Any) -> Array:
 
 
 def all_finite(a: Array) -> bool:
-    """Tell whether no element is NaN or infinite."""
+    """Return whether no element is NaN or infinite."""
     with np.errstate(all="ignore"):
         return all_finite_unwarned(a)
 
 
 def all_finite_unwarned(a: Array) -> bool:
-    """Tell whether no element is NaN or infinite, where NumPy's warnings are off already."""
+    """Return whether no element is NaN or infinite; the caller has switched NumPy's warnings off."""
     if a.nbytes < MASKED or a.dtype.char not in "fdFD" or not a.flags.c_contiguous:
         return _finite_by_mask(a)
     flat = a.reshape(-1)
     flat = flat if flat.dtype.kind == "f" else flat.view(flat.real.dtype)
-    # Products of one half with the other: what is not finite makes a product, and then a sum, that is
-    # not finite either.  Large finite numbers may do so too: only then is there an exact look.  It reads
-    # everything once and writes nothing; a mask takes 1.6 times as long.  Above 500 rows, and only then,
-    # NumPy lets go of the interpreter lock; and rows are too short for BLAS to start threads.
+    # Multiply one half by the other.  A value that is not finite makes the product and the sum not finite.
+    # Large finite numbers may do so too, and are then tested exactly.  This reads everything once and writes
+    # nothing; a mask takes 1.6 times as long.  Above 500 rows NumPy releases the interpreter lock; rows are
+    # too short for BLAS to start threads.
     half = flat.size // (2 * ROW) * ROW
     dots = np.vecdot(flat[:half].reshape(-1, ROW), flat[half : 2 * half].reshape(-1, ROW))
     rest = flat[2 * half :]
@@ -110,10 +110,23 @@ def _square_sums(flat: Array) -> list[float]:
 def global_norm(arrays: Iterable[Any], p: float = 2.0) -> float:
     """Return the p-norm of all elements of all gradients together, in float64.
 
-    It is scaled where squares would overflow or vanish, so neither 1e200 nor 1e-200 is lost.
-    NaN and inf come out as NaN and inf.  The parts are added exactly, so their order does not
-    matter.
+    Values are scaled where squares would overflow or underflow.  NaN and inf give NaN and inf.  Parts are
+    added exactly, so that their order does not matter.
 
+    Parameters
+    ----------
+    arrays : iterable of array_like
+        The gradients.
+    p : float
+        The order of the norm, above 0 or ``math.inf``.
+
+    Returns
+    -------
+    float
+        The norm.
+
+    Examples
+    --------
     >>> f"{global_norm([np.array([3e200]), np.array([4e200])]):.6g}"
     '5e+200'
     """
@@ -122,9 +135,9 @@ def global_norm(arrays: Iterable[Any], p: float = 2.0) -> float:
 
 
 def norm_parts(arrays: Iterable[Any], p: float = 2.0) -> tuple[float, float]:
-    """Return the p-norm as two factors: together they may be beyond float64.
+    """Return the p-norm as two factors, because their product may be beyond float64.
 
-    The first is finite where all elements are, except of norms of orders far below 1.
+    The first factor is finite if all elements are, except for orders far below 1.
     """
     p = check_norm_order(p)
     parts = [stored_values(a) for a in arrays]
@@ -143,7 +156,7 @@ def norm_parts(arrays: Iterable[Any], p: float = 2.0) -> tuple[float, float]:
             largest = max(largest, top)
     if largest == 0.0 or math.isinf(largest) or math.isinf(p):
         return largest, 1.0
-    # a power of two, so that scaling rounds nothing; but 1.9 to the power of 2000 overflows
+    # a power of two scales without rounding; for large p, 1.9**p overflows
     scale = largest if p > 100.0 else 2.0 ** (math.frexp(largest)[1] - 1)
     with np.errstate(under="ignore"):
         total = math.fsum(float(np.sum((piece / scale) ** p)) for a in parts for piece in _wide_pieces(a))
@@ -154,9 +167,9 @@ def norm_parts(arrays: Iterable[Any], p: float = 2.0) -> tuple[float, float]:
 
 
 class Measure(NamedTuple):
-    """The norm of sums that are to be divided, and how: over ``divisor``, then times ``factor``."""
+    """The norm of sums, and how they are scaled: divided by ``divisor``, then multiplied by ``factor``."""
 
-    norm: float | None  # None: nobody asked for it
+    norm: float | None  # None: not computed
     divisor: float
     factor: float = 1.0
     clipped: bool = False
@@ -164,17 +177,17 @@ class Measure(NamedTuple):
 
 
 def measured(sums: Sequence[Any], p: float, divisor: float, bound: float | None) -> Measure:
-    """Measure sums over ``divisor``, and clip their norm to ``bound``."""
+    """Return the measure of sums over ``divisor``, with their norm clipped to ``bound``."""
     part, scale = norm_parts(sums, p)
     part /= divisor
     norm = part * scale
-    if not math.isfinite(part):  # a NaN or an infinity is not made anything else by scaling
+    if not math.isfinite(part):  # scaling cannot make it finite
         return Measure(norm, divisor, finite=False)
     clipped = bound is not None and norm > bound
     factor = bound / part / scale if clipped and bound is not None else 1.0
     if norm <= FLOAT32_MAX:
         return Measure(norm, divisor, factor, clipped)
-    # a quotient alone may be beyond the dtype of its sum
+    # the quotient alone may overflow the dtype of its sum
     if clipped:
         return Measure(norm, 1.0, np.float64(factor / divisor), clipped)
     tops = [(norm_parts([g], math.inf)[0] / divisor, float(np.finfo(g.dtype).max)) for g in sums]
@@ -205,22 +218,22 @@ def _wide_pieces(a: Array, size: int = CHUNK) -> Iterator[Array]:
 
 
 def check_norm_order(p: Any) -> float:
-    """Return the order of a norm as a float, or say which there are."""
+    """Return the order of a norm as a float; raise if it is invalid."""
     if isinstance(p, (int, float)) and not isinstance(p, bool) and p > 0 and _holds(p):
         return float(p)
-    raise ArgumentError(f"p, the order of a norm, is a number above 0 or math.inf, but got {_shown(p)}.")
+    raise ArgumentError(f"p, the order of a norm, must be positive or math.inf, but is {_shown(p)}.")
 
 
 def check_max_norm(value: Any, what: str = "max_norm") -> float:
-    """Return a bound on a norm as a float, or say why it is none."""
+    """Return a bound on a norm as a float; raise if it is invalid."""
     number = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
     if number and value > 0 and _holds(value):  # NaN is not above 0
         return float(value)
-    raise ArgumentError(f"{what} is a number above 0, but got {_shown(value)}.")
+    raise ArgumentError(f"{what} must be a positive number, but is {_shown(value)}.")
 
 
 def _holds(value: Any) -> bool:
-    """Tell whether float64 holds a number: not every int."""
+    """Return whether float64 can represent a number."""
     return not isinstance(value, int) or value.bit_length() < 1024
 
 

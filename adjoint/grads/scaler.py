@@ -1,4 +1,4 @@
-"""GradScaler: scale the loss so that small float16 gradients are not lost, as far as large ones allow."""
+"""``GradScaler``: scale losses so that small float16 gradients do not underflow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["GradScaler", "checked_count", "parameters_of", "scale_clock"]
 
 
 class _Clock:
-    """Counts the changes of all scales in this process: a moment that a scaler can tell its scale of."""
+    """A counter of the changes of all scales in this process."""
 
     __slots__ = ("now",)
 
@@ -32,15 +32,28 @@ scale_clock = _Clock()
 
 
 class GradScaler:
-    """Dynamic loss scaling.
+    """Dynamic loss scaling for half precision.
 
-    ``scale(loss).backward()`` makes gradients that are ``get_scale()`` times too large, and so do not
-    vanish in float16; ``step(optimizer)`` divides them again, and skips the update where one is
-    not finite; ``update()`` then makes the scale ``backoff_factor`` times as large after a skip,
-    or ``growth_factor`` times after ``growth_interval`` updates in a row.
-
+    ``scale(loss).backward()`` computes gradients multiplied by the scale, so that they do not underflow in
+    float16.  ``step(optimizer)`` divides them again, and skips the update if one is not finite.  ``update()``
+    reduces the scale after a skipped update, and increases it after ``growth_interval`` updates without one.
     With an accumulator, ``acc.apply(optimizer, scaler=scaler)`` does all three for the window.
 
+    Parameters
+    ----------
+    init_scale : float
+        The initial scale.
+    growth_factor : float
+        Factor of the scale after ``growth_interval`` finite updates.
+    backoff_factor : float
+        Factor of the scale after a skipped update.
+    growth_interval : int
+        The number of finite updates before the scale grows.
+    enabled : bool
+        With False the scaler does nothing.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> scaler = GradScaler(init_scale=8.0)
     >>> scaler.scale(ad.tensor(0.5))
@@ -60,26 +73,26 @@ class GradScaler:
         _check("growth_factor", growth_factor, 1.0, math.inf)
         _check("backoff_factor", backoff_factor, 0.0, 1.0)
         if isinstance(growth_interval, bool) or not isinstance(growth_interval, int) or growth_interval < 1:
-            raise ArgumentError(f"growth_interval is a whole number from 1, but got {growth_interval!r}.")
+            raise ArgumentError(f"growth_interval must be a positive integer, not {growth_interval!r}.")
         self._scale = float(init_scale)
         self.growth_factor = float(growth_factor)
         self.backoff_factor = float(backoff_factor)
         self.growth_interval = growth_interval
         if not isinstance(enabled, bool):
-            raise ArgumentError(f"enabled is True or False, but got {enabled!r}.")
+            raise ArgumentError(f"enabled must be True or False, not {enabled!r}.")
         self.enabled = enabled
-        self._past: deque[tuple[int, float]] = deque(maxlen=64)  # scales, each with the moment it ended
-        self._good = 0  # updates in a row without a skip
-        # per optimiser since the last update(): whether it was unscaled, and whether all was finite
+        self._past: deque[tuple[int, float]] = deque(maxlen=64)  # old scales, with the time they ended
+        self._good = 0  # consecutive finite updates
+        # whether the gradients of unscaled optimisers were finite, since the last update()
         self._found: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def get_scale(self) -> float:
-        """Return the scale; 1 where the scaler is not enabled."""
+        """Return the scale, or 1 if the scaler is not enabled."""
         return self._scale if self.enabled else 1.0
 
     def scale_at(self, moment: int | None) -> float | None:
-        """Return the scale at a moment of the clock of scales; None if that is forgotten."""
+        """Return the scale at a value of the scale clock; None if it is no longer stored."""
         if not self.enabled:
             return 1.0
         if moment is None or not self._past or moment >= self._past[-1][0]:
@@ -89,7 +102,7 @@ class GradScaler:
         return next(scale for until, scale in self._past if moment < until)
 
     def scale_during(self, first: int | None, last: int | None) -> float:
-        """Return the scale from one moment to another, or say that it changed meanwhile."""
+        """Return the scale during an interval of the scale clock; raise if it changed."""
         scale, later = self.scale_at(first), self.scale_at(last)
         if scale is None or scale != later:
             raise AccumulationError(
@@ -106,31 +119,58 @@ class GradScaler:
             self._scale = scale
 
     def scale(self, loss: Any) -> Any:
-        """Return a loss, or a tuple, list or dictionary of them, times the scale."""
+        """Multiply a loss by the scale.
+
+        Parameters
+        ----------
+        loss : Tensor, list, tuple or dict
+            A loss, or a collection of losses.
+
+        Returns
+        -------
+        Tensor, list, tuple or dict
+            The scaled losses.
+        """
         if isinstance(loss, Tensor):
             if not self.enabled:
                 return loss
             block = sink.get()
-            if block is not None:  # a micro-batch: its update is refused without a scaler
+            if block is not None:  # a micro-batch: its update requires a scaler
                 block.scaled = True
-            with np.errstate(over="ignore"):  # an overflow is what the scaler is there to find
+            with np.errstate(over="ignore"):  # the scaler detects overflow itself
                 return loss * self._scale
         if isinstance(loss, Mapping):
             return {name: self.scale(part) for name, part in loss.items()}
         if isinstance(loss, (list, tuple)):
             return type(loss)(self.scale(part) for part in loss)
-        raise InputError(f"scale: a loss is a tensor, but got {type(loss).__name__}.")
+        raise InputError(f"scale: a loss must be a tensor, not {type(loss).__name__}.")
 
     def unscale(self, optimizer: Any) -> bool:
-        """Divide the ``.grad`` of an optimiser's parameters by the scale; tell whether all are finite.
+        """Divide the gradients of an optimizer's parameters by the scale.
 
-        Once per update; needed only to look at or clip the gradients before ``step``, which does it too.
+        Call it at most once per update, to inspect or clip the gradients before ``step``.  ``step`` calls
+        it otherwise.
+
+        Parameters
+        ----------
+        optimizer : Optimizer
+            The optimizer.
+
+        Returns
+        -------
+        bool
+            Whether all gradients are finite.
+
+        Raises
+        ------
+        AccumulationError
+            If the gradients were already unscaled since the last ``update()``.
         """
         if optimizer in self._found:
             raise AccumulationError(
                 "unscale: the gradients of this optimiser were unscaled since the last update()."
             )
-        # each once: one that is in two groups is divided once
+        # by id, so that a parameter in two groups is divided once
         params = {id(t): t for t in parameters_of(optimizer) if t.grad is not None}.values()
         finite = all(all_finite(stored_values(t.grad)) for t in params)
         if finite and self.enabled:
@@ -140,7 +180,23 @@ class GradScaler:
         return finite
 
     def step(self, optimizer: Any) -> bool:
-        """Let the optimiser make its update if all gradients are finite; return whether it did."""
+        """Call ``optimizer.step()`` if all gradients are finite.
+
+        Parameters
+        ----------
+        optimizer : Optimizer
+            The optimizer.
+
+        Returns
+        -------
+        bool
+            Whether all gradients are finite.
+
+        Raises
+        ------
+        AccumulationError
+            If the optimizer was already stepped since the last ``update()``.
+        """
         if optimizer in self._stepped:
             raise AccumulationError("step: this optimiser was stepped since the last update().")
         finite = self._found[optimizer] if optimizer in self._found else self.unscale(optimizer)
@@ -150,7 +206,13 @@ class GradScaler:
         return finite
 
     def update(self, new_scale: float | None = None) -> None:
-        """Adapt the scale to what was found since the last update, or set it."""
+        """Adapt the scale to the gradients since the last update, or set it.
+
+        Parameters
+        ----------
+        new_scale : float, optional
+            The new scale.
+        """
         if new_scale is not None:
             _check("new_scale", new_scale, 0.0, math.inf)
             self._change(float(new_scale))
@@ -163,7 +225,13 @@ class GradScaler:
         self._stepped.clear()
 
     def record(self, *, finite: bool) -> None:
-        """Adapt the scale after one update: smaller if it was not finite, larger after many that were."""
+        """Adapt the scale after one update.
+
+        Parameters
+        ----------
+        finite : bool
+            Whether all gradients were finite.
+        """
         if not self.enabled:
             return
         if not finite:
@@ -177,7 +245,7 @@ class GradScaler:
             self._good = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scale and what it depends on."""
+        """Return the scale and the settings, to be saved."""
         return {
             "scale": self._scale,
             "growth_factor": self.growth_factor,
@@ -187,11 +255,22 @@ class GradScaler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state.
+
+        Parameters
+        ----------
+        state : mapping
+            The result of ``state_dict()``.
+
+        Raises
+        ------
+        ArgumentError
+            If keys are missing or values are invalid.
+        """
         names = ("scale", "growth_factor", "backoff_factor", "growth_interval", "good_updates")
         missing = [name for name in names if name not in state]
         if missing:
-            raise ArgumentError(f"load_state_dict: the state of a GradScaler has {', '.join(missing)} too.")
+            raise ArgumentError(f"load_state_dict: GradScaler state is missing keys: {', '.join(missing)}.")
         fresh = GradScaler(*(state[name] for name in names[:4]))
         good = checked_count("good_updates", state["good_updates"])
         self._change(fresh._scale)
@@ -200,7 +279,7 @@ class GradScaler:
         self.growth_interval = fresh.growth_interval
 
     def __reduce__(self) -> Any:
-        """Pickle and copy what ``state_dict`` has: optimisers are known by identity, so not elsewhere."""
+        """Pickle the state of ``state_dict``; the record of optimizers is not copied."""
         return _restored, (self.state_dict(), self.enabled)
 
     def __repr__(self) -> str:
@@ -215,18 +294,18 @@ def _restored(state: Mapping[str, Any], enabled: bool) -> GradScaler:
 
 def _check(name: str, value: Any, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value < high:
-        raise ArgumentError(f"{name} is a number between {low:g} and {high:g}, but got {value!r}.")
+        raise ArgumentError(f"{name} must be a number between {low:g} and {high:g}, but got {value!r}.")
 
 
 def checked_count(what: str, value: Any) -> int:
-    """Return a saved count, a whole number from 0."""
+    """Return a saved count, after checking that it is a non-negative integer."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-        raise ArgumentError(f"load_state_dict: {what} is a whole number from 0, but got {value!r}.")
+        raise ArgumentError(f"load_state_dict: {what} must be a non-negative integer, not {value!r}.")
     return int(value)
 
 
 def parameters_of(optimizer: Any) -> list[Tensor]:
-    """Return the tensors that an optimiser updates."""
+    """Return the tensors that an optimizer updates."""
     groups = getattr(optimizer, "param_groups", None)
     if groups is not None:
         return [t for group in groups for t in group["params"]]
@@ -236,6 +315,6 @@ def parameters_of(optimizer: Any) -> list[Tensor]:
             found = found() if callable(found) else found
             return list(found.values() if isinstance(found, Mapping) else found)
     raise InputError(
-        f"a {type(optimizer).__name__} does not tell its parameters: "
+        f"a {type(optimizer).__name__} has no list of parameters: "
         "it has no param_groups, params or parameters."
     )

@@ -1,4 +1,4 @@
-"""The tensors' own ``.grad`` slots: gradients are committed to them together, at the end."""
+"""The ``.grad`` slots of tensors.  The gradients of a backward are committed together, at its end."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["Sink", "commit", "drop", "sink"]
 
 
 class Sink(Protocol):
-    """Where the gradients of leaves go instead of their ``.grad``."""
+    """A destination of leaf gradients other than ``.grad``."""
 
-    scaled: bool  # a ``GradScaler`` was at a loss that is differentiated here
+    scaled: bool  # whether a ``GradScaler`` scaled a loss that is differentiated here
 
     def wants(self, leaf: Tensor) -> bool:
-        """Tell whether the gradient of this leaf goes here."""
+        """Return whether the gradient of this leaf goes here."""
 
     def take(self, gradients: dict[Tensor, Any]) -> None:
-        """Take the gradients that it wants and commit the others: all of them, or if that fails none."""
+        """Take the gradients of wanted leaves and commit the others; on an error nothing changes."""
 
 
 # Set by ``micro_batch`` of an accumulator; read once per backward.
@@ -33,13 +33,12 @@ sink: ContextVar[Sink | None] = ContextVar("adjoint_sink", default=None)
 
 
 def commit(gradients: dict[Tensor, Any]) -> None:
-    """Add gradients to the ``.grad`` of their tensors: to all of them, or if that fails to none.
+    """Add gradients to the ``.grad`` of their tensors; on an error nothing changes.
 
-    A leaf that requires no gradient any more gets none.  The tensors that were there are
-    replaced, not written to.  ``gradients`` is emptied on the way: what is summed into a new
-    array does not stay, so the peak is the old and the new.
+    A leaf that no longer requires grad is skipped.  Tensors in ``.grad`` are replaced, not written to.
+    ``gradients`` is emptied on the way to limit the peak of memory.
     """
-    # Two backwards in two threads may reach the same leaf: reading and replacing is one step.
+    # Two backwards in two threads may reach the same leaf, so reading and replacing must be one step.
     with committing:  # no loop in it, see ``_Crew`` in adjoint.engine.parallel
         changes = _changes(gradients)
         try:
@@ -50,7 +49,7 @@ def commit(gradients: dict[Tensor, Any]) -> None:
 
 
 def _changes(gradients: dict[Tensor, Any]) -> list[tuple[Any, Any, Any]]:
-    """Return slots with the gradients before and after."""
+    """Return the slots with their old and new gradients."""
     changes = []
     for t in list(gradients):
         g = gradients.pop(t)
@@ -70,7 +69,7 @@ def _set(changes: list[tuple[Any, Any, Any]], which: int) -> None:
 
 
 def drop(tensors: Iterable[Tensor], set_to_none: bool = True) -> None:
-    """Drop the ``.grad`` of all of these tensors; ``set_to_none=False``, PyTorch's option, is an error."""
+    """Set the ``.grad`` of these tensors to None; ``set_to_none=False``, PyTorch's option, is an error."""
     if not set_to_none:
         raise InputError(
             "zero_grad drops gradients and does not fill them with zeros: there is no set_to_none=False."

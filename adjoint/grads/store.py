@@ -1,4 +1,4 @@
-"""Gradients: a store of gradients, plain or differentiable, keyed by tensor."""
+"""``Gradients``: gradients by tensor, plain or differentiable."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ __all__ = ["Gradients"]
 
 
 class Gradients:
-    """What ``ad.backward`` returns: the gradient of each leaf; no tensor is touched.
+    """Gradients by tensor, as ``ad.backward`` returns them.
 
-    Look up by tensor or by ``id(tensor)``.  Gradients made with ``create_graph=True`` have
-    history and can be differentiated again; ``detach()`` gives a store without it.
+    Look a gradient up by its tensor or by ``id(tensor)``.  Gradients made with ``create_graph=True`` have a
+    history and can be differentiated again; ``detach()`` returns a store without history.
 
+    Examples
+    --------
     >>> import adjoint as ad
     >>> x = ad.tensor(3.0, requires_grad=True)
     >>> grads = ad.backward(x * x)
@@ -33,12 +35,24 @@ class Gradients:
 
     def __init__(self) -> None:
         self._items: dict[int, tuple[Tensor, Tensor]] = {}
-        # Whose array was made here and may be added into: until it is handed out, as what somebody
-        # holds must not change under them.
+        # Ids of tensors whose gradient was allocated here and not returned yet: it may be added to in place.
         self._owned: set[int] = set()
 
     def get(self, key: Tensor | int, default: Any = None) -> Any:
-        """Return the gradient of a tensor, or ``default``."""
+        """Return the gradient of a tensor, or a default.
+
+        Parameters
+        ----------
+        key : Tensor or int
+            The tensor, or its id.
+        default : object
+            The result if there is no gradient.
+
+        Returns
+        -------
+        Tensor or object
+            The gradient or ``default``.
+        """
         found = self._items.get(_id(key))
         self._owned.discard(_id(key))
         return default if found is None else found[1]
@@ -52,8 +66,8 @@ class Gradients:
 
     def __setitem__(self, key: Any, grad: Any) -> NoReturn:
         raise InputError(
-            "a gradient is not assigned with store[x] = g.\n"
-            "  Say which is meant: store.set(x, g) replaces it, store.add(x, g) adds to it."
+            "store[x] = g is not supported.\n"
+            "  Use store.set(x, g) to replace the gradient, or store.add(x, g) to add to it."
         )
 
     def __contains__(self, key: object) -> bool:
@@ -66,34 +80,50 @@ class Gradients:
         return (t for t, _ in self._items.values())
 
     def keys(self) -> list[Tensor]:
-        """The tensors, in the order their gradients were first stored."""
+        """Return the tensors, in the order in which their gradients were first stored."""
         return [t for t, _ in self._items.values()]
 
     def values(self) -> list[Tensor]:
-        """The gradients, in the order of ``keys``."""
+        """Return the gradients, in the order of ``keys()``."""
         self._owned.clear()
         return [g for _, g in self._items.values()]
 
     def items(self) -> list[tuple[Tensor, Tensor]]:
-        """Pairs of tensor and gradient."""
+        """Return pairs of a tensor and its gradient."""
         self._owned.clear()
         return list(self._items.values())
 
     def set(self, key: Tensor, grad: Any) -> None:
-        """Store a gradient; one that was there is replaced."""
+        """Store a gradient; an existing one is replaced.
+
+        Parameters
+        ----------
+        key : Tensor
+            The tensor.
+        grad : array_like
+            Its gradient, with its shape and dtype.
+        """
         self._items[_id(key)] = (key, _fitting(key, grad))
         self._owned.discard(_id(key))
 
     def add(self, key: Tensor, grad: Any) -> None:
-        """Add to the gradient of a tensor; if the addition fails nothing has changed."""
+        """Add to the gradient of a tensor; on an error nothing changes.
+
+        Parameters
+        ----------
+        key : Tensor
+            The tensor.
+        grad : array_like
+            The term, with the shape and dtype of the tensor.
+        """
         new = _fitting(key, grad)
         found = self._items.get(_id(key))
         if found is None:
             self._items[_id(key)] = (key, new)
             return
         before = found[1]
-        # An overflow is an infinite gradient, under any error state: raised in the midst of an
-        # addition in place it would leave half a sum behind.
+        # An overflow gives inf under any error state.  An exception during an addition in place would
+        # leave half a sum behind.
         with np.errstate(all="ignore"):
             if before.requires_grad or new.requires_grad or not (type(before) is type(new) is Tensor):
                 self._items[_id(key)] = (key, before + new)
@@ -105,7 +135,25 @@ class Gradients:
                     self._owned.add(_id(key))
 
     def pop(self, key: Tensor | int, *default: Any) -> Any:
-        """Remove a gradient and return it."""
+        """Remove a gradient and return it.
+
+        Parameters
+        ----------
+        key : Tensor or int
+            The tensor, or its id.
+        *default : object
+            The result if there is no gradient.
+
+        Returns
+        -------
+        Tensor or object
+            The gradient or the default.
+
+        Raises
+        ------
+        MissingGradientError
+            If there is neither a gradient nor a default.
+        """
         found = self._items.pop(_id(key), None)
         self._owned.discard(_id(key))
         if found is not None:
@@ -115,7 +163,7 @@ class Gradients:
         raise MissingGradientError(_missing(key, len(self._items)))
 
     def clear(self) -> None:
-        """Remove everything."""
+        """Remove all gradients."""
         self._items.clear()
         self._owned.clear()
 
@@ -124,20 +172,54 @@ class Gradients:
         return self._mapped(lambda g: g.detach())
 
     def scale(self, factor: Any) -> Gradients:
-        """Return a store with every gradient times ``factor``, each in its own dtype."""
+        """Return a store with every gradient multiplied by a factor, in its own dtype.
+
+        Parameters
+        ----------
+        factor : float or Tensor
+            The factor.
+
+        Returns
+        -------
+        Gradients
+            The new store.
+        """
         return self._mapped(lambda g: (g * factor).astype(g.dtype, copy=False))
 
     def merge(self, other: Gradients) -> Gradients:
-        """Return a store with the gradients of both; where both have one, the sum."""
+        """Return a store with the gradients of both stores; gradients of the same tensor are added.
+
+        Parameters
+        ----------
+        other : Gradients
+            The other store.
+
+        Returns
+        -------
+        Gradients
+            The new store.
+        """
         if not isinstance(other, Gradients):
-            raise InputError(f"merge: a store merges with another ad.Gradients, not {type(other).__name__}.")
+            raise InputError(f"merge: the other store must be an ad.Gradients, not {type(other).__name__}.")
         merged = copy(self)
-        for t, g in other.items():  # not _items: other may no longer add into what both now hold
+        # not _items: the stores now share arrays, so none may be added to in place
+        for t, g in other.items():
             merged.add(t, g)
         return merged
 
     def norm(self, p: float = 2.0) -> float:
-        """Return the p-norm of all gradients together; large values do not overflow."""
+        """Return the p-norm of all gradients together, without overflow.
+
+        Parameters
+        ----------
+        p : float
+            The order of the norm.
+
+        Returns
+        -------
+        float
+            The norm.
+        """
         return global_norm((g for _, g in self._items.values()), p)
 
     def __copy__(self) -> Gradients:
@@ -158,7 +240,7 @@ class Gradients:
 
 
 def _rebuilt(pairs: list[tuple[Tensor, Tensor]]) -> Gradients:
-    """Make a store of copied or unpickled pairs: their tensors have ids of their own."""
+    """Make a store of copied or unpickled pairs, whose tensors have new ids."""
     made = Gradients()
     made._items = {id(t): (t, g) for t, g in pairs}
     return made
@@ -169,7 +251,7 @@ def _id(key: object) -> int:
         return id(key)
     if isinstance(key, int):
         return key
-    raise InputError(f"a gradient is found by its tensor or id(tensor), not by {type(key).__name__}.")
+    raise InputError(f"a gradient is looked up by its tensor or id(tensor), not by {type(key).__name__}.")
 
 
 def _missing(key: object, count: int) -> str:
@@ -185,7 +267,9 @@ def _fitting(key: Any, grad: Any) -> Tensor:
         raise InputError(f"gradients are stored by tensor, not by {type(key).__name__}.")
     new = asarray(grad)
     if new.shape != key.shape:
-        raise ShapeError(f"the gradient of a tensor of shape {key.shape} has that shape, not {new.shape}.")
+        raise ShapeError(
+            f"the gradient of a tensor of shape {key.shape} must have that shape, not {new.shape}."
+        )
     if new.dtype != key.dtype:
-        raise DTypeError(f"the gradient of a {key.dtype} tensor is {key.dtype}, not {new.dtype}.")
+        raise DTypeError(f"the gradient of a {key.dtype} tensor must be {key.dtype}, not {new.dtype}.")
     return new

@@ -1,4 +1,4 @@
-"""Tape: record what runs inside a block, and differentiate it, touching no tensor."""
+"""``Tape``: record the operations inside a block, and differentiate them without changing any ``.grad``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,19 @@ __all__ = ["Tape"]
 
 
 class Tape:
-    """Record the operations of a block, in this thread or task alone.
+    """Record the operations of a block, in this thread or task only.
 
-    Only what runs inside takes part: operations from before are constants to the tape.  What a
-    transform such as ``ad.grad`` computes inside takes part like any operation.
-    Leaves that require grad are watched by themselves; ``watch`` adds other tensors, also
-    results of operations, from before the block or in it.  A tape gives its gradients once,
-    unless it is ``persistent``.
+    Operations before the block are constants to the tape.  Operations of transforms such as ``ad.grad``
+    inside the block are recorded like others.  Leaves that require grad are watched automatically;
+    ``watch`` adds other tensors.
 
+    Parameters
+    ----------
+    persistent : bool
+        Whether gradients can be taken more than once.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> x = ad.tensor(3.0)
     >>> with ad.Tape() as tape:
@@ -40,7 +45,7 @@ class Tape:
     def __init__(self, *, persistent: bool = False) -> None:
         self._persistent = persistent
         self._watched: dict[int, Tensor] = {}
-        # Those that have nodes: no operation refers to the tensors, and nor does the tape.
+        # Watched tensors with nodes.  Neither operations nor the tape keep them alive.
         self._watched_results: list[weakref.ref[Tensor]] = []
         self._recorded: set[int] = set()  # the numbers of the nodes, not the nodes
         self._tokens: tuple[Token[Any], Token[Any]] | None = None
@@ -67,9 +72,20 @@ class Tape:
             self._state = "recorded"
 
     def watch(self, *tensors: Tensor) -> None:
-        """Record operations on these tensors too, and have their gradients in the store."""
+        """Record operations on these tensors, and include their gradients in the store.
+
+        Parameters
+        ----------
+        *tensors : Tensor
+            Float or complex tensors, also results of operations from before the block.
+
+        Raises
+        ------
+        TapeError
+            If the tape is not recording.
+        """
         if self._state != "recording":
-            raise TapeError(f"watch: this tape is {self._state}; it watches only inside its block.")
+            raise TapeError(f"watch: this tape is {self._state}; it can watch tensors only inside its block.")
         for t in tensors:
             if not isinstance(t, Tensor):
                 raise InputError(f"watch: a tape watches tensors, not {type(t).__name__}.")
@@ -84,11 +100,11 @@ class Tape:
             self._watched[id(t)] = t
 
     def watches(self, t: Tensor) -> bool:
-        """Tell whether a tensor that does not require grad is recorded here."""
+        """Return whether a tensor that does not require grad is recorded."""
         return id(t) in self._watched
 
     def add(self, node: Node) -> None:
-        """Take note of a node that was recorded inside the block."""
+        """Add a node that was recorded inside the block."""
         self._recorded.add(node.seq)
 
     def gradients(
@@ -99,20 +115,40 @@ class Tape:
         *,
         create_graph: bool | None = None,
     ) -> Gradients:
-        """Differentiate ``root``, which was computed inside the block, and return the store.
+        """Differentiate a tensor that was computed inside the block.
 
-        Without ``inputs`` it has the leaves and what was watched.  ``inputs`` may be any tensors
-        that took part; the path ends at one that was computed before the block.
-        ``create_graph`` defaults to whether another tape is recording around this call, so
-        that nested tapes give higher derivatives.  Pass True inside a transform such as ``ad.grad``.
+        Parameters
+        ----------
+        root : Tensor
+            The tensor to differentiate.
+        inputs : Tensor or sequence of Tensor, optional
+            The tensors whose gradients are returned.  The default is all leaves and watched tensors.
+        gradient : array_like, optional
+            The gradient of ``root``.  It may be omitted for a tensor of one element.
+        create_graph : bool, optional
+            Whether the gradients can be differentiated.  The default is True while another tape is
+            recording, so that nested tapes give higher derivatives.  Pass True inside a transform such as
+            ``ad.grad``.
+
+        Returns
+        -------
+        Gradients
+            The gradients by tensor.
+
+        Raises
+        ------
+        TapeError
+            If the tape was used before and is not persistent, or did not record ``root``.
+        NoGradientError
+            If ``root`` does not depend on one of the inputs.
         """
         if self._state == "consumed":
             raise TapeError(
-                "this tape is consumed: its gradients were taken and what it recorded is released.\n"
+                "this tape is consumed: its gradients were taken, and its record was released.\n"
                 "  Use ad.Tape(persistent=True) to take gradients more than once."
             )
         if self._state == "new":
-            raise TapeError("this tape has recorded nothing: compute inside `with tape:` first.")
+            raise TapeError("this tape has recorded nothing.  Compute inside `with tape:` first.")
         if isinstance(root, Tensor) and root._node is not None and not self._has(root):
             raise TapeError(f"this tensor of shape {root.shape} was not computed inside this tape's block.")
         seed = seed_of(root, gradient, "Tape.gradients()")

@@ -424,7 +424,7 @@ def test_what_cannot_be_called_for_a_leaf_is_refused_at_the_call(backward):
     loss = (x * x).sum()
     with pytest.raises(ad.errors.InputError) as caught:
         backward(loss, on_leaf_ready=3)
-    assert str(caught.value) == "backward: on_leaf_ready is a function (leaf, grad), but got int."
+    assert str(caught.value) == "backward: on_leaf_ready must be a function (leaf, grad), not int."
     backward(loss)  # nothing was released
 
 

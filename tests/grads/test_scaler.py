@@ -104,7 +104,7 @@ def test_scale_of_many_losses():
     x = ad.tensor(3.0)
     scaled = scaler.scale({"a": x, "b": [x, (x,)]})
     assert scaled["a"].item() == scaled["b"][0].item() == scaled["b"][1][0].item() == 6.0
-    with pytest.raises(InputError, match="a loss is a tensor"):
+    with pytest.raises(InputError, match="a loss must be a tensor"):
         scaler.scale(3.0)
 
 

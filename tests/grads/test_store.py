@@ -126,9 +126,9 @@ def test_pop_clear_and_missing() -> None:
     assert len(grads) == 0 and y not in grads and repr(grads) == "Gradients(empty)"
     with pytest.raises(errors.InputError, match="not by str"):
         grads["x"]  # type: ignore[index]
-    with pytest.raises(errors.InputError, match=r"store\.set\(x, g\) replaces it"):
+    with pytest.raises(errors.InputError, match=r"store\.set\(x, g\) to replace"):
         grads[x] = [1.0, 2.0]
-    with pytest.raises(errors.InputError, match="merges with another"):
+    with pytest.raises(errors.InputError, match="must be an ad.Gradients"):
         grads.merge({})  # type: ignore[arg-type]
 
 

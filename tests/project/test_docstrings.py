@@ -17,7 +17,6 @@ PENDING: tuple[str, ...] = (
     "adjoint.accumulate",
     "adjoint.core",
     "adjoint.engine",
-    "adjoint.grads",
     "adjoint.optim",
     "adjoint.train",
 )

@@ -186,7 +186,7 @@ def test_what_cannot_be_trained_is_refused_at_once(tmp_path: Path) -> None:
         ({"compute": MSE, "optimizer": adam, "metrics": {"a": MSE}}, "Return them from compute"),
         ({"loss": MSE, "optimizer": adam, "term_norms": 0}, "term_norms must be at least 1, but is 0"),
         ({"loss": MSE, "optimizer": adam, "accumulate": 0}, "accumulate must be at least 1, but is 0"),
-        ({"loss": MSE, "optimizer": adam, "clip": -1.0}, "clip is a number above 0, but got -1.0"),
+        ({"loss": MSE, "optimizer": adam, "clip": -1.0}, "clip must be a positive number, but is -1.0"),
         ({"loss": MSE, "optimizer": adam, "schedule": 0.1}, "schedule is a function, not 0.1"),
         ({"loss": MSE, "optimizer": adam, "metrics": {"a": 3}}, "a is a function, not 3"),
         ({"loss": MSE, "optimizer": adam, "callbacks": [3]}, "instances of Callback"),
