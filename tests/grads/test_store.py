@@ -128,7 +128,7 @@ def test_pop_clear_and_missing() -> None:
         grads["x"]  # type: ignore[index]
     with pytest.raises(errors.InputError, match=r"store\.set\(x, g\) to replace"):
         grads[x] = [1.0, 2.0]
-    with pytest.raises(errors.InputError, match="must be an ad.Gradients"):
+    with pytest.raises(errors.InputError, match="must be an ad"):
         grads.merge({})  # type: ignore[arg-type]
 
 
