@@ -81,7 +81,7 @@ from adjoint.ops.selection import *
 from adjoint.ops.shape import *
 
 if TYPE_CHECKING:
-    from adjoint import nn, optim, random, testing, train
+    from adjoint import distributed, nn, optim, random, testing, train
     from adjoint.accumulate.accumulator import GradientAccumulator
     from adjoint.accumulate.sums import GradientBuffer
     from adjoint.accumulate.window import AccumulationConfig, AccumulationEvent, AccumulationStats
@@ -171,6 +171,7 @@ __all__ = [
     "straight_through",
     "tensor",
     "testing",
+    "distributed",
     "train",
     "tree",
     "value_and_grad",
@@ -208,6 +209,7 @@ _LATER = {
     "random": "adjoint.random",
     "testing": "adjoint.testing",
     "train": "adjoint.train",
+    "distributed": "adjoint.distributed",
     "GradientAccumulator": "adjoint.accumulate.accumulator",
     "GradientBuffer": "adjoint.accumulate.sums",
     "clip_grad_adaptive": "adjoint.grads.clip",

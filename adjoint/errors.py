@@ -261,6 +261,21 @@ class AccumulationError(AdjointError, RuntimeError):
     """
 
 
+class RankError(AdjointError, RuntimeError):
+    """Another rank of a distributed program failed, or left it.  The message has its traceback.
+
+    Cure: mend the error of that rank, and start again from a checkpoint.
+    """
+
+
+class StallError(AdjointError, TimeoutError):
+    """A rank of a distributed program did not make a call that the others wait in.
+
+    Cause: ranks that make different calls, or one that hangs.  Cure: the message of each rank names the
+    call it waits in; ``timeout=`` of ``distributed.world`` sets how long ranks wait.
+    """
+
+
 class UnknownNameError(AdjointError, KeyError):
     """A name is not registered, or a key is missing; the message lists the known names."""
 

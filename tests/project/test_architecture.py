@@ -26,7 +26,7 @@ ALLOWED = {
     "transforms": {"errors", "config", "tree", "core", "ops", "engine", "grads"},
     "accumulate": {"errors", "config", "tree", "core", "ops", "engine", "grads"},
 }
-UPPER = ("nn", "optim", "train", "inspect", "interop", "storage", "testing", "random")
+UPPER = ("nn", "optim", "train", "inspect", "interop", "storage", "testing", "random", "distributed")
 for _room in UPPER:
     ALLOWED[_room] = {*ALLOWED["transforms"], "hints", "transforms", "accumulate", *UPPER}
 ALLOWED["cli"] = {*ALLOWED["nn"], "nn", "cli", "__init__"}
@@ -35,7 +35,7 @@ ALLOWED["__main__"] = {"cli"}
 
 # Imports inside functions, with the reason: optional libraries and nothing else.
 HIDDEN_ALLOWED = set(
-    "scipy hypothesis safetensors rich matplotlib threadpoolctl ml_dtypes torch sklearn".split()
+    "scipy hypothesis safetensors rich matplotlib threadpoolctl ml_dtypes torch sklearn mpi4py".split()
 )
 
 MODULES = sorted(ROOT.rglob("*.py"))

@@ -1,0 +1,273 @@
+"""Groups of ranks: processes that compute together, with the same calls in the same order.
+
+``Group`` runs every collective in one thread of its own, in the order of the calls.  The calling thread
+can therefore be interrupted while it waits, and can compute while a sum is under way.  Subclasses
+provide the transport: ``mpi.MPIGroup`` for processes, ``simulate.ThreadGroup`` for threads.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint.errors import InputError, RankError, StallError
+
+__all__ = ["Group", "Job", "told"]
+
+Array = ndarray[Any, Any]
+
+
+class Job:
+    """A collective that the thread of a group runs."""
+
+    __slots__ = ("done", "error", "result", "what", "work")
+
+    def __init__(self, what: str, work: Callable[[], Any]) -> None:
+        self.what = what
+        self.work: Callable[[], Any] | None = work
+        self.done = threading.Event()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Run the collective; keep its result or error."""
+        assert self.work is not None
+        try:
+            self.result = self.work()
+        except BaseException as error:
+            self.error = error
+        self.work = None
+        self.done.set()
+
+
+class Group:
+    """Ranks that compute together.  This class is a group of one rank, which needs no communication.
+
+    Every rank must make the same calls in the same order.  If a rank fails, all other ranks raise
+    ``RankError`` in their next call, or in the one they wait in.
+
+    Parameters
+    ----------
+    rank : int
+        The number of this rank, from 0.
+    size : int
+        The number of ranks.
+    timeout : float
+        Seconds to wait for other ranks before all of them are stopped.
+
+    Examples
+    --------
+    >>> from adjoint import distributed
+    >>> group = distributed.Group()
+    >>> group.rank, group.size, group.gather("alone")
+    (0, 1, ['alone'])
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, timeout: float = 600.0) -> None:
+        self.rank, self.size, self.timeout = rank, size, timeout
+        self.broken: str | None = None  # why the group cannot be used any more
+        self.waited = 0.0  # seconds that callers waited for other ranks
+        self._jobs: SimpleQueue[Job | None] | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rank={self.rank}, size={self.size})"
+
+    # Collectives ---------------------------------------------------------------------------------
+
+    def gather(self, value: Any, what: str = "gather") -> list[Any]:
+        """Return the values of all ranks.
+
+        Parameters
+        ----------
+        value : object
+            The value of this rank.  It is pickled.
+        what : str
+            Name of the call for error messages.
+
+        Returns
+        -------
+        list
+            One value per rank, in the order of the ranks.
+        """
+        if self.size == 1:
+            return [value]
+        data = pickle.dumps((what, value), protocol=5)
+        rows = self.wait(self.submit(what, lambda: self._exchange(data, what)))
+        found = [pickle.loads(row) for row in rows]
+        other = next((rank for rank, (name, _) in enumerate(found) if name != found[0][0]), None)
+        if other is not None:
+            calls = f"{found[0][0]!r} on rank 0, {found[other][0]!r} on rank {other}"
+            self.broken = f"the ranks make different calls: {calls}"
+            raise RankError(self.broken)
+        return [each for _, each in found]
+
+    def sum(self, array: Any, what: str = "sum") -> Array:
+        """Return the sum of the arrays of all ranks, added in pairs in the order of the ranks.
+
+        Parameters
+        ----------
+        array : array_like
+            The array of this rank.  Shape and dtype are the same on all ranks.
+        what : str
+            Name of the call for error messages.
+
+        Returns
+        -------
+        ndarray
+            The sum, with the same bits on all ranks.
+        """
+        found = np.array(array)
+        if self.size == 1:
+            return found
+        self.agree(what, {"shape": found.shape, "dtype": found.dtype})
+        flat = np.zeros(self.padded(found.size), found.dtype)
+        flat[: found.size] = found.reshape(-1)
+        self.wait(self.start_sum(flat, what))
+        return flat[: found.size].reshape(found.shape)
+
+    def broadcast(self, array: Array, root: int = 0, what: str = "broadcast") -> None:
+        """Overwrite the arrays of all ranks with that of one rank.
+
+        Parameters
+        ----------
+        array : ndarray
+            A contiguous array.  Shape and dtype are the same on all ranks.
+        root : int
+            The rank whose values are copied.
+        what : str
+            Name of the call for error messages.
+        """
+        if not array.flags.c_contiguous:
+            raise InputError(f"{what}: the array must be contiguous.")
+        if self.size > 1:
+            self.agree(what, {"shape": array.shape, "dtype": array.dtype, "root": root})
+            self.wait(self.submit(what, lambda: self._broadcast(array, root, what)))
+
+    def agree(self, what: str, facts: Mapping[str, Any]) -> None:
+        """Raise on all ranks unless a dictionary is the same on all of them.
+
+        Parameters
+        ----------
+        what : str
+            What is compared, for the error message.
+        facts : mapping of str to object
+            Values whose ``repr`` is compared.
+
+        Raises
+        ------
+        InputError
+            If ranks differ.  The message lists the keys and values that differ from rank 0.
+        """
+        ranks = self.gather({key: repr(value) for key, value in facts.items()}, what)
+        first = ranks[0]
+        other = next((r for r, found in enumerate(ranks) if found != first), None)
+        if other is None:
+            return
+        found = ranks[other]
+        lines = [
+            f"  {key}: {first.get(key, 'absent')} on rank 0, {found.get(key, 'absent')} on rank {other}"
+            for key in sorted(first.keys() | found.keys())
+            if first.get(key) != found.get(key)
+        ]
+        more = [f"  … and {len(lines) - 8} more"] if len(lines) > 8 else []
+        raise InputError("\n".join([f"{what}: ranks 0 and {other} differ.", *lines[:8], *more]))
+
+    def barrier(self, what: str = "barrier") -> None:
+        """Wait until all ranks have made this call.
+
+        Parameters
+        ----------
+        what : str
+            Name of the call for error messages.
+        """
+        self.gather(None, what)
+
+    def fail(self, why: str) -> None:
+        """Tell the other ranks that this rank does not go on.  Their next or current call raises.
+
+        Parameters
+        ----------
+        why : str
+            The reason, which their ``RankError`` shows.
+        """
+        if self.size > 1 and self.broken is None:
+            self.broken = f"rank {self.rank} {why}"
+            self._announce(why)
+
+    # Sums under way -------------------------------------------------------------------------------
+
+    def padded(self, count: int) -> int:
+        """Return the smallest multiple of ``size`` from ``count``: the length of an array to sum."""
+        return -(-count // self.size) * self.size
+
+    def start_sum(self, flat: Array, what: str) -> Job:
+        """Begin to sum a contiguous vector of padded length in place; ``wait`` ends it."""
+        return self.submit(what, lambda: self._sum(flat, what))
+
+    def submit(self, what: str, work: Callable[[], Any]) -> Job:
+        """Hand a collective to the thread of the group."""
+        if self.broken is not None:
+            raise RankError(self.broken)
+        if self._jobs is None:
+            self._jobs = SimpleQueue()
+            threading.Thread(target=_run_jobs, args=(self._jobs,), name="adjoint-group", daemon=True).start()
+        job = Job(what, work)
+        self._jobs.put(job)
+        return job
+
+    def wait(self, job: Job) -> Any:
+        """Wait for a collective and return its result."""
+        start = time.perf_counter()
+        came = job.done.wait(self.timeout + 5.0)
+        self.waited += time.perf_counter() - start
+        if not came:
+            self._abort(f"{job.what} did not end within {self.timeout:g} s")
+        if isinstance(job.error, StallError):
+            self._abort(str(job.error))
+        if job.error is not None:
+            raise job.error
+        return job.result
+
+    def close(self) -> None:
+        """End the thread of the group after the jobs that were submitted."""
+        if self._jobs is not None:
+            self._jobs.put(None)
+            self._jobs = None
+
+    # The transport --------------------------------------------------------------------------------
+
+    def _exchange(self, data: bytes, what: str) -> list[bytes]:
+        """Return the bytes of all ranks."""
+        return [data]
+
+    def _sum(self, flat: Array, what: str) -> None:
+        """Sum over the ranks in place."""
+
+    def _broadcast(self, array: Array, root: int, what: str) -> None:
+        """Copy an array from ``root``."""
+
+    def _announce(self, why: str) -> None:
+        """Tell the other ranks that this one has failed."""
+
+    def _abort(self, why: str) -> None:
+        """Stop all ranks."""
+        raise StallError(why)
+
+
+def _run_jobs(jobs: SimpleQueue[Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job.run()
+
+
+def told(error: BaseException) -> str:
+    """Describe an error for other ranks: its type, its message and the end of its traceback."""
+    trace = "".join(traceback.format_exception(error))[-3000:].rstrip()
+    return f"raised {type(error).__name__}: {error}\n{trace}"

@@ -1,0 +1,215 @@
+"""Groups of processes over MPI, by mpi4py."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint.distributed.group import Group, told
+from adjoint.distributed.order import tree_sum
+from adjoint.errors import MissingExtraError, RankError, StallError
+
+__all__ = ["MPIGroup", "world"]
+
+Array = ndarray[Any, Any]
+
+SLOT = 1 << 11  # bytes that an exchange sends in its first round
+HALVING = 128  # ranks from which a sum by recursive halving has less latency than alltoall
+GRACE = 1.0  # seconds for calls that a rank made before it left the program
+# How launchers tell a process the number of ranks: MPICH and Intel MPI, Open MPI, SLURM.
+SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+
+_world: Group | None = None
+
+
+def world(timeout: float = 600.0) -> Group:
+    """Return the group of all ranks that ``mpiexec`` or ``srun`` started; alone, a group of one.
+
+    Parameters
+    ----------
+    timeout : float
+        Seconds that ranks wait for each other before all of them are stopped.
+
+    Returns
+    -------
+    Group
+        The group.  Later calls return the same one.
+
+    Raises
+    ------
+    MissingExtraError
+        If a launcher started several processes and mpi4py is not installed.
+    RankError
+        If mpi4py uses another MPI library than the launcher.
+
+    Examples
+    --------
+    >>> from adjoint import distributed
+    >>> distributed.world().size
+    1
+    """
+    global _world
+    if _world is None:
+        expected = next((int(os.environ[name]) for name in SIZES if os.environ.get(name, "").isdigit()), 1)
+        if expected == 1 and "mpi4py.MPI" not in sys.modules:
+            return Group(timeout=timeout)
+        try:
+            from mpi4py import MPI
+        except ImportError:
+            raise MissingExtraError(f"a program on {expected} ranks", "mpi4py", "distributed") from None
+        if expected > 1 and MPI.COMM_WORLD.size == 1:
+            raise RankError(
+                f"the launcher started {expected} processes, but mpi4py sees one rank: it uses another MPI "
+                f"library, {MPI.Get_library_version().splitlines()[0].strip()}.\n"
+                "  Start the program with the mpiexec of that library: adjoint launch -n … finds it."
+            )
+        _world = MPIGroup(MPI.COMM_WORLD, timeout)
+        _world.watch_exceptions()
+    _world.timeout = timeout
+    return _world
+
+
+class MPIGroup(Group):
+    """Ranks that are processes.
+
+    One thread of each process makes the collective calls and polls with short sleeps: waiting ranks leave
+    the processor to others, and a stalled call ends after ``timeout``.  A second communicator, the bell,
+    tells waiting ranks about a failure.
+    """
+
+    def __init__(self, comm: Any, timeout: float = 600.0) -> None:
+        from mpi4py import MPI
+
+        super().__init__(comm.rank, comm.size, timeout)
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise RankError("adjoint.distributed needs an MPI library with MPI_THREAD_MULTIPLE.")
+        self._mpi = MPI
+        self._comm, self._bell = comm.Dup(), comm.Dup()
+        self._left: tuple[str, float] | None = None  # which rank has left, and when that was noticed
+        atexit.register(self._leave)
+
+    # Collectives ---------------------------------------------------------------------------------
+
+    def _exchange(self, data: bytes, what: str) -> list[bytes]:
+        sent = len(data).to_bytes(8, "little") + data
+        rows, size, done = [b""] * self.size, SLOT, 0
+        while size > 0:  # twice if a rank sends more than fits into the first round
+            out, found = np.zeros(size, np.uint8), np.empty((self.size, size), np.uint8)
+            part = sent[done : done + size]
+            out[: len(part)] = np.frombuffer(part, np.uint8)
+            self._finish(self._comm.Iallgather(out, found), what)
+            rows = [before + row.tobytes() for before, row in zip(rows, found, strict=True)]
+            done += size
+            size = max(int.from_bytes(row[:8], "little") for row in rows) + 8 - done
+        return [row[8 : 8 + int.from_bytes(row[:8], "little")] for row in rows]
+
+    def _sum(self, flat: Array, what: str) -> None:
+        """Sum in the order of ``tree_sum``.  Each rank sends and receives as many bytes as in a ring."""
+        if self.size >= HALVING and self.size & (self.size - 1) == 0:
+            self._sum_by_halving(flat, what)
+            return
+        parts = np.empty_like(flat).reshape(self.size, -1)
+        self._finish(self._comm.Ialltoall(flat, parts), what)
+        np.copyto(flat.reshape(self.size, -1)[self.rank], tree_sum(list(parts)))
+        self._finish(self._comm.Iallgather(self._mpi.IN_PLACE, flat), what)
+
+    def _sum_by_halving(self, flat: Array, what: str) -> None:
+        """Sum with partners at distances 1, 2, 4 …, which hold half of the range each; then collect."""
+        low, high, steps = 0, flat.size, []
+        distance = 1
+        while distance < self.size:
+            partner, middle = self.rank ^ distance, (low + high) // 2
+            kept = (low, middle) if self.rank & distance == 0 else (middle, high)
+            given = (middle, high) if self.rank & distance == 0 else (low, middle)
+            theirs = np.empty(kept[1] - kept[0], flat.dtype)
+            self._swap(partner, flat[given[0] : given[1]], theirs, what)
+            mine = flat[kept[0] : kept[1]]
+            np.add(mine, theirs, out=mine)  # commutative: the order within a pair does not matter
+            steps.append((partner, kept, given))
+            low, high = kept
+            distance *= 2
+        for partner, kept, given in reversed(steps):
+            self._swap(partner, flat[kept[0] : kept[1]], flat[given[0] : given[1]], what)
+
+    def _swap(self, partner: int, given: Array, theirs: Array, what: str) -> None:
+        requests = [self._comm.Irecv(theirs, partner), self._comm.Isend(given, partner)]
+        for request in requests:
+            self._finish(request, what)
+
+    def _broadcast(self, array: Array, root: int, what: str) -> None:
+        self._finish(self._comm.Ibcast(array, root), what)
+
+    def _finish(self, request: Any, what: str) -> None:
+        """Poll a request until it is complete, another rank fails, or the time is over."""
+        pause, end = 0.0, time.monotonic() + self.timeout
+        while not request.Test():
+            time.sleep(pause)
+            pause = min(2 * pause + 1e-5, 5e-4)
+            self._listen()
+            if time.monotonic() > end:
+                raise StallError(
+                    f"waited {self.timeout:g} s in {what} (call made by rank {self.rank}); "
+                    "not all ranks made this call"
+                )
+
+    # Failures --------------------------------------------------------------------------------------
+
+    def _announce(self, why: str | None, patience: float = 2.0) -> None:
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        requests = [self._bell.isend((self.rank, why), rank) for rank in others]
+        end = time.monotonic() + patience
+        while time.monotonic() < end and not all(request.test()[0] for request in requests):
+            time.sleep(1e-3)
+
+    def _listen(self) -> None:
+        """Raise if another rank has failed, or has left the program."""
+        if self._bell.iprobe():
+            rank, why = self._bell.recv()
+            text = f"rank {rank} {why or 'has left the program'}"
+            if self._left is None:
+                self._left = text, time.monotonic()
+            if why is not None:
+                self.broken = self.broken or text
+        if self._left is not None and (self.broken or time.monotonic() > self._left[1] + GRACE):
+            self.broken = self.broken or self._left[0]
+            raise RankError(self.broken)
+
+    def _abort(self, why: str) -> None:
+        sys.stdout.flush()
+        sys.stderr.write(f"adjoint: rank {self.rank} of {self.size}: {why}. All ranks are stopped.\n")
+        sys.stderr.flush()
+        time.sleep(0.05)  # the other ranks report where they wait
+        self._mpi.COMM_WORLD.Abort(1)
+
+    def watch_exceptions(self) -> None:
+        """Send the traceback of an uncaught exception to the other ranks."""
+        before = sys.excepthook
+
+        def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            before(kind, error, trace)
+            if not isinstance(error, RankError):
+                self.fail(told(error))
+
+        sys.excepthook = report
+
+    def _leave(self) -> None:
+        """At exit, wait for the other ranks; stop those that do not come, at once after a failure."""
+        if self.size == 1:
+            return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if self.broken is None:
+            self._announce(None, 0.0)
+        patience = self.timeout if self.broken is None else GRACE
+        end, here = time.monotonic() + patience, self._bell.Ibarrier()
+        while not here.Test():
+            if time.monotonic() > end:
+                self._mpi.COMM_WORLD.Abort(1)
+            time.sleep(1e-3)

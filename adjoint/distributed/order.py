@@ -1,0 +1,86 @@
+"""Sums in a fixed order, and shares of rows: the same for any number of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+__all__ = ["PieceSum", "share", "tree_sum"]
+
+Array = ndarray[Any, Any]
+
+
+def tree_sum(parts: list[Array]) -> Array:
+    """Add arrays in pairs, then pairs of pairs, and so on; overwrite them.
+
+    Parameters
+    ----------
+    parts : list of ndarray
+        Arrays of one shape and dtype, in the order of the ranks.
+
+    Returns
+    -------
+    ndarray
+        The sum, in the memory of the first array.
+    """
+    while len(parts) > 1:
+        pairs = [np.add(a, b, out=a) for a, b in zip(parts[::2], parts[1::2], strict=False)]
+        parts = pairs + parts[len(parts) & ~1 :]
+    return parts[0]
+
+
+def share(count: int, size: int, rank: int) -> tuple[int, int]:
+    """Return the range of items of one rank.
+
+    Parameters
+    ----------
+    count : int
+        Number of items.
+    size : int
+        Number of ranks.
+    rank : int
+        The rank, from 0.
+
+    Returns
+    -------
+    tuple of int
+        First item, and the item after the last one.  Shares differ by at most one item.
+
+    Examples
+    --------
+    >>> [share(7, 3, rank) for rank in range(3)]
+    [(0, 2), (2, 4), (4, 7)]
+    """
+    return count * rank // size, count * (rank + 1) // size
+
+
+class PieceSum:
+    """Running sum of arrays in the order of ``tree_sum``, by the carries of a binary counter.
+
+    It holds at most log₂(n) + 1 arrays after n additions.
+    """
+
+    __slots__ = ("_partial",)
+
+    def __init__(self) -> None:
+        self._partial: list[tuple[int, Array]] = []  # (level, sum of 2**level pieces), levels descending
+
+    def add(self, piece: Array) -> None:
+        """Add an array, which is overwritten later."""
+        level = 0
+        while self._partial and self._partial[-1][0] == level:
+            before = self._partial.pop()[1]
+            piece, level = np.add(before, piece, out=before), level + 1
+        self._partial.append((level, piece))
+
+    def total(self) -> Array | None:
+        """Return the sum of all arrays and clear it; None if there was none."""
+        if not self._partial:
+            return None
+        _, found = self._partial.pop()
+        while self._partial:
+            before = self._partial.pop()[1]
+            found = np.add(before, found, out=before)
+        return found

@@ -1,0 +1,103 @@
+"""Groups of processes over MPI: collectives, and failures that end all ranks soon."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import adjoint as ad
+from adjoint import distributed
+from adjoint.errors import MissingExtraError
+
+pytest.importorskip("mpi4py")
+HERE = Path(__file__).parent
+MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+needs_mpi = pytest.mark.skipif(MPIEXEC is None, reason="needs mpiexec")
+pytestmark = pytest.mark.mpi
+
+
+def start(what: str, size: int, program: str = "ranks.py") -> tuple[subprocess.CompletedProcess[str], float]:
+    """Run a program on several ranks; return it, and the seconds since it printed "now"."""
+    version = subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True, check=False).stdout
+    flags = (
+        ["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in version or "OpenRTE" in version else []
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(ad.__file__).parents[1]), "OPENBLAS_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [MPIEXEC, *flags, "-n", str(size), sys.executable, str(HERE / program), what],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+    ) as process:  # fmt: skip
+        lines, since = [], time.monotonic()
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if line.strip() == "now":
+                since = time.monotonic()
+        code = process.wait(60)
+    return subprocess.CompletedProcess([], code, "".join(lines)), time.monotonic() - since
+
+
+@needs_mpi
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_collectives(size: int) -> None:
+    done, _ = start("collectives", size)
+    assert done.returncode == 0, done.stdout
+    for rank in range(size):
+        assert f"rank {rank} of {size} is done" in done.stdout
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("raise", "rank 1 raised ValueError: rows are missing"),
+        ("exit", "rank 1 has left the program"),
+        (
+            "other calls",
+            "the ranks make different calls: 'the sum of a step' on rank 0, 'a gather of rank 1' on rank 1",
+        ),
+    ],
+)
+def test_a_rank_that_fails_ends_all_with_its_error(what: str, message: str) -> None:
+    done, seconds = start(what, 3)
+    assert done.returncode != 0
+    assert seconds < 20  # of seconds that a busy machine takes; alone it is below two
+    for rank in (0, 2):
+        assert f"rank {rank} raises RankError: {message}" in done.stdout, done.stdout
+
+
+@needs_mpi
+def test_a_rank_that_is_killed_ends_all() -> None:
+    done, seconds = start("kill", 3)
+    assert done.returncode != 0 and seconds < 20
+
+
+@needs_mpi
+def test_a_rank_that_does_not_come_ends_all_after_the_timeout() -> None:
+    done, seconds = start("stop", 3)
+    assert done.returncode != 0 and seconds < 30
+    assert "waited 2 s in the sum of a step (call made by rank" in done.stdout, done.stdout
+    assert "All ranks are stopped." in done.stdout
+
+
+def test_several_processes_without_mpi4py_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_SIZE", "4")
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(MissingExtraError, match="a program on 4 ranks needs mpi4py"):
+        distributed.world()
+
+
+@needs_mpi
+def test_a_launcher_of_another_mpi_is_an_error() -> None:
+    program = "from adjoint import distributed; distributed.world()"
+    environment = {**os.environ, "OMPI_COMM_WORLD_SIZE": "4", "PYTHONPATH": str(Path(ad.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert "the launcher started 4 processes, but mpi4py sees one rank" in done.stderr
