@@ -1,4 +1,4 @@
-"""The command ``adjoint``: a first look, the demo, the op table and the benchmarks."""
+"""The command ``adjoint``: a first look, the demo, the op table, programs on several ranks, benchmarks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import adjoint
 from adjoint.cli.demo import EPOCHS, demo
 from adjoint.cli.first_look import first_look
+from adjoint.cli.launch import launch
 from adjoint.cli.op_table import op_table
 from adjoint.core.op import OPS
 from adjoint.errors import AdjointError, InputError
@@ -49,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(op_table(options.names, markdown=options.markdown))
         elif options.command == "demo":
             print(demo(path=options.picture, as_json=options.json, epochs=options.epochs))
+        elif options.command == "launch":
+            return launch(options.n, options.program, options.arguments)
         elif options.command == "bench":
             _bench(given[1:])  # the benchmarks parse their own options
         else:
@@ -71,23 +74,23 @@ def _parser() -> argparse.ArgumentParser:
     shown = commands.add_parser("demo", help="train a classifier of handwritten digits")
     shown.add_argument("--json", action="store_true", help="print one JSON object and no progress")
     shown.add_argument("--picture", default="curve.png", help="where the curve goes (curve.png)")
-    shown.add_argument("--epochs", type=_epochs, default=EPOCHS, help=f"how long to train ({EPOCHS})")
+    shown.add_argument("--epochs", type=_from_one, default=EPOCHS, help=f"how long to train ({EPOCHS})")
     ops = commands.add_parser("ops", help="print the table of ops")
     ops.add_argument("--markdown", action="store_true", help="as docs/ops.md")
     ops.add_argument("names", nargs="*", help="only ops whose names contain one of these")
+    launched = commands.add_parser("launch", help="run a program on several ranks, with mpiexec")
+    launched.add_argument("-n", type=_from_one, required=True, metavar="RANKS", help="the number of ranks")
+    launched.add_argument("program", help="a Python program that uses adjoint.distributed")
+    launched.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
     commands.add_parser("bench", help="run the benchmarks, with the options of python -m benchmarks")
     return parser
 
 
-def _epochs(text: str) -> int:
-    """Read a number of epochs, from 1."""
-    try:
-        epochs = int(text)
-    except ValueError:
-        epochs = 0
-    if epochs < 1:
-        raise argparse.ArgumentTypeError(f"the number of epochs is a whole number from 1, not {text!r}.")
-    return epochs
+def _from_one(text: str) -> int:
+    """Read an integer from 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer from 1, not {text!r}.")
+    return int(text)
 
 
 def _bench(arguments: list[str]) -> None:

@@ -101,3 +101,30 @@ def test_a_launcher_of_another_mpi_is_an_error() -> None:
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
     )
     assert "the launcher started 4 processes, but mpi4py sees one rank" in done.stderr
+
+
+@needs_mpi
+def test_launch_starts_ranks_and_shares_the_processors(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\n"
+        "from adjoint import distributed\n"
+        "group = distributed.world()\n"
+        "print(group.gather((group.rank, sys.argv[1:], 'OPENBLAS_NUM_THREADS' in os.environ)), flush=True)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(ad.__file__).parents[1])}
+    environment.pop("OPENBLAS_NUM_THREADS", None)
+
+    def launch(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "adjoint", "launch", *arguments],
+            env=environment, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    done = launch("-n", "2", str(program), "--lr", "3")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("[(0, ['--lr', '3'], True), (1, ['--lr', '3'], True)]") == 2
+    assert launch("-n", "2", "nothing.py").stderr == "adjoint: launch: there is no file 'nothing.py'.\n"
+    assert "argument -n: must be an integer from 1, not '0'." in launch("-n", "0", str(program)).stderr
+    program.write_text("import sys; sys.exit(3)")
+    assert launch("-n", "2", str(program)).returncode == 3

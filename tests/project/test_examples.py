@@ -82,7 +82,7 @@ def test_mistakes_on_the_command_line_are_told_before_any_training(
             main(["demo", "--epochs", epochs])
         assert done.value.code == 2
         assert capsys.readouterr().err.endswith(
-            f"argument --epochs: the number of epochs is a whole number from 1, not {epochs!r}.\n"
+            f"argument --epochs: must be an integer from 1, not {epochs!r}.\n"
         )
     assert main(["ops", "foo", "tanh"]) == 2
     assert capsys.readouterr().err == "adjoint ops: no op has 'foo' in its name.  Similar names are floor.\n"

@@ -1,0 +1,70 @@
+"""``adjoint launch``: start a program on several ranks with mpiexec, and share the processors out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from adjoint.errors import InputError, MissingExtraError
+
+__all__ = ["launch"]
+
+# The variables by which BLAS libraries and OpenMP read the number of their threads.
+BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+
+
+def launch(ranks: int, program: str, arguments: Sequence[str]) -> int:
+    """Run a Python program on several ranks of this machine.
+
+    Each rank gets an equal share of the processors for the threads of BLAS, unless the environment sets
+    their number.  Ctrl-C reaches all ranks.
+
+    Parameters
+    ----------
+    ranks : int
+        The number of ranks.
+    program : str
+        Path of the program.
+    arguments : sequence of str
+        Arguments of the program.
+
+    Returns
+    -------
+    int
+        The exit status of mpiexec.
+    """
+    if not os.path.isfile(program):
+        raise InputError(f"launch: there is no file {program!r}.")
+    mpiexec, is_open_mpi = _mpiexec()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    flags = []
+    if is_open_mpi:
+        flags += ["--oversubscribe"] if ranks > cores else []
+        flags += ["--allow-run-as-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    threads = {name: str(max(1, cores // ranks)) for name in BLAS_THREADS}
+    command = [mpiexec, *flags, "-n", str(ranks), sys.executable, program, *arguments]
+    # In a session of its own, so that Ctrl-C in the terminal reaches this process alone.
+    with subprocess.Popen(command, env={**threads, **os.environ}, start_new_session=True) as process:
+        # Open MPI's mpiexec kills the ranks soon after an interrupt, but forwards SIGUSR1.
+        forwarded = signal.SIGUSR1 if is_open_mpi and os.name != "nt" else signal.SIGINT
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                process.send_signal(forwarded)
+                forwarded = signal.SIGTERM  # the second Ctrl-C ends the ranks
+
+
+def _mpiexec() -> tuple[str, bool]:
+    """Return the path of mpiexec, preferably of this environment, and whether it belongs to Open MPI."""
+    beside = str(Path(sys.executable).parent)
+    found = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
+    if found is None:
+        raise MissingExtraError("adjoint launch", "mpiexec", "distributed")
+    told = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+    return found, "Open MPI" in told or "OpenRTE" in told or "PRRTE" in told
