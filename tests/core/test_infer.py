@@ -67,7 +67,7 @@ def ran(case: Case) -> Any:
     try:
         with np.errstate(all="ignore"):
             out = OPS[case.op].eager(*args, **case.params)
-    except AdjointError as error:
+    except (AdjointError, TypeError) as error:  # TypeError: in the forward of a user's op
         return type(error)
     return tuple((y.shape, y.dtype) for y in (out if isinstance(out, tuple) else (out,)))
 
@@ -75,7 +75,7 @@ def ran(case: Case) -> Any:
 def inferred(case: Case) -> Any:
     try:
         return infer(OPS[case.op], specs(case), case.params)
-    except AdjointError as error:
+    except (AdjointError, TypeError) as error:  # TypeError: in the forward of a user's op
         return type(error)
 
 
