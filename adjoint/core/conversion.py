@@ -7,13 +7,15 @@ import sys
 from types import FrameType
 from typing import Any
 
+import numpy as np
+
 from adjoint.config import grad_mode, is_watched
 from adjoint.core.lifted import Lifted
 from adjoint.core.node import LEAF, Node
 from adjoint.core.user_code import library_of, user_line
-from adjoint.errors import LostHistoryError
+from adjoint.errors import InputError, LostHistoryError
 
-__all__ = ["asked_by_numpy", "check_conversion"]
+__all__ = ["asked_by_numpy", "check_conversion", "check_polynomial"]
 
 
 def asked_by_numpy(frame: FrameType) -> bool:
@@ -67,3 +69,23 @@ def _same_in_adjoint() -> str:
                 hint = f"Use {path}.{name}, which takes tensors."
         frame = frame.f_back
     return hint
+
+
+def check_polynomial(frame: FrameType, args: tuple[Any, ...], operands: tuple[Any, ...]) -> None:
+    """Raise where ``numpy.polynomial`` combines a tensor with several polynomials in an array.
+
+    Its functions add axes to the coefficients if ``isinstance(x, np.ndarray)``.  A tensor is no array, so its
+    values would be taken for the polynomials' axis.  ``frame`` calls the op, itself or through a ufunc.
+    """
+    if frame.f_globals.get("__name__") == "adjoint.interop.numpy" and frame.f_back is not None:
+        frame = frame.f_back
+    module = str(frame.f_globals.get("__name__"))
+    if not module.startswith("numpy.polynomial.") or not frame.f_locals.get("tensor", True):
+        return
+    several = getattr(frame.f_locals.get("x"), "ndim", 1) != 0
+    if several and any(isinstance(a, np.ndarray) for a in args) and all(t.ndim for t in operands):
+        raise InputError(
+            f"{module}.{frame.f_code.co_name} treats a tensor as one number, so its result would be wrong.\n"
+            "  Evaluate one polynomial at a time, by its coefficients (np.polyval).  For roots write "
+            "ad.prod(x[..., None] - roots, axis=-1)."
+        )

@@ -6,6 +6,7 @@ Plain tensors and Python numbers take the fast paths in ``core/eager.py``; whate
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint.config import grad_mode, special, tapes
+from adjoint.core.conversion import check_polynomial
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.explain import check_finite, describe, explained
 from adjoint.core.lifted import Lifted
@@ -209,6 +211,8 @@ def values_of(args: Sequence[Any]) -> list[Any]:
 def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     """Run and record an op whatever its arguments are and whichever modes are on."""
     operands = tuple([coerce(op, a) for a in args])
+    if len(args) == 2 and "numpy.polynomial" in sys.modules:
+        check_polynomial(sys._getframe(2), args, operands)
     if special.count:
         note_reading(*operands)
     if op.arity is not None and len(operands) != op.arity:

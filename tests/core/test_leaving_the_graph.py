@@ -234,14 +234,61 @@ def test_a_result_that_is_no_number():
 
 # Every public function -----------------------------------------------------------------------------
 
-# Errors of the functions themselves, and one that asks isinstance(x, np.ndarray) and takes a tensor for a number.
+# Errors of the functions themselves
 KNOWN = {
-    "numpy.polynomial.polynomial.polyvalfromroots#0": "wrong",
     "scipy.special.lqmn#0": "raised",
     "scipy.special.lqmn#1": "raised",
     "scipy.signal.lfilter#0": "raised",
     "scipy.signal.lfilter#1": "raised",
 }
+
+
+POLYNOMIALS = [
+    np.polynomial.polynomial.polyval,
+    np.polynomial.polynomial.polyvalfromroots,
+    np.polynomial.chebyshev.chebval,
+    np.polynomial.hermite.hermval,
+    np.polynomial.hermite_e.hermeval,
+    np.polynomial.laguerre.lagval,
+    np.polynomial.legendre.legval,
+]
+
+
+@pytest.mark.parametrize("evaluate", POLYNOMIALS)
+@pytest.mark.parametrize("points", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("columns", [(), (1,), (3,)])
+@pytest.mark.parametrize("degree", [1, 2, 3, 4])
+def test_polynomials_are_right_or_refused(evaluate, points, columns, degree):
+    """They add axes to the coefficients only where x is an array."""
+    rng = np.random.default_rng(degree)
+    x, c = rng.normal(size=points), rng.normal(size=(degree, *columns))
+    refused = points and (columns or evaluate is np.polynomial.polynomial.polyvalfromroots)
+    for tensor in (ad.tensor(x), ad.tensor(x, requires_grad=True)):
+        if refused:
+            with pytest.raises(errors.InputError, match="treats a tensor as one number"):
+                evaluate(tensor, c)
+        else:
+            np.testing.assert_allclose(ad.asarray(evaluate(tensor, c)).detach().numpy(), evaluate(x, c))
+
+
+def test_polynomials_of_one_number_each():
+    evaluate, roots = np.polynomial.polynomial.polyvalfromroots, np.arange(6.0).reshape(2, 3)
+    x = ad.tensor([1.5, 2.5, 3.5], requires_grad=True)
+    np.testing.assert_allclose(
+        evaluate(x, roots, tensor=False).numpy(), evaluate(x.numpy(), roots, tensor=False)
+    )
+    slopes = ad.grad(lambda x: evaluate(x, [1.0, 2.0]))(3.0)
+    assert slopes == 3.0  # of x² - 3x + 2
+    for act in (lambda: evaluate(x, roots[0]), lambda: evaluate(x, roots)):
+        with pytest.raises(errors.InputError) as info:
+            act()
+        assert str(info.value) == (
+            "numpy.polynomial.polynomial.polyvalfromroots treats a tensor as one number, so its result would be "
+            "wrong.\n  Evaluate one polynomial at a time, by its coefficients (np.polyval).  For roots write "
+            "ad.prod(x[..., None] - roots, axis=-1)."
+        )
+    cure = ad.prod(x[..., None] - roots[0], axis=-1)
+    np.testing.assert_allclose(cure.numpy(), evaluate(x.numpy(), roots[0]))
 
 
 def test_public_functions_differentiate_or_refuse():
