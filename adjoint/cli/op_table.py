@@ -10,20 +10,20 @@ from adjoint.testing.references import UNCHECKED, source, unchecked
 __all__ = ["op_table"]
 
 _HEADER = (
-    "op", "kind", "arrays", "saves", "gradient", "values", "first order", "second order", "what it computes",
+    "op", "kind", "arrays", "saves", "gradient", "values", "first order", "second order", "result",
 )  # fmt: skip
 
 _INTRODUCTION = """\
 # The op table
 
-Written by `adjoint ops --markdown`; a test compares this page with the table.  Each op is one record: its
-derivative is written once and serves every order, forward mode and batching.
+`adjoint ops --markdown` writes this page, and a test compares it with the table.  Each op is one record: its
+derivative is written once and is used for every order, forward mode and batching.
 
 - **values**: every sample of the op (`adjoint/testing/samples`) is compared with NumPy, with SciPy, or with
   a plain formula that shares no code with it (`adjoint/testing/references.py`).
-- **first order**, **second order**: gradients, and gradients of gradients, of every sample are compared with
-  finite differences in float64 along random directions; complex samples too, where the op takes complex
-  numbers.  An op without a gradient is tested to record nothing, and says why.
+- **first order**, **second order**: gradients of every sample, and gradients of gradients, are compared with
+  finite differences in float64 along random directions, also for complex samples if the op takes complex
+  numbers.  An op without a gradient is tested to record nothing, and the table has the reason.
 """
 
 

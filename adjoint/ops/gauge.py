@@ -24,7 +24,7 @@ __all__ = ["apart", "largest", "refuse_mixed", "skew", "turns"]
 
 _CURE = (
     "\n  Use a function of the values alone (eigvalsh, svdvals) or one that does not depend on the choice of the "
-    "vectors (such as a projector), or move the matrix a little."
+    "vectors (such as a projector), or perturb the matrix slightly."
 )
 _WHY = {
     "equal": "values {i} and {j} are equal, and the function depends on which of their vectors were chosen",

@@ -158,7 +158,7 @@ def test_the_message_says_which_values_are_close():
     assert str(caught.value) == (
         "eigh: no accurate derivative of order 2 here: values 1 and 2 differ by 2.0e-09 of the largest one, and rounding "
         "errors grow with the power 2 of its reciprocal.\n  Use a function of the values alone (eigvalsh, svdvals) or one "
-        "that does not depend on the choice of the vectors (such as a projector), or move the matrix a little."
+        "that does not depend on the choice of the vectors (such as a projector), or perturb the matrix slightly."
     )
 
 

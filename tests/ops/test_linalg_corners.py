@@ -234,7 +234,7 @@ def test_second_derivatives_of_functions_of_distinct_values():
 
 CURE = (
     "\n  Use a function of the values alone (eigvalsh, svdvals) or one that does not depend on the choice of the "
-    "vectors (such as a projector), or move the matrix a little."
+    "vectors (such as a projector), or perturb the matrix slightly."
 )
 
 
