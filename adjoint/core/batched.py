@@ -1,4 +1,4 @@
-"""Batched: the values of ``vmap``, arrays with a batch axis in front that the function does not see."""
+"""Batched: the values of ``vmap``, arrays with a hidden batch axis in front."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from adjoint.errors import TransformError
 __all__ = ["Batched", "Held", "held", "settled"]
 
 _NOTHING = np.zeros(0)
-_NONE: list[Any] = []  # never added to: only the value that stands for a running vmap adopts
+_NONE: list[Any] = []  # shared and never changed: only the marker of a running vmap adopts tensors
 
 
 class Batched(Lifted):
-    """A value inside ``vmap``: what it holds has the batch axis in front, or is the same for all.
+    """A value inside ``vmap``: one array for all elements of the batch.
 
-    What it holds is an array, a value of an outer transform, or an outer tensor with its history.
+    ``value`` is an array, a value of an outer transform, or an outer tensor with its history.  It has the
+    batch axis in front if ``batched``; otherwise it is the same for all elements.
     """
 
     __slots__ = ("adopted", "batched", "shape", "size_", "unit", "value")
@@ -30,10 +31,10 @@ class Batched(Lifted):
 
     def __init__(self, level: int, size: int, value: Any, batched: bool) -> None:
         self.level = level
-        self.size_ = size  # how many there are in the batch
+        self.size_ = size  # the length of the batch
         self.value = value
         self.batched = batched
-        self.unit = False  # whether it is known to be the rows of the identity
+        self.unit = False  # whether its elements are the rows of the identity
         self.adopted: list[tuple[weakref.ref[Any], Any]] = _NONE
         self.shape: tuple[int, ...] = value.shape[1:] if batched else value.shape
 
@@ -43,11 +44,11 @@ class Batched(Lifted):
         return self.value.dtype
 
     def lift(self, value: Any) -> Batched:
-        """Return a constant of this level: the same for every element of the batch."""
+        """Return a constant of this level, the same for every element."""
         return Batched(self.level, self.size_, value, False)
 
     def marker(self) -> Batched:
-        """Return what ``enclosing`` holds while a ``vmap`` of this level runs: it can adopt tensors."""
+        """Return the value of ``enclosing`` while a ``vmap`` of this level runs; it can adopt tensors."""
         found = self.lift(_NOTHING)
         found.adopted = []
         found.outer = enclosing.get()
@@ -63,7 +64,7 @@ class Batched(Lifted):
         return Batched(self.level, self.size_, value, self.batched)
 
     def adopt(self, leaf: Any) -> None:
-        """Lift a tensor in place, until the end of this ``vmap``."""
+        """Lift a tensor in place until this ``vmap`` ends."""
         data = leaf._data
         if isinstance(data, Lifted) and data.level >= self.level:
             return
@@ -72,9 +73,9 @@ class Batched(Lifted):
         self.adopted.append((weakref.ref(leaf), data))
 
     def release(self) -> list[Any]:
-        """Restore the values of the adopted tensors that still exist.
+        """Restore the adopted tensors.
 
-        Return those that were assigned values of a batch; they get their old values back.
+        Tensors that were assigned batched values get their old values back; return them.
         """
         changed = []
         for reference, data in self.adopted:
@@ -90,12 +91,12 @@ class Batched(Lifted):
         return changed
 
     def has_history(self) -> bool:
-        """Tell whether it holds a tensor of an outer level that requires grad."""
+        """Return whether it holds a tensor of an outer level that requires grad."""
         value = self.value
         return value.has_history() if isinstance(value, Lifted) else isinstance(value, Tensor)
 
     def numbers(self) -> Any:
-        """Return the values as an array if they are the same for all."""
+        """Return the array of values if they are the same for all elements, else None."""
         if self.batched:
             return None
         value = self.value._data if isinstance(self.value, Tensor) else self.value
@@ -140,14 +141,14 @@ class Batched(Lifted):
 
 
 def settled(value: Any) -> Any:
-    """Return what a Batched may hold: a tensor only if it has a history."""
+    """Return ``value`` as a Batched holds it: a tensor only if it has a history."""
     if isinstance(value, Tensor):
         return value if value._node is not None else value._data
     return np.asarray(value) if isinstance(value, (np.generic, int, float, complex)) else value
 
 
 class Held:
-    """The ops on what Batched values hold: arrays, values of outer transforms, outer tensors."""
+    """The ops on the values that Batched objects hold: arrays, values of outer transforms, outer tensors."""
 
     def __getattr__(self, name: str) -> Any:
         op = OPS.get(name)

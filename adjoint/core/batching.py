@@ -22,8 +22,8 @@ from adjoint.core.record import compute
 from adjoint.core.tensor import differentiable
 
 __all__ = [
-    "BATCH_RULES", "Batched", "elementwise", "empty", "folded", "full", "fused", "held", "leading", "ranked",
-    "to_axis", "unfolded",
+    "BATCH_RULES", "Batched", "elementwise", "empty_batch", "folded", "full_batch", "fused", "held",
+    "leading", "ranked", "to_axis", "unfolded",
 ]  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def ranked(a: Any, ndim: int) -> Any:
     return held.reshape(a.value, shape=(a.size_, *(1,) * (ndim - len(shape)), *shape))
 
 
-def full(a: Any, size: int) -> Any:
+def full_batch(a: Any, size: int) -> Any:
     """Return the value of an argument with the batch axis in front, repeated if it is the same for all."""
     if not isinstance(a, Batched):
         return np.broadcast_to(a, (size,))
@@ -66,7 +66,7 @@ def unfolded(value: Any, axis: int, size: int) -> Any:
     return to_axis(split, axis, 0)
 
 
-def empty(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
+def empty_batch(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     """Evaluate an op on a batch of no elements, for rules that cannot: run it on zeros and keep nothing.
 
     The zeros are the sums over the batch, so that gradients have a way to outer tensors.
@@ -94,7 +94,7 @@ def elementwise(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
 
 def leading(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
     """Run the same op on the whole batch: for ops that take any axes in front."""
-    return compute(op, tuple(full(a, size) if isinstance(a, Batched) else a for a in args), params)
+    return compute(op, tuple(full_batch(a, size) if isinstance(a, Batched) else a for a in args), params)
 
 
 def fused(op: Op, size: int, /, *args: Any, **params: Any) -> Any:

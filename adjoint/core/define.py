@@ -206,7 +206,7 @@ def _checked_names(
     arity: int | None,
     saves: str | Sequence[str],
 ) -> tuple[tuple[str, ...], str]:
-    """Return what the rules call the arguments and the output; raise where names do not fit."""
+    """Return the names of the arguments and the output in the rules; raise if names do not fit."""
     if kind not in KINDS:
         raise ArgumentError(f"define {name!r}: kind is one of {', '.join(KINDS)}, not {kind!r}.")
     if name in OPS:
@@ -230,7 +230,7 @@ def _checked_names(
 
 
 def _install(op: Op, forward: Callable[..., Any], ufunc: Any) -> None:
-    """Put an op into the table, every namespace, and that of NumPy's ufuncs."""
+    """Add an op to the table, the namespaces, the methods of tensors and the table of ufuncs."""
     if op.costly and not isinstance(forward, np.ufunc):
         raise ArgumentError(f"define {op.name!r}: costly=True needs a ufunc of NumPy as forward.")
     op.eager = _named(op)

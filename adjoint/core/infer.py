@@ -24,7 +24,7 @@ from adjoint.core.shapes import Shape, broadcast_shapes
 from adjoint.core.tensor import wrap
 from adjoint.errors import AdjointError
 
-__all__ = ["Result", "broadcast", "infer", "real_dtype", "reduction", "same"]
+__all__ = ["Result", "broadcast", "infer", "like_first", "real_dtype", "reduction"]
 
 Result = tuple[tuple[Shape, Any], ...]  # shape and dtype of each output
 
@@ -152,7 +152,7 @@ def _identity(x: Any) -> Any:
 # Shape rules that several ops share --------------------------------------------------------------
 
 
-def same(x: Any, *_: Any, **__: Any) -> Result | None:
+def like_first(x: Any, *_: Any, **__: Any) -> Result | None:
     """Give the output the shape and dtype of the first argument, which must be a float."""
     return None if x.dtype.kind in "biuc" else ((x.shape, x.dtype),)
 

@@ -21,18 +21,18 @@ OPS: dict[str, Op] = {}  # every op by name, in the order of definition
 
 @dataclass(slots=True, eq=False, repr=False)
 class Op:
-    """One op: everything adjoint knows about it.  ``define`` makes them."""
+    """The record of one op, with all its facts.  ``define`` makes them."""
 
     name: str
     forward: Callable[..., Any]  # on plain arrays
     # A Rule or None per array argument, empty where ``joint`` is given; the engine calls only what is there.
     rules: tuple[Any, ...]
-    joint: Rule | None  # one rule for all arguments, told which are wanted
+    joint: Rule | None  # one rule for all arguments, with ``wanted`` per argument
     kind: str
-    arity: int | None  # how many arrays it takes; None: any number
+    arity: int | None  # the number of array arguments; None for any number
     arg_names: tuple[str, ...]
     out_name: str
-    saves_args: tuple[bool, ...]  # for arity None: one entry that stands for all
+    saves_args: tuple[bool, ...]  # for arity None: one entry for all
     saves_out: bool
     reads: tuple[tuple[frozenset[int], bool], ...]  # per rule: the arguments, and the output, it reads
     params: tuple[str, ...]
@@ -40,13 +40,13 @@ class Op:
     jvp: Rule | None = None
     batch: Callable[..., Any] | None = None  # how vmap evaluates it (core/batching.py)
     shape: Callable[..., Any] | None = None  # shapes and dtypes of the results, without running the forward
-    fused: Callable[..., Any] | None = None  # the forward written on xp, where it is
-    holomorphic: bool = True  # the engine conjugates around the rule; False: it carries its own formula
+    fused: Callable[..., Any] | None = None  # the forward written on xp
+    holomorphic: bool = True  # the engine conjugates around the rule; False: the rule does it itself
     methods: tuple[str, ...] = ()  # the methods and operators of tensors that it becomes
-    domain: Any = None
+    domain: Any = None  # where it is smooth, for the tests
     reference: Callable[..., Any] | str = ""  # what tests compare its values with (testing/references.py)
     doc: str = ""
-    reason: str = ""  # why no gradient flows, where none does
+    reason: str = ""  # why no gradient flows
     literals: bool = False  # the forward or the rules look at Python numbers among the arguments
     selects: bool = False  # elements without influence get a zero gradient, whatever their values are
     places: bool = False  # the gradient of its argument is zeros with g at params["key"]
@@ -59,7 +59,7 @@ class Op:
     blank: tuple[Any, ...] = field(init=False)
     differentiable: bool = field(init=False)
     saves_any: bool = field(init=False)
-    plain: bool = field(init=False)  # one output, and nothing that the engine must look after
+    plain: bool = field(init=False)  # one output, and no special case of the engine
     pointwise: bool = field(init=False)  # each element of the gradient depends only on the same element of g
     _split: dict[tuple[int, int], Split] = field(init=False, default_factory=dict)
 
@@ -72,13 +72,13 @@ class Op:
         self.differentiable = self.joint is not None or any(r is not None for r in self.rules)
 
     def smooth(self, i: int) -> bool:
-        """Tell whether a gradient flows to argument ``i``."""
+        """Return whether a gradient flows to argument ``i``."""
         return self.joint is not None or (i < len(self.rules) and self.rules[i] is not None)
 
     def keeps(self, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
-        """Tell, for each argument and last for the output, whether its values must be kept.
+        """Return for each argument, and last for the output, whether its values are kept.
 
-        Kept is what is named in ``saves`` and read by a rule whose gradient is wanted.
+        They are if they are named in ``saves`` and a rule whose gradient is wanted reads them.
         """
         if self.arity is None:
             return (self.saves_args[0],) * len(wanted) + (self.saves_out,)
@@ -89,11 +89,11 @@ class Op:
         return (*args, self.saves_out and any(out for _, out in used))
 
     def split(self, wanted: int, count: int) -> Split:
-        """Return what ``keeps`` tells as positions: of the arguments kept, of the others, and the output.
+        """Return ``keeps`` as positions: the kept arguments, the others, and whether the output is kept.
 
         ``wanted`` has bit i set if the gradient of argument i of ``count`` is wanted.
         """
-        if self.arity is None:  # all alike, and no end of numbers of them to remember
+        if self.arity is None:  # all alike; not remembered, because counts are unbounded
             every = range(count)
             return (every, (), self.saves_out) if self.saves_args[0] else ((), every, self.saves_out)
         found = self._split.get((wanted, count))
@@ -113,7 +113,7 @@ class Op:
 
 
 def names_read(rule: Rule, names: Iterable[str]) -> frozenset[str]:
-    """Return which of its parameters the code of a rule mentions.
+    """Return the parameters that the code of a rule mentions.
 
     The bytecode is read by hand: ``dis`` takes fifty times as long, at every import.
 

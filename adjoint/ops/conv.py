@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from adjoint.core.batching import Batched, empty, folded, full, unfolded
+from adjoint.core.batching import Batched, empty_batch, folded, full_batch, unfolded
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.infer import Result
@@ -175,19 +175,19 @@ def _conv_weight_shape(x: Any, g: Any, kernel: Shape, groups: int, **at: Any) ->
 def _conv_batch(op: Op, size: int, /, x: Batched, w: Batched, groups: int, **params: Any) -> Any:
     """The batch joins the images, or, if the kernels differ, the channel groups."""
     if not size:
-        return empty(op, (x, w), {**params, "groups": groups})
+        return empty_batch(op, (x, w), {**params, "groups": groups})
     if not w.batched:
         out = compute(op, (folded(x.value, 0), w.value), {**params, "groups": groups})
         return unfolded(out, 0, size)
-    images, kernels = folded(full(x, size), 1), folded(w.value, 0)
+    images, kernels = folded(full_batch(x, size), 1), folded(w.value, 0)
     out = compute(op, (images, kernels), {**params, "groups": groups * size})
     return unfolded(out, 1, size)
 
 
 def _conv_weight_batch(op: Op, size: int, /, x: Batched, g: Batched, groups: int, **params: Any) -> Any:
     if not size:
-        return empty(op, (x, g), {**params, "groups": groups})
-    images, outputs = folded(full(x, size), 1), folded(full(g, size), 1)
+        return empty_batch(op, (x, g), {**params, "groups": groups})
+    images, outputs = folded(full_batch(x, size), 1), folded(full_batch(g, size), 1)
     out = compute(op, (images, outputs), {**params, "groups": groups * size})
     return unfolded(out, 0, size)
 

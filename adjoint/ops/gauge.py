@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core.batching import Batched, elementwise, full
+from adjoint.core.batching import Batched, elementwise, full_batch
 from adjoint.core.define import define
 from adjoint.core.op import Op
 from adjoint.errors import LinAlgError
@@ -121,7 +121,7 @@ def _quotient_jvp(
 
 def _gauge_quotient_batch(op: Op, size: int, /, x: Batched, *scales: Any, **params: Any) -> Any:
     """Elementwise, but the last two arguments do not shape the result."""
-    return elementwise(op, size, Batched(x.level, size, full(x, size), True), *scales, **params)
+    return elementwise(op, size, Batched(x.level, size, full_batch(x, size), True), *scales, **params)
 
 
 define("gauge_quotient", _gauge_quotient, _quotient_dx, _quotient_dy, None, None, saves=("z", "y", "size", "span"),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import grad_mode
-from adjoint.core.batching import Batched, full, held, to_axis
+from adjoint.core.batching import Batched, full_batch, held, to_axis
 from adjoint.core.convert import array_of, asarray, weak_array
 from adjoint.core.define import define
 from adjoint.core.namespace import raw, rec
@@ -206,7 +206,7 @@ def _unindex_batch(op: Op, size: int, /, x: Batched, key: tuple[Any, ...], shape
 
 
 def _index_set_batch(op: Op, size: int, /, x: Any, v: Any, key: tuple[Any, ...]) -> Any:
-    base = full(x, size)
+    base = full_batch(x, size)
     if isinstance(v, Batched):
         spot = np.broadcast_to(np.int8(0), x.shape)[key].ndim
         lengths = (*(1,) * (spot - v.ndim), *v.shape)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adjoint.core.batching import Batched, full, held
+from adjoint.core.batching import Batched, full_batch, held
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
@@ -81,7 +81,7 @@ def _searchsorted_batch(op: Op, size: int, /, x: Batched, v: Batched, side: str)
         return held.searchsorted(x.value, v.value, side=side)
     # how many elements come before: one comparison for each pair; NaN comes last
     rows = held.reshape(x.value, shape=(size, *(1,) * v.ndim, x.shape[0]))
-    values = held.reshape(full(v, size), shape=(size, *v.shape, 1))
+    values = held.reshape(full_batch(v, size), shape=(size, *v.shape, 1))
     last = held.isnan(values)
     if side == "left":
         before = held.logical_or(

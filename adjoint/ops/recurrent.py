@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core.batching import Batched, empty, folded, full, leading, unfolded
+from adjoint.core.batching import Batched, empty_batch, folded, full_batch, leading, unfolded
 from adjoint.core.define import define
-from adjoint.core.infer import Result, same
+from adjoint.core.infer import Result, like_first
 from adjoint.core.op import Op
 from adjoint.core.record import compute
 from adjoint.ops.activations import real_only
@@ -203,7 +203,7 @@ def _linear_shape(
 def _recurrent_batch(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
     """Join the batch to that of the sequences, unless the weights differ."""
     if not size:
-        return empty(op, args, params)
+        return empty_batch(op, args, params)
     named = list(zip(op.arg_names, args, strict=True))
     if any(name in "wb" and isinstance(a, Batched) and a.batched for name, a in named):
         return leading(op, size, *args, **params)
@@ -212,7 +212,7 @@ def _recurrent_batch(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
         if name in "wb" or not isinstance(a, Batched):
             joined.append(a.value if isinstance(a, Batched) else a)
         else:
-            joined.append(folded(full(a, size), a.ndim - 2))
+            joined.append(folded(full_batch(a, size), a.ndim - 2))
     outs = compute(op, tuple(joined), params)
     return tuple(unfolded(out, len(out.shape) - 2, size) for out in outs)
 
@@ -425,7 +425,7 @@ define("lstm_sequence", _lstm_sequence, joint=_lstm_sequence_rule, arity=5, outp
        kind="general", batch=_recurrent_batch,
        shape=_sequence_shape(4, 6), reference="formula", doc="An LSTM over (steps, batch, gates), with its weight, bias, hidden state and cell: hidden states, the last cell, parts.")  # fmt: skip
 define("lstm_slopes", _lstm_slopes, _lstm_slopes_rule, saves=("parts",), kind="general", batch="leading",
-       shape=same, reference="formula", doc="The derivatives of each step of an LSTM, from its parts.")  # fmt: skip
+       shape=like_first, reference="formula", doc="The derivatives of each step of an LSTM, from its parts.")  # fmt: skip
 define("lstm_push", _lstm_push, joint=_lstm_push_rule, arity=4, outputs=3, saves=("k", "w", "out"), kind="general",
        batch=_recurrent_batch, shape=_linear_shape(4, 6, (4, 1), (1, 1, 4)), reference="formula", doc="The tangents of an LSTM's states, forwards in time.")  # fmt: skip
 define("lstm_pull", _lstm_pull, joint=_lstm_pull_rule, arity=5, outputs=2, saves=("gh", "k", "w", "out"),

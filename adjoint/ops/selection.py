@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core.batching import Batched, full, held, to_axis
+from adjoint.core.batching import Batched, full_batch, held, to_axis
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import dyn, raw, rec
@@ -121,7 +121,7 @@ def _flat_rows(i: Batched, size: int, n: int) -> Any:
 def _untake_batch(op: Op, size: int, /, x: Any, i: Any, axis: int, length: int) -> Any:
     if isinstance(i, Batched) and i.batched:
         where = x.ndim + axis - i.ndim + 1 + 1  # where the axes of the index begin, behind the batch axis
-        rows = full(x, size)
+        rows = full_batch(x, size)
         for k in range(i.ndim):
             rows = to_axis(rows, where + k, 1 + k)
         flat = held.untake(
