@@ -90,8 +90,13 @@ def cases() -> dict[str, Callable[[], Any]]:
     def events() -> None:
         F.mse_loss(ad.tanh(F.linear(rows, a, w)), target).backward(on_leaf_ready=lambda *_: True)
 
+    values, slopes = np.linspace(0.1, 1.0, 4), ad.grad(lambda x: (ad.tanh(x) * x).sum())
+
+    def arrays() -> None:
+        slopes(values)
+
     found = (unary, binary, scalar, reduction, matmul, chosen, training, unrecorded)
-    found = (*found, masked, components, joined, events)
+    found = (*found, masked, components, joined, events, arrays)
     return {"empty loop": lambda: None} | {f.__name__: f for f in found}
 
 

@@ -181,8 +181,9 @@ def _call(batch: _Batch, unit: bool) -> tuple[list[tuple[Any, bool]], tree.Struc
             f"vmap: {name_of(f)} returned {'None' if result is None else 'no tensors'}.  Return a tensor."
         )
     found = []
-    for place, out, data in zip(shape.paths(f"the result of {name_of(f)}"), outputs, held, strict=True):
+    for i, (out, data) in enumerate(zip(outputs, held, strict=True)):
         if not isinstance(out, (Tensor, np.ndarray, np.generic, int, float, complex)):
+            place = Place(shape, i, f"the result of {name_of(f)}")
             raise TransformError(f"vmap: {place} is a {type(out).__name__}, not a tensor.")
         if isinstance(data, Batched) and data.level == level:
             found.append((data.value, data.batched))

@@ -23,7 +23,7 @@ class FlatTree:
         leaves, self.structure = tree.flatten(x0)
         if not leaves:
             raise TransformError(f"{name}: x0 holds no tensors: {self.structure.describe()}.")
-        self.first = [as_input(name, Place(self.structure, i, "x0"), leaf) for i, leaf in enumerate(leaves)]
+        self.first = [as_input(name, leaf, self.structure, i, "x0") for i, leaf in enumerate(leaves)]
         for i, t in enumerate(self.first):
             if t.dtype.kind == "c":
                 place = Place(self.structure, i, "x0")

@@ -76,7 +76,7 @@ def jvp(
 
     def results() -> tuple[Any, ...]:
         derivative = tree.unflatten(run.structure, push_along(run, given))
-        result = tree.unflatten(run.structure, map(run.value, run.outputs))
+        result = run.results()
         return (result, derivative, released_value(run, run.aux)) if has_aux else (result, derivative)
 
     return returned(results()) if run.plain and given_arrays(*tangents) else results()
@@ -122,7 +122,7 @@ def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., 
             return returned(tree.unflatten(run.structure, push_along(run, given)))
         return tree.unflatten(run.structure, push_along(run, given))
 
-    result = tree.unflatten(run.structure, map(run.value, run.outputs))
+    result = run.results()
     return returned(result) if run.plain else result, along
 
 

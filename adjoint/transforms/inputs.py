@@ -123,20 +123,27 @@ class Place:
         return list(self.structure.paths(start))[self.index]
 
 
-def as_input(transform: str, place: Place, leaf: Any) -> Tensor:
-    """Return a leaf of an argument as a tensor that can be differentiated; raise otherwise."""
+def as_input(
+    transform: str, leaf: Any, structure: tree.Structure, index: int, start: str | tuple[Any, int]
+) -> Tensor:
+    """Return a leaf of an argument as a tensor that can be differentiated; raise otherwise.
+
+    The last three arguments are those of its ``Place``, which is needed for messages only.
+    """
     if isinstance(leaf, Tensor):
         found = leaf
     elif isinstance(leaf, _NUMBERS):
         found = tensor(leaf)
     else:
         raise TransformError(
-            f"{transform}: {place} is a {kind_of(leaf)}, not a tensor, an array or a number.\n"
+            f"{transform}: {Place(structure, index, start)} is a {kind_of(leaf)}, "
+            "not a tensor, an array or a number.\n"
             "  Convert it (ad.tensor(np.asarray(x))), close over it, or name other arguments in argnums."
         )
     if not differentiable(found.dtype):
         raise DTypeError(
-            f"{transform}: {place} is {found.dtype}, but only floats and complex numbers have derivatives.\n"
+            f"{transform}: {Place(structure, index, start)} is {found.dtype}, "
+            "but only floats and complex numbers have derivatives.\n"
             "  Make it a float (x.astype(float), 3.0 for 3), or leave it out of argnums."
         )
     return found
@@ -205,7 +212,9 @@ class Recorded:
             if type(key) is Node and key.seq >= since:
                 fresh.append(key)
                 foreign[key] = False
-                stack.extend([p for p in key.parents if p is not None])
+                for parent in key.parents:
+                    if parent is not None:
+                        stack.append(parent)
             else:
                 foreign[key] = True
         fresh.sort(key=_seq)
@@ -214,7 +223,15 @@ class Recorded:
                 if parent is not None and foreign[parent]:
                     foreign[node] = True
                     break
-        return any(foreign[key] for key in wanted)
+        return True in [foreign[key] for key in wanted]
+
+    def results(self) -> Any:
+        """Return the outputs for the caller, as a tree, without the history that belongs to this run only."""
+        if self.mixed or not self.mode:
+            values = [self.value(t) for t in self.outputs]
+        else:  # no output depends on anything outside
+            values = [t if t._node is None else wrap(t._data) for t in self.outputs]
+        return tree.unflatten(self.structure, values)
 
     def value(self, t: Any) -> Any:
         """Return a result for the caller, without the history that belongs to this run only."""
@@ -253,7 +270,7 @@ def record_call(
         if not leaves:
             name = argument_name(f, i)
             raise TransformError(f"{transform}: {name} holds no tensors: {structure.describe()}.")
-        found.append([as_input(transform, Place(structure, k, (f, i)), v) for k, v in enumerate(leaves)])
+        found.append([as_input(transform, v, structure, k, (f, i)) for k, v in enumerate(leaves)])
         structures.append(structure)
     if plain and (kwargs or len(structures) < len(args)):
         plain = given_arrays(*kwargs.values(), *[a for i, a in enumerate(args) if i not in positions])
@@ -295,6 +312,8 @@ def _take_outputs(transform: str, f: Any, run: Recorded, result: Any) -> None:
             "  Return the tensor to differentiate."
         )
     for i, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor) and differentiable(leaf._data.dtype):
+            continue
         place = Place(run.structure, i, f"the result of {name_of(f)}")
         if not isinstance(leaf, Tensor):
             if not isinstance(leaf, _NUMBERS) or isinstance(leaf, bool):

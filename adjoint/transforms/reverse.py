@@ -143,13 +143,15 @@ def _value_and_grad(
     run, structures = record_call(transform, f, args, kwargs, positions, has_aux)
     check_one_number(transform, f, run)
     root = run.outputs[0]
-    value = run.value(root)
     aux = released_value(run, run.aux) if has_aux else None
-    found = pull_back(run, [wrap(np.ones(root.shape, root.dtype))], retain=has_aux)
-    if run.plain and has_aux:  # aux may have a history
-        value, aux, found = returned((value, aux, found))
-    elif run.plain:
-        value, found = value._data[()] if not value.ndim else value._data.copy(), arrays(found)
+    seed = np.ones(root.shape, root.dtype) if root.shape else np.array(1, root.dtype)  # faster for 0-d
+    found = pull_back(run, [wrap(seed)], retain=has_aux)
+    if run.plain and not has_aux:
+        value, found = root._data.copy() if root.shape else root._data[()], arrays(found)
+    else:
+        value = run.value(root)
+        if run.plain:  # aux may have a history
+            value, aux, found = returned((value, aux, found))
     grads = iter(found)
     packed = [tree.unflatten(s, [next(grads) for _ in range(s.count)]) for s in structures]
     return value, aux, tuple(packed) if isinstance(argnums, (tuple, list)) else packed[0]
@@ -245,7 +247,7 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[An
         pulled = tuple([tree.unflatten(s, [next(grads) for _ in range(s.count)]) for s in structures])
         return returned(pulled) if run.plain and outermost() and given_arrays(*given) else pulled
 
-    result = tree.unflatten(run.structure, map(run.value, run.outputs))
+    result = run.results()
     aux = released_value(run, run.aux) if has_aux else None
     if run.plain:
         result, aux = returned((result, aux))
