@@ -1,13 +1,13 @@
 """The fast paths: run an op on plain tensors and Python numbers, and record it.
 
-One path per number of arguments, written out: a call, a tuple or a comprehension more costs as much
-as what it does.  Whatever they do not handle goes to ``careful`` in ``core/record.py``.
+There is one path per number of arguments, compiled from text, as ``dataclasses`` compiles methods: what
+the paths share is written once, and inlined, because a call more costs as much as what it does.
+``general`` serves all other ops.  What these paths do not handle goes to ``careful`` in ``core/record.py``.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy import ndarray
 
 from adjoint.config import grad_mode, special
 from adjoint.core.explain import explained
-from adjoint.core.node import LEAF, Node, Spec, next_seq
+from adjoint.core.node import FILL, LEAF, Node, Spec, compiled, inlined, next_seq
 from adjoint.core.op import Op
 from adjoint.core.record import (
     F32,
@@ -25,6 +25,7 @@ from adjoint.core.record import (
     as_result,
     careful,
     make_node,
+    node_of_smooth,
     weak_number,
     weak_numbers,
 )
@@ -36,136 +37,89 @@ __all__ = ["eager_of"]
 Eager = Callable[..., Any]
 NO_PARAMS: dict[str, Any] = {}
 
-_recording = grad_mode.get
-_new: Callable[[], Tensor] = functools.partial(object.__new__, Tensor)
+recording = grad_mode.get
+new_tensor: Callable[[], Tensor] = functools.partial(object.__new__, Tensor)
 
+# What the texts below name, besides what they are given.
+_NAMES = {
+    "F32": F32, "F64": F64, "LEAF": LEAF, "NO_PARAMS": NO_PARAMS, "Node": Node, "Spec": Spec,
+    "Tensor": Tensor, "as_result": as_result, "careful": careful, "differentiable": differentiable,
+    "explained": explained, "function_in_pieces": function_in_pieces, "large": COSTLY_SIZE,
+    "ndarray": ndarray, "new_tensor": new_tensor, "next_seq": next_seq, "node_of_smooth": node_of_smooth,
+    "note_view": note_view, "recording": recording, "special": special, "weak_number": weak_number,
+    "weak_numbers": weak_numbers,
+}  # fmt: skip
 
-def eager_of(op: Op) -> Eager:
-    """Make the eager function of an op, by the path that suits its arguments."""
-    if op.outputs == 1:
-        if op.arity == 1:
-            return parametric(op) if op.params else unary(op)
-        if op.arity == 2 and not op.params:
-            return binary(op)
-        if op.arity == 3 and not op.params:
-            return ternary(op)
-    return general(op)
+# Compute the output, and wrap it.
+WRAP = """
+try:
+    data = {call}
+except Exception as error:
+    raise explained(op, ({arguments},), {params}, error) from None
+if type(data) is not ndarray:
+    data = as_result(op, data)
+out = new_tensor()
+out._data = data
+out._version = 0
+out._extra = None
+"""
 
+# Choose what is saved, which depends on the gradients that are wanted: x * 2 does not save x.
+CHOOSE = """
+saves = saved[{wanted}]
+if saves is None:  # an argument without a rule has a history
+    out._node = node_of_smooth(op, ({arguments},), NO_PARAMS, data)
+    return out
+"""
 
-def unary(op: Op) -> Eager:
-    """Make the eager function of an op of one array and no parameters."""
-    forward = op.forward
-    keeps, keeps_out = op.keeps((True,))
-    smooth = op.differentiable
-    blank = op.blank
-    shapes = op.kind != "elementwise"  # such rules look at the shapes of what was not saved
-    large = COSTLY_SIZE if op.costly else sys.maxsize
-    views = op.kind == "linear"
+# Save one argument.  A tensor with a node of its own cannot be written to, so its version is not needed.
+SAVE = """
+if saves_{x}:
+    if type(parent_{x}) is not Node and type({x}) is Tensor:
+        versions = (({x}, {x}._version),) if versions is None else (*versions, ({x}, {x}._version))
+elif type({x}) is Tensor:
+    data_{x} = unsaved if elementwise else Spec(name, data_{x}.shape, data_{x}.dtype)
+"""
 
-    def eager(x: Any, /) -> Tensor:
+ONE = """
+def make(op, forward, saved, numbers64, numbers32):
+    name, blank, smooth = op.name, op.blank, op.differentiable
+    elementwise, linear = op.kind == "elementwise", op.kind == "linear"
+    saves_x, saves_out = saved[1] or (False, False)
+
+    def eager(x, /{more}):
         if type(x) is not Tensor or special.count:
-            return careful(op, (x,), NO_PARAMS)
-        data = x._data
-        try:
-            data = forward(data) if data.size < large else function_in_pieces(forward, data)
-        except Exception as error:
-            raise explained(op, (x,), NO_PARAMS, error) from None
-        if type(data) is not ndarray:
-            data = as_result(op, data)
-        out = _new()
-        out._data = data
-        out._version = 0
-        out._extra = None
+            return careful(op, (x,), {params})
+        data_x = x._data
+        {wrap}
         parent = x._node
-        if parent is None or not smooth or not _recording():
+        if parent is None or not smooth or not recording(){integers}:
             out._node = None
-            if views and data.base is not None:
+            if linear and data.base is not None:
                 note_view(out, x)
             return out
-        node = Node()
-        node.op = op
-        node.seq = next_seq()
         if parent is LEAF:
-            node.parents = (x,)
-            node.versions = ((x, x._version),) if keeps else None
+            parents = (x,)
+            versions = ((x, x._version),) if saves_x else None
         else:
-            node.parents = (parent,)
-            node.versions = None
-        node.args = (x._data,) if keeps else (Spec(op.name, x.shape, x.dtype),) if shapes else blank
-        node.out = data if keeps_out else None
-        node.params = NO_PARAMS
-        node.shape = data.shape
-        node.dtype = data.dtype
-        node.extra = None
+            parents = (parent,)
+            versions = None
+        args = (data_x,) if saves_x else blank if elementwise else (Spec(name, x.shape, x.dtype),)
+        kept = data if saves_out else None
+        {fill}
         out._node = node
         return out
 
     return eager
+"""
 
+TWO = """
+def make(op, forward, saved, numbers64, numbers32):
+    name, unsaved, blank, smooth = op.name, op.unsaved, op.blank, op.differentiable
+    elementwise = op.kind == "elementwise"
+    saves_none = elementwise and not op.saves_any
 
-def parametric(op: Op) -> Eager:
-    """Make the eager function of an op of one array with parameters: reductions, shapes, indexing."""
-    forward = op.forward
-    keeps, keeps_out = op.keeps((True,))
-    smooth = op.differentiable
-    blank = op.blank
-    shapes = op.kind != "elementwise"
-    views = op.kind == "linear"
-
-    def eager(x: Any, /, **params: Any) -> Tensor:
-        if type(x) is not Tensor or special.count:
-            return careful(op, (x,), params)
-        try:
-            data = forward(x._data, **params)
-        except Exception as error:
-            raise explained(op, (x,), params, error) from None
-        if type(data) is not ndarray:
-            data = as_result(op, data)
-        out = _new()
-        out._data = data
-        out._version = 0
-        out._extra = None
-        parent = x._node
-        if parent is None or not smooth or not _recording() or not differentiable(data.dtype):
-            out._node = None
-            if views and data.base is not None:
-                note_view(out, x)
-            return out
-        node = Node()
-        node.op = op
-        node.seq = next_seq()
-        if parent is LEAF:
-            node.parents = (x,)
-            node.versions = ((x, x._version),) if keeps else None
-        else:
-            node.parents = (parent,)
-            node.versions = None
-        node.args = (x._data,) if keeps else (Spec(op.name, x.shape, x.dtype),) if shapes else blank
-        node.out = data if keeps_out else None
-        node.params = params
-        node.shape = data.shape
-        node.dtype = data.dtype
-        node.extra = None
-        out._node = node
-        return out
-
-    return eager
-
-
-def binary(op: Op) -> Eager:
-    """Make the eager function of an op of two arrays and no parameters."""
-    forward = op.forward
-    smooth = op.differentiable
-    # where no gradient flows to an argument, one that has a history takes the careful path
-    rough_x, rough_y = (op.differentiable and not op.smooth(i) for i in (0, 1))
-    blank, unsaved = op.blank, op.unsaved
-    known64, known32 = ({}, {}) if op.literals else (NUMBERS64, NUMBERS32)
-    shapes = op.kind != "elementwise"
-    # what the rules read depends on which gradients are wanted: x * 2 keeps no x
-    for_x, for_y, for_both = (op.keeps(w) for w in ((True, False), (False, True), (True, True)))
-    keeps_none = not any(for_both)
-
-    def eager(x: Any, y: Any, /) -> Tensor:
+    def eager(x, y, /):
         if type(x) is Tensor:
             parent_x = x._node
             data_x = x._data
@@ -177,7 +131,7 @@ def binary(op: Op) -> Eager:
                 parent_y = None
                 # a 0-d array: NumPy takes twice as long to look at a Python number
                 dtype = data_x.dtype
-                data_y = known64.get(y) if dtype is F64 else known32.get(y) if dtype is F32 else None
+                data_y = numbers64.get(y) if dtype is F64 else numbers32.get(y) if dtype is F32 else None
                 if data_y is None:
                     data_y = weak_number(op, y, dtype)
             else:
@@ -187,141 +141,135 @@ def binary(op: Op) -> Eager:
             parent_y = y._node
             data_y = y._data
             dtype = data_y.dtype
-            data_x = known64.get(x) if dtype is F64 else known32.get(x) if dtype is F32 else None
+            data_x = numbers64.get(x) if dtype is F64 else numbers32.get(x) if dtype is F32 else None
             if data_x is None:
                 data_x = weak_number(op, x, dtype)
         else:
             return careful(op, (x, y), NO_PARAMS)
-        if special.count or (rough_x and parent_x is not None) or (rough_y and parent_y is not None):
+        if special.count:
             return careful(op, (x, y), NO_PARAMS)
-        try:
-            data = forward(data_x, data_y)
-        except Exception as error:
-            raise explained(op, (x, y), NO_PARAMS, error) from None
-        if type(data) is not ndarray:
-            data = as_result(op, data)
-        out = _new()
-        out._data = data
-        out._version = 0
-        out._extra = None
-        if (parent_x is None and parent_y is None) or not smooth or not _recording():
+        {wrap}
+        if (parent_x is None and parent_y is None) or not smooth or not recording():
             out._node = None
             return out
-        node = Node()
-        node.op = op
-        node.seq = next_seq()
-        if keeps_none:
-            node.args = blank
-            node.out = None
-            node.versions = None
+        if saves_none:
+            args = blank
+            versions = kept = None
         else:
-            if parent_y is None:
-                keeps_x, keeps_y, keeps_out = for_x
-            elif parent_x is None:
-                keeps_x, keeps_y, keeps_out = for_y
-            else:
-                keeps_x, keeps_y, keeps_out = for_both
-            node.args = (
-                data_x if keeps_x or type(x) is not Tensor
-                else Spec(op.name, x.shape, x.dtype) if shapes else unsaved,
-                data_y if keeps_y or type(y) is not Tensor
-                else Spec(op.name, y.shape, y.dtype) if shapes else unsaved,
-            )  # fmt: skip
-            loose_x = keeps_x and type(x) is Tensor and type(x._node) is not Node
-            if keeps_y and type(y) is Tensor and type(y._node) is not Node:
-                loose_y = (y, y._version)
-                node.versions = ((x, x._version), loose_y) if loose_x else (loose_y,)
-            else:
-                node.versions = ((x, x._version),) if loose_x else None
-            node.out = data if keeps_out else None
-        node.parents = (
-            x if parent_x is LEAF else parent_x,
-            y if parent_y is LEAF else parent_y,
-        )
-        node.params = NO_PARAMS
-        node.shape = data.shape
-        node.dtype = data.dtype
-        node.extra = None
+            {choose}
+            saves_x, saves_y, saves_out = saves
+            versions = None
+            {save_x}
+            {save_y}
+            args = (data_x, data_y)
+            kept = data if saves_out else None
+        parents = (x if parent_x is LEAF else parent_x, y if parent_y is LEAF else parent_y)
+        {fill}
         out._node = node
         return out
 
     return eager
+"""
 
+THREE = """
+def make(op, forward, saved, numbers64, numbers32):
+    name, unsaved, smooth = op.name, op.unsaved, op.differentiable
+    elementwise = op.kind == "elementwise"
 
-def ternary(op: Op) -> Eager:
-    """Make the eager function of an op of three arrays and no parameters: a layer, a choice."""
-    forward = op.forward
-    shapes = op.kind != "elementwise"
-    unsaved, name = op.unsaved, op.name
-    slow = general(op)
-    # by which gradients are wanted, x: 1, y: 2, z: 4; None where one of them has no rule
-    cases = [
-        None if any(w >> i & 1 and not op.smooth(i) for i in range(3))
-        else op.keeps((bool(w & 1), bool(w & 2), bool(w & 4)))
-        for w in range(8)
-    ]  # fmt: skip
-
-    def eager(x: Any, y: Any, z: Any, /) -> Any:
-        if type(x) is not Tensor or type(y) is not Tensor or type(z) is not Tensor or special.count:
-            return slow(x, y, z)
-        parent_x, parent_y, parent_z = x._node, y._node, z._node
-        keeps = cases[(parent_x is not None) + 2 * (parent_y is not None) + 4 * (parent_z is not None)]
-        if keeps is None:
-            return slow(x, y, z)
-        data_x, data_y, data_z = x._data, y._data, z._data
-        try:
-            data = forward(data_x, data_y, data_z)
-        except Exception as error:
-            raise explained(op, (x, y, z), NO_PARAMS, error) from None
-        if type(data) is not ndarray:
-            data = as_result(op, data)
-        out = _new()
-        out._data = data
-        out._version = 0
-        out._extra = None
+    def eager(x, y, z, /):
+        if special.count:
+            return careful(op, (x, y, z), NO_PARAMS)
+        numbers = False
+        {unwrap_x}
+        {unwrap_y}
+        {unwrap_z}
+        if numbers:
+            data_x, data_y, data_z = weak_numbers(op, (data_x, data_y, data_z))
+        {wrap}
         if (
             (parent_x is None and parent_y is None and parent_z is None)
-            or not _recording()
+            or not smooth
+            or not recording()
             or not differentiable(data.dtype)
         ):
             out._node = None
             return out
-        keeps_x, keeps_y, keeps_z, keeps_out = keeps
-        node = Node()
-        node.op = op
-        node.seq = next_seq()
-        node.parents = (
+        {choose}
+        saves_x, saves_y, saves_z, saves_out = saves
+        versions = None
+        {save_x}
+        {save_y}
+        {save_z}
+        args = (data_x, data_y, data_z)
+        kept = data if saves_out else None
+        parents = (
             x if parent_x is LEAF else parent_x,
             y if parent_y is LEAF else parent_y,
             z if parent_z is LEAF else parent_z,
         )
-        loose: tuple[Any, ...] | None = None
-        if keeps_x:
-            if type(parent_x) is not Node:
-                loose = ((x, x._version),)
-        else:
-            data_x = Spec(name, data_x.shape, data_x.dtype) if shapes else unsaved
-        if keeps_y:
-            if type(parent_y) is not Node:
-                loose = (*loose, (y, y._version)) if loose else ((y, y._version),)
-        else:
-            data_y = Spec(name, data_y.shape, data_y.dtype) if shapes else unsaved
-        if keeps_z:
-            if type(parent_z) is not Node:
-                loose = (*loose, (z, z._version)) if loose else ((z, z._version),)
-        else:
-            data_z = Spec(name, data_z.shape, data_z.dtype) if shapes else unsaved
-        node.args = (data_x, data_y, data_z)
-        node.versions = loose
-        node.out = data if keeps_out else None
-        node.params = NO_PARAMS
-        node.shape = data.shape
-        node.dtype = data.dtype
-        node.extra = None
+        {fill}
         out._node = node
         return out
 
     return eager
+"""
+
+UNWRAP = """
+if type({x}) is Tensor:
+    parent_{x} = {x}._node
+    data_{x} = {x}._data
+elif type({x}) is float or type({x}) is int:
+    parent_{x} = None
+    data_{x} = {x}
+    numbers = elementwise
+else:
+    return careful(op, (x, y, z), NO_PARAMS)
+"""
+
+
+@functools.cache
+def _path(arity: int, has_params: bool, spread: bool) -> Callable[..., Eager]:
+    """Compile the fast path of ops of one to three arrays."""
+    names = "xyz"[:arity]
+    arguments = ", ".join(names)
+    params = "params" if has_params else "NO_PARAMS"
+    call = f"forward({', '.join(f'data_{x}' for x in names)}{', **params' if has_params else ''})"
+    if spread:
+        call += " if data_x.size < large else function_in_pieces(forward, data_x)"
+    wanted = (
+        "1 if parent_y is None else 2 if parent_x is None else 3" if arity == 2
+        else "(parent_x is not None) + 2 * (parent_y is not None) + 4 * (parent_z is not None)"
+    )  # fmt: skip
+    parts = {
+        "wrap": WRAP.format(call=call, arguments=arguments, params=params),
+        "choose": CHOOSE.format(wanted=wanted, arguments=arguments),
+        "fill": FILL.format(params=params, shape="data.shape", dtype="data.dtype"),
+        "params": params,
+        "more": ", **params" if has_params else "",
+        # the other ops of one or two arrays have a rule only where the result is float or complex
+        "integers": " or not differentiable(data.dtype)" if has_params else "",
+    }
+    for x in names:
+        parts[f"save_{x}"] = SAVE.format(x=x)
+        parts[f"unwrap_{x}"] = UNWRAP.format(x=x)
+    text = inlined((ONE, TWO, THREE)[arity - 1], parts)
+    make: Callable[..., Eager] = compiled(text, f"eager {arity}{params}{spread}", _NAMES)["make"]
+    return make
+
+
+def eager_of(op: Op) -> Eager:
+    """Make the eager function of an op, by the path that suits its arguments."""
+    arity = op.arity
+    if op.outputs > 1 or arity not in (1, 2, 3) or (op.params and arity != 1):
+        return general(op)
+    # What is saved, by the bits of the arguments whose gradients are wanted; None if one of them has no rule.
+    saved = [
+        None if any(w >> i & 1 and not op.smooth(i) for i in range(arity))
+        else op.keeps(tuple(bool(w >> i & 1) for i in range(arity)))
+        for w in range(2**arity)
+    ]  # fmt: skip
+    numbers: tuple[Any, Any] = ({}, {}) if op.literals else (NUMBERS64, NUMBERS32)
+    return _path(arity, bool(op.params), op.costly)(op, op.forward, saved, *numbers)
 
 
 def general(op: Op) -> Eager:
@@ -364,12 +312,12 @@ def general(op: Op) -> Eager:
             raise explained(op, args, params, error) from None
         if type(data) is not ndarray:
             data = as_result(op, data)
-        out = _new()
+        out = new_tensor()
         out._data = data
         out._version = 0
         out._extra = None
         out._node = None
-        if wanted and smooth and _recording() and differentiable(data.dtype):
+        if wanted and smooth and recording() and differentiable(data.dtype):
             for i in rough:
                 parents[i] = None
                 wanted &= ~(1 << i)

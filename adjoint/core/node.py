@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
+import os
+import re
 import sys
 import threading
 import weakref
@@ -16,7 +19,20 @@ from adjoint.errors import NotSavedError
 if TYPE_CHECKING:
     from adjoint.core.op import Op
 
-__all__ = ["LEAF", "Handle", "HookList", "Node", "NodeExtra", "Packed", "Spec", "attaching"]
+__all__ = [
+    "FILL",
+    "LEAF",
+    "Handle",
+    "HookList",
+    "Node",
+    "NodeExtra",
+    "Packed",
+    "Spec",
+    "attaching",
+    "compiled",
+    "inlined",
+    "new_node",
+]
 
 # Held while something, such as a hook, is attached to a tensor or node that threads may share.
 # It can be entered again: a finaliser or a signal handler may run inside it.
@@ -26,8 +42,7 @@ attaching = held_across_fork(threading.RLock())
 class Node:
     """One operation in the graph: what it was, where its gradient goes, what it kept.
 
-    It has no ``__init__``: the record paths set each slot themselves, which is a third
-    faster.
+    ``new_node`` makes nodes.  There is no ``__init__``: setting each slot from outside is a third faster.
     """
 
     __slots__ = (
@@ -110,6 +125,54 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
         """Return the next number; without a GIL a counter alone could give one twice."""
         with _numbering:
             return _unlocked()
+
+
+# The one text that makes a node.  ``new_node`` is a function of it; the fast paths of ops inline it.
+FILL = """
+node = Node()
+node.op = op
+node.seq = next_seq()
+node.parents = parents
+node.args = args
+node.versions = versions
+node.out = kept
+node.params = {params}
+node.shape = {shape}
+node.dtype = {dtype}
+node.extra = None
+"""
+
+
+def inlined(text: str, parts: dict[str, str]) -> str:
+    """Replace each ``{name}`` in a text of Python by a part; a part on a line of its own is indented."""
+
+    def replaced(match: re.Match[str]) -> str:
+        lines = parts[match[2]].strip("\n").split("\n")
+        return match[1] + f"\n{match[1]}".join(lines)
+
+    text = re.sub(r"^( *)\{(\w+)\}$", replaced, text, flags=re.MULTILINE)
+    return re.sub(r"()\{(\w+)\}", replaced, text)
+
+
+def compiled(text: str, title: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Run a text of Python with some global names; return all names.  Tracebacks show its lines."""
+    file = os.path.join(os.path.dirname(__file__), f"<{title}>")
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    found = {"__name__": __name__, **names}
+    exec(compile(text, file, "exec"), found)
+    return found
+
+
+new_node: Callable[..., Node] = compiled(
+    inlined(
+        "def new_node(op, parents, args, versions, kept, params, shape, dtype):\n"
+        "    {fill}\n"
+        "    return node\n",
+        {"fill": FILL.format(params="params", shape="shape", dtype="dtype")},
+    ),
+    "new_node",
+    {"Node": Node, "next_seq": next_seq},
+)["new_node"]
 
 
 class Spec(Shaped):

@@ -20,7 +20,7 @@ from adjoint.core.conversion import check_polynomial
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.explain import check_finite, describe, explained
 from adjoint.core.lifted import Lifted
-from adjoint.core.node import LEAF, Node, Packed, Spec, next_seq
+from adjoint.core.node import LEAF, Node, Packed, Spec, new_node
 from adjoint.core.op import OPS, Op
 from adjoint.core.tensor import Tensor, Traced, differentiable, note_reading, note_view, tracked, wrap
 from adjoint.core.user_code import user_line
@@ -41,6 +41,7 @@ __all__ = [
     "joined_copy",
     "make_node",
     "node_of",
+    "node_of_smooth",
     "output_node",
     "record_results",
     "saved_hooks",
@@ -137,16 +138,13 @@ def make_node(
     parents: Sequence[Any],
     data: Any,
 ) -> Node:
-    """Record one operation.
+    """Record one operation, and show the node to tapes, anomaly mode and saved-tensor hooks.
 
     ``wanted`` has the bit of each argument that has a parent, ``values`` are the arguments without
-    their tensors, ``data`` is its output array, or a tuple of them.
+    their tensors, ``data`` is its output array, or a tuple of them.  The fast paths make their nodes
+    themselves, from the same text as ``new_node``, because they run only while nobody looks at nodes.
     """
     kept, dropped, keeps_out = op.split(wanted, len(args))
-    node = Node()
-    node.op = op
-    node.seq = next_seq()
-    node.parents = tuple(parents)
     if dropped:
         values = list(values)
         spec = op.unsaved
@@ -158,39 +156,35 @@ def make_node(
                 ):  # arguments of stack and concat mostly have one shape: share the Spec
                     spec = Spec(op.name, data_i.shape, data_i.dtype)
                 values[i] = spec
-    node.args = tuple(values)
-    loose: tuple[Any, ...] | None = None
+    versions: tuple[Any, ...] | None = None
     for i in kept:
         a = args[i]
         if isinstance(a, Tensor) and type(a._node) is not Node:
-            loose = ((a, a._version),) if loose is None else (*loose, (a, a._version))
-    node.versions = loose
-    node.out = data if keeps_out else None
-    node.params = params
-    if op.outputs > 1:
-        node.shape = tuple(d.shape for d in data)
-        node.dtype = tuple(d.dtype for d in data)
-        if keeps_out and op.unread:
-            node.out = tuple(
-                Spec(op.name, d.shape, d.dtype) if i in op.unread else d for i, d in enumerate(data)
-            )
+            versions = ((a, a._version),) if versions is None else (*versions, (a, a._version))
+    out = data if keeps_out else None
+    if op.outputs == 1:
+        shape, dtype = data.shape, data.dtype
     else:
-        node.shape = data.shape
-        node.dtype = data.dtype
-    node.extra = None
+        shape = tuple(d.shape for d in data)
+        dtype = tuple(d.dtype for d in data)
+        if keeps_out and op.unread:
+            out = tuple(Spec(op.name, d.shape, d.dtype) if i in op.unread else d for i, d in enumerate(data))
+    node = new_node(op, tuple(parents), tuple(values), versions, out, params, shape, dtype)
+    if special.count:
+        _show(node, args)
     return node
 
 
 def node_of(op: Op, args: Sequence[Any], params: dict[str, Any], parents: Sequence[Any], data: Any) -> Node:
-    """Record one operation, and show the node to tapes, anomaly mode and saved-tensor hooks.
-
-    Every node is made here or by ``pick``.  The fast paths inline this for when none of these is active.
-    """
+    """Record one operation; ``parents`` tells where the gradients of the arguments go."""
     wanted = sum(1 << i for i, p in enumerate(parents) if p is not None)
-    node = make_node(op, wanted, args, values_of(args), params, parents, data)
-    if special.count:
-        _dress(node, args)
-    return node
+    return make_node(op, wanted, args, values_of(args), params, parents, data)
+
+
+def node_of_smooth(op: Op, args: tuple[Any, ...], params: dict[str, Any], data: Any) -> Node | None:
+    """Record one operation if an argument for which it has a rule has a history."""
+    parents = parents_of(op, args)
+    return None if parents is None else node_of(op, args, params, parents, data)
 
 
 def joined_copy(t: Tensor, parent: Any) -> Tensor:
@@ -235,9 +229,7 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     if not special.count and op.outputs == 1:
         out = wrap(data if isinstance(data, (ndarray, Lifted)) else as_result(op, data))
         if op.differentiable and _recording() and differentiable(out.dtype):
-            parents = parents_of(op, operands)
-            if parents is not None:
-                out._node = node_of(op, operands, params, parents, out._data)
+            out._node = node_of_smooth(op, operands, params, out._data)
         if op.kind == "linear" and (out._node is None or top is not None):
             note_view(out, operands[0])
         return out
@@ -273,8 +265,8 @@ def record_results(op: Op, operands: tuple[Any, ...], params: dict[str, Any], da
     return results if several else results[0]
 
 
-def _dress(node: Node, operands: Sequence[Any]) -> None:
-    """Do what tapes, anomaly mode and saved-tensor hooks ask for at a new node."""
+def _show(node: Node, operands: Sequence[Any]) -> None:
+    """Show a new node to tapes, anomaly mode and saved-tensor hooks."""
     for tape in tapes.get():
         tape.add(node)
     if anomaly.get():
@@ -388,20 +380,9 @@ def output_node(node: Node, index: int) -> Node | None:
 
 def pick(node: Node, index: int) -> Node:
     """Make the node of one output of an op that has several."""
-    child = Node()
-    child.op = PICK
-    child.seq = next_seq()
-    child.parents = (node,)
-    child.args = ()
-    child.versions = None
-    child.out = None
-    child.params = {"index": index}
-    child.shape = node.shape[index]
-    child.dtype = node.dtype[index]
-    child.extra = None
+    child = new_node(PICK, (node,), (), None, None, {"index": index}, node.shape[index], node.dtype[index])
     if special.count:
-        for tape in tapes.get():
-            tape.add(child)
+        _show(child, ())
     return child
 
 
