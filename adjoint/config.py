@@ -196,7 +196,7 @@ class ContextMode(Generic[T]):
     def __call__(self, function: F) -> F:
         """Return a function that calls ``function`` in this mode."""
         if not callable(function):
-            raise InputError(f"a mode wraps a function, but got {type(function).__name__}.")
+            raise InputError(f"a mode can only wrap a function, but got {type(function).__name__}.")
         if inspect.isasyncgenfunction(function):
             return cast(F, _wrap_async_generator(function, self))
         if inspect.iscoroutinefunction(function):
@@ -228,7 +228,7 @@ def _stepwise(steps: Any, mode: ContextMode[Any]) -> Any:
             with mode:
                 steps.close()
             raise
-        except BaseException as error:  # handed to the body, which may handle it
+        except BaseException as error:  # passed to the body, which may handle it
             step = functools.partial(steps.throw, error)
 
 
@@ -275,7 +275,7 @@ def _wrap_async_generator(function: Callable[..., Any], mode: ContextMode[Any]) 
                     step = body.asend(received)
                 except GeneratorExit:
                     raise
-                except BaseException as error:  # handed to the body, which may handle it
+                except BaseException as error:  # passed to the body, which may handle it
                     step = body.athrow(error)
         finally:
             await _Steps(body.aclose(), mode)

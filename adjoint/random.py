@@ -74,7 +74,7 @@ def default_rng(seed: Any = None) -> Generator:
         return Generator(np.random.SeedSequence(seed))
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"default_rng: a seed is a whole number that is not negative, several of them, or None, "
+            f"default_rng: a seed must be a non-negative integer, several of them, or None, "
             f"but got {seed!r} ({error})."
         ) from None
 
@@ -644,7 +644,7 @@ class Generator:
         target = _float(op, dtype)
         drawn: Any = np.float64 if target.itemsize > 4 else np.float32
         noise = np.asarray(getattr(self._numpy, kind)(shape, drawn))
-        if kind == "standard_exponential":  # it can be 0, the pole of its logarithm
+        if kind == "standard_exponential":  # it can be 0, where the logarithm is infinite
             noise = np.maximum(noise, np.finfo(drawn).tiny)
         return (
             target,

@@ -537,7 +537,7 @@ def spread(prefix: Any, structure: Structure, name: str) -> list[Any]:
         return [prefix] * structure.count
     parts = _parts(prefix)
     if structure.kind is Structure.LEAF or parts is None:
-        raise TransformError(f"{name} has {prefix!r} where a whole number or None is expected.")
+        raise TransformError(f"{name} has {prefix!r} where an integer or None is expected.")
     given = dict(zip(parts[2], parts[1], strict=True))
     same = parts[0] is structure.kind or {parts[0], structure.kind} == {list, tuple}
     if not same or set(given) != set(structure.names):

@@ -131,7 +131,9 @@ def _writable(path: str) -> str:
         path += ".png"
     kind = os.path.splitext(path)[1][1:].lower()
     if kind not in kinds and not os.path.isdir(path):
-        raise FileError(f"demo: a picture is one of {', '.join(sorted(kinds))}, but --picture is {path!r}.")
+        raise FileError(
+            f"demo: a picture must be one of {', '.join(sorted(kinds))}, but --picture is {path!r}."
+        )
     new = not os.path.exists(path)
     try:
         with open(path, "ab"):

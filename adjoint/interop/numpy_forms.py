@@ -174,7 +174,7 @@ def _append(arr: Any, values: Any, axis: int | None = None) -> Tensor:
 
 
 def _block(arrays: Any) -> Tensor:
-    """Join nested lists: the innermost along the last axis, each level around along the axis before."""
+    """Join nested lists: the innermost along the last axis, each outer level along the axis before it."""
 
     def depth(value: Any) -> int:
         return 1 + depth(value[0]) if isinstance(value, list) else 0
@@ -267,7 +267,7 @@ def _gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> A
     if len(spacing) != len(axes):
         raise ArgumentError(f"np.gradient: {len(spacing)} spacings for {len(axes)} axes.")
     if edge_order not in (1, 2):
-        raise ArgumentError(f"np.gradient: edge_order is 1 or 2, not {edge_order!r}.")
+        raise ArgumentError(f"np.gradient: edge_order must be 1 or 2, not {edge_order!r}.")
     parts = [_slope(f, h, a, edge_order) for h, a in zip(spacing, axes, strict=True)]
     return parts[0] if len(parts) == 1 else tuple(parts)
 
@@ -312,7 +312,7 @@ def _convolve(a: Any, v: Any, mode: str = "full") -> Tensor:
         a, v = v, a
     n, k = a.size, v.size
     if mode not in ("full", "same", "valid"):
-        raise ArgumentError(f"np.convolve: mode is 'full', 'same' or 'valid', not {mode!r}.")
+        raise ArgumentError(f"np.convolve: mode must be 'full', 'same' or 'valid', not {mode!r}.")
     start, stop = {"full": (0, n + k - 1), "same": ((k - 1) // 2, (k - 1) // 2 + n), "valid": (k - 1, n)}[
         mode
     ]
@@ -323,7 +323,7 @@ def _convolve(a: Any, v: Any, mode: str = "full") -> Tensor:
 
 def _correlate(a: Any, v: Any, mode: str = "valid") -> Tensor:
     a, v = (our("atleast_1d")(t) for t in (a, v))
-    if v.size > a.size:  # then NumPy exchanges the two, and turns the result round
+    if v.size > a.size:  # NumPy exchanges the two then, and reverses the result
         return rec.conj(_correlate(v, a, mode))[::-1]
     return _convolve(a, rec.conj(v[::-1]), mode)
 
@@ -386,7 +386,7 @@ def _unwrap(p: Any, discont: float | None = None, axis: int = -1, *, period: flo
     p = asarray(p)
     x = widened(rec, p)
     values = x.numpy()
-    # whole periods are added, which no gradient sees
+    # whole periods are added, which have no gradient
     y = x + (np.unwrap(values, discont, axis, period=period) - values)
     return narrowed(y, p.dtype if is_half(p) else None)
 
@@ -404,12 +404,12 @@ def _cross(
 
 
 def _shaped(name: str) -> Callable[..., Any]:
-    """Make the form of ``zeros`` and ``empty``; before NumPy 2.4 theirs have no signature to bind with."""
+    """Return the form of ``zeros`` and ``empty``; before NumPy 2.4 NumPy's functions have no signature."""
     return lambda shape, dtype=None, *, device=None: our(name)(shape, dtype=dtype, device=device)
 
 
 def _like(name: str) -> Callable[..., Any]:
-    """Make the form of ``zeros_like`` and its kin that takes another shape."""
+    """Return the form of ``zeros_like`` and similar functions that takes another shape."""
 
     def make(a: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Tensor:
         x = asarray(a)

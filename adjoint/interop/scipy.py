@@ -200,7 +200,7 @@ class _Vectors:
         self.name = name
         self.f = as_function(name, f)
         if not isinstance(args, (tuple, list)):
-            raise InputError(f"{name}: args is a tuple of further arguments, but got {type(args).__name__}.")
+            raise InputError(f"{name}: args must be a tuple of arguments, but got {type(args).__name__}.")
         self.args = tuple(args)
         self.flat = FlatTree(name, x0, np.float64)
         self.start = _owned(self.flat.flatten([t.detach() for t in self.flat.first]))
@@ -219,7 +219,7 @@ class _Vectors:
             value = self.scalar(self.tree_of(x))
         if not isinstance(value, (Tensor, np.ndarray, np.generic, float)) or np.size(value) != 1:
             got = f"shape {value.shape}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-            raise ShapeError(f"{self.name}: {name_of(self.f)} returns one number, but returned {got}.")
+            raise ShapeError(f"{self.name}: {name_of(self.f)} must return one number, but returned {got}.")
         return float(value)
 
     def value_and_gradient(self, x: Any) -> tuple[float, Any]:

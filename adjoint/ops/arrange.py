@@ -38,7 +38,7 @@ def _diagonal(x: Any, offset: int) -> Any:
 
 
 def _undiagonal(x: Any, offset: int, shape: Shape) -> Any:
-    """Zeros with ``x`` on a diagonal of the last two axes, whose lengths are ``shape``."""
+    """Return zeros with ``x`` on a diagonal of the last two axes, whose lengths are ``shape``."""
     out = np.zeros((*x.shape[:-1], *shape), x.dtype)
     n = np.arange(x.shape[-1])
     out[..., n + max(-offset, 0), n + max(offset, 0)] = x
@@ -46,7 +46,7 @@ def _undiagonal(x: Any, offset: int, shape: Shape) -> Any:
 
 
 def _windows(x: Any, size: int, axis: int) -> Any:
-    """Every window of ``size`` neighbours along ``axis``, in a new last axis, as a view."""
+    """Return all windows of ``size`` neighbours along ``axis``, in a new last axis, as a view."""
     x = np.asarray(x)
     shape, step = list(x.shape), x.strides[axis]
     shape[axis] -= size - 1
@@ -54,7 +54,7 @@ def _windows(x: Any, size: int, axis: int) -> Any:
 
 
 def _overlap_add(x: Any, axis: int, length: int) -> Any:
-    """Add windows up where they came from; ``axis`` counts in the result, which has one axis less."""
+    """Add windows at their positions; ``axis`` is that of the result, which has one axis less."""
     count, size = x.shape[axis - 1], x.shape[-1]
     shape = list(x.shape[:-1])
     shape[axis] = length
@@ -124,7 +124,7 @@ def repeat(x: Any, repeats: Any, axis: int | None = None) -> Tensor:
     n = x.shape[where]
     times = array_of(repeats)
     if times.dtype.kind not in "iu" and times.size:
-        raise InputError(f"repeat: repeats are whole numbers, but got {times.dtype}.")
+        raise InputError(f"repeat: repeats must be integers, but got {times.dtype}.")
     if times.ndim > 1 or (times.ndim and times.size not in (1, n)):
         raise ShapeError(
             f"repeat: repeats of shape {times.shape} do not fit axis {axis} of length {n}: give one, or {n}."
@@ -295,7 +295,7 @@ def meshgrid(*xs: Any, indexing: str = "xy") -> list[Tensor]:
             [2, 2, 2]], dtype=int64)
     """
     if indexing not in ("xy", "ij"):
-        raise ArgumentError(f"meshgrid: indexing is 'xy' or 'ij', not {indexing!r}.")
+        raise ArgumentError(f"meshgrid: indexing must be 'xy' or 'ij', not {indexing!r}.")
     vectors = [asarray(x) for x in xs]
     for x in vectors:
         if x.ndim > 1:
@@ -532,7 +532,7 @@ def sliding_window_view(x: Any, window_shape: Any, axis: Any = None) -> Tensor:
             "  Give one length per axis, or name the axes as axis=."
         )
     for i, (size, a) in enumerate(zip(sizes, axes, strict=True)):
-        n = x.shape[a - i]  # each window put an axis at the end
+        n = x.shape[a - i]  # each window added an axis at the end
         if not 0 <= size <= n:
             raise ShapeError(
                 f"sliding_window_view: a window of {size} does not fit into axis {a} of length {n}."

@@ -175,7 +175,7 @@ def _dots(x: Array, y: Array) -> Array:
     if x.ndim == 1:
         return np.dot(x, y)
     if x.dtype.kind == "f" and x.dtype == y.dtype:
-        return np.vecdot(x, y)  # a dot per row, where matmul would start a product of matrices
+        return np.vecdot(x, y)  # one dot product per row is faster than matmul
     return np.matmul(x[..., None, :], y[..., None])[..., 0, 0]
 
 
@@ -219,7 +219,7 @@ def _einsum(x: Array, y: Array, left: str, right: str, output: str, extra: Extra
 
 
 def _missing(labels: str, shape: Shape, *others: str) -> Extra:
-    """The lengths of the labels that none of the others has: along them the gradient repeats."""
+    """Return the lengths of the labels that no other has; the gradient repeats along them."""
     known = "".join(others)
     return tuple({a: n for a, n in zip(labels, shape, strict=True) if a not in known}.items())
 
@@ -243,7 +243,7 @@ def _relabel_rule(xp: Any, g: Any, y: Any, x: Any, labels: str, output: str, ext
 
 
 def _labelled(labels: str, shape: Shape, output: str, extra: Extra) -> dict[str, int] | None:
-    """The length of each label; None if labels and lengths do not fit."""
+    """Return the length of each label; None if labels and lengths do not fit."""
     if len(labels) != len(shape):
         return None
     sizes = dict(zip(labels, shape, strict=True))
@@ -392,7 +392,7 @@ def _separated(operands: tuple[Any, ...]) -> tuple[Any, Sequence[Any]]:
     if isinstance(first, str):
         return first, operands[1:]
     if isinstance(first, bytes) or len(operands) < 2:
-        raise InputError('einsum: subscripts are text, as in einsum("ij,jk->ik", x, y).')
+        raise InputError('einsum: subscripts must be a string, as in einsum("ij,jk->ik", x, y).')
     values, lists = operands[0 : len(operands) // 2 * 2 : 2], operands[1::2]
     inputs = ",".join(map(_from_numbers, lists))
     if len(operands) % 2:
@@ -418,7 +418,7 @@ def _from_numbers(sublist: Any) -> str:
             found += _LETTERS[item]
         else:
             raise ArgumentError(
-                f"einsum: a label is a number from 0 to {len(_LETTERS) - 1} or Ellipsis, not {item!r}."
+                f"einsum: a label must be a number from 0 to {len(_LETTERS) - 1} or Ellipsis, not {item!r}."
             )
     return found
 
@@ -492,7 +492,7 @@ def _parsed(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[str], str]
         for i, (term, shape) in enumerate(zip(terms, shapes, strict=True))
     ]
     most = max((w for w in widths if w is not None), default=0)
-    spare = "".join(chr(0x2460 + i) for i in range(most))  # ① ② … stand for the axes of the ellipsis
+    spare = "".join(chr(0x2460 + i) for i in range(most))  # ① ② … are the labels of the ellipsis
     inputs = [t.replace("...", spare[most - (w or 0) :]) for t, w in zip(terms, widths, strict=True)]
     joined = "".join(inputs)
     if not arrow:
@@ -510,7 +510,7 @@ def _parsed(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[str], str]
 
 
 def _ellipsis_width(subscripts: str, term: str, i: int, shape: Shape) -> int | None:
-    """Count the axes that the ellipsis of an operand stands for; None if it has none."""
+    """Return how many axes the ellipsis of an operand replaces; None if it has no ellipsis."""
     named = len(term.replace("...", ""))
     if "..." in term:
         if named <= len(shape):

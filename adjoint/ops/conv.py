@@ -59,12 +59,12 @@ def _batch_first(x: Any) -> Any:
 
 
 def _image(x: Any, padding: Pairs) -> Any:
-    """Images as (C, *padded space, N), half precision as float32."""
+    """Return images as (C, *padded space, N), half precision as float32."""
     return padded(np.ascontiguousarray(_batch_last(wide(x))), (*padding, (0, 0)))
 
 
 def _columns(image: Any, kernel: Shape, stride: Shape, dilation: Shape, count: Shape, groups: int) -> Any:
-    """The windows of an image as matrices (groups, C / groups · kernel, windows·N)."""
+    """Return the windows of an image as matrices (groups, C / groups · kernel, windows·N)."""
     c, n = image.shape[0], image.shape[-1]
     rows, width = c // groups * math.prod(kernel), n * math.prod(count)
     if not width or not rows:
@@ -87,7 +87,7 @@ def _blocks(count: Shape, column: int) -> list[tuple[int, int]]:
 
 
 def _rows(g: Any, groups: int) -> Any:
-    """Outputs (N, O, *windows) as matrices (groups, O / groups, windows·N)."""
+    """Return outputs (N, O, *windows) as matrices (groups, O / groups, windows·N)."""
     n, o = g.shape[:2]
     return _batch_last(g).reshape(groups, o // groups, n * math.prod(g.shape[2:]))
 
@@ -146,7 +146,7 @@ def _conv_weight(
 
 
 def _fits(x: Shape, w: Shape, g: Shape, groups: int, **at: Any) -> bool:
-    """Tell whether images, kernels and outputs of these shapes belong together."""
+    """Return whether the shapes of images, kernels and outputs fit."""
     return (
         len(x) == len(w) == len(g)
         and x[:2] == (g[0], w[1] * groups)
@@ -218,11 +218,11 @@ def _padding(op: str, padding: Any, nd: int, kernel: Shape, stride: Shape, dilat
     if padding == "valid":
         return ((0, 0),) * nd
     if padding != "same":
-        raise ArgumentError(f"{op}: padding is a number, a tuple, 'same' or 'valid', not {padding!r}.")
+        raise ArgumentError(f"{op}: padding must be a number, a tuple, 'same' or 'valid', not {padding!r}.")
     if any(s != 1 for s in stride):
         raise ArgumentError(f"{op}: padding='same' needs stride 1, but the stride is {stride}.\n"
                             "  Give the padding as numbers.")  # fmt: skip
-    # an even kernel needs one more behind than in front
+    # an even kernel needs one more element behind than in front
     return tuple(
         (d * (k - 1) // 2, d * (k - 1) - d * (k - 1) // 2) for k, d in zip(kernel, dilation, strict=True)
     )
@@ -234,7 +234,7 @@ def _kernels(op: str, x: Tensor, weight: Any, groups: Any, transposed: bool) -> 
     try:
         groups = operator.index(groups)
     except TypeError:
-        raise InputError(f"{op}: groups is a whole number, but got {groups!r}.") from None
+        raise InputError(f"{op}: groups must be an integer, but got {groups!r}.") from None
     if groups < 1:
         raise ArgumentError(f"{op}: groups must be at least 1, but is {groups}.")
     first, second = ("in_channels", "out_channels") if transposed else ("out_channels", "in_channels")
@@ -320,7 +320,7 @@ def _transpose(
         raise ArgumentError(
             f"{op}: output_padding {output_padding!r} must be smaller than the stride {stride} or the dilation {dilation}."
         )
-    # elements that output_padding adds lie behind the last window: a padding that much smaller
+    # output_padding adds elements behind the last window, so it reduces the padding there
     pairs = tuple((p, p - e) for p, e in zip(widths, extra, strict=True))
     size = tuple(
         (n - 1) * s - lo - hi + d * (k - 1) + 1

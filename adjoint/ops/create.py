@@ -345,7 +345,7 @@ def _number(value: Any) -> Any:
     if tracked(value):
         raise NoGradientError(
             "arange: how many numbers there are depends on the arguments, so no gradient flows to them.\n"
-            "  Use start + step * ad.arange(n), which differentiates."
+            "  Use start + step * ad.arange(n), which is differentiable."
         )
     return value.item()
 
@@ -410,7 +410,7 @@ def linspace(
 
 
 def _ends_dtype(start: Any, stop: Any, dtype: Any) -> np.dtype[Any]:
-    """Return the dtype of what lies between two ends."""
+    """Return the dtype of the numbers between two ends."""
     if dtype is not None:
         return checked_dtype(dtype)
     ends = [v.dtype for v in (start, stop) if isinstance(v, (Tensor, np.ndarray)) and differentiable(v.dtype)]
@@ -422,7 +422,7 @@ def _between(start: Any, stop: Any, num: int, endpoint: bool, dtype: np.dtype[An
     parts = max(num - 1 if endpoint else num, 1)
     first, last = asarray(start), asarray(stop)
     ramp = (np.arange(num) / parts).reshape((num,) + (1,) * max(first.ndim, last.ndim))
-    # the two weights, not start + ramp·(stop - start), so that both ends are exact
+    # two weights instead of start + ramp·(stop - start), so that both ends are exact
     return rec.astype(first * (1 - ramp) + last * ramp, dtype=dtype)
 
 
@@ -468,5 +468,5 @@ def eye(
     if rows < 0 or columns < 0:
         raise ArgumentError(f"eye: lengths must not be negative, but the shape is {(rows, columns)}.")
     offset = whole_number("eye", "k", k)
-    offset = max(-rows, min(offset, columns))  # beyond that there is no diagonal, and NumPy overflows
+    offset = max(-rows, min(offset, columns))  # NumPy overflows for diagonals outside the matrix
     return _made("eye", np.eye(rows, columns, k=offset, dtype=_dtype(dtype)), device, requires_grad)

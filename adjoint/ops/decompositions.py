@@ -398,7 +398,7 @@ class QRResult(NamedTuple):
 
 def _checked_uplo(op: str, uplo: Any) -> bool:
     if uplo not in ("L", "U"):
-        raise ArgumentError(f'{op}: UPLO is "L" or "U", not {uplo!r}.')
+        raise ArgumentError(f'{op}: UPLO must be "L" or "U", not {uplo!r}.')
     return bool(uplo == "L")
 
 
@@ -466,7 +466,7 @@ def qr(x: Any, mode: str = "reduced") -> QRResult | Tensor:
     """
     x = matrices("qr", x)
     if mode not in ("reduced", "complete", "r"):
-        raise ArgumentError(f'qr: mode is "reduced", "complete" or "r", not {mode!r}.')
+        raise ArgumentError(f'qr: mode must be "reduced", "complete" or "r", not {mode!r}.')
     q, r = rec.qr(x, mode="reduced" if mode == "r" else mode)
     return r if mode == "r" else QRResult(q, r)
 

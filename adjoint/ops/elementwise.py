@@ -119,20 +119,20 @@ _NUMBERS = (int, float, complex)
 
 
 def _pow_dx(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
-    """y x^(y-1), where x^0 = 1 has the derivative 0 also at x = 0, inf and NaN."""
-    if isinstance(y, _NUMBERS):  # a literal exponent is known without looking at values
+    """Return y x^(y-1); the derivative of x^0 = 1 is 0, also at x = 0, inf and NaN."""
+    if isinstance(y, _NUMBERS):  # the value of a literal exponent is known
         if y == 0:
             return xp.zeros_like(g)
         if y == 1:
             return g
         return g * (2 * x) if y == 2 else g * (y * x ** (y - 1))
-    # only there: elsewhere 0 · x^-1 is 0 by itself, and its derivative in y is the right 1/x
+    # only there: elsewhere 0 · x^-1 is 0 already, and its derivative in y is 1/x, which is correct
     flat = xp.logical_and(y == 0, xp.logical_not(xp.abs(x) > 0))
     return xp.where(flat, 0, g * y * xp.where(flat, 1, x) ** (y - 1))
 
 
 def _pow_dy(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
-    """x^y log x; 0 for 0^y with y ≥ 0, which 0 · -inf would miss."""
+    """Return x^y log x, and 0 for 0^y with y ≥ 0, where 0 · -inf would be NaN."""
     complex_result = z.dtype.kind == "c"
     if isinstance(x, _NUMBERS) and x != 0:
         logarithm = cmath.log(x)
@@ -146,7 +146,7 @@ def _pow_dy(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
 
 pow = define("pow", operator.pow, _pow_dx, _pow_dy, saves="zxy", ufunc=np.power, literals=True,
              domain=((0.5, 2), (-2, 2)), method=("__pow__", "__rpow__"), doc="Return x ** y; the derivative in y of a negative base is NaN.")  # fmt: skip
-# sqrt(x) again, not y: the NaN of a negative x is then seen to be made, and a zero gradient kept
+# sqrt(x) again, not y: so the NaN of a negative x arises in the rule, and the engine keeps a zero gradient
 sqrt = define("sqrt", np.sqrt, lambda xp, g, y, x: g * 0.5 / xp.sqrt(x), saves="x", domain=(0.5, 3),
               method=True, doc="Return the square root.")  # fmt: skip
 cbrt = define("cbrt", np.cbrt, lambda xp, g, y, x: g / (3 * y * y), saves="y", domain=(0.5, 3),
@@ -154,7 +154,7 @@ cbrt = define("cbrt", np.cbrt, lambda xp, g, y, x: g / (3 * y * y), saves="y", d
 
 
 def _cosine(x: Any, y: Any) -> Any:
-    """x / hypot(x, y): 0 at the origin, and the direction of the infinite arguments if there are any."""
+    """Return x / hypot(x, y): 0 at the origin, and the direction of infinite arguments."""
     z = np.hypot(x, y)
     if z.size and z.min() > 0 and z.max() < math.inf:  # the usual case, in a third of the time
         return x / z
@@ -165,7 +165,7 @@ def _cosine(x: Any, y: Any) -> Any:
 
 
 def _radius(xp: Any, x: Any, y: Any) -> Any:
-    """hypot(x, y), and inf at the origin: what is divided by it is 0 there, in every higher order too."""
+    """Return hypot(x, y), and inf at the origin, so that a quotient by it is 0 there, to every order."""
     r = xp.hypot(x, y)
     return xp.where(r == 0, math.inf, r)
 
@@ -175,7 +175,7 @@ hypot = define("hypot", np.hypot,
                lambda xp, g, z, x, y: g * xp.cosine(y, x), saves="xy",
                domain=((0.3, 2), (0.3, 2)),
                doc="Return √(x² + y²), without overflow; its gradient at the origin is 0.")  # fmt: skip
-# an op of its own, because the quotient rule would cancel: its derivative in x is y²/r³, not 1/r - x²/r³
+# a separate op, because the quotient rule would cancel: its derivative in x is y²/r³, not 1/r - x²/r³
 define("cosine", in_float32(_cosine),
        lambda xp, g, z, x, y: g * (xp.cosine(y, x) / _radius(xp, x, y) * xp.cosine(y, x)),
        lambda xp, g, z, x, y: -g * (z * (xp.cosine(y, x) / _radius(xp, x, y))), saves="zxy",
@@ -309,7 +309,7 @@ acosh = define("acosh", np.arccosh, lambda xp, g, y, x: g / (xp.sqrt(x - 1) * xp
 atanh = define("atanh", np.arctanh, lambda xp, g, y, x: g / _one_minus_square(xp, x), saves="x",
                domain=(-0.8, 0.8), costly=True, doc="Return the inverse hyperbolic tangent.")  # fmt: skip
 
-# sin(πx)/(πx): every derivative is an op of its own, because the quotient cancels near 0 ----------
+# sin(πx)/(πx): every derivative is a separate op, because the quotient cancels near 0 ----------------
 
 
 def _sinc_derivative(x: Any, order: int) -> Any:

@@ -115,7 +115,7 @@ define("irfftn", in_float32(lambda x, n, axes, norm: np.fft.irfftn(x, s=n, axes=
 def _checked_norm(op: str, norm: Any) -> str:
     norm = "backward" if norm is None else norm
     if norm not in _DUAL:
-        raise ArgumentError(f'{op}: norm is "backward", "ortho" or "forward", not {norm!r}.')
+        raise ArgumentError(f'{op}: norm must be "backward", "ortho" or "forward", not {norm!r}.')
     return norm
 
 
@@ -124,7 +124,7 @@ def _checked_axes(op: str, x: Tensor, s: Any, axes: Any) -> Shape:
         count = x.ndim if s is None else len(s)
         axes = range(-count, 0)
     elif not isinstance(axes, (tuple, list, range)):
-        raise InputError(f"{op}: axes is a tuple of axes, but got {axes!r}.")
+        raise InputError(f"{op}: axes must be a tuple of axes, but got {axes!r}.")
     found = tuple(canonical_axis(op, a, x.ndim) for a in axes)
     if len(set(found)) != len(found):
         raise ShapeError(f"{op}: axes {tuple(axes)} names the same axis twice.")
@@ -145,7 +145,7 @@ def _checked_lengths(op: str, x: Tensor, s: Any, axes: Shape, last: int | None =
         n = operator.index(n)
         if n < 1:
             raise ArgumentError(
-                f"{op}: the length of a transform is at least 1, but along axis {a} of shape {x.shape} it is {n}."
+                f"{op}: the length of a transform must be at least 1, but along axis {a} of shape {x.shape} it is {n}."
             )
         lengths.append(n)
     return tuple(lengths)
@@ -622,15 +622,15 @@ def _frequencies(op: str, function: Any, n: int, d: float, dtype: Any, device: A
     try:
         count = operator.index(n)
     except TypeError:
-        raise InputError(f"{op}: n is a whole number, but got {n!r}.") from None
+        raise InputError(f"{op}: n must be an integer, but got {n!r}.") from None
     d = number(op, "d", d)
     if count < 1 or d == 0:
-        raise ArgumentError(f"{op}: n is at least 1 and d not 0, but got n={n}, d={d}.")
+        raise ArgumentError(f"{op}: n must be at least 1 and d not 0, but got n={n}, d={d}.")
     found = wrap(np.asarray(function(count, d)))
     if dtype is None:
         return found
     if np.dtype(dtype).kind != "f":
-        raise DTypeError(f"{op}: frequencies are floats, but dtype is {np.dtype(dtype)}.")
+        raise DTypeError(f"{op}: dtype must be a float dtype, but is {np.dtype(dtype)}.")
     return rec.astype(found, dtype=np.dtype(dtype))
 
 

@@ -95,7 +95,7 @@ def _times(xp: Any, x: Any, w: Any) -> Any:
 
 def _linear(xp: Any, x: Any, w: Any, b: Any) -> Any:
     y = _times(xp, x, xp.matrix_transpose(w))
-    if type(b) is int:  # the number 0 stands for no bias
+    if type(b) is int:  # the number 0 means no bias
         return y
     if b.dtype != y.dtype:
         return y + b
@@ -250,7 +250,7 @@ define("rms_standardize", in_float32(_rms_standardize, raw), joint=_rms_standard
        reference="formula", doc="x / √(mean x² + eps) over axes; the mean square.")  # fmt: skip
 
 
-# Layer norm over the last axis; the number 1 stands for no weight, 0 for no bias ------------------
+# Layer norm over the last axis; the number 1 means no weight, 0 means no bias ---------------------
 #
 # With z = (x - mean) / σ it is z w + b.  Only x is kept: z is soon made again.
 

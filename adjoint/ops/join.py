@@ -450,14 +450,14 @@ def _split(op: str, x: Any, sections: Any, axis: int, equal: bool = True) -> lis
         parts = operator.index(sections)
     except TypeError:
         raise InputError(
-            f"{op}: expected a number of parts, or a list of indices to cut at, but got {sections!r}."
+            f"{op}: expected a number of parts, or a list of indices at which to split, but got {sections!r}."
         ) from None
     if parts < 1:
         raise ArgumentError(f"{op}: the number of parts must be at least 1, but is {parts}.")
     if equal and n % parts:
         raise ShapeError(
             f"{op}: {n} elements along axis {axis} do not divide into {parts} equal parts.\n"
-            "  Give the indices to cut at, or use ad.array_split."
+            "  Give the indices at which to split, or use ad.array_split."
         )
     small, larger = divmod(n, parts)  # the first parts get one element more
     return _cut(x, where, [i * small + builtins.min(i, larger) for i in range(1, parts)])
@@ -467,7 +467,7 @@ def _bounded(op: str, cut: Any, n: int) -> int:
     try:
         at = operator.index(cut)
     except TypeError:
-        raise InputError(f"{op}: indices to cut at are whole numbers, but got {cut!r}.") from None
+        raise InputError(f"{op}: the indices at which to split must be integers, but got {cut!r}.") from None
     return builtins.min(builtins.max(at + n if at < 0 else at, 0), n)
 
 

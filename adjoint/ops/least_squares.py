@@ -159,7 +159,7 @@ def tolerance(op: str, name: str, x: Tensor, value: Any) -> Any:
     """Check a tolerance, and return it as a number or as an array with one number for each matrix."""
     limits = array_of(constant(op, name, value))
     if limits.dtype.kind not in "iuf" or broadcast_shapes(op, x.shape[:-2], limits.shape) != x.shape[:-2]:
-        raise InputError(f"{op}: {name} is a number, or one number per matrix, but got {value!r}.")
+        raise InputError(f"{op}: {name} must be a number, or one number per matrix, but got {value!r}.")
     return limits.copy() if limits.ndim else float(limits)
 
 

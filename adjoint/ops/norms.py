@@ -63,7 +63,7 @@ def _vector_norm_rule(xp: Any, g: Any, y: Any, x: Any, ord: float, axis: Shape, 
     if ord == 2:
         # dividing by inf gives 0 at the corner, here and in every higher order
         return g * (x / xp.where(size == 0, math.inf, size))
-    # d|x|_p = sign(x) (|x| / |x|_p)^(p-1); an element that is 0 has none of its own
+    # d|x|_p = sign(x) (|x| / |x|_p)^(p-1), and 0 for elements that are 0
     a = xp.abs(x)
     none = size == 0
     zero = xp.logical_or(a == 0, none)
@@ -116,7 +116,7 @@ def vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float 
 
 def _norm_over(op: str, x: Tensor, ord: Any, axes: Shape, keepdims: bool) -> Tensor:
     if isinstance(ord, str) or not isinstance(ord, (int, float, np.number)):
-        raise ArgumentError(f"{op}: the order of a vector norm is a number, inf or -inf, not {ord!r}.")
+        raise ArgumentError(f"{op}: the order of a vector norm must be a number, inf or -inf, not {ord!r}.")
     p = float(ord)
     if abs(p) == math.inf:
         return _extreme(op, rec.abs(x), p, axes, keepdims)
@@ -184,7 +184,9 @@ def matrix_norm(x: Any, *, keepdims: bool = False, ord: Any = "fro") -> Tensor:
 
 def _matrix_norm(op: str, x: Tensor, ord: Any, keepdims: bool) -> Tensor:
     if ord not in _MATRIX_ORDERS:
-        raise ArgumentError(f'{op}: the order of a matrix norm is "fro", "nuc", ±1, ±2 or ±inf, not {ord!r}.')
+        raise ArgumentError(
+            f'{op}: the order of a matrix norm must be "fro", "nuc", ±1, ±2 or ±inf, not {ord!r}.'
+        )
     if ord == "fro":
         return rec.vector_norm(x, ord=2.0, axis=(-2, -1), keepdims=keepdims)
     if ord == "nuc" or abs(ord) == 2:
@@ -262,7 +264,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> T
     if len(where) == 1:
         return _norm_over("norm", x, 2 if ord is None else ord, where, keepdims)
     if len(where) != 2 or where[0] == where[1]:
-        raise ShapeError(f"norm: axis is one axis or two different ones, but got {axis!r}.")
+        raise ShapeError(f"norm: axis must be one axis or two different ones, but got {axis!r}.")
     rest = tuple(a for a in range(-x.ndim, 0) if a not in where)
     moved = rec.permute_dims(x, axes=(*rest, *where)) if rest + where != tuple(range(-x.ndim, 0)) else x
     out = _matrix_norm("norm", moved, "fro" if ord is None else ord, False)

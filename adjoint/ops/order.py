@@ -109,7 +109,7 @@ define("searchsorted", in_float32(lambda x, v, side: np.searchsorted(x, v, side=
 
 def _sorting(op: str, x: Any, axis: Any, descending: bool, stable: bool | None, kind: Any) -> Tensor:
     if kind not in (None, "quicksort", "stable", "mergesort", "heapsort"):
-        raise ArgumentError(f"{op}: kind is 'quicksort', 'heapsort' or 'stable', not {kind!r}.")
+        raise ArgumentError(f"{op}: kind must be 'quicksort', 'heapsort' or 'stable', not {kind!r}.")
     x = asarray(x)
     if axis is None:
         x, axis = rec.reshape(x, shape=(x.size,)), 0
@@ -235,7 +235,7 @@ def topk(x: Any, k: int, axis: int = -1, *, largest: bool = True) -> TopK:
     where, wanted = canonical_axis("topk", axis, x.ndim), whole_number("topk", "k", k)
     if not 0 <= wanted <= x.shape[where]:
         raise ShapeError(
-            f"topk: {k} elements asked for, but axis {axis} of shape {x.shape} has {x.shape[where]}."
+            f"topk: {k} elements requested, but axis {axis} of shape {x.shape} has {x.shape[where]}."
         )
     i = rec.argtopk(x, k=wanted, axis=where, largest=bool(largest))
     return TopK(rec.take_along_axis(x, i, axis=where), i)
@@ -272,7 +272,7 @@ def searchsorted(x1: Any, x2: Any, side: str = "left", sorter: Any = None) -> Te
     tensor([2, 0], dtype=int64)
     """
     if side not in ("left", "right"):
-        raise ArgumentError(f"searchsorted: side is 'left' or 'right', not {side!r}.")
+        raise ArgumentError(f"searchsorted: side must be 'left' or 'right', not {side!r}.")
     x1 = asarray(x1)
     if x1.ndim != 1:
         raise ShapeError(f"searchsorted: x1 must be a vector, but its shape is {x1.shape}.")
@@ -405,7 +405,7 @@ def percentile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keep
 def _quantile(op: str, x: Any, q: Any, axis: Any, method: str, keepdims: bool) -> Tensor:
     if method not in _CONTINUOUS and method not in _DISCRETE:
         raise ArgumentError(
-            f"{op}: method is one of {', '.join((*_CONTINUOUS, *_DISCRETE))}, not {method!r}."
+            f"{op}: method must be one of {', '.join((*_CONTINUOUS, *_DISCRETE))}, not {method!r}."
         )
     x, levels = floating(op, x), array_of(constant(op, "q", q)).astype(np.float64)
     if not np.all((levels >= 0) & (levels <= 1)):

@@ -355,7 +355,7 @@ def round(x: Any, decimals: int = 0) -> Tensor:
     try:
         digits = operator.index(decimals)
     except TypeError:
-        raise InputError(f"round: decimals is a whole number, but got {decimals!r}.") from None
+        raise InputError(f"round: decimals must be an integer, but got {decimals!r}.") from None
     if digits == 0:
         return x if x.dtype.kind in "biu" else rint(x)
     return rec.round(x, decimals=digits)

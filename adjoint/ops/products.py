@@ -228,7 +228,7 @@ def tensordot(x: Any, y: Any, axes: Any = 2) -> Tensor:
     x, y = asarray(x), asarray(y)
     if isinstance(axes, (tuple, list)):
         if len(axes) != 2:
-            raise ArgumentError(f"tensordot: axes is a number or two lists of axes, but got {axes!r}.")
+            raise ArgumentError(f"tensordot: axes must be a number or two lists of axes, but got {axes!r}.")
         x_axes, y_axes = (
             [
                 canonical_axis("tensordot", a, t.ndim)
@@ -536,7 +536,7 @@ def cross(x: Any, y: Any, axis: int = -1) -> Tensor:
         n = t.shape[canonical_axis("cross", axis, t.ndim)]
         if n != 3:
             raise ShapeError(
-                f"cross: vectors have 3 elements, but axis {axis} of shape {t.shape} has {n}.\n"
+                f"cross: vectors must have 3 elements, but axis {axis} of shape {t.shape} has {n}.\n"
                 "  For vectors in the plane use x[..., 0] * y[..., 1] - x[..., 1] * y[..., 0]."
             )
     broadcast_shapes("cross", x.shape, y.shape)
@@ -649,7 +649,7 @@ def multi_dot(arrays: Sequence[Any]) -> Tensor:
     for i, t in enumerate(tensors):
         if t.ndim != 2 and not (t.ndim == 1 and i in (0, len(tensors) - 1)):
             raise ShapeError(
-                f"multi_dot: operand {i} has shape {t.shape}: all are matrices, but the first and last may be vectors."
+                f"multi_dot: operand {i} has shape {t.shape}: operands must be matrices, except that the first and last may be vectors."
             )
     sizes = [tensors[0].shape[0] if tensors[0].ndim == 2 else 1]
     sizes += [t.shape[0] for t in tensors[1:]]

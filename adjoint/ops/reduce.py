@@ -96,12 +96,12 @@ def _mean_forward(x: Any, axis: Shape, keepdims: bool) -> Any:
 
 
 def _mean_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
-    # float16 ends at 65504, which is less than many counts
+    # the largest float16 is 65504, which is less than many counts
     return _spread(xp, widened(xp, g) / count(x.shape, axis), y, x, axis, keepdims)
 
 
 def _extreme_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
-    """Elements that tie for the extreme share the gradient equally; if there are NaNs, those do."""
+    """Share the gradient equally among equal extremes, or among NaNs if there are any."""
     hit = xp.logical_or(x == kept(xp, y, x, axis, keepdims), x != x)
     ties = xp.sum(hit, axis=axis, keepdims=True)
     ties = xp.astype(ties, dtype=np.dtype(np.float32) if is_half(x) else x.dtype)
@@ -214,7 +214,7 @@ def _prod_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, keepdims: bool) -> 
 
 
 def _total_dtype(dtype: Any) -> Any:
-    """The dtype of a sum: small integers add up as large ones."""
+    """Return the dtype of a sum: small integers are added as large ones."""
     return _add_reduce(np.zeros(1, dtype)).dtype if dtype.kind in "biu" else dtype
 
 
@@ -277,7 +277,7 @@ def typed(op: str, x: Any, dtype: Any = None) -> Tensor:
         return asarray(x)
     if isinstance(dtype, bool):
         raise InputError(
-            f"{op}: dtype is a dtype, but got {dtype}.  Write keepdims={dtype} if that is meant."
+            f"{op}: dtype must be a dtype, but got {dtype}.  Write keepdims={dtype} if that is meant."
         )
     return asarray(x, dtype=dtype)
 
@@ -401,7 +401,7 @@ def average(
     tensor(2., dtype=float64)
     """
     x = floating("average", x)
-    if is_half(x):  # the sums may be more than float16 holds
+    if is_half(x):  # the sums may overflow float16
         w = x if weights is None else floating("average", weights)
         dtype = np.result_type(x.dtype, w.dtype)
         wider = average(widened(rec, x), axis, weights, returned, keepdims=keepdims)
@@ -586,7 +586,7 @@ def _moment(name: str, x: Any, axis: Any, dtype: Any, correction: Any, ddof: Any
     x = floating(name, x, dtype)
     divisor = correction if ddof is None else ddof
     if not isinstance(divisor, (int, float, np.integer, np.floating)):
-        raise InputError(f"{name}: correction is a number, but got {divisor!r}.")
+        raise InputError(f"{name}: correction must be a number, but got {divisor!r}.")
     axes = canonical_axes(name, axis, x.ndim)
     # float: a NumPy number would make float32 results float64
     return getattr(rec, name)(x, axis=axes, correction=float(divisor), keepdims=bool(keepdims))

@@ -82,7 +82,7 @@ def _put_along_axis(x: Any, i: Any, v: Any, axis: int) -> Any:
 
 
 def _put_dv(xp: Any, g: Any, out: Any, x: Any, i: Any, v: Any, axis: int) -> Any:
-    """The gradient there; 0 for a value that a later one at the same position overwrote."""
+    """Return the gradient of the values; 0 for a value that a later one at the same position replaced."""
     order = np.broadcast_to(np.arange(i.shape[axis]).reshape(-1, *(1,) * (-axis - 1)), i.shape)
     blank = np.zeros(x.shape, np.intp)
     last = xp.take_along_axis(xp.put_along_axis(blank, i, order, axis=axis), i, axis=axis)
@@ -110,7 +110,7 @@ def _take_batch(op: Op, size: int, /, x: Any, i: Any, axis: int, sparse_grad: bo
 
 
 def _flat_rows(i: Batched, size: int, n: int) -> Any:
-    """Return rows of all elements in one axis; what is out of range for one is so for all."""
+    """Return rows of all elements in one axis; an index out of range for one element is out of range for all."""
     start = np.arange(size).reshape(size, *(1,) * i.ndim) * n
     row = as_index(held, i.value)
     row = held.where(held.less(row, 0), held.add(row, n), row)
@@ -223,7 +223,7 @@ def take(
     where = canonical_axis("take", axis, x.ndim)
     if mode != "raise":
         if mode not in _MODES:
-            raise ArgumentError(f"take: mode is one of {', '.join(_MODES)}, not {mode!r}.")
+            raise ArgumentError(f"take: mode must be one of {', '.join(_MODES)}, not {mode!r}.")
         last = max(x.shape[where], 1) - 1
         i = rec.remainder(i, last + 1) if mode == "wrap" else rec.minimum(rec.maximum(i, 0), last)
     return _taken("take", x, i, where, sparse_grad)
@@ -231,7 +231,7 @@ def take(
 
 def _taken(op: str, x: Tensor, i: Tensor, axis: int, sparse_grad: bool = False) -> Tensor:
     try:
-        # a gradient that flows on into other ops is dense; so is one of another axis
+        # gradients of results of other ops, and along other axes, are dense
         if sparse_grad and axis == -x.ndim and type(x) is Tensor and type(x._node) is not Node:
             return rec.take(x, i, axis=axis, sparse_grad=True)
         return rec.take(x, i, axis=axis)
@@ -243,7 +243,7 @@ def _taken(op: str, x: Tensor, i: Tensor, axis: int, sparse_grad: bool = False) 
 def _explain_range(op: str, x: Tensor, i: Tensor, axis: int) -> None:
     """Raise with the first index that is out of range."""
     if type(i) is Traced:
-        return  # no numbers to look at
+        return  # the numbers are not known
     n, values = x.shape[axis], array_of(i)
     wrong = values[(values < -n) | (values >= n)]
     if wrong.size:
@@ -257,7 +257,7 @@ def _aligned(op: str, x: Tensor, i: Tensor, axis: int) -> Shape:
     """Return the shape that the other axes broadcast to, with 1 at ``axis``."""
     if i.ndim != x.ndim:
         raise ShapeError(
-            f"{op}: the index has shape {i.shape}, but the tensor {x.shape}: they need as many axes.\n"
+            f"{op}: the index has shape {i.shape}, but the tensor {x.shape}: they must have the same number of axes.\n"
             "  ad.take chooses the same rows everywhere."
         )
     shapes = [tuple(1 if a == axis else n for a, n in enumerate(t.shape, -t.ndim)) for t in (x, i)]
@@ -305,7 +305,7 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1) -> Tensor:
     if axis is None:
         if i.ndim != 1:
             raise ShapeError(
-                f"take_along_axis: with axis=None the index has one axis, but its shape is {i.shape}."
+                f"take_along_axis: with axis=None the index must have one axis, but its shape is {i.shape}."
             )
         x, axis = rec.reshape(x, shape=(x.size,)), 0
     where = canonical_axis("take_along_axis", axis, x.ndim)
@@ -352,7 +352,7 @@ def put_along_axis(x: Any, indices: Any, values: Any, axis: int | None = -1) -> 
     if axis is None:
         if i.ndim != 1:
             raise ShapeError(
-                f"put_along_axis: with axis=None the index has one axis, but its shape is {i.shape}."
+                f"put_along_axis: with axis=None the index must have one axis, but its shape is {i.shape}."
             )
         flat = rec.reshape(x, shape=(x.size,))
         return rec.reshape(put_along_axis(flat, i, values, 0), shape=x.shape)
@@ -406,7 +406,7 @@ def select(condlist: Any, choicelist: Any, default: Any = 0) -> Tensor:
     for given in (condlist, choicelist):
         if not isinstance(given, (list, tuple, Tensor, np.ndarray)):
             raise InputError(
-                f"select: conditions and choices are lists of tensors, but got {type(given).__name__}."
+                f"select: conditions and choices must be lists of tensors, but got {type(given).__name__}."
             )
     conditions, choices = list(condlist), list(choicelist)
     if len(conditions) != len(choices) or not choices:
@@ -417,7 +417,7 @@ def select(condlist: Any, choicelist: Any, default: Any = 0) -> Tensor:
     for condition, choice in zip(reversed(conditions), reversed(choices), strict=True):
         chosen = asarray(condition)
         if chosen.dtype != bool:
-            raise InputError(f"select: conditions are true or false, but got {chosen.dtype}.  Write x != 0.")
+            raise InputError(f"select: conditions must be boolean, but got {chosen.dtype}.  Write x != 0.")
         out = rec.where(chosen, choice, out)
     return out
 
@@ -552,7 +552,7 @@ def compress(condition: Any, x: Any, axis: int | None = None) -> Tensor:
     """
     x, chosen = asarray(x), _values("compress", condition)
     if chosen.ndim != 1:
-        raise ShapeError(f"compress: the condition is a vector, but its shape is {chosen.shape}.")
+        raise ShapeError(f"compress: the condition must be a vector, but its shape is {chosen.shape}.")
     return take(x, np.flatnonzero(chosen), axis)
 
 

@@ -62,7 +62,7 @@ def _moveaxis(x: Any, source: int, destination: int) -> Any:
 
 
 def _broadcast_to(x: Any, shape: Shape) -> Any:
-    """View with strides of 0: np.broadcast_to in an eighth of its time (0.4 µs); never written to."""
+    """Return a view with strides of 0, in an eighth of the time of np.broadcast_to (0.4 µs)."""
     if not x.shape:
         return np.ndarray(shape, x.dtype, x, 0, (0,) * len(shape))
     if not x.flags.c_contiguous or not x.size:  # a buffer must be contiguous
@@ -230,7 +230,7 @@ def _by_columns(op: str, order: str) -> bool:
     if order not in ("C", "F"):
         axis = isinstance(order, (int, np.integer))
         raise ArgumentError(
-            f"{op}: order is 'C' or 'F', not {order!r}."
+            f"{op}: order must be 'C' or 'F', not {order!r}."
             + (
                 "\n  x.reshape(*x.shape[:1], -1) flattens all axes but the first, and so does nn.Flatten()."
                 if axis
@@ -451,7 +451,7 @@ def moveaxis(x: Any, source: Any, destination: Any) -> Tensor:
 
 
 def any_twice(items: Sequence[int]) -> bool:
-    """Tell whether an item occurs more than once."""
+    """Return whether an item occurs more than once."""
     return len(set(items)) != len(items)
 
 
@@ -706,7 +706,7 @@ def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: float =
             inside = np.pad(np.ones(x.shape, bool), pairs)
             if constant_values.ndim:
                 raise ShapeError(
-                    f"pad: a tensor as constant_values is 0-d, not of shape {constant_values.shape}."
+                    f"pad: a tensor as constant_values must be 0-d, but has shape {constant_values.shape}."
                 )
             value = rec.astype(constant_values, dtype=x.dtype)
             return rec.where(inside, rec.pad(x, widths=pairs, value=0), value)
@@ -714,7 +714,7 @@ def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: float =
         fill = array_of(constant("pad", "constant_values", constant_values)).tolist()
         return rec.pad(x, widths=pairs, value=fill)
     if mode not in _PAD_MODES:
-        raise ArgumentError(f"pad: mode is one of {', '.join(_PAD_MODES)}, not {mode!r}.")
+        raise ArgumentError(f"pad: mode must be one of {', '.join(_PAD_MODES)}, not {mode!r}.")
     how: Any = mode
     for axis, (pair, n) in enumerate(zip(pairs, x.shape, strict=True)):
         if pair != (0, 0):

@@ -172,7 +172,7 @@ def _cofactor_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
 
 
 def _slogdet_rule(xp: Any, g: Any, out: Any, x: Any) -> Any:
-    # d log det = tr(x⁻¹ dx): its real part moves the logarithm, its imaginary part turns the sign
+    # d log det = tr(x⁻¹ dx): its real part changes the logarithm, its imaginary part the phase of the sign
     g_sign, g_log = g
     weight = g_log
     if x.dtype.kind == "c" and g_sign is not None:
@@ -325,7 +325,7 @@ def solve_triangular(
     x, y, vector = _equations("solve_triangular", x, y)
     trans = _TRANSPOSES.get(trans, trans)
     if trans not in ("N", "T", "C"):
-        raise ArgumentError(f'solve_triangular: trans is 0, 1, 2 or "N", "T", "C", not {trans!r}.')
+        raise ArgumentError(f'solve_triangular: trans must be 0, 1, 2 or "N", "T", "C", not {trans!r}.')
     lower = bool(lower)
     if trans != "N":
         x = adjoint_of(rec, x) if trans == "C" else rec.matrix_transpose(x)
@@ -429,7 +429,7 @@ def matrix_power(x: Any, n: int) -> Tensor:
     try:
         n = operator.index(n)
     except TypeError:
-        raise InputError(f"matrix_power: the exponent is a whole number, but got {n!r}.") from None
+        raise InputError(f"matrix_power: the exponent must be an integer, but got {n!r}.") from None
     base = square("matrix_power", x)
     if n == 0:
         return rec.broadcast_to(
@@ -524,7 +524,7 @@ def tensorinv(x: Any, ind: int = 2) -> Tensor:
     if ind < 1 or n * n != x.size:
         raise ShapeError(
             f"tensorinv: the first {ind} axes of shape {x.shape} have {n} elements and the others "
-            f"{x.size // n if n else 0}: they must have as many."
+            f"{x.size // n if n else 0}: the two numbers must be equal."
         )
     flat = rec.inv(rec.reshape(x, shape=(n, n)))
     return rec.reshape(flat, shape=(*x.shape[ind:], *x.shape[:ind]))

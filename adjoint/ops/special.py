@@ -146,9 +146,9 @@ def _erfcx_derivative(x: Any, order: int) -> Any:
     far = x > edge
     if far.any():
         large = np.minimum(x[far], 1e150)  # beyond, the derivative is a multiple of x^(-n-1)
-        # 37 = log(1e16): so far above, the start no longer shows (Gautschi 1961, for x ≥ edge)
+        # 37 = log(1e16): from there the error of the start is negligible (Gautschi 1961, for x ≥ edge)
         start = math.ceil((math.sqrt(order) + 37 / (2 * ROOT2 * edge)) ** 2) + 2
-        # in units that keep the numbers finite: each step divides by what it grows by, 2x + 2
+        # each step divides by its growth factor, 2x + 2, so that the numbers stay finite
         unit = 2 * large + 2
         above, here, kept = np.zeros_like(large), np.ones_like(large), np.zeros_like(large)
         for n in range(start, -1, -1):  # yₙ₋₁ from yₙ and yₙ₊₁
@@ -201,7 +201,7 @@ def _polygamma(x: Any, n: int) -> Any:
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
     x = x.astype(np.float64)
     special = _load("polygamma" if n else "digamma")
-    left = x < (0.0 if n else -0.6)  # SciPy's digamma knows its root at -0.504
+    left = x < (0.0 if n else -0.6)  # SciPy's digamma is accurate at its root, -0.504
     right = np.where(left, 1 - x, x)
     value = (
         (-1.0) ** (n + 1) * math.factorial(n) * special.zeta(n + 1, right) if n else special.digamma(right)
@@ -214,7 +214,7 @@ def _polygamma(x: Any, n: int) -> Any:
 
 
 def _cot_derivative(x: Any, n: int) -> Any:
-    """dⁿcot(πx)/dxⁿ, a polynomial in c = cot(πx), as dc/dx = -π (1 + c²); NaN at whole numbers."""
+    """Return dⁿcot(πx)/dxⁿ, a polynomial in c = cot(πx), as dc/dx = -π (1 + c²); NaN at integers."""
     polynomial = np.polynomial.Polynomial([0.0, 1.0])
     for _ in range(n):
         polynomial = polynomial.deriv() * np.polynomial.Polynomial([-math.pi, 0.0, -math.pi])
@@ -228,13 +228,13 @@ def _cot_derivative(x: Any, n: int) -> Any:
     return np.where(part == 0, np.nan, value)
 
 
-# B₂ₖ / (2k)!, and from where the series of Euler and Maclaurin has all digits
+# B₂ₖ / (2k)!, and the argument from which the series of Euler and Maclaurin is exact
 _BERNOULLI = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000, 1 / 74724249600)
 _ASYMPTOTIC = 14
 
 
 def _polygamma_gap(x: Any, y: Any, n: int) -> Any:
-    """ψₙ(x) - ψₙ(x + y) without the digits that the two share.
+    """Return ψₙ(x) - ψₙ(x + y), without cancellation.
 
     It is (-1)ⁿ⁺¹ n! Σₖ d(x + k) with d(x) = x⁻ˢ - (x + y)⁻ˢ and s = n + 1: some terms, then their integral.
     """
@@ -300,7 +300,7 @@ def _share(xp: Any, x: Any, y: Any) -> Any:
 
 
 def _log_unless(xp: Any, x: Any, y: Any) -> Any:
-    """log(y), and 0 where x is 0 and y not positive: there x log(y) is 0 for every y near."""
+    """Return log(y), and 0 where x is 0 and y not positive: x log(y) is 0 for every y near it."""
     flat = xp.logical_and(x == 0, y <= 0)
     return xp.where(flat, 0, xp.log(xp.where(flat, 1, y)))
 
@@ -345,7 +345,7 @@ def _bessel(name: str, n: int, x: Any) -> Any:
 
 
 def _from_zero(name: str, n: int, x: Any) -> Any:
-    """SciPy's Bessel function; near 0, where it loses digits and underflows early, two terms of the series."""
+    """Return SciPy's Bessel function, and near 0, where that loses digits, two terms of the series."""
     special = _load(name)
     faster = _FASTER.get(f"{name}{abs(n)}")  # I₋ₙ = Iₙ
     if faster:
@@ -363,7 +363,7 @@ def _from_zero(name: str, n: int, x: Any) -> Any:
 
 
 def _ive_derivative(x: Any, n: int, order: int) -> Any:
-    """The derivative of exp(-|x|) Iₙ(x), of both sides' mean at 0.
+    """Return a derivative of exp(-|x|) Iₙ(x); at 0 the mean of both sides.
 
     (D - 1)ᵐ Iₙ with 2 D Iₙ = Iₙ₋₁ + Iₙ₊₁ is 2⁻ᵐ times a central difference of order 2m in n, which cancels for
     large x: there the asymptotic series is differentiated, exp(-x) Iₙ(x) = Σₖ aₖ x^(-k-1/2) / √(2π).
@@ -622,9 +622,9 @@ def _order(op: str, n: Any, least: int | None = None) -> int:
     try:
         order = operator.index(n)
     except TypeError:
-        raise InputError(f"{op}: the order is a whole number, but got {n!r}.") from None
+        raise InputError(f"{op}: the order must be an integer, but got {n!r}.") from None
     if least is not None and order < least:
-        raise ArgumentError(f"{op}: the order is at least {least}, but got {order}.")
+        raise ArgumentError(f"{op}: the order must be at least {least}, but got {order}.")
     return order
 
 

@@ -76,11 +76,11 @@ def numbers(op: str, name: str, value: Any, nd: int, least: int) -> Shape:
             else (operator.index(value),) * nd
         )
     except TypeError:
-        raise InputError(f"{op}: {name} is a whole number or {nd} of them, but got {value!r}.") from None
+        raise InputError(f"{op}: {name} must be an integer or {nd} of them, but got {value!r}.") from None
     if len(items) == 1:
         items *= nd
     if len(items) != nd:
-        raise ArgumentError(f"{op}: {name} is one number or {nd} of them, but got {value!r}.")
+        raise ArgumentError(f"{op}: {name} must be one number or {nd} of them, but got {value!r}.")
     if any(i < least for i in items):
         raise ArgumentError(f"{op}: {name} must be at least {least}, but got {value!r}.")
     return items

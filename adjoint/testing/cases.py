@@ -72,7 +72,7 @@ def array(*shape: int, low: float = -2.0, high: float = 2.0, seed: int = 0) -> n
     return np.random.default_rng(seed).uniform(low, high, shape)
 
 
-# The shapes on which an elementwise op is tried, by its number of arguments.
+# The shapes on which an elementwise op is tested, by its number of arguments.
 _SHAPES: dict[int, tuple[tuple[tuple[int, ...], ...], ...]] = {
     1: (((),), ((3,),), ((2, 3),)),
     2: (((), ()), ((3,), (3,)), ((2, 3), (3,)), ((2, 1), (1, 3))),

@@ -196,12 +196,12 @@ def _settings(
     method: str, eps: float | None, atol: float, rtol: float, directions: int | None, seed: int
 ) -> _How:
     if method not in _STEPS:
-        raise ArgumentError(f"gradcheck: method is 'central' or 'complex', not {method!r}.")
+        raise ArgumentError(f"gradcheck: method must be 'central' or 'complex', not {method!r}.")
     step = _STEPS[method] if eps is None else float(eps)
     if not step > 0 or not np.isfinite(step):
-        raise ArgumentError(f"gradcheck: eps is a small positive number, but is {eps}.")
+        raise ArgumentError(f"gradcheck: eps must be a positive number, but is {eps}.")
     if directions is not None and directions < 1:
-        raise ArgumentError(f"gradcheck: directions is None or at least 1, but is {directions}.")
+        raise ArgumentError(f"gradcheck: directions must be None or at least 1, but is {directions}.")
     return _How(method, step, atol, rtol, directions, seed)
 
 
@@ -213,7 +213,7 @@ def _arguments(inputs: Any) -> list[Any]:
         kinds = ", ".join(sorted({type(a).__name__ for a in args})) or "empty"
         raise ArgumentError(
             f"gradcheck: there is no input to check among the inputs ({kinds}).\n"
-            "  Give float64 arrays, or tensors made with requires_grad=True, each as an argument of its own."
+            "  Give float64 arrays, or tensors made with requires_grad=True, each as a separate argument."
         )
     return args
 
@@ -251,7 +251,7 @@ def _outputs(f: Function, args: Sequence[Any]) -> list[Tensor]:
     found = list(result) if isinstance(result, (list, tuple)) else [result]
     for i, y in enumerate(found):
         if not isinstance(y, Tensor):
-            raise InputError(f"gradcheck: f returns tensors, but output {i} is a {type(y).__name__}.")
+            raise InputError(f"gradcheck: f must return tensors, but output {i} is a {type(y).__name__}.")
         if differentiable(y.dtype) and y.dtype not in (np.float64, np.complex128):
             raise DTypeError(
                 f"gradcheck: output {i} of f is {y.dtype}, which has too few digits for finite "

@@ -52,7 +52,7 @@ def source(op: Op) -> str:
 def reference(op: Op) -> Callable[..., Any] | None:
     """Return the function with which an op is compared; None if its library is not installed.
 
-    The record says which: a function, "module:name", or the name of a table here, "numpy" or "formula".
+    The record names it: a function, "module:name", or the name of a table here, "numpy" or "formula".
     Without a word it is NumPy's function of the same name.
     """
     if callable(op.reference):
@@ -166,7 +166,7 @@ def _products(operands: Any, labels: Any, output: str, extra: Any) -> Any:
 def _windows(
     size: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
 ) -> Iterator[tuple[Any, list[tuple[Any, Any]]]]:
-    """For each output: its place, and the places in kernel and input of what it sees."""
+    """Yield, for each output, its index and the indices in kernel and input of its terms."""
     full = [s + a + b for s, (a, b) in zip(size, padding, strict=True)]
     spans = zip(full, kernel, stride, dilation, strict=True)
     places = [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in spans]
@@ -181,7 +181,7 @@ def _windows(
 
 
 def _conv_terms(size: Any, weight: Any, channels: Any, groups: int, p: dict[str, Any]) -> Iterator[Any]:
-    """All (output, input, weight) triples of places whose products a convolution adds up."""
+    """Yield the indices (output, input, weight) of all products that a convolution adds."""
     out, inner = channels
     for at, seen in _windows(size, weight, **p):
         for (k, where), o, c in itertools.product(seen, range(out), range(inner)):

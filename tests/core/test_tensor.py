@@ -304,7 +304,7 @@ def test_round_returns_a_tensor() -> None:
     x = ad.tensor([1.26, 2.5])
     assert round(x, 1).tolist() == [1.3, 2.5]
     assert round(x).tolist() == [1, 2]
-    with pytest.raises(errors.InputError, match="round: decimals is a whole number"):
+    with pytest.raises(errors.InputError, match="round: decimals must be an integer"):
         round(x, 0.5)
 
 
@@ -392,7 +392,7 @@ def test_names_of_networks_from_elsewhere_are_explained():
     with pytest.raises(ad.errors.ArgumentError) as info:
         x.flatten(1)
     assert str(info.value) == (
-        "ravel: order is 'C' or 'F', not 1.\n"
+        "ravel: order must be 'C' or 'F', not 1.\n"
         "  x.reshape(*x.shape[:1], -1) flattens all axes but the first, and so does nn.Flatten()."
     )
     assert x.reshape(*x.shape[:1], -1).shape == ad.nn.Flatten()(x).shape == (3, 4)

@@ -421,7 +421,7 @@ MISTAKES: list[tuple[type[BaseException], Callable[[], Any], str]] = [
      "np.apply_along_axis has no derivative in adjoint.\n"
      "  Use x.numpy() if no gradient is needed, or write it with ad functions."),
     (ArgumentError, lambda: np.max(ad.tensor(A), where=M), "np.max: where= needs initial=, for places without elements."),
-    (ArgumentError, lambda: np.convolve(ad.tensor(V), W, "most"), "np.convolve: mode is 'full', 'same' or 'valid', not 'most'."),
+    (ArgumentError, lambda: np.convolve(ad.tensor(V), W, "most"), "np.convolve: mode must be 'full', 'same' or 'valid', not 'most'."),
     (ShapeError, lambda: np.convolve(ad.tensor(A), V),
      "np.convolve: expected two vectors with elements, but got (3, 4) and (4,)."),
     (ShapeError, lambda: np.gradient(ad.tensor(V), W[:2]), "np.gradient: 2 coordinates for an axis of length 4."),

@@ -368,12 +368,12 @@ X, Y = np.ones((2, 3)), np.ones((4, 5))
          "  Axes that share a label must be equal."),
         (lambda: ad.einsum(), InputError,
          'einsum: expected subscripts and operands, as in einsum("ij,jk->ik", x, y).'),
-        (lambda: ad.einsum(X), InputError, 'einsum: subscripts are text, as in einsum("ij,jk->ik", x, y).'),
+        (lambda: ad.einsum(X), InputError, 'einsum: subscripts must be a string, as in einsum("ij,jk->ik", x, y).'),
         (lambda: ad.einsum(X, Y), InputError,
          "einsum: in the form einsum(x, [0, 1], y, [1, 2], [0, 2]) lists of numbers name the axes, but got a "
          "ndarray in place of a list."),
         (lambda: ad.einsum(X, [0, 52]), ArgumentError,
-         "einsum: a label is a number from 0 to 51 or Ellipsis, not 52."),
+         "einsum: a label must be a number from 0 to 51 or Ellipsis, not 52."),
         (lambda: ad.tensordot(X, Y), ShapeError,
          "tensordot: shapes (2, 3) and (4, 5) do not fit: axis 0 of the first is 2, but axis 0 of the second is 4."),
         (lambda: ad.tensordot(X, Y, axes=3), ArgumentError,
@@ -388,7 +388,7 @@ X, Y = np.ones((2, 3)), np.ones((4, 5))
         (lambda: ad.vecdot(X, Y), ShapeError,
          "vecdot: the vectors have 3 and 5 elements (axis -1 of shapes (2, 3) and (4, 5))."),
         (lambda: ad.cross(X[:, :2], X[:, :2]), ShapeError,
-         "cross: vectors have 3 elements, but axis -1 of shape (2, 2) has 2.\n"
+         "cross: vectors must have 3 elements, but axis -1 of shape (2, 2) has 2.\n"
          "  For vectors in the plane use x[..., 0] * y[..., 1] - x[..., 1] * y[..., 0]."),
         (lambda: ad.trace(X[0]), ShapeError, "trace: needs two axes or more, but the shape is (3,)."),
     ],

@@ -137,11 +137,11 @@ def test_spectral_derivative_to_second_order():
     ("call", "error", "message"),
     [
         (lambda: ad.fft.fft(np.ones(3), norm="half"), ArgumentError,
-         'fft: norm is "backward", "ortho" or "forward", not \'half\'.'),
+         'fft: norm must be "backward", "ortho" or "forward", not \'half\'.'),
         (lambda: ad.fft.fft(np.ones(3), n=0), ArgumentError,
-         "fft: the length of a transform is at least 1, but along axis -1 of shape (3,) it is 0."),
+         "fft: the length of a transform must be at least 1, but along axis -1 of shape (3,) it is 0."),
         (lambda: ad.fft.irfft(np.ones(1)), ArgumentError,
-         "irfft: the length of a transform is at least 1, but along axis -1 of shape (1,) it is 0."),
+         "irfft: the length of a transform must be at least 1, but along axis -1 of shape (1,) it is 0."),
         (lambda: ad.fft.fft(np.ones(3), axis=1), ShapeError,
          "fft: axis 1 is out of range: a 1-d tensor has axes -1 to 0."),
         (lambda: ad.fft.fft(1.0), ShapeError, "fft: axis -1 is out of range: a 0-d tensor has no axes."),
@@ -150,10 +150,10 @@ def test_spectral_derivative_to_second_order():
          "fftn: axes (0, -2) names the same axis twice."),
         (lambda: ad.fft.fftn(np.ones((2, 2)), s=(2,), axes=(0, 1)), ArgumentError,
          "fftn: s has one length per axis, 2 in all, but got (2,)."),
-        (lambda: ad.fft.fftn(np.ones((2, 2)), axes=1), InputError, "fftn: axes is a tuple of axes, but got 1."),
+        (lambda: ad.fft.fftn(np.ones((2, 2)), axes=1), InputError, "fftn: axes must be a tuple of axes, but got 1."),
         (lambda: ad.fft.rfft(np.ones(3) * 1j), DTypeError,
          "rfft: takes real numbers, but got complex128.  Use fft.fft for complex ones."),
-        (lambda: ad.fft.fftfreq(0), ArgumentError, "fftfreq: n is at least 1 and d not 0, but got n=0, d=1.0."),
+        (lambda: ad.fft.fftfreq(0), ArgumentError, "fftfreq: n must be at least 1 and d not 0, but got n=0, d=1.0."),
     ],
 )  # fmt: skip
 def test_messages(call, error, message):

@@ -312,7 +312,7 @@ def test_matrix_rank_has_no_gradient():
     two = np.stack([np.diag([1.0, 1e-3]), np.diag([1.0, 1e-3])])
     same(al.matrix_rank(two, rtol=np.array([1e-2, 1e-4])), np.array([1, 2]))
     same(al.pinv(two, rtol=np.array([1e-2, 1e-4])), np.linalg.pinv(two, rcond=np.array([1e-2, 1e-4])))
-    with pytest.raises(InputError, match="rtol is a number, or one number per matrix"):
+    with pytest.raises(InputError, match="rtol must be a number, or one number per matrix"):
         al.pinv(np.eye(2), rtol=1j)
 
 
@@ -373,26 +373,26 @@ NAN = np.full((2, 2), np.nan)
         (lambda: al.inv(np.eye(2, dtype=np.float16)), DTypeError,
          "inv: LAPACK has no float16.  Use x.astype(np.float32)."),
         (lambda: al.qr(np.eye(2), mode="raw"), ArgumentError,
-         "qr: mode is \"reduced\", \"complete\" or \"r\", not 'raw'."),
-        (lambda: al.eigh(np.eye(2), UPLO="X"), ArgumentError, "eigh: UPLO is \"L\" or \"U\", not 'X'."),
+         "qr: mode must be \"reduced\", \"complete\" or \"r\", not 'raw'."),
+        (lambda: al.eigh(np.eye(2), UPLO="X"), ArgumentError, "eigh: UPLO must be \"L\" or \"U\", not 'X'."),
         (lambda: al.matrix_power(np.eye(2), 1.5), InputError,
-         "matrix_power: the exponent is a whole number, but got 1.5."),
+         "matrix_power: the exponent must be an integer, but got 1.5."),
         (lambda: al.matrix_norm(np.eye(2), ord=3), ArgumentError,
-         'matrix_norm: the order of a matrix norm is "fro", "nuc", ±1, ±2 or ±inf, not 3.'),
+         'matrix_norm: the order of a matrix norm must be "fro", "nuc", ±1, ±2 or ±inf, not 3.'),
         (lambda: al.vector_norm(np.ones(2), ord="fro"), ArgumentError,
-         "vector_norm: the order of a vector norm is a number, inf or -inf, not 'fro'."),
+         "vector_norm: the order of a vector norm must be a number, inf or -inf, not 'fro'."),
         (lambda: al.norm(np.ones((2, 2, 2)), 2), ShapeError,
          "norm: with ord=2 and no axis the shape must have one axis or two, but is (2, 2, 2).\n"
          "  Name one axis for vectors, two for matrices."),
         (lambda: al.norm(np.ones((2, 2)), axis=(0, 0)), ShapeError,
-         "norm: axis is one axis or two different ones, but got (0, 0)."),
+         "norm: axis must be one axis or two different ones, but got (0, 0)."),
         (lambda: al.vector_norm(np.ones((2, 0)), ord=-INF), ShapeError,
          "vector_norm: no elements to choose from over axes (-2, -1) of shape (2, 0)."),
         (lambda: al.multi_dot([np.eye(2)]), InputError, "multi_dot: expected two or more matrices, but got 1."),
         (lambda: al.multi_dot([np.eye(2), np.ones(2), np.eye(2)]), ShapeError,
-         "multi_dot: operand 1 has shape (2,): all are matrices, but the first and last may be vectors."),
+         "multi_dot: operand 1 has shape (2,): operands must be matrices, except that the first and last may be vectors."),
         (lambda: al.solve_triangular(np.eye(2), np.ones(2), trans=3), ArgumentError,
-         'solve_triangular: trans is 0, 1, 2 or "N", "T", "C", not 3.'),
+         'solve_triangular: trans must be 0, 1, 2 or "N", "T", "C", not 3.'),
         (lambda: al.pinv(np.eye(2), 1e-3, rtol=1e-3), ArgumentError,
          "pinv: give either rcond or rtol, not both."),
         (lambda: al.outer(np.eye(2), np.ones(2)), ShapeError,

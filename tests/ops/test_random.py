@@ -243,7 +243,7 @@ def test_spawned_generators_differ():
 
 @pytest.mark.parametrize("seed", ["x", -1, 1.5])
 def test_bad_seeds(seed):
-    with pytest.raises(InputError, match="a seed is a whole number"):
+    with pytest.raises(InputError, match="a seed must be a non-negative integer"):
         ad.random.default_rng(seed)
 
 

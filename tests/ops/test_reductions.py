@@ -294,14 +294,14 @@ MISTAKES = [
     (InputError, lambda: ad.mean([1.0], axis=0.5), "mean: an axis is a whole number, but got 0.5."),
     (DTypeError, lambda: ad.ones(2).sum(0, 1.5), "1.5 is not a dtype.  Use one such as np.float32."),
     (InputError, lambda: ad.ones(2).sum(0, True),
-     "sum: dtype is a dtype, but got True.  Write keepdims=True if that is meant."),
+     "sum: dtype must be a dtype, but got True.  Write keepdims=True if that is meant."),
     (ShapeError, lambda: ad.max(np.zeros((2, 0)), axis=1),
      "max: no elements to choose from along axis 1 of shape (2, 0).\n"
      "  Test x.size first, or reduce over an axis that is not empty."),
     (ShapeError, lambda: ad.argmin(np.zeros(0)),
      "argmin: no elements to choose from of shape (0,).\n"
      "  Test x.size first, or reduce over an axis that is not empty."),
-    (InputError, lambda: ad.var([1.0], correction="one"), "var: correction is a number, but got 'one'."),
+    (InputError, lambda: ad.var([1.0], correction="one"), "var: correction must be a number, but got 'one'."),
     (ShapeError, lambda: ad.cumulative_sum(np.ones((2, 2))),
      "cumulative_sum: a tensor of shape (2, 2) has 2 axes: pass one of them as axis=."),
     (ShapeError, lambda: ad.average(np.ones((2, 3)), axis=0, weights=np.ones(3)),
@@ -310,7 +310,7 @@ MISTAKES = [
     (ArgumentError, lambda: ad.quantile([1.0], 2), "quantile: q must be from 0 to 1."),
     (ArgumentError, lambda: ad.percentile([1.0], 101), "percentile: q must be from 0 to 100."),
     (ArgumentError, lambda: ad.quantile([1.0], 0.5, method="best"),
-     "quantile: method is one of linear, hazen, weibull, median_unbiased, normal_unbiased, "
+     "quantile: method must be one of linear, hazen, weibull, median_unbiased, normal_unbiased, "
      "interpolated_inverted_cdf, lower, higher, midpoint, nearest, not 'best'."),
     (NoGradientError, lambda: ad.quantile([1.0], ad.tensor(0.5, requires_grad=True)),
      "quantile: no gradient flows to q, but it is a tensor that requires grad.\n  Use q.detach() if that is meant."),

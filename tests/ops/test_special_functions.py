@@ -231,9 +231,9 @@ def test_scipys_own_functions_take_tensors():
 
 
 def test_mistakes():
-    with pytest.raises(ArgumentError, match="the order is at least 0, but got -1"):
+    with pytest.raises(ArgumentError, match="the order must be at least 0, but got -1"):
         S.polygamma(-1, 2.0)
-    with pytest.raises(InputError, match=r"the order is a whole number, but got 1\.5"):
+    with pytest.raises(InputError, match=r"the order must be an integer, but got 1\.5"):
         S.iv(1.5, 2.0)
     with pytest.raises(DTypeError, match="erf: not defined for complex128"):
         S.erf(ad.tensor(1j))

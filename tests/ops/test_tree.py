@@ -88,7 +88,7 @@ def test_spread() -> None:
     assert tree.spread([[0, None], 1], s, "in_axes") == [0, None, 1, 1]
     with pytest.raises(TransformError, match=r"in_axes\[1\] is \{'a': 0\}, which does not fit"):
         tree.spread((0, {"a": 0}), s, "in_axes")
-    with pytest.raises(TransformError, match="where a whole number or None is expected"):
+    with pytest.raises(TransformError, match="where an integer or None is expected"):
         tree.spread(("x", 0), s, "in_axes")
 
 

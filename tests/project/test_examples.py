@@ -99,7 +99,7 @@ def test_mistakes_on_the_command_line_are_told_before_any_training(
             "the picture cannot be written to 'nowhere/curve.png': No such file or directory.",
         ),
         ("directory", "the picture cannot be written to 'directory': Is a directory."),
-        ("curve.doc", "a picture is one of "),
+        ("curve.doc", "a picture must be one of "),
     ):
         assert main(["demo", "--picture", path]) == 1
         out, err = capsys.readouterr()
