@@ -27,13 +27,15 @@ import numpy as np
 
 from adjoint.config import get_default_dtype
 from adjoint.core.convert import array_of, asarray, checked_dtype
+from adjoint.core.lifted import Lifted, made_by_host
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape, broadcast_shapes, canonical_axis, canonical_shape, reduced_axes
-from adjoint.core.tensor import Tensor, differentiable, wrap
+from adjoint.core.tensor import Tensor, check, differentiable, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.hints import explain
 from adjoint.ops.half import widened
 from adjoint.ops.reduce import argmax, narrowed
+from adjoint.ops.selection import take
 
 __all__ = ["Generator", "default_rng"]
 
@@ -89,12 +91,6 @@ class Generator:
     ----------
     seeds : np.random.SeedSequence
         The seeds of the generator.
-
-    Examples
-    --------
-    >>> rng = default_rng(0)
-    >>> rng.normal(size=(2, 3)).shape
-    (2, 3)
     """
 
     __slots__ = ("_numpy", "_seeds")
@@ -168,12 +164,6 @@ class Generator:
         -------
         list of Generator
             The generators.
-
-        Examples
-        --------
-        >>> a, b = default_rng(0).spawn(2)
-        >>> a.random().item() == b.random().item()
-        False
         """
         return [Generator(seeds) for seeds in self._seeds.spawn(operator.index(count))]
 
@@ -219,11 +209,6 @@ class Generator:
         -------
         Tensor
             The draws.
-
-        Examples
-        --------
-        >>> default_rng(0).standard_normal((2, 3)).shape
-        (2, 3)
         """
         target, z = self._noise("standard_normal", "standard_normal", size, dtype)
         return narrowed(z, target)
@@ -283,11 +268,6 @@ class Generator:
         ------
         ArgumentError
             If ``sigma`` is negative.
-
-        Examples
-        --------
-        >>> bool((default_rng(0).lognormal(size=3) > 0).all())
-        True
         """
         target, z, mean, sigma = self._noise("lognormal", "standard_normal", size, dtype, mean, sigma)
         return narrowed(rec.exp(mean + _not_negative("lognormal", sigma) * z), target)
@@ -310,12 +290,6 @@ class Generator:
         -------
         Tensor
             The draws.
-
-        Examples
-        --------
-        >>> x = default_rng(0).uniform(-1.0, 1.0, size=3)
-        >>> bool((abs(x) <= 1).all())
-        True
         """
         target, u, low, high = self._noise("uniform", "random", size, dtype, low, high)
         y = low + (high - low) * u
@@ -342,11 +316,6 @@ class Generator:
         ------
         ArgumentError
             If ``scale`` is negative.
-
-        Examples
-        --------
-        >>> bool((default_rng(0).exponential(2.0, size=3) >= 0).all())
-        True
         """
         target, e, scale = self._noise("exponential", "standard_exponential", size, dtype, scale)
         return narrowed(_not_negative("exponential", scale) * e, target)
@@ -374,14 +343,10 @@ class Generator:
         ------
         ArgumentError
             If ``scale`` is negative.
-
-        Examples
-        --------
-        >>> default_rng(0).laplace([0.0, 1.0], 0.5).shape
-        (2,)
         """
         target, e, loc, scale = self._noise("laplace", "standard_exponential", size, dtype, loc, scale)
-        signs = self._numpy.integers(0, 2, e.shape, np.int8) * 2 - 1
+        shape = e.shape
+        signs = made_by_host(lambda: self._numpy.integers(0, 2, shape, np.int8) * 2 - 1, shape, np.int8)
         return narrowed(loc + _not_negative("laplace", scale) * (e * signs), target)
 
     def logistic(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
@@ -407,11 +372,6 @@ class Generator:
         ------
         ArgumentError
             If ``scale`` is negative.
-
-        Examples
-        --------
-        >>> default_rng(0).logistic([0.0, 1.0], 0.5).shape
-        (2,)
         """
         target, e, loc, scale = self._noise("logistic", "standard_exponential", size, dtype, loc, scale)
         return narrowed(loc + _not_negative("logistic", scale) * rec.log(rec.expm1(e)), target)
@@ -439,11 +399,6 @@ class Generator:
         ------
         ArgumentError
             If ``scale`` is negative.
-
-        Examples
-        --------
-        >>> default_rng(0).gumbel(size=(2, 3)).shape
-        (2, 3)
         """
         target, e, loc, scale = self._noise("gumbel", "standard_exponential", size, dtype, loc, scale)
         return narrowed(loc - _not_negative("gumbel", scale) * rec.log(e), target)
@@ -516,21 +471,20 @@ class Generator:
         ------
         ArgumentError
             If the bounds do not fit.
-
-        Examples
-        --------
-        >>> x = default_rng(0).integers(0, 10, size=5)
-        >>> bool(((x >= 0) & (x < 10)).all())
-        True
         """
         lower, upper = (None if b is None else array_of(b) for b in (low, high))
         shape = None if size is None else _size("integers", size)
-        draw: Any = self._numpy.integers
-        try:
-            drawn = draw(lower, upper, shape, dtype, endpoint)
-        except (ValueError, TypeError) as error:
-            raise ArgumentError(f"integers: {error}.") from None
-        return wrap(np.asarray(drawn))
+
+        def draw() -> Any:
+            integers: Any = self._numpy.integers
+            try:
+                return np.asarray(integers(lower, upper, shape, dtype, endpoint))
+            except (ValueError, TypeError) as error:
+                raise ArgumentError(f"integers: {error}.") from None
+
+        if shape is None:
+            shape = np.broadcast_shapes(*(np.shape(b) for b in (lower, upper) if b is not None))
+        return wrap(made_by_host(draw, shape, dtype))
 
     def bernoulli(self, p: Any, size: Any = None, dtype: Any = None) -> Tensor:
         """Draw 1 with probability ``p``, and 0 otherwise.
@@ -555,11 +509,6 @@ class Generator:
         ------
         ArgumentError
             If a probability is not between 0 and 1.
-
-        Examples
-        --------
-        >>> default_rng(0).bernoulli([0.0, 1.0])
-        tensor([0., 1.], dtype=float64)
         """
         target, u, p = self._noise("bernoulli", "random", size, None, p)
         _check("bernoulli", p, lambda a: (a >= 0) & (a <= 1), "probabilities are between 0 and 1")
@@ -635,18 +584,13 @@ class Generator:
         -------
         Tensor
             The shuffled elements.
-
-        Examples
-        --------
-        >>> sorted(default_rng(0).permutation(4).tolist())
-        [0, 1, 2, 3]
         """
-        if isinstance(x, (int, np.integer)):
-            return wrap(self._numpy.permutation(int(x)))
-        x = asarray(x)
-        where = canonical_axis("permutation", axis, x.ndim)
-        order = self._numpy.permutation(x.shape[where])
-        return x[(Ellipsis, order, *(slice(None),) * (-where - 1))]
+        whole = isinstance(x, (int, np.integer))
+        x = x if whole else asarray(x)
+        where = 0 if whole else canonical_axis("permutation", axis, x.ndim)
+        count = int(x) if whole else x.shape[where]
+        order = made_by_host(lambda: self._numpy.permutation(count), (count,), np.int64)
+        return wrap(order) if whole else _picked(x, order, where)
 
     def choice(
         self, x: Any, size: Any = None, *, replace: bool = True, p: Any = None, axis: int = 0
@@ -677,24 +621,22 @@ class Generator:
         ------
         ArgumentError
             If ``size`` and ``p`` do not fit the number of elements.
-
-        Examples
-        --------
-        >>> default_rng(0).choice([5.0, 5.0], size=3)
-        tensor([5., 5., 5.], dtype=float64)
         """
         whole = isinstance(x, (int, np.integer))
         x = x if whole else asarray(x)
         where = 0 if whole else canonical_axis("choice", axis, x.ndim)
         count = int(x) if whole else x.shape[where]
         weights = None if p is None else array_of(p)
-        try:
-            drawn = self._numpy.choice(count, _size("choice", size), replace, weights)
-        except ValueError as error:
-            raise ArgumentError(f"choice: {error}.") from None
-        if whole:
-            return wrap(np.asarray(drawn))
-        return x[(Ellipsis, drawn, *(slice(None),) * (-where - 1))]
+        shape = _size("choice", size)
+
+        def draw() -> Any:
+            try:
+                return np.asarray(self._numpy.choice(count, shape, replace, weights))
+            except ValueError as error:
+                raise ArgumentError(f"choice: {error}.") from None
+
+        drawn = made_by_host(draw, shape, np.int64)
+        return wrap(drawn) if whole else _picked(x, drawn, where)
 
     # Implementation -------------------------------------------------------------------------
 
@@ -712,17 +654,27 @@ class Generator:
             dtype = np.result_type(*(t.dtype for t in tensors))
         target = _float(op, dtype)
         drawn: Any = np.float64 if target.itemsize > 4 else np.float32
-        noise = np.asarray(getattr(self._numpy, kind)(shape, drawn))
-        if kind == "standard_exponential":  # it can be 0, where the logarithm is infinite
-            noise = np.maximum(noise, np.finfo(drawn).tiny)
+
+        def draw() -> Any:
+            noise = np.asarray(getattr(self._numpy, kind)(shape, drawn))
+            # an exponential draw can be 0, where the logarithm is infinite
+            return np.maximum(noise, np.finfo(drawn).tiny) if kind == "standard_exponential" else noise
+
         return (
             target,
-            wrap(noise),
+            wrap(made_by_host(draw, shape, drawn)),
             *(
-                rec.astype(t, dtype=noise.dtype) if isinstance(t, Tensor) and t.dtype != drawn else t
+                rec.astype(t, dtype=np.dtype(drawn)) if isinstance(t, Tensor) and t.dtype != drawn else t
                 for t in values
             ),
         )
+
+
+def _picked(x: Tensor, drawn: Any, axis: int) -> Tensor:
+    """Return the elements at drawn positions along an axis, which is counted from the end."""
+    if isinstance(drawn, Lifted):
+        return take(x, wrap(drawn), axis=axis)
+    return x[(Ellipsis, drawn, *(slice(None),) * (-axis - 1))]
 
 
 def _below(y: Tensor, low: Any, high: Any) -> Tensor:
@@ -763,11 +715,16 @@ def _as_float(op: str, t: Tensor) -> Tensor:
 
 def _check(op: str, value: Any, holds: Callable[[Any], Any], what: str) -> None:
     """Raise if the values of a parameter are out of range; inside a transform they are not known."""
-    data = value._data if isinstance(value, Tensor) else np.asarray(value)
-    if isinstance(data, np.ndarray):
+
+    def look(data: np.ndarray[Any, Any]) -> None:
         bad = data[~holds(data)]
         if bad.size:
             raise ArgumentError(f"{op}: {what}, but there is {bad.ravel()[0]}.")
+
+    if isinstance(value, Tensor):
+        check(look, value)
+    else:
+        look(np.asarray(value))
 
 
 def _not_negative(op: str, scale: Any) -> Any:

@@ -17,7 +17,9 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.accumulate.arrays import checked_weight, gradient_array, sum_dtype
+from adjoint.config import special
 from adjoint.core.convert import asarray
+from adjoint.core.lifted import refuse_tracing
 from adjoint.core.sparse import SparseRows, as_gradient_tensor
 from adjoint.core.tensor import Tensor
 from adjoint.errors import (
@@ -121,6 +123,8 @@ class MicroBatch:
         self._weight = checked_weight(weight)
 
     def __enter__(self) -> MicroBatch:
+        if special.count:
+            refuse_tracing("micro_batch()", "Put it around the compiled function.")
         with self._accumulator._lock:  # another thread may be adding just now
             self._accumulator._refuse_more()
         outer = sink.get()

@@ -12,7 +12,7 @@ from numpy import ndarray
 
 from adjoint.config import get_default_dtype, special
 from adjoint.core.conversion import check_conversion
-from adjoint.core.lifted import Lifted
+from adjoint.core.lifted import Lifted, tracing
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, Traced, concrete, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
@@ -24,6 +24,7 @@ __all__ = [
     "check_cast",
     "check_device",
     "checked_dtype",
+    "made",
     "refuse_masked",
     "resolved",
     "tensor",
@@ -45,7 +46,7 @@ def tensor(data: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tens
         if dtype is not None:
             fresh = _cast_tensor(fresh, checked_dtype(dtype))
     else:
-        fresh = wrap(np.array(array_of(data, dtype), copy=True, order="C"))
+        fresh = made(wrap(np.array(_array_of(data, dtype), copy=True, order="C")), data)
     return fresh.requires_grad_() if requires_grad else fresh
 
 
@@ -76,16 +77,29 @@ def asarray(data: Any, *, dtype: Any = None, device: Any = None, copy: bool | No
         raise ArgumentError(f"asarray: a {type(data).__name__} becomes a tensor only by a copy.")
     if isinstance(data, (list, tuple)) and _has_history(data):
         return _stacked(data, _shared_dtype(data) if dtype is None else checked_dtype(dtype))
-    array = array_of(data, dtype)
+    array = _array_of(data, dtype)
     fresh = array.base is None and array is not data and isinstance(data, (list, tuple, int, float, complex))
-    return wrap(array if fresh else array.copy())
+    return made(wrap(array if fresh else array.copy()), data)
+
+
+def made(t: Tensor, data: Any = None) -> Tensor:
+    """Return a new tensor, a copy of ``data`` if that is an array; in a trace it becomes a value of it."""
+    trace = tracing.get() if special.count else None
+    return t if trace is None else trace.made(t, data)
 
 
 def array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
     """Return ``value`` (tensor, array, number, nested list) as a plain numeric array.
 
-    Memory may be shared; whoever keeps the array copies it.
+    Memory may be shared; whoever keeps the array copies it.  A compiled function holds only while an array
+    that is read here has these values.
     """
+    if special.count and (trace := tracing.get()) is not None:
+        trace.fix(value)
+    return _array_of(value, dtype)
+
+
+def _array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
     if isinstance(value, Tensor):
         data = concrete(value, "this")
         return data if dtype is None else _cast(data, checked_dtype(dtype), value)

@@ -16,14 +16,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from adjoint.config import within
 from adjoint.core.shapes import Shaped
-from adjoint.errors import InputError
+from adjoint.errors import InputError, TransformError
 
 if TYPE_CHECKING:
     from abc import abstractmethod
 
     from adjoint.core.op import Op
 
-__all__ = ["Lifted", "enclosing", "level_of", "next_level", "run_at", "running"]
+__all__ = [
+    "Lifted",
+    "Unknown",
+    "enclosing",
+    "level_of",
+    "made_by_host",
+    "next_level",
+    "refuse_tracing",
+    "run_at",
+    "running",
+    "tracing",
+]
 
 T = TypeVar("T")
 
@@ -32,6 +43,25 @@ next_level: Callable[[], int] = count(1).__next__
 # A value of the innermost transform that runs here, or None.  A leaf made inside a transform is
 # lifted to its level, so that a tensor of a lower level is always one from outside.
 enclosing: ContextVar[Lifted | None] = ContextVar("adjoint_enclosing", default=None)
+
+# The trace of ``ad.compile`` that runs here, or None (adjoint/compiler/trace.py).  While one runs,
+# ``special`` is not 0, so code that reads this variable checks ``special.count`` first.
+tracing: ContextVar[Any] = ContextVar("adjoint_tracing", default=None)
+
+
+def refuse_tracing(what: str, cure: str) -> None:
+    """Raise inside ``ad.compile``, where ``what`` cannot be done.  Called only while ``special`` is not 0."""
+    if tracing.get() is not None:
+        raise TransformError(f"{what} cannot be used inside ad.compile.\n  {cure}")
+
+
+def made_by_host(make: Callable[[], Any], shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return ``make()``, an array that no op computes, such as a draw.
+
+    A compiled function calls ``make`` again at each call, in the order of the draws.
+    """
+    trace = tracing.get()
+    return make() if trace is None else trace.draw(make, shape, dtype)
 
 
 def run_at(value: Any, function: Callable[..., T], *args: Any) -> T:
@@ -56,6 +86,11 @@ class Lifted(Shaped):
     outer: Lifted | None  # what was in ``enclosing`` before this value
     shape: Any  # the shape the user's function sees
     dtype: Any
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise InputError(
+            f"a value inside {self.transform} has no numbers of its own, and cannot become an array."
+        )
 
     def numbers(self) -> Any:
         """Return the values as a plain array where they are the same for every element, else None."""
@@ -93,6 +128,42 @@ class Lifted(Shaped):
         @abstractmethod
         def evaluate(self, op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
             """Evaluate ``op`` on arguments of which this one has the innermost level."""
+
+
+class Unknown(Lifted):
+    """Base of values that are one array each, not known yet: those of a trace."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @abstractmethod
+        def decide(self, function: Callable[[Any], Any]) -> Any:
+            """Return ``function`` of the array that this value has in the present call."""
+
+        @abstractmethod
+        def check(self, function: Callable[[Any], None]) -> None:
+            """Call ``function`` with the array at each call."""
+
+        @abstractmethod
+        def as_number(self) -> Any:
+            """Return the one element as a Python number that is not known yet."""
+
+        @abstractmethod
+        def keep_zeros(self, live: Any) -> Any:
+            """Return this gradient with zeros where ``live`` is false, if it has a NaN, else unchanged."""
+
+        @abstractmethod
+        def add_into(self, total: Any, key: Any) -> Any:
+            """Return ``total`` with this gradient added at an index."""
+
+        @abstractmethod
+        def any_nan(self, values: Any) -> Any:
+            """Return whether one of these values has a NaN, which is not known yet."""
+
+        @abstractmethod
+        def unless(self, condition: Any, other: Any) -> Any:
+            """Return this value, or ``other`` if a condition turns out to hold."""
 
 
 def level_of(value: Any) -> int:

@@ -19,7 +19,7 @@ from adjoint.config import grad_mode, special, tapes
 from adjoint.core.conversion import check_polynomial
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.explain import check_finite, describe, explained
-from adjoint.core.lifted import Lifted
+from adjoint.core.lifted import Lifted, tracing
 from adjoint.core.node import LEAF, Node, Packed, Spec, new_node
 from adjoint.core.op import OPS, Op
 from adjoint.core.tensor import Tensor, Traced, differentiable, note_reading, note_view, tracked, wrap
@@ -308,6 +308,8 @@ def coerce(op: Op, a: Any) -> Any:
         )
     if isinstance(a, (list, tuple)):
         return asarray(a)
+    if special.count and type(a) is ndarray and (trace := tracing.get()) is not None:
+        return wrap(trace.array(a))
     array = array_of(a)
     # memory from outside is copied where backward reads it or the output could share it
     keeps = op.kind != "elementwise" or any(op.saves_args)

@@ -20,7 +20,7 @@ from numpy import ndarray
 
 from adjoint.config import grad_mode, held_across_fork, is_watched, special, transform
 from adjoint.core.conversion import asked_by_numpy, check_conversion
-from adjoint.core.lifted import Lifted, enclosing
+from adjoint.core.lifted import Lifted, Unknown, enclosing, tracing
 from adjoint.core.methods import Methods
 from adjoint.core.namespace import rec
 from adjoint.core.node import LEAF, Handle, HookList, Node, attaching
@@ -38,20 +38,25 @@ __all__ = [
     "Tensor",
     "Traced",
     "castable",
+    "check",
     "clock",
     "committing",
     "concrete",
+    "decide",
     "differentiable",
     "exclusive_count",
     "held",
     "is_view",
     "note_reading",
     "note_view",
+    "number_of",
     "read_only",
     "reading",
     "refuse_leaf",
     "refuse_view",
+    "refuse_write",
     "tracked",
+    "unknown",
     "varies",
     "wrap",
     "writable",
@@ -205,6 +210,8 @@ class Tensor(Methods):
         Intermediate results have none, unless ``retain_grad()`` was called before the backward.  Reading
         the missing gradient of one warns.
         """
+        if special.count and (trace := tracing.get()) is not None:
+            return trace.grad_of(self)
         extra = self._extra
         if extra is not None:
             return extra.grad
@@ -224,8 +231,10 @@ class Tensor(Methods):
                 raise ShapeError(f"grad has the shape of its tensor, {self.shape}, but got {value.shape}.")
             if value.dtype != self.dtype:
                 raise DTypeError(f"grad has the dtype of its tensor, {self.dtype}, but got {value.dtype}.")
-        elif self._extra is None:
+        elif self._extra is None and not special.count:
             return
+        if special.count and (trace := tracing.get()) is not None:
+            trace.grad_set(self)
         extra = self._need_extra()
         with committing:  # a backward in another thread may be adding to it
             extra.grad = value
@@ -469,9 +478,9 @@ def _check_callable(what: str, hook: Any) -> None:
 
 def concrete(t: Tensor, what: str) -> ndarray[Any, Any]:
     """Return the numbers of ``t``; inside a transform it may have none, and ``what`` needs them."""
-    data = t._data
     if special.count:
         note_reading(t)
+    data = t._data
     if type(data) is not ndarray:
         known = data.numbers()
         if known is not None:
@@ -483,8 +492,49 @@ def concrete(t: Tensor, what: str) -> ndarray[Any, Any]:
     return data
 
 
+def decide(function: Callable[[ndarray[Any, Any]], Any], t: Tensor) -> Any:
+    """Return ``function`` of the numbers of a tensor, for Python to branch on; None inside a transform.
+
+    A compiled function calls it before each call, and is traced again if the result is another one.
+    """
+    if special.count:
+        note_reading(t)
+    data = t._data
+    if type(data) is ndarray:
+        return function(data)
+    known = data.numbers()
+    if known is not None:
+        return function(known)
+    return data.decide(function) if isinstance(data, Unknown) else None
+
+
+def check(function: Callable[[ndarray[Any, Any]], None], t: Tensor) -> None:
+    """Call ``function``, which may raise, with the numbers of a tensor; not inside a transform.
+
+    A compiled function calls it at each call.
+    """
+    if special.count:
+        note_reading(t)
+    data = t._data
+    if type(data) is ndarray:
+        function(data)
+    elif isinstance(data, Unknown):
+        data.check(function)
+
+
+def number_of(t: Tensor) -> Any:
+    """Return the one element of a tensor as a Python number; in a trace as one that is not known yet."""
+    if special.count:
+        note_reading(t)
+    data = t._data
+    return data.as_number() if isinstance(data, Unknown) else t.item()
+
+
 def note_reading(*tensors: Any) -> None:
-    """Report that tensors are read, to detect changes.  Called only while ``special`` is not 0."""
+    """Report that tensors are read, to a trace or to detect changes; only while ``special`` is not 0."""
+    trace = tracing.get()
+    if trace is not None:
+        trace.touch(tensors)
     note = reading.get()
     if note is not None:
         for t in tensors:
@@ -567,6 +617,15 @@ def held(value: Any) -> Any:
     return value
 
 
+def unknown(value: Any) -> Unknown | None:
+    """Return the value of a trace at the heart of a tensor or a lifted value; None if there is none."""
+    while isinstance(value, (Tensor, Lifted)):
+        if isinstance(value, Unknown):
+            return value
+        value = value._data if isinstance(value, Tensor) else getattr(value, "value", None)
+    return None
+
+
 def is_view(t: Tensor) -> bool:
     """Tell whether ``t`` is a view of a tensor that still exists."""
     chain = getattr(t, "_source", None)
@@ -600,12 +659,8 @@ def refuse_leaf() -> Never:
     )
 
 
-def writable(t: Tensor) -> ndarray[Any, Any]:
-    """Return the array of ``t`` for writing.
-
-    The version moves, so that a backward that saved the old values raises.  If anything else (a saved
-    value, an array handed out) holds the memory, it is copied first.
-    """
+def refuse_write(t: Tensor) -> None:
+    """Raise if a tensor is part of a graph, so that a write would change what was recorded."""
     if t._node is None:
         if is_watched(t) and grad_mode.get():
             refuse_leaf()
@@ -616,6 +671,15 @@ def writable(t: Tensor) -> ndarray[Any, Any]:
             f"this tensor is the result of {t._node.name!r} and part of a graph: it cannot be written to.\n"
             "  Use y = x.at[i].set(v), which is differentiable, or write into x.detach().clone()."
         )
+
+
+def writable(t: Tensor) -> ndarray[Any, Any]:
+    """Return the array of ``t`` for writing.
+
+    The version moves, so that a backward that saved the old values raises.  If anything else (a saved
+    value, an array handed out) holds the memory, it is copied first.
+    """
+    refuse_write(t)
     data = concrete(t, "writing in place")
     log = writes.get()
     if log is not None:

@@ -7,9 +7,9 @@ import sys
 import warnings
 from types import FrameType
 
-__all__ = ["library_of", "relocate_numpy_warnings", "user_line", "warn"]
+__all__ = ["LIBRARIES", "library_of", "relocate_numpy_warnings", "user_line", "warn"]
 
-_LIBRARIES = frozenset(("adjoint", "numpy", "scipy"))
+LIBRARIES = frozenset(("adjoint", "numpy", "scipy"))
 
 
 def library_of(frame: FrameType) -> str:
@@ -19,7 +19,7 @@ def library_of(frame: FrameType) -> str:
 
 def _user_frame(frame: FrameType) -> FrameType:
     """Return the innermost frame outside adjoint, NumPy and SciPy, from ``frame`` outwards."""
-    while frame.f_back is not None and library_of(frame) in _LIBRARIES:
+    while frame.f_back is not None and library_of(frame) in LIBRARIES:
         frame = frame.f_back
     return frame
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adjoint.config import within
-from adjoint.core.lifted import Lifted
+from adjoint.core.lifted import Lifted, Unknown
 from adjoint.core.namespace import Namespace, dyn, raw, rec
 from adjoint.core.node import Node
 from adjoint.core.record import output_node
@@ -65,7 +65,7 @@ def pull(node: Node, g: Any, xp: Namespace, needed: set[Any] | None, zeros: Any 
     if needed is not None and needed.isdisjoint(node.parents):
         return [None] * len(node.parents)  # the gradient of this node itself was asked for
     op = node.op
-    if op.places and zeros is None and xp is raw and placeable(node):
+    if op.places and zeros is None and placeable(node) and (xp is raw or isinstance(g, Unknown)):
         return [Placed(node, g)]
     values, out = saved_values(node, xp)
     if op.outputs > 1:
@@ -291,9 +291,9 @@ def place(run: Run, parent: Any, node: Node, g: Any) -> None:
     key = node.params["key"]
     total = run.grads.get(parent)
     if total is None:
-        total = run.grads[parent] = np.zeros(parent.shape, g.dtype)
-        total[key] = g
-        run.owned.add(parent)
+        run.grads[parent] = run.xp.unindex(g, key=key, shape=parent.shape)
+        if run.xp is raw:
+            run.owned.add(parent)
         if type(parent) is Node:
             run.zeros[parent] = picked(node, parent.shape)
         return
@@ -303,6 +303,9 @@ def place(run: Run, parent: Any, node: Node, g: Any) -> None:
         left = also_picked(had, node, parent.shape)
         if left is not None:
             run.zeros[parent] = left
+    if isinstance(g, Unknown):
+        run.grads[parent] = g.add_into(total, key)
+        return
     if parent not in run.owned:
         if type(total) is not np.ndarray:
             add(run, parent, run.xp.unindex(g, key=key, shape=parent.shape))

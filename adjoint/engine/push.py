@@ -22,7 +22,7 @@ from adjoint.core.namespace import Namespace, dyn, raw, rec
 from adjoint.core.node import Node, Spec, next_seq
 from adjoint.core.op import Op
 from adjoint.core.record import PICK, evaluate, joined_copy
-from adjoint.core.tensor import Tensor, Traced, wrap
+from adjoint.core.tensor import Tensor, Traced, unknown, wrap
 from adjoint.engine.plan import make_plan
 from adjoint.engine.pull import saved_values
 from adjoint.engine.rules import call_rule
@@ -58,7 +58,8 @@ def push_forward(
             pushed = _push_all(order, given, ends, xp, {})
             zeros = {k: of_seed(t) for k, t in given.items()}
             if _any_nan(pushed) and any(z is not None for z in zeros.values()):
-                pushed = _push_all(order, given, ends, xp, zeros)  # again, keeping the zeros that were given
+                # again, keeping the zeros that were given
+                pushed = _unless_nan(xp, pushed, _push_all(order, given, ends, xp, zeros))
     finally:
         grad_mode.set(before)
     return pushed
@@ -84,6 +85,18 @@ def _push_all(
             if not uses[parent]:
                 flows.pop(parent, None)
     return [flows.get(k) for k in ends]
+
+
+def _unless_nan(xp: Namespace, tangents: list[Any], kept: list[Any]) -> list[Any]:
+    """Return the second tangents; in a trace the first ones if these turn out to have no NaN."""
+    known = [u for t in tangents if (u := unknown(t)) is not None]
+    if not known:
+        return kept
+    nan = known[0].any_nan(known)
+    if all(u is t for u, t in zip(known, tangents, strict=False)) and len(known) == len(tangents):
+        return [t.unless(nan, k) for t, k in zip(tangents, kept, strict=True)]
+    return [t if t is None or k is None else xp.where(wrap(nan) if xp is rec else nan, k, t)
+            for t, k in zip(tangents, kept, strict=True)]  # fmt: skip
 
 
 def _any_nan(tangents: list[Any]) -> bool:

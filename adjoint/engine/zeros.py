@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import grad_mode, within
-from adjoint.core.lifted import Lifted
+from adjoint.core.lifted import Lifted, Unknown
 from adjoint.core.namespace import Namespace, dyn, raw, rec
 from adjoint.core.node import Node
 from adjoint.core.sparse import SparseRows
-from adjoint.core.tensor import Tensor, held
+from adjoint.core.tensor import Tensor, held, unknown
 from adjoint.engine.rules import call_rule, unpacked
 
 __all__ = [
@@ -237,7 +237,10 @@ def of_seed(seed: Any) -> Zeros | None:
     around = arriving.get()
     data = seed._data if isinstance(seed, Tensor) else seed
     if around is None:
-        found = held(data)
+        heart = unknown(data)
+        found = held(data) if heart is None else heart.numbers()
+        if heart is not None and found is None:
+            return Zeros((), nonzero(data))
         return None if not isinstance(found, np.ndarray) or found.all() else Zeros((), nonzero(data))
     for g, zeros in around:
         if (g._data if isinstance(g, Tensor) else g) is data:
@@ -289,10 +292,16 @@ def cleaned(xp: Namespace, g: Any, zeros: Zeros | None) -> Any:
     """
     if zeros is None or not zeros.stained or type(g) is SparseRows:
         return g
-    if xp is not rec and not (xp is dyn and grad_mode.get()) and not may_have_nan(g):
+    always = xp is rec or (xp is dyn and grad_mode.get() and not isinstance(g, Unknown))
+    if not always and unknown(g) is None and not may_have_nan(g):
         return g
     live = zeros.live()
-    return g if live is None else xp.where(live, g, 0)
+    if live is None:
+        return g
+    if always or (heart := unknown(g)) is None:
+        return xp.where(live, g, 0)
+    # not known yet: it is searched when it is
+    return g.keep_zeros(live) if heart is g else xp.where(heart.any_nan([heart]), xp.where(live, g, 0), g)
 
 
 def may_have_nan(g: Any) -> bool:

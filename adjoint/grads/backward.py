@@ -10,6 +10,7 @@ import numpy as np
 
 from adjoint.config import check_workers, get_workers, grad_mode, special
 from adjoint.core.convert import tensor
+from adjoint.core.lifted import tracing
 from adjoint.core.methods import attach
 from adjoint.core.namespace import raw
 from adjoint.core.node import Node
@@ -37,6 +38,8 @@ OnLeafReady = Callable[[Tensor, Tensor], Any]
 def runner_for(workers: int | str | None) -> Callable[[Plan, Run], None]:
     """Return the function that runs a plan: in one thread, in a number of threads, or chosen "
     "automatically."""
+    if special.count and tracing.get() is not None:
+        return run_serial
     chosen = get_workers() if workers is None else workers
     if chosen == "auto":
         return run_auto
@@ -177,7 +180,10 @@ def backward_into_leaves(
     if targets is not None:
         found.update(_captured(run, targets))
     del leaves, run
-    (commit if target is None else target.take)(found)
+    if target is not None and special.count and (trace := tracing.get()) is not None:
+        trace.take(found, target)
+    else:
+        (commit if target is None else target.take)(found)
 
 
 def _backward_plainly(root: Tensor, retain: bool, early: _Early | None, target: Sink | None) -> bool:

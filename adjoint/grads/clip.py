@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from adjoint.config import special
 from adjoint.core.convert import refuse_masked
+from adjoint.core.lifted import tracing
 from adjoint.core.sparse import SparseGradient
 from adjoint.core.tensor import Tensor, differentiable, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, NonFiniteError
@@ -218,13 +220,48 @@ def clip_grad_norm(target: Any, max_norm: float, p: float = 2.0, *, nonfinite: s
     bound = check_max_norm(max_norm)
     _check_policy(nonfinite)
     places = _places("clip_grad_norm", target)
+    clip = partial(_clip_norm, "clip_grad_norm", bound=bound, p=p, nonfinite=nonfinite)
+    return float(clip(places)) if _trace() is None else _clip_traced(clip, places)
+
+
+def _clip_norm(what: str, places: list[_Place], bound: float, p: float, nonfinite: str) -> float:
+    """Clip the joint norm of gradients; return it as it was."""
     norm, scale = norm_parts((place.grad for place in places), p)
     if not math.isfinite(norm):
         if nonfinite == "raise":
-            _refuse_nonfinite("clip_grad_norm", places, norm)
+            _refuse_nonfinite(what, places, norm)
         return norm
     _clip_places(places, norm, scale, bound)
     return norm * scale
+
+
+def _trace() -> Any:
+    """Return the trace of ``ad.compile`` that runs here, or None."""
+    return tracing.get() if special.count else None
+
+
+def _clip_traced(clip: Callable[[list[_Place]], Any], places: list[_Place], kind: Any = np.float64) -> Any:
+    """Clip gradients at each call of a compiled function; return the number that ``clip`` returns then."""
+    trace, labels = _trace(), [place.label for place in places]
+    params = [place.param for place in places if place.param is not None]
+    several = len(params) == len(places)
+
+    def run(*arrays: Any) -> tuple[Any, ...]:
+        grads = [wrap(a) for a in arrays[: len(labels)]]
+        weights = [wrap(a) for a in arrays[len(labels) :]] if several else [None] * len(labels)
+        found = [
+            _Place(label, g, w, partial(grads.__setitem__, i))
+            for i, (label, g, w) in enumerate(zip(labels, grads, weights, strict=True))
+        ]
+        number = clip(found)
+        return (np.asarray(0 if number is None else number, kind), *(g._data for g in grads))
+
+    given = [place.grad for place in places]
+    specs = [((), np.dtype(kind)), *((g.shape, g.dtype) for g in given)]
+    number, *clipped = trace.call("clip", run, [*given, *(params if several else ())], specs)
+    for place, value in zip(places, clipped, strict=True):
+        place.put(wrap(value))
+    return number.as_number()
 
 
 def _clip_places(places: list[_Place], norm: float, scale: float, bound: float) -> None:
@@ -292,6 +329,12 @@ def clip_grad_norm_by_group(
     _check_policy(nonfinite)
     found = {name: _places(f"{what}: group {name!r}", group) for name, group in grouped.items()}
     _refuse_shared(what, found)
+    if _trace() is not None:
+        clips = {
+            name: partial(_clip_norm, f"{what}: group {name!r}", bound=bounds[name], p=p, nonfinite=nonfinite)
+            for name in found
+        }
+        return {name: _clip_traced(clips[name], places) for name, places in found.items()}
     norms = {name: norm_parts((place.grad for place in places), p) for name, places in found.items()}
     for name, (norm, _) in norms.items():
         if not math.isfinite(norm) and nonfinite == "raise":
@@ -355,7 +398,15 @@ def clip_grad_value(target: Any, max_value: float) -> None:
     array([-1. ,  0.5,  1. ])
     """
     bound = check_max_norm(max_value, "max_value")
-    for place in _places("clip_grad_value", target):
+    places = _places("clip_grad_value", target)
+    if _trace() is None:
+        _clip_values(places, bound)
+    else:
+        _clip_traced(partial(_clip_values, bound=bound), places)
+
+
+def _clip_values(places: list[_Place], bound: float) -> None:
+    for place in places:
         g = place.grad
         if type(g) is SparseGradient:
             rows = g._rows.coalesced()
@@ -411,13 +462,18 @@ def clip_grad_adaptive(params: Any, clipping: float = 0.01, *, eps: float = 1e-3
     """
     factor, floor = check_max_norm(clipping, "clipping"), check_max_norm(eps, "eps")
     places = _places("clip_grad_adaptive", params)
-    count = 0
     for place in places:
         if place.param is None:
             raise InputError(
                 "clip_grad_adaptive compares gradients with their parameters.  Pass the parameters, or a "
                 "Gradients store, not a dictionary of gradients."
             )
+    clip = partial(_clip_units, factor=factor, floor=floor, axis=axis)
+    return int(clip(places)) if _trace() is None else _clip_traced(clip, places, np.int64)
+
+
+def _clip_units(places: list[_Place], factor: float, floor: float, axis: int) -> int:
+    count = 0
     norms = [_unit_norms(stored_values(place.grad), _unit_axis(place, axis)) for place in places]
     for norm in norms:
         if not np.isfinite(norm).all():

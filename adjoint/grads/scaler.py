@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.config import special
+from adjoint.core.lifted import refuse_tracing, tracing
 from adjoint.core.tensor import Tensor
 from adjoint.errors import AccumulationError, ArgumentError, InputError
 from adjoint.grads.clip import scaled
@@ -29,6 +31,13 @@ class _Clock:
 
 
 scale_clock = _Clock()
+
+
+def _mark_scaled() -> None:
+    """Note in the micro-batch that is open that a loss was scaled: its update is refused without a scaler."""
+    block = sink.get()
+    if block is not None:
+        block.scaled = True
 
 
 class GradScaler:
@@ -134,9 +143,10 @@ class GradScaler:
         if isinstance(loss, Tensor):
             if not self.enabled:
                 return loss
-            block = sink.get()
-            if block is not None:  # a micro-batch: its update requires a scaler
-                block.scaled = True
+            if special.count and (trace := tracing.get()) is not None:
+                trace.act(_mark_scaled)
+                return loss * trace.number("number", lambda: self._scale)
+            _mark_scaled()
             with np.errstate(over="ignore"):  # the scaler detects overflow itself
                 return loss * self._scale
         if isinstance(loss, Mapping):
@@ -166,6 +176,10 @@ class GradScaler:
         AccumulationError
             If the gradients were already unscaled since the last ``update()``.
         """
+        if special.count:
+            refuse_tracing(
+                "unscale() of a GradScaler", "Compile up to backward(), and call unscale() outside."
+            )
         if optimizer in self._found:
             raise AccumulationError(
                 "unscale: the gradients of this optimiser were unscaled since the last update()."
@@ -197,6 +211,8 @@ class GradScaler:
         AccumulationError
             If the optimizer was already stepped since the last ``update()``.
         """
+        if special.count:
+            refuse_tracing("step() of a GradScaler", "Compile up to backward(), and call it outside.")
         if optimizer in self._stepped:
             raise AccumulationError("step: this optimiser was stepped since the last update().")
         finite = self._found[optimizer] if optimizer in self._found else self.unscale(optimizer)
@@ -213,6 +229,8 @@ class GradScaler:
         new_scale : float, optional
             The new scale.
         """
+        if special.count:
+            refuse_tracing("update() of a GradScaler", "Compile up to backward(), and call it outside.")
         if new_scale is not None:
             _check("new_scale", new_scale, 0.0, math.inf)
             self._change(float(new_scale))

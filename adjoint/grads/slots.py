@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy import ndarray
 
+from adjoint.config import special
+from adjoint.core.lifted import tracing
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, committing, wrap
 from adjoint.errors import InputError
@@ -38,6 +40,9 @@ def commit(gradients: dict[Tensor, Any]) -> None:
     A leaf that no longer requires grad is skipped.  Tensors in ``.grad`` are replaced, not written to.
     ``gradients`` is emptied on the way to limit the peak of memory.
     """
+    if special.count and (trace := tracing.get()) is not None:
+        trace.commit(gradients)
+        return
     # Two backwards in two threads may reach the same leaf, so reading and replacing must be one step.
     with committing:  # no loop in it, see ``_Crew`` in adjoint.engine.parallel
         changes = _changes(gradients)
@@ -74,6 +79,9 @@ def drop(tensors: Iterable[Tensor], set_to_none: bool = True) -> None:
         raise InputError(
             "zero_grad drops gradients and does not fill them with zeros: there is no set_to_none=False."
         )
+    if special.count and (trace := tracing.get()) is not None:
+        trace.drop_grads(tensors)
+        return
     with committing:
         _drop(tensors)
 

@@ -11,7 +11,7 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import number, whole_number
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, decide
 from adjoint.errors import ArgumentError, DTypeError, IndexingError
 from adjoint.ops.scatter import as_index
 
@@ -73,16 +73,19 @@ def classes(
             f"{op}: {words[1]} must be integers, but have dtype {i.dtype}.  Cast them: t.astype(int)."
         )
     i = as_index(rec, i)
-    if type(i._data) is np.ndarray:  # inside a transform the values are not available
-        inside = ignored is not None and 0 <= ignored < count
-        if not i.size or (not inside and i._data.min() >= 0 and i._data.max() < count):
-            return i, None
-        bad = (i._data < 0) | (i._data >= count)
+    inside = ignored is not None and 0 <= ignored < count
+
+    def may_ignore(a: np.ndarray[Any, Any]) -> bool:
+        if not a.size or (not inside and a.min() >= 0 and a.max() < count):
+            return False
+        bad = (a < 0) | (a >= count)
         if ignored is not None:
-            bad &= i._data != ignored
+            bad &= a != ignored
         if bad.any():
-            raise IndexingError(f"{op}: {words[0]} {i._data[bad][0]} is out of range 0 … {count - 1}.")
-    if ignored is None:
+            raise IndexingError(f"{op}: {words[0]} {a[bad][0]} is out of range 0 … {count - 1}.")
+        return True
+
+    if decide(may_ignore, i) is False or ignored is None:  # None inside a transform
         return i, None
     keep = rec.not_equal(i, ignored)
     return rec.where(keep, i, 0), keep

@@ -9,9 +9,10 @@ import numpy as np
 
 from adjoint.config import no_grad
 from adjoint.core.convert import asarray
+from adjoint.core.lifted import Unknown
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import number
-from adjoint.core.tensor import Tensor, Traced, writable
+from adjoint.core.tensor import Tensor, Traced, number_of
 from adjoint.errors import InputError, ShapeError
 from adjoint.nn.arguments import between, floats, sizes
 from adjoint.nn.module import Module, Parameter
@@ -234,7 +235,8 @@ class _ChannelNorm(Module):
 
     def _check_one_batch(self, mean: Tensor) -> None:
         """Raise inside ``ad.vmap``, where each sample would have its own statistics."""
-        if type(mean) is Traced and mean._data.numbers() is None:
+        traced = type(mean) is Traced and not isinstance(mean._data, Unknown)
+        if traced and mean._data.numbers() is None:
             raise InputError(
                 f"{type(self).__name__}: running statistics cannot be updated inside ad.vmap, where each "
                 "element has its own.\n  Call model.eval() first, or use a norm without running statistics: "
@@ -285,8 +287,8 @@ class _BatchNorm(_ChannelNorm):
             return self._by_running_statistics(x)
         y, mean, var = batch_norm_with_statistics(x, self.weight, self.bias, self.eps)
         self._check_one_batch(mean)
-        writable(self.num_batches_tracked)[...] += 1
-        share = 1 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
+        self.num_batches_tracked.copy_(self.num_batches_tracked + 1)
+        share = 1 / number_of(self.num_batches_tracked) if self.momentum is None else self.momentum
         self._update(mean, var, x.size // x.shape[1], share)
         return y
 

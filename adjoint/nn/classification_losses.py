@@ -10,10 +10,10 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import broadcast_shapes, number
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, check, decide
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn.arguments import classes, floats
-from adjoint.nn.loss_reduction import LossModule, mean_over, noted, reduced, same_shape, sum_all
+from adjoint.nn.loss_reduction import LossModule, is_noting, mean_over, noted, reduced, same_shape, sum_all
 from adjoint.ops.half import widened
 
 __all__ = ["BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "HingeLoss", "KLDivLoss", "NLLLoss"]
@@ -108,9 +108,10 @@ def _weighted(
     if reduction != "mean" or row is None:
         return reduced(op, loss, reduction)
     divisor = sum_all(widened(rec, row))
-    if type(divisor._data) is not np.ndarray:  # batched
+    # whether there are rows; their total weight is needed only if the reduction is noted
+    total = decide(float if is_noting() else bool, divisor)
+    if total is None:  # batched
         return mean_over(loss, divisor)
-    total = float(divisor._data)
     mean = mean_over(loss, divisor) if total else sum_all(loss) * math.nan  # the mean of no rows
     return noted(mean, total / row.size if row.size else 1.0)
 
@@ -258,6 +259,14 @@ def _element_weight(op: str, loss: Tensor, weight: Any) -> Tensor:
     return loss * w
 
 
+def _check_probabilities(p: np.ndarray[Any, Any]) -> None:
+    if p.size and not (p.min() >= 0 and p.max() <= 1):
+        raise ArgumentError(
+            f"binary_cross_entropy: probabilities must be between 0 and 1, but these range from {p.min():g} "
+            f"to {p.max():g}.\n  Use binary_cross_entropy_with_logits for scores before the sigmoid."
+        )
+
+
 def binary_cross_entropy(
     probabilities: Any, target: Any, weight: Any = None, reduction: str = "mean"
 ) -> Tensor:
@@ -295,11 +304,7 @@ def binary_cross_entropy(
     """
     op = "binary_cross_entropy"
     p, t = same_shape(op, probabilities, target)
-    if type(p._data) is np.ndarray and p.size and not (p._data.min() >= 0 and p._data.max() <= 1):
-        raise ArgumentError(
-            f"{op}: probabilities must be between 0 and 1, but these range from {p._data.min():g} to "
-            f"{p._data.max():g}.\n  Use binary_cross_entropy_with_logits for scores before the sigmoid."
-        )
+    check(_check_probabilities, p)
     return reduced(op, _element_weight(op, rec.bce(p, t), weight), reduction)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.convert import array_of, asarray
+from adjoint.core.lifted import made_by_host
 from adjoint.core.shapes import number
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, InputError, ShapeError
@@ -66,8 +67,9 @@ def _dropped(op: str, x: Tensor, space: int, p: float, training: bool, rng: Any)
         raise ArgumentError(f"{op}: p must be a probability from 0 to 1, but is {p}.")
     if not training or p == 0:
         return x
-    shape = x.shape[: x.ndim - space] + (1,) * space
-    return x * wrap(_keep_mask(op, shape, x.dtype, p, rng))
+    shape, dtype = x.shape[: x.ndim - space] + (1,) * space, x.dtype
+    mask = made_by_host(lambda: _keep_mask(op, shape, dtype, p, rng), shape, dtype)
+    return x * wrap(mask)
 
 
 def _channels(op: str, x: Any, names: str) -> Tensor:

@@ -15,7 +15,16 @@ from adjoint.nn.function_module import FunctionModule
 from adjoint.ops.half import widened
 from adjoint.ops.reduce import narrowed
 
-__all__ = ["LossModule", "mean_over", "noted", "noting_reductions", "reduced", "same_shape", "sum_all"]
+__all__ = [
+    "LossModule",
+    "is_noting",
+    "mean_over",
+    "noted",
+    "noting_reductions",
+    "reduced",
+    "same_shape",
+    "sum_all",
+]
 
 
 Reductions = list[tuple[Tensor, float | None]]
@@ -36,6 +45,11 @@ def noting_reductions(found: Reductions | None) -> Iterator[None]:
         yield
     finally:
         _reductions.set(before)
+
+
+def is_noting() -> bool:
+    """Tell whether reductions are noted here."""
+    return _reductions.get() is not None
 
 
 def noted(loss: Tensor, share: float | None = 1.0) -> Tensor:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple, Never, ParamSpec, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from adjoint.config import no_grad
+from adjoint.config import no_grad, special
 from adjoint.core.convert import asarray, tensor
 from adjoint.core.fitting import fitting
+from adjoint.core.lifted import tracing
 from adjoint.core.node import Handle, HookList
 from adjoint.core.tensor import Tensor, differentiable, writable
 from adjoint.errors import AdjointError, ArgumentError, InputError, ShapeError
@@ -181,6 +182,8 @@ class Module:
 
     def __call__(self: _Forward[P, R_co], *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call ``forward``.  The message of an error inside names the module and its path."""
+        if special.count and (trace := tracing.get()) is not None:
+            trace.modules[id(self)] = self
         try:
             if self._forward_hooks is None:
                 return self.forward(*args, **kwargs)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import get_default_dtype
-from adjoint.core.convert import array_of, asarray, check_device, checked_dtype
+from adjoint.core.convert import array_of, asarray, check_device, checked_dtype, made
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_shape, whole_number
 from adjoint.core.tensor import Tensor, differentiable, tracked, varies, wrap
@@ -31,7 +31,7 @@ __all__ = [
 
 def _made(op: str, array: Any, device: Any, requires_grad: bool) -> Tensor:
     check_device(op, device)
-    t = wrap(np.asarray(array))
+    t = made(wrap(np.asarray(array)))
     return t.requires_grad_() if requires_grad else t
 
 

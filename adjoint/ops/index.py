@@ -7,14 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.config import grad_mode
+from adjoint.config import grad_mode, special
 from adjoint.core.batching import Batched, full_batch, held, to_axis
 from adjoint.core.convert import array_of, asarray, weak_array
 from adjoint.core.define import define
+from adjoint.core.lifted import tracing
 from adjoint.core.namespace import raw, rec
 from adjoint.core.op import Op
 from adjoint.core.shapes import Shape, broadcast_shapes
-from adjoint.core.tensor import Tensor, Traced, castable, tracked, wrap, writable
+from adjoint.core.tensor import (
+    Tensor,
+    Traced,
+    castable,
+    refuse_view,
+    refuse_write,
+    tracked,
+    unknown,
+    wrap,
+    writable,
+)
 from adjoint.errors import DTypeError, IndexingError, InPlaceError, InputError, ShapeError
 from adjoint.ops.scatter import add_few, add_flat, as_index, from_start, row_positions
 
@@ -284,6 +295,11 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
             "  Use x = x.at[key].set(value), or x = x.at[key].add(v) in place of x[key] += v.  "
             "If no gradient is needed, write value.detach(), or use ad.no_grad()."
         )
+    if special.count and (trace := tracing.get()) is not None:
+        trace.touch((x, value))
+        if unknown(x) is x._data:  # made before anything else is checked: the write becomes a value
+            _set_traced(x, key, value)
+            return
     for t in (x, value):
         if type(t) is Traced and t._data.numbers() is None:
             raise InPlaceError(
@@ -292,12 +308,35 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
             )
     key = canonical_key(x.shape, key)
     value = weak_array(value, x.dtype) if type(value) in (bool, int, float) else array_of(value)
+    _check_fits(x, key, value)
+    writable(x)[key] = value
+
+
+def _check_fits(x: Tensor, key: Key, value: Any) -> None:
     spot = np.broadcast_to(np.int8(0), x.shape)[key].shape  # without touching the values
     if broadcast_shapes("x[key] = value", spot, value.shape) != spot:
         raise ShapeError(f"x[key] = value: a value of shape {value.shape} does not fit into shape {spot}.")
     if not castable(value.dtype, x.dtype):
         raise DTypeError(f"cannot write {value.dtype} values into a {x.dtype} tensor.")
-    writable(x)[key] = value
+
+
+def _set_traced(x: Tensor, key: Any, value: Any) -> None:
+    """Write inside a trace: the tensor gets the value that a copy with other elements has."""
+    refuse_write(x)
+    refuse_view(x)
+    if _has_traced(key):
+        raise InPlaceError(
+            "x[key] = value: inside ad.compile the key of a write cannot be a traced tensor.\n"
+            "  Use x = x.at[key].set(value), or ad.where for a mask."
+        )
+    key = canonical_key(x.shape, key)
+    number = type(value) in (bool, int, float)
+    new = wrap(weak_array(value, x.dtype)) if number else asarray(value).detach()
+    _check_fits(x, key, new)
+    if new.dtype != x.dtype:
+        new = rec.astype(new, dtype=x.dtype)
+    x._data = rec.index_set(x.detach(), new, key=key)._data
+    x._version += 1
 
 
 def _has_traced(key: Any) -> bool:

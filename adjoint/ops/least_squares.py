@@ -12,7 +12,7 @@ from adjoint.core.define import define
 from adjoint.core.infer import Result
 from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import broadcast_shapes, constant
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, decide
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.matrices import adjoint_of, blame, floats, matrices, matrix_shape, solution_shape, square
 from adjoint.ops.products import matmul
@@ -270,8 +270,8 @@ def lstsq(x: Any, y: Any, rcond: Any = None) -> LstsqResult:
     counted = x if rcond is None else rec.truncated(x, rtol=rtol)
     z = rec.lstsq(counted, columns, rtol=rtol)
     rank = rec.matrix_rank(x, tol=None, rtol=rtol, hermitian=False)
-    known = rank._data  # inside a transform the rank is not known: full rank is assumed
-    if x.shape[-2] > x.shape[-1] and (type(known) is not np.ndarray or bool((known == x.shape[-1]).all())):
+    full = decide(lambda known: bool((known == x.shape[-1]).all()), rank)
+    if x.shape[-2] > x.shape[-1] and full is not False:  # None inside a transform: full rank is assumed
         off = rec.abs(columns - matmul(x, z))
         residuals = rec.sum(off * off, axis=(-2,), keepdims=False)
     else:

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.config import no_grad
+from adjoint.config import no_grad, special
 from adjoint.core.fitting import fitting
+from adjoint.core.lifted import tracing
+from adjoint.core.namespace import dyn
 from adjoint.core.tensor import Tensor, differentiable, writable
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.optim.optimizer import check_range, listed
@@ -47,8 +49,19 @@ class EMA:
 
     def update(self) -> None:
         """Move the averages towards the parameters."""
+        if special.count and (trace := tracing.get()) is not None:
+            self._update_traced(trace)
+            return
         for average, p in zip(self.averages, self.params, strict=True):
             average += (1 - self.decay) * (p._data - average)
+
+    def _update_traced(self, trace: Any) -> None:
+        share = 1 - trace.number("number", lambda: self.decay)
+        trace.guard("the averages of an EMA", lambda: id(self.averages))
+        for k, p in enumerate(self.params):
+            average = trace.cell(self.averages, k)
+            step = share * (trace.value(p) - average)
+            trace.set_cell(self.averages, k, dyn.astype(average + step, dtype=average.dtype))
 
     @contextmanager
     def swapped(self) -> Iterator[None]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.config import no_grad
+from adjoint.config import no_grad, special
 from adjoint.core.fitting import fitting
+from adjoint.core.lifted import refuse_tracing
 from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor, writable
 from adjoint.errors import ArgumentError, InputError, NoGradientError, NonFiniteError, ShapeError
@@ -106,6 +107,8 @@ class LBFGS:
 
         Where ``closure`` raises, the parameters are what they were before.
         """
+        if special.count:
+            refuse_tracing("LBFGS", "It decides on values: compile the closure instead.")
         before = self._flat()
         pairs, iterations = self.pairs.copy(), self.iterations
         try:

@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from adjoint.config import grad_mode
+from adjoint.config import grad_mode, special
+from adjoint.core.lifted import refuse_tracing, tracing
 from adjoint.core.namespace import Namespace, raw
 from adjoint.core.spread import ALONE, SHARED, pieces, spread, threads_for
 from adjoint.core.tensor import Tensor
@@ -25,6 +26,7 @@ from adjoint.grads.slots import drop
 from adjoint.optim.formula import form_of
 from adjoint.optim.groups import Array, Group, Hyper, State, Update, in_parts, plain
 from adjoint.optim.saved import read_state
+from adjoint.optim.traced import trace_update
 
 __all__ = ["Hyper", "Optimizer", "State"]
 
@@ -235,6 +237,8 @@ class Optimizer:
     def lr(self, value: float) -> None:
         if "lr" not in self.defaults:
             raise ArgumentError(f"{type(self).__name__} has no learning rate to set.")
+        if special.count:
+            refuse_tracing("Setting the learning rate", "Set it outside: the program reads it at each call.")
         check_range("lr", value, 0.0)
         before = self.lr
         for g in self.groups:
@@ -268,6 +272,9 @@ class Optimizer:
         self._update(gradient)
 
     def _update(self, gradient: Callable[[Tensor], Any]) -> None:
+        if special.count and (trace := tracing.get()) is not None:
+            trace_update(trace, self, gradient)
+            return
         written = [group for group in self.groups if group.hyper != group.checked]
         for group in written:
             self._check_written(group.hyper)

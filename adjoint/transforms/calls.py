@@ -18,7 +18,7 @@ import numpy as np
 from adjoint import tree
 from adjoint.config import grad_mode, special
 from adjoint.core.batched import Batched
-from adjoint.core.lifted import Lifted, run_at
+from adjoint.core.lifted import Lifted, Unknown, run_at
 from adjoint.core.namespace import Namespace, rec
 from adjoint.core.op import Op
 from adjoint.core.record import at_level, innermost, joined_copy, record_results, tracked
@@ -80,11 +80,13 @@ class ForwardRule(Rule):
 def apply(rule: Rule, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Run a call on tensors; record it as one node if a gradient is wanted."""
     operands = list(tensors)
+    if special.count:
+        note_reading(*operands)
     top = innermost([t._data for t in operands])
     if top is not None:
         operands = [at_level(t, top) for t in operands]
     if not (grad_mode.get() and any(map(wants_gradient, operands))):
-        if top is None:
+        if top is None or isinstance(top, Unknown):
             return _checked_run(rule, run_at(top, rule.plain, _cut(operands)), top)
         data = top.evaluate(_evaluated(rule), tuple(t._data for t in operands), {})
         return [wrap(d) for d in (data if isinstance(data, tuple) else (data,))]

@@ -18,8 +18,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from adjoint.config import get_default_dtype, grad_mode, held_across_fork, set_default_dtype, tapes, watched
-from adjoint.core.lifted import enclosing
+from adjoint.config import (
+    get_default_dtype,
+    grad_mode,
+    held_across_fork,
+    set_default_dtype,
+    special,
+    tapes,
+    watched,
+)
+from adjoint.core.lifted import enclosing, tracing
 from adjoint.core.node import Node
 from adjoint.core.record import saved_hooks
 from adjoint.core.tensor import Tensor, clock, reading, writes
@@ -38,11 +46,12 @@ _replaying = held_across_fork(threading.RLock())
 class Rerun:
     """The first run of a function, and the state needed to repeat it."""
 
-    __slots__ = ("clock", "constants", "dtype", "generators", "name", "taped", "top", "written")
+    __slots__ = ("clock", "constants", "drawn", "dtype", "generators", "name", "taped", "top", "written")
 
     def __init__(self, name: str, generators: Generators | None) -> None:
         self.name = name
         self.generators = generators
+        self.drawn: list[Any] = []  # the draws of the first run, in a trace
         self.dtype = get_default_dtype()
         self.top = enclosing.get()
         self.taped = bool(tapes.get())
@@ -54,6 +63,8 @@ class Rerun:
         """Run the function; record the generators it draws from and the tensors it writes to."""
         around, hooks = writes.get(), saved_hooks.get()
         log: Log = {}
+        trace = tracing.get() if special.count else None
+        mark = None if trace is None else trace.mark()
         try:
             writes.set(log)
             saved_hooks.set(None)  # this record is dropped soon, so saved tensors are not packed
@@ -67,6 +78,9 @@ class Rerun:
             for key, entry in log.items():
                 around.setdefault(key, entry)
         self.written = [(weakref.ref(t), data) for t, data, _ in log.values()]
+        if trace is not None:
+            self.drawn, changed = trace.since(mark)
+            self.written += [(weakref.ref(t), data) for t, data in changed]
         self.clock = clock.now
         if self.generators is not None:
             self.generators.keep_used()
@@ -78,6 +92,11 @@ class Rerun:
 
     def again(self, function: Callable[..., T], args: Sequence[Any], kwargs: dict[str, Any]) -> T:
         """Run the function again, recorded; undo its changes of modes, generators and tensors."""
+        if self.drawn and special.count and (trace := tracing.get()) is not None:
+            return trace.drawing(self.drawn, self._undone, function, args, kwargs)
+        return self._undone(function, args, kwargs)
+
+    def _undone(self, function: Callable[..., T], args: Sequence[Any], kwargs: dict[str, Any]) -> T:
         if not self.written and (self.generators is None or not self.generators.owners):
             # in a separate context, so that an interrupt leaves no mode set
             return copy_context().run(self._again, function, args, kwargs)

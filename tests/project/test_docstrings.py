@@ -16,6 +16,7 @@ import adjoint
 PENDING: tuple[str, ...] = (
     "adjoint.accumulate",
     "adjoint.core",
+    "adjoint.engine",
     "adjoint.optim",
     "adjoint.train",
 )

@@ -1,0 +1,173 @@
+"""An update of an optimiser inside ``ad.compile``.
+
+If nothing in the compiled function reads the parameters afterwards, the program only computes the gradients,
+and the optimiser itself makes the update at the end of each call.  Otherwise the formula becomes part of the
+program, with numbers that are asked for at each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from adjoint.config import no_grad
+from adjoint.core.namespace import dyn
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.errors import TransformError
+
+if TYPE_CHECKING:
+    from adjoint.optim.groups import Group, Unit
+    from adjoint.optim.optimizer import Optimizer
+
+__all__ = ["trace_update"]
+
+
+def trace_update(trace: Any, optimizer: Optimizer, gradient: Callable[[Tensor], Any]) -> None:
+    """Update all parameters that have a gradient, at each call."""
+    optimizer._refuse_misfits(gradient)
+    found = [(p, g) for p in optimizer.params if (g := gradient(p)) is not None]
+    for p, _ in found:
+        trace.capture(p)
+    update = _Update(trace, optimizer, {id(p): trace.value(g) for p, g in found})
+    trace.guard(f"the parameter groups of {type(optimizer).__name__}", partial(_counts, optimizer))
+    trace.guards.append(_Checked(optimizer))
+    params = [p for p, _ in found]
+    update.action = trace.act(partial(_update_by_host, optimizer, params), *update.grads.values())
+    if all(trace.untouched(p) for p in params):
+        update.waiting = [(p, p._data, trace.defer(p, update.settle)) for p in params]
+    else:
+        update.settle()
+
+
+def _counts(optimizer: Optimizer) -> int:
+    return hash(tuple([len(g.params) for g in optimizer.groups]))
+
+
+def _update_by_host(optimizer: Optimizer, params: list[Tensor], *grads: Any) -> None:
+    given = {id(p): wrap(g) for p, g in zip(params, grads, strict=True)}
+    optimizer._update(lambda p: given.get(id(p)))
+
+
+class _Checked:
+    """A guard that raises if hyper-parameters were set to invalid values, before anything is written."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.what = f"the hyper-parameters of {type(optimizer).__name__}"
+
+    def holds(self) -> bool:
+        """Check what was written into the groups."""
+        for group in self.optimizer.groups:
+            if group.hyper != group.checked:
+                self.optimizer._check_written(group.hyper)
+        return True
+
+    def reason(self) -> str:
+        """Say what changed."""
+        return f"{self.what} changed"
+
+
+class _Update:
+    """One update in a trace; ``settle`` makes its formula part of the program."""
+
+    def __init__(self, trace: Any, optimizer: Optimizer, grads: dict[int, Any]) -> None:
+        self.trace = trace
+        self.optimizer = optimizer
+        self.grads = grads  # values by the id of the parameter
+        self.action: Any = None
+        self.waiting: list[tuple[Tensor, Any, Any]] = []  # parameters, with their values before and after
+
+    def settle(self) -> None:
+        """Compute the update in the program, because something reads its results."""
+        trace, optimizer = self.trace, self.optimizer
+        for p, before, _ in self.waiting:
+            p._data = before
+        counted = []
+        with no_grad():
+            for group in optimizer.groups:
+                if group.hyper != group.checked:
+                    optimizer._check_written(group.hyper)
+                    group.take_over(optimizer)
+                for unit in group.units:
+                    present = [i for i, p in enumerate(unit.params) if id(p) in self.grads]
+                    if present:
+                        self._unit(group, unit, present)
+                        counted.append((unit, present))
+        for p, _, after in self.waiting:
+            trace.resume(after, p._data)
+            p._data = after
+        self.action.owner = partial(_count, optimizer, counted)
+        self.action.values = ()
+
+    def _unit(self, group: Group, unit: Unit, present: list[int]) -> None:
+        trace, optimizer = self.trace, self.optimizer
+        if unit.params[0].dtype.kind == "c":
+            raise TransformError(
+                "ad.compile: complex parameters cannot be read after their update inside.\n"
+                "  End the compiled function with the update."
+            )
+        if unit.state is None:
+            flat = np.concatenate([trace.data_before(p) for p in unit.params], None)
+            unit.state = optimizer.init_one(flat, group.hyper)
+            trace.undo.append(partial(setattr, unit, "state", None))
+        done: dict[int, int] = trace.updates_of(unit)
+        trace.guard("which hyper-parameters are 0", partial(_pattern, group))
+        trace.guard("the numbers of updates of parameters", partial(_relative, unit, present))
+        for i in present:
+            done[i] = done.get(i, 0) + 1
+            hyper = self._numbers(group, unit, i, done[i])
+            self._part(unit, unit.params[i], hyper)
+
+    def _numbers(self, group: Group, unit: Unit, i: int, ahead: int) -> dict[str, Any]:
+        """Return the hyper-parameters as numbers that are asked for at each call; zeros and flags stay."""
+
+        def read() -> Any:
+            return self.optimizer.numbers({**group.hyper, "step": unit.steps[i] + ahead})
+
+        def symbol(value: Any, *path: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple([symbol(v, *path, n) for n, v in enumerate(value)])
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value:
+                return value
+            return self.trace.number("number", partial(_at, read, path), nonzero=True)
+
+        return {k: symbol(v, k) for k, v in read().items()}
+
+    def _part(self, unit: Unit, p: Tensor, hyper: dict[str, Any]) -> None:
+        """Update one parameter by the formula, on flat values."""
+        trace, state = self.trace, unit.state
+        assert state is not None
+        key = (unit.slice_of(p), Ellipsis)
+        parts = {k: dyn.index(trace.cell(state, k), key=key) for k in state}
+        g = dyn.reshape(self.grads[id(p)], shape=(p.size,))
+        g = g if g.dtype == p.dtype else dyn.astype(g, dtype=p.dtype)
+        flat = dyn.reshape(trace.value(p), shape=(p.size,))
+        new, fresh = self.optimizer.apply_one(dyn, flat, -g if hyper["maximize"] else g, parts, hyper)
+        for k, v in fresh.items():
+            trace.set_cell(state, k, dyn.index_set(trace.cell(state, k), v, key=key))
+        trace.replace(p, dyn.reshape(new, shape=p.shape))
+
+
+def _at(read: Callable[[], Any], path: tuple[Any, ...]) -> Any:
+    found = read()
+    for k in path:
+        found = found[k]
+    return found
+
+
+def _pattern(group: Group) -> Any:
+    return {k: bool(v) if isinstance(v, float) else v for k, v in group.hyper.items() if k != "betas"}
+
+
+def _relative(unit: Unit, present: list[int]) -> list[int]:
+    return [unit.steps[i] - unit.steps[present[0]] for i in present]
+
+
+def _count(optimizer: Optimizer, counted: list[tuple[Unit, list[int]]]) -> None:
+    """Count an update that the program has made."""
+    optimizer.step_count += 1
+    for unit, present in counted:
+        unit.steps = [n + (i in present) for i, n in enumerate(unit.steps)]
