@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from adjoint.accumulate.accumulator import GradientAccumulator
     from adjoint.accumulate.sums import GradientBuffer
     from adjoint.accumulate.window import AccumulationConfig, AccumulationEvent, AccumulationStats
+    from adjoint.compiler.compile import compile
     from adjoint.grads.clip import (
         clip_grad_adaptive,
         clip_grad_norm,
@@ -176,6 +177,7 @@ __all__ = [
     "tree",
     "value_and_grad",
     "vjp",
+    "compile",
     "vmap",
     *array_api.__all__,
     *arrange.__all__,
@@ -220,6 +222,7 @@ _LATER = {
     "AccumulationConfig": "adjoint.accumulate.window",
     "AccumulationEvent": "adjoint.accumulate.window",
     "AccumulationStats": "adjoint.accumulate.window",
+    "compile": "adjoint.compiler.compile",
     "vmap": "adjoint.transforms.batch",
     "checkpoint": "adjoint.transforms.recompute",
     "checkpoint_sequential": "adjoint.transforms.recompute",

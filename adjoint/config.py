@@ -21,6 +21,7 @@ import numpy as np
 from adjoint.errors import ArgumentError, DTypeError, InputError
 
 __all__ = [
+    "compiling",
     "enable_grad",
     "get_default_dtype",
     "get_threads",
@@ -56,6 +57,8 @@ _inference: ContextVar[bool] = ContextVar("adjoint_inference_mode", default=Fals
 _default_dtype: ContextVar[np.dtype[Any]] = ContextVar("adjoint_default_dtype", default=_FLOAT64)
 _workers: ContextVar[int | str] = ContextVar("adjoint_workers", default=1)
 _threads: ContextVar[int | str] = ContextVar("adjoint_threads", default="auto")
+# How functions of ``ad.compile`` run: True, False or "check".
+compile_mode: ContextVar[bool | str] = ContextVar("adjoint_compile_mode", default=True)
 
 
 L = TypeVar("L", bound=Any)
@@ -505,12 +508,6 @@ def is_inference_mode_enabled() -> bool:
     -------
     bool
         Whether it is active.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.is_inference_mode_enabled()
-    False
     """
     return _inference.get()
 
@@ -522,12 +519,6 @@ def get_default_dtype() -> np.dtype[Any]:
     -------
     dtype
         The dtype.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.get_default_dtype()
-    dtype('float64')
     """
     return _default_dtype.get()
 
@@ -544,14 +535,6 @@ def set_default_dtype(dtype: Any) -> None:
     ------
     DTypeError
         If it is not a float dtype.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.set_default_dtype("float32")
-    >>> ad.tensor(1.0).dtype
-    dtype('float32')
-    >>> ad.set_default_dtype("float64")
     """
     chosen = np.dtype(dtype)
     if chosen.kind != "f":
@@ -621,6 +604,32 @@ class threads(ContextMode[Any]):  # noqa: N801  a context manager that reads as 
         super().__init__(_check_threads("threads", threads))
 
 
+class compiling(ContextMode[Any]):  # noqa: N801  a context manager that reads as a function
+    """Choose how compiled functions run in a block.
+
+    Parameters
+    ----------
+    mode : bool or str
+        True runs programs.  False runs the functions themselves, for debugging.  ``"check"`` runs both and
+        raises if the results differ in a bit; it is for functions without side effects.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> double = ad.compile(lambda x: x * 2)
+    >>> with ad.config.compiling(False):
+    ...     double(ad.tensor(3.0)).item()
+    6.0
+    """
+
+    _variable = compile_mode
+
+    def __init__(self, mode: bool | str) -> None:
+        if mode not in (True, False, "check"):
+            raise ArgumentError(f'compiling takes True, False or "check", but got {mode!r}.')
+        super().__init__(mode)
+
+
 def get_threads() -> int | str:
     """Return the number of threads for large arrays in this context.
 
@@ -628,12 +637,6 @@ def get_threads() -> int | str:
     -------
     int or "auto"
         The number.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.config.get_threads()
-    'auto'
     """
     return _threads.get()
 
@@ -652,14 +655,6 @@ def set_threads(threads: int | str) -> None:
     ------
     ArgumentError
         If it is not a positive integer or "auto".
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.config.set_threads(2)
-    >>> ad.config.get_threads()
-    2
-    >>> ad.config.set_threads("auto")
     """
     _threads.set(_check_threads("threads", threads))
 
@@ -671,12 +666,6 @@ def get_workers() -> int | str:
     -------
     int or "auto"
         The number.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.config.get_workers()
-    1
     """
     return _workers.get()
 
@@ -695,14 +684,6 @@ def set_workers(workers: int | str) -> None:
     ------
     ArgumentError
         If it is not a positive integer or "auto".
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.config.set_workers("auto")
-    >>> ad.config.get_workers()
-    'auto'
-    >>> ad.config.set_workers(1)
     """
     _workers.set(check_workers(workers))
 

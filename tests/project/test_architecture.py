@@ -27,6 +27,7 @@ ALLOWED = {
     "transforms": {"errors", "config", "tree", "core", "ops", "engine", "grads"},
     "accumulate": {"errors", "config", "tree", "core", "ops", "engine", "grads"},
 }
+ALLOWED["compiler"] = {*ALLOWED["transforms"], "transforms"}
 UPPER = ("nn", "optim", "train", "inspect", "interop", "storage", "testing", "random", "distributed")
 for _room in UPPER:
     ALLOWED[_room] = {*ALLOWED["transforms"], "hints", "transforms", "accumulate", *UPPER}

@@ -1,0 +1,228 @@
+"""Guards: what a function reads of Python besides its arguments, compared before each call.
+
+Globals, closure variables, attributes of ``self`` and chains of attributes (``cfg.model.rate``) are found in
+the bytecode of the function and of the user's functions that it names.  Plain data and containers are
+compared by value, all other objects by identity.  The arrays of tensors are read at each call anyway.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import random
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.tensor import Tensor
+from adjoint.core.user_code import LIBRARIES
+
+__all__ = ["Guard", "ObjectGuard", "generators", "named_reads", "snapshot"]
+
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic, np.dtype, range, slice)
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+_DEEPEST = 4  # containers in containers, below which identity counts
+_SKIPPED = (types.ModuleType, type, types.BuiltinFunctionType)
+
+
+def snapshot(value: Any, depth: int = 0) -> Any:
+    """Return a form of a value that is equal as long as the value counts as unchanged."""
+    if isinstance(value, float):
+        return float, value.hex()
+    if isinstance(value, np.generic):
+        return value.dtype, value.tobytes()
+    if isinstance(value, _PLAIN):
+        return type(value), value
+    if isinstance(value, types.MethodType):
+        return "method", id(value.__func__), id(value.__self__)
+    if isinstance(value, _CONTAINERS) and depth < _DEEPEST:
+        if isinstance(value, dict):
+            return dict, tuple([(k, snapshot(v, depth + 1)) for k, v in value.items()])
+        items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+        return type(value), tuple([snapshot(v, depth + 1) for v in items])
+    return "object", id(value)
+
+
+class Guard:
+    """A value that must be what it was: ``read()`` returns it, ``what`` names it in words."""
+
+    __slots__ = ("mark", "mutable", "read", "seen", "what")
+
+    def __init__(self, what: str, read: Callable[[], Any]) -> None:
+        self.what = what
+        self.read = read
+        self.seen = read()  # held, so that its id is not used again
+        self.mark = snapshot(self.seen)
+        self.mutable = isinstance(self.seen, _CONTAINERS)
+
+    def holds(self) -> bool:
+        """Tell whether the value is what it was."""
+        try:
+            now = self.read()
+        except Exception:  # deleted
+            return False
+        return (now is self.seen and not self.mutable) or snapshot(now) == self.mark
+
+    def reason(self) -> str:
+        """Say what changed."""
+        return f"{self.what} changed"
+
+
+class ObjectGuard:
+    """The attributes of an object, such as a module, must be what they were."""
+
+    __slots__ = ("attributes", "containers", "ids", "marks", "owner", "values", "what")
+
+    def __init__(self, what: str, owner: Any) -> None:
+        self.what = what
+        self.owner = owner
+        self.attributes: dict[str, Any] = vars(owner)
+        self.marks = {k: snapshot(v) for k, v in self.attributes.items()}
+        self._look()
+
+    def _look(self) -> None:
+        self.values = list(self.attributes.values())  # held, so that no id is used again
+        self.ids = [*map(id, self.values)]
+        self.containers = [
+            (k, v, self.marks[k])
+            for k, v in self.attributes.items()
+            if isinstance(v, _CONTAINERS) and k not in ("_parameters", "_buffers")
+        ]
+
+    def holds(self) -> bool:
+        """Tell whether all attributes are what they were; identity is looked at first."""
+        if [*map(id, self.attributes.values())] != self.ids:
+            if {k: snapshot(v) for k, v in self.attributes.items()} != self.marks:
+                return False
+            self._look()
+        return all([snapshot(v) == mark for _, v, mark in self.containers])  # noqa: C419  a generator costs more
+
+    def reason(self) -> str:
+        """Say which attribute changed."""
+        now = {k: snapshot(v) for k, v in self.attributes.items()}
+        names = [k for k in {**now, **self.marks} if now.get(k) != self.marks.get(k)]
+        return f"{self.what}.{', '.join(names)} changed"
+
+
+def named_reads(f: Any, objects: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+    """Return how to read what the code of ``f``, and of the user's functions it names, reads by name.
+
+    ``objects`` are the arguments of ``f`` that are not traced, by name.
+    """
+    found: dict[str, Callable[[], Any]] = {}
+    todo = [(function, bound, objects) for function, bound in _functions(f)]
+    seen: set[tuple[int, int]] = set()
+    while todo:
+        function, bound, local = todo.pop()
+        if (id(function), id(bound)) in seen or _is_library(function):
+            continue
+        seen.add((id(function), id(bound)))
+        if bound is not None and function.__code__.co_argcount:
+            local = {**local, function.__code__.co_varnames[0]: bound}
+        for name, read, chain in _reads(function, local):
+            value, used = _follow(read, chain)
+            if value is _NOTHING or isinstance(value, _SKIPPED):
+                continue
+            if isinstance(value, types.FunctionType) and _is_library(value):
+                todo += [(*each, {}) for each in _functions(getattr(value, "__wrapped__", None))]
+            if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
+                todo += [(*each, {}) for each in _functions(value)]
+            if isinstance(value, types.MethodType) and used:  # a new object at each access: its owner counts
+                used = used[:-1]
+            what = f"{function.__qualname__}: {'.'.join([name, *used])}"
+            found[what] = functools.partial(_read, read, used) if used else read
+    return found
+
+
+def generators() -> tuple[Any, ...]:
+    """Return the states of the global generators of Python and NumPy."""
+    kind, keys, *rest = np.random.get_state()
+    return random.getstate(), (kind, np.asarray(keys).tobytes(), *rest)
+
+
+_NOTHING = object()
+
+
+def _functions(f: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the functions behind a callable, with the objects they are bound to."""
+    while f is not None:
+        if isinstance(f, functools.partial):
+            f = f.func
+        elif isinstance(f, types.MethodType):
+            yield f.__func__, f.__self__
+            return
+        elif isinstance(f, types.FunctionType):
+            yield f, None
+            f = getattr(f, "__wrapped__", None)
+        else:
+            f = None if isinstance(f, type) else getattr(f, "forward", None) or getattr(f, "__call__", None)  # noqa: B004
+            if not isinstance(f, types.MethodType):
+                return
+
+
+def _is_library(function: Any) -> bool:
+    return (getattr(function, "__module__", None) or "").partition(".")[0] in LIBRARIES
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield a code object and those of the functions and comprehensions inside it."""
+    yield code
+    for c in code.co_consts:
+        if isinstance(c, types.CodeType):
+            yield from _codes(c)
+
+
+def _reads(function: Any, local: dict[str, Any]) -> Iterator[tuple[str, Callable[[], Any], list[str]]]:
+    """Yield what a function reads by name, and the attributes it takes of that."""
+    outer = function.__code__
+    cells = dict(zip(outer.co_freevars, function.__closure__ or (), strict=True))
+    space = function.__globals__
+    for code in _codes(outer):
+        instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "NOP")]
+        for n, i in enumerate(instructions):
+            name = i.argval
+            read: Callable[[], Any]
+            if i.opname in ("LOAD_GLOBAL", "LOAD_NAME") and name in space:
+                read = functools.partial(space.__getitem__, name)
+            elif "DEREF" in i.opname and i.opname.startswith("LOAD") and name in cells:
+                read = functools.partial(getattr, cells[name], "cell_contents")
+            elif i.opname.startswith("LOAD_FAST") and name in local and code is outer:
+                read = functools.partial(_itself, local[name])
+            else:
+                continue
+            chain = []
+            for j in instructions[n + 1 :]:
+                if j.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+                    break
+                chain.append(j.argval)
+            yield name, read, chain
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _follow(read: Callable[[], Any], chain: list[str]) -> tuple[Any, list[str]]:
+    """Return the value at the end of a chain, up to a tensor or array, and the part that was used."""
+    try:
+        value = read()
+        used = []
+        for name in chain:
+            if isinstance(value, (Tensor, np.ndarray)):
+                break
+            if isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] in LIBRARIES:
+                return _NOTHING, []
+            value = getattr(value, name)
+            used.append(name)
+    except Exception:  # not there yet, or a property that raises
+        return _NOTHING, []
+    return value, used
+
+
+def _read(read: Callable[[], Any], chain: list[str]) -> Any:
+    value = read()
+    for name in chain:
+        value = getattr(value, name)
+    return value

@@ -1,0 +1,193 @@
+"""The host's part of a call, as two generated functions: check the guards; read, run and write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint.compiler.replay import build
+from adjoint.compiler.trace import Held, hooks_of
+from adjoint.config import no_grad
+from adjoint.core.node import Node
+from adjoint.core.tensor import Tensor, wrap, writable
+from adjoint.grads.slots import drop
+
+if TYPE_CHECKING:
+    from adjoint.compiler.program import Program, Write
+    from adjoint.compiler.trace import Trace
+
+__all__ = ["make_call", "make_check", "write"]
+
+
+def write(t: Tensor, value: Any) -> None:
+    """Write an array into a tensor, whose version moves; memory that something else holds is copied first."""
+    with no_grad():
+        np.copyto(writable(t), value)
+
+
+def set_grad(t: Tensor, value: Any) -> None:
+    """Set or drop the gradient of a tensor."""
+    t.grad = None if value is None else wrap(value)
+
+
+class _Writer:
+    """Collects the lines of a function and the objects they name."""
+
+    def __init__(self, **names: Any) -> None:
+        self.lines: list[str] = []
+        self.names = {"__name__": "adjoint.compiled", **names}
+        self.known: dict[int, str] = {}
+
+    def name(self, value: Any, prefix: str = "k") -> str:
+        found = self.known.get(id(value))
+        if found is None:
+            found = self.known[id(value)] = f"{prefix}{len(self.known)}"
+            self.names[found] = value
+        return found
+
+    def add(self, line: str) -> None:
+        self.lines.append(f"    {line}")
+
+    def function(self, name: str, args: Sequence[str]) -> Callable[..., Any]:
+        source = "\n".join([f"def {name}({', '.join(args)}):", *self.lines])
+        exec(compile(source, "<ad.compile>", "exec"), self.names)
+        made: Callable[..., Any] = self.names[name]
+        made.__doc__ = source
+        return made
+
+
+def make_check(trace: Trace, guards: Sequence[Any], count: int) -> Callable[..., bool]:
+    """Return ``holds(*arguments)``, which tells whether a program can run."""
+    w = _Writer(same=np.array_equal, hooks_of=hooks_of, Tensor=Tensor)
+    _check_tensors(w, trace)
+    for g in guards:
+        _guard(w, g)
+    for array, copy in trace.fixed:
+        w.add(f"if not same({w.name(array)}, {w.name(copy)}): return False")
+    for function, part, found in trace.decisions:
+        call = w.name(make_call(part, trace, build(part), count), "part")
+        given = ", ".join(f"x{k}" for k in range(count))
+        w.add(f"if {w.name(function)}({call}({given})[0]) != {w.name(found)}: return False")
+    w.add("return True")
+    return w.function("holds", [f"x{k}" for k in range(count)])
+
+
+def _guard(w: _Writer, guard: Any) -> None:
+    """Add the line of one guard; a closure variable that is the same object needs no call."""
+    holds = f"{w.name(guard.holds, 'g')}()"
+    read = getattr(guard, "read", None)
+    if isinstance(read, partial) and read.func is getattr and not guard.mutable:
+        holds = f"({w.name(read.args[0])}.cell_contents is {w.name(guard.seen)} or {holds})"
+    w.add(f"if not {holds}: return False")
+
+
+def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """Return ``call(*arguments)``, which reads, runs, writes, and returns all outputs of ``run``."""
+    w = _Writer(ndarray=ndarray, Tensor=Tensor, write=write, set_grad=set_grad, drop=drop, own=own)
+    given = [_read(w, s.kind, s.owner) for s in program.sources]
+    for k, each in enumerate(given):
+        w.add(f"s{k} = {each}")
+    names = [f"s{k}" for k in range(len(given))]
+    w.add(f"found = {w.name(run, 'run')}({', '.join(names)})")
+    shared = [k for k, v in enumerate(program.outputs()) if _may_share(program, v)]
+    if shared:
+        w.add(f"found = own(found, {w.name(shared)}, ({', '.join(names)}{',' if names else ''}))")
+    w.add(f"{' = '.join(names) or 's'} = None")  # held here, memory would be copied before it is written
+    place = len(program.results)
+    dropped = []
+    for write_ in program.writes:
+        if write_.kind == "grad" and write_.values[0] is None and not isinstance(write_.owner, int):
+            dropped.append(write_.owner)
+        else:
+            place = _write(w, write_, place)
+    if dropped:
+        w.add(f"drop({w.name(dropped)})")
+    w.add("return found")
+    return w.function("call", [f"x{k}" for k in range(count)])
+
+
+def own(found: tuple[Any, ...], shared: Sequence[int], given: tuple[Any, ...]) -> list[Any]:
+    """Return outputs that share no memory with what was read."""
+    outs = list(found)
+    for k in shared:
+        value = outs[k]
+        if value is not None and (value.base is not None or any([value is g for g in given])):  # noqa: C419  faster
+            outs[k] = value.copy()
+    return outs
+
+
+def _may_share(program: Program, value: Any) -> bool:
+    """Tell whether a value may be a view of another, or one that was read."""
+    if value is None or value.weak:
+        return False
+    maker = next((i for i in program.body if any(o is value for o in i.outs)), None)
+    return maker is None or type(maker.op.forward) is not np.ufunc
+
+
+def _check_tensors(w: _Writer, trace: Trace) -> None:
+    """Check the tensors from outside."""
+    for h in trace.held.values():
+        if h.argument is None:
+            t, symbol = w.name(h.tensor, "t"), h.symbol
+            w.add(f"a = {t}._data")
+            w.add(
+                f"if a.shape != {symbol.shape!r} or a.dtype is not {w.name(symbol.dtype, 'd')}"
+                f" or {_node_changed(w, t, h)}: return False"
+            )
+            if h.node is not None:
+                w.add(f"e = {t}._extra")
+                w.add(
+                    "if e is not None and (e.hooks is not None or e.post_hooks is not None)"
+                    f" and hooks_of({t}) != {w.name(h.hooks)}: return False"
+                )
+    for h in trace.grad_guards():
+        owner = w.name(h.tensor, "t") if h.argument is None else f"x{h.argument}"
+        w.add(f"e = {owner}._extra")
+        none = "e is None or e.grad is None"
+        w.add(f"if {f'not ({none})' if h.grad is None else none}: return False")
+    w.add("e = None")
+
+
+def _node_changed(w: _Writer, t: str, h: Held) -> str:
+    if type(h.node) is Node:
+        return f"type({t}._node) is not {w.name(Node, 'n')}"
+    return f"{t}._node is not {w.name(h.node, 'n')}"
+
+
+def _read(w: _Writer, kind: str, owner: Any) -> str:
+    if kind == "argument":
+        return f"x{owner}._data if isinstance(x{owner}, Tensor) else x{owner}"
+    if kind == "tensor":
+        return f"{w.name(owner, 't')}._data"
+    if kind == "array":
+        return w.name(owner)
+    if kind == "grad":
+        return f"{w.name(owner, 't')}._extra.grad._data"
+    if kind == "argument grad":
+        return f"x{owner}._extra.grad._data"
+    if kind == "cell":
+        container, key = owner
+        return f"{w.name(container)}[{w.name(key)}]"
+    return f"{w.name(owner, 'r')}()"
+
+
+def _write(w: _Writer, each: Write, place: int) -> int:
+    """Add the lines of one write; return the place of the values of the next one."""
+    values = []
+    for v in each.values:
+        values.append("None" if v is None else f"found[{place}]")
+        place += v is not None
+    owner = each.owner
+    if each.kind in ("data", "grad"):
+        t = f"x{owner}" if isinstance(owner, int) else w.name(owner, "t")
+        w.add(f"{'write' if each.kind == 'data' else 'set_grad'}({t}, {values[0]})")
+    elif each.kind == "cell":
+        container, key = owner
+        w.add(f"{w.name(container)}[{w.name(key)}] = {values[0]}")
+    else:  # a function of the values
+        w.add(f"{w.name(owner, 'u')}({', '.join(values)})")
+    return place

@@ -1,0 +1,146 @@
+"""What a trace leaves behind: instructions on values that have a shape and a dtype but no numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from adjoint.compiler.symbolic import Symbolic
+
+__all__ = ["Host", "Instruction", "Program", "Source", "Write"]
+
+
+class Host:
+    """A Python function that a program calls like the forward of an op: ``forward(*arrays, **params)``.
+
+    ``pure`` says that the call can be left out where nobody uses its results; a check is not pure.
+    With ``when`` the last argument is computed, and the function called, only if ``when(first)`` is true;
+    otherwise the result is the argument before the last.
+    """
+
+    __slots__ = ("forward", "kind", "literals", "name", "outputs", "pure", "when")
+
+    def __init__(
+        self,
+        name: str,
+        forward: Callable[..., Any],
+        outputs: int = 1,
+        pure: bool = True,
+        when: Callable[[Any], bool] | None = None,
+    ) -> None:
+        self.name = name
+        self.forward = forward
+        self.outputs = outputs
+        self.pure = pure
+        self.when = when
+        self.kind = "host"
+        self.literals = False
+
+
+class Instruction:
+    """One op on values and Python numbers; ``outs`` are the values it makes.
+
+    ``quiet`` says that floating-point warnings are off, as in a backward; ``line`` is the user's.
+    """
+
+    __slots__ = ("args", "line", "op", "outs", "params", "quiet")
+
+    def __init__(
+        self,
+        op: Any,
+        args: tuple[Any, ...],
+        params: dict[str, Any],
+        outs: tuple[Symbolic, ...],
+        quiet: bool,
+        line: str,
+    ) -> None:
+        self.op = op
+        self.args = args
+        self.params = params
+        self.outs = outs
+        self.quiet = quiet
+        self.line = line
+
+    def __str__(self) -> str:
+        given = [str(a) for a in self.args]
+        given += [f"{k}={_short(v)}" for k, v in self.params.items()]
+        made = ", ".join(map(str, self.outs)) or "_"
+        types = ", ".join(f"{o.dtype}{list(o.shape)}" for o in self.outs)
+        return f"{made} = {self.op.name}({', '.join(given)})  {types}  # {self.line}"
+
+
+class Source:
+    """A value that is read at each call.
+
+    ``kind`` is "argument" (``owner`` is its position), "tensor" (the tensor), "grad" (of that tensor),
+    "array" (a NumPy array from outside), "cell" (``(container, key)``), "number" or "draw" (``read()``).
+    """
+
+    __slots__ = ("kind", "owner", "value")
+
+    def __init__(self, kind: str, value: Symbolic, owner: Any) -> None:
+        self.kind = kind
+        self.value = value
+        self.owner = owner
+
+    def __str__(self) -> str:
+        where = f" {self.owner}" if self.kind == "argument" else ""
+        return f"{self.value}: {self.value.dtype}{list(self.value.shape)}  <- {self.kind}{where}"
+
+
+class Write:
+    """What is written at the end of each call: ``values`` go to ``owner``.
+
+    ``kind`` is "data" or "grad" (of a tensor, or of an argument by its position), "cell" (``(container,
+    key)``) or "call" (a function of the arrays).
+    """
+
+    __slots__ = ("kind", "owner", "values")
+
+    def __init__(self, kind: str, owner: Any, values: tuple[Any, ...]) -> None:
+        self.kind = kind
+        self.owner = owner
+        self.values = values  # Symbolic, or None for a gradient that is dropped
+
+    def __str__(self) -> str:
+        return f"write {self.kind} <- {', '.join(map(str, self.values))}"
+
+
+class Program:
+    """A straight line of instructions, with what it reads, returns and writes at each call."""
+
+    __slots__ = ("body", "count", "results", "sources", "writes")
+
+    def __init__(self) -> None:
+        self.sources: list[Source] = []
+        self.body: list[Instruction] = []
+        self.results: list[Any] = []  # Symbolic
+        self.writes: list[Write] = []
+        self.count = 0  # of values
+
+    def outputs(self) -> list[Any]:
+        """Return all values that leave the program: results, then those that are written."""
+        return [*self.results, *(v for w in self.writes for v in w.values if v is not None)]
+
+    def live(self) -> list[Instruction]:
+        """Return the instructions that results and writes need, and those that are not pure."""
+        wanted = {v.id for v in self.outputs()}
+        kept = []
+        for i in reversed(self.body):
+            if not i.op.pure or any(o.id in wanted for o in i.outs):
+                kept.append(i)
+                wanted.update(a.id for a in i.args if hasattr(a, "id"))
+        return kept[::-1]
+
+    def __str__(self) -> str:
+        lines = [str(s) for s in self.sources]
+        lines += [str(i) for i in self.live()]
+        lines.append(f"return {', '.join(map(str, self.results))}")
+        lines += [str(w) for w in self.writes]
+        return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

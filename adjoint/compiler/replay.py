@@ -1,0 +1,171 @@
+"""Run a program on NumPy: straight-line Python with one call per instruction, as eager ops make it."""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from adjoint.compiler.program import Instruction, Program
+from adjoint.compiler.symbolic import Symbolic
+from adjoint.core.spread import COSTLY_SIZE, function_in_pieces
+
+__all__ = ["build"]
+
+_FLOATS = "fd"
+
+
+def build(program: Program) -> Callable[..., tuple[Any, ...]]:
+    """Return ``run(*sources)``, which returns the outputs; values are dropped after their last use."""
+    return _Builder(program).function()
+
+
+class _Builder:
+    """Writes the function of one program."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.body = program.live()
+        self.outputs = program.outputs()
+        self.names: dict[str, Any] = {
+            "__name__": "adjoint.compiled",
+            "asarray": np.asarray,
+            "ndarray": np.ndarray,
+            "quiet": np.errstate,
+        }
+        self.lines: list[str] = []
+        self.kept = {o.id for o in self.outputs}
+        self.typed: set[str] = set()  # weak numbers that are arrays already
+        self.fresh = {o.id for i in self.body for o in i.outs}
+        self.branches = self._find_branches()
+        inner = {k: n for n, inside in self.branches.items() for k in inside}
+        self.inner = frozenset(inner)  # instructions that run only under a condition
+        self.last: dict[int, int] = {}  # where a value is used last
+        for n, i in enumerate(self.body):
+            for a in i.args:
+                if isinstance(a, Symbolic):
+                    self.last[a.id] = max(self.last.get(a.id, 0), inner.get(n, n))
+
+    def _find_branches(self) -> dict[int, list[int]]:
+        """Find, for each instruction with a condition, those that only its last argument needs."""
+        maker = {o.id: n for n, i in enumerate(self.body) for o in i.outs}
+        users: dict[int, list[int]] = {}  # by the number of an instruction
+        for n, i in enumerate(self.body):
+            for a in i.args:
+                if isinstance(a, Symbolic) and a.id in maker:
+                    users.setdefault(maker[a.id], []).append(n)
+        branches: dict[int, list[int]] = {}
+        for n, i in enumerate(self.body):
+            if i.op.kind != "host" or i.op.when is None:
+                continue
+            before = {maker.get(a.id) for a in i.args[:-1]}
+            inside: set[int] = set()
+            todo = [-maker[a.id] for a in i.args[-1:] if a.id in maker]
+            while todo:  # from the last one to the first, so that the users of each are known
+                k = -heapq.heappop(todo)
+                if k in inside or k in before or not self._only_for(k, users[k], inside | {n}):
+                    continue
+                inside.add(k)
+                for a in self.body[k].args:
+                    if isinstance(a, Symbolic) and a.id in maker:
+                        heapq.heappush(todo, -maker[a.id])
+            if inside:
+                branches[n] = sorted(inside)
+        return branches
+
+    def _only_for(self, k: int, used: list[int], inside: set[int]) -> bool:
+        """Tell whether an instruction is needed only inside a branch, and can run there."""
+        i = self.body[k]
+        simple = i.op.pure and (i.op.kind != "host" or i.op.when is None)
+        return simple and inside.issuperset(used) and not any(o.id in self.kept for o in i.outs)
+
+    def function(self) -> Callable[..., tuple[Any, ...]]:
+        """Write all lines, and compile them."""
+        given = ", ".join(f"v{s.value.id}" for s in self.program.sources)
+        quiet = False
+        for n, i in enumerate(self.body):
+            if n in self.inner:
+                continue
+            if i.quiet != quiet:
+                quiet = i.quiet
+                if quiet:
+                    self.lines.append("    with quiet(all='ignore'):")
+            indent = "        " if quiet else "    "
+            if i.op.kind == "host" and i.op.when is not None:
+                self._branch(n, i, indent)
+            else:
+                self._instruction(n, i, indent)
+            self._drop(n, i, indent)
+        found = ", ".join(f"v{o.id}" for o in self.outputs)
+        self.lines.append(f"    return ({found}{',' if found else ''})")
+        source = "\n".join([f"def run({given}):", *self.lines])
+        exec(compile(source, "<ad.compile>", "exec"), self.names)
+        run: Callable[..., tuple[Any, ...]] = self.names["run"]
+        run.__doc__ = source
+        return run
+
+    def _branch(self, n: int, i: Instruction, indent: str) -> None:
+        """Write an instruction with a condition, and what only it needs."""
+        self.names[f"when{n}"] = i.op.when
+        self.lines.append(f"{indent}if when{n}(v{i.args[0].id}):")
+        before = set(self.typed)
+        for k in self.branches.get(n, ()):
+            self._instruction(k, self.body[k], indent + "    ")
+        self._instruction(n, i, indent + "    ")
+        self.typed = before
+        self.lines.append(f"{indent}else: v{i.outs[0].id} = v{i.args[-2].id}")
+
+    def _instruction(self, n: int, i: Instruction, indent: str) -> None:
+        args = [self._argument(n, k, i, a, indent) for k, a in enumerate(i.args)]
+        if i.params:
+            self.names[f"p{n}"] = i.params
+            args.append(f"**p{n}")
+        f = f"f{n}_{_identifier(i.op.name)}"
+        self.names[f] = _forward(i)
+        targets = ", ".join(f"v{o.id}" for o in i.outs)
+        comma = "," if i.op.outputs > 1 and targets else ""
+        self.lines.append(f"{indent}{targets}{comma}{' = ' if targets else ''}{f}({', '.join(args)})")
+        for o in i.outs:
+            if not o.weak and not o.shape:
+                self.lines.append(f"{indent}if type(v{o.id}) is not ndarray: v{o.id} = asarray(v{o.id})")
+
+    def _drop(self, n: int, i: Instruction, indent: str) -> None:
+        """Drop the values that are used here for the last time."""
+        some = [i, *(self.body[k] for k in self.branches.get(n, ()))]
+        dead = {a.id for each in some for a in each.args if isinstance(a, Symbolic) and self.last[a.id] == n}
+        dead |= {o.id for each in some for o in each.outs if self.last.get(o.id, n) == n}
+        dead = (dead & self.fresh) - self.kept
+        if dead:
+            self.lines.append(f"{indent}{' = '.join(f'v{d}' for d in sorted(dead))} = None")
+
+    def _argument(self, n: int, k: int, i: Instruction, a: Any, indent: str) -> str:
+        if not isinstance(a, Symbolic):
+            self.names[f"c{n}_{k}"] = a
+            return f"c{n}_{k}"
+        if not a.weak or i.op.kind != "elementwise" or i.op.literals:
+            return f"v{a.id}"
+        # as the eager op: a number becomes a 0-d array of the dtype of the arrays beside it
+        dtypes = [b.dtype for b in i.args if hasattr(b, "dtype") and not getattr(b, "weak", False)]
+        if not dtypes or (dtype := np.result_type(*dtypes)).char not in _FLOATS:
+            return f"v{a.id}"
+        name = f"w{a.id}{dtype.char}"
+        if name not in self.typed:
+            self.typed.add(name)
+            self.lines.append(f"{indent}{name} = asarray(v{a.id}, {dtype.char!r})")
+        return name
+
+
+def _forward(i: Instruction) -> Callable[..., Any]:
+    """Return what to call; costly functions of large arrays run in pieces, as in eager mode."""
+    forward: Callable[..., Any] = i.op.forward
+    if i.op.kind != "host" and i.op.costly and i.outs[0].size >= COSTLY_SIZE:
+        return partial(function_in_pieces, forward)
+    return forward
+
+
+def _identifier(name: str) -> str:
+    return sys.intern("".join(c if c.isalnum() else "_" for c in name))

@@ -1,0 +1,202 @@
+"""Symbolic: the values of a trace, with a shape and a dtype and no numbers."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Never
+
+import numpy as np
+
+from adjoint.compiler.program import Host
+from adjoint.core.lifted import Lifted, Unknown, enclosing
+from adjoint.core.methods import attach
+from adjoint.core.tensor import Tensor
+from adjoint.core.user_code import user_line
+from adjoint.engine.zeros import may_have_nan
+from adjoint.errors import TransformError
+
+if TYPE_CHECKING:
+    from adjoint.compiler.trace import Trace
+    from adjoint.core.op import Op
+
+__all__ = ["Nonzero", "Number", "Root", "Symbolic"]
+
+_FLOAT64 = np.dtype(np.float64)
+
+
+class Symbolic(Unknown):
+    """A value inside ``ad.compile``: evaluating an op on it adds an instruction to a program.
+
+    ``known`` is its array if it was made inside of a constant.
+    """
+
+    __slots__ = ("dtype", "id", "known", "shape", "trace")
+    transform = "ad.compile"
+    weak = False
+
+    def __init__(self, trace: Trace, shape: tuple[int, ...], dtype: Any) -> None:
+        self.trace = trace
+        self.level = trace.level
+        self.shape = shape
+        self.dtype = dtype
+        self.known: Any = None
+        self.id = trace.program.count
+        trace.program.count += 1
+
+    def lift(self, value: Any) -> Symbolic:
+        """Return the symbol of a tensor or an array from outside."""
+        return self.trace.value(value)
+
+    def detached(self) -> Symbolic:
+        """Return the same value: a trace holds no histories of outer tensors."""
+        return self
+
+    def adopt(self, leaf: Any) -> None:
+        """Give a tensor a symbol in place of its array, until the end of the trace."""
+        self.trace.capture(leaf)
+
+    def marker(self) -> Root:
+        """Return what ``enclosing`` holds while the trace runs."""
+        return Root(self.trace)
+
+    def release(self) -> list[Any]:
+        """Do nothing: the trace restores what it adopted when it ends."""
+        return []
+
+    def numbers(self) -> Any:
+        """Return the array of a constant; None for other values."""
+        return self.known
+
+    def evaluate(self, op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
+        """Add an instruction; return the values it makes."""
+        return self.trace.emit(op, args, params)
+
+    def decide(self, function: Callable[[Any], Any]) -> Any:
+        """Return ``function`` of the array that this value has in the present call."""
+        return self.trace.decide(function, self)
+
+    def check(self, function: Callable[[Any], None]) -> None:
+        """Call ``function`` with the array at each call."""
+        self.trace.call("check", function, [self], [], pure=False)
+
+    def as_number(self) -> Number:
+        """Return the one element as a Python number that is not known yet."""
+        return self.trace.number_of(_ITEM, (self,))
+
+    def keep_zeros(self, live: Any) -> Symbolic:
+        """Return this gradient with zeros where ``live`` is false, if it has a NaN, else unchanged."""
+        return self.trace.call_host(_KEEP_ZEROS, (self, live), [(self.shape, self.dtype)])[0]
+
+    def add_into(self, total: Any, key: Any) -> Symbolic:
+        """Return ``total`` with this gradient added at an index."""
+        return self.trace.call_host(_ADD_INTO, (total, self), [(total.shape, total.dtype)], {"key": key})[0]
+
+    def any_nan(self, values: Any) -> Symbolic:
+        """Return whether one of these values has a NaN, which is not known yet."""
+        return self.trace.call_host(_ANY_NAN, tuple(values), [((), np.dtype(bool))])[0]
+
+    def unless(self, condition: Any, other: Any) -> Symbolic:
+        """Return this value, or ``other`` if a condition turns out to hold."""
+        return self.trace.call_host(_OTHER, (condition, self, other), [(self.shape, self.dtype)])[0]
+
+    def _refuse(self, *_: Any) -> Never:
+        raise TransformError(
+            f"inside ad.compile a value is not known yet, but {user_line()} needs its number.\n"
+            "  Use ad.where in place of a condition; return the value and look at it outside; or name the "
+            "argument it comes from in static=."
+        )
+
+    __bool__ = __float__ = __int__ = __complex__ = __index__ = _refuse
+
+    def __repr__(self) -> str:
+        return f"<value of ad.compile, shape {self.shape}, {self.dtype}>"
+
+    def __str__(self) -> str:
+        return f"%{self.id}"
+
+
+def _add_into(total: Any, g: Any, key: Any) -> Any:
+    total = np.array(total)
+    total[key] += g
+    return total
+
+
+def _any_nan(*tangents: Any) -> Any:
+    return np.asarray(any(map(may_have_nan, tangents)))
+
+
+_ITEM = Host("item", lambda a: a.item())
+_ADD_INTO = Host("add_into", _add_into)
+_ANY_NAN = Host("any_nan", _any_nan)
+# The last argument of these is computed only where the condition on the first holds.
+_KEEP_ZEROS = Host("keep_zeros", lambda g, live: np.where(live, g, np.asarray(0, g.dtype)), when=may_have_nan)
+_OTHER = Host("other", lambda flag, first, other: other, when=bool)
+
+
+class Root(Symbolic):
+    """What ``enclosing`` holds for a running trace."""
+
+    __slots__ = ()
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.level = trace.level
+        self.outer = enclosing.get()
+        self.shape, self.dtype, self.known, self.id = (), _FLOAT64, None, -1
+
+
+class Number(Symbolic):
+    """A Python float that is not known yet: an argument, or a hyper-parameter of an optimiser.
+
+    Arithmetic with Python numbers gives another one, computed in Python.  Beside an array it is weak.
+    """
+
+    __slots__ = ()
+    weak = True
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace, (), _FLOAT64)
+
+
+class Nonzero(Number):
+    """A number that is known not to be 0, such as a hyper-parameter whose zeros are guarded."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:  # type: ignore[override]  # other numbers raise
+        return True
+
+
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+}
+
+
+def _binary(host: Host, method: str, reflected: bool) -> Callable[[Number, Any], Any]:
+    """Make an operator of numbers: Python's where both are numbers, else that of the op table."""
+
+    def call(self: Number, other: Any) -> Any:
+        if isinstance(other, (Number, float, int)):
+            return self.trace.number_of(host, (other, self) if reflected else (self, other))
+        return NotImplemented if isinstance(other, Tensor) else getattr(Lifted, method)(self, other)
+
+    return call
+
+
+def _unary(host: Host) -> Callable[[Number], Number]:
+    return lambda self: self.trace.number_of(host, (self,))
+
+
+for _name, _function in _ARITHMETIC.items():
+    for _r in ("", "r"):
+        _method = f"__{_r}{_name}__"
+        attach(Number, **{_method: _binary(Host(_name, _function), _method, bool(_r))})
+for _name in ("neg", "pos", "abs"):
+    attach(Number, **{f"__{_name}__": _unary(Host(_name, getattr(operator, _name)))})

@@ -1,0 +1,532 @@
+"""A trace: run a function on symbols, and collect what it reads, computes and writes.
+
+Each tensor from outside that the function touches is adopted: a symbol takes the place of its array until
+the trace ends, and the program reads it anew at each call.  What is written to it meanwhile, and to its
+``.grad``, the program writes at the end of each call.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint.compiler.guards import Guard
+from adjoint.compiler.program import Host, Instruction, Program, Source, Write
+from adjoint.compiler.replay import build
+from adjoint.compiler.symbolic import Nonzero, Number, Root, Symbolic
+from adjoint.config import held_across_fork, watched
+from adjoint.core.infer import infer
+from adjoint.core.lifted import enclosing, next_level, tracing
+from adjoint.core.node import LEAF, Node
+from adjoint.core.sparse import SparseGradient
+from adjoint.core.tensor import Tensor, Traced, wrap
+from adjoint.core.user_code import LIBRARIES, library_of
+from adjoint.errors import TransformError
+from adjoint.grads.slots import sink
+
+__all__ = ["Held", "Trace"]
+
+# One trace at a time: tensors are adopted in place.  No fork happens meanwhile.
+_tracing_lock = held_across_fork(threading.RLock())
+
+_NUMBERS = (float, int, bool, complex)
+
+
+class Held:
+    """A tensor that a trace has adopted, and what it was before."""
+
+    __slots__ = ("argument", "data", "grad", "grad_known", "hooks", "node", "symbol", "tensor", "version")
+
+    def __init__(self, t: Tensor, symbol: Symbolic, argument: int | None = None) -> None:
+        self.tensor = t
+        self.symbol = symbol
+        self.argument = argument  # its position, for the stand-in of an argument
+        self.data = t._data
+        self.version = t._version
+        self.node = t._node
+        self.grad = None if t._extra is None else t._extra.grad
+        self.grad_known = False  # whether the trace has read or set its .grad
+        self.hooks = hooks_of(t)
+
+
+def hooks_of(t: Tensor) -> tuple[Any, ...]:
+    """Return the hooks of a leaf, for comparison."""
+    extra = t._extra
+    if extra is None:
+        return ()
+    lists = (extra.hooks, extra.post_hooks)
+    return tuple([tuple(found.snapshot()) if found is not None else () for found in lists if found])
+
+
+class Trace:
+    """One run of a function on symbols."""
+
+    def __init__(self, arguments: Sequence[Any] = ()) -> None:
+        self.arguments = arguments  # of the present call, for decisions
+        self.level = next_level()
+        self.program = Program()
+        self.held: dict[int, Held] = {}  # by the id of the tensor, which is held
+        self.arrays: dict[int, tuple[Any, Symbolic]] = {}  # by the id of the array, which is held
+        self.cells: dict[
+            tuple[int, Any], tuple[Any, Symbolic]
+        ] = {}  # by the id of the container, and the key
+        self.fixed: list[tuple[ndarray[Any, Any], ndarray[Any, Any]]] = []  # arrays, and copies of them
+        self.guards: list[Any] = []  # (what, read, value): see guards.py
+        self.modules: dict[int, Any] = {}  # that were called, by id
+        self.actions: list[Write] = []  # updates of optimisers and gradients for micro-batches, in order
+        self.deferred: dict[int, Callable[[], None]] = {}  # how to compute values that nothing has read yet
+        self.counted: dict[int, tuple[Any, dict[int, int]]] = {}  # updates by unit of an optimiser
+        self.decisions: list[tuple[Callable[[Any], Any], Program, Any]] = []  # with their results
+        self.drawn: list[Symbolic] = []
+        self.again: Iterator[Symbolic] | None = None  # draws that are made again
+        self.undo: list[Callable[[], None]] = []
+        self.thread = threading.get_ident()
+        self.ended = False
+
+    # What it reads -----------------------------------------------------------------------------
+
+    def source(self, kind: str, shape: Sequence[int], dtype: Any, owner: Any) -> Symbolic:
+        """Return a value that the program is given at each call."""
+        value = Symbolic(self, tuple(shape), np.dtype(dtype))
+        self.program.sources.append(Source(kind, value, owner))
+        return value
+
+    def number(self, kind: str, owner: Any, nonzero: bool = False) -> Number:
+        """Return a number that the program is given at each call."""
+        value = Nonzero(self) if nonzero else Number(self)
+        self.program.sources.append(Source(kind, value, owner))
+        return value
+
+    def draw(self, make: Callable[[], Any], shape: Sequence[int], dtype: Any) -> Symbolic:
+        """Return an array that ``make`` makes before each call."""
+        if self.again is not None:  # a checkpoint runs its function again
+            value = next(self.again)
+        else:
+            value = self.source("draw", shape, dtype, make)
+        self.drawn.append(value)
+        return value
+
+    def mark(self) -> tuple[int, list[tuple[Tensor, Any]]]:
+        """Return what ``since`` compares with: the number of draws, and the values of all tensors."""
+        return len(self.drawn), [(h.tensor, h.tensor._data) for h in self.held.values()]
+
+    def since(self, mark: Any) -> tuple[list[Symbolic], list[tuple[Tensor, Any]]]:
+        """Return the draws since a mark, and the tensors that were written to, with their values then."""
+        count, before = mark
+        known = {id(t): data for t, data in before}
+        values = [(h.tensor, known.get(id(h.tensor), h.symbol)) for h in self.held.values()]
+        return self.drawn[count:], [(t, data) for t, data in values if t._data is not data]
+
+    def drawing(self, drawn: list[Symbolic], function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function whose draws are those of an earlier call."""
+        before = self.again
+        try:
+            self.again = iter(drawn)
+            return function(*args)
+        finally:
+            self.again = before
+
+    def array(self, array: ndarray[Any, Any]) -> Symbolic:
+        """Return the symbol of a NumPy array from outside, which is read at each call."""
+        found = self.arrays.get(id(array))
+        if found is None:
+            found = self.arrays[id(array)] = array, self.source("array", array.shape, array.dtype, array)
+        return found[1]
+
+    def constant(self, array: ndarray[Any, Any]) -> Symbolic:
+        """Return the symbol of an array that nobody outside has."""
+        symbol = self.source("array", array.shape, array.dtype, array)
+        symbol.known = array
+        return symbol
+
+    def cell(self, container: Any, key: Any) -> Symbolic:
+        """Return the symbol of an array that a list or a dictionary holds."""
+        found = self.cells.get((id(container), key))
+        if found is None:
+            array = container[key]
+            symbol = self.source("cell", array.shape, array.dtype, (container, key))
+            found = self.cells[id(container), key] = container, symbol
+        return found[1]
+
+    def set_cell(self, container: Any, key: Any, value: Symbolic) -> None:
+        """Put another array into a list or a dictionary, at each call."""
+        self.cell(container, key)
+        self.cells[id(container), key] = container, value
+
+    def made(self, t: Tensor, source: Any = None) -> Tensor:
+        """Turn a new tensor into a value of the trace; ``source`` is the array that it is a copy of."""
+        if type(t._data) is ndarray:
+            if type(source) is ndarray and source.shape == t.shape:
+                (value,) = self.call("copy", partial(np.array, dtype=t.dtype), [source], [(t.shape, t.dtype)])
+            else:
+                value = self.constant(t._data)
+            t._data = value
+            t.__class__ = Traced
+        return t
+
+    def fix(self, array: Any) -> None:
+        """Let the program hold only while an array has the values that it has now."""
+        if type(array) is ndarray and all(a is not array for a, _ in self.fixed):
+            self.fixed.append((array, array.copy()))
+
+    def touch(self, tensors: Iterable[Any]) -> None:
+        """Adopt the tensors among some values."""
+        for t in tensors:
+            if type(t) is Tensor:
+                self.capture(t)
+
+    def capture(self, t: Tensor) -> Symbolic:
+        """Adopt a tensor in place, until the end of the trace; return its symbol."""
+        data = t._data
+        if type(data) is not ndarray:
+            if isinstance(data, Symbolic) and data.trace is self:
+                return data
+            raise TransformError(
+                "ad.compile: a tensor of another transform, or a sparse one, is used inside."
+            )
+        if t._extra is not None and type(t._extra.grad) is SparseGradient:
+            raise TransformError("ad.compile: sparse gradients cannot be used inside a compiled function.")
+        symbol = self.source("tensor", data.shape, data.dtype, t)
+        self.held[id(t)] = Held(t, symbol)
+        t._data = symbol
+        t.__class__ = Traced
+        if type(t._node) is Node:  # its history ends here: the call of the compiled function joins it
+            t._node = LEAF
+        return symbol
+
+    def stand_in(self, leaf: Any, position: int) -> Any:
+        """Return what the function gets for an argument that is traced."""
+        if type(leaf) is float:
+            return self.number("argument", position)
+        t = wrap(self.source("argument", leaf.shape, leaf.dtype, position))
+        if isinstance(leaf, Tensor):
+            held = self.held[id(t)] = Held(t, t._data, position)
+            held.grad = None if leaf._extra is None else leaf._extra.grad
+            if leaf._node is not None:
+                t._node = LEAF
+        return t
+
+    def value(self, a: Any) -> Symbolic:
+        """Return the symbol of a tensor, an array or a value of this trace."""
+        if isinstance(a, Tensor):
+            a = self.capture(a)
+        if isinstance(a, Symbolic):
+            return self._settle(a) if self.deferred else a
+        if type(a) is ndarray:  # made by a rule; arrays of the user come to ``array`` first
+            found = self.arrays.get(id(a))
+            if found is None:
+                found = self.arrays[id(a)] = a, self.constant(a)
+            return found[1]
+        if isinstance(a, SparseGradient) or not isinstance(a, np.generic):
+            raise TransformError(
+                f"ad.compile: a {type(a).__name__} cannot be used inside a compiled function."
+            )
+        return self.constant(np.asarray(a))
+
+    def _settle(self, value: Symbolic) -> Symbolic:
+        """Return a value; one that was deferred is computed first."""
+        settle = self.deferred.get(value.id)
+        if settle is not None:
+            settle()
+        return value
+
+    # Instructions --------------------------------------------------------------------------------
+
+    def emit(self, op: Any, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
+        """Add an instruction; return the values it makes."""
+        if getattr(op, "call", False):
+            return op.forward(*args)
+        own = tuple([a if type(a) is Symbolic and not self.deferred else self._operand(a) for a in args])
+        known = tuple([1.0 if isinstance(a, Number) else a for a in own])  # it is weak
+        outs = self._add(op, own, params, infer(op, known, params))
+        return outs if op.outputs > 1 else outs[0]
+
+    def number_of(self, op: Host, args: tuple[Any, ...]) -> Number:
+        """Add an instruction on numbers, which Python computes."""
+        out = Number(self)
+        self._add_with(op, args, {}, (out,))
+        return out
+
+    def call(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        specs: Sequence[Any],
+        pure: bool = True,
+    ) -> list[Symbolic]:
+        """Add a call of a Python function on arrays, which returns arrays of the given shapes and dtypes."""
+        return self.call_host(Host(name, function, len(specs), pure), args, specs)
+
+    def call_host(
+        self, host: Host, args: Sequence[Any], specs: Sequence[Any], params: dict[str, Any] | None = None
+    ) -> list[Symbolic]:
+        """Add a call of a function that is known already."""
+        own = tuple([self.value(a) for a in args])
+        return list(self._add(host, own, params or {}, specs))
+
+    def _add(
+        self, op: Any, args: tuple[Any, ...], params: dict[str, Any], specs: Any
+    ) -> tuple[Symbolic, ...]:
+        outs = tuple([Symbolic(self, shape, dtype) for shape, dtype in specs])
+        self._add_with(op, args, params, outs)
+        return outs
+
+    def _add_with(
+        self, op: Any, args: tuple[Any, ...], params: dict[str, Any], outs: tuple[Any, ...]
+    ) -> None:
+        if self.ended:
+            raise TransformError(
+                "a value of ad.compile is used after the compiled function has returned.\n"
+                "  Return it from the function; what the function stores elsewhere is not kept."
+            )
+        if threading.get_ident() != self.thread:
+            raise TransformError("a tensor is being traced by ad.compile in another thread.")
+        quiet = np.geterr()["invalid"] == "ignore"
+        self.program.body.append(Instruction(op, args, params, outs, quiet, _user_line()))
+
+    def _operand(self, a: Any) -> Any:
+        if type(a) in _NUMBERS or isinstance(a, Number):
+            return a
+        if type(a) is ndarray and not a.shape and not a.flags.writeable:
+            return a  # a number that the eager op turned into an array
+        return self.value(a)
+
+    def decide(self, function: Callable[[Any], Any], value: Symbolic) -> Any:
+        """Return ``function`` of the array of a value in the present call; a guard compares it later."""
+        part = Program()
+        part.body, part.sources, part.results = list(self.program.body), list(self.program.sources), [value]
+        part.body = part.live()
+        used = {a.id for i in part.body for a in i.args if isinstance(a, Symbolic)} | {value.id}
+        part.sources = [s for s in part.sources if s.value.id in used]
+        found = function(build(part)(*map(self._present, part.sources))[0])
+        self.decisions.append((function, part, found))
+        return found
+
+    def _present(self, source: Source) -> Any:
+        """Return what a source is in the present call."""
+        kind, owner = source.kind, source.owner
+        if kind == "argument":
+            given = self.arguments[owner]
+            return given._data if isinstance(given, Tensor) else given
+        if kind == "argument grad":
+            return self.arguments[owner].grad._data
+        if kind in ("tensor", "grad"):
+            held = self.held[id(owner)]
+            return held.data if kind == "tensor" else held.grad._data  # type: ignore[union-attr]  # it was read
+        if kind == "cell":
+            return owner[0][owner[1]]
+        if kind == "draw":
+            raise TransformError(
+                "ad.compile: the code branches on random numbers, which are other ones at each call.\n"
+                "  Use ad.where."
+            )
+        return owner if kind == "array" else owner()
+
+    # Updates and other actions at the end of a call ------------------------------------------------
+
+    def guard(self, what: str, read: Callable[[], Any]) -> None:
+        """Let the program hold only while ``read()`` returns what it returns now."""
+        self.guards.append(Guard(what, read))
+
+    def act(self, function: Callable[..., Any], *values: Any) -> Write:
+        """Call a function with the arrays of values at the end of each call."""
+        self.actions.append(Write("call", function, tuple([self.value(v) for v in values])))
+        return self.actions[-1]
+
+    def take(self, gradients: dict[Tensor, Any], target: Any) -> None:
+        """Give gradients to the micro-batch that is open at each call; commit those that it does not take."""
+        wanted = [t for t in gradients if target.wants(t)]
+        if wanted:
+            self.act(partial(_take, wanted), *(gradients[t] for t in wanted))
+        self.commit({t: g for t, g in gradients.items() if all(t is not w for w in wanted)})
+
+    def untouched(self, t: Tensor) -> bool:
+        """Tell whether a tensor has the value that it had before the trace."""
+        held = self.held.get(id(t))
+        return held is not None and t._data is held.symbol
+
+    def data_before(self, t: Tensor) -> Any:
+        """Return the array that an adopted tensor had before the trace."""
+        return self.held[id(t)].data
+
+    def replace(self, t: Tensor, value: Symbolic) -> None:
+        """Give a tensor another value."""
+        self.capture(t)
+        t._data = value
+        t._version += 1
+
+    def defer(self, t: Tensor, settle: Callable[[], None]) -> Symbolic:
+        """Give a tensor a value that ``settle`` computes if something reads it; return the value."""
+        value = Symbolic(self, t.shape, t.dtype)
+        self.deferred[value.id] = settle
+        self.replace(t, value)
+        return value
+
+    def resume(self, value: Symbolic, computed: Symbolic) -> None:
+        """Say what a deferred value is."""
+        del self.deferred[value.id]
+        self._add_with(_ALIAS, (computed,), {}, (value,))
+
+    def updates_of(self, unit: Any) -> dict[int, int]:
+        """Return how many updates the parameters of a unit have had in this trace, by position."""
+        return self.counted.setdefault(id(unit), (unit, {}))[1]
+
+    # .grad ---------------------------------------------------------------------------------------
+
+    def grad_of(self, t: Tensor) -> Any:
+        """Return the ``.grad`` of a tensor; one from before the trace becomes a symbol."""
+        self.capture(t)
+        held = self.held.get(id(t))
+        if held is not None and not held.grad_known:
+            held.grad_known = True
+            self.grad_guards().append(held)
+            if held.grad is not None:
+                if type(held.grad) is not Tensor or held.grad._node is not None:
+                    raise TransformError(
+                        "ad.compile: a .grad that is sparse or has a history is used inside."
+                    )
+                kind = "grad" if held.argument is None else "argument grad"
+                owner = t if held.argument is None else held.argument
+                t._need_extra().grad = wrap(self.source(kind, t.shape, t.dtype, owner))
+        return None if t._extra is None else t._extra.grad
+
+    def grad_guards(self) -> list[Held]:
+        """Return the tensors whose ``.grad`` was read before it was set."""
+        found: list[Held] = self.__dict__.setdefault("_grad_guards", [])
+        return found
+
+    def grad_set(self, t: Tensor) -> None:
+        """Note that the ``.grad`` of a tensor is set, whatever it was."""
+        self.capture(t)
+        held = self.held.get(id(t))
+        if held is not None:
+            held.grad_known = True
+
+    def drop_grads(self, tensors: Iterable[Tensor]) -> None:
+        """Set the ``.grad`` of tensors to None."""
+        for t in tensors:
+            self.grad_set(t)
+            if t._extra is not None:
+                t._extra.grad = None
+
+    def commit(self, gradients: dict[Tensor, Any]) -> None:
+        """Add gradients to the ``.grad`` of their tensors."""
+        for t, g in gradients.items():
+            if t._node is None:
+                continue
+            held = self.held.get(id(t))
+            if held is not None and type(held.node) is Node:
+                raise TransformError(
+                    "ad.compile: backward() inside reaches a tensor with a history from outside.\n"
+                    "  Call backward() outside on what the function returns, or detach() the tensor."
+                )
+            before = self.grad_of(t)
+            new = g if isinstance(g, Tensor) else wrap(self.value(g))
+            t._need_extra().grad = new if before is None else before + new
+        gradients.clear()
+
+    # The run -------------------------------------------------------------------------------------
+
+    def run(self, f: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
+        """Run ``f`` on symbols; ``finish`` takes its result while the symbols still hold."""
+        with _tracing_lock:
+            root = Root(self)
+            before = enclosing.get()
+            try:
+                enclosing.set(root)
+                with watched(tracing, self):
+                    return self._run(f, finish)
+            finally:
+                enclosing.set(before)
+
+    def _run(self, f: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
+        try:
+            found = finish(f())
+            self._note_writes()
+            return found
+        except BaseException:
+            for undo in reversed(self.undo):
+                undo()
+            raise
+        finally:
+            try:
+                self._release()
+            except BaseException:  # an interrupt
+                self._release()
+                raise
+
+    def _note_writes(self) -> None:
+        """Note what is written at the end of each call."""
+        writes = self.program.writes
+        for h in self.held.values():
+            t = h.tensor
+            owner = t if h.argument is None else h.argument
+            if t._data is not h.symbol and t._data.id not in self.deferred:
+                writes.append(Write("data", owner, (self.value(t),)))
+            if h.grad_known:
+                now = None if t._extra is None else t._extra.grad
+                if now is None:
+                    writes.append(Write("grad", owner, (None,)))
+                elif not self._is_entry(now, owner):
+                    if type(now._node) is Node:
+                        raise TransformError(
+                            "ad.compile: backward(create_graph=True) leaves a .grad with a history.\n"
+                            "  Use ad.gradients(loss, params, create_graph=True) inside."
+                        )
+                    writes.append(Write("grad", owner, (self.value(now),)))
+        for (_, key), (container, value) in self.cells.items():
+            if all(s.value is not value for s in self.program.sources):
+                writes.append(Write("cell", (container, key), (value,)))
+        writes.extend(self.actions)
+
+    def _is_entry(self, grad: Any, owner: Any) -> bool:
+        """Tell whether a ``.grad`` is still the one from before the trace."""
+        kinds = ("grad", "argument grad")
+        return any(
+            s.kind in kinds and s.owner is owner and s.value is grad._data for s in self.program.sources
+        )
+
+    def _release(self) -> None:
+        """Give all adopted tensors their own values back."""
+        self.ended = True
+        for h in self.held.values():
+            if h.argument is not None:
+                continue
+            t = h.tensor
+            t._data = h.data
+            t.__class__ = Tensor
+            t._version = h.version
+            t._node = h.node
+            if t._extra is not None:
+                t._extra.grad = h.grad
+
+
+def _take(leaves: list[Tensor], *gradients: Any) -> None:
+    """Give gradients to the micro-batch that is open."""
+    target = sink.get()
+    assert target is not None
+    target.take(dict(zip(leaves, gradients, strict=True)))
+
+
+_ALIAS = Host("alias", lambda x: x)
+
+_library_codes: set[Any] = set()  # code objects of libraries
+
+
+def _user_line() -> str:
+    """Return "file:line" of the innermost frame outside the libraries, as ``user_line`` does, but faster."""
+    frame: Any = sys._getframe(3)
+    while frame.f_back is not None:
+        if frame.f_code not in _library_codes:
+            if library_of(frame) not in LIBRARIES:
+                break
+            _library_codes.add(frame.f_code)
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

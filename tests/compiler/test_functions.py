@@ -1,0 +1,471 @@
+"""Compiled functions: what they take and return, what is guarded, what is an error."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint import nn
+from adjoint.errors import ArgumentError, GraphReleasedError, InputError, TransformError
+
+X = np.random.default_rng(0).normal(size=(5, 3)).astype("f")
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    x, y = np.asarray(a.detach().numpy()), np.asarray(b.detach().numpy())
+    return x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
+
+
+def test_arguments_may_be_trees() -> None:
+    f = ad.compile(lambda p, scale, *, flip: p["w"] * scale + (1 if flip else 0) * p["b"][0])
+    p = {"w": ad.tensor(X), "b": [np.ones(3, "f")], "name": "layer"}
+    assert same_bits(f(p, 2.0, flip=True), ad.tensor(X) * 2.0 + np.ones(3, "f"))
+    assert same_bits(f(p, 3.0, flip=True), ad.tensor(X) * 3.0 + np.ones(3, "f"))
+    assert f.stats()["traces"] == 1  # a float is traced
+    assert same_bits(f(p, 3.0, flip=False), ad.tensor(X) * 3.0 + 0 * np.ones(3, "f"))
+    assert f.stats()["traces"] == 2
+
+
+def test_floats_are_weak_and_computed_by_python() -> None:
+    @ad.compile
+    def f(x: Any, r: float) -> Any:
+        return x * (1 - r**2 / 3), 2 * r
+
+    for r in (0.1, 0.7, 1e-8):
+        y, twice = f(ad.tensor(X), r)
+        assert same_bits(y, ad.tensor(X) * (1 - r**2 / 3))
+        assert twice == 2 * r
+        assert type(twice) is float
+    assert f.stats()["traces"] == 1
+
+
+def test_static_arguments_are_part_of_the_key() -> None:
+    @ad.compile(static="p")
+    def f(x: Any, p: float) -> Any:
+        return x if p < 0.5 else x * p
+
+    assert same_bits(f(ad.tensor(X), p=0.1), ad.tensor(X))
+    assert same_bits(f(ad.tensor(X), p=0.7), ad.tensor(X) * 0.7)
+    assert f.stats()["traces"] == 2
+    g = ad.compile(lambda x, n: x * n, static=1)
+    g(ad.tensor(X), 1.0)
+    g(ad.tensor(X), 2.0)
+    assert g.stats()["reasons"][1] == "argument leaf 1 changed from 1.0 to 2.0"
+
+
+def test_results_have_the_structure_of_the_function() -> None:
+    w = ad.tensor([1.0, 2.0])
+
+    @ad.compile
+    def f(x: Any) -> Any:
+        return {"y": x + 1, "n": 3, "same": w, "x": x, "none": None, "pair": (x.sum(), "text")}
+
+    x = ad.tensor([3.0, 4.0])
+    for _ in range(2):
+        out = f(x)
+        assert out["same"] is w
+        assert out["x"] is x
+        assert (out["n"], out["none"], out["pair"][1]) == (3, None, "text")
+        assert out["y"].tolist() == [4.0, 5.0]
+
+
+def test_results_are_fresh_at_each_call() -> None:
+    f = ad.compile(lambda x: (x * 2, x.reshape(-1)))
+    data = np.arange(4.0).reshape(2, 2)
+    first, flat = f(data)
+    second, _ = f(data + 1)
+    data[:] = 9
+    assert first.tolist() == [[0.0, 2.0], [4.0, 6.0]]
+    assert flat.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert second.tolist() == [[2.0, 4.0], [6.0, 8.0]]
+
+
+def test_tensors_and_arrays_from_outside_are_read_at_each_call() -> None:
+    w, a = ad.tensor([1.0, 2.0]), np.array([3.0, 4.0])
+    f = ad.compile(lambda x: x * w + a + ad.tensor(a) * ad.asarray(a))
+    assert f(1.0).tolist() == [13.0, 22.0]
+    w.copy_([5.0, 6.0])
+    a[0] = 0.0
+    assert f(1.0).tolist() == [5.0, 26.0]
+    assert f.stats()["traces"] == 1
+
+
+def test_index_arrays_from_outside_are_compared() -> None:
+    i = np.array([0, 2])
+    f = ad.compile(lambda x: x[i])
+    x = ad.tensor([1.0, 2.0, 3.0])
+    assert f(x).tolist() == [1.0, 3.0]
+    i[0] = 1
+    assert f(x).tolist() == [2.0, 3.0]
+    assert f.stats()["traces"] == 2
+
+
+def test_an_index_may_be_an_argument() -> None:
+    f = ad.compile(lambda x, i: x[i] * 2)
+    x = ad.tensor([1.0, 2.0, 3.0])
+    assert f(x, np.array([0, 2])).tolist() == [2.0, 6.0]
+    assert f(x, np.array([1, 1])).tolist() == [4.0, 4.0]
+    assert f.stats()["traces"] == 1
+
+
+def test_tensors_made_inside_are_made_at_each_call() -> None:
+    @ad.compile
+    def f(x: Any) -> Any:
+        total = ad.zeros(2)
+        total += x
+        total[0] = 7.0
+        return total, ad.arange(3).sum()
+
+    for k in range(3):
+        total, three = f(ad.tensor([1.0, 2.0 + k]))
+        assert total.tolist() == [7.0, 2.0 + k]
+        assert three.item() == 3
+
+
+def test_constants_made_inside_have_numbers() -> None:
+    f = ad.compile(
+        lambda x: x * ad.tensor([1.0, 2.0]).sum().numpy().max() if False else x * ad.tensor(3.0).item()
+    )
+    assert f(ad.tensor([1.0])).tolist() == [3.0]
+
+
+SCALE = 2.0
+LIST = [1.0]
+
+
+class Config:
+    rate = 0.5
+
+
+config = Config()
+
+
+def helper(x: Any) -> Any:
+    return x * SCALE
+
+
+def test_plain_data_that_the_code_reads_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    factor = 3.0
+
+    @ad.compile
+    def f(x: Any) -> Any:
+        return helper(x) * factor * config.rate + sum(LIST)
+
+    x = ad.tensor([1.0])
+    assert f(x).tolist() == [4.0]
+    factor = 5.0
+    assert f(x).tolist() == [6.0]
+    monkeypatch.setattr(config, "rate", 1.0)
+    assert f(x).tolist() == [11.0]
+    monkeypatch.setitem(globals(), "SCALE", 1.0)
+    assert f(x).tolist() == [6.0]
+    monkeypatch.setitem(globals(), "LIST", [2.0])
+    assert f(x).tolist() == [7.0]
+    LIST.append(1.0)
+    assert f(x).tolist() == [8.0]
+    assert [r.rpartition(": ")[2] for r in f.stats()["reasons"]] == [
+        "it was the first call", "factor changed", "config.rate changed", "SCALE changed", "LIST changed",
+        "LIST changed",
+    ]  # fmt: skip
+    assert f(x).tolist() == [8.0]
+    assert f.stats()["traces"] == 6
+
+
+def test_attributes_of_modules_are_guarded() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            self.inner = nn.Linear(3, 3, rng=0)
+            self.power = 1
+            self.sizes = [1]
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(x) ** self.power * sum(self.sizes)
+
+    m = Block()
+    f = ad.compile(m)
+    x = ad.tensor(X)
+    with ad.no_grad():
+        assert same_bits(f(x), m(x))
+        m.power = 2
+        assert same_bits(f(x), m(x))
+        m.sizes.append(4)
+        assert same_bits(f(x), m(x))
+        m.inner.weight = nn.Parameter(np.ones((3, 3), "f"))
+        assert same_bits(f(x), m(x))
+        m.inner = nn.Linear(3, 3, rng=1)
+        assert same_bits(f(x), m(x))
+    assert [r.rpartition(".")[2] for r in f.stats()["reasons"][1:]] == [
+        "power changed", "sizes changed", "weight changed", "inner changed",
+    ]  # fmt: skip
+
+
+def test_shapes_and_dtypes_have_their_own_programs() -> None:
+    f = ad.compile(lambda x: x.sum())
+    for n in (3, 2, 3, 2, 7):
+        assert f(np.ones(n)).item() == n
+    assert f.stats()["traces"] == 3
+    assert f.stats()["reasons"][1] == "argument leaf 0 changed from float64[3] to float64[2]"
+    assert f(np.ones(3, "f")).dtype == np.float32
+
+
+def test_only_so_many_programs_are_kept() -> None:
+    f = ad.compile(lambda x: x.sum(), limit=2)
+    f(np.ones(1))
+    f(np.ones(2))
+    with pytest.warns(UserWarning, match="was traced 3 times, but only 2 programs are kept"):
+        f(np.ones(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        f(np.ones(1))
+    assert len(f.stats()["programs"]) == 2
+    f.clear()
+    assert f.stats()["traces"] == 0
+
+
+def test_the_grad_mode_and_the_default_dtype_have_their_own_programs() -> None:
+    w = ad.tensor([2.0], requires_grad=True)
+    f = ad.compile(lambda x: x * w * ad.asarray(0.5))
+    assert f(1.0).requires_grad
+    with ad.no_grad():
+        assert not f(1.0).requires_grad
+    assert f.stats()["reasons"][1] == "the grad mode changed"
+
+
+@pytest.mark.parametrize(
+    "wants_numbers",
+    [
+        lambda x: x.item(),
+        lambda x: float(x),
+        lambda x: x if x > 0 else -x,
+        lambda x: x.numpy(),
+        lambda x: x.tolist(),
+        lambda x: np.asarray(x),
+        lambda x: ad.tensor([1.0, 2.0])[x > 0],
+        lambda x: ad.unique(x),
+        lambda x: f"{x:.2f}",
+        lambda x: range(int(x)),
+    ],
+)
+def test_values_that_python_wants_are_errors(wants_numbers: Any) -> None:
+    f = ad.compile(wants_numbers)
+    with pytest.raises((InputError, TransformError, ad.errors.AdjointError)):
+        f(ad.tensor(1.0))
+    assert f.stats()["traces"] == 0
+
+
+def test_a_float_argument_in_a_condition_says_the_line_and_the_cure() -> None:
+    @ad.compile
+    def f(x: Any, p: float) -> Any:
+        return x if p > 0.5 else -x
+
+    with pytest.raises(TransformError, match=r"test_functions\.py:\d+ needs its number.\n.*static="):
+        f(ad.tensor(1.0), 0.7)
+
+
+def test_draws_of_global_generators_are_errors() -> None:
+    f = ad.compile(lambda x: x * np.random.rand())
+    with pytest.raises(TransformError, match=r"ad\.random"):
+        f(ad.tensor(1.0))
+
+
+def test_draws_of_ad_random_are_made_at_each_call() -> None:
+    def draws(rng: Any) -> Any:
+        def f(x: Any) -> Any:
+            noisy = x + rng.normal(size=3) * rng.uniform(0, 2) + rng.laplace(size=3) + rng.gumbel(size=3)
+            picks = rng.permutation(3), rng.choice(5, 4), rng.integers(0, 10, 3), rng.bernoulli(0.5, 4)
+            return noisy, picks, rng.permutation(x), rng.choice(x, 2)
+
+        return f
+
+    a, b = ad.random.default_rng(3), ad.random.default_rng(3)
+    eager, compiled = draws(a), ad.compile(draws(b))
+    x = ad.tensor([1.0, 2.0, 3.0])
+    for _ in range(4):
+        for y, z in zip(ad.tree.leaves(eager(x)), ad.tree.leaves(compiled(x)), strict=True):
+            assert same_bits(y, z)
+    assert a.state == b.state
+    b.state = ad.random.default_rng(9).state
+    a.state = b.state
+    assert same_bits(eager(x)[0], compiled(x)[0])
+    assert compiled.stats()["traces"] == 1
+
+
+def test_a_value_that_escapes_raises_when_it_is_used() -> None:
+    kept: list[Any] = []
+
+    @ad.compile
+    def f(x: Any) -> Any:
+        kept.append(x * 2)
+        return x
+
+    f(ad.tensor(1.0))
+    with pytest.raises(TransformError, match="after the compiled function has returned"):
+        kept[0] + 1
+
+
+def test_a_trace_that_fails_changes_nothing() -> None:
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    w.grad = ad.tensor([5.0, 6.0])
+    before = w._data
+
+    @ad.compile
+    def f(x: Any) -> Any:
+        (w * x).sum().backward()
+        with ad.no_grad():
+            w.copy_(w * 2)
+        raise KeyError("stop")
+
+    version = w._version
+    with pytest.raises(KeyError, match="stop"):
+        f(ad.tensor(1.0))
+    assert w._data is before
+    assert type(w) is ad.Tensor
+    assert w.grad.tolist() == [5.0, 6.0]
+    assert w._version == version
+
+
+def test_side_effects_happen_when_tracing() -> None:
+    count = 0
+
+    @ad.compile
+    def f(x: Any) -> Any:
+        nonlocal count
+        count += 1
+        return x * count
+
+    # what the function itself changes and reads is another value at each call, so each call traces
+    assert [f(1.0).item() if isinstance(f, ad.Tensor) else float(np.asarray(f(np.ones(()))).item()) for _ in range(3)] == [
+        1.0, 2.0, 3.0,
+    ]  # fmt: skip
+
+
+def test_a_program_can_be_looked_at() -> None:
+    f = ad.compile(lambda x: (x * 2).sum())
+    text = f.program(np.ones(3))
+    assert "multiply(%0, 2.0)  float64[3]" in text
+    assert "test_functions.py:" in text
+    assert f.stats()["programs"][0]["instructions"] == 2
+
+
+def test_compiling_false_runs_the_function() -> None:
+    f = ad.compile(lambda x: x.item())
+    with ad.config.compiling(False):
+        assert f(ad.tensor(2.0)) == 2.0
+    with pytest.raises(ArgumentError, match="True, False or"):
+        ad.config.compiling("maybe")
+
+
+def test_compiling_check_compares() -> None:
+    hidden = iter(range(100))
+    f = ad.compile(lambda x: x + next(hidden))
+    with (
+        ad.config.compiling("check"),
+        pytest.raises(TransformError, match="differs from that of the function"),
+    ):
+        f(ad.tensor(1.0))
+    g = ad.compile(lambda x: x.sum())
+    with ad.config.compiling("check"):
+        assert g(ad.tensor(X)).item() == pytest.approx(X.sum())
+
+
+# Differentiation through a compiled function ---------------------------------------------------------
+
+
+def cube(x: Any) -> Any:
+    return (x**3 * ad.sin(x)).sum()
+
+
+POINT = ad.tensor([1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    "derivative",
+    [
+        lambda f: ad.grad(f)(POINT),
+        lambda f: ad.value_and_grad(f)(POINT)[1],
+        lambda f: ad.grad(lambda t: ad.grad(f)(t).sum())(POINT),
+        lambda f: ad.hessian(f)(POINT),
+        lambda f: ad.hvp(f, (POINT,), (POINT,)) if False else ad.hessian(f)(POINT),
+        lambda f: ad.vmap(ad.grad(f))(ad.stack([POINT, POINT * 2])),
+        lambda f: ad.jvp(f, (POINT,), (POINT,))[1],
+        lambda f: ad.vmap(f)(ad.stack([POINT, POINT * 2])),
+        lambda f: ad.compile(ad.grad(f))(POINT),
+        lambda f: ad.compile(ad.hessian(f))(POINT),
+    ],
+)
+def test_transforms_around_a_compiled_function(derivative: Any) -> None:
+    assert same_bits(derivative(ad.compile(cube)), derivative(cube))
+
+
+def test_backward_through_a_compiled_model() -> None:
+    models = [nn.Sequential(nn.Linear(3, 4, rng=0), nn.Tanh(), nn.Linear(4, 1, rng=1)) for _ in range(2)]
+    forward = ad.compile(lambda x: models[1](x))
+    for k in range(3):
+        x = ad.tensor(X + k)
+        for f in (models[0], forward):
+            nn.functional.mse_loss(f(x) * 2, np.ones((5, 1), "f")).backward()
+    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert same_bits(p.grad, q.grad)
+    assert forward.stats()["traces"] == 1
+
+
+def test_arguments_with_a_history_get_gradients() -> None:
+    w = [ad.tensor([1.0, 2.0], requires_grad=True) for _ in range(2)]
+    f = ad.compile(lambda x, y: (x * y).tanh())
+    outs = []
+    for v, g in zip(w, (lambda x, y: (x * y).tanh(), f), strict=True):
+        h = v * 3
+        outs.append(g(h, v).sum())
+        outs[-1].backward()
+    assert same_bits(w[0].grad, w[1].grad)
+
+
+def test_a_result_that_was_differentiated_inside_cannot_be_again() -> None:
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+
+    @ad.compile
+    def f(x: Any) -> Any:
+        loss = (w * w * x).sum()
+        loss.backward()
+        return loss
+
+    loss = f(ad.tensor(2.0))
+    assert loss.requires_grad
+    with pytest.raises(GraphReleasedError):
+        (loss * 2).backward()
+
+
+def test_gradients_of_arguments_are_set_inside() -> None:
+    @ad.compile
+    def f(w: Any, x: Any) -> Any:
+        loss = (w * w * x).sum()
+        loss.backward()
+        return loss
+
+    for k in range(1, 4):
+        w = ad.tensor([1.0, 2.0 * k], requires_grad=True)
+        f(w, ad.tensor(2.0))
+        assert w.grad.tolist() == [4.0, 8.0 * k]
+        f(w, ad.tensor(2.0))
+        assert w.grad.tolist() == [8.0, 16.0 * k]
+    assert f.stats()["traces"] == 2  # without and with a .grad before
+
+
+def test_methods_can_be_compiled() -> None:
+    class Scaled:
+        def __init__(self, factor: float) -> None:
+            self.factor = factor
+
+        @ad.compile
+        def apply(self, x: Any) -> Any:
+            return x * self.factor
+
+    a, b = Scaled(2.0), Scaled(3.0)
+    x = ad.tensor([1.0])
+    assert (a.apply(x).item(), b.apply(x).item()) == (2.0, 3.0)
+    a.factor = 5.0
+    assert (a.apply(x).item(), b.apply(x).item()) == (5.0, 3.0)

@@ -1,0 +1,131 @@
+"""Compiled functions give the same bits as eager ones, for every op: forward, and derivatives inside."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint import tree
+from adjoint.core.op import OPS
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.errors import AdjointError
+from adjoint.testing.cases import Case, cases
+
+CASES = cases()
+
+
+def bits(value: Any) -> list[tuple[Any, ...]]:
+    """Everything about the leaves of a result: their kind, shape, dtype and bytes."""
+    found = []
+    for leaf in tree.leaves(value):
+        a = leaf.detach().numpy() if isinstance(leaf, Tensor) else np.asarray(leaf)
+        found.append((a.shape, a.dtype, np.ascontiguousarray(a).tobytes()))
+    return found
+
+
+def same(f: Any, *args: Any) -> None:
+    """Check that a compiled function returns what the function does, twice."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        wanted = bits(f(*args))
+        compiled = ad.compile(f)
+        for _ in range(2):
+            assert bits(compiled(*args)) == wanted
+        assert compiled.stats()["traces"] == 1
+
+
+def forward(case: Case) -> Any:
+    """The op on its array arguments; all others are constants."""
+    op = OPS[case.op]
+    at = [i for i, a in enumerate(case.args) if isinstance(a, np.ndarray)]
+
+    def f(*arrays: Any) -> Any:
+        args = list(case.args)
+        for i, a in zip(at, arrays, strict=True):
+            args[i] = a
+        return op.eager(*args, **case.params)
+
+    return f, [wrap(case.args[i]) for i in at]
+
+
+def as_dtype(case: Case, dtype: str) -> Case:
+    args = tuple(
+        a.astype(dtype) if isinstance(a, np.ndarray) and a.dtype == np.float64 else a for a in case.args
+    )
+    return Case(case.op, args, case.params, case.note)
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "c16"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_forward(case: Case, dtype: str) -> None:
+    f, arrays = forward(as_dtype(case, dtype))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            f(*arrays)
+    except (AdjointError, TypeError):
+        assert dtype in ("f2", "c16")  # the op does not take this dtype
+        return
+    same(f, *arrays)
+
+
+def scalar(case: Case) -> tuple[Any, list[Any]]:
+    """A smooth function of the float arguments of an op: its outputs, weighed and summed."""
+    op = OPS[case.op]
+    at = [i for i, a in enumerate(case.args)
+          if isinstance(a, np.ndarray) and a.dtype.kind in "fc" and op.smooth(i)]  # fmt: skip
+
+    def f(*arrays: Any) -> Any:
+        args = [wrap(a) if isinstance(a, np.ndarray) else a for a in case.args]
+        for i, a in zip(at, arrays, strict=True):
+            args[i] = a
+        out = op.eager(*args, **case.params)
+        total: Any = 0
+        for o in out if isinstance(out, tuple) else (out,):
+            if o.dtype.kind in "fc":
+                weights = np.cos(np.arange(o.size) + 1.0).reshape(o.shape)
+                y = (o * weights.astype(o.real.dtype)).sum()
+                total = total + (y.real if y.dtype.kind == "c" else y)
+        return total
+
+    return f, [case.args[i] for i in at]
+
+
+def waves(like: Any, phase: float) -> Any:
+    return np.sin(np.arange(like.size) + phase).reshape(like.shape).astype(like.dtype)
+
+
+DIFFERENTIABLE = [c for c in CASES if OPS[c.op].differentiable and c.note != "sparse"]
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+@pytest.mark.parametrize("mode", ["grad", "grad of grad", "jvp", "vmap of grad"])
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)
+def test_derivatives(case: Case, mode: str, dtype: str) -> None:
+    f, arrays = scalar(as_dtype(case, dtype))
+    if not arrays:
+        pytest.fail("a differentiable op has a float argument")
+    each = tuple(range(len(arrays)))
+    gradient = ad.grad(f, argnums=each)
+
+    def weighed(*xs: Any) -> Any:
+        return sum((g * waves(g, 0.5)).sum() for g in gradient(*xs))
+
+    tangents = tuple(waves(a, 0.3) for a in arrays)
+    stacked = [np.stack([a, a * np.asarray(1.01, a.dtype)]) for a in arrays]
+    derivative, given = {
+        "grad": (gradient, arrays),
+        "grad of grad": (ad.grad(weighed, argnums=each), arrays),
+        "jvp": (lambda *xs: ad.jvp(f, xs, tangents), arrays),
+        "vmap of grad": (ad.vmap(gradient), stacked),
+    }[mode]
+    inputs = [wrap(a) for a in given]
+    try:
+        derivative(*inputs)
+    except AdjointError:
+        return  # eager raises: this op has no such derivative
+    same(derivative, *inputs)
