@@ -26,7 +26,7 @@ from adjoint.core.convert import tensor
 from adjoint.core.lifted import Lifted, run_at
 from adjoint.core.namespace import Namespace, rec
 from adjoint.core.node import Node, next_seq
-from adjoint.core.record import record_results
+from adjoint.core.record import at_level, record_results
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.engine.push import push_forward
@@ -315,6 +315,7 @@ def _joined(name: str, equation: Vector, x: Tensor) -> Tensor:
     since = next_seq()
     rerun = Rerun(name, None)
     residual = rerun.first(equation, (x,), {})
+    x = _at_level_of(residual, x)
     again: Vector = lambda x: rerun.again(equation, (x,), {})
     if _has_outer_history(residual._data):
         x = _joined_outside(rerun, again, jacrev(again), x, residual._data)
@@ -341,6 +342,7 @@ def _joined_outside(rerun: Rerun, equation: Vector, jacobian: Vector, x: Tensor,
     whole = batch.held(x)
     since = next_seq()
     residual = batch.equation(whole)
+    whole = _at_level_of(residual, whole)
     if _has_outer_history(residual._data):  # further out still
         whole = _joined_outside(rerun, batch.equation, batch.jacobian, whole, residual._data)
     if residual._node is not None:
@@ -350,6 +352,11 @@ def _joined_outside(rerun: Rerun, equation: Vector, jacobian: Vector, x: Tensor,
         solution = _Solution(rerun.name, batch.equation, residual, keys, batch)
         whole = _recorded(solution, captured, whole)
     return batch.inside(whole)
+
+
+def _at_level_of(residual: Tensor, x: Tensor) -> Tensor:
+    """Lift x to the level of its residual.  No step has done so if x0 was the solution, or in an empty batch."""
+    return at_level(x, residual._data) if isinstance(residual._data, Lifted) else x
 
 
 class _Batch:

@@ -226,7 +226,7 @@ def _by_tape(watch: bool, persistent: bool) -> Step:
                 z = x * 1.0 if watch else _point(x)
                 if watch:
                     tape.watch(z)
-                y = f(z, w)
+                y = ad.asarray(f(z, w))  # an array if nothing requires grad
                 if persistent and y.requires_grad:
                     tape.gradients(y, create_graph=True)
             if not y.requires_grad:
@@ -445,7 +445,16 @@ CUSTOM = ("custom_vjp", "custom_jvp", "function")
 # These record whatever the scope around says, and give a result with a history.
 EXPLICIT = (*TAPES, "gradients", "backward", "enable_grad")
 # These hand on x itself, and what they get with its history.
-PASSING = (*SUMS, *BATCHED_SAME, "product", *(s for s in SAME if "checkpoint" in s), "anomaly", "saved_hooks")
+PASSING = (
+    *SUMS,
+    *BATCHED_SAME,
+    "product",
+    *(s for s in SAME if "checkpoint" in s),
+    "anomaly",
+    "saved_hooks",
+    "fixed_point",
+    "root",
+)
 
 
 def order_of(step: str) -> int:

@@ -361,3 +361,28 @@ def test_mistakes_are_named(name: str) -> None:
     error, mistake, match = MISTAKES[name]
     with pytest.raises(error, match=match), np.errstate(all="ignore"):
         mistake()
+
+
+@pytest.mark.parametrize("size", [0, 3])
+@pytest.mark.parametrize("transform", ["value", "grad", "jvp", "second"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_start_that_is_the_solution_inside_vmap(size: int, transform: str, nested: bool) -> None:
+    """No step is made, so nothing but the equation is batched; the same in an empty batch."""
+
+    def f(a: Any) -> Any:
+        solved = lambda k: ad.root(lambda y: y - (a * a * k).sum(), 0.0)
+        return ad.vmap(solved)(np.array([1.0, 2.0])).sum() / 3.0 if nested else solved(1.0)
+
+    ones = np.ones(2)
+    of = {
+        "value": f,
+        "grad": lambda a: ad.grad(f)(a).sum(),
+        "jvp": lambda a: ad.jvp(f, (a,), (ones,))[1],
+        "second": lambda a: ad.grad(lambda b: ad.grad(f)(b).sum())(a).sum(),
+    }
+    for start, expected in (
+        (np.zeros((size, 2)), {"value": 0.0, "grad": 0.0, "jvp": 0.0, "second": 4.0}),
+        (np.ones((size, 2)), {"value": 2.0, "grad": 4.0, "jvp": 4.0, "second": 4.0}),
+    ):
+        found = ad.vmap(of[transform])(start)
+        np.testing.assert_allclose(found, np.full(size, expected[transform]), atol=1e-12)
