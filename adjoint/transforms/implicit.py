@@ -355,7 +355,7 @@ def _joined_outside(rerun: Rerun, equation: Vector, jacobian: Vector, x: Tensor,
 
 
 def _at_level_of(residual: Tensor, x: Tensor) -> Tensor:
-    """Lift x to the level of its residual.  No step has done so if x0 was the solution, or in an empty batch."""
+    """Lift x to the level of its residual.  Steps do so, but none is made if x0 is the solution."""
     return at_level(x, residual._data) if isinstance(residual._data, Lifted) else x
 
 
