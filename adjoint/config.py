@@ -508,6 +508,12 @@ def is_inference_mode_enabled() -> bool:
     -------
     bool
         Whether it is active.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.is_inference_mode_enabled()
+    False
     """
     return _inference.get()
 
@@ -519,6 +525,12 @@ def get_default_dtype() -> np.dtype[Any]:
     -------
     dtype
         The dtype.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.get_default_dtype()
+    dtype('float64')
     """
     return _default_dtype.get()
 
@@ -535,6 +547,14 @@ def set_default_dtype(dtype: Any) -> None:
     ------
     DTypeError
         If it is not a float dtype.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.set_default_dtype("float32")
+    >>> ad.tensor(1.0).dtype
+    dtype('float32')
+    >>> ad.set_default_dtype("float64")
     """
     chosen = np.dtype(dtype)
     if chosen.kind != "f":
@@ -637,6 +657,12 @@ def get_threads() -> int | str:
     -------
     int or "auto"
         The number.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.config.get_threads()
+    'auto'
     """
     return _threads.get()
 
@@ -655,6 +681,14 @@ def set_threads(threads: int | str) -> None:
     ------
     ArgumentError
         If it is not a positive integer or "auto".
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.config.set_threads(2)
+    >>> ad.config.get_threads()
+    2
+    >>> ad.config.set_threads("auto")
     """
     _threads.set(_check_threads("threads", threads))
 
@@ -666,6 +700,12 @@ def get_workers() -> int | str:
     -------
     int or "auto"
         The number.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.config.get_workers()
+    1
     """
     return _workers.get()
 
@@ -684,6 +724,14 @@ def set_workers(workers: int | str) -> None:
     ------
     ArgumentError
         If it is not a positive integer or "auto".
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.config.set_workers("auto")
+    >>> ad.config.get_workers()
+    'auto'
+    >>> ad.config.set_workers(1)
     """
     _workers.set(check_workers(workers))
 

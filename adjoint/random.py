@@ -91,6 +91,12 @@ class Generator:
     ----------
     seeds : np.random.SeedSequence
         The seeds of the generator.
+
+    Examples
+    --------
+    >>> rng = default_rng(0)
+    >>> rng.normal(size=(2, 3)).shape
+    (2, 3)
     """
 
     __slots__ = ("_numpy", "_seeds")
@@ -164,6 +170,12 @@ class Generator:
         -------
         list of Generator
             The generators.
+
+        Examples
+        --------
+        >>> a, b = default_rng(0).spawn(2)
+        >>> a.random().item() == b.random().item()
+        False
         """
         return [Generator(seeds) for seeds in self._seeds.spawn(operator.index(count))]
 
@@ -209,6 +221,11 @@ class Generator:
         -------
         Tensor
             The draws.
+
+        Examples
+        --------
+        >>> default_rng(0).standard_normal((2, 3)).shape
+        (2, 3)
         """
         target, z = self._noise("standard_normal", "standard_normal", size, dtype)
         return narrowed(z, target)
@@ -268,6 +285,11 @@ class Generator:
         ------
         ArgumentError
             If ``sigma`` is negative.
+
+        Examples
+        --------
+        >>> bool((default_rng(0).lognormal(size=3) > 0).all())
+        True
         """
         target, z, mean, sigma = self._noise("lognormal", "standard_normal", size, dtype, mean, sigma)
         return narrowed(rec.exp(mean + _not_negative("lognormal", sigma) * z), target)
@@ -290,6 +312,12 @@ class Generator:
         -------
         Tensor
             The draws.
+
+        Examples
+        --------
+        >>> x = default_rng(0).uniform(-1.0, 1.0, size=3)
+        >>> bool((abs(x) <= 1).all())
+        True
         """
         target, u, low, high = self._noise("uniform", "random", size, dtype, low, high)
         y = low + (high - low) * u
@@ -316,6 +344,11 @@ class Generator:
         ------
         ArgumentError
             If ``scale`` is negative.
+
+        Examples
+        --------
+        >>> bool((default_rng(0).exponential(2.0, size=3) >= 0).all())
+        True
         """
         target, e, scale = self._noise("exponential", "standard_exponential", size, dtype, scale)
         return narrowed(_not_negative("exponential", scale) * e, target)
@@ -343,6 +376,11 @@ class Generator:
         ------
         ArgumentError
             If ``scale`` is negative.
+
+        Examples
+        --------
+        >>> default_rng(0).laplace([0.0, 1.0], 0.5).shape
+        (2,)
         """
         target, e, loc, scale = self._noise("laplace", "standard_exponential", size, dtype, loc, scale)
         shape = e.shape
@@ -372,6 +410,11 @@ class Generator:
         ------
         ArgumentError
             If ``scale`` is negative.
+
+        Examples
+        --------
+        >>> default_rng(0).logistic([0.0, 1.0], 0.5).shape
+        (2,)
         """
         target, e, loc, scale = self._noise("logistic", "standard_exponential", size, dtype, loc, scale)
         return narrowed(loc + _not_negative("logistic", scale) * rec.log(rec.expm1(e)), target)
@@ -399,6 +442,11 @@ class Generator:
         ------
         ArgumentError
             If ``scale`` is negative.
+
+        Examples
+        --------
+        >>> default_rng(0).gumbel(size=(2, 3)).shape
+        (2, 3)
         """
         target, e, loc, scale = self._noise("gumbel", "standard_exponential", size, dtype, loc, scale)
         return narrowed(loc - _not_negative("gumbel", scale) * rec.log(e), target)
@@ -471,6 +519,12 @@ class Generator:
         ------
         ArgumentError
             If the bounds do not fit.
+
+        Examples
+        --------
+        >>> x = default_rng(0).integers(0, 10, size=5)
+        >>> bool(((x >= 0) & (x < 10)).all())
+        True
         """
         lower, upper = (None if b is None else array_of(b) for b in (low, high))
         shape = None if size is None else _size("integers", size)
@@ -509,6 +563,11 @@ class Generator:
         ------
         ArgumentError
             If a probability is not between 0 and 1.
+
+        Examples
+        --------
+        >>> default_rng(0).bernoulli([0.0, 1.0])
+        tensor([0., 1.], dtype=float64)
         """
         target, u, p = self._noise("bernoulli", "random", size, None, p)
         _check("bernoulli", p, lambda a: (a >= 0) & (a <= 1), "probabilities are between 0 and 1")
@@ -584,6 +643,11 @@ class Generator:
         -------
         Tensor
             The shuffled elements.
+
+        Examples
+        --------
+        >>> sorted(default_rng(0).permutation(4).tolist())
+        [0, 1, 2, 3]
         """
         whole = isinstance(x, (int, np.integer))
         x = x if whole else asarray(x)
@@ -621,6 +685,11 @@ class Generator:
         ------
         ArgumentError
             If ``size`` and ``p`` do not fit the number of elements.
+
+        Examples
+        --------
+        >>> default_rng(0).choice([5.0, 5.0], size=3)
+        tensor([5., 5., 5.], dtype=float64)
         """
         whole = isinstance(x, (int, np.integer))
         x = x if whole else asarray(x)

@@ -92,6 +92,13 @@ class Structure:
         The structures of the children.
     rest : optional
         The data needed to rebuild the container, or the value of a constant.
+
+    Examples
+    --------
+    >>> structure([1.0, (2.0, None)]).kind
+    <class 'list'>
+    >>> structure([1.0, (2.0, None)]).count
+    2
     """
 
     __slots__ = ("children", "count", "kind", "names", "rest")

@@ -1,4 +1,4 @@
-"""``detect_anomaly``: find the op that first makes a NaN or an infinity, forward or backward."""
+"""``detect_anomaly``: find the first op that produces a NaN or an infinity, forward or backward."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _AnomalyMode(ContextMode[bool]):
-    """Look at every result; NumPy's own warnings about them are off."""
+    """Check every result, and switch off NumPy's warnings about them."""
 
     _variable = record.anomaly
 
@@ -50,12 +50,24 @@ def detect_anomaly(mode: bool = True) -> ContextMode[bool]: ...
 @overload
 def detect_anomaly(mode: F) -> F: ...
 def detect_anomaly(mode: Any = True) -> Any:
-    """Raise at the first op that makes a NaN or an infinity, in the forward and in backward.
+    """Raise at the first op that produces a NaN or an infinity, forward or backward.
 
-    The error names the op, the shape, dtype and finite fraction of its inputs, and the line
-    of your program that recorded it.  It costs time; without it nothing is checked.  A context
-    manager and a decorator, of generators and coroutines too.
+    It is a context manager and a decorator, also for generators and coroutines.  The error names the op,
+    the shape, dtype and finite fraction of its inputs, and the line of the program that recorded it.  The
+    check takes time.
 
+    Parameters
+    ----------
+    mode : bool or callable, optional
+        Whether to check; a function, if it is used as a decorator without parentheses.
+
+    Returns
+    -------
+    ContextMode or callable
+        The context manager, or the wrapped function.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> with ad.detect_anomaly():
     ...     ad.log(ad.tensor([1.0, 0.0]))  # doctest: +ELLIPSIS
@@ -66,7 +78,7 @@ def detect_anomaly(mode: Any = True) -> Any:
 
 
 def is_on() -> bool:
-    """Tell whether anomalies are looked for here and now."""
+    """Return whether anomalies are checked in this context."""
     return bool(special.count) and record.anomaly.get()
 
 

@@ -358,6 +358,12 @@ def __array_namespace_info__() -> NamespaceInfo:  # noqa: N807  the standard's n
     -------
     NamespaceInfo
         Its methods return devices, dtypes and capabilities.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.__array_namespace_info__().devices()
+    ['cpu']
     """
     return NamespaceInfo()
 

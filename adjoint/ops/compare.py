@@ -204,6 +204,12 @@ def isposinf(x: Any) -> Tensor:
     -------
     Tensor
         A tensor of bool, which has no gradient.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.isposinf([float("inf"), float("-inf"), 1.0])
+    tensor([ True, False, False], dtype=bool)
     """
     return equal(asarray(x), np.inf)
 
@@ -220,6 +226,12 @@ def isneginf(x: Any) -> Tensor:
     -------
     Tensor
         A tensor of bool, which has no gradient.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.isneginf([float("inf"), float("-inf"), 1.0])
+    tensor([False,  True, False], dtype=bool)
     """
     return equal(asarray(x), -np.inf)
 
@@ -236,6 +248,12 @@ def isreal(x: Any) -> Tensor:
     -------
     Tensor
         A tensor of bool, which has no gradient.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.isreal([1j, 1 + 0j])
+    tensor([False,  True], dtype=bool)
     """
     return equal(rec.imag(asarray(x)), 0)
 
@@ -252,6 +270,12 @@ def iscomplex(x: Any) -> Tensor:
     -------
     Tensor
         A tensor of bool, which has no gradient.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.iscomplex([1j, 1 + 0j])
+    tensor([ True, False], dtype=bool)
     """
     return not_equal(rec.imag(asarray(x)), 0)
 

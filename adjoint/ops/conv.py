@@ -475,6 +475,12 @@ def conv3d(
     ------
     ShapeError
         If the shapes do not fit.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.conv3d(ad.ones((1, 1, 3, 3, 3)), ad.ones((2, 1, 2, 2, 2))).shape
+    (1, 2, 2, 2, 2)
     """
     return _convolve("conv3d", 3, x, weight, bias, stride, padding, dilation, groups)
 
@@ -519,6 +525,12 @@ def conv_transpose1d(
     ------
     ShapeError
         If the shapes do not fit.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.conv_transpose1d(ad.ones((1, 1, 2)), ad.ones((1, 1, 2)))
+    tensor([[[1., 2., 1.]]], dtype=float64)
     """
     return _transpose(
         "conv_transpose1d", 1, x, weight, bias, stride, padding, output_padding, groups, dilation
@@ -619,6 +631,12 @@ def conv_transpose3d(
     ------
     ShapeError
         If the shapes do not fit.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.conv_transpose3d(ad.ones((1, 1, 2, 2, 2)), ad.ones((1, 3, 2, 2, 2))).shape
+    (1, 3, 3, 3, 3)
     """
     return _transpose(
         "conv_transpose3d", 3, x, weight, bias, stride, padding, output_padding, groups, dilation

@@ -293,6 +293,13 @@ def ifftn(x: Any, s: Sequence[int] | None = None, axes: Any = None, norm: str | 
     -------
     Tensor
         The inverse transform, complex.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.fft.ifftn([[4.0, 0.0], [0.0, 0.0]]).real
+    tensor([[1., 1.],
+            [1., 1.]], dtype=float64)
     """
     return _complex_transform("ifftn", x, s, axes, norm, True)
 
@@ -315,6 +322,13 @@ def fft2(x: Any, s: Sequence[int] | None = None, axes: Any = (-2, -1), norm: str
     -------
     Tensor
         The transform, complex.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.fft.fft2(ad.ones((2, 2))).real
+    tensor([[4., 0.],
+            [0., 0.]], dtype=float64)
     """
     return _complex_transform("fft2", x, s, axes, norm, False)
 
@@ -337,6 +351,13 @@ def ifft2(x: Any, s: Sequence[int] | None = None, axes: Any = (-2, -1), norm: st
     -------
     Tensor
         The inverse transform, complex.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.fft.ifft2([[4.0, 0.0], [0.0, 0.0]]).real
+    tensor([[1., 1.],
+            [1., 1.]], dtype=float64)
     """
     return _complex_transform("ifft2", x, s, axes, norm, True)
 
@@ -425,6 +446,12 @@ def rfftn(x: Any, s: Sequence[int] | None = None, axes: Any = None, norm: str | 
     ------
     DTypeError
         If ``x`` is complex.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.fft.rfftn(ad.ones((3, 4))).shape
+    (3, 3)
     """
     return _to_half("rfftn", x, s, axes, norm)
 
@@ -447,6 +474,12 @@ def irfftn(x: Any, s: Sequence[int] | None = None, axes: Any = None, norm: str |
     -------
     Tensor
         The inverse transform, real.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.fft.irfftn(ad.fft.rfftn(ad.ones((3, 4)))).shape
+    (3, 4)
     """
     return _from_half("irfftn", x, s, axes, norm)
 
@@ -474,6 +507,12 @@ def rfft2(x: Any, s: Sequence[int] | None = None, axes: Any = (-2, -1), norm: st
     ------
     DTypeError
         If ``x`` is complex.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.fft.rfft2(ad.ones((3, 4))).shape
+    (3, 3)
     """
     return _to_half("rfft2", x, s, axes, norm)
 
@@ -496,6 +535,12 @@ def irfft2(x: Any, s: Sequence[int] | None = None, axes: Any = (-2, -1), norm: s
     -------
     Tensor
         The inverse transform, real.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.fft.irfft2(ad.fft.rfft2(ad.ones((3, 4)))).shape
+    (3, 4)
     """
     return _from_half("irfft2", x, s, axes, norm)
 
@@ -518,6 +563,12 @@ def hfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
     -------
     Tensor
         The transform, real.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.fft.hfft([1.0, 1.0, 1.0])
+    tensor([4., 0., 0., 0.], dtype=float64)
     """
     return _from_half(
         "hfft", rec.conj(_complex_input("hfft", x)), _one(n), (axis,), _DUAL[_checked_norm("hfft", norm)]
@@ -547,6 +598,12 @@ def ihfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None)
     ------
     DTypeError
         If ``x`` is complex.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.fft.ihfft([4.0, 0.0, 0.0, 0.0]).real
+    tensor([1., 1., 1.], dtype=float64)
     """
     return rec.conj(_to_half("ihfft", x, _one(n), (axis,), _DUAL[_checked_norm("ihfft", norm)]))
 
@@ -672,6 +729,12 @@ def ifftshift(x: Any, axes: Any = None) -> Tensor:
     -------
     Tensor
         The shifted tensor.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.fft.ifftshift([-2, -1, 0, 1])
+    tensor([ 0,  1, -2, -1], dtype=int64)
     """
     return _shifted("ifftshift", x, axes, -1)
 

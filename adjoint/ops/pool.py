@@ -233,6 +233,12 @@ def max_pool1d(
     ------
     ShapeError
         If a window is larger than the padded input.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.max_pool1d(ad.arange(4.0).reshape(1, 1, 4), 2)
+    tensor([[[1., 3.]]], dtype=float64)
     """
     return _maximum("max_pool1d", 1, x, kernel_size, stride, padding, dilation, ceil_mode)
 
@@ -308,6 +314,12 @@ def max_pool3d(
     ------
     ShapeError
         If a window is larger than the padded input.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.max_pool3d(ad.ones((1, 3, 4, 4, 4)), 2).shape
+    (1, 3, 2, 2, 2)
     """
     return _maximum("max_pool3d", 3, x, kernel_size, stride, padding, dilation, ceil_mode)
 
@@ -346,6 +358,12 @@ def avg_pool1d(
     ------
     ShapeError
         If a window is larger than the padded input.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.avg_pool1d(ad.arange(4.0).reshape(1, 1, 4), 2)
+    tensor([[[0.5, 2.5]]], dtype=float64)
     """
     return _average("avg_pool1d", 1, x, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
@@ -428,6 +446,12 @@ def avg_pool3d(
     ------
     ShapeError
         If a window is larger than the padded input.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.avg_pool3d(ad.ones((1, 3, 4, 4, 4)), 2).shape
+    (1, 3, 2, 2, 2)
     """
     return _average("avg_pool3d", 3, x, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
@@ -484,6 +508,12 @@ def adaptive_avg_pool1d(x: Any, output_size: Any) -> Tensor:
     -------
     Tensor
         The means.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.adaptive_avg_pool1d(ad.arange(4.0).reshape(1, 1, 4), 2)
+    tensor([[[0.5, 2.5]]], dtype=float64)
     """
     return _adaptive("adaptive_avg_pool1d", 1, x, output_size)
 
@@ -526,5 +556,11 @@ def adaptive_avg_pool3d(x: Any, output_size: Any) -> Tensor:
     -------
     Tensor
         The means.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.adaptive_avg_pool3d(ad.ones((1, 3, 5, 6, 7)), 2).shape
+    (1, 3, 2, 2, 2)
     """
     return _adaptive("adaptive_avg_pool3d", 3, x, output_size)

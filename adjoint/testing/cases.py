@@ -33,6 +33,12 @@ class Case:
         The parameters, in the canonical form of the op: negative axes, full shapes.
     note : str, optional
         A text for the name of the test.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> str(Case("sum", (np.ones((2, 3)),), {"axis": (-1,), "keepdims": False}))
+    'sum-(2,3)'
     """
 
     op: str

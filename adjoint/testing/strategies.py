@@ -52,6 +52,12 @@ def shapes(
     -------
     SearchStrategy
         The strategy.
+
+    Examples
+    --------
+    >>> from hypothesis import find
+    >>> find(shapes(), lambda shape: len(shape) == 2)
+    (0, 0)
     """
     return hnp.array_shapes(min_dims=min_dims, max_dims=max_dims, min_side=min_side, max_side=max_side)
 
@@ -76,6 +82,12 @@ def broadcastable_shapes(
     -------
     SearchStrategy
         The strategy.
+
+    Examples
+    --------
+    >>> from hypothesis import find
+    >>> len(find(broadcastable_shapes(3), lambda shapes: shapes[0] != shapes[1]))
+    3
     """
     found = hnp.mutually_broadcastable_shapes(
         num_shapes=count, max_dims=max_dims, min_side=min_side, max_side=max_side
@@ -119,6 +131,11 @@ def arrays(
     ------
     ArgumentError
         If the interval has no multiple of 1/8.
+
+    Examples
+    --------
+    >>> arrays((2, 3), low=0.0)
+    arrays(shape=(2, 3), low=0.0)
     """
     chosen = shape if isinstance(shape, tuple) else draw(shapes() if shape is None else shape)
     first, last = math.ceil(low * 8), math.floor(high * 8)
@@ -183,6 +200,11 @@ class Instruction:
         The name of the operation.
     operands : tuple of int
         The indices of its operands among the values before it.
+
+    Examples
+    --------
+    >>> Instruction("add", (0, 1))
+    Instruction(name='add', operands=(0, 1))
     """
 
     name: str
@@ -202,6 +224,15 @@ class Program:
         The inputs.
     instructions : tuple of Instruction
         The steps.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> program = Program((np.array([1.0, 2.0, 3.0]),), (Instruction("square", (0,)),))
+    >>> program.loss(np, program.leaves).item()
+    14.0
+    >>> program.gradients()
+    [array([2., 4., 6.])]
     """
 
     leaves: tuple[Array, ...]
@@ -289,6 +320,12 @@ def programs(
     -------
     SearchStrategy
         The strategy.
+
+    Examples
+    --------
+    >>> from hypothesis import find
+    >>> len(find(programs(), lambda program: len(program.leaves) == 2).instructions)
+    1
     """
     count = draw(st.integers(min_leaves, max_leaves))
     leaves = tuple(draw(arrays(draw(st.sampled_from(_SHAPES)))) for _ in range(count))

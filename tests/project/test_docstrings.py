@@ -16,7 +16,6 @@ import adjoint
 PENDING: tuple[str, ...] = (
     "adjoint.accumulate",
     "adjoint.core",
-    "adjoint.engine",
     "adjoint.optim",
     "adjoint.train",
 )
