@@ -36,6 +36,7 @@ from adjoint.hints import explain
 from adjoint.ops.half import widened
 from adjoint.ops.reduce import argmax, narrowed
 from adjoint.ops.selection import take
+from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = ["Generator", "default_rng"]
 
@@ -184,7 +185,7 @@ class Generator:
 
     # Draws that differentiate through their parameters ---------------------------------------
 
-    def random(self, size: Any = None, dtype: Any = None) -> Tensor:
+    def random(self, size: Any = None, dtype: DTypeLike | None = None) -> Tensor:
         """Draw from the uniform distribution on [0, 1).
 
         Parameters
@@ -207,7 +208,7 @@ class Generator:
         target, u = self._noise("random", "random", size, dtype)
         return u if u.dtype == target else _below(rec.astype(u, dtype=target), 0.0, 1.0)
 
-    def standard_normal(self, size: Any = None, dtype: Any = None) -> Tensor:
+    def standard_normal(self, size: Any = None, dtype: DTypeLike | None = None) -> Tensor:
         """Draw from the normal distribution with mean 0 and standard deviation 1.
 
         Parameters
@@ -230,7 +231,9 @@ class Generator:
         target, z = self._noise("standard_normal", "standard_normal", size, dtype)
         return narrowed(z, target)
 
-    def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
+    def normal(
+        self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: DTypeLike | None = None
+    ) -> Tensor:
         """Draw from the normal distribution, as loc + scale · z; gradients flow to ``loc`` and ``scale``.
 
         Parameters
@@ -262,7 +265,9 @@ class Generator:
         target, z, loc, scale = self._noise("normal", "standard_normal", size, dtype, loc, scale)
         return narrowed(loc + _not_negative("normal", scale) * z, target)
 
-    def lognormal(self, mean: Any = 0.0, sigma: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
+    def lognormal(
+        self, mean: Any = 0.0, sigma: Any = 1.0, size: Any = None, dtype: DTypeLike | None = None
+    ) -> Tensor:
         """Draw exp of a normal draw; gradients flow to ``mean`` and ``sigma``.
 
         Parameters
@@ -294,7 +299,9 @@ class Generator:
         target, z, mean, sigma = self._noise("lognormal", "standard_normal", size, dtype, mean, sigma)
         return narrowed(rec.exp(mean + _not_negative("lognormal", sigma) * z), target)
 
-    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
+    def uniform(
+        self, low: Any = 0.0, high: Any = 1.0, size: Any = None, dtype: DTypeLike | None = None
+    ) -> Tensor:
         """Draw from the uniform distribution on [low, high); gradients flow to both bounds.
 
         Parameters
@@ -323,7 +330,7 @@ class Generator:
         y = low + (high - low) * u
         return y if y.dtype == target else _below(rec.astype(y, dtype=target), low, high)
 
-    def exponential(self, scale: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
+    def exponential(self, scale: Any = 1.0, size: Any = None, dtype: DTypeLike | None = None) -> Tensor:
         """Draw from the exponential distribution; gradients flow to ``scale``.
 
         Parameters
@@ -353,7 +360,9 @@ class Generator:
         target, e, scale = self._noise("exponential", "standard_exponential", size, dtype, scale)
         return narrowed(_not_negative("exponential", scale) * e, target)
 
-    def laplace(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
+    def laplace(
+        self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: DTypeLike | None = None
+    ) -> Tensor:
         """Draw from the Laplace distribution; gradients flow to ``loc`` and ``scale``.
 
         Parameters
@@ -387,7 +396,9 @@ class Generator:
         signs = made_by_host(lambda: self._numpy.integers(0, 2, shape, np.int8) * 2 - 1, shape, np.int8)
         return narrowed(loc + _not_negative("laplace", scale) * (e * signs), target)
 
-    def logistic(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
+    def logistic(
+        self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: DTypeLike | None = None
+    ) -> Tensor:
         """Draw from the logistic distribution; gradients flow to ``loc`` and ``scale``.
 
         Parameters
@@ -419,7 +430,9 @@ class Generator:
         target, e, loc, scale = self._noise("logistic", "standard_exponential", size, dtype, loc, scale)
         return narrowed(loc + _not_negative("logistic", scale) * rec.log(rec.expm1(e)), target)
 
-    def gumbel(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = None) -> Tensor:
+    def gumbel(
+        self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: DTypeLike | None = None
+    ) -> Tensor:
         """Draw from the Gumbel distribution; gradients flow to ``loc`` and ``scale``.
 
         Parameters
@@ -451,7 +464,9 @@ class Generator:
         target, e, loc, scale = self._noise("gumbel", "standard_exponential", size, dtype, loc, scale)
         return narrowed(loc - _not_negative("gumbel", scale) * rec.log(e), target)
 
-    def gumbel_softmax(self, logits: Any, tau: Any = 1.0, *, hard: bool = False, axis: int = -1) -> Tensor:
+    def gumbel_softmax(
+        self, logits: ArrayLike, tau: Any = 1.0, *, hard: bool = False, axis: int = -1
+    ) -> Tensor:
         """Draw relaxed one-hot vectors with probabilities softmax(logits).
 
         They are softmax((logits + Gumbel noise) / tau).  Gradients flow to ``logits`` and ``tau``.
@@ -479,21 +494,27 @@ class Generator:
         tensor([0., 1., 0.], dtype=float64)
         """
         logits = _as_float("gumbel_softmax", asarray(logits))
-        target, logits = logits.dtype, widened(rec, logits)
-        where = canonical_axis("gumbel_softmax", axis, logits.ndim)
-        scores = (logits + self.gumbel(size=logits.shape, dtype=logits.dtype)) / tau
+        target, wide = logits.dtype, widened(rec, logits)
+        where = canonical_axis("gumbel_softmax", axis, wide.ndim)
+        scores = (wide + self.gumbel(size=wide.shape, dtype=wide.dtype)) / tau
         soft = rec.softmax(scores, axis=where)
         if not hard:
             return narrowed(soft, target)
         best = argmax(soft, axis=where, keepdims=True)
-        places = np.arange(logits.shape[where]).reshape((-1,) + (1,) * (-where - 1))
+        places = np.arange(wide.shape[where]).reshape((-1,) + (1,) * (-where - 1))
         one_hot = rec.astype(rec.equal(best, places), dtype=soft.dtype)
         return narrowed(soft + (one_hot - soft).detach(), target)
 
     # Draws without a gradient --------------------------------------------------------------
 
     def integers(
-        self, low: Any, high: Any = None, size: Any = None, dtype: Any = np.int64, *, endpoint: bool = False
+        self,
+        low: Any,
+        high: Any = None,
+        size: Any = None,
+        dtype: DTypeLike = np.int64,
+        *,
+        endpoint: bool = False,
     ) -> Tensor:
         """Draw integers from [low, high).
 
@@ -540,7 +561,7 @@ class Generator:
             shape = np.broadcast_shapes(*(np.shape(b) for b in (lower, upper) if b is not None))
         return wrap(made_by_host(draw, shape, dtype))
 
-    def bernoulli(self, p: Any, size: Any = None, dtype: Any = None) -> Tensor:
+    def bernoulli(self, p: Any, size: Any = None, dtype: DTypeLike | None = None) -> Tensor:
         """Draw 1 with probability ``p``, and 0 otherwise.
 
         The draws have no gradient; ``gumbel_softmax`` is a smooth alternative.
@@ -574,7 +595,12 @@ class Generator:
         return rec.astype(rec.less(u, p), dtype=np.dtype(dtype or target))
 
     def categorical(
-        self, logits: Any = None, size: Any = None, *, probs: Any = None, axis: int = -1
+        self,
+        logits: ArrayLike | None = None,
+        size: Any = None,
+        *,
+        probs: ArrayLike | None = None,
+        axis: int = -1,
     ) -> Tensor:
         """Draw classes, given their logits or probabilities.
 
@@ -606,9 +632,10 @@ class Generator:
         >>> default_rng(0).categorical(probs=[0.0, 1.0], size=4)
         tensor([1, 1, 1, 1], dtype=int64)
         """
-        if (logits is None) == (probs is None):
+        given = probs if logits is None else logits
+        if given is None or (logits is not None and probs is not None):
             raise ArgumentError("categorical: give either logits or probs=.")
-        weights = asarray(probs if logits is None else logits)
+        weights = asarray(given)
         if weights.dtype.kind in "iub":
             weights = rec.astype(weights, dtype=get_default_dtype())
         weights = widened(rec, weights)

@@ -20,9 +20,12 @@ import dataclasses
 import enum
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adjoint.errors import InputError, TransformError
+
+if TYPE_CHECKING:
+    from adjoint.typing import Tree
 
 __all__ = [
     "Structure",
@@ -250,7 +253,7 @@ def _flatten(value: Any, into: list[Any]) -> Structure:
     return _LEAF
 
 
-def flatten(tree: Any) -> tuple[list[Any], Structure]:
+def flatten(tree: Tree) -> tuple[list[Any], Structure]:
     """Return the leaves of a tree, in order, and its structure.
 
     Parameters
@@ -348,7 +351,7 @@ def _build(s: Structure, leaves: Iterator[Any]) -> Any:
     return value
 
 
-def structure(tree: Any) -> Structure:
+def structure(tree: Tree) -> Structure:
     """Return the structure of a tree.
 
     Parameters
@@ -369,7 +372,7 @@ def structure(tree: Any) -> Structure:
     return flatten(tree)[1]
 
 
-def leaves(tree: Any) -> list[Any]:
+def leaves(tree: Tree) -> list[Any]:
     """Return the leaves of a tree, in order.
 
     Parameters
@@ -390,7 +393,7 @@ def leaves(tree: Any) -> list[Any]:
     return flatten(tree)[0]
 
 
-def paths(tree: Any, start: str = "") -> list[tuple[str, Any]]:
+def paths(tree: Tree, start: str = "") -> list[tuple[str, Any]]:
     """Return each leaf of a tree with its path.
 
     Parameters
@@ -414,7 +417,7 @@ def paths(tree: Any, start: str = "") -> list[tuple[str, Any]]:
     return list(zip(s.paths(start), found, strict=True))
 
 
-def map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+def map(function: Callable[..., Any], tree: Tree, *others: Any) -> Any:
     """Apply a function to each leaf of a tree.
 
     Parameters
@@ -446,7 +449,7 @@ def map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return unflatten(s, [function(*row) for row in zip(first, *columns, strict=True)])
 
 
-def flatten_like(structure: Structure, tree: Any, name: str, *, holes: bool = False) -> list[Any]:
+def flatten_like(structure: Structure, tree: Tree, name: str, *, holes: bool = False) -> list[Any]:
     """Return the values of a tree at the leaves of a structure.
 
     Parameters

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy import ndarray
@@ -16,6 +16,9 @@ from adjoint.core.lifted import Lifted, tracing
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, Traced, concrete, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
+
+if TYPE_CHECKING:
+    from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = [
     "array",
@@ -32,7 +35,7 @@ __all__ = [
 ]
 
 
-def tensor(data: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+def tensor(data: ArrayLike, *, dtype: DTypeLike | None = None, requires_grad: bool = False) -> Tensor:
     """Make a leaf tensor with its own copy of ``data``.
 
     >>> tensor([[1, 2], [3, 4]])
@@ -50,7 +53,7 @@ def tensor(data: Any, *, dtype: Any = None, requires_grad: bool = False) -> Tens
     return fresh.requires_grad_() if requires_grad else fresh
 
 
-def array(data: Any, *, dtype: Any = None, copy: bool = True) -> Tensor:
+def array(data: ArrayLike, *, dtype: DTypeLike | None = None, copy: bool = True) -> Tensor:
     """Make a tensor of numbers, arrays, tensors and nested lists of them; gradients flow to tensors inside.
 
     >>> import adjoint as ad
@@ -60,7 +63,9 @@ def array(data: Any, *, dtype: Any = None, copy: bool = True) -> Tensor:
     return asarray(data, dtype=dtype, copy=copy or None)
 
 
-def asarray(data: Any, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Tensor:
+def asarray(
+    data: ArrayLike, *, dtype: DTypeLike | None = None, device: Any = None, copy: bool | None = None
+) -> Tensor:
     """Return ``data`` as a tensor: itself if it is one, otherwise a copy, because tensors own their memory.
 
     Gradients flow to tensors inside nested lists.  ``copy=False`` raises where a copy is needed.
@@ -88,7 +93,7 @@ def made(t: Tensor, data: Any = None) -> Tensor:
     return t if trace is None else trace.made(t, data)
 
 
-def array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
+def array_of(value: ArrayLike, dtype: DTypeLike | None = None) -> ndarray[Any, Any]:
     """Return ``value`` (tensor, array, number, nested list) as a plain numeric array.
 
     Memory may be shared; whoever keeps the array copies it.  A compiled function holds only while an array
@@ -262,7 +267,7 @@ def _refuse_foreign(value: Any) -> None:
         )
 
 
-def resolved(value: Any) -> Any:
+def resolved(value: ArrayLike) -> Any:
     """Return a tensor of another library with its values in its memory.
 
     PyTorch's ``conj()``, and ``imag`` of it, leave the memory alone and set a bit, which neither DLPack
@@ -274,7 +279,7 @@ def resolved(value: Any) -> Any:
     return value
 
 
-def refuse_masked(value: Any) -> None:
+def refuse_masked(value: ArrayLike) -> None:
     """Raise if an array masks some of its elements: what is under the mask would become numbers."""
     if isinstance(value, ndarray) and np.any(getattr(value, "mask", False)):
         raise InputError(
@@ -300,7 +305,7 @@ def check_device(op: str, device: Any) -> None:
         raise ArgumentError(f'{op}: the only device is "cpu", but got {device!r}.')
 
 
-def checked_dtype(dtype: Any) -> np.dtype[Any]:
+def checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     """Return a dtype that tensors can have, or raise."""
     try:
         target = np.dtype(dtype)

@@ -13,6 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from adjoint.core.tensor import Tensor
+
 __all__ = ["Namespace", "dyn", "raw", "rec"]
 
 
@@ -33,6 +36,14 @@ class Namespace:
         return f"<namespace {self.__name__}>"
 
 
+class _Recorded(Namespace):
+    """For type checkers: recorded ops return tensors."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Callable[..., Tensor]: ...
+
+
 raw = Namespace("raw")
-rec = Namespace("rec")
+rec = _Recorded("rec")
 dyn = Namespace("dyn")

@@ -11,3 +11,7 @@ from adjoint.distributed.simulate import simulate
 from adjoint.errors import RankError, StallError
 
 __all__ = ["Group", "RankError", "StallError", "share", "simulate", "world"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

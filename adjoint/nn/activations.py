@@ -18,6 +18,7 @@ from adjoint.ops.create import full
 from adjoint.ops.elementwise import sigmoid, tanh
 from adjoint.ops.fused import log_softmax, softmax
 from adjoint.ops.piecewise import relu
+from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = [
     "ELU",
@@ -648,11 +649,11 @@ class PReLU(Module):
     [-1.0, 3.0]
     """
 
-    def __init__(self, num_parameters: int = 1, init: float = 0.25, *, dtype: Any = np.float32) -> None:
+    def __init__(self, num_parameters: int = 1, init: float = 0.25, *, dtype: DTypeLike = np.float32) -> None:
         sizes("PReLU", num_parameters=num_parameters)
         self.weight = Parameter(full((num_parameters,), number("PReLU", "init", init), dtype=dtype))
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: ArrayLike) -> Tensor:
         """Apply ``nn.functional.prelu``.
 
         Parameters

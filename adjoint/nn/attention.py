@@ -22,6 +22,7 @@ from adjoint.nn.linear import Linear, linear
 from adjoint.nn.module import Module, Parameter
 from adjoint.nn.widths import warn_if_wider
 from adjoint.ops.create import zeros
+from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = ["MultiHeadAttention"]
 
@@ -178,7 +179,7 @@ class MultiHeadAttention(Module):
         bias: bool = True,
         *,
         rng: Any = None,
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
     ) -> None:
         sizes("MultiHeadAttention", embed_dim=embed_dim, num_heads=num_heads)
         if embed_dim % num_heads:
@@ -198,10 +199,10 @@ class MultiHeadAttention(Module):
 
     def forward(
         self,
-        query: Any,
-        key: Any = None,
-        value: Any = None,
-        mask: Any = None,
+        query: ArrayLike,
+        key: ArrayLike | None = None,
+        value: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
         causal: bool = False,
     ) -> Tensor:
         """Attend from each query to the keys.

@@ -21,6 +21,7 @@ from adjoint.nn.module import Module, Parameter
 from adjoint.nn.recurrent import check_nonlinearity
 from adjoint.nn.widths import warn_if_wider
 from adjoint.ops.create import zeros
+from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = ["GRUCell", "LSTMCell", "RNNCell"]
 
@@ -57,7 +58,8 @@ def lstm_cell(gates: Any, cell: Any) -> tuple[Tensor, Tensor]:
         raise ShapeError(
             f"lstm_cell: gates {gates.shape} must be four times as wide as the cell {cell.shape}."
         )
-    return rec.lstm_cell(gates, cell)
+    hidden, cell = rec.lstm_cell(gates, cell)
+    return hidden, cell
 
 
 class _Cell(Module):
@@ -153,12 +155,12 @@ class RNNCell(_Cell):
         nonlinearity: str = "tanh",
         *,
         rng: Any = None,
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
     ) -> None:
         self.nonlinearity = check_nonlinearity("RNNCell", nonlinearity)
         super().__init__(input_size, hidden_size, bias, rng=rng, dtype=dtype)
 
-    def forward(self, x: Any, hidden: Any = None) -> Tensor:
+    def forward(self, x: ArrayLike, hidden: ArrayLike | None = None) -> Tensor:
         """Compute one step.
 
         Parameters
@@ -205,7 +207,7 @@ class LSTMCell(_Cell):
 
     gates = 4
 
-    def forward(self, x: Any, state: Any = None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: ArrayLike, state: Any = None) -> tuple[Tensor, Tensor]:
         """Compute one step.
 
         Parameters
@@ -253,7 +255,7 @@ class GRUCell(_Cell):
 
     gates = 3
 
-    def forward(self, x: Any, hidden: Any = None) -> Tensor:
+    def forward(self, x: ArrayLike, hidden: ArrayLike | None = None) -> Tensor:
         """Compute one step.
 
         Parameters

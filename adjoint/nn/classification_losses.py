@@ -15,6 +15,7 @@ from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn.arguments import classes, floats
 from adjoint.nn.loss_reduction import LossModule, is_noting, mean_over, noted, reduced, same_shape, sum_all
 from adjoint.ops.half import widened
+from adjoint.typing import ArrayLike
 
 __all__ = ["BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "HingeLoss", "KLDivLoss", "NLLLoss"]
 
@@ -442,7 +443,7 @@ class CrossEntropyLoss(LossModule):
 
     def __init__(
         self,
-        weight: Any = None,
+        weight: ArrayLike | None = None,
         ignore_index: int = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
@@ -471,7 +472,9 @@ class NLLLoss(LossModule):
 
     function = staticmethod(nll_loss)
 
-    def __init__(self, weight: Any = None, ignore_index: int = -100, reduction: str = "mean") -> None:
+    def __init__(
+        self, weight: ArrayLike | None = None, ignore_index: int = -100, reduction: str = "mean"
+    ) -> None:
         super().__init__(reduction, weight=weight, ignore_index=ignore_index)
 
 
@@ -494,7 +497,7 @@ class BCELoss(LossModule):
 
     function = staticmethod(binary_cross_entropy)
 
-    def __init__(self, weight: Any = None, reduction: str = "mean") -> None:
+    def __init__(self, weight: ArrayLike | None = None, reduction: str = "mean") -> None:
         super().__init__(reduction, weight=weight)
 
 
@@ -519,7 +522,9 @@ class BCEWithLogitsLoss(LossModule):
 
     function = staticmethod(binary_cross_entropy_with_logits)
 
-    def __init__(self, weight: Any = None, reduction: str = "mean", pos_weight: Any = None) -> None:
+    def __init__(
+        self, weight: ArrayLike | None = None, reduction: str = "mean", pos_weight: ArrayLike | None = None
+    ) -> None:
         super().__init__(reduction, weight=weight, pos_weight=pos_weight)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from adjoint.core.tensor import Tensor
 from adjoint.errors import AdjointError, ArgumentError, IndexingError, InputError
 from adjoint.nn.module import Module, Parameter
+from adjoint.typing import ArrayLike
 
 __all__ = [
     "ModuleDict",
@@ -312,7 +313,7 @@ class ParameterList(_Numbered):
 
     items_are = "parameters"
 
-    def __init__(self, values: Any = ()) -> None:
+    def __init__(self, values: Iterable[ArrayLike] = ()) -> None:
         super().__init__(values)
 
     def _checked(self, item: Any) -> Tensor:
@@ -365,7 +366,7 @@ class ParameterDict(_Keyed):
     ['scale', 'shift']
     """
 
-    def __init__(self, values: Any = None) -> None:
+    def __init__(self, values: ArrayLike | None = None) -> None:
         super().__init__(values)
 
     def _checked(self, item: Any) -> Tensor:

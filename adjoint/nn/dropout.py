@@ -15,6 +15,7 @@ from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.nn import init
 from adjoint.nn.arguments import between
 from adjoint.nn.module import Module
+from adjoint.typing import ArrayLike
 
 __all__ = [
     "Dropout",
@@ -213,7 +214,7 @@ class Dropout(Module):
         self.p = between(type(self).__name__, "p", p, 0.0, 1.0)
         self.rng = init.generator(rng)
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: ArrayLike) -> Tensor:
         """Drop elements or channels if the module is in training mode.
 
         Parameters

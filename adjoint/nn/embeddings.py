@@ -16,6 +16,7 @@ from adjoint.nn.arguments import classes, sizes, unusual
 from adjoint.nn.module import Module, Parameter
 from adjoint.ops.create import zeros
 from adjoint.ops.selection import take
+from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = [
     "Embedding",
@@ -155,7 +156,7 @@ class Embedding(Module):
         sparse: bool = False,
         *,
         rng: Any = None,
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
     ) -> None:
         sizes("Embedding", num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
@@ -164,7 +165,7 @@ class Embedding(Module):
             _table("Embedding", num_embeddings, embedding_dim, padding_idx, rng=rng, dtype=dtype)
         )
 
-    def forward(self, indices: Any) -> Tensor:
+    def forward(self, indices: ArrayLike) -> Tensor:
         """Return the rows at the given indices.
 
         Parameters
@@ -333,7 +334,7 @@ class EmbeddingBag(Module):
         padding_idx: int | None = None,
         *,
         rng: Any = None,
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
     ) -> None:
         sizes("EmbeddingBag", num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         if mode not in ("sum", "mean", "max"):
@@ -344,7 +345,12 @@ class EmbeddingBag(Module):
             _table("EmbeddingBag", num_embeddings, embedding_dim, padding_idx, rng=rng, dtype=dtype)
         )
 
-    def forward(self, indices: Any, offsets: Any = None, per_sample_weights: Any = None) -> Tensor:
+    def forward(
+        self,
+        indices: ArrayLike,
+        offsets: ArrayLike | None = None,
+        per_sample_weights: ArrayLike | None = None,
+    ) -> Tensor:
         """Look the indices up and combine the rows of each bag.
 
         Parameters

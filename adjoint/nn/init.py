@@ -16,6 +16,7 @@ from adjoint.core.convert import tensor
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.random import Generator, default_rng
+from adjoint.typing import DTypeLike
 
 __all__ = [
     "generator",
@@ -87,7 +88,7 @@ def generator(rng: Any = None) -> Generator:
     return seed(0) if found is None else found
 
 
-def uniform(shape: Any, bound: float, *, rng: Any = None, dtype: Any = np.float32) -> Tensor:
+def uniform(shape: Any, bound: float, *, rng: Any = None, dtype: DTypeLike = np.float32) -> Tensor:
     """Draw from the uniform distribution on [-bound, bound).
 
     Parameters
@@ -115,7 +116,7 @@ def uniform(shape: Any, bound: float, *, rng: Any = None, dtype: Any = np.float3
     return generator(rng).uniform(-bound, bound, size=shape, dtype=dtype).detach()
 
 
-def normal(shape: Any, std: float = 1.0, *, rng: Any = None, dtype: Any = np.float32) -> Tensor:
+def normal(shape: Any, std: float = 1.0, *, rng: Any = None, dtype: DTypeLike = np.float32) -> Tensor:
     """Draw from the normal distribution with mean 0.
 
     Parameters
@@ -183,7 +184,9 @@ def gain(activation: str) -> float:
     return _GAINS[activation]
 
 
-def xavier_uniform(shape: Any, scale: float = 1.0, *, rng: Any = None, dtype: Any = np.float32) -> Tensor:
+def xavier_uniform(
+    shape: Any, scale: float = 1.0, *, rng: Any = None, dtype: DTypeLike = np.float32
+) -> Tensor:
     """Draw uniformly with variance ``scale² · 2 / (in + out)`` (Glorot).
 
     Parameters
@@ -216,7 +219,9 @@ def xavier_uniform(shape: Any, scale: float = 1.0, *, rng: Any = None, dtype: An
     return uniform(shape, scale * math.sqrt(6.0 / sum(_fans(shape))), rng=rng, dtype=dtype)
 
 
-def xavier_normal(shape: Any, scale: float = 1.0, *, rng: Any = None, dtype: Any = np.float32) -> Tensor:
+def xavier_normal(
+    shape: Any, scale: float = 1.0, *, rng: Any = None, dtype: DTypeLike = np.float32
+) -> Tensor:
     """Draw from the normal distribution with variance ``scale² · 2 / (in + out)`` (Glorot).
 
     Parameters
@@ -250,7 +255,7 @@ def xavier_normal(shape: Any, scale: float = 1.0, *, rng: Any = None, dtype: Any
 
 
 def kaiming_uniform(
-    shape: Any, activation: str = "relu", *, rng: Any = None, dtype: Any = np.float32
+    shape: Any, activation: str = "relu", *, rng: Any = None, dtype: DTypeLike = np.float32
 ) -> Tensor:
     """Draw uniformly with variance ``gain² / in`` (He).
 
@@ -285,7 +290,7 @@ def kaiming_uniform(
 
 
 def kaiming_normal(
-    shape: Any, activation: str = "relu", *, rng: Any = None, dtype: Any = np.float32
+    shape: Any, activation: str = "relu", *, rng: Any = None, dtype: DTypeLike = np.float32
 ) -> Tensor:
     """Draw from the normal distribution with variance ``gain² / in`` (He).
 
@@ -319,7 +324,7 @@ def kaiming_normal(
     return normal(shape, gain(activation) / math.sqrt(_fans(shape)[0]), rng=rng, dtype=dtype)
 
 
-def orthogonal(shape: Any, scale: float = 1.0, *, rng: Any = None, dtype: Any = np.float32) -> Tensor:
+def orthogonal(shape: Any, scale: float = 1.0, *, rng: Any = None, dtype: DTypeLike = np.float32) -> Tensor:
     """Draw a matrix with orthonormal rows, or orthonormal columns if they are fewer.
 
     Parameters

@@ -17,6 +17,7 @@ from adjoint.nn.arguments import floats, lengths, sizes, unusual
 from adjoint.nn.module import Module, Parameter
 from adjoint.nn.widths import warn_if_wider
 from adjoint.ops.contraction import einsum
+from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = [
     "Bilinear",
@@ -106,7 +107,7 @@ class Linear(Module):
         bias: bool = True,
         *,
         rng: Any = None,
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
     ) -> None:
         sizes("Linear", 0, in_features=in_features, out_features=out_features)
         rng = init.generator(rng)
@@ -115,7 +116,7 @@ class Linear(Module):
         self.weight = Parameter(init.uniform((out_features, in_features), bound, rng=rng, dtype=dtype))
         self.bias = Parameter(init.uniform((out_features,), bound, rng=rng, dtype=dtype)) if bias else None
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: ArrayLike) -> Tensor:
         """Apply the layer to the last axis.
 
         Parameters
@@ -160,7 +161,7 @@ class Flatten(Module):
         self.start_dim = whole_number("Flatten", "start_dim", start_dim)
         self.end_dim = whole_number("Flatten", "end_dim", end_dim)
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: ArrayLike) -> Tensor:
         """Join the axes.
 
         Parameters
@@ -220,7 +221,7 @@ class Unflatten(Module):
         self.axis = whole_number("Unflatten", "axis", axis)
         self.unflattened_size = lengths("Unflatten", "unflattened_size", unflattened_size, low=-1)
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: ArrayLike) -> Tensor:
         """Split the axis.
 
         Parameters
@@ -370,7 +371,7 @@ class Bilinear(Module):
         bias: bool = True,
         *,
         rng: Any = None,
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
     ) -> None:
         shape = {"out_features": out_features, "in1_features": in1_features, "in2_features": in2_features}
         sizes("Bilinear", **shape)
@@ -379,7 +380,7 @@ class Bilinear(Module):
         self.weight = Parameter(init.uniform(tuple(shape.values()), bound, rng=rng, dtype=dtype))
         self.bias = Parameter(init.uniform((out_features,), bound, rng=rng, dtype=dtype)) if bias else None
 
-    def forward(self, x1: Any, x2: Any) -> Tensor:
+    def forward(self, x1: ArrayLike, x2: ArrayLike) -> Tensor:
         """Combine the last axes of two inputs.
 
         Parameters

@@ -14,6 +14,7 @@ from adjoint.nn.arguments import floats
 from adjoint.nn.function_module import FunctionModule
 from adjoint.ops.half import widened
 from adjoint.ops.reduce import narrowed
+from adjoint.typing import ArrayLike
 
 __all__ = [
     "LossModule",
@@ -81,7 +82,7 @@ def mean_over(loss: Tensor, divisor: Any) -> Tensor:
     return narrowed(sum_all(widened(rec, loss)) / divisor, loss.dtype)
 
 
-def same_shape(op: str, prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
+def same_shape(op: str, prediction: ArrayLike, target: ArrayLike) -> tuple[Tensor, Tensor]:
     """Return both as float tensors.  Unequal shapes raise: broadcasting a loss is nearly always a mistake."""
     x, t = floats(op, prediction), floats(op, target)
     if x._data.shape != t._data.shape:
@@ -105,7 +106,7 @@ class LossModule(FunctionModule):
             )
         self.options = {**options, "reduction": reduction}
 
-    def forward(self, prediction: Any, target: Any) -> Tensor:
+    def forward(self, prediction: ArrayLike, target: ArrayLike) -> Tensor:
         """Return the loss of a prediction.
 
         Parameters

@@ -14,6 +14,7 @@ from adjoint.core.node import Handle, HookList
 from adjoint.core.tensor import Tensor, differentiable, writable
 from adjoint.errors import AdjointError, ArgumentError, InputError, ShapeError
 from adjoint.grads.slots import drop
+from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = ["Module", "Parameter"]
 
@@ -25,7 +26,7 @@ R_co = TypeVar("R_co", covariant=True)
 _made: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
 
-def Parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> Tensor:  # noqa: N802  reads as a class
+def Parameter(data: ArrayLike, requires_grad: bool = True, dtype: DTypeLike | None = None) -> Tensor:  # noqa: N802  reads as a class
     """Make a tensor that is a parameter of the module it is assigned to.
 
     Parameters
@@ -138,7 +139,7 @@ class Module:
         names: dict[str, None] = self.__dict__.setdefault(kind, {})
         return names
 
-    def register_buffer(self, name: str, value: Any) -> None:
+    def register_buffer(self, name: str, value: ArrayLike) -> None:
         """Add a tensor that is saved with the module but not trained.
 
         Parameters
@@ -382,7 +383,7 @@ class Module:
             function(module)
         return self
 
-    def astype(self, dtype: Any) -> Module:
+    def astype(self, dtype: DTypeLike) -> Module:
         """Replace all parameters and float buffers by tensors of another dtype.
 
         A shared tensor stays shared.  Create the optimizer afterwards: it holds the tensors it was given.

@@ -15,6 +15,7 @@ from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn.arguments import between, floats, lengths, sizes
 from adjoint.nn.module import Module, Parameter
 from adjoint.ops.create import ones, zeros
+from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = ["GroupNorm", "LayerNorm", "RMSNorm"]
 
@@ -219,14 +220,14 @@ class LayerNorm(Module):
     """
 
     def __init__(
-        self, normalized_shape: Any, eps: float = 1e-5, affine: bool = True, *, dtype: Any = np.float32
+        self, normalized_shape: Any, eps: float = 1e-5, affine: bool = True, *, dtype: DTypeLike = np.float32
     ) -> None:
         shape = lengths("LayerNorm", "normalized_shape", normalized_shape, low=0)
         self.normalized_shape, self.eps = shape, between("LayerNorm", "eps", eps, 0.0)
         self.weight = Parameter(ones(shape, dtype=dtype)) if affine else None
         self.bias = Parameter(zeros(shape, dtype=dtype)) if affine else None
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: ArrayLike) -> Tensor:
         """Apply ``nn.functional.layer_norm``.
 
         Parameters
@@ -265,13 +266,15 @@ class RMSNorm(Module):
     (2, 8)
     """
 
-    def __init__(self, normalized_shape: Any, eps: float | None = None, *, dtype: Any = np.float32) -> None:
+    def __init__(
+        self, normalized_shape: Any, eps: float | None = None, *, dtype: DTypeLike = np.float32
+    ) -> None:
         shape = lengths("RMSNorm", "normalized_shape", normalized_shape, low=0)
         self.normalized_shape = shape
         self.eps = None if eps is None else between("RMSNorm", "eps", eps, 0.0)
         self.weight = Parameter(ones(shape, dtype=dtype))
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: ArrayLike) -> Tensor:
         """Apply ``nn.functional.rms_norm``.
 
         Parameters
@@ -321,7 +324,7 @@ class GroupNorm(Module):
         eps: float = 1e-5,
         affine: bool = True,
         *,
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
     ) -> None:
         sizes("GroupNorm", num_groups=num_groups, num_channels=num_channels)
         if num_channels % num_groups:
@@ -334,7 +337,7 @@ class GroupNorm(Module):
         self.weight = Parameter(ones(num_channels, dtype=dtype)) if affine else None
         self.bias = Parameter(zeros(num_channels, dtype=dtype)) if affine else None
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: ArrayLike) -> Tensor:
         """Apply ``nn.functional.group_norm``.
 
         Parameters

@@ -24,6 +24,7 @@ from adjoint.nn.module import Module, Parameter
 from adjoint.nn.widths import warn_if_wider
 from adjoint.ops.create import zeros
 from adjoint.ops.join import stack
+from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = ["GRU", "LSTM", "RNN"]
 
@@ -199,7 +200,7 @@ class LSTM(_Recurrent):
 
     gates = 4
 
-    def forward(self, x: Any, state: Any = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, x: ArrayLike, state: Any = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Run over a batch of sequences, or over one sequence.
 
         Parameters
@@ -266,7 +267,7 @@ class GRU(_Recurrent):
 
     gates = 3
 
-    def forward(self, x: Any, state: Any = None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: ArrayLike, state: Any = None) -> tuple[Tensor, Tensor]:
         """Run over a batch of sequences, or over one sequence.
 
         Parameters
@@ -350,7 +351,7 @@ class RNN(_Recurrent):
         bidirectional: bool = False,
         *,
         rng: Any = None,
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
     ) -> None:
         self.nonlinearity = check_nonlinearity("RNN", nonlinearity)
         super().__init__(
@@ -365,7 +366,7 @@ class RNN(_Recurrent):
             dtype=dtype,
         )
 
-    def forward(self, x: Any, state: Any = None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: ArrayLike, state: Any = None) -> tuple[Tensor, Tensor]:
         """Run over a batch of sequences, or over one sequence.
 
         Parameters

@@ -15,6 +15,7 @@ from adjoint.nn.arguments import floats, lengths, sizes, unusual
 from adjoint.nn.module import Module
 from adjoint.ops.pool import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 from adjoint.ops.selection import take
+from adjoint.typing import ArrayLike
 
 __all__ = ["PixelShuffle", "PixelUnshuffle", "Upsample"]
 
@@ -261,7 +262,7 @@ class Upsample(Module):
             raise ArgumentError(f"Upsample: mode must be one of {', '.join(_MODES)}, not {mode!r}.")
         self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: ArrayLike) -> Tensor:
         """Resize the input.
 
         Parameters
@@ -306,7 +307,7 @@ class PixelShuffle(Module):
         sizes("PixelShuffle", upscale_factor=upscale_factor)
         self.upscale_factor = upscale_factor
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: ArrayLike) -> Tensor:
         """Move channels into space.
 
         Parameters
@@ -345,7 +346,7 @@ class PixelUnshuffle(Module):
         sizes("PixelUnshuffle", downscale_factor=downscale_factor)
         self.downscale_factor = downscale_factor
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: ArrayLike) -> Tensor:
         """Move space into channels.
 
         Parameters

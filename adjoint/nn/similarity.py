@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from adjoint.errors import ArgumentError
 from adjoint.nn.arguments import floats
 from adjoint.nn.norms import like_input, widened_half
 from adjoint.ops.reduce import narrowed
+from adjoint.typing import ArrayLike
 
 __all__ = ["cosine_similarity", "normalize"]
 
@@ -23,7 +23,7 @@ def _length(x: Tensor, axes: tuple[int, ...], least: float, p: float = 2.0) -> T
     return rec.maximum(rec.vector_norm(x, ord=p, axis=axes, keepdims=True), least)
 
 
-def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8) -> Tensor:
+def cosine_similarity(x: ArrayLike, y: ArrayLike, axis: int = 1, eps: float = 1e-8) -> Tensor:
     """Return the cosine of the angle between x and y along an axis.
 
     Parameters
@@ -55,7 +55,7 @@ def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8) -> Tenso
     return narrowed(rec.sum(product, axis=axes, keepdims=False), dtype)
 
 
-def normalize(x: Any, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -> Tensor:
+def normalize(x: ArrayLike, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -> Tensor:
     """Divide x by its p-norm along an axis.
 
     Parameters

@@ -23,6 +23,7 @@ from adjoint.nn.module import Module
 from adjoint.nn.norms import LayerNorm
 from adjoint.ops.piecewise import relu
 from adjoint.random import Generator
+from adjoint.typing import ArrayLike
 
 __all__ = ["TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer"]
 
@@ -115,7 +116,7 @@ class TransformerEncoderLayer(_Layer):
 
     norms = 2
 
-    def forward(self, x: Any, mask: Any = None, causal: bool = False) -> Tensor:
+    def forward(self, x: ArrayLike, mask: ArrayLike | None = None, causal: bool = False) -> Tensor:
         """Apply the layer.
 
         Parameters
@@ -173,10 +174,10 @@ class TransformerDecoderLayer(_Layer):
 
     def forward(
         self,
-        x: Any,
-        memory: Any,
-        mask: Any = None,
-        cross_mask: Any = None,
+        x: ArrayLike,
+        memory: ArrayLike,
+        mask: ArrayLike | None = None,
+        cross_mask: ArrayLike | None = None,
         causal: bool = False,
     ) -> Tensor:
         """Apply the layer.
@@ -239,7 +240,7 @@ class TransformerEncoder(Module):
         self.layers = _copies("TransformerEncoder", encoder_layer, num_layers, TransformerEncoderLayer)
         self.norm = norm
 
-    def forward(self, x: Any, mask: Any = None, causal: bool = False) -> Tensor:
+    def forward(self, x: ArrayLike, mask: ArrayLike | None = None, causal: bool = False) -> Tensor:
         """Apply all layers.
 
         Parameters
@@ -256,9 +257,10 @@ class TransformerEncoder(Module):
         Tensor
             The result, with the shape of x.
         """
+        out: Any = x
         for layer in self.layers:
-            x = layer(x, mask, causal)
-        return x if self.norm is None else self.norm(x)
+            out = layer(out, mask, causal)
+        return out if self.norm is None else self.norm(out)
 
 
 class TransformerDecoder(Module):
@@ -288,10 +290,10 @@ class TransformerDecoder(Module):
 
     def forward(
         self,
-        x: Any,
-        memory: Any,
-        mask: Any = None,
-        cross_mask: Any = None,
+        x: ArrayLike,
+        memory: ArrayLike,
+        mask: ArrayLike | None = None,
+        cross_mask: ArrayLike | None = None,
         causal: bool = False,
     ) -> Tensor:
         """Apply all layers.
@@ -314,6 +316,7 @@ class TransformerDecoder(Module):
         Tensor
             The result, with the shape of x.
         """
+        out: Any = x
         for layer in self.layers:
-            x = layer(x, memory, mask, cross_mask, causal)
-        return x if self.norm is None else self.norm(x)
+            out = layer(out, memory, mask, cross_mask, causal)
+        return out if self.norm is None else self.norm(out)

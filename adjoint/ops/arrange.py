@@ -14,6 +14,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.half import in_float32
 from adjoint.ops.shape import flip, moveaxis
+from adjoint.typing import ArrayLike, Axis
 
 __all__ = [
     "diag",
@@ -89,7 +90,7 @@ define("overlap_add", in_float32(_overlap_add),
 # Repeats ---------------------------------------------------------------------------------------
 
 
-def repeat(x: Any, repeats: Any, axis: int | None = None) -> Tensor:
+def repeat(x: ArrayLike, repeats: Any, axis: int | None = None) -> Tensor:
     """Repeat each element.
 
     Parameters
@@ -139,7 +140,7 @@ def repeat(x: Any, repeats: Any, axis: int | None = None) -> Tensor:
     return rec.take(x, asarray(np.repeat(np.arange(n), times.astype(np.intp))), axis=where)
 
 
-def tile(x: Any, reps: Any) -> Tensor:
+def tile(x: ArrayLike, reps: Any) -> Tensor:
     """Repeat a whole tensor along each axis.
 
     Parameters
@@ -175,7 +176,7 @@ def tile(x: Any, reps: Any) -> Tensor:
 # Rotations, grids, products --------------------------------------------------------------------
 
 
-def flipud(x: Any) -> Tensor:
+def flipud(x: ArrayLike) -> Tensor:
     """Reverse the order along the first axis.
 
     Parameters
@@ -198,7 +199,7 @@ def flipud(x: Any) -> Tensor:
     return flip(x, 0)
 
 
-def fliplr(x: Any) -> Tensor:
+def fliplr(x: ArrayLike) -> Tensor:
     """Reverse the order along the second axis.
 
     Parameters
@@ -220,7 +221,7 @@ def fliplr(x: Any) -> Tensor:
     return flip(x, 1)
 
 
-def rot90(x: Any, k: int = 1, axes: Any = (0, 1)) -> Tensor:
+def rot90(x: ArrayLike, k: int = 1, axes: Axis = (0, 1)) -> Tensor:
     """Rotate by multiples of 90 degrees in the plane of two axes.
 
     Parameters
@@ -313,7 +314,7 @@ def meshgrid(*xs: Any, indexing: str = "xy") -> list[Tensor]:
     return grid
 
 
-def kron(x: Any, y: Any) -> Tensor:
+def kron(x: ArrayLike, y: ArrayLike) -> Tensor:
     """Return the Kronecker product: blocks of ``y``, each multiplied by an element of ``x``.
 
     Parameters
@@ -347,7 +348,7 @@ def kron(x: Any, y: Any) -> Tensor:
 # Diagonals and triangles -----------------------------------------------------------------------
 
 
-def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+def diagonal(x: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     """Return a diagonal of two axes, as the last axis of the result.
 
     Parameters
@@ -386,7 +387,7 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     return rec.diagonal(x, offset=whole_number("diagonal", "offset", offset))
 
 
-def diag(x: Any, k: int = 0) -> Tensor:
+def diag(x: ArrayLike, k: int = 0) -> Tensor:
     """Return the diagonal of a matrix, or a matrix with a vector on its diagonal.
 
     Parameters
@@ -429,7 +430,7 @@ def _matrix(op: str, x: Any) -> Tensor:
     return x
 
 
-def tril(x: Any, k: int = 0) -> Tensor:
+def tril(x: ArrayLike, k: int = 0) -> Tensor:
     """Return the lower triangle of the last two axes, with zeros above.
 
     Parameters
@@ -459,7 +460,7 @@ def tril(x: Any, k: int = 0) -> Tensor:
     return rec.tril(_matrix("tril", x), k=whole_number("tril", "k", k))
 
 
-def triu(x: Any, k: int = 0) -> Tensor:
+def triu(x: ArrayLike, k: int = 0) -> Tensor:
     """Return the upper triangle of the last two axes, with zeros below.
 
     Parameters
@@ -492,7 +493,7 @@ def triu(x: Any, k: int = 0) -> Tensor:
 # Windows ---------------------------------------------------------------------------------------
 
 
-def sliding_window_view(x: Any, window_shape: Any, axis: Any = None) -> Tensor:
+def sliding_window_view(x: ArrayLike, window_shape: Any, axis: Axis = None) -> Tensor:
     """Return all windows of neighbours along axes, without a copy.
 
     Parameters

@@ -16,6 +16,7 @@ from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
+from adjoint.typing import ArrayLike
 
 __all__ = [
     "allclose",
@@ -101,7 +102,9 @@ _steps("isclose", lambda x, y, rtol, atol, equal_nan: np.isclose(x, y, rtol, ato
 # Public functions, and NumPy's names -----------------------------------------------------------
 
 
-def isclose(x: Any, y: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Tensor:
+def isclose(
+    x: ArrayLike, y: ArrayLike, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False
+) -> Tensor:
     """Return, for each element, whether ``|x - y| ≤ atol + rtol · |y|``.
 
     Parameters
@@ -132,7 +135,7 @@ def isclose(x: Any, y: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool 
     return rec.isclose(x, y, rtol=rtol, atol=atol, equal_nan=bool(equal_nan))
 
 
-def allclose(x: Any, y: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> bool:
+def allclose(x: ArrayLike, y: ArrayLike, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> bool:
     """Return whether all elements are equal within a tolerance.
 
     Parameters
@@ -162,7 +165,7 @@ def allclose(x: Any, y: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool
     return bool(isclose(x, y, rtol, atol, equal_nan).all())
 
 
-def array_equal(x: Any, y: Any, equal_nan: bool = False) -> bool:
+def array_equal(x: ArrayLike, y: ArrayLike, equal_nan: bool = False) -> bool:
     """Return whether shapes and all elements are equal.
 
     Parameters
@@ -192,7 +195,7 @@ def array_equal(x: Any, y: Any, equal_nan: bool = False) -> bool:
     return bool((same | (isnan(x) & isnan(y)) if equal_nan else same).all())
 
 
-def isposinf(x: Any) -> Tensor:
+def isposinf(x: ArrayLike) -> Tensor:
     """Return, for each element, whether it is positive infinity.
 
     Parameters
@@ -214,7 +217,7 @@ def isposinf(x: Any) -> Tensor:
     return equal(asarray(x), np.inf)
 
 
-def isneginf(x: Any) -> Tensor:
+def isneginf(x: ArrayLike) -> Tensor:
     """Return, for each element, whether it is negative infinity.
 
     Parameters
@@ -236,7 +239,7 @@ def isneginf(x: Any) -> Tensor:
     return equal(asarray(x), -np.inf)
 
 
-def isreal(x: Any) -> Tensor:
+def isreal(x: ArrayLike) -> Tensor:
     """Return, for each element, whether its imaginary part is zero.
 
     Parameters
@@ -258,7 +261,7 @@ def isreal(x: Any) -> Tensor:
     return equal(rec.imag(asarray(x)), 0)
 
 
-def iscomplex(x: Any) -> Tensor:
+def iscomplex(x: ArrayLike) -> Tensor:
     """Return, for each element, whether its imaginary part is not zero.
 
     Parameters

@@ -16,6 +16,7 @@ from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor
+from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = ["angle", "astype", "conj", "conjugate", "imag", "real"]
 
@@ -41,7 +42,7 @@ define("astype", _astype, lambda xp, g, y, x, dtype: g, params=("dtype",),
        method=True, reference="numpy", doc="Return the values as another dtype.")  # fmt: skip
 
 
-def angle(z: Any, deg: bool = False) -> Tensor:
+def angle(z: ArrayLike, deg: bool = False) -> Tensor:
     """Return the angle of complex numbers; its gradient at 0 is 0.
 
     Parameters
@@ -68,7 +69,7 @@ def angle(z: Any, deg: bool = False) -> Tensor:
     return rec.rad2deg(radians) if deg else radians
 
 
-def astype(x: Any, dtype: Any, *, copy: bool = True, device: Any = None) -> Tensor:
+def astype(x: ArrayLike, dtype: DTypeLike, *, copy: bool = True, device: Any = None) -> Tensor:
     """Cast to another dtype.
 
     Gradients have the dtype of ``x`` again.

@@ -25,6 +25,7 @@ from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.half import is_half, wide
+from adjoint.typing import DTypeLike
 
 __all__ = ["einsum", "einsum_path"]
 
@@ -293,7 +294,7 @@ define("relabel", _relabel, _relabel_rule, kind="linear", params=("labels", "out
 # Public functions -------------------------------------------------------------------------------
 
 
-def einsum(*operands: Any, optimize: Any = True, dtype: Any = None) -> Tensor:
+def einsum(*operands: Any, optimize: Any = True, dtype: DTypeLike | None = None) -> Tensor:
     """Sum products of tensors over repeated labels, as ``np.einsum`` does.
 
     Both forms of NumPy are supported: ``einsum("bij,bjk->bik", x, y)`` and ``einsum(x, [0, 1], y, [1, 2],

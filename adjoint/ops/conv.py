@@ -30,6 +30,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.ops.half import wide
 from adjoint.ops.windows import Pairs, counts, images, inner, numbers, padded, spots, whole
+from adjoint.typing import ArrayLike
 
 __all__ = [
     "conv1d",
@@ -340,9 +341,9 @@ def _transpose(
 
 
 def conv1d(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
+    x: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
     stride: Any = 1,
     padding: Any = 0,
     dilation: Any = 1,
@@ -387,9 +388,9 @@ def conv1d(
 
 
 def conv2d(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
+    x: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
     stride: Any = 1,
     padding: Any = 0,
     dilation: Any = 1,
@@ -439,9 +440,9 @@ def conv2d(
 
 
 def conv3d(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
+    x: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
     stride: Any = 1,
     padding: Any = 0,
     dilation: Any = 1,
@@ -486,9 +487,9 @@ def conv3d(
 
 
 def conv_transpose1d(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
+    x: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
     stride: Any = 1,
     padding: Any = 0,
     output_padding: Any = 0,
@@ -538,9 +539,9 @@ def conv_transpose1d(
 
 
 def conv_transpose2d(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
+    x: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
     stride: Any = 1,
     padding: Any = 0,
     output_padding: Any = 0,
@@ -592,9 +593,9 @@ def conv_transpose2d(
 
 
 def conv_transpose3d(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
+    x: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
     stride: Any = 1,
     padding: Any = 0,
     output_padding: Any = 0,

@@ -13,6 +13,7 @@ from adjoint.core.shapes import canonical_shape, whole_number
 from adjoint.core.tensor import Tensor, differentiable, tracked, varies, wrap
 from adjoint.errors import ArgumentError, InputError, NoGradientError
 from adjoint.ops.half import wide
+from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = [
     "arange",
@@ -46,7 +47,9 @@ def _dtype(dtype: Any) -> np.dtype[Any]:
     return get_default_dtype() if dtype is None else checked_dtype(dtype)
 
 
-def zeros(shape: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def zeros(
+    shape: Any, *, dtype: DTypeLike | None = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """Create a tensor of zeros.
 
     Parameters
@@ -74,7 +77,9 @@ def zeros(shape: Any, *, dtype: Any = None, device: Any = None, requires_grad: b
     return _made("zeros", np.zeros(_shape("zeros", shape), _dtype(dtype)), device, requires_grad)
 
 
-def ones(shape: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def ones(
+    shape: Any, *, dtype: DTypeLike | None = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """Create a tensor of ones.
 
     Parameters
@@ -101,7 +106,9 @@ def ones(shape: Any, *, dtype: Any = None, device: Any = None, requires_grad: bo
     return _made("ones", np.ones(_shape("ones", shape), _dtype(dtype)), device, requires_grad)
 
 
-def empty(shape: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def empty(
+    shape: Any, *, dtype: DTypeLike | None = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """Create a tensor whose elements are not initialised.
 
     Parameters
@@ -129,7 +136,12 @@ def empty(shape: Any, *, dtype: Any = None, device: Any = None, requires_grad: b
 
 
 def full(
-    shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    shape: Any,
+    fill_value: ArrayLike,
+    *,
+    dtype: DTypeLike | None = None,
+    device: Any = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """Create a tensor filled with one value.
 
@@ -166,7 +178,9 @@ def full(
     return _made("full", np.full(wanted, value), device, requires_grad)
 
 
-def zeros_like(x: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def zeros_like(
+    x: ArrayLike, *, dtype: DTypeLike | None = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """Create zeros with the shape and dtype of another tensor.
 
     Parameters
@@ -194,7 +208,9 @@ def zeros_like(x: Any, *, dtype: Any = None, device: Any = None, requires_grad: 
     return zeros(x.shape, dtype=dtype or x.dtype, device=device, requires_grad=requires_grad)
 
 
-def ones_like(x: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def ones_like(
+    x: ArrayLike, *, dtype: DTypeLike | None = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """Create ones with the shape and dtype of another tensor.
 
     Parameters
@@ -222,7 +238,9 @@ def ones_like(x: Any, *, dtype: Any = None, device: Any = None, requires_grad: b
     return ones(x.shape, dtype=dtype or x.dtype, device=device, requires_grad=requires_grad)
 
 
-def empty_like(x: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def empty_like(
+    x: ArrayLike, *, dtype: DTypeLike | None = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """Create an uninitialised tensor with the shape and dtype of another one.
 
     Parameters
@@ -251,7 +269,12 @@ def empty_like(x: Any, *, dtype: Any = None, device: Any = None, requires_grad: 
 
 
 def full_like(
-    x: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    x: ArrayLike,
+    fill_value: ArrayLike,
+    *,
+    dtype: DTypeLike | None = None,
+    device: Any = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """Create a tensor filled with one value, with the shape and dtype of another one.
 
@@ -283,11 +306,11 @@ def full_like(
 
 
 def arange(
-    start: Any,
-    stop: Any = None,
+    start: ArrayLike,
+    stop: ArrayLike | None = None,
     step: Any = 1,
     *,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     device: Any = None,
     requires_grad: bool = False,
 ) -> Tensor:
@@ -351,12 +374,12 @@ def _number(value: Any) -> Any:
 
 
 def linspace(
-    start: Any,
-    stop: Any,
+    start: ArrayLike,
+    stop: ArrayLike,
     num: int = 50,
     *,
     endpoint: bool = True,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     device: Any = None,
     requires_grad: bool = False,
 ) -> Tensor:
@@ -431,7 +454,7 @@ def eye(
     n_cols: int | None = None,
     *,
     k: int = 0,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     device: Any = None,
     requires_grad: bool = False,
 ) -> Tensor:

@@ -17,6 +17,7 @@ from adjoint.errors import ArgumentError
 from adjoint.ops.gauge import apart, largest, refuse_mixed, skew, turns
 from adjoint.ops.least_squares import rank_tolerance, tolerance
 from adjoint.ops.matrices import adjoint_of, blame, matrices, matrix_shape, mirror, of_triangle, square
+from adjoint.typing import ArrayLike
 
 __all__ = ["cholesky", "eigh", "eigvalsh", "matrix_rank", "qr", "svd", "svdvals"]
 
@@ -402,7 +403,7 @@ def _checked_uplo(op: str, uplo: Any) -> bool:
     return bool(uplo == "L")
 
 
-def cholesky(x: Any, *, upper: bool = False) -> Tensor:
+def cholesky(x: ArrayLike, *, upper: bool = False) -> Tensor:
     """Return the Cholesky factor of Hermitian, positive definite matrices.
 
     It is L with ``L @ L.mT.conj() = x``, or U with ``U.mT.conj() @ U = x``.
@@ -434,7 +435,7 @@ def cholesky(x: Any, *, upper: bool = False) -> Tensor:
     return rec.cholesky(square("cholesky", x), upper=bool(upper))
 
 
-def qr(x: Any, mode: str = "reduced") -> QRResult | Tensor:
+def qr(x: ArrayLike, mode: str = "reduced") -> QRResult | Tensor:
     """Return an orthogonal and an upper triangular factor.
 
     In the complete mode, the vectors beyond the columns of ``x`` are arbitrary: a function with a
@@ -472,7 +473,7 @@ def qr(x: Any, mode: str = "reduced") -> QRResult | Tensor:
 
 
 def svd(
-    x: Any, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False
+    x: ArrayLike, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False
 ) -> SVDResult | Tensor:
     """Return the singular value decomposition ``x = U @ diag(S) @ Vh``.
 
@@ -529,7 +530,7 @@ def _svd_of_hermitian(x: Tensor, vectors: bool) -> SVDResult | Tensor:
     return SVDResult(u, rec.take_along_axis(s, order, axis=-1), adjoint_of(rec, u * sign[..., None, :]))
 
 
-def svdvals(x: Any) -> Tensor:
+def svdvals(x: ArrayLike) -> Tensor:
     """Return the singular values of matrices.
 
     Parameters
@@ -556,7 +557,7 @@ def svdvals(x: Any) -> Tensor:
     return rec.svdvals(matrices("svdvals", x))
 
 
-def eigh(x: Any, UPLO: str = "L") -> EighResult:
+def eigh(x: ArrayLike, UPLO: str = "L") -> EighResult:
     """Return the eigenvalues and eigenvectors of Hermitian matrices.
 
     The gradients of eigenvectors have the same limits as those of the vectors of ``svd``.
@@ -587,7 +588,7 @@ def eigh(x: Any, UPLO: str = "L") -> EighResult:
     return EighResult(*rec.eigh(square("eigh", x), lower=_checked_uplo("eigh", UPLO)))
 
 
-def eigvalsh(x: Any, UPLO: str = "L") -> Tensor:
+def eigvalsh(x: ArrayLike, UPLO: str = "L") -> Tensor:
     """Return the eigenvalues of Hermitian matrices.
 
     Parameters
@@ -616,7 +617,7 @@ def eigvalsh(x: Any, UPLO: str = "L") -> Tensor:
     return rec.eigvalsh(square("eigvalsh", x), lower=_checked_uplo("eigvalsh", UPLO))
 
 
-def matrix_rank(x: Any, tol: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Tensor:
+def matrix_rank(x: ArrayLike, tol: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Tensor:
     """Return the rank of matrices: the number of singular values above a tolerance.
 
     Parameters

@@ -20,6 +20,7 @@ from adjoint.core.define import UFUNCS, define
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
 from adjoint.ops.half import in_float32
+from adjoint.typing import ArrayLike
 
 __all__ = [
     "acos",
@@ -354,7 +355,7 @@ sinc = rec.sinc
 # Public functions, and NumPy's names -----------------------------------------------------------
 
 
-def float_power(x: Any, y: Any) -> Tensor:
+def float_power(x: ArrayLike, y: ArrayLike) -> Tensor:
     """Return ``x ** y``, computed in float64 or complex128.
 
     Integers thus have negative powers, too.

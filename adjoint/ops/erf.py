@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.typing import ArrayLike
+
 __all__ = ["erf", "normal_distribution"]
 
 # For each dtype P, Q, the x from which erf(x) rounds to 1, and R; the highest power first.
@@ -69,7 +71,7 @@ def _horner(coefficients: tuple[float, ...], t: Any) -> Any:
     return value
 
 
-def erf(x: Any) -> Any:
+def erf(x: ArrayLike) -> Any:
     """The error function 2/√π ∫₀ˣ exp(-t²) dt."""
     x = np.asarray(x)
     if x.dtype.kind == "c":
@@ -99,7 +101,7 @@ def _erf_block(x: Any, out: Any) -> None:
         out[far] = np.copysign(1 - np.exp(-_horner(outer, u)), beyond)
 
 
-def normal_distribution(x: Any) -> Any:
+def normal_distribution(x: ArrayLike) -> Any:
     """The normal distribution function, with all its digits in the left tail too."""
     x = np.asarray(x)
     if x.dtype.kind == "c":

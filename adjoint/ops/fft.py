@@ -21,6 +21,7 @@ from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.ops.half import in_float32
 from adjoint.ops.shape import roll
+from adjoint.typing import ArrayLike, Axis, DTypeLike
 
 __all__ = [
     "fft",
@@ -190,7 +191,7 @@ def _one(n: Any) -> Any:
     return None if n is None else (n,)
 
 
-def fft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def fft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """Return the discrete Fourier transform along an axis.
 
     Parameters
@@ -218,7 +219,7 @@ def fft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -
     return _complex_transform("fft", x, _one(n), (axis,), norm, False)
 
 
-def ifft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def ifft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """Return the inverse of ``fft``.
 
     Parameters
@@ -246,7 +247,7 @@ def ifft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
     return _complex_transform("ifft", x, _one(n), (axis,), norm, True)
 
 
-def fftn(x: Any, s: Sequence[int] | None = None, axes: Any = None, norm: str | None = None) -> Tensor:
+def fftn(x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = None, norm: str | None = None) -> Tensor:
     """Return the discrete Fourier transform along several axes.
 
     Parameters
@@ -275,7 +276,7 @@ def fftn(x: Any, s: Sequence[int] | None = None, axes: Any = None, norm: str | N
     return _complex_transform("fftn", x, s, axes, norm, False)
 
 
-def ifftn(x: Any, s: Sequence[int] | None = None, axes: Any = None, norm: str | None = None) -> Tensor:
+def ifftn(x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = None, norm: str | None = None) -> Tensor:
     """Return the inverse of ``fftn``.
 
     Parameters
@@ -304,7 +305,9 @@ def ifftn(x: Any, s: Sequence[int] | None = None, axes: Any = None, norm: str | 
     return _complex_transform("ifftn", x, s, axes, norm, True)
 
 
-def fft2(x: Any, s: Sequence[int] | None = None, axes: Any = (-2, -1), norm: str | None = None) -> Tensor:
+def fft2(
+    x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = (-2, -1), norm: str | None = None
+) -> Tensor:
     """Return the discrete Fourier transform along two axes.
 
     Parameters
@@ -333,7 +336,9 @@ def fft2(x: Any, s: Sequence[int] | None = None, axes: Any = (-2, -1), norm: str
     return _complex_transform("fft2", x, s, axes, norm, False)
 
 
-def ifft2(x: Any, s: Sequence[int] | None = None, axes: Any = (-2, -1), norm: str | None = None) -> Tensor:
+def ifft2(
+    x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = (-2, -1), norm: str | None = None
+) -> Tensor:
     """Return the inverse of ``fft2``.
 
     Parameters
@@ -362,7 +367,7 @@ def ifft2(x: Any, s: Sequence[int] | None = None, axes: Any = (-2, -1), norm: st
     return _complex_transform("ifft2", x, s, axes, norm, True)
 
 
-def rfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def rfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """Return the Fourier transform of real input along an axis.
 
     Parameters
@@ -395,7 +400,7 @@ def rfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
     return _to_half("rfft", x, _one(n), (axis,), norm)
 
 
-def irfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def irfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """Return the inverse of ``rfft``.
 
     Parameters
@@ -423,7 +428,7 @@ def irfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None)
     return _from_half("irfft", x, _one(n), (axis,), norm)
 
 
-def rfftn(x: Any, s: Sequence[int] | None = None, axes: Any = None, norm: str | None = None) -> Tensor:
+def rfftn(x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = None, norm: str | None = None) -> Tensor:
     """Return the Fourier transform of real input along several axes.
 
     Parameters
@@ -456,7 +461,9 @@ def rfftn(x: Any, s: Sequence[int] | None = None, axes: Any = None, norm: str | 
     return _to_half("rfftn", x, s, axes, norm)
 
 
-def irfftn(x: Any, s: Sequence[int] | None = None, axes: Any = None, norm: str | None = None) -> Tensor:
+def irfftn(
+    x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = None, norm: str | None = None
+) -> Tensor:
     """Return the inverse of ``rfftn``.
 
     Parameters
@@ -484,7 +491,9 @@ def irfftn(x: Any, s: Sequence[int] | None = None, axes: Any = None, norm: str |
     return _from_half("irfftn", x, s, axes, norm)
 
 
-def rfft2(x: Any, s: Sequence[int] | None = None, axes: Any = (-2, -1), norm: str | None = None) -> Tensor:
+def rfft2(
+    x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = (-2, -1), norm: str | None = None
+) -> Tensor:
     """Return the Fourier transform of real input along two axes.
 
     Parameters
@@ -517,7 +526,9 @@ def rfft2(x: Any, s: Sequence[int] | None = None, axes: Any = (-2, -1), norm: st
     return _to_half("rfft2", x, s, axes, norm)
 
 
-def irfft2(x: Any, s: Sequence[int] | None = None, axes: Any = (-2, -1), norm: str | None = None) -> Tensor:
+def irfft2(
+    x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = (-2, -1), norm: str | None = None
+) -> Tensor:
     """Return the inverse of ``rfft2``.
 
     Parameters
@@ -545,7 +556,7 @@ def irfft2(x: Any, s: Sequence[int] | None = None, axes: Any = (-2, -1), norm: s
     return _from_half("irfft2", x, s, axes, norm)
 
 
-def hfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def hfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """Return the Fourier transform of a signal with Hermitian symmetry.
 
     Parameters
@@ -575,7 +586,7 @@ def hfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
     )
 
 
-def ihfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def ihfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """Return the inverse of ``hfft``.
 
     Parameters
@@ -608,7 +619,7 @@ def ihfft(x: Any, n: int | None = None, axis: int = -1, norm: str | None = None)
     return rec.conj(_to_half("ihfft", x, _one(n), (axis,), _DUAL[_checked_norm("ihfft", norm)]))
 
 
-def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Tensor:
+def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
     """Return the frequencies of the terms of ``fft``.
 
     Parameters
@@ -641,7 +652,7 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) ->
     return _frequencies("fftfreq", np.fft.fftfreq, n, d, dtype, device)
 
 
-def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Tensor:
+def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
     """Return the frequencies of the terms of ``rfft``.
 
     Parameters
@@ -691,7 +702,7 @@ def _frequencies(op: str, function: Any, n: int, d: float, dtype: Any, device: A
     return rec.astype(found, dtype=np.dtype(dtype))
 
 
-def fftshift(x: Any, axes: Any = None) -> Tensor:
+def fftshift(x: ArrayLike, axes: Axis = None) -> Tensor:
     """Move the term of frequency zero to the middle.
 
     Parameters
@@ -715,7 +726,7 @@ def fftshift(x: Any, axes: Any = None) -> Tensor:
     return _shifted("fftshift", x, axes, 1)
 
 
-def ifftshift(x: Any, axes: Any = None) -> Tensor:
+def ifftshift(x: ArrayLike, axes: Axis = None) -> Tensor:
     """Return the inverse of ``fftshift``.
 
     Parameters

@@ -22,6 +22,7 @@ from adjoint.errors import DTypeError, ShapeError
 from adjoint.ops.activations import real_only
 from adjoint.ops.half import in_float32, rounded, widened
 from adjoint.ops.products import product
+from adjoint.typing import ArrayLike
 
 __all__ = ["log_softmax", "softmax"]
 
@@ -347,7 +348,7 @@ def _along(op: str, x: Any, axis: Any) -> tuple[Tensor, int]:
     return x, where
 
 
-def softmax(x: Any, axis: int = -1) -> Tensor:
+def softmax(x: ArrayLike, axis: int = -1) -> Tensor:
     """Return ``exp(x) / Σ exp(x)`` along an axis, without overflow.
 
     Parameters
@@ -379,7 +380,7 @@ def softmax(x: Any, axis: int = -1) -> Tensor:
     return rec.softmax(x, axis=where)
 
 
-def log_softmax(x: Any, axis: int = -1) -> Tensor:
+def log_softmax(x: ArrayLike, axis: int = -1) -> Tensor:
     """Return the logarithm of ``softmax``, also where the softmax underflows.
 
     Parameters

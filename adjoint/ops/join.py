@@ -19,6 +19,7 @@ from adjoint.core.op import OPS
 from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.typing import ArrayLike
 
 __all__ = [
     "array_split",
@@ -138,7 +139,7 @@ def _several(op: str, xs: Any) -> list[Tensor]:
     return [x if type(x) is Tensor else asarray(x) for x in xs]
 
 
-def concat(xs: Any, axis: int | None = 0) -> Tensor:
+def concat(xs: ArrayLike, axis: int | None = 0) -> Tensor:
     """Join tensors along an existing axis.
 
     Parameters
@@ -192,7 +193,7 @@ def _concat(op: str, tensors: list[Tensor], axis: int | None) -> Tensor:
     return rec.concat(*tensors, axis=where)
 
 
-def stack(xs: Any, axis: int = 0) -> Tensor:
+def stack(xs: ArrayLike, axis: int = 0) -> Tensor:
     """Join tensors of equal shape along a new axis.
 
     Parameters
@@ -312,7 +313,7 @@ def atleast_3d(*xs: Any) -> Any:
     return _atleast(xs, 3)
 
 
-def hstack(xs: Any) -> Tensor:
+def hstack(xs: ArrayLike) -> Tensor:
     """Join along the second axis; vectors along their only one.
 
     Parameters
@@ -335,7 +336,7 @@ def hstack(xs: Any) -> Tensor:
     return _concat("hstack", tensors, 0 if tensors[0].ndim == 1 else 1)
 
 
-def vstack(xs: Any) -> Tensor:
+def vstack(xs: ArrayLike) -> Tensor:
     """Join along the first axis; vectors become rows.
 
     Parameters
@@ -358,7 +359,7 @@ def vstack(xs: Any) -> Tensor:
     return _concat("vstack", [_raised(x, 2) for x in _several("vstack", xs)], 0)
 
 
-def dstack(xs: Any) -> Tensor:
+def dstack(xs: ArrayLike) -> Tensor:
     """Join along the third axis, which is added where it is missing.
 
     Parameters
@@ -380,7 +381,7 @@ def dstack(xs: Any) -> Tensor:
     return _concat("dstack", [_raised(x, 3) for x in _several("dstack", xs)], 2)
 
 
-def column_stack(xs: Any) -> Tensor:
+def column_stack(xs: ArrayLike) -> Tensor:
     """Join vectors as the columns of a matrix; matrices are joined side by side.
 
     Parameters
@@ -409,7 +410,7 @@ def column_stack(xs: Any) -> Tensor:
 # Cutting ---------------------------------------------------------------------------------------
 
 
-def split(x: Any, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
+def split(x: ArrayLike, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
     """Split along an axis.
 
     Parameters
@@ -478,7 +479,7 @@ def _cut(x: Tensor, axis: int, cuts: list[int]) -> list[Tensor]:
     return list(_with_outputs("split", len(pairs))(x, cuts=pairs, axis=axis))
 
 
-def array_split(x: Any, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
+def array_split(x: ArrayLike, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
     """Split along an axis into parts that need not be equal; the first ones may be longer by one.
 
     Parameters
@@ -511,7 +512,7 @@ def _needs(op: str, x: Any, ndim: int) -> Tensor:
     return x
 
 
-def hsplit(x: Any, indices_or_sections: Any) -> list[Tensor]:
+def hsplit(x: ArrayLike, indices_or_sections: Any) -> list[Tensor]:
     """Split along the second axis; a vector along its only one.
 
     Parameters
@@ -536,7 +537,7 @@ def hsplit(x: Any, indices_or_sections: Any) -> list[Tensor]:
     return _split("hsplit", x, indices_or_sections, 0 if x.ndim == 1 else 1)
 
 
-def vsplit(x: Any, indices_or_sections: Any) -> list[Tensor]:
+def vsplit(x: ArrayLike, indices_or_sections: Any) -> list[Tensor]:
     """Split along the first axis.
 
     Parameters
@@ -560,7 +561,7 @@ def vsplit(x: Any, indices_or_sections: Any) -> list[Tensor]:
     return _split("vsplit", _needs("vsplit", x, 2), indices_or_sections, 0)
 
 
-def dsplit(x: Any, indices_or_sections: Any) -> list[Tensor]:
+def dsplit(x: ArrayLike, indices_or_sections: Any) -> list[Tensor]:
     """Split along the third axis.
 
     Parameters
@@ -584,7 +585,7 @@ def dsplit(x: Any, indices_or_sections: Any) -> list[Tensor]:
     return _split("dsplit", _needs("dsplit", x, 3), indices_or_sections, 2)
 
 
-def unstack(x: Any, *, axis: int = 0) -> tuple[Tensor, ...]:
+def unstack(x: ArrayLike, *, axis: int = 0) -> tuple[Tensor, ...]:
     """Return the slices along an axis, without that axis; ``stack`` joins them again.
 
     Parameters

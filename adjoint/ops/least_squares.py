@@ -16,6 +16,7 @@ from adjoint.core.tensor import Tensor, decide
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.matrices import adjoint_of, blame, floats, matrices, matrix_shape, solution_shape, square
 from adjoint.ops.products import matmul
+from adjoint.typing import ArrayLike
 
 __all__ = ["lstsq", "pinv", "rank_tolerance", "tolerance"]
 
@@ -155,7 +156,7 @@ define("truncated", _truncated, _truncated_rule, saves="x", kind="general", para
 # Public functions -------------------------------------------------------------------------------
 
 
-def tolerance(op: str, name: str, x: Tensor, value: Any) -> Any:
+def tolerance(op: str, name: str, x: Tensor, value: ArrayLike) -> Any:
     """Check a tolerance, and return it as a number or as an array with one number for each matrix."""
     limits = array_of(constant(op, name, value))
     if limits.dtype.kind not in "iuf" or broadcast_shapes(op, x.shape[:-2], limits.shape) != x.shape[:-2]:
@@ -170,7 +171,7 @@ def rank_tolerance(op: str, x: Tensor, rtol: Any) -> Any:
     return tolerance(op, "rtol", x, rtol)
 
 
-def pinv(x: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Tensor:
+def pinv(x: ArrayLike, rcond: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Tensor:
     """Return the Moore-Penrose inverse of matrices.
 
     By default, singular values up to max(m, n) times the precision of the dtype, relative to the largest
@@ -222,7 +223,7 @@ class LstsqResult(NamedTuple):
     singular_values: Tensor
 
 
-def lstsq(x: Any, y: Any, rcond: Any = None) -> LstsqResult:
+def lstsq(x: ArrayLike, y: ArrayLike, rcond: Any = None) -> LstsqResult:
     """Return the least-squares solution of ``x @ z = y``; of several ones the shortest.
 
     It follows NumPy's function, with batches.  The residuals are empty where the rank of a matrix is less

@@ -23,6 +23,7 @@ from adjoint.ops.solvers import (
     tensorinv,
     tensorsolve,
 )
+from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = [
     "cholesky",
@@ -69,7 +70,7 @@ def _matrices(op: str, x: Any) -> Tensor:
     return x
 
 
-def diagonal(x: Any, /, *, offset: int = 0) -> Tensor:
+def diagonal(x: ArrayLike, /, *, offset: int = 0) -> Tensor:
     """Return the diagonals of the matrices in the last two axes.
 
     Parameters
@@ -97,7 +98,7 @@ def diagonal(x: Any, /, *, offset: int = 0) -> Tensor:
     return products.last_diagonal(_matrices("diagonal", x), offset, "d")
 
 
-def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Tensor:
+def trace(x: ArrayLike, /, *, offset: int = 0, dtype: DTypeLike | None = None) -> Tensor:
     """Sum the diagonals of the matrices in the last two axes.
 
     Parameters
@@ -127,7 +128,7 @@ def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Tensor:
     return products.trace(_matrices("trace", x), offset, -2, -1, dtype)
 
 
-def outer(x: Any, y: Any, /) -> Tensor:
+def outer(x: ArrayLike, y: ArrayLike, /) -> Tensor:
     """Return the products of all pairs of elements of two vectors.
 
     Parameters

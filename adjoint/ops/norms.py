@@ -15,6 +15,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, LinAlgError, ShapeError
 from adjoint.ops.matrices import matrices, square
 from adjoint.ops.reduce import kept
+from adjoint.typing import ArrayLike, Axis
 
 __all__ = ["cond", "matrix_norm", "norm", "vector_norm"]
 
@@ -76,7 +77,7 @@ define("vector_norm", _vector_norm, _vector_norm_rule, saves="yx", kind="general
        params=("ord", "axis", "keepdims"), batch="leading", reference="numpy.linalg:vector_norm", doc="The p-norm over axes.")  # fmt: skip
 
 
-def vector_norm(x: Any, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Tensor:
+def vector_norm(x: ArrayLike, *, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Tensor:
     """Return the norm of the elements over axes, as one vector.
 
     The gradient at zero is 0.  With ``ord=inf``, equal maxima share the gradient.
@@ -146,7 +147,7 @@ def _numbers(x: Any) -> Tensor:
 _MATRIX_ORDERS = ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf)
 
 
-def matrix_norm(x: Any, *, keepdims: bool = False, ord: Any = "fro") -> Tensor:
+def matrix_norm(x: ArrayLike, *, keepdims: bool = False, ord: Any = "fro") -> Tensor:
     """Return the norm of the matrices in the last two axes.
 
     Parameters
@@ -208,7 +209,7 @@ def _spectral_norm(op: str, x: Tensor, ord: Any) -> Tensor:
     return _extreme(op, s, ord, (-1,), False)
 
 
-def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tensor:
+def norm(x: ArrayLike, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return a vector or matrix norm, with the rules of ``np.linalg.norm``.
 
     The gradient at zero is 0.
@@ -273,7 +274,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> T
     return out
 
 
-def cond(x: Any, p: Any = None) -> Tensor:
+def cond(x: ArrayLike, p: Any = None) -> Tensor:
     """Return the condition number of matrices: the norm of each times the norm of its inverse.
 
     Parameters

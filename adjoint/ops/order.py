@@ -20,6 +20,7 @@ from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.ops.half import in_float32, wide
 from adjoint.ops.reduce import count, floating
 from adjoint.ops.selection import _values
+from adjoint.typing import ArrayLike, Axis
 
 __all__ = [
     "argsort",
@@ -119,7 +120,7 @@ def _sorting(op: str, x: Any, axis: Any, descending: bool, stable: bool | None, 
 
 
 def sort(
-    x: Any,
+    x: ArrayLike,
     axis: int | None = -1,
     kind: Any = None,
     *,
@@ -158,7 +159,7 @@ def sort(
 
 
 def argsort(
-    x: Any,
+    x: ArrayLike,
     axis: int | None = -1,
     kind: Any = None,
     *,
@@ -201,7 +202,7 @@ class TopK(NamedTuple):
     indices: Tensor
 
 
-def topk(x: Any, k: int, axis: int = -1, *, largest: bool = True) -> TopK:
+def topk(x: ArrayLike, k: int, axis: int = -1, *, largest: bool = True) -> TopK:
     """Return the ``k`` largest or smallest elements along an axis, sorted, and their indices.
 
     Parameters
@@ -241,7 +242,7 @@ def topk(x: Any, k: int, axis: int = -1, *, largest: bool = True) -> TopK:
     return TopK(rec.take_along_axis(x, i, axis=where), i)
 
 
-def searchsorted(x1: Any, x2: Any, side: str = "left", sorter: Any = None) -> Tensor:
+def searchsorted(x1: ArrayLike, x2: ArrayLike, side: str = "left", sorter: Any = None) -> Tensor:
     """Return the indices at which elements would be inserted into a sorted vector.
 
     Parameters
@@ -328,7 +329,9 @@ def _places(q: Any, n: int, method: str) -> tuple[Any, Any, Any]:
     return low, np.where(weight == 0, low, low + 1), np.where(weight == 0, 0.5, weight)
 
 
-def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False) -> Tensor:
+def quantile(
+    x: ArrayLike, q: ArrayLike, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
+) -> Tensor:
     """Return quantiles over axes.
 
     The two elements around a quantile share its gradient with the weights of the interpolation.  The result is
@@ -367,7 +370,9 @@ def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdi
     return _quantile("quantile", x, q, axis, method, keepdims)
 
 
-def percentile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False) -> Tensor:
+def percentile(
+    x: ArrayLike, q: ArrayLike, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
+) -> Tensor:
     """Return percentiles over axes.
 
     Parameters
@@ -430,7 +435,7 @@ def _quantile(op: str, x: Any, q: Any, axis: Any, method: str, keepdims: bool) -
     return out
 
 
-def median(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def median(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Return the median over axes.
 
     The median of an even number of elements is the mean of the middle two, which share the gradient.
@@ -485,7 +490,7 @@ class UniqueInverse(NamedTuple):
     inverse_indices: Tensor
 
 
-def unique_all(x: Any) -> UniqueAll:
+def unique_all(x: ArrayLike) -> UniqueAll:
     """Return the unique values, their first indices, the inverse indices and the counts.
 
     Gradients of the values go to their first positions.  Every NaN is a value of its own.
@@ -518,7 +523,7 @@ def unique_all(x: Any) -> UniqueAll:
     return UniqueAll(values, asarray(found[1]), asarray(found[2].reshape(x.shape)), asarray(found[3]))
 
 
-def unique_counts(x: Any) -> UniqueCounts:
+def unique_counts(x: ArrayLike) -> UniqueCounts:
     """Return the unique values and how often each occurs.
 
     Parameters
@@ -541,7 +546,7 @@ def unique_counts(x: Any) -> UniqueCounts:
     return UniqueCounts(found.values, found.counts)
 
 
-def unique_inverse(x: Any) -> UniqueInverse:
+def unique_inverse(x: ArrayLike) -> UniqueInverse:
     """Return the unique values and, for each element, the index of its value.
 
     Parameters
@@ -564,7 +569,7 @@ def unique_inverse(x: Any) -> UniqueInverse:
     return UniqueInverse(found.values, found.inverse_indices)
 
 
-def unique_values(x: Any) -> Tensor:
+def unique_values(x: ArrayLike) -> Tensor:
     """Return the unique values, sorted; every NaN is a value of its own.
 
     Parameters
@@ -587,7 +592,7 @@ def unique_values(x: Any) -> Tensor:
 
 
 def unique(
-    x: Any,
+    x: ArrayLike,
     return_index: bool = False,
     return_inverse: bool = False,
     return_counts: bool = False,

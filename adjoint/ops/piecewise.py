@@ -22,6 +22,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, InputError, ShapeError
 from adjoint.ops.complex_parts import imag, real
 from adjoint.ops.half import in_float32, wide
+from adjoint.typing import ArrayLike
 
 __all__ = [
     "abs",
@@ -214,7 +215,7 @@ define("nan_to_num", _nan_to_num,
 # Public functions ------------------------------------------------------------------------------
 
 
-def sign(x: Any) -> Tensor:
+def sign(x: ArrayLike) -> Tensor:
     """Return the sign of each element: -1, 0 or 1, and ``x / |x|`` for complex numbers.
 
     The gradient is zero for real numbers.
@@ -240,10 +241,12 @@ def sign(x: Any) -> Tensor:
 
 
 @overload
-def where(condition: Any) -> tuple[Tensor, ...]: ...
+def where(condition: ArrayLike) -> tuple[Tensor, ...]: ...
 @overload
-def where(condition: Any, x: Any, y: Any) -> Tensor: ...
-def where(condition: Any, x: Any = None, y: Any = None) -> Tensor | tuple[Tensor, ...]:
+def where(condition: ArrayLike, x: ArrayLike, y: ArrayLike) -> Tensor: ...
+def where(
+    condition: ArrayLike, x: ArrayLike | None = None, y: ArrayLike | None = None
+) -> Tensor | tuple[Tensor, ...]:
     """Return elements of ``x`` where a condition is true, and of ``y`` elsewhere.
 
     A zero gradient stays zero in the branch that was not taken, even where that branch is not finite.
@@ -282,7 +285,7 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Tensor | tuple[Tensor
     return rec.where(condition, x, y)
 
 
-def clip(x: Any, min: Any = None, max: Any = None) -> Tensor:
+def clip(x: ArrayLike, min: Any = None, max: Any = None) -> Tensor:
     """Limit the elements to an interval.
 
     On the bounds the gradient goes to ``x``; outside it goes to the bound.
@@ -328,7 +331,7 @@ def clip(x: Any, min: Any = None, max: Any = None) -> Tensor:
     return x if max is None else minimum(x, max)
 
 
-def round(x: Any, decimals: int = 0) -> Tensor:
+def round(x: ArrayLike, decimals: int = 0) -> Tensor:
     """Round to a number of decimals; halves are rounded to even.
 
     The gradient is zero.
@@ -361,7 +364,7 @@ def round(x: Any, decimals: int = 0) -> Tensor:
     return rec.round(x, decimals=digits)
 
 
-def divmod(x: Any, y: Any) -> tuple[Tensor, Tensor]:
+def divmod(x: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor]:
     """Return the quotient, rounded down, and the remainder: ``x = quotient * y + remainder``.
 
     Parameters
@@ -404,7 +407,7 @@ def whole_part(name: str) -> Callable[[Tensor], int]:
     return convert
 
 
-def modf(x: Any) -> tuple[Tensor, Tensor]:
+def modf(x: ArrayLike) -> tuple[Tensor, Tensor]:
     """Return the fractional and the integral part of each element.
 
     Parameters
@@ -427,7 +430,7 @@ def modf(x: Any) -> tuple[Tensor, Tensor]:
     return rec.fraction(x), trunc(x)
 
 
-def frexp(x: Any) -> tuple[Tensor, Tensor]:
+def frexp(x: ArrayLike) -> tuple[Tensor, Tensor]:
     """Return m and n with ``x = m * 2**n`` and ``0.5 <= |m| < 1``.
 
     Parameters
@@ -451,7 +454,9 @@ def frexp(x: Any) -> tuple[Tensor, Tensor]:
     return rec.ldexp(x, -n), n
 
 
-def nan_to_num(x: Any, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+def nan_to_num(
+    x: ArrayLike, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:
     """Replace NaN and infinities by numbers.
 
     The gradient is zero at the replaced elements.

@@ -19,6 +19,7 @@ from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.ops.half import in_float32, wide, widened
 from adjoint.ops.reduce import narrowed
 from adjoint.ops.windows import Pairs, blank, counts, images, inner, numbers, padded, spots, whole
+from adjoint.typing import ArrayLike
 
 __all__ = [
     "adaptive_avg_pool1d",
@@ -205,7 +206,12 @@ def _divisors(
 
 
 def max_pool1d(
-    x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+    x: ArrayLike,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
 ) -> Tensor:
     """Return the maximum of each window of signals; see ``max_pool2d``.
 
@@ -244,7 +250,12 @@ def max_pool1d(
 
 
 def max_pool2d(
-    x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+    x: ArrayLike,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
 ) -> Tensor:
     """Return the maximum of each window of images.
 
@@ -286,7 +297,12 @@ def max_pool2d(
 
 
 def max_pool3d(
-    x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+    x: ArrayLike,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
 ) -> Tensor:
     """Return the maximum of each window of volumes; see ``max_pool2d``.
 
@@ -325,7 +341,7 @@ def max_pool3d(
 
 
 def avg_pool1d(
-    x: Any,
+    x: ArrayLike,
     kernel_size: Any,
     stride: Any = None,
     padding: Any = 0,
@@ -369,7 +385,7 @@ def avg_pool1d(
 
 
 def avg_pool2d(
-    x: Any,
+    x: ArrayLike,
     kernel_size: Any,
     stride: Any = None,
     padding: Any = 0,
@@ -413,7 +429,7 @@ def avg_pool2d(
 
 
 def avg_pool3d(
-    x: Any,
+    x: ArrayLike,
     kernel_size: Any,
     stride: Any = None,
     padding: Any = 0,
@@ -494,7 +510,7 @@ def _adaptive(op: str, nd: int, x: Any, output_size: Any) -> Tensor:
     return rec.reshape(x, shape=x.shape[1:]) if alone else x
 
 
-def adaptive_avg_pool1d(x: Any, output_size: Any) -> Tensor:
+def adaptive_avg_pool1d(x: ArrayLike, output_size: Any) -> Tensor:
     """Average signals to a given length; see ``adaptive_avg_pool2d``.
 
     Parameters
@@ -518,7 +534,7 @@ def adaptive_avg_pool1d(x: Any, output_size: Any) -> Tensor:
     return _adaptive("adaptive_avg_pool1d", 1, x, output_size)
 
 
-def adaptive_avg_pool2d(x: Any, output_size: Any) -> Tensor:
+def adaptive_avg_pool2d(x: ArrayLike, output_size: Any) -> Tensor:
     """Average images to a given size, with windows of nearly equal size.
 
     Parameters
@@ -542,7 +558,7 @@ def adaptive_avg_pool2d(x: Any, output_size: Any) -> Tensor:
     return _adaptive("adaptive_avg_pool2d", 2, x, output_size)
 
 
-def adaptive_avg_pool3d(x: Any, output_size: Any) -> Tensor:
+def adaptive_avg_pool3d(x: ArrayLike, output_size: Any) -> Tensor:
     """Average volumes to a given size; see ``adaptive_avg_pool2d``.
 
     Parameters

@@ -19,6 +19,7 @@ from adjoint.core.shapes import broadcast_shapes, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.half import rounded, wide
+from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = [
     "cross",
@@ -128,7 +129,7 @@ define("cross", lambda x, y, axis: np.cross(x, y, axis=axis),
 _matmul = rec.matmul
 
 
-def matmul(x: Any, y: Any) -> Tensor:
+def matmul(x: ArrayLike, y: ArrayLike) -> Tensor:
     """Return the matrix product, with NumPy's rules for the shapes.
 
     Parameters
@@ -196,7 +197,7 @@ def contract(op: str, x: Tensor, y: Tensor, x_axes: Sequence[int], y_axes: Seque
     return rec.einsum(x, y, **dict(zip(("left", "right", "output"), labels, strict=True)), extra=())
 
 
-def tensordot(x: Any, y: Any, axes: Any = 2) -> Tensor:
+def tensordot(x: ArrayLike, y: ArrayLike, axes: Any = 2) -> Tensor:
     """Sum products over pairs of axes.
 
     Parameters
@@ -252,7 +253,7 @@ def tensordot(x: Any, y: Any, axes: Any = 2) -> Tensor:
     return contract("tensordot", x, y, x_axes, y_axes)
 
 
-def dot(x: Any, y: Any) -> Tensor:
+def dot(x: ArrayLike, y: ArrayLike) -> Tensor:
     """Return NumPy's dot product.
 
     It sums over the last axis of ``x`` and the last but one of ``y``, or the only one of a vector.
@@ -288,7 +289,7 @@ def dot(x: Any, y: Any) -> Tensor:
     return contract("dot", x, y, (-1,), (-1 if y.ndim == 1 else -2,))
 
 
-def inner(x: Any, y: Any) -> Tensor:
+def inner(x: ArrayLike, y: ArrayLike) -> Tensor:
     """Sum products over the last axes.
 
     Parameters
@@ -320,7 +321,7 @@ def inner(x: Any, y: Any) -> Tensor:
     return contract("inner", x, y, (-1,), (-1,))
 
 
-def outer(x: Any, y: Any) -> Tensor:
+def outer(x: ArrayLike, y: ArrayLike) -> Tensor:
     """Return the products of all pairs of elements of two flattened tensors.
 
     Parameters
@@ -350,7 +351,7 @@ def _conjugated(x: Tensor) -> Tensor:
     return rec.conj(x) if x.dtype.kind == "c" else x
 
 
-def vdot(x: Any, y: Any) -> Tensor:
+def vdot(x: ArrayLike, y: ArrayLike) -> Tensor:
     """Return the sum of ``conj(x) * y`` over all elements.
 
     Parameters
@@ -383,7 +384,7 @@ def vdot(x: Any, y: Any) -> Tensor:
     return _matmul(*flat)
 
 
-def vecdot(x: Any, y: Any, /, *, axis: int = -1) -> Tensor:
+def vecdot(x: ArrayLike, y: ArrayLike, /, *, axis: int = -1) -> Tensor:
     """Return the sums of ``conj(x) * y`` along an axis.
 
     Parameters
@@ -431,7 +432,7 @@ def vecdot(x: Any, y: Any, /, *, axis: int = -1) -> Tensor:
     return rec.einsum(x, y, left=labels, right=labels, output=labels[:-1], extra=())
 
 
-def matvec(x: Any, y: Any, /) -> Tensor:
+def matvec(x: ArrayLike, y: ArrayLike, /) -> Tensor:
     """Multiply matrices with vectors.
 
     Parameters
@@ -462,7 +463,7 @@ def matvec(x: Any, y: Any, /) -> Tensor:
     return matmul(x, y[..., None])[..., 0]
 
 
-def vecmat(x: Any, y: Any, /) -> Tensor:
+def vecmat(x: ArrayLike, y: ArrayLike, /) -> Tensor:
     """Multiply vectors, conjugated if complex, with matrices.
 
     Parameters
@@ -503,7 +504,7 @@ def _check_vector(op: str, matrix: Tensor, vector: Tensor, length: Any, fits: An
 UFUNCS.update({np.vecdot: vecdot, np.matvec: matvec, np.vecmat: vecmat})
 
 
-def cross(x: Any, y: Any, axis: int = -1) -> Tensor:
+def cross(x: ArrayLike, y: ArrayLike, axis: int = -1) -> Tensor:
     """Return the cross product of vectors of length 3.
 
     Parameters
@@ -568,7 +569,9 @@ def last_diagonal(x: Tensor, offset: int, output: str) -> Tensor:
     return rec.relabel(x, labels=lead + "dd", output=lead + output, extra=())
 
 
-def trace(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Tensor:
+def trace(
+    x: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DTypeLike | None = None
+) -> Tensor:
     """Sum a diagonal of the matrices in two axes.
 
     ``ad.linalg.trace`` uses the last two axes.

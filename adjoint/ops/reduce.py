@@ -17,6 +17,7 @@ from adjoint.core.shapes import Shape, canonical_axes, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, InputError, ShapeError
 from adjoint.ops.half import in_float32, is_half, wide, widened
+from adjoint.typing import ArrayLike, Axis, DTypeLike
 
 __all__ = [
     "all",
@@ -296,7 +297,7 @@ def floating(op: str, x: Any, dtype: Any = None) -> Tensor:
     return rec.astype(x, dtype=np.dtype(np.float64)) if x.dtype.kind in "iub" else x
 
 
-def sum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+def sum(x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False) -> Tensor:
     """Add the elements over axes.
 
     Sums of float16 and bfloat16 are computed in float32.  Small integers are added as int64.
@@ -329,7 +330,9 @@ def sum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) 
     return out if dtype is None else narrowed(out, dtype)
 
 
-def mean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+def mean(
+    x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False
+) -> Tensor:
     """Return the mean over axes; the mean of no elements is NaN.
 
     Parameters
@@ -360,9 +363,9 @@ def mean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False)
 
 
 def average(
-    x: Any,
-    axis: Any = None,
-    weights: Any = None,
+    x: ArrayLike,
+    axis: Axis = None,
+    weights: ArrayLike | None = None,
     returned: bool = False,
     *,
     keepdims: bool = False,
@@ -424,7 +427,9 @@ def average(
     return (out, total) if returned else out
 
 
-def prod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+def prod(
+    x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False
+) -> Tensor:
     """Multiply the elements over axes.
 
     Derivatives of every order are exact where elements are zero.
@@ -483,7 +488,7 @@ def _nothing(op: str, x: Tensor, axis: Any) -> ShapeError:
     )
 
 
-def max(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def max(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Return the maximum over axes.
 
     Equal maxima share the gradient equally.  NaN counts as the maximum.
@@ -517,7 +522,7 @@ def max(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     return _extreme("max", x, axis, keepdims)
 
 
-def min(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def min(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Return the minimum over axes.
 
     Equal minima share the gradient equally.  NaN counts as the minimum.
@@ -550,7 +555,7 @@ def min(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     return _extreme("min", x, axis, keepdims)
 
 
-def ptp(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def ptp(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Return the range over axes, maximum minus minimum.
 
     Parameters
@@ -593,7 +598,7 @@ def _moment(name: str, x: Any, axis: Any, dtype: Any, correction: Any, ddof: Any
 
 
 def var(
-    x: Any, axis: Any = None, dtype: Any = None, *,
+    x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None, *,
     correction: float = 0, ddof: float | None = None, keepdims: bool = False,
 ) -> Tensor:  # fmt: skip
     """Return the variance over axes, ``Σ |x - mean|² / (n - correction)``.
@@ -630,7 +635,7 @@ def var(
 
 
 def std(
-    x: Any, axis: Any = None, dtype: Any = None, *,
+    x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None, *,
     correction: float = 0, ddof: float | None = None, keepdims: bool = False,
 ) -> Tensor:  # fmt: skip
     """Return the standard deviation over axes, the square root of ``var``.
@@ -666,7 +671,7 @@ def std(
     return _moment("std", x, axis, dtype, correction, ddof, keepdims)
 
 
-def logsumexp(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def logsumexp(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Return ``log Σ exp(x)`` over axes, without overflow.
 
     If all elements are -inf, the result is -inf and the gradient 0.  If the result is +inf, the infinite
@@ -706,7 +711,7 @@ def logsumexp(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     return rec.logsumexp(x, axis=axes, keepdims=bool(keepdims))
 
 
-def any(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def any(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Return whether any element over axes is true.
 
     Parameters
@@ -733,7 +738,7 @@ def any(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     return rec.any(x, axis=canonical_axes("any", axis, x.ndim), keepdims=bool(keepdims))
 
 
-def all(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def all(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Return whether all elements over axes are true.
 
     Parameters
@@ -760,7 +765,7 @@ def all(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     return rec.all(x, axis=canonical_axes("all", axis, x.ndim), keepdims=bool(keepdims))
 
 
-def count_nonzero(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def count_nonzero(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Count the elements over axes that are not zero.
 
     Parameters
@@ -803,7 +808,7 @@ def _position(name: str, x: Any, axis: Any, keepdims: bool) -> Tensor:
     return getattr(rec, name)(x, axis=where, keepdims=bool(keepdims))
 
 
-def argmax(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def argmax(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Return the index of the first maximum.
 
     Parameters
@@ -834,7 +839,7 @@ def argmax(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     return _position("argmax", x, axis, keepdims)
 
 
-def argmin(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def argmin(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Return the index of the first minimum.
 
     Parameters
@@ -877,7 +882,9 @@ def _without_nan(op: str, x: Any, fill: float, dtype: Any = None) -> tuple[Tenso
     return rec.where(missing, fill, x), missing
 
 
-def nansum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+def nansum(
+    x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False
+) -> Tensor:
     """Add the elements over axes that are not NaN.
 
     The gradient of a NaN is 0.
@@ -907,7 +914,9 @@ def nansum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = Fals
     return sum(_without_nan("nansum", x, 0, dtype)[0], axis, dtype, keepdims=keepdims)
 
 
-def nanprod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+def nanprod(
+    x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False
+) -> Tensor:
     """Multiply the elements over axes that are not NaN.
 
     The gradient of a NaN is 0.
@@ -937,7 +946,9 @@ def nanprod(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = Fal
     return prod(_without_nan("nanprod", x, 1, dtype)[0], axis, dtype, keepdims=keepdims)
 
 
-def nanmean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+def nanmean(
+    x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False
+) -> Tensor:
     """Return the mean over axes of the elements that are not NaN.
 
     The gradient of a NaN is 0.
@@ -980,7 +991,7 @@ def _nan_extreme(name: str, x: Any, axis: Any, keepdims: bool, fill: float) -> T
     return out if missing is None else rec.where(all(missing, axis, keepdims=keepdims), np.nan, out)
 
 
-def nanmax(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def nanmax(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Return the maximum over axes of the elements that are not NaN.
 
     Parameters
@@ -1011,7 +1022,7 @@ def nanmax(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
     return _nan_extreme("max", x, axis, keepdims, -np.inf)
 
 
-def nanmin(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+def nanmin(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Return the minimum over axes of the elements that are not NaN.
 
     Parameters

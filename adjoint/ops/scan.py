@@ -14,6 +14,7 @@ from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.ops.half import in_float32, widened
 from adjoint.ops.reduce import narrowed, typed
+from adjoint.typing import ArrayLike, Axis, DTypeLike
 
 __all__ = [
     "cumprod",
@@ -55,7 +56,7 @@ def _scan(op: str, x: Tensor, axis: Any) -> Tensor:
     return getattr(rec, op)(x, axis=canonical_axis(op, axis, x.ndim))
 
 
-def cumsum(x: Any, axis: Any = None, dtype: Any = None) -> Tensor:
+def cumsum(x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None) -> Tensor:
     """Return the cumulative sums along an axis.
 
     Parameters
@@ -81,7 +82,7 @@ def cumsum(x: Any, axis: Any = None, dtype: Any = None) -> Tensor:
     return narrowed(_scan("cumsum", typed("cumsum", x, dtype), axis), dtype)
 
 
-def cumprod(x: Any, axis: Any = None, dtype: Any = None) -> Tensor:
+def cumprod(x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None) -> Tensor:
     """Return the cumulative products along an axis.
 
     Derivatives of every order are exact where elements are zero.
@@ -128,7 +129,9 @@ def _cumulative(op: str, x: Any, axis: Any, dtype: Any, initial: int | None) -> 
     return rec.concat(asarray(first), out, axis=where)
 
 
-def cumulative_sum(x: Any, *, axis: Any = None, dtype: Any = None, include_initial: bool = False) -> Tensor:
+def cumulative_sum(
+    x: ArrayLike, *, axis: Axis = None, dtype: DTypeLike | None = None, include_initial: bool = False
+) -> Tensor:
     """Return the cumulative sums along an axis, as the Array API defines it.
 
     Parameters
@@ -161,7 +164,9 @@ def cumulative_sum(x: Any, *, axis: Any = None, dtype: Any = None, include_initi
     return _cumulative("cumsum", x, axis, dtype, 0 if include_initial else None)
 
 
-def cumulative_prod(x: Any, *, axis: Any = None, dtype: Any = None, include_initial: bool = False) -> Tensor:
+def cumulative_prod(
+    x: ArrayLike, *, axis: Axis = None, dtype: DTypeLike | None = None, include_initial: bool = False
+) -> Tensor:
     """Return the cumulative products along an axis, as the Array API defines it.
 
     Derivatives of every order are exact where elements are zero.
@@ -196,7 +201,13 @@ def cumulative_prod(x: Any, *, axis: Any = None, dtype: Any = None, include_init
     return _cumulative("cumprod", x, axis, dtype, 1 if include_initial else None)
 
 
-def diff(x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
+def diff(
+    x: ArrayLike,
+    n: int = 1,
+    axis: int = -1,
+    prepend: ArrayLike | None = None,
+    append: ArrayLike | None = None,
+) -> Tensor:
     """Return the differences of neighbours along an axis.
 
     Parameters

@@ -22,6 +22,7 @@ from adjoint.core.tensor import Tensor, Traced
 from adjoint.errors import ArgumentError, IndexingError, InputError, ShapeError
 from adjoint.ops.complex_parts import astype
 from adjoint.ops.scatter import add_few, add_flat, along_positions, as_index, from_start, row_positions
+from adjoint.typing import ArrayLike
 
 __all__ = [
     "argwhere",
@@ -174,8 +175,8 @@ _MODES = ("raise", "wrap", "clip")
 
 
 def take(
-    x: Any,
-    indices: Any,
+    x: ArrayLike,
+    indices: ArrayLike,
     axis: int | None = None,
     *,
     mode: str = "raise",
@@ -269,7 +270,7 @@ def _stretched(x: Tensor, shape: Shape, axis: int) -> Tensor:
     return x if wanted == x.shape else rec.broadcast_to(x, shape=wanted)
 
 
-def take_along_axis(x: Any, indices: Any, axis: int | None = -1) -> Tensor:
+def take_along_axis(x: ArrayLike, indices: ArrayLike, axis: int | None = -1) -> Tensor:
     """Return elements along an axis, with an index for each position, such as those of ``argsort``.
 
     Parameters
@@ -313,7 +314,7 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1) -> Tensor:
     return rec.take_along_axis(_stretched(x, shape, where), _stretched(i, shape, where), axis=where)
 
 
-def put_along_axis(x: Any, indices: Any, values: Any, axis: int | None = -1) -> Tensor:
+def put_along_axis(x: ArrayLike, indices: ArrayLike, values: ArrayLike, axis: int | None = -1) -> Tensor:
     """Return a copy with values written along an axis, with an index for each position.
 
     Unlike NumPy's function, it does not write into ``x``.  If an index repeats, the last value is kept.
@@ -435,7 +436,7 @@ def _values(op: str, x: Any) -> Any:
     return array_of(x)
 
 
-def nonzero(x: Any) -> tuple[Tensor, ...]:
+def nonzero(x: ArrayLike) -> tuple[Tensor, ...]:
     """Return the indices of the elements that are not zero.
 
     Parameters
@@ -467,7 +468,7 @@ def nonzero(x: Any) -> tuple[Tensor, ...]:
     return tuple(asarray(i) for i in values.nonzero())
 
 
-def argwhere(x: Any) -> Tensor:
+def argwhere(x: ArrayLike) -> Tensor:
     """Return the positions of the elements that are not zero.
 
     Parameters
@@ -495,7 +496,7 @@ def argwhere(x: Any) -> Tensor:
     return asarray(np.argwhere(_values("argwhere", x)))
 
 
-def flatnonzero(x: Any) -> Tensor:
+def flatnonzero(x: ArrayLike) -> Tensor:
     """Return the indices of the elements that are not zero in the flattened tensor.
 
     Parameters
@@ -522,7 +523,7 @@ def flatnonzero(x: Any) -> Tensor:
     return asarray(np.flatnonzero(_values("flatnonzero", x)))
 
 
-def compress(condition: Any, x: Any, axis: int | None = None) -> Tensor:
+def compress(condition: ArrayLike, x: ArrayLike, axis: int | None = None) -> Tensor:
     """Return the rows along an axis at which a condition is true.
 
     Parameters
@@ -556,7 +557,7 @@ def compress(condition: Any, x: Any, axis: int | None = None) -> Tensor:
     return take(x, np.flatnonzero(chosen), axis)
 
 
-def extract(condition: Any, x: Any) -> Tensor:
+def extract(condition: ArrayLike, x: ArrayLike) -> Tensor:
     """Return the elements at which a condition is true, as a vector.
 
     Parameters

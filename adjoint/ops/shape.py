@@ -27,6 +27,7 @@ from adjoint.core.shapes import (
 )
 from adjoint.core.tensor import Tensor, varies
 from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.typing import ArrayLike, Axis
 
 __all__ = [
     "broadcast_arrays",
@@ -140,7 +141,7 @@ define("ones_like", np.ones_like, None, reason="it is constant",
 # Public functions ------------------------------------------------------------------------------
 
 
-def reshape(x: Any, shape: Any, order: str = "C", *, copy: bool | None = None) -> Tensor:
+def reshape(x: ArrayLike, shape: Any, order: str = "C", *, copy: bool | None = None) -> Tensor:
     """Return the same elements in another shape.
 
     Parameters
@@ -240,7 +241,7 @@ def _by_columns(op: str, order: str) -> bool:
     return order == "F"
 
 
-def ravel(x: Any, order: str = "C") -> Tensor:
+def ravel(x: ArrayLike, order: str = "C") -> Tensor:
     """Return all elements in one axis.
 
     Parameters
@@ -270,7 +271,7 @@ def ravel(x: Any, order: str = "C") -> Tensor:
 flatten = ravel
 
 
-def permute_dims(x: Any, axes: Any) -> Tensor:
+def permute_dims(x: ArrayLike, axes: Axis) -> Tensor:
     """Reorder the axes.
 
     Parameters
@@ -310,7 +311,7 @@ def _permuted(op: str, x: Tensor, axes: Any) -> Tensor:
     return rec.permute_dims(x, axes=order)
 
 
-def transpose(x: Any, *order: Any, axes: Any = None) -> Tensor:
+def transpose(x: ArrayLike, *order: Any, axes: Axis = None) -> Tensor:
     """Reverse the axes, or put them into a given order.
 
     Parameters
@@ -346,7 +347,7 @@ def transpose(x: Any, *order: Any, axes: Any = None) -> Tensor:
     return _permuted("transpose", x, axes)
 
 
-def matrix_transpose(x: Any) -> Tensor:
+def matrix_transpose(x: ArrayLike) -> Tensor:
     """Exchange the last two axes.
 
     Parameters
@@ -376,7 +377,7 @@ def matrix_transpose(x: Any) -> Tensor:
     return rec.matrix_transpose(x)
 
 
-def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
+def swapaxes(x: ArrayLike, axis1: int, axis2: int) -> Tensor:
     """Exchange two axes.
 
     Parameters
@@ -406,7 +407,7 @@ def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
     return rec.permute_dims(x, axes=tuple(order))
 
 
-def moveaxis(x: Any, source: Any, destination: Any) -> Tensor:
+def moveaxis(x: ArrayLike, source: Any, destination: Any) -> Tensor:
     """Move axes to other positions; the others keep their order.
 
     Parameters
@@ -455,7 +456,7 @@ def any_twice(items: Sequence[int]) -> bool:
     return len(set(items)) != len(items)
 
 
-def expand_dims(x: Any, axis: Any = 0) -> Tensor:
+def expand_dims(x: ArrayLike, axis: Axis = 0) -> Tensor:
     """Insert axes of length 1.
 
     Parameters
@@ -484,7 +485,7 @@ def expand_dims(x: Any, axis: Any = 0) -> Tensor:
     return rec.reshape(x, shape=tuple(1 if i in at else next(lengths) for i in range(ndim)))
 
 
-def squeeze(x: Any, axis: Any = None) -> Tensor:
+def squeeze(x: ArrayLike, axis: Axis = None) -> Tensor:
     """Remove axes of length 1.
 
     Parameters
@@ -523,7 +524,7 @@ def squeeze(x: Any, axis: Any = None) -> Tensor:
     return rec.reshape(x, shape=tuple(x.shape[a] for a in range(-x.ndim, 0) if a not in axes))
 
 
-def broadcast_to(x: Any, shape: Any) -> Tensor:
+def broadcast_to(x: ArrayLike, shape: Any) -> Tensor:
     """Broadcast to a larger shape, without a copy.
 
     Parameters
@@ -586,7 +587,7 @@ def broadcast_arrays(*xs: Any) -> list[Tensor]:
     return [rec.broadcast_to(x, shape=shape) for x in tensors]
 
 
-def flip(x: Any, axis: Any = None) -> Tensor:
+def flip(x: ArrayLike, axis: Axis = None) -> Tensor:
     """Reverse the order along axes.
 
     Parameters
@@ -611,7 +612,7 @@ def flip(x: Any, axis: Any = None) -> Tensor:
     return rec.flip(x, axis=canonical_axes("flip", axis, x.ndim))
 
 
-def roll(x: Any, shift: Any, axis: Any = None) -> Tensor:
+def roll(x: ArrayLike, shift: Any, axis: Axis = None) -> Tensor:
     """Shift elements along axes; those that leave at the end return at the start.
 
     Parameters
@@ -659,7 +660,7 @@ def roll(x: Any, shift: Any, axis: Any = None) -> Tensor:
 _PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 
 
-def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: float = 0) -> Tensor:
+def pad(x: ArrayLike, pad_width: Any, mode: str = "constant", constant_values: float = 0) -> Tensor:
     """Add a border around a tensor.
 
     Parameters

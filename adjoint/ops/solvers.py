@@ -17,6 +17,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, LinAlgError, ShapeError
 from adjoint.ops.matrices import adjoint_of, blame, floats, matrix_shape, solution_shape, square
 from adjoint.ops.reduce import exclusive_product
+from adjoint.typing import ArrayLike
 
 __all__ = [
     "det", "inv", "matrix_power", "slogdet", "solve", "solve_triangular", "tensorinv", "tensorsolve",
@@ -193,7 +194,7 @@ define("slogdet", lambda x: tuple(np.linalg.slogdet(x)), _slogdet_rule, saves=("
 # Public functions -------------------------------------------------------------------------------
 
 
-def inv(x: Any) -> Tensor:
+def inv(x: ArrayLike) -> Tensor:
     """Return the inverse of square matrices.
 
     Parameters
@@ -250,7 +251,7 @@ def _solved(function: Any, x: Tensor, y: Tensor, vector: bool, **params: Any) ->
     return z[..., 0] if vector else z
 
 
-def solve(x: Any, y: Any) -> Tensor:
+def solve(x: ArrayLike, y: ArrayLike) -> Tensor:
     """Solve ``x @ z = y`` for z.
 
     Parameters
@@ -286,7 +287,7 @@ _TRANSPOSES = {0: "N", 1: "T", 2: "C"}
 
 
 def solve_triangular(
-    x: Any, y: Any, trans: Any = 0, lower: bool = False, unit_diagonal: bool = False
+    x: ArrayLike, y: ArrayLike, trans: Any = 0, lower: bool = False, unit_diagonal: bool = False
 ) -> Tensor:
     """Solve ``x @ z = y`` for z, with triangular matrices; the other triangle is not read.
 
@@ -333,7 +334,7 @@ def solve_triangular(
     return _solved(rec.solve_triangular, x, y, vector, lower=lower, unit=bool(unit_diagonal))
 
 
-def det(x: Any) -> Tensor:
+def det(x: ArrayLike) -> Tensor:
     """Return the determinant of square matrices.
 
     Its gradient, the matrix of cofactors, is exact at singular matrices, too.
@@ -372,7 +373,7 @@ class SlogdetResult(NamedTuple):
     logabsdet: Tensor
 
 
-def slogdet(x: Any) -> SlogdetResult:
+def slogdet(x: ArrayLike) -> SlogdetResult:
     """Return the sign and the logarithm of the absolute value of the determinant, without overflow.
 
     Parameters
@@ -399,7 +400,7 @@ def slogdet(x: Any) -> SlogdetResult:
     return SlogdetResult(*rec.slogdet(square("slogdet", x)))
 
 
-def matrix_power(x: Any, n: int) -> Tensor:
+def matrix_power(x: ArrayLike, n: int) -> Tensor:
     """Raise square matrices to an integer power, by repeated squaring.
 
     Parameters
@@ -448,7 +449,7 @@ def matrix_power(x: Any, n: int) -> Tensor:
     return out
 
 
-def tensorsolve(x: Any, y: Any, axes: Any = None) -> Tensor:
+def tensorsolve(x: ArrayLike, y: ArrayLike, axes: Sequence[int] | None = None) -> Tensor:
     """Solve ``tensordot(x, z, z.ndim) = y`` for z.
 
     Parameters
@@ -493,7 +494,7 @@ def tensorsolve(x: Any, y: Any, axes: Any = None) -> Tensor:
     return rec.reshape(solve(*flat), shape=rest)
 
 
-def tensorinv(x: Any, ind: int = 2) -> Tensor:
+def tensorinv(x: ArrayLike, ind: int = 2) -> Tensor:
     """Return the inverse with respect to ``tensordot(·, ·, ind)``.
 
     Parameters

@@ -23,6 +23,7 @@ from adjoint.errors import ArgumentError, InputError, MissingExtraError
 from adjoint.ops.elementwise import sigmoid, sinc
 from adjoint.ops.erf import erf as _erf
 from adjoint.ops.half import in_float32
+from adjoint.typing import ArrayLike
 
 __all__ = [
     "beta",
@@ -395,7 +396,7 @@ def _ive_derivative(x: Any, n: int, order: int) -> Any:
 # Public functions ------------------------------------------------------------------------------
 
 
-def polygamma(n: int, x: Any) -> Tensor:
+def polygamma(n: int, x: ArrayLike) -> Tensor:
     """Return the n-th derivative of the digamma function.
 
     Parameters
@@ -424,7 +425,7 @@ def polygamma(n: int, x: Any) -> Tensor:
     return rec.polygamma(asarray(x), n=_order("polygamma", n, 0))
 
 
-def multigammaln(x: Any, d: int) -> Tensor:
+def multigammaln(x: ArrayLike, d: int) -> Tensor:
     """Return the logarithm of the multivariate gamma function.
 
     Parameters
@@ -458,7 +459,7 @@ def multigammaln(x: Any, d: int) -> Tensor:
     return total
 
 
-def iv(n: int, x: Any) -> Tensor:
+def iv(n: int, x: ArrayLike) -> Tensor:
     """Return the modified Bessel function of the first kind of integer order.
 
     Parameters
@@ -482,7 +483,7 @@ def iv(n: int, x: Any) -> Tensor:
     return rec.iv(asarray(x), n=_order("iv", n))
 
 
-def ive(n: int, x: Any) -> Tensor:
+def ive(n: int, x: ArrayLike) -> Tensor:
     """Return the modified Bessel function of the first kind of integer order, times ``exp(-|x|)``.
 
     Parameters
@@ -506,7 +507,7 @@ def ive(n: int, x: Any) -> Tensor:
     return rec.ive(asarray(x), n=_order("ive", n))
 
 
-def jv(n: int, x: Any) -> Tensor:
+def jv(n: int, x: ArrayLike) -> Tensor:
     """Return the Bessel function of the first kind of integer order.
 
     Parameters
@@ -530,7 +531,7 @@ def jv(n: int, x: Any) -> Tensor:
     return rec.jv(asarray(x), n=_order("jv", n))
 
 
-def i0(x: Any) -> Tensor:
+def i0(x: ArrayLike) -> Tensor:
     """Return the modified Bessel function of order 0.
 
     Parameters
@@ -552,7 +553,7 @@ def i0(x: Any) -> Tensor:
     return rec.iv(asarray(x), n=0)
 
 
-def i1(x: Any) -> Tensor:
+def i1(x: ArrayLike) -> Tensor:
     """Return the modified Bessel function of order 1.
 
     Parameters
@@ -574,7 +575,7 @@ def i1(x: Any) -> Tensor:
     return rec.iv(asarray(x), n=1)
 
 
-def i0e(x: Any) -> Tensor:
+def i0e(x: ArrayLike) -> Tensor:
     """Return the modified Bessel function of order 0, times ``exp(-|x|)``.
 
     Parameters
@@ -596,7 +597,7 @@ def i0e(x: Any) -> Tensor:
     return rec.ive(asarray(x), n=0)
 
 
-def i1e(x: Any) -> Tensor:
+def i1e(x: ArrayLike) -> Tensor:
     """Return the modified Bessel function of order 1, times ``exp(-|x|)``.
 
     Parameters

@@ -18,10 +18,11 @@ ROOT = Path(adjoint.__file__).parent
 ALLOWED = {
     "errors": set(),
     "config": {"errors"},
-    "tree": {"errors"},
+    "tree": {"errors", "typing"},
     "hints": {"errors"},
-    "core": {"errors", "config", "tree"},
-    "ops": {"errors", "config", "tree", "hints", "core"},
+    "typing": {"core"},  # core and tree import it for type checkers alone
+    "core": {"errors", "config", "tree", "typing"},
+    "ops": {"errors", "config", "tree", "hints", "core", "typing"},
     "engine": {"errors", "config", "tree", "core"},
     "grads": {"errors", "config", "tree", "core", "ops", "engine"},
     "transforms": {"errors", "config", "tree", "core", "ops", "engine", "grads"},
@@ -30,7 +31,7 @@ ALLOWED = {
 ALLOWED["compiler"] = {*ALLOWED["transforms"], "transforms"}
 UPPER = ("nn", "optim", "train", "inspect", "interop", "storage", "testing", "random", "distributed")
 for _room in UPPER:
-    ALLOWED[_room] = {*ALLOWED["transforms"], "hints", "transforms", "accumulate", *UPPER}
+    ALLOWED[_room] = {*ALLOWED["transforms"], "hints", "typing", "transforms", "accumulate", *UPPER}
 ALLOWED["cli"] = {*ALLOWED["nn"], "nn", "cli", "__init__"}
 ALLOWED["__init__"] = set(ALLOWED)
 ALLOWED["__main__"] = {"cli"}

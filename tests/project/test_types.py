@@ -54,14 +54,22 @@ EXPRESSIONS = {
     "Net()": "Net",
     "Net()(x)": "Tensor",
     "Net().parameters()": "list[Tensor]",
+    "apply(x, [0, 1])": "Tensor",
+    "apply(np.ones(3), None)": "Tensor",
     "later": "int",  # the lines after nn.Identity() are reachable
 }
 ERRORS = ["ad.exq", "ad.nn.Lineer", "F.rellu", "ad.interop.torch", "ad.sum(x, dim=1)", "Net()(x, 1)", "x.exq"]
+ERRORS += ["x + None", "ad.sum(x, axis=1.5)", "ad.mean(object())", "x.at[0].set(None)", "x[1.5]"]
 
 SCRIPT = """
+import numpy as np
 import adjoint as ad
 import adjoint.nn.functional as F
 from adjoint import nn
+from adjoint.typing import ArrayLike, Axis
+
+def apply(x: ArrayLike, axis: Axis) -> ad.Tensor:
+    return ad.sum(x, axis)
 
 class Net(nn.Module):
     def __init__(self) -> None:

@@ -1,0 +1,38 @@
+"""Types of the public signatures, for annotations.
+
+>>> from adjoint import Tensor
+>>> from adjoint.typing import ArrayLike
+>>> def loss(prediction: ArrayLike, target: ArrayLike) -> Tensor: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import EllipsisType
+from typing import Any, SupportsIndex, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike as _NumPyArrayLike
+from numpy.typing import DTypeLike
+
+from adjoint.core.tensor import Tensor
+
+__all__ = ["Array", "ArrayLike", "Axis", "DTypeLike", "Key", "Tree"]
+
+# A NumPy array
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+# Whatever ad.asarray takes: a tensor, an array, a number, or nested sequences of them
+ArrayLike: TypeAlias = Tensor | _NumPyArrayLike | Sequence[Any]
+# One axis, several axes, or None for all
+Axis: TypeAlias = SupportsIndex | Sequence[SupportsIndex] | None
+# What stands in brackets after a tensor
+Key: TypeAlias = (
+    SupportsIndex | slice | EllipsisType | Tensor | Array | Sequence[Any] | tuple[Any, ...] | None
+)
+# Nested lists, tuples, dictionaries, dataclasses and modules of tensors.  Type checkers cannot express it,
+# because any class can be registered.
+Tree: TypeAlias = Any
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
