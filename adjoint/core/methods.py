@@ -87,7 +87,7 @@ class Methods:
         def to_device(self, device: Any, /, *, stream: Any = None) -> Tensor: ...
         def backward(
             self,
-            gradient: Any = None,
+            gradient: ArrayLike | None = None,
             *,
             retain_graph: bool = False,
             create_graph: bool = False,

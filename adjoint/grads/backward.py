@@ -24,6 +24,7 @@ from adjoint.engine.serial import run_serial
 from adjoint.errors import DTypeError, InputError, NoGradientError, ShapeError
 from adjoint.grads.slots import Sink, commit, sink
 from adjoint.grads.store import Gradients
+from adjoint.typing import ArrayLike
 
 __all__ = ["backward", "backward_into_leaves", "backward_on", "gradients", "seed_of", "several_tensors"]
 
@@ -103,7 +104,7 @@ def seed_of(root: Any, gradient: Any, name: str = "backward()", argument: str = 
 
 def backward_into_leaves(
     self: Tensor,
-    gradient: Any = None,
+    gradient: ArrayLike | None = None,
     *,
     retain_graph: bool = False,
     create_graph: bool = False,
@@ -285,7 +286,7 @@ def _captured(run: Run, tensors: Iterable[Tensor]) -> dict[Tensor, Any]:
 
 def backward(
     root: Tensor,
-    gradient: Any = None,
+    gradient: ArrayLike | None = None,
     *,
     retain_graph: bool = False,
     create_graph: bool = False,

@@ -15,6 +15,7 @@ from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import DTypeError, InputError, NoGradientError, TapeError
 from adjoint.grads.backward import backward_on, seed_of, several_tensors
 from adjoint.grads.store import Gradients
+from adjoint.typing import ArrayLike
 
 __all__ = ["Tape"]
 
@@ -111,7 +112,7 @@ class Tape:
         self,
         root: Tensor,
         inputs: Sequence[Tensor] | Tensor | None = None,
-        gradient: Any = None,
+        gradient: ArrayLike | None = None,
         *,
         create_graph: bool | None = None,
     ) -> Gradients:

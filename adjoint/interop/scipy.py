@@ -22,6 +22,7 @@ from adjoint.transforms.flat_tree import FlatTree, joined_flat
 from adjoint.transforms.inputs import Place, as_function, name_of
 from adjoint.transforms.matrix import hessian, hvp, jacobian
 from adjoint.transforms.reverse import value_and_grad
+from adjoint.typing import Tree
 
 __all__ = ["least_squares", "minimize", "root"]
 
@@ -36,7 +37,7 @@ _WITH_HESSIAN = ("dogleg", "trust-exact")
 
 
 def minimize(
-    f: Callable[..., Any], x0: Any, args: Sequence[Any] = (), method: str | None = None, **options: Any
+    f: Callable[..., Any], x0: Tree, args: Sequence[Any] = (), method: str | None = None, **options: Any
 ) -> Any:
     """Minimise a function with ``scipy.optimize.minimize`` and exact derivatives.
 
@@ -95,7 +96,7 @@ def minimize(
 
 
 def root(
-    f: Callable[..., Any], x0: Any, args: Sequence[Any] = (), method: str = "hybr", **options: Any
+    f: Callable[..., Any], x0: Tree, args: Sequence[Any] = (), method: str = "hybr", **options: Any
 ) -> Any:
     """Find a root with ``scipy.optimize.root`` and the exact Jacobian.
 
@@ -138,7 +139,7 @@ def root(
     return given.restored(optimize.root(given.values, given.start, method=method, **options))
 
 
-def least_squares(f: Callable[..., Any], x0: Any, args: Sequence[Any] = (), **options: Any) -> Any:
+def least_squares(f: Callable[..., Any], x0: Tree, args: Sequence[Any] = (), **options: Any) -> Any:
     """Minimise a sum of squares with ``scipy.optimize.least_squares`` and the exact Jacobian.
 
     Parameters

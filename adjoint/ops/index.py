@@ -28,6 +28,7 @@ from adjoint.core.tensor import (
 )
 from adjoint.errors import DTypeError, IndexingError, InPlaceError, InputError, ShapeError
 from adjoint.ops.scatter import add_few, add_flat, as_index, from_start, row_positions
+from adjoint.typing import ArrayLike
 
 __all__: list[str] = []
 
@@ -423,7 +424,7 @@ class At:
             return rec.take(rows, i, axis=-rows.ndim)
         return rec.index(self._x, key=self._checked())
 
-    def set(self, value: Any) -> Tensor:
+    def set(self, value: ArrayLike) -> Tensor:
         """Return a copy with the elements replaced.
 
         If a position is repeated, the last value is kept.
@@ -453,7 +454,7 @@ class At:
         out = rec.index_set(rec.reshape(x, shape=(x.size,)), values, key=(flat[last],))
         return rec.reshape(out, shape=x.shape)
 
-    def add(self, value: Any) -> Tensor:
+    def add(self, value: ArrayLike) -> Tensor:
         """Return a copy with a value added to the elements.
 
         Values at repeated positions add up.
@@ -476,7 +477,7 @@ class At:
         value = self._spread(value)
         return self._x + rec.unindex(value, key=self._checked(), shape=self._x.shape)
 
-    def mul(self, value: Any) -> Tensor:
+    def mul(self, value: ArrayLike) -> Tensor:
         """Return a copy with the elements multiplied by a value.
 
         Parameters
@@ -491,7 +492,7 @@ class At:
         """
         return self._update(rec.multiply, value)
 
-    def max(self, value: Any) -> Tensor:
+    def max(self, value: ArrayLike) -> Tensor:
         """Return a copy with the larger one of each element and a value.
 
         Equal numbers share the gradient.  Repeated positions are applied in order, and the share is halved
@@ -509,7 +510,7 @@ class At:
         """
         return self._update(rec.maximum, value)
 
-    def min(self, value: Any) -> Tensor:
+    def min(self, value: ArrayLike) -> Tensor:
         """Return a copy with the smaller one of each element and a value.
 
         Equal numbers share the gradient, as in ``max``.

@@ -20,12 +20,13 @@ from adjoint.core.tensor import Tensor, note_reading, wrap
 from adjoint.errors import ArgumentError, InPlaceError, ShapeError, TransformError
 from adjoint.transforms.arrays import given_arrays, outermost, returned
 from adjoint.transforms.inputs import Place, as_function, name_of
+from adjoint.typing import Tree
 
 __all__ = ["over_units", "vmap"]
 
 
 def vmap(
-    f: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0, chunk_size: int | None = None
+    f: Callable[..., Any], in_axes: Tree = 0, out_axes: Tree = 0, chunk_size: int | None = None
 ) -> Callable[..., Any]:
     """Return a function that applies ``f`` to all elements of a batch at once.
 

@@ -21,6 +21,7 @@ from adjoint.engine.push import push_forward
 from adjoint.errors import ArgumentError, InputError
 from adjoint.transforms.arrays import given_arrays, outermost, returned
 from adjoint.transforms.inputs import Place, Recorded, as_function, direction, record_call, released_value
+from adjoint.typing import Tree
 
 __all__ = ["directions", "jvp", "linearize", "push_along"]
 
@@ -82,7 +83,7 @@ def jvp(
     return returned(results()) if run.plain and given_arrays(*tangents) else results()
 
 
-def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
+def linearize(f: Callable[..., Any], *primals: Tree) -> tuple[Any, Callable[..., Any]]:
     """Return ``f(*primals)`` and its derivative as a linear function of the direction.
 
     ``f`` runs once; the linear function may be called several times.
@@ -111,7 +112,7 @@ def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., 
         raise ArgumentError("linearize: the arguments of the function are missing: ad.linearize(f, x, …).")
     run, structures = record_call("linearize", f, primals, {}, range(len(primals)), False)
 
-    def along(*tangents: Any) -> Any:
+    def along(*tangents: Tree) -> Tree:
         if len(tangents) != len(structures):
             raise ArgumentError(
                 f"linearize: there must be one tangent per argument, {len(structures)} in all, but got "

@@ -43,6 +43,7 @@ from adjoint.transforms.matrix import jacfwd, jacrev
 from adjoint.transforms.recompute import captured_by, pull_record, standing
 from adjoint.transforms.rerun import Rerun
 from adjoint.transforms.reverse import vjp
+from adjoint.typing import Tree
 
 __all__ = ["fixed_point", "root"]
 
@@ -53,7 +54,7 @@ Vector = Callable[[Tensor], Tensor]
 
 def fixed_point(
     f: Callable[..., Any],
-    x0: Any,
+    x0: Tree,
     *args: Any,
     tol: float | None = None,
     max_steps: int = 1000,
@@ -118,7 +119,7 @@ def _iterate(problem: _Problem, limit: float, max_steps: int, damping: float) ->
     raise problem.failed(max_steps, f"the last step changed x by {size:g}")
 
 
-def root(f: Callable[..., Any], x0: Any, *args: Any, tol: float | None = None, max_steps: int = 50) -> Any:
+def root(f: Callable[..., Any], x0: Tree, *args: Tree, tol: float | None = None, max_steps: int = 50) -> Any:
     """Return x with ``f(x, *args) == 0``, by Newton's method with exact derivatives.
 
     Steps that do not reduce the residual are shortened.  Gradients flow as in ``fixed_point``.

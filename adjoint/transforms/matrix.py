@@ -28,6 +28,7 @@ from adjoint.transforms.inputs import (
     released_value,
 )
 from adjoint.transforms.reverse import check_one_number, gradient_function, pull_back
+from adjoint.typing import Tree
 
 __all__ = ["hessian", "hvp", "jacfwd", "jacobian", "jacrev"]
 
@@ -305,7 +306,7 @@ def hessian(
     return _matrix("hessian", gradient, argnums, has_aux, chunk_size, holomorphic=False, reverse=False)
 
 
-def hvp(f: Callable[..., Any], primals: Any, tangents: Any) -> Any:
+def hvp(f: Callable[..., Any], primals: Tree, tangents: Tree) -> Tree:
     """Return the product of the Hessian of ``f`` with a vector.
 
     It is the gradient of the derivative along the vector, reverse mode over forward mode.  Its cost is a

@@ -27,6 +27,7 @@ from adjoint.transforms.inputs import (
     record_call,
     released_value,
 )
+from adjoint.typing import Tree
 
 __all__ = ["check_one_number", "grad", "gradient_function", "pull_back", "value_and_grad", "vjp"]
 
@@ -206,7 +207,7 @@ def pull_back(run: Recorded, cotangents: Sequence[Tensor | None], *, retain: boo
     return results
 
 
-def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
+def vjp(f: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> tuple[Any, ...]:
     """Return ``f(*primals)`` and a function that computes vector-Jacobian products.
 
     Parameters

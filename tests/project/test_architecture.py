@@ -24,14 +24,14 @@ ALLOWED = {
     "core": {"errors", "config", "tree", "typing"},
     "ops": {"errors", "config", "tree", "hints", "core", "typing"},
     "engine": {"errors", "config", "tree", "core"},
-    "grads": {"errors", "config", "tree", "core", "ops", "engine"},
-    "transforms": {"errors", "config", "tree", "core", "ops", "engine", "grads"},
+    "grads": {"errors", "config", "tree", "core", "ops", "engine", "typing"},
+    "transforms": {"errors", "config", "tree", "core", "ops", "engine", "grads", "typing"},
     "accumulate": {"errors", "config", "tree", "core", "ops", "engine", "grads"},
 }
 ALLOWED["compiler"] = {*ALLOWED["transforms"], "transforms"}
 UPPER = ("nn", "optim", "train", "inspect", "interop", "storage", "testing", "random", "distributed")
 for _room in UPPER:
-    ALLOWED[_room] = {*ALLOWED["transforms"], "hints", "typing", "transforms", "accumulate", *UPPER}
+    ALLOWED[_room] = {*ALLOWED["transforms"], "hints", "transforms", "accumulate", *UPPER}
 ALLOWED["cli"] = {*ALLOWED["nn"], "nn", "cli", "__init__"}
 ALLOWED["__init__"] = set(ALLOWED)
 ALLOWED["__main__"] = {"cli"}
