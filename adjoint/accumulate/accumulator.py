@@ -1,7 +1,7 @@
 """GradientAccumulator: micro-batches that give the gradient of the whole batch.
 
-The window owns the divisor: Σ weight·gradient / Σ weight over all micro-batches, whoever took part in them.
-A micro-batch is checked as a whole, then added as a whole.
+The divisor belongs to the window: Σ weight·gradient / Σ weight over all micro-batches, also for parameters
+that took part in some of them only.  A micro-batch is checked as a whole, then added as a whole.
 """
 
 from __future__ import annotations
@@ -9,39 +9,21 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
-from adjoint.accumulate.arrays import checked_weight, gradient_array, sum_dtype
-from adjoint.accumulate.doors import (
-    Clip,
-    MicroBatch,
-    beyond_parameters,
-    clipped_by,
-    hand_over,
-    named_params,
-    optimizers_of,
-    split,
-)
-from adjoint.accumulate.sums import GradientBuffer, Sums, normalised, unit_for
-from adjoint.accumulate.window import (
-    FORMAT,
-    AccumulationConfig,
-    AccumulationEvent,
-    AccumulationStats,
-    Listeners,
-    Window,
-    listed,
-    read_state,
-    refuse_torn,
-)
+from adjoint.accumulate.arrays import checked_weight, listed, sum_dtype
+from adjoint.accumulate.config import AccumulationConfig, AccumulationEvent, AccumulationStats, Listeners
+from adjoint.accumulate.doors import MicroBatch, clip_by, hand_over, named_params, optimizers_of, shown, split
+from adjoint.accumulate.sums import Sums
 from adjoint.core.node import Handle
-from adjoint.core.sparse import SparseRows, as_gradient_tensor
 from adjoint.core.tensor import Tensor
 from adjoint.errors import (
     AccumulationError,
+    AdjointError,
     ArgumentError,
     DTypeError,
     InputError,
@@ -50,32 +32,58 @@ from adjoint.errors import (
     ShapeError,
     UnknownNameError,
 )
-from adjoint.grads.norm import Measure, all_finite, measured, stored_values
+from adjoint.grads.norm import Measure, all_finite, measured
 from adjoint.grads.scaler import GradScaler, scale_clock
 
 __all__ = ["GradientAccumulator"]
 
-_TOTALS = ("micro_batches", "updates",
-           "skipped_micro_batches", "skipped_windows", "dropped_windows", "clipped_windows")  # fmt: skip
+FORMAT = 2  # of saved states
+_FREE = ("max_grad_norm", "norm_type", "nonfinite")  # options that a resumed run may change
+_HERE = ("first", "last", "done", "changing")  # fields of a window that are not saved
+_COUNTS = ("total_micro_batches", "total_updates", "skipped_micro_batches",
+           "skipped_windows", "dropped_windows", "clipped_windows")  # fmt: skip
+
+
+@dataclass(slots=True)
+class Window:
+    """The micro-batches since the last update: open, or finished when ``apply`` has divided the sums."""
+
+    micro_batches: int = 0  # including skipped ones
+    skipped: int = 0  # left out because they were not finite
+    weight: float = 0.0
+    closed: bool = False  # by ``flush``
+    spoiled: bool = False  # a micro-batch was not finite, and the policy is to skip the window
+    finished: bool = False  # the sums are normalised and clipped
+    scaled: bool = False  # a GradScaler scaled a loss
+    open: list[str] = field(default_factory=list)  # names that ``accumulate`` gave to the last micro-batch
+    open_weight: float = 0.0
+    norm: float | None = None  # of the gradient before clipping, if it was computed
+    clipped_norm: float | None = None  # and after, if it was clipped
+    told: bool = False  # the event "clip" was sent
+    changing: bool = False  # sums or parameters are being changed; stays True if that was interrupted
+    # when the first and the last micro-batch came, on the clock of GradScaler
+    first: int | None = None
+    last: int | None = None
+    done: list[Any] = field(default_factory=list)  # of several optimisers, those that made their update
 
 
 class GradientAccumulator:
-    """Sum the gradients of micro-batches; hand over the gradient of the batch they make.
+    """Sum the gradients of micro-batches into the gradient of the batch that they make.
 
-    By name, from any library: ``register``, then ``step({name: gradient}, weight=n)`` until it returns
-    True, then ``gradients()`` and ``reset()``.  With adjoint: give it the parameters, run
-    ``with acc.micro_batch(weight=n): loss.backward()``, and ``acc.apply(optimizer)`` when
-    ``should_update()``.
+    With adjoint: give it the parameters, run ``with acc.micro_batch(weight=n): loss.backward()``, and
+    ``acc.apply(optimizer)`` when ``should_update()``.  By name, from any library: ``register``, then
+    ``step({name: gradient}, weight=n)`` until it returns True, then ``gradients()`` and ``reset()``.
 
     Parameters
     ----------
-    params
-        Parameters: a list, a dictionary by name, or a module.  Frozen ones take part once they require grad.
-        None: gradients are given by name.
-    config
-        An ``AccumulationConfig``; or give its options by name.
-    clip
-        Function that is called with the normalised gradients, such as any of the ``ad.clip_…`` functions.
+    params : module, dict of tensors, iterable of tensors, or None
+        Parameters.  Frozen ones take part as soon as they require grad.  None: gradients are given by name.
+    config : AccumulationConfig, optional
+        Options.
+    clip : callable, optional
+        Function that is called with the normalised gradients, such as one of the ``ad.clip_…`` functions.
+    **options : Any
+        Fields of ``AccumulationConfig``, instead of ``config``.
 
     Examples
     --------
@@ -94,23 +102,23 @@ class GradientAccumulator:
         params: Any = None,
         config: AccumulationConfig | None = None,
         *,
-        clip: Clip | None = None,
+        clip: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> None:
         if isinstance(params, AccumulationConfig) and config is None:
             params, config = None, params
         if clip is not None and not callable(clip):
             raise InputError(f"clip is a function of gradients, but got {type(clip).__name__}.")
-        self.config = AccumulationConfig.of(config, options)
+        self.config = AccumulationConfig._of(config, options)
         self._clip = clip
-        self._sums = Sums()
+        self._sums = Sums(self.config.compensated)
         self._params: dict[str, Tensor] = {}
-        self._slots: dict[int, GradientBuffer] = {}  # by id of the parameter
+        self._names: dict[int, str] = {}  # by id of the parameter
         self._frozen: dict[str, Tensor] = {}  # parameters that take part as soon as they require grad
-        self._unfrozen: set[str] = set()  # those that were among them
-        self._short: tuple[int, int] | None = None  # lengths of a short piece of ``split``, and of others
+        self._unfrozen: set[str] = set()  # those that did
+        self._short: tuple[int, int] | None = None  # lengths of a short piece of ``split`` and of others
         self._window = Window()
-        self._totals = dict.fromkeys(_TOTALS, 0)
+        self._counts = dict.fromkeys(_COUNTS, 0)
         self._listeners = Listeners()
         self._lock = threading.RLock()
         self._last_norm: float | None = None
@@ -128,90 +136,129 @@ class GradientAccumulator:
     # Registration ----------------------------------------------------------------------------
 
     def register(self, name: str, shape: Any, dtype: Any = None) -> None:
-        """Make a buffer for gradients of this name and shape; again with the same does nothing.
+        """Make room for the gradients of a parameter; a second call with the same arguments does nothing.
 
-        ``dtype`` is that of the sum; None: the config's, or that of the first gradient, at least float32.
+        Parameters
+        ----------
+        name : str
+            Name of the parameter.
+        shape : int or tuple of int
+            Shape of its gradients.
+        dtype : dtype, optional
+            Dtype of the sum.  None: that of the config, or of the first gradient, at least float32.
+
+        Raises
+        ------
+        ShapeError, DTypeError
+            The name is registered with another shape or dtype.
         """
         if not isinstance(name, str):
             raise InputError(f"register: a name is a string, but got {type(name).__name__}.")
         with self._lock:
             wanted = self.config.dtype if dtype is None else dtype
-            new = GradientBuffer(shape, wanted, compensated=self.config.compensated, name=name)
-            old = self._sums.by_name.get(name)
+            old = self._sums.slots.get(name)
             if old is None:
-                self._sums.register(new)
-            elif old.shape != new.shape:
-                raise ShapeError(f"register: {name!r} has shape {old.shape} already, and not {new.shape}.")
-            elif dtype is not None and str(old._dtype) != str(new._dtype):
-                has = "takes that of its first gradient" if old._dtype is None else f"is {old._dtype}"
+                self._sums.register(name, shape, wanted)
+                return
+            new = Sums().register(name, shape, wanted)
+            if old.shape != new.shape:
+                raise ShapeError(f"register: {name!r} has shape {old.shape} already, not {new.shape}.")
+            if dtype is not None and str(old.dtype) != str(new.dtype):  # np.dtype(None) is float64
+                has = "that of its first gradient" if old.dtype is None else old.dtype
                 raise DTypeError(
-                    f"register: {name!r} is registered already, and the dtype of its sum {has}, not "
-                    f"{new._dtype}."
+                    f"register: {name!r} is registered already; the dtype of its sum is {has}, not "
+                    f"{new.dtype}."
                 )
 
     def _take_part(self, name: str, t: Tensor) -> None:
-        if id(t) in self._slots:
+        if id(t) in self._names:
             return  # shared under two names: one gradient
-        if name in self._sums.by_name:
+        if name in self._sums.slots:
             raise ArgumentError(f"GradientAccumulator: two parameters are called {name!r}.")
-        self._slots[id(t)] = buffer = self._buffer_of(name, t)
-        self._sums.register(buffer)
+        self._sums.register(name, t.shape, self._dtype_for(t))
+        self._names[id(t)] = name
         self._params[name] = t
 
-    def _buffer_of(self, name: str, t: Tensor) -> GradientBuffer:
-        wanted = sum_dtype(t.dtype)
-        if self.config.dtype is not None:
-            wanted = np.result_type(self.config.dtype, np.complex64 if wanted.kind == "c" else np.float32)
-        return GradientBuffer(t.shape, wanted, compensated=self.config.compensated, name=name)
+    def _dtype_for(self, t: Tensor) -> Any:
+        """Return the dtype in which the gradients of a parameter are summed."""
+        wanted, given = sum_dtype(t.dtype), self.config.dtype
+        return wanted if given is None else np.result_type(given, "F" if wanted.kind == "c" else "f")
 
     @property
     def names(self) -> list[str]:
         """The registered names, in order."""
-        return list(self._sums.by_name)
+        return list(self._sums.slots)
 
     # Adding ----------------------------------------------------------------------------------
 
     def step(self, gradients: Mapping[str, Any], weight: float = 1.0) -> bool:
-        """Add one micro-batch; return whether the window is full.
+        """Add one micro-batch.
 
-        Every name, shape and dtype is checked first: after an error nothing has changed.  A
-        parameter that had no part in the micro-batch is left out.
+        Parameters
+        ----------
+        gradients : dict
+            Gradients by name.  Parameters that had no part in the micro-batch are left out.
+        weight : float
+            Weight of the micro-batch: its number of examples or tokens.
+
+        Returns
+        -------
+        bool
+            Whether the window is full.
+
+        Raises
+        ------
+        UnknownNameError, ShapeError, DTypeError, NonFiniteError
+            A gradient does not fit.  Nothing was added.
         """
         weight = checked_weight(weight)
         with self._lock:
-            self._refuse_more()
-            arrays = self._sums.matched(gradients) if type(gradients) is dict else None
-            if arrays is not None:
-                return self._add(self._sums.all, arrays, weight, plain=True)
-            return self._add(*self._checked(gradients), weight)
+            self._check_open()
+            return self._add(self._checked(gradients), weight)
 
     def accumulate(self, name: str, grad: Any, weight: float = 1.0) -> None:
         """Add one gradient to the current micro-batch; a name that comes again starts the next one.
 
-        All gradients of a micro-batch have its weight.  The window is full from the first of its last
-        micro-batch on: ask ``should_update`` when all of them are there.  One that is not finite raises
-        under "skip" too: what came before it in the micro-batch is added already.
+        The window is full from the first gradient of its last micro-batch on: ask ``should_update`` when all
+        of them were added.  A gradient that is not finite raises under ``nonfinite="skip"`` too.
+
+        Parameters
+        ----------
+        name : str
+            Name of the parameter.
+        grad : array_like
+            Its gradient.
+        weight : float
+            Weight of the micro-batch, the same for all of its gradients.
         """
         weight = checked_weight(weight)
         with self._lock:
-            buffers, arrays = self._checked({name: grad})
+            arrays = self._checked({name: grad})
             window = self._window
             joins = bool(window.open) and name not in window.open
-            if not joins or window.torn or window.closed or window.finished:
-                self._refuse_more(joins)
+            self._check_open(joins)
             if joins and weight != window.open_weight:
                 raise ArgumentError(
                     "accumulate: the gradients of a micro-batch share its weight, "
                     f"{window.open_weight:g}, but {name!r} came with {weight:g}."
                 )
-            self._add(buffers, arrays, weight, joins=joins, single=name)
+            self._add(arrays, weight, joins, name)
 
     def micro_batch(self, weight: float | None = None) -> MicroBatch:
-        """Take what ``backward`` inside the block gives to the parameters, all at the end or nothing.
+        """Return a block in which ``backward`` gives the gradients of the parameters to the accumulator.
 
-        No ``.grad`` is touched.  Several backwards add up.  Set ``weight`` of what the block is given
-        (``as mb``) when it is known only inside.  None counts as 1, and is refused for a piece of ``split``
-        that is shorter than those before it.
+        They are added when the block ends, all or none.  No ``.grad`` is touched.  Several backwards add up.
+
+        Parameters
+        ----------
+        weight : float, optional
+            Weight of the micro-batch: its number of examples or tokens.  It can also be set inside the block:
+            ``with acc.micro_batch() as mb: …; mb.weight = n``.  None counts as 1.
+
+        Returns
+        -------
+        MicroBatch
+            The block, for ``with``.
         """
         if self._frozen:
             with self._lock:
@@ -224,22 +271,22 @@ class GradientAccumulator:
             )
         return MicroBatch(self, weight)
 
-    def _add_micro_batch(self, pending: dict[str, Any], block: MicroBatch) -> None:
-        """Add what the backwards of a block gave."""
+    def _add_block(self, pending: dict[str, Any], block: MicroBatch) -> None:
         with self._lock:
-            self._refuse_more()
-            whole = len(pending) == len(self._sums.all)
-            buffers = self._sums.all if whole else [b for b in self._sums.all if b.name in pending]
-            arrays = [b.fitting(pending[b.name]) for b in buffers]
-            self._add(buffers, arrays, block.weight, scaled=block.scaled)
+            self._check_open()
+            slots = self._sums.slots.values()
+            arrays = [g if (g := pending.get(s.name)) is None else s.fitting(g) for s in slots]
+            self._add(arrays, block.weight, scaled=block.scaled)
 
-    def _checked(self, gradients: Mapping[str, Any]) -> tuple[list[GradientBuffer], list[Any]]:
-        """Check a micro-batch against what is registered; return buffers and arrays, in registered order."""
+    def _checked(self, gradients: Mapping[str, Any]) -> list[Any]:
         if not isinstance(gradients, Mapping):
             raise InputError(
                 f"step takes a dictionary of gradients by name, but got {type(gradients).__name__}."
             )
-        known = self._sums.by_name
+        matched = self._sums.matched(gradients)
+        if matched is not None:
+            return matched
+        known = self._sums.slots
         unknown = [name for name in gradients if name not in known]
         if unknown:
             near = [match for name in unknown[:3] for match in get_close_matches(str(name), list(known), 1)]
@@ -249,79 +296,51 @@ class GradientAccumulator:
                 f"  Registered: {listed(known) if known else 'none; call register(name, shape) first'}."
             )
         if not gradients:
-            raise NoGradientError("a micro-batch without any gradient: was backward run?")
-        whole = len(gradients) == len(known)
-        buffers = self._sums.all if whole else [b for n, b in known.items() if n in gradients]
-        arrays = []
-        for b in buffers:
-            value = gradients[b.name]
-            weak = isinstance(value, (int, float, list, tuple))
-            arrays.append(b.fitting(gradient_array(repr(b.name), value), weak))
-        self._sums.remember(list(gradients), arrays)
-        return buffers, arrays
+            raise NoGradientError("this micro-batch has no gradients.  Was backward called?")
+        return self._sums.checked(gradients)
 
     def _add(
-        self,
-        buffers: list[GradientBuffer],
-        arrays: list[Any],
-        weight: float,
-        *,
-        joins: bool = False,
-        single: str | None = None,
-        scaled: bool = False,
-        plain: bool = False,
+        self, arrays: list[Any], weight: float, joins: bool = False, single: str = "", scaled: bool = False
     ) -> bool:
-        """Add gradients that were checked, all of them.
+        """Add gradients that were checked, all of them; return whether the window is full.
 
-        ``single``: there is one, of this name, a part of a micro-batch, which then cannot be skipped as
-        a whole; ``joins``: not its first part.
+        ``single`` is the name of a gradient that is a part of a micro-batch; ``joins``: not its first part.
         """
         window, policy = self._window, self.config.nonfinite
         mean = self.config.reduction == "mean"
         bad: list[str] = []
-        if not joins:
-            checked_weight(weight, before=window.weight)
-        window.torn = True  # until sums and weight agree again
+        window.changing = True
         if not window.spoiled and (weight or not mean):
-            sums = self._sums
-            unit = unit_for(weight, sums.unit, window.weight) if mean else 1.0
-            if unit != sums.unit:
-                sums.count_in(unit)
-            factor = weight / unit if mean else 1.0
-            bad = sums.add(buffers, arrays, factor, check=policy != "allow", plain=plain)
-            if not bad:
-                sums.count(buffers, weight)
-        if bad and (policy == "raise" or (policy == "skip" and single is not None)):
-            window.torn = False
+            bad = self._sums.add(arrays, weight if mean else None, window.weight, check=policy != "allow")
+        if bad and (policy == "raise" or (policy == "skip" and single)):
+            window.changing = False
             raise NonFiniteError(
                 f"this micro-batch has gradients that are not finite: {listed(bad)}.  Nothing was added.\n"
-                "  ad.detect_anomaly() finds the op that made them; "
-                + f'nonfinite="skip{"_window" if scaled else ""}" '
+                f'  ad.detect_anomaly() finds the op that made them; nonfinite="skip{"_window" * scaled}" '
                 + ("lets the GradScaler lower its scale." if scaled else "leaves them out.")
             )
         if not joins:
-            window.open = set()
+            window.open = []
             window.micro_batches += 1
             window.scaled = window.scaled or scaled
-            self._totals["micro_batches"] += 1
+            self._counts["total_micro_batches"] += 1
             if not bad and not window.spoiled:
-                window.added += 1
-                window.weight += weight
                 window.last = scale_clock.now
-                window.first = window.last if window.added == 1 else window.first
-        if single is not None:
-            window.open.add(single)
+                window.first = window.last if window.micro_batches - window.skipped == 1 else window.first
+                window.weight += weight
+        if single:
+            window.open.append(single)
             window.open_weight = weight
         if bad:
             window.spoiled = policy == "skip_window"
             window.skipped += 1
-            self._totals["skipped_micro_batches"] += 1
-        window.torn = False
+            self._counts["skipped_micro_batches"] += 1
+        window.changing = False
         if bad:
-            self._listeners.tell("skip", window, names=tuple(bad))
+            self._listeners.send("skip", window, names=tuple(bad))
         full = window.micro_batches >= self.config.accumulation_steps
         if full and not joins:
-            self._listeners.tell("full", window)
+            self._listeners.send("full", window)
         return full
 
     # The window ------------------------------------------------------------------------------
@@ -331,25 +350,25 @@ class GradientAccumulator:
         return self._window.closed or self._window.micro_batches >= self.config.accumulation_steps
 
     def flush(self) -> bool:
-        """Close a short window, which then counts with its true weight; False if it is empty."""
+        """Close a short window, which then counts with its true weight; return False if it is empty."""
         with self._lock:
             self._window.closed = self._window.micro_batches > 0
             return self._window.closed
 
     def drop(self) -> None:
-        """Discard the window: no update, nothing kept."""
+        """Discard the window without an update."""
         with self._lock:
-            self._totals["dropped_windows"] += self._window.micro_batches > 0
+            self._counts["dropped_windows"] += self._window.micro_batches > 0
             self._clear()
 
     def reset(self) -> None:
-        """Start the next window, after an update was made from ``gradients()``.
+        """Start the next window after an update that was made from ``gradients()``.
 
-        It counts as one also where the window is still open: ``drop`` discards a window.  One that had no
-        gradient to give counts as skipped.
+        This counts as an update, also of a window that is still open; ``drop`` discards a window.  A window
+        without a gradient counts as skipped.
         """
         with self._lock:
-            if not self._window.micro_batches or self._window.torn:
+            if not self._window.micro_batches or self._window.changing:
                 self.drop()
             elif self._void():
                 self._end("skip", window=True)
@@ -357,36 +376,41 @@ class GradientAccumulator:
                 self._end("update", norm=self._window.norm, clipped_norm=self._window.clipped_norm)
 
     def _void(self) -> str:
-        """Say why the window has no gradient to give; "" if it has one."""
+        """Return why the window has no gradient, or ""."""
         window = self._window
-        if not self._sums.used:
-            why = "was skipped: drop() it" if window.micro_batches else "is empty"
+        if not (self._sums.dense or self._sums.rows):
+            why = "was skipped.  drop() it" if window.micro_batches else "is empty"
             return f"no gradient was added: the window {why}."
         if window.spoiled:
-            return "a micro-batch of this window was not finite, so there is no gradient: drop() it."
+            return "a micro-batch of this window was not finite, so it has no gradient.  drop() it."
         if self.config.normalize and not window.weight:
-            return (
-                "the micro-batches of this window have no weight: there is nothing to divide by.  drop() it."
-            )
+            return "the weights of this window are 0: there is nothing to divide by.  drop() it."
         return ""
 
     def _end(self, kind: str, **facts: Any) -> bool:
-        """Begin the next window after an update or a skipped one; return whether there was an update."""
+        """Begin the next window after an update or a skip; return whether there was an update."""
         window = self._window
-        self._totals["updates" if kind == "update" else "skipped_windows"] += 1
+        self._counts["total_updates" if kind == "update" else "skipped_windows"] += 1
         self._clear()
-        self._listeners.tell(kind, window, **facts)
+        self._listeners.send(kind, window, **facts)
         return kind == "update"
 
     def _clear(self) -> None:
-        torn = self._window.torn
-        self._window = window = Window(torn=True)  # until all sums are forgotten
-        self._sums.reset(torn=torn)
-        window.torn = False
+        self._window = window = Window(changing=True)
+        self._sums.reset()
+        window.changing = False
 
-    def _refuse_more(self, joins: bool = False) -> None:
+    def _check_whole(self) -> None:
+        if self._window.changing:
+            raise AccumulationError(
+                "an interrupt came while gradients were added, divided or applied, so the window is not "
+                "whole; parameters may be updated in part.\n"
+                "  drop() discards the window; load_state_dict() replaces it by a saved one."
+            )
+
+    def _check_open(self, joins: bool = False) -> None:
+        self._check_whole()
         window, steps = self._window, self.config.accumulation_steps
-        refuse_torn(window)
         if window.closed or window.finished or (window.micro_batches >= steps and not joins):
             raise AccumulationError(
                 f"the window {'was flushed' if window.closed else 'is full'} ({window.micro_batches} of "
@@ -401,84 +425,92 @@ class GradientAccumulator:
     # The gradient ----------------------------------------------------------------------------
 
     def gradients(self, *, zeros: bool = False) -> dict[str, Any]:
-        """Return the gradient of the window by name: normalised, then clipped, in new arrays.
+        """Return the gradient of the window: normalised, then clipped, in new arrays.
 
-        A parameter that had no part in any micro-batch is missing, or zero with ``zeros=True``.
-        Sparse gradients are ``SparseGradient`` tensors.  The window may still be open: then this is a
-        look.  Of a full or flushed window the first call sends the event "clip".
+        The window may be open still.  The first call on a full or flushed window sends the event "clip".
+
+        Parameters
+        ----------
+        zeros : bool
+            Whether parameters that had no part in any micro-batch are zero.  Otherwise they are missing.
+
+        Returns
+        -------
+        dict
+            Arrays by name; sparse gradients are ``SparseGradient`` tensors.
+
+        Raises
+        ------
+        NoGradientError, NonFiniteError
+            The window has no gradient, or it is not finite.
         """
         with self._lock:
             window = self._window
-            refuse_torn(window)
+            self._check_whole()
             why = self._void()
             if why:
-                raise (NonFiniteError if window.spoiled and self._sums.used else NoGradientError)(why)
-            if window.finished:
-                found = {b.name: normalised(b.totals(), 1.0, 1.0) for b in self._sums.used}
-            else:
-                tells = self.should_update() and not window.told
-                measure = self._measured(None)
-                if not measure.finite and self.config.nonfinite != "allow":
-                    raise self._overflow(measure.norm)
-                found = self._clipped(measure, tells)
-                window.told = window.told or tells
-            if zeros:
-                found = {b.name: found.get(b.name, b.totals()) for b in self._sums.all}
-            return {name: as_gradient_tensor(g) if type(g) is SparseRows else g for name, g in found.items()}
+                raise (NonFiniteError if window.spoiled and self._sums.dense else NoGradientError)(why)
+            sums = self._sums.copy()
+            if not window.finished:
+                self._settle(sums, None, self.should_update(), "raise")
+            names = sums.slots if zeros else sums.used
+            return shown({name: sums.total(name) for name in names})
 
-    def _measured(self, scaler: GradScaler | None) -> Measure:
-        """Return how to normalise and clip, with the norm where it is needed, and whether all is finite."""
+    def _settle(self, sums: Sums, scaler: GradScaler | None, tell: bool, policy: str) -> bool:
+        """Normalise and clip sums, and send the event "clip" once; return False if they are not finite.
+
+        Under the policy "raise" that is an error.
+        """
         config, window = self.config, self._window
-        divisor = self.divisor() / self._sums.unit
+        measure = self._measured(sums, scaler)
+        if not measure.finite and (scaler is not None or config.nonfinite != "allow"):
+            if scaler is not None or policy != "raise":
+                return False
+            wider = any(g.dtype.char in "fF" for g in sums.totals().values())
+            raise NonFiniteError(
+                f"the norm of the summed gradients is {measure.norm}, although each micro-batch was finite.\n"
+                f"  {'Sum in float64 (dtype=np.float64), or use' if wider else 'Use'} smaller losses or "
+                "weights; drop() discards the window."
+            )
+        sums.finish(measure.divisor, measure.factor)
+        tell = tell and not window.told
+        if tell:
+            self._set_norm(measure.norm, config.max_grad_norm if measure.clipped else None, measure.norm)
+        if self._clip is not None:
+            before, after = clip_by(self._clip, sums, self._params, config.norm_type)
+            if tell:
+                changed = after != before and not math.isnan(before)
+                self._set_norm(window.norm or before, after if changed else None, before)
+        window.told = window.told or tell
+        return True
+
+    def _measured(self, sums: Sums, scaler: GradScaler | None) -> Measure:
+        """Return how to normalise and clip, and whether the result is finite."""
+        config, window = self.config, self._window
+        divisor = self.divisor() / sums.unit
         if scaler is not None:
             divisor *= scaler.scale_during(window.first, window.last)
-        checks = config.nonfinite != "allow" or scaler is not None
-        if config.max_grad_norm is None and (not checks or divisor >= 1.0):
-            arrays, others = self._sums.parts() if checks else ([], [])
-            values = arrays + [stored_values(b.totals()) for b in others]
-            if all([all_finite(a) for a in values]):  # noqa: C419  a list is faster; no quotient is larger
+        if config.max_grad_norm is None:
+            allowed = config.nonfinite == "allow" and scaler is None
+            # a divisor from 1 makes no quotient larger than its sum
+            if allowed or (divisor >= 1.0 and all(map(all_finite, sums.values()))):
                 return Measure(None, divisor)
-        return measured(
-            [b.totals() for b in self._sums.used], config.norm_type, divisor, config.max_grad_norm
-        )
+        return measured(list(sums.totals().values()), config.norm_type, divisor, config.max_grad_norm)
 
-    def _overflow(self, norm: float | None) -> NonFiniteError:
-        wider = any(b.dtype.char in "fF" for b in self._sums.used)
-        return NonFiniteError(
-            f"the norm of the summed gradients is {norm}, although each micro-batch was finite.\n"
-            f"  {'Sum in float64 (dtype=np.float64), or use' if wider else 'Use'} smaller losses or weights; "
-            "drop() discards the window."
-        )
-
-    def _clipped(self, measure: Measure, tells: bool) -> dict[str, Any]:
-        """Return the normalised and clipped gradients in new arrays; if it ``tells``, send the event."""
-        window = self._window
-        with np.errstate(all="ignore"):
-            found = {b.name: normalised(b.totals(), measure.divisor, measure.factor) for b in self._sums.used}
-        if tells:
-            self._tell_clip(measure.norm, self.config.max_grad_norm if measure.clipped else None)
-        if self._clip is not None:
-            found, before, after = clipped_by(self._clip, found, self._params, self.config.norm_type)
-            if tells:
-                changed = after != before and not math.isnan(before)
-                norm = before if window.norm is None else window.norm
-                self._tell_clip(norm, after if changed else None, before)
-        return found
-
-    def _tell_clip(self, norm: float | None, left: float | None, before: float | None = None) -> None:
-        """Remember the norm of a full window, and send the event if it was clipped to ``left``."""
+    def _set_norm(self, norm: float | None, clipped: float | None, before: float | None) -> None:
+        """Store the norm of a window, and send the event if it was clipped."""
         window = self._window
         self._last_norm = window.norm = norm
-        if left is not None:
-            self._totals["clipped_windows"] += window.clipped_norm is None
-            window.clipped_norm = left
-            self._listeners.tell("clip", window, norm=norm if before is None else before, clipped_norm=left)
+        if clipped is not None:
+            self._counts["clipped_windows"] += window.clipped_norm is None
+            window.clipped_norm = clipped
+            self._listeners.send("clip", window, norm=before, clipped_norm=clipped)
 
     @property
     def last_norm(self) -> float | None:
-        """The norm of the last finished window's gradients, before clipping; None if nothing asked for it.
+        """The norm of the gradient of the last finished window before clipping; None if not computed.
 
-        ``max_grad_norm=math.inf`` asks for it, and clips nothing.
+        ``max_grad_norm=math.inf`` computes it and clips nothing.
         """
         return self._last_norm
 
@@ -493,33 +525,36 @@ class GradientAccumulator:
     ) -> bool:
         """Give the gradient of a full or flushed window to an optimiser, and start the next window.
 
+        If an optimiser raises an exception, the window is kept, and ``apply`` can be called again.  Of
+        several, those that had made their update are then not called again.
+
         Parameters
         ----------
-        optimizer
-            An optimiser, or several in a list: see ``adjoint.accumulate.doors`` for what one is.
-        scaler
-            The ``GradScaler`` that scaled the losses.
-        before
-            Function that is called before an optimiser with ``step()``, when ``.grad`` of each parameter is
-            its gradient.
+        optimizer : optimiser, callable, or list of them
+            An object with ``step()``, which reads the ``.grad`` of the parameters; an object with
+            ``apply(gradients)``; or a function of a dictionary of gradients.
+        scaler : GradScaler, optional
+            The scaler that scaled the losses.
+        before : callable, optional
+            Function that is called when ``.grad`` of each parameter is its gradient, before ``step()``.
 
         Returns
         -------
         bool
-            False where the window was skipped: it was not finite and the policy, or the ``scaler``, says so,
-            or it had no weight; the optimiser was not called.
+            Whether an update was made.  False if the window was not finite and the policy or the scaler skips
+            it, or if it had no weight.
 
-        Notes
-        -----
-        If an optimiser raises an exception, the window is kept, and ``apply`` can be called again; those of
-        several that had made their update then are not called again.
+        Raises
+        ------
+        AccumulationError
+            The window is not full, or a scaler is missing.
         """
         optimizers = optimizers_of(optimizer)
         if scaler is not None and not isinstance(scaler, GradScaler):
             raise InputError(f"apply: scaler is an ad.GradScaler, but got {type(scaler).__name__}.")
         with self._lock:
             window = self._window
-            refuse_torn(window)
+            self._check_whole()
             if not self.should_update():
                 raise AccumulationError(
                     f"the window has {window.micro_batches} of {self.config.accumulation_steps} "
@@ -530,47 +565,49 @@ class GradientAccumulator:
                     "apply: losses of this window were scaled by a GradScaler, and so are its gradients.\n"
                     "  Give it the scaler, which divides them: apply(optimizer, scaler=scaler)."
                 )
-            if self._void():
-                return self._skip(scaler if window.skipped else None)
-            if (not window.finished and not self._finish(scaler)) or not self._fits(optimizers, scaler):
-                return self._skip(scaler)
-            self._update(optimizers, before)
+            void = bool(self._void())
+            if void or not self._finish(scaler) or not self._update(optimizers, scaler, before):
+                if scaler is not None and (window.skipped or not void):
+                    scaler.record(finite=False)
+                return self._end("skip", window=True)
             if scaler is not None:
                 scaler.record(finite=not window.skipped)
             return self._end("update", norm=window.norm, clipped_norm=window.clipped_norm)
 
-    def _skip(self, scaler: GradScaler | None) -> bool:
-        if scaler is not None:
-            scaler.record(finite=False)
-        return self._end("skip", window=True)
-
     def _finish(self, scaler: GradScaler | None) -> bool:
-        """Normalise and clip the sums; False if the window is to be skipped."""
-        window, policy = self._window, self.config.nonfinite
-        measure = self._measured(scaler)
-        if not measure.finite and (scaler is not None or policy != "allow"):
-            if scaler is None and policy == "raise":
-                raise self._overflow(measure.norm)
-            return False
-        found = None if self._clip is None else self._clipped(measure, not window.told)
-        window.torn = True  # until all are divided
-        if found is None:
-            self._sums.finish(measure.divisor, measure.factor)
-        else:
-            self._sums.replace(found)
-        self._sums.settle()
-        window.finished = True
-        window.torn = False
-        if found is None and not window.told:
-            self._tell_clip(measure.norm, self.config.max_grad_norm if measure.clipped else None)
-        return True
-
-    def _fits(self, optimizers: list[Any], scaler: GradScaler | None) -> bool:
-        """Tell whether the parameters' own dtypes hold the finished gradient."""
-        policy = self.config.nonfinite
-        if (policy == "allow" and scaler is None) or not any(hasattr(o, "step") for o in optimizers):
+        """Replace the sums by the gradient; return False if the window is to be skipped."""
+        window = self._window
+        if window.finished:
             return True
-        beyond = beyond_parameters(self._params, {b.name: b.totals() for b in self._sums.used})
+        # a clip function that raises leaves the window as it was
+        sums = self._sums if self._clip is None else self._sums.copy()
+        window.changing = self._clip is None
+        try:
+            window.finished = self._settle(sums, scaler, True, self.config.nonfinite)
+        except Exception:
+            window.changing = False
+            raise
+        self._sums = sums
+        window.changing = False
+        return window.finished
+
+    def _update(self, optimizers: list[Any], scaler: GradScaler | None, before: Any) -> bool:
+        """Give the gradient to optimisers; return False if it is not finite in the parameters' dtypes."""
+        window, policy = self._window, self.config.nonfinite
+        window.changing = True
+        try:
+            beyond = hand_over(
+                optimizers,
+                self._params,
+                self._sums.totals(),
+                window.done,
+                before,
+                policy == "allow" and not scaler,
+            )
+        except Exception:  # not an interrupt: the optimiser made no update
+            window.changing = False
+            raise
+        window.changing = False
         if beyond and policy == "raise" and scaler is None:
             raise NonFiniteError(
                 f"apply: gradients that are finite as sums are not in the dtype of their parameter: "
@@ -578,25 +615,25 @@ class GradientAccumulator:
             )
         return not beyond
 
-    def _update(self, optimizers: list[Any], before: Callable[[], object] | None) -> None:
-        """Give the finished sums to optimisers; memory that one keeps is not used again."""
-        window = self._window
-        grads = self._sums.views()
-        window.torn = True  # an interrupt may leave some of the parameters updated
-        try:
-            hand_over(optimizers, self._params, grads, window.done, before)
-        except Exception:  # whoever raised has made no update: the sums stay for another try
-            window.torn = False
-            raise
-        window.torn = False
-
-    # Around it -------------------------------------------------------------------------------
+    # Other -----------------------------------------------------------------------------------
 
     def split(self, batch: Any, size: int) -> Iterator[Any]:
-        """Cut a batch into micro-batches of ``size`` examples along the first axis; the last may be short.
+        """Cut a batch into micro-batches along the first axis; the last may be shorter.
 
-        ``batch`` is an array, or a tuple, list or dictionary of arrays of one length.
+        Parameters
+        ----------
+        batch : array or tree of arrays
+            An array, or a tuple, list or dictionary of arrays of one length.
+        size : int
+            Number of examples of a micro-batch.
 
+        Returns
+        -------
+        iterator
+            The micro-batches, each like ``batch``.
+
+        Examples
+        --------
         >>> acc = GradientAccumulator(accumulation_steps=2)
         >>> [len(xb) for xb, yb in acc.split((np.zeros((5, 2)), np.zeros(5)), 3)]
         [3, 2]
@@ -606,26 +643,37 @@ class GradientAccumulator:
     def stats(self) -> AccumulationStats:
         """Return counts since the beginning, and the state of the window."""
         with self._lock:
-            totals = self._totals
+            slots, window = self._sums.slots.values(), self._window
             return AccumulationStats(
-                total_micro_batches=totals["micro_batches"],
-                total_updates=totals["updates"],
+                **self._counts,
                 accumulation_steps=self.config.accumulation_steps,
-                registered_params=len(self._sums.all),
-                total_param_elements=sum(b.size for b in self._sums.all),
-                **{name: totals[name] for name in _TOTALS[2:]},
-                window_micro_batches=self._window.micro_batches,
-                window_weight=self._window.weight,
+                registered_params=len(slots),
+                total_param_elements=sum(slot.size for slot in slots),
+                window_micro_batches=window.micro_batches,
+                window_weight=window.weight,
             )
 
     def on(self, kind: str, callback: Callable[[AccumulationEvent], None]) -> Handle:
-        """Call ``callback(event)`` at each "full", "clip", "skip" or "update"; the handle removes it."""
+        """Call a function at each event of a kind.
+
+        Parameters
+        ----------
+        kind : str
+            ``"full"``, ``"clip"``, ``"skip"`` or ``"update"``.
+        callback : callable
+            Function of an ``AccumulationEvent``.
+
+        Returns
+        -------
+        Handle
+            Its ``remove()`` removes the callback.
+        """
         return self._listeners.add(kind, callback)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to go on from here, also in mid-window; ``ad.save`` stores it."""
+        """Return all that is needed to continue, also in the middle of a window; ``ad.save`` stores it."""
         with self._lock:
-            refuse_torn(self._window)
+            self._check_whole()
             if self._window.done:
                 raise AccumulationError(
                     f"state_dict: {len(self._window.done)} of the optimisers has made its update from this "
@@ -635,42 +683,106 @@ class GradientAccumulator:
             return {
                 "format": FORMAT,
                 "config": self.config.state_dict(),
-                "window": self._window.state_dict(),
-                "totals": dict(self._totals),
-                "buffers": {b.name: b.state_dict() for b in self._sums.all},
+                "window": _saved(self._window),
+                "counts": dict(self._counts),
+                "unit": self._sums.unit,
+                "buffers": {name: self._sums.state_of(name) for name in self._sums.slots},
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; if it does not fit, an error says why and nothing has changed."""
-        with self._lock:
-            saved = state.get("buffers") if isinstance(state, Mapping) else None
-            names = saved if isinstance(saved, Mapping) else ()
-            thawed = {n: t for n, t in self._frozen.items() if n in names and id(t) not in self._slots}
-            buffers = [*self._sums.all, *(self._buffer_of(n, t) for n, t in thawed.items())]
-            window, totals, loaded = read_state(state, self.config, buffers, self._totals, self._unfrozen)
-            if self._clip is not None and window.finished and state["window"].get("clipped") is False:
-                raise ArgumentError(
-                    "load_state_dict: an older version saved this window divided, but not yet clipped.\n"
-                    "  Load a state from before apply() was called."
-                )
-            sums, params = Sums(loaded), self._params | thawed
-            slots = {id(params[n]): b for n, b in sums.by_name.items() if n in params}
-            frozen = {n: t for n, t in self._frozen.items() if n not in thawed}
-            unfrozen = self._unfrozen | thawed.keys()
-            # stores without a call, between which no interrupt comes
-            self._sums, self._slots, self._window, self._totals = sums, slots, window, totals
-            self._params, self._frozen, self._unfrozen = params, frozen, unfrozen
+        """Continue from a saved state.
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Say that ``pickle`` and ``copy`` are not the way."""
-        raise InputError(
-            "a GradientAccumulator is not pickled or copied: it goes with its parameters and callbacks.\n"
-            "  Make another one, and load_state_dict() what state_dict() of this one returns."
-        )
+        Parameters
+        ----------
+        state : dict
+            What ``state_dict`` returned.
+
+        Raises
+        ------
+        ArgumentError, UnknownNameError, ShapeError, DTypeError
+            The state does not fit.  Nothing was changed.
+        """
+        with self._lock:
+            try:
+                thawed, sums = self._read(state)
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+                if isinstance(error, AdjointError):
+                    raise
+                raise ArgumentError(
+                    f"load_state_dict: this is not a state of a GradientAccumulator ({error!r}).\n"
+                    "  It takes what state_dict() returned, or its part of what ad.load read."
+                ) from None
+            self._params |= thawed
+            self._names |= {id(t): name for name, t in thawed.items()}
+            self._unfrozen |= thawed.keys()
+            self._frozen = {name: t for name, t in self._frozen.items() if name not in thawed}
+            window = Window(**{**state["window"], "open": list(state["window"]["open"])})
+            self._sums, self._window, self._counts = sums, window, dict(state["counts"])
+
+    def _read(self, state: Mapping[str, Any]) -> tuple[dict[str, Tensor], Sums]:
+        """Return the parameters that a saved state unfreezes, and its sums; raise if it does not fit."""
+        if state["format"] is not FORMAT:
+            raise ArgumentError(
+                f"load_state_dict: states have format {FORMAT}, but this one has {state['format']!r}."
+            )
+        saved, sums = state["buffers"], self._sums.loaded({})
+        thawed = {n: t for n, t in self._frozen.items() if n in saved and id(t) not in self._names}
+        for name, t in thawed.items():
+            sums.register(name, t.shape, self._dtype_for(t))
+        lacks, has = sums.slots.keys() - saved.keys() - self._unfrozen, saved.keys() - sums.slots.keys()
+        if lacks or has:
+            parts = [f"it lacks {listed(sorted(lacks))}"] * bool(lacks)
+            parts += [f"it also has {listed(sorted(has))}"] * bool(has)
+            raise UnknownNameError(
+                f"load_state_dict: the saved names are not those registered here: {' and '.join(parts)}.\n"
+                "  Make the accumulator with the parameters, or register the names, that the saved one had."
+            )
+        own, config, window = self.config.state_dict(), state["config"], state["window"]
+        differing = [k for k, v in own.items() if k not in _FREE and config[k] != v]
+        if differing:
+            raise ArgumentError(
+                "load_state_dict: the saved window was made with another config: "
+                + ", ".join(f"{k}={config[k]!r}, here {own[k]!r}" for k in differing)
+                + ".\n  Make this accumulator with the saved values; max_grad_norm, norm_type and nonfinite "
+                "may differ."
+            )
+        _check_like(window, _saved(Window()), "load_state_dict: window")
+        _check_like(state["counts"], dict.fromkeys(_COUNTS, 0), "load_state_dict: counts")
+        if not window["skipped"] <= window["micro_batches"] <= self.config.accumulation_steps:
+            raise ArgumentError(f"load_state_dict: the window has impossible counts: {window!r}.")
+        if not sums.slots.keys() >= set(window["open"]):
+            raise UnknownNameError("load_state_dict: the window is open for names that are not registered.")
+        return thawed, sums.loaded(saved, state["unit"])
 
     def __repr__(self) -> str:
         window = self._window
         return (
-            f"<GradientAccumulator, {len(self._sums.all)} parameters, {window.micro_batches} of "
+            f"<GradientAccumulator, {len(self._sums.slots)} parameters, {window.micro_batches} of "
             f"{self.config.accumulation_steps} micro-batches, weight {window.weight:g}>"
         )
+
+
+def _saved(window: Window) -> dict[str, Any]:
+    values = {f.name: getattr(window, f.name) for f in fields(Window) if f.name not in _HERE}
+    return {**values, "open": list(window.open)}
+
+
+def _check_like(saved: Mapping[str, Any], like: Mapping[str, Any], what: str) -> None:
+    """Raise unless saved values are flags, counts, weights, names, or norms or None, as in ``like``."""
+    if saved.keys() != like.keys():
+        raise ArgumentError(
+            f"{what} has missing or unknown keys: {listed(sorted(saved.keys() ^ like.keys()))}."
+        )
+    for key, value in saved.items():
+        own = like[key]
+        if isinstance(own, list):
+            fits = isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
+        elif isinstance(own, bool) or isinstance(value, bool):
+            fits = type(value) is type(own)
+        elif own is None:
+            fits = value is None or isinstance(value, (int, float))
+        else:
+            kinds = (int, np.integer) if isinstance(own, int) else (int, float, np.number)
+            fits = isinstance(value, kinds) and bool(0 <= value < math.inf)
+        if not fits:
+            raise ArgumentError(f"{what}[{key!r}] cannot be {value!r}.")

@@ -1,9 +1,9 @@
-"""What comes in: gradients of any library as arrays (NumPy, adjoint, DLPack, buffers), dtypes, weights."""
+"""Read what is given to an accumulator: gradients of any library, dtypes and weights."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,20 +14,18 @@ from adjoint.core.sparse import SparseGradient, SparseRows
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import ArgumentError, DTypeError, InputError
 
-__all__ = ["checked_sum_dtype", "checked_weight", "gradient_array", "is_plain", "sum_dtype"]
+__all__ = ["checked_sum_dtype", "checked_weight", "gradient_array", "listed", "sum_dtype", "whole"]
 
 Array = ndarray[Any, Any]
 
 
 def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype in which gradients of ``dtype`` are summed: at least float32."""
-    if dtype.name == "bfloat16":
-        return np.dtype(np.float32)
-    return np.result_type(dtype, np.float32)
+    return np.result_type(np.float16 if dtype.name == "bfloat16" else dtype, np.float32)
 
 
 def checked_sum_dtype(what: str, dtype: Any) -> np.dtype[Any]:
-    """Return a dtype that sums gradients, or say why it cannot."""
+    """Return a dtype of sums; raise if gradients cannot be summed in it."""
     try:
         found = np.dtype(dtype)
     except TypeError:
@@ -35,13 +33,13 @@ def checked_sum_dtype(what: str, dtype: Any) -> np.dtype[Any]:
     if not differentiable(found) or sum_dtype(found) != found:
         raise DTypeError(
             f"{what}: gradients are summed in float32, float64 or a complex dtype, but got {found}.\n"
-            "  A sum in half precision loses small gradients; such gradients go into float32 sums."
+            "  A sum in half precision loses small gradients; such gradients are summed in float32."
         )
     return found
 
 
 def checked_weight(weight: Any, what: str = "weight", before: float = 0.0) -> float:
-    """Return a weight as a float; it is finite and not negative, and so is its sum with those ``before``."""
+    """Return a weight as a float; raise unless it and its sum with ``before`` are finite and not negative."""
     try:
         if isinstance(weight, (str, bytes)):
             raise TypeError
@@ -61,15 +59,11 @@ def checked_weight(weight: Any, what: str = "weight", before: float = 0.0) -> fl
     return value
 
 
-def is_plain(g: Any) -> bool:
-    """Tell whether a gradient is a dense array of a dtype that NumPy's loops know: not bfloat16."""
-    return type(g) is ndarray and g.dtype.kind in "fc"
-
-
 def gradient_array(what: str, value: Any) -> Array | SparseRows:
     """Return a gradient of any library as an array or as sparse rows, without a copy where possible.
 
-    ``what`` names it in messages.
+    ``what`` names it in messages.  bfloat16, which NumPy's loops do not combine with other dtypes, becomes
+    float32.
     """
     if type(value) is ndarray:
         data: Array = value
@@ -87,9 +81,11 @@ def gradient_array(what: str, value: Any) -> Array | SparseRows:
             return found
         data = np.asarray(found)
     if isinstance(value, (int, list, tuple)) and data.dtype.kind in "iu":
-        data = data.astype(np.float64)  # whole numbers that a person wrote down
+        data = data.astype(np.float64)  # literals such as [1, 2]
     if not differentiable(data.dtype):
         raise DTypeError(f"{what}: gradients are floats or complex numbers, but this one is {data.dtype}.")
+    if data.dtype.kind not in "fc":
+        return data.astype(np.float32)
     return data if data.dtype.isnative else data.astype(data.dtype.newbyteorder("="))
 
 
@@ -102,7 +98,7 @@ def _is_parameter(what: str) -> InputError:
 
 def _foreign_array(what: str, value: Any) -> Any:
     if value is None:
-        raise InputError(f"{what}: the gradient is None.  Leave a parameter without one out.")
+        raise InputError(f"{what}: the gradient is None.  Leave out parameters without a gradient.")
     if isinstance(value, Mapping):
         inner = ", ".join(f"'….{key}'" for key in list(value)[:3])
         raise InputError(
@@ -111,14 +107,14 @@ def _foreign_array(what: str, value: Any) -> Any:
         )
     if isinstance(value, (str, bytes)):
         raise InputError(f"{what}: a gradient is an array, but got the text {value!r}.")
-    if type(value).__name__ == "Parameter":  # as PyTorch calls its own
+    if type(value).__name__ == "Parameter":  # PyTorch's class
         raise _is_parameter(what)
     if getattr(value, "requires_grad", False) and hasattr(value, "detach"):
         value = value.detach()
     value = resolved(value)
     if getattr(value, "is_sparse", False):
         return _foreign_rows(what, value)
-    # bfloat16 has no DLPack in NumPy, and neither have PyTorch's complex numbers of two halves: widened
+    # NumPy reads neither bfloat16 nor PyTorch's complex32 through DLPack: such tensors are widened first
     is_complex = getattr(value, "is_complex", None)
     widened = getattr(value, "cfloat" if callable(is_complex) and is_complex() else "float", None)
     ways: list[Any] = [np.from_dlpack] if hasattr(value, "__dlpack__") else []
@@ -127,7 +123,7 @@ def _foreign_array(what: str, value: Any) -> Any:
     for way in ways:
         try:
             data = way(value)
-        except Exception as error:  # a dtype or a device that NumPy does not know; the next may do
+        except Exception as error:  # a dtype or a device that NumPy does not know; the next way may work
             reason = reason or error
         else:
             if data.dtype != object:
@@ -135,8 +131,7 @@ def _foreign_array(what: str, value: Any) -> Any:
     raise InputError(
         f"{what}: cannot read a {type(value).__module__}.{type(value).__qualname__} as an array"
         f"{f' ({reason})' if reason else ''}.\n"
-        "  Gradients are NumPy arrays, adjoint tensors, or arrays on the CPU that speak DLPack or the buffer "
-        "protocol."
+        "  Gradients are NumPy arrays, adjoint tensors, or CPU arrays with DLPack or the buffer protocol."
     )
 
 
@@ -150,3 +145,16 @@ def _foreign_rows(what: str, value: Any) -> SparseRows:
             "axes.\n  Make it dense first."
         )
     return SparseRows(indices[0].astype(np.intp), values, tuple(value.shape), unique=True)
+
+
+def whole(what: str, value: Any, least: int = 0) -> int:
+    """Return a whole number that is not below ``least``; otherwise raise."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ArgumentError(f"{what}, but got {value!r}.")
+    return int(value)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names for a message, at most twelve."""
+    shown = [repr(n) for n in names]
+    return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "")

@@ -1,54 +1,457 @@
-"""Sums of gradients: weighted, in float32 or wider, compensated if asked, sparse as long as they can be.
+"""Weighted sums of gradients, in float32 or wider.
 
-``GradientBuffer`` sums the gradients of one parameter.  ``Sums`` holds the buffers of an accumulator: small
-ones share flat arrays, so that a micro-batch is packed, checked and added by a few NumPy calls, and not by
-some per parameter (benchmarks/cases/accumulate.py); large ones are added where they are, by several threads.
+Small parameters of one dtype share a flat array, so that a micro-batch is staged, checked and added by a few
+NumPy calls.  A large parameter has an array of its own, which several threads add to.  Sparse gradients are
+summed by rows, beside the dense sums.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Mapping
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
-from adjoint.accumulate.arrays import (
-    checked_sum_dtype,
-    checked_weight,
-    gradient_array,
-    is_plain,
-    sum_dtype,
-)
+from adjoint.accumulate.arrays import checked_sum_dtype, checked_weight, gradient_array, sum_dtype, whole
 from adjoint.core.shapes import checked_shape
-from adjoint.core.sparse import SparseRows, as_gradient_tensor
-from adjoint.core.spread import SHARED, pieces, scratch, spread_in_turn, threads_for
+from adjoint.core.sparse import SparseRows
+from adjoint.core.spread import SHARED, pieces, scratch, spread, threads_for
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
-from adjoint.grads.norm import all_finite_unwarned, chunks, global_norm
-from adjoint.grads.scaler import checked_count
+from adjoint.grads.norm import all_finite_unwarned, global_norm
 
-__all__ = ["GradientBuffer", "Sums", "normalised", "unit_for"]
+__all__ = ["GradientBuffer", "Sums", "normalised"]
 
 Array = ndarray[Any, Any]
+Rows = tuple[Array, Array]  # ascending row numbers, and their sums in an array like ``_Block.memory``
 
-SMALL = 1 << 13  # a buffer of at most so many elements shares an array with others
+SMALL = 1 << 13  # a parameter of at most so many elements shares an array with others
 BLOCK = 1 << 17  # elements of such an array: 1 MiB of float64, which stays in the cache
 LEAST = 1 << 20  # elements that a thread must have: fewer are added before a helper is awake
-LINE = 1 << 10  # shares begin at whole multiples, so that no two threads write to one cache line
+LINE = 1 << 10  # parts begin at whole multiples, so that no two threads write to one cache line
+CHUNK = 1 << 15  # elements that are added with compensation at a time: temporary arrays stay in the cache
 WIDE = 2.0**64  # weights that differ by less are counted in one unit
 
 _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
-# Other interpreters cannot tell who holds an array: then nothing is used twice.
-_references: Callable[[Any], int] = getattr(sys, "getrefcount", lambda _: 1 << 30)
 
 
-def unit_for(weight: float, unit: float, before: float) -> float:
+def _references(arrays: list[Array]) -> list[int]:
+    return [sys.getrefcount(a) for a in arrays] if hasattr(sys, "getrefcount") else []
+
+
+_ALONE = _references([np.empty(0)])  # of an array that is in one list only
+
+
+def normalised(total: Any, divisor: float, factor: float, out: Array | None = None) -> Any:
+    """Return a sum, dense or sparse, divided by ``divisor`` and multiplied by ``factor``, in its dtype."""
+    if type(total) is SparseRows:
+        return total.mapped(normalised(total.values, divisor, factor))
+    out = np.empty_like(total) if out is None else out
+    if 1e-30 < divisor < 1e30:
+        np.divide(total, divisor, out=out, dtype=total.dtype)
+    else:  # float32 does not hold the divisor
+        np.copyto(
+            out, np.divide(total, divisor, dtype=np.result_type(total, np.float64)), casting="same_kind"
+        )
+    return out if factor == 1.0 else np.multiply(out, factor, out=out, dtype=total.dtype)
+
+
+class Slot:
+    """A registered parameter: name, shape, dtype of its sum, and where that is."""
+
+    def __init__(self, index: int, name: str, shape: Any, dtype: Any) -> None:
+        self.index = index  # in the order of registration
+        self.name = name
+        self.shape = checked_shape(name, shape)
+        self.size = math.prod(self.shape)
+        self.dtype = None if dtype is None else checked_sum_dtype(name, dtype)  # None: as the first gradient
+        self.block: _Block | None = None
+        self.place = 0  # among the slots of the block
+        self.part = slice(0, 0)  # of its memory
+
+    def fitting(self, g: Array | SparseRows, weak: bool = False) -> Array | SparseRows:
+        """Return a gradient that can be added here; raise if its shape or dtype does not fit."""
+        if g.shape != self.shape:
+            same = math.prod(g.shape) == self.size
+            raise ShapeError(
+                f"{self.name}: expected a gradient of shape {self.shape}, but got {g.shape}"
+                f"{': as many elements, but in another shape' if same else ''}."
+            )
+        if self.dtype is None or g.dtype == self.dtype or np.can_cast(g.dtype, self.dtype, "safe"):
+            return g
+        if weak and g.dtype.kind == self.dtype.kind:
+            return g.astype(self.dtype)
+        raise DTypeError(
+            f"{self.name}: expected a gradient that fits into {self.dtype} sums without loss, but got "
+            f"{g.dtype}.\n  Cast it first, or sum in a wider dtype (dtype=)."
+        )
+
+
+class _Block:
+    """A flat array with the sums of several small parameters, or of one large parameter."""
+
+    def __init__(self, slots: list[Slot], depth: int) -> None:
+        self.slots = slots
+        self.depth = depth  # 2: the second row of the memory is what the additions rounded away
+        self.fresh = True  # nothing was added: the memory is undefined
+        self.arrays: list[Array] = []  # the memory, and a view of its first row for each parameter
+        self.stage: Array | None = None
+        self.pick: Any = itemgetter(*[slot.index for slot in slots])
+        self.size = 0
+        for i, slot in enumerate(slots):
+            slot.block, slot.place, slot.part = self, i, slice(self.size, self.size + slot.size)
+            self.size += slot.size
+
+    def open(self) -> None:
+        """Take new memory if there is none, or if somebody holds a gradient that is in it."""
+        views = len(self.slots)
+        if not _ALONE or _references(self.arrays) != [_ALONE[0] + views, *_ALONE * views]:
+            memory = np.empty((self.depth, self.size), self.slots[0].dtype)
+            self.arrays = [memory, *(memory[0, slot.part].reshape(slot.shape) for slot in self.slots)]
+        self.arrays[0][1:] = 0
+
+    def staged(self, arrays: list[Any], plain: bool) -> Array | None:
+        """Return the gradients of this block, flat; zeros for missing and sparse ones; None if all are.
+
+        ``plain``: all gradients are there and dense.
+        """
+        parts = self.pick(arrays) if len(self.slots) > 1 else (arrays[self.slots[0].index],)
+        if not plain and ndarray not in set(map(type, parts)):
+            return None
+        if self.fresh:
+            self.open()
+        if len(parts) == 1:
+            return np.asarray(parts[0]).reshape(-1)
+        if not plain:
+            pairs = zip(parts, self.slots, strict=True)
+            parts = [g if type(g) is ndarray else np.zeros(s.size, s.dtype) for g, s in pairs]
+        if not self.fresh and self.stage is None:
+            self.stage = np.empty_like(self.arrays[0][0])
+        # the first micro-batch is staged where it is added
+        out = self.arrays[0][0] if self.fresh else self.stage
+        return np.concatenate(parts, axis=None, out=out, casting="same_kind")
+
+    def add(self, g: Array, factor: float, part: slice) -> None:
+        """Add factor·g to the sums; both are flat, and ``part`` is the part to add."""
+        total = self.arrays[0][0, part]
+        staged, g = g is self.stage, g[part]
+        if self.fresh:
+            if factor != 1.0 or len(self.slots) == 1:  # otherwise it was staged here
+                np.multiply(g, factor, out=total, dtype=total.dtype)
+            return
+        for s in pieces(g.size, CHUNK if self.depth == 2 else 2 * SHARED // total.itemsize):
+            x, t = g[s], total[s]
+            if factor != 1.0:  # the product is added before it leaves the cache
+                x = np.multiply(x, factor, out=x if staged else scratch(x.size, t.dtype), dtype=t.dtype)
+            if self.depth == 2:
+                t[...] = _compensated(t, self.arrays[0][1, part][s], x)
+            else:
+                np.add(t, x, out=t)
+
+    def put(self, slot: Slot, sums: Any) -> None:
+        """Store the sum of a parameter, in as many rows as the memory has."""
+        if self.fresh:
+            self.open()
+            self.arrays[0].fill(0)
+            self.fresh = False
+        self.arrays[0][:, slot.part] = np.reshape(sums, (self.depth, slot.size))
+
+
+def _compensated(s: Array, errors: Array, x: Array) -> Array:
+    """Return s + x, and add to ``errors`` what that rounds away (Neumaier)."""
+    t = s + x
+    errors += np.where(np.abs(s) >= np.abs(x), (s - t) + x, (x - t) + s)
+    return np.asarray(t)
+
+
+def _corrected(sums: Array) -> Array:
+    """Return sums with what their additions rounded away; an infinite one has no such correction."""
+    if len(sums) == 1:
+        return np.asarray(sums[0])
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(sums[0]), sums[0] + sums[1], sums[0])
+
+
+def _with_rows(before: Rows, part: SparseRows) -> Rows:
+    """Return the sum of rows with some more, of which each comes once."""
+    rows = np.union1d(before[0], part.rows)
+    sums = np.zeros((len(before[1]), rows.size, *part.shape[1:]), part.dtype)
+    sums[:, np.searchsorted(rows, before[0])] = before[1]
+    at = np.searchsorted(rows, part.rows)
+    errors = sums[1:, at]
+    sums[0, at] = (
+        sums[0, at] + part.values if not len(errors) else _compensated(sums[0, at], errors[0], part.values)
+    )
+    sums[1:, at] = errors
+    return rows, sums
+
+
+class Sums:
+    """The sums of all parameters of an accumulator, by name, in the order of registration."""
+
+    def __init__(self, compensated: bool = False) -> None:
+        self.depth = 2 if compensated else 1
+        self.slots: dict[str, Slot] = {}
+        self.dense: set[str] = set()  # names with dense gradients in this window
+        self.rows: dict[str, Rows] = {}  # the sums of sparse gradients
+        self.unit = (
+            1.0  # weights are counted in this power of two, so that tiny ones do not vanish in float32
+        )
+        self._blocks: list[_Block] = []
+        self._pending: list[Slot] = []  # slots without a block
+        # names, dtypes and shapes of the last whole, dense micro-batch, which the next one is likely to have
+        self._seen: tuple[list[str], list[Any], list[Any]] | None = None
+
+    def register(self, name: str, shape: Any, dtype: Any) -> Slot:
+        """Add a parameter."""
+        self.slots[name] = slot = Slot(len(self.slots), name, shape, dtype)
+        self._pending.append(slot)
+        self._seen = None
+        return slot
+
+    @property
+    def used(self) -> list[str]:
+        """The names to which something was added."""
+        return [name for name in self.slots if name in self.dense or name in self.rows]
+
+    def reset(self) -> None:
+        """Forget all sums; the memory is kept."""
+        for block in self._blocks:
+            block.fresh = True
+        self.dense.clear()
+        self.rows.clear()
+        self.unit = 1.0
+
+    def matched(self, gradients: Mapping[str, Any]) -> list[Any] | None:
+        """Return the arrays of a micro-batch with names, dtypes and shapes of the last; None of any other."""
+        arrays, seen = list(gradients.values()), self._seen
+        if (
+            seen is not None
+            and list(gradients) == seen[0]
+            and set(map(type, arrays)) == {ndarray}
+            and list(map(_dtype, arrays)) == seen[1]
+            and list(map(_shape, arrays)) == seen[2]
+        ):
+            return arrays
+        return None
+
+    def checked(self, gradients: Mapping[str, Any]) -> list[Any]:
+        """Return the gradients of a micro-batch in the order of the slots, None for missing ones."""
+        found: list[Any] = []
+        for name, slot in self.slots.items():
+            value = gradients.get(name)
+            weak = isinstance(value, (int, float, list, tuple))
+            fits = name in gradients and slot.fitting(gradient_array(repr(name), value), weak)
+            found.append(None if fits is False else fits)
+        return found
+
+    def add(self, arrays: list[Any], weight: float | None, before: float, *, check: bool) -> list[str]:
+        """Add weight·gradient to each sum; or return the names that are not finite, and add nothing.
+
+        ``arrays`` are in the order of the slots, and ``before`` is the weight of all that was added.  None as
+        the weight does not multiply.
+        """
+        made = self._lay_out(arrays) if self._pending else []
+        plain = set(map(type, arrays)) == {ndarray}
+        with np.errstate(all="ignore"):
+            dense = [(block, g) for block in self._blocks if (g := block.staged(arrays, plain)) is not None]
+            pairs = () if plain else zip(self.slots.values(), arrays, strict=True)
+            sparse: list[tuple[Slot, Any]] = [(slot, g) for slot, g in pairs if type(g) is SparseRows]
+            size = sum([g.size for _, g in dense])
+            threads = threads_for(size, LEAST)
+            if check and not _finite([g for _, g in dense] + [g.values for _, g in sparse], size, threads):
+                self._undo(made)
+                named = zip(self.slots, arrays, strict=True)
+                return [
+                    n for n, g in named if g is not None and not all_finite_unwarned(getattr(g, "values", g))
+                ]
+            factor = 1.0
+            if weight is not None:
+                self._count_in(_unit_for(weight, self.unit, before), before)
+                factor = weight / self.unit
+            jobs = [(block, g, part) for block, g in dense for part in _parts(g, size, threads, 8)]
+            spread(lambda job: job[0].add(job[1], factor, job[2]), jobs, threads)
+            for slot, rows in sparse:
+                part = rows.mapped(np.multiply(rows.values, factor, dtype=slot.dtype)).coalesced()
+                none = np.zeros(0, np.intp), np.zeros((self.depth, 0, *slot.shape[1:]), slot.dtype)
+                self.rows[slot.name] = _with_rows(self.rows.get(slot.name, none), part)
+        for block, _ in dense:
+            block.fresh = False
+        if plain:
+            if len(self.dense) < len(arrays):
+                self.dense.update(self.slots)
+            if self._seen is None:
+                self._seen = list(self.slots), list(map(_dtype, arrays)), list(map(_shape, arrays))
+        else:
+            self.dense.update([n for n, g in zip(self.slots, arrays, strict=True) if type(g) is ndarray])
+        return []
+
+    def _lay_out(self, arrays: list[Any]) -> list[tuple[_Block, list[Slot]]]:
+        """Make blocks of the slots whose dtype is known; return each with those that had none before."""
+        undecided = [slot for slot in self._pending if slot.dtype is None and arrays[slot.index] is not None]
+        for slot in undecided:
+            slot.dtype = sum_dtype(arrays[slot.index].dtype)
+        groups: dict[Any, list[Slot]] = {}
+        room: dict[Any, int] = {}
+        for slot in self._pending:
+            if slot.dtype is not None:
+                start = room.get(slot.dtype, 0)
+                small = slot.size <= SMALL
+                room[slot.dtype] = start + slot.size * small
+                groups.setdefault((slot.dtype, start // BLOCK) if small else slot, []).append(slot)
+        made = [(_Block(g, self.depth), [s for s in g if s in undecided]) for g in groups.values()]
+        self._blocks += [block for block, _ in made]
+        self._pending = [slot for slot in self._pending if slot.dtype is None]
+        return made
+
+    def _undo(self, made: list[tuple[_Block, list[Slot]]]) -> None:
+        for block, undecided in made:
+            self._blocks.remove(block)
+            self._pending += block.slots
+            for slot in undecided:
+                slot.dtype = None
+
+    def _count_in(self, unit: float, before: float) -> None:
+        """Count weights in another unit from here on."""
+        if unit != self.unit and before:
+            for a in self.values():
+                a *= self.unit / unit
+        self.unit = unit
+
+    def total(self, name: str) -> Array | SparseRows:
+        """Return the sum of a parameter, not to be written to; zeros if nothing was added."""
+        slot = self.slots[name]
+        found: Any = None
+        if name in self.rows:
+            rows, sums = self.rows[name]
+            found = SparseRows(rows, _corrected(sums), slot.shape, unique=True)
+        if name in self.dense and slot.block is not None:
+            dense = slot.block.arrays[slot.place + 1]
+            if self.depth == 2:
+                dense = _corrected(slot.block.arrays[0][:, slot.part]).reshape(slot.shape)
+            found = dense if found is None else np.add(dense, found)
+        return np.zeros(slot.shape, slot.dtype or np.float64) if found is None else found
+
+    def totals(self) -> dict[str, Any]:
+        """Return the sums of all names to which something was added."""
+        if self.rows or self.depth == 2:
+            return {name: self.total(name) for name in self.used}
+        slots = self.slots.values()
+        return {s.name: s.block.arrays[s.place + 1] for s in slots if s.name in self.dense and s.block}
+
+    def values(self) -> list[Array]:
+        """Return all that was added as few arrays, to check whether it is finite."""
+        return [b.arrays[0] for b in self._blocks if not b.fresh] + [sums for _, sums in self.rows.values()]
+
+    def finish(self, divisor: float, factor: float) -> None:
+        """Divide the sums by ``divisor`` and multiply them by ``factor``."""
+        if self.rows or self.depth == 2:
+            with np.errstate(all="ignore"):
+                self.replace({name: normalised(g, divisor, factor) for name, g in self.totals().items()})
+        else:
+            with np.errstate(all="ignore"):
+                for a in self.values():
+                    normalised(a, divisor, factor, out=a)
+            self.unit = 1.0
+
+    def replace(self, found: Mapping[str, Any]) -> None:
+        """Put these gradients in the place of the sums."""
+        for name, g in found.items():
+            slot = self.slots[name]
+            self.rows.pop(name, None)
+            self.dense.discard(name)
+            values = g.coalesced().values if type(g) is SparseRows else g
+            sums = np.stack([values, np.zeros_like(values)][: self.depth])
+            if type(g) is SparseRows:
+                self.rows[name] = g.coalesced().rows, sums
+            else:
+                assert slot.block is not None
+                slot.block.put(slot, sums)
+                self.dense.add(name)
+        self.unit = 1.0
+
+    # State -----------------------------------------------------------------------------------
+
+    def state_of(self, name: str) -> dict[str, Any]:
+        """Return the sum of a parameter for ``loaded``, in new arrays."""
+        slot = self.slots[name]
+        found: dict[str, Any] = {}
+        if name in self.dense and slot.block is not None:
+            sums = slot.block.arrays[0][:, slot.part].reshape(self.depth, *slot.shape)
+            found |= zip(("sum", "errors"), sums, strict=False)
+        if name in self.rows:
+            rows, sums = self.rows[name]
+            found |= {"rows": rows, **dict(zip(("values", "row_errors"), sums, strict=False))}
+        dtype = None if slot.dtype is None else slot.dtype.name
+        return {"shape": list(slot.shape), "dtype": dtype} | {k: np.array(a) for k, a in found.items()}
+
+    def copy(self) -> Sums:
+        """Return the same sums in new arrays."""
+        return self.loaded({name: self.state_of(name) for name in self.slots}, self.unit)
+
+    def loaded(self, states: Mapping[str, Any], unit: Any = 1.0) -> Sums:
+        """Return sums of the same parameters with saved values; raise if these do not fit."""
+        new = Sums(self.depth == 2)
+        new.unit = checked_weight(unit, "unit") or 1.0
+        for name, old in self.slots.items():
+            slot = new.register(name, old.shape, old.dtype)
+            if name in states:
+                _check_state(slot, states[name])
+        new._lay_out([None] * len(new.slots))
+        for name, state in states.items():
+            slot = new.slots[name]
+            dense, sparse = (
+                [np.array(state.get(key, 0), slot.dtype) for key in keys[: self.depth]]
+                for keys in (("sum", "errors"), ("values", "row_errors"))
+            )
+            if "sum" in state and slot.block is not None:
+                slot.block.put(slot, np.stack(np.broadcast_arrays(*dense)))
+                new.dense.add(name)
+            if "rows" in state:
+                new.rows[name] = np.array(state["rows"], np.intp), np.stack(np.broadcast_arrays(*sparse))
+        return new
+
+
+def _check_state(slot: Slot, state: Mapping[str, Any]) -> None:
+    """Take the dtype of a saved sum; raise if the sum does not fit the parameter."""
+    missing = [key for key in ("shape", "dtype") if key not in state]
+    missing += [
+        key for key, of in (("values", "rows"), ("rows", "values")) if of in state and key not in state
+    ]
+    if missing:
+        raise ArgumentError(f"{slot.name}: the state is missing keys: {', '.join(map(repr, missing))}.")
+    shape = checked_shape(slot.name, state["shape"])
+    if shape != slot.shape:
+        raise ShapeError(f"{slot.name}: saved with shape {shape}, but here it is {slot.shape}.")
+    dtype = None if state["dtype"] is None else checked_sum_dtype(slot.name, state["dtype"])
+    if dtype and slot.dtype and dtype != slot.dtype:
+        raise DTypeError(f"{slot.name}: saved with {dtype} sums, but here they are {slot.dtype}.")
+    slot.dtype = dtype or slot.dtype
+    rows = np.asarray(state.get("rows", ()))
+    for key, expected in (
+        dict.fromkeys(("sum", "errors"), shape).items()
+        | dict.fromkeys(("values", "row_errors"), (rows.size, *shape[1:])).items()
+    ):
+        a = np.asarray(state.get(key, ()))
+        if key in state and (a.shape != expected or a.dtype != slot.dtype):
+            raise ShapeError(
+                f"{slot.name}: the saved {key} has shape {a.shape} and dtype {a.dtype}, but {expected} and "
+                f"{slot.dtype} are expected."
+            )
+    whole_rows = rows.ndim == 1 and (rows.dtype.kind in "iu" or not rows.size)
+    if not whole_rows or (rows < 0).any() or (rows >= (*shape, 0)[0]).any() or (np.diff(rows) <= 0).any():
+        raise ShapeError(
+            f"{slot.name}: the saved rows are not ascending row numbers of an array of shape {shape}."
+        )
+
+
+def _unit_for(weight: float, unit: float, before: float) -> float:
     """Return the unit in which weights are counted: 1, or a power of two that float32 sums can be in.
 
-    It changes only where a weight is WIDE times as large, or the first is as small.
+    It changes only if a weight is WIDE times as large as the unit, or the first weight as small.
     """
     ratio = weight / unit
     if not weight or (ratio <= WIDE and (before or ratio * WIDE >= 1.0)):
@@ -56,30 +459,20 @@ def unit_for(weight: float, unit: float, before: float) -> float:
     return 2.0 ** (math.frexp(weight)[1] - 1)
 
 
-def divided(a: Array, divisor: float, out: Array | None = None) -> Array:
-    """Return an array over a number, in its own dtype, even where that does not hold the number."""
-    if 1e-30 < divisor < 1e30 or a.dtype.char not in "fF":
-        return np.asarray(np.divide(a, divisor, out=out, dtype=a.dtype))
-    quotient = np.divide(a, divisor, dtype=np.result_type(a.dtype, np.float64)).astype(a.dtype)
-    if out is None:
-        return np.asarray(quotient)
-    np.copyto(out, quotient)
-    return out
+def _parts(a: Array, size: int, threads: int, each: int = 1) -> list[slice]:
+    """Cut an array, one of ``size`` elements together, into parts: ``each`` for each of several threads."""
+    if threads == 1:
+        return [slice(None)]
+    return pieces(a.size, max(size // (threads * each) // LINE * LINE, LINE))
 
 
-class Tally:
-    """How much was added; buffers that always take part together share one."""
-
-    __slots__ = ("count", "weight")
-
-    def __init__(self, count: int = 0, weight: float = 0.0) -> None:
-        self.count = count
-        self.weight = weight
-
-    def add(self, weight: float) -> None:
-        """Count one more gradient."""
-        self.count += 1
-        self.weight += weight
+def _finite(arrays: list[Array], size: int, threads: int) -> bool:
+    """Tell whether all gradients are finite; several threads look at large ones."""
+    # long parts: NumPy lets other threads run only in long dot products
+    parts = [a.reshape(-1)[part] for a in arrays for part in _parts(a, size, threads)]
+    bad: list[Any] = []
+    spread(lambda a: None if all_finite_unwarned(a) else bad.append(a), parts, threads)
+    return not bad
 
 
 class GradientBuffer:
@@ -87,13 +480,13 @@ class GradientBuffer:
 
     Parameters
     ----------
-    shape
+    shape : int or tuple of int
         Shape of the parameter and of its gradients.
-    dtype
+    dtype : dtype
         Dtype of the sum: float32, float64 or a complex dtype.
-    compensated
-        Sum the rounding errors as well (Neumaier), for very long windows.
-    name
+    compensated : bool
+        Whether to sum the rounding errors as well (Neumaier), for very long sums.
+    name : str
         Name for messages.
 
     Examples
@@ -108,553 +501,97 @@ class GradientBuffer:
         self, shape: Any, dtype: Any = np.float64, *, compensated: bool = False, name: str = "GradientBuffer"
     ) -> None:
         self.name = name
-        self.shape = checked_shape(name, shape)
-        self.size = int(np.prod(self.shape, dtype=np.int64))
-        self.compensated = bool(compensated)
-        # None in an accumulator: the first gradient decides
-        self._dtype = None if dtype is None else checked_sum_dtype(name, dtype)
-        # The sum, and what its additions rounded away if ``compensated``: of all elements, or of some rows as
-        # long as nothing dense was added.  Undefined while count is 0: nothing is set to zero.
-        self._total: Array | None = None
-        self._errors: Array | None = None
-        self._shared = False  # whether ``_total`` is a view of an array of ``Sums``
-        self.reset()
+        self._sums = Sums(bool(compensated))
+        self._slot = self._sums.register(name, shape, dtype)
+        self.count = 0
+        self.weight = 0.0
 
     def reset(self) -> None:
         """Forget the sum; its memory is kept for the next one."""
-        self._tally = Tally()
-        self._unit = 1.0  # weights are counted in units, so that tiny ones do not vanish in float32
-        if getattr(self, "_rows", None) is not None:
-            self._total = self._errors = None
-        self._rows: Array | None = None
+        self._sums.reset()
+        self.count, self.weight = 0, 0.0
 
     @property
-    def count(self) -> int:
-        """How many gradients were added."""
-        return self._tally.count
-
-    @property
-    def weight(self) -> float:
-        """The sum of their weights."""
-        return self._tally.weight
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the parameter."""
+        return self._slot.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the sum; float64 where no gradient has decided it yet."""
-        return np.dtype(np.float64) if self._dtype is None else self._dtype
+        """The dtype of the sum."""
+        return self._slot.dtype or np.dtype(np.float64)
 
     @property
     def is_sparse(self) -> bool:
-        """Whether all that was added had rows and values only."""
-        return self._rows is not None
+        """Whether all gradients that were added are sparse."""
+        return self.name in self._sums.rows and self.name not in self._sums.dense
 
     def add(self, grad: Any, weight: float = 1.0) -> None:
-        """Add weight·grad; a gradient of another shape or dtype is an error and adds nothing."""
-        g = self.fitting(gradient_array(self.name, grad), weak=isinstance(grad, (list, tuple, int, float)))
+        """Add weight·grad.
+
+        Parameters
+        ----------
+        grad : array_like
+            Gradient of the shape of the buffer.
+        weight : float
+            Its weight.
+
+        Raises
+        ------
+        ShapeError, DTypeError
+            The gradient does not fit.  Nothing was added.
+        """
         weight = checked_weight(weight, before=self.weight)
-        self.decide(g.dtype)
-        self.count_in(unit_for(weight, self._unit, self.weight))
-        with np.errstate(all="ignore"):
-            self.sum_up(g, weight / self._unit)
-        self._tally.add(weight)
-
-    def fitting(self, g: Array | SparseRows, weak: bool = False) -> Array | SparseRows:
-        """Return a gradient that can be added here, or say why it cannot."""
-        if g.shape != self.shape:
-            same = math.prod(g.shape) == self.size
-            raise ShapeError(
-                f"{self.name}: expected a gradient of shape {self.shape}, but got {g.shape}"
-                f"{': as many elements, but in another shape' if same else ''}."
-            )
-        if self._dtype is None or g.dtype is self._dtype:
-            return g
-        if not np.can_cast(np.float32 if g.dtype.name == "bfloat16" else g.dtype, self._dtype, "safe"):
-            if weak and g.dtype.kind == self._dtype.kind:
-                return g.astype(self._dtype)
-            raise DTypeError(
-                f"{self.name}: expected a gradient that fits into {self._dtype} sums without loss, but got "
-                f"{g.dtype}.\n  Cast it first, or sum in a wider dtype (dtype=)."
-            )
-        return g
-
-    def decide(self, dtype: np.dtype[Any]) -> None:
-        """Take the dtype of the sum from the first gradient."""
-        if self._dtype is None:
-            self._dtype = sum_dtype(dtype)
-
-    def count_in(self, unit: float) -> None:
-        """Count weights in another unit from here on."""
-        for a in (self._total, self._errors) if unit != self._unit and self.weight else ():
-            if a is not None:
-                np.multiply(a, self._unit / unit, out=a)
-        self._unit = unit
-
-    def sum_up(self, g: Any, factor: float) -> None:
-        """Add factor·g to the sum, without counting it; NumPy's warnings are off."""
-        sparse = type(g) is SparseRows
-        if sparse and not self.count:
-            part = g.mapped(np.multiply(g.values, factor, dtype=self.dtype)).coalesced()
-            self._rows, self._total, self._shared = part.rows, part.values, False
-            self._errors = np.zeros_like(part.values) if self.compensated else None
-        elif sparse:
-            part = g.mapped(np.multiply(g.values, factor, dtype=self.dtype)).coalesced()
-            at = (
-                part.rows if self._rows is None else self._cover(np.union1d(self._rows, part.rows), part.rows)
-            )
-            assert self._total is not None
-            s = self._total[at]
-            if self._errors is None:
-                self._total[at] = s + part.values
-            else:
-                e = self._errors[at]
-                self._total[at] = _add_compensated(s, e, part.values)
-                self._errors[at] = e
-        elif not self.compensated or not self.count:
-            _add(self.dense(), g, factor, not self.count)
-        else:
-            total, errors = self.dense(), self._errors
-            assert errors is not None
-            for s, e, piece in chunks(total, errors, _wide(g), written=2):
-                s[...] = _add_compensated(s, e, np.multiply(piece, factor, dtype=self.dtype))
-
-    def _cover(self, rows: Array, wanted: Array) -> Array:
-        """Hold the sum of these rows, those that there were among them; return where ``wanted`` are."""
-        assert self._rows is not None
-        old = np.searchsorted(rows, self._rows)
-        for name in ("_total", "_errors"):
-            a = getattr(self, name)
-            if a is not None:
-                new = np.zeros((rows.size, *self.shape[1:]), a.dtype)
-                new[old] = a
-                setattr(self, name, new)
-        self._rows = rows
-        return np.searchsorted(rows, wanted)
-
-    def dense(self) -> Array:
-        """Return the dense sum to write into; an empty one is not in memory that somebody still holds."""
-        if self._rows is not None:
-            self._cover(every := np.arange(self.shape[0]), every)
-            self._rows = None
-        held = self._total is not None and not self._shared and _references(self._total) > 2
-        if self._total is None or (held and not self.count):
-            self._total = np.empty(self.shape, self.dtype)
-        if self.compensated and (self._errors is None or not self.count):
-            self._errors = np.zeros(self.shape, self.dtype)
-        return self._total
-
-    def totals(self) -> Array | SparseRows:
-        """Return the sum as it is held, not to be written to; zeros if nothing was added."""
-        if not self.count or self._total is None:
-            return np.zeros(self.shape, self.dtype)
-        total = self._total
-        if self._errors is not None:  # those of an infinite sum are inf - inf, which are no correction
-            with np.errstate(invalid="ignore"):
-                total = np.where(np.isfinite(total), total + self._errors, total)
-        return total if self._rows is None else SparseRows(self._rows, total, self.shape, unique=True)
+        self._sums.add(self._sums.checked({self.name: grad}), weight, self.weight, check=False)
+        self.count += 1
+        self.weight += weight
 
     def get(self, normalize: bool = True) -> Array:
-        """Return the sum as a new dense array, over the total weight if ``normalize``."""
-        total = self.totals()
+        """Return the sum as a new dense array.
+
+        Parameters
+        ----------
+        normalize : bool
+            Whether to divide it by the total weight.
+
+        Returns
+        -------
+        ndarray
+            The sum; zeros if nothing was added.
+        """
+        total = self._sums.total(self.name)
         dense = total.to_dense() if type(total) is SparseRows else total
-        assert type(dense) is ndarray
         with np.errstate(all="ignore"):
-            return divided(dense, (self.weight if normalize and self.weight else 1.0) / self._unit)
+            return normalised(
+                dense, (self.weight if normalize and self.weight else 1.0) / self._sums.unit, 1.0
+            )
 
     def l2_norm(self) -> float:
-        """Return the 2-norm of the sum, not normalised; large values do not overflow."""
-        return global_norm([self.totals()]) * self._unit
-
-    def replace(self, g: Array | SparseRows) -> None:
-        """Put a finished gradient in the place of the sum."""
-        if type(g) is SparseRows:
-            g = g.coalesced()
-            self._rows, self._total, self._shared = g.rows, g.values, False
-        else:
-            np.copyto(self.dense(), np.asarray(g))
-        if self._errors is not None and self._total is not None:
-            self._errors = np.zeros_like(self._total)
-
-    # State -----------------------------------------------------------------------------------
+        """Return the 2-norm of the sum, which is not normalised; large values do not overflow."""
+        return global_norm([self._sums.total(self.name)]) * self._sums.unit
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what ``load_state_dict`` needs to go on from here, in arrays of its own."""
-        state: dict[str, Any] = {
-            "shape": list(self.shape),
-            "dtype": None if self._dtype is None else self._dtype.name,
-            "count": self.count,
-            "weight": self.weight,
-        }
-        names = ("sum", "errors") if self._rows is None else ("values", "row_errors")
-        arrays = dict(zip(names, (self._total, self._errors), strict=True)) | {"rows": self._rows}
-        state |= {name: a.copy() for name, a in arrays.items() if a is not None and self.count}
-        return state if self._unit == 1.0 else {**state, "unit": self._unit}
+        """Return what ``load_state_dict`` needs, in new arrays."""
+        state = {"count": self.count, "weight": self.weight, "unit": self._sums.unit}
+        return state | self._sums.state_of(self.name)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state; one that does not fit is an error and changes nothing."""
-        missing = [k for k in ("shape", "dtype", "count", "weight") if k not in state]
-        if missing:
-            raise ArgumentError(f"{self.name}: the state is missing keys: {', '.join(map(repr, missing))}.")
-        count = checked_count(f"{self.name}: count", state["count"])
-        weight = checked_weight(state["weight"], f"{self.name}: weight")
-        unit = checked_weight(state.get("unit", 1.0), f"{self.name}: unit")
-        new = GradientBuffer(self.shape, state["dtype"], compensated=self.compensated, name=self.name)
-        shape = checked_shape(self.name, state["shape"])
-        if shape != self.shape:
-            raise ShapeError(f"{self.name}: saved with shape {shape}, but here it is {self.shape}.")
-        if self._dtype is not None and new._dtype is not None and new._dtype != self._dtype:
-            raise DTypeError(f"{self.name}: saved with {new._dtype} sums, but here they are {self._dtype}.")
-        total, errors = state.get("sum"), state.get("errors")
-        for part in (total, errors):
-            if part is not None and (np.shape(part) != self.shape or np.asarray(part).dtype != new.dtype):
-                raise ShapeError(
-                    f"{self.name}: the saved sum has shape {np.shape(part)} and {np.asarray(part).dtype}, "
-                    f"but {self.shape} and {new.dtype} are expected."
-                )
-        for lacks, absent in (("sum", total is None and "rows" not in state), ("dtype", new._dtype is None)):
-            if count and absent:
-                error = DTypeError if lacks == "dtype" else ArgumentError
-                raise error(f"{self.name}: {count} gradients were added, but the saved state has no {lacks}.")
-        if "rows" in state:
-            found = self._checked_rows(state["rows"], state.get("values"), new.dtype)
-            new._rows, new._total, errors = found.rows, found.values, state.get("row_errors")
-            if errors is not None:
-                errors = self._checked_rows(state["rows"], errors, new.dtype).values
-        elif total is not None:
-            new._total = np.array(total)
-        if self.compensated and new._total is not None:
-            new._errors = np.zeros_like(new._total) if errors is None else np.array(errors)
-        new._dtype, new._tally, new._unit = new._dtype or self._dtype, Tally(count, weight), unit or 1.0
-        vars(self).update(vars(new))
+        """Continue from a saved state.
 
-    def _checked_rows(self, rows: Any, values: Any, dtype: np.dtype[Any]) -> SparseRows:
-        """Return saved rows and values, or say why they are none of this shape."""
-        index, found = np.array(rows), np.array(values)
-        fits = (
-            bool(self.shape)
-            and index.ndim == 1
-            and (index.dtype.kind in "iu" or not index.size)
-            and found.shape == (index.size, *self.shape[1:])
-            and found.dtype == dtype
-            and bool(np.all((index >= 0) & (index < self.shape[0])))
-            and bool(np.all(np.diff(index) > 0))
-        )
-        if not fits:
-            raise ShapeError(
-                f"{self.name}: the saved rows and values are not those of a {dtype} table of shape "
-                f"{self.shape}, each row once."
-            )
-        return SparseRows(index.astype(np.intp), found, self.shape, unique=True)
+        Parameters
+        ----------
+        state : dict
+            What ``state_dict`` returned.
+
+        Raises
+        ------
+        ArgumentError, ShapeError, DTypeError
+            The state does not fit.  Nothing was changed.
+        """
+        new = self._sums.loaded({self.name: state}, state.get("unit", 1.0))
+        count = whole(f"{self.name}: count is a whole number from 0", state.get("count"))
+        weight = checked_weight(state.get("weight"), f"{self.name}: weight")
+        self._sums, self._slot, self.count, self.weight = new, new.slots[self.name], count, weight
 
     def __repr__(self) -> str:
         return f"GradientBuffer({self.shape}, {self.dtype}, count={self.count}, weight={self.weight:g})"
-
-
-class _Block:
-    """A flat array that small buffers of one dtype share, and another in which a micro-batch is staged."""
-
-    def __init__(self, members: list[GradientBuffer], positions: list[int]) -> None:
-        self.members, self.positions = members, positions
-        self.stage = np.empty(sum(b.size for b in members), members[0].dtype)
-        self.renew(keep=True)
-
-    def renew(self, *, keep: bool) -> None:
-        """Take new memory, because somebody holds the old or there is none; ``keep`` the sums."""
-        self.flat = np.empty_like(self.stage)
-        start = 0
-        for b in self.members:
-            view = self.flat[start : start + b.size].reshape(b.shape)
-            if keep and b.count and b._total is not None:
-                view[...] = b._total
-            b._total, b._shared = view, True
-            start += b.size
-
-    def takes(self, arrays: list[Any]) -> bool:
-        """Tell whether gradients, at its positions among all, can be staged: they and the sums are dense."""
-        return all([is_plain(arrays[i]) for i in self.positions] + [b._shared for b in self.members])
-
-    @property
-    def held(self) -> bool:
-        """Whether somebody holds the memory: gradients that ``apply`` gave to an optimiser."""
-        free = [_references(b._total) == 2 for b in self.members]
-        return not all(free) or _references(self.flat) > len(free) + 2
-
-
-class Sums:
-    """The buffers of an accumulator by name, in the order of registration."""
-
-    def __init__(self, buffers: Iterable[GradientBuffer] = ()) -> None:
-        self.by_name = {b.name: b for b in buffers}
-        self.all = list(self.by_name.values())
-        self.unit = self.all[0]._unit if self.all else 1.0  # in which all count weights
-        self._blocks: list[_Block] | None = None
-        self._alone: list[int] = []  # positions of those in no block
-        # What all share as long as they take part together; None: each has its own.
-        self._tally: Tally | None = None
-        self._sparse = True  # whether some may not be in their block: they have, or had, rows
-        # names, dtypes and shapes of the last whole, plain micro-batch: the next one is likely alike
-        self._seen: tuple[list[str], list[Any], list[Any]] | None = None
-        if not self.used:
-            self.reset()
-
-    def register(self, buffer: GradientBuffer) -> None:
-        """Add a buffer under its name."""
-        buffer._unit = self.unit
-        self._tally = None if self.used else self._tally
-        buffer._tally = self._tally or buffer._tally
-        self.by_name[buffer.name] = buffer
-        self.all.append(buffer)
-        self._blocks = self._seen = None
-
-    @property
-    def used(self) -> list[GradientBuffer]:
-        """The buffers that something was added to."""
-        if self._tally is not None:
-            return self.all if self._tally.count else []
-        return [b for b in self.all if b.count]
-
-    def reset(self, *, torn: bool = False) -> None:
-        """Forget all sums; after an interrupt also how memory is shared, which may be half done."""
-        self._blocks = None if torn else self._blocks
-        if self._tally is None or self._sparse or self.unit != 1.0:
-            for b in self.all:
-                b.reset()
-        self.unit, self._sparse, self._tally = 1.0, False, Tally()
-        for b in self.all:
-            b._tally = self._tally
-
-    def matched(self, gradients: Mapping[str, Any]) -> list[Any] | None:
-        """Return the arrays of a micro-batch with names, dtypes and shapes of the last; None of another."""
-        seen, arrays = self._seen, list(gradients.values())
-        if (
-            seen is not None
-            and list(gradients) == seen[0]
-            and set(map(type, arrays)) == {ndarray}
-            and list(map(_dtype, arrays)) == seen[1]
-            and list(map(_shape, arrays)) == seen[2]
-        ):
-            return arrays
-        return None
-
-    def remember(self, names: list[str], arrays: list[Any]) -> None:
-        """Remember a micro-batch that was checked, if it is whole and plain and nothing is undecided."""
-        if names == list(self.by_name) and all(map(is_plain, arrays)) and all(b._dtype for b in self.all):
-            self._seen = names, list(map(_dtype, arrays)), list(map(_shape, arrays))
-
-    def count_in(self, unit: float) -> None:
-        """Count weights in another unit from here on."""
-        self.unit = unit
-        for b in self.all:
-            b.count_in(unit)
-
-    def count(self, buffers: list[GradientBuffer], weight: float) -> None:
-        """Count one more gradient of each of these buffers."""
-        if buffers is self.all and self._tally is not None:
-            self._tally.add(weight)
-            return
-        self._tally = None
-        for b in buffers:
-            b._tally = Tally(b.count + 1, b.weight + weight)
-
-    def add(
-        self, buffers: list[GradientBuffer], arrays: list[Any], factor: float, *, check: bool, plain: bool
-    ) -> list[str]:
-        """Add factor·gradient to each buffer; or return the names that are not finite, and add nothing.
-
-        Without ``check`` nothing is looked at.  ``buffers`` is ``all`` for a whole micro-batch; ``plain``:
-        all gradients are dense arrays of NumPy's own dtypes.
-        """
-        new = [] if self._seen else [b for b in buffers if b._dtype is None]
-        for b, g in zip(buffers, arrays, strict=True) if new else ():
-            b.decide(g.dtype)
-        plain = plain or all(map(is_plain, arrays))
-        blocks = self._lay_out()
-        packed: list[_Block] = []
-        if buffers is self.all:
-            packed = blocks if plain and not self._sparse else [k for k in blocks if k.takes(arrays)]
-            alone = [*self._alone, *(i for k in blocks if k not in packed for i in k.positions)]
-            pairs = [(buffers[i], arrays[i]) for i in alone]
-        else:
-            pairs = list(zip(buffers, arrays, strict=True))
-        bad: list[GradientBuffer] = []
-        with np.errstate(all="ignore"):
-            for block in packed:
-                every = len(block.positions) == len(arrays)
-                parts = arrays if every else [arrays[i] for i in block.positions]
-                np.concatenate(parts, axis=None, out=block.stage, casting="same_kind")
-                if check and not all_finite_unwarned(block.stage):
-                    bad += [buffers[i] for i in block.positions if not all_finite_unwarned(arrays[i])]
-            if pairs:
-                bad += _add_alone(pairs, factor, check=check, only_check=bool(bad))
-            if bad:
-                for b in new:
-                    b._dtype = b._total = None
-                self._blocks = None if new else blocks
-                return [b.name for b in buffers if b in bad]
-            for block in packed:
-                self._add_staged(block, factor)
-        self._sparse = self._sparse or not plain
-        return []
-
-    def _add_staged(self, block: _Block, factor: float) -> None:
-        if factor != 1.0:
-            np.multiply(block.stage, factor, out=block.stage)
-        used = [b.count > 0 for b in block.members] if self._tally is None else [self._tally.count > 0]
-        if not any(used):
-            np.copyto(block.flat, block.stage)
-            return
-        if not all(used):
-            for b in block.members:
-                if not b.count and b._total is not None:
-                    b._total[...] = 0
-        np.add(block.flat, block.stage, out=block.flat)
-
-    def _lay_out(self) -> list[_Block]:
-        """Return the shared arrays; an empty one is not in memory that somebody holds."""
-        if self._blocks is not None:
-            if not self.used:
-                for block in self._blocks:
-                    if block.held:
-                        block.renew(keep=False)
-            return self._blocks
-        runs: dict[Any, list[int]] = {}
-        room: dict[np.dtype[Any], int] = {}
-        self._alone = []
-        for i, b in enumerate(self.all):
-            b._shared = False
-            if b.compensated or b.size > SMALL or b._dtype is None or b._rows is not None:
-                self._alone.append(i)
-                continue
-            start = room.get(b._dtype, 0)
-            runs.setdefault((b._dtype, start // BLOCK), []).append(i)
-            room[b._dtype] = start + b.size
-        self._alone += [run[0] for run in runs.values() if len(run) == 1]
-        shared = [run for run in runs.values() if len(run) > 1]
-        self._blocks = [_Block([self.all[i] for i in run], run) for run in shared]
-        return self._blocks
-
-    def parts(self) -> tuple[list[Array], list[GradientBuffer]]:
-        """Return the plain sums as few arrays that can be written to, and the buffers of all other sums."""
-        blocks, rest = self._blocks or [], self.used
-        if self._sparse or self._tally is None:
-            blocks = [k for k in blocks if all(b._shared and b.count for b in k.members)]
-        if blocks:
-            packed = {id(b) for k in blocks for b in k.members}
-            rest = [b for b in rest if id(b) not in packed]
-        others = [b for b in rest if b._rows is not None or b._errors is not None]
-        return [k.flat for k in blocks] + [b.dense() for b in rest if b not in others], others
-
-    def replace(self, found: Mapping[str, Any]) -> None:
-        """Put finished gradients in the place of the sums."""
-        self._sparse = True
-        for b in self.used:
-            b.replace(found[b.name])
-
-    def settle(self) -> None:
-        """Count in units of 1 again, when the sums are divided."""
-        if self.unit != 1.0:
-            self.unit = 1.0
-            for b in self.all:
-                b._unit = 1.0
-
-    def finish(self, divisor: float, factor: float) -> None:
-        """Divide all sums where they are, and multiply them by ``factor``."""
-        arrays, others = self.parts()
-        with np.errstate(all="ignore"):
-            for a in arrays:
-                if divisor != 1.0:
-                    divided(a, divisor, out=a)
-                if factor != 1.0:
-                    np.multiply(a, factor, out=a)
-            for b in others:
-                b.replace(normalised(b.totals(), divisor, factor))
-
-    def views(self) -> dict[str, Any]:
-        """Return the sums by name, in their own memory."""
-        found = {b.name: b.totals() for b in self.used}
-        return {name: as_gradient_tensor(g) if type(g) is SparseRows else g for name, g in found.items()}
-
-
-def normalised(total: Any, divisor: float, factor: float) -> Any:
-    """Return a sum, dense or sparse, over a divisor and times a factor, in new arrays."""
-    values = divided(total.values if type(total) is SparseRows else total, divisor)
-    if factor != 1.0:
-        values = np.asarray(np.multiply(values, factor, dtype=values.dtype))
-    return total.mapped(values) if type(total) is SparseRows else values
-
-
-def _add_alone(
-    pairs: list[tuple[GradientBuffer, Any]], factor: float, *, check: bool, only_check: bool
-) -> list[GradientBuffer]:
-    """Add gradients to their buffers, large ones by several threads; or return which are not finite."""
-    if not pairs:
-        return []
-    values = [g.values if type(g) is SparseRows else g for _, g in pairs]
-    plain = [type(g) is ndarray and not b.compensated and b._rows is None for b, g in pairs]
-    totals = [
-        b.dense() if dense and not only_check else None for (b, _), dense in zip(pairs, plain, strict=True)
-    ]
-    size = sum([a.size for a in values])
-    threads = threads_for(size, LEAST)
-    bad: set[int] = set()
-
-    def look(share: tuple[int, slice | None]) -> None:
-        i, part = share
-        if i not in bad and not all_finite_unwarned(_part(values[i], part)):
-            bad.add(i)
-
-    def add(share: tuple[int, slice | None]) -> None:
-        (i, part), total = share, totals[share[0]]
-        if total is None:
-            pairs[i][0].sum_up(pairs[i][1], factor)
-        else:
-            _add(_part(total, part), _part(values[i], part), factor, not pairs[i][0].count)
-
-    # long shares to look at: NumPy lets other threads run only in long dot products
-    first = (look, _shares(values, values, size // threads, threads) if check else [])
-    # backwards: what was looked at last is still in the cache
-    second = (add, [] if only_check else _shares(values, totals, size // (threads * 8), threads)[::-1])
-    spread_in_turn(first, second, threads, unless=lambda: bad)
-    return [pairs[i][0] for i in sorted(bad)]
-
-
-def _shares(
-    values: list[Array], totals: Sequence[Array | None], length: int, threads: int
-) -> list[tuple[int, slice | None]]:
-    """Cut large contiguous arrays into shares for several threads; None is the whole."""
-    length = max(length // LINE * LINE, LINE)
-    shares: list[tuple[int, slice | None]] = []
-    for i, (a, total) in enumerate(zip(values, totals, strict=True)):
-        cut = threads > 1 and a.size > length and a.flags.c_contiguous and total is not None
-        shares += [(i, s) for s in pieces(a.size, length)] if cut else [(i, None)]
-    return shares
-
-
-def _part(a: Array, of: slice | None) -> Array:
-    return a if of is None else a.reshape(-1)[of]
-
-
-def _wide(g: Array) -> Array:
-    """Return bfloat16, with which NumPy's loops do not mix, as float32."""
-    return g if g.dtype.kind in "fc" else g.astype(np.float32)
-
-
-def _add(total: Array, g: Array, factor: float, fresh: bool) -> None:
-    """Add factor·g to a sum in place; a ``fresh`` sum is overwritten."""
-    g = _wide(g)
-    if fresh and factor == 1.0:
-        np.copyto(total, g, casting="same_kind")
-    elif fresh:
-        np.multiply(g, factor, out=total, dtype=total.dtype)
-    elif factor == 1.0:
-        np.add(total, g, out=total)
-    else:  # in pieces, so that the product is added before it leaves the cache
-        for t, piece in chunks(total, g, written=1, size=2 * SHARED // total.itemsize):
-            product = np.multiply(piece, factor, out=scratch(t.size, t.dtype), dtype=t.dtype)
-            np.add(t, product, out=t)
-
-
-def _add_compensated(s: Array, errors: Array, x: Array) -> Array:
-    """Return s + x, and add to ``errors`` what that rounds away."""
-    t = s + x
-    errors += np.where(np.abs(s) >= np.abs(x), (s - t) + x, (x - t) + s)
-    return np.asarray(t)

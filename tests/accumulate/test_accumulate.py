@@ -449,7 +449,7 @@ def test_a_state_that_does_not_fit_changes_nothing():
     with pytest.raises(UnknownNameError) as names:
         acc.load_state_dict(other)
     assert str(names.value) == (
-        "load_state_dict: the saved names are not those registered here: it lacks 'b' and it has 'z' too.\n"
+        "load_state_dict: the saved names are not those registered here: it lacks 'b' and it also has 'z'.\n"
         "  Make the accumulator with the parameters, or register the names, that the saved one had."
     )
     with pytest.raises(ArgumentError) as config:

@@ -194,8 +194,8 @@ def test_a_micro_batch_ends_where_it_began():
     with pytest.raises(AccumulationError) as info:
         block.__exit__(None, None, None)
     assert str(info.value) == (
-        "micro_batch(): this block began in another thread or asyncio task than it ends in, where it goes on to "
-        "take gradients.\n  Enter and leave it in one of them; nothing was added."
+        "micro_batch(): this block was entered in another thread or asyncio task, where it still takes "
+        "gradients.\n  Enter and leave it in the same one.  Nothing was added."
     )
     assert acc.stats().window_micro_batches == 0
 
@@ -374,7 +374,7 @@ def test_apply_says_what_it_needs():
     with pytest.raises(AccumulationError, match="has 1 of 2 micro-batches"):
         acc.apply(lambda grads: None)
     acc.flush()
-    with pytest.raises(InputError, match="is no optimiser"):
+    with pytest.raises(InputError, match="is not an optimiser"):
         acc.apply(3)
     with pytest.raises(InputError, match=r"reads the \.grad"):
         acc.apply(SGD([]))

@@ -78,21 +78,8 @@ def test_finite_gradients_with_a_norm_beyond_float64_are_clipped_and_handed_over
     assert halved.last_norm == pytest.approx(1.6e308)
 
 
-def test_weights_that_add_up_beyond_float64_are_refused():
+def test_numbers_beyond_float64_are_refused():
     acc = accumulator("w", accumulation_steps=2)
-    acc.step({"w": [0.0, 0.0]}, weight=1e308)
-    before = frozen(acc)
-    with pytest.raises(ArgumentError) as caught:
-        acc.step({"w": [0.0, 0.0]}, weight=1e308)
-    assert str(caught.value) == (
-        "the weights of this window add up to more than float64 holds: 1e+308 and now 1e+308.\n"
-        "  Weights are numbers of examples or tokens.  Nothing was added."
-    )
-    assert frozen(acc) == before
-    buffer = ad.GradientBuffer((1,))
-    buffer.add([0.0], weight=1e308)
-    with pytest.raises(ArgumentError, match="add up to more"):
-        buffer.add([0.0], weight=1e308)
     with pytest.raises(ArgumentError, match="weight is a finite number from 0, but got one beyond float64"):
         acc.step({"w": [0.0, 0.0]}, weight=10**400)
     for bad in ({"max_grad_norm": 10**400}, {"norm_type": 10**400}):
@@ -105,8 +92,7 @@ def test_registering_again_with_another_dtype_is_refused():
     with pytest.raises(DTypeError) as caught:
         acc.register("w", (2,), np.float64)
     assert str(caught.value) == (
-        "register: 'w' is registered already, and the dtype of its sum takes that of its first gradient, not "
-        "float64."
+        "register: 'w' is registered already; the dtype of its sum is that of its first gradient, not float64."
     )
     acc.step({"w": np.ones(2, np.float32)})
     acc.register("w", (2,))
@@ -185,7 +171,7 @@ def test_a_clip_function_that_changes_nothing_tells_nothing():
 
 
 def test_a_clip_function_that_takes_gradients_away_is_refused():
-    with pytest.raises(InputError, match="clip: the function took 'w' away; it may only replace gradients"):
+    with pytest.raises(InputError, match="clip: the function removed 'w'; it may only replace gradients"):
         one([1.0], clip=lambda g: g.pop("w")).apply(nothing)
 
 
@@ -196,18 +182,16 @@ def test_an_error_in_a_callback_says_what_stands():
     with pytest.raises(ZeroDivisionError) as caught:
         acc.step({"w": [3.0, 4.0]})
     assert caught.value.__notes__ == [
-        "This came from a callback on 'full'; the micro-batch was added and the window is full."
+        "A callback on 'full' raised this; the micro-batch was added and the window is full."
     ]
-    for note in ("the window is whole, and apply() or gradients() may be called again.",
+    for note in ("the window is unchanged, and apply() or gradients() may be called again.",
                  "the update was made and the next window has begun."):  # fmt: skip
         with pytest.raises(ZeroDivisionError) as caught:
             acc.apply(nothing)
         assert caught.value.__notes__[0].endswith(note)
     with pytest.raises(ZeroDivisionError) as caught:
         acc.step({"w": [math.nan, 4.0]})
-    assert caught.value.__notes__ == [
-        "This came from a callback on 'skip'; the micro-batch was left out all the same."
-    ]
+    assert caught.value.__notes__ == ["A callback on 'skip' raised this; the micro-batch was left out."]
 
 
 def test_resetting_a_window_that_has_no_gradient_counts_as_skipped():
@@ -265,8 +249,8 @@ def test_if_the_second_of_two_optimisers_raises_the_first_is_not_called_again():
 
 def test_what_is_no_optimiser_is_refused_before_anything():
     acc, w, v = two_parameters()
-    for bad, message in ((3, "a int is no optimiser"), ([], "the list of optimisers is empty"),
-                         ([ad.optim.SGD([w, v], lr=0.5), None], "a NoneType is no optimiser")):  # fmt: skip
+    for bad, message in ((3, "a int is not an optimiser"), ([], "the list of optimisers is empty"),
+                         ([ad.optim.SGD([w, v], lr=0.5), None], "a NoneType is not an optimiser")):  # fmt: skip
         with pytest.raises(InputError, match=message):
             acc.apply(bad)
     with pytest.raises(InputError, match=r"scaler is an ad.GradScaler, but got int"):
@@ -331,8 +315,8 @@ def test_a_micro_batch_inside_one_of_the_same_accumulator_is_refused():
     ):
         pass
     assert str(caught.value) == (
-        "micro_batch(): another micro-batch of this accumulator is open around this one, and would lose its "
-        "gradients to it.\n  Close it first; several backward() in one block add up."
+        "micro_batch(): a block of this accumulator is open already, and would lose its gradients to this one.\n"
+        "  Close it first; several backward() in one block add up."
     )
     assert acc.stats().total_micro_batches == other.stats().total_micro_batches == 0
 
@@ -408,7 +392,7 @@ def test_a_class_is_no_optimiser():
     acc = one([1.0])
     with pytest.raises(InputError) as caught:
         acc.apply(ad.optim.SGD)
-    assert str(caught.value) == "apply: SGD is a class.  Make an optimiser of it first: SGD(params, lr=…)."
+    assert str(caught.value) == "apply: SGD is a class.  Make an optimiser of it first."
 
 
 def test_a_scaled_window_is_not_applied_without_its_scaler():
@@ -498,10 +482,9 @@ def saved():
         (("window", "micro_batches"), -1, ArgumentError),
         (("window", "micro_batches"), 7, ArgumentError),
         (("window", "micro_batches"), 1.5, ArgumentError),
-        (("window", "added"), 3, ArgumentError),
         (("window", "skipped"), 3, ArgumentError),
         (("window", "closed"), 1, ArgumentError),
-        (("window", "torn"), True, ArgumentError),
+        (("window", "changing"), True, ArgumentError),
         (("window", "norm"), "x", ArgumentError),
         (("window", "open"), ["zzz"], UnknownNameError),
         (("window", "open"), "a", ArgumentError),
@@ -511,18 +494,16 @@ def saved():
         (("window", "first"), 1, ArgumentError),
         (("window",), {}, ArgumentError),
         (("window",), 3, ArgumentError),
-        (("totals", "updates"), -1, ArgumentError),
-        (("totals", "updates"), 1.5, ArgumentError),
-        (("buffers", "a", "count"), -1, ArgumentError),
-        (("buffers", "a", "count"), 3, ArgumentError),
-        (("buffers", "a", "count"), "1", ArgumentError),
-        (("buffers", "a", "weight"), math.inf, ArgumentError),
-        (("buffers", "a", "sum"), None, ArgumentError),
+        (("counts", "total_updates"), -1, ArgumentError),
+        (("counts", "total_updates"), 1.5, ArgumentError),
+        (("unit",), -1.0, ArgumentError),
+        (("unit",), "1", ArgumentError),
+        (("buffers", "a", "sum"), None, ShapeError),
+        (("buffers", "a", "errors"), np.zeros(3), ShapeError),
         (("buffers", "a", "sum"), np.zeros(3), ShapeError),
-        (("buffers", "a", "dtype"), None, DTypeError),
         (("buffers", "a", "dtype"), "int8", DTypeError),
         (("buffers", "a", "shape"), ["x"], ShapeError),
-        (("buffers", "a", "rows"), np.array([0, 0]), ShapeError),
+        (("buffers", "a", "rows"), np.array([0, 0]), ArgumentError),
         (("buffers", "a"), {}, ArgumentError),
         (("buffers",), {}, UnknownNameError),
         (("buffers",), 3, ArgumentError),
@@ -550,9 +531,7 @@ def test_what_a_state_lacks_is_named():
         acc.load_state_dict(state)
     with pytest.raises(ArgumentError) as caught:
         ad.GradientBuffer((2,)).load_state_dict({})
-    assert str(caught.value) == (
-        "GradientBuffer: the state is missing keys: 'shape', 'dtype', 'count', 'weight'."
-    )
+    assert str(caught.value) == ("GradientBuffer: the state is missing keys: 'shape', 'dtype'.")
     acc.load_state_dict(saved()[1])
 
 
@@ -561,7 +540,7 @@ def test_rows_that_are_none_are_refused(rows):
     buffer = ad.GradientBuffer((4, 2))
     buffer.add(ad.sparse_gradient([0, 3], np.ones((2, 2)), (4, 2)))
     state = buffer.state_dict()
-    with pytest.raises(ShapeError, match="not those of a float64 table of shape"):
+    with pytest.raises(ShapeError, match=r"the saved (rows|values)"):
         buffer.load_state_dict(state | {"rows": np.array(rows)})
     buffer.load_state_dict(state)
     assert buffer.get()[:, 0].tolist() == [1.0, 0.0, 0.0, 1.0]
@@ -572,23 +551,3 @@ def test_sums_of_another_dtype_are_refused():
     saved.add([1.0])
     with pytest.raises(DTypeError, match="saved with float64 sums, but here they are float32"):
         ad.GradientBuffer((1,), np.float32).load_state_dict(saved.state_dict())
-
-
-def test_a_state_from_before_later_fields_loads():
-    acc, state = saved()
-    for name in ("skipped", "norm", "clipped_norm", "told"):
-        del state["window"][name]
-    acc.load_state_dict(state)
-    assert acc.stats().window_micro_batches == 2
-
-
-def test_an_older_state_that_was_divided_but_not_clipped_is_refused():
-    acc, state = saved()
-    state["window"] |= {"finished": True, "clipped": False}
-    acc.load_state_dict(state)  # without a clip function it is all there
-    clipping = ad.GradientAccumulator(acc.config, clip=lambda grads: None)
-    for name in acc.names:
-        clipping.register(name, state["buffers"][name]["shape"])
-    with pytest.raises(ArgumentError, match="divided, but not yet clipped"):
-        clipping.load_state_dict(state)
-    clipping.load_state_dict({**state, "window": state["window"] | {"clipped": True}})

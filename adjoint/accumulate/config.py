@@ -1,0 +1,234 @@
+"""Options, statistics and events of an accumulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from adjoint.accumulate.arrays import checked_sum_dtype, whole
+from adjoint.core.node import Handle, HookList
+from adjoint.errors import AdjointError, ArgumentError, InputError
+from adjoint.grads.norm import check_max_norm, check_norm_order
+
+__all__ = ["AccumulationConfig", "AccumulationEvent", "AccumulationStats", "Listeners"]
+
+_WORDS = {"nonfinite": ("raise", "skip", "skip_window", "allow"), "reduction": ("mean", "sum")}
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulationConfig:
+    """How gradients of micro-batches become the gradient of the whole batch.
+
+    Parameters
+    ----------
+    accumulation_steps : int
+        Number of micro-batches of a window.
+    normalize : bool
+        Whether to divide the sums by the weight of the window.
+    max_grad_norm : float or None
+        Bound on the global norm of the normalised gradient.  None does not clip.
+    dtype : dtype or None
+        Dtype of the sums.  None uses the dtype of the gradients, at least float32.
+    nonfinite : str
+        What to do with a micro-batch that has a NaN or an infinity.  ``"raise"`` raises and adds nothing;
+        ``"skip"`` leaves out the micro-batch and its weight; ``"skip_window"`` makes no update from the
+        window; ``"allow"`` adds it.
+    compensated : bool
+        Whether to sum the rounding errors as well, for very long windows.
+    reduction : str
+        What a loss is: the ``"mean"`` over its micro-batch, so that the gradient is Σ nᵢ·gᵢ / Σ nᵢ with the
+        weights nᵢ, or the ``"sum"``, so that it is Σ gᵢ / Σ nᵢ.
+    norm_type : float
+        Order of the norm; ``math.inf`` is allowed.
+
+    Examples
+    --------
+    >>> AccumulationConfig(accumulation_steps=8).effective_batch_size(32)
+    256
+    """
+
+    accumulation_steps: int = 4
+    normalize: bool = True
+    max_grad_norm: float | None = None
+    dtype: Any = None
+    nonfinite: str = "raise"
+    compensated: bool = False
+    reduction: str = "mean"
+    norm_type: float = 2.0
+
+    def __post_init__(self) -> None:
+        steps = whole("accumulation_steps is a whole number from 1", self.accumulation_steps, 1)
+        object.__setattr__(self, "accumulation_steps", steps)
+        for name in ("normalize", "compensated"):
+            if not isinstance(getattr(self, name), bool):
+                raise ArgumentError(f"{name} is True or False, but got {getattr(self, name)!r}.")
+        for name, words in _WORDS.items():
+            if getattr(self, name) not in words:
+                known = ", ".join(map(repr, words))
+                raise ArgumentError(f"{name} is one of {known}, but got {getattr(self, name)!r}.")
+        if self.max_grad_norm is not None:
+            object.__setattr__(self, "max_grad_norm", check_max_norm(self.max_grad_norm, "max_grad_norm"))
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", checked_sum_dtype("dtype", self.dtype))
+        try:
+            check_norm_order(self.norm_type)
+        except AdjointError as error:
+            raise ArgumentError(f"norm_type: {error}") from None
+
+    @classmethod
+    def _of(cls, config: Any, options: dict[str, Any]) -> AccumulationConfig:
+        """Return the given config, or one made of options."""
+        if config is not None and options:
+            raise ArgumentError(
+                f"GradientAccumulator: give a config or options, not both: {', '.join(sorted(options))}."
+            )
+        if config is not None and not isinstance(config, AccumulationConfig):
+            raise InputError(
+                f"config is an AccumulationConfig, but got {type(config).__name__}.\n"
+                "  The number of micro-batches is accumulation_steps=…."
+            )
+        known = [f.name for f in fields(cls)]
+        unknown = [name for name in options if name not in known]
+        if unknown:
+            raise ArgumentError(
+                f"GradientAccumulator has no option {', '.join(map(repr, unknown))}.\n"
+                f"  It has {', '.join(known)} and clip."
+            )
+        return cls(**options) if config is None else config
+
+    def effective_batch_size(self, micro: int) -> int:
+        """Return the size of the batch that a window stands for.
+
+        Parameters
+        ----------
+        micro : int
+            Number of examples of a micro-batch.
+
+        Returns
+        -------
+        int
+            That number times ``accumulation_steps``.
+        """
+        return whole("the size of a micro-batch is a whole number from 0", micro, 0) * self.accumulation_steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**values, "dtype": None if self.dtype is None else self.dtype.name}
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulationStats:
+    """Counts since the accumulator was made, and the state of its window.
+
+    Parameters
+    ----------
+    total_micro_batches : int
+        Micro-batches, including skipped ones.
+    total_updates : int
+        Updates.
+    accumulation_steps : int
+        Micro-batches of a full window.
+    registered_params : int
+        Registered parameters.
+    total_param_elements : int
+        Elements of all of them.
+    skipped_micro_batches : int
+        Micro-batches left out because they were not finite.
+    skipped_windows : int
+        Windows that made no update.
+    dropped_windows : int
+        Windows discarded by ``drop``.
+    clipped_windows : int
+        Windows whose gradient was clipped.
+    window_micro_batches : int
+        Micro-batches of the present window.
+    window_weight : float
+        Weight of the present window.
+    """
+
+    total_micro_batches: int
+    total_updates: int
+    accumulation_steps: int
+    registered_params: int
+    total_param_elements: int
+    skipped_micro_batches: int
+    skipped_windows: int
+    dropped_windows: int
+    clipped_windows: int
+    window_micro_batches: int
+    window_weight: float
+
+    def effective_batch_multiplier(self) -> int:
+        """Return how many micro-batches make a batch."""
+        return self.accumulation_steps
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulationEvent:
+    """An event of an accumulator, given to the callbacks of ``GradientAccumulator.on``.
+
+    Parameters
+    ----------
+    kind : str
+        ``"full"``: the last micro-batch of the window was added.  ``"clip"``: the gradient was clipped.
+        ``"skip"``: a micro-batch or a window was left out.  ``"update"``: an update was made.
+    micro_batches : int
+        Micro-batches of the window.
+    weight : float
+        Weight of the window.
+    norm : float or None
+        Norm of the gradient before clipping, if it was computed.
+    clipped_norm : float or None
+        Norm after clipping, if the gradient was clipped.
+    names : tuple of str
+        Parameters whose gradients were not finite, of ``"skip"``.
+    window : bool
+        Whether a whole window was left out, of ``"skip"``.
+    """
+
+    kind: str
+    micro_batches: int
+    weight: float
+    norm: float | None = None
+    clipped_norm: float | None = None
+    names: tuple[str, ...] = ()
+    window: bool = False
+
+
+# what holds although a callback raised
+_NOTES = {
+    "full": "the micro-batch was added and the window is full.",
+    "clip": "the window is unchanged, and apply() or gradients() may be called again.",
+    "skip": "the {} was left out.",
+    "update": "the update was made and the next window has begun.",
+}
+
+
+class Listeners:
+    """Callbacks by the kind of event."""
+
+    def __init__(self) -> None:
+        self._lists = {kind: HookList() for kind in _NOTES}
+
+    def add(self, kind: str, callback: Callable[[AccumulationEvent], None]) -> Handle:
+        """Register a callback for a kind of event; the handle removes it."""
+        if kind not in self._lists:
+            raise ArgumentError(f"events are {', '.join(map(repr, self._lists))}, but got {kind!r}.")
+        if not callable(callback):
+            raise ArgumentError(f"a callback is a function, but got {type(callback).__name__}.")
+        return self._lists[kind].add(callback)
+
+    def send(self, kind: str, of: Any, **facts: Any) -> None:
+        """Call the callbacks of a kind, in the order of registration, with an event of a window."""
+        if not self._lists[kind].hooks:
+            return
+        event = AccumulationEvent(kind, of.micro_batches, of.weight, **facts)
+        for callback in self._lists[kind].snapshot():
+            try:
+                callback(event)
+            except Exception as error:
+                what = "window" if event.window else "micro-batch"
+                error.add_note(f"A callback on {kind!r} raised this; {_NOTES[kind].format(what)}")
+                raise
