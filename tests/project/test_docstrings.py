@@ -14,7 +14,6 @@ import adjoint
 
 # Modules, by prefix, whose docstrings do not have sections yet.
 PENDING: tuple[str, ...] = (
-    "adjoint.accumulate",
     "adjoint.core",
     "adjoint.optim",
     "adjoint.train",
