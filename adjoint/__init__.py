@@ -83,7 +83,7 @@ from adjoint.ops.shape import *
 if TYPE_CHECKING:
     from adjoint import distributed, nn, optim, random, testing, train
     from adjoint.accumulate.accumulator import GradientAccumulator
-    from adjoint.accumulate.config import AccumulationConfig, AccumulationEvent, AccumulationStats
+    from adjoint.accumulate.options import AccumulationConfig, AccumulationEvent, AccumulationStats
     from adjoint.accumulate.sums import GradientBuffer
     from adjoint.compiler.compile import compile
     from adjoint.grads.clip import (
@@ -219,9 +219,9 @@ _LATER = {
     "clip_grad_norm_by_group": "adjoint.grads.clip",
     "clip_grad_value": "adjoint.grads.clip",
     "GradScaler": "adjoint.grads.scaler",
-    "AccumulationConfig": "adjoint.accumulate.config",
-    "AccumulationEvent": "adjoint.accumulate.config",
-    "AccumulationStats": "adjoint.accumulate.config",
+    "AccumulationConfig": "adjoint.accumulate.options",
+    "AccumulationEvent": "adjoint.accumulate.options",
+    "AccumulationStats": "adjoint.accumulate.options",
     "compile": "adjoint.compiler.compile",
     "vmap": "adjoint.transforms.batch",
     "checkpoint": "adjoint.transforms.recompute",

@@ -15,9 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.accumulate.arrays import checked_weight, listed, sum_dtype
-from adjoint.accumulate.config import AccumulationConfig, AccumulationEvent, AccumulationStats, Listeners
-from adjoint.accumulate.doors import MicroBatch, clip_by, hand_over, named_params, optimizers_of, shown, split
+from adjoint.accumulate.doors import (
+    MicroBatch,
+    clip_by,
+    hand_over,
+    named_params,
+    optimizers_of,
+    shown,
+    split_batch,
+)
+from adjoint.accumulate.foreign import checked_weight, quoted, sum_dtype
+from adjoint.accumulate.options import AccumulationConfig, AccumulationEvent, AccumulationStats, Listeners
 from adjoint.accumulate.sums import Sums
 from adjoint.core.node import Handle
 from adjoint.core.tensor import Tensor
@@ -290,10 +298,10 @@ class GradientAccumulator:
         unknown = [name for name in gradients if name not in known]
         if unknown:
             near = [match for name in unknown[:3] for match in get_close_matches(str(name), list(known), 1)]
-            meant = f"\n  Is it {listed(near)}?" if near else ""
+            meant = f"\n  Is it {quoted(near)}?" if near else ""
             raise UnknownNameError(
-                f"no parameter is registered as {listed(unknown)}.  Nothing was added.{meant}\n"
-                f"  Registered: {listed(known) if known else 'none; call register(name, shape) first'}."
+                f"no parameter is registered as {quoted(unknown)}.  Nothing was added.{meant}\n"
+                f"  Registered: {quoted(known) if known else 'none; call register(name, shape) first'}."
             )
         if not gradients:
             raise NoGradientError("this micro-batch has no gradients.  Was backward called?")
@@ -315,7 +323,7 @@ class GradientAccumulator:
         if bad and (policy == "raise" or (policy == "skip" and single)):
             window.changing = False
             raise NonFiniteError(
-                f"this micro-batch has gradients that are not finite: {listed(bad)}.  Nothing was added.\n"
+                f"this micro-batch has gradients that are not finite: {quoted(bad)}.  Nothing was added.\n"
                 f'  ad.detect_anomaly() finds the op that made them; nonfinite="skip{"_window" * scaled}" '
                 + ("lets the GradScaler lower its scale." if scaled else "leaves them out.")
             )
@@ -611,7 +619,7 @@ class GradientAccumulator:
         if beyond and policy == "raise" and scaler is None:
             raise NonFiniteError(
                 f"apply: gradients that are finite as sums are not in the dtype of their parameter: "
-                f"{listed(beyond)}.\n  Clip them (max_grad_norm), or keep the parameters in a wider dtype."
+                f"{quoted(beyond)}.\n  Clip them (max_grad_norm), or keep the parameters in a wider dtype."
             )
         return not beyond
 
@@ -638,7 +646,7 @@ class GradientAccumulator:
         >>> [len(xb) for xb, yb in acc.split((np.zeros((5, 2)), np.zeros(5)), 3)]
         [3, 2]
         """
-        return split(self, batch, size)
+        return split_batch(self, batch, size)
 
     def stats(self) -> AccumulationStats:
         """Return counts since the beginning, and the state of the window."""
@@ -731,8 +739,8 @@ class GradientAccumulator:
             sums.register(name, t.shape, self._dtype_for(t))
         lacks, has = sums.slots.keys() - saved.keys() - self._unfrozen, saved.keys() - sums.slots.keys()
         if lacks or has:
-            parts = [f"it lacks {listed(sorted(lacks))}"] * bool(lacks)
-            parts += [f"it also has {listed(sorted(has))}"] * bool(has)
+            parts = [f"it lacks {quoted(sorted(lacks))}"] * bool(lacks)
+            parts += [f"it also has {quoted(sorted(has))}"] * bool(has)
             raise UnknownNameError(
                 f"load_state_dict: the saved names are not those registered here: {' and '.join(parts)}.\n"
                 "  Make the accumulator with the parameters, or register the names, that the saved one had."
@@ -771,7 +779,7 @@ def _check_like(saved: Mapping[str, Any], like: Mapping[str, Any], what: str) ->
     """Raise unless saved values are flags, counts, weights, names, or norms or None, as in ``like``."""
     if saved.keys() != like.keys():
         raise ArgumentError(
-            f"{what} has missing or unknown keys: {listed(sorted(saved.keys() ^ like.keys()))}."
+            f"{what} has missing or unknown keys: {quoted(sorted(saved.keys() ^ like.keys()))}."
         )
     for key, value in saved.items():
         own = like[key]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adjoint import tree
-from adjoint.accumulate.arrays import checked_weight, gradient_array, listed, sum_dtype, whole
+from adjoint.accumulate.foreign import checked_weight, checked_whole, gradient_array, quoted, sum_dtype
 from adjoint.accumulate.sums import Sums
 from adjoint.config import special
 from adjoint.core.convert import asarray
@@ -40,7 +40,7 @@ from adjoint.grads.store import Gradients
 if TYPE_CHECKING:
     from adjoint.accumulate.accumulator import GradientAccumulator
 
-__all__ = ["MicroBatch", "clip_by", "hand_over", "named_params", "optimizers_of", "shown", "split"]
+__all__ = ["MicroBatch", "clip_by", "hand_over", "named_params", "optimizers_of", "shown", "split_batch"]
 
 
 def named_params(params: Any) -> list[tuple[str, Tensor]]:
@@ -183,9 +183,9 @@ def _sum(before: Any, g: Any) -> Any:
     return g if type(g) is SparseRows else np.asarray(g)
 
 
-def split(accumulator: GradientAccumulator, batch: Any, size: int) -> Iterator[Any]:
+def split_batch(accumulator: GradientAccumulator, batch: Any, size: int) -> Iterator[Any]:
     """Return the pieces of a batch; ``accumulator._short`` says when one is shorter than those before it."""
-    size = whole("split: size is a whole number from 1", size, 1)
+    size = checked_whole("split: size is a whole number from 1", size, 1)
     arrays, structure = tree.flatten(batch)
     for a in arrays:
         if not getattr(a, "shape", ()):
@@ -298,7 +298,7 @@ def _refuse_to_lose(optimizers: list[Any], params: Mapping[str, Tensor], grads: 
         )
     if updated and lost:
         raise InputError(
-            f"apply: no optimiser updates {listed(lost)}, so these gradients would be lost.\n"
+            f"apply: no optimiser updates {quoted(lost)}, so these gradients would be lost.\n"
             "  Give all optimisers at once, apply([one, other]); or leave these parameters out of the "
             "accumulator."
         )
@@ -316,7 +316,7 @@ class NamedGradients(Gradients):
 
     def _tensor(self, key: Any) -> Any:
         if isinstance(key, str) and key not in self._names:
-            known = listed(self._names)
+            known = quoted(self._names)
             raise UnknownNameError(f"no parameter is registered as {key!r}.\n  Registered: {known}.")
         return self._names[key] if isinstance(key, str) else key
 
@@ -359,7 +359,7 @@ def clip_by(
         clip(given)
     missing = [name for name in found if name not in given]
     if missing:
-        raise InputError(f"clip: the function removed {listed(missing)}; it may only replace gradients.")
+        raise InputError(f"clip: the function removed {quoted(missing)}; it may only replace gradients.")
     clipped = {}
     for name, old in found.items():
         clipped[name] = g = gradient_array(f"clip: {name!r}", given[name])

@@ -16,7 +16,13 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from adjoint.accumulate.arrays import checked_sum_dtype, checked_weight, gradient_array, sum_dtype, whole
+from adjoint.accumulate.foreign import (
+    checked_sum_dtype,
+    checked_weight,
+    checked_whole,
+    gradient_array,
+    sum_dtype,
+)
 from adjoint.core.shapes import checked_shape
 from adjoint.core.sparse import SparseRows
 from adjoint.core.spread import SHARED, pieces, scratch, spread, threads_for
@@ -589,7 +595,7 @@ class GradientBuffer:
             The state does not fit.  Nothing was changed.
         """
         new = self._sums.loaded({self.name: state}, state.get("unit", 1.0))
-        count = whole(f"{self.name}: count is a whole number from 0", state.get("count"))
+        count = checked_whole(f"{self.name}: count is a whole number from 0", state.get("count"))
         weight = checked_weight(state.get("weight"), f"{self.name}: weight")
         self._sums, self._slot, self.count, self.weight = new, new.slots[self.name], count, weight
 

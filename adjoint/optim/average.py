@@ -14,7 +14,7 @@ from adjoint.core.lifted import tracing
 from adjoint.core.namespace import dyn
 from adjoint.core.tensor import Tensor, differentiable, writable
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
-from adjoint.optim.optimizer import check_range, listed
+from adjoint.optim.optimizer import check_range, parameter_list
 
 __all__ = ["EMA"]
 
@@ -37,7 +37,7 @@ class EMA:
     def __init__(self, params: Iterable[Tensor] | Mapping[str, Tensor], decay: float = 0.999) -> None:
         check_range("decay", decay, 0.0, 1.0)
         self.decay = float(decay)
-        self.params: list[Tensor] = listed("EMA", params)
+        self.params: list[Tensor] = parameter_list("EMA", params)
         for i, p in enumerate(self.params):
             if not isinstance(p, Tensor):
                 raise InputError(f"EMA: parameters are tensors, but params[{i}] is a {type(p).__name__}.")

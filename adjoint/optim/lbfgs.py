@@ -16,7 +16,7 @@ from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor, writable
 from adjoint.errors import ArgumentError, InputError, NoGradientError, NonFiniteError, ShapeError
 from adjoint.grads.slots import drop
-from adjoint.optim.optimizer import check_range, listed
+from adjoint.optim.optimizer import check_range, parameter_list
 
 __all__ = ["LBFGS"]
 
@@ -51,7 +51,7 @@ class LBFGS:
         tolerance_grad: float = 1e-7,
         tolerance_change: float = 1e-12,
     ) -> None:
-        self.params: list[Tensor] = listed("LBFGS", params)
+        self.params: list[Tensor] = parameter_list("LBFGS", params)
         for p in self.params:
             if isinstance(p, Mapping):
                 raise InputError("LBFGS: there are no groups here: give a list of all parameters.")

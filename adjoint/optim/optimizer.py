@@ -56,7 +56,7 @@ class Optimizer:
         self.groups: list[Group] = []
         self._paused = False  # whether the rate of all is 0 because lr was set to 0
         self._complex = False  # whether a parameter is
-        given = listed(type(self).__name__, params)
+        given = parameter_list(type(self).__name__, params)
         if not given:
             raise InputError(
                 f"{type(self).__name__}: no parameters to optimise.\n"
@@ -146,7 +146,7 @@ class Optimizer:
                 f'{type(self).__name__}: a group is {{"params": [...], "lr": ...}}, but this one {what}.'
             )
         params = group["params"]
-        params = [params] if isinstance(params, Tensor) else listed(type(self).__name__, params)
+        params = [params] if isinstance(params, Tensor) else parameter_list(type(self).__name__, params)
         self._refuse_unknown(set(group) - {"params", "names"})
         taken = {id(p) for g in self.groups for p in g.params}
         for i, p in enumerate(params):
@@ -398,7 +398,7 @@ def _found(grads: Mapping[Any, Any], p: Tensor) -> Any:
     return grads.get(p) if g is None and isinstance(grads, dict) else g
 
 
-def listed(kind: str, params: Any) -> list[Any]:
+def parameter_list(kind: str, params: Any) -> list[Any]:
     """Return parameters, or groups of them, as a list; a module, one tensor, or no list raises."""
     if callable(getattr(params, "parameters", None)):
         empty = "" if list(params.parameters()) else "\n  It has none: use nn.ModuleList for lists of layers."

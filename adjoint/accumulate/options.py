@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from adjoint.accumulate.arrays import checked_sum_dtype, whole
+from adjoint.accumulate.foreign import checked_sum_dtype, checked_whole
 from adjoint.core.node import Handle, HookList
 from adjoint.errors import AdjointError, ArgumentError, InputError
 from adjoint.grads.norm import check_max_norm, check_norm_order
@@ -58,7 +58,7 @@ class AccumulationConfig:
     norm_type: float = 2.0
 
     def __post_init__(self) -> None:
-        steps = whole("accumulation_steps is a whole number from 1", self.accumulation_steps, 1)
+        steps = checked_whole("accumulation_steps is a whole number from 1", self.accumulation_steps, 1)
         object.__setattr__(self, "accumulation_steps", steps)
         for name in ("normalize", "compensated"):
             if not isinstance(getattr(self, name), bool):
@@ -110,7 +110,10 @@ class AccumulationConfig:
         int
             That number times ``accumulation_steps``.
         """
-        return whole("the size of a micro-batch is a whole number from 0", micro, 0) * self.accumulation_steps
+        return (
+            checked_whole("the size of a micro-batch is a whole number from 0", micro, 0)
+            * self.accumulation_steps
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""

@@ -14,7 +14,7 @@ from adjoint.core.sparse import SparseGradient, SparseRows
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import ArgumentError, DTypeError, InputError
 
-__all__ = ["checked_sum_dtype", "checked_weight", "gradient_array", "listed", "sum_dtype", "whole"]
+__all__ = ["checked_sum_dtype", "checked_weight", "checked_whole", "gradient_array", "quoted", "sum_dtype"]
 
 Array = ndarray[Any, Any]
 
@@ -147,14 +147,14 @@ def _foreign_rows(what: str, value: Any) -> SparseRows:
     return SparseRows(indices[0].astype(np.intp), values, tuple(value.shape), unique=True)
 
 
-def whole(what: str, value: Any, least: int = 0) -> int:
+def checked_whole(what: str, value: Any, least: int = 0) -> int:
     """Return a whole number that is not below ``least``; otherwise raise."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ArgumentError(f"{what}, but got {value!r}.")
     return int(value)
 
 
-def listed(names: Iterable[str]) -> str:
+def quoted(names: Iterable[str]) -> str:
     """Return names for a message, at most twelve."""
     shown = [repr(n) for n in names]
     return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "")
