@@ -59,14 +59,12 @@ class Op:
     blank: tuple[Any, ...] = field(init=False)
     differentiable: bool = field(init=False)
     saves_any: bool = field(init=False)
-    plain: bool = field(init=False)  # one output, and no special case of the engine
     pointwise: bool = field(init=False)  # each element of the gradient depends only on the same element of g
     _split: dict[tuple[int, int], Split] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.unsaved = Spec(self.name, (), None)
         self.blank = (self.unsaved,) * (self.arity or 0)
-        self.plain = self.outputs == 1 and self.name != "output"
         self.pointwise = self.kind == "elementwise" and self.outputs == 1 and not self.selects
         self.saves_any = self.saves_out or any(self.saves_args)
         self.differentiable = self.joint is not None or any(r is not None for r in self.rules)

@@ -402,4 +402,5 @@ PICK = Op(
     reads=((frozenset(), False),),
     params=("index",),
     doc="One output of an op that has several; the engine passes its gradient on by index.",
+    places=True,
 )

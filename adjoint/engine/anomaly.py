@@ -82,20 +82,19 @@ def is_on() -> bool:
     return bool(special.count) and record.anomaly.get()
 
 
-def check_pulled(node: Node, pulled: list[Any]) -> None:
-    """Raise if a gradient that an op passes on is not finite."""
-    for i, gp in enumerate(pulled):
-        data = gp._data if isinstance(gp, Tensor) else gp
-        data = data.values if type(data) is SparseRows else data
-        if data is None or not isinstance(data, (np.ndarray, np.generic)) or np.isfinite(data).all():
-            continue
-        what = "NaN" if np.isnan(data).any() else "inf"
-        extra = node.extra
-        where = extra.where if extra is not None and extra.where else "a line outside detect_anomaly"
-        inputs = f"\n  Its inputs:\n{extra.inputs}" if extra is not None and extra.inputs else ""
-        raise AnomalyError(
-            f"{node.op.name!r} produced {what} in its backward pass, in the gradient of its argument "
-            f"{node.op.arg_name(i)!r} of shape {data.shape}: "
-            f"{data.size - np.isfinite(data).sum()} of {data.size} elements are not finite.{inputs}"
-            f"\n  Recorded at {where}"
-        )
+def check_pulled(node: Node, i: int, gp: Any) -> None:
+    """Raise if the gradient that an op passes to its argument ``i`` is not finite."""
+    data = gp._data if isinstance(gp, Tensor) else gp
+    data = data.values if type(data) is SparseRows else data
+    if not isinstance(data, (np.ndarray, np.generic)) or np.isfinite(data).all():
+        return
+    what = "NaN" if np.isnan(data).any() else "inf"
+    extra = node.extra
+    where = extra.where if extra is not None and extra.where else "a line outside detect_anomaly"
+    inputs = f"\n  Its inputs:\n{extra.inputs}" if extra is not None and extra.inputs else ""
+    raise AnomalyError(
+        f"{node.op.name!r} produced {what} in its backward pass, in the gradient of its argument "
+        f"{node.op.arg_name(i)!r} of shape {data.shape}: "
+        f"{data.size - np.isfinite(data).sum()} of {data.size} elements are not finite.{inputs}"
+        f"\n  Recorded at {where}"
+    )

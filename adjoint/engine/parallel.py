@@ -24,12 +24,10 @@ import numpy as np
 
 from adjoint.core.namespace import raw
 from adjoint.core.node import Node
-from adjoint.core.record import PICK
 from adjoint.engine.plan import Plan
-from adjoint.engine.pull import add_output, contribute
+from adjoint.engine.pull import contribute
 from adjoint.engine.run import Run
 from adjoint.engine.serial import run_serial
-from adjoint.engine.zeros import cleaned
 from adjoint.errors import WorkerError
 
 __all__ = ["WAITING_BYTES", "run_parallel"]
@@ -211,15 +209,13 @@ class _Crew:
         """Put the leaves into the order in which one thread would have found them."""
         run = self.run
         found, run.grads = run.grads, {}
-        events = self.plan.ready
-        for i, node in enumerate(self.order):
-            for target in () if events else self.edges[i]:
+        for row in self.edges:
+            for target in row:
                 if target is None or target[0].index >= 0 or target[0].key in self.seeded:
                     continue
-                if target[1] == target[0].first:
-                    _move(target[0].key, found, run.grads)
-            for leaf in events.get(node, ()):
-                _move(leaf, found, run.grads)
+                inbox, position = target
+                if position == inbox.first and inbox.key in found:
+                    run.grads[inbox.key] = found.pop(inbox.key)
         run.grads = {**found, **run.grads}  # a leaf that is a root came first
 
     # What each worker does ------------------------------------------------------------------
@@ -295,27 +291,26 @@ class _Crew:
         g = run.grads.pop(node, None)
         pulled: list[Any] | None = None
         if g is not None:
+            zeros = run.zeros.pop(node, None)
             if node.extra is None:
-                g, zeros = run.arrive(node, g)
+                g, zeros = run.arrive(node, g, zeros)
             else:
                 with self.user_code:
                     if self.stopped:
                         return self.next_node(me)
-                    g, zeros = run.arrive(node, g)
-            if node.op is PICK:
-                pulled = [(node, cleaned(run.xp, g, zeros), zeros)]
-            else:
-                pulled = run.pass_through(node, g, zeros, self.plan.needed)
+                    g, zeros = run.arrive(node, g, zeros)
+            pulled = [None] * len(node.parents)
+            run.step(run, node, g, zeros, self.plan.needed, pulled)
         del g
         complete = self.deliver(index, pulled)
         del pulled
-        if self.plan.ready:
+        if self.plan.events:
             for inbox in complete:
-                if inbox.index < 0 and inbox.first >= 0 and type(inbox.key) is not Node:
+                if inbox.index < 0 and type(inbox.key) is not Node and inbox.key not in self.seeded:
                     with self.user_code:
                         if self.stopped:
                             return self.next_node(me)
-                        run.leaf_ready(inbox.key)
+                        run.finish_leaf(inbox.key)
         following = self.finish(me, index, complete)
         return following if following >= 0 else self.next_node(me)
 
@@ -379,14 +374,9 @@ class _Crew:
 
     def sum_up(self, key: Any, batch: Sequence[Any]) -> None:
         """Add contributions, in order, to what a node or leaf has: exactly as in one thread."""
-        run = self.run
         for gp in batch:
-            if gp is None:
-                continue
-            if type(gp) is tuple:
-                add_output(run, *gp)
-            else:
-                contribute(run, key, gp)
+            if gp is not None:
+                contribute(self.run, key, gp)
 
     def finish(self, me: int, index: int, complete: list[_Inbox]) -> int:
         """Note that a node is done; take one of the nodes that are ready now, offer the others."""
@@ -504,11 +494,4 @@ def _wired(plan: Plan) -> tuple[list[Node], dict[Any, _Inbox], _Edges]:
 
 
 def _nbytes(gp: Any) -> int:
-    if type(gp) is tuple:
-        gp = gp[1]
     return 0 if gp is None else int(gp.nbytes)
-
-
-def _move(key: Any, found: dict[Any, Any], to: dict[Any, Any]) -> None:
-    if key in found:
-        to[key] = found.pop(key)

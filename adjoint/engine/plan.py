@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -19,19 +19,23 @@ class Plan:
     ``order`` has every node once, later recorded first: so a node comes after all its consumers,
     and contributions to a tensor are summed later consumers first, whatever runs them.
     ``needed`` are the nodes and leaves through which gradients must flow, or None for all.
-    ``ready`` tells after which node a leaf that has hooks is complete.
+    ``events`` says that leaves are finished during the run, as soon as they are complete.  ``pending`` then
+    has the number of edges to each leaf; a root that is a leaf has one more.
     """
 
-    __slots__ = ("needed", "order", "ready")
+    __slots__ = ("events", "needed", "order", "pending")
 
-    def __init__(self, order: list[Node], needed: set[Any] | None) -> None:
+    def __init__(
+        self, order: list[Node], needed: set[Any] | None, events: bool, pending: dict[Any, int]
+    ) -> None:
         self.order = order
         self.needed = needed
-        self.ready: dict[Node, list[Any]] = {}
+        self.events = events
+        self.pending = pending
 
 
 def make_plan(
-    roots: Iterable[Any],
+    roots: Sequence[Any],
     targets: Iterable[Any] | None = None,
     *,
     events: bool = False,
@@ -41,16 +45,19 @@ def make_plan(
 ) -> Plan:
     """Plan the run from ``roots`` (nodes or leaves) to all leaves, or to ``targets`` alone.
 
-    With ``events`` every leaf gets an entry in ``ready``, not only those that have hooks.
+    With ``events``, or if a leaf has hooks, leaves are finished during the run.
     ``only`` are the numbers of the nodes that may take part; all others are constants, and the
     run leads to the leaves and to the nodes in ``watched``.  Constants, too, are the ancestors
     with a number below ``since``: what was recorded before a transform began.  A target among
     such nodes is where the run ends: it is not in ``order``.
     """
     order = [r for r in dict.fromkeys(roots) if type(r) is Node]
+    pending: dict[Any, int] = {}
+    if len(order) < len(roots):
+        pending = {r: 1 for r in roots if type(r) is not Node}
+        events = events or any(map(_hooked, pending))
     seen = set(order)
     limited = since or only is not None
-    hooked = events
     for node in order:  # which grows on the way
         for parent in node.parents:
             if type(parent) is Node:
@@ -61,17 +68,21 @@ def make_plan(
                 seen.add(parent)
                 order.append(parent)
             elif parent is not None:
-                extra = parent._extra
-                if extra is not None and (extra.hooks is not None or extra.post_hooks is not None):
-                    hooked = True
+                if events:
+                    pending[parent] = pending.get(parent, 0) + 1
+                elif parent._extra is not None and _hooked(parent):  # from the beginning, with events
+                    return make_plan(roots, targets, events=True, only=only, watched=watched, since=since)
     order.sort(key=_seq, reverse=True)
     if targets is None and only is not None:
         targets = {p for node in order for p in node.parents if not isinstance(p, Node)} - {None}
         targets.update(watched)
-    plan = Plan(order, None if targets is None else _needed(order, set(targets)))
-    if hooked:
-        plan.ready = _last_consumers(order, plan.needed)
-    return plan
+    needed = None if targets is None else _needed(order, set(targets))
+    return Plan(order, needed, events, pending if events else {})
+
+
+def _hooked(leaf: Any) -> bool:
+    extra = leaf._extra
+    return extra is not None and (extra.hooks is not None or extra.post_hooks is not None)
 
 
 def _needed(order: list[Node], needed: set[Any]) -> set[Any]:
@@ -83,16 +94,3 @@ def _needed(order: list[Node], needed: set[Any]) -> set[Any]:
                     needed.add(node)
                     break
     return needed
-
-
-def _last_consumers(order: list[Node], needed: set[Any] | None) -> dict[Node, list[Any]]:
-    ready: dict[Node, list[Any]] = {}
-    seen: set[Any] = set()
-    for node in reversed(order):
-        for parent in node.parents:
-            if parent is None or type(parent) is Node or parent in seen:
-                continue
-            seen.add(parent)
-            if needed is None or parent in needed:
-                ready.setdefault(node, []).append(parent)
-    return ready

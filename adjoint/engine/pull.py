@@ -11,9 +11,11 @@ from adjoint.config import within
 from adjoint.core.lifted import Lifted, Unknown
 from adjoint.core.namespace import Namespace, dyn, raw, rec
 from adjoint.core.node import Node
-from adjoint.core.record import output_node
+from adjoint.core.op import Op
+from adjoint.core.record import PICK, output_node
 from adjoint.core.shapes import reduced_axes
 from adjoint.core.tensor import Tensor, wrap
+from adjoint.engine.anomaly import check_pulled
 from adjoint.engine.rules import on_one_level, unpacked
 from adjoint.engine.zeros import (
     Masked,
@@ -33,108 +35,169 @@ if TYPE_CHECKING:
     from adjoint.engine.run import Run
 
 __all__ = [
-    "Placed",
     "add",
-    "add_output",
     "contribute",
-    "fit",
-    "fitted",
     "joined",
-    "masked",
-    "modified",
     "narrowed",
     "overwritten",
-    "placed",
     "pull",
-    "pull_joint",
+    "pull_checked",
     "release",
-    "released",
     "saved_values",
 ]
 
 
-_F32 = np.dtype(np.float32)
+_F64, _F32 = np.dtype(np.float64), np.dtype(np.float32)
 
 
-def pull(node: Node, g: Any, xp: Namespace, needed: set[Any] | None, zeros: Any = None) -> list[Any]:
-    """Return the contribution to each parent of ``node``, None where none is wanted.
+def pull(run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept: list[Any] | None) -> None:
+    """Take one step: pull the gradient of a node through it and add a contribution to each parent.
 
-    Contributions have the shape and dtype of their parents.  ``zeros`` are those of ``g``, by output where
-    there are several; a contribution that has some is a ``Masked``.
+    A parallel run adds them itself, in the order of the plan: they are put into ``kept``, which has None for
+    each parent.  ``zeros`` are those of ``g``, by output where there are several.  What the node saved is
+    released, unless the run retains it.
     """
-    if needed is not None and needed.isdisjoint(node.parents):
-        return [None] * len(node.parents)  # the gradient of this node itself was asked for
-    op = node.op
-    if op.places and zeros is None and placeable(node) and (xp is raw or isinstance(g, Unknown)):
-        return [Placed(node, g)]
-    values, out = saved_values(node, xp)
-    if op.outputs > 1:
-        conjugate = op.holomorphic and any(dtype.kind == "c" for dtype in node.dtype)
-        given = tuple(None if each is None else xp.conj(each) for each in g) if conjugate else g
-    else:
-        if zeros is not None and not op.pointwise:
-            g = cleaned(xp, g, zeros)
-        conjugate = node.dtype.kind == "c" and op.holomorphic
-        given = xp.conj(g) if conjugate else g
-    parents = node.parents
-    wanted = [p is not None and (needed is None or p in needed) for p in parents]
-    if op.joint is not None:
-        found = pull_joint(node, given, xp, values, out, needed, zeros)
-        wanted = [gp is not None for gp in found]  # a joint rule returns None where nothing flows
-    else:
-        found = [rule(xp, given, out, *values, **node.params) if w else None
-                 for rule, w in zip(op.rules, wanted, strict=True)]  # fmt: skip
-    if zeros is None and not op.selects:
-        return [
-            fitted(node, i, parents[i], gp, xp, conjugate) if w else None
-            for i, (gp, w) in enumerate(zip(found, wanted, strict=True))
-        ]
-    return [
-        masked(node, i, parents[i], g, gp, xp, zeros, conjugate) if w else None
-        for i, (gp, w) in enumerate(zip(found, wanted, strict=True))
-    ]
-
-
-def masked(
-    node: Node, i: int, parent: Any, g: Any, gp: Any, xp: Namespace, zeros: Any, conjugate: bool = False
-) -> Any:
-    """Make what a rule returned for argument ``i`` fit the parent, and attach its zeros."""
-    own: Zeros | None
-    if type(gp) is Masked:  # of a call, which found the zeros itself
-        return fitted(node, i, parent, gp, xp, conjugate)
-    if node.op.pointwise:
-        own = zeros if gp is g else zeros.stain()
-        if getattr(gp, "shape", None) == node.shape != parent.shape:  # elements are summed below
-            gp, own = cleaned(xp, gp, own), reduced((own,), parent.shape)
-        elif getattr(gp, "shape", None) != node.shape:
-            own = None
-    else:
-        own = through(node, i, g, zeros, parent.shape)
-    gp = fitted(node, i, parent, gp, xp, conjugate)
-    # a leaf is the end of the run: zeros that are clean need not be kept
-    return gp if own is None or (type(parent) is not Node and not own.stained) else Masked(gp, own)
-
-
-def saved_values(node: Node, xp: Namespace) -> tuple[tuple[Any, ...], Any]:
-    """Return the arguments and the output as the rules of a node read them in ``xp``."""
-    out = node.out  # before the arguments, which ``release`` drops first, maybe in another thread
+    op, xp, parents = node.op, run.xp, node.parents
+    if needed is not None and needed.isdisjoint(parents):
+        return  # the gradient of this node itself was asked for
+    if op.places and _placed(run, node, g, zeros, kept):
+        return
+    # the output first: another thread that releases the node drops the arguments first
+    out, params, dtype = node.out, node.params, node.dtype
     values = node.args
     if values is None:
         raise released(node)
     if node.versions is not None:
-        _check_versions(node)
+        for t, version in node.versions:
+            if t._version != version:
+                raise modified(node, t)
+    if node.extra is not None or xp is rec:
+        values, out = _read(node, values, out, xp)
+    if zeros is not None and not op.pointwise and op.outputs == 1:
+        g = cleaned(xp, g, zeros)
+    conjugate = dtype is not _F64 and dtype is not _F32 and _conjugates(op, dtype)
+    given = _conj(xp, g) if conjugate else g
+    joint = None if op.joint is None else pull_joint(node, given, xp, values, out, needed, zeros)
+    plain = zeros is None and not op.selects
+    # a call with * costs as much as the rest of the call
+    rules, count = op.rules, 0 if params or joint is not None else len(values)
+    i = -1  # counting by hand: zip and enumerate cost three times as much
+    for parent in parents:
+        i += 1
+        if parent is None or (needed is not None and parent not in needed):
+            continue
+        if count == 2:
+            gp = rules[i](xp, given, out, values[0], values[1])
+        elif count == 1:
+            gp = rules[i](xp, given, out, values[0])
+        elif count == 3:
+            gp = rules[i](xp, given, out, values[0], values[1], values[2])
+        elif joint is None:
+            gp = rules[i](xp, given, out, *values, **params)
+        else:
+            gp = joint[i]
+            if gp is None:
+                continue
+        like = parent if type(parent) is Node else parent._data
+        try:
+            fits = gp.shape == like.shape and gp.dtype is like.dtype and not conjugate
+        except AttributeError:
+            fits = False
+        if not plain or not fits:
+            _give(run, node, i, parent, g, gp, zeros, fits, kept)
+        elif kept is not None:
+            kept[i] = gp
+        elif parent in run.grads:
+            add(run, parent, gp)
+        else:
+            run.grads[parent] = gp
+    if not run.retain and op.saves_any:
+        node.args = node.out = node.versions = None  # the versions hold the tensors
+
+
+def pull_checked(
+    run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept: list[Any] | None
+) -> None:
+    """Do what ``pull`` does, and raise if a contribution is not finite."""
+    found: list[Any] = [None] * len(node.parents)
+    pull(run, node, g, zeros, needed, found)
+    for i, gp in enumerate(found):
+        if type(gp) is Masked:
+            gp.g = cleaned(run.xp, gp.g, gp.zeros)
+        if gp is None:
+            continue
+        if node.op is not PICK:
+            check_pulled(node, i, gp.g if type(gp) in (Masked, Placed) else gp)
+        if kept is None:
+            contribute(run, node.parents[i], gp)
+        else:
+            kept[i] = gp
+
+
+def _give(
+    run: Run, node: Node, i: int, parent: Any, g: Any, gp: Any, zeros: Any, fits: bool, kept: list[Any] | None
+) -> None:
+    """Add what a rule returned for argument ``i`` to its parent: make it fit, and find its zeros."""
+    op, xp = node.op, run.xp
+    own: Zeros | None = None
+    if fits and op.pointwise:
+        if gp.shape == node.shape:
+            own = zeros if gp is g else zeros.stain()
+    elif type(gp) is Masked:  # of a call, which found the zeros itself
+        gp, own = gp.g, gp.zeros
+    elif op.selects or (zeros is not None and not op.pointwise):
+        own = through(node, i, g, zeros, parent.shape)
+    elif zeros is not None and getattr(gp, "shape", None) == node.shape:  # elements are summed below
+        own = zeros if gp is g else zeros.stain()
+        gp, own = cleaned(xp, gp, own), reduced((own,), parent.shape)
+    if not fits:
+        gp = _fitted(node, i, parent, gp, xp)
+    if own is not None and not own.stained and type(parent) is not Node:
+        own = None  # a leaf is the end of the run: zeros that are clean need not be kept
+    if kept is not None:
+        kept[i] = gp if own is None else Masked(gp, own)
+    elif parent in run.grads:
+        add(run, parent, gp, own)
+    else:
+        run.grads[parent] = gp
+        if own is not None:
+            run.zeros[parent] = own
+
+
+def saved_values(node: Node, xp: Namespace) -> tuple[tuple[Any, ...], Any]:
+    """Return the arguments and the output as the rules of a node read them in ``xp``."""
+    out = node.out  # before the arguments, see ``pull``
+    values = node.args
+    if values is None:
+        raise released(node)
+    _check_versions(node)
+    return _read(node, values, out, xp)
+
+
+def _read(node: Node, values: tuple[Any, ...], out: Any, xp: Namespace) -> tuple[tuple[Any, ...], Any]:
     if node.extra is not None and node.extra.packed:
         values, out = unpacked(values), unpacked(out)
     return _attached(node, values, out) if xp is rec else (values, out)
 
 
-def fitted(node: Node, i: int, parent: Any, gp: Any, xp: Namespace, conjugate: bool = False) -> Any:
+def _conjugates(op: Op, dtype: Any) -> bool:
+    """Tell whether the engine conjugates around a rule; ``dtype`` is a tuple for several outputs."""
+    if not op.holomorphic:
+        return False
+    return any(d.kind == "c" for d in dtype) if type(dtype) is tuple else dtype.kind == "c"
+
+
+def _conj(xp: Namespace, g: Any) -> Any:
+    if type(g) is not list:
+        return xp.conj(g)
+    return tuple(None if each is None else xp.conj(each) for each in g)
+
+
+def _fitted(node: Node, i: int, parent: Any, gp: Any, xp: Namespace) -> Any:
     """Make what a rule returned for argument ``i`` fit the parent, or say why it does not."""
-    if type(gp) is Masked:
-        return Masked(fitted(node, i, parent, gp.g, xp, conjugate), gp.zeros)
     if not hasattr(gp, "dtype"):
         raise _no_array(node, i, gp)
-    return fit(node, i, xp.conj(gp) if conjugate else gp, xp, parent)
+    return _fit(node, i, xp.conj(gp) if _conjugates(node.op, node.dtype) else gp, xp, parent)
 
 
 def pull_joint(
@@ -162,7 +225,7 @@ def pull_joint(
     return [gp if want else None for gp, want in zip(grads, wanted, strict=True)]
 
 
-def fit(node: Node, i: int, gp: Any, xp: Namespace, parent: Any) -> Any:
+def _fit(node: Node, i: int, gp: Any, xp: Namespace, parent: Any) -> Any:
     """Un-broadcast a contribution to the shape of its parent and cast it to its dtype."""
     shape = parent.shape
     had = gp.shape
@@ -256,13 +319,14 @@ def add(run: Run, parent: Any, gp: Any, zeros: Zeros | None = None) -> None:
 
 
 class Placed:
-    """A contribution that is ``g`` at an index without repeats, and zero elsewhere."""
+    """A contribution in its place: of an index, or of one output to the node of all outputs."""
 
-    __slots__ = ("g", "node")
+    __slots__ = ("g", "node", "zeros")
 
-    def __init__(self, node: Node, g: Any) -> None:
+    def __init__(self, node: Node, g: Any, zeros: Zeros | None) -> None:
         self.node = node
         self.g = g
+        self.zeros = zeros
 
     @property
     def nbytes(self) -> int:
@@ -273,21 +337,29 @@ class Placed:
 _BASIC = {int, slice, type(Ellipsis), type(None)}
 
 
-def placeable(node: Node) -> bool:
-    """Tell whether the gradient of an index can be added in its place, without zeros around it."""
-    return node.dtype.itemsize != 2 and _BASIC.issuperset(map(type, node.params["key"]))
-
-
-def placed(run: Run, node: Node, g: Any) -> bool:
-    """Add the gradient of an index in its place, if that can be done; tell whether it was."""
-    if (run.zeros and node in run.zeros) or not placeable(node):
+def _placed(run: Run, node: Node, g: Any, zeros: Any, kept: list[Any] | None) -> bool:
+    """Add the gradient of an index, or of one output, in its place; return False where a rule is needed."""
+    if node.op is PICK:
+        g = cleaned(run.xp, g, zeros)
+    elif (
+        zeros is not None
+        or (run.xp is not raw and not isinstance(g, Unknown))
+        or node.dtype.itemsize == 2
+        or not _BASIC.issuperset(map(type, node.params["key"]))
+    ):
         return False
-    place(run, node.parents[0], node, g)
+    if kept is not None:
+        kept[0] = Placed(node, g, zeros)
+    else:
+        _place(run, node.parents[0], node, g, zeros)
     return True
 
 
-def place(run: Run, parent: Any, node: Node, g: Any) -> None:
-    """Add the gradient of an index in its place: many indices cost as much as what they pick."""
+def _place(run: Run, parent: Any, node: Node, g: Any, zeros: Zeros | None) -> None:
+    """Add a gradient in its place: many indices cost as much as what they pick."""
+    if node.op is PICK:
+        _add_output(run, parent, node.params["index"], g, zeros)
+        return
     key = node.params["key"]
     total = run.grads.get(parent)
     if total is None:
@@ -316,11 +388,11 @@ def place(run: Run, parent: Any, node: Node, g: Any) -> None:
 
 
 def contribute(run: Run, parent: Any, gp: Any) -> None:
-    """Add a contribution of any sort to the gradient of ``parent``."""
+    """Add a contribution that ``pull`` kept for a parallel run."""
     if type(gp) is Masked:
         add(run, parent, gp.g, gp.zeros)
     elif type(gp) is Placed:
-        place(run, parent, gp.node, gp.g)
+        _place(run, parent, gp.node, gp.g, gp.zeros)
     else:
         add(run, parent, gp)
 
@@ -331,13 +403,11 @@ def narrowed(xp: Namespace, g: Any, key: Any, wide: set[Any]) -> Any:
     return xp.astype(g, dtype=key.dtype)
 
 
-def add_output(run: Run, node: Node, g: Any, zeros: Zeros | None) -> None:
+def _add_output(run: Run, parent: Any, index: int, g: Any, zeros: Zeros | None) -> None:
     """Add the gradient of one output, which is clean, to the node of all outputs."""
-    parent = node.parents[0]
     slots = run.grads.get(parent)
     if slots is None:
         slots = run.grads[parent] = [None] * parent.op.outputs
-    index = node.params["index"]
     first = slots[index] is None
     slots[index] = g if first else run.xp.add(slots[index], g)
     if zeros is not None and first:
@@ -349,9 +419,7 @@ def add_output(run: Run, node: Node, g: Any, zeros: Zeros | None) -> None:
 def release(node: Node) -> None:
     """Drop what a node saved, arguments first.  A node that saved nothing stays usable."""
     if node.op.saves_any:
-        node.args = None
-        node.out = None
-        node.versions = None  # they hold the tensors
+        node.args = node.out = node.versions = None
 
 
 # What went wrong -----------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def push_forward(
     moving = [(x, seed_at_level(x, t)) for x, t in zip(inputs, tangents, strict=True) if t is not None]
     lifted = any(type(t) is Traced for t in (*roots, *tangents))
     xp = rec if create_graph else dyn if lifted else raw
-    plan = make_plan(map(key_of, roots), [key_of(x) for x, _ in moving], since=since)
+    plan = make_plan([key_of(r) for r in roots], [key_of(x) for x, _ in moving], since=since)
     assert plan.needed is not None
     given: dict[Any, Any] = {key_of(x): t if create_graph else t._data for x, t in moving}
     order = [n for n in reversed(plan.order) if n in plan.needed and n not in given]
@@ -240,8 +240,6 @@ def _elementwise(node: Node, tangents: list[Any], xp: Namespace, values: tuple[A
             continue
         if own_formula:
             term = _real_linear(node, i, t, xp, values, out)
-        elif op.plain:
-            term = op.rules[i](xp, t, out, *values, **node.params)
         else:
             term = call_rule(op, i, xp, t, out, values, node.params)
         total = term if total is None else xp.add(total, term)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from adjoint.config import grad_mode
+from adjoint.config import grad_mode, special
 from adjoint.core.lifted import Lifted
 from adjoint.core.namespace import Namespace, dyn, raw, rec
 from adjoint.core.node import LEAF, Node
@@ -14,12 +14,12 @@ from adjoint.core.tensor import Tensor, Traced
 from adjoint.engine import anomaly
 from adjoint.engine.hooks import run_hooks, run_node_extra
 from adjoint.engine.plan import Plan, make_plan
-from adjoint.engine.pull import Placed, add, narrowed, pull, release
-from adjoint.engine.zeros import Masked, cleaned, of_seed
+from adjoint.engine.pull import add, narrowed, pull, pull_checked
+from adjoint.engine.zeros import cleaned, of_seed
 
 __all__ = ["Run", "differentiate", "key_of", "seed_at_level"]
 
-OnReady = Callable[[Tensor, Any], bool]
+OnReady = Callable[[Tensor, Any], Any]
 
 
 def key_of(t: Tensor) -> Any:
@@ -32,15 +32,18 @@ class Run:
 
     ``grads`` maps nodes and leaves to the gradients that have reached them; at the end only
     leaves remain.  ``captured`` are intermediate nodes whose gradients were asked for.
-    ``retained`` are the gradients of tensors with ``retain_grad``.  ``on_ready`` is called when
-    a leaf is complete; if it returns True it has taken the gradient.
+    ``retained`` are the gradients of tensors with ``retain_grad``.  ``on_ready(leaf, g)`` is called when
+    a leaf is complete, and returns what is left of its gradient: None if it took it.
     """
 
-    __slots__ = ("captured", "grads", "on_ready", "owned", "retain", "retained", "wide", "xp", "zeros")
+    __slots__ = (
+        "captured", "grads", "on_ready", "owned", "retain", "retained", "step", "wide", "xp", "zeros",
+    )  # fmt: skip
 
     def __init__(self, xp: Namespace, retain: bool, on_ready: OnReady | None) -> None:
         self.xp = xp
         self.retain = retain
+        self.step = pull_checked if special.count and anomaly.is_on() else pull
         self.on_ready = on_ready
         self.grads: dict[Any, Any] = {}
         self.owned: set[Any] = set()  # keys whose array the engine made and may add into
@@ -49,39 +52,26 @@ class Run:
         self.captured: dict[Any, Any] = {}
         self.retained: list[tuple[Tensor, Any]] = []
 
-    def arrive(self, node: Node, g: Any) -> tuple[Any, Any]:
+    def arrive(self, node: Node, g: Any, zeros: Any) -> tuple[Any, Any]:
         """Take the total gradient of a node: run its hooks, note it where it was asked for.
 
         Return it with its zeros, by output where there are several.
         """
-        zeros = self.zeros.pop(node, None)
         if node in self.wide:
             g = narrowed(self.xp, g, node, self.wide)
-        if node.extra is not None or node in self.captured:
+        captured = node in self.captured
+        if node.extra is not None or captured:
             if zeros is not None and type(g) is not list:
                 g = cleaned(self.xp, g, zeros)
             if node.extra is not None:
                 before, g = g, run_node_extra(node, g, self.xp, self.retained)
                 zeros = zeros if g is before else None
-            if node in self.captured:
+            if captured:
                 self.captured[node] = g
         return g, zeros
 
-    def pass_through(self, node: Node, g: Any, zeros: Any, needed: set[Any] | None) -> list[Any]:
-        """Pull a total gradient through its node: the contribution to each parent, or None."""
-        pulled = pull(node, g, self.xp, needed, zeros)
-        if anomaly.is_on():
-            for p in pulled:
-                if type(p) is Masked:
-                    p.g = cleaned(self.xp, p.g, p.zeros)
-            anomaly.check_pulled(node, [p.g if type(p) in (Masked, Placed) else p for p in pulled])
-        if not self.retain and any(gp is not None for gp in pulled):
-            release(node)
-        return pulled
-
-    def total(self, leaf: Tensor) -> Any:
-        """Return the complete gradient of a leaf, after its hooks."""
-        g = self.grads.pop(leaf)
+    def total(self, leaf: Tensor, g: Any) -> Any:
+        """Clean and narrow the complete gradient of a leaf, and run its hooks."""
         if self.zeros:
             g = cleaned(self.xp, g, self.zeros.pop(leaf, None))
         if leaf in self.wide:
@@ -91,36 +81,34 @@ class Run:
             g = run_hooks(extra.hooks, g, self.xp, f"a leaf of shape {leaf.shape}")
         return g
 
-    def leaf_ready(self, leaf: Tensor) -> None:
-        """Finish a leaf during the run: its hooks, and whoever waits for it."""
-        g = self.total(leaf)
-        if self.on_ready is None or not self.on_ready(leaf, g):
-            self.grads[leaf] = _Final(g)
+    def finish_leaf(self, leaf: Tensor) -> None:
+        """Finish a leaf whose gradient is complete: run its hooks and call ``on_ready``."""
+        grads = self.grads
+        if leaf not in grads:
+            return
+        g = grads[leaf]
+        extra = leaf._extra
+        if self.zeros or self.wide or (extra is not None and extra.hooks is not None):
+            g = self.total(leaf, g)
+        if self.on_ready is not None:
+            g = self.on_ready(leaf, g)
+        if g is None:
+            del grads[leaf]
+        else:
+            grads[leaf] = g
 
-    def finish(self) -> list[tuple[Tensor, Any]]:
-        """Return the leaves with their gradients, hooks run, in the order they were reached."""
+    def finish(self, events: bool) -> list[tuple[Tensor, Any]]:
+        """Return the leaves with their gradients, in the order they were reached.
+
+        Without ``events`` no leaf is finished yet.
+        """
         grads, noted = self.grads, self.wide or self.zeros
-        done = []
-        for leaf in list(grads):
-            g = grads[leaf]
-            if type(g) is _Final:
-                del grads[leaf]
-                done.append((leaf, g.value))
-            elif noted or (leaf._extra is not None and leaf._extra.hooks is not None):
-                done.append((leaf, self.total(leaf)))
-            else:
-                del grads[leaf]
-                done.append((leaf, g))
+        for leaf in () if events else list(grads):
+            if noted or (leaf._extra is not None and leaf._extra.hooks is not None):
+                grads[leaf] = self.total(leaf, grads[leaf])
+        done = list(grads.items())
+        grads.clear()
         return done
-
-
-class _Final:
-    """A leaf's gradient whose hooks have run already."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
 
 
 def differentiate(
@@ -161,7 +149,7 @@ def differentiate(
         _start(run, starts, roots, seeds, create_graph, chosen)
         runner(plan, run)
         _end(run, plan, roots)
-        return run, run.finish()
+        return run, run.finish(plan.events)
     finally:
         grad_mode.set(before)
 
@@ -197,7 +185,8 @@ def _end(run: Run, plan: Plan, roots: Sequence[Tensor]) -> None:
             if key not in plan.needed:
                 del run.grads[key]
             elif type(key) is Node:  # a target outside of what the plan walks: no rule runs
-                run.arrive(key, run.grads.pop(key))
-    for root in roots:  # a leaf that is itself a root is complete after no node
-        if root in run.grads and type(run.grads[root]) is not _Final:
-            run.leaf_ready(root)
+                run.arrive(key, run.grads.pop(key), run.zeros.pop(key, None))
+    if plan.events:
+        for root in dict.fromkeys(roots):
+            if root in plan.pending:  # a leaf that is itself a root is complete at the end
+                run.finish_leaf(root)

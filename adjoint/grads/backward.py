@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from adjoint.config import check_workers, get_workers, grad_mode, special
 from adjoint.core.convert import tensor
@@ -15,7 +17,7 @@ from adjoint.core.methods import attach
 from adjoint.core.namespace import raw
 from adjoint.core.node import Node
 from adjoint.core.sparse import as_gradient_tensor
-from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.tensor import Tensor, exclusive_count, wrap
 from adjoint.engine.auto import run_auto
 from adjoint.engine.parallel import run_parallel
 from adjoint.engine.plan import Plan, make_plan
@@ -30,6 +32,7 @@ __all__ = ["backward", "backward_into_leaves", "backward_on", "gradients", "seed
 
 
 _F64, _F32 = np.dtype(np.float64), np.dtype(np.float32)
+_ALONE = exclusive_count() - 1  # references to an object that only one local variable holds
 _TAKEN = "leaves were taken by on_leaf_ready"
 _COMMITTED = "leaves with a post-accumulate hook were complete and are committed"
 
@@ -153,14 +156,14 @@ def backward_into_leaves(
     tensor([2., 4.], dtype=float64)
     """
     target = sink.get()
-    early = None if on_leaf_ready is None else _Early(on_leaf_ready, target)
+    early = None if on_leaf_ready is None else _Early(on_leaf_ready, True, target)
     plain = gradient is None and inputs is None and workers is None and not create_graph
     if plain and _backward_plainly(self, retain_graph, early, target):
         return
     seed = seed_of(self, gradient)
     targets = None if inputs is None else _differentiable_inputs(inputs)
     if early is None:
-        early = _Early(None, target)
+        early = _Early(None, True, target)
     try:
         run, leaves = differentiate(
             [self],
@@ -168,7 +171,7 @@ def backward_into_leaves(
             targets=targets,
             retain=retain_graph or create_graph,
             create_graph=create_graph,
-            on_ready=early.taken_or_committed,
+            on_ready=early.finish,
             events=on_leaf_ready is not None,
             chosen=gradient is not None,
             runner=runner_for(workers),
@@ -200,9 +203,9 @@ def _backward_plainly(root: Tensor, retain: bool, early: _Early | None, target: 
     ):  # fmt: skip
         return False
     plan = make_plan((node,), events=early is not None)
-    if plan.ready and early is None:
+    if plan.events and early is None:
         return False
-    run = Run(raw, retain, None if early is None else early.taken_or_committed)
+    run = Run(raw, retain, None if early is None else early.finish)
     run.grads[node] = _one(data.dtype)
     before = grad_mode.get()
     try:  # no token, see ``differentiate``
@@ -215,53 +218,61 @@ def _backward_plainly(root: Tensor, retain: bool, early: _Early | None, target: 
     finally:
         grad_mode.set(before)
     found = run.grads
-    # a hook may have added another hook to a leaf meanwhile
-    hooked = any([x._extra is not None and x._extra.hooks is not None for x in found])  # noqa: C419
-    if hooked or early is not None or run.wide or run.zeros:
-        found = dict(run.finish())
+    if early is None and (run.wide or run.zeros or _hooked(found)):  # with events every leaf is finished
+        found = dict(run.finish(False))
     found.update(run.retained)
     del plan, run
     (commit if target is None else target.take)(found)
     return True
 
 
+def _hooked(leaves: Iterable[Tensor]) -> bool:
+    """Tell whether a leaf has hooks; an intermediate tensor's hook may have added one to a leaf."""
+    for leaf in leaves:
+        extra = leaf._extra
+        if extra is not None and extra.hooks is not None:
+            return True
+    return False
+
+
 class _Early:
-    """The leaves that are finished while the rest of a backward still runs."""
+    """The leaves that are finished while the rest of a backward still runs.
 
-    __slots__ = ("done", "on_leaf_ready", "target")
+    Without ``commits`` no tensor is touched: post-accumulate hooks do not run.
+    """
 
-    def __init__(self, on_leaf_ready: OnLeafReady | None, target: Sink | None = None) -> None:
+    __slots__ = ("commits", "done", "on_leaf_ready", "target")
+
+    def __init__(self, on_leaf_ready: OnLeafReady | None, commits: bool, target: Sink | None = None) -> None:
         if on_leaf_ready is not None and not callable(on_leaf_ready):
             raise InputError(
                 "backward: on_leaf_ready must be a function (leaf, grad), not "
                 f"{type(on_leaf_ready).__name__}."
             )
         self.on_leaf_ready = on_leaf_ready
+        self.commits = commits
         self.target = target
         self.done: list[tuple[Tensor, str]] = []
 
-    def taken(self, leaf: Tensor, g: Any) -> bool:
-        """Pass a complete leaf to ``on_leaf_ready``; return whether that took the gradient."""
-        assert self.on_leaf_ready is not None
-        if self.on_leaf_ready(leaf, as_gradient_tensor(g)) is not True:
-            return False
-        self.done.append((leaf, _TAKEN))
-        return True
-
-    def taken_or_committed(self, leaf: Tensor, g: Any) -> bool:
-        """Call ``taken``; otherwise commit a leaf that has post-accumulate hooks, and run these."""
-        if self.on_leaf_ready is not None and self.taken(leaf, g):
-            return True
+    def finish(self, leaf: Tensor, g: Any) -> Any:
+        """Call ``on_leaf_ready`` and post-accumulate hooks; return the gradient, None if it is used."""
+        if self.on_leaf_ready is not None:
+            t = wrap(g) if type(g) is ndarray else as_gradient_tensor(g)
+            if self.on_leaf_ready(leaf, t) is True:
+                self.done.append((leaf, _TAKEN))
+                return None
+            if t._data is g and t._node is None and sys.getrefcount(t) == _ALONE:
+                g = t  # nobody kept or changed it, so it can become ``.grad``
         extra = leaf._extra
-        if extra is None or extra.post_hooks is None or not extra.post_hooks.hooks:
-            return False
+        if extra is None or extra.post_hooks is None or not self.commits or not extra.post_hooks.hooks:
+            return g
         kept = self.target is not None and self.target.wants(leaf)
         if not kept:
             commit({leaf: g})
             self.done.append((leaf, _COMMITTED))
         for hook in extra.post_hooks.snapshot():
             hook(leaf)
-        return not kept
+        return g if kept else None
 
     def note(self, error: BaseException) -> None:
         """Add a note to an error that lists the leaves finished before it."""
@@ -361,7 +372,7 @@ def backward_on(
     ``watched`` are tensors with nodes whose gradients are stored as well if there are no ``inputs``.
     """
     targets = None if inputs is None else several_tensors("inputs", inputs)
-    early = _Early(on_leaf_ready)
+    early = _Early(on_leaf_ready, False)
     try:
         run, leaves = differentiate(
             [root],
@@ -369,7 +380,7 @@ def backward_on(
             targets=targets,
             retain=retain,
             create_graph=create_graph,
-            on_ready=early.taken if on_leaf_ready is not None else None,
+            on_ready=None if on_leaf_ready is None else early.finish,
             events=on_leaf_ready is not None,
             only=only,
             watched=watched,

@@ -62,7 +62,7 @@ def _changes(gradients: dict[Tensor, Any]) -> list[tuple[Any, Any, Any]]:
             continue
         slot = t._extra or t._need_extra()
         before = slot.grad
-        new = wrap(g) if type(g) is ndarray else as_gradient_tensor(g)
+        new = wrap(g) if type(g) is ndarray else g if type(g) is Tensor else as_gradient_tensor(g)
         changes.append((slot, before, new if before is None else _sum(before, new)))
         del new, g
     return changes

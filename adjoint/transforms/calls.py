@@ -321,7 +321,6 @@ def _recorded(
         op.saves_any = True  # ``rest`` may hold anything, so a second backward is an error
     op.joint = node.pull
     op.differentiable = True
-    op.plain = False
     if isinstance(rule, ForwardRule):
         op.jvp = functools.partial(node.push, rule)
     data = tuple(t._data for t in outputs)

@@ -332,7 +332,6 @@ def _recorded(solution: _Solution, captured: list[Tensor], x: Tensor) -> Tensor:
     op = new_op(solution.name, [not isinstance(key_of(t), Node) for t in captured], True, 1)
     op.joint, op.jvp = solution.pull, solution.push
     op.differentiable = True
-    op.plain = False
     found: Tensor = record_results(op, tuple(captured), {}, x._data)
     return found
 

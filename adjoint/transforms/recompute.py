@@ -360,7 +360,8 @@ def pull_record(
     # no targets if all are wanted, so that other dependencies are detected
     targets = None if len(pulled) == len(keys) - keys.count(None) else pulled
     plan = make_plan([key_of(r) for r, _ in pairs], targets, since=since)
-    plan.ready = {}
+    plan.pending = {}
+    plan.events = False
     run = Run(xp, retain=xp is rec, on_ready=None)
     for root, seed in pairs:
         add(run, key_of(root), seed, of_seed(seed))
@@ -412,7 +413,6 @@ class _Checkpointed:
         op = new_op(f"checkpoint({self.call.name})", saves, False, len(roots))
         op.joint, op.jvp = self.pull, self.push
         op.differentiable = op.saves_any = True
-        op.plain = False
         return op, (*operands, *captured)
 
     def pull(self, xp: Namespace, g: Any, out: Any, *values: Any, wanted: Sequence[bool]) -> list[Any]:

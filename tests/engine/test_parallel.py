@@ -396,6 +396,46 @@ def test_a_leaf_that_is_the_root_is_ready_too():
     assert seen == [[1.0], [1.0]]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_gradient_that_a_callback_keeps_or_changes_is_not_the_one_in_grad(workers):
+    x, y = leaf(3.0), leaf(5.0)
+    kept = {}
+
+    def keep(t: ad.Tensor, g: ad.Tensor) -> None:
+        if t is x:
+            kept[t] = g
+        else:
+            with ad.no_grad():
+                g *= 100.0
+
+    (x * y).sum().backward(workers=workers, on_leaf_ready=keep)
+    assert x.grad is not kept[x]
+    with ad.no_grad():
+        x.grad *= 2.0
+    assert (x.grad.tolist(), kept[x].tolist(), y.grad.tolist()) == ([10.0], [5.0], [3.0])
+    (x * y).sum().backward(workers=workers, on_leaf_ready=lambda t, g: None)
+    assert (x.grad.tolist(), y.grad.tolist()) == ([15.0], [6.0])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_leaves_with_several_edges_are_ready_once(workers):
+    x, y = leaf(3.0), leaf(5.0)
+    ready = []
+    loss = (x * x + y * x).sum()
+    loss.backward(workers=workers, on_leaf_ready=lambda t, g: ready.append((t, g.tolist())))
+    assert sorted(g for _, g in ready) == [[3.0], [11.0]]
+    assert {t for t, _ in ready} == {x, y}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_roots_that_are_leaves_run_their_hooks_once(workers):
+    x = leaf(3.0)
+    seen = []
+    x.register_hook(lambda g: seen.append(g.tolist()))
+    (g,) = ad.gradients([x, x, x * x], [x], [[1.0], [1.0], [1.0]], workers=workers)
+    assert g.tolist() == [8.0] and seen == [[8.0]]
+
+
 def test_the_optimiser_in_backward_frees_each_gradient():
     path = Path(__file__).parents[2] / "examples" / "optimizer_in_backward.py"
     usual, inside = runpy.run_path(str(path))["main"]()
