@@ -1,9 +1,8 @@
-"""Tensor: an array with a place in a graph.
+"""``Tensor``: an array that may be part of a graph.
 
-Operators and methods are installed from the op table (``core/methods.py``), so no op is
-written here; ``core/convert.py`` makes tensors of data.  A tensor owns its memory in effect:
-arrays handed in are copied, views handed out are read-only, and a write goes to a private copy
-whenever anything else holds the memory.
+Operators and methods are installed from the op table (``core/methods.py``); ``core/convert.py`` makes tensors
+from data.  Tensors never share writes: arrays passed in are copied, views passed out are read-only, and a
+write goes to a private copy if anything else holds the memory.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ committing = held_across_fork(threading.RLock())
 
 
 class _Clock:
-    """Counts the writes to constants.  The version of a constant is the number of its last write."""
+    """A counter of the writes to constants.  The version of a constant is the number of its last write."""
 
     __slots__ = ("now",)
 
@@ -86,7 +85,7 @@ reading: ContextVar[Callable[[Tensor], None] | None] = ContextVar("adjoint_readi
 
 
 class _Extra:
-    """What few tensors have: a gradient and hooks."""
+    """The gradient and the hooks of a tensor, which few tensors have."""
 
     __slots__ = ("grad", "hooks", "post_hooks")
 
@@ -97,11 +96,18 @@ class _Extra:
 
 
 class Tensor(Methods):
-    """An n-dimensional array that remembers how it was made, for differentiation.
+    """An n-dimensional array that records operations for differentiation.
 
-    Make one with ``ad.tensor``; every operator, method and NumPy function on it is recorded
-    while it, or what it is combined with, requires grad.
+    ``ad.tensor`` makes tensors.  Operators, methods and NumPy functions are recorded if one of their
+    arguments requires grad.
 
+    Parameters
+    ----------
+    *_, **__ : object
+        Not accepted: use ``ad.tensor`` or ``ad.asarray``.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> x = ad.tensor([1.0, 2.0], requires_grad=True)
     >>> (x * x).sum().backward()
@@ -113,16 +119,16 @@ class Tensor(Methods):
 
     _data: Any  # an ndarray; in the subclass Traced a value of a transform
     _node: Any  # None: constant; LEAF: a leaf that requires grad; a Node: made by that op
-    _version: int  # moves with each write
+    _version: int  # incremented by each write
     _extra: _Extra | None
     # Set only on views without history: a weak reference to the viewed tensor, and its _source.
     _source: tuple[weakref.ref[Tensor], Any]
 
     def __new__(cls, *_: object, **__: object) -> Tensor:
-        """Refuse: tensors are made by functions, which check what they are given."""
+        """Raise: tensors are made by functions that check their arguments."""
         raise InputError("make tensors with ad.tensor(data) or ad.asarray(data), not Tensor(data).")
 
-    # What it is ----------------------------------------------------------------------------
+    # Attributes ----------------------------------------------------------------------------
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -146,20 +152,20 @@ class Tensor(Methods):
 
     @property
     def itemsize(self) -> int:
-        """The bytes of one element."""
+        """The number of bytes of one element."""
         return self._data.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all elements."""
+        """The number of bytes of all elements."""
         return self.size * self.itemsize
 
     @property
     def device(self) -> str:
-        """Where the elements are: always "cpu"."""
+        """The device of the elements: always "cpu"."""
         return "cpu"
 
-    # Its place in the graph ----------------------------------------------------------------
+    # Graph ---------------------------------------------------------------------------------
 
     @property
     def requires_grad(self) -> bool:
@@ -171,12 +177,31 @@ class Tensor(Methods):
         self.requires_grad_(value)
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
-        """Set, on a leaf, whether gradients are wanted for it; return the tensor."""
+        """Set whether a leaf requires grad.
+
+        Parameters
+        ----------
+        requires_grad : bool
+            The new value.
+
+        Returns
+        -------
+        Tensor
+            The tensor itself.
+
+        Raises
+        ------
+        NoGradientError
+            If the tensor is the result of an operation.
+        DTypeError
+            If the tensor is not float or complex.
+        """
         if isinstance(self._node, Node):
             if requires_grad:
                 return self
             raise NoGradientError(
-                f"requires_grad is set on leaves, but this tensor is the result of {self._node.name!r}.\n"
+                "requires_grad can be set on leaves only, but this tensor is the result of "
+                f"{self._node.name!r}.\n"
                 "  Use x.detach() for a tensor without history."
             )
         if requires_grad:
@@ -205,10 +230,10 @@ class Tensor(Methods):
 
     @property
     def grad(self) -> Tensor | None:
-        """The gradient that ``backward`` accumulated here; None before the first.
+        """The gradient that ``backward`` accumulated; None before the first.
 
-        Intermediate results have none, unless ``retain_grad()`` was called before the backward.  Reading
-        the missing gradient of one warns.
+        Intermediate results have no gradient unless ``retain_grad()`` was called before the backward.
+        Reading a missing one warns.
         """
         if special.count and (trace := tracing.get()) is not None:
             return trace.grad_of(self)
@@ -224,13 +249,13 @@ class Tensor(Methods):
         if value is not None:
             if not isinstance(value, Tensor):
                 raise InputError(
-                    f"grad is a tensor or None, but got {type(value).__name__}.\n"
+                    f"grad must be a tensor or None, not {type(value).__name__}.\n"
                     "  Wrap it: x.grad = ad.tensor(value)."
                 )
             if value.shape != self.shape:
-                raise ShapeError(f"grad has the shape of its tensor, {self.shape}, but got {value.shape}.")
+                raise ShapeError(f"grad must have the shape of its tensor, {self.shape}, not {value.shape}.")
             if value.dtype != self.dtype:
-                raise DTypeError(f"grad has the dtype of its tensor, {self.dtype}, but got {value.dtype}.")
+                raise DTypeError(f"grad must have the dtype of its tensor, {self.dtype}, not {value.dtype}.")
         elif self._extra is None and not special.count:
             return
         if special.count and (trace := tracing.get()) is not None:
@@ -247,9 +272,15 @@ class Tensor(Methods):
         return self._extra
 
     def detach(self) -> Tensor:
-        """Return a tensor of the same values without history.
+        """Return a tensor with the same values and without history.
 
-        It is a view: writing into it is an error while the original exists.  ``x.detach().copy()`` is not.
+        It is a view: writing into it is an error while the original exists.  ``x.detach().copy()`` is
+        independent.
+
+        Returns
+        -------
+        Tensor
+            The view.
         """
         if special.count:
             note_reading(self)
@@ -265,11 +296,22 @@ class Tensor(Methods):
         return rec.copy(self)
 
     def copy(self) -> Tensor:
-        """Return a copy with its own memory, as ``clone`` does: NumPy's name for it."""
+        """Return a copy with its own memory; NumPy's name of ``clone``."""
         return rec.copy(self)
 
     def retain_grad(self) -> Tensor:
-        """Keep the gradient of this intermediate tensor in ``.grad`` as well."""
+        """Keep the gradient of this intermediate result in ``.grad``.
+
+        Returns
+        -------
+        Tensor
+            The tensor itself.
+
+        Raises
+        ------
+        NoGradientError
+            If the tensor does not require grad.
+        """
         if isinstance(self._node, Node):
             self._node.need_extra().retain = weakref.ref(self)
         elif self._node is None:
@@ -277,9 +319,23 @@ class Tensor(Methods):
         return self
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Handle:
-        """Call ``hook(grad)`` once per backward, on the total gradient of this tensor.
+        """Call a function with the total gradient of this tensor, once per backward.
 
-        What it returns, unless None, replaces the gradient; shape and dtype must stay.
+        Parameters
+        ----------
+        hook : callable
+            A function of the gradient.  A result other than None replaces it; shape and dtype must be the
+            same.
+
+        Returns
+        -------
+        Handle
+            Its ``remove()`` removes the hook.
+
+        Raises
+        ------
+        NoGradientError
+            If the tensor does not require grad.
         """
         if self._node is None:
             raise NoGradientError("register_hook: this tensor does not require grad.")
@@ -292,9 +348,24 @@ class Tensor(Methods):
         return handle
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> Handle:
-        """Call ``hook(leaf)`` once per backward, when this leaf's ``.grad`` is complete.
+        """Call a function when the ``.grad`` of this leaf is complete, once per backward.
 
-        The leaf is committed at that moment, before the rest of the backward has run.
+        The gradient is committed at that moment, before the rest of the backward has run.
+
+        Parameters
+        ----------
+        hook : callable
+            A function of the leaf.
+
+        Returns
+        -------
+        Handle
+            Its ``remove()`` removes the hook.
+
+        Raises
+        ------
+        NoGradientError
+            If the tensor is not a leaf that requires grad.
         """
         if self._node is not LEAF:
             raise NoGradientError(
@@ -310,7 +381,18 @@ class Tensor(Methods):
     # Values --------------------------------------------------------------------------------
 
     def numpy(self, *, copy: bool = False) -> ndarray[Any, Any]:
-        """Return the values as a read-only view, or with ``copy=True`` as an array that may be written to."""
+        """Return the values as a NumPy array.
+
+        Parameters
+        ----------
+        copy : bool
+            Whether to return a writable copy instead of a read-only view.
+
+        Returns
+        -------
+        ndarray
+            The values.
+        """
         data = concrete(self, "numpy()")
         if copy:
             return data.copy()
@@ -326,12 +408,14 @@ class Tensor(Methods):
         data = self.numpy()
         if dtype is not None and np.dtype(dtype) != data.dtype:
             if copy is False:
-                raise ArgumentError(f"a {data.dtype} tensor becomes {np.dtype(dtype)} only by a copy.")
+                raise ArgumentError(
+                    f"a {data.dtype} tensor cannot be converted to {np.dtype(dtype)} without a copy."
+                )
             return data.astype(dtype)
         return data.copy() if copy else data
 
     def item(self) -> Any:
-        """Return the one element as a Python number."""
+        """Return the only element as a Python number."""
         if self.size != 1:
             raise ShapeError(f"item() needs one element, but this tensor has shape {self.shape}.")
         return concrete(self, "item()").item()
@@ -352,14 +436,14 @@ class Tensor(Methods):
     def __index__(self) -> int:
         if self.dtype.kind not in "iu" or self.ndim:
             raise InputError(
-                f"an index is a 0-d integer tensor, but this one is {self.dtype} of shape {self.shape}."
+                f"an index must be a 0-d integer tensor, but this one is {self.dtype} of shape {self.shape}."
             )
         return int(concrete(self, "an index"))
 
     def __bool__(self) -> bool:
         if self.size != 1:
             raise ShapeError(
-                f"the truth of a tensor of shape {self.shape} is ambiguous.\n"
+                f"the truth value of a tensor of shape {self.shape} is ambiguous.\n"
                 "  Use x.any() or x.all(); for a choice per element, ad.where(condition, a, b)."
             )
         return bool(concrete(self, "a Python condition").item())
@@ -387,15 +471,15 @@ class Tensor(Methods):
 
     def __iter__(self) -> Iterator[Tensor]:
         if not self.ndim:
-            raise InputError("a 0-d tensor cannot be iterated over; x.item() is its value.")
+            raise InputError("a 0-d tensor cannot be iterated over.  Use x.item() for its value.")
         if self._node is not None:
-            return iter(self.unstack())  # one node for all: backward is linear in their number
+            return iter(self.unstack())  # one node for all, so that backward is linear in their number
         return (self[i] for i in range(self.shape[0]))
 
     def __contains__(self, value: Any) -> bool:
         return bool((self == value).any())
 
-    __hash__ = object.__hash__  # the C function itself: the engine's dictionaries hash leaves
+    __hash__ = object.__hash__  # the C function: the engine's dictionaries hash leaves
 
     def __repr__(self) -> str:
         if type(self._data) is not ndarray:
@@ -421,7 +505,23 @@ class Tensor(Methods):
     # Writing -------------------------------------------------------------------------------
 
     def copy_(self, source: Any) -> Tensor:
-        """Overwrite the values with those of ``source``, which broadcasts; return the tensor."""
+        """Overwrite the values.
+
+        Parameters
+        ----------
+        source : array_like
+            The new values, which are broadcast.
+
+        Returns
+        -------
+        Tensor
+            The tensor itself.
+
+        Raises
+        ------
+        InPlaceError
+            If the tensor is part of a graph, or a leaf that requires grad outside ``no_grad``.
+        """
         self[...] = source
         return self
 
@@ -445,7 +545,7 @@ class Tensor(Methods):
 class Traced(Tensor):
     """A tensor whose data is a value of a transform: batched, dual or symbolic.
 
-    A class of its own, so that the hot path tells the two apart by the exact type.
+    It is a separate class, so that the hot path can distinguish both by the exact type.
     """
 
     __slots__ = ()
@@ -457,7 +557,7 @@ def _unpickle(data: ndarray[Any, Any], requires_grad: bool) -> Tensor:
 
 
 def read_only(data: ndarray[Any, Any]) -> ndarray[Any, Any]:
-    """Return a view that NumPy cannot make writable: its base is a read-only buffer, not an array."""
+    """Return a view that NumPy cannot make writable, because its base is a read-only buffer."""
     if data.dtype.name == "bfloat16":  # the buffer protocol does not have it
         return read_only(data.view(np.uint16)).view(data.dtype)
     return np.asarray(data.data.toreadonly())
@@ -477,7 +577,7 @@ def _check_callable(what: str, hook: Any) -> None:
 
 
 def concrete(t: Tensor, what: str) -> ndarray[Any, Any]:
-    """Return the numbers of ``t``; inside a transform it may have none, and ``what`` needs them."""
+    """Return the values of ``t``; raise inside a transform if it has none, because ``what`` needs them."""
     if special.count:
         note_reading(t)
     data = t._data
@@ -486,7 +586,7 @@ def concrete(t: Tensor, what: str) -> ndarray[Any, Any]:
         if known is not None:
             return known
         raise InputError(
-            f"{what} needs the numbers of a tensor, but inside {data.transform} it has none of its own.\n"
+            f"{what} needs the values of a tensor, which are not available inside {data.transform}.\n"
             "  Compute with ad functions there; ad.where replaces a condition on values."
         )
     return data
@@ -543,22 +643,22 @@ def note_reading(*tensors: Any) -> None:
 
 
 def tracked(t: Tensor) -> bool:
-    """Tell whether operations on a tensor are recorded: it has a history, or a tape watches it."""
+    """Return whether operations on a tensor are recorded: it has a history, or a tape watches it."""
     return t._node is not None or is_watched(t)
 
 
 def varies(t: Tensor) -> bool:
-    """Tell whether plain numbers cannot stand for a tensor: it is recorded, or a value of a transform."""
+    """Return whether a tensor is recorded or a value of a transform, so that its values are not constant."""
     return type(t) is Traced or tracked(t)
 
 
 def wrap(data: Any) -> Tensor:
-    """Make a tensor around an array that nobody else writes to; no copy."""
+    """Make a tensor around an array that is not written to elsewhere; no copy."""
     if type(data) is ndarray:
         t = object.__new__(Tensor)
     elif isinstance(data, Lifted):
         t = object.__new__(Traced)
-    else:  # what NumPy returns for 0-d results, or a subclass of its arrays
+    else:  # a NumPy scalar, or a subclass of ndarray
         t, data = object.__new__(Tensor), np.asarray(data)
     t._data = data
     t._node = None
@@ -568,13 +668,13 @@ def wrap(data: Any) -> Tensor:
 
 
 def differentiable(dtype: np.dtype[Any]) -> bool:
-    """Tell whether tensors of this dtype can require grad."""
+    """Return whether tensors of this dtype can require grad."""
     kind = dtype.kind
     return kind in "fc" or (kind == "V" and dtype.name == "bfloat16")  # dtype.name is slow
 
 
 def castable(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Tell whether values of one dtype may be written into memory of another."""
+    """Return whether values of one dtype may be written into memory of another."""
     if source.kind == "c" and target.kind != "c":  # NumPy would allow bfloat16, which has the kind V
         return False
     return np.can_cast(source, target, "same_kind") or (differentiable(source) and differentiable(target))
@@ -586,20 +686,20 @@ def _measure_exclusive() -> int:
     return sys.getrefcount(data)
 
 
-# How many references an array has that only its tensor and one local variable hold.  Measured,
-# because interpreters differ in whether a local counts.  Without a GIL the count of an array is that of two
-# numbers, its own thread's and the others': exact unless another thread takes or drops one at that moment,
-# and then it reads what is written to, which nobody promises anything about (docs/threads.md).
+# The reference count of an array that only its tensor and one local variable hold.  It is measured, because
+# interpreters differ in whether a local counts.  Without a GIL the count is the sum of two counters, of the
+# owning thread and of the others.  It is exact unless another thread changes its references at that moment;
+# that thread then reads memory that is being written to, which is undefined (docs/threads.md).
 _EXCLUSIVE = _measure_exclusive() if hasattr(sys, "getrefcount") else -1
 
 
 def exclusive_count() -> int:
-    """Return how many references an array has that nobody else holds; -1 where that is not known."""
+    """Return the reference count of an array that nothing else holds; -1 if unknown."""
     return _EXCLUSIVE
 
 
 def note_view(view: Tensor, source: Tensor) -> None:
-    """Remember whether ``view`` is a view of the memory of ``source``; a recorded view is known without."""
+    """Record that ``view`` is a view of the memory of ``source``; a recorded view does not need it."""
     mine, data = view._data, source._data
     if type(mine) is not ndarray or type(data) is not ndarray:
         mine, data = held(view), held(source)
@@ -611,7 +711,7 @@ def note_view(view: Tensor, source: Tensor) -> None:
 
 
 def held(value: Any) -> Any:
-    """Return the array at the heart of a tensor or of a value of transforms; None if it has none."""
+    """Return the array inside a tensor or a value of transforms; None if there is none."""
     while isinstance(value, (Tensor, Lifted)):
         value = value._data if isinstance(value, Tensor) else getattr(value, "value", None)
     return value
@@ -627,7 +727,7 @@ def unknown(value: Any) -> Unknown | None:
 
 
 def is_view(t: Tensor) -> bool:
-    """Tell whether ``t`` is a view of a tensor that still exists."""
+    """Return whether ``t`` is a view of a tensor that still exists."""
     chain = getattr(t, "_source", None)
     while chain is not None:
         source, chain = chain
@@ -641,7 +741,7 @@ def is_view(t: Tensor) -> bool:
 
 
 def refuse_view(t: Tensor) -> None:
-    """Raise if a write into ``t`` would be lost to the tensor that it is a view of."""
+    """Raise if a write into ``t`` would not reach the tensor it is a view of."""
     if is_view(t):
         raise InPlaceError(
             f"this tensor of shape {t.shape} is a view of another tensor, which the write would not change.\n"

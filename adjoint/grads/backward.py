@@ -40,8 +40,7 @@ OnLeafReady = Callable[[Tensor, Tensor], Any]
 
 
 def runner_for(workers: int | str | None) -> Callable[[Plan, Run], None]:
-    """Return the function that runs a plan: in one thread, in a number of threads, or chosen "
-    "automatically."""
+    """Return the function that runs a plan: in one thread, in several, or chosen automatically."""
     if special.count and tracing.get() is not None:
         return run_serial
     chosen = get_workers() if workers is None else workers

@@ -1,4 +1,4 @@
-"""An exponential moving average of weights."""
+"""``EMA``: an exponential moving average of parameters."""
 
 from __future__ import annotations
 
@@ -20,11 +20,20 @@ __all__ = ["EMA"]
 
 
 class EMA:
-    """Keep a slowly moving average of parameters: a ← decay · a + (1 - decay) · p.
+    """Keep a moving average of parameters: ``a = decay * a + (1 - decay) * p``.
 
-    Averages of half precision are kept in float32, where a small part of the way does not round to nothing.
-    ``update()`` after each optimiser step; ``with ema.swapped():`` evaluates with the averages.
+    Call ``update()`` after each optimizer step; evaluate with the averages inside ``with ema.swapped():``.
+    Averages of half-precision parameters are float32, so that small changes are not rounded away.
 
+    Parameters
+    ----------
+    params : iterable of Tensor or mapping of str to Tensor
+        The parameters.
+    decay : float
+        The weight of the old average, from 0 to 1.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> w = ad.tensor([1.0], requires_grad=True)
     >>> ema = ad.optim.EMA([w], decay=0.5)
@@ -40,15 +49,15 @@ class EMA:
         self.params: list[Tensor] = parameter_list("EMA", params)
         for i, p in enumerate(self.params):
             if not isinstance(p, Tensor):
-                raise InputError(f"EMA: parameters are tensors, but params[{i}] is a {type(p).__name__}.")
+                raise InputError(f"EMA: parameters must be tensors, but params[{i}] is a {type(p).__name__}.")
             if not differentiable(p.dtype):
-                raise DTypeError(f"EMA: averages are of floats, but params[{i}] is {p.dtype}.")
+                raise DTypeError(f"EMA: parameters must be floats, but params[{i}] is {p.dtype}.")
         self.averages = [
             np.array(p._data, np.float32 if p.dtype.itemsize == 2 else None) for p in self.params
         ]
 
     def update(self) -> None:
-        """Move the averages towards the parameters."""
+        """Update the averages from the parameters."""
         if special.count and (trace := tracing.get()) is not None:
             self._update_traced(trace)
             return
@@ -65,7 +74,7 @@ class EMA:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Give the parameters their averages for a block, and their values back after it."""
+        """Return a context manager that gives the parameters their averages inside its block."""
         values = [np.array(p._data) for p in self.params]
         try:
             self._write(self.averages)
@@ -83,16 +92,24 @@ class EMA:
         return f"EMA({len(self.params)} tensors, {count:,} numbers; decay={self.decay})"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the averages, as copies."""
+        """Return copies of the averages, and the decay."""
         return {"decay": self.decay, "averages": [a.copy() for a in self.averages]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned; everything is checked before anything changes.
+        """Restore a saved state.  Everything is checked before anything changes.
 
-        Averages of another width are converted; those of another shape or kind are refused.
+        Parameters
+        ----------
+        state : mapping
+            The result of ``state_dict()``.  Averages of another precision are converted.
+
+        Raises
+        ------
+        ShapeError
+            If shapes or kinds of dtype differ.
         """
         if not isinstance(state, Mapping) or not {"decay", "averages"} <= set(state):
-            raise ArgumentError('EMA: this is no state of averages: it has "decay" and "averages".')
+            raise ArgumentError('EMA: the state must have the keys "decay" and "averages".')
         check_range("decay", state["decay"], 0.0, 1.0)
         saved = state["averages"]
         if not isinstance(saved, (list, tuple)) or len(saved) != len(self.averages):
@@ -101,6 +118,6 @@ class EMA:
         found = [fitting(a, ours) for a, ours in zip(saved, self.averages, strict=True)]
         wrong = [f"  {i}: {a}" for i, a in enumerate(found) if isinstance(a, str)]
         if wrong:
-            raise ShapeError("EMA: averages of the state do not fit.\n" + "\n".join(wrong))
+            raise ShapeError("EMA: averages of the state do not match.\n" + "\n".join(wrong))
         self.decay = float(state["decay"])
         self.averages = [np.array(a) for a in found]

@@ -1,6 +1,6 @@
-"""The first-order optimisers: each one is the formula of its update.
+"""The first-order optimizers, each defined by the formula of its update.
 
-Options stand in each signature, though many share them: editors, type checkers and ``help`` read them there.
+Each class declares its options in its own signature, for editors, type checkers and ``help``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,29 @@ __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lion", "NAdam", "RMSprop"]
 
 
 class SGD(Optimizer):
-    """Stochastic gradient descent, with momentum and Nesterov's form of it.
+    """Stochastic gradient descent, with momentum and Nesterov momentum.
 
-    v ← momentum · v + (1 - dampening) · g;  p ← p - lr · v.  The first step sets v = g.
+    ``v = momentum * v + (1 - dampening) * g;  p = p - lr * v``.  The first step sets ``v = g``.
 
+    Parameters
+    ----------
+    params : iterable of Tensor or of dict
+        The parameters, or groups ``{"params": [...], "lr": ...}``.
+    lr : float
+        The learning rate.
+    momentum : float
+        The factor of the velocity, from 0 to 1.
+    dampening : float
+        The part of the gradient that does not enter the velocity.
+    weight_decay : float
+        The factor of the parameter that is added to the gradient.
+    nesterov : bool
+        Whether Nesterov momentum is used.
+    maximize : bool
+        Whether the objective is maximised.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> w = ad.tensor([1.0, 2.0], requires_grad=True)
     >>> opt = ad.optim.SGD([w], lr=0.1)
@@ -55,20 +74,20 @@ class SGD(Optimizer):
         )
 
     def check(self, hyper: Hyper) -> None:
-        """Raise if a hyper-parameter is out of range, or has nothing to work on."""
+        """Raise if a hyper-parameter is out of range, or Nesterov momentum is used without momentum."""
         super().check(hyper)
         if hyper["nesterov"] and (not hyper["momentum"] or hyper["dampening"]):
-            raise ArgumentError("nesterov=True needs a momentum above 0, and no dampening.")
+            raise ArgumentError("nesterov=True needs a positive momentum and no dampening.")
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
-        """No state without momentum; with dampening, NaN marks a velocity that has not begun."""
+        """Return no state without momentum; with dampening, NaN marks a velocity before the first step."""
         if not hyper["momentum"]:
             return {}
         return {"velocity": np.full_like(p, np.nan if hyper["dampening"] else 0.0)}
 
     @in_place
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
-        """Take one step down the gradient, or along the velocity."""
+        """Step along the gradient, or along the velocity."""
         if hyper["weight_decay"]:
             g = g + hyper["weight_decay"] * p
         if not hyper["momentum"]:
@@ -83,9 +102,35 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam, with weight decay coupled into the gradient, and AMSGrad.
+    """Adam, optionally with AMSGrad; weight decay is added to the gradient.
 
-    m ← β₁m + (1-β₁)g;  v ← β₂v + (1-β₂)g²;  p ← p - lr · m̂ / (√v̂ + ε).
+    ``m = β₁ m + (1 - β₁) g;  v = β₂ v + (1 - β₂) g²;  p = p - lr m̂ / (√v̂ + ε)``.
+
+    Parameters
+    ----------
+    params : iterable of Tensor or of dict
+        The parameters, or groups ``{"params": [...], "lr": ...}``.
+    lr : float
+        The learning rate.
+    betas : tuple of float
+        The decay rates of both moments, from 0 to below 1.
+    eps : float
+        Added to the denominator.
+    weight_decay : float
+        The factor of the parameter that is added to the gradient.
+    amsgrad : bool
+        Whether the largest second moment so far is used.
+    maximize : bool
+        Whether the objective is maximised.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> w = ad.tensor([1.0, 2.0], requires_grad=True)
+    >>> opt = ad.optim.Adam([w], lr=0.1)
+    >>> (w ** 2).sum().backward(); opt.step()
+    >>> [round(x, 4) for x in w.tolist()]
+    [0.9, 1.9]
     """
 
     slots = ("m", "v")
@@ -106,16 +151,16 @@ class Adam(Optimizer):
         )
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
-        """Zero moments; with AMSGrad also the largest second moment so far."""
+        """Return zero moments, and with AMSGrad the largest second moment so far."""
         state = super().init_one(p, hyper)
         if hyper["amsgrad"]:
             state["v_max"] = np.zeros_like(p)
         return state
 
     def numbers(self, hyper: Hyper) -> Hyper:
-        """Return the rate and ε with the corrections of both moments in them.
+        """Return the rate and ε, including the bias corrections of both moments.
 
-        lr m̂ / (√v̂ + ε) = lr c/(1-β₁ᵗ) · m / (√v + ε c), with c = √(1-β₂ᵗ): two passes fewer.
+        lr m̂ / (√v̂ + ε) = lr c/(1-β₁ᵗ) · m / (√v + ε c), with c = √(1-β₂ᵗ).  This saves two passes.
         """
         (b1, b2), t = hyper["betas"], hyper["step"]
         c = math.sqrt(1 - b2**t)
@@ -123,7 +168,7 @@ class Adam(Optimizer):
 
     @in_place
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
-        """Step by the ratio of the moments, corrected for their start at zero."""
+        """Step by the ratio of the bias-corrected moments."""
         lr, (b1, b2) = hyper["lr"], hyper["betas"]
         if hyper["weight_decay"]:
             if self.decoupled:
@@ -139,7 +184,34 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay: p ← (1 - lr · λ) p before the step."""
+    """Adam with decoupled weight decay: ``p = (1 - lr * weight_decay) * p`` before the step.
+
+    Parameters
+    ----------
+    params : iterable of Tensor or of dict
+        The parameters, or groups ``{"params": [...], "lr": ...}``.
+    lr : float
+        The learning rate.
+    betas : tuple of float
+        The decay rates of both moments, from 0 to below 1.
+    eps : float
+        Added to the denominator.
+    weight_decay : float
+        The decay of the parameters.
+    amsgrad : bool
+        Whether the largest second moment so far is used.
+    maximize : bool
+        Whether the objective is maximised.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> w = ad.tensor([1.0, 2.0], requires_grad=True)
+    >>> opt = ad.optim.AdamW([w], lr=0.1, weight_decay=0.0)
+    >>> (w ** 2).sum().backward(); opt.step()
+    >>> [round(x, 4) for x in w.tolist()]
+    [0.9, 1.9]
+    """
 
     decoupled = True
 
@@ -156,7 +228,7 @@ class AdamW(Adam):
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize)
 
 
-_products: dict[tuple[float, float, int], float] = {}  # of the last steps, so that the next takes one factor
+_products: dict[tuple[float, float, int], float] = {}  # cached, so that the next step needs one factor
 
 
 def _mu_product(b1: float, decay: float, t: int) -> float:
@@ -178,7 +250,31 @@ def _mu_product(b1: float, decay: float, t: int) -> float:
 class NAdam(Optimizer):
     """Adam with Nesterov momentum, whose decay follows a schedule (Dozat 2016).
 
-    The correction is a function of the step: betas that are changed on the way count as if from the start.
+    The correction is a function of the step; betas that change later are treated as if used from the start.
+
+    Parameters
+    ----------
+    params : iterable of Tensor or of dict
+        The parameters, or groups ``{"params": [...], "lr": ...}``.
+    lr : float
+        The learning rate.
+    betas : tuple of float
+        The decay rates of both moments, from 0 to below 1.
+    eps : float
+        Added to the denominator.
+    weight_decay : float
+        The factor of the parameter that is added to the gradient.
+    momentum_decay : float
+        The rate of the schedule of the momentum.
+    maximize : bool
+        Whether the objective is maximised.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> w = ad.tensor([1.0, 2.0], requires_grad=True)
+    >>> opt = ad.optim.NAdam([w])
+    >>> (w ** 2).sum().backward(); opt.step()
     """
 
     slots = ("m", "v")
@@ -204,7 +300,7 @@ class NAdam(Optimizer):
         )
 
     def numbers(self, hyper: Hyper) -> Hyper:
-        """Return the factors of gradient and moment.
+        """Return the factors of the gradient and of the moment.
 
         μ_t = β₁ (1 - 0.96^(t·decay) / 2); the product of all μ corrects the moment.
         """
@@ -232,7 +328,38 @@ class NAdam(Optimizer):
 
 
 class RMSprop(Optimizer):
-    """Divide the gradient by a running root mean square; centred and with momentum if asked."""
+    """Divide the gradient by a running root mean square; optionally centred and with momentum.
+
+    ``v = α v + (1 - α) g²;  p = p - lr g / (√v + ε)``.
+
+    Parameters
+    ----------
+    params : iterable of Tensor or of dict
+        The parameters, or groups ``{"params": [...], "lr": ...}``.
+    lr : float
+        The learning rate.
+    alpha : float
+        The decay rate of the mean square, from 0 to 1.
+    eps : float
+        Added to the denominator.
+    weight_decay : float
+        The factor of the parameter that is added to the gradient.
+    momentum : float
+        The factor of the velocity, from 0 to 1.
+    centered : bool
+        Whether the variance replaces the mean square.
+    maximize : bool
+        Whether the objective is maximised.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> w = ad.tensor([1.0, 2.0], requires_grad=True)
+    >>> opt = ad.optim.RMSprop([w], lr=0.01)
+    >>> (w ** 2).sum().backward(); opt.step()
+    >>> [round(x, 4) for x in w.tolist()]
+    [0.9, 1.9]
+    """
 
     slots = ("v",)
 
@@ -259,13 +386,13 @@ class RMSprop(Optimizer):
         )
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
-        """The mean square; the mean if centred; the velocity with momentum."""
+        """Return the mean square, the mean if centred, and the velocity with momentum."""
         wanted = ["v"] + ["mean"] * bool(hyper["centered"]) + ["velocity"] * bool(hyper["momentum"])
         return {name: np.zeros_like(p) for name in wanted}
 
     @in_place
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
-        """v ← αv + (1-α)g²;  p ← p - lr · g / (√v + ε)."""
+        """Return ``p - lr g / (√v + ε)``, with ``v = α v + (1 - α) g²``."""
         lr, alpha = hyper["lr"], hyper["alpha"]
         if hyper["weight_decay"]:
             g = g + hyper["weight_decay"] * p
@@ -273,7 +400,7 @@ class RMSprop(Optimizer):
         spread = new["v"]
         if hyper["centered"]:
             new["mean"] = state["mean"] + (1 - alpha) * (g - state["mean"])
-            spread = xp.maximum(spread - new["mean"] * new["mean"], 0)  # rounding can bring it below
+            spread = xp.maximum(spread - new["mean"] * new["mean"], 0)  # rounding can make it negative
         step = g / (xp.sqrt(spread) + hyper["eps"])
         if hyper["momentum"]:
             step = new["velocity"] = hyper["momentum"] * state["velocity"] + step
@@ -281,7 +408,34 @@ class RMSprop(Optimizer):
 
 
 class Adagrad(Optimizer):
-    """Divide the gradient by the root of the sum of all its squares so far."""
+    """Divide the gradient by the root of the sum of all its squares so far.
+
+    Parameters
+    ----------
+    params : iterable of Tensor or of dict
+        The parameters, or groups ``{"params": [...], "lr": ...}``.
+    lr : float
+        The learning rate.
+    lr_decay : float
+        The decay of the learning rate: ``lr / (1 + (t - 1) * lr_decay)`` at step t.
+    weight_decay : float
+        The factor of the parameter that is added to the gradient.
+    initial : float
+        The initial value of the sums.
+    eps : float
+        Added to the denominator.
+    maximize : bool
+        Whether the objective is maximised.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> w = ad.tensor([1.0, 2.0], requires_grad=True)
+    >>> opt = ad.optim.Adagrad([w], lr=0.1)
+    >>> (w ** 2).sum().backward(); opt.step()
+    >>> [round(x, 4) for x in w.tolist()]
+    [0.9, 1.9]
+    """
 
     slots = ("total",)
 
@@ -306,16 +460,16 @@ class Adagrad(Optimizer):
         )
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
-        """The sum of squares, from ``initial``."""
+        """Return the sum of squares, which starts at ``initial``."""
         return {"total": np.full_like(p, hyper["initial"])}
 
     def numbers(self, hyper: Hyper) -> Hyper:
-        """Return the rate of this step, lr / (1 + (t - 1) · lr_decay)."""
+        """Return the rate of this step, ``lr / (1 + (t - 1) * lr_decay)``."""
         return {**hyper, "rate": hyper["lr"] / (1 + (hyper["step"] - 1) * hyper["lr_decay"])}
 
     @in_place
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
-        """p ← p - rate · g / (√Σg² + ε)."""
+        """Return ``p - rate g / (√Σg² + ε)``."""
         if hyper["weight_decay"]:
             g = g + hyper["weight_decay"] * p
         total = state["total"] + g * g
@@ -323,7 +477,31 @@ class Adagrad(Optimizer):
 
 
 class Lion(Optimizer):
-    """Step by the sign of an interpolated momentum (Chen et al. 2023); decay is decoupled."""
+    """Step by the sign of an interpolated momentum (Chen et al. 2023); weight decay is decoupled.
+
+    ``p = p - lr (sign(β₁ m + (1 - β₁) g) + weight_decay p);  m = β₂ m + (1 - β₂) g``.
+
+    Parameters
+    ----------
+    params : iterable of Tensor or of dict
+        The parameters, or groups ``{"params": [...], "lr": ...}``.
+    lr : float
+        The learning rate.
+    betas : tuple of float
+        The factors of the momentum in the step and in its update.
+    weight_decay : float
+        The decay of the parameters.
+    maximize : bool
+        Whether the objective is maximised.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> w = ad.tensor([1.0, 2.0], requires_grad=True)
+    >>> opt = ad.optim.Lion([w], lr=0.1)
+    >>> (w ** 2).sum().backward(); opt.step(); w.detach()
+    tensor([0.9, 1.9], dtype=float64)
+    """
 
     slots = ("m",)
 
@@ -339,7 +517,7 @@ class Lion(Optimizer):
 
     @in_place
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
-        """p ← p - lr (sign(β₁m + (1-β₁)g) + λp);  m ← β₂m + (1-β₂)g."""
+        """Return ``p - lr (sign(β₁ m + (1 - β₁) g) + weight_decay p)`` and the momentum."""
         lr, (b1, b2), m = hyper["lr"], hyper["betas"], state["m"]
         direction = xp.sign(b1 * m + (1 - b1) * g)
         if hyper["weight_decay"]:

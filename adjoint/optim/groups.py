@@ -1,4 +1,4 @@
-"""Parameter groups: what is updated in one go, with its state, and what a gradient asks to be written."""
+"""Parameter groups, their states, and the writes that a gradient causes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Array", "Group", "Hyper", "State", "Unit", "Update", "in_parts", "pl
 Array = ndarray[Any, Any]
 State = dict[str, Any]
 Hyper = dict[str, Any]
-Update = tuple[Array, Array, State, Hyper]  # flat parameter, gradient and state of what is updated alike
+Update = tuple[Array, Array, State, Hyper]  # flat parameter, gradient, state, hyper-parameters
 
 SMALL = 16_384  # elements: parameters up to this size share one flat array
 
@@ -31,15 +31,15 @@ class Group:
     def __init__(self, params: list[Tensor], hyper: Hyper) -> None:
         self.params = params
         self.hyper = hyper
-        self.checked = dict(hyper)  # as they were when they were last looked at
+        self.checked = dict(hyper)  # the values that were checked last
         self.given = hyper.get("lr", 0.0)
-        self.own_rate = False  # whether it was given one, other than that of all
-        self.ratio = 1.0  # of its learning rate to that which is the optimiser's
+        self.own_rate = False  # whether the group has its own learning rate
+        self.ratio = 1.0  # of its learning rate to the optimiser's
         self.units: list[Unit] = []
         small: dict[Any, list[Tensor]] = {}
         for p in params:
             if p.size <= SMALL:
-                # frozen ones apart: a block in which some have no gradient is updated in parts
+                # frozen ones separately: a block with missing gradients is updated in parts
                 small.setdefault((p.dtype, p.requires_grad), []).append(p)
             else:
                 self.units.append(Unit([p], None))
@@ -47,7 +47,7 @@ class Group:
         self._unit_of = {id(p): u for u in self.units for p in u.params}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)  # of a copy, whose parameters have other ids
+        self.__dict__.update(state)  # of a copy, whose parameters have new ids
         self._unit_of = {id(p): u for u in self.units for p in u.params}
 
     def state_of(self, p: Tensor, copy: bool = False) -> State:
@@ -55,12 +55,12 @@ class Group:
         return self._unit_of[id(p)].state_of(p, copy)
 
     def steps_of(self, p: Tensor) -> int:
-        """Return how many updates a parameter has had."""
+        """Return the number of updates of a parameter."""
         unit = self._unit_of[id(p)]
         return unit.steps[unit.position(p)]
 
     def take_over(self, optimizer: Optimizer) -> None:
-        """Fit the states to hyper-parameters that somebody wrote: momentum, say, that was 0 until now."""
+        """Adapt the states to changed hyper-parameters, for example a momentum that was 0 before."""
         if any(v != self.checked[k] for k, v in self.hyper.items() if k != "lr"):
             fitted = [unit.fitted_state(optimizer, self.hyper) for unit in self.units]
             for unit, state in zip(self.units, fitted, strict=True):
@@ -70,7 +70,7 @@ class Group:
 
 
 class Unit:
-    """What is updated in one go: a block of small parameters, or one large parameter."""
+    """Parameters that are updated together: a block of small ones, or one large one."""
 
     def __init__(self, params: list[Tensor], block: Block | None) -> None:
         self.params = params
@@ -82,9 +82,9 @@ class Unit:
     def updates(
         self, optimizer: Optimizer, grads: list[Any], hyper: Hyper, scatters: list[Callable[[], None]]
     ) -> list[Update]:
-        """Count the update of the parameters that have a gradient, and return what is to be written.
+        """Count the update of the parameters with a gradient, and return the updates to write.
 
-        Nothing is written here, so that an error leaves all as it was; ``scatters`` are called at the end.
+        Nothing is written here, so that an error changes nothing; ``scatters`` are called at the end.
         """
         present = [g is not None for g in grads]
         if not any(present):
@@ -92,11 +92,11 @@ class Unit:
         if self.block is None:
             return [self._update_of_one(optimizer, grads[0], hyper, scatters)]
         flat = self.block.open()
-        self.steps = list(map(operator.add, self.steps, present))  # counted: its versions have moved
+        self.steps = list(map(operator.add, self.steps, present))
         if self.grad is None:
             self.grad = np.empty_like(flat)
         state = self._need_state(optimizer, flat, hyper)
-        if all(present) and len(set(self.steps)) == 1:  # as nearly always: all of it at once
+        if all(present) and len(set(self.steps)) == 1:  # the usual case: the whole block at once
             try:
                 np.concatenate([g._data if type(g) is Tensor else _whole(g) for g in grads], None, self.grad)
                 return [(flat, self.grad, state, {**hyper, "step": self.steps[0]})]
@@ -107,7 +107,7 @@ class Unit:
     def _updates_in_parts(
         self, flat: Array, grads: list[Any], state: State, hyper: Hyper, scatters: list[Callable[[], None]]
     ) -> list[Update]:
-        """Return the updates of a block where some gradients are missing or sparse, or counts differ."""
+        """Return the updates of a block if some gradients are missing or sparse, or step counts differ."""
         assert self.block is not None
         assert self.grad is not None
         found: list[Update] = []
@@ -127,7 +127,7 @@ class Unit:
         return found
 
     def _spans(self, present: list[bool]) -> Iterator[tuple[slice, int]]:
-        """Yield the runs of the flat array that have gradients and the same number of updates."""
+        """Yield the runs of the flat array with gradients and equal step counts."""
         assert self.block is not None
         runs: list[list[int]] = []  # start, stop, step
         for has, s, step in zip(present, self.block.slices, self.steps, strict=True):
@@ -162,29 +162,29 @@ class Unit:
         return self.state
 
     def fitted_state(self, optimizer: Optimizer, hyper: Hyper) -> State | None:
-        """Return the state with what these hyper-parameters want beside it, and without what they do not."""
+        """Return the state with slots added or dropped to match the hyper-parameters."""
         if self.state is None:
             return None
         fresh = self.initial_state(optimizer, hyper)
         return {name: self.state.get(name, value) for name, value in fresh.items()}
 
     def initial_state(self, optimizer: Optimizer, hyper: Hyper) -> State:
-        """Return the state before the first update of all its parameters."""
+        """Return the state before the first update, for all parameters of the unit."""
         flat = np.concatenate([p._data for p in self.params], None)
         return _initial(optimizer, flat, hyper)
 
     def take_back(self, steps: list[int]) -> None:
-        """Undo the count of an update, of which nothing was written, and the versions that it moved."""
+        """Undo the count of an update that was not written, and the versions it moved."""
         self.steps = steps
         for p in self.params:
             p._version -= 1
 
     def position(self, p: Tensor) -> int:
-        """Return the place of a parameter in this unit."""
+        """Return the index of a parameter in this unit."""
         return next(i for i, q in enumerate(self.params) if q is p)
 
     def slice_of(self, p: Tensor) -> slice:
-        """Return where a parameter lies in the flat arrays."""
+        """Return the slice of a parameter in the flat arrays."""
         return slice(0, p.size) if self.block is None else self.block.slices[self.position(p)]
 
     def state_of(self, p: Tensor, copy: bool) -> State:
@@ -200,7 +200,7 @@ def _initial(optimizer: Optimizer, flat: Array, hyper: Hyper) -> State:
 
 
 def in_parts(update: Update) -> Update:
-    """Return an update with the parts of complex numbers as numbers of their own, as in PyTorch."""
+    """Return an update with complex numbers viewed as pairs of real numbers, as in PyTorch."""
     p, g, state, hyper = update
     if p.dtype.kind != "c":
         return update
@@ -208,12 +208,12 @@ def in_parts(update: Update) -> Update:
 
 
 def _parts(flat: Array) -> Array:
-    """Real and imaginary parts, one after the other, of a flat complex array, in its memory."""
+    """Return a view of a flat complex array with real and imaginary parts alternating."""
     return flat.view(flat.real.dtype)
 
 
 def _rows(data: Array, grad: Any, state: State, hyper: Hyper, scatters: list[Callable[[], None]]) -> Update:
-    """Return the update of only those rows that a sparse gradient touches, in copies that are put back."""
+    """Return the update of the rows of a sparse gradient, on copies that ``scatters`` write back."""
     rows = grad.rows
     piece = data[rows]
     part = {k: v[rows] for k, v in state.items()}
@@ -240,11 +240,11 @@ def _whole(g: Any) -> Array:
 
 
 def _fitted(grad: Any, p: Tensor) -> Any:
-    """Return a gradient as an array of its parameter's shape and dtype; a sparse one as it is."""
+    """Return a gradient as an array of its parameter's shape and dtype; a sparse one unchanged."""
     rows = getattr(grad, "rows", None)
     g = grad if rows is not None else grad._data if type(grad) is Tensor else np.asarray(grad)
     if g.shape != p.shape:
-        raise ValueError  # told further up, where the place of the parameter is known
+        raise ValueError  # the caller adds the message, which names the parameter
     if rows is not None:
         if not np.can_cast(g.dtype, p.dtype, "same_kind"):
             raise TypeError
@@ -253,7 +253,7 @@ def _fitted(grad: Any, p: Tensor) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return NumPy's numbers as Python's, beside which float32 stays float32."""
+    """Return NumPy scalars as Python numbers, beside which float32 stays float32."""
     if isinstance(value, (tuple, list)):
         return tuple(map(plain, value))
     return value.item() if isinstance(value, np.generic) else value

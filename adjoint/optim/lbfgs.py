@@ -24,12 +24,28 @@ Evaluate = Callable[[np.ndarray[Any, Any]], tuple[float, np.ndarray[Any, Any]]]
 
 
 class LBFGS:
-    """Limited-memory BFGS for deterministic objectives: ``step(closure)`` runs some iterations.
+    """Limited-memory BFGS for deterministic objectives.
 
-    ``closure()`` computes the loss and its gradients (``loss.backward()``) and returns the loss.  The
-    line search meets the strong Wolfe conditions, so each iteration goes down.  A complex parameter counts as
-    two real ones, its parts.
+    ``step(closure)`` runs several iterations.  The line search satisfies the strong Wolfe conditions, so that
+    each iteration reduces the loss.  A complex parameter counts as two real ones.
 
+    Parameters
+    ----------
+    params : iterable of Tensor
+        The parameters.
+    lr : float
+        The first step length that a line search tries.
+    max_iter : int
+        The number of iterations per call of ``step``.
+    history : int
+        The number of stored pairs of steps and gradient differences.
+    tolerance_grad : float
+        The iteration ends when no element of the gradient is larger.
+    tolerance_change : float
+        The iteration ends when the step or the relative change of the loss is smaller.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> w = ad.tensor([-1.2, 1.0], requires_grad=True)
     >>> opt = ad.optim.LBFGS([w], max_iter=60)
@@ -54,10 +70,10 @@ class LBFGS:
         self.params: list[Tensor] = parameter_list("LBFGS", params)
         for p in self.params:
             if isinstance(p, Mapping):
-                raise InputError("LBFGS: there are no groups here: give a list of all parameters.")
+                raise InputError("LBFGS: parameter groups are not supported.  Pass a list of all parameters.")
         leaves = all(isinstance(p, Tensor) and p.is_leaf for p in self.params)
-        if not leaves or not any(p.requires_grad for p in self.params):  # one that is frozen stays as it is
-            raise InputError("LBFGS: params are leaf tensors, of which at least one requires grad.")
+        if not leaves or not any(p.requires_grad for p in self.params):  # frozen ones are not updated
+            raise InputError("LBFGS: params must be leaf tensors, and at least one must require grad.")
         for name, count in (("max_iter", max_iter), ("history", history)):
             if whole_number("LBFGS", name, count) < 1:
                 raise ArgumentError(f"LBFGS: {name} must be positive, but is {count!r}.")
@@ -71,18 +87,24 @@ class LBFGS:
 
     @property
     def lr(self) -> float:
-        """The first length that a line search tries, in steps of the method's own."""
+        """The first step length that a line search tries, relative to the quasi-Newton step."""
         return self._lr
 
     @lr.setter
     def lr(self, value: float) -> None:
         check_range("lr", value, 0.0)
         if value == 0:
-            raise ArgumentError("lr must be above 0: the line search starts with it.")
+            raise ArgumentError("lr must be positive, because the line search starts with it.")
         self._lr = float(value)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of all parameters."""
+        """Set the gradients of all parameters to None.
+
+        Parameters
+        ----------
+        set_to_none : bool
+            Must be True; it exists for PyTorch's sake.
+        """
         drop(self.params, set_to_none)
 
     def _flat(self) -> Any:
@@ -103,9 +125,24 @@ class LBFGS:
                 start += _count(p)
 
     def step(self, closure: Callable[[], Tensor]) -> float:
-        """Run up to ``max_iter`` iterations; return the loss at the end.
+        """Run up to ``max_iter`` iterations.
 
-        Where ``closure`` raises, the parameters are what they were before.
+        If ``closure`` raises, the parameters are restored.
+
+        Parameters
+        ----------
+        closure : callable
+            A function that computes the loss, calls ``loss.backward()`` and returns the loss.
+
+        Returns
+        -------
+        float
+            The loss at the end.
+
+        Raises
+        ------
+        NonFiniteError
+            If the loss or the gradient is not finite at the start.
         """
         if special.count:
             refuse_tracing("LBFGS", "It decides on values: compile the closure instead.")
@@ -126,12 +163,13 @@ class LBFGS:
             loss = closure()
             if loss is None or np.shape(loss) != ():
                 raise InputError(
-                    "LBFGS: closure() returns the loss, one number, but "
+                    "LBFGS: closure() must return the loss, one number, but "
                     + ("returned None." if loss is None else f"returned shape {np.shape(loss)}.")
                 )
             if all(p.grad is None for p in self.params):
                 raise NoGradientError(
-                    "LBFGS: closure() gave no parameter a gradient: it must call loss.backward() and return "
+                    "LBFGS: no parameter has a gradient after closure(): it must call loss.backward() and "
+                    "return "
                     "the loss,\n  which must depend on the parameters."
                 )
             return float(loss), self._flat_grad()
@@ -140,21 +178,21 @@ class LBFGS:
         if not (math.isfinite(loss) and np.isfinite(g).all()):
             raise NonFiniteError(
                 f"LBFGS: at the start the loss is {loss} and the largest gradient {np.abs(g).max()}: "
-                "there is no way down from there."
+                "there is no descent direction."
             )
         for _ in range(self.max_iter):
             if np.abs(g).max(initial=0.0) <= self.tolerance_grad:
                 break
             d = self._direction(g)
             slope = float(g @ d)
-            if slope >= 0:  # the curvature went bad: forget it
+            if slope >= 0:  # the stored curvature is bad
                 self.pairs.clear()
                 d, slope = -g, -float(g @ g)
             first = min(1.0, 1.0 / float(np.abs(g).sum())) * self.lr if not self.pairs else self.lr
             t, new_loss, new_g = strong_wolfe(evaluate, x, first, d, loss, g, slope)
             s = t * d
             y = new_g - g
-            # the curvature is positive beyond rounding, whatever the scales of loss and parameters
+            # positive beyond rounding, independent of the scales of loss and parameters
             if float(y @ s) > 1e-14 * math.sqrt(float(y @ y)) * math.sqrt(float(s @ s)):
                 self.pairs.append((s, y, 1.0 / float(y @ s)))
             change = abs(new_loss - loss)
@@ -167,7 +205,7 @@ class LBFGS:
         return loss
 
     def _direction(self, g: Any) -> Any:
-        """The two-loop recursion: -H g from the last pairs."""
+        """Return -H g by the two-loop recursion over the stored pairs."""
         q = -g
         alphas = []
         for s, y, rho in reversed(self.pairs):
@@ -182,13 +220,19 @@ class LBFGS:
         return q
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the history, as copies."""
+        """Return copies of the stored pairs, and the number of iterations."""
         return {"pairs": [(s.copy(), y.copy()) for s, y, _ in self.pairs], "iterations": self.iterations}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned; everything is checked before anything changes."""
+        """Restore a saved state.  Everything is checked before anything changes.
+
+        Parameters
+        ----------
+        state : mapping
+            The result of ``state_dict()``.
+        """
         if not isinstance(state, Mapping) or not {"pairs", "iterations"} <= set(state):
-            raise ArgumentError('LBFGS: this is no state of its history: it has "pairs" and "iterations".')
+            raise ArgumentError('LBFGS: the state must have the keys "pairs" and "iterations".')
         iterations = whole_number("LBFGS", "iterations", state["iterations"])
         size = sum(map(_count, self.params))
         pairs = []
@@ -207,23 +251,23 @@ class LBFGS:
 
 
 def _count(p: Tensor) -> int:
-    """How many real numbers a parameter has."""
+    """Return the number of real numbers of a parameter."""
     return 2 * p.size if p.dtype.kind == "c" else p.size
 
 
 def _like(grad: Any, p: Tensor) -> Any:
-    """A gradient that may be real where its parameter is complex."""
+    """Return a gradient as complex if its parameter is complex."""
     return grad.astype(complex) if p.dtype.kind == "c" else grad
 
 
 def _reals(data: Any) -> Any:
-    """An array as flat float64; a complex number as its two parts."""
+    """Return an array as flat float64; complex numbers as pairs."""
     if data.dtype.kind == "c":
         return np.ascontiguousarray(data, complex).reshape(-1).view(float)
     return np.asarray(data, float).reshape(-1)
 
 
-Point = tuple[float, float, float, Any]  # how far along d, the loss there, its slope along d, its gradient
+Point = tuple[float, float, float, Any]  # step along d, loss, slope along d, gradient
 
 
 def strong_wolfe(
@@ -238,10 +282,10 @@ def strong_wolfe(
     c2: float = 0.9,
     limit: int = 25,
 ) -> tuple[float, float, Any]:
-    """Find a step t along d with enough decrease and a flat enough slope.
+    """Find a step t along d with sufficient decrease and curvature.
 
-    loss(t) ≤ loss + c1·t·slope and |slope(t)| ≤ c2·|slope| (Nocedal and Wright, 3.5 and 3.6), tried where
-    minFunc, and with it PyTorch, tries: at the minimum of the cubic through the last two points.
+    loss(t) ≤ loss + c1·t·slope and |slope(t)| ≤ c2·|slope| (Nocedal and Wright, 3.5 and 3.6).  Like minFunc
+    and PyTorch, it tries the minimum of the cubic through the last two points.
     """
     before: Point = (0.0, loss, slope, g)
     for i in range(limit):
@@ -262,7 +306,7 @@ def strong_wolfe(
 def _point(evaluate: Evaluate, x: Any, d: Any, t: float) -> Point:
     loss, g = evaluate(x + t * d)
     slope = float(g @ d)
-    return t, loss if math.isfinite(slope) else math.inf, slope, g  # no gradient: no point to go on from
+    return t, loss if math.isfinite(slope) else math.inf, slope, g  # a point without a gradient is unusable
 
 
 def _zoom(
@@ -276,7 +320,7 @@ def _zoom(
     c2: float,
     limit: int,
 ) -> tuple[float, float, Any]:
-    """Shrink a bracket: towards its lower end, or to a point inside that is lower still."""
+    """Shrink a bracket towards its lower end, or to a lower point inside."""
     length = float(np.abs(d).max(initial=0.0))
     near = False  # whether the last point was near an end of the bracket
     low = _lower(ends)
@@ -304,7 +348,7 @@ def _zoom(
 
 
 def _lower(ends: list[Point]) -> int:
-    """Return which end of a bracket is lower; one that is not finite never is."""
+    """Return the index of the lower end of a bracket; an end that is not finite is never lower."""
     first, second = (loss if math.isfinite(loss) else math.inf for _, loss, _, _ in ends)
     return 0 if first <= second else 1
 

@@ -1,10 +1,9 @@
-"""The frame of all optimisers: hyper-parameters, and how a pure update is applied in place.
+"""The base class of optimizers: hyper-parameters, groups, and updates in place.
 
-An optimiser's heart is a pure function on arrays, ``apply_one(xp, p, g, state, hyper)``, which
-returns the new parameter and the new state.  Small parameters are updated together, as one flat
-array, and all of it piece by piece, so that everything stays in the cache between the passes of one
-update: few NumPy calls for many small tensors, and one pass over memory for large ones, which
-several threads share (adjoint.core.spread).
+An optimizer is defined by a pure function on arrays, ``apply_one(xp, p, g, state, hyper)``, which returns the
+new parameter and the new state.  Small parameters are updated together as one flat array.  Updates are
+computed in pieces that stay in the cache: few NumPy calls for many small tensors, and one pass over memory
+for large ones, shared by several threads.
 """
 
 from __future__ import annotations
@@ -33,33 +32,57 @@ __all__ = ["Hyper", "Optimizer", "State"]
 _grad = operator.attrgetter("grad")
 _own_rate = operator.attrgetter("own_rate")
 
-Part = tuple[Callable[[Array, Array, State, Any], None], Array, Array, State, Any]  # how to write, and what
+Part = tuple[
+    Callable[[Array, Array, State, Any], None], Array, Array, State, Any
+]  # a function, its arguments
 
 _FLAGS = ("maximize", "nesterov", "amsgrad", "centered")
 
-LEAST = 262_144  # elements that a thread must have to be worth its call; half of it is a loss
+LEAST = 262_144  # least number of elements per thread; with half of it threads are slower
 
 
 class Optimizer:
-    """Updates parameters from their gradients; the base of all optimisers.
+    """Base class of optimizers, which update parameters from their gradients.
 
-    ``params`` are tensors, or groups ``{"params": [...], "lr": ...}`` that override the defaults.
-    A parameter whose ``grad`` is None is left as it is, and so is its state: one that is frozen
-    (``requires_grad=False``) waits until it is unfrozen.
+    A parameter whose ``grad`` is None is not updated, and its state is kept.  A frozen parameter
+    (``requires_grad=False``) is updated again after it is unfrozen.
+
+    Parameters
+    ----------
+    params : iterable of Tensor or of dict
+        The parameters, or groups ``{"params": [...], "lr": ...}`` that override the defaults.
+    **defaults : object
+        The hyper-parameters.
+
+    Raises
+    ------
+    InputError
+        If there are no parameters, or they are not leaf tensors.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> class Plain(ad.optim.Optimizer):
+    ...     def apply_one(self, xp, p, g, state, hyper):
+    ...         return p - hyper["lr"] * g, {}
+    >>> w = ad.tensor([1.0, 2.0], requires_grad=True)
+    >>> opt = Plain([w], lr=0.5)
+    >>> w.sum().backward(); opt.step(); w.detach()
+    tensor([0.5, 1.5], dtype=float64)
     """
 
-    slots: ClassVar[tuple[str, ...]] = ()  # the arrays of state that each parameter has
+    slots: ClassVar[tuple[str, ...]] = ()  # the names of the state arrays of each parameter
 
     def __init__(self, params: Iterable[Any], **defaults: Any) -> None:
         self.defaults = {"maximize": False, **defaults}
         self.step_count = 0
         self.groups: list[Group] = []
-        self._paused = False  # whether the rate of all is 0 because lr was set to 0
-        self._complex = False  # whether a parameter is
+        self._paused = False  # whether all rates are 0 because lr was set to 0
+        self._complex = False  # whether a parameter is complex
         given = parameter_list(type(self).__name__, params)
         if not given:
             raise InputError(
-                f"{type(self).__name__}: no parameters to optimise.\n"
+                f"{type(self).__name__}: there are no parameters to optimise.\n"
                 "  Modules and parameters in plain lists or dictionaries are not found: use nn.ModuleList, "
                 "nn.ModuleDict or nn.ParameterList."
             )
@@ -67,7 +90,7 @@ class Optimizer:
         for i, g in enumerate(given):
             if isinstance(g, Mapping) != grouped:
                 raise InputError(
-                    f"{type(self).__name__}: give parameters or groups, not both: the first is a "
+                    f"{type(self).__name__}: pass parameters or groups, not both: the first is a "
                     f"{type(given[0]).__name__}, but number {i} a {type(g).__name__}.\n"
                     '  Put single parameters into a group: {"params": [...]}.'
                 )
@@ -75,71 +98,113 @@ class Optimizer:
             self.add_group(g)
         if not any(p.requires_grad for p in self.params):
             raise InputError(
-                f"{type(self).__name__}: none of the parameters requires grad, so there is nothing to train."
-                "\n  requires_grad_(True) unfreezes a module or a tensor."
+                f"{type(self).__name__}: no parameter requires grad, so nothing can be trained."
+                "\n  Unfreeze a module or a tensor with requires_grad_(True)."
             )
 
-    # What an optimiser defines ---------------------------------------------------------------
+    # Defined by subclasses -------------------------------------------------------------------
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
         """Return the state of a parameter before its first update: arrays of its shape and dtype.
 
-        A complex parameter comes as the real numbers it is made of, here and in ``apply_one``.
+        A complex parameter is passed as an array of real numbers, here and in ``apply_one``.
+
+        Parameters
+        ----------
+        p : ndarray
+            The parameter, flat.
+        hyper : dict
+            The hyper-parameters of its group.
+
+        Returns
+        -------
+        dict of str to ndarray
+            The state.
         """
         return {name: np.zeros_like(p) for name in self.slots}
 
     def numbers(self, hyper: Hyper) -> Hyper:
-        """Return the numbers that ``apply_one`` computes with.
+        """Return the numbers that ``apply_one`` uses.
 
-        Called once per step for what is updated together.  Whatever is not arithmetic on arrays belongs here,
-        such as powers of the step.
+        It is called once per step and unit.  Everything other than arithmetic on arrays belongs here, such
+        as powers of the step.
 
         Parameters
         ----------
         hyper : dict
-            The hyper-parameters of the group, and ``"step"``: the number of this update, from 1.
+            The hyper-parameters of the group, and ``"step"``, the number of this update from 1 on.
+
+        Returns
+        -------
+        dict
+            The numbers.
         """
         return hyper
 
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
-        """Return the updated parameter and state; pure, on arrays, elementwise.
+        """Return the updated parameter and state.  It must be pure and elementwise.
 
         Parameters
         ----------
         xp : Namespace
-            The functions to use, by name: ``xp.sqrt``.
-        p, g : array
+            The functions to use: ``xp.sqrt``.
+        p, g : ndarray
             The parameter and its gradient, flat.
         state : dict
-            The arrays that ``init_one`` made.
+            The arrays of ``init_one``.
         hyper : dict
-            What ``numbers`` returned.
+            The result of ``numbers``.
+
+        Returns
+        -------
+        tuple
+            The new parameter, and a dictionary of the new state.
         """
-        raise NotImplementedError  # not abstract: an optimiser may override step() alone
+        raise NotImplementedError  # not abstract: a subclass may override step() instead
 
     def check(self, hyper: Hyper) -> None:
-        """Raise if a hyper-parameter is out of range."""
+        """Raise if a hyper-parameter is out of range.
+
+        Parameters
+        ----------
+        hyper : dict
+            The hyper-parameters.
+
+        Raises
+        ------
+        ArgumentError
+            If a value is invalid.
+        """
         for name, value in hyper.items():
             if name == "betas":
                 if not isinstance(value, (tuple, list)) or len(value) != 2:
-                    raise ArgumentError(f"betas are two numbers, but are {value!r}.")
+                    raise ArgumentError(f"betas must be two numbers, but are {value!r}.")
                 for beta in value:
                     check_range(name, beta, 0.0, 1.0)
                     if beta == 1:
-                        raise ArgumentError(
-                            f"betas must be below 1, or no gradient counts, but are {value!r}."
-                        )
+                        raise ArgumentError(f"betas must be below 1, but are {value!r}.")
             elif name in ("momentum", "alpha", "beta", "decay"):
                 check_range(name, value, 0.0, 1.0)
             elif name in ("lr", "eps", "weight_decay", "dampening", "lr_decay", "momentum_decay", "initial"):
                 check_range(name, value, 0.0)
             elif name in _FLAGS and not isinstance(value, (bool, np.bool_)):
-                raise ArgumentError(f"{name} is True or False, but is {value!r}.")
+                raise ArgumentError(f"{name} must be True or False, but is {value!r}.")
 
-    # What it gives -----------------------------------------------------------------------------
+    # Public ------------------------------------------------------------------------------------
 
     def add_group(self, group: Mapping[str, Any]) -> None:
-        """Add parameters with their own hyper-parameters."""
+        """Add parameters with their own hyper-parameters.
+
+        Parameters
+        ----------
+        group : mapping
+            ``{"params": [...], "lr": ...}``; other hyper-parameters have the defaults.
+
+        Raises
+        ------
+        ArgumentError
+            If a parameter is already in the optimizer, or a hyper-parameter is unknown.
+        """
         if not isinstance(group, Mapping) or "params" not in group:
             what = f"has only {', '.join(map(str, group))}" if isinstance(group, Mapping) else f"is {group!r}"
             raise InputError(
@@ -153,13 +218,15 @@ class Optimizer:
             if not isinstance(p, Tensor):
                 pair = isinstance(p, tuple) and len(p) == 2 and isinstance(p[1], Tensor)
                 raise InputError(
-                    f"{type(self).__name__}: parameters are tensors, but params[{i}] is a {type(p).__name__}."
-                    + ("\n  Pairs with names go into a dictionary: dict(named_parameters())." if pair else "")
+                    f"{type(self).__name__}: parameters must be tensors, but params[{i}] is a "
+                    f"{type(p).__name__}."
+                    + ("\n  Pass named parameters as a dictionary: dict(named_parameters())." if pair else "")
                 )
             if not p.is_leaf:
                 raise InputError(
-                    f"{type(self).__name__}: parameters are leaves, but params[{i}] of shape {p.shape} is "
-                    f"computed: detach() it, or give what it is computed from."
+                    f"{type(self).__name__}: parameters must be leaves, but params[{i}] of shape "
+                    f"{p.shape} is "
+                    f"a result.  Use detach(), or pass the leaves that it was computed from."
                 )
             if id(p) in taken:
                 raise ArgumentError(f"{type(self).__name__}: params[{i}] of shape {p.shape} is given twice.")
@@ -172,7 +239,7 @@ class Optimizer:
         if self.groups and "lr" in hyper:
             self._relate(added)
         self.groups.append(added)
-        if added.ratio not in (0.0, 1.0) and self._lead() is added:  # the ratios are to this one now
+        if added.ratio not in (0.0, 1.0) and self._lead() is added:  # ratios are relative to this group now
             for g in self.groups[:-1]:
                 g.ratio /= added.ratio
             added.ratio = 1.0
@@ -187,20 +254,20 @@ class Optimizer:
             )
 
     def _check_written(self, hyper: Hyper) -> None:
-        """Raise if hyper-parameters that somebody wrote into a group are not those of this optimiser."""
+        """Raise if hyper-parameters assigned to a group are not those of this optimizer."""
         self._refuse_unknown(set(hyper))
         missing = [name for name in self.defaults if name not in hyper]
         if missing:
-            raise ArgumentError(f"{type(self).__name__}: a group has lost its {', '.join(missing)}.")
+            raise ArgumentError(f"{type(self).__name__}: a group is missing {', '.join(missing)}.")
         self.check(hyper)
 
     def _relate(self, added: Group) -> None:
-        """Set the ratio of a new group's rate to that of the first one that is trained."""
+        """Set the ratio of a new group's rate to the optimizer's rate."""
         lead = self._lead()
-        rate = lead.hyper["lr"] or lead.given  # given: while the rate of all is 0 for a time
+        rate = lead.hyper["lr"] or lead.given  # given: if all rates are 0 for a time
         if rate:
             added.ratio = added.given / rate
-        elif added.given:  # the first above 0: those before it stay at 0
+        elif added.given:  # the first above 0: earlier groups stay at 0
             for g in self.groups:
                 g.ratio = 0.0
 
@@ -210,9 +277,10 @@ class Optimizer:
         return [p for g in self.groups for p in g.params]
 
     def _lead(self) -> Group:
-        """The group whose rate is ``lr``: the first with one above 0, or the first that had one before.
+        """Return the group whose rate is ``lr``.
 
-        Those that have the rate of all come before those that were given one of their own.
+        It is the first group with a rate above 0, or the first that had one.  Groups without their own rate
+        come before groups with one.
         """
         if len(self.groups) == 1:
             return self.groups[0]
@@ -224,12 +292,12 @@ class Optimizer:
 
     @property
     def lr(self) -> float:
-        """The learning rate; setting it scales that of all groups alike.
+        """The learning rate.  Setting it scales the rates of all groups.
 
-        It is that of the first group without a rate of its own, ``lr=`` of the optimiser, or where all have
-        one, of the first group that has one above 0.
-        So a group keeps its ratio to the others, also from 0 up again, and one that was given 0 stays at 0.
-        Where all were given 0, all take the rate that is set.  NaN where the optimiser has none.
+        It is the rate of the first group without its own rate, or of the first group with a rate above 0 if
+        all have their own.  A group keeps its ratio to the others, also while the rate is 0 for a time; a
+        group with rate 0 stays at 0.  If all groups have rate 0, all take the rate that is set.  It is NaN
+        for an optimizer without a learning rate.
         """
         return float(self._lead().hyper.get("lr", math.nan))
 
@@ -248,7 +316,13 @@ class Optimizer:
         self._paused = value == 0
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of all parameters."""
+        """Set the gradients of all parameters to None.
+
+        Parameters
+        ----------
+        set_to_none : bool
+            Must be True; it exists for PyTorch's sake.
+        """
         for group in self.groups:
             drop(group.params, set_to_none)
 
@@ -257,15 +331,24 @@ class Optimizer:
         self._update(_grad)
 
     def apply(self, grads: Mapping[Any, Any]) -> None:
-        """Update from gradients keyed by parameter (or its id): a store, or a dict.
+        """Update parameters from given gradients.
 
-        A gradient of another shape than its parameter's, or of a kind that does not fit it (complex
-        numbers for a float parameter), is an error, and then nothing is updated.
+        Parameters
+        ----------
+        grads : Gradients or dict
+            The gradients by parameter, or by its id.
+
+        Raises
+        ------
+        ShapeError
+            If a gradient has another shape than its parameter.  Nothing is updated then.
+        DTypeError
+            If a gradient cannot be cast to the parameter's dtype.  Nothing is updated then.
         """
         strange = next((k for k in grads if not isinstance(k, (Tensor, int))), None)
         if strange is not None:
             raise InputError(
-                f"{type(self).__name__}: gradients are keyed by parameter, but one by {strange!r}."
+                f"{type(self).__name__}: gradients must be keyed by parameter, not by {strange!r}."
             )
         gradient = lambda p: _found(grads, p)
         self._refuse_misfits(gradient)
@@ -279,11 +362,11 @@ class Optimizer:
         for group in written:
             self._check_written(group.hyper)
         updates: list[Update] = []
-        scatters: list[Callable[[], None]] = []  # of rows that a sparse gradient touches
+        scatters: list[Callable[[], None]] = []  # for rows of sparse gradients
         counts = [unit.steps for group in self.groups for unit in group.units]
         before, count = grad_mode.get(), self.step_count
         try:
-            # parameters are written to; set inside, so that an interrupt does not leave it so
+            # parameters are written to; set inside try, so that an interrupt does not leave it set
             grad_mode.set(False)
             for group in written:
                 group.take_over(self)
@@ -295,7 +378,7 @@ class Optimizer:
             for scatter in scatters:
                 scatter()
         except BaseException as error:
-            if self.step_count != count:  # an interrupt, or a formula of one's own
+            if self.step_count != count:  # an interrupt, or an error in a user's apply_one
                 error.add_note(f"{type(self).__name__} was writing: some parameters are updated, others not.")
                 raise
             units = (unit for group in self.groups for unit in group.units)
@@ -309,7 +392,7 @@ class Optimizer:
             grad_mode.set(before)
 
     def _refuse_misfits(self, gradient: Callable[[Tensor], Any]) -> None:
-        """Raise for the first gradient that its parameter cannot take."""
+        """Raise for the first gradient that does not match its parameter."""
         for i, p in enumerate(self.params):
             if (g := gradient(p)) is None:
                 continue
@@ -320,9 +403,9 @@ class Optimizer:
             if not np.can_cast(g.dtype, p.dtype, "same_kind"):
                 raise DTypeError(f"{where} is {g.dtype}, but the parameter {p.dtype}.")
 
-    @np.errstate(all="ignore")  # a warning that is an error would stop it in the middle
+    @np.errstate(all="ignore")  # a warning raised as an error would leave the update incomplete
     def _write(self, updates: list[Update]) -> None:
-        """Make all updates, in pieces, and in several threads if they are large."""
+        """Write all updates, in pieces, and in several threads if they are large."""
         parts: list[Part] = []
         for update in updates:
             p, g, state, hyper = in_parts(update) if self._complex else update
@@ -333,7 +416,7 @@ class Optimizer:
             else:
                 parts.append((form.write, p, g, state, form.scalars(hyper, p.dtype)))
         self.step_count += 1
-        if len(parts) == 1 and parts[0][1].nbytes <= ALONE:  # as in most nets: one piece in one thread
+        if len(parts) == 1 and parts[0][1].nbytes <= ALONE:  # the usual case: one piece in one thread
             write, p, g, state, numbers = parts[0]
             write(p, g, state, numbers)
             return
@@ -352,7 +435,23 @@ class Optimizer:
             state[name][...] = value
 
     def state_of(self, p: Tensor) -> State:
-        """Return the state of one parameter, as read-only arrays of its shape."""
+        """Return the state of one parameter.
+
+        Parameters
+        ----------
+        p : Tensor
+            The parameter.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Read-only arrays of the parameter's shape.
+
+        Raises
+        ------
+        InputError
+            If the tensor is not a parameter of the optimizer.
+        """
         for group in self.groups:
             for q in group.params:
                 if q is p:
@@ -360,7 +459,7 @@ class Optimizer:
         raise InputError("state_of: this tensor is not a parameter of the optimiser.")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on: step count, hyper-parameters, state; copies."""
+        """Return copies of the step count, the hyper-parameters and the state."""
         return {
             "kind": type(self).__name__,
             "step": self.step_count,
@@ -371,7 +470,18 @@ class Optimizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned; everything is checked before anything changes."""
+        """Restore a saved state.  Everything is checked before anything changes.
+
+        Parameters
+        ----------
+        state : mapping
+            The result of ``state_dict()``.
+
+        Raises
+        ------
+        ArgumentError
+            If it is the state of another optimizer or of other groups.
+        """
         saved, count = read_state(self, state)
         for g, (hyper, ratio, units) in zip(self.groups, saved, strict=True):
             g.hyper.update(hyper)
@@ -399,20 +509,24 @@ def _found(grads: Mapping[Any, Any], p: Tensor) -> Any:
 
 
 def parameter_list(kind: str, params: Any) -> list[Any]:
-    """Return parameters, or groups of them, as a list; a module, one tensor, or no list raises."""
+    """Return parameters, or groups of them, as a list; raise for a module or a single tensor."""
     if callable(getattr(params, "parameters", None)):
-        empty = "" if list(params.parameters()) else "\n  It has none: use nn.ModuleList for lists of layers."
+        empty = (
+            ""
+            if list(params.parameters())
+            else "\n  It has no parameters: use nn.ModuleList for lists of layers."
+        )
         raise InputError(
-            f"{kind}: give the parameters of the {type(params).__name__}: {kind}(model.parameters()).{empty}"
+            f"{kind}: pass the parameters of the {type(params).__name__}: {kind}(model.parameters()).{empty}"
         )
     if isinstance(params, (Tensor, str)) or not isinstance(params, Iterable):
-        raise InputError(f"{kind}: give a list of parameters, or of groups, not one {type(params).__name__}.")
+        raise InputError(f"{kind}: pass a list of parameters or of groups, not one {type(params).__name__}.")
     return list(params.values()) if isinstance(params, Mapping) else list(params)
 
 
 def check_range(name: str, value: Any, low: float, high: float = math.inf) -> None:
     """Raise unless ``value`` is a finite number from ``low`` to ``high``."""
     number = isinstance(value, (int, float, np.integer, np.floating))
-    if not (number and low <= value <= high and value < math.inf):  # NaN is not from anywhere
+    if not (number and low <= value <= high and value < math.inf):  # NaN fails too
         limit = f"from {low:g} to {high:g}" if high < math.inf else f"a finite number from {low:g}"
         raise ArgumentError(f"{name} must be {limit}, but is {value!r}.")

@@ -1,4 +1,4 @@
-"""Reading the saved state of an optimiser: every value is looked at before any is taken."""
+"""Reading of saved optimizer states.  All values are checked before any is used."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Read = tuple[dict[str, Any], float, list[tuple[dict[str, Any] | None, list[int]]
 
 
 def read_state(optimizer: Optimizer, state: Any) -> tuple[list[Read], int]:
-    """Return hyper-parameters, ratio and the units' states and steps of each group, and the step count."""
+    """Return (hyper-parameters, ratio, states and steps of the units) of each group, and the step count."""
     kind = type(optimizer).__name__
     if not isinstance(state, Mapping):
-        raise ArgumentError(f"{kind}: an optimiser's state is a dictionary, not a {type(state).__name__}.")
+        raise ArgumentError(f"{kind}: the state must be a dictionary, not a {type(state).__name__}.")
     missing = [k for k in ("kind", "step", "groups", "state", "steps") if k not in state]
     if missing:
-        raise ArgumentError(f"{kind}: this is no optimiser's state: no {missing[0]!r}.")
+        raise ArgumentError(f"{kind}: the state is missing the key {missing[0]!r}.")
     if state["kind"] != kind:
         raise ArgumentError(
             f"this is the state of {state['kind']}, but the optimiser is {kind}.\n"
@@ -63,7 +63,7 @@ def _group(optimizer: Optimizer, group: Group, saved: Any, ratio: Any, states: A
 def _arrays(
     optimizer: Optimizer, unit: Unit, hyper: dict[str, Any], saved: list[tuple[int, Any]]
 ) -> dict[str, Any] | None:
-    """Return the state of a unit, flat; None where none of its parameters has one yet."""
+    """Return the state of a unit as flat arrays; None if none of its parameters has a state yet."""
     if not any(s for _, s in saved):
         return None
     found = unit.initial_state(optimizer, hyper)
@@ -84,5 +84,5 @@ def _fitted(what: str, value: Any, p: Tensor) -> Any:
 
 def _steps(what: str, value: Any) -> int:
     if whole_number("load_state_dict", what, value) < 0:
-        raise ArgumentError(f"load_state_dict: {what} is a number from 0, but is {value!r}.")
+        raise ArgumentError(f"load_state_dict: {what} must not be negative, but is {value!r}.")
     return int(value)

@@ -1,8 +1,7 @@
-"""Learning-rate schedules: pure functions of the step, so resuming needs one number.
+"""Learning-rate schedules: pure functions of the step, so that resuming needs one number.
 
-A schedule is ``schedule(step) -> factor or rate``: called with the number of steps done so far, it
-returns the learning rate of the next one.  ``Plateau`` is the exception: it looks at a metric, which
-``warmup`` and ``sequence`` pass on to it.
+A schedule is called with the number of finished steps and returns the learning rate of the next step.
+``Plateau`` is the exception: it depends on a metric, which ``warmup`` and ``sequence`` pass to it.
 
 >>> schedule = warmup(cosine(0.1, total=100), steps=10)
 >>> [round(schedule(s), 3) for s in (0, 5, 10, 60, 110)]
@@ -59,46 +58,143 @@ def _power(base: float, exponent: float) -> float:
     try:
         return base**exponent
     except OverflowError:
-        return math.inf  # which an optimiser refuses by name
+        return math.inf  # the optimiser raises for it
 
 
 def _callable(name: str, schedule: Any) -> None:
     if not callable(schedule):
         constant = isinstance(schedule, numbers.Real)
         raise InputError(
-            f"{name}: a schedule is a function of the step, not {schedule!r}."
-            + (f"\n  schedules.constant({schedule!r}) is one." if constant else "")
+            f"{name}: a schedule must be a function of the step, not {schedule!r}."
+            + (f"\n  Use schedules.constant({schedule!r})." if constant else "")
         )
 
 
 def constant(rate: float) -> Schedule:
-    """Keep the rate."""
+    """Return a constant schedule.
+
+    Parameters
+    ----------
+    rate : float
+        The learning rate.
+
+    Returns
+    -------
+    callable
+        The schedule.
+
+    Examples
+    --------
+    >>> constant(0.1)(1000)
+    0.1
+    """
     rate = number("constant", "rate", rate)
     return lambda step: rate
 
 
 def steps(rate: float, every: int, factor: float = 0.1) -> Schedule:
-    """Multiply by ``factor`` after each ``every`` steps."""
+    """Multiply the rate by a factor at regular intervals.
+
+    Parameters
+    ----------
+    rate : float
+        The initial rate.
+    every : int
+        The number of steps between changes.
+    factor : float
+        The factor.
+
+    Returns
+    -------
+    callable
+        The schedule.
+
+    Examples
+    --------
+    >>> schedule = steps(1.0, every=10, factor=0.5)
+    >>> schedule(9), schedule(10), schedule(20)
+    (1.0, 0.5, 0.25)
+    """
     rate, factor = _numbers("steps", rate=rate, factor=factor)
     _positive("every", every)
     return lambda step: rate * _power(factor, step // every)
 
 
 def exponential(rate: float, factor: float) -> Schedule:
-    """Multiply by ``factor`` after each step."""
+    """Multiply the rate by a factor after each step.
+
+    Parameters
+    ----------
+    rate : float
+        The initial rate.
+    factor : float
+        The factor.
+
+    Returns
+    -------
+    callable
+        The schedule.
+
+    Examples
+    --------
+    >>> exponential(1.0, 0.5)(3)
+    0.125
+    """
     rate, factor = _numbers("exponential", rate=rate, factor=factor)
     return lambda step: rate * _power(factor, step)
 
 
 def linear(rate: float, total: int, start: float = 1.0, end: float = 0.0) -> Schedule:
-    """Go in a straight line from ``rate * start`` to ``rate * end`` over ``total`` steps."""
+    """Change the rate linearly from ``rate * start`` to ``rate * end``.
+
+    Parameters
+    ----------
+    rate : float
+        The rate.
+    total : int
+        The number of steps until the end; the rate then stays.
+    start : float
+        The initial factor.
+    end : float
+        The final factor.
+
+    Returns
+    -------
+    callable
+        The schedule.
+
+    Examples
+    --------
+    >>> linear(1.0, total=10)(5)
+    0.5
+    """
     rate, start, end = _numbers("linear", rate=rate, start=start, end=end)
     _positive("total", total)
     return lambda step: rate * (start + (end - start) * min(step / total, 1.0))
 
 
 def polynomial(rate: float, total: int, power: float = 1.0) -> Schedule:
-    """Go to zero as (1 - step / total) ** power."""
+    """Reduce the rate to zero as ``(1 - step / total) ** power``.
+
+    Parameters
+    ----------
+    rate : float
+        The initial rate.
+    total : int
+        The number of steps until zero.
+    power : float
+        The exponent.
+
+    Returns
+    -------
+    callable
+        The schedule.
+
+    Examples
+    --------
+    >>> polynomial(1.0, total=10, power=2.0)(5)
+    0.25
+    """
     rate, power = _numbers("polynomial", rate=rate, power=power)
     if not power >= 0:
         raise ArgumentError(f"polynomial: power must not be negative, but is {power!r}.")
@@ -107,14 +203,57 @@ def polynomial(rate: float, total: int, power: float = 1.0) -> Schedule:
 
 
 def cosine(rate: float, total: int, minimum: float = 0.0) -> Schedule:
-    """Go from ``rate`` to ``minimum`` along half a cosine over ``total`` steps, and stay there."""
+    """Reduce the rate along half a cosine; it then stays.
+
+    Parameters
+    ----------
+    rate : float
+        The initial rate.
+    total : int
+        The number of steps until the end.
+    minimum : float
+        The final rate.
+
+    Returns
+    -------
+    callable
+        The schedule.
+
+    Examples
+    --------
+    >>> round(cosine(1.0, total=10)(5), 6)
+    0.5
+    """
     rate, minimum = _numbers("cosine", rate=rate, minimum=minimum)
     _positive("total", total)
     return lambda step: minimum + (rate - minimum) * (1 + math.cos(math.pi * min(step / total, 1.0))) / 2
 
 
 def cosine_restarts(rate: float, first: int, multiple: int = 1, minimum: float = 0.0) -> Schedule:
-    """Repeat the cosine: ``first`` steps, then ``multiple`` times as long each time."""
+    """Repeat the cosine schedule, with cycles of growing length.
+
+    Parameters
+    ----------
+    rate : float
+        The rate at the start of each cycle.
+    first : int
+        The number of steps of the first cycle.
+    multiple : int
+        The factor of the lengths of further cycles.
+    minimum : float
+        The rate at the end of each cycle.
+
+    Returns
+    -------
+    callable
+        The schedule.
+
+    Examples
+    --------
+    >>> schedule = cosine_restarts(1.0, first=10, multiple=2)
+    >>> schedule(0), schedule(10), round(schedule(20), 6)
+    (1.0, 1.0, 0.5)
+    """
     rate, minimum = _numbers("cosine_restarts", rate=rate, minimum=minimum)
     _positive("first", first)
     if whole_number("cosine_restarts", "multiple", multiple) < 1:
@@ -134,7 +273,26 @@ def cosine_restarts(rate: float, first: int, multiple: int = 1, minimum: float =
 
 
 def inverse_sqrt(rate: float, warm: int) -> Schedule:
-    """Rise in a straight line for ``warm`` steps, then fall with one over the root of the step."""
+    """Increase the rate linearly, then reduce it as one over the square root of the step.
+
+    Parameters
+    ----------
+    rate : float
+        The largest rate.
+    warm : int
+        The number of steps of the increase.
+
+    Returns
+    -------
+    callable
+        The schedule.
+
+    Examples
+    --------
+    >>> schedule = inverse_sqrt(1.0, warm=4)
+    >>> schedule(1), schedule(3), schedule(15)
+    (0.5, 1.0, 0.5)
+    """
     rate = number("inverse_sqrt", "rate", rate)
     _positive("warm", warm)
     return lambda step: rate * min((step + 1) / warm, math.sqrt(warm / (step + 1)))
@@ -148,16 +306,43 @@ def one_cycle(
     end_divisor: float = 1e4,
     shape: str = "cos",
 ) -> Schedule:
-    """Rise from ``peak / start_divisor`` to ``peak``, then fall far below: Smith's one cycle."""
+    """Increase the rate to a peak, then reduce it far below the start: Smith's one-cycle policy.
+
+    Parameters
+    ----------
+    peak : float
+        The largest rate.
+    total : int
+        The number of steps.
+    rise : float
+        The part of the steps before the peak, from 0 to 1.
+    start_divisor : float
+        The initial rate is ``peak / start_divisor``.
+    end_divisor : float
+        The final rate is the initial rate divided by this.
+    shape : {"cos", "linear"}
+        The shape of both parts.
+
+    Returns
+    -------
+    callable
+        The schedule.
+
+    Examples
+    --------
+    >>> schedule = one_cycle(1.0, total=100)
+    >>> round(schedule(0), 6), schedule(29)
+    (0.04, 1.0)
+    """
     peak, rise, start_divisor, end_divisor = _numbers(
         "one_cycle", peak=peak, rise=rise, start_divisor=start_divisor, end_divisor=end_divisor
     )
     for name, value in (("total", total), ("start_divisor", start_divisor), ("end_divisor", end_divisor)):
         _positive(name, value)
     if not 0 <= rise <= 1:
-        raise ArgumentError(f"rise is a part of the steps, from 0 to 1, but is {rise!r}.")
+        raise ArgumentError(f"rise must be from 0 to 1, but is {rise!r}.")
     if shape not in ("cos", "linear"):
-        raise ArgumentError(f"shape is 'cos' or 'linear', not {shape!r}.")
+        raise ArgumentError(f"shape must be 'cos' or 'linear', not {shape!r}.")
     low = peak / start_divisor
     end = low / end_divisor
     turn = float(rise * total) - 1
@@ -177,7 +362,28 @@ def one_cycle(
 
 
 def warmup(schedule: Schedule, steps: int, start: float = 0.0) -> Schedule:
-    """Rise in a straight line to what ``schedule`` begins with, then follow it from its start."""
+    """Increase the rate linearly to the start of a schedule, then follow that schedule.
+
+    Parameters
+    ----------
+    schedule : callable
+        The schedule after the warm-up.
+    steps : int
+        The number of steps of the warm-up.
+    start : float
+        The initial factor.
+
+    Returns
+    -------
+    callable
+        The schedule.
+
+    Examples
+    --------
+    >>> schedule = warmup(constant(1.0), steps=10)
+    >>> schedule(0), schedule(5), schedule(50)
+    (0.0, 0.5, 1.0)
+    """
     start = number("warmup", "start", start)
     _positive("steps", steps)
     _callable("warmup", schedule)
@@ -187,23 +393,51 @@ def warmup(schedule: Schedule, steps: int, start: float = 0.0) -> Schedule:
 
 
 def sequence(*parts: tuple[Schedule, int] | Schedule) -> Schedule:
-    """Follow one schedule after the other: ``sequence((a, 100), (b, 200), c)``."""
+    """Follow several schedules, one after the other.
+
+    Parameters
+    ----------
+    *parts : tuple of (callable, int) or callable
+        Schedules with their numbers of steps.  The last one may have none and continues.
+
+    Returns
+    -------
+    callable
+        The schedule.
+
+    Raises
+    ------
+    ArgumentError
+        If a part other than the last has no number of steps.
+
+    Examples
+    --------
+    >>> schedule = sequence((constant(1.0), 10), constant(0.1))
+    >>> schedule(9), schedule(10)
+    (1.0, 0.1)
+    """
     if any(isinstance(part, list) for part in parts):
-        raise InputError("sequence takes pairs one by one, sequence((schedule, steps), …), not in a list.")
+        raise InputError(
+            "sequence takes pairs as separate arguments, sequence((schedule, steps), …), not in a list."
+        )
     pairs = [part if isinstance(part, tuple) else (part, None) for part in parts]
     if not parts or any(len(pair) != 2 for pair in pairs) or any(steps is None for _, steps in pairs[:-1]):
-        raise ArgumentError("sequence takes (schedule, steps) pairs; only the last may have no end.")
+        raise ArgumentError(
+            "sequence takes (schedule, steps) pairs; only the last part may have no number of steps."
+        )
     for schedule, steps in pairs:
         _callable("sequence", schedule)
         if steps is not None and not (isinstance(steps, numbers.Integral) and steps >= 0):
-            raise ArgumentError(f"sequence: a part has 0 steps or more, but got {steps!r}.")
+            raise ArgumentError(
+                f"sequence: the number of steps must be a non-negative integer, not {steps!r}."
+            )
     return _Chain(pairs)
 
 
 class _Chain:
-    """Schedules one after the other, each from its start; the last one goes on for ever.
+    """Schedules one after the other, each from its start; the last one continues.
 
-    Those that look at a metric are told it, each while it is followed, and their states are kept.
+    Metrics are passed to the current schedule, and the states of all are saved.
     """
 
     def __init__(self, parts: Sequence[tuple[Schedule, int | None]]) -> None:
@@ -214,12 +448,12 @@ class _Chain:
         return bisect.bisect_right(self._starts, max(step, 0)) - 1
 
     def __call__(self, step: int) -> float:
-        """Return the rate of a step by the schedule that is followed there."""
+        """Return the rate of a step by the schedule in effect there."""
         i = self._followed(step)
         return self._parts[i](step - self._starts[i])
 
     def report(self, metric: float, step: int | None = None) -> float:
-        """Report a metric to the schedule that is followed from this step on; return the rate."""
+        """Report a metric to the schedule in effect from this step on; return the rate."""
         if step is None:
             raise ArgumentError("report: a sequence of schedules needs the step: report(metric, step).")
         i = self._followed(step)
@@ -228,18 +462,18 @@ class _Chain:
         return self(step)
 
     def report_from(self, logs: Mapping[str, float], step: int) -> float:
-        """Report the number that is followed out of those of an epoch."""
+        """Report the monitored number of those of an epoch."""
         i = self._followed(step)
         if hasattr(self._parts[i], "report_from"):
             self._parts[i].report_from(logs, step - self._starts[i])
         return self(step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is needed to go on: the states of the parts that have one, by their place."""
+        """Return the states of the parts that have one, by index."""
         return {str(i): p.state_dict() for i, p in enumerate(self._parts) if hasattr(p, "state_dict")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the result of ``state_dict``."""
         ours = {str(i): p for i, p in enumerate(self._parts) if hasattr(p, "load_state_dict")}
         if set(ours) != set(state):
             raise ArgumentError(
@@ -250,11 +484,35 @@ class _Chain:
 
 
 class Plateau:
-    """Lower the rate when a metric has stopped getting better.
+    """Reduce the rate when a metric stops improving.
 
-    Call ``report(metric)`` once per epoch; as a schedule it returns the present rate.  A trainer reports
-    the logged number ``monitor``; None is the validation loss, or without validation the loss.  Where it is
-    another one than before, in a run that is resumed too, its best starts afresh and the rate stays.
+    Call ``report(metric)`` once per epoch; a trainer does so.  As a schedule it returns the current rate.
+    If the monitored number changes, also in a resumed run, its best value starts anew and the rate is kept.
+
+    Parameters
+    ----------
+    rate : float
+        The initial rate.
+    factor : float
+        The factor of a reduction, between 0 and 1.
+    patience : int
+        The number of reports without improvement before a reduction.
+    threshold : float
+        The relative change that counts as an improvement.
+    cooldown : int
+        The number of reports after a reduction that do not count.
+    minimum : float
+        The lowest rate.
+    mode : {"min", "max"}
+        Whether lower or higher is better.
+    monitor : str, optional
+        The logged number that a trainer reports.  The default is the validation loss, or else the loss.
+
+    Examples
+    --------
+    >>> plateau = Plateau(1.0, patience=1)
+    >>> [plateau.report(1.0) for _ in range(3)]
+    [1.0, 1.0, 0.1]
     """
 
     def __init__(
@@ -269,12 +527,12 @@ class Plateau:
         monitor: str | None = None,
     ) -> None:
         if mode not in ("min", "max"):
-            raise ArgumentError(f"mode is 'min' or 'max', not {mode!r}.")
+            raise ArgumentError(f"mode must be 'min' or 'max', not {mode!r}.")
         if not 0 < number("Plateau", "factor", factor) < 1:
             raise ArgumentError(f"factor must be between 0 and 1, but is {factor!r}.")
         for name, given in (("rate", rate), ("threshold", threshold), ("minimum", minimum)):
             if not 0 <= number("Plateau", name, given) < math.inf:
-                raise ArgumentError(f"Plateau: {name} is a finite number from 0, but is {given!r}.")
+                raise ArgumentError(f"Plateau: {name} must be a finite number from 0, but is {given!r}.")
         for name, given in (("patience", patience), ("cooldown", cooldown)):
             if whole_number("Plateau", name, given) < 0:
                 raise ArgumentError(f"Plateau: {name} must be at least 0, but is {given!r}.")
@@ -282,7 +540,7 @@ class Plateau:
         self.cooldown, self.minimum, self.mode = cooldown, minimum, mode
         self.monitor = monitor
         self.resting = 0
-        self.followed: str | None = None  # the logged number that the best is of
+        self.followed: str | None = None  # the logged number of the best value
         self._forget()
 
     def _forget(self) -> None:
@@ -290,7 +548,20 @@ class Plateau:
         self.bad = 0
 
     def report(self, metric: float, step: int | None = None) -> float:
-        """Take note of a metric, whatever the step, and return the rate from now on."""
+        """Report a metric.
+
+        Parameters
+        ----------
+        metric : float
+            The metric.
+        step : int, optional
+            Ignored; the parameter exists because sequences of schedules need it.
+
+        Returns
+        -------
+        float
+            The rate from now on.
+        """
         metric = float(metric)
         if self._better(metric):
             self.best, self.bad = metric, 0
@@ -305,7 +576,20 @@ class Plateau:
         return self.rate
 
     def report_from(self, logs: Mapping[str, float], step: int | None = None) -> float:
-        """Report the number to be followed out of those of an epoch."""
+        """Report the monitored number of those of an epoch.
+
+        Parameters
+        ----------
+        logs : mapping of str to float
+            The logged numbers.
+        step : int, optional
+            Ignored.
+
+        Returns
+        -------
+        float
+            The rate from now on.
+        """
         name = self.monitor or ("val_loss" if "val_loss" in logs else "loss")
         if name not in logs:
             raise ArgumentError(f"Plateau: no {name!r} among the logged {', '.join(sorted(logs))}.")
@@ -315,27 +599,31 @@ class Plateau:
         return self.report(logs[name])
 
     def _better(self, metric: float) -> bool:
-        # below 0 the step goes the other way: a better metric is further from the best, not nearer to it
+        # the relative threshold changes its direction for negative values
         down = (self.mode == "min") == (self.best > 0)
         bar = self.best * (1 - self.threshold if down else 1 + self.threshold)
         return metric < bar if self.mode == "min" else metric > bar
 
     def __call__(self, step: int) -> float:
-        """Return the present rate, whatever the step."""
+        """Return the current rate, for any step."""
         return self.rate
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is needed to go on."""
+        """Return the rate, the best metric and the counters."""
         numbers = {"rate": self.rate, "best": self.best, "bad": self.bad, "resting": self.resting}
         return {**numbers, "mode": self.mode, "followed": self.followed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the result of ``state_dict``.
+
+        Parameters
+        ----------
+        state : mapping
+            The saved state.
+        """
         missing = [name for name in self.state_dict() if name not in state]
         if missing:
-            raise ArgumentError(
-                f"Plateau: this is the state of another schedule: it has no {', '.join(missing)}."
-            )
+            raise ArgumentError(f"Plateau: the state is missing keys: {', '.join(missing)}.")
         self.rate, self.best = float(state["rate"]), float(state["best"])
         self.bad, self.resting = int(state["bad"]), int(state["resting"])
         self.followed = state["followed"]
@@ -344,8 +632,26 @@ class Plateau:
 
 
 def draw(schedule: Schedule, total: int, path: str | None = None, width: int = 60) -> str:
-    """Draw a schedule: as a picture to ``path``, or without one as a line of text.
+    """Draw a schedule as a picture or as a line of text.
 
+    Parameters
+    ----------
+    schedule : callable
+        The schedule.
+    total : int
+        The number of steps.
+    path : str, optional
+        The file of the picture.  Without it, text is returned.
+    width : int
+        The number of characters of the text.
+
+    Returns
+    -------
+    str
+        The text or the path.
+
+    Examples
+    --------
     >>> draw(linear(1.0, 8), 9, width=9)
     '█▇▆▅▄▃▂▁▁'
     """

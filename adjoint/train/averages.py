@@ -1,4 +1,4 @@
-"""Averages of the numbers of an epoch, each over what it was measured on."""
+"""Weighted averages of the logged numbers of an epoch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Averages:
         self._sums: dict[str, list[float]] = {}  # name: Σ weight·value, Σ weight
 
     def add(self, numbers: Mapping[str, float], weight: float) -> None:
-        """Add numbers that count with ``weight``; without one, not even NaN counts."""
+        """Add numbers with a weight; with weight 0 they are ignored, even NaN."""
         for name, value in numbers.items():
             sums = self._sums.setdefault(name, [0.0, 0.0])
             if weight:
@@ -23,7 +23,7 @@ class Averages:
                 sums[1] += weight
 
     def means(self) -> dict[str, float]:
-        """Return the means; NaN where nothing had weight."""
+        """Return the means; NaN if the total weight is 0."""
         return {name: total / weight if weight else math.nan for name, (total, weight) in self._sums.items()}
 
     def state_dict(self) -> dict[str, list[float]]:
@@ -31,5 +31,5 @@ class Averages:
         return {name: list(sums) for name, sums in self._sums.items()}
 
     def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the result of ``state_dict``."""
         self._sums = {name: list(sums) for name, sums in state.items()}

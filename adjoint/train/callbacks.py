@@ -1,4 +1,4 @@
-"""Callbacks: what can be done at the end of a step or an epoch."""
+"""Callbacks, which run at the end of steps and epochs."""
 
 from __future__ import annotations
 
@@ -32,54 +32,120 @@ __all__ = [
 
 
 class Callback:
-    """Is told of each step and epoch; ``trainer.stop()`` ends the training after the present step."""
+    """Base class of callbacks.  ``trainer.stop()`` ends the training after the current step.
+
+    Examples
+    --------
+    >>> from adjoint import train
+    >>> class Print(train.Callback):
+    ...     def on_epoch(self, trainer, logs):
+    ...         print(trainer.epoch, logs["loss"])
+    """
 
     def before_update(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Run when ``p.grad`` of each parameter is the batch's gradient, clipped; an error stops it."""
+        """Run before each update, when ``p.grad`` of each parameter is the clipped gradient of the batch.
+
+        An exception prevents the update.
+
+        Parameters
+        ----------
+        trainer : Trainer
+            The trainer.
+        logs : mapping of str to float
+            The numbers of the step.
+        """
 
     def on_step(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Run after each update."""
+        """Run after each update.
+
+        Parameters
+        ----------
+        trainer : Trainer
+            The trainer.
+        logs : mapping of str to float
+            The numbers of the step.
+        """
 
     def on_epoch(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Run after each epoch, with validation results if there are any."""
+        """Run after each epoch.
+
+        Parameters
+        ----------
+        trainer : Trainer
+            The trainer.
+        logs : mapping of str to float
+            The numbers of the epoch, including those of a validation.
+        """
 
     def save(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Run after each epoch when every callback has seen it: the moment to write the whole state."""
+        """Run after each epoch, after ``on_epoch`` of all callbacks; the place to write the whole state.
+
+        Parameters
+        ----------
+        trainer : Trainer
+            The trainer.
+        logs : mapping of str to float
+            The numbers of the epoch.
+        """
 
     def on_end(self, trainer: Trainer) -> None:
-        """Run when training ends, however it ends."""
+        """Run when training ends, also after an error.
+
+        Parameters
+        ----------
+        trainer : Trainer
+            The trainer.
+        """
 
     def on_restart(self, trainer: Trainer) -> None:
-        """Run when a run is to be resumed but ended before its first checkpoint, and begins again."""
+        """Run when ``fit(resume=True)`` finds no checkpoint, so that the run starts again.
+
+        Parameters
+        ----------
+        trainer : Trainer
+            The trainer.
+        """
 
     def on_resume(self, trainer: Trainer) -> None:
-        """Run when a run goes on from a checkpoint that had the state of this callback."""
+        """Run when a run continues from a checkpoint that had the state of this callback.
+
+        Parameters
+        ----------
+        trainer : Trainer
+            The trainer.
+        """
 
     def identity(self) -> dict[str, Any]:
-        """Return what tells it from others of its class: one that is resumed gets the state of the same.
+        """Return plain data that distinguish this callback from others of its class.
 
-        Plain data; where there is a ``path``, it is absolute.  Those that are told apart by nothing are
-        taken in their order.
+        A resumed run gives the saved state to the callback with the same identity.  A ``path`` must be
+        absolute. Callbacks with equal identities are matched by their order.
         """
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what must survive a restart."""
+        """Return the state that a checkpoint saves."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the result of ``state_dict``.
+
+        Parameters
+        ----------
+        state : mapping
+            The saved state.
+        """
 
 
 class _Monitor(Callback):
-    """Follows the best value of one logged number."""
+    """Base class: track the best value of one logged number."""
 
     def __init__(self, monitor: str, mode: str, delta: float = 0.0) -> None:
         self.monitor, self.sign, self.delta = monitor, sign_of(mode), delta
-        self.best = math.inf  # times the sign: the lowest is the best
+        self.best = math.inf  # times the sign, so that the lowest is the best
 
     def better(self, logs: Mapping[str, float]) -> bool:
-        """Tell whether the number is better than all before, and take note of it; only a finite one is."""
+        """Return whether the number is finite and better than all before, and store it."""
         if self.monitor not in logs:
             raise ArgumentError(
                 f"{type(self).__name__}: no {self.monitor!r} among the logged {', '.join(sorted(logs))}."
@@ -91,7 +157,7 @@ class _Monitor(Callback):
         return True
 
     def identity(self) -> dict[str, Any]:
-        """Return which number it follows, and how."""
+        """Return the name of the number and the mode."""
         return {"monitor": self.monitor, "sign": self.sign, "delta": self.delta}
 
     def state_dict(self) -> dict[str, Any]:
@@ -99,41 +165,58 @@ class _Monitor(Callback):
         return {"best": self.best if math.isfinite(self.best) else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the result of ``state_dict``."""
         self.best = math.inf if state["best"] is None else float(state["best"])
 
 
 class EarlyStopping(_Monitor):
-    """Stop when a logged number has not got better, by more than ``delta``, for ``patience`` epochs."""
+    """Stop when a logged number has not improved for several epochs.
+
+    Parameters
+    ----------
+    monitor : str
+        The name of the number.
+    patience : int
+        The number of epochs without improvement.
+    mode : {"min", "max"}
+        Whether lower or higher is better.
+    delta : float
+        The least change that counts as an improvement.
+
+    Examples
+    --------
+    >>> from adjoint import train
+    >>> stopping = train.EarlyStopping("val_loss", patience=3)
+    """
 
     def __init__(
         self, monitor: str = "val_loss", patience: int = 5, mode: str = "min", delta: float = 0.0
     ) -> None:
         if whole_number("EarlyStopping", "patience", patience) < 1:
-            raise ArgumentError(f"patience is a number of epochs from 1, but is {patience!r}.")
+            raise ArgumentError(f"patience must be a positive number of epochs, but is {patience!r}.")
         super().__init__(monitor, mode, number("EarlyStopping", "delta", delta))
         self.patience = patience
         self.waited = 0
 
     def on_epoch(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Compare with the best so far."""
+        """Compare with the best value."""
         self.waited = 0 if self.better(logs) else self.waited + 1
         self._stop_if_due(trainer)
 
     def on_resume(self, trainer: Trainer) -> None:
-        """Stay stopped, unless the patience is larger now."""
+        """Stop again, unless ``patience`` was increased."""
         self._stop_if_due(trainer)
 
     def _stop_if_due(self, trainer: Trainer) -> None:
         if self.waited >= self.patience:
-            trainer.stop(f"{self.monitor} has not got better for {self.waited} epochs")
+            trainer.stop(f"{self.monitor} has not improved for {self.waited} epochs")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value and how long ago it was."""
+        """Return the best value, and the number of epochs since then."""
         return {**super().state_dict(), "waited": self.waited}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the result of ``state_dict``."""
         super().load_state_dict(state)
         self.waited = int(state["waited"])
 
@@ -141,10 +224,25 @@ class EarlyStopping(_Monitor):
 class BestCheckpoint(_Monitor):
     """Keep the checkpoint of the epoch in which a logged number was best.
 
-    It is a whole checkpoint, written as ``Checkpoints`` does: ``path`` says where, ``restore(model)``
-    gives its weights to a module, and a trainer with this ``directory`` resumes from it.  Those of another
-    number, which was followed before, are not compared with it.  Where a run was
-    resumed from before its best, that one stays until the run, on its way again, writes another.
+    The checkpoint is complete, as ``Checkpoints`` writes it: a trainer with this ``directory`` can resume
+    from it.  Only scores of the same number are compared.  If a run is resumed from before its best epoch,
+    that checkpoint is kept until the run writes another.
+
+    Parameters
+    ----------
+    directory : path
+        The directory, different from that of the trainer.
+    monitor : str
+        The name of the number.
+    mode : {"min", "max"}
+        Whether lower or higher is better.
+
+    Examples
+    --------
+    >>> from adjoint import train
+    >>> best = train.BestCheckpoint("runs/best", monitor="val_loss")
+    >>> best.path is None
+    True
     """
 
     def __init__(
@@ -155,15 +253,15 @@ class BestCheckpoint(_Monitor):
 
     @property
     def path(self) -> Path | None:
-        """Where the best checkpoint is; None before the first."""
+        """The path of the best checkpoint; None before the first."""
         return self.checkpoints.best()
 
     def identity(self) -> dict[str, Any]:
-        """Return which number it follows, and where it writes."""
+        """Return the name of the number, the mode and the directory."""
         return {**super().identity(), "path": os.path.realpath(self.checkpoints.directory)}
 
     def on_resume(self, trainer: Trainer) -> None:
-        """Take later checkpoints for what they are: this run's, from before it went back."""
+        """Treat later checkpoints as belonging to this run, from before it was resumed."""
         self.checkpoints.same_run = True
 
     def save(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
@@ -172,7 +270,23 @@ class BestCheckpoint(_Monitor):
             trainer.write_checkpoint(self.checkpoints, logs[self.monitor], self.monitor)
 
     def restore(self, model: Module) -> Path:
-        """Load the best weights into a module; return where they were."""
+        """Load the best weights into a module.
+
+        Parameters
+        ----------
+        model : Module
+            The module.
+
+        Returns
+        -------
+        Path
+            The path of the checkpoint.
+
+        Raises
+        ------
+        FileError
+            If there is no checkpoint yet.
+        """
         path = self.path
         if path is None:
             raise FileError(f"there is no checkpoint in {self.checkpoints.directory} yet.")
@@ -181,21 +295,21 @@ class BestCheckpoint(_Monitor):
 
 
 class Log(Callback, ABC):
-    """A file with a line per step or per epoch."""
+    """Base class of log files with a line per step or per epoch."""
 
     def __init__(self, path: str | os.PathLike[str], every: str = "epoch") -> None:
         if every not in ("epoch", "step"):
-            raise ArgumentError(f"every is 'epoch' or 'step', not {every!r}.")
+            raise ArgumentError(f"every must be 'epoch' or 'step', not {every!r}.")
         self.path, self.every = path, every
         self._file: TextIO | None = None
 
     def on_step(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Write a line, if lines are per step."""
+        """Write a line if lines are per step."""
         if self.every == "step":
             self._write({"epoch": trainer.epoch + 1, "step": trainer.step, **logs})
 
     def on_epoch(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Write a line, if lines are per epoch."""
+        """Write a line if lines are per epoch."""
         if self.every == "epoch":
             self._write({"epoch": trainer.epoch, "step": trainer.step, **logs})
 
@@ -206,21 +320,21 @@ class Log(Callback, ABC):
             self._file = None
 
     def on_restart(self, trainer: Trainer) -> None:
-        """Put a log aside whose lines come again, as ``<path>.old``."""
+        """Rename an existing log to ``<path>.old``, because the run starts again."""
         if os.path.exists(self.path) and os.path.getsize(self.path):
             os.replace(self.path, f"{os.fspath(self.path)}.old")
 
     def identity(self) -> dict[str, Any]:
-        """Return which file it writes, and when."""
+        """Return the path and the interval."""
         return {"path": os.path.realpath(self.path), "every": self.every}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how long the file is."""
+        """Return the size of the file."""
         path = Path(self.path)
         return {"size": path.stat().st_size if path.exists() else 0}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Cut off what was logged after the checkpoint: it comes again."""
+        """Cut off the lines after the checkpoint, which will be written again."""
         path = Path(self.path)
         if path.exists() and path.stat().st_size > state["size"]:
             os.truncate(path, state["size"])
@@ -236,12 +350,25 @@ class Log(Callback, ABC):
 
 
 class CSVLog(Log):
-    """Write the logs as CSV; the first line of the file decides the columns."""
+    """Write the logged numbers as CSV.  The first line of the file determines the columns.
+
+    Parameters
+    ----------
+    path : path
+        The file.  Lines are appended to an existing file.
+    every : {"epoch", "step"}
+        How often a line is written.
+
+    Examples
+    --------
+    >>> from adjoint import train
+    >>> log = train.CSVLog("runs/log.csv")
+    """
 
     _columns: list[str] | None = None
 
     def on_end(self, trainer: Trainer) -> None:
-        """Close the file; whoever opens it again looks at its first line."""
+        """Close the file; its columns are read again when it is opened next."""
         super().on_end(trainer)
         self._columns = None
 
@@ -256,20 +383,33 @@ class CSVLog(Log):
         file.flush()
 
     def _header(self, row: dict[str, float]) -> list[str] | None:
-        """Return the columns of a file that is gone on with; one with others is refused."""
+        """Return the columns of an existing file; raise if they do not match."""
         with open(self.path, newline="") as file:
             columns = next(csv.reader(file), None)
         other = [] if columns is None else [name for name in row if name not in columns]
         if other:
             raise ArgumentError(
                 f"CSVLog: {os.fspath(self.path)} has no columns {', '.join(other)}: "
-                "it is the log of another run.\n  Remove it, or give another path."
+                "it is the log of another run.\n  Remove it, or use another path."
             )
         return columns
 
 
 class JSONLog(Log):
-    """Write the logs as one JSON object per line."""
+    """Write the logged numbers as one JSON object per line.
+
+    Parameters
+    ----------
+    path : path
+        The file.  Lines are appended to an existing file.
+    every : {"epoch", "step"}
+        How often a line is written.
+
+    Examples
+    --------
+    >>> from adjoint import train
+    >>> log = train.JSONLog("runs/log.jsonl", every="step")
+    """
 
     def _write(self, row: dict[str, float]) -> None:
         file = self._open()
@@ -278,10 +418,16 @@ class JSONLog(Log):
 
 
 class NonFiniteGuard(Callback):
-    """Raise when the loss or a gradient is not finite, before it gets into the weights."""
+    """Raise ``NonFiniteError`` before an update if the loss or a gradient is not finite.
+
+    Examples
+    --------
+    >>> from adjoint import train
+    >>> guard = train.NonFiniteGuard()
+    """
 
     def before_update(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Look at the numbers of the step."""
+        """Check the loss and the norm of the gradients."""
         for name in ("loss", "grad_norm"):
             if not math.isfinite(logs[name]):
                 bad = [
@@ -292,22 +438,37 @@ class NonFiniteGuard(Callback):
                 where = f"\n  Gradients that are not finite: {', '.join(bad)}." if bad else ""
                 raise NonFiniteError(
                     f"{name} is {logs[name]} at step {trainer.step + 1}, epoch {trainer.epoch + 1}; "
-                    f"the weights are as before it.{where}\n"
-                    "  Lower the learning rate, clip gradients, or look for the op with ad.detect_anomaly()."
+                    f"the weights are unchanged.{where}\n"
+                    "  Lower the learning rate, clip gradients, or find the op with ad.detect_anomaly()."
                 )
 
 
 class GradientFlow(Callback):
-    """Keep, for each parameter, the norm of its gradient, every so many steps."""
+    """Record the norm of the gradient of each parameter every few steps.
+
+    The list ``history`` has pairs of a step and a dictionary of norms by parameter.
+
+    Parameters
+    ----------
+    every : int
+        The number of steps between records.
+
+    Examples
+    --------
+    >>> from adjoint import train
+    >>> flow = train.GradientFlow(every=5)
+    >>> flow.dead()
+    []
+    """
 
     def __init__(self, every: int = 10) -> None:
         if whole_number("GradientFlow", "every", every) < 1:
-            raise ArgumentError(f"every is a number of steps from 1, but is {every!r}.")
+            raise ArgumentError(f"every must be a positive number of steps, but is {every!r}.")
         self.every = every
         self.history: list[tuple[int, dict[str, float]]] = []
 
     def before_update(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Take the norms of what the optimiser is about to use."""
+        """Record the norms of the gradients before the update."""
         step = trainer.step + 1
         if step % self.every == 0:
             named = trainer.named_parameters()
@@ -315,18 +476,29 @@ class GradientFlow(Callback):
             self.history.append((step, norms))
 
     def identity(self) -> dict[str, Any]:
-        """Return when it looks."""
+        """Return the interval."""
         return {"every": self.every}
 
     def dead(self, threshold: float = 1e-12) -> list[str]:
-        """Return the parameters whose gradient was never larger than ``threshold``."""
+        """Return the parameters whose gradient norm was never above a threshold.
+
+        Parameters
+        ----------
+        threshold : float
+            The threshold.
+
+        Returns
+        -------
+        list of str
+            The names of the parameters.
+        """
         names = {n for _, norms in self.history for n in norms}
         return sorted(n for n in names if all(h.get(n, 0.0) <= threshold for _, h in self.history))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the norms so far."""
+        """Return the records."""
         return {"history": list(self.history)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the result of ``state_dict``."""
         self.history = [(int(step), dict(norms)) for step, norms in state["history"]]

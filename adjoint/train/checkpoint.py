@@ -1,4 +1,4 @@
-"""Checkpoints: a directory per moment, written whole or not at all, and read without executing anything."""
+"""Checkpoints of training runs: directories that are written atomically and read without executing code."""
 
 from __future__ import annotations
 
@@ -27,15 +27,35 @@ _FILES = ("model.safetensors", "state.safetensors")
 
 
 class Checkpoints:
-    """The checkpoints of one training run, in one directory: the last few, and the best.
+    """The checkpoints of one training run in one directory: the newest ones and the best.
 
-    Each is a directory ``step-000000123`` with ``model.safetensors`` (plain names, which PyTorch reads
-    too), ``state.safetensors`` (optimiser, generators, position) and ``meta.json``, which has the digests
-    of the other two: a file that was cut or changed is refused.  It is written under another name and
-    renamed, so a kill at any moment leaves whole checkpoints alone; one that is written again at the same
-    step gets a new name (``step-000000123.1``) before the old one goes.  ``mode`` says whether the best has
-    the lowest score ("min") or the highest ("max").  Only scores of one number are compared: of that which is
-    called ``monitor``, or without it, of the one that the newest score is of.
+    Each checkpoint is a directory ``step-000000123`` with ``model.safetensors`` (plain names, which PyTorch
+    can read), ``state.safetensors`` (optimizer, generators, position) and ``meta.json``, which has the
+    digests of the other files: a damaged or changed file is an error.  A checkpoint is written under
+    another name and renamed, so that killing the process leaves only complete checkpoints.  One that is
+    written again at the same step gets a new name (``step-000000123.1``) before the old one is removed.
+
+    Parameters
+    ----------
+    directory : path
+        The directory.
+    keep : int
+        The number of newest checkpoints to keep.  The best one is kept too.
+    mode : {"min", "max"}
+        Whether the best checkpoint has the lowest or the highest score.
+    monitor : str, optional
+        The name of the number whose scores are compared.  The default is that of the newest score.
+
+    Raises
+    ------
+    FileError
+        If ``directory`` is a file.
+
+    Examples
+    --------
+    >>> from adjoint import train
+    >>> train.Checkpoints("runs/none").latest() is None
+    True
     """
 
     def __init__(
@@ -47,13 +67,13 @@ class Checkpoints:
     ) -> None:
         if whole_number("Checkpoints", "keep", keep) < 1:
             raise ArgumentError(f"keep must be at least 1, but is {keep!r}.")
-        need_safetensors("writing checkpoints")  # now, not after the first epoch
+        need_safetensors("writing checkpoints")  # fail now, not after the first epoch
         self.directory = Path(directory)
         if self.directory.exists() and not self.directory.is_dir():
-            raise FileError(f"{self.directory} is a file: checkpoints are written into a directory.")
+            raise FileError(f"{self.directory} is a file, but checkpoints need a directory.")
         self.keep = keep
         self.sign, self.monitor = sign_of(mode), monitor
-        self.same_run = False  # later ones are this run's, from before it went back: it replaces them
+        self.same_run = False  # whether later checkpoints belong to this run, which then replaces them
 
     def write(
         self,
@@ -63,7 +83,31 @@ class Checkpoints:
         score: float | None = None,
         monitor: str | None = None,
     ) -> Path:
-        """Write a checkpoint with its score in ``monitor``; older ones beyond ``keep`` go, save the best."""
+        """Write a checkpoint, and remove old ones beyond ``keep`` except the best.
+
+        Parameters
+        ----------
+        step : int
+            The number of the step.
+        model : mapping of str to array
+            The values of the model.
+        state : object
+            The rest of the state, as plain data and arrays.
+        score : float, optional
+            The score.
+        monitor : str, optional
+            The name of the number that is the score.
+
+        Returns
+        -------
+        Path
+            The path of the checkpoint.
+
+        Raises
+        ------
+        FileError
+            If the directory has later checkpoints, of another run.
+        """
         self.refuse_later(step)
         self.directory.mkdir(parents=True, exist_ok=True)
         fresh = self.directory / f".writing-{os.getpid()}-{step}"
@@ -82,58 +126,80 @@ class Checkpoints:
         path = self.directory / (f"step-{step:09d}" + (f".{max(before) + 1}" if before else ""))
         os.rename(fresh, path)
         sync_directory(self.directory)
-        for later, _, gone in self._found():  # only if they are this run's: see refuse_later
+        for later, _, gone in self._found():  # they belong to this run: see refuse_later
             if later > step:
                 self._remove(gone)
         self._tidy()
         return path
 
     def refuse_later(self, step: int) -> None:
-        """Raise if there are checkpoints beyond ``step``: whoever resumed would get those of another run."""
+        """Raise if there are checkpoints after ``step``, which belong to another run.
+
+        Parameters
+        ----------
+        step : int
+            The number of the step.
+        """
         latest = max((s for s, *_ in self._found()), default=step)
         if latest > step and not self.same_run:
             raise FileError(
                 f"{self.directory} has the checkpoints of another run, up to step {latest}, "
                 f"and this one is at {step}.\n"
-                "  fit(resume=True) goes on with it; or give another directory, or remove them."
+                "  Use fit(resume=True) to continue that run, use another directory, or remove them."
             )
 
     def _found(self) -> list[tuple[int, int, Path]]:
-        """Return step, number of the writing, and path of all checkpoints, oldest first."""
+        """Return (step, number of the write, path) of all checkpoints, oldest first."""
         found = []
         for path in self.directory.glob("step-*") if self.directory.is_dir() else ():
             match = _NAME.fullmatch(path.name)
-            if match:  # whole or not: it was when it got its name, and is not passed over in silence
+            if match:  # also damaged ones: they must not be skipped silently
                 found.append((int(match[1]), int(match[2] or 0), path))
         return sorted(found)
 
     def all(self) -> list[tuple[int, Path]]:
-        """Return the checkpoints, oldest first; of those of one step the last that was written."""
+        """Return (step, path) of the checkpoints, oldest first; for each step the one written last."""
         return sorted({step: path for step, _, path in self._found()}.items())
 
     def latest(self) -> Path | None:
-        """Return the newest checkpoint; None if there is none."""
+        """Return the path of the newest checkpoint; None if there is none."""
         found = self.all()
         return found[-1][1] if found else None
 
     def best(self) -> Path | None:
-        """Return the checkpoint with the best score; None if none has one."""
+        """Return the path of the checkpoint with the best score; None if none has a score."""
         scored = [(*found, path) for _, path in self.all() if (found := _score(path)) is not None]
         monitor = self.monitor if self.monitor is not None or not scored else scored[-1][1]
         alike = [(self.sign * score, path) for score, name, path in scored if name == monitor]
         return min(alike)[1] if alike else None
 
     def read(self, path: Path) -> tuple[dict[str, Any], Any, dict[str, Any]]:
-        """Return the model's values, the rest of the state, and the facts of a checkpoint."""
+        """Read a checkpoint.
+
+        Parameters
+        ----------
+        path : Path
+            The path of the checkpoint.
+
+        Returns
+        -------
+        tuple
+            The values of the model, the rest of the state, and the content of ``meta.json``.
+
+        Raises
+        ------
+        FileError
+            If a file is missing, damaged or changed.
+        """
         meta = _meta(path)
         for name in _FILES:
             if _digest(path / name) != meta["files"][name]:
-                raise _refused(f"{path / name} is not what was written: it is damaged or was changed.")
+                raise _refused(f"{path / name} is damaged or was changed.")
         return load(path / "model.safetensors"), load(path / "state.safetensors"), meta
 
     def _remove(self, path: Path) -> None:
         gone = self.directory / f".writing-gone-{path.name}"
-        os.rename(path, gone)  # first, so that a half-removed one is never taken for a whole one
+        os.rename(path, gone)  # first, so that a half-removed checkpoint is never read
         if gone.is_dir() and not gone.is_symlink():
             shutil.rmtree(gone, ignore_errors=True)
         else:
@@ -150,17 +216,17 @@ class Checkpoints:
 
 
 def sign_of(mode: str) -> int:
-    """Return the factor with which the best of scores is the lowest: 1 for "min", -1 for "max"."""
+    """Return 1 for "min" and -1 for "max"; the best score times this sign is the lowest."""
     if mode not in ("min", "max"):
-        raise ArgumentError(f"mode is 'min' or 'max', not {mode!r}.")
+        raise ArgumentError(f"mode must be 'min' or 'max', not {mode!r}.")
     return 1 if mode == "min" else -1
 
 
 def _score(path: Path) -> tuple[float, str | None] | None:
-    """Return the score of a checkpoint, and of which number it is one."""
+    """Return the score of a checkpoint and the name of its number; None if it has none."""
     try:
         meta = _meta(path)
-    except FileError:  # one that is damaged is not the best, and does not stand in the way of new ones
+    except FileError:  # a damaged checkpoint has no score
         return None
     return None if meta["score"] is None else (meta["score"], meta.get("monitor"))
 
@@ -169,33 +235,35 @@ def _meta(path: Path) -> dict[str, Any]:
     try:
         found = json.loads((path / "meta.json").read_text())
     except FileNotFoundError:
-        raise _refused(f"{path} is not whole: it has no meta.json.") from None
+        raise _refused(f"{path} is incomplete: it has no meta.json.") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise _refused(f"{path} is no checkpoint: {error}") from None
+        raise _refused(f"{path} is not a checkpoint: {error}") from None
     if not isinstance(found, dict):
-        raise _refused(f"{path} is no checkpoint: meta.json is not an object.")
+        raise _refused(f"{path} is not a checkpoint: meta.json is not an object.")
     if found.get("version") != VERSION:
         raise FileError(f"{path} has version {found.get('version')}; this program reads {VERSION}.")
     if found.pop("digest", None) != _meta_digest(found):
-        raise _refused(f"{path / 'meta.json'} is not what was written: it is damaged or was changed.")
+        raise _refused(f"{path / 'meta.json'} is damaged or was changed.")
     score, files = found.get("score"), found.get("files")
     if (
         type(found.get("step")) is not int
         or not (score is None or (type(score) in (int, float) and math.isfinite(score)))
         or not (isinstance(files, dict) and set(files) == set(_FILES))
     ):
-        raise _refused(f"{path} is no checkpoint: meta.json does not say what a checkpoint's does.")
+        raise _refused(f"{path} is not a checkpoint: meta.json has missing or invalid entries.")
     match = _NAME.fullmatch(path.name)
     if match and int(match[1]) != found["step"]:
         raise FileError(
             f"{path} is the checkpoint of step {found['step']} under another name.  Nothing was loaded.\n"
-            f"  Call it step-{found['step']:09d}, or remove it to go on from the one before."
+            f"  Rename it to step-{found['step']:09d}, or remove it to continue from the one before."
         )
     return found
 
 
 def _refused(what: str) -> FileError:
-    return FileError(f"{what}\n  Nothing was loaded.  Remove this checkpoint to go on from the one before.")
+    return FileError(
+        f"{what}\n  Nothing was loaded.  Remove this checkpoint to continue from the one before."
+    )
 
 
 def _meta_digest(meta: dict[str, Any]) -> str:
@@ -207,4 +275,4 @@ def _digest(path: Path) -> str:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise _refused(f"{path.parent} is not whole: {error}") from None
+        raise _refused(f"{path.parent} is incomplete: {error}") from None

@@ -1,4 +1,4 @@
-"""What a trainer is given, looked at before any time is spent on it."""
+"""Checks of the arguments of a trainer, before training starts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
     "warn_not_finite",
 ]
 
-# What people know from other libraries, and would wait for in vain
+# Hooks of other libraries, and their names here
 _HOOKS = {
     "on_epoch_end": "on_epoch",
     "on_train_epoch_end": "on_epoch",
@@ -44,15 +44,16 @@ _NOT_CALLED = {f"on_{what}_{how}" for what in _BEGINNINGS for how in ("begin", "
 
 
 def refuse_class(name: str, value: Any, base: type, arguments: str = "…") -> None:
-    """Raise where a class was given and one of its instances is meant."""
+    """Raise if a class was given instead of an instance."""
     if isinstance(value, type) and issubclass(value, base):
         raise InputError(
-            f"Trainer: {name} is the class {value.__name__}: make one of it, {value.__name__}({arguments})."
+            f"Trainer: {name} is the class {value.__name__}.  Pass an instance: "
+            f"{value.__name__}({arguments})."
         )
 
 
 def check_hooks(callback: Callback) -> None:
-    """Refuse methods that look like hooks but are never called."""
+    """Raise for methods that look like hooks but are never called."""
     ours = [name for name in dir(Callback) if not name.startswith("_")]
     kind = type(callback).__name__
     for name in dir(type(callback)):
@@ -60,77 +61,79 @@ def check_hooks(callback: Callback) -> None:
             continue
         if name in _NOT_CALLED:
             raise InputError(
-                f"Trainer: {kind}.{name} is never called: there is nothing at beginnings.\n"
+                f"Trainer: {kind}.{name} is never called: there are no hooks at the start of steps or "
+                "epochs.\n"
                 f"  A callback has {', '.join(n for n in ours if 'state' not in n)}."
             )
         near = [_HOOKS[name]] if name in _HOOKS else difflib.get_close_matches(name, ours, 1, 0.9)
         if near:
-            raise InputError(f"Trainer: {kind}.{name} is never called: it is called {near[0]} here.")
+            raise InputError(f"Trainer: {kind}.{name} is never called: the hook is named {near[0]}.")
 
 
 def check_monitors(followers: Iterable[Any], numbers: Collection[str]) -> None:
-    """Refuse to follow numbers of a validation that is not made, before the first epoch is over."""
+    """Raise if a monitored number is one of a validation that does not take place."""
     for follower in followers:
         name = getattr(follower, "monitor", None)
         if name in numbers:
             raise ArgumentError(
-                f"{type(follower).__name__} follows {name!r}, but nothing is validated: give "
+                f"{type(follower).__name__} monitors {name!r}, but there is no validation: pass "
                 f"fit(…, validate=loader), or monitor={str(name).removeprefix('val_')!r}."
             )
 
 
 def check_batches(where: str, loader: Any, pairs: bool) -> None:
-    """Refuse what gives no batches, and arrays where pairs of them are wanted."""
+    """Raise for a loader that has no batches, and for arrays in place of pairs."""
     if not isinstance(loader, Iterable):
-        raise InputError(f"{where}: a loader gives batches, but this is a {type(loader).__name__}.")
+        raise InputError(f"{where}: a loader must be iterable, not a {type(loader).__name__}.")
     parts = loader if isinstance(loader, (tuple, list)) else [loader]
     if pairs and any(isinstance(part, (np.ndarray, Tensor)) for part in parts):
         raise InputError(
-            f"{where}: a batch is (inputs, targets), but there is an array in the place of one.\n"
-            "  DataLoader((X, Y), batch_size) makes them, [(X, Y)] is a single one.  For batches of another "
-            "kind give compute(model, batch)."
+            f"{where}: a batch must be (inputs, targets), but the loader contains arrays.\n"
+            "  Use DataLoader((X, Y), batch_size), or [(X, Y)] for a single batch.  For other batches pass "
+            "compute(model, batch)."
         )
 
 
 def refuse_several_inputs(inputs: Any, targets: Any) -> None:
-    """Raise for a tuple of several inputs, each with a row per target; one of rows is fine."""
+    """Raise for a tuple of several input arrays with a row per target each; a tuple of rows is accepted."""
     if not isinstance(inputs, (tuple, list)) or not hasattr(targets, "__len__") or not inputs:
         return
     arrays = all(isinstance(each, (np.ndarray, Tensor)) and each.ndim for each in inputs)
     if arrays and len(inputs) != len(targets) and all(len(each) == len(targets) for each in inputs):
         raise InputError(
-            f"Trainer: a model is given one array of inputs, but here are {len(inputs)}.\n"
-            "  For several give compute(model, batch): lambda model, batch: loss(model(*batch[0]), batch[1])."
+            f"Trainer: a model takes one array of inputs, but the batch has {len(inputs)}.\n"
+            "  For several inputs pass compute(model, batch): lambda model, batch: loss(model(*batch[0]), "
+            "batch[1])."
         )
 
 
 def input_array(inputs: Any) -> np.ndarray[Any, Any]:
-    """Return the inputs of a prediction as an array with a row for each."""
+    """Return the inputs of a prediction as an array with one row per input."""
     try:
         array = np.asarray(inputs)
     except ValueError:  # rows of different lengths
         array = np.asarray(None)
     if not array.ndim or array.dtype.kind in "OUS":
         raise InputError(
-            f"predict: it takes one array with a row per input, which this {type(inputs).__name__} is not.\n"
+            f"predict: the inputs must be one array with a row per input, not a {type(inputs).__name__}.\n"
             "  For inputs of another kind call the model itself, after model.eval(), under ad.no_grad()."
         )
     return array
 
 
 def output_array(found: Any) -> np.ndarray[Any, Any]:
-    """Return the outputs of a model for some inputs as an array."""
+    """Return the outputs of a model as an array with one row per input."""
     if not isinstance(found, Tensor) or not found.ndim:
         kind = "one number" if isinstance(found, Tensor) else f"a {type(found).__name__}"
         raise InputError(
-            f"predict: a model returns a tensor with a row per input, but this one returns {kind}.\n"
+            f"predict: the model must return a tensor with a row per input, but returned {kind}.\n"
             "  Call the model itself, after model.eval(), under ad.no_grad()."
         )
     return found.numpy()
 
 
 def warn_not_finite(loss: float, step: int, epoch: int) -> None:
-    """Warn that an update was made with a loss that is not finite."""
+    """Warn that an update used a loss that is not finite."""
     warn(
         f"the loss is {loss} at step {step}, epoch {epoch}, and its gradients went into the weights.\n"
         "  Lower the learning rate, clip gradients by clip=1.0, or find the op with ad.detect_anomaly().\n"

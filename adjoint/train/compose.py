@@ -1,4 +1,4 @@
-"""Compose a loss from named terms with weights that are numbers, schedules or learned."""
+"""Losses composed of named terms, whose weights are numbers, schedules or learned."""
 
 from __future__ import annotations
 
@@ -26,12 +26,28 @@ _GIVEN = {1: "model", 2: "prediction, target", 3: "prediction, target, model"}  
 def compose(terms: Mapping[str, Any]) -> ComposedLoss:
     """Return a loss that is the weighted sum of named terms.
 
-    A term is ``(function, weight)``; the function takes ``(prediction, target)``, ``(model)``, or
-    ``(prediction, target, model)``.  A weight is a number, a schedule (a function of the step), or
-    ``"learned"``: then the term counts exp(-s) · term + s with a trained s (Kendall's weighting), and the
-    optimiser must be given ``loss.parameters()`` beside the model's.  A trainer logs each term by its
-    name, and the norm of its gradient.
+    A trainer logs each term by its name, and the norm of its gradient.
 
+    Parameters
+    ----------
+    terms : mapping of str to callable or (callable, weight)
+        The terms.  A function takes ``(prediction, target)``, ``(model)`` or ``(prediction, target,
+        model)``.  A weight is a number, a schedule (a function of the step) or ``"learned"``: the term is
+        then exp(-s) · term + s with a trained s (Kendall's weighting), and ``loss.parameters()`` must be
+        passed to the optimizer too.
+
+    Returns
+    -------
+    ComposedLoss
+        The loss.
+
+    Raises
+    ------
+    InputError
+        If a term is not a function, or takes other arguments.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> from adjoint import train
     >>> def l2(model): return sum((p ** 2).sum() for p in model.parameters())
@@ -45,14 +61,30 @@ def compose(terms: Mapping[str, Any]) -> ComposedLoss:
 
 
 class ComposedLoss(Module):
-    """A weighted sum of named terms; ``values`` has each term's last value, before its weight.
+    """A weighted sum of named terms, made by ``compose``.
 
-    Inside ``vmap`` a term has no single value, and is not in ``values``.
+    The dictionary ``values`` has the last value of each term, before its weight.  Inside ``vmap`` a term
+    has no single value and is not in it.
+
+    Parameters
+    ----------
+    terms : mapping of str to callable or (callable, weight)
+        The terms; see ``compose``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> from adjoint import train
+    >>> loss = train.ComposedLoss({"fit": ad.nn.functional.mse_loss})
+    >>> loss(ad.ones(2), ad.zeros(2))
+    tensor(1., dtype=float64)
     """
 
     def __init__(self, terms: Mapping[str, Any]) -> None:
         if not isinstance(terms, Mapping) or not terms:
-            raise InputError("compose: give a dictionary with at least one term: {name: (function, weight)}.")
+            raise InputError(
+                "compose: terms must be a dictionary with at least one term: {name: (function, weight)}."
+            )
         self.terms: dict[str, tuple[Callable[..., Any], int]] = {}
         self.weights: dict[str, Any] = {}
         self.step = 0
@@ -62,17 +94,33 @@ class ComposedLoss(Module):
             function, weight = term if isinstance(term, tuple) and len(term) == 2 else (term, 1.0)
             if not isinstance(name, str) or not callable(function):
                 raise InputError(
-                    f"compose: the term {name!r} is not a function, or (function, weight), by name."
+                    f"compose: the term {name!r} must be a function or (function, weight), with a string "
+                    "as its name."
                 )
             self.terms[name] = (function, _arity(name, function))
             self.weights[name] = _checked_weight(name, weight)
             if isinstance(function, Module):
-                setattr(self, f"term_{name}", function)  # so that its own parameters are seen
+                setattr(self, f"term_{name}", function)  # registers its parameters
             if self.weights[name] == "learned":
                 setattr(self, f"s_{name}", Parameter(np.zeros((), np.float32)))
 
     def forward(self, prediction: Any, target: Any = None, model: Any = None) -> Tensor:
-        """Add up the terms; ``model`` is needed where a term takes it."""
+        """Return the weighted sum of the terms.
+
+        Parameters
+        ----------
+        prediction : array_like
+            The output of the model.
+        target : array_like, optional
+            The expected values.
+        model : Module, optional
+            The model, required if a term takes it.
+
+        Returns
+        -------
+        Tensor
+            The loss, one number.
+        """
         total: Any = None
         self._last.clear()
         self.values.clear()
@@ -80,7 +128,7 @@ class ComposedLoss(Module):
             args = {1: (model,), 2: (prediction, target), 3: (prediction, target, model)}[arity]
             if arity != 2 and model is None:
                 raise InputError(
-                    f"compose: the term {name!r} takes the model: loss(prediction, target, model)."
+                    f"compose: the term {name!r} needs the model: loss(prediction, target, model)."
                 )
             try:
                 value = asarray(_of_model(function, *args) if arity == 1 else function(*args))
@@ -89,7 +137,7 @@ class ComposedLoss(Module):
                 raise
             if value.shape != ():
                 raise ShapeError(
-                    f"compose: the term {name!r} is one number, but has shape {value.shape}: "
+                    f"compose: the term {name!r} must be one number, but has shape {value.shape}: "
                     "reduce it, by mean()."
                 )
             self._note(name, value)
@@ -98,7 +146,7 @@ class ComposedLoss(Module):
         return total
 
     def _note(self, name: str, value: Tensor) -> None:
-        """Keep the number of a term, if it is one: inside ``vmap`` it has one per element."""
+        """Store the value of a term; inside ``vmap`` there is one per element, which is not stored."""
         if type(value) is not Traced:
             self._last[name] = value
         data = value._data.numbers() if type(value) is Traced else value._data
@@ -113,26 +161,37 @@ class ComposedLoss(Module):
         return value * float(weight(self.step) if callable(weight) else weight)
 
     def gradient_norms(self, params: Sequence[Tensor]) -> dict[str, float]:
-        """Return, per term, the norm of its own gradient, before its weight; call it before backward."""
+        """Return the norm of the gradient of each term, before its weight.  Call it before ``backward``.
+
+        Parameters
+        ----------
+        params : sequence of Tensor
+            The parameters.
+
+        Returns
+        -------
+        dict of str to float
+            The norms by term.
+        """
         norms = TermNorms(params)
         norms.add(self)
         return norms.norms()
 
     def release(self) -> None:
-        """Forget the terms' graphs; their values stay."""
+        """Release the graphs of the terms; their values are kept."""
         self._last.clear()
 
 
 def _of_model(function: Callable[..., Any], model: Any) -> Any:
-    """Call a term that no batch enters: it is the same in every piece, whatever it is a mean over."""
+    """Call a term that does not depend on the batch; its reductions do not count."""
     with noting_reductions(None):
         return function(model)
 
 
 class TermNorms:
-    """The norm of each term's gradient over a batch that comes in weighted pieces.
+    """The norm of the gradient of each term, over a batch that comes in weighted pieces.
 
-    Costs a backward per term and piece, and one set of gradients per term.
+    It costs a backward per term and piece, and one set of gradients per term.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
@@ -141,7 +200,7 @@ class TermNorms:
         self._weight = 0.0
 
     def add(self, loss: ComposedLoss, weight: float = 1.0) -> None:
-        """Add the gradients of the last forward; the graph stays for the backward of the total."""
+        """Add the gradients of the last forward; the graph is kept for the backward of the total."""
         self._weight += weight
         for name, value in loss._last.items():
             sums = self._sums.setdefault(name, [None] * len(self._params))
@@ -150,11 +209,11 @@ class TermNorms:
             found = gradients(value, self._params, retain_graph=True, allow_unused=True)
             for i, g in enumerate(found):
                 if g is not None:
-                    part = weight * np.asarray(g)  # dense, also where the gradient is sparse
+                    part = weight * np.asarray(g)  # dense, also for a sparse gradient
                     sums[i] = part if sums[i] is None else sums[i] + part
 
     def norms(self) -> dict[str, float]:
-        """Return the norm per term; NaN where nothing has weight."""
+        """Return the norm per term; NaN if the total weight is 0."""
         scale = 1.0 / self._weight if self._weight else math.nan
         return {
             name: scale * global_norm(s for s in sums if s is not None) for name, sums in self._sums.items()
@@ -169,7 +228,7 @@ def _checked_weight(name: str, weight: Any) -> Any:
     if isinstance(weight, (int, float, np.integer, np.floating)) and math.isfinite(weight):
         return float(weight)
     raise ArgumentError(
-        f"compose: the weight of {name!r} is a finite number, a schedule or 'learned', not {weight!r}."
+        f"compose: the weight of {name!r} must be a finite number, a schedule or 'learned', not {weight!r}."
     )
 
 
@@ -178,7 +237,7 @@ def _arity(name: str, function: Callable[..., Any]) -> int:
     try:
         parameters = inspect.signature(forward).parameters.values()
     except (TypeError, ValueError):
-        parameters = {}.values()  # a built-in that does not tell
+        parameters = {}.values()  # a built-in without a signature
     needed = [
         p
         for p in parameters
@@ -188,7 +247,7 @@ def _arity(name: str, function: Callable[..., Any]) -> int:
     astray = "model" in names and names.index("model") != {1: 0, 3: 2}.get(len(names))
     if len(needed) not in _GIVEN or astray:
         raise InputError(
-            f"compose: the term {name!r} takes (prediction, target), (model) or (prediction, target, model)"
-            + (f", not ({', '.join(names)})." if names else ".")
+            f"compose: the term {name!r} must take (prediction, target), (model) or (prediction, target, "
+            "model)" + (f", not ({', '.join(names)})." if names else ".")
         )
     return len(needed)

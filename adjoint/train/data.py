@@ -1,4 +1,4 @@
-"""DataLoader: batches from arrays, sequences or iterables; shuffled by seed, resumable, prefetched."""
+"""``DataLoader``: batches from arrays, sequences or iterables; shuffled by seed, resumable, prefetched."""
 
 from __future__ import annotations
 
@@ -20,24 +20,75 @@ __all__ = ["DataLoader", "Padded", "pad_collate", "stack_collate"]
 
 
 class Padded(NamedTuple):
-    """Sequences of different lengths in one array, and their lengths: weights, where they are the targets."""
+    """Sequences of different lengths in one array, and their lengths.
+
+    A trainer weights a batch by the lengths if they belong to the targets.
+
+    Parameters
+    ----------
+    values : ndarray
+        The padded sequences.
+    lengths : ndarray
+        Their lengths.
+    """
 
     values: Any
     lengths: Any
 
 
 def stack_collate(samples: Sequence[Any]) -> Any:
-    """Put samples of one shape into arrays: field by field if they are tuples or dictionaries."""
+    """Stack samples of one shape into arrays.
+
+    Parameters
+    ----------
+    samples : sequence
+        The samples.  Fields of tuples and dictionaries are stacked separately.
+
+    Returns
+    -------
+    ndarray, tuple or dict
+        The batch, in the form of the samples.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes differ.
+
+    Examples
+    --------
+    >>> x, y = stack_collate([(1.0, 2), (3.0, 4)])
+    >>> x.tolist(), y.tolist()
+    ([1.0, 3.0], [2, 4])
+    """
     return _by_field(samples, _stacked)
 
 
 def pad_collate(samples: Sequence[Any], value: float = 0) -> Any:
-    """Put sequences of different lengths into one array, padded, and return the lengths beside it.
+    """Pad sequences of different lengths into one array, with their lengths.
 
-    Of samples that are tuples or dictionaries each field is padded, or stacked where it is one number per
-    sample.  A trainer without ``weight=`` weighs a batch by the lengths of its last field, the targets, if
-    that is padded (a target per token), and otherwise (a label per sequence) by the number of sequences.
+    A trainer without ``weight=`` weights a batch by the lengths of its last field, the targets, if that is
+    padded (a target per token), and otherwise by the number of sequences (a label per sequence).
 
+    Parameters
+    ----------
+    samples : sequence
+        The samples.  Fields of tuples and dictionaries are padded separately; a field with one number per
+        sample is stacked.
+    value : float
+        The value of the padding.
+
+    Returns
+    -------
+    Padded, tuple or dict
+        Arrays and lengths, in the form of the samples.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes differ in more than the first axis.
+
+    Examples
+    --------
     >>> padded, lengths = pad_collate([[1, 2, 3], [4]])
     >>> padded.tolist(), lengths.tolist()
     ([[1, 2, 3], [4, 0, 0]], [3, 1])
@@ -47,7 +98,7 @@ def pad_collate(samples: Sequence[Any], value: float = 0) -> Any:
 
 def _by_field(samples: Sequence[Any], collate: Callable[[list[Any]], Any]) -> Any:
     if not len(samples):
-        raise InputError("a batch is made of samples, at least one, but there are none.")
+        raise InputError("a batch needs at least one sample, but there are none.")
     first = samples[0]
     if isinstance(first, tuple):
         return tuple(_by_field([s[i] for s in samples], collate) for i in range(len(first)))
@@ -60,8 +111,9 @@ def _stacked(rows: list[Any]) -> Any:
     shapes = {r.shape for r in rows}
     if len(shapes) > 1:
         raise ShapeError(
-            f"the samples of a batch have one shape, but these have {', '.join(map(str, sorted(shapes)))}.\n"
-            "  collate=train.pad_collate pads sequences of different lengths."
+            "the samples of a batch must have the same shape, but have "
+            f"{', '.join(map(str, sorted(shapes)))}.\n"
+            "  Use collate=train.pad_collate for sequences of different lengths."
         )
     return np.stack(rows)
 
@@ -72,12 +124,12 @@ def _padded(rows: list[Any], value: float) -> Any:
     shapes = {r.shape[1:] if r.ndim else None for r in rows}
     if len(shapes) > 1:
         raise ShapeError(
-            "pad_collate: samples differ in the length of their first axis alone, but these have the shapes "
+            "pad_collate: samples may differ only in the length of the first axis, but have the shapes "
             f"{', '.join(map(str, sorted({r.shape for r in rows})))}."
         )
     lengths = np.array([len(r) for r in rows])
     dtype = np.result_type(*rows)
-    if dtype.kind in "iub" and not float(value).is_integer():  # 0.5 or NaN does not fit among whole numbers
+    if dtype.kind in "iub" and not float(value).is_integer():  # 0.5 and NaN need floats
         dtype = np.result_type(dtype, float)
     out = np.full((len(rows), int(lengths.max()), *rows[0].shape[1:]), value, dtype)
     for i, row in enumerate(rows):
@@ -86,21 +138,35 @@ def _padded(rows: list[Any], value: float) -> Any:
 
 
 class DataLoader:
-    """Batches of a data set, epoch after epoch.
+    """Iterate over a data set in batches, epoch after epoch.
 
-    ``data`` is one of
+    The order of an epoch depends only on ``seed`` and the number of the epoch.  ``state_dict`` is therefore
+    a few numbers, and the first iteration after ``load_state_dict`` continues at the same batch.  Other
+    iterations start at the first batch of the epoch; the epoch advances when an iteration is finished.
+    Batches of an iterator are given once: after an interrupted loop the next one continues, with or without
+    ``prefetch``.
 
-    - an array: its rows are the samples;
-    - a tuple or a dictionary of columns (arrays or sequences of one length): a sample has one item of each;
-    - any other sequence (a list, say) of samples;
-    - an iterable of samples, which is taken as it comes.
+    Parameters
+    ----------
+    data : array, tuple, dict, sequence or iterable
+        The samples: rows of an array; items of a tuple or a dictionary of columns of equal length; elements
+        of any other sequence or iterable.
+    batch_size : int
+        The number of samples per batch.
+    shuffle : bool
+        Whether the order is random.
+    seed : int
+        The seed of the order.
+    drop_last : bool
+        Whether an incomplete last batch is dropped.
+    collate : callable, optional
+        A function that makes a batch of a list of samples.  The default is ``stack_collate``; without it,
+        arrays are sliced without a copy per sample.
+    prefetch : int
+        The number of batches that a thread prepares ahead.
 
-    Arrays are cut without a copy per sample; other samples, and all with ``collate=``, are put together by
-    ``collate(list_of_samples)``.  The order of an epoch is a function of ``seed`` and the number of the
-    epoch alone, so ``state_dict`` is a few numbers, and the first iteration after loading it goes on at the
-    same batch.  Every other one begins at the epoch's first; the next epoch begins when one is finished.  An
-    iterator gives each batch once: whoever left it in the middle goes on with the next, ``prefetch`` or not.
-
+    Examples
+    --------
     >>> loader = DataLoader(np.arange(5), batch_size=2)
     >>> [batch.tolist() for batch in loader]
     [[0, 1], [2, 3], [4]]
@@ -122,38 +188,38 @@ class DataLoader:
                 raise ArgumentError(f"DataLoader: {name} must be at least {low}, but is {value}.")
         for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
             if not isinstance(flag, (bool, np.bool_)):
-                raise InputError(f"DataLoader: {name} is True or False, not {flag!r}.")
+                raise InputError(f"DataLoader: {name} must be True or False, not {flag!r}.")
         self.data, self.batch_size, self.shuffle, self.seed = data, batch_size, shuffle, seed
         self.drop_last, self.prefetch = drop_last, prefetch
         self.columns = _columns(data)
         self.collate = collate or stack_collate
         arrays = self.columns is not None and all(isinstance(c, np.ndarray) for c in self.columns.values())
-        self._cut = arrays and collate is None  # batches are cut out of arrays at once
+        self._cut = arrays and collate is None  # batches are slices of arrays
         self.sized = self.columns is not None or (hasattr(data, "__len__") and hasattr(data, "__getitem__"))
         if shuffle and not self.sized:
             raise InputError("an iterable comes in its own order: shuffle=True needs a sequence or arrays.")
         if not self.sized and not isinstance(data, Iterable):
             raise InputError(f"DataLoader: data are arrays, a sequence or an iterable, not {data!r}.")
         self.epoch = 0
-        self.position = 0  # batches of this epoch that were handed out last
-        self._goes_on = False  # the next iteration begins at the position: it was loaded
-        self._once = isinstance(data, Iterator)  # it gives each batch once
-        self._taken = 0  # batches that were taken from an iterator
-        self._left: deque[tuple[str, Any]] = deque()  # what was taken ahead from it, and not handed out
-        self._before: _Ahead | None = None  # the thread of the last loop over it, which may still wait for it
+        self.position = 0  # batches of this epoch that were yielded
+        self._goes_on = False  # whether the next iteration begins at the position, which was loaded
+        self._once = isinstance(data, Iterator)  # yields each batch once
+        self._taken = 0  # batches taken from an iterator
+        self._left: deque[tuple[str, Any]] = deque()  # batches taken ahead from it, and not yielded
+        self._before: _Ahead | None = None  # the thread of the last loop, which may still wait for data
 
     def __len__(self) -> int:
-        """The number of batches of an epoch."""
+        """Return the number of batches of an epoch."""
         n = self._count()
         return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
 
     def _count(self) -> int:
         if not self.sized:
-            raise InputError("the length of an iterable is not known beforehand.")
+            raise InputError("the length of an iterable is not known in advance.")
         return len(self.data if self.columns is None else next(iter(self.columns.values())))
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of the present epoch; when it is finished the next one begins."""
+        """Yield the batches of the current epoch; then advance to the next."""
         epoch, position = self.epoch, self.position if self._goes_on else 0
         self._goes_on = False
         self.position = position
@@ -164,7 +230,7 @@ class DataLoader:
         self.epoch, self.position = epoch + 1, 0
 
     def whole(self) -> Iterator[Any]:
-        """Yield all batches of the present epoch, and leave the loader where it is."""
+        """Return an iterator over all batches of the current epoch, without moving the position."""
         return self._from(self.epoch, 0)
 
     def _from(self, epoch: int, start: int) -> Iterator[Any]:
@@ -178,8 +244,8 @@ class DataLoader:
             yield from ahead
         finally:
             ahead.stopped.set()
-            # A sample of a sequence comes soon.  A stream may be silent for long, so do not wait for it here:
-            # the next loop over the same iterator does.
+            # A sequence returns a sample soon.  A stream may block for long, so the next loop over the same
+            # iterator waits for it, not this one.
             if self.sized:
                 ahead.worker.join()
             elif self._once:
@@ -196,7 +262,7 @@ class DataLoader:
             yield self._sample(chosen) if self._cut else self.collate([self._sample(int(j)) for j in chosen])
 
     def _sample(self, index: Any) -> Any:
-        """Return a sample, or with an array of indices a batch, in the form that the data have."""
+        """Return a sample, or a batch for an array of indices, in the form of the data."""
         if self.columns is None:
             return self.data[index]
         found = {name: column[index] for name, column in self.columns.items()}
@@ -208,7 +274,7 @@ class DataLoader:
         if before is not None:
             self._left.extendleft(reversed(before.rest()))
         handed_out = self._taken - sum(kind == "batch" for kind, _ in self._left)
-        done = min(handed_out, start)  # of an iterator: what was taken from it is not to be skipped again
+        done = min(handed_out, start)  # batches already taken from an iterator are not skipped again
         while self._left:
             kind, item = self._left.popleft()
             if kind == "error":
@@ -230,38 +296,51 @@ class DataLoader:
             yield self.collate(samples)
 
     def state_dict(self) -> dict[str, int]:
-        """Return where the loader is."""
+        """Return the epoch, the position and the settings."""
         return {"epoch": self.epoch, "position": self.position, "seed": self.seed, **self._form()}
 
     def next_place(self) -> dict[str, int]:
-        """Return where the next iteration begins, as ``state_dict`` does."""
+        """Return the state at which the next iteration begins, as ``state_dict`` does."""
         return {**self.state_dict(), "position": self.position if self._goes_on else 0}
 
     def _form(self) -> dict[str, int]:
-        """What must be the same for a position to mean the same."""
+        """Return the settings that must be equal for a position to be valid."""
         form = {"batch_size": self.batch_size, "shuffle": int(self.shuffle), "drop_last": int(self.drop_last)}
         if self.sized:
             form["samples"] = self._count()
         return {**form, "seed": self.seed} if self.shuffle else form
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Let the next iteration go on where ``state_dict`` was taken; another form of loader is refused."""
+        """Continue the next iteration at a saved position.
+
+        Parameters
+        ----------
+        state : mapping
+            The result of ``state_dict()``.
+
+        Raises
+        ------
+        ArgumentError
+            If the settings or the number of samples differ.
+        """
         if not isinstance(state, Mapping) or not {"epoch", "position"} <= set(state):
-            raise ArgumentError('DataLoader: this is no position of a loader: it has "epoch" and "position".')
+            raise ArgumentError(
+                "DataLoader: the state of a loader must have the keys 'epoch' and 'position'."
+            )
         place = [whole_number("DataLoader", name, state[name]) for name in ("epoch", "position")]
         if min(place) < 0:
-            raise ArgumentError(f"DataLoader: epoch and position are numbers from 0, but are {place}.")
+            raise ArgumentError(f"DataLoader: epoch and position must not be negative, but are {place}.")
         other = [f"{k} {state.get(k)}, not {v}" for k, v in self._form().items() if state.get(k) != v]
         if other:
             raise ArgumentError(
-                f"DataLoader: this is the position of a loader with {', '.join(other)}: it has other batches."
+                f"DataLoader: the state is that of a loader with other batches: {', '.join(other)}."
             )
         self.epoch, self.position = place
         self._goes_on = True
 
 
 def _columns(data: Any) -> dict[Any, Any] | None:
-    """Return the columns of a data set that is made of them, by name or number; None if it is of samples."""
+    """Return the columns of a data set by name or number; None for a sequence of samples."""
     if isinstance(data, (np.ndarray, Tensor)):
         named: dict[Any, Any] = {0: data}
     elif isinstance(data, Mapping):
@@ -275,21 +354,22 @@ def _columns(data: Any) -> dict[Any, Any] | None:
         sequence = hasattr(column, "__len__") and hasattr(column, "__getitem__")
         if not sequence or isinstance(column, (str, bytes)) or getattr(column, "shape", None) == ():
             raise InputError(
-                f"DataLoader: a tuple or a dictionary is one of columns, but {name!r} is {column!r:.60}.\n"
-                "  Give a list where each item is a sample."
+                f"DataLoader: a tuple or a dictionary must consist of columns, but {name!r} is "
+                f"{column!r:.60}.\n"
+                "  Pass a list for separate samples."
             )
     lengths = {k: len(v) for k, v in columns.items()}
     if len(set(lengths.values())) != 1:
         listed = list(lengths.values()) if isinstance(data, tuple) else lengths
         raise ShapeError(
-            f"the columns of a data set have one length, but these have {listed or 'none'}.\n"
-            "  Give a list where each item is a sample."
+            f"the columns of a data set must have the same length, but have {listed or 'none'}.\n"
+            "  Pass a list for separate samples."
         )
     return columns
 
 
 class _Ahead:
-    """Batches that a thread makes, up to ``depth`` ahead of the loop that takes them."""
+    """Batches that a thread prepares, up to ``depth`` ahead of the consumer."""
 
     def __init__(self, batches: Iterable[Any], depth: int) -> None:
         self.batches = batches
@@ -297,7 +377,7 @@ class _Ahead:
         self.stopped = threading.Event()
         self.unsent: list[tuple[str, Any]] = []
         self.process = os.getpid()
-        # modes hold there too: a batch is the same whoever makes it
+        # in a copy of the context, so that modes apply in the thread too
         run = copy_context().run
         self.worker = threading.Thread(target=run, args=(self._work,), name="adjoint-prefetch", daemon=True)
         self.worker.start()
@@ -328,7 +408,7 @@ class _Ahead:
             ):  # the thread, and maybe a batch in its hands, stayed in the parent
                 raise WorkerError(
                     "the process was forked in a loop over a DataLoader with prefetch, and the child has no "
-                    "thread that makes batches.\n  Begin a new loop in the child, or use prefetch=0."
+                    "thread that makes batches.\n  Start a new loop in the child, or use prefetch=0."
                 )
             kind, item = self.ready.get()
             if kind == "end":
@@ -338,7 +418,7 @@ class _Ahead:
             yield item
 
     def rest(self) -> list[tuple[str, Any]]:
-        """Wait for the thread, which was told to stop; return what it made and nobody took."""
+        """Wait for the stopped thread; return the batches that were not consumed."""
         self.worker.join()
-        made = [*self.ready.queue, *self.unsent]  # not get(): in a forked child its lock may be held
+        made = [*self.ready.queue, *self.unsent]  # not get(), whose lock may be held in a forked child
         return [item for item in made if item[0] != "end"]

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal; nothing where there is none."""
+"""A progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ RECENT = 50  # steps over which throughput is averaged
 
 
 class Progress:
-    """Shows epoch, loss, metrics, rate, gradient norm, throughput and time left with rich.
+    """Show epoch, loss, metrics, rate, gradient norm, throughput and remaining time with rich.
 
-    Each epoch leaves a line with its results.  Quiet when standard error is not a terminal, when rich is
-    not installed, or when ``show`` is False; ``show=True`` insists.  ``steps`` are those of one epoch, None
-    if not known: then there is no time left to tell.
+    Each epoch prints a line with its results.  Nothing is shown if standard error is not a terminal, if
+    rich is not installed, or with ``show=False``; ``show=True`` always shows.  ``steps`` is the number of
+    steps of an epoch; None if unknown, and then no remaining time is shown.
     """
 
     def __init__(self, steps: int | None, epochs: int, show: bool | None = None) -> None:
@@ -50,40 +50,40 @@ class Progress:
         self._bar.start()
 
     def epoch(self, epoch: int, done: int) -> None:
-        """Begin an epoch, of which ``done`` steps are behind us."""
+        """Start an epoch, of which ``done`` steps are finished."""
         if self._bar is not None:
             self._recent.append((time.perf_counter(), 0.0))
             behind = epoch * (self._steps or 0) + done
             self._bar.update(self._task, description=f"epoch {epoch + 1}/{self._epochs}", completed=behind)
 
     def step(self, logs: Mapping[str, float], weight: float, unit: str) -> None:
-        """Take note of a step that had this weight, of this unit."""
+        """Show a step with this weight, in this unit."""
         if self._bar is not None:
             self._recent.append((time.perf_counter(), weight))
             self._bar.update(self._task, advance=1, numbers=f"{listed(logs)}  {self._throughput()} {unit}/s")
 
     def _throughput(self) -> str:
-        """Return the weight per second over the last steps, in words."""
+        """Return the weight per second over the last steps, as text."""
         seconds = self._recent[-1][0] - self._recent[0][0]
         weight = sum(w for _, w in self._recent) - self._recent[0][1]
         return _short(weight / seconds if seconds else 0.0)
 
     def result(self, epoch: int, logs: Mapping[str, float]) -> None:
-        """Leave a line with the results of an epoch."""
+        """Print a line with the results of an epoch."""
         if self._bar is not None:
-            self._recent.clear()  # validation is no part of the throughput
+            self._recent.clear()  # validation does not count for the throughput
             self._bar.console.print(
                 f"epoch {epoch}/{self._epochs}  {listed(logs)}", highlight=False, markup=False
             )
 
     def stopped(self, step: int, reason: str, resumable: bool) -> None:
-        """Leave a line that says why training ended before its last epoch."""
+        """Print a line with the reason why training ended early."""
         if self._bar is not None:
-            more = "; its checkpoint is written, and fit(resume=True) goes on from it" if resumable else ""
+            more = "; its checkpoint is written, and fit(resume=True) continues from it" if resumable else ""
             self._bar.console.print(f"{reason} after step {step}{more}", highlight=False, markup=False)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

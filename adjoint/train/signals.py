@@ -1,4 +1,4 @@
-"""Signals that end a training in an orderly way."""
+"""Handling of Ctrl-C during training."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["stopping_on_interrupt"]
 
 @contextmanager
 def stopping_on_interrupt(stop: Callable[[], object]) -> Iterator[None]:
-    """Call ``stop`` at the first Ctrl-C inside the block; the second interrupts at once.
+    """Call ``stop`` at the first Ctrl-C inside the block; the second one interrupts immediately.
 
-    Signals reach the main thread only: in another one nothing changes.
+    Signals are delivered to the main thread; in other threads this does nothing.
     """
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT) if main else None
-    if before is None:  # or the handler is not Python's, and cannot be put back
+    if before is None:  # another thread, or a handler that was not set from Python
         yield
         return
     asked = False

@@ -1,4 +1,4 @@
-"""The state of a training run as plain data: everything that decides how it goes on."""
+"""The complete state of a training run as plain data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["load", "matched", "of", "state_of"]
 
 
 def of(trainer: Trainer) -> dict[str, Any]:
-    """Return all but the model's own values, which are kept beside it."""
+    """Return the state except for the values of the model, which are stored separately."""
     return {
         "step": trainer.step,
         "epoch": trainer.epoch,
@@ -46,7 +46,7 @@ def of(trainer: Trainer) -> dict[str, Any]:
 
 
 def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Put a trainer into a saved state, which each part checks; a callback that is new starts afresh."""
+    """Restore a saved state, which each part checks; a callback without a saved state is unchanged."""
     _refuse_other_loader(loader, state)
     trainer.model.load_state_dict(model)
     _refuse_other_freezing(trainer, state)
@@ -71,7 +71,7 @@ def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping
         _set_generator(rng, state["generators"][path])
     trainer.step, trainer.epoch = int(state["step"]), int(state["epoch"])
     if isinstance(trainer.loss, ComposedLoss):
-        trainer.loss.step = max(trainer.step - 1, 0)  # of the last update: validation may come first
+        trainer.loss.step = max(trainer.step - 1, 0)  # that of the last update, for a validation
     trainer.epoch_steps, trainer.epoch_seconds = int(state["epoch_steps"]), float(state["epoch_seconds"])
     trainer.trained = bool(state.get("trained"))
     trainer.history = [dict(h) for h in state["history"]]
@@ -88,34 +88,34 @@ def _kind(loader: Any) -> str | None:
 
 
 def _refuse_other_loader(loader: Any, state: Mapping[str, Any]) -> None:
-    """Raise where the place in the data would be lost, or is not known to a loader that keeps its own."""
+    """Raise if the position in the data cannot be restored with this kind of loader."""
     kind = state.get("loader_kind")  # None: written outside of fit
     if kind is None or loader is None or state["loader_keeps_place"] == hasattr(loader, "load_state_dict"):
         return
     raise ArgumentError(
-        f"the checkpoint has the place of a {kind} in the data, which a {_kind(loader)} cannot go on from: "
-        "it may have other batches.\n  Nothing was loaded.  Resume with the loader that the run began with."
+        f"the checkpoint has the position of a {kind}, which a {_kind(loader)} cannot restore: "
+        "it may have other batches.\n  Nothing was loaded.  Resume with the same kind of loader."
     )
 
 
 def _refuse_other_freezing(trainer: Trainer, state: Mapping[str, Any]) -> None:
-    """Raise where other parameters are frozen than when the run began: it would go on otherwise."""
+    """Raise if other parameters are frozen than at the start of the run."""
     before, now = set(state.get("trained_first", trainer.trained_first)), set(trainer.trained_first)
     if before == now:
         return
     frozen, thawed = ", ".join(sorted(before - now)), ", ".join(sorted(now - before))
     raise ArgumentError(
-        "the run began with other parameters frozen"
+        "other parameters were frozen when the run began"
         + (f"; it trained {frozen}" if frozen else "")
         + (f"; it had frozen {thawed}" if thawed else "")
-        + ".\n  Nothing was loaded.  Freeze the same before the Trainer is made; a callback may change it on "
-        "the way.\n  To train others from here, begin a new run with the weights: "
+        + ".\n  Nothing was loaded.  Freeze the same ones before creating the Trainer; a callback may change "
+        "that during the run.\n  To train other parameters, start a new run with the weights: "
         "model.load_state_dict(ad.load(checkpoint / 'model.safetensors'))."
     )
 
 
 def _names(trainer: Trainer, callback: Callback) -> dict[str, Any]:
-    """What a callback is known by: class, what it says itself, its path as seen from the checkpoints."""
+    """Return the names that identify a callback: class, identity, and path relative to the checkpoints."""
     identity = callback.identity()
     if trainer.checkpoints is None or "path" not in identity:
         beside = None
@@ -126,7 +126,7 @@ def _names(trainer: Trainer, callback: Callback) -> dict[str, Any]:
 
 
 def matched(trainer: Trainer, saved: Any) -> list[tuple[Callback, Any]]:
-    """Return the callbacks that a checkpoint knows, with their states, also of a run that was moved."""
+    """Return the callbacks with a saved state, and their states, also for a run that was moved."""
     left, found = list(saved), []
     waiting = [(callback, _names(trainer, callback)) for callback in trainer.callbacks]
     for name in ("identity", "beside"):
@@ -140,7 +140,7 @@ def matched(trainer: Trainer, saved: Any) -> list[tuple[Callback, Any]]:
 
 
 def _weights(trainer: Trainer) -> dict[str, Any]:
-    """The weights of a composed loss, of which schedules may have a state."""
+    """Return the weights of a composed loss; schedules among them may have a state."""
     return trainer.loss.weights if isinstance(trainer.loss, ComposedLoss) else {}
 
 
@@ -165,5 +165,5 @@ def _set_generator(rng: Any, state: Any) -> None:
 
 
 def state_of(thing: Any) -> Any:
-    """Return the state of something that may have one."""
+    """Return the ``state_dict()`` of an object that has one, else an empty dictionary."""
     return thing.state_dict() if hasattr(thing, "state_dict") else {}

@@ -1,4 +1,4 @@
-"""Trainer: the loop around forward, backward and update, with everything it needs to be left alone."""
+"""``Trainer``: the training loop with accumulation, clipping, logging, callbacks and checkpoints."""
 
 from __future__ import annotations
 
@@ -55,20 +55,65 @@ RESERVED = ("loss", "lr", "grad_norm", "seconds", "epoch", "step")
 
 
 class Trainer:
-    """Train a model: batches of (inputs, targets), a loss, an optimiser.
+    """Train a model on batches of (inputs, targets) with a loss and an optimizer.
 
-    ``accumulate=k`` cuts each batch into k micro-batches whose gradients add up to the whole batch's.
-    ``clip`` limits the global norm of the gradients.  ``schedule`` gives the learning rate of each step.
-    ``metrics`` are functions of (prediction, target), logged in training and in validation.
-    ``weight(batch)`` says how much a batch, or a piece of one, counts, in ``unit``\\ s ("tokens", say): that
-    over which the loss is a mean.  If not given, the sum of the lengths where the targets (the last part of
-    the batch) are padded, or else the number of examples; less the targets that a loss of classes ignores.
-    ``compute(model, batch)`` replaces ``loss(model(inputs), targets)``; it returns the loss, or the loss and
-    a dictionary of numbers to log.  A composed loss logs its terms by name, and every ``term_norms`` steps
-    (None: never), counted in each epoch from its first, the norm of each term's gradient as
-    ``grad_norm_<term>``, which takes a backward per term.  With ``directory`` checkpoints are written there
-    after each epoch and every ``checkpoint_every`` steps, and ``fit(resume=True)`` goes on
-    bitwise as if it had not stopped.  Ctrl-C stops after the present step, with a checkpoint.
+    Ctrl-C stops after the current step, and writes a checkpoint.
+
+    Parameters
+    ----------
+    model : Module
+        The model.
+    loss : callable, optional
+        ``loss(prediction, target)``.  The terms of a composed loss are logged by name.
+    optimizer : Optimizer
+        The optimizer of the model's parameters.
+    schedule : callable, optional
+        A function of the step that returns the learning rate.
+    accumulate : int
+        The number of micro-batches into which each batch is split; their gradients sum to that of the batch.
+    clip : float, optional
+        The limit of the global norm of the gradients.
+    callbacks : Callback or sequence of Callback
+        The callbacks.
+    metrics : mapping of str to callable, optional
+        Functions of (prediction, target) that are logged in training and validation.
+    weight : callable, optional
+        A function that returns the weight of a batch, the divisor of its mean loss.  The default is the sum
+        of the lengths for padded targets (the last part of the batch), else the number of examples, without
+        targets that a classification loss ignores.
+    unit : str, optional
+        The name of the unit of weights, such as "tokens".
+    compute : callable, optional
+        ``compute(model, batch)`` replaces ``loss(model(inputs), targets)``.  It returns the loss, or the loss
+        and a dictionary of numbers to log.
+    term_norms : int, optional
+        The interval, in steps of an epoch, at which the norms of the gradients of a composed loss's terms are
+        logged as ``grad_norm_<term>``.  Each costs a backward.  None: never.
+    directory : path, optional
+        The directory of checkpoints, written after each epoch.  ``fit(resume=True)`` continues bit by bit
+        as if the run had not stopped.
+    checkpoint_every : int, optional
+        The number of steps between further checkpoints.
+    keep : int
+        The number of newest checkpoints to keep.
+    progress : bool, optional
+        Whether a progress bar is shown.  The default is True on a terminal.
+
+    Raises
+    ------
+    InputError
+        If arguments have the wrong type, or the optimizer does not have the model's parameters.
+
+    Examples
+    --------
+    >>> import adjoint as ad, numpy as np
+    >>> from adjoint import nn, optim, train
+    >>> x = np.linspace(-1, 1, 32, dtype=np.float32)[:, None]
+    >>> model = nn.Linear(1, 1, rng=0)
+    >>> trainer = train.Trainer(model, nn.functional.mse_loss, optim.SGD(model.parameters(), lr=0.1))
+    >>> history = trainer.fit(train.DataLoader((x, 2 * x), batch_size=8), epochs=20)
+    >>> history[-1]["loss"] < history[0]["loss"]
+    True
     """
 
     def __init__(
@@ -97,7 +142,7 @@ class Trainer:
         )
         if metrics is not None and not isinstance(metrics, Mapping):
             raise InputError(
-                f"Trainer: metrics is a dictionary of functions by name, not a {type(metrics).__name__}."
+                f"Trainer: metrics must be a dictionary of functions by name, not a {type(metrics).__name__}."
             )
         self.metrics = dict(metrics or {})
         self.weight, self.unit, self.compute = weight, unit, compute
@@ -108,11 +153,11 @@ class Trainer:
         self._check_arguments()
         self._check_names()
         self._check_parameters()
-        self.trained_first = sorted(self.named_parameters())  # what was not frozen from the beginning
-        self.clip = math.inf if clip is None else check_max_norm(clip, "clip")  # inf: only the norm is wanted
+        self.trained_first = sorted(self.named_parameters())  # not frozen at the start
+        self.clip = math.inf if clip is None else check_max_norm(clip, "clip")  # inf: compute the norm only
         named = self.named_parameters(frozen=True)
         known = set(map(id, optimizer.params if isinstance(optimizer, Optimizer) else named.values()))
-        self._left_alone = [p for p in named.values() if id(p) not in known]  # by the optimiser
+        self._left_alone = [p for p in named.values() if id(p) not in known]  # not updated by the optimiser
         self.accumulator = GradientAccumulator(
             {name: p for name, p in named.items() if id(p) in known},
             accumulation_steps=accumulate,
@@ -123,26 +168,37 @@ class Trainer:
         self.epoch = 0
         self.history: list[dict[str, float]] = []
         self.stopped: str | None = None
-        self.averages = Averages()  # of the present epoch
+        self.averages = Averages()  # of the current epoch
         self.epoch_seconds = 0.0
         self.epoch_steps = 0
-        self.trained = False  # all steps of the present epoch are made; it is to be validated
+        self.trained = False  # whether all steps of the current epoch are done and its validation is due
         self._last_weight = 0.0
         self._warned = False
         self._loader: Any = None
-        self._began: tuple[Any, int] = ({}, 0)  # the loader's state where the epoch began, and the step there
+        self._began: tuple[Any, int] = ({}, 0)  # the loader's state and the step at the start of the epoch
 
     def named_parameters(self, *, frozen: bool = False) -> dict[str, Tensor]:
-        """Return what is trained, or all, by name: of the model, and of the loss as ``loss.<name>``."""
+        """Return the parameters of the model, and those of the loss as ``loss.<name>``.
+
+        Parameters
+        ----------
+        frozen : bool
+            Whether parameters that do not require grad are included.
+
+        Returns
+        -------
+        dict of str to Tensor
+            The parameters by name.
+        """
         named = dict(self.model.named_parameters())
         if isinstance(self.loss, Module):
             named.update({f"loss.{k}": p for k, p in self.loss.named_parameters()})
         return named if frozen else {k: p for k, p in named.items() if p.requires_grad}
 
     def _check_arguments(self) -> None:
-        """Refuse what could not work before any time is spent on it."""
+        """Check the arguments before training starts."""
         if not isinstance(self.model, Module):
-            raise InputError(f"Trainer: the model is a Module, not a {type(self.model).__name__}.")
+            raise InputError(f"Trainer: the model must be a Module, not a {type(self.model).__name__}.")
         functions = {
             "loss": self.loss,
             "schedule": self.schedule,
@@ -151,21 +207,21 @@ class Trainer:
         }
         for name, function in {**functions, **self.metrics}.items():
             if function is not None and not callable(function):
-                raise InputError(f"Trainer: {name} is a function, not {function!r}.")
+                raise InputError(f"Trainer: {name} must be a function, not {function!r}.")
             refuse_class(name, function, Module)
         refuse_class("the optimiser", self.optimizer, object, "model.parameters(), …")
         for callback in self.callbacks:
             refuse_class("a callback", callback, Callback)
             if not isinstance(callback, Callback):
-                raise InputError(f"Trainer: callbacks are instances of Callback, not {callback!r}.")
+                raise InputError(f"Trainer: callbacks must be instances of Callback, not {callback!r}.")
             check_hooks(callback)
         if self.loss is None and self.compute is None:
-            raise InputError("Trainer: give a loss(prediction, target), or compute(model, batch).")
+            raise InputError("Trainer: pass a loss(prediction, target), or compute(model, batch).")
         if self.optimizer is None:
-            raise InputError("Trainer: give an optimiser, such as ad.optim.Adam(model.parameters()).")
+            raise InputError("Trainer: pass an optimiser, such as ad.optim.Adam(model.parameters()).")
         if type(self.optimizer).__module__.partition(".")[0] == "torch":
             raise InputError(
-                "Trainer: this optimiser is PyTorch's, which updates no parameters of adjoint.\n"
+                "Trainer: this is an optimiser of PyTorch, which cannot update parameters of adjoint.\n"
                 f"  Use ad.optim.{type(self.optimizer).__name__}(model.parameters(), …)."
             )
         if isinstance(self.optimizer, LBFGS) or not callable(getattr(self.optimizer, "step", None)):
@@ -175,7 +231,7 @@ class Trainer:
             )
         if self.metrics and self.compute is not None:
             raise ArgumentError(
-                "Trainer: metrics look at a prediction, which compute keeps to itself.\n"
+                "Trainer: metrics need the prediction, which compute does not return.\n"
                 "  Return them from compute, beside the loss: return loss, {'accuracy': value}."
             )
         for name, value in (
@@ -187,18 +243,18 @@ class Trainer:
                 raise ArgumentError(f"Trainer: {name} must be at least 1, but is {value!r}.")
         directories = [c.directory.resolve() for c in self._all_checkpoints()]
         if len(set(directories)) < len(directories):
-            raise ArgumentError("Trainer: the best checkpoint needs a directory of its own.")
+            raise ArgumentError("Trainer: BestCheckpoint needs a directory of its own.")
 
     def _check_names(self) -> None:
-        """Refuse two numbers under one name."""
+        """Raise if two numbers would be logged under one name."""
         means = ["loss", *self.metrics, *self._term_names()]
         names = [*RESERVED, *self.metrics, *self._term_names(), *(f"val_{name}" for name in means)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ArgumentError(f"Trainer: two numbers would be logged as {', '.join(map(repr, twice))}.")
+            raise ArgumentError(f"Trainer: two numbers have the same log name {', '.join(map(repr, twice))}.")
 
     def _term_names(self) -> list[str]:
-        """The names of the numbers that a composed loss logs: of its terms, and of their gradients' norms."""
+        """Return the names that a composed loss logs: its terms, and the norms of their gradients."""
         terms = list(self.loss.terms) if isinstance(self.loss, ComposedLoss) else []
         return [*terms, *(f"grad_norm_{name}" for name in terms)]
 
@@ -207,7 +263,7 @@ class Trainer:
         return best if self.checkpoints is None else [self.checkpoints, *best]
 
     def _check_parameters(self) -> None:
-        """Refuse parameters that nobody sees, and an optimiser that lacks some or has others."""
+        """Raise for unregistered parameters, and for an optimizer with missing or foreign parameters."""
         unseen = unseen_parameters(self.model)
         if unseen:
             raise InputError(
@@ -216,8 +272,8 @@ class Trainer:
             )
         if not self.named_parameters():
             raise InputError(
-                "Trainer: the model has no parameters that require grad, so there is nothing to train.\n"
-                "  model.requires_grad_(True), or that of a part, unfreezes them."
+                "Trainer: the model has no parameters that require grad, so nothing can be trained.\n"
+                "  Unfreeze them with model.requires_grad_(True)."
             )
         if not isinstance(self.optimizer, Optimizer):
             return
@@ -226,14 +282,14 @@ class Trainer:
         lost = [f"loss.{k}" for k, p in learned.items() if p.requires_grad and id(p) not in updated]
         if lost:
             raise InputError(
-                f"Trainer: the loss learns {', '.join(lost)}, but the optimiser does not have it.\n"
-                "  Give it both: optim.Adam([*model.parameters(), *loss.parameters()])."
+                f"Trainer: the loss learns {', '.join(lost)}, but the optimiser does not update it.\n"
+                "  Pass both: optim.Adam([*model.parameters(), *loss.parameters()])."
             )
         strange = len(updated - {id(p) for p in (*self.model.parameters(), *learned.values())})
         if strange:
             raise InputError(
                 f"Trainer: {strange} parameters of the optimiser are not the model's.\n"
-                "  Make the optimiser from model.parameters() after model.astype(…) and other changes."
+                "  Create the optimiser from model.parameters() after model.astype(…) and other changes."
             )
 
     # Training --------------------------------------------------------------------------------
@@ -241,13 +297,36 @@ class Trainer:
     def fit(
         self, loader: Any, epochs: int = 1, validate: Any = None, resume: bool = False
     ) -> list[dict[str, float]]:
-        """Train until ``epochs`` epochs are done; return one dictionary of numbers per epoch."""
+        """Train until a number of epochs is finished.
+
+        Parameters
+        ----------
+        loader : DataLoader or iterable
+            The batches.
+        epochs : int
+            The total number of epochs, including those of a resumed run.
+        validate : DataLoader or iterable, optional
+            The batches of a validation after each epoch.
+        resume : bool
+            Whether to continue from the newest checkpoint in ``directory``.
+
+        Returns
+        -------
+        list of dict
+            The logged numbers of each epoch.
+
+        Raises
+        ------
+        FileError
+            If the directory has checkpoints of another run and ``resume`` is False.
+        """
         check_batches("fit", loader, self.compute is None)
         if whole_number("fit", "epochs", epochs) < 0:
             raise ArgumentError(f"epochs must not be negative, but is {epochs}.")
         if not isinstance(resume, (bool, np.bool_)):
             raise InputError(
-                f"fit: resume is True or False, not {resume!r}: a run goes on from the newest checkpoint in "
+                f"fit: resume must be True or False, not {resume!r}: a run continues from the newest "
+                "checkpoint in "
                 "its directory, Trainer(…, directory=path)."
             )
         if validate is not None:
@@ -286,17 +365,23 @@ class Trainer:
             same, resume = True, False
 
     def stop(self, reason: str = "stopped") -> None:
-        """End the training after the present step."""
+        """End the training after the current step.
+
+        Parameters
+        ----------
+        reason : str
+            The reason, which is shown and stored in ``stopped``.
+        """
         self.stopped = reason
 
     def _batches(self, loader: Any, same: bool, resumed: bool) -> Iterable[Any]:
-        """Return the batches of the present epoch that are left: those of which no step was made."""
+        """Return the remaining batches of the current epoch."""
         if self.trained:
             return ()
-        loaded = resumed and hasattr(loader, "load_state_dict")  # it has been told where to go on
+        loaded = resumed and hasattr(loader, "load_state_dict")  # its position was restored
         skip = 0 if loaded else self.epoch_steps
         state, steps = self._began
-        if same and not resumed:  # the epoch was left: go back to where it began, for a batch may have failed
+        if same and not resumed:  # return to the start of the epoch: a batch may have failed
             skip -= steps
             if state:
                 loader.load_state_dict(state)
@@ -307,11 +392,11 @@ class Trainer:
             self._began = loader.next_place(), self.epoch_steps
             return loader
         self._began = states.state_of(loader), self.epoch_steps - skip
-        left = isinstance(loader, Iterator) and not resumed  # it has only those
+        left = isinstance(loader, Iterator) and not resumed  # it has only the remaining ones
         return loader if left or not skip else itertools.islice(loader, skip, None)
 
     def place(self) -> Any:
-        """Return the state of the loader from which the run goes on: after the last step that was made."""
+        """Return the state of the loader after the last completed step."""
         if not isinstance(self._loader, DataLoader):
             return states.state_of(self._loader)
         state, steps = self._began
@@ -320,7 +405,7 @@ class Trainer:
         return {**state, "position": state["position"] + self.epoch_steps - steps}
 
     def _epoch(self, batches: Iterable[Any], validate: Any, bar: Progress) -> None:
-        if not self.model.training:  # else a module inside that evaluates does so because somebody froze it
+        if not self.model.training:  # otherwise an inner module in evaluation mode was frozen on purpose
             self.model.train()
         for batch in batches:
             logs = self.train_step(batch)
@@ -339,7 +424,7 @@ class Trainer:
                 + (
                     "  The data are empty, or fewer than batch_size with drop_last=True."
                     if empty
-                    else "  An iterator is used up after one epoch; DataLoader over a sequence is not."
+                    else "  An iterator lasts for one epoch.  Use a DataLoader over a sequence."
                 )
             )
         self.trained = True
@@ -359,7 +444,7 @@ class Trainer:
     def _end_epoch(self, logs: dict[str, float]) -> None:
         monitor = "val_loss" if "val_loss" in logs else "loss"
         weights = self.loss.weights.values() if isinstance(self.loss, ComposedLoss) else ()
-        schedules = {id(each): each for each in (self.schedule, *weights)}  # one may serve several: told once
+        schedules = {id(each): each for each in (self.schedule, *weights)}  # one may serve several
         for schedule in schedules.values():
             if hasattr(schedule, "report_from"):  # a plateau, or one inside another schedule
                 schedule.report_from(logs, self.step)
@@ -370,7 +455,18 @@ class Trainer:
         self.write_checkpoint(score=logs[monitor], monitor=monitor)
 
     def train_step(self, batch: Any) -> dict[str, float]:
-        """Make one update from one batch; return loss, metrics, terms, learning rate and gradient norm."""
+        """Make one update from one batch.
+
+        Parameters
+        ----------
+        batch : object
+            The batch, (inputs, targets) unless ``compute`` is given.
+
+        Returns
+        -------
+        dict of str to float
+            Loss, metrics, terms, learning rate and gradient norm.
+        """
         start = time.perf_counter()
         if self.schedule is not None:
             self.optimizer.lr = self.schedule(self.step)
@@ -389,7 +485,7 @@ class Trainer:
         return {**logs, "lr": self._rate(), **norms}
 
     def _plain(self, batch: Any) -> tuple[dict[str, float], dict[str, float], float]:
-        """Make an update from a whole batch; return its numbers, norms of gradients, and the weight."""
+        """Make an update from a whole batch; return its numbers, the norms of gradients, and the weight."""
         params = list(self.named_parameters(frozen=True).values())
         norms = self._term_norms()
         drop(params)
@@ -402,7 +498,7 @@ class Trainer:
         logs = {"loss": float(loss.detach()), **numbers}
         logs = logs if weight else dict.fromkeys(logs, math.nan)
         found = {"grad_norm": math.nan, **_named_norms(norms)}
-        if weight:  # without weight, as where all targets are ignored, there is no update
+        if weight:  # no update without weight, for example if all targets are ignored
             updated = self.optimizer.params if isinstance(self.optimizer, Optimizer) else params
             found["grad_norm"] = clip_grad_norm(updated, self.clip, nonfinite="allow")
             self._before_update({**logs, "lr": self._rate(), **found})
@@ -437,7 +533,7 @@ class Trainer:
 
             acc.apply(self.optimizer, before=before)
         except BaseException:
-            acc.drop()  # no piece of this batch in the next one's gradients
+            acc.drop()  # so that no piece of this batch enters the next update
             raise
         return logs, found, total
 
@@ -446,7 +542,7 @@ class Trainer:
             callback.before_update(self, logs)
 
     def _term_norms(self) -> TermNorms | None:
-        """Return where the gradients of a composed loss's terms are collected; None if not in this step."""
+        """Return a collector of the gradients of a composed loss's terms; None if not due in this step."""
         every = self.term_norms if isinstance(self.loss, ComposedLoss) else None
         if not every or self.epoch_steps % every:
             return None
@@ -471,7 +567,7 @@ class Trainer:
         return weight_of(batch, found) if self.weight is None else float(self.weight(batch))
 
     def _loss(self, batch: Any, pieces: int = 1) -> tuple[Tensor, dict[str, float], float]:
-        """Return the loss of one of ``pieces`` of a batch, what is logged beside it, and its weight."""
+        """Return the loss of one of ``pieces`` of a batch, the other numbers to log, and its weight."""
         numbers: dict[str, Any] = {}
         found: Reductions = []
         if self.compute is not None:
@@ -488,14 +584,18 @@ class Trainer:
             with no_grad():
                 numbers = {name: f(prediction, target) for name, f in self.metrics.items()}
         if not isinstance(loss, Tensor):
-            raise InputError(f"Trainer: the loss is a tensor of one number, not a {type(loss).__name__}.")
+            raise InputError(
+                f"Trainer: the loss must be a tensor of one number, not a {type(loss).__name__}."
+            )
         if loss.size != 1:
             raise ShapeError(
-                f"Trainer: the loss is one number, but has shape {loss.shape}: reduce it, by mean()."
+                f"Trainer: the loss must be one number, but has shape {loss.shape}.  Reduce it: loss.mean()."
             )
         taken = [name for name in numbers if name in RESERVED or name in self._term_names()]
         if taken:
-            raise ArgumentError(f"Trainer: {', '.join(taken)} are logged already: give other names.")
+            raise ArgumentError(
+                f"Trainer: {', '.join(taken)} are reserved names in the logs.  Use other names."
+            )
         logs = {name: _number(name, value) for name, value in numbers.items()}
         if isinstance(self.loss, ComposedLoss):
             logs.update(self.loss.values)
@@ -504,8 +604,8 @@ class Trainer:
     def _predicted(self, batch: Any) -> tuple[Any, Any]:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2 or first_padded(batch) is not None:
             raise InputError(
-                "Trainer: a batch is (inputs, targets); DataLoader((X, Y), batch_size) makes them.\n"
-                "  For others, and for padded ones with their lengths, give compute(model, batch)."
+                "Trainer: a batch must be (inputs, targets), as DataLoader((X, Y), batch_size) makes them.\n"
+                "  For other batches, such as padded ones with lengths, pass compute(model, batch)."
             )
         refuse_several_inputs(*batch)
         return self.model(asarray(batch[0])), asarray(batch[1])
@@ -518,14 +618,25 @@ class Trainer:
     # Evaluating ------------------------------------------------------------------------------
 
     def evaluate(self, loader: Iterable[Any]) -> dict[str, float]:
-        """Return loss, metrics and terms over a loader, weighted by batch; nothing is trained."""
+        """Return the averages over a loader, without training.
+
+        Parameters
+        ----------
+        loader : DataLoader or iterable
+            The batches.
+
+        Returns
+        -------
+        dict of str to float
+            Loss, metrics and terms, weighted by batch.
+        """
         check_batches("evaluate", loader, self.compute is None)
         found = self._evaluated(loader)
         assert found is not None
         return found
 
     def _evaluated(self, loader: Iterable[Any], until_stopped: bool = False) -> dict[str, float] | None:
-        """Return the means over a loader; None if it was to end when the training is stopped, and has."""
+        """Return the means over a loader; None if ``until_stopped`` and the training was stopped."""
         averages = Averages()
         enough = False
         with self._evaluating():
@@ -534,14 +645,27 @@ class Trainer:
                     return None
                 loss, numbers, weight = self._loss(batch)
                 averages.add({"loss": float(loss), **numbers}, weight)
-                enough = until_stopped and self.stopped is not None  # unless this was the last one
+                enough = until_stopped and self.stopped is not None  # unless this was the last batch
         found = averages.means()
         if not found:
-            raise InputError("Trainer: there are no batches to evaluate; an iterator is used up after once.")
+            raise InputError("Trainer: there are no batches to evaluate.  An iterator can be used only once.")
         return found
 
     def predict(self, inputs: Any, batch_size: int = 256) -> np.ndarray[Any, Any]:
-        """Return the model's outputs for an array of inputs, batch by batch."""
+        """Return the outputs of the model for an array of inputs.
+
+        Parameters
+        ----------
+        inputs : array_like
+            The inputs, one per row.
+        batch_size : int
+            The number of rows per call of the model.
+
+        Returns
+        -------
+        ndarray
+            The outputs, one per row.
+        """
         if whole_number("predict", "batch_size", batch_size) < 1:
             raise ArgumentError(f"predict: batch_size must be at least 1, but is {batch_size!r}.")
         array = input_array(inputs)
@@ -560,7 +684,7 @@ class Trainer:
             with no_grad():
                 yield
         finally:
-            for module, training in modes:  # each its own: some may be frozen
+            for module, training in modes:  # separately, because some may be frozen
                 module.training = training
 
     # Stopping and going on -------------------------------------------------------------------
@@ -572,9 +696,21 @@ class Trainer:
     def write_checkpoint(
         self, to: Checkpoints | None = None, score: float | None = None, monitor: str | None = None
     ) -> Path | None:
-        """Write the whole state to ``to``, or to the trainer's directory; None if it has none.
+        """Write the complete state to a directory of checkpoints.
 
-        ``score`` is the value of the number that is called ``monitor``, by which the best is found.
+        Parameters
+        ----------
+        to : Checkpoints, optional
+            The checkpoints.  The default is those of the trainer.
+        score : float, optional
+            The score, by which the best checkpoint is found.
+        monitor : str, optional
+            The name of the number that is the score.
+
+        Returns
+        -------
+        Path or None
+            The path; None if the trainer has no directory.
         """
         checkpoints = self.checkpoints if to is None else to
         if checkpoints is None:
@@ -584,7 +720,7 @@ class Trainer:
         return checkpoints.write(self.step, self.model.state_dict(), states.of(self), score, monitor)
 
     def _resume(self) -> bool:
-        """Take over the newest checkpoint, if there is one; all of it, or after an error nothing."""
+        """Load the newest checkpoint, if there is one; on an error nothing changes."""
         if self.checkpoints is None:
             raise ArgumentError("fit(resume=True) needs a directory: Trainer(…, directory=path).")
         path = self.checkpoints.latest()
@@ -614,15 +750,15 @@ def _named_norms(norms: TermNorms | None) -> dict[str, float]:
 
 def _number(name: str, value: Any) -> float:
     if np.shape(value) != ():
-        raise InputError(f"Trainer: {name!r} is one number per batch, but has shape {np.shape(value)}.")
+        raise InputError(f"Trainer: {name!r} must be one number per batch, but has shape {np.shape(value)}.")
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise InputError(f"Trainer: {name!r} is one number per batch, not {value!r}.") from None
+        raise InputError(f"Trainer: {name!r} must be one number per batch, not {value!r}.") from None
 
 
 def _length(loader: Any) -> int | None:
     try:
         return len(loader)
-    except TypeError:  # it has none: InputError is a TypeError too
+    except TypeError:  # no length; InputError is a TypeError too
         return None

@@ -15,10 +15,10 @@ __all__ = ["check_pieces", "count", "first_padded", "padded_targets", "weight_of
 
 
 def weight_of(batch: Any, found: Reductions) -> float:
-    """Return the weight over which the loss of a batch is a mean.
+    """Return the weight of a batch: the divisor of its mean loss.
 
-    That is the number of tokens where the targets are padded, else the number of examples; less what the
-    loss ignores, and times the weights of the classes.  ``found`` has the loss functions that were called.
+    It is the number of tokens if the targets are padded, else the number of examples, reduced by ignored
+    targets and multiplied by class weights.  ``found`` lists the loss functions that were called.
     """
     shares = [1.0 if share is None else share for _, share in found]
     share = max(shares) if shares and _agree(shares) else 1.0
@@ -35,25 +35,26 @@ def _agree(shares: list[float]) -> bool:
 def check_pieces(found: Reductions, loss: Any, weighted: bool) -> None:
     """Raise if the losses of pieces do not average to the loss of their batch.
 
-    ``weighted``: the caller gave the weights, so only a loss that is itself a sum is refused.
+    ``weighted``: the caller gave the weights, so only a loss that is itself a sum is an error.
     """
     if any(share is None for value, share in found if value is loss or not weighted):
         raise ArgumentError(
-            'Trainer: the loss is a sum (reduction="sum"), and accumulate= averages the losses of pieces.\n'
+            'Trainer: the loss is a sum (reduction="sum"), but accumulate= averages the losses of pieces.\n'
             '  Use reduction="mean", or accumulate=1'
-            + ("." if weighted else "; or give weight=, if the loss is divided by it afterwards.")
+            + ("." if weighted else "; or pass weight= if the loss is divided by it afterwards.")
         )
     shares = [share for _, share in found if share is not None]
     if shares and not weighted and not _agree(shares):
         raise ArgumentError(
             "Trainer: the terms of the loss are means over different weights, because one of them ignores "
-            "or weighs targets.\n  With accumulate= no weight of a piece fits all terms.  Use accumulate=1, "
-            "or give weight= if only one of them is trained."
+            "or weighs targets.\n  With accumulate= no weight of a piece is right for all terms.  Use "
+            "accumulate=1, "
+            "or pass weight= if only one of them is trained."
         )
 
 
 def padded_targets(batch: Any) -> Padded | None:
-    """Return the targets of a batch, which are its last part, if they are padded; None if they are not."""
+    """Return the targets of a batch, its last part, if they are padded, else None."""
     while not isinstance(batch, Padded) and isinstance(batch, (tuple, list, Mapping)) and batch:
         batch = list(batch.values() if isinstance(batch, Mapping) else batch)[-1]
     return batch if isinstance(batch, Padded) else None
@@ -74,5 +75,5 @@ def count(batch: Any) -> int:
     while isinstance(batch, (tuple, list, Mapping)) and batch:
         batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
     if not hasattr(batch, "__len__") or getattr(batch, "shape", None) == ():
-        raise InputError("Trainer: a batch is made of arrays; say how much others count with weight=.")
+        raise InputError("Trainer: a batch must consist of arrays.  Pass weight= for other batches.")
     return len(batch)

@@ -250,8 +250,7 @@ class _Problem:
     def line_search(
         self, x: Tensor, d: Tensor, residual: Tensor, limit: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Move along a direction; halve the step while it does not reduce the residual, per element of a "
-        "batch."""
+        """Move along a direction; halve the step, per batch element, while the residual does not decrease."""
         size: Any = _length(residual)
         scale: Any = 1.0
         for _ in range(30):

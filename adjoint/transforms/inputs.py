@@ -165,8 +165,7 @@ def stand_in(x: Tensor) -> Tensor:
 
 
 def _alias(x: Tensor) -> Tensor:
-    """Return another tensor at the same node, so that augmented assignment in the function changes only "
-    "the alias."""
+    """Return another tensor at the same node, which augmented assignment in the function may change."""
     alias = wrap(x._data)
     alias._node = x._node
     return alias

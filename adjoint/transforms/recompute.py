@@ -237,8 +237,7 @@ def _is_new(t: Tensor, since: int) -> bool:
 
 
 def _part(t: Tensor, level: int) -> tuple[Tensor, list[tuple[int, int, bool]]]:
-    """Return the value a tensor holds at a level or further out, and the batches around it, innermost "
-    "first."""
+    """Return the value a tensor holds at a level or further out, and the batches around it, inner first."""
     value: Any = t
     batches = []
     data = t._data
@@ -329,8 +328,7 @@ def _recorded(call: _Checkpointed, outputs: list[Any], since: int) -> list[Any]:
 
 
 def captured_by(roots: list[Tensor], since: int) -> list[Tensor]:
-    """Return the tensors that a record since ``since`` depends on: leaves, and results of earlier "
-    "operations."""
+    """Return the leaves and earlier results that a record since ``since`` depends on."""
     found: dict[Any, Tensor] = {}
     seen: set[Any] = set()
     stack = [key_of(r) for r in roots]

@@ -261,8 +261,7 @@ def _reachable_generators(starts: Iterable[Any], limit: int = 20_000) -> Iterato
 
 @functools.lru_cache(maxsize=1024)
 def _kind(of: Any) -> str:
-    """Return how values of a type are searched: "source" for generators, "opaque" for values without "
-    "parts."""
+    """Return how values of a type are searched: "source" is a generator, "opaque" has no parts."""
     if issubclass(of, _OPAQUE):
         return "opaque"
     sources = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)

@@ -120,7 +120,7 @@ def test_lbfgs_leaves_frozen_parameters_alone() -> None:
     first = closure().item()
     assert optimizer.step(closure) < 0.5 * first
     assert same(model[0].state_dict(), before)
-    with pytest.raises(TypeError, match="at least one requires grad"):
+    with pytest.raises(TypeError, match="at least one must require grad"):
         optim.LBFGS(model[0].parameters())
 
 
@@ -218,12 +218,12 @@ def test_a_run_that_began_with_others_frozen_is_refused(tmp_path: Path) -> None:
     model[2].requires_grad_(False)
     before = values(model)
     other = train.Trainer(model, F.mse_loss, optim.Adam(model.parameters(), lr=0.01), directory=tmp_path)
-    with pytest.raises(ValueError, match="began with") as info:
+    with pytest.raises(ValueError, match="when the run began") as info:
         other.fit([(X, Y)], epochs=2, resume=True)
     assert str(info.value) == (
-        "the run began with other parameters frozen; it trained 2.bias, 2.weight; it had frozen 0.bias, 0.weight.\n"
-        "  Nothing was loaded.  Freeze the same before the Trainer is made; a callback may change it on the way.\n"
-        "  To train others from here, begin a new run with the weights: "
+        "other parameters were frozen when the run began; it trained 2.bias, 2.weight; it had frozen 0.bias, 0.weight.\n"
+        "  Nothing was loaded.  Freeze the same ones before creating the Trainer; a callback may change that the way.\n"
+        "  To train other parameters, start a new run with the weights: "
         "model.load_state_dict(ad.load(checkpoint / 'model.safetensors'))."
     )
     assert same(values(model), before)
@@ -238,6 +238,6 @@ def test_a_trainer_of_nothing_says_so() -> None:
     with pytest.raises(TypeError) as info:
         train.Trainer(model, F.mse_loss, optimizer)
     assert str(info.value) == (
-        "Trainer: the model has no parameters that require grad, so there is nothing to train.\n"
-        "  model.requires_grad_(True), or that of a part, unfreezes them."
+        "Trainer: the model has no parameters that require grad, so nothing can be trained.\n"
+        "  Unfreeze them with model.requires_grad_(True)."
     )

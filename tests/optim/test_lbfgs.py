@@ -19,10 +19,10 @@ def test_a_closure_of_lbfgs_that_does_half_its_work() -> None:
     with pytest.raises(errors.NoGradientError) as info:
         opt.step(lambda: (w**2).sum())
     assert str(info.value) == (
-        "LBFGS: closure() gave no parameter a gradient: it must call loss.backward() and return the loss,\n"
+        "LBFGS: no parameter has a gradient after closure(): it must call loss.backward() and return the loss,\n"
         "  which must depend on the parameters."
     )
-    with pytest.raises(errors.InputError, match="returns the loss, one number, but returned None"):
+    with pytest.raises(errors.InputError, match="must return the loss, one number, but returned None"):
         opt.step(lambda: (w**2).sum().backward())  # type: ignore[arg-type]
     with pytest.raises(errors.InputError, match=r"returned shape \(2,\)"):
         opt.step(lambda: w**2)
@@ -62,7 +62,7 @@ def test_lbfgs_refuses_a_state_that_is_not_its_own() -> None:
     opt = optim.LBFGS([ad.tensor([1.0, 2.0], requires_grad=True)])
     good = np.ones(2)
     for state, text in (
-        ({}, 'LBFGS: this is no state of its history: it has "pairs" and "iterations".'),
+        ({}, 'LBFGS: the state must have the keys "pairs" and "iterations".'),
         (
             {"pairs": [(np.ones(3), np.ones(3))], "iterations": 1},
             "LBFGS: pair 0 of the state has shape (3,), needs (2,).",

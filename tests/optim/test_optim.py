@@ -235,14 +235,14 @@ def test_average_of_weights() -> None:
 MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda w: ad.optim.SGD([]), TypeError, "no parameters"),
     (lambda w: ad.optim.SGD([3.0]), TypeError, "params\\[0\\] is a float"),
-    (lambda w: ad.optim.SGD([w.detach()]), TypeError, "none of the parameters requires grad"),
-    (lambda w: ad.optim.SGD([w * 2]), TypeError, "is computed: detach"),
+    (lambda w: ad.optim.SGD([w.detach()]), TypeError, "no parameter requires grad"),
+    (lambda w: ad.optim.SGD([w * 2]), TypeError, "is a result.  Use detach"),
     (lambda w: ad.optim.SGD([w, w]), ValueError, "given twice"),
     (lambda w: ad.optim.Adagrad([w], initial=-1.0), ValueError, "initial must be a finite number from 0"),
     (lambda w: ad.optim.SGD([w], lr=-1.0), ValueError, "lr must be a finite number from 0, but is -1.0."),
-    (lambda w: ad.optim.SGD([w], nesterov=True), ValueError, "needs a momentum above 0"),
-    (lambda w: ad.optim.Adam([w], betas=0.9), ValueError, "betas are two numbers, but are 0.9"),
-    (lambda w: ad.optim.Adam(w), TypeError, "give a list of parameters, or of groups, not one Tensor"),
+    (lambda w: ad.optim.SGD([w], nesterov=True), ValueError, "needs a positive momentum"),
+    (lambda w: ad.optim.Adam([w], betas=0.9), ValueError, "betas must be two numbers, but are 0.9"),
+    (lambda w: ad.optim.Adam(w), TypeError, "pass a list of parameters or of groups, not one Tensor"),
     (lambda w: schedules.draw(schedules.linear(1.0, 5), 0), ValueError, "total must be positive"),
     (
         lambda w: schedules.draw(lambda step: 1 / step if step else np.nan, 5),
@@ -285,7 +285,7 @@ def test_a_rate_that_is_set_later_is_checked_too(kind: Any, rate: Any) -> None:
 
 def test_messages_about_what_optimisers_are_given() -> None:
     w, b = (ad.tensor([1.0], requires_grad=True) for _ in range(2))
-    both = "SGD: give parameters or groups, not both: the first is a {}, but number 1 a {}.\n"
+    both = "SGD: pass parameters or groups, not both: the first is a {}, but number 1 a {}.\n"
     put = '  Put single parameters into a group: {"params": [...]}.'
     assert raised(lambda: optim.SGD([{"params": [w]}, b])) == both.format("dict", "Tensor") + put
     assert raised(lambda: optim.SGD([b, {"params": [w]}])) == both.format("Tensor", "dict") + put
@@ -293,8 +293,8 @@ def test_messages_about_what_optimisers_are_given() -> None:
     assert raised(lambda: optim.Adam([{"lr": 1}])) == group
     assert raised(lambda: optim.SGD([w]).add_group([b])).endswith("requires_grad=True)].")  # type: ignore
     assert raised(lambda: optim.SGD([w.detach()])) == (
-        "SGD: none of the parameters requires grad, so there is nothing to train.\n"
-        "  requires_grad_(True) unfreezes a module or a tensor."
+        "SGD: no parameter requires grad, so nothing can be trained.\n"
+        "  Unfreeze a module or a tensor with requires_grad_(True)."
     )
     module = ad.nn.Linear(2, 2)
     for kind in (optim.Adam, optim.LBFGS, optim.EMA):
@@ -321,12 +321,12 @@ def test_messages_about_what_optimisers_are_given() -> None:
 def test_averages_refuse_a_state_that_is_not_their_own() -> None:
     ema = optim.EMA([ad.tensor(np.ones(2, np.float32), requires_grad=True)], decay=0.5)
     for state, text in (
-        ({}, 'EMA: this is no state of averages: it has "decay" and "averages".'),
+        ({}, 'EMA: the state must have the keys "decay" and "averages".'),
         ({"decay": 7, "averages": [np.ones(2)]}, "decay must be from 0 to 1, but is 7."),
         ({"decay": 0.5, "averages": []}, "EMA: the state has 0 averages, but there are 1."),
         (
             {"decay": 0.5, "averages": [np.ones(2, int)]},
-            "EMA: averages of the state do not fit.\n  0: has dtype int64, needs float32",
+            "EMA: averages of the state do not match.\n  0: has dtype int64, needs float32",
         ),
     ):
         assert raised(lambda state=state: ema.load_state_dict(state)) == text
@@ -591,7 +591,7 @@ def test_an_average_that_cannot_be_put_in_place_leaves_the_weights() -> None:
         pass
     assert (a.item(), b.item()) == (1.0, 2.0)
     assert raised(lambda: optim.EMA([a, ad.tensor([1])])) == (
-        "EMA: averages are of floats, but params[1] is int64."
+        "EMA: parameters must be floats, but params[1] is int64."
     )
 
 

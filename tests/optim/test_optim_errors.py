@@ -143,9 +143,9 @@ def test_numbers_out_of_range_do_not_stop_an_update_in_the_middle(kind: Any) -> 
         (lambda s: s["groups"][1].update(speed=1.0), "unknown hyper-parameters speed"),
         (lambda s: s["steps"].pop(), "parameters per group"),
         (lambda s: s["groups"].pop(), "parameters per group"),
-        (lambda s: s.pop("kind"), "no optimiser's state"),
+        (lambda s: s.pop("kind"), "the state is missing the key"),
         (lambda s: s.update(step="many"), "step is a whole number, but got 'many'"),
-        (lambda s: s["steps"][1].__setitem__(0, -3), "steps of parameter 0 is a number from 0, but is -3"),
+        (lambda s: s["steps"][1].__setitem__(0, -3), "steps of parameter 0 must not be negative, but is -3"),
     ],
 )
 def test_a_state_that_does_not_fit_is_not_loaded(spoil: Any, text: str) -> None:
@@ -162,9 +162,7 @@ def test_a_state_that_does_not_fit_is_not_loaded(spoil: Any, text: str) -> None:
 
 def test_a_state_is_a_dictionary() -> None:
     _, optimiser = _trained()
-    with pytest.raises(
-        errors.ArgumentError, match=r"^Adam: an optimiser's state is a dictionary, not a list.$"
-    ):
+    with pytest.raises(errors.ArgumentError, match=r"^Adam: the state must be a dictionary, not a list.$"):
         optimiser.load_state_dict([])
 
 
@@ -173,7 +171,7 @@ def test_a_state_is_a_dictionary() -> None:
     [
         (ad.optim.Adam, "betas", (1.0, 0.9), "betas must be below 1"),
         (ad.optim.Adam, "eps", float("nan"), "eps must be"),
-        (ad.optim.SGD, "nesterov", True, "needs a momentum"),
+        (ad.optim.SGD, "nesterov", True, "needs a positive momentum"),
         (
             ad.optim.SGD,
             "learning_rate",
@@ -335,7 +333,7 @@ def test_gradients_by_other_keys_than_parameters_are_refused() -> None:
     params, optimiser = _trained()
     before = _snapshot(params, optimiser)
     with pytest.raises(
-        errors.InputError, match=r"^Adam: gradients are keyed by parameter, but one by 'weight'.$"
+        errors.InputError, match=r"^Adam: gradients must be keyed by parameter, not by 'weight'.$"
     ):
         optimiser.apply({params[0]: np.ones((2, 3)), "weight": np.ones(4)})
     assert _snapshot(params, optimiser) == before
@@ -388,7 +386,7 @@ def test_a_group_that_lost_a_hyper_parameter_says_which() -> None:
     _give_gradients(params)
     del optimiser.groups[1].hyper["eps"]
     before = _snapshot(params, optimiser)
-    with pytest.raises(errors.ArgumentError, match=r"^Adam: a group has lost its eps.$"):
+    with pytest.raises(errors.ArgumentError, match=r"^Adam: a group is missing eps.$"):
         optimiser.step()
     assert _snapshot(params, optimiser) == before
 

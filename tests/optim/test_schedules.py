@@ -29,7 +29,10 @@ def test_messages_about_what_schedules_are_given() -> None:
     assert raised(lambda: schedules.cosine_restarts(1.0, 10, 0)) == (
         "cosine_restarts: multiple must be at least 1, but is 0."
     )
-    assert raised(lambda: schedules.Plateau(-0.1)) == "Plateau: rate is a finite number from 0, but is -0.1."
+    assert (
+        raised(lambda: schedules.Plateau(-0.1))
+        == "Plateau: rate must be a finite number from 0, but is -0.1."
+    )
     assert raised(lambda: schedules.Plateau(0.1, patience="a")) == (
         "Plateau: patience is a whole number, but got 'a'."
     )
@@ -59,7 +62,7 @@ def test_warmup_and_sequence_pass_metrics_on_while_a_plateau_is_followed() -> No
     assert plain.state_dict() == {} and plain.report(1.0, 9) == 1.0
     with pytest.raises(errors.ArgumentError, match="parts"):
         plain.load_state_dict(schedule.state_dict())
-    with pytest.raises(errors.InputError, match="a schedule is a function of the step"):
+    with pytest.raises(errors.InputError, match="a schedule must be a function of the step"):
         schedules.warmup(0.1, 3)  # type: ignore[arg-type]
     with pytest.raises(errors.ArgumentError, match="0 steps or more, but got -1"):
         schedules.sequence((schedules.constant(1.0), -1), schedules.constant(1.0))
@@ -88,7 +91,7 @@ def test_one_cycle_whose_rise_is_one_step_begins_at_its_peak() -> None:
     schedule = schedules.one_cycle(1.0, total=10, rise=0.1)
     assert schedule(0) == 1.0
     assert schedule(9) == pytest.approx(1 / 25 / 1e4)
-    with pytest.raises(errors.ArgumentError, match="rise is a part of the steps"):
+    with pytest.raises(errors.ArgumentError, match="rise must be from 0 to 1"):
         schedules.one_cycle(1.0, total=10, rise=1.5)
 
 
@@ -159,11 +162,11 @@ def test_a_plateau_of_another_number_starts_afresh() -> None:
 
 def test_messages_of_schedules_in_other_forms() -> None:
     assert raised(lambda: schedules.warmup(0.1, 5)) == (
-        "warmup: a schedule is a function of the step, not 0.1.\n  schedules.constant(0.1) is one."
+        "warmup: a schedule must be a function of the step, not 0.1.\n  Use schedules.constant(0.1)."
     )
     pairs = [(schedules.constant(0.1), 3), (schedules.constant(0.2), 3)]
     assert raised(lambda: schedules.sequence(pairs)) == (
-        "sequence takes pairs one by one, sequence((schedule, steps), …), not in a list."
+        "sequence takes pairs as separate arguments, sequence((schedule, steps), …), not in a list."
     )
     assert raised(lambda: ad.nn.TransformerEncoderLayer(8, 2, batch_first=True)) == (
         "TransformerEncoderLayer: there is no batch_first=: the batch comes first."

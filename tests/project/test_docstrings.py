@@ -12,13 +12,6 @@ import pytest
 
 import adjoint
 
-# Modules, by prefix, whose docstrings do not have sections yet.
-PENDING: tuple[str, ...] = (
-    "adjoint.core",
-    "adjoint.optim",
-    "adjoint.train",
-)
-
 HEADINGS = (
     "Parameters", "Returns", "Yields", "Raises", "Warns", "See Also", "Notes", "References", "Examples", "Attributes",
 )  # fmt: skip
@@ -53,9 +46,7 @@ def public_callables() -> dict[str, Callable[..., Any]]:
     return dict(found.values())
 
 
-CALLABLES = {
-    name: value for name, value in public_callables().items() if not value.__module__.startswith(PENDING)
-}
+CALLABLES = public_callables()
 
 
 def sections(doc: str) -> dict[str, list[str]]:

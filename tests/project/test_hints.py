@@ -116,12 +116,12 @@ MESSAGES = {
     ),
     "a plain list of layers": (
         lambda: ad.optim.Adam(Plain()),
-        "Adam: give the parameters of the Plain: Adam(model.parameters()).\n"
-        "  It has none: use nn.ModuleList for lists of layers.",
+        "Adam: pass the parameters of the Plain: Adam(model.parameters()).\n"
+        "  It has no parameters: use nn.ModuleList for lists of layers.",
     ),
     "the parameters of a plain list of layers": (
         lambda: ad.optim.Adam(Plain().parameters()),
-        "Adam: no parameters to optimise.\n"
+        "Adam: there are no parameters to optimise.\n"
         "  Modules and parameters in plain lists or dictionaries are not found: use nn.ModuleList, "
         "nn.ModuleDict or nn.ParameterList.",
     ),

@@ -143,15 +143,15 @@ def test_compute_and_weight_replace_the_pair_of_inputs_and_targets() -> None:
 
 def test_mistakes() -> None:
     model = model_of()
-    with pytest.raises(errors.InputError, match="give a loss"):
+    with pytest.raises(errors.InputError, match="pass a loss"):
         train.Trainer(model, optimizer=optim.SGD(model.parameters()))
-    with pytest.raises(errors.InputError, match="give an optimiser"):
+    with pytest.raises(errors.InputError, match="pass an optimiser"):
         train.Trainer(model, nn.functional.mse_loss)
     with pytest.raises(errors.InputError, match=r"\(inputs, targets\)"):
         trainer_of(model).fit([X])
     with pytest.raises(errors.ArgumentError, match="needs a directory"):
         trainer_of(model).fit([(X, Y)], resume=True)
-    with pytest.raises(errors.ShapeError, match="one length"):
+    with pytest.raises(errors.ShapeError, match="the same length"):
         train.DataLoader((X, Y[:3]))
     with pytest.raises(errors.InputError, match="its own order"):
         train.DataLoader(iter([1]), shuffle=True)
@@ -176,12 +176,12 @@ def test_early_stopping_and_logs(tmp_path: Path) -> None:
         ],
     )
     history = trainer.fit([(X, Y)], epochs=10, validate=[(X, Y)])
-    assert len(history) == 3 and trainer.stopped == "val_loss has not got better for 2 epochs"
+    assert len(history) == 3 and trainer.stopped == "val_loss has not improved for 2 epochs"
     lines = (tmp_path / "log.csv").read_text().splitlines()
     assert lines[0] == "epoch,step,loss,grad_norm,lr,seconds,val_loss" and len(lines) == 4
     rows = (tmp_path / "log.jsonl").read_text().splitlines()
     assert [json.loads(row)["step"] for row in rows] == [1, 2, 3]
-    with pytest.raises(errors.ArgumentError, match="follows 'val_loss', but nothing is validated"):
+    with pytest.raises(errors.ArgumentError, match="monitors 'val_loss', but there is no validation"):
         trainer_of(model_of(), callbacks=[train.EarlyStopping()]).fit([(X, Y)])
 
 
@@ -291,7 +291,7 @@ def test_learned_weights_are_trained_with_the_model() -> None:
     assert loss.s_fit.item() != 0.0
     with pytest.raises(errors.ArgumentError, match="a schedule or 'learned'"):
         train.compose({"a": (l2, "big")})
-    with pytest.raises(errors.InputError, match="takes the model"):
+    with pytest.raises(errors.InputError, match="needs the model"):
         loss(ad.asarray(Y), ad.asarray(Y))
 
 
@@ -363,10 +363,12 @@ def test_evaluation_leaves_each_module_in_its_mode() -> None:
 
 def test_mistakes_are_told_before_or_at_the_first_step() -> None:
     model = model_of()
-    with pytest.raises(errors.InputError, match="metrics is a dictionary of functions by name, not a list"):
+    with pytest.raises(
+        errors.InputError, match="metrics must be a dictionary of functions by name, not a list"
+    ):
         trainer_of(model, metrics=[nn.functional.l1_loss])
     vector = train.Trainer(model, lambda p, t: (p - t) ** 2, optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(errors.ShapeError, match=r"the loss is one number, but has shape \(50, 1\)"):
+    with pytest.raises(errors.ShapeError, match=r"the loss must be one number, but has shape \(50, 1\)"):
         vector.fit([(X, Y)])
     with pytest.raises(errors.InputError, match=r"Adam\(model\.parameters\(\)\)"):
         optim.Adam(model)
@@ -431,7 +433,7 @@ def test_what_pads_whole_numbers_may_be_a_fraction() -> None:
     assert single.values.dtype == np.float32
     assert train.pad_collate([[True, True], [True]]).values.dtype == bool
     for collate in (train.pad_collate, train.stack_collate):
-        with pytest.raises(errors.InputError, match="a batch is made of samples, at least one"):
+        with pytest.raises(errors.InputError, match="a batch needs at least one sample"):
             collate([])
 
 

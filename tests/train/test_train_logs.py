@@ -122,8 +122,8 @@ def test_learned_weights_must_reach_the_optimiser() -> None:
     with pytest.raises(errors.InputError) as info:
         train.Trainer(model, loss, optim.SGD(model.parameters()))
     assert str(info.value) == (
-        "Trainer: the loss learns loss.s_fit, but the optimiser does not have it.\n"
-        "  Give it both: optim.Adam([*model.parameters(), *loss.parameters()])."
+        "Trainer: the loss learns loss.s_fit, but the optimiser does not update it.\n"
+        "  Pass both: optim.Adam([*model.parameters(), *loss.parameters()])."
     )
     assert loss.s_fit.dtype == np.float32
     optimizer = optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
@@ -157,10 +157,10 @@ def test_a_term_that_is_a_module_has_its_parameters_seen() -> None:
     ("terms", "error", "text"),
     [
         ({}, errors.InputError, "at least one term"),
-        ({"a": (3, 1.0)}, errors.InputError, "the term 'a' is not a function"),
-        ({"a": (MSE, math.nan)}, errors.ArgumentError, "the weight of 'a' is a finite number"),
+        ({"a": (3, 1.0)}, errors.InputError, "the term 'a' must be a function"),
+        ({"a": (MSE, math.nan)}, errors.ArgumentError, "the weight of 'a' must be a finite number"),
         ({"a": (MSE, ad.tensor(1.0))}, errors.ArgumentError, "a schedule or 'learned'"),
-        ({"a": lambda: 0}, errors.InputError, r"takes \(prediction, target\)"),
+        ({"a": lambda: 0}, errors.InputError, r"must take \(prediction, target\)"),
     ],
 )
 def test_terms_that_cannot_be_composed(terms: Any, error: type[Exception], text: str) -> None:
@@ -170,7 +170,9 @@ def test_terms_that_cannot_be_composed(terms: Any, error: type[Exception], text:
 
 def test_a_term_is_one_number() -> None:
     loss = train.compose({"fit": lambda p, t: (p - t) ** 2})
-    with pytest.raises(errors.ShapeError, match=r"the term 'fit' is one number, but has shape \(50, 1\)"):
+    with pytest.raises(
+        errors.ShapeError, match=r"the term 'fit' must be one number, but has shape \(50, 1\)"
+    ):
         loss(ad.asarray(Y), ad.asarray(Y))
     assert train.compose({"one": lambda p, t: 2, "two": MSE})(ad.asarray(Y), ad.asarray(Y)).item() == 2.0
 
@@ -182,13 +184,13 @@ def test_what_cannot_be_trained_is_refused_at_once(tmp_path: Path) -> None:
     for options, text in [
         ({"loss": MSE, "optimizer": optim.Adam(other.parameters())}, "4 parameters of the optimiser are not"),
         ({"loss": MSE, "optimizer": optim.LBFGS(model.parameters())}, r"call its step\(closure\)"),
-        ({"loss": MSE, "optimizer": adam, "metrics": {"loss": MSE}}, "logged as 'loss'"),
+        ({"loss": MSE, "optimizer": adam, "metrics": {"loss": MSE}}, "log name 'loss'"),
         ({"compute": MSE, "optimizer": adam, "metrics": {"a": MSE}}, "Return them from compute"),
         ({"loss": MSE, "optimizer": adam, "term_norms": 0}, "term_norms must be at least 1, but is 0"),
         ({"loss": MSE, "optimizer": adam, "accumulate": 0}, "accumulate must be at least 1, but is 0"),
         ({"loss": MSE, "optimizer": adam, "clip": -1.0}, "clip must be a positive number, but is -1.0"),
-        ({"loss": MSE, "optimizer": adam, "schedule": 0.1}, "schedule is a function, not 0.1"),
-        ({"loss": MSE, "optimizer": adam, "metrics": {"a": 3}}, "a is a function, not 3"),
+        ({"loss": MSE, "optimizer": adam, "schedule": 0.1}, "schedule must be a function, not 0.1"),
+        ({"loss": MSE, "optimizer": adam, "metrics": {"a": 3}}, "a must be a function, not 3"),
         ({"loss": MSE, "optimizer": adam, "callbacks": [3]}, "instances of Callback"),
         ({"loss": MSE, "optimizer": adam, "checkpoint_every": 0}, "checkpoint_every must be at least 1"),
         (
@@ -198,15 +200,15 @@ def test_what_cannot_be_trained_is_refused_at_once(tmp_path: Path) -> None:
     ]:  # fmt: skip
         with pytest.raises((errors.InputError, errors.ArgumentError), match=text):
             train.Trainer(model, **options)  # type: ignore[arg-type]
-    with pytest.raises(errors.InputError, match="the model is a Module, not a function"):
+    with pytest.raises(errors.InputError, match="the model must be a Module, not a function"):
         train.Trainer(lambda x: x, MSE, adam)  # type: ignore[arg-type]
     with pytest.raises(errors.InputError, match=r"epochs is a whole number, but got 1\.5"):
         trainer_of(model).fit([(X, Y)], epochs=1.5)  # type: ignore[arg-type]
-    with pytest.raises(errors.InputError, match="a loader gives batches, but this is a NoneType"):
+    with pytest.raises(errors.InputError, match="a loader must be iterable, not a NoneType"):
         trainer_of(model).fit(None)
-    with pytest.raises(errors.InputError, match=r"DataLoader\(\(X, Y\), batch_size\) makes them"):
+    with pytest.raises(errors.InputError, match=r"Use DataLoader\(\(X, Y\), batch_size\)"):
         trainer_of(model).fit((X, Y))
-    with pytest.raises(errors.InputError, match="'wide' is one number per batch, but has shape"):
+    with pytest.raises(errors.InputError, match="'wide' must be one number per batch, but has shape"):
         trainer_of(model, metrics={"wide": lambda p, t: p}).fit([(X, Y)])
     with pytest.raises(errors.InputError, match="epoch 2 has no batches"):
         trainer_of(model).fit(iter([(X, Y)]), epochs=2)
@@ -262,12 +264,14 @@ class CtrlC(train.Callback):
 def test_the_bar_says_why_training_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("rich")
     text = shown(monkeypatch, Terminal(), callbacks=[CtrlC()], directory=tmp_path)
-    assert "interrupted after step 3; its checkpoint is written, and fit(resume=True) goes on from it" in text
+    assert (
+        "interrupted after step 3; its checkpoint is written, and fit(resume=True) continues from it" in text
+    )
     text = shown(monkeypatch, Terminal(), callbacks=[CtrlC()])
     assert "interrupted after step 3" in text and "resume" not in text
     stopping = train.EarlyStopping("loss", patience=1, delta=1e9)
     text = shown(monkeypatch, Terminal(), callbacks=[stopping], directory=tmp_path / "early")
-    assert "loss has not got better for 1 epochs after step 10" in text and "resume" not in text
+    assert "loss has not improved for 1 epochs after step 10" in text and "resume" not in text
     assert shown(monkeypatch, io.StringIO(), callbacks=[CtrlC()]) == ""
 
 
@@ -309,7 +313,7 @@ def test_the_guard_raises_before_the_weights_are_spoilt(clip: float | None) -> N
     with pytest.raises(errors.NonFiniteError) as info, np.errstate(all="ignore"):
         trainer.fit([(X, Y * np.inf)], epochs=2)
     assert str(info.value).startswith(
-        "loss is inf at step 2, epoch 2; the weights are as before it.\n  Gradients that are not finite: 0.weight, "
+        "loss is inf at step 2, epoch 2; the weights are unchanged.\n  Gradients that are not finite: 0.weight, "
     )
     assert weights(model) == before and trainer.step == 1
     assert trainer.optimizer.state_dict()["step"] == state
@@ -349,7 +353,7 @@ def test_the_best_checkpoint_is_kept_and_restored(tmp_path: Path) -> None:
         errors.ArgumentError, match="BestCheckpoint: no 'val_los' among the logged grad_norm, loss"
     ):
         trainer_of(model, callbacks=[train.BestCheckpoint(tmp_path / "other", "val_los")]).fit([(X, Y)])
-    with pytest.raises(errors.ArgumentError, match="mode is 'min' or 'max'"):
+    with pytest.raises(errors.ArgumentError, match="mode must be 'min' or 'max'"):
         train.BestCheckpoint(tmp_path, mode="low")
 
 
@@ -425,7 +429,7 @@ def test_the_state_of_another_schedule_is_refused_and_nothing_is_loaded(tmp_path
     for directory, schedule in (("a", warmed), ("b", plateau)):
         trainer = trainer_of(model_of(), schedule=schedule(), directory=tmp_path / directory)
         before = weights(trainer.model)
-        with pytest.raises(errors.ArgumentError, match="this is the state of a"):
+        with pytest.raises(errors.ArgumentError, match="the state is missing"):
             trainer.fit([(X, Y)], resume=True)
         assert weights(trainer.model) == before and trainer.step == 0
 

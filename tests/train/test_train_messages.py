@@ -52,39 +52,39 @@ def with_class(**options: Any) -> Any:
             lambda: train.CSVLog("log.csv", when="step"),
             "CSVLog: there is no when=; it takes path, every.",
         ),
-        (lambda: with_class(loss=nn.MSELoss), "Trainer: loss is the class MSELoss: make one of it, MSELoss(…)."),
+        (lambda: with_class(loss=nn.MSELoss), "Trainer: loss is the class MSELoss.  Pass an instance: MSELoss(…)."),
         (
             lambda: with_class(optimizer=optim.Adam),
-            "Trainer: the optimiser is the class Adam: make one of it, Adam(model.parameters(), …).",
+            "Trainer: the optimiser is the class Adam.  Pass an instance: Adam(model.parameters(), …).",
         ),
         (
             lambda: with_class(callbacks=train.EarlyStopping),
-            "Trainer: a callback is the class EarlyStopping: make one of it, EarlyStopping(…).",
+            "Trainer: a callback is the class EarlyStopping.  Pass an instance: EarlyStopping(…).",
         ),
-        (lambda: with_class(callbacks=3), "Trainer: callbacks are instances of Callback, not 3."),
+        (lambda: with_class(callbacks=3), "Trainer: callbacks must be instances of Callback, not 3."),
         (
             lambda: trainer_of(model_of()).fit([(X, Y)], validate=(X, Y)),
-            "fit(validate=…): a batch is (inputs, targets), but there is an array in the place of one.\n"
-            "  DataLoader((X, Y), batch_size) makes them, [(X, Y)] is a single one.  For batches of another kind "
-            "give compute(model, batch).",
+            "fit(validate=…): a batch must be (inputs, targets), but the loader contains arrays.\n"
+            "  Use DataLoader((X, Y), batch_size), or [(X, Y)] for a single batch.  For other batches pass "
+            "compute(model, batch).",
         ),
         (
             lambda: trainer_of(model_of()).fit([(X, Y)], validate=3),
-            "fit(validate=…): a loader gives batches, but this is a int.",
+            "fit(validate=…): a loader must be iterable, not a int.",
         ),
         (
             lambda: trainer_of(Returns(lambda y: (y, y))).predict(X),
-            "predict: a model returns a tensor with a row per input, but this one returns a tuple.\n"
+            "predict: the model must return a tensor with a row per input, but returned a tuple.\n"
             "  Call the model itself, after model.eval(), under ad.no_grad().",
         ),
         (
             lambda: trainer_of(Returns(lambda y: y.sum())).predict(X),
-            "predict: a model returns a tensor with a row per input, but this one returns one number.\n"
+            "predict: the model must return a tensor with a row per input, but returned one number.\n"
             "  Call the model itself, after model.eval(), under ad.no_grad().",
         ),
         (
             lambda: trainer_of(model_of()).predict({"x": X}),
-            "predict: it takes one array with a row per input, which this dict is not.\n"
+            "predict: the inputs must be one array with a row per input, not a dict.\n"
             "  For inputs of another kind call the model itself, after model.eval(), under ad.no_grad().",
         ),
     ],
@@ -97,7 +97,7 @@ def test_messages(make: Any, message: str) -> None:
 
 @pytest.mark.parametrize("inputs", [train.DataLoader((X, Y)), [(X, Y)], (X, Y), "text", 3.0, None])
 def test_what_is_no_array_of_inputs(inputs: Any) -> None:
-    with pytest.raises(errors.InputError, match="predict: it takes one array with a row per input"):
+    with pytest.raises(errors.InputError, match="predict: the inputs must be one array with a row per input"):
         trainer_of(model_of()).predict(inputs)
 
 
@@ -121,14 +121,14 @@ def callback_with(name: str) -> train.Callback:
 @pytest.mark.parametrize(
     ("name", "rest"),
     [
-        ("on_epoch_end", "it is called on_epoch here."),
-        ("on_batch_end", "it is called on_step here."),
-        ("on_train_end", "it is called on_end here."),
-        ("on_steps", "it is called on_step here."),
-        ("before_updates", "it is called before_update here."),
+        ("on_epoch_end", "the hook is named on_epoch."),
+        ("on_batch_end", "the hook is named on_step."),
+        ("on_train_end", "the hook is named on_end."),
+        ("on_steps", "the hook is named on_step."),
+        ("before_updates", "the hook is named before_update."),
         (
             "on_train_begin",
-            "there is nothing at beginnings.\n  A callback has before_update, identity, on_end, on_epoch, "
+            "there are no hooks at the start of steps or epochs.\n  A callback has before_update, identity, on_end, on_epoch, "
             "on_restart, on_resume, on_step, save.",
         ),
     ],
@@ -146,14 +146,14 @@ def test_methods_of_ones_own_are_fine(name: str) -> None:
 
 def test_numbers_of_a_validation_that_is_not_made_are_refused_before_training(tmp_path: Any) -> None:
     for follower, name in (
-        (train.EarlyStopping(), "EarlyStopping follows 'val_loss'"),
-        (train.BestCheckpoint(tmp_path, "val_error"), "BestCheckpoint follows 'val_error'"),
-        (optim.schedules.Plateau(0.1, monitor="val_loss"), "Plateau follows 'val_loss'"),
+        (train.EarlyStopping(), "EarlyStopping monitors 'val_loss'"),
+        (train.BestCheckpoint(tmp_path, "val_error"), "BestCheckpoint monitors 'val_error'"),
+        (optim.schedules.Plateau(0.1, monitor="val_loss"), "Plateau monitors 'val_loss'"),
     ):
         given = {"callbacks": [follower]} if isinstance(follower, train.Callback) else {"schedule": follower}
         trainer = trainer_of(model_of(), metrics={"error": lambda p, t: abs(p - t).mean()}, **given)
         assert raised(lambda trainer=trainer: trainer.fit([(X, Y)])) == (
-            f"{name}, but nothing is validated: give fit(…, validate=loader), or monitor="
+            f"{name}, but there is no validation: pass fit(…, validate=loader), or monitor="
             f"{name.partition('val_')[2].rstrip(chr(39))!r}."
         )
         assert trainer.step == 0
@@ -173,17 +173,17 @@ def test_a_callback_of_ones_own_may_validate() -> None:
 def test_messages_of_what_fit_and_its_metrics_are_given(tmp_path: Any) -> None:
     trainer = trainer_of(model_of(), directory=tmp_path)
     assert raised(lambda: trainer.fit([(X, Y)], resume="runs/1")) == (  # type: ignore[arg-type]
-        "fit: resume is True or False, not 'runs/1': a run goes on from the newest checkpoint in its directory, "
+        "fit: resume must be True or False, not 'runs/1': a run continues from the newest checkpoint in its directory, "
         "Trainer(…, directory=path)."
     )
     assert raised(lambda: trainer.fit(X, Y)).startswith(
-        "fit: a batch is (inputs, targets), but there is an array"
+        "fit: a batch must be (inputs, targets), but the loader contains arrays"
     )
     empty = "Trainer: epoch 1 has no batches.\n  The data are empty, or fewer than batch_size with drop_last=True."
     assert raised(lambda: trainer.fit(train.DataLoader((X, Y), len(X) + 1, drop_last=True))) == empty
     assert raised(lambda: trainer.fit([])) == empty
     assert raised(lambda: trainer.fit(iter([]))).endswith(
-        "used up after one epoch; DataLoader over a sequence is not."
+        "An iterator lasts for one epoch.  Use a DataLoader over a sequence."
     )
     for wrong in ("high", None):
         bad = trainer_of(model_of(), metrics={"error": lambda p, t, wrong=wrong: wrong})
@@ -196,15 +196,15 @@ def test_messages_of_what_fit_and_its_metrics_are_given(tmp_path: Any) -> None:
 def test_several_inputs_are_told_from_rows() -> None:
     trainer = trainer_of(model_of())
     assert raised(lambda: trainer.fit([((X, X), Y)])) == (
-        "Trainer: a model is given one array of inputs, but here are 2.\n"
-        "  For several give compute(model, batch): lambda model, batch: loss(model(*batch[0]), batch[1])."
+        "Trainer: a model takes one array of inputs, but the batch has 2.\n"
+        "  For several inputs pass compute(model, batch): lambda model, batch: loss(model(*batch[0]), batch[1])."
     )
     rows = tuple(X), tuple(Y)  # as zip(*samples) gives them
     assert trainer.fit([rows])[0]["loss"] == trainer_of(model_of()).fit([(X, Y)])[0]["loss"]
     for flag in ({"shuffle": 3}, {"drop_last": "yes"}):
         ((name, value),) = flag.items()
         assert raised(lambda flag=flag: train.DataLoader(X, 2, **flag)) == (
-            f"DataLoader: {name} is True or False, not {value!r}."
+            f"DataLoader: {name} must be True or False, not {value!r}."
         )
 
 
@@ -212,7 +212,7 @@ def test_a_file_in_the_place_of_a_directory_is_refused_before_training(tmp_path:
     path = tmp_path / "run"
     path.write_text("notes")
     for make in (lambda: trainer_of(model_of(), directory=path), lambda: train.BestCheckpoint(path)):
-        assert raised(make) == f"{path} is a file: checkpoints are written into a directory."
+        assert raised(make) == f"{path} is a file, but checkpoints need a directory."
     assert path.read_text() == "notes"
 
 
@@ -236,6 +236,6 @@ def test_an_optimiser_of_pytorch_is_refused():
     with pytest.raises(errors.InputError) as info:
         train.Trainer(nn.Linear(2, 1), nn.functional.mse_loss, optimizer)
     assert str(info.value) == (
-        "Trainer: this optimiser is PyTorch's, which updates no parameters of adjoint.\n"
+        "Trainer: this is an optimiser of PyTorch, which cannot update parameters of adjoint.\n"
         "  Use ad.optim.Adam(model.parameters(), …)."
     )

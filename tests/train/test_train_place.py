@@ -181,11 +181,9 @@ def test_a_list_does_not_go_on_for_a_loader_nor_a_loader_for_a_list(tmp_path: Pa
         trainer_of(model_of(), directory=tmp_path / name).fit(first)
         trainer = trainer_of(model_of(seed=5), directory=tmp_path / name)
         before = weights(trainer.model)
-        with pytest.raises(
-            errors.ArgumentError, match=r"cannot go on from: it may have other batches"
-        ) as info:
+        with pytest.raises(errors.ArgumentError, match=r"cannot restore: it may have other batches") as info:
             trainer.fit(second, epochs=2, resume=True)
-        assert f"the place of a {type(first).__name__}" in str(info.value)
+        assert f"the position of a {type(first).__name__}" in str(info.value)
         assert weights(trainer.model) == before and trainer.step == 0
         trainer.fit(first, epochs=2, resume=True)
         assert trainer.step == 10
@@ -210,9 +208,9 @@ def test_two_numbers_under_one_name_are_refused(name: str) -> None:
     model = model_of()
     loss = train.compose({"fit": nn.functional.mse_loss})
     optimizer = optim.SGD(model.parameters())
-    with pytest.raises(errors.ArgumentError, match=f"two numbers would be logged as '{name}'"):
+    with pytest.raises(errors.ArgumentError, match=f"two numbers have the same log name '{name}'"):
         train.Trainer(model, loss, optimizer, metrics={name: lambda p, t: 0.0})
-    with pytest.raises(errors.ArgumentError, match="two numbers would be logged as 'grad_norm_a'"):
+    with pytest.raises(errors.ArgumentError, match="two numbers have the same log name 'grad_norm_a'"):
         train.Trainer(model, train.compose({"a": MSE, "grad_norm_a": MSE}), optimizer)
 
 
@@ -376,10 +374,10 @@ def test_the_last_batch_of_an_iterator_is_handed_out_once(prefetch: int) -> None
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda s: 3, 'this is no position of a loader: it has "epoch" and "position"'),
-        (lambda s: {k: v for k, v in s.items() if k != "epoch"}, "this is no position of a loader"),
+        (lambda s: 3, "must have the keys 'epoch' and 'position'"),
+        (lambda s: {k: v for k, v in s.items() if k != "epoch"}, "the state of a loader must have"),
         (lambda s: {**s, "epoch": "x"}, "epoch is a whole number, but got 'x'"),
-        (lambda s: {**s, "position": -1}, "epoch and position are numbers from 0, but are .0, -1."),
+        (lambda s: {**s, "position": -1}, "epoch and position must not be negative, but are .0, -1."),
     ],
 )
 def test_a_place_that_is_none_is_refused(change: Any, text: str) -> None:

@@ -58,12 +58,12 @@ def test_a_tuple_or_a_dictionary_is_one_of_columns_with_and_without_collate() ->
 @pytest.mark.parametrize(
     ("data", "error", "text"),
     [
-        ((X, Y[:3]), errors.ShapeError, r"one length, but these have \[50, 3\]"),
-        ({"x": X, "y": Y[:3]}, errors.ShapeError, r"one length, but these have \{'x': 50, 'y': 3\}"),
-        ((1, 2, 3), errors.InputError, "one of columns, but 0 is 1"),
-        (("a text", "another"), errors.InputError, "one of columns, but 0 is 'a text'"),
-        (np.array(3.0), errors.InputError, "Give a list where each item is a sample"),
-        ((), errors.ShapeError, "these have none"),
+        ((X, Y[:3]), errors.ShapeError, r"the same length, but have \[50, 3\]"),
+        ({"x": X, "y": Y[:3]}, errors.ShapeError, r"the same length, but have \{'x': 50, 'y': 3\}"),
+        ((1, 2, 3), errors.InputError, "consist of columns, but 0 is 1"),
+        (("a text", "another"), errors.InputError, "consist of columns, but 0 is 'a text'"),
+        (np.array(3.0), errors.InputError, "Pass a list for separate samples"),
+        ((), errors.ShapeError, "have none"),
         (7, errors.InputError, "arrays, a sequence or an iterable, not 7"),
     ],
 )
@@ -88,7 +88,7 @@ def test_options_of_a_loader_are_checked(options: Any, text: str) -> None:
 
 
 def test_samples_that_do_not_fit_together() -> None:
-    with pytest.raises(errors.ShapeError, match=r"these have \(1,\), \(2,\).\n.*pad_collate"):
+    with pytest.raises(errors.ShapeError, match=r"have \(1,\), \(2,\).\n.*pad_collate"):
         next(iter(train.DataLoader([[1.0], [1.0, 2.0]], 2)))
     with pytest.raises(errors.ShapeError, match=r"pad_collate: .* shapes \(2, 2\), \(2, 3\)"):
         train.pad_collate([np.zeros((2, 3)), np.zeros((2, 2))])
@@ -114,7 +114,7 @@ def test_lengths_of_padded_batches_are_the_weights() -> None:
         logs = trainer.train_step(train.pad_collate(rows))
         norms.append((logs["loss"], logs["grad_norm"]))
     np.testing.assert_allclose(norms, norms[:1] * 3, rtol=1e-12)
-    with pytest.raises(errors.InputError, match="padded ones with their lengths"):
+    with pytest.raises(errors.InputError, match="padded ones with lengths"):
         trainer_of(model_of()).fit([train.pad_collate(rows)])
 
 
@@ -288,7 +288,7 @@ def test_a_damaged_or_changed_file_is_refused(tmp_path: Path, name: str, damage:
     fresh = model_of()
     before = weights(fresh)
     trainer = trainer_of(fresh, directory=tmp_path)
-    with pytest.raises(errors.FileError, match="Remove this checkpoint to go on from the one before"):
+    with pytest.raises(errors.FileError, match="Remove this checkpoint to continue from the one before"):
         trainer.fit([(X, Y)], resume=True)
     assert weights(fresh) == before and trainer.step == 0
     kept = train.Checkpoints(tmp_path, keep=1)
@@ -307,7 +307,7 @@ def test_a_new_run_does_not_mix_with_the_checkpoints_of_a_longer_one(tmp_path: P
             trainer.fit([(X, Y)])
         assert str(info.value) == (
             f"{tmp_path / 'run'} has the checkpoints of another run, up to step 3, and this one is at 0.\n"
-            "  fit(resume=True) goes on with it; or give another directory, or remove them."
+            "  Use fit(resume=True) to continue that run, use another directory, or remove them."
         )
         assert trainer.step == 0
 
@@ -406,11 +406,11 @@ def test_facts_that_are_none_are_refused_although_their_digest_is_right(tmp_path
     del meta["digest"]
     change(meta)
     (path / "meta.json").write_text(json.dumps({**meta, "digest": checkpoint._meta_digest(meta)}))
-    with pytest.raises(errors.FileError, match=r"is no checkpoint: meta.json does not say"):
+    with pytest.raises(errors.FileError, match=r"is not a checkpoint: meta.json has missing"):
         kept.read(path)
     assert kept.best() is None
     (path / "meta.json").write_text("[" * 100_000)
-    with pytest.raises(errors.FileError, match="is no checkpoint"):
+    with pytest.raises(errors.FileError, match="is not a checkpoint"):
         kept.read(path)
 
 

@@ -114,7 +114,7 @@ def test_a_run_that_early_stopping_ended_stays_ended(tmp_path: Path) -> None:
 
     for _ in range(3):
         trainer = fit(2)
-        assert len(trainer.history) == 3 and trainer.stopped == "loss has not got better for 2 epochs"
+        assert len(trainer.history) == 3 and trainer.stopped == "loss has not improved for 2 epochs"
     assert len(fit(4).history) == 5
     assert len(fit(4).history) == 5
 
@@ -160,8 +160,8 @@ def test_a_checkpoint_without_its_facts_is_refused_and_replaced(tmp_path: Path) 
     with pytest.raises(errors.FileError) as info:
         run(tmp_path, 3)
     assert str(info.value) == (
-        f"{path} is not whole: it has no meta.json.\n"
-        "  Nothing was loaded.  Remove this checkpoint to go on from the one before."
+        f"{path} is incomplete: it has no meta.json.\n"
+        "  Nothing was loaded.  Remove this checkpoint to continue from the one before."
     )
     trainer.fit(train.DataLoader((X, Y), 10), epochs=3)  # it does not stand in the way of the run itself
     trainer.step = 10
@@ -184,7 +184,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) 
         trainer.fit(train.DataLoader((X, Y), 10, shuffle=True), 3, resume=True)
     assert str(info.value) == (
         f"{tmp_path / 'step-000000099'} is the checkpoint of step 10 under another name.  Nothing was loaded.\n"
-        "  Call it step-000000010, or remove it to go on from the one before."
+        "  Rename it to step-000000010, or remove it to continue from the one before."
     )
     assert weights(trainer.model) == before and trainer.step == 0
     (tmp_path / "step-000000099").rename(tmp_path / "step-000000010")

@@ -210,7 +210,7 @@ def test_a_sum_that_is_divided_afterwards_needs_a_weight() -> None:
         return F.cross_entropy(prediction, target, reduction="sum") / (np.asarray(target) != IGNORED).sum()
 
     batch = (INPUTS[[0, 1, 2, 6]], CLASSES[[0, 1, 2, 6]])
-    with pytest.raises(ArgumentError, match="or give weight=, if the loss is divided by it afterwards"):
+    with pytest.raises(ArgumentError, match="or pass weight= if the loss is divided by it afterwards"):
         gradient_of(loss, batch, 2)
     kept = lambda batch: (np.asarray(batch[1]) != IGNORED).sum()
     whole = gradient_of(loss, batch, 1, weight=kept)
