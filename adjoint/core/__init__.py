@@ -1,1 +1,1 @@
-"""What a value is: tensors, nodes, op records and the namespaces that evaluate them."""
+"""Tensors, nodes, op records, and the namespaces that evaluate ops."""

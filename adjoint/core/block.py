@@ -1,4 +1,4 @@
-"""One buffer behind several tensors, so that few NumPy calls update them all."""
+"""One buffer shared by several tensors, so that few NumPy calls update them all."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Block"]
 
 
 class Block:
-    """The memory of several tensors of one dtype, end to end in one flat array.
+    """The memory of several tensors of one dtype in one flat array.
 
-    The tensors stay what they were; their data become views of the flat array.  ``open`` gives
-    that array for writing, under the rules of ``writable``: versions move, and if anything else
-    holds the memory (a detached tensor, an array handed out, a graph), it is copied first.
+    The tensors' data become views of the flat array.  ``open`` returns that array for writing, under the
+    rules of ``writable``: versions are incremented, and if anything else holds the memory (a detached tensor,
+    a NumPy view, a graph), it is copied first.
     """
 
     __slots__ = ("flat", "sizes", "slices", "tensors", "views")
@@ -35,23 +35,24 @@ class Block:
         self._gather()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Make a copy from the copied tensors: pickled one by one, views and flat array lie apart."""
+        """Rebuild a copy from the copied tensors, because pickling separates views from the flat array."""
         return Block, (self.tensors,)
 
     def _gather(self) -> None:
-        """Take the tensors' values into a fresh flat array, and give them views of it."""
+        """Copy the tensors' values into a new flat array, and replace their data by views of it."""
         flat = np.empty_like(self.flat)
         views = []
         for t, s in zip(self.tensors, self.slices, strict=True):
             flat[s] = t._data.reshape(-1)
             t._data = flat[s].reshape(t.shape)
             views.append(t._data)
-        # in this order: after an interrupt the old views are not the tensors' data, and all is gathered again
+        # in this order: after an interrupt the old views differ from the tensors' data, and open() gathers
+        # again
         self.flat = flat
         self.views = views
 
     def open(self) -> ndarray[Any, Any]:
-        """Return the flat array for writing; the versions of all tensors move."""
+        """Return the flat array for writing; increment the versions of all tensors."""
         limit, count, views = exclusive_count(), sys.getrefcount, self.views
         # a view of a view has the flat array as its base: each one adds to the flat's count
         exclusive = limit >= 0 and count(self.flat) <= len(views) + limit - 1

@@ -19,7 +19,7 @@ __all__ = ["asked_by_numpy", "check_conversion", "check_polynomial"]
 
 
 def asked_by_numpy(frame: FrameType) -> bool:
-    """Tell whether NumPy converts a tensor in this frame: inside NumPy or SciPy, or in ``array[i] = x``."""
+    """Return whether NumPy converts a tensor in this frame: inside NumPy or SciPy, or in ``array[i] = x``."""
     if library_of(frame) in ("numpy", "scipy"):
         return True
     return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "STORE_SUBSCR"

@@ -1,6 +1,6 @@
-"""What becomes a tensor: numbers, nested lists and arrays, checked and converted.
+"""Conversion of numbers, nested lists and arrays to tensors.
 
-``array_of`` is the one door for data from outside; ``tensor`` and ``asarray`` are the public ones.
+All outside data pass through ``array_of``; ``tensor``, ``array`` and ``asarray`` are public.
 """
 
 from __future__ import annotations
@@ -38,6 +38,27 @@ __all__ = [
 def tensor(data: ArrayLike, *, dtype: DTypeLike | None = None, requires_grad: bool = False) -> Tensor:
     """Make a leaf tensor with its own copy of ``data``.
 
+    Parameters
+    ----------
+    data : array_like
+        Numbers, nested lists, arrays or a tensor without history.
+    dtype : dtype_like, optional
+        The dtype.  The default is that of NumPy; Python floats have the default dtype of adjoint.
+    requires_grad : bool
+        Whether operations on the tensor are recorded.
+
+    Returns
+    -------
+    Tensor
+        The tensor.
+
+    Raises
+    ------
+    LostHistoryError
+        If ``data`` is or contains a tensor that requires grad.
+
+    Examples
+    --------
     >>> tensor([[1, 2], [3, 4]])
     tensor([[1, 2],
             [3, 4]], dtype=int64)
@@ -54,8 +75,24 @@ def tensor(data: ArrayLike, *, dtype: DTypeLike | None = None, requires_grad: bo
 
 
 def array(data: ArrayLike, *, dtype: DTypeLike | None = None, copy: bool = True) -> Tensor:
-    """Make a tensor of numbers, arrays, tensors and nested lists of them; gradients flow to tensors inside.
+    """Make a tensor from numbers, arrays, tensors and nested lists; gradients flow to tensors inside.
 
+    Parameters
+    ----------
+    data : array_like
+        The values.
+    dtype : dtype_like, optional
+        The dtype.  The default is the common dtype of the values.
+    copy : bool
+        With False, a tensor is returned unchanged.
+
+    Returns
+    -------
+    Tensor
+        The tensor.
+
+    Examples
+    --------
     >>> import adjoint as ad
     >>> ad.grad(lambda x: (ad.array([x[0] ** 2, x[1], 1.0]) * x).sum())(ad.tensor([1.0, 2.0, 3.0]))
     tensor([3., 4., 1.], dtype=float64)
@@ -66,20 +103,50 @@ def array(data: ArrayLike, *, dtype: DTypeLike | None = None, copy: bool = True)
 def asarray(
     data: ArrayLike, *, dtype: DTypeLike | None = None, device: Any = None, copy: bool | None = None
 ) -> Tensor:
-    """Return ``data`` as a tensor: itself if it is one, otherwise a copy, because tensors own their memory.
+    """Return ``data`` as a tensor; a tensor is returned unchanged, anything else is copied.
 
-    Gradients flow to tensors inside nested lists.  ``copy=False`` raises where a copy is needed.
+    Gradients flow to tensors inside nested lists.
+
+    Parameters
+    ----------
+    data : array_like
+        The values.
+    dtype : dtype_like, optional
+        The dtype.
+    device : {"cpu"}, optional
+        Exists for the Array API standard.
+    copy : bool, optional
+        With True a tensor is copied too; with False a necessary copy raises.
+
+    Returns
+    -------
+    Tensor
+        The tensor.
+
+    Raises
+    ------
+    ArgumentError
+        If ``copy=False`` and a copy is necessary.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> x = ad.tensor([1.0, 2.0])
+    >>> ad.asarray(x) is x
+    True
     """
     if device is not None:
         check_device("asarray", device)
     if isinstance(data, Tensor):
         if dtype is not None and (target := checked_dtype(dtype)) != data.dtype:
             if copy is False:
-                raise ArgumentError(f"asarray: {data.dtype} becomes {target} only by a copy.")
+                raise ArgumentError(f"asarray: {data.dtype} cannot be converted to {target} without a copy.")
             return _cast_tensor(data, target)
         return data.clone() if copy else data
     if copy is False:
-        raise ArgumentError(f"asarray: a {type(data).__name__} becomes a tensor only by a copy.")
+        raise ArgumentError(
+            f"asarray: a {type(data).__name__} cannot be converted to a tensor without a copy."
+        )
     if isinstance(data, (list, tuple)) and _has_history(data):
         return _stacked(data, _shared_dtype(data) if dtype is None else checked_dtype(dtype))
     array = _array_of(data, dtype)
@@ -178,7 +245,7 @@ def _numeric(data: ndarray[Any, Any], value: Any) -> ndarray[Any, Any]:
 
 
 def _python_floats(value: Any) -> bool:
-    """Tell whether float64 came only from Python floats, whose dtype is the default's."""
+    """Return whether float64 came only from Python floats, whose dtype is the default's."""
     return type(value) in _NUMBERS or (isinstance(value, (list, tuple)) and _all_numbers(value))
 
 
@@ -186,7 +253,7 @@ _NUMBERS = frozenset((float, int, bool, complex))
 
 
 def _all_numbers(value: Any, depth: int = 0) -> bool:
-    """Tell whether a nested list has Python numbers alone; C loops over each innermost list."""
+    """Return whether a nested list has Python numbers alone; C loops over each innermost list."""
     kinds = set(map(type, value))
     if kinds <= _NUMBERS:
         return True
@@ -213,7 +280,7 @@ def _unwrap_nested(value: Any, depth: int = 0) -> Any:
 
 
 def _has_history(value: Any, depth: int = 0) -> bool:
-    """Tell whether a nested list holds tensors that plain arrays cannot replace."""
+    """Return whether a nested list holds tensors that plain arrays cannot replace."""
     if isinstance(value, (list, tuple)):
         return depth <= _DEEPEST and any(_has_history(v, depth + 1) for v in value)
     return isinstance(value, Tensor) and (
@@ -280,11 +347,11 @@ def resolved(value: ArrayLike) -> Any:
 
 
 def refuse_masked(value: ArrayLike) -> None:
-    """Raise if an array masks some of its elements: what is under the mask would become numbers."""
+    """Raise if an array has masked elements, whose hidden values would become numbers."""
     if isinstance(value, ndarray) and np.any(getattr(value, "mask", False)):
         raise InputError(
             "some elements of this masked array are masked, and adjoint has no masks.\n"
-            "  Say what stands in their place: a.filled(0.0)."
+            "  Fill them first: a.filled(0.0)."
         )
 
 
@@ -300,7 +367,7 @@ def weak_array(value: Any, dtype: np.dtype[Any]) -> ndarray[Any, Any]:
 
 
 def check_device(op: str, device: Any) -> None:
-    """Refuse every device but the one there is; None means it too."""
+    """Raise for every device except "cpu"; None means "cpu"."""
     if device is not None and device != "cpu":
         raise ArgumentError(f'{op}: the only device is "cpu", but got {device!r}.')
 

@@ -1,4 +1,4 @@
-"""What went wrong in an op, in words: its name, the shapes, the line and the cure."""
+"""Error messages of ops: the name, the shapes, the line and the solution."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _OURS = tuple(os.path.join(os.path.dirname(m.__file__ or ""), "") for m in (np, 
 
 
 def _raised_by_user(error: Exception) -> bool:
-    """Tell whether an error arose in a file of neither NumPy nor adjoint: in an op's own forward."""
+    """Return whether an error arose in a file of neither NumPy nor adjoint: in an op's own forward."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -66,7 +66,7 @@ def explained(op: Op, args: tuple[Any, ...], params: dict[str, Any], error: Exce
     if isinstance(error, AdjointError) or not isinstance(
         error, (ValueError, TypeError, IndexError, OverflowError)
     ):
-        return error  # not ours to explain: MemoryError, KeyboardInterrupt, FloatingPointError …
+        return error  # MemoryError, KeyboardInterrupt, FloatingPointError, …
     if _raised_by_user(error):
         error.add_note(f"This happened in the forward of the op {op.name!r}.")
         return error

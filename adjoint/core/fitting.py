@@ -1,4 +1,4 @@
-"""Whether a saved array fits the one whose place it takes."""
+"""Checks whether a saved array matches the array that it replaces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["fitting"]
 
 
 def fitting(value: Any, target: Any) -> ndarray[Any, Any] | str:
-    """Return ``value`` in the dtype of ``target``, or what is wrong with it."""
+    """Return ``value`` in the dtype of ``target``, or a description of the mismatch."""
     try:
         array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
     except Exception:  # whatever a foreign object raises: it is no array

@@ -88,7 +88,7 @@ def augmented(method: str) -> Callable[[Tensor, Any], Tensor]:
 
 
 def _stores_item(frame: FrameType) -> bool:
-    """Tell whether the instruction that runs in a frame is part of ``container[key] += value``."""
+    """Return whether the instruction that runs in a frame is part of ``container[key] += value``."""
     code, i = frame.f_code.co_code, frame.f_lasti + 2
     while dis.opname[code[i]] in ("CACHE", "SWAP", "NOP"):
         i += 2

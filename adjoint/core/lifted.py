@@ -97,7 +97,7 @@ class Lifted(Shaped):
         return None
 
     def has_history(self) -> bool:
-        """Tell whether it holds a tensor of an outer level that requires grad."""
+        """Return whether it holds a tensor of an outer level that requires grad."""
         return False
 
     if TYPE_CHECKING:  # what a subclass has: abc would slow isinstance down, which the hot path asks

@@ -1,4 +1,4 @@
-"""How the C library treats memory that arrays gave back."""
+"""Settings of the C library's memory allocator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recorded operation.  Edges go from node to node; a leaf tensor stands for itself."""
+"""The nodes of the graph: recorded operations.  Edges go from node to node, or to leaf tensors."""
 
 from __future__ import annotations
 
@@ -62,11 +62,10 @@ class Node:
     op: Op
     seq: int  # the order of recording: parents always have smaller numbers
     parents: tuple[Any, ...]  # a Node, a leaf Tensor, or None where no gradient flows
-    # What a rule gets for each argument: the array or number, or a Spec where it was not
-    # saved.  None once released.
+    # The arguments for the rules: an array or number, or a Spec if it was not saved.  None once released.
     args: tuple[Any, ...] | None
-    # The saved arguments that somebody could write to, with their versions then; None: none.
-    # What has a node of its own cannot be written to.
+    # The saved arguments that can be written to, with their versions at recording; None: none.
+    # A tensor with a node cannot be written to.
     versions: tuple[tuple[Any, int], ...] | None
     out: Any  # the saved output array, or None
     params: dict[str, Any]
@@ -80,7 +79,7 @@ class Node:
         return self.op.name
 
     def need_extra(self) -> NodeExtra:
-        """Return the slot for the rarely needed: hooks, retained gradient, recorded line."""
+        """Return the slot for rare data: hooks, retained gradient, recorded line."""
         if self.extra is None:
             with attaching:
                 if self.extra is None:
@@ -92,7 +91,7 @@ class Node:
 
 
 class NodeExtra:
-    """What few nodes have: hooks, a tensor whose gradient is kept, the recorded line, several outputs."""
+    """Rare data of a node: hooks, a tensor that retains its gradient, the recorded line, several outputs."""
 
     __slots__ = ("hooks", "inputs", "packed", "picks", "retain", "where")
 
@@ -107,7 +106,7 @@ class NodeExtra:
 
 
 class _Leaf:
-    """Marks a leaf that requires grad, where another tensor has its node."""
+    """The marker of a leaf that requires grad, in place of a node."""
 
     __slots__ = ()
 
@@ -176,7 +175,7 @@ new_node: Callable[..., Node] = compiled(
 
 
 class Spec(Shaped):
-    """What remains of an argument that was not saved: its shape and dtype."""
+    """The shape and dtype of an argument that was not saved."""
 
     __slots__ = ("dtype", "op", "shape")
 
@@ -239,13 +238,13 @@ class HookList:
         return Handle(self, key)
 
     def snapshot(self) -> list[Callable[..., Any]]:
-        """The hooks of this moment: adding or removing while they run is safe."""
+        """Return the current hooks, so that hooks may be added or removed while they run."""
         with attaching:
             return list(self.hooks.values())
 
 
 class Handle:
-    """What registering a hook returns; ``remove()`` takes the hook off, once or many times."""
+    """The result of registering a hook.  ``remove()`` removes the hook; it may be called again."""
 
     __slots__ = ("_key", "_list")
 
@@ -254,7 +253,7 @@ class Handle:
         self._key = key
 
     def remove(self) -> None:
-        """Take the hook off; again is fine."""
+        """Remove the hook; a second call does nothing."""
         with attaching:
             if self._list.hooks.pop(self._key, None) is not None:
                 self._list.version += 1

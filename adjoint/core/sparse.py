@@ -142,14 +142,21 @@ def _added(a: Any, b: Any, out: Any = None, dtype: Any = None) -> Any:
 
 
 class SparseGradient(Tensor):
-    """A gradient of which only some rows are not zero.
+    """A gradient with few rows that are not zero.
 
-    ``rows`` and ``values`` are what it holds, ``coalesce()`` has each row once, ``to_dense()`` is
-    the whole tensor.  Adding two, scaling, norms and clipping keep it sparse; every other
-    operation, NumPy's and adjoint's, sees the dense values.
+    It has the attributes ``rows`` and ``values``; ``coalesce()`` returns it with each row once, and
+    ``to_dense()`` returns the whole tensor.  Sums of two, multiples, norms and clipping keep it sparse;
+    other operations use the dense values.  ``ad.sparse_gradient`` makes one.
 
+    Parameters
+    ----------
+    *_, **__ : object
+        Not accepted: use ``ad.sparse_gradient``.
+
+    Examples
+    --------
     >>> import adjoint as ad
-    >>> g = ad.SparseGradient.of(SparseRows(np.array([1]), np.array([[2.0, 3.0]]), (4, 2)))
+    >>> g = ad.sparse_gradient([1], [[2.0, 3.0]], (4, 2))
     >>> g
     SparseGradient(1 rows of shape (4, 2), dtype=float64)
     >>> g.sum()
@@ -161,7 +168,18 @@ class SparseGradient(Tensor):
 
     @classmethod
     def of(cls, rows: SparseRows) -> SparseGradient:
-        """Make the tensor of some rows."""
+        """Make a sparse gradient from ``SparseRows``.
+
+        Parameters
+        ----------
+        rows : SparseRows
+            The rows and their values.
+
+        Returns
+        -------
+        SparseGradient
+            The gradient.
+        """
         t: SparseGradient = object.__new__(cls)
         t._rows = rows
         t._node = None
@@ -171,7 +189,7 @@ class SparseGradient(Tensor):
 
     @property
     def _data(self) -> Array:
-        # read-only, so that `writable` must come to the setter: a write here would be lost
+        # read-only, so that `writable` uses the setter: a write here would be lost
         dense = self._rows.to_dense()
         dense.flags.writeable = False
         return dense
@@ -286,21 +304,42 @@ def as_gradient_tensor(g: Any) -> Tensor:
 
 
 def sparse_gradient(rows: Any, values: Any, shape: tuple[int, ...]) -> SparseGradient:
-    """Make a sparse gradient of shape ``shape`` from row numbers and their values, checked.
+    """Make a sparse gradient from row numbers and their values.
 
+    Parameters
+    ----------
+    rows : array_like of int
+        The row numbers, with shape (n,).  A row may occur several times; its values are added.
+    values : array_like
+        The values, with shape (n, …).
+    shape : tuple of int
+        The shape of the whole gradient.
+
+    Returns
+    -------
+    SparseGradient
+        The gradient.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not match or a row is out of range.
+
+    Examples
+    --------
     >>> sparse_gradient([3, 1], [[1.0, 2.0], [3.0, 4.0]], (5, 2)).to_dense().shape
     (5, 2)
     """
     index, data, shape = np.asarray(rows), np.asarray(values), checked_shape("sparse_gradient", shape)
     if index.dtype.kind not in "iu" and index.size:
-        raise InputError(f"sparse_gradient: rows are whole numbers, but got {index.dtype}.")
+        raise InputError(f"sparse_gradient: rows must be integers, but have dtype {index.dtype}.")
     if not shape or index.ndim != 1 or data.shape != (index.size, *shape[1:]):
         raise ShapeError(
-            f"sparse_gradient: n rows of an array of shape {shape} have row numbers of shape (n,) and values "
-            f"of shape (n, *{shape[1:]}), but got {index.shape} and {data.shape}."
+            f"sparse_gradient: for shape {shape}, rows must have shape (n,) and values must have "
+            f"shape (n, *{shape[1:]}), but they have {index.shape} and {data.shape}."
         )
     if index.size and (int(index.min()) < 0 or int(index.max()) >= shape[0]):
         raise ShapeError(
-            f"sparse_gradient: rows are 0 … {shape[0] - 1}, but got {index.min()} … {index.max()}."
+            f"sparse_gradient: rows must be from 0 to {shape[0] - 1}, but are {index.min()} … {index.max()}."
         )
     return SparseGradient.of(SparseRows(index.astype(np.intp), data.copy(), shape))

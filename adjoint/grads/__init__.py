@@ -1,1 +1,1 @@
-"""Where gradients rest: the tensors' own slots, and stores."""
+"""Storage and clipping of gradients, and the functions that run the backward."""

@@ -310,7 +310,7 @@ class Optimizer:
         check_range("lr", value, 0.0)
         before = self.lr
         for g in self.groups:
-            if before and not self._paused and g.hyper["lr"] != before * g.ratio:  # somebody set its own
+            if before and not self._paused and g.hyper["lr"] != before * g.ratio:  # it was set separately
                 g.ratio = g.hyper["lr"] / before
             g.hyper["lr"] = g.checked["lr"] = float(value) * g.ratio
         self._paused = value == 0

@@ -1,4 +1,4 @@
-"""Training: data, the loop, callbacks, checkpoints, and losses put together from terms."""
+"""Training: data, the loop, callbacks, checkpoints, and composed losses."""
 
 from adjoint.hints import explain as _explain
 from adjoint.train.callbacks import (

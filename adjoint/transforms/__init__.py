@@ -1,1 +1,1 @@
-"""Functions of functions: derivatives in both modes, matrices of them, batching."""
+"""Transforms of functions: derivatives in both modes, Jacobians and Hessians, batching."""

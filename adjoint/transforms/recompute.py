@@ -232,7 +232,7 @@ def _histories(value: Any) -> Iterator[Tensor]:
 
 
 def _is_new(t: Tensor, since: int) -> bool:
-    """Tell whether a tensor was recorded in a run that began at ``since``."""
+    """Return whether a tensor was recorded in a run that began at ``since``."""
     return type(t._node) is Node and t._node.seq >= since
 
 

@@ -270,7 +270,7 @@ def test_a_masked_array_is_refused_and_one_that_masks_nothing_taken():
             take(masked)
         assert str(caught.value) == (
             "some elements of this masked array are masked, and adjoint has no masks.\n"
-            "  Say what stands in their place: a.filled(0.0)."
+            "  Fill them first: a.filled(0.0)."
         )
     buffer.add(np.ma.array([1.0, 2.0]))
     assert buffer.get().tolist() == [1.0, 2.0]

@@ -42,7 +42,7 @@ def test_tensors_own_their_memory() -> None:
     made = ad.asarray(holder)
     holder.array[0] = 9.0
     assert made.tolist() == [1.0, 2.0]
-    with pytest.raises(errors.ArgumentError, match="only by a copy"):
+    with pytest.raises(errors.ArgumentError, match="without a copy"):
         ad.asarray(a, copy=False)
 
 

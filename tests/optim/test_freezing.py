@@ -222,7 +222,7 @@ def test_a_run_that_began_with_others_frozen_is_refused(tmp_path: Path) -> None:
         other.fit([(X, Y)], epochs=2, resume=True)
     assert str(info.value) == (
         "other parameters were frozen when the run began; it trained 2.bias, 2.weight; it had frozen 0.bias, 0.weight.\n"
-        "  Nothing was loaded.  Freeze the same ones before creating the Trainer; a callback may change that the way.\n"
+        "  Nothing was loaded.  Freeze the same ones before creating the Trainer; a callback may change that during the run.\n"
         "  To train other parameters, start a new run with the weights: "
         "model.load_state_dict(ad.load(checkpoint / 'model.safetensors'))."
     )

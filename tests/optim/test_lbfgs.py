@@ -35,7 +35,7 @@ def test_a_closure_of_lbfgs_that_does_half_its_work() -> None:
     with pytest.raises(errors.NonFiniteError, match="at the start the loss is inf"):
         opt.step(infinite)
     assert w.numpy().tolist() == [1.0, 2.0]
-    with pytest.raises(ValueError, match="lr must be above 0"):
+    with pytest.raises(ValueError, match="lr must be positive"):
         ad.optim.LBFGS([w], lr=0.0)
 
 

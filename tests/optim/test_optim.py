@@ -299,10 +299,10 @@ def test_messages_about_what_optimisers_are_given() -> None:
     module = ad.nn.Linear(2, 2)
     for kind in (optim.Adam, optim.LBFGS, optim.EMA):
         name = kind.__name__
-        text = f"{name}: give the parameters of the Linear: {name}(model.parameters())."
+        text = f"{name}: pass the parameters of the Linear: {name}(model.parameters())."
         assert raised(lambda kind=kind: kind(module)) == text
-    assert raised(lambda: optim.SGD([{"params": module}])).startswith("SGD: give the parameters of the L")
-    assert raised(lambda: optim.LBFGS([{"params": [w]}])).startswith("LBFGS: there are no groups here")
+    assert raised(lambda: optim.SGD([{"params": module}])).startswith("SGD: pass the parameters of the L")
+    assert raised(lambda: optim.LBFGS([{"params": [w]}])).startswith("LBFGS: parameter groups are not supported")
     assert raised(lambda: optim.LBFGS([w], max_iter="a")) == (
         "LBFGS: max_iter is a whole number, but got 'a'."
     )

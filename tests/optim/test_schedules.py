@@ -64,7 +64,7 @@ def test_warmup_and_sequence_pass_metrics_on_while_a_plateau_is_followed() -> No
         plain.load_state_dict(schedule.state_dict())
     with pytest.raises(errors.InputError, match="a schedule must be a function of the step"):
         schedules.warmup(0.1, 3)  # type: ignore[arg-type]
-    with pytest.raises(errors.ArgumentError, match="0 steps or more, but got -1"):
+    with pytest.raises(errors.ArgumentError, match="must be a non-negative integer, not -1"):
         schedules.sequence((schedules.constant(1.0), -1), schedules.constant(1.0))
 
 

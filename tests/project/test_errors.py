@@ -215,7 +215,7 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
         ValueError,
         lambda: bool(x(2)),
         """\
-        the truth of a tensor of shape (2,) is ambiguous.
+        the truth value of a tensor of shape (2,) is ambiguous.
           Use x.any() or x.all(); for a choice per element, ad.where(condition, a, b).""",
     ),
     "float of many": (
@@ -259,7 +259,7 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
     "a grad of another shape": (
         ValueError,
         lambda: setattr(x(2), "grad", x(3)),
-        "grad has the shape of its tensor, (2,), but got (3,).",
+        "grad must have the shape of its tensor, (2,), not (3,).",
     ),
     "an op of a name that exists": (
         ValueError,

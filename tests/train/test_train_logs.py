@@ -429,7 +429,7 @@ def test_the_state_of_another_schedule_is_refused_and_nothing_is_loaded(tmp_path
     for directory, schedule in (("a", warmed), ("b", plateau)):
         trainer = trainer_of(model_of(), schedule=schedule(), directory=tmp_path / directory)
         before = weights(trainer.model)
-        with pytest.raises(errors.ArgumentError, match="the state is missing"):
+        with pytest.raises(errors.ArgumentError, match="state"):
             trainer.fit([(X, Y)], resume=True)
         assert weights(trainer.model) == before and trainer.step == 0
 

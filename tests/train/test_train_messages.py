@@ -189,7 +189,7 @@ def test_messages_of_what_fit_and_its_metrics_are_given(tmp_path: Any) -> None:
         bad = trainer_of(model_of(), metrics={"error": lambda p, t, wrong=wrong: wrong})
         assert (
             raised(lambda bad=bad: bad.fit([(X, Y)]))
-            == f"Trainer: 'error' is one number per batch, not {wrong!r}."
+            == f"Trainer: 'error' must be one number per batch, not {wrong!r}."
         )
 
 

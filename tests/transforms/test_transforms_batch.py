@@ -416,7 +416,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: ad.vmap(lambda x: None)(np.ones(3)), TransformError,
      "vmap: <lambda> returned None.  Return a tensor."),
     (lambda: ad.vmap(lambda x: x if x > 0 else -x)(np.ones(3)), InputError,
-     "a Python condition needs the numbers of a tensor, but inside ad.vmap it has none of its own.\n"
+     "a Python condition needs the values of a tensor, which are not available inside ad.vmap.\n"
      "  Compute with ad functions there; ad.where replaces a condition on values."),
 ]  # fmt: skip
 
