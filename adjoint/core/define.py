@@ -56,66 +56,66 @@ def define(
 
     Parameters
     ----------
-    name
+    name : str
         The name of the op, not used by another one.
-    forward
+    forward : callable
         Computes the op on plain arrays: ``forward(*arrays, **params)``.
-    *rules
+    *rules : callable or None
         One per array argument: ``rule(xp, g, out, *arrays, **params)`` returns the gradient of the argument,
         before un-broadcasting.  None where no gradient flows.
-    saves
+    saves : str or sequence of str
         The arguments and outputs whose values the rules read, by the names that the rules use.
-    reads
+    reads : sequence of str, optional
         The same per rule, where a rule also looks at the shapes of others.
-    kind
+    kind : str
         "elementwise", "linear", "bilinear" or "general".
-    params
+    params : sequence of str
         The names of the parameters that are not arrays.
-    arity
+    arity : int or None
         The number of array arguments: by default one per rule.  None for any number.
-    outputs
+    outputs : int
         The number of arrays that the forward returns.  ``g`` and ``out`` are tuples if there are several.
-    joint
+    joint : callable, optional
         One rule for all arguments: ``joint(xp, g, out, *arrays, wanted, **params)`` returns a list.
-    fused
+    fused : bool or callable
         True: the forward gets the namespace first, ``forward(xp, *arrays, **params)``.  Or such a function,
         beside a faster forward for plain arrays.
-    jvp
+    jvp : callable, optional
         The derivative along tangents, where it does not follow from the kind and the rules.
-    batch
+    batch : callable or str, optional
         How ``vmap`` evaluates it: "leading" if the forward takes any axes in front of all arguments,
         "elementwise" if these broadcast, or a function (``core/batching.py``).  Elementwise and fused ops
         need none.
-    shape
+    shape : callable, optional
         The shapes and dtypes of the results without running the forward (``core/infer.py``): for ops whose
         forward is expensive.
-    method
+    method : bool, str or sequence of str
         True: tensors get a method of the op's name.  Or the names of methods and operators.
-    holomorphic
+    holomorphic : bool
         The derivative of a complex function is the formula of the rule.  False: the rule has its own.
-    ufunc
+    ufunc : ufunc, optional
         NumPy's ufunc that becomes this op on tensors, if it is not the forward itself.
-    domain
+    domain : object, optional
         Where the op is smooth, for the tests: an interval, or one per argument.
-    reference
+    reference : callable or str
         What tests compare its values with: a function, "module:name", or "formula" for the one in
         ``testing/references.py``.  By default NumPy's function of the same name.
-    doc
+    doc : str
         The first line of its docstring.
-    reason
+    reason : str
         Why no gradient flows, where none does.
-    literals
+    literals : bool
         The forward or the rules look at Python numbers among the arguments.
-    selects
+    selects : bool
         Some elements may have no influence on the output.  Their gradient stays zero behind the op, even
         where derivatives there are infinite or NaN.
-    places
+    places : bool
         The gradient of the one argument is zeros with ``g`` at ``params["key"]``.
-    pure
+    pure : bool
         The same inputs give the same outputs, and nothing else happens.
-    costly
+    costly : bool
         The forward is a ufunc of one argument that is worth several threads on a large array.
-    unread
+    unread : sequence of int
         The numbers of those outputs that no rule reads: they are not kept with the others.
 
     Returns

@@ -302,15 +302,17 @@ def test_messages_about_what_optimisers_are_given() -> None:
         text = f"{name}: pass the parameters of the Linear: {name}(model.parameters())."
         assert raised(lambda kind=kind: kind(module)) == text
     assert raised(lambda: optim.SGD([{"params": module}])).startswith("SGD: pass the parameters of the L")
-    assert raised(lambda: optim.LBFGS([{"params": [w]}])).startswith("LBFGS: parameter groups are not supported")
+    assert raised(lambda: optim.LBFGS([{"params": [w]}])).startswith(
+        "LBFGS: parameter groups are not supported"
+    )
     assert raised(lambda: optim.LBFGS([w], max_iter="a")) == (
         "LBFGS: max_iter is a whole number, but got 'a'."
     )
     assert raised(lambda: optim.LBFGS([w], history=0)) == "LBFGS: history must be positive, but is 0."
     assert raised(lambda: optim.LBFGS([w], tolerance_grad=-1)).startswith("tolerance_grad must be a finite")
     assert raised(lambda: optim.EMA([w], decay="a")) == "decay must be from 0 to 1, but is 'a'."
-    assert raised(lambda: optim.Adam([w], amsgrad="yes")) == "amsgrad is True or False, but is 'yes'."
-    assert raised(lambda: optim.SGD([w], maximize=1)) == "maximize is True or False, but is 1."
+    assert raised(lambda: optim.Adam([w], amsgrad="yes")) == "amsgrad must be True or False, but is 'yes'."
+    assert raised(lambda: optim.SGD([w], maximize=1)) == "maximize must be True or False, but is 1."
     for thing in (optim.SGD([w]), optim.LBFGS([w]), module):
         thing.zero_grad(set_to_none=True)
         assert raised(lambda thing=thing: thing.zero_grad(set_to_none=False)) == (
