@@ -756,5 +756,5 @@ def _shifted(op: str, x: Any, axes: Any, direction: int) -> Tensor:
     where = tuple(canonical_axis(op, a, x.ndim) for a in several)
     if not where:
         return x
-    # to the right by n // 2, and back: to the left by as much
+    # shift by n // 2 to the right, or back to the left
     return roll(x, tuple(direction * (x.shape[a] // 2) for a in where), where)

@@ -59,7 +59,7 @@ define("log_softmax", in_float32(_log_softmax, raw),
 
 
 def _chosen(t: Any, x: Any) -> Any:
-    """Where the class of each row is, as a mask of the shape of ``x``."""
+    """Return the mask, with the shape of ``x``, of the class of each row."""
     return t[..., None] == np.arange(x.shape[-1])
 
 
@@ -88,7 +88,7 @@ def _flat(xp: Any, x: Any) -> Any:
 
 
 def _times(xp: Any, x: Any, w: Any) -> Any:
-    """x w for any number of axes of x."""
+    """Return x w for any number of axes of x."""
     if x.ndim <= 2:
         return xp.matmul(x, w)
     return xp.reshape(xp.matmul(_flat(xp, x), w), shape=(*x.shape[:-1], w.shape[-1]))
@@ -108,7 +108,7 @@ def _linear_arrays(x: Any, w: Any, b: Any) -> Any:
     y = product(x, w.mT) if x.ndim <= 2 else product(_flat(raw, x), w.mT).reshape(*x.shape[:-1], w.shape[0])
     if type(b) is int:
         return y if y.dtype is x.dtype else rounded(y, x, w)
-    if y.size == b.size:  # a single row: NumPy broadcasts in three times the time
+    if y.size == b.size:  # a single row: broadcasting would take three times as long
         b = b.reshape(y.shape)
     return np.add(y, b, y) if b.dtype is y.dtype else rounded(y + b, x, w, b)
 
@@ -190,7 +190,7 @@ def _over(g: Any, axis: Shape) -> int:
 
 
 def _mean_product(xp: Any, a: Any, b: Any, axis: Shape) -> Any:
-    """The mean of a · b over axes; over the last one as a product of matrices: one pass instead of two."""
+    """Return the mean of a · b over axes; over the last one by a matrix product, in one pass instead of two."""
     if axis != (-1,) or a.dtype.itemsize == 2:
         return xp.mean(a * b, axis=axis, keepdims=True)
     return xp.matmul(a[..., None, :], b[..., None])[..., 0] / a.shape[-1]
@@ -253,11 +253,11 @@ define("rms_standardize", in_float32(_rms_standardize, raw), joint=_rms_standard
 
 # Layer norm over the last axis; the number 1 means no weight, 0 means no bias ---------------------
 #
-# With z = (x - mean) / σ it is z w + b.  Only x is kept: z is soon made again.
+# With z = (x - mean) / σ it is z w + b.  Only x is saved: computing z again is cheap.
 
 
 def _normal(xp: Any, x: Any, eps: float) -> tuple[Any, Any]:
-    """z and 1 / σ."""
+    """Return z and 1 / σ."""
     z = x - xp.mean(real_only(x), axis=(-1,), keepdims=True)
     scale = 1 / xp.sqrt(_mean_product(xp, z, z, (-1,)) + eps)
     z *= scale
@@ -303,7 +303,7 @@ define("layer_norm", in_float32(_layer_norm, raw), joint=_layer_norm_rule, arity
 
 def _lstm_parts(xp: Any, gates: Any) -> tuple[Any, Any, Any, Any]:
     n = gates.shape[-1] // 4
-    s = xp.sigmoid(gates)  # of all four: one call is cheaper than three, for the sizes cells have
+    s = xp.sigmoid(gates)  # of all four gates: one call is faster than three for the usual sizes
     return s[..., :n], s[..., n : 2 * n], xp.tanh(gates[..., 2 * n : 3 * n]), s[..., 3 * n :]
 
 

@@ -68,7 +68,7 @@ def _gauge_quotient(x: Any, y: Any, size: Any, span: Any, op: str, why: str, ord
         raise LinAlgError(f"{op}: no derivative here: {_WHY[why].format(i=i, j=j)}.{_CURE}")
     if order > 1:
         limit = 1e-3 if eps < 1e-9 else 1e-2  # of the result
-        # in forward mode x is a sum that may be small in any direction, unlike its rounding errors
+        # in forward mode x is a sum that may be small, while its rounding errors are not
         terms = (
             np.max(np.abs(x), axis=(-2, -1), keepdims=True, initial=0)
             if why in _FORWARD.values()
@@ -120,7 +120,7 @@ def _quotient_jvp(
 
 
 def _gauge_quotient_batch(op: Op, size: int, /, x: Batched, *scales: Any, **params: Any) -> Any:
-    """Elementwise, but the last two arguments do not shape the result."""
+    """Batch elementwise; the last two arguments do not change the shape of the result."""
     return elementwise(op, size, Batched(x.level, size, full_batch(x, size), True), *scales, **params)
 
 

@@ -56,7 +56,7 @@ def canonical_key(shape: Shape, key: Any, check: bool = True) -> Key:
     axis = 0
     for k in items:
         if isinstance(k, np.ndarray) and k.dtype == bool:
-            # the Array API and NumPy take an axis without elements for any length
+            # the Array API and NumPy accept a mask axis of length 0 for any length
             if any(n not in (0, m) for n, m in zip(k.shape, shape[axis:], strict=False)):
                 raise IndexingError(
                     f"a mask of shape {k.shape} does not match axes {axis} … of shape {shape}."
@@ -109,7 +109,7 @@ def _plain_key(shape: Shape, key: tuple[Any, ...]) -> Key | None:
 
 
 def _consumes(k: Any) -> int:
-    """Count the axes of the tensor that an item of an index uses up."""
+    """Return how many axes of the tensor an item of an index uses."""
     if k is None or k is Ellipsis or type(k) is bool:
         return 0
     return k.ndim if isinstance(k, np.ndarray) and k.dtype == bool else 1
@@ -156,7 +156,7 @@ def _check_item(shape: Shape, axis: int, k: Any) -> None:
 
 
 def is_basic(key: Key) -> bool:
-    """Tell whether a key has no arrays, so that it selects each element at most once."""
+    """Return whether a key has no arrays, so that it selects each element at most once."""
     return not any(isinstance(k, (np.ndarray, bool)) for k in key)
 
 
@@ -544,7 +544,7 @@ class At:
         return self._key
 
     def _spread(self, value: Any) -> Tensor:
-        """Broadcast a value to the shape of the place, in the dtype of the tensor."""
+        """Broadcast a value to the shape of the selected elements, in the dtype of the tensor."""
         return self._fitted(
             value, raw.index(np.broadcast_to(np.int8(0), self._x.shape), key=self._checked()).shape
         )

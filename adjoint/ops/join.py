@@ -474,7 +474,7 @@ def _bounded(op: str, cut: Any, n: int) -> int:
 
 def _cut(x: Tensor, axis: int, cuts: list[int]) -> list[Tensor]:
     pairs = tuple(zip([0, *cuts], [*cuts, x.shape[axis]], strict=True))
-    if len(pairs) == 1 or builtins.any(a > b for a, b in pairs):  # cuts in no order overlap
+    if len(pairs) == 1 or builtins.any(a > b for a, b in pairs):  # parts may overlap
         return [x[_along(axis, slice(a, b))] for a, b in pairs]
     return list(_with_outputs("split", len(pairs))(x, cuts=pairs, axis=axis))
 

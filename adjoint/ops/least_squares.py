@@ -60,7 +60,7 @@ def _lstsq(x: Any, y: Any, rtol: Any) -> Any:
     u, s, vh = _singular("lstsq", x)
     counts = _above(s, rtol)
     inverse = np.where(counts, 1 / np.where(counts, s, 1), 0)
-    # factor by factor: the product pinv(x) would lose the condition number of x
+    # one factor after the other: the error of the product pinv(x) would grow with the condition number
     return adjoint_of(raw, vh) @ (inverse[..., None] * (adjoint_of(raw, u) @ y))
 
 
@@ -124,8 +124,9 @@ def _truncated(x: Any, rtol: Any) -> Any:
 
 
 def _truncated_rule(xp: Any, g: Any, y: Any, x: Any, rtol: Any) -> Any:
-    # y = u h(s) vᴴ with h(s) = s for values that count, 0 for others.  In the basis of u and v: g stays between two
-    # that count, is 0 between two others, and is (g a + gᴴ b) a / (a² - b²) between one that counts, a, and another, b
+    # y = u h(s) vᴴ with h(s) = s for kept singular values and 0 for removed ones.  In the basis of u and v, the entry
+    # of two kept values is that of g, that of two removed values is 0, and that of a kept value a and a removed
+    # value b is (g a + gᴴ b) a / (a² - b²)
     if 0 in x.shape[-2:]:
         return g
     u, s, vh = xp.svd(x, full_matrices=False)

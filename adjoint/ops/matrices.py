@@ -82,7 +82,7 @@ def solution_shape(x: Any, y: Any, **_: Any) -> Result | None:
 
 
 def adjoint_of(xp: Any, x: Any) -> Any:
-    """The conjugate transpose."""
+    """Return the conjugate transpose."""
     t = xp.matrix_transpose(x)
     return xp.conj(t) if x.dtype.kind == "c" else t
 

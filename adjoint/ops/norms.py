@@ -28,7 +28,7 @@ def _vector_norm(x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
     # divide: negative orders at 0
     with np.errstate(divide="ignore", over="ignore", under="ignore"):
         found = _power_mean(a, ord, axis, keepdims)
-        top = 10 ** min(30 / abs(ord), 300)  # powers below are far from the ends of float32 too
+        top = 10 ** min(30 / abs(ord), 300)  # powers of smaller numbers do not overflow, in float32 either
         if found.ndim == 0:
             extreme: Any = not 1 / top < float(found) < top
             any_extreme = extreme
@@ -130,7 +130,7 @@ def _norm_over(op: str, x: Tensor, ord: Any, axes: Shape, keepdims: bool) -> Ten
 
 
 def _extreme(op: str, x: Tensor, ord: float, axes: Shape, keepdims: bool) -> Tensor:
-    """Return the maximum (0 of no elements) for a positive order, the minimum for a negative one."""
+    """Return the maximum for a positive order (0 if there are no elements), the minimum for a negative one."""
     if not any(x.shape[a] == 0 for a in axes):
         return (rec.max if ord > 0 else rec.min)(x, axis=axes, keepdims=keepdims)
     if ord < 0:
@@ -201,7 +201,7 @@ def _matrix_norm(op: str, x: Tensor, ord: Any, keepdims: bool) -> Tensor:
 def _spectral_norm(op: str, x: Tensor, ord: Any) -> Tensor:
     s = rec.svdvals(matrices("norm", x))
     if s.shape[-1]:
-        # singular values of 0 are corners: their gradient is 0, as that of the norm at zero
+        # at singular values of 0 the gradient is 0, like that of the norm at zero
         floor = max(x.shape[-2:]) * np.finfo(x.dtype).eps
         s = rec.where(rec.less_equal(s, floor * s[..., :1]), 0, s)
     if ord == "nuc":

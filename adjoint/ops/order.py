@@ -67,7 +67,7 @@ def _sort_jvp(xp: Any, t: Any, y: Any, x: Any, axis: int, descending: bool, stab
 
 
 def _argtopk(x: Any, k: int, axis: int, largest: bool) -> Any:
-    """Where the k largest (or smallest) elements are, in their order; the first of equals first."""
+    """Return the indices of the k largest (or smallest) elements, sorted; of equal ones the first comes first."""
     n = x.shape[axis]
     if 0 < 4 * k < n:  # partition first: linear in n
         i = np.argpartition(x, n - k if largest else k - 1, axis=axis)
@@ -325,7 +325,7 @@ def _places(q: Any, n: int, method: str) -> tuple[Any, Any, Any]:
     place = np.clip(place, 0, n - 1)
     low = np.floor(place).astype(np.intp)
     weight = place - low
-    # on a place: half of the element and half of itself, which is exact also for infinity
+    # exactly at an element: half of it plus half of it, which is exact for infinity, too
     return low, np.where(weight == 0, low, low + 1), np.where(weight == 0, 0.5, weight)
 
 

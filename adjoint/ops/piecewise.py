@@ -74,7 +74,7 @@ def _zero(xp: Any, g: Any, *_: Any, **__: Any) -> Any:
 
 
 def _direction(xp: Any, x: Any) -> Any:
-    """x / |x|, and 0 at 0: the gradient of |x|, of a complex number as of a real one."""
+    """Return x / |x|, and 0 at 0: the gradient of |x| for real and complex numbers."""
     return x / xp.where(x == 0, math.inf, xp.abs(x)) if x.dtype.kind == "c" else xp.sign(x)
 
 
@@ -84,7 +84,7 @@ def _abs_jvp(xp: Any, t: Any, y: Any, x: Any) -> Any:
 
 
 def _real_sign(x: Any) -> Any:
-    if np.asarray(x).dtype.kind == "c":  # not constant there: the function sign divides
+    if np.asarray(x).dtype.kind == "c":  # x / |x|, which is not piecewise constant
         raise TypeError("the op is for real numbers, ad.sign for complex ones too")
     return np.sign(x)
 
@@ -127,7 +127,7 @@ remainder = define("remainder", operator.mod,
                    lambda xp, g, z, x, y: -g * xp.floor_divide(x, y), saves="xy",
                    ufunc=np.remainder, domain=((2.1, 2.9), (1.1, 1.4)),
                    method=("__mod__", "__rmod__"), doc="Return the remainder of x / y with the sign of y.")  # fmt: skip
-# x - trunc(x/y) y, whose quotient is (x - z)/y: x/y itself may round up to the next whole number
+# x - trunc(x/y) y, whose quotient is (x - z)/y: x/y itself may be rounded up to the next integer
 fmod = define("fmod", np.fmod,
               lambda xp, g, z, x, y: g,
               lambda xp, g, z, x, y: -g * xp.rint((x - xp.fmod(x, y)) / y), saves="xy",
@@ -137,7 +137,7 @@ fmod = define("fmod", np.fmod,
 
 
 def _winner(xp: Any, g: Any, loses: Any, ties: Any) -> Any:
-    """All of g, half of it in a tie, none of it for the loser; NaN is not a loser."""
+    """Return g for the selected argument, half of it for equal arguments, and 0 where ``loses`` is true."""
     return xp.where(ties, 0.5 * g, xp.where(loses, 0, g))
 
 
@@ -145,7 +145,7 @@ _BITS = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
 
 
 def _where(c: Any, x: Any, y: Any) -> Any:
-    """NumPy's where; for many floats by bits: on a random mask of 150,000, 8 times as fast in float32, 4 in float64."""
+    """Select as ``np.where``; for many floats by bits, 8 times as fast in float32 and 4 times in float64 (150,000)."""
     if type(c) is np.ndarray and c.size > 500 and c.dtype == bool:
         dtype = x.dtype if type(x) is np.ndarray else getattr(y, "dtype", None)
         bits = _BITS.get(dtype)
@@ -159,7 +159,7 @@ def _where(c: Any, x: Any, y: Any) -> Any:
                 return (y.view(bits) & ~mask).view(dtype)
             first, second = (np.asarray(v, dtype).view(bits) for v in (x, y))
             return (((first ^ second) & mask) ^ second).view(dtype)
-    if type(x) is float or type(y) is float:  # which beside bfloat16 would make float64
+    if type(x) is float or type(y) is float:  # with bfloat16, NumPy would return float64
         x, y = (np.asarray(v, w.dtype) if _beside_bfloat16(v, w) else v for v, w in ((x, y), (y, x)))
     return np.where(c, x, y)
 
@@ -183,7 +183,7 @@ minimum = define("minimum", np.minimum,
                  lambda xp, g, z, x, y: _winner(xp, g, y > x, x == y),
                  saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)),
                  method=True, doc="Return the smaller one of x and y, NaN if one is NaN; equal arguments share the gradient.")  # fmt: skip
-# fmax and fmin prefer a number to NaN: against one, NaN is the loser
+# fmax and fmin return the number if one argument is NaN: the NaN gets no gradient
 fmax = define("fmax", np.fmax,
               lambda xp, g, z, x, y: _winner(xp, g, (x < y) | (xp.isnan(x) & ~xp.isnan(y)), x == y),
               lambda xp, g, z, x, y: _winner(xp, g, (y < x) | (xp.isnan(y) & ~xp.isnan(x)), x == y),
@@ -200,7 +200,7 @@ heaviside = define("heaviside", np.heaviside,
                    _zero,
                    lambda xp, g, z, x, y: xp.where(x == 0, g, 0), saves="x", selects=True, domain=((0.3, 2), (-2, 2)),
                    doc="Return 0 where x < 0, y where x = 0, and 1 where x > 0.")  # fmt: skip
-# inside and on the bounds the gradient is x's, outside it is the bound's
+# the gradient goes to x inside and on the bounds, and to the bound outside
 define("clip", in_float32(np.clip),
        lambda xp, g, out, x, lo, hi: xp.where((x >= lo) & (x <= hi), g, 0),
        lambda xp, g, out, x, lo, hi: xp.where((x < lo) & (lo <= hi), g, 0),

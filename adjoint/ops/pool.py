@@ -86,7 +86,7 @@ def _hits(
     image = padded(x, padding, _lowest(x.dtype))
     places = list(spots(kernel, stride, dilation, y.shape[-len(kernel) :]))
     hits = [image[spot] == y for spot in places]
-    if y.dtype.kind == "f" and np.isnan(y).any():  # the maximum of a window with NaN is NaN: they share it
+    if y.dtype.kind == "f" and np.isnan(y).any():  # the NaNs of a window share the gradient
         hits = [hit | np.isnan(image[spot]) for hit, spot in zip(hits, places, strict=True)]
     shared = hits[0].astype(np.int32 if len(hits) > 127 else np.int8)
     for hit in hits[1:]:
@@ -97,7 +97,7 @@ def _hits(
 def _max_spread(g: Any, x: Any, y: Any, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> Any:
     size, count = x.shape[-len(kernel) :], y.shape[-len(kernel) :]
     if g.strides != y.strides:
-        # mixed orders of memory are 3 times as slow: one copy instead of many such passes
+        # mixed memory orders are 3 times as slow: copy once instead
         g, given = np.empty_like(y, dtype=g.dtype), g
         g[...] = given
     hits, shared = _hits(x, y, kernel, stride, padding, dilation)
@@ -121,8 +121,8 @@ def _max_gather(h: Any, x: Any, y: Any, kernel: Shape, stride: Shape, padding: P
     return total / np.maximum(shared, 1).astype(h.dtype)
 
 
-# which elements are the maxima is piecewise constant: max_spread and max_gather are linear in their first
-# argument, each the other's adjoint, and have no derivative in the others
+# The positions of the maxima are piecewise constant.  So max_spread and max_gather are linear in their first
+# argument, each the adjoint of the other, and have no derivative in the other arguments.
 define("max_pool", _max_pool,
        lambda xp, g, y, x, **at: xp.max_spread(g, x, y, **at),
        saves="xy", kind="general", params=_WINDOW, selects=True,

@@ -71,7 +71,7 @@ def product(x: Any, y: Any) -> Any:
 
 
 def _matmul_arrays(x: Any, y: Any) -> Any:
-    if x.dtype in _BLAS:  # as in ``product``: a call more would cost
+    if x.dtype in _BLAS:  # as in ``product``, inlined for speed
         return x.dot(y) if x.ndim == 2 and y.ndim == 2 else np.matmul(x, y)
     return rounded(product(x, y), x, y)
 
@@ -120,7 +120,7 @@ def _as_matrix(a: Batched, shape: tuple[int, ...]) -> Batched:
 
 define("matmul", _matmul_arrays, _matmul_dx, _matmul_dy, saves="xy", reads=("y", "x"), kind="bilinear",
        shape=_matmul_shape, ufunc=np.matmul, batch=_matmul_batch, method=("matmul", "__matmul__", "__rmatmul__"), doc="The matrix product.")  # fmt: skip
-# a · (b × c) is the same for all rotations of the three: each rule is again a cross product
+# a · (b × c) does not change if the three are rotated, so each rule is a cross product, too
 define("cross", lambda x, y, axis: np.cross(x, y, axis=axis),
        lambda xp, g, z, x, y, axis: xp.cross(y, g, axis=axis),
        lambda xp, g, z, x, y, axis: xp.cross(g, x, axis=axis), saves="xy", kind="bilinear",
@@ -615,7 +615,8 @@ def trace(
         rest = tuple(i for i in range(-x.ndim, 0) if i not in (a, b))
         x = rec.permute_dims(x, axes=(*rest, a, b))
     if dtype is None and x.dtype.kind in "biu":
-        x = rec.astype(x, dtype=np.add.reduce(np.zeros(1, x.dtype)).dtype)  # small integers add up as int64
+        # small integers are added as int64
+        x = rec.astype(x, dtype=np.add.reduce(np.zeros(1, x.dtype)).dtype)
     return last_diagonal(x, offset, "")
 
 

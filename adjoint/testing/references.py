@@ -19,7 +19,7 @@ from adjoint.core.op import Op
 
 __all__ = ["TABLES", "UNCHECKED", "reference", "source", "unchecked"]
 
-# Per check of the tests over the table: the ops that it leaves out, and why.
+# For each check of the tests over the table: the ops that it leaves out, and the reasons.
 UNCHECKED: dict[str, dict[str, str]] = {
     "values": {},
     "numpy": {},
@@ -53,7 +53,7 @@ def reference(op: Op) -> Callable[..., Any] | None:
     """Return the function with which an op is compared; None if its library is not installed.
 
     The record names it: a function, "module:name", or the name of a table here, "numpy" or "formula".
-    Without a word it is NumPy's function of the same name.
+    By default it is NumPy's function of the same name.
     """
     if callable(op.reference):
         return op.reference

@@ -43,20 +43,20 @@ CASES = [
 
 
 def _spread(*shape: int) -> Any:
-    """Matrices with well separated singular values."""
+    """Return matrices with well separated singular values."""
     k = min(shape[-2:])
     u, _, vh = np.linalg.svd(array(*shape, seed=3), full_matrices=False)
     return (u * np.linspace(2.0, 0.5, k)) @ vh
 
 
 def _hermitian(*shape: int) -> Any:
-    """Symmetric positive definite matrices with well separated eigenvalues."""
+    """Return symmetric positive definite matrices with well separated eigenvalues."""
     q, _ = np.linalg.qr(array(*shape, seed=4))
     return (q * np.linspace(0.5, 2.0, shape[-1])) @ q.swapaxes(-1, -2)
 
 
 def _filled(*shape: int, lower: bool = True) -> Any:
-    """The same with one triangle filled with other numbers: a matrix that is not Hermitian."""
+    """Return the same with other numbers in one triangle, so that the matrices are not Hermitian."""
     other = array(*shape, seed=5)
     return _hermitian(*shape) + (np.triu(other, 1) if lower else np.tril(other, -1))
 
