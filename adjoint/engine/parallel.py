@@ -152,7 +152,7 @@ class _Crew:
                 self.work(0)
             except BaseException as error:
                 self.fail(error)
-            self.dismiss()
+            self.dismiss_all()
         finally:
             self.stopped = True  # whatever interrupted even that: helpers see it soon
         if self.errors:
@@ -179,21 +179,26 @@ class _Crew:
             self.in_hand[me] = -1
             self.wake(len(self.sleepers))
 
-    def dismiss(self) -> None:
-        """Wait until every helper has left.
+    def dismiss_all(self) -> None:
+        """Wait until every helper has ended, even if an interrupt arrives meanwhile."""
+        while True:
+            try:
+                self.dismiss()
+                return
+            except BaseException as error:
+                self.fail(error)
 
-        After an interrupt, not for ever: one that sits inside a rule or a hook ends after it,
-        and can change nothing any more.
+    def dismiss(self) -> None:
+        """Wait until every helper has ended.
+
+        After an interrupt, wait at most ``_PATIENCE_SECONDS``: a helper inside a rule or a hook ends after
+        it, and can change nothing any more.
         """
         interrupted = any(not isinstance(e, Exception) for e in self.errors)
         end = monotonic() + _PATIENCE_SECONDS
         for departed in self.departed[1 : self.helpers + 1]:
-            try:
-                departed.acquire(timeout=max(0.0, end - monotonic()) if interrupted else -1)
-            except BaseException as error:
-                self.fail(error)
-                interrupted = True
-                end = monotonic() + _PATIENCE_SECONDS
+            if departed.acquire(timeout=max(0.0, end - monotonic()) if interrupted else -1):
+                departed.release()  # for the next call, if an interrupt ends this one
 
     def first_error(self) -> BaseException:
         """Return the error to raise, with the others as notes; an interrupt goes before errors."""
@@ -271,19 +276,18 @@ class _Crew:
                 bell.release()
 
     def look_after_helpers(self) -> None:
-        """Stop the run if a helper died with a node in hand, for then nobody finishes that."""
-        with self.lock:
-            lost = [
-                (me, index)
-                for me, index in enumerate(self.in_hand)
-                if me and index >= 0 and not self.departed[me].locked()
-            ]
-        for me, index in lost:
-            raise WorkerError(
-                f"the thread {_name(me)!r} ended while it differentiated {self.order[index].name!r}.\n"
-                "  Something outside adjoint ended it.  No .grad has changed: "
-                "run the forward and backward again."
-            )
+        """Raise if a helper died with a node in hand: nobody would finish that node.
+
+        A helper that has ended changes nothing any more, so this needs no lock.
+        """
+        for me, departed in enumerate(self.departed):
+            if not departed.locked() and self.in_hand[me] >= 0:
+                raise WorkerError(
+                    f"the thread {_name(me)!r} ended while it differentiated "
+                    f"{self.order[self.in_hand[me]].name!r}.\n"
+                    "  Something outside adjoint ended it.  No .grad has changed: "
+                    "run the forward and backward again."
+                )
 
     def process(self, me: int, index: int) -> int:
         """Pull through one node; return the node to take next, or -1 at the end."""

@@ -226,6 +226,45 @@ def test_interrupts_at_any_moment():
     assert sum(check_interrupt(seed, float(rng.uniform(1e-4, 4e-3))) for seed in range(100)) > 10
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_an_interrupt_while_the_caller_waits_for_helpers_to_end(monkeypatch, before):
+    x, y = leaf(1.0), leaf(2.0)
+    loss, _, _ = two_branches(x, y)
+    meeting()
+    dismiss, help_ = parallel._Crew.dismiss, parallel._Crew.help
+    calls, leave = itertools.count(), threading.Event()
+
+    def interrupted(crew: Any) -> None:
+        if next(calls):
+            leave.set()
+        elif before:
+            raise KeyboardInterrupt
+        else:
+            _thread.interrupt_main()
+        dismiss(crew)
+
+    def help_long(crew: Any, number: int, ended: Any) -> None:
+        help_(crew, number, _Late(ended, leave))
+
+    monkeypatch.setattr(parallel._Crew, "dismiss", interrupted)
+    monkeypatch.setattr(parallel._Crew, "help", help_long)
+    with pytest.raises(KeyboardInterrupt):
+        loss.backward(workers=2)
+    assert helpers() == []
+    assert x.grad is None and y.grad is None
+
+
+class _Late:
+    """The lock of a helper that ends only when it is told to."""
+
+    def __init__(self, lock: Any, leave: threading.Event) -> None:
+        self.lock, self.leave = lock, leave
+
+    def release(self) -> None:
+        assert self.leave.wait(20)
+        self.lock.release()
+
+
 def test_an_interrupted_caller_leaves_a_stuck_hook_behind_which_can_change_nothing(monkeypatch):
     monkeypatch.setattr(parallel, "_PATIENCE_SECONDS", 0.05)
     x, y = leaf(1.0), leaf(2.0)
