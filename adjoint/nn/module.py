@@ -8,12 +8,12 @@ from weakref import WeakValueDictionary
 
 from adjoint.config import no_grad, special
 from adjoint.core.convert import asarray, tensor
-from adjoint.core.fitting import fitting
 from adjoint.core.lifted import tracing
 from adjoint.core.node import Handle, HookList
 from adjoint.core.tensor import Tensor, differentiable, writable
 from adjoint.errors import AdjointError, ArgumentError, InputError, ShapeError
 from adjoint.grads.slots import drop
+from adjoint.storage.fitting import fitting
 from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = ["Module", "Parameter"]

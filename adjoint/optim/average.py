@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import no_grad, special
-from adjoint.core.fitting import fitting
 from adjoint.core.lifted import tracing
 from adjoint.core.namespace import dyn
 from adjoint.core.tensor import Tensor, differentiable, writable
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.optim.optimizer import check_range, parameter_list
+from adjoint.storage.fitting import fitting
 
 __all__ = ["EMA"]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy import ndarray
 
-from adjoint.core.block import Block
 from adjoint.core.tensor import Tensor, read_only, writable
+from adjoint.optim.block import Block
 
 if TYPE_CHECKING:
     from adjoint.optim.optimizer import Optimizer

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import no_grad, special
-from adjoint.core.fitting import fitting
 from adjoint.core.lifted import refuse_tracing
 from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor, writable
 from adjoint.errors import ArgumentError, InputError, NoGradientError, NonFiniteError, ShapeError
 from adjoint.grads.slots import drop
 from adjoint.optim.optimizer import check_range, parameter_list
+from adjoint.storage.fitting import fitting
 
 __all__ = ["LBFGS"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from adjoint.core.fitting import fitting
 from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
+from adjoint.storage.fitting import fitting
 
 if TYPE_CHECKING:
     from adjoint.optim.groups import Group, Unit

@@ -1,4 +1,4 @@
-"""Checks whether a saved array matches the array that it replaces."""
+"""Check whether a saved array fits the array that it replaces."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["fitting"]
 
 
 def fitting(value: Any, target: Any) -> ndarray[Any, Any] | str:
-    """Return ``value`` in the dtype of ``target``, or a description of the mismatch."""
+    """Return ``value`` in the dtype of ``target``, or a text that says why it does not fit."""
     try:
         array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
-    except Exception:  # whatever a foreign object raises: it is no array
+    except Exception:  # any error of a foreign object means that it is not an array
         return f"is a {type(value).__name__}, not an array"
     wrong = []
     if array.shape != target.shape:
