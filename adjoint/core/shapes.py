@@ -1,4 +1,4 @@
-"""Axes, shapes and numbers as arguments: checks that give them one form."""
+"""Checks of axes, shapes and numbers as arguments, and conversion to one form."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Shape = tuple[int, ...]
 
 
 class Shaped:
-    """What has a shape, and so a number of axes and of elements."""
+    """An object with a shape."""
 
     __slots__ = ()
 
@@ -60,7 +60,7 @@ def canonical_axis(op: str, axis: Any, ndim: int) -> int:
     try:
         index = operator.index(axis)
     except TypeError:
-        raise InputError(f"{op}: an axis is a whole number, but got {axis!r}.") from None
+        raise InputError(f"{op}: an axis must be an integer, but got {axis!r}.") from None
     if not -ndim <= index < ndim:
         has = f"has axes {-ndim} to {ndim - 1}" if ndim else "has no axes"
         raise AxisError(f"{op}: axis {index} is out of range: a {ndim}-d tensor {has}.")
@@ -93,17 +93,17 @@ def canonical_shape(op: str, shape: Any) -> Shape:
             return (operator.index(shape),)
         return tuple(operator.index(n) for n in shape)
     except TypeError:
-        raise InputError(f"{op}: a shape is made of whole numbers, but got {shape!r}.") from None
+        raise InputError(f"{op}: a shape must consist of integers, but is {shape!r}.") from None
 
 
 def checked_shape(what: str, shape: Any) -> Shape:
-    """Return the shape of an array, or say why it can be none."""
+    """Return a shape as a tuple of ints; raise if no array can have it."""
     try:
         found = canonical_shape(what, tuple(shape) if hasattr(shape, "__iter__") else shape)
     except InputError:
-        raise ShapeError(f"{what}: a shape is a tuple of whole numbers, but got {shape!r}.") from None
+        raise ShapeError(f"{what}: a shape must be a tuple of integers, not {shape!r}.") from None
     if any(n < 0 for n in found):
-        raise ShapeError(f"{what}: the lengths of a shape are not negative, but got {found}.")
+        raise ShapeError(f"{what}: the lengths of a shape must not be negative, but are {found}.")
     return found
 
 
@@ -112,11 +112,11 @@ def whole_number(op: str, name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise InputError(f"{op}: {name} is a whole number, but got {value!r}.") from None
+        raise InputError(f"{op}: {name} must be an integer, but got {value!r}.") from None
 
 
 def constant(op: str, name: str, value: Any) -> Any:
-    """Return an argument to which no gradient flows; refuse a tensor that asks for one."""
+    """Return an argument to which no gradient flows; raise for a tensor that requires grad."""
     recorded = getattr(value, "requires_grad", False)
     if (recorded or is_watched(value)) and grad_mode.get():
         raise NoGradientError(
@@ -139,7 +139,7 @@ def number(op: str, name: str, value: Any) -> float:
     except AdjointError:  # of a tensor: inside a transform it may have no numbers
         raise
     except (TypeError, ValueError, OverflowError):
-        raise InputError(f"{op}: {name} is a number, but got {value!r}.") from None
+        raise InputError(f"{op}: {name} must be a number, but got {value!r}.") from None
 
 
 def broadcast_shapes(op: str, *shapes: Sequence[int]) -> Shape:

@@ -69,7 +69,7 @@ def test_a_parameter_that_is_no_number_is_named(call, value):
     op, name = call.split()
     with pytest.raises(InputError) as caught:
         CALLS[call](value)
-    assert str(caught.value) == f"{op}: {name} is a number, but got {value!r}."
+    assert str(caught.value) == f"{op}: {name} must be a number, but got {value!r}."
 
 
 def test_the_scale_of_attention_gets_its_gradient():
@@ -89,7 +89,7 @@ def test_the_scale_of_attention_gets_its_gradient():
         match=r"a scale of shape \(5, 1, 1, 1\) cannot be broadcast to the query's shape \(2, 3, 4\)",
     ):
         loss(ad.ones((5, 1, 1, 1)))
-    with pytest.raises(InputError, match="scaled_dot_product_attention: scale is a number, but got 'x'"):
+    with pytest.raises(InputError, match="scaled_dot_product_attention: scale must be a number, but got 'x'"):
         loss("x")
 
 

@@ -17,7 +17,7 @@ from adjoint import errors, nn
     ("make", "text"),
     [
         (lambda: nn.Linear(-1, 3), "Linear: in_features must be at least 0, but is -1."),
-        (lambda: nn.Linear(3.0, 3), "Linear: in_features is a whole number, but got 3.0."),  # type: ignore[arg-type]
+        (lambda: nn.Linear(3.0, 3), "Linear: in_features must be an integer, but got 3.0."),  # type: ignore[arg-type]
         (lambda: nn.Conv2d(1, 2, (3,)), r"Conv2d: kernel_size must be one number or 2, but is \(3,\)."),
         (lambda: nn.Conv1d(1, 2, 0), "Conv1d: kernel_size must be at least 1, but is 0."),
         (lambda: nn.Conv2d(1, 2, 3, groups=0), "Conv2d: groups must be at least 1, but is 0."),
@@ -147,14 +147,14 @@ def test_losses_check_their_options_when_they_are_made() -> None:
 
 def test_options_of_layers_that_are_none() -> None:
     for call, text in (
-        (lambda: nn.Dropout("a"), "Dropout: p is a number, but got 'a'."),
-        (lambda: nn.Conv2d(1, 1, 3.0), "Conv2d: kernel_size is a whole number, but got 3.0."),
+        (lambda: nn.Dropout("a"), "Dropout: p must be a number, but got 'a'."),
+        (lambda: nn.Conv2d(1, 1, 3.0), "Conv2d: kernel_size must be an integer, but got 3.0."),
         (lambda: nn.Conv2d(1, 1, (3,)), "Conv2d: kernel_size must be one number or 2, but is (3,)."),
-        (lambda: nn.LayerNorm(3.5), "LayerNorm: normalized_shape is a whole number, but got 3.5."),
-        (lambda: nn.RMSNorm("a"), "RMSNorm: normalized_shape is a whole number, but got 'a'."),
+        (lambda: nn.LayerNorm(3.5), "LayerNorm: normalized_shape must be an integer, but got 3.5."),
+        (lambda: nn.RMSNorm("a"), "RMSNorm: normalized_shape must be an integer, but got 'a'."),
         (lambda: nn.LayerNorm(()), "LayerNorm: normalized_shape must be one number or more, but is ()."),
         (lambda: nn.LayerNorm(3, eps=-1), "LayerNorm: eps must be a finite number from 0, but is -1."),
-        (lambda: nn.GroupNorm(2, 4, eps="a"), "GroupNorm: eps is a number, but got 'a'."),
+        (lambda: nn.GroupNorm(2, 4, eps="a"), "GroupNorm: eps must be a number, but got 'a'."),
         (lambda: nn.BatchNorm1d(3, eps=-1), "BatchNorm1d: eps must be a finite number from 0, but is -1."),
         (lambda: nn.BatchNorm1d(3, momentum=5), "BatchNorm1d: momentum must be from 0 to 1, but is 5."),
         (

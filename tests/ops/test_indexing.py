@@ -465,7 +465,7 @@ MISTAKES = [
     (InputError, lambda: ad.select([x34], [x34]),
      "select: conditions must be boolean, but got float64.  Write x != 0."),
     (ShapeError, lambda: ad.topk(x34, 5), "topk: 5 elements requested, but axis -1 of shape (3, 4) has 4."),
-    (InputError, lambda: ad.topk(x34, 1.5), "topk: k is a whole number, but got 1.5."),
+    (InputError, lambda: ad.topk(x34, 1.5), "topk: k must be an integer, but got 1.5."),
     (ShapeError, lambda: ad.searchsorted(x34, 1.0),
      "searchsorted: x1 must be a vector, but its shape is (3, 4)."),
     (ArgumentError, lambda: ad.searchsorted([1.0], 1.0, side="middle"),

@@ -291,7 +291,7 @@ MISTAKES = [
      "sum: axis 2 is out of range: a 2-d tensor has axes -2 to 1."),
     (ShapeError, lambda: ad.sum(np.ones((2, 3)), axis=(0, -2)), "sum: axis (0, -2) names the same axis twice."),
     (ShapeError, lambda: ad.cumsum(1.0, axis=1), "cumsum: axis 1 is out of range: a 0-d tensor has no axes."),
-    (InputError, lambda: ad.mean([1.0], axis=0.5), "mean: an axis is a whole number, but got 0.5."),
+    (InputError, lambda: ad.mean([1.0], axis=0.5), "mean: an axis must be an integer, but got 0.5."),
     (DTypeError, lambda: ad.ones(2).sum(0, 1.5), "1.5 is not a dtype.  Use one such as np.float32."),
     (InputError, lambda: ad.ones(2).sum(0, True),
      "sum: dtype must be a dtype, but got True.  Write keepdims=True if that is meant."),

@@ -72,7 +72,7 @@ def test_lbfgs_refuses_a_state_that_is_not_its_own() -> None:
             {"pairs": [(good, -good)], "iterations": 1},
             "LBFGS: pair 0 of the state has curvature -2.0, not above 0.",
         ),
-        ({"pairs": [], "iterations": "x"}, "LBFGS: iterations is a whole number, but got 'x'."),
+        ({"pairs": [], "iterations": "x"}, "LBFGS: iterations must be an integer, but got 'x'."),
     ):
         assert raised(lambda state=state: opt.load_state_dict(state)) == text
     assert not opt.pairs and opt.iterations == 0

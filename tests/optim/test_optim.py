@@ -306,7 +306,7 @@ def test_messages_about_what_optimisers_are_given() -> None:
         "LBFGS: parameter groups are not supported"
     )
     assert raised(lambda: optim.LBFGS([w], max_iter="a")) == (
-        "LBFGS: max_iter is a whole number, but got 'a'."
+        "LBFGS: max_iter must be an integer, but got 'a'."
     )
     assert raised(lambda: optim.LBFGS([w], history=0)) == "LBFGS: history must be positive, but is 0."
     assert raised(lambda: optim.LBFGS([w], tolerance_grad=-1)).startswith("tolerance_grad must be a finite")

@@ -144,7 +144,7 @@ def test_numbers_out_of_range_do_not_stop_an_update_in_the_middle(kind: Any) -> 
         (lambda s: s["steps"].pop(), "parameters per group"),
         (lambda s: s["groups"].pop(), "parameters per group"),
         (lambda s: s.pop("kind"), "the state is missing the key"),
-        (lambda s: s.update(step="many"), "step is a whole number, but got 'many'"),
+        (lambda s: s.update(step="many"), "step must be an integer, but got 'many'"),
         (lambda s: s["steps"][1].__setitem__(0, -3), "steps of parameter 0 must not be negative, but is -3"),
     ],
 )

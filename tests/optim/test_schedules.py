@@ -19,12 +19,17 @@ def test_messages_about_what_schedules_are_given() -> None:
     assert raised(lambda: schedules.cosine(0.1, 10, foo=1)) == (
         "cosine: there is no foo=; it takes rate, total, minimum."
     )
-    assert raised(lambda: schedules.cosine("a", 10)) == "cosine: rate is a number, but got 'a'."
-    assert raised(lambda: schedules.linear(0.1, 10, start="a")) == "linear: start is a number, but got 'a'."
-    assert raised(lambda: schedules.exponential(0.1, "a")) == "exponential: factor is a number, but got 'a'."
+    assert raised(lambda: schedules.cosine("a", 10)) == "cosine: rate must be a number, but got 'a'."
+    assert (
+        raised(lambda: schedules.linear(0.1, 10, start="a")) == "linear: start must be a number, but got 'a'."
+    )
+    assert (
+        raised(lambda: schedules.exponential(0.1, "a"))
+        == "exponential: factor must be a number, but got 'a'."
+    )
     assert raised(lambda: schedules.cosine(0.1, "a")) == "total must be positive, but is 'a'."
     assert raised(lambda: schedules.cosine_restarts(1.0, 10, 0.5)) == (
-        "cosine_restarts: multiple is a whole number, but got 0.5."
+        "cosine_restarts: multiple must be an integer, but got 0.5."
     )
     assert raised(lambda: schedules.cosine_restarts(1.0, 10, 0)) == (
         "cosine_restarts: multiple must be at least 1, but is 0."
@@ -34,7 +39,7 @@ def test_messages_about_what_schedules_are_given() -> None:
         == "Plateau: rate must be a finite number from 0, but is -0.1."
     )
     assert raised(lambda: schedules.Plateau(0.1, patience="a")) == (
-        "Plateau: patience is a whole number, but got 'a'."
+        "Plateau: patience must be an integer, but got 'a'."
     )
     assert raised(lambda: schedules.Plateau(0.1, cooldown=-1)) == (
         "Plateau: cooldown must be at least 0, but is -1."

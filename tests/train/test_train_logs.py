@@ -202,7 +202,7 @@ def test_what_cannot_be_trained_is_refused_at_once(tmp_path: Path) -> None:
             train.Trainer(model, **options)  # type: ignore[arg-type]
     with pytest.raises(errors.InputError, match="the model must be a Module, not a function"):
         train.Trainer(lambda x: x, MSE, adam)  # type: ignore[arg-type]
-    with pytest.raises(errors.InputError, match=r"epochs is a whole number, but got 1\.5"):
+    with pytest.raises(errors.InputError, match=r"epochs must be an integer, but got 1\.5"):
         trainer_of(model).fit([(X, Y)], epochs=1.5)  # type: ignore[arg-type]
     with pytest.raises(errors.InputError, match="a loader must be iterable, not a NoneType"):
         trainer_of(model).fit(None)

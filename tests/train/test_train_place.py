@@ -376,7 +376,7 @@ def test_the_last_batch_of_an_iterator_is_handed_out_once(prefetch: int) -> None
     [
         (lambda s: 3, "must have the keys 'epoch' and 'position'"),
         (lambda s: {k: v for k, v in s.items() if k != "epoch"}, "the state of a loader must have"),
-        (lambda s: {**s, "epoch": "x"}, "epoch is a whole number, but got 'x'"),
+        (lambda s: {**s, "epoch": "x"}, "epoch must be an integer, but got 'x'"),
         (lambda s: {**s, "position": -1}, "epoch and position must not be negative, but are .0, -1."),
     ],
 )

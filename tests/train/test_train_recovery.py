@@ -75,10 +75,10 @@ def test_data_that_have_no_samples(data: Any, error: type[Exception], text: str)
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"batch_size": 2.5}, "DataLoader: batch_size is a whole number, but got 2.5"),
+        ({"batch_size": 2.5}, "DataLoader: batch_size must be an integer, but got 2.5"),
         ({"batch_size": 0}, "DataLoader: batch_size must be at least 1, but is 0"),
         ({"seed": -1}, "DataLoader: seed must be at least 0, but is -1"),
-        ({"seed": None}, "DataLoader: seed is a whole number, but got None"),
+        ({"seed": None}, "DataLoader: seed must be an integer, but got None"),
         ({"prefetch": -1}, "DataLoader: prefetch must be at least 0"),
     ],
 )
