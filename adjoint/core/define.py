@@ -13,7 +13,7 @@ from adjoint.core.batching import BATCH_RULES
 from adjoint.core.eager import eager_of
 from adjoint.core.methods import install
 from adjoint.core.namespace import dyn, raw, rec
-from adjoint.core.op import KINDS, OPS, Op, Rule, names_read
+from adjoint.core.op import KINDS, OPS, Op, RuleFunction, names_read
 from adjoint.core.record import evaluate
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError
@@ -26,16 +26,16 @@ UFUNCS: dict[Any, Callable[..., Any]] = {}  # NumPy's ufuncs to the eager functi
 def define(
     name: str,
     forward: Callable[..., Any],
-    *rules: Rule | None,
+    *rules: RuleFunction | None,
     saves: str | Sequence[str] = "",
     reads: Sequence[str] | None = None,
     kind: str = "elementwise",
     params: Sequence[str] = (),
     arity: int | None = -1,
     outputs: int = 1,
-    joint: Rule | None = None,
+    joint: RuleFunction | None = None,
     fused: bool | Callable[..., Any] = False,
-    jvp: Rule | None = None,
+    jvp: RuleFunction | None = None,
     batch: Callable[..., Any] | str | None = None,
     shape: Callable[..., Any] | None = None,
     method: bool | str | Sequence[str] = False,
@@ -182,8 +182,8 @@ def _batch_rule(
 def _checked_names(
     name: str,
     kind: str,
-    rules: tuple[Rule | None, ...],
-    joint: Rule | None,
+    rules: tuple[RuleFunction | None, ...],
+    joint: RuleFunction | None,
     arity: int | None,
     saves: str | Sequence[str],
 ) -> tuple[tuple[str, ...], str]:
@@ -233,7 +233,7 @@ def _dynamic(op: Op) -> Callable[..., Any]:
 
 
 def _names(
-    name: str, rules: tuple[Rule | None, ...], joint: Rule | None, arity: int | None
+    name: str, rules: tuple[RuleFunction | None, ...], joint: RuleFunction | None, arity: int | None
 ) -> tuple[tuple[str, ...], str]:
     """Take the names of arguments and output from the first rule's own parameters."""
     count = 1 if arity is None else arity
@@ -252,7 +252,7 @@ def _names(
     return tuple(found[3 : 3 + count]), found[2]
 
 
-def _positional(rule: Rule) -> tuple[list[str], bool]:
+def _positional(rule: RuleFunction) -> tuple[list[str], bool]:
     """Return the positional parameters of a rule, ``*rest`` last, and whether there is a rest."""
     code = getattr(rule, "__code__", None)
     if code is None:
@@ -267,7 +267,7 @@ def _positional(rule: Rule) -> tuple[list[str], bool]:
 
 
 def _reads(
-    rules: tuple[Rule | None, ...],
+    rules: tuple[RuleFunction | None, ...],
     reads: Sequence[str] | None,
     args: tuple[str, ...],
     out: str,

@@ -175,6 +175,7 @@ THREE = """
 def make(op, forward, saved, numbers64, numbers32):
     name, unsaved, smooth = op.name, op.unsaved, op.differentiable
     elementwise = op.kind == "elementwise"
+    converts = elementwise and not op.literals
 
     def eager(x, y, z, /):
         if special.count:
@@ -221,7 +222,7 @@ if type({x}) is Tensor:
 elif type({x}) is float or type({x}) is int:
     parent_{x} = None
     data_{x} = {x}
-    numbers = elementwise
+    numbers = converts
 else:
     return careful(op, (x, y, z), NO_PARAMS)
 """

@@ -11,7 +11,7 @@ from adjoint.core.node import Spec
 
 __all__ = ["KINDS", "OPS", "Op", "names_read"]
 
-Rule = Callable[..., Any]
+RuleFunction = Callable[..., Any]
 Split = tuple[Sequence[int], Sequence[int], bool]
 
 KINDS = ("elementwise", "linear", "bilinear", "general")
@@ -25,9 +25,9 @@ class Op:
 
     name: str
     forward: Callable[..., Any]  # on plain arrays
-    # A Rule or None per array argument, empty where ``joint`` is given; the engine calls only what is there.
+    # A function or None per array argument; empty where ``joint`` is given.
     rules: tuple[Any, ...]
-    joint: Rule | None  # one rule for all arguments, with ``wanted`` per argument
+    joint: RuleFunction | None  # one rule for all arguments, with ``wanted`` per argument
     kind: str
     arity: int | None  # the number of array arguments; None for any number
     arg_names: tuple[str, ...]
@@ -37,7 +37,7 @@ class Op:
     reads: tuple[tuple[frozenset[int], bool], ...]  # per rule: the arguments, and the output, it reads
     params: tuple[str, ...]
     outputs: int = 1
-    jvp: Rule | None = None
+    jvp: RuleFunction | None = None
     batch: Callable[..., Any] | None = None  # how vmap evaluates it (core/batching.py)
     shape: Callable[..., Any] | None = None  # shapes and dtypes of the results, without running the forward
     fused: Callable[..., Any] | None = None  # the forward written on xp
@@ -110,7 +110,7 @@ class Op:
         return f"<op {self.name}>"
 
 
-def names_read(rule: Rule, names: Iterable[str]) -> frozenset[str]:
+def names_read(rule: RuleFunction, names: Iterable[str]) -> frozenset[str]:
     """Return the parameters that the code of a rule mentions.
 
     The bytecode is read by hand: ``dis`` takes fifty times as long, at every import.

@@ -6,6 +6,7 @@ Plain tensors and Python numbers take the fast paths in ``core/eager.py``; whate
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -57,9 +58,10 @@ saved_hooks: ContextVar[tuple[Callable[[Any], Any], Callable[[Any], Any]] | None
 
 _recording = grad_mode.get
 F64, F32 = np.dtype(np.float64), np.dtype(np.float32)
-# the numbers that a program combines with tensors are few; making an array costs as much as an op
-NUMBERS64: dict[float, ndarray[Any, Any]] = {}
-NUMBERS32: dict[float, ndarray[Any, Any]] = {}
+# Numbers as arrays: the numbers that a program combines with tensors are few, and making an array costs as
+# much as an op.  Zeros have the keys "0" and "-0".
+NUMBERS64: dict[float | str, ndarray[Any, Any]] = {}
+NUMBERS32: dict[float | str, ndarray[Any, Any]] = {}
 
 
 def as_result(op: Op, data: Any) -> ndarray[Any, Any]:
@@ -80,24 +82,19 @@ def weak_number(op: Op, value: Any, dtype: Any) -> Any:
     """
     if op.literals:
         return np.array(value, dtype) if dtype.kind == "V" and type(value) is float else value
-    if dtype is F64:
-        known = NUMBERS64
-    elif dtype is F32:
-        known = NUMBERS32
-    elif dtype.kind in "fcV":  # V is bfloat16
-        known = None
-    else:
+    known = NUMBERS64 if dtype is F64 else NUMBERS32 if dtype is F32 else None
+    if known is None and dtype.kind not in "fcV":  # V is bfloat16
         return value
-    array = None if known is None else known.get(value)
+    key = value or ("-0" if math.copysign(1.0, value) < 0 else "0")  # 0.0 and -0.0 are equal
+    array = None if known is None else known.get(key)
     if array is None:
         try:
             array = np.array(value, dtype)
         except OverflowError as error:
             raise ArgumentError(f"{op.name}: a number does not fit the dtype {dtype}: {error}") from None
         array.flags.writeable = False
-        # 0 equals -0; a NaN is never found again
-        if known is not None and value and value == value and len(known) < 1000:
-            known[value] = array
+        if known is not None and value == value and len(known) < 1000:  # a NaN is never found again
+            known[key] = array
     return array
 
 

@@ -159,13 +159,18 @@ def _where(c: Any, x: Any, y: Any) -> Any:
                 return (y.view(bits) & ~mask).view(dtype)
             first, second = (np.asarray(v, dtype).view(bits) for v in (x, y))
             return (((first ^ second) & mask) ^ second).view(dtype)
-    if type(x) is float or type(y) is float:  # with bfloat16, NumPy would return float64
-        x, y = (np.asarray(v, w.dtype) if _beside_bfloat16(v, w) else v for v, w in ((x, y), (y, x)))
+    if type(y) is float:
+        y = _beside(y, x)
+    elif type(x) is float:
+        x = _beside(x, y)
     return np.where(c, x, y)
 
 
-def _beside_bfloat16(v: Any, w: Any) -> bool:
-    return type(v) is float and type(w) is np.ndarray and w.dtype.kind == "V"
+def _beside(number: float, other: Any) -> Any:
+    """Return a number; beside a bfloat16 array as one, because NumPy would return float64."""
+    return (
+        np.asarray(number, other.dtype) if type(other) is np.ndarray and other.dtype.kind == "V" else number
+    )
 
 
 define("where", _where,

@@ -83,3 +83,12 @@ def test_an_argument_without_a_rule_may_have_a_history() -> None:
     with ad.detect_anomaly():
         slow = ad.where(x, x * x, x)
     assert [type(p) for p in slow._node.parents] == [type(p) for p in ad.where(x, x * x, x)._node.parents]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_the_sign_of_a_zero_is_kept(dtype: Any) -> None:
+    x = ad.tensor([1.0, -1.0], dtype=dtype)
+    for zero in (0.0, -0.0, 0, 0.0, -0.0):
+        assert np.signbit((x * zero).numpy()).tolist() == np.signbit(x.numpy() * zero).tolist()
+        chosen = ad.where(x > 0, x, zero).numpy()
+        assert np.signbit(chosen[1]) == np.signbit(float(zero)) and chosen.dtype == dtype
