@@ -18,6 +18,15 @@ from typing import Any, Generic, TypeVar, cast, overload
 
 import numpy as np
 
+from adjoint.context import compile_mode as compile_mode
+from adjoint.context import default_dtype as _default_dtype
+from adjoint.context import entered as _entered
+from adjoint.context import grad_mode as grad_mode
+from adjoint.context import inference as _inference
+from adjoint.context import tapes as tapes
+from adjoint.context import threads as _threads
+from adjoint.context import transform as transform
+from adjoint.context import workers as _workers
 from adjoint.errors import ArgumentError, DTypeError, InputError
 
 __all__ = [
@@ -46,19 +55,6 @@ def __dir__() -> list[str]:
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 R = TypeVar("R")
-
-_FLOAT64 = np.dtype(np.float64)
-
-grad_mode: ContextVar[bool] = ContextVar("adjoint_grad_mode", default=True)
-tapes: ContextVar[tuple[Any, ...]] = ContextVar("adjoint_tapes", default=())
-# The name of the transform that runs, such as "ad.grad"; None if there is none.
-transform: ContextVar[str | None] = ContextVar("adjoint_transform", default=None)
-_inference: ContextVar[bool] = ContextVar("adjoint_inference_mode", default=False)
-_default_dtype: ContextVar[np.dtype[Any]] = ContextVar("adjoint_default_dtype", default=_FLOAT64)
-_workers: ContextVar[int | str] = ContextVar("adjoint_workers", default=1)
-_threads: ContextVar[int | str] = ContextVar("adjoint_threads", default="auto")
-# How functions of ``ad.compile`` run: True, False or "check".
-compile_mode: ContextVar[bool | str] = ContextVar("adjoint_compile_mode", default=True)
 
 
 L = TypeVar("L", bound=Any)
@@ -135,11 +131,6 @@ def within(variable: ContextVar[T], value: T, function: Callable[..., R], *args:
         return function(*args)
     finally:
         variable.set(before)
-
-
-# The entered modes as a linked list: the innermost mode, the value before it, and the entry around it.
-# The list belongs to the context, because one mode may be in use in several threads and tasks.
-_entered: ContextVar[tuple[ContextMode[Any], Any, Any] | None] = ContextVar("adjoint_entered", default=None)
 
 
 class ContextMode(Generic[T]):

@@ -10,11 +10,12 @@ nest in any order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import ContextVar
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from adjoint.config import within
+from adjoint.context import enclosing as enclosing
+from adjoint.context import tracing as tracing
 from adjoint.core.shapes import Shaped
 from adjoint.errors import InputError, TransformError
 
@@ -39,14 +40,6 @@ __all__ = [
 T = TypeVar("T")
 
 next_level: Callable[[], int] = count(1).__next__
-
-# A value of the innermost transform that runs here, or None.  A leaf made inside a transform is
-# lifted to its level, so that a tensor of a lower level is always one from outside.
-enclosing: ContextVar[Lifted | None] = ContextVar("adjoint_enclosing", default=None)
-
-# The trace of ``ad.compile`` that runs here, or None (adjoint/compiler/trace.py).  While one runs,
-# ``special`` is not 0, so code that reads this variable checks ``special.count`` first.
-tracing: ContextVar[Any] = ContextVar("adjoint_tracing", default=None)
 
 
 def refuse_tracing(what: str, cure: str) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
-from contextvars import ContextVar
+from collections.abc import Sequence
 from typing import Any
 from weakref import ref
 
@@ -17,6 +16,8 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint.config import grad_mode, special, tapes
+from adjoint.context import anomaly as anomaly
+from adjoint.context import saved_hooks as saved_hooks
 from adjoint.core.conversion import check_polynomial
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.explain import check_finite, describe, explained
@@ -50,11 +51,6 @@ __all__ = [
     "weak_number",
     "weak_numbers",
 ]
-
-anomaly: ContextVar[bool] = ContextVar("adjoint_anomaly", default=False)
-saved_hooks: ContextVar[tuple[Callable[[Any], Any], Callable[[Any], Any]] | None] = ContextVar(
-    "adjoint_saved_hooks", default=None
-)
 
 _recording = grad_mode.get
 F64, F32 = np.dtype(np.float64), np.dtype(np.float32)

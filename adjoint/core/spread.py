@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from contextvars import Context, ContextVar, copy_context
+from contextvars import Context, copy_context
 from queue import Empty, SimpleQueue
 from threading import get_ident
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint.config import get_threads
+from adjoint.context import spreading
 from adjoint.errors import WorkerError
 
 __all__ = [
@@ -63,7 +64,6 @@ _VECTORS = 1 << 10  # elements: whole multiples of any vector of a processor
 # 1.6 to 25 ns for an element, against 0.1 to 0.4 for those that memory bounds.
 COSTLY_SIZE = 1 << 18
 
-_inside: ContextVar[bool] = ContextVar("adjoint_inside_spread", default=False)
 _local = threading.local()
 
 
@@ -80,7 +80,7 @@ def threads_for(size: int, least: int, *, ending: Callable[[], bool] = sys.is_fi
     It is 1 inside a spread pass, in a forked child, and when the interpreter is about to end: then the
     variables of this module are gone, and ``ending`` with them if it were one.
     """
-    if size < 2 * least or ending() or _inside.get() or _pool.forked:
+    if size < 2 * least or ending() or spreading.get() or _pool.forked:
         return 1
     allowed = get_threads()
     return min(processors() if allowed == "auto" else int(allowed), size // least)
@@ -147,9 +147,9 @@ def function_in_pieces(f: Callable[..., Any], a: ndarray[Any, Any]) -> Any:
 
 
 def _work_off(passes: list[_Pass], unless: Callable[[], object], threads: int) -> None:
-    before = _inside.get()
+    before = spreading.get()
     try:
-        _inside.set(True)
+        spreading.set(True)
         job = _Job(passes, unless)
         try:
             _pool.call(job, threads - 1)
@@ -158,7 +158,7 @@ def _work_off(passes: list[_Pass], unless: Callable[[], object], threads: int) -
             job.stop(error)
         job.finish()
     finally:
-        _inside.set(before)
+        spreading.set(before)
 
 
 class _Pass:

@@ -11,13 +11,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from typing import Any, Never
 
 import numpy as np
 from numpy import ndarray
 
 from adjoint.config import grad_mode, held_across_fork, is_watched, special, transform
+from adjoint.context import reading as reading
+from adjoint.context import writes as writes
 from adjoint.core.conversion import asked_by_numpy, check_conversion
 from adjoint.core.lifted import Lifted, Unknown, enclosing, tracing
 from adjoint.core.methods import Methods
@@ -77,11 +78,6 @@ class _Clock:
 
 
 clock = _Clock()
-
-# By id: a tensor, its value and its version before a function that may run again wrote to it.
-writes: ContextVar[dict[int, tuple[Tensor, Any, int]] | None] = ContextVar("adjoint_writes", default=None)
-# Called with every tensor that is read, to detect changes; only while ``special`` is not 0.
-reading: ContextVar[Callable[[Tensor], None] | None] = ContextVar("adjoint_reading", default=None)
 
 
 class _Extra:

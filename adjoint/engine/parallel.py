@@ -15,13 +15,14 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from contextvars import ContextVar, copy_context
+from contextvars import copy_context
 from heapq import heappop, heappush
 from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
 
+from adjoint.context import crew as _inside
 from adjoint.core.namespace import raw
 from adjoint.core.node import Node
 from adjoint.engine.plan import Plan
@@ -41,10 +42,6 @@ _LOOK_SECONDS = 0.1
 
 # How long an interrupted caller waits for helpers that are inside a rule or hook.
 _PATIENCE_SECONDS = 1.0
-
-# The run that calls hooks and rules here: a backward inside one of them runs in its own thread.
-# A weak reference: the crew holds a copy of the context, and a context that a hook copied may live on.
-_inside: ContextVar[weakref.ref[_Crew] | None] = ContextVar("adjoint_inside_parallel_run", default=None)
 
 
 def _crew_here() -> _Crew | None:

@@ -12,13 +12,12 @@ gradient is searched for NaNs, and they are replaced.  The reasons are in docs/a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 
 from adjoint.config import grad_mode, within
+from adjoint.context import arriving
 from adjoint.core.lifted import Lifted, Unknown
 from adjoint.core.namespace import Namespace, dyn, raw, rec
 from adjoint.core.node import Node
@@ -226,10 +225,6 @@ class Masked:
 
 
 # Where zeros come from -----------------------------------------------------------------------------
-
-# The gradients that the rule of a call gets, with their zeros: for what it differentiates itself they are
-# seeds.  None outside of such rules.
-arriving: ContextVar[Sequence[tuple[Any, Zeros | None]] | None] = ContextVar("adjoint_arriving", default=None)
 
 
 def of_seed(seed: Any) -> Zeros | None:

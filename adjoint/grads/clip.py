@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint.config import special
+from adjoint.context import lent as _lent
 from adjoint.core.convert import refuse_masked
 from adjoint.core.lifted import tracing
 from adjoint.core.sparse import SparseGradient
@@ -96,11 +96,6 @@ def _mapping_places(what: str, target: Mapping[Any, Any]) -> list[_Place]:
                 "are arrays or tensors."
             )
     return [place for place in found if place is not None]
-
-
-# The gradients that an accumulator passed to its clip function: a dictionary by name, or a store by
-# parameter.
-_lent: ContextVar[Any] = ContextVar("adjoint_lent", default=None)
 
 
 @contextmanager

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextvars import ContextVar
 from typing import Any, Protocol
 
 import numpy as np
 from numpy import ndarray
 
 from adjoint.config import special
+from adjoint.context import sink
 from adjoint.core.lifted import tracing
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, committing, wrap
@@ -28,10 +28,6 @@ class Sink(Protocol):
 
     def take(self, gradients: dict[Tensor, Any]) -> None:
         """Take the gradients of wanted leaves and commit the others; on an error nothing changes."""
-
-
-# Set by ``micro_batch`` of an accumulator; read once per backward.
-sink: ContextVar[Sink | None] = ContextVar("adjoint_sink", default=None)
 
 
 def commit(gradients: dict[Tensor, Any]) -> None:

@@ -7,11 +7,11 @@ seed 0, so that a program gives the same values each time.  ``seed(n)`` restarts
 from __future__ import annotations
 
 import math
-from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 
+from adjoint.context import init_generator as _generator
 from adjoint.core.convert import tensor
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
@@ -33,9 +33,6 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-_generator: ContextVar[Generator | None] = ContextVar("adjoint_init_generator", default=None)
 
 
 def seed(value: int) -> Generator:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
+from adjoint.context import reductions as _reductions
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
@@ -29,8 +29,6 @@ __all__ = [
 
 
 Reductions = list[tuple[Tensor, float | None]]
-
-_reductions: ContextVar[Reductions | None] = ContextVar("adjoint_reductions", default=None)
 
 
 @contextmanager

@@ -17,7 +17,8 @@ ROOT = Path(adjoint.__file__).parent
 # What each room may import from; a room may always import from itself.
 ALLOWED = {
     "errors": set(),
-    "config": {"errors"},
+    "context": set(),
+    "config": {"context", "errors"},
     "tree": {"errors", "typing"},
     "hints": {"errors"},
     "typing": {"core"},  # core and tree import it for type checkers alone
@@ -40,6 +41,9 @@ ALLOWED["__main__"] = {"cli"}
 HIDDEN_ALLOWED = set(
     "scipy hypothesis safetensors rich matplotlib threadpoolctl ml_dtypes torch sklearn mpi4py".split()
 )
+
+for _below in ALLOWED.values():
+    _below.add("context")
 
 MODULES = sorted(ROOT.rglob("*.py"))
 
@@ -92,6 +96,11 @@ def test_nodes_are_made_where_tapes_and_modes_see_them() -> None:
         {"core/node.py", "core/eager.py"},
         {"core/node.py", "core/record.py"},
     ]
+
+
+def test_context_variables_are_declared_in_one_module() -> None:
+    declaring = [str(p.relative_to(ROOT)) for p in MODULES if "= ContextVar(" in p.read_text()]
+    assert declaring == ["context.py"]
 
 
 def test_importing_adjoint_loads_numpy_and_nothing_else() -> None:
