@@ -11,10 +11,8 @@ from numpy import ndarray
 
 from adjoint.compiler.replay import build
 from adjoint.compiler.trace import Held, hooks_of
-from adjoint.config import no_grad
 from adjoint.core.node import Node
-from adjoint.core.tensor import Tensor, wrap, writable
-from adjoint.grads.slots import drop
+from adjoint.core.tensor import Tensor, clock, wrap
 
 if TYPE_CHECKING:
     from adjoint.compiler.program import Program, Write
@@ -23,15 +21,55 @@ if TYPE_CHECKING:
 __all__ = ["make_call", "make_check", "write"]
 
 
-def write(t: Tensor, value: Any) -> None:
-    """Write an array into a tensor, whose version moves; memory that something else holds is copied first."""
-    with no_grad():
-        np.copyto(writable(t), value)
+Undo = list[
+    tuple[Callable[..., None], Any, Any]
+]  # how to take back what was written: a function and arguments
 
 
-def set_grad(t: Tensor, value: Any) -> None:
+def write(undo: Undo, t: Tensor, value: Any) -> None:
+    """Give a tensor another array, which nothing else holds; its version moves."""
+    undo.append((_set_data, t, t._data))
+    t._data = value
+    if t._node is None:
+        clock.now = t._version = clock.now + 1
+    else:
+        t._version += 1
+
+
+def _set_data(t: Tensor, data: Any) -> None:
+    t._data = data
+
+
+def set_grad(undo: Undo, t: Tensor, value: Any) -> None:
     """Set or drop the gradient of a tensor."""
-    t.grad = None if value is None else wrap(value)
+    undo.append((_put_grad, t, None if t._extra is None else t._extra.grad))
+    _put_grad(t, None if value is None else wrap(value))
+
+
+def _put_grad(t: Tensor, grad: Any) -> None:
+    t.grad = grad
+
+
+def drop_grads(undo: Undo, tensors: list[Tensor]) -> None:
+    """Drop the gradients of tensors."""
+    for t in tensors:
+        if t._extra is not None and t._extra.grad is not None:
+            set_grad(undo, t, None)
+
+
+def set_item(undo: Undo, container: Any, key: Any, value: Any) -> None:
+    """Put an array into a list or a dictionary."""
+    undo.append((partial(container.__setitem__, key), container[key], None))
+    container[key] = value
+
+
+def take_back(undo: Undo) -> None:
+    """Undo what was written."""
+    for function, a, b in reversed(undo):
+        if isinstance(function, partial):
+            function(a)
+        else:
+            function(a, b)
 
 
 class _Writer:
@@ -64,6 +102,10 @@ def make_check(trace: Trace, guards: Sequence[Any], count: int) -> Callable[...,
     """Return ``holds(*arguments)``, which tells whether a program can run."""
     w = _Writer(same=np.array_equal, hooks_of=hooks_of, Tensor=Tensor)
     _check_tensors(w, trace)
+    positions = [h.argument for h in trace.held.values() if h.argument is not None]
+    if positions and trace.program.writes:  # a tensor from outside as an argument is another case
+        ids = w.name(frozenset(id(h.tensor) for h in trace.held.values() if h.argument is None))
+        w.add(f"if {' or '.join(f'id(x{k}) in {ids}' for k in positions)}: return False")
     for g in guards:
         _guard(w, g)
     for array, copy in trace.fixed:
@@ -87,7 +129,10 @@ def _guard(w: _Writer, guard: Any) -> None:
 
 def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: int) -> Callable[..., Any]:
     """Return ``call(*arguments)``, which reads, runs, writes, and returns all outputs of ``run``."""
-    w = _Writer(ndarray=ndarray, Tensor=Tensor, write=write, set_grad=set_grad, drop=drop, own=own)
+    w = _Writer(
+        ndarray=ndarray, Tensor=Tensor, write=write, set_grad=set_grad, drop_grads=drop_grads, own=own,
+        set_item=set_item, take_back=take_back,
+    )  # fmt: skip
     given = [_read(w, s.kind, s.owner) for s in program.sources]
     for k, each in enumerate(given):
         w.add(f"s{k} = {each}")
@@ -97,17 +142,31 @@ def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: in
     if shared:
         w.add(f"found = own(found, {w.name(shared)}, ({', '.join(names)}{',' if names else ''}))")
     w.add(f"{' = '.join(names) or 's'} = None")  # held here, memory would be copied before it is written
-    place = len(program.results)
-    dropped = []
-    for write_ in program.writes:
-        if write_.kind == "grad" and write_.values[0] is None and not isinstance(write_.owner, int):
-            dropped.append(write_.owner)
-        else:
-            place = _write(w, write_, place)
-    if dropped:
-        w.add(f"drop({w.name(dropped)})")
+    if program.writes:
+        w.add("undo = []")
+        w.add("try:")
+        _write_all(w, program)
+        w.add("except BaseException:")
+        w.add("    take_back(undo)")
+        w.add("    raise")
     w.add("return found")
     return w.function("call", [f"x{k}" for k in range(count)])
+
+
+def _write_all(w: _Writer, program: Program) -> None:
+    """Add the lines that write: what can be undone first, then the updates of optimisers."""
+    place = len(program.results)
+    dropped = []
+    for each in program.writes:
+        if each.kind == "grad" and each.values[0] is None and not isinstance(each.owner, int):
+            dropped.append(each.owner)
+        else:
+            place = _write(w, each, place)
+            if each.kind == "call" and dropped:
+                w.lines.insert(-1, f"        drop_grads(undo, {w.name(dropped)})")
+                dropped = []
+    if dropped:
+        w.add(f"    drop_grads(undo, {w.name(dropped)})")
 
 
 def own(found: tuple[Any, ...], shared: Sequence[int], given: tuple[Any, ...]) -> list[Any]:
@@ -184,10 +243,10 @@ def _write(w: _Writer, each: Write, place: int) -> int:
     owner = each.owner
     if each.kind in ("data", "grad"):
         t = f"x{owner}" if isinstance(owner, int) else w.name(owner, "t")
-        w.add(f"{'write' if each.kind == 'data' else 'set_grad'}({t}, {values[0]})")
+        w.add(f"    {'write' if each.kind == 'data' else 'set_grad'}(undo, {t}, {values[0]})")
     elif each.kind == "cell":
         container, key = owner
-        w.add(f"{w.name(container)}[{w.name(key)}] = {values[0]}")
+        w.add(f"    set_item(undo, {w.name(container)}, {w.name(key)}, {values[0]})")
     else:  # a function of the values
-        w.add(f"{w.name(owner, 'u')}({', '.join(values)})")
+        w.add(f"    {w.name(owner, 'u')}({', '.join(values)})")
     return place

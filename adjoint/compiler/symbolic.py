@@ -80,6 +80,13 @@ class Symbolic(Unknown):
         """Call ``function`` with the array at each call."""
         self.trace.call("check", function, [self], [], pure=False)
 
+    def views(self, other: Any) -> bool:
+        """Tell whether this value may be a view of another one, of which it was made just now."""
+        if other is self:
+            return True
+        body = self.trace.program.body
+        return bool(body) and body[-1].op.name in _VIEWS and body[-1].args[0] is other
+
     def as_number(self) -> Number:
         """Return the one element as a Python number that is not known yet."""
         return self.trace.number_of(_ITEM, (self,))
@@ -126,6 +133,9 @@ def _any_nan(*tangents: Any) -> Any:
     return np.asarray(any(map(may_have_nan, tangents)))
 
 
+_VIEWS = frozenset(
+    "reshape permute_dims moveaxis matrix_transpose broadcast_to flip diagonal windows index".split()
+)
 _ITEM = Host("item", lambda a: a.item())
 _ADD_INTO = Host("add_into", _add_into)
 _ANY_NAN = Host("any_nan", _any_nan)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -87,7 +88,7 @@ class Trace:
         self.again: Iterator[Symbolic] | None = None  # draws that are made again
         self.undo: list[Callable[[], None]] = []
         self.thread = threading.get_ident()
-        self.ended = False
+        self.ended = self.released = False
 
     # What it reads -----------------------------------------------------------------------------
 
@@ -185,8 +186,10 @@ class Trace:
         """Adopt a tensor in place, until the end of the trace; return its symbol."""
         data = t._data
         if type(data) is not ndarray:
-            if isinstance(data, Symbolic) and data.trace is self:
-                return data
+            if isinstance(data, Symbolic):
+                if data.trace is self:
+                    return data
+                raise _ended()
             raise TransformError(
                 "ad.compile: a tensor of another transform, or a sparse one, is used inside."
             )
@@ -217,6 +220,8 @@ class Trace:
         if isinstance(a, Tensor):
             a = self.capture(a)
         if isinstance(a, Symbolic):
+            if a.trace is not self:
+                raise _ended()
             return self._settle(a) if self.deferred else a
         if type(a) is ndarray:  # made by a rule; arrays of the user come to ``array`` first
             found = self.arrays.get(id(a))
@@ -240,9 +245,10 @@ class Trace:
 
     def emit(self, op: Any, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         """Add an instruction; return the values it makes."""
+        self._check_thread()
         if getattr(op, "call", False):
             return op.forward(*args)
-        own = tuple([a if type(a) is Symbolic and not self.deferred else self._operand(a) for a in args])
+        own = tuple([self._operand(a) for a in args])
         known = tuple([1.0 if isinstance(a, Number) else a for a in own])  # it is weak
         outs = self._add(op, own, params, infer(op, known, params))
         return outs if op.outputs > 1 else outs[0]
@@ -282,16 +288,18 @@ class Trace:
         self, op: Any, args: tuple[Any, ...], params: dict[str, Any], outs: tuple[Any, ...]
     ) -> None:
         if self.ended:
-            raise TransformError(
-                "a value of ad.compile is used after the compiled function has returned.\n"
-                "  Return it from the function; what the function stores elsewhere is not kept."
-            )
-        if threading.get_ident() != self.thread:
-            raise TransformError("a tensor is being traced by ad.compile in another thread.")
+            raise _ended()
+        self._check_thread()
         quiet = np.geterr()["invalid"] == "ignore"
         self.program.body.append(Instruction(op, args, params, outs, quiet, _user_line()))
 
+    def _check_thread(self) -> None:
+        if threading.get_ident() != self.thread and not self.ended:
+            raise TransformError("a tensor is being traced by ad.compile in another thread.")
+
     def _operand(self, a: Any) -> Any:
+        if type(a) is Symbolic and a.trace is self and not self.deferred:
+            return a
         if type(a) in _NUMBERS or isinstance(a, Number):
             return a
         if type(a) is ndarray and not a.shape and not a.flags.writeable:
@@ -437,34 +445,36 @@ class Trace:
     def run(self, f: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
         """Run ``f`` on symbols; ``finish`` takes its result while the symbols still hold."""
         with _tracing_lock:
-            root = Root(self)
-            before = enclosing.get()
             try:
-                enclosing.set(root)
-                with watched(tracing, self):
-                    return self._run(f, finish)
+                # in a separate context, so that an interrupt leaves no variable set
+                return copy_context().run(self._run, f, finish)
             finally:
-                enclosing.set(before)
+                if not self.released:  # an interrupt came in between
+                    self._release()
 
     def _run(self, f: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
-        try:
-            found = finish(f())
-            self._note_writes()
-            return found
-        except BaseException:
-            for undo in reversed(self.undo):
-                undo()
-            raise
-        finally:
+        enclosing.set(Root(self))
+        with watched(tracing, self):
             try:
-                self._release()
-            except BaseException:  # an interrupt
-                self._release()
+                found = finish(f())
+                self._note_writes()
+                return found
+            except BaseException:
+                for undo in reversed(self.undo):
+                    undo()
                 raise
+            finally:
+                self._release()
 
     def _note_writes(self) -> None:
         """Note what is written at the end of each call."""
         writes = self.program.writes
+        changed = any(h.grad_known or h.tensor._data is not h.symbol for h in self.held.values())
+        if changed and any(isinstance(a, Tensor) and id(a) in self.held for a in self.arguments):
+            raise TransformError(
+                "ad.compile: a tensor is both an argument and used from outside, and the function writes.\n"
+                "  Pass it, or use it from outside, but not both."
+            )
         for h in self.held.values():
             t = h.tensor
             owner = t if h.argument is None else h.argument
@@ -506,6 +516,14 @@ class Trace:
             t._node = h.node
             if t._extra is not None:
                 t._extra.grad = h.grad
+        self.released = True
+
+
+def _ended() -> TransformError:
+    return TransformError(
+        "a value of ad.compile is used after the compiled function has returned.\n"
+        "  Return it from the function; what the function stores elsewhere is not kept."
+    )
 
 
 def _take(leaves: list[Tensor], *gradients: Any) -> None:

@@ -139,6 +139,10 @@ class Unknown(Lifted):
             """Call ``function`` with the array at each call."""
 
         @abstractmethod
+        def views(self, other: Any) -> bool:
+            """Tell whether this value may be a view of another one, of which it was made just now."""
+
+        @abstractmethod
         def as_number(self) -> Any:
             """Return the one element as a Python number that is not known yet."""
 

@@ -698,10 +698,11 @@ def note_view(view: Tensor, source: Tensor) -> None:
     """Record that ``view`` is a view of the memory of ``source``; a recorded view does not need it."""
     mine, data = view._data, source._data
     if type(mine) is not ndarray or type(data) is not ndarray:
-        mine, data = held(view), held(source)
+        traced = isinstance(mine, Unknown) and mine.views(data)
+        mine, data = (mine, mine) if traced else (held(view), held(source))
         if mine is None or data is None:
             return
-    base = mine.base
+    base = getattr(mine, "base", None)
     if mine is data or (base is not None and (base is data or base is data.base)):
         view._source = (weakref.ref(source), getattr(source, "_source", None))
 

@@ -363,9 +363,12 @@ def _place(run: Run, parent: Any, node: Node, g: Any, zeros: Zeros | None) -> No
     key = node.params["key"]
     total = run.grads.get(parent)
     if total is None:
-        run.grads[parent] = run.xp.unindex(g, key=key, shape=parent.shape)
         if run.xp is raw:
+            total = run.grads[parent] = np.zeros(parent.shape, g.dtype)
+            total[key] = g
             run.owned.add(parent)
+        else:
+            run.grads[parent] = run.xp.unindex(g, key=key, shape=parent.shape)
         if type(parent) is Node:
             run.zeros[parent] = picked(node, parent.shape)
         return
@@ -375,7 +378,7 @@ def _place(run: Run, parent: Any, node: Node, g: Any, zeros: Zeros | None) -> No
         left = also_picked(had, node, parent.shape)
         if left is not None:
             run.zeros[parent] = left
-    if isinstance(g, Unknown):
+    if run.xp is not raw:
         run.grads[parent] = g.add_into(total, key)
         return
     if parent not in run.owned:

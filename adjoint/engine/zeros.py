@@ -287,15 +287,26 @@ def cleaned(xp: Namespace, g: Any, zeros: Zeros | None) -> Any:
     """
     if zeros is None or not zeros.stained or type(g) is SparseRows:
         return g
-    always = xp is rec or (xp is dyn and grad_mode.get() and not isinstance(g, Unknown))
-    if not always and unknown(g) is None and not may_have_nan(g):
+    if xp is raw:
+        if not may_have_nan(g):
+            return g
+        live = zeros.live()
+        return g if live is None else raw.where(live, g, 0)
+    return _cleaned_later(xp, g, zeros)
+
+
+def _cleaned_later(xp: Namespace, g: Any, zeros: Zeros) -> Any:
+    """Clean a gradient that is recorded, or a value of a transform."""
+    always = xp is rec or (grad_mode.get() and not isinstance(g, Unknown))
+    heart = None if always else unknown(g)
+    if not always and heart is None and not may_have_nan(g):
         return g
     live = zeros.live()
     if live is None:
         return g
-    if always or (heart := unknown(g)) is None:
+    if heart is None:
         return xp.where(live, g, 0)
-    # not known yet: it is searched when it is
+    # the numbers are not known yet: they are searched when they are
     return g.keep_zeros(live) if heart is g else xp.where(heart.any_nan([heart]), xp.where(live, g, 0), g)
 
 

@@ -1,0 +1,242 @@
+"""Errors, interrupts, threads and forks: nothing is changed by halves, and nothing is left symbolic."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from steps import state_of
+
+import adjoint as ad
+from adjoint import nn, optim
+from adjoint.compiler.trace import Trace
+from adjoint.core.lifted import enclosing, tracing
+
+
+class StopError(Exception):
+    pass
+
+
+def data(k: int) -> tuple[Any, Any]:
+    r = np.random.default_rng(k)
+    return r.normal(size=(6, 4)).astype("f"), r.normal(size=(6, 1)).astype("f")
+
+
+def make() -> tuple[Any, ...]:
+    """A step that writes everything there is to write."""
+    m = nn.Sequential(nn.Linear(4, 5, rng=0), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 1, rng=1))
+    o = optim.Adam(m.parameters(), lr=0.01)
+    average = optim.EMA([m[0].weight], decay=0.9)
+    other = optim.SGD([nn.Parameter(np.ones(3, "f"))], lr=0.1)
+    (w,) = other.params
+    hidden = ad.tensor(np.zeros(3, "f"))
+
+    def step(x: Any, y: Any) -> Any:
+        o.zero_grad()
+        loss = nn.functional.mse_loss(m(x), y)
+        loss.backward()
+        o.step()
+        average.update()
+        hidden.copy_(hidden + 1)
+        other.zero_grad()
+        (w * hidden).sum().backward()
+        other.step()
+        return loss
+
+    return step, m, o, average, other, w, hidden
+
+
+def clean(m: Any) -> None:
+    assert tracing.get() is None
+    assert enclosing.get() is None
+    assert all(type(p) is ad.Tensor and type(p._data) is np.ndarray for p in m.parameters())
+
+
+def test_a_fault_at_every_instruction_of_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, m, *rest = make()
+    add = Trace._add_with
+    count = 0
+    stop_at = -1
+
+    def counted(self: Any, *args: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == stop_at:
+            raise StopError
+        add(self, *args)
+
+    monkeypatch.setattr(Trace, "_add_with", counted)
+    before = state_of(m, *rest)
+    probe, *_ = make()
+    ad.compile(probe).program(*data(0))
+    total = count
+    assert total > 30
+    for stop_at in range(1, total + 1):
+        count = 0
+        with pytest.raises(StopError):
+            ad.compile(step)(*data(0))
+        clean(m)
+        assert state_of(m, *rest) == before, stop_at
+
+
+def test_a_fault_at_every_instruction_and_host_step_of_a_program() -> None:
+    step, m, *rest = make()
+    compiled = ad.compile(step)
+    compiled(*data(0))
+    (variant,) = compiled._variants
+    host = variant.execute.__globals__
+    (run,) = [f for name, f in host.items() if name.startswith("run")]
+    before = state_of(m, *rest)
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise StopError
+
+    names = [n for n in run.__globals__ if n[0] == "f" and n[1].isdigit()]
+    stopped = 0
+    for name in names:
+        kept, run.__globals__[name] = run.__globals__[name], stop
+        try:
+            compiled(*data(1))
+        except StopError:
+            assert state_of(m, *rest) == before, name
+            stopped += 1
+        else:  # an instruction that runs only if a gradient has a NaN
+            before = state_of(m, *rest)
+        run.__globals__[name] = kept
+    assert stopped > 30
+    for name in ("write", "set_grad", "set_item", "own"):
+        kept = host[name]
+        for nth in range(3 if name != "own" else 1):
+            calls = iter(range(100))
+            host[name] = lambda *a, kept=kept, calls=calls, nth=nth: (
+                stop() if next(calls) == nth else kept(*a)
+            )
+            try:
+                compiled(*data(1))
+            except StopError:
+                assert state_of(m, *rest) == before, (name, nth)
+            else:
+                pytest.fail(f"{name} is called fewer than {nth + 1} times")
+        host[name] = kept
+    compiled(*data(1))
+
+
+def test_interrupts_at_lines_of_the_compiler() -> None:
+    folder = os.path.dirname(sys.modules["adjoint.compiler.trace"].__file__ or "")
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+
+    def f(x: Any) -> Any:
+        w.grad = None
+        (w * x).sum().backward()
+        with ad.no_grad():
+            w.copy_(w * 1)
+
+    def lines(stop_at: int) -> int:
+        """Trace with an interrupt at a line of the compiler; return how many there were."""
+        count = 0
+
+        def local(frame: Any, event: str, arg: Any) -> Any:
+            nonlocal count
+            if event == "line":
+                count += 1
+                if count == stop_at:
+                    raise KeyboardInterrupt
+            return local
+
+        def start(frame: Any, event: str, arg: Any) -> Any:
+            return local if frame.f_code.co_filename.startswith(folder) else None
+
+        before = sys.gettrace()
+        sys.settrace(start)
+        try:
+            ad.compile(f)(ad.tensor(2.0))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        return count
+
+    total = lines(-1)
+    w.grad = None
+    for stop_at in range(1, total, 7):
+        lines(stop_at)
+        assert type(w) is ad.Tensor, stop_at
+        assert type(w._data) is np.ndarray
+        assert tracing.get() is None
+        assert w.tolist() == [1.0, 2.0]
+        assert w.grad is None or w.grad.tolist() == [2.0, 2.0]
+        assert enclosing.get() is None
+        w.grad = None
+
+
+def test_two_threads_make_the_first_call() -> None:
+    m = nn.Linear(3, 2, rng=0)
+    f = ad.compile(lambda x: m(x).tanh())
+    x = np.ones((4, 3), "f")
+    with ad.no_grad():
+        wanted = m(x).tanh().numpy().tobytes()
+    found: list[Any] = []
+    gate = threading.Barrier(4)
+
+    def work() -> None:
+        gate.wait()
+        with ad.no_grad():
+            for _ in range(5):
+                found.append(f(x).numpy().tobytes())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert found == [wanted] * 20
+    assert f.stats()["traces"] == 1
+
+
+def test_a_tensor_that_another_thread_traces_is_an_error_there() -> None:
+    w = ad.tensor([1.0, 2.0])
+    found: list[Any] = []
+
+    def look() -> None:
+        try:
+            found.append((w * 2).numpy())
+        except ad.errors.AdjointError as error:
+            found.append(error)
+
+    def f(x: Any) -> Any:
+        y = x * w
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        return y
+
+    assert ad.compile(f)(ad.tensor(2.0)).tolist() == [2.0, 4.0]
+    assert isinstance(found[0], ad.errors.TransformError)
+    assert "in another thread" in str(found[0])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_of_another_thread_waits_for_the_trace() -> None:
+    w = ad.tensor([1.0, 2.0])
+    status: list[int] = []
+
+    def fork() -> None:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if type(w) is ad.Tensor and (w * 2).tolist() == [2.0, 4.0] else 1)
+        status.append(os.waitpid(child, 0)[1])
+
+    thread = threading.Thread(target=fork)
+
+    def f(x: Any) -> Any:
+        y = x * w
+        thread.start()
+        return y + w
+
+    ad.compile(f)(ad.tensor(2.0))
+    thread.join()
+    assert status == [0]

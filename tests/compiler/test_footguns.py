@@ -1,0 +1,232 @@
+"""What users of compilers complain of, tried one by one: right, or an error in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint import nn, optim
+from adjoint.errors import TransformError
+
+mse = nn.functional.mse_loss
+X = np.random.default_rng(0).normal(size=(4, 3)).astype("f")
+
+
+def test_a_changed_learning_rate_is_used_without_another_trace() -> None:
+    w = ad.tensor([1.0], requires_grad=True)
+    o = optim.SGD([w], lr=1.0)
+
+    @ad.compile
+    def step() -> None:
+        o.zero_grad()
+        (w * 2).sum().backward()
+        o.step()
+
+    step()
+    assert w.item() == -1.0
+    o.lr = 0.5
+    step()
+    assert w.item() == -2.0
+    assert step.stats()["traces"] == 1
+
+
+def test_earlier_results_are_not_overwritten() -> None:
+    f = ad.compile(lambda x: x + 1)
+    kept = [f(np.full(2, k, float)) for k in range(3)]
+    assert [t.tolist() for t in kept] == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
+
+
+def test_gradients_of_earlier_calls_are_not_overwritten() -> None:
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+
+    @ad.compile
+    def f(x: Any) -> None:
+        w.grad = None
+        (w * x).sum().backward()
+
+    f(ad.tensor([1.0, 1.0]))
+    first = w.grad
+    f(ad.tensor([5.0, 5.0]))
+    assert first.tolist() == [1.0, 1.0]
+    assert w.grad.tolist() == [5.0, 5.0]
+
+
+def test_a_function_inside_another_one_is_part_of_it() -> None:
+    inner = ad.compile(lambda x: x * 2)
+    outer = ad.compile(lambda x: inner(x) + inner(x * 3))
+    assert outer(ad.tensor([1.0])).tolist() == [8.0]
+    assert inner.stats()["traces"] == 0
+
+
+def test_instances_do_not_share_state() -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.total = ad.zeros(2)
+            self.add = ad.compile(self._add)
+
+        def _add(self, x: Any) -> Any:
+            self.total += x
+            return self.total * 1
+
+    a, b = Counter(), Counter()
+    for _ in range(3):
+        a.add(ad.tensor([1.0, 2.0]))
+    b.add(ad.tensor([1.0, 2.0]))
+    assert a.total.tolist() == [3.0, 6.0]
+    assert b.total.tolist() == [1.0, 2.0]
+
+
+def test_a_tensor_that_is_replaced_is_noticed() -> None:
+    class Holder:
+        value = ad.tensor([1.0])
+
+    holder = Holder()
+    f = ad.compile(lambda x: x * holder.value)
+    assert f(ad.tensor([2.0])).item() == 2.0
+    holder.value = ad.tensor([5.0])
+    assert f(ad.tensor([2.0])).item() == 10.0
+
+
+def test_a_model_that_is_switched_to_evaluation_is_noticed() -> None:
+    m = nn.Sequential(nn.Linear(3, 3, rng=0), nn.Dropout(0.5, rng=ad.random.default_rng(0)))
+    f = ad.compile(lambda x: m(x))
+    with ad.no_grad():
+        f(X)
+        m.eval()
+        assert f(X).numpy().tobytes() == m(X).numpy().tobytes()
+
+
+def test_a_model_that_is_an_argument() -> None:
+    m = nn.Sequential(nn.Linear(3, 3, rng=0), nn.Dropout(0.5, rng=ad.random.default_rng(0)))
+    f = ad.compile(lambda model, x: model(x).sum())
+    with ad.no_grad():
+        f(m, X)
+        m.eval()
+        assert f(m, X).numpy().tobytes() == m(X).sum().numpy().tobytes()
+        m[0].weight.copy_(np.ones((3, 3), "f"))
+        assert f(m, X).numpy().tobytes() == m(X).sum().numpy().tobytes()
+
+
+def test_state_made_inside_is_an_error_when_it_is_used() -> None:
+    class Model:
+        cache: Any = None
+
+        def __call__(self, x: Any) -> Any:
+            if self.cache is None:
+                self.cache = ad.zeros(2)
+            self.cache = self.cache + x
+            return self.cache * 1
+
+    m = Model()
+    f = ad.compile(m)
+    assert f(ad.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]
+    with pytest.raises(TransformError, match="after the compiled function has returned"):
+        f(ad.tensor([1.0, 2.0]))
+
+
+def test_a_mutable_default_and_a_list_that_grows_are_noticed() -> None:
+    layers = [2.0]
+    f = ad.compile(lambda x: sum((x * k for k in layers), 0 * x))
+    assert f(ad.tensor([1.0])).item() == 2.0
+    layers.append(3.0)
+    assert f(ad.tensor([1.0])).item() == 5.0
+
+
+def test_functions_that_are_replaced_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    f = ad.compile(lambda x: activation(x))
+    assert f(ad.tensor([-1.0])).item() == 0.0
+    monkeypatch.setitem(globals(), "activation", lambda x: x * 10)
+    assert f(ad.tensor([-1.0])).item() == -10.0
+
+
+def activation(x: Any) -> Any:
+    return ad.relu(x)
+
+
+def test_writes_into_what_was_handed_out_do_not_show() -> None:
+    w = ad.tensor([1.0, 2.0])
+
+    @ad.compile
+    def f(x: Any) -> Any:
+        w.copy_(w + x)
+        return w * 1
+
+    view = w.numpy()
+    f(ad.tensor(1.0))
+    assert view.tolist() == [1.0, 2.0]
+    assert w.tolist() == [2.0, 3.0]
+
+
+def test_a_saved_value_that_is_written_to_inside_raises_outside() -> None:
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    loss = (w * w).sum()
+
+    @ad.compile
+    def f() -> None:
+        with ad.no_grad():
+            w.copy_(w * 2)
+
+    f()
+    with pytest.raises(ad.errors.ModifiedError):
+        loss.backward()
+
+
+def test_the_same_tensor_as_argument_and_from_outside() -> None:
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+
+    @ad.compile
+    def f(v: Any) -> None:
+        (v * w).sum().backward()
+
+    with pytest.raises(TransformError, match="both an argument and used from outside"):
+        f(w)
+    f(ad.tensor([3.0, 4.0], requires_grad=True))
+    assert w.grad.tolist() == [3.0, 4.0]
+    with pytest.raises(TransformError, match="both an argument and used from outside"):
+        f(w)
+    assert w.grad.tolist() == [3.0, 4.0]
+
+
+def test_one_tensor_given_twice() -> None:
+    @ad.compile
+    def f(a: Any, b: Any) -> None:
+        (a * b * 3).sum().backward()
+
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    f(w, w)
+    assert w.grad.tolist() == [6.0, 12.0]
+    u, v = (ad.tensor([1.0, 2.0], requires_grad=True) for _ in range(2))
+    f(u, v)
+    assert u.grad.tolist() == [3.0, 6.0]
+
+
+def test_conditions_on_shapes_and_on_whole_numbers() -> None:
+    @ad.compile
+    def f(x: Any, depth: int) -> Any:
+        for _ in range(depth):
+            x = x * 2 if len(x) > 2 else x + 1
+        return x
+
+    assert f(np.ones(3), 2).tolist() == [4.0] * 3
+    assert f(np.ones(2), 3).tolist() == [4.0] * 2
+
+
+def test_printing_inside_shows_no_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    f = ad.compile(lambda x: (print(x), x)[1])
+    f(ad.tensor([1.0]))
+    assert "value of ad.compile" in capsys.readouterr().out
+
+
+def test_a_write_into_a_view_is_an_error_as_in_eager_mode() -> None:
+    def f(x: Any) -> Any:
+        y = ad.zeros(3)
+        y[0:2][0] = x
+        return y
+
+    with pytest.raises(ad.errors.InPlaceError):
+        f(1.0)
+    with pytest.raises(ad.errors.InPlaceError):
+        ad.compile(f)(np.ones(()))
