@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import adjoint as ad
-from adjoint.core.spread import processors
+from adjoint.threads.spread import processors
 from benchmarks.harness import Clock, Numbers, Rounds, Taken, quartiles
 
 STEPS, SIZE, TIMES = 1_000, 100_000, 3  # of each thread; elements of a model; rounds

@@ -25,9 +25,9 @@ from adjoint.accumulate.foreign import (
 )
 from adjoint.core.shapes import checked_shape
 from adjoint.core.sparse import SparseRows
-from adjoint.core.spread import SHARED, pieces, scratch, spread, threads_for
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.grads.norm import all_finite_unwarned, global_norm
+from adjoint.threads.spread import SHARED, pieces, scratch, spread, threads_for
 
 __all__ = ["GradientBuffer", "Sums", "normalised"]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from adjoint.compiler.program import Instruction, Program
 from adjoint.compiler.symbolic import Symbolic
-from adjoint.core.spread import COSTLY_SIZE, function_in_pieces
+from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
 
 __all__ = ["build"]
 

@@ -29,8 +29,8 @@ from adjoint.core.record import (
     weak_number,
     weak_numbers,
 )
-from adjoint.core.spread import COSTLY_SIZE, function_in_pieces
 from adjoint.core.tensor import Tensor, differentiable, note_view
+from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
 
 __all__ = ["eager_of"]
 

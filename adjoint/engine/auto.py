@@ -13,11 +13,11 @@ from typing import Any
 from adjoint.core.namespace import raw
 from adjoint.core.node import Node
 from adjoint.core.op import Op
-from adjoint.core.spread import processors
 from adjoint.engine.parallel import run_parallel
 from adjoint.engine.plan import Plan
 from adjoint.engine.run import Run
 from adjoint.engine.serial import run_serial
+from adjoint.threads.spread import processors
 
 __all__ = ["run_auto", "workers_worth"]
 

@@ -10,14 +10,13 @@ the reasons and the numbers.
 
 from __future__ import annotations
 
-import _thread
 import os
 import threading
 import weakref
 from collections.abc import Sequence
 from contextvars import copy_context
 from heapq import heappop, heappush
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -30,15 +29,13 @@ from adjoint.engine.pull import contribute
 from adjoint.engine.run import Run
 from adjoint.engine.serial import run_serial
 from adjoint.errors import WorkerError
+from adjoint.threads.helpers import LOOK_SECONDS, start_helper
 
 __all__ = ["WAITING_BYTES", "run_parallel"]
 
 # Contributions that wait for an earlier one may take this much memory before workers turn to
 # what comes first in the order, which never waits.  A module constant, so that tests change it.
 WAITING_BYTES = 64 * 2**20
-
-# How often the caller, while it waits for a helper, looks whether that is still alive.
-_LOOK_SECONDS = 0.1
 
 # How long an interrupted caller waits for helpers that are inside a rule or hook.
 _PATIENCE_SECONDS = 1.0
@@ -245,7 +242,7 @@ class _Crew:
                 if index >= 0:
                     return index
                 self.sleepers.append(me)
-            if not self.bells[me].acquire(timeout=_LOOK_SECONDS):
+            if not self.bells[me].acquire(timeout=LOOK_SECONDS):
                 self.look_after_helpers()
 
     def take(self, me: int, own: int) -> int:
@@ -413,37 +410,13 @@ class _Crew:
         return own
 
     def start(self, me: int) -> None:
-        """Have a helper started; without one, at the limit of threads or at exit, others do its work."""
-        try:
-            _thread.start_new_thread(self.attend, (me,))
-        except RuntimeError:
-            self.limit = 0
-            self.departed[me].release()
+        """Start a helper, in the caller's context.  Without one the other workers do its work."""
+        target = self.context.copy().run
+        start_helper(target, (self.help, me), _name(me), self.departed[me], self.refuse)
 
-    def attend(self, me: int) -> None:
-        """Start a helper and see it end, in a bare thread that no interrupt reaches.
-
-        The caller must not do this itself: ``Thread.start`` and the end of a ``Thread`` are Python
-        code, and an interrupt inside would leave a thread that is neither started nor not, or be
-        lost in a callback.  Nor does it wait the 0.1 to 0.4 ms that a start takes.
-        """
-        # It has the caller's modes and variables.  A daemon: a program that exits is not held up.
-        target, ended = self.context.copy().run, threading.Lock()
-        ended.acquire()
-        helper = threading.Thread(target=target, args=(self.help, me, ended), name=_name(me), daemon=True)
-        try:
-            helper.start()
-            told = False
-            while helper.is_alive():
-                if told:
-                    sleep(0)  # it is on its last lines
-                else:
-                    told = ended.acquire(timeout=_LOOK_SECONDS)
-        except RuntimeError:
-            self.limit = 0
-        finally:
-            del helper
-            self.departed[me].release()
+    def refuse(self) -> None:
+        """Start no more helpers: the limit of threads is reached, or the interpreter exits."""
+        self.limit = 0
 
 
 def _end_in_child() -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adjoint.core.namespace import raw
-from adjoint.core.spread import scratch
+from adjoint.threads.spread import scratch
 
 __all__ = ["Form", "form_of", "in_place"]
 

@@ -18,7 +18,6 @@ import numpy as np
 from adjoint.config import grad_mode, special
 from adjoint.core.lifted import refuse_tracing, tracing
 from adjoint.core.namespace import Namespace, raw
-from adjoint.core.spread import ALONE, SHARED, pieces, spread, threads_for
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.grads.slots import drop
@@ -26,6 +25,7 @@ from adjoint.optim.formula import form_of
 from adjoint.optim.groups import Array, Group, Hyper, State, Update, in_parts, plain
 from adjoint.optim.saved import read_state
 from adjoint.optim.traced import trace_update
+from adjoint.threads.spread import ALONE, SHARED, pieces, spread, threads_for
 
 __all__ = ["Hyper", "Optimizer", "State"]
 

@@ -44,6 +44,9 @@ HIDDEN_ALLOWED = set(
 
 for _below in ALLOWED.values():
     _below.add("context")
+for _user in set(ALLOWED) - {"errors", "context", "config", "tree", "hints", "__main__"}:
+    ALLOWED[_user].add("threads")
+ALLOWED["threads"] = {"context", "errors", "config"}
 
 MODULES = sorted(ROOT.rglob("*.py"))
 

@@ -17,9 +17,9 @@ from watchdog import watched
 
 import adjoint as ad
 from adjoint import errors
-from adjoint.core import spread as mechanism
 from adjoint.core.op import OPS
-from adjoint.core.spread import pieces, processors, scratch, spread, spread_in_turn, threads_for
+from adjoint.threads import spread as mechanism
+from adjoint.threads.spread import pieces, processors, scratch, spread, spread_in_turn, threads_for
 
 
 @pytest.fixture(autouse=True)
@@ -330,7 +330,7 @@ def test_interrupts_at_any_moment_leave_nobody_at_work(passes):
 def test_a_forked_child_works_in_one_thread():
     code = """
 import os, numpy as np, adjoint as ad
-from adjoint.core.spread import pieces, spread, threads_for
+from adjoint.threads.spread import pieces, spread, threads_for
 a = np.zeros(100_000)
 def work(s): a[s] += 1
 ad.config.set_threads(3)
@@ -351,7 +351,7 @@ assert (a == 2).all()
 def test_a_program_ends_at_any_time():
     code = """
 import atexit, numpy as np, adjoint as ad
-from adjoint.core.spread import pieces, spread, threads_for
+from adjoint.threads.spread import pieces, spread, threads_for
 a = np.zeros(100_000)
 def work(s, a=a): a[s] += 1
 ad.config.set_threads(3)

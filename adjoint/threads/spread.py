@@ -31,6 +31,7 @@ from numpy import ndarray
 from adjoint.config import get_threads
 from adjoint.context import spreading
 from adjoint.errors import WorkerError
+from adjoint.threads.helpers import LOOK_SECONDS
 
 __all__ = [
     "ALONE",
@@ -53,8 +54,6 @@ T = TypeVar("T")
 ALONE = 1 << 18
 SHARED = 1 << 19
 
-# How often the caller, while it waits for a helper, looks whether there still is one.
-_LOOK_SECONDS = 0.1
 # How often a thread that waits for another's last part looks before it sleeps: a wake-up costs 50 µs and
 # more, and the parts of a pass end at about the same time.
 _LOOKS = 1000
@@ -263,14 +262,14 @@ class _Job:
     def _wait_for_helpers(self) -> None:
         while not _soon_empty(self.running):
             try:
-                self.bell.get(timeout=_LOOK_SECONDS)
+                self.bell.get(timeout=LOOK_SECONDS)
             except Empty:
                 if _pool.forked:
                     raise _forked_error() from None
 
 
 def _soon_empty(marks: set[int]) -> bool:
-    """Look a while whether all marks go."""
+    """Spin briefly until the set is empty; return whether it is."""
     for _ in range(_LOOKS):
         if not marks:
             return True
