@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.core.user_code import warn
 from adjoint.errors import ArgumentError, InputError
+from adjoint.nn.module import Module
+from adjoint.nn.module_tree import unseen_parameters
+from adjoint.optim import LBFGS, Optimizer
 from adjoint.train.callbacks import Callback
 
+if TYPE_CHECKING:
+    from adjoint.train.trainer import Trainer
+
 __all__ = [
+    "check_arguments",
     "check_batches",
-    "check_hooks",
     "check_monitors",
+    "check_parameters",
     "input_array",
     "output_array",
-    "refuse_class",
     "refuse_several_inputs",
     "warn_not_finite",
 ]
@@ -43,7 +50,89 @@ _BEGINNINGS = ("fit", "train", "epoch", "train_epoch", "batch", "train_batch", "
 _NOT_CALLED = {f"on_{what}_{how}" for what in _BEGINNINGS for how in ("begin", "start")}
 
 
-def refuse_class(name: str, value: Any, base: type, arguments: str = "…") -> None:
+def check_arguments(trainer: Trainer) -> None:
+    """Check the arguments before training starts."""
+    if not isinstance(trainer.model, Module):
+        raise InputError(f"Trainer: the model must be a Module, not a {type(trainer.model).__name__}.")
+    functions = {
+        "loss": trainer.loss,
+        "schedule": trainer.schedule,
+        "weight": trainer.weight,
+        "compute": trainer.compute,
+    }
+    for name, function in {**functions, **trainer.metrics}.items():
+        if function is not None and not callable(function):
+            raise InputError(f"Trainer: {name} must be a function, not {function!r}.")
+        _refuse_class(name, function, Module)
+    _refuse_class("the optimiser", trainer.optimizer, object, "model.parameters(), …")
+    for callback in trainer.callbacks:
+        _refuse_class("a callback", callback, Callback)
+        if not isinstance(callback, Callback):
+            raise InputError(f"Trainer: callbacks must be instances of Callback, not {callback!r}.")
+        _check_hooks(callback)
+    if trainer.loss is None and trainer.compute is None:
+        raise InputError("Trainer: pass a loss(prediction, target), or compute(model, batch).")
+    if trainer.optimizer is None:
+        raise InputError("Trainer: pass an optimiser, such as ad.optim.Adam(model.parameters()).")
+    if type(trainer.optimizer).__module__.partition(".")[0] == "torch":
+        raise InputError(
+            "Trainer: this is an optimiser of PyTorch, which cannot update parameters of adjoint.\n"
+            f"  Use ad.optim.{type(trainer.optimizer).__name__}(model.parameters(), …)."
+        )
+    if isinstance(trainer.optimizer, LBFGS) or not callable(getattr(trainer.optimizer, "step", None)):
+        raise InputError(
+            f"Trainer: the optimiser makes an update by step(), which a {type(trainer.optimizer).__name__} "
+            "does not.\n  LBFGS is not for batches: call its step(closure) on all the data."
+        )
+    if trainer.metrics and trainer.compute is not None:
+        raise ArgumentError(
+            "Trainer: metrics need the prediction, which compute does not return.\n"
+            "  Return them from compute, beside the loss: return loss, {'accuracy': value}."
+        )
+    for name, value in (
+        ("accumulate", trainer.pieces),
+        ("checkpoint_every", trainer.checkpoint_every),
+        ("term_norms", trainer.term_norms),
+    ):
+        if value is not None and whole_number("Trainer", name, value) < 1:
+            raise ArgumentError(f"Trainer: {name} must be at least 1, but is {value!r}.")
+    directories = [c.directory.resolve() for c in trainer._all_checkpoints()]
+    if len(set(directories)) < len(directories):
+        raise ArgumentError("Trainer: BestCheckpoint needs a directory of its own.")
+
+
+def check_parameters(trainer: Trainer) -> None:
+    """Raise for unregistered parameters, and for an optimizer with missing or foreign parameters."""
+    unseen = unseen_parameters(trainer.model)
+    if unseen:
+        raise InputError(
+            f"Trainer: parameters in plain lists or dictionaries are not trained: {', '.join(unseen)}.\n"
+            "  Use nn.ModuleList, or assign each by a name; or freeze them with requires_grad_(False)."
+        )
+    if not trainer.named_parameters():
+        raise InputError(
+            "Trainer: the model has no parameters that require grad, so nothing can be trained.\n"
+            "  Unfreeze them with model.requires_grad_(True)."
+        )
+    if not isinstance(trainer.optimizer, Optimizer):
+        return
+    updated = {id(p) for p in trainer.optimizer.params}
+    learned = dict(trainer.loss.named_parameters()) if isinstance(trainer.loss, Module) else {}
+    lost = [f"loss.{k}" for k, p in learned.items() if p.requires_grad and id(p) not in updated]
+    if lost:
+        raise InputError(
+            f"Trainer: the loss learns {', '.join(lost)}, but the optimiser does not update it.\n"
+            "  Pass both: optim.Adam([*model.parameters(), *loss.parameters()])."
+        )
+    strange = len(updated - {id(p) for p in (*trainer.model.parameters(), *learned.values())})
+    if strange:
+        raise InputError(
+            f"Trainer: {strange} parameters of the optimiser are not the model's.\n"
+            "  Create the optimiser from model.parameters() after model.astype(…) and other changes."
+        )
+
+
+def _refuse_class(name: str, value: Any, base: type, arguments: str = "…") -> None:
     """Raise if a class was given instead of an instance."""
     if isinstance(value, type) and issubclass(value, base):
         raise InputError(
@@ -52,7 +141,7 @@ def refuse_class(name: str, value: Any, base: type, arguments: str = "…") -> N
         )
 
 
-def check_hooks(callback: Callback) -> None:
+def _check_hooks(callback: Callback) -> None:
     """Raise for methods that look like hooks but are never called."""
     ours = [name for name in dir(Callback) if not name.startswith("_")]
     kind = type(callback).__name__

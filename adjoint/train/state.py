@@ -11,13 +11,13 @@ import numpy as np
 from adjoint.errors import ArgumentError
 from adjoint.nn.module import Module
 from adjoint.random import Generator
-from adjoint.train.callbacks import Callback, Log
+from adjoint.train.callbacks import BestCheckpoint, Callback, Log
 from adjoint.train.compose import ComposedLoss
 
 if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
 
-__all__ = ["load", "matched", "of", "state_of"]
+__all__ = ["load", "matched", "of", "resume", "state_of"]
 
 
 def of(trainer: Trainer) -> dict[str, Any]:
@@ -43,6 +43,31 @@ def of(trainer: Trainer) -> dict[str, Any]:
         "callbacks": [{**_names(trainer, c), "state": c.state_dict()} for c in trainer.callbacks],
         "generators": {path: _generator_state(rng) for path, rng in _generators(trainer)},
     }
+
+
+def resume(trainer: Trainer) -> bool:
+    """Load the newest checkpoint, if there is one; on an error nothing changes."""
+    if trainer.checkpoints is None:
+        raise ArgumentError("fit(resume=True) needs a directory: Trainer(…, directory=path).")
+    path = trainer.checkpoints.latest()
+    if path is None:
+        for callback in trainer.callbacks if not trainer.step else ():
+            callback.on_restart(trainer)
+        return False
+    model, state, _ = trainer.checkpoints.read(path)
+    known = [callback for callback, _ in matched(trainer, state["callbacks"])]
+    for callback in trainer.callbacks:
+        if isinstance(callback, BestCheckpoint) and callback not in known:
+            callback.checkpoints.refuse_later(int(state["step"]))
+    before = trainer.model.state_dict(), of(trainer)
+    try:
+        load(trainer, trainer._loader, model, state)
+    except BaseException:
+        load(trainer, trainer._loader, *before)
+        raise
+    for callback in known:
+        callback.on_resume(trainer)
+    return True
 
 
 def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping[str, Any]) -> None:

@@ -18,40 +18,36 @@ from adjoint.config import no_grad
 from adjoint.core.convert import asarray
 from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor
-from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.errors import ArgumentError, InputError
 from adjoint.grads.clip import clip_grad_norm
 from adjoint.grads.norm import check_max_norm
 from adjoint.grads.slots import drop
-from adjoint.nn.loss_reduction import Reductions, noting_reductions
 from adjoint.nn.module import Module
-from adjoint.nn.module_tree import unseen_parameters
-from adjoint.optim import LBFGS, Optimizer
+from adjoint.optim import Optimizer
 from adjoint.train import state as states
 from adjoint.train.averages import Averages
 from adjoint.train.callbacks import BestCheckpoint, Callback
 from adjoint.train.checkpoint import Checkpoints
 from adjoint.train.checks import (
+    check_arguments,
     check_batches,
-    check_hooks,
     check_monitors,
+    check_parameters,
     input_array,
     output_array,
-    refuse_class,
-    refuse_several_inputs,
     warn_not_finite,
 )
 from adjoint.train.compose import ComposedLoss, TermNorms
 from adjoint.train.data import DataLoader
 from adjoint.train.progress import Progress
 from adjoint.train.signals import stopping_on_interrupt
-from adjoint.train.weighing import check_pieces, count, first_padded, padded_targets, weight_of
+from adjoint.train.weighing import RESERVED, count, loss_of, padded_targets
 
 __all__ = ["Trainer"]
 
 Loss = Callable[..., Tensor]
 
 INTERRUPTED = "interrupted"
-RESERVED = ("loss", "lr", "grad_norm", "seconds", "epoch", "step")
 
 
 class Trainer:
@@ -150,9 +146,9 @@ class Trainer:
         self.checkpoint_every, self.term_norms = checkpoint_every, term_norms
         self.progress = progress
         self.pieces = accumulate
-        self._check_arguments()
+        check_arguments(self)
         self._check_names()
-        self._check_parameters()
+        check_parameters(self)
         self.trained_first = sorted(self.named_parameters())  # not frozen at the start
         self.clip = math.inf if clip is None else check_max_norm(clip, "clip")  # inf: compute the norm only
         named = self.named_parameters(frozen=True)
@@ -195,56 +191,6 @@ class Trainer:
             named.update({f"loss.{k}": p for k, p in self.loss.named_parameters()})
         return named if frozen else {k: p for k, p in named.items() if p.requires_grad}
 
-    def _check_arguments(self) -> None:
-        """Check the arguments before training starts."""
-        if not isinstance(self.model, Module):
-            raise InputError(f"Trainer: the model must be a Module, not a {type(self.model).__name__}.")
-        functions = {
-            "loss": self.loss,
-            "schedule": self.schedule,
-            "weight": self.weight,
-            "compute": self.compute,
-        }
-        for name, function in {**functions, **self.metrics}.items():
-            if function is not None and not callable(function):
-                raise InputError(f"Trainer: {name} must be a function, not {function!r}.")
-            refuse_class(name, function, Module)
-        refuse_class("the optimiser", self.optimizer, object, "model.parameters(), …")
-        for callback in self.callbacks:
-            refuse_class("a callback", callback, Callback)
-            if not isinstance(callback, Callback):
-                raise InputError(f"Trainer: callbacks must be instances of Callback, not {callback!r}.")
-            check_hooks(callback)
-        if self.loss is None and self.compute is None:
-            raise InputError("Trainer: pass a loss(prediction, target), or compute(model, batch).")
-        if self.optimizer is None:
-            raise InputError("Trainer: pass an optimiser, such as ad.optim.Adam(model.parameters()).")
-        if type(self.optimizer).__module__.partition(".")[0] == "torch":
-            raise InputError(
-                "Trainer: this is an optimiser of PyTorch, which cannot update parameters of adjoint.\n"
-                f"  Use ad.optim.{type(self.optimizer).__name__}(model.parameters(), …)."
-            )
-        if isinstance(self.optimizer, LBFGS) or not callable(getattr(self.optimizer, "step", None)):
-            raise InputError(
-                f"Trainer: the optimiser makes an update by step(), which a {type(self.optimizer).__name__} "
-                "does not.\n  LBFGS is not for batches: call its step(closure) on all the data."
-            )
-        if self.metrics and self.compute is not None:
-            raise ArgumentError(
-                "Trainer: metrics need the prediction, which compute does not return.\n"
-                "  Return them from compute, beside the loss: return loss, {'accuracy': value}."
-            )
-        for name, value in (
-            ("accumulate", self.pieces),
-            ("checkpoint_every", self.checkpoint_every),
-            ("term_norms", self.term_norms),
-        ):
-            if value is not None and whole_number("Trainer", name, value) < 1:
-                raise ArgumentError(f"Trainer: {name} must be at least 1, but is {value!r}.")
-        directories = [c.directory.resolve() for c in self._all_checkpoints()]
-        if len(set(directories)) < len(directories):
-            raise ArgumentError("Trainer: BestCheckpoint needs a directory of its own.")
-
     def _check_names(self) -> None:
         """Raise if two numbers would be logged under one name."""
         means = ["loss", *self.metrics, *self._term_names()]
@@ -261,36 +207,6 @@ class Trainer:
     def _all_checkpoints(self) -> list[Checkpoints]:
         best = [c.checkpoints for c in self.callbacks if isinstance(c, BestCheckpoint)]
         return best if self.checkpoints is None else [self.checkpoints, *best]
-
-    def _check_parameters(self) -> None:
-        """Raise for unregistered parameters, and for an optimizer with missing or foreign parameters."""
-        unseen = unseen_parameters(self.model)
-        if unseen:
-            raise InputError(
-                f"Trainer: parameters in plain lists or dictionaries are not trained: {', '.join(unseen)}.\n"
-                "  Use nn.ModuleList, or assign each by a name; or freeze them with requires_grad_(False)."
-            )
-        if not self.named_parameters():
-            raise InputError(
-                "Trainer: the model has no parameters that require grad, so nothing can be trained.\n"
-                "  Unfreeze them with model.requires_grad_(True)."
-            )
-        if not isinstance(self.optimizer, Optimizer):
-            return
-        updated = {id(p) for p in self.optimizer.params}
-        learned = dict(self.loss.named_parameters()) if isinstance(self.loss, Module) else {}
-        lost = [f"loss.{k}" for k, p in learned.items() if p.requires_grad and id(p) not in updated]
-        if lost:
-            raise InputError(
-                f"Trainer: the loss learns {', '.join(lost)}, but the optimiser does not update it.\n"
-                "  Pass both: optim.Adam([*model.parameters(), *loss.parameters()])."
-            )
-        strange = len(updated - {id(p) for p in (*self.model.parameters(), *learned.values())})
-        if strange:
-            raise InputError(
-                f"Trainer: {strange} parameters of the optimiser are not the model's.\n"
-                "  Create the optimiser from model.parameters() after model.astype(…) and other changes."
-            )
 
     # Training --------------------------------------------------------------------------------
 
@@ -339,7 +255,7 @@ class Trainer:
         if not same:
             self._began = {}, 0
         if resume:
-            resume = self._resume()
+            resume = states.resume(self)
         else:
             for checkpoints in self._all_checkpoints():
                 checkpoints.refuse_later(self.step)
@@ -489,7 +405,7 @@ class Trainer:
         params = list(self.named_parameters(frozen=True).values())
         norms = self._term_norms()
         drop(params)
-        loss, numbers, weight = self._loss(batch)
+        loss, numbers, weight = loss_of(self, batch)
         if norms is not None and isinstance(self.loss, ComposedLoss):
             norms.add(self.loss, weight)
         if weight:
@@ -515,7 +431,7 @@ class Trainer:
         try:
             for piece in self._pieces(batch):
                 with acc.micro_batch() as block:
-                    loss, numbers, weight = self._loss(piece, self.pieces)
+                    loss, numbers, weight = loss_of(self, piece, self.pieces)
                     block.weight = weight
                     if norms is not None and isinstance(self.loss, ComposedLoss):
                         norms.add(self.loss, weight)
@@ -560,56 +476,6 @@ class Trainer:
             return [batch]
         return self.accumulator.split(batch, -(-rows // self.pieces))
 
-    def _weight(self, batch: Any, found: Reductions, loss: Any, pieces: int) -> float:
-        found = [pair for pair in found if pair[0] is loss] or found
-        if pieces > 1:
-            check_pieces(found, loss, self.weight is not None)
-        return weight_of(batch, found) if self.weight is None else float(self.weight(batch))
-
-    def _loss(self, batch: Any, pieces: int = 1) -> tuple[Tensor, dict[str, float], float]:
-        """Return the loss of one of ``pieces`` of a batch, the other numbers to log, and its weight."""
-        numbers: dict[str, Any] = {}
-        found: Reductions = []
-        if self.compute is not None:
-            with noting_reductions(found):
-                loss = self.compute(self.model, batch)
-            if isinstance(loss, tuple) and len(loss) == 2:
-                loss, numbers = loss
-        else:
-            prediction, target = self._predicted(batch)
-            assert self.loss is not None
-            composed = isinstance(self.loss, ComposedLoss)
-            with noting_reductions(found):
-                loss = self.loss(prediction, target, *((self.model,) if composed else ()))
-            with no_grad():
-                numbers = {name: f(prediction, target) for name, f in self.metrics.items()}
-        if not isinstance(loss, Tensor):
-            raise InputError(
-                f"Trainer: the loss must be a tensor of one number, not a {type(loss).__name__}."
-            )
-        if loss.size != 1:
-            raise ShapeError(
-                f"Trainer: the loss must be one number, but has shape {loss.shape}.  Reduce it: loss.mean()."
-            )
-        taken = [name for name in numbers if name in RESERVED or name in self._term_names()]
-        if taken:
-            raise ArgumentError(
-                f"Trainer: {', '.join(taken)} are reserved names in the logs.  Use other names."
-            )
-        logs = {name: _number(name, value) for name, value in numbers.items()}
-        if isinstance(self.loss, ComposedLoss):
-            logs.update(self.loss.values)
-        return loss, logs, self._weight(batch, found, loss, pieces)
-
-    def _predicted(self, batch: Any) -> tuple[Any, Any]:
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2 or first_padded(batch) is not None:
-            raise InputError(
-                "Trainer: a batch must be (inputs, targets), as DataLoader((X, Y), batch_size) makes them.\n"
-                "  For other batches, such as padded ones with lengths, pass compute(model, batch)."
-            )
-        refuse_several_inputs(*batch)
-        return self.model(asarray(batch[0])), asarray(batch[1])
-
     def _unit(self, batch: Any) -> str:
         if self.unit is not None:
             return self.unit
@@ -643,7 +509,7 @@ class Trainer:
             for batch in loader.whole() if isinstance(loader, DataLoader) else loader:
                 if enough:
                     return None
-                loss, numbers, weight = self._loss(batch)
+                loss, numbers, weight = loss_of(self, batch)
                 averages.add({"loss": float(loss), **numbers}, weight)
                 enough = until_stopped and self.stopped is not None  # unless this was the last batch
         found = averages.means()
@@ -719,42 +585,9 @@ class Trainer:
             score = None
         return checkpoints.write(self.step, self.model.state_dict(), states.of(self), score, monitor)
 
-    def _resume(self) -> bool:
-        """Load the newest checkpoint, if there is one; on an error nothing changes."""
-        if self.checkpoints is None:
-            raise ArgumentError("fit(resume=True) needs a directory: Trainer(…, directory=path).")
-        path = self.checkpoints.latest()
-        if path is None:
-            for callback in self.callbacks if not self.step else ():
-                callback.on_restart(self)
-            return False
-        model, state, _ = self.checkpoints.read(path)
-        known = [callback for callback, _ in states.matched(self, state["callbacks"])]
-        for callback in self.callbacks:
-            if isinstance(callback, BestCheckpoint) and callback not in known:
-                callback.checkpoints.refuse_later(int(state["step"]))
-        before = self.model.state_dict(), states.of(self)
-        try:
-            states.load(self, self._loader, model, state)
-        except BaseException:
-            states.load(self, self._loader, *before)
-            raise
-        for callback in known:
-            callback.on_resume(self)
-        return True
-
 
 def _named_norms(norms: TermNorms | None) -> dict[str, float]:
     return {} if norms is None else {f"grad_norm_{name}": norm for name, norm in norms.norms().items()}
-
-
-def _number(name: str, value: Any) -> float:
-    if np.shape(value) != ():
-        raise InputError(f"Trainer: {name!r} must be one number per batch, but has shape {np.shape(value)}.")
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise InputError(f"Trainer: {name!r} must be one number per batch, not {value!r}.") from None
 
 
 def _length(loader: Any) -> int | None:

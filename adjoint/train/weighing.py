@@ -1,17 +1,85 @@
-"""Weights of batches and of their pieces, for gradients and averages."""
+"""The losses of batches and of their pieces, and their weights for gradients and averages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adjoint.errors import ArgumentError, InputError
-from adjoint.nn.loss_reduction import Reductions
+from adjoint.config import no_grad
+from adjoint.core.convert import asarray
+from adjoint.core.tensor import Tensor
+from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.nn.loss_reduction import Reductions, noting_reductions
+from adjoint.train.checks import refuse_several_inputs
+from adjoint.train.compose import ComposedLoss
 from adjoint.train.data import Padded
 
-__all__ = ["check_pieces", "count", "first_padded", "padded_targets", "weight_of"]
+if TYPE_CHECKING:
+    from adjoint.train.trainer import Trainer
+
+__all__ = ["RESERVED", "check_pieces", "count", "first_padded", "loss_of", "padded_targets", "weight_of"]
+
+RESERVED = ("loss", "lr", "grad_norm", "seconds", "epoch", "step")  # names in the logs
+
+
+def loss_of(trainer: Trainer, batch: Any, pieces: int = 1) -> tuple[Tensor, dict[str, float], float]:
+    """Return the loss of one of ``pieces`` of a batch, the other numbers to log, and its weight."""
+    numbers: dict[str, Any] = {}
+    found: Reductions = []
+    if trainer.compute is not None:
+        with noting_reductions(found):
+            loss = trainer.compute(trainer.model, batch)
+        if isinstance(loss, tuple) and len(loss) == 2:
+            loss, numbers = loss
+    else:
+        prediction, target = _predicted(trainer, batch)
+        assert trainer.loss is not None
+        composed = isinstance(trainer.loss, ComposedLoss)
+        with noting_reductions(found):
+            loss = trainer.loss(prediction, target, *((trainer.model,) if composed else ()))
+        with no_grad():
+            numbers = {name: f(prediction, target) for name, f in trainer.metrics.items()}
+    if not isinstance(loss, Tensor):
+        raise InputError(f"Trainer: the loss must be a tensor of one number, not a {type(loss).__name__}.")
+    if loss.size != 1:
+        raise ShapeError(
+            f"Trainer: the loss must be one number, but has shape {loss.shape}.  Reduce it: loss.mean()."
+        )
+    taken = [name for name in numbers if name in RESERVED or name in trainer._term_names()]
+    if taken:
+        raise ArgumentError(f"Trainer: {', '.join(taken)} are reserved names in the logs.  Use other names.")
+    logs = {name: _number(name, value) for name, value in numbers.items()}
+    if isinstance(trainer.loss, ComposedLoss):
+        logs.update(trainer.loss.values)
+    return loss, logs, _weight(trainer, batch, found, loss, pieces)
+
+
+def _predicted(trainer: Trainer, batch: Any) -> tuple[Any, Any]:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2 or first_padded(batch) is not None:
+        raise InputError(
+            "Trainer: a batch must be (inputs, targets), as DataLoader((X, Y), batch_size) makes them.\n"
+            "  For other batches, such as padded ones with lengths, pass compute(model, batch)."
+        )
+    refuse_several_inputs(*batch)
+    return trainer.model(asarray(batch[0])), asarray(batch[1])
+
+
+def _weight(trainer: Trainer, batch: Any, found: Reductions, loss: Any, pieces: int) -> float:
+    found = [pair for pair in found if pair[0] is loss] or found
+    if pieces > 1:
+        check_pieces(found, loss, trainer.weight is not None)
+    return weight_of(batch, found) if trainer.weight is None else float(trainer.weight(batch))
+
+
+def _number(name: str, value: Any) -> float:
+    if np.shape(value) != ():
+        raise InputError(f"Trainer: {name!r} must be one number per batch, but has shape {np.shape(value)}.")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InputError(f"Trainer: {name!r} must be one number per batch, not {value!r}.") from None
 
 
 def weight_of(batch: Any, found: Reductions) -> float:
