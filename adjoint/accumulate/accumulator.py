@@ -282,8 +282,10 @@ class GradientAccumulator:
     def _add_block(self, pending: dict[str, Any], block: MicroBatch) -> None:
         with self._lock:
             self._check_open()
-            slots = self._sums.slots.values()
-            arrays = [g if (g := pending.get(s.name)) is None else s.fitting(g) for s in slots]
+            arrays = list(map(pending.get, self._sums.slots))
+            for slot, g in zip(self._sums.slots.values(), arrays, strict=True):
+                if g is not None and g.dtype is not slot.dtype:
+                    slot.fitting(g)  # float16 fits into float32, but float64 does not
             self._add(arrays, block.weight, scaled=block.scaled)
 
     def _checked(self, gradients: Mapping[str, Any]) -> list[Any]:

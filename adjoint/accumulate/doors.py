@@ -142,7 +142,9 @@ class MicroBatch:
                     "backward: the micro_batch() block in which this was started has ended, so its gradients "
                     "would be lost.\n  Wait for it inside the block."
                 )
-            new = {name: _sum(self._pending.get(name), gradient_array(name, g)) for name, g in own.items()}
+            new = {name: gradient_array(name, g) for name, g in own.items()}
+            if self._pending:
+                new = {name: _sum(self._pending.get(name), g) for name, g in new.items()}
             (commit if self._outer is None else self._outer.take)(gradients)
             self._pending.update(new)
 
@@ -178,9 +180,10 @@ class MicroBatch:
 
 
 def _sum(before: Any, g: Any) -> Any:
-    if before is not None:
-        g = np.add(before, g, dtype=sum_dtype(g.dtype))  # a number if both are 0-d arrays
-    return g if type(g) is SparseRows else np.asarray(g)
+    if before is None:
+        return g
+    total = np.add(before, g, dtype=sum_dtype(g.dtype))  # a number if both are 0-d arrays
+    return total if type(total) is SparseRows else np.asarray(total)
 
 
 def split_batch(accumulator: GradientAccumulator, batch: Any, size: int) -> Iterator[Any]:
