@@ -156,7 +156,7 @@ class GradScaler:
         raise InputError(f"scale: a loss must be a tensor, not {type(loss).__name__}.")
 
     def unscale(self, optimizer: Any) -> bool:
-        """Divide the gradients of an optimizer's parameters by the scale.
+        """Divide the gradients of an optimiser's parameters by the scale.
 
         Call it at most once per update, to inspect or clip the gradients before ``step``.  ``step`` calls
         it otherwise.
@@ -164,7 +164,7 @@ class GradScaler:
         Parameters
         ----------
         optimizer : Optimizer
-            The optimizer.
+            The optimiser.
 
         Returns
         -------
@@ -199,7 +199,7 @@ class GradScaler:
         Parameters
         ----------
         optimizer : Optimizer
-            The optimizer.
+            The optimiser.
 
         Returns
         -------
@@ -209,7 +209,7 @@ class GradScaler:
         Raises
         ------
         AccumulationError
-            If the optimizer was already stepped since the last ``update()``.
+            If the optimiser was already stepped since the last ``update()``.
         """
         if special.count:
             refuse_tracing("step() of a GradScaler", "Compile up to backward(), and call it outside.")
@@ -297,7 +297,7 @@ class GradScaler:
         self.growth_interval = fresh.growth_interval
 
     def __reduce__(self) -> Any:
-        """Pickle the state of ``state_dict``; the record of optimizers is not copied."""
+        """Pickle the state of ``state_dict``; the record of optimisers is not copied."""
         return _restored, (self.state_dict(), self.enabled)
 
     def __repr__(self) -> str:
@@ -323,7 +323,7 @@ def checked_count(what: str, value: Any) -> int:
 
 
 def parameters_of(optimizer: Any) -> list[Tensor]:
-    """Return the tensors that an optimizer updates."""
+    """Return the tensors that an optimiser updates."""
     groups = getattr(optimizer, "param_groups", None)
     if groups is not None:
         return [t for group in groups for t in group["params"]]

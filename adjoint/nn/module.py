@@ -386,7 +386,7 @@ class Module:
     def astype(self, dtype: DTypeLike) -> Module:
         """Replace all parameters and float buffers by tensors of another dtype.
 
-        A shared tensor stays shared.  Create the optimizer afterwards: it holds the tensors it was given.
+        A shared tensor stays shared.  Create the optimiser afterwards: it holds the tensors it was given.
 
         Parameters
         ----------

@@ -22,7 +22,7 @@ __all__ = ["EMA"]
 class EMA:
     """Keep a moving average of parameters: ``a = decay * a + (1 - decay) * p``.
 
-    Call ``update()`` after each optimizer step; evaluate with the averages inside ``with ema.swapped():``.
+    Call ``update()`` after each optimiser step; evaluate with the averages inside ``with ema.swapped():``.
     Averages of half-precision parameters are float32, so that small changes are not rounded away.
 
     Parameters

@@ -1,4 +1,4 @@
-"""The first-order optimizers, each defined by the formula of its update.
+"""The first-order optimisers, each defined by the formula of its update.
 
 Each class declares its options in its own signature, for editors, type checkers and ``help``.
 """

@@ -1,6 +1,6 @@
-"""The base class of optimizers: hyper-parameters, groups, and updates in place.
+"""The base class of optimisers: hyper-parameters, groups, and updates in place.
 
-An optimizer is defined by a pure function on arrays, ``apply_one(xp, p, g, state, hyper)``, which returns the
+An optimiser is defined by a pure function on arrays, ``apply_one(xp, p, g, state, hyper)``, which returns the
 new parameter and the new state.  Small parameters are updated together as one flat array.  Updates are
 computed in pieces that stay in the cache: few NumPy calls for many small tensors, and one pass over memory
 for large ones, shared by several threads.
@@ -42,7 +42,7 @@ LEAST = 262_144  # least number of elements per thread; with half of it threads 
 
 
 class Optimizer:
-    """Base class of optimizers, which update parameters from their gradients.
+    """Base class of optimisers, which update parameters from their gradients.
 
     A parameter whose ``grad`` is None is not updated, and its state is kept.  A frozen parameter
     (``requires_grad=False``) is updated again after it is unfrozen.
@@ -203,7 +203,7 @@ class Optimizer:
         Raises
         ------
         ArgumentError
-            If a parameter is already in the optimizer, or a hyper-parameter is unknown.
+            If a parameter is already in the optimiser, or a hyper-parameter is unknown.
         """
         if not isinstance(group, Mapping) or "params" not in group:
             what = f"has only {', '.join(map(str, group))}" if isinstance(group, Mapping) else f"is {group!r}"
@@ -254,7 +254,7 @@ class Optimizer:
             )
 
     def _check_written(self, hyper: Hyper) -> None:
-        """Raise if hyper-parameters assigned to a group are not those of this optimizer."""
+        """Raise if hyper-parameters assigned to a group are not those of this optimiser."""
         self._refuse_unknown(set(hyper))
         missing = [name for name in self.defaults if name not in hyper]
         if missing:
@@ -262,7 +262,7 @@ class Optimizer:
         self.check(hyper)
 
     def _relate(self, added: Group) -> None:
-        """Set the ratio of a new group's rate to the optimizer's rate."""
+        """Set the ratio of a new group's rate to the optimiser's rate."""
         lead = self._lead()
         rate = lead.hyper["lr"] or lead.given  # given: if all rates are 0 for a time
         if rate:
@@ -297,7 +297,7 @@ class Optimizer:
         It is the rate of the first group without its own rate, or of the first group with a rate above 0 if
         all have their own.  A group keeps its ratio to the others, also while the rate is 0 for a time; a
         group with rate 0 stays at 0.  If all groups have rate 0, all take the rate that is set.  It is NaN
-        for an optimizer without a learning rate.
+        for an optimiser without a learning rate.
         """
         return float(self._lead().hyper.get("lr", math.nan))
 
@@ -450,7 +450,7 @@ class Optimizer:
         Raises
         ------
         InputError
-            If the tensor is not a parameter of the optimizer.
+            If the tensor is not a parameter of the optimiser.
         """
         for group in self.groups:
             for q in group.params:
@@ -480,7 +480,7 @@ class Optimizer:
         Raises
         ------
         ArgumentError
-            If it is the state of another optimizer or of other groups.
+            If it is the state of another optimiser or of other groups.
         """
         saved, count = read_state(self, state)
         for g, (hyper, ratio, units) in zip(self.groups, saved, strict=True):

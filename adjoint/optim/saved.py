@@ -1,4 +1,4 @@
-"""Reading of saved optimizer states.  All values are checked before any is used."""
+"""Reading of saved optimiser states.  All values are checked before any is used."""
 
 from __future__ import annotations
 

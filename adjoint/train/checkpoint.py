@@ -30,7 +30,7 @@ class Checkpoints:
     """The checkpoints of one training run in one directory: the newest ones and the best.
 
     Each checkpoint is a directory ``step-000000123`` with ``model.safetensors`` (plain names, which PyTorch
-    can read), ``state.safetensors`` (optimizer, generators, position) and ``meta.json``, which has the
+    can read), ``state.safetensors`` (optimiser, generators, position) and ``meta.json``, which has the
     digests of the other files: a damaged or changed file is an error.  A checkpoint is written under
     another name and renamed, so that killing the process leaves only complete checkpoints.  One that is
     written again at the same step gets a new name (``step-000000123.1``) before the old one is removed.

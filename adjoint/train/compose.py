@@ -34,7 +34,7 @@ def compose(terms: Mapping[str, Any]) -> ComposedLoss:
         The terms.  A function takes ``(prediction, target)``, ``(model)`` or ``(prediction, target,
         model)``.  A weight is a number, a schedule (a function of the step) or ``"learned"``: the term is
         then exp(-s) · term + s with a trained s (Kendall's weighting), and ``loss.parameters()`` must be
-        passed to the optimizer too.
+        passed to the optimiser too.
 
     Returns
     -------

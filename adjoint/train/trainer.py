@@ -51,7 +51,7 @@ INTERRUPTED = "interrupted"
 
 
 class Trainer:
-    """Train a model on batches of (inputs, targets) with a loss and an optimizer.
+    """Train a model on batches of (inputs, targets) with a loss and an optimiser.
 
     Ctrl-C stops after the current step, and writes a checkpoint.
 
@@ -62,7 +62,7 @@ class Trainer:
     loss : callable, optional
         ``loss(prediction, target)``.  The terms of a composed loss are logged by name.
     optimizer : Optimizer
-        The optimizer of the model's parameters.
+        The optimiser of the model's parameters.
     schedule : callable, optional
         A function of the step that returns the learning rate.
     accumulate : int
@@ -98,7 +98,7 @@ class Trainer:
     Raises
     ------
     InputError
-        If arguments have the wrong type, or the optimizer does not have the model's parameters.
+        If arguments have the wrong type, or the optimiser does not have the model's parameters.
 
     Examples
     --------
