@@ -1,4 +1,4 @@
-"""``workers="auto"``: decide from the sizes in a plan whether threads pay, and how many."""
+"""``workers="auto"``: choose the number of threads from the sizes in a plan."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from adjoint.threads.spread import processors
 
 __all__ = ["run_auto", "workers_worth"]
 
-# NumPy releases the GIL in its loops, so threads pay where a node spends its time in them: from
-# about 50,000 elements (benchmarks/parallel.py; at 10,000 the gain is gone, at 1,000 a loss).
+# NumPy releases the GIL in its loops, so threads are faster from about 50,000 elements.  At 10,000 there is
+# no gain, at 1,000 a loss (benchmarks/parallel.py).
 _LARGE = 50_000
 
-# Nanoseconds per element of a gradient, by kind of op: a rule makes a few passes over memory.  A
-# product costs per multiplication; sqrt(|x| |y| |x@y|) is their number.
+# Nanoseconds per element of a gradient, by kind of op.  The cost of a matrix product is proportional to the
+# number of multiplications, sqrt(|x| |y| |x@y|).
 _PER_ELEMENT = {"elementwise": 1.5, "linear": 0.5, "general": 3.0}
 _PER_PRODUCT = 0.2
 
-# Starting and joining a helper, and the wait until it is under way; below, one thread is as good.
+# The cost of starting and joining a helper; for less work one thread is as fast.
 _WORTH_NANOSECONDS = 500_000
 _WORTH_SPEEDUP = 1.25
 
 _BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 _shape = attrgetter("shape")
-_small: set[Any] = set()  # shapes that were found small: nearly every graph has shapes that were seen before
+_small: set[Any] = set()  # cache of small shapes
 
 
 def run_auto(plan: Plan, run: Run) -> None:
-    """Run a plan in as many threads as pay."""
+    """Run a plan in the number of threads that is likely the fastest."""
     if run.xp is raw and _any_large(plan.order):
         run_parallel(plan, run, workers_worth(plan))
     else:
@@ -49,11 +49,11 @@ def run_auto(plan: Plan, run: Run) -> None:
 
 
 def _any_large(order: list[Node]) -> bool:
-    """Tell whether there are large arrays: what a small graph pays for "auto", 2 to 4%."""
+    """Return whether a plan has large arrays; this costs a small graph 2 to 4 % of its time."""
     if len(order) > 48:
-        # A third of the nodes, in two steps without a common divisor.  Large arrays that come
-        # periodically are missed only if the period is a multiple of 35 or the graph is not many
-        # periods long, and a lone large array is mostly missed; then one thread does it all.
+        # Check a third of the nodes, in two strides without a common divisor.  Periodic large arrays are
+        # found unless the period is a multiple of 35 or the graph is short; a single large array is mostly
+        # missed, and the run is serial.
         order = order[::5] + order[1::7]
     if _small.issuperset(map(_shape, order)):
         return False
@@ -69,18 +69,17 @@ def _any_large(order: list[Node]) -> bool:
 
 
 def workers_worth(plan: Plan) -> int:
-    """Return how many threads a plan can keep busy with large arrays, at most one per processor.
+    """Return the number of threads that a plan can use, at most one per processor.
 
-    The work of all large nodes, over the work on the longest path through them, is the most
-    that any number of threads could gain.  Matrix products that BLAS spreads over its own
-    threads go one after the other, however many workers ask for them.
+    The largest possible gain is the work of all large nodes divided by the work on the longest path through
+    them.  Matrix products count as sequential if BLAS uses threads of its own.
     """
     counts = Counter(map(_shape, plan.order))
     large = {shape for shape in counts if _size(shape) >= _LARGE}
     if sum(counts[shape] for shape in large) < 2 or processors() < 2:
         return 1
     total = longest = products = 0.0
-    start: dict[Node, float] = {}  # the longest way, in nanoseconds, from the root to a node
+    start: dict[Node, float] = {}  # nanoseconds on the longest path from the root to a node
     for node in plan.order:
         cost = _nanoseconds(node.op, node) if node.shape in large else 1000.0
         if node.shape in large:
@@ -99,9 +98,9 @@ def workers_worth(plan: Plan) -> int:
 
 
 def blas_has_threads() -> bool:
-    """Tell whether NumPy's BLAS uses threads of its own; without threadpoolctl, by the environment.
+    """Return whether NumPy's BLAS uses several threads; without threadpoolctl, guess from the environment.
 
-    Backward never changes that: the bits of a product depend on it (docs/adr/0003).
+    Backward never changes the number, because the bits of a product depend on it (docs/adr/0003).
     """
     controller = _blas()
     if controller is not None:
@@ -111,7 +110,7 @@ def blas_has_threads() -> bool:
 
 @functools.cache
 def _blas() -> Any:
-    """Find the BLAS libraries, once: it takes milliseconds."""
+    """Find the BLAS libraries; cached, because it takes milliseconds."""
     try:
         from threadpoolctl import ThreadpoolController
     except ImportError:

@@ -16,7 +16,7 @@ __all__ = ["run_hooks", "run_node_extra"]
 
 
 def run_hooks(hooks: HookList, g: Any, xp: Namespace, what: str) -> Any:
-    """Give a gradient to each hook in turn; return what remains of it."""
+    """Call each hook with the gradient; return the gradient, or the one that replaced it."""
     for hook in hooks.snapshot():
         t = as_gradient_tensor(g)
         result = hook(t) if enclosing.get() is None else run_at(t._data, hook, t)
@@ -49,7 +49,7 @@ def _checked(hook: Callable[..., Any], result: Any, g: Any, xp: Namespace, what:
 
 
 def run_node_extra(node: Node, g: Any, xp: Namespace, retained: list[tuple[Tensor, Any]]) -> Any:
-    """Run the hooks of an intermediate tensor; note its gradient if it is to be kept."""
+    """Run the hooks of an intermediate tensor, and store its gradient for ``retain_grad``."""
     extra = node.extra
     assert extra is not None
     if extra.hooks is not None:

@@ -1,11 +1,10 @@
 """Run a plan in several threads, with the same bits as in one.
 
-The caller works too; helpers are started when there is more to do than it can take, and end
-with the run.  A worker takes nodes whose consumers are all done, its own newly ready one first.
-What reaches a node or leaf is summed in the order of the plan (later consumers first, then
-argument index), as far as it is there without a gap; the rest waits, and how much may wait is
-bounded.  Nothing depends on which worker was faster.  docs/adr/0003-parallel-backward.md has
-the reasons and the numbers.
+The caller is one of the workers.  Helper threads are started when several nodes are ready, and end with the
+run.  A worker takes nodes whose consumers are all done.  Contributions to a node or leaf are summed in the
+order of the plan: later consumers first, then by argument index.  A contribution that arrives early waits,
+and the memory of waiting contributions is limited.  So the result does not depend on the speed of the
+workers.  See docs/adr/0003-parallel-backward.md.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from adjoint.threads.helpers import LOOK_SECONDS, start_helper
 
 __all__ = ["WAITING_BYTES", "run_parallel"]
 
-# Contributions that wait for an earlier one may take this much memory before workers turn to
-# what comes first in the order, which never waits.  A module constant, so that tests change it.
+# If waiting contributions take more memory than this, workers only take the first node in the order, whose
+# contributions never wait.  A module constant, so that tests can change it.
 WAITING_BYTES = 64 * 2**20
 
 # How long an interrupted caller waits for helpers that are inside a rule or hook.
@@ -67,10 +66,10 @@ def run_parallel(plan: Plan, run: Run, workers: int) -> None:
 
 
 class _Inbox:
-    """What has reached one node or leaf.
+    """The contributions to one node or leaf.
 
-    The sum of the first ``taken`` contributions is in ``run.grads``; those that came too early
-    are in ``waiting``, by their position.  Only the worker that set ``busy`` adds to the sum.
+    The sum of the first ``taken`` contributions is in ``run.grads``.  Contributions that arrived early are
+    in ``waiting``, by position.  Only the worker that set ``busy`` adds to the sum.
     """
 
     __slots__ = ("busy", "expected", "first", "index", "key", "taken", "waiting")
@@ -96,31 +95,31 @@ class _Inbox:
         return batch
 
 
-_Claims = list[tuple[_Inbox, list[Any]]]  # what a worker sums up, and for whom
+_Claims = list[tuple[_Inbox, list[Any]]]  # inboxes and the contributions that a worker adds to each
 
 
 class _Crew:
-    """The workers of one run and what they share, all of it behind ``lock``.
+    """The workers of one run and their shared state, which ``lock`` protects.
 
-    No loop stands in a ``with``: in CPython, 3.13 above all, an interrupt that comes where one jumps back may
-    miss the end of the block, and the lock would stay locked.  Loops are in methods that are called there.
-    ``user_code`` lets hooks and leaf events run one at a time, so that they may share state.
+    No ``with`` block contains a loop: in some versions of CPython an interrupt at the jump back to the start
+    of a loop skips the end of the block, and the lock would stay locked.  Such loops are in methods.
+    Hooks and leaf events run under ``user_code``, one at a time, so that they may share state.
     """
 
     def __init__(self, plan: Plan, run: Run, workers: int) -> None:
         self.plan = plan
         self.run = run
         self.limit = workers - 1  # helpers at most
-        # Bare locks, and no threading.Condition: that is written in Python, and an interrupt of
-        # the caller inside its code can leave it locked (tests/engine/test_faults.py found it so).
+        # Bare locks, not threading.Condition: that is Python code, and an interrupt of the caller inside it
+        # can leave it locked.
         self.lock = threading.Lock()
         self.user_code = threading.Lock()
-        self.bells = [threading.Lock() for _ in range(workers)]  # each one's owner sleeps on it
-        self.departed = [threading.Lock() for _ in range(workers)]  # free once a helper has ended
+        self.bells = [threading.Lock() for _ in range(workers)]  # worker i sleeps on bells[i]
+        self.departed = [threading.Lock() for _ in range(workers)]  # released when a helper has ended
         for bell in (*self.bells, *self.departed):
             bell.acquire()
         self.sleepers: list[int] = []
-        self.stopped = True  # until it begins, and from its end or an error on
+        self.stopped = True  # before the start, and after the end or an error
         self.errors: list[BaseException] = []
         self.helpers = 0
         self.in_hand = [-1] * workers  # the node each one works on; the caller is number 0
@@ -138,7 +137,7 @@ class _Crew:
     # The life of a run ----------------------------------------------------------------------
 
     def run_all(self) -> None:
-        """Work until everything is done or something failed; then no helper is left."""
+        """Run the plan; return or raise when every helper has ended."""
         self.context = copy_context()
         try:
             self.stopped = False
@@ -148,7 +147,7 @@ class _Crew:
                 self.fail(error)
             self.dismiss_all()
         finally:
-            self.stopped = True  # whatever interrupted even that: helpers see it soon
+            self.stopped = True  # helpers check it before each node
         if self.errors:
             try:
                 raise self.first_error()
@@ -157,7 +156,7 @@ class _Crew:
         self.settle()
 
     def help(self, me: int, ended: threading.Lock) -> None:
-        """Be a helper: work, and hand an error to the caller."""
+        """Run in a helper thread: work, and pass an error to the caller."""
         try:
             self.work(me)
         except BaseException as error:
@@ -166,7 +165,7 @@ class _Crew:
             ended.release()
 
     def fail(self, error: BaseException, me: int = 0) -> None:
-        """Take note of an error and stop all workers after the node they are at."""
+        """Record an error and stop all workers after their current node."""
         with self.lock:
             self.errors.append(error)
             self.stopped = True
@@ -195,7 +194,7 @@ class _Crew:
                 departed.release()  # for the next call, if an interrupt ends this one
 
     def first_error(self) -> BaseException:
-        """Return the error to raise, with the others as notes; an interrupt goes before errors."""
+        """Return the error to raise, with the others as notes; interrupts come before other errors."""
         with self.lock:
             errors = list(self.errors)
         first = next((e for e in errors if not isinstance(e, Exception)), errors[0])
@@ -205,7 +204,7 @@ class _Crew:
         return first
 
     def settle(self) -> None:
-        """Put the leaves into the order in which one thread would have found them."""
+        """Put the leaves into the order of a serial run."""
         run = self.run
         found, run.grads = run.grads, {}
         for row in self.edges:
@@ -246,9 +245,9 @@ class _Crew:
                 self.look_after_helpers()
 
     def take(self, me: int, own: int) -> int:
-        """Choose a node that is ready, -1 if there is none; whoever calls this has the lock.
+        """Choose a ready node, or -1 if there is none.  The caller holds the lock.
 
-        ``own`` is one that has just become ready in this thread and whose gradient is still in its cache.
+        ``own`` is a node that this thread has just made ready; its gradient is still in the cache.
         """
         crowded = self.waiting_bytes > WAITING_BYTES
         if own >= 0 and crowded and own != self.frontier:
@@ -260,9 +259,9 @@ class _Crew:
         return own
 
     def wake(self, count: int) -> None:
-        """Wake up to ``count`` sleepers; whoever calls this has the lock.
+        """Wake up to ``count`` sleeping workers.  The caller holds the lock.
 
-        A bell that was rung stays so until its owner sleeps on it: no call is lost.
+        A released bell stays released until its worker acquires it, so no wake-up is lost.
         """
         for _ in range(min(count, len(self.sleepers))):
             bell = self.bells[self.sleepers.pop()]
@@ -313,7 +312,7 @@ class _Crew:
         return following if following >= 0 else self.next_node(me)
 
     def deliver(self, index: int, pulled: list[Any] | None) -> list[_Inbox]:
-        """Hand contributions to the parents; return the parents that are complete by them."""
+        """Add contributions to the parents; return the parents that are now complete."""
         complete: list[_Inbox] = []
         shared: list[tuple[_Inbox, int, Any]] = []
         for i, target in enumerate(self.edges[index]):
@@ -324,7 +323,7 @@ class _Crew:
             if inbox.expected > 1:
                 shared.append((inbox, position, gp))
                 continue
-            inbox.taken = 1  # nobody else has anything for it
+            inbox.taken = 1  # the only contribution
             if gp is not None:
                 inbox.first = 0
                 self.sum_up(inbox.key, (gp,))
@@ -333,7 +332,7 @@ class _Crew:
         return complete + self.share(shared) if shared else complete
 
     def share(self, given: list[tuple[_Inbox, int, Any]]) -> list[_Inbox]:
-        """Hand contributions to parents that get others too; return those that are complete by them."""
+        """Add contributions to parents that have several consumers; return those that are now complete."""
         complete: list[_Inbox] = []
         with self.lock:
             claimed = self.claim(given)
@@ -345,7 +344,7 @@ class _Crew:
         return complete
 
     def claim(self, given: list[tuple[_Inbox, int, Any]]) -> _Claims:
-        """Put contributions where they wait; take on what can be summed now.  The lock is held."""
+        """Queue contributions and claim the inboxes whose next contribution is there.  The lock is held."""
         claimed = []
         for inbox, position, gp in given:
             inbox.waiting[position] = gp
@@ -357,7 +356,7 @@ class _Crew:
         return [(inbox, inbox.available()) for inbox in claimed]
 
     def let_go(self, claimed: _Claims, complete: list[_Inbox]) -> _Claims:
-        """Let go of what was summed, unless more has come for it.  The lock is held."""
+        """Release claimed inboxes, except those with further contributions.  The lock is held."""
         more: _Claims = []
         for inbox, batch in claimed:
             self.waiting_bytes -= sum(map(_nbytes, batch))
@@ -371,13 +370,13 @@ class _Crew:
         return more
 
     def sum_up(self, key: Any, batch: Sequence[Any]) -> None:
-        """Add contributions, in order, to what a node or leaf has: exactly as in one thread."""
+        """Add contributions to a node or leaf, in order, as a serial run does."""
         for gp in batch:
             if gp is not None:
                 contribute(self.run, key, gp)
 
     def finish(self, me: int, index: int, complete: list[_Inbox]) -> int:
-        """Note that a node is done; take one of the nodes that are ready now, offer the others."""
+        """Mark a node as done; take one of the nodes that are ready now and offer the others."""
         with self.lock:
             self.left -= 1
             self.finished[index] = 1
@@ -386,7 +385,7 @@ class _Crew:
             own = self.offer(complete)
             more = len(self.ready) > len(self.sleepers) and self.helpers < self.limit
             if more and self.stopped:
-                more = False  # the caller may be counting those who have to leave
+                more = False  # the caller may already wait for the helpers to end
             if more:
                 self.helpers += 1
             helper = self.helpers
@@ -397,7 +396,7 @@ class _Crew:
         return following
 
     def offer(self, complete: list[_Inbox]) -> int:
-        """Offer nodes that are ready now; return the first in the order, which is not.  The lock is held."""
+        """Offer ready nodes to other workers, except the first, which is returned.  The lock is held."""
         own = -1
         for inbox in complete:
             i = inbox.index
@@ -420,7 +419,7 @@ class _Crew:
 
 
 def _end_in_child() -> None:
-    """End a run in a forked child: its helper threads and their unfinished work are in the parent."""
+    """End a run in a forked child, which has no helper threads."""
     crew = _crew_here()
     if crew is None or not crew.helpers:
         return
@@ -447,7 +446,7 @@ _Edges = list[list[tuple[_Inbox, int] | None]]
 
 
 def _wired(plan: Plan) -> tuple[list[Node], dict[Any, _Inbox], _Edges]:
-    """Give every contribution its position in the sum of its parent."""
+    """Assign each contribution its position in the sum of its parent."""
     needed = plan.needed
     order = plan.order if needed is None else [n for n in plan.order if n in needed]
     inboxes = {node: _Inbox(node, i) for i, node in enumerate(order)}

@@ -1,4 +1,4 @@
-"""One backward run: its state, and the door through which all front ends start it."""
+"""The state of one backward run, and the function that all front ends start it with."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ OnReady = Callable[[Tensor, Any], Any]
 
 
 def key_of(t: Tensor) -> Any:
-    """Return what stands for a tensor in a graph: its node, or a leaf itself."""
+    """Return the key of a tensor in a graph: its node, or the tensor itself if it is a leaf."""
     return t if t._node is None or t._node is LEAF else t._node
 
 
 class Run:
-    """The state of one backward: gradients on their way, and what is to happen with them.
+    """The state of one backward.
 
-    ``grads`` maps nodes and leaves to the gradients that have reached them; at the end only
-    leaves remain.  ``captured`` are intermediate nodes whose gradients were asked for.
+    ``grads`` maps nodes and leaves to the sums of their contributions so far; at the end only leaves
+    remain.  ``captured`` are intermediate nodes whose gradients were requested.
     ``retained`` are the gradients of tensors with ``retain_grad``.  ``on_ready(leaf, g)`` is called when
     a leaf is complete, and returns what is left of its gradient: None if it took it.
     """
@@ -53,9 +53,9 @@ class Run:
         self.retained: list[tuple[Tensor, Any]] = []
 
     def arrive(self, node: Node, g: Any, zeros: Any) -> tuple[Any, Any]:
-        """Take the total gradient of a node: run its hooks, note it where it was asked for.
+        """Run the hooks of a node on its total gradient, and store the gradient if it was requested.
 
-        Return it with its zeros, by output where there are several.
+        Return the gradient with its zeros, by output if there are several.
         """
         if node in self.wide:
             g = narrowed(self.xp, g, node, self.wide)
