@@ -295,6 +295,8 @@ def _transposed(node: Node, tangents: list[Any], xp: Namespace, values: tuple[An
     finally:
         grad_mode.set(before)
     result = tuple(run.captured[key_of(leaf)] for leaf in leaves)
+    if not before:  # inside vmap, the run has recorded what outer tensors take part in
+        result = tuple(r.detached() if isinstance(r, Lifted) else r for r in result)
     return result if several else result[0]
 
 
