@@ -7,12 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy import ndarray
 
 from adjoint.compiler.replay import build
 from adjoint.compiler.trace import Held, hooks_of
 from adjoint.core.node import Node
-from adjoint.core.tensor import Tensor, clock, wrap
+from adjoint.core.tensor import Tensor, clock, committing, wrap
 
 if TYPE_CHECKING:
     from adjoint.compiler.program import Program, Write
@@ -48,6 +47,15 @@ def set_grad(undo: Undo, t: Tensor, value: Any) -> None:
 
 def _put_grad(t: Tensor, grad: Any) -> None:
     t.grad = grad
+
+
+def set_grads(undo: Undo, tensors: list[Tensor], *values: Any) -> None:
+    """Set the gradients of several tensors."""
+    with committing:
+        for t, value in zip(tensors, values, strict=True):
+            extra = t._extra or t._need_extra()
+            undo.append((_put_grad, t, extra.grad))
+            extra.grad = wrap(value)
 
 
 def drop_grads(undo: Undo, tensors: list[Tensor]) -> None:
@@ -130,8 +138,8 @@ def _guard(w: _Writer, guard: Any) -> None:
 def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: int) -> Callable[..., Any]:
     """Return ``call(*arguments)``, which reads, runs, writes, and returns all outputs of ``run``."""
     w = _Writer(
-        ndarray=ndarray, Tensor=Tensor, write=write, set_grad=set_grad, drop_grads=drop_grads, own=own,
-        set_item=set_item, take_back=take_back,
+        Tensor=Tensor, own=own, write=write, set_grad=set_grad, set_grads=set_grads,
+        drop_grads=drop_grads, set_item=set_item, take_back=take_back,
     )  # fmt: skip
     given = [_read(w, s.kind, s.owner) for s in program.sources]
     for k, each in enumerate(given):
@@ -156,35 +164,53 @@ def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: in
 def _write_all(w: _Writer, program: Program) -> None:
     """Add the lines that write: what can be undone first, then the updates of optimisers."""
     place = len(program.results)
-    dropped = []
+    dropped: list[Tensor] = []
+    owners: list[Tensor] = []
+    values: list[str] = []
+    calls = []
     for each in program.writes:
-        if each.kind == "grad" and each.values[0] is None and not isinstance(each.owner, int):
-            dropped.append(each.owner)
+        if each.kind == "grad" and not isinstance(each.owner, int):
+            if each.values[0] is None:
+                dropped.append(each.owner)
+            else:
+                owners.append(each.owner)
+                values.append(f"found[{place}]")
+                place += 1
+        elif each.kind == "call":
+            calls.append((each, place))
+            place += len(each.values)
         else:
             place = _write(w, each, place)
-            if each.kind == "call" and dropped:
-                w.lines.insert(-1, f"        drop_grads(undo, {w.name(dropped)})")
-                dropped = []
+    if owners:
+        w.add(f"    set_grads(undo, {w.name(owners)}, {', '.join(values)})")
     if dropped:
         w.add(f"    drop_grads(undo, {w.name(dropped)})")
+    for each, at in calls:
+        _write(w, each, at)
 
 
 def own(found: tuple[Any, ...], shared: Sequence[int], given: tuple[Any, ...]) -> list[Any]:
     """Return outputs that share no memory with what was read."""
-    outs = list(found)
+    outs, ids = list(found), {*map(id, given)}
     for k in shared:
         value = outs[k]
-        if value is not None and (value.base is not None or any([value is g for g in given])):  # noqa: C419  faster
+        if value.base is not None or id(value) in ids:
             outs[k] = value.copy()
     return outs
 
 
+# Ops, besides ufuncs, whose result is always a new array.
+_FRESH = frozenset(("linear", "matmul", "mean", "mse", "sum"))
+
+
 def _may_share(program: Program, value: Any) -> bool:
     """Tell whether a value may be a view of another, or one that was read."""
-    if value is None or value.weak:
+    if value.weak:
         return False
     maker = next((i for i in program.body if any(o is value for o in i.outs)), None)
-    return maker is None or type(maker.op.forward) is not np.ufunc
+    if maker is None:
+        return True
+    return type(maker.op.forward) is not np.ufunc and maker.op.name not in _FRESH
 
 
 def _check_tensors(w: _Writer, trace: Trace) -> None:
