@@ -74,8 +74,7 @@ class Slot:
         self.shape = checked_shape(name, shape)
         self.size = math.prod(self.shape)
         self.dtype = None if dtype is None else checked_sum_dtype(name, dtype)  # None: as the first gradient
-        self.block: _Block | None = None
-        self.place = 0  # among the slots of the block
+        self.place = 0  # among the slots of its block
         self.part = slice(0, 0)  # of its memory
 
     def fitting(self, g: Array | SparseRows, weak: bool = False) -> Array | SparseRows:
@@ -108,7 +107,7 @@ class _Block:
         self.pick: Any = itemgetter(*[slot.index for slot in slots])
         self.size = 0
         for i, slot in enumerate(slots):
-            slot.block, slot.place, slot.part = self, i, slice(self.size, self.size + slot.size)
+            slot.place, slot.part = i, slice(self.size, self.size + slot.size)
             self.size += slot.size
 
     def open(self) -> None:
@@ -207,6 +206,7 @@ class Sums:
             1.0  # weights are counted in this power of two, so that tiny ones do not vanish in float32
         )
         self._blocks: list[_Block] = []
+        self._block_of: dict[str, _Block] = {}
         self._pending: list[Slot] = []  # slots without a block
         # names, dtypes and shapes of the last whole, dense micro-batch, which the next one is likely to have
         self._seen: tuple[list[str], list[Any], list[Any]] | None = None
@@ -310,12 +310,15 @@ class Sums:
                 groups.setdefault((slot.dtype, start // BLOCK) if small else slot, []).append(slot)
         made = [(_Block(g, self.depth), [s for s in g if s in undecided]) for g in groups.values()]
         self._blocks += [block for block, _ in made]
+        self._block_of.update((slot.name, block) for block, _ in made for slot in block.slots)
         self._pending = [slot for slot in self._pending if slot.dtype is None]
         return made
 
     def _undo(self, made: list[tuple[_Block, list[Slot]]]) -> None:
         for block, undecided in made:
             self._blocks.remove(block)
+            for slot in block.slots:
+                del self._block_of[slot.name]
             self._pending += block.slots
             for slot in undecided:
                 slot.dtype = None
@@ -334,10 +337,11 @@ class Sums:
         if name in self.rows:
             rows, sums = self.rows[name]
             found = SparseRows(rows, _corrected(sums), slot.shape, unique=True)
-        if name in self.dense and slot.block is not None:
-            dense = slot.block.arrays[slot.place + 1]
+        if name in self.dense:
+            block = self._block_of[name]
+            dense = block.arrays[slot.place + 1]
             if self.depth == 2:
-                dense = _corrected(slot.block.arrays[0][:, slot.part]).reshape(slot.shape)
+                dense = _corrected(block.arrays[0][:, slot.part]).reshape(slot.shape)
             found = dense if found is None else np.add(dense, found)
         return np.zeros(slot.shape, slot.dtype or np.float64) if found is None else found
 
@@ -345,8 +349,8 @@ class Sums:
         """Return the sums of all names to which something was added."""
         if self.rows or self.depth == 2:
             return {name: self.total(name) for name in self.used}
-        slots = self.slots.values()
-        return {s.name: s.block.arrays[s.place + 1] for s in slots if s.name in self.dense and s.block}
+        slots, blocks = self.slots.values(), self._block_of
+        return {s.name: blocks[s.name].arrays[s.place + 1] for s in slots if s.name in self.dense}
 
     def values(self) -> list[Array]:
         """Return all that was added as few arrays, to check whether it is finite."""
@@ -374,8 +378,7 @@ class Sums:
             if type(g) is SparseRows:
                 self.rows[name] = g.coalesced().rows, sums
             else:
-                assert slot.block is not None
-                slot.block.put(slot, sums)
+                self._block_of[name].put(slot, sums)
                 self.dense.add(name)
         self.unit = 1.0
 
@@ -385,8 +388,8 @@ class Sums:
         """Return the sum of a parameter for ``loaded``, in new arrays."""
         slot = self.slots[name]
         found: dict[str, Any] = {}
-        if name in self.dense and slot.block is not None:
-            sums = slot.block.arrays[0][:, slot.part].reshape(self.depth, *slot.shape)
+        if name in self.dense:
+            sums = self._block_of[name].arrays[0][:, slot.part].reshape(self.depth, *slot.shape)
             found |= zip(("sum", "errors"), sums, strict=False)
         if name in self.rows:
             rows, sums = self.rows[name]
@@ -413,8 +416,8 @@ class Sums:
                 [np.array(state.get(key, 0), slot.dtype) for key in keys[: self.depth]]
                 for keys in (("sum", "errors"), ("values", "row_errors"))
             )
-            if "sum" in state and slot.block is not None:
-                slot.block.put(slot, np.stack(np.broadcast_arrays(*dense)))
+            if "sum" in state and name in new._block_of:
+                new._block_of[name].put(slot, np.stack(np.broadcast_arrays(*dense)))
                 new.dense.add(name)
             if "rows" in state:
                 new.rows[name] = np.array(state["rows"], np.intp), np.stack(np.broadcast_arrays(*sparse))
