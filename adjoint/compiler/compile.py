@@ -177,7 +177,7 @@ class Compiled:
         -------
         dict
             "traces", "reasons" (one per trace), and "programs", those that are kept: "instructions",
-            "guards", "trace_seconds" and "calls" of each.
+            "guards", "trace_seconds", "build_seconds" and "calls" of each.
         """
         with self._lock:
             return {
@@ -330,6 +330,7 @@ class Variant:
                 f"ad.compile: {self.name} draws from the global generator of NumPy or Python.\n"
                 "  Use a generator of ad.random, whose draws are made anew at each call."
             )
+        self.trace_seconds = time.perf_counter() - start
         trace.arguments = ()
         self.program = trace.program
         given = list(_modules(call.structure))
@@ -348,7 +349,7 @@ class Variant:
         self.modes = call.key[2]
         # whether the result is one tensor
         self.single = self.outs == [("value", 0)] and self.result.kind is tree.Structure.LEAF
-        self.trace_seconds = time.perf_counter() - start
+        self.build_seconds = time.perf_counter() - start - self.trace_seconds
 
     def _count_direct(self, call: Call) -> int:
         """Return the number of arguments if all are constant arrays and none is in a container, else 0."""
@@ -479,6 +480,7 @@ class Variant:
             "instructions": len(self.program.live()),
             "guards": [g.what for g in self.guards] + [f"{tensors} tensors"],
             "trace_seconds": self.trace_seconds,
+            "build_seconds": self.build_seconds,
             "calls": self.calls,
         }
 

@@ -14,7 +14,7 @@ from adjoint.core.node import Node
 from adjoint.core.tensor import Tensor, clock, committing, wrap
 
 if TYPE_CHECKING:
-    from adjoint.compiler.program import Program, Write
+    from adjoint.compiler.program import Instruction, Program, Write
     from adjoint.compiler.trace import Trace
 
 __all__ = ["make_call", "make_check", "write"]
@@ -146,7 +146,8 @@ def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: in
         w.add(f"s{k} = {each}")
     names = [f"s{k}" for k in range(len(given))]
     w.add(f"found = {w.name(run, 'run')}({', '.join(names)})")
-    shared = [k for k, v in enumerate(program.outputs()) if _may_share(program, v)]
+    makers = {o.id: i for i in program.body for o in i.outs}
+    shared = [k for k, v in enumerate(program.outputs()) if _may_share(v, makers.get(v.id))]
     if shared:
         w.add(f"found = own(found, {w.name(shared)}, ({', '.join(names)}{',' if names else ''}))")
     w.add(f"{' = '.join(names) or 's'} = None")  # held here, memory would be copied before it is written
@@ -203,14 +204,11 @@ def own(found: tuple[Any, ...], shared: Sequence[int], given: tuple[Any, ...]) -
 _FRESH = frozenset(("linear", "matmul", "mean", "mse", "sum"))
 
 
-def _may_share(program: Program, value: Any) -> bool:
-    """Tell whether a value may be a view of another, or one that was read."""
+def _may_share(value: Any, maker: Instruction | None) -> bool:
+    """Tell whether a value may be a view of another, or one that was read; ``maker`` is what makes it."""
     if value.weak:
         return False
-    maker = next((i for i in program.body if any(o is value for o in i.outs)), None)
-    if maker is None:
-        return True
-    return type(maker.op.forward) is not np.ufunc and maker.op.name not in _FRESH
+    return maker is None or (type(maker.op.forward) is not np.ufunc and maker.op.name not in _FRESH)
 
 
 def _check_tensors(w: _Writer, trace: Trace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.compiler.program import Instruction, Program
-from adjoint.compiler.symbolic import Symbolic
+from adjoint.compiler.symbolic import ADD_INTO, Symbolic, add_in_place
 from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
 
 __all__ = ["build"]
@@ -40,14 +41,17 @@ class _Builder:
         self.lines: list[str] = []
         self.kept = {o.id for o in self.outputs}
         self.typed: set[str] = set()  # weak numbers that are arrays already
-        self.fresh = {o.id for i in self.body for o in i.outs}
+        self.makers = {o.id: i for i in self.body for o in i.outs}
+        self.fresh = frozenset(self.makers)
         self.branches = self._find_branches()
         inner = {k: n for n, inside in self.branches.items() for k in inside}
         self.inner = frozenset(inner)  # instructions that run only under a condition
+        self.uses: Counter[int] = Counter()
         self.last: dict[int, int] = {}  # where a value is used last
         for n, i in enumerate(self.body):
             for a in i.args:
                 if isinstance(a, Symbolic):
+                    self.uses[a.id] += 1
                     self.last[a.id] = max(self.last.get(a.id, 0), inner.get(n, n))
 
     def _find_branches(self) -> dict[int, list[int]]:
@@ -125,13 +129,20 @@ class _Builder:
             self.names[f"p{n}"] = i.params
             args.append(f"**p{n}")
         f = f"f{n}_{_identifier(i.op.name)}"
-        self.names[f] = _forward(i)
+        own = i.op is ADD_INTO and self._is_own(i.args[0])
+        self.names[f] = add_in_place if own else _forward(i)
         targets = ", ".join(f"v{o.id}" for o in i.outs)
         comma = "," if i.op.outputs > 1 and targets else ""
         self.lines.append(f"{indent}{targets}{comma}{' = ' if targets else ''}{f}({', '.join(args)})")
         for o in i.outs:
             if not o.weak and not o.shape:
                 self.lines.append(f"{indent}if type(v{o.id}) is not ndarray: v{o.id} = asarray(v{o.id})")
+
+    def _is_own(self, value: Symbolic) -> bool:
+        """Tell whether an array was made for sums by the program, and nothing else uses it."""
+        maker = self.makers.get(value.id)
+        sums = maker is not None and (maker.op is ADD_INTO or maker.op.name == "unindex")
+        return sums and self.uses[value.id] == 1 and value.id not in self.kept
 
     def _drop(self, n: int, i: Instruction, indent: str) -> None:
         """Drop the values that are used here for the last time."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from adjoint.compiler.trace import Trace
     from adjoint.core.op import Op
 
-__all__ = ["Nonzero", "Number", "Root", "Symbolic"]
+__all__ = ["ADD_INTO", "Nonzero", "Number", "Root", "Symbolic", "add_in_place"]
 
 _FLOAT64 = np.dtype(np.float64)
 
@@ -97,7 +97,7 @@ class Symbolic(Unknown):
 
     def add_into(self, total: Any, key: Any) -> Symbolic:
         """Return ``total`` with this gradient added at an index."""
-        return self.trace.call_host(_ADD_INTO, (total, self), [(total.shape, total.dtype)], {"key": key})[0]
+        return self.trace.call_host(ADD_INTO, (total, self), [(total.shape, total.dtype)], {"key": key})[0]
 
     def any_nan(self, values: Any) -> Symbolic:
         """Return whether one of these values has a NaN, which is not known yet."""
@@ -123,10 +123,14 @@ class Symbolic(Unknown):
         return f"%{self.id}"
 
 
-def _add_into(total: Any, g: Any, key: Any) -> Any:
-    total = np.array(total)
+def add_in_place(total: Any, g: Any, key: Any) -> Any:
+    """Add a gradient at an index of an array that nothing else uses."""
     total[key] += g
     return total
+
+
+def _add_into(total: Any, g: Any, key: Any) -> Any:
+    return add_in_place(np.array(total), g, key)
 
 
 def _any_nan(*tangents: Any) -> Any:
@@ -137,7 +141,7 @@ _VIEWS = frozenset(
     "reshape permute_dims moveaxis matrix_transpose broadcast_to flip diagonal windows index".split()
 )
 _ITEM = Host("item", lambda a: a.item())
-_ADD_INTO = Host("add_into", _add_into)
+ADD_INTO = Host("add_into", _add_into)
 _ANY_NAN = Host("any_nan", _any_nan)
 # The last argument of these is computed only where the condition on the first holds.
 _KEEP_ZEROS = Host("keep_zeros", lambda g, live: np.where(live, g, np.asarray(0, g.dtype)), when=may_have_nan)

@@ -42,7 +42,9 @@ _NUMBERS = (float, int, bool, complex)
 class Held:
     """A tensor that a trace has adopted, and what it was before."""
 
-    __slots__ = ("argument", "data", "grad", "grad_known", "hooks", "node", "symbol", "tensor", "version")
+    __slots__ = (
+        "argument", "data", "entry", "grad", "grad_known", "hooks", "node", "symbol", "tensor", "version",
+    )  # fmt: skip
 
     def __init__(self, t: Tensor, symbol: Symbolic, argument: int | None = None) -> None:
         self.tensor = t
@@ -52,6 +54,7 @@ class Held:
         self.version = t._version
         self.node = t._node
         self.grad = None if t._extra is None else t._extra.grad
+        self.entry: Symbolic | None = None  # the value of its .grad before the trace, if that was read
         self.grad_known = False  # whether the trace has read or set its .grad
         self.hooks = hooks_of(t)
 
@@ -402,7 +405,8 @@ class Trace:
                     )
                 kind = "grad" if held.argument is None else "argument grad"
                 owner = t if held.argument is None else held.argument
-                t._need_extra().grad = wrap(self.source(kind, t.shape, t.dtype, owner))
+                held.entry = self.source(kind, t.shape, t.dtype, owner)
+                t._need_extra().grad = wrap(held.entry)
         return None if t._extra is None else t._extra.grad
 
     def grad_guards(self) -> list[Held]:
@@ -484,24 +488,18 @@ class Trace:
                 now = None if t._extra is None else t._extra.grad
                 if now is None:
                     writes.append(Write("grad", owner, (None,)))
-                elif not self._is_entry(now, owner):
+                elif now._data is not h.entry:
                     if type(now._node) is Node:
                         raise TransformError(
                             "ad.compile: backward(create_graph=True) leaves a .grad with a history.\n"
                             "  Use ad.gradients(loss, params, create_graph=True) inside."
                         )
                     writes.append(Write("grad", owner, (self.value(now),)))
+        read = {s.value.id for s in self.program.sources}
         for (_, key), (container, value) in self.cells.items():
-            if all(s.value is not value for s in self.program.sources):
+            if value.id not in read:
                 writes.append(Write("cell", (container, key), (value,)))
         writes.extend(self.actions)
-
-    def _is_entry(self, grad: Any, owner: Any) -> bool:
-        """Tell whether a ``.grad`` is still the one from before the trace."""
-        kinds = ("grad", "argument grad")
-        return any(
-            s.kind in kinds and s.owner is owner and s.value is grad._data for s in self.program.sources
-        )
 
     def _release(self) -> None:
         """Give all adopted tensors their own values back."""

@@ -469,3 +469,25 @@ def test_methods_can_be_compiled() -> None:
     assert (a.apply(x).item(), b.apply(x).item()) == (2.0, 3.0)
     a.factor = 5.0
     assert (a.apply(x).item(), b.apply(x).item()) == (5.0, 3.0)
+
+
+def test_sums_in_place_do_not_show_in_views() -> None:
+    def f(x: Any, b: Any) -> Any:
+        z = x + b.reshape(4)
+        return z[0] * 2 + z[1] * 3 + (x[2] * x[3]) * 5 + x[0]
+
+    args = ad.tensor([1.0, 2.0, 3.0, 4.0]), ad.tensor([[1.0, 2.0], [3.0, 4.0]])
+    eager = ad.grad(f, argnums=(0, 1))
+    for a, b in zip(eager(*args), ad.compile(eager)(*args), strict=True):
+        assert same_bits(a, b)
+
+
+def test_gradients_of_many_elements_add_up_in_one_array() -> None:
+    def f(x: Any) -> Any:
+        return sum((x[k] * x[-k] * float(k) for k in range(1, 9)), 0 * x[0])
+
+    x = ad.tensor(np.linspace(-1, 1, 10))
+    g = ad.compile(ad.grad(f))
+    for _ in range(2):
+        assert same_bits(g(x), ad.grad(f)(x))
+    assert x.tolist() == np.linspace(-1, 1, 10).tolist()
