@@ -21,7 +21,7 @@ from adjoint.config import special
 from adjoint.core.convert import asarray
 from adjoint.core.lifted import refuse_tracing
 from adjoint.core.sparse import SparseRows, as_gradient_tensor
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, castable
 from adjoint.errors import (
     AccumulationError,
     ArgumentError,
@@ -368,7 +368,7 @@ def clip_by(
         clipped[name] = g = gradient_array(f"clip: {name!r}", given[name])
         if g.shape != old.shape:
             raise ShapeError(f"clip: the function gave {name!r} of shape {old.shape} the shape {g.shape}.")
-        if not np.can_cast(g.dtype, old.dtype, "same_kind"):
+        if not castable(g.dtype, old.dtype):
             raise DTypeError(f"clip: the function gave {name!r}, which is {old.dtype}, the dtype {g.dtype}.")
     sums.replace(clipped)
     return before, global_norm(clipped.values(), p)

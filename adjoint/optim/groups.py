@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy import ndarray
 
-from adjoint.core.tensor import Tensor, read_only, writable
+from adjoint.core.tensor import Tensor, castable, read_only, writable
 from adjoint.optim.block import Block
 
 if TYPE_CHECKING:
@@ -245,11 +245,9 @@ def _fitted(grad: Any, p: Tensor) -> Any:
     g = grad if rows is not None else grad._data if type(grad) is Tensor else np.asarray(grad)
     if g.shape != p.shape:
         raise ValueError  # the caller adds the message, which names the parameter
-    if rows is not None:
-        if not np.can_cast(g.dtype, p.dtype, "same_kind"):
-            raise TypeError
-        return g
-    return g.astype(p.dtype, casting="same_kind", copy=False)
+    if not castable(g.dtype, p.dtype):
+        raise TypeError
+    return g if rows is not None else g.astype(p.dtype, copy=False)
 
 
 def plain(value: Any) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 from adjoint.config import grad_mode, special
 from adjoint.core.lifted import refuse_tracing, tracing
 from adjoint.core.namespace import Namespace, raw
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, castable
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.grads.slots import drop
 from adjoint.optim.formula import form_of
@@ -400,7 +400,7 @@ class Optimizer:
             g = g if isinstance(g, Tensor) or hasattr(g, "rows") else np.asarray(g)
             if g.shape != p.shape:
                 raise ShapeError(f"{where} has shape {g.shape}, but the parameter {p.shape}.")
-            if not np.can_cast(g.dtype, p.dtype, "same_kind"):
+            if not castable(g.dtype, p.dtype):
                 raise DTypeError(f"{where} is {g.dtype}, but the parameter {p.dtype}.")
 
     @np.errstate(all="ignore")  # a warning raised as an error would leave the update incomplete
