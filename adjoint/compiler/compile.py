@@ -113,7 +113,13 @@ class Compiled:
                 if v.direct and len(args) == v.direct and v.fits(args) and v.holds(*args):
                     return v.run_direct(args)
             call = Call(args, kwargs, self._static)
-            found = self._variant(call).run(call)
+            variant = self._variant(call)
+            if mode == "check" and variant.impure:
+                raise TransformError(
+                    f'compiling("check"): {name_of(self._f)} writes or draws, and would do so twice.\n'
+                    "  Check a function that only computes, such as the loss."
+                )
+            found = variant.run(call)
         if mode == "check":
             _compare(name_of(self._f), found, self._f(*args, **kwargs))
         return found

@@ -372,6 +372,19 @@ def test_compiling_check_compares() -> None:
         assert g(ad.tensor(X)).item() == pytest.approx(X.sum())
 
 
+def test_compiling_check_refuses_functions_that_write() -> None:
+    w = ad.tensor([1.0])
+
+    @ad.compile
+    def f(x: Any) -> Any:
+        w.copy_(w + x)
+        return w * 1
+
+    with ad.config.compiling("check"), pytest.raises(TransformError, match="writes or draws"):
+        f(ad.tensor(1.0))
+    assert w.tolist() == [1.0]
+
+
 # Differentiation through a compiled function ---------------------------------------------------------
 
 
