@@ -16,13 +16,13 @@ from adjoint import distributed
 from adjoint.errors import MissingExtraError
 
 pytest.importorskip("mpi4py")
-HERE = Path(__file__).parent
+PROGRAM = Path(__file__).parents[1] / "support" / "ranks.py"
 MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 needs_mpi = pytest.mark.skipif(MPIEXEC is None, reason="needs mpiexec")
 pytestmark = pytest.mark.mpi
 
 
-def start(what: str, size: int, program: str = "ranks.py") -> tuple[subprocess.CompletedProcess[str], float]:
+def start(what: str, size: int) -> tuple[subprocess.CompletedProcess[str], float]:
     """Run a program on several ranks; return it, and the seconds since it printed "now"."""
     version = subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True, check=False).stdout
     flags = (
@@ -30,7 +30,7 @@ def start(what: str, size: int, program: str = "ranks.py") -> tuple[subprocess.C
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(ad.__file__).parents[1]), "OPENBLAS_NUM_THREADS": "1"}
     with subprocess.Popen(
-        [MPIEXEC, *flags, "-n", str(size), sys.executable, str(HERE / program), what],
+        [MPIEXEC, *flags, "-n", str(size), sys.executable, str(PROGRAM), what],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
     ) as process:  # fmt: skip
         lines, since = [], time.monotonic()
