@@ -16,6 +16,7 @@ __all__ = [
     "anomaly",
     "arriving",
     "compile_mode",
+    "cpu_level",
     "crew",
     "default_dtype",
     "enclosing",
@@ -57,6 +58,8 @@ workers: ContextVar[int | str] = ContextVar("adjoint_workers", default=1)
 threads: ContextVar[int | str] = ContextVar("adjoint_threads", default="auto")
 # How functions of ``ad.compile`` run: True, False or "check".
 compile_mode: ContextVar[bool | str] = ContextVar("adjoint_compile_mode", default=True)
+# The vector instructions that kernels use, of ``compiler.machine.LEVELS``; None: all that the processor has.
+cpu_level: ContextVar[str | None] = ContextVar("adjoint_cpu_level", default=None)
 # The generator that draws initial values; None: one per process.
 init_generator: ContextVar[Any] = ContextVar("adjoint_init_generator", default=None)
 # The entered modes as a linked list: the innermost mode, the value before it, and the entry around it.

@@ -1,0 +1,572 @@
+"""A writer of LLVM IR text: typed values with fresh names, arithmetic, memory, loops and functions.
+
+A kernel is the function ``@kernel(ptr %args, i64 %lo, i64 %hi, i64 %chunk, i64 %thread)``.  ``%args`` points
+to a table of 8-byte slots with the addresses of buffers.  The kernel does the iterations ``lo <= i < hi`` of
+its outermost loop.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adjoint.compiler.machine import Machine
+
+__all__ = ["Index", "Piece", "Value", "Writer", "element_of", "size_of"]
+
+_ELEMENTS = {
+    "float32": "float", "float64": "double", "bool": "i1",
+    "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
+    "uint8": "i8", "uint16": "i16", "uint32": "i32", "uint64": "i64",
+}  # fmt: skip
+_SIZES = {"float": 4, "double": 8, "i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "ptr": 8}
+_SUFFIX = {"float": "f32", "double": "f64"}
+_FLOATING = ("float", "double")
+PARAMETERS = (("ptr", "args"), ("i64", "lo"), ("i64", "hi"), ("i64", "chunk"), ("i64", "thread"))
+
+
+def element_of(dtype: Any) -> str:
+    """Return the LLVM type of a NumPy dtype: a boolean is ``i1`` in registers and a byte in memory."""
+    return _ELEMENTS[np.dtype(dtype).name]
+
+
+def size_of(element: str) -> int:
+    """Return the bytes that one element takes in memory."""
+    return _SIZES[element]
+
+
+class Value(NamedTuple):
+    """A name or a literal with its type."""
+
+    text: str
+    element: str
+    lanes: int = 1
+
+    @property
+    def type(self) -> str:
+        """The type as LLVM writes it."""
+        return self.element if self.lanes == 1 else f"<{self.lanes} x {self.element}>"
+
+    @property
+    def typed(self) -> str:
+        """The type and the name."""
+        return f"{self.type} {self.text}"
+
+    @property
+    def floating(self) -> bool:
+        """Whether it is float or double."""
+        return self.element in _FLOATING
+
+
+Index = int | Value
+
+
+class Piece(NamedTuple):
+    """A part of a row: where it starts, the lanes of its vector, and a mask unless all of them count."""
+
+    offset: int
+    lanes: int
+    mask: Value | None
+
+
+class Writer:
+    """Writes one function.  Functions of one unit share their declarations and definitions."""
+
+    def __init__(self, machine: Machine, unit: _Unit | None = None) -> None:
+        self.machine = machine
+        self.unit = unit or _Unit()
+        self._lines: list[str] = []
+        self._entry: list[str] = []
+        self._slots: dict[int, Value] = {}
+        self._count = 0
+        self._block = "entry"
+
+    # Lines and names ----------------------------------------------------------------------------
+
+    def line(self, text: str) -> None:
+        """Add a line."""
+        self._lines.append(f"  {text}")
+
+    def emit(self, text: str, element: str, lanes: int = 1) -> Value:
+        """Add a line that makes a value."""
+        name = self._fresh("%v")
+        self.line(f"{name} = {text}")
+        return Value(name, element, lanes)
+
+    def _fresh(self, prefix: str) -> str:
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    def label(self, name: str) -> None:
+        """Start a block."""
+        self._lines.append(f"{name}:")
+        self._block = name
+
+    def declare(self, text: str) -> None:
+        """Declare a function once per unit."""
+        self.unit.declarations.add(f"declare {text}")
+
+    def call(self, name: str, element: str, lanes: int, *args: Value) -> Value:
+        """Call an external or internal function by its name without ``@``."""
+        made = Value("", element, lanes)
+        return self.emit(f"call {made.type} @{name}({', '.join(a.typed for a in args)})", element, lanes)
+
+    def run(self, name: str, *args: Value) -> None:
+        """Call a function that returns nothing."""
+        self.line(f"call void @{name}({', '.join(a.typed for a in args)})")
+
+    def intrinsic(self, name: str, *args: Value) -> Value:
+        """Call an LLVM intrinsic that is overloaded on its first argument."""
+        a = args[0]
+        kind = _SUFFIX.get(a.element, a.element)
+        full = f"llvm.{name}.{f'v{a.lanes}' if a.lanes > 1 else ''}{kind}"
+        self.declare(f"{a.type} @{full}({', '.join(x.type for x in args)})")
+        return self.call(full, a.element, a.lanes, *args)
+
+    # Constants ----------------------------------------------------------------------------------
+
+    def const(self, number: Any, element: str, lanes: int = 1) -> Value:
+        """Return a literal, the same in all lanes."""
+        text = _literal(number, element)
+        if lanes > 1:
+            text = f"<{', '.join([f'{element} {text}'] * lanes)}>"
+        return Value(text, element, lanes)
+
+    def like(self, value: Value, number: Any) -> Value:
+        """Return a literal of the type of a value."""
+        return self.const(number, value.element, value.lanes)
+
+    def constants(self, numbers: Sequence[Any], element: str) -> Value:
+        """Return a vector literal."""
+        return Value(
+            f"<{', '.join(f'{element} {_literal(x, element)}' for x in numbers)}>", element, len(numbers)
+        )
+
+    def index_value(self, i: Index) -> Value:
+        """Return an index as a value."""
+        return self.const(i, "i64") if isinstance(i, int) else i
+
+    # Arithmetic ---------------------------------------------------------------------------------
+
+    def op(self, name: str, a: Value, b: Value) -> Value:
+        """Emit an instruction on two values of one type."""
+        return self.emit(f"{name} {a.typed}, {b.text}", a.element, a.lanes)
+
+    def _pair(self, a: Any, b: Any) -> tuple[Value, Value]:
+        """Turn a Python number beside a value into a literal."""
+        if not isinstance(a, Value):
+            a = self.like(b, a)
+        if not isinstance(b, Value):
+            b = self.like(a, b)
+        return a, b
+
+    def _arithmetic(self, name: str, a: Any, b: Any) -> Value:
+        x, y = self._pair(a, b)
+        return self.op(f"f{name}" if x.floating else name, x, y)
+
+    def add(self, a: Any, b: Any) -> Value:
+        """Emit ``a + b``; either may be a Python number."""
+        return self._arithmetic("add", a, b)
+
+    def sub(self, a: Any, b: Any) -> Value:
+        """Emit ``a - b``."""
+        return self._arithmetic("sub", a, b)
+
+    def mul(self, a: Any, b: Any) -> Value:
+        """Emit ``a * b``."""
+        return self._arithmetic("mul", a, b)
+
+    def div(self, a: Any, b: Any) -> Value:
+        """Emit the quotient of floats."""
+        x, y = self._pair(a, b)
+        return self.op("fdiv", x, y)
+
+    def neg(self, a: Value) -> Value:
+        """Emit ``-a``."""
+        return self.emit(f"fneg {a.typed}", a.element, a.lanes) if a.floating else self.sub(0, a)
+
+    def fma(self, a: Any, b: Any, c: Any) -> Value:
+        """Emit ``a * b + c``, rounded once where the machine can do so in one instruction."""
+        like = next(x for x in (a, b, c) if isinstance(x, Value))
+        x, y, z = (v if isinstance(v, Value) else self.like(like, v) for v in (a, b, c))
+        if self.machine.fma:
+            return self.intrinsic("fma", x, y, z)
+        return self.add(self.mul(x, y), z)
+
+    def abs(self, a: Value) -> Value:
+        """Emit the absolute value of a float."""
+        return self.intrinsic("fabs", a)
+
+    def sqrt(self, a: Value) -> Value:
+        """Emit the square root."""
+        return self.intrinsic("sqrt", a)
+
+    def compare(self, predicate: str, a: Any, b: Any) -> Value:
+        """Emit a comparison: ``olt``, ``oeq``, ``uno`` of floats, ``slt``, ``ult``, ``eq`` of integers."""
+        x, y = self._pair(a, b)
+        return self.emit(f"{'fcmp' if x.floating else 'icmp'} {predicate} {x.typed}, {y.text}", "i1", x.lanes)
+
+    def select(self, mask: Value, a: Any, b: Any) -> Value:
+        """Emit ``a`` where the mask is set, else ``b``."""
+        x, y = self._pair(a, b)
+        return self.emit(f"select {mask.typed}, {x.typed}, {y.typed}", x.element, x.lanes)
+
+    def bits(self, name: str, a: Any, b: Any) -> Value:
+        """Emit ``and``, ``or``, ``xor``, ``shl``, ``lshr`` or ``ashr``."""
+        x, y = self._pair(a, b)
+        return self.op(name, x, y)
+
+    def invert(self, mask: Value) -> Value:
+        """Emit the opposite of a mask."""
+        return self.op("xor", mask, self.like(mask, 1))
+
+    # Types and lanes ----------------------------------------------------------------------------
+
+    def convert(self, a: Value, element: str, signed: bool = True) -> Value:
+        """Emit a conversion to another element type; a float beyond the integers gives no defined number.
+
+        ``signed`` describes the integer side.  A boolean is 0 or 1; a number is true unless it is 0.
+        """
+        if a.element == element:
+            return a
+        if element == "i1":
+            return self.compare("une" if a.floating else "ne", a, 0)
+        signed = signed and a.element != "i1"
+        if a.floating and element in _FLOATING:
+            name = "fpext" if element == "double" else "fptrunc"
+        elif a.floating:
+            name = "fptosi" if signed else "fptoui"
+        elif element in _FLOATING:
+            name = "sitofp" if signed else "uitofp"
+        elif _SIZES[element] < _SIZES[a.element]:
+            name = "trunc"
+        elif a.element != "i1" and _SIZES[element] == _SIZES[a.element]:
+            return Value(a.text, element, a.lanes)
+        else:
+            name = "sext" if signed else "zext"
+        return self.emit(f"{name} {a.typed} to {Value('', element, a.lanes).type}", element, a.lanes)
+
+    def bitcast(self, a: Value, element: str) -> Value:
+        """Emit the same bits as another type of the same size."""
+        return self.emit(f"bitcast {a.typed} to {Value('', element, a.lanes).type}", element, a.lanes)
+
+    def splat(self, a: Value, lanes: int) -> Value:
+        """Emit a vector with one number in all lanes."""
+        if lanes == 1:
+            return a
+        one = self.emit(f"insertelement <{lanes} x {a.element}> poison, {a.typed}, i32 0", a.element, lanes)
+        return self.shuffle(one, one, [0] * lanes)
+
+    def shuffle(self, a: Value, b: Value, places: Sequence[int]) -> Value:
+        """Emit a vector of lanes of two others."""
+        mask = self.constants(places, "i32")
+        return self.emit(f"shufflevector {a.typed}, {b.typed}, {mask.typed}", a.element, len(places))
+
+    def extract(self, a: Value, lane: int) -> Value:
+        """Emit one lane of a vector."""
+        return a if a.lanes == 1 else self.emit(f"extractelement {a.typed}, i32 {lane}", a.element)
+
+    def insert(self, a: Value, x: Value, lane: int) -> Value:
+        """Emit a vector with one lane replaced."""
+        return (
+            x
+            if a.lanes == 1
+            else self.emit(f"insertelement {a.typed}, {x.typed}, i32 {lane}", a.element, a.lanes)
+        )
+
+    def halves(self, a: Value) -> tuple[Value, Value]:
+        """Emit the lower and the upper half of a vector."""
+        half = a.lanes // 2
+        if half == 1:
+            return self.extract(a, 0), self.extract(a, 1)
+        return self.shuffle(a, a, range(half)), self.shuffle(a, a, range(half, a.lanes))
+
+    def fold(self, a: Value, combine: Callable[[Value, Value], Value]) -> Value:
+        """Emit a reduction of the lanes in halves, a fixed order."""
+        while a.lanes > 1:
+            a = combine(*self.halves(a))
+        return a
+
+    def any(self, mask: Value) -> Value:
+        """Emit whether a lane of a mask is set."""
+        if mask.lanes == 1:
+            return mask
+        whole = Value("", f"i{mask.lanes}")
+        return self.compare("ne", self.emit(f"bitcast {mask.typed} to {whole.type}", whole.element), 0)
+
+    # Memory -------------------------------------------------------------------------------------
+
+    def slot(self, k: int) -> Value:
+        """Return the address in slot ``k`` of the arguments; it is loaded once, at the top."""
+        if k not in self._slots:
+            name = f"%slot{k}"
+            self._entry.append(f"  {name}.at = getelementptr ptr, ptr %args, i64 {k}")
+            self._entry.append(f"  {name} = load ptr, ptr {name}.at")
+            self._slots[k] = Value(name, "ptr")
+        return self._slots[k]
+
+    def scratch(self, element: str, count: int) -> Value:
+        """Return memory on the stack, aligned to 64 bytes."""
+        name = self._fresh("%stack")
+        self._entry.append(f"  {name} = alloca [{count} x {_memory(element)}], align 64")
+        return Value(name, "ptr")
+
+    def at(self, pointer: Value, element: str, offset: Index) -> Value:
+        """Emit the address ``offset`` elements further on."""
+        if isinstance(offset, int) and offset == 0:
+            return pointer
+        text = f"getelementptr {_memory(element)}, {pointer.typed}, {self.index_value(offset).typed}"
+        return self.emit(text, "ptr")
+
+    def load(self, pointer: Value, element: str, lanes: int = 1, mask: Value | None = None) -> Value:
+        """Emit a load; lanes outside the mask are 0 and their memory is not touched."""
+        if element == "i1":
+            return self.compare("ne", self.load(pointer, "i8", lanes, mask), 0)
+        made = Value("", element, lanes)
+        if mask is None:
+            return self.emit(f"load {made.type}, {pointer.typed}, align {_SIZES[element]}", element, lanes)
+        full = f"llvm.masked.load.{_suffix(made)}.p0"
+        self.declare(f"{made.type} @{full}(ptr, i32, {mask.type}, {made.type})")
+        args = f"{pointer.typed}, i32 {_SIZES[element]}, {mask.typed}, {made.type} zeroinitializer"
+        return self.emit(f"call {made.type} @{full}({args})", element, lanes)
+
+    def store(self, value: Value, pointer: Value, mask: Value | None = None) -> None:
+        """Emit a store; memory of lanes outside the mask is not touched."""
+        if value.element == "i1":
+            value = self.convert(value, "i8", signed=False)
+        size = _SIZES[value.element]
+        if mask is None:
+            self.line(f"store {value.typed}, {pointer.typed}, align {size}")
+            return
+        full = f"llvm.masked.store.{_suffix(value)}.p0"
+        self.declare(f"void @{full}({value.type}, ptr, i32, {mask.type})")
+        self.line(f"call void @{full}({value.typed}, {pointer.typed}, i32 {size}, {mask.typed})")
+
+    def pieces(self, count: int, lanes: int) -> list[Piece]:
+        """Divide a row of ``count`` elements into vectors; the last one is masked or narrower.
+
+        Vectors have 2ᵏ lanes.  Machines without masks get narrower ones: 7 of 4 lanes is 4 + 2 + 1.
+        """
+        found = [Piece(k, lanes, None) for k in range(0, count - lanes + 1, lanes)]
+        offset = len(found) * lanes
+        while rest := count - offset:
+            wide = 1 << (rest - 1).bit_length()
+            if wide == rest:
+                found.append(Piece(offset, wide, None))
+            elif self.machine.masks and wide > 2:
+                found.append(Piece(offset, wide, self.constants([int(k < rest) for k in range(wide)], "i1")))
+            else:
+                wide //= 2
+                found.append(Piece(offset, wide, None))
+            offset = min(count, offset + wide)
+        return found
+
+    # Indices ------------------------------------------------------------------------------------
+
+    def plus(self, a: Index, b: Index) -> Index:
+        """Emit the sum of two indices; constants are folded."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a + b
+        if a == 0 or b == 0:
+            return b if a == 0 else a
+        return self.emit(f"add nsw {self.index_value(a).typed}, {self.index_value(b).text}", "i64")
+
+    def times(self, a: Index, b: Index) -> Index:
+        """Emit the product of two indices; constants are folded."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a * b
+        if a == 0 or b == 0:
+            return 0
+        if a == 1 or b == 1:
+            return b if a == 1 else a
+        return self.emit(f"mul nsw {self.index_value(a).typed}, {self.index_value(b).text}", "i64")
+
+    def divide(self, a: Index, by: int) -> tuple[Index, Index]:
+        """Emit the quotient and the remainder of an index that is not negative."""
+        if isinstance(a, int):
+            return divmod(a, by)
+        if by == 1:
+            return a, 0
+        quotient = self.emit(f"udiv {a.typed}, {by}", "i64")
+        return quotient, self.sub(a, self.mul(quotient, by))
+
+    def least(self, a: Index, b: Index) -> Index:
+        """Emit the smaller of two indices."""
+        if isinstance(a, int) and isinstance(b, int):
+            return min(a, b)
+        x, y = self.index_value(a), self.index_value(b)
+        return self.select(self.compare("slt", x, y), x, y)
+
+    # Control flow -------------------------------------------------------------------------------
+
+    def loop(
+        self,
+        low: Index,
+        high: Index,
+        step: int,
+        body: Callable[[Value, list[Value]], Sequence[Value] | None],
+        carried: Sequence[Value] = (),
+    ) -> list[Value]:
+        """Emit ``for i in range(low, high, step)`` and return the carried values after the loop.
+
+        ``body`` gets ``i`` and the carried values, and returns new ones.
+        """
+        fixed = isinstance(low, int) and isinstance(high, int)
+        if fixed and low >= high:  # type: ignore[operator]
+            return list(carried)
+        first, last = self.index_value(low), self.index_value(high)
+        before, head, end = self._block, self._fresh("loop"), self._fresh("end")
+        if fixed:
+            self.line(f"br label %{head}")
+        else:
+            starts = self.compare("slt", first, last)
+            self.line(f"br {starts.typed}, label %{head}, label %{end}")
+        self.label(head)
+        i = Value(f"%i.{head}", "i64")
+        inside = [Value(f"%c{k}.{head}", v.element, v.lanes) for k, v in enumerate(carried)]
+        place = len(self._lines)
+        made = list(body(i, inside) or ())
+        after = self.emit(f"add nsw {i.typed}, {step}", "i64")
+        again = self.compare("slt", after, last)
+        phis = [(i, first, after), *zip(inside, carried, made, strict=True)]
+        self._lines[place:place] = [
+            f"  {p.text} = phi {p.type} [ {a.text}, %{before} ], [ {b.text}, %{self._block} ]"
+            for p, a, b in phis
+        ]
+        latch = self._block
+        self.line(f"br {again.typed}, label %{head}, label %{end}")
+        self.label(end)
+        if fixed:
+            return made
+        return [
+            self.emit(f"phi {a.type} [ {a.text}, %{before} ], [ {b.text}, %{latch} ]", a.element, a.lanes)
+            for a, b in zip(carried, made, strict=True)
+        ]
+
+    @contextmanager
+    def when(self, condition: Value) -> Iterator[None]:
+        """Emit what follows in the block only where a condition of one lane holds."""
+        inside, end = self._fresh("then"), self._fresh("end")
+        self.line(f"br {condition.typed}, label %{inside}, label %{end}")
+        self.label(inside)
+        yield
+        self.line(f"br label %{end}")
+        self.label(end)
+
+    def choose(
+        self, condition: Value, then: Callable[[], Sequence[Value]], otherwise: Callable[[], Sequence[Value]]
+    ) -> list[Value]:
+        """Emit a branch on a condition of one lane; both sides make values of the same types."""
+        yes, no, end = self._fresh("then"), self._fresh("else"), self._fresh("end")
+        self.line(f"br {condition.typed}, label %{yes}, label %{no}")
+        made, blocks = [], []
+        for name, body in ((yes, then), (no, otherwise)):
+            self.label(name)
+            made.append(list(body()))
+            blocks.append(self._block)
+            self.line(f"br label %{end}")
+        self.label(end)
+        return [
+            self.emit(
+                f"phi {a.type} [ {a.text}, %{blocks[0]} ], [ {b.text}, %{blocks[1]} ]", a.element, a.lanes
+            )
+            for a, b in zip(*made, strict=True)
+        ]
+
+    # Functions ----------------------------------------------------------------------------------
+
+    def define(
+        self,
+        name: str,
+        parameters: Sequence[tuple[str, str]],
+        body: Callable[[Writer, list[Value]], Value | None],
+        element: str = "void",
+        lanes: int = 1,
+        attributes: str = "noinline",
+    ) -> None:
+        """Define an internal function of the unit, once; ``parameters`` are pairs of type and name."""
+        if name in self.unit.definitions:
+            return
+        self.unit.definitions[name] = ""  # a function may call itself
+        inner = Writer(self.machine, self.unit)
+        result = body(inner, [_parameter(t, n) for t, n in parameters])
+        inner.line("ret void" if result is None else f"ret {result.typed}")
+        given = ", ".join(f"{t} %{n}" for t, n in parameters)
+        made = Value("", element, lanes).type
+        self.unit.definitions[name] = inner.body(f"internal {made} @{name}({given}) {attributes}")
+
+    def body(self, head: str) -> str:
+        """Return the text of the function under a head."""
+        return "\n".join([f"define {head} {{", "entry:", *self._entry, *self._lines, "}"])
+
+    def kernel(self) -> str:
+        """End the kernel and return the text of its unit."""
+        self.line("ret void")
+        given = ", ".join(f"{t} %{n}" for t, n in PARAMETERS)
+        parts = [
+            *sorted(self.unit.declarations),
+            *(self.unit.definitions[n] for n in sorted(self.unit.definitions)),
+        ]
+        return "\n".join([*parts, self.body(f"void @kernel({given})"), ""])
+
+    @property
+    def low(self) -> Value:
+        """The first iteration of the outermost loop."""
+        return Value("%lo", "i64")
+
+    @property
+    def high(self) -> Value:
+        """The end of the outermost loop."""
+        return Value("%hi", "i64")
+
+    @property
+    def chunk(self) -> Value:
+        """The number of the chunk: partial results are kept by chunk."""
+        return Value("%chunk", "i64")
+
+    @property
+    def thread(self) -> Value:
+        """The number of the thread: scratch memory is kept by thread."""
+        return Value("%thread", "i64")
+
+
+class _Unit:
+    """What the functions of one unit share."""
+
+    def __init__(self) -> None:
+        self.declarations: set[str] = set()
+        self.definitions: dict[str, str] = {}
+
+
+def _memory(element: str) -> str:
+    return "i8" if element == "i1" else element
+
+
+def _suffix(value: Value) -> str:
+    kind = _SUFFIX.get(value.element, value.element)
+    return f"v{value.lanes}{kind}"
+
+
+def _parameter(type_text: str, name: str) -> Value:
+    if type_text.startswith("<"):
+        count, element = type_text[1:-1].split(" x ")
+        return Value(f"%{name}", element, int(count))
+    return Value(f"%{name}", type_text.split()[0])
+
+
+def _literal(number: Any, element: str) -> str:
+    """Return a number as LLVM writes it; floats by their bits."""
+    if element in _FLOATING:
+        if element == "float":
+            with np.errstate(over="ignore"):
+                number = np.float32(number)
+        return f"0x{struct.unpack('<Q', struct.pack('<d', float(number)))[0]:016X}"
+    if element == "i1":
+        return "true" if number else "false"
+    bits = int(element[1:])
+    wrapped = (int(number) + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
+    return str(wrapped)

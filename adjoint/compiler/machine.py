@@ -1,0 +1,154 @@
+"""The machine that kernels are compiled for: vector width, registers and features of the processor.
+
+Kernels may use fewer features than the processor has: ``with using("avx2")`` or the environment variable
+``ADJOINT_CPU_FEATURES`` select a level, which is how the tests reach every path on one machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adjoint.context import cpu_level
+from adjoint.errors import ArgumentError, MissingExtraError
+
+__all__ = ["LEVELS", "Machine", "available", "binding", "has_llvm", "levels", "machine", "using"]
+
+
+class Level(NamedTuple):
+    """A set of vector instructions: what it needs, and what is switched off to reach it."""
+
+    architecture: str
+    needs: tuple[str, ...]
+    without: tuple[str, ...]
+    width: int  # bytes of a vector; 0: scalars only
+    registers: int
+    fma: bool
+    masks: bool  # loads and stores of a part of a vector
+
+
+# From wide to narrow: the first one whose features the processor has is used.
+LEVELS = {
+    "avx512": Level("x86", ("avx512f", "avx512vl", "avx512dq", "avx512bw", "fma"), (), 64, 32, True, True),
+    "avx2": Level("x86", ("avx2", "fma"), ("avx512f", "avx10.1"), 32, 16, True, True),
+    "sse2": Level("x86", ("sse2",), ("sse3",), 16, 16, False, False),
+    "neon": Level("arm", ("neon",), ("sve",), 16, 32, True, False),
+    "none": Level("any", (), ("sse3", "sve"), 0, 16, False, False),
+}
+
+
+class Machine(NamedTuple):
+    """What the emitters ask about the processor."""
+
+    level: str
+    width: int
+    registers: int
+    fma: bool
+    masks: bool
+    cpu: str
+    features: str
+    cores: int
+
+    def lanes(self, dtype: Any) -> int:
+        """Return how many numbers of a dtype one vector holds."""
+        return max(1, self.width // max(1, np.dtype(dtype).itemsize))
+
+
+_lock = threading.Lock()
+
+
+def has_llvm() -> bool:
+    """Return whether llvmlite is installed."""
+    try:
+        binding()
+    except MissingExtraError:
+        return False
+    return True
+
+
+@functools.cache
+def binding() -> Any:
+    """Return ``llvmlite.binding``, ready for the host."""
+    try:
+        import llvmlite.binding as llvm
+    except ImportError:
+        raise MissingExtraError("native code of ad.compile", "llvmlite", "compile") from None
+    with _lock:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+    return llvm
+
+
+@functools.cache
+def _host_features() -> dict[str, bool]:
+    return dict(binding().get_host_cpu_features())
+
+
+def _architecture() -> str:
+    name = platform.machine().lower()
+    return {"x86_64": "x86", "amd64": "x86", "arm64": "arm", "aarch64": "arm"}.get(name, "any")
+
+
+@functools.cache
+def available() -> tuple[str, ...]:
+    """Return the levels that the processor has, from wide to narrow."""
+    has, here = _host_features(), _architecture()
+    always = {"x86": "sse2", "arm": "neon"}.get(here)  # part of every 64-bit processor
+    return tuple(
+        name
+        for name, level in LEVELS.items()
+        if level.architecture in (here, "any") and all(has.get(f, f == always) for f in level.needs)
+    )
+
+
+def machine() -> Machine:
+    """Return the machine of this context."""
+    chosen = cpu_level.get() or os.environ.get("ADJOINT_CPU_FEATURES") or available()[0]
+    return _machine(chosen)
+
+
+@functools.cache
+def _machine(name: str) -> Machine:
+    if name not in available():
+        raise ArgumentError(
+            f"kernels cannot be compiled for {name!r}: this processor has {', '.join(available())}.\n"
+            "  Set ADJOINT_CPU_FEATURES to one of them, or unset it."
+        )
+    level, llvm = LEVELS[name], binding()
+    has = _host_features()
+    features = [f"{'+' if on else '-'}{feature}" for feature, on in sorted(has.items())]
+    features += [f"-{feature}" for feature in level.without if feature in has]
+    return Machine(
+        name, level.width, level.registers, level.fma, level.masks,
+        llvm.get_host_cpu_name(), ",".join(features), _cores(),
+    )  # fmt: skip
+
+
+def _cores() -> int:
+    """Return how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def using(name: str) -> Iterator[Machine]:
+    """Compile for a level of the processor inside a block; ``available`` lists them."""
+    found = _machine(name)
+    token = cpu_level.set(name)
+    try:
+        yield found
+    finally:
+        cpu_level.reset(token)
+
+
+def levels() -> tuple[str, ...]:
+    """Return the levels that tests run on: those of this processor, or none without llvmlite."""
+    return available() if has_llvm() else ()

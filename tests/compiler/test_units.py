@@ -1,0 +1,201 @@
+"""Units from memory, disk and LLVM; a damaged or foreign cache is never used."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llvmlite")
+
+from native import run
+
+from adjoint.compiler import machine, units
+from adjoint.compiler.emit.text import Writer
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="the disk cache needs user ids")
+
+
+def kernel(number: float) -> str:
+    w = Writer(machine.machine())
+    w.store(w.const(number, "double"), w.slot(0))
+    return w.kernel()
+
+
+def value_of(text: str) -> float:
+    out = np.zeros(1)
+    run(text, [out], 0, 1)
+    return out[0]
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    path = tmp_path / "cache"
+    monkeypatch.setenv("ADJOINT_KERNEL_CACHE", str(path))
+    units.clear_memory()
+    return path
+
+
+def source_of(text: str) -> str:
+    """Run a kernel from an empty memory and tell where it came from."""
+    before = dict(units.counts)
+    units.clear_memory()
+    value_of(text)
+    (found,) = [k for k, v in units.counts.items() if v != before[k]]
+    return found
+
+
+def only_file(cache: Path) -> Path:
+    (path,) = cache.iterdir()
+    return path
+
+
+def test_memory_then_disk_then_llvm(cache):
+    text = kernel(3.5)
+    assert source_of(text) == "compiled"
+    assert source_of(text) == "disk"
+    before = units.counts["memory"]
+    assert units.function(text) == units.function(text)
+    assert units.counts["memory"] == before + 2 and value_of(text) == 3.5
+
+
+def test_the_directory_and_its_files_are_private(cache):
+    value_of(kernel(1.0))
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert only_file(cache).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("setting", ["0", "off"])
+def test_one_setting_switches_the_disk_off(cache, monkeypatch, setting):
+    monkeypatch.setenv("ADJOINT_KERNEL_CACHE", setting)
+    text = kernel(2.0)
+    assert source_of(text) == "compiled" and source_of(text) == "compiled"
+    assert units.cache_directory() is None and not cache.exists()
+
+
+def test_bit_flips_and_truncation_are_found(cache):
+    text = kernel(4.25)
+    value_of(text)
+    path = only_file(cache)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    damaged = [whole[:n] for n in (0, 5, len(units.MAGIC), len(units.MAGIC) + 32, len(whole) - 1)]
+    damaged.append(whole + b"\0")
+    for bit in rng.integers(0, len(whole) * 8, 60):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        damaged.append(bytes(flipped))
+    for each in damaged:
+        path.write_bytes(each)
+        assert units._read(cache, path.name.removesuffix(units.SUFFIX)) is None
+    assert source_of(text) == "compiled" and value_of(text) == 4.25
+    assert path.read_bytes() == whole  # rebuilt
+    assert source_of(text) == "disk"
+
+
+def test_a_whole_file_under_another_name_is_not_used(cache):
+    value_of(kernel(1.0))
+    first = only_file(cache)
+    value_of(kernel(2.0))
+    (second,) = set(cache.iterdir()) - {first}
+    second.write_bytes(first.read_bytes())
+    assert source_of(kernel(2.0)) == "compiled" and value_of(kernel(2.0)) == 2.0
+
+
+def test_code_with_a_right_digest_that_is_no_object_is_compiled_anew(cache):
+    text = kernel(6.0)
+    value_of(text)
+    path = only_file(cache)
+    key, code = path.name.removesuffix(units.SUFFIX), b"not an object"
+    path.write_bytes(units.MAGIC + units._digest(key, code) + code)
+    assert source_of(text) == "compiled" and value_of(text) == 6.0
+
+
+def test_another_owner_is_not_trusted(cache, monkeypatch):
+    text = kernel(7.0)
+    value_of(text)
+    path, me = only_file(cache), os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    assert units.cache_directory() is None  # the directory of another user
+    assert units._read(cache, path.name.removesuffix(units.SUFFIX)) is None  # and a file of theirs
+    assert source_of(text) == "compiled" and value_of(text) == 7.0
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o755])
+def test_a_directory_that_others_may_use_is_not_trusted(cache, mode):
+    text = kernel(8.0)
+    value_of(text)
+    cache.chmod(mode)
+    assert units.cache_directory() is None and source_of(text) == "compiled"
+
+
+def test_a_file_that_others_may_write_and_a_link_are_not_used(cache, tmp_path):
+    text = kernel(9.0)
+    value_of(text)
+    path = only_file(cache)
+    path.chmod(0o622)
+    assert source_of(text) == "compiled"
+    assert source_of(text) == "disk"  # replaced by a private one
+    elsewhere = tmp_path / "elsewhere"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+    assert source_of(text) == "compiled" and not path.is_symlink()
+
+
+def test_a_link_in_place_of_the_directory_is_not_trusted(cache, tmp_path):
+    (tmp_path / "other").mkdir(mode=0o700)
+    cache.symlink_to(tmp_path / "other")
+    assert units.cache_directory() is None
+
+
+def test_a_full_disk_is_no_error_and_leaves_no_file(cache, monkeypatch):
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    text = kernel(10.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        assert source_of(text) == "compiled" and list(cache.iterdir()) == []
+        patch.setattr(units.tempfile, "mkstemp", full)
+        assert source_of(text) == "compiled" and list(cache.iterdir()) == []
+    assert value_of(text) == 10.0 and source_of(text) == "compiled" and source_of(text) == "disk"
+
+
+def test_an_unusable_path_is_no_error(cache, monkeypatch):
+    cache.write_text("a file")
+    assert units.cache_directory() is None and value_of(kernel(11.0)) == 11.0
+
+
+def test_the_oldest_files_are_removed_from_a_large_cache(cache, monkeypatch):
+    monkeypatch.setattr(units, "LIMIT", 3)
+    for k in range(5):
+        value_of(kernel(20.0 + k))
+    monkeypatch.setattr(units, "_pruned", False)
+    value_of(kernel(30.0))
+    assert len(list(cache.iterdir())) == 4
+
+
+def test_levels_have_units_of_their_own(cache):
+    text = kernel(12.0)
+    for level in machine.available():
+        with machine.using(level):
+            assert source_of(text) == "compiled" and source_of(text) == "disk"
+
+
+def test_processes_that_write_at_once(cache):
+    program = (
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
+        "from test_units import kernel, value_of\n"
+        "assert [value_of(kernel(float(k))) for k in range(20)] == list(range(20))\n"
+    )
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
+    running = [subprocess.Popen([sys.executable, "-c", program, *paths]) for _ in range(3)]
+    assert [p.wait(timeout=120) for p in running] == [0, 0, 0]
+    assert len(list(cache.iterdir())) == 20  # no temporary file is left
+    for k in range(20):
+        assert source_of(kernel(float(k))) == "disk" and value_of(kernel(float(k))) == k
