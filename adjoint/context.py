@@ -74,7 +74,7 @@ saved_hooks: ContextVar[tuple[Hook, Hook] | None] = ContextVar("adjoint_saved_ho
 # Called with every tensor that is read, to detect changes.
 reading: ContextVar[Hook | None] = ContextVar("adjoint_reading", default=None)
 # By id: a tensor, its value and its version before a function that may run again wrote to it.
-writes: ContextVar[dict[int, tuple[Any, Any, int]] | None] = ContextVar("adjoint_writes", default=None)
+writes: ContextVar[dict[int, tuple[Any, Any, Any, int]] | None] = ContextVar("adjoint_writes", default=None)
 # The reductions of losses in this block, with their weights.
 reductions: ContextVar[list[tuple[Any, float | None]] | None] = ContextVar("adjoint_reductions", default=None)
 

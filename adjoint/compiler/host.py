@@ -11,7 +11,7 @@ import numpy as np
 from adjoint.compiler.replay import build
 from adjoint.compiler.trace import Held, hooks_of
 from adjoint.core.node import Node
-from adjoint.core.tensor import Tensor, clock, committing, wrap
+from adjoint.core.tensor import Tensor, committing, move_version, wrap
 
 if TYPE_CHECKING:
     from adjoint.compiler.program import Instruction, Program, Write
@@ -29,10 +29,7 @@ def write(undo: Undo, t: Tensor, value: Any) -> None:
     """Give a tensor another array, which nothing else holds; its version moves."""
     undo.append((_set_data, t, t._data))
     t._data = value
-    if t._node is None:
-        clock.now = t._version = clock.now + 1
-    else:
-        t._version += 1
+    move_version(t)
 
 
 def _set_data(t: Tensor, data: Any) -> None:

@@ -16,7 +16,19 @@ from adjoint.core.namespace import rec
 from adjoint.core.node import LEAF, Node
 from adjoint.core.op import OPS
 from adjoint.core.record import F32, F64, weak_number
-from adjoint.core.tensor import Tensor, Traced, castable, exclusive_count, is_view, refuse_leaf, refuse_view
+from adjoint.core.tensor import (
+    Tensor,
+    Traced,
+    castable,
+    clock,
+    exclusive_count,
+    is_view,
+    log_write,
+    move_version,
+    refuse_leaf,
+    refuse_view,
+    writes,
+)
 from adjoint.errors import DTypeError, InPlaceError, ShapeError
 
 __all__ = ["AUGMENTED", "augmented"]
@@ -46,7 +58,7 @@ AUGMENTED = {
     "__irshift__": Augmented(">>=", "bitwise_right_shift", operator.irshift),
 }
 
-_recording = grad_mode.get
+_recording, _log = grad_mode.get, writes.get
 
 
 def augmented(method: str) -> Callable[[Tensor, Any], Tensor]:
@@ -71,8 +83,12 @@ def augmented(method: str) -> Callable[[Tensor, Any], Tensor]:
                 references(data) <= exclusive
                 and data.base is None
                 and (dtype is F32 or dtype is F64 or dtype.kind != "V")
+                and _log() is None
             ):
-                t._version += 1
+                if t._node is None:
+                    clock.now = t._version = clock.now + 1
+                else:
+                    t._version += 1
                 try:
                     on_arrays(data, y._data if kind is Tensor else weak_number(op, y, dtype))
                 except Exception as error:
@@ -131,12 +147,13 @@ def _replace(assignment: Augmented, t: Tensor, y: Any) -> Tensor:
     _check_fits(assignment, t, result)
     if result.dtype != t.dtype:
         result = rec.astype(result, dtype=t.dtype)
+    log_write(t)
+    move_version(t)
     t._data = result._data
     if recording:
         before, t._node = t._node, result._node
         if type(before) is Node and type(t._node) is Node:
             _move_retained(t, before)
-    t._version += 1
     return t
 
 

@@ -47,6 +47,8 @@ __all__ = [
     "exclusive_count",
     "held",
     "is_view",
+    "log_write",
+    "move_version",
     "note_reading",
     "note_view",
     "number_of",
@@ -778,14 +780,24 @@ def writable(t: Tensor) -> ndarray[Any, Any]:
     """
     refuse_write(t)
     data = concrete(t, "writing in place")
-    log = writes.get()
-    if log is not None:
-        log.setdefault(id(t), (t, data, t._version))  # the log holds the memory, so the write goes to a copy
+    log_write(t)  # the log holds the memory, so the write goes to a copy
     if data.base is not None or not data.flags.writeable or sys.getrefcount(data) > _EXCLUSIVE:
         refuse_view(t)
         data = t._data = data.copy()
+    move_version(t)
+    return data
+
+
+def log_write(t: Tensor) -> None:
+    """Note the state of a tensor before a write, if a function that may run again is running."""
+    log = writes.get()
+    if log is not None:
+        log.setdefault(id(t), (t, t._data, t._node, t._version))
+
+
+def move_version(t: Tensor) -> None:
+    """Count a write into a tensor."""
     if t._node is None:
         clock.now = t._version = clock.now + 1
     else:
         t._version += 1
-    return data

@@ -194,7 +194,8 @@ class _Problem:
         as_function(name, f)
         self.name = name
         self.f = f
-        self.args = args
+        # copies: writes to arrays cannot be detected
+        self.args = tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tuple(args))
         self.flat = FlatTree(name, x0)
         self.dtype = self.flat.dtype
         if self.dtype.kind != "f":
@@ -409,7 +410,7 @@ def _has_outer_history(data: Any) -> bool:
 class _Solution:
     """The node of a solution: it maps the gradient of x to gradients of the equation's dependencies."""
 
-    __slots__ = ("batch", "equation", "keys", "level", "name")
+    __slots__ = ("batch", "equation", "keys", "level", "name", "residual")
 
     def __init__(
         self, name: str, equation: Vector, residual: Tensor, keys: list[Any], batch: _Batch | None = None
@@ -418,11 +419,29 @@ class _Solution:
         self.equation = equation
         self.keys = keys  # the nodes and leaves that the equation depends on
         self.batch = batch  # if it is the equation of a vmap
+        self.residual = residual._data  # at the solution
         self.level = residual._data.lift(np.zeros(())) if isinstance(residual._data, Batched) else None
 
     def _residual(self, x: Tensor) -> Tensor:
         """Run the equation, recorded, at the level of the solution, independently of the running vmap."""
-        return within(grad_mode, True, run_at, self.level, self.equation, x)
+        residual = within(grad_mode, True, run_at, self.level, self.equation, x)
+        self._compare(x, residual._data)
+        return residual
+
+    def _compare(self, x: Tensor, now: Any) -> None:
+        """Raise if the equation has another solution now than when it was solved."""
+        before = self.residual
+        if not isinstance(before, np.ndarray) or not isinstance(now, np.ndarray):
+            return  # inside vmap
+        if np.array_equal(before, now, equal_nan=True):
+            return
+        # Another number of BLAS threads rounds differently.  A change of the solution by √eps is no rounding.
+        moved = self._solved(x, wrap(now - before), self._along(x), False, transposed=False)
+        if not _largest(moved) <= np.finfo(now.dtype).eps ** 0.5 * max(1.0, _largest(x)):
+            raise TransformError(
+                f"{self.name}: the function computed other values when it ran again for the derivative.\n"
+                "  It must not use arrays that are written to after the call.  Pass them as arguments."
+            )
 
     def pull(self, xp: Namespace, g: Any, out: Any, *_: Any, wanted: Sequence[bool]) -> list[Any]:
         """Solve (∂F/∂x)ᵀ u = -g and pull u through F: the joint rule of the node."""
@@ -456,13 +475,17 @@ class _Solution:
         (pushed,) = push_forward([residual], ends, directions, create_graph=recording, since=since)
         if pushed is None:
             return None
+        d = self._solved(x, _as_tensor(pushed), self._along(x), recording, transposed=False)
+        return d if recording else d._data
+
+    def _along(self, x: Tensor) -> Vector:
+        """Return the product with ∂F/∂x."""
 
         def product(d: Tensor) -> Tensor:
             _, along = run_at(self.level, linearize, self.equation, x)
             return along(d)
 
-        d = self._solved(x, _as_tensor(pushed), product, recording, transposed=False)
-        return d if recording else d._data
+        return product
 
     def _solved(self, x: Tensor, b: Tensor, product: Vector, recording: bool, transposed: bool) -> Tensor:
         """Return v with J v = -b, or Jᵀ v = -b; ``product`` multiplies by the matrix."""

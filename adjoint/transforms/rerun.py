@@ -28,7 +28,7 @@ from adjoint.config import (
     watched,
 )
 from adjoint.core.lifted import enclosing, tracing
-from adjoint.core.node import Node
+from adjoint.core.node import Node, next_seq
 from adjoint.core.record import saved_hooks
 from adjoint.core.tensor import Tensor, clock, reading, writes
 from adjoint.engine.pull import overwritten
@@ -36,8 +36,8 @@ from adjoint.engine.pull import overwritten
 __all__ = ["Generators", "Rerun"]
 
 T = TypeVar("T")
-# Tensors that were written to, with their previous data and versions, by id.
-Log = dict[int, tuple[Tensor, Any, int]]
+# Tensors that were written to, with their previous data, nodes and versions, by id.
+Log = dict[int, tuple[Tensor, Any, Any, int]]
 
 # Held while random generators and tensors are restored, which other threads may be using too.
 _replaying = held_across_fork(threading.RLock())
@@ -55,7 +55,7 @@ class Rerun:
         self.dtype = get_default_dtype()
         self.top = enclosing.get()
         self.taped = bool(tapes.get())
-        self.written: list[tuple[weakref.ref[Tensor], Any]] = []  # with their previous data
+        self.written: list[tuple[weakref.ref[Tensor], Any, Any]] = []  # with their previous data and nodes
         self.constants: list[Tensor] = []  # watched by a tape: recorded again, also after its block
         self.clock = 0  # counter of writes at the end of the first run
 
@@ -63,6 +63,7 @@ class Rerun:
         """Run the function; record the generators it draws from and the tensors it writes to."""
         around, hooks = writes.get(), saved_hooks.get()
         log: Log = {}
+        since = next_seq()
         trace = tracing.get() if special.count else None
         mark = None if trace is None else trace.mark()
         try:
@@ -77,10 +78,14 @@ class Rerun:
         if around is not None:
             for key, entry in log.items():
                 around.setdefault(key, entry)
-        self.written = [(weakref.ref(t), data) for t, data, _ in log.values()]
+        self.written = [
+            (weakref.ref(t), data, node)
+            for t, data, node, _ in log.values()
+            if type(node) is not Node or node.seq < since  # others were made by this run
+        ]
         if trace is not None:
             self.drawn, changed = trace.since(mark)
-            self.written += [(weakref.ref(t), data) for t, data in changed]
+            self.written += [(weakref.ref(t), data, t._node) for t, data in changed]
         self.clock = clock.now
         if self.generators is not None:
             self.generators.keep_used()
@@ -101,7 +106,7 @@ class Rerun:
             # in a separate context, so that an interrupt leaves no mode set
             return copy_context().run(self._again, function, args, kwargs)
         with _replaying:
-            before = [(t, t._data, t._version) for t in self._alive()]
+            before = [(t, t._data, t._node, t._version) for t in self._alive()]
             states = [] if self.generators is None else self.generators.read()
             try:
                 self._set_back()
@@ -134,13 +139,14 @@ class Rerun:
             raise overwritten(self.name, t)
 
     def _alive(self) -> list[Tensor]:
-        return [t for t in (reference() for reference, _ in self.written) if t is not None]
+        return [t for t in (reference() for reference, *_ in self.written) if t is not None]
 
     def _set_back(self) -> None:
-        for reference, data in self.written:
+        for reference, data, node in self.written:
             t = reference()
             if t is not None:
                 t._data = data
+                t._node = node
         if self.generators is not None:
             self.generators.write(self.generators.states)
 
@@ -161,9 +167,10 @@ class _Watching:
         """Ignore a new node."""
 
 
-def _restore(entries: Iterable[tuple[Tensor, Any, int]]) -> None:
-    for t, data, version in entries:
+def _restore(entries: Iterable[tuple[Tensor, Any, Any, int]]) -> None:
+    for t, data, node, version in entries:
         t._data = data
+        t._node = node
         t._version = version
 
 

@@ -295,6 +295,66 @@ def test_a_captured_constant_that_was_written_to_is_an_error(name: str) -> None:
         y.backward()
 
 
+def _add(t: Any) -> None:
+    t += 1.0
+
+
+def _add_tensor(t: Any) -> None:
+    t += ad.ones(t.shape, dtype=t.dtype)
+
+
+def _set(t: Any) -> None:
+    t[...] = t + 1
+
+
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "copy_": lambda t: t.copy_(t + 1),
+    "x[...] = v": _set,
+    "x += 1": _add,
+    "x += y": _add_tensor,
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_every_kind_of_write_is_noticed(name: str) -> None:
+    x, c = ad.tensor(X, requires_grad=True), ad.tensor([2.0, 3.0])
+    y = ad.checkpoint(lambda a: (a - X) * c, x).sum()  # the values do not depend on c
+    WRITES[name](c)
+    with pytest.raises(ModifiedError, match=r"'checkpoint\(<lambda>\)' needs a tensor of shape"):
+        y.backward()
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_every_kind_of_write_is_undone_for_the_second_run(name: str) -> None:
+    x, state = ad.tensor(X, requires_grad=True), ad.tensor(1.0)
+
+    def f(a: Any) -> Any:
+        y = a * state
+        WRITES[name](state)
+        return y
+
+    (ad.checkpoint(f, x) + 10 * ad.checkpoint(f, x)).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [21.0, 21.0]
+    assert state.item() == 3.0
+
+
+def test_a_result_from_outside_that_f_adds_to_changes_once() -> None:
+    x = ad.tensor(X, requires_grad=True)
+    h = x * 2
+
+    def f(a: Any) -> Any:
+        nonlocal h
+        h += a
+        return h * a
+
+    y = ad.checkpoint(f, x)
+    before = h.tolist()
+    (y + h).sum().backward()  # 3x² + 3x
+    assert x.grad is not None
+    np.testing.assert_allclose(x.grad.numpy(), 6 * X + 3)
+    assert h.tolist() == before == (3 * X).tolist()
+
+
 def test_arguments_keep_the_values_of_the_call() -> None:
     x, c, array = ad.tensor(3.0, requires_grad=True), ad.tensor(2.0), np.array(5.0)
     y = ad.checkpoint(lambda a, c, array: a * c * array, x, c, array)

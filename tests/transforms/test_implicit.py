@@ -291,6 +291,45 @@ def test_a_captured_constant_that_was_written_to_is_an_error(solver: str) -> Non
         x.backward()
 
 
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("in_vmap", [False, True])
+def test_arrays_that_were_written_to(solver: str, in_vmap: bool) -> None:
+    """Arguments keep their values.  A captured array that changes the solution is an error."""
+
+    def solved(f: Callable[..., Any], *args: Any) -> Any:
+        if solver == "root":
+            call = lambda one: ad.root(lambda x, *rest: f(x, *rest) * one - x, 1.0, *args)
+        else:
+            call = lambda one: ad.fixed_point(lambda x, *rest: f(x, *rest) * one, 1.0, *args)
+        return ad.vmap(call)(np.ones(2)).mean() if in_vmap else call(1.0)
+
+    a, c = ad.tensor(2.0, requires_grad=True), np.array(1.0)
+    y = solved(lambda x, c: (x + c * a / x) / 2, c)
+    z = solved(lambda x: (x + c * a / x) / 2)
+    c *= 5
+    assert abs(ad.gradients(y, [a])[0].item() - 0.5 / np.sqrt(2)) < 1e-12
+    with pytest.raises(TransformError, match=f"{solver}: the function computed other values"):
+        z.backward()
+    with pytest.raises(TransformError, match=f"{solver}: the function computed other values"):
+        ad.jvp(lambda a: _written_between(solver, a), (2.0,), (1.0,))
+
+
+def _written_between(solver: str, a: Any) -> Any:
+    c = np.array(1.0)
+    x = SOLVERS[solver](lambda x: (x + c * a / x) / 2, 1.0)
+    c *= 5
+    return x
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_captured_constant_that_was_added_to_is_an_error(solver: str) -> None:
+    a, c = ad.tensor(2.0, requires_grad=True), ad.tensor(1.0)
+    x = SOLVERS[solver](lambda x: (x + c * a / x) / 2, 1.0)
+    c += 4.0
+    with pytest.raises(ModifiedError, match=f"'{solver}' needs a tensor of shape"):
+        x.backward()
+
+
 def test_what_a_tape_watched_is_seen_after_its_block() -> None:
     x, w = ad.tensor(2.0), ad.tensor(4.0)
     with ad.Tape() as tape:
