@@ -116,7 +116,7 @@ class GradientAccumulator:
         if isinstance(params, AccumulationConfig) and config is None:
             params, config = None, params
         if clip is not None and not callable(clip):
-            raise InputError(f"clip is a function of gradients, but got {type(clip).__name__}.")
+            raise InputError(f"GradientAccumulator: clip must be a function, not a {type(clip).__name__}.")
         self.config = AccumulationConfig._of(config, options)
         self._clip = clip
         self._sums = Sums(self.config.compensated)
@@ -161,7 +161,7 @@ class GradientAccumulator:
             The name is registered with another shape or dtype.
         """
         if not isinstance(name, str):
-            raise InputError(f"register: a name is a string, but got {type(name).__name__}.")
+            raise InputError(f"register: the name must be a string, not a {type(name).__name__}.")
         with self._lock:
             wanted = self.config.dtype if dtype is None else dtype
             old = self._sums.slots.get(name)
@@ -170,11 +170,13 @@ class GradientAccumulator:
                 return
             new = Sums().register(name, shape, wanted)
             if old.shape != new.shape:
-                raise ShapeError(f"register: {name!r} has shape {old.shape} already, not {new.shape}.")
+                raise ShapeError(
+                    f"register: {name!r} is already registered with shape {old.shape}, not {new.shape}."
+                )
             if dtype is not None and str(old.dtype) != str(new.dtype):  # np.dtype(None) is float64
                 has = "that of its first gradient" if old.dtype is None else old.dtype
                 raise DTypeError(
-                    f"register: {name!r} is registered already; the dtype of its sum is {has}, not "
+                    f"register: {name!r} is already registered, and the dtype of its sum is {has}, not "
                     f"{new.dtype}."
                 )
 
@@ -182,7 +184,7 @@ class GradientAccumulator:
         if id(t) in self._names:
             return  # shared under two names: one gradient
         if name in self._sums.slots:
-            raise ArgumentError(f"GradientAccumulator: two parameters are called {name!r}.")
+            raise ArgumentError(f"GradientAccumulator: two parameters have the name {name!r}.")
         self._sums.register(name, t.shape, self._dtype_for(t))
         self._names[id(t)] = name
         self._params[name] = t
@@ -247,8 +249,8 @@ class GradientAccumulator:
             self._check_open(joins)
             if joins and weight != window.open_weight:
                 raise ArgumentError(
-                    "accumulate: the gradients of a micro-batch share its weight, "
-                    f"{window.open_weight:g}, but {name!r} came with {weight:g}."
+                    "accumulate: all gradients of a micro-batch must have the same weight, but it has weight "
+                    f"{window.open_weight:g} and {name!r} has {weight:g}."
                 )
             self._add(arrays, weight, joins, name)
 
@@ -413,9 +415,9 @@ class GradientAccumulator:
     def _check_whole(self) -> None:
         if self._window.changing:
             raise AccumulationError(
-                "an interrupt came while gradients were added, divided or applied, so the window is not "
-                "whole; parameters may be updated in part.\n"
-                "  drop() discards the window; load_state_dict() replaces it by a saved one."
+                "an interrupt stopped the accumulator while it added, divided or applied gradients.\n"
+                "  The window is incomplete, and some parameters may be updated already.\n"
+                "  drop() discards the window; load_state_dict() restores a saved one."
             )
 
     def _check_open(self, joins: bool = False) -> None:
@@ -424,8 +426,8 @@ class GradientAccumulator:
         if window.closed or window.finished or (window.micro_batches >= steps and not joins):
             raise AccumulationError(
                 f"the window {'was flushed' if window.closed else 'is full'} ({window.micro_batches} of "
-                f"{steps} micro-batches) and takes no more.\n"
-                "  apply(optimizer), or gradients() and then reset(), makes the update; drop() discards it."
+                f"{steps} micro-batches), so no more can be added.\n"
+                "  For the update call apply(optimizer), or gradients() and then reset(); drop() discards it."
             )
 
     def divisor(self) -> float:
@@ -561,19 +563,20 @@ class GradientAccumulator:
         """
         optimizers = optimizers_of(optimizer)
         if scaler is not None and not isinstance(scaler, GradScaler):
-            raise InputError(f"apply: scaler is an ad.GradScaler, but got {type(scaler).__name__}.")
+            raise InputError(f"apply: scaler must be an ad.GradScaler, not a {type(scaler).__name__}.")
         with self._lock:
             window = self._window
             self._check_whole()
             if not self.should_update():
                 raise AccumulationError(
                     f"the window has {window.micro_batches} of {self.config.accumulation_steps} "
-                    "micro-batches.\n  Add more, or close it as it is with flush(); drop() discards it."
+                    "micro-batches.\n"
+                    "  Add more, close the short window with flush(), or discard it with drop()."
                 )
             if window.scaled and scaler is None:
                 raise AccumulationError(
-                    "apply: losses of this window were scaled by a GradScaler, and so are its gradients.\n"
-                    "  Give it the scaler, which divides them: apply(optimizer, scaler=scaler)."
+                    "apply: a GradScaler scaled the losses of this window, so its gradients are scaled.\n"
+                    "  Pass the scaler, which divides them by the scale: apply(optimizer, scaler=scaler)."
                 )
             void = bool(self._void())
             if void or not self._finish(scaler) or not self._update(optimizers, scaler, before):
@@ -620,8 +623,8 @@ class GradientAccumulator:
         window.changing = False
         if beyond and policy == "raise" and scaler is None:
             raise NonFiniteError(
-                f"apply: gradients that are finite as sums are not in the dtype of their parameter: "
-                f"{quoted(beyond)}.\n  Clip them (max_grad_norm), or keep the parameters in a wider dtype."
+                f"apply: these gradients overflow the dtype of their parameters: {quoted(beyond)}.\n"
+                "  Clip them (max_grad_norm), or use a wider dtype for the parameters."
             )
         return not beyond
 
@@ -686,8 +689,8 @@ class GradientAccumulator:
             self._check_whole()
             if self._window.done:
                 raise AccumulationError(
-                    f"state_dict: {len(self._window.done)} of the optimisers has made its update from this "
-                    "window and another raised, so a saved state would repeat that update.\n"
+                    f"state_dict: {len(self._window.done)} of the optimisers made an update from this window "
+                    "before another one raised, so a resumed run would repeat that update.\n"
                     "  Call apply() again with all of them, or drop() the window."
                 )
             return {
@@ -733,7 +736,7 @@ class GradientAccumulator:
         """Return the parameters that a saved state unfreezes, and its sums; raise if it does not fit."""
         if state["format"] is not FORMAT:
             raise ArgumentError(
-                f"load_state_dict: states have format {FORMAT}, but this one has {state['format']!r}."
+                f"load_state_dict: the state has format {state['format']!r}, but {FORMAT} is expected."
             )
         saved, sums = state["buffers"], self._sums.loaded({})
         thawed = {n: t for n, t in self._frozen.items() if n in saved and id(t) not in self._names}
@@ -741,11 +744,11 @@ class GradientAccumulator:
             sums.register(name, t.shape, self._dtype_for(t))
         lacks, has = sums.slots.keys() - saved.keys() - self._unfrozen, saved.keys() - sums.slots.keys()
         if lacks or has:
-            parts = [f"it lacks {quoted(sorted(lacks))}"] * bool(lacks)
-            parts += [f"it also has {quoted(sorted(has))}"] * bool(has)
+            parts = [f"the state is missing {quoted(sorted(lacks))}"] * bool(lacks)
+            parts += [f"{quoted(sorted(has))} is not registered"] * bool(has)
             raise UnknownNameError(
-                f"load_state_dict: the saved names are not those registered here: {' and '.join(parts)}.\n"
-                "  Make the accumulator with the parameters, or register the names, that the saved one had."
+                f"load_state_dict: other names are registered here: {' and '.join(parts)}.\n"
+                "  Make the accumulator with the same parameters, or register the same names."
             )
         own, config, window = self.config.state_dict(), state["config"], state["window"]
         differing = [k for k, v in own.items() if k not in _FREE and config[k] != v]
@@ -761,7 +764,9 @@ class GradientAccumulator:
         if not window["skipped"] <= window["micro_batches"] <= self.config.accumulation_steps:
             raise ArgumentError(f"load_state_dict: the window has impossible counts: {window!r}.")
         if not sums.slots.keys() >= set(window["open"]):
-            raise UnknownNameError("load_state_dict: the window is open for names that are not registered.")
+            raise UnknownNameError(
+                "load_state_dict: the saved micro-batch has names that are not registered."
+            )
         return thawed, sums.loaded(saved, state["unit"])
 
     def __repr__(self) -> str:

@@ -57,25 +57,25 @@ def named_params(params: Any) -> list[tuple[str, Tensor]]:
         found = [p if isinstance(p, tuple) and len(p) == 2 else (str(i), p) for i, p in enumerate(params)]
     else:
         raise InputError(
-            "GradientAccumulator: parameters are a list or a dictionary of tensors, "
+            "GradientAccumulator: parameters must be a list or a dictionary of tensors, "
             f"not a {type(params).__name__}."
         )
     if not found:
         raise InputError(
             "GradientAccumulator: there are no parameters: the list is empty, or its iterator was used up.\n"
-            "  For gradients by name leave them out: GradientAccumulator(accumulation_steps=…)."
+            "  For gradients by name, pass no parameters: GradientAccumulator(accumulation_steps=…)."
         )
     for name, t in found:
         if not isinstance(t, Tensor):
             what = f"{type(t).__module__}.{type(t).__qualname__}".removeprefix("builtins.")
             raise InputError(
-                f"GradientAccumulator: {name!r} is a {what}, not an adjoint tensor.\n  Gradients of other "
-                "libraries go by name: register(name, shape), then step({name: gradient})."
+                f"GradientAccumulator: {name!r} is a {what}, not an adjoint tensor.\n  Add gradients of "
+                "other libraries by name: register(name, shape), then step({name: gradient})."
             )
         if not t.is_leaf:
             raise NoGradientError(
                 f"GradientAccumulator: parameter {name!r} of shape {t.shape} is not a leaf.\n"
-                "  Give the leaf that it was computed from."
+                "  Pass the leaf that it was computed from."
             )
     return found
 
@@ -107,7 +107,7 @@ class MicroBatch:
         if self._ended:
             raise AccumulationError(
                 f"micro_batch(): this block has ended, and its weight was {self.weight:g}.\n"
-                "  Set the weight inside the block, or give it: micro_batch(weight=n)."
+                "  Set the weight inside the block, or pass it: micro_batch(weight=n)."
             )
         self._weight = checked_weight(weight)
 
@@ -120,8 +120,8 @@ class MicroBatch:
         while isinstance(outer, MicroBatch):
             if outer._accumulator is self._accumulator:
                 raise AccumulationError(
-                    "micro_batch(): a block of this accumulator is open already, and would lose its "
-                    "gradients to this one.\n  Close it first; several backward() in one block add up."
+                    "micro_batch(): another block of this accumulator is already open.\n  Leave it first.  "
+                    "Several backward() calls in one block add up."
                 )
             outer = outer._outer
         self._pending, self._ended, self.scaled = {}, False, False
@@ -159,8 +159,8 @@ class MicroBatch:
             pending, self._pending = self._pending, {}
         if not here:
             raise AccumulationError(
-                "micro_batch(): this block was entered in another thread or asyncio task, where it still "
-                "takes gradients.\n  Enter and leave it in the same one.  Nothing was added."
+                "micro_batch(): this block was entered in another thread or asyncio task, where it is still "
+                "active.\n  Enter and leave it in the same one.  Nothing was added."
             )
         if kind is not None:
             return
@@ -169,7 +169,7 @@ class MicroBatch:
             raise ArgumentError(
                 "micro_batch(): this piece of split() has {} examples and the one before it had {}, but "
                 "without a weight both count the same.\n"
-                "  Give it, micro_batch(weight=len(xb)), or the number of tokens.".format(*acc._short)
+                "  Pass micro_batch(weight=len(xb)), or the number of tokens.".format(*acc._short)
             )
         if not pending:
             raise NoGradientError(
@@ -188,16 +188,18 @@ def _sum(before: Any, g: Any) -> Any:
 
 def split_batch(accumulator: GradientAccumulator, batch: Any, size: int) -> Iterator[Any]:
     """Return the pieces of a batch; ``accumulator._short`` says when one is shorter than those before it."""
-    size = checked_whole("split: size is a whole number from 1", size, 1)
+    size = checked_whole("split: size must be a positive integer", size, 1)
     arrays, structure = tree.flatten(batch)
     for a in arrays:
         if not getattr(a, "shape", ()):
             raise InputError(
-                f"split: a batch is made of arrays with a first axis, but got {type(a).__name__}."
+                f"split: a batch must consist of arrays with at least one axis, but has a {type(a).__name__}."
             )
     lengths = sorted({int(a.shape[0]) for a in arrays})
     if len(lengths) != 1:
-        raise ShapeError(f"split: the parts of a batch have one length, but got {lengths or 'no parts'}.")
+        raise ShapeError(
+            f"split: all arrays of a batch must have the same length, but have {lengths or 'none'}."
+        )
 
     def made() -> Iterator[Any]:
         try:
@@ -218,7 +220,7 @@ def optimizers_of(given: Any) -> list[Any]:
         raise InputError("apply: the list of optimisers is empty.")
     for optimizer in found:
         if isinstance(optimizer, type) and hasattr(optimizer, "step"):
-            raise InputError(f"apply: {optimizer.__name__} is a class.  Make an optimiser of it first.")
+            raise InputError(f"apply: {optimizer.__name__} is a class.  Pass an instance.")
         if not (hasattr(optimizer, "step") or hasattr(optimizer, "apply") or callable(optimizer)):
             raise InputError(
                 f"apply: a {type(optimizer).__name__} is not an optimiser: it has neither step() nor "
@@ -246,7 +248,7 @@ def hand_over(
         if not params:
             raise InputError(
                 "apply: this optimiser reads the .grad of its parameters, but the accumulator has none.\n"
-                "  Make it with the parameters, GradientAccumulator(params); or take gradients() by name."
+                "  Create it with the parameters, GradientAccumulator(params), or use gradients() by name."
             )
         _refuse_to_lose([*optimizers, *done], params, grads)
         with np.errstate(over="ignore"):
@@ -297,12 +299,12 @@ def _refuse_to_lose(optimizers: list[Any], params: Mapping[str, Tensor], grads: 
     if updated and len(lost) == len(grads):
         raise InputError(
             "apply: the optimiser updates none of the accumulator's parameters, so their gradients would "
-            "be lost.\n  Make both from the same tensors: params = list(model.parameters())."
+            "be lost.\n  Create both from the same tensors: params = list(model.parameters())."
         )
     if updated and lost:
         raise InputError(
             f"apply: no optimiser updates {quoted(lost)}, so these gradients would be lost.\n"
-            "  Give all optimisers at once, apply([one, other]); or leave these parameters out of the "
+            "  Pass all optimisers at once, apply([one, other]), or leave these parameters out of the "
             "accumulator."
         )
 
@@ -367,8 +369,12 @@ def clip_by(
     for name, old in found.items():
         clipped[name] = g = gradient_array(f"clip: {name!r}", given[name])
         if g.shape != old.shape:
-            raise ShapeError(f"clip: the function gave {name!r} of shape {old.shape} the shape {g.shape}.")
+            raise ShapeError(
+                f"clip: the function changed the shape of {name!r} from {old.shape} to {g.shape}."
+            )
         if not castable(g.dtype, old.dtype):
-            raise DTypeError(f"clip: the function gave {name!r}, which is {old.dtype}, the dtype {g.dtype}.")
+            raise DTypeError(
+                f"clip: the function changed the dtype of {name!r} from {old.dtype} to {g.dtype}."
+            )
     sums.replace(clipped)
     return before, global_norm(clipped.values(), p)

@@ -32,8 +32,8 @@ def checked_sum_dtype(what: str, dtype: Any) -> np.dtype[Any]:
         raise DTypeError(f"{what}: {dtype!r} is not a dtype.") from None
     if not differentiable(found) or sum_dtype(found) != found:
         raise DTypeError(
-            f"{what}: gradients are summed in float32, float64 or a complex dtype, but got {found}.\n"
-            "  A sum in half precision loses small gradients; such gradients are summed in float32."
+            f"{what}: gradients must be summed in float32, float64 or a complex dtype, not in {found}.\n"
+            "  A sum in half precision loses small gradients.  Use float32 for them."
         )
     return found
 
@@ -45,15 +45,15 @@ def checked_weight(weight: Any, what: str = "weight", before: float = 0.0) -> fl
             raise TypeError
         value = float(weight)
     except (TypeError, ValueError):
-        raise ArgumentError(f"{what} is a number, but got {weight!r}.") from None
+        raise ArgumentError(f"{what} must be a number, but is {weight!r}.") from None
     except OverflowError:
         value = math.inf
     if not 0.0 <= value < math.inf:
-        shown = repr(weight) if math.isfinite(value) or isinstance(weight, float) else "one beyond float64"
-        raise ArgumentError(f"{what} is a finite number from 0, but got {shown}.")
+        shown = repr(weight) if math.isfinite(value) or isinstance(weight, float) else "beyond float64"
+        raise ArgumentError(f"{what} must be finite and not negative, but is {shown}.")
     if not before + value < math.inf:
         raise ArgumentError(
-            f"the weights of this window add up to more than float64 holds: {before:g} and now {value:g}.\n"
+            f"the sum of the weights of this window overflows float64: {before:g} + {value:g}.\n"
             "  Weights are numbers of examples or tokens.  Nothing was added."
         )
     return value
@@ -83,7 +83,9 @@ def gradient_array(what: str, value: Any) -> Array | SparseRows:
     if isinstance(value, (int, list, tuple)) and data.dtype.kind in "iu":
         data = data.astype(np.float64)  # literals such as [1, 2]
     if not differentiable(data.dtype):
-        raise DTypeError(f"{what}: gradients are floats or complex numbers, but this one is {data.dtype}.")
+        raise DTypeError(
+            f"{what}: gradients must be floats or complex numbers, but this one is {data.dtype}."
+        )
     if data.dtype.kind not in "fc":
         return data.astype(np.float32)
     return data if data.dtype.isnative else data.astype(data.dtype.newbyteorder("="))
@@ -92,7 +94,7 @@ def gradient_array(what: str, value: Any) -> Array | SparseRows:
 def _is_parameter(what: str) -> InputError:
     return InputError(
         f"{what}: this is a parameter, not its gradient.\n"
-        "  Give its .grad: {name: p.grad for name, p in model.named_parameters() if p.grad is not None}."
+        "  Pass its .grad: {name: p.grad for name, p in model.named_parameters() if p.grad is not None}."
     )
 
 
@@ -102,11 +104,11 @@ def _foreign_array(what: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         inner = ", ".join(f"'….{key}'" for key in list(value)[:3])
         raise InputError(
-            f"{what}: this is a dictionary of gradients inside the dictionary of gradients.\n"
-            f"  Names are flat: register and give each by its path, such as {inner}."
+            f"{what}: the value is itself a dictionary of gradients.\n"
+            f"  Nested names are not supported: register each gradient by its path, such as {inner}."
         )
     if isinstance(value, (str, bytes)):
-        raise InputError(f"{what}: a gradient is an array, but got the text {value!r}.")
+        raise InputError(f"{what}: a gradient must be an array, but is the string {value!r}.")
     if type(value).__name__ == "Parameter":  # PyTorch's class
         raise _is_parameter(what)
     if getattr(value, "requires_grad", False) and hasattr(value, "detach"):
@@ -141,14 +143,14 @@ def _foreign_rows(what: str, value: Any) -> SparseRows:
     indices, values = np.asarray(value.indices()), gradient_array(what, value.values())
     if indices.shape[0] != 1 or type(values) is not ndarray:
         raise InputError(
-            f"{what}: a sparse gradient has rows and values, but this one is sparse in {indices.shape[0]} "
-            "axes.\n  Make it dense first."
+            f"{what}: a sparse gradient must have one sparse axis, but this one has {indices.shape[0]}.\n"
+            "  Make it dense first."
         )
     return SparseRows(indices[0].astype(np.intp), values, tuple(value.shape), unique=True)
 
 
 def checked_whole(what: str, value: Any, least: int = 0) -> int:
-    """Return a whole number that is not below ``least``; otherwise raise."""
+    """Return an integer; raise with ``what`` if it is below ``least``."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ArgumentError(f"{what}, but got {value!r}.")
     return int(value)

@@ -58,15 +58,15 @@ class AccumulationConfig:
     norm_type: float = 2.0
 
     def __post_init__(self) -> None:
-        steps = checked_whole("accumulation_steps is a whole number from 1", self.accumulation_steps, 1)
+        steps = checked_whole("accumulation_steps must be a positive integer", self.accumulation_steps, 1)
         object.__setattr__(self, "accumulation_steps", steps)
         for name in ("normalize", "compensated"):
             if not isinstance(getattr(self, name), bool):
-                raise ArgumentError(f"{name} is True or False, but got {getattr(self, name)!r}.")
+                raise ArgumentError(f"{name} must be True or False, but is {getattr(self, name)!r}.")
         for name, words in _WORDS.items():
             if getattr(self, name) not in words:
                 known = ", ".join(map(repr, words))
-                raise ArgumentError(f"{name} is one of {known}, but got {getattr(self, name)!r}.")
+                raise ArgumentError(f"{name} must be one of {known}, but is {getattr(self, name)!r}.")
         if self.max_grad_norm is not None:
             object.__setattr__(self, "max_grad_norm", check_max_norm(self.max_grad_norm, "max_grad_norm"))
         if self.dtype is not None:
@@ -81,12 +81,12 @@ class AccumulationConfig:
         """Return the given config, or one made of options."""
         if config is not None and options:
             raise ArgumentError(
-                f"GradientAccumulator: give a config or options, not both: {', '.join(sorted(options))}."
+                f"GradientAccumulator: pass a config or options, not both: {', '.join(sorted(options))}."
             )
         if config is not None and not isinstance(config, AccumulationConfig):
             raise InputError(
-                f"config is an AccumulationConfig, but got {type(config).__name__}.\n"
-                "  The number of micro-batches is accumulation_steps=…."
+                f"GradientAccumulator: config must be an AccumulationConfig, not a {type(config).__name__}.\n"
+                "  Pass the number of micro-batches as accumulation_steps=…."
             )
         known = [f.name for f in fields(cls)]
         unknown = [name for name in options if name not in known]
@@ -200,7 +200,7 @@ class AccumulationEvent:
     window: bool = False
 
 
-# what holds although a callback raised
+# the state of the accumulator after a callback raised
 _NOTES = {
     "full": "the micro-batch was added and the window is full.",
     "clip": "the window is unchanged, and apply() or gradients() may be called again.",
@@ -218,9 +218,11 @@ class Listeners:
     def add(self, kind: str, callback: Callable[[AccumulationEvent], None]) -> Handle:
         """Register a callback for a kind of event; the handle removes it."""
         if kind not in self._lists:
-            raise ArgumentError(f"events are {', '.join(map(repr, self._lists))}, but got {kind!r}.")
+            raise ArgumentError(
+                f"on: the event must be one of {', '.join(map(repr, self._lists))}, not {kind!r}."
+            )
         if not callable(callback):
-            raise ArgumentError(f"a callback is a function, but got {type(callback).__name__}.")
+            raise ArgumentError(f"on: a callback must be a function, not a {type(callback).__name__}.")
         return self._lists[kind].add(callback)
 
     def send(self, kind: str, of: Any, **facts: Any) -> None:
@@ -233,5 +235,5 @@ class Listeners:
                 callback(event)
             except Exception as error:
                 what = "window" if event.window else "micro-batch"
-                error.add_note(f"A callback on {kind!r} raised this; {_NOTES[kind].format(what)}")
+                error.add_note(f"Raised by a callback of the event {kind!r}: {_NOTES[kind].format(what)}")
                 raise

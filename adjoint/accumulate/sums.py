@@ -83,7 +83,7 @@ class Slot:
             same = math.prod(g.shape) == self.size
             raise ShapeError(
                 f"{self.name}: expected a gradient of shape {self.shape}, but got {g.shape}"
-                f"{': as many elements, but in another shape' if same else ''}."
+                f"{' with as many elements' if same else ''}."
             )
         if self.dtype is None or g.dtype == self.dtype or np.can_cast(g.dtype, self.dtype, "safe"):
             return g
@@ -434,10 +434,12 @@ def _check_state(slot: Slot, state: Mapping[str, Any]) -> None:
         raise ArgumentError(f"{slot.name}: the state is missing keys: {', '.join(map(repr, missing))}.")
     shape = checked_shape(slot.name, state["shape"])
     if shape != slot.shape:
-        raise ShapeError(f"{slot.name}: saved with shape {shape}, but here it is {slot.shape}.")
+        raise ShapeError(
+            f"{slot.name}: the saved shape is {shape}, but the parameter has shape {slot.shape}."
+        )
     dtype = None if state["dtype"] is None else checked_sum_dtype(slot.name, state["dtype"])
     if dtype and slot.dtype and dtype != slot.dtype:
-        raise DTypeError(f"{slot.name}: saved with {dtype} sums, but here they are {slot.dtype}.")
+        raise DTypeError(f"{slot.name}: the saved sum is {dtype}, but this one is {slot.dtype}.")
     slot.dtype = dtype or slot.dtype
     rows = np.asarray(state.get("rows", ()))
     for key, expected in (
@@ -453,14 +455,14 @@ def _check_state(slot: Slot, state: Mapping[str, Any]) -> None:
     whole_rows = rows.ndim == 1 and (rows.dtype.kind in "iu" or not rows.size)
     if not whole_rows or (rows < 0).any() or (rows >= (*shape, 0)[0]).any() or (np.diff(rows) <= 0).any():
         raise ShapeError(
-            f"{slot.name}: the saved rows are not ascending row numbers of an array of shape {shape}."
+            f"{slot.name}: the saved rows must be ascending row numbers of an array of shape {shape}."
         )
 
 
 def _unit_for(weight: float, unit: float, before: float) -> float:
-    """Return the unit in which weights are counted: 1, or a power of two that float32 sums can be in.
+    """Return the unit of the weights, a power of two: float32 sums are computed relative to it.
 
-    It changes only if a weight is WIDE times as large as the unit, or the first weight as small.
+    It changes if a weight is WIDE times the unit, or if the first weight is a WIDE-th of it.
     """
     ratio = weight / unit
     if not weight or (ratio <= WIDE and (before or ratio * WIDE >= 1.0)):
@@ -469,14 +471,14 @@ def _unit_for(weight: float, unit: float, before: float) -> float:
 
 
 def _parts(a: Array, size: int, threads: int, each: int = 1) -> list[slice]:
-    """Cut an array, one of ``size`` elements together, into parts: ``each`` for each of several threads."""
+    """Split an array into parts for several threads, ``each`` per thread; ``size`` is that of all arrays."""
     if threads == 1:
         return [slice(None)]
     return pieces(a.size, max(size // (threads * each) // LINE * LINE, LINE))
 
 
 def _finite(arrays: list[Array], size: int, threads: int) -> bool:
-    """Tell whether all gradients are finite; several threads look at large ones."""
+    """Return whether all gradients are finite; large ones are checked in several threads."""
     # long parts: NumPy lets other threads run only in long dot products
     parts = [a.reshape(-1)[part] for a in arrays for part in _parts(a, size, threads)]
     bad: list[Any] = []

@@ -169,7 +169,7 @@ def test_accumulate_divides_by_the_window_too():
 def test_the_gradients_of_a_micro_batch_share_a_weight():
     acc = accumulator("a", "b")
     acc.accumulate("a", [1.0, 1.0], weight=3)
-    with pytest.raises(ArgumentError, match="share its weight, 3, but 'b' came with 4"):
+    with pytest.raises(ArgumentError, match="but it has weight 3 and 'b' has 4"):
         acc.accumulate("b", [1.0, 1.0], weight=4)
     with pytest.raises(UnknownNameError, match="no parameter is registered as 'c'"):  # whatever its weight
         acc.accumulate("c", [1.0, 1.0], weight=4)
@@ -325,8 +325,8 @@ def test_a_full_accumulator_refuses_more():
         with pytest.raises(AccumulationError) as caught:
             add()
         assert str(caught.value) == (
-            "the window is full (1 of 1 micro-batches) and takes no more.\n"
-            "  apply(optimizer), or gradients() and then reset(), makes the update; drop() discards it."
+            "the window is full (1 of 1 micro-batches), so no more can be added.\n"
+            "  For the update call apply(optimizer), or gradients() and then reset(); drop() discards it."
         )
     assert frozen(acc) == before
 
@@ -350,14 +350,14 @@ def test_same_length_but_another_shape_is_an_error():
     with pytest.raises(ShapeError) as caught:
         acc.step({"w": np.zeros((3, 2))})
     assert str(caught.value) == (
-        "w: expected a gradient of shape (2, 3), but got (3, 2): as many elements, but in another shape."
+        "w: expected a gradient of shape (2, 3), but got (3, 2) with as many elements."
     )
 
 
 def test_registering_again():
     acc = accumulator("w")
     acc.register("w", (2,))
-    with pytest.raises(ShapeError, match="register: 'w' has shape"):
+    with pytest.raises(ShapeError, match="register: 'w' is already registered with shape"):
         acc.register("w", (3,))
     assert acc.stats().registered_params == 1
 
@@ -376,7 +376,7 @@ def test_registering_in_mid_window_keeps_the_sums():
 @pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), "many", None])
 def test_bad_weights(weight):
     acc = accumulator("w")
-    with pytest.raises(ArgumentError, match="weight is a"):
+    with pytest.raises(ArgumentError, match="weight must be"):
         acc.step({"w": [1.0, 1.0]}, weight=weight)
 
 
@@ -404,7 +404,7 @@ def test_unused_parameters_are_missing_or_zero():
 def test_a_weight_is_a_number_and_the_steps_have_a_name():
     acc = ad.GradientAccumulator(accumulation_steps=2)
     acc.register("w", (1,))
-    with pytest.raises(ad.errors.ArgumentError, match="weight is a number, but got '3'"):
+    with pytest.raises(ad.errors.ArgumentError, match="weight must be a number, but is '3'"):
         acc.step({"w": [1.0]}, weight="3")
     with pytest.raises(ad.errors.InputError, match="accumulation_steps="):
         ad.GradientAccumulator([], 4)
@@ -449,8 +449,8 @@ def test_a_state_that_does_not_fit_changes_nothing():
     with pytest.raises(UnknownNameError) as names:
         acc.load_state_dict(other)
     assert str(names.value) == (
-        "load_state_dict: the saved names are not those registered here: it lacks 'b' and it also has 'z'.\n"
-        "  Make the accumulator with the parameters, or register the names, that the saved one had."
+        "load_state_dict: other names are registered here: the state is missing 'b' and 'z' is not registered.\n"
+        "  Make the accumulator with the same parameters, or register the same names."
     )
     with pytest.raises(ArgumentError) as config:
         acc.load_state_dict(accumulator("a", "b", accumulation_steps=7).state_dict())
@@ -458,7 +458,7 @@ def test_a_state_that_does_not_fit_changes_nothing():
         "load_state_dict: the saved window was made with another config: accumulation_steps=7, here 2.\n"
         "  Make this accumulator with the saved values; max_grad_norm, norm_type and nonfinite may differ."
     )
-    with pytest.raises(ShapeError, match="saved with shape"):
+    with pytest.raises(ShapeError, match="the saved shape is"):
         acc.load_state_dict(accumulator("a", "b", shape=(3,), accumulation_steps=2).state_dict())
     with pytest.raises(ArgumentError, match=r"not a state.*\n  It takes what state_dict\(\) returned"):
         acc.load_state_dict({"step": 3})

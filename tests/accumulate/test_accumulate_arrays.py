@@ -65,7 +65,7 @@ def test_what_is_no_gradient(bad):
 
 @pytest.mark.parametrize("bad", [np.array([1, 2]), np.array([True, False])])
 def test_whole_numbers_are_no_gradients(bad):
-    with pytest.raises(DTypeError, match="gradients are floats or complex"):
+    with pytest.raises(DTypeError, match="gradients must be floats or complex"):
         accumulator("w").step({"w": bad})
 
 
@@ -76,7 +76,7 @@ def test_a_parameter_in_the_place_of_its_gradient_is_refused():
         acc.step({"w": ad.tensor([1.0, 2.0], requires_grad=True)})
     assert str(info.value) == (
         "'w': this is a parameter, not its gradient.\n"
-        "  Give its .grad: {name: p.grad for name, p in model.named_parameters() if p.grad is not None}."
+        "  Pass its .grad: {name: p.grad for name, p in model.named_parameters() if p.grad is not None}."
     )
     w = ad.tensor([1.0, 2.0], requires_grad=True)
     (g,) = ad.gradients((w * w).sum(), [w], create_graph=True)  # one that can be differentiated is none
@@ -89,8 +89,8 @@ def test_trees_of_gradients_are_flattened_by_their_owner():
     with pytest.raises(InputError) as info:
         acc.step({"layer": {"w": np.zeros(2), "b": np.zeros(2)}})
     assert str(info.value) == (
-        "'layer': this is a dictionary of gradients inside the dictionary of gradients.\n"
-        "  Names are flat: register and give each by its path, such as '….w', '….b'."
+        "'layer': the value is itself a dictionary of gradients.\n"
+        "  Nested names are not supported: register each gradient by its path, such as '….w', '….b'."
     )
 
 

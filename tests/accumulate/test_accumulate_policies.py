@@ -115,7 +115,7 @@ def test_a_listener_can_be_taken_off():
         acc.reset()
     acc.step({"w": [1.0, 1.0]})
     assert len(events) == 1
-    with pytest.raises(ArgumentError, match="events are 'full', 'clip', 'skip', 'update'"):
+    with pytest.raises(ArgumentError, match="one of 'full', 'clip', 'skip', 'update'"):
         acc.on("often", events.append)
 
 

@@ -80,7 +80,7 @@ def test_finite_gradients_with_a_norm_beyond_float64_are_clipped_and_handed_over
 
 def test_numbers_beyond_float64_are_refused():
     acc = accumulator("w", accumulation_steps=2)
-    with pytest.raises(ArgumentError, match="weight is a finite number from 0, but got one beyond float64"):
+    with pytest.raises(ArgumentError, match="weight must be finite and not negative, but is beyond float64"):
         acc.step({"w": [0.0, 0.0]}, weight=10**400)
     for bad in ({"max_grad_norm": 10**400}, {"norm_type": 10**400}):
         with pytest.raises(ArgumentError, match="but is one beyond float64"):
@@ -92,7 +92,8 @@ def test_registering_again_with_another_dtype_is_refused():
     with pytest.raises(DTypeError) as caught:
         acc.register("w", (2,), np.float64)
     assert str(caught.value) == (
-        "register: 'w' is registered already; the dtype of its sum is that of its first gradient, not float64."
+        "register: 'w' is already registered, and the dtype of its sum is that of its first gradient, "
+        "not float64."
     )
     acc.step({"w": np.ones(2, np.float32)})
     acc.register("w", (2,))
@@ -182,7 +183,7 @@ def test_an_error_in_a_callback_says_what_stands():
     with pytest.raises(ZeroDivisionError) as caught:
         acc.step({"w": [3.0, 4.0]})
     assert caught.value.__notes__ == [
-        "A callback on 'full' raised this; the micro-batch was added and the window is full."
+        "Raised by a callback of the event 'full': the micro-batch was added and the window is full."
     ]
     for note in ("the window is unchanged, and apply() or gradients() may be called again.",
                  "the update was made and the next window has begun."):  # fmt: skip
@@ -191,7 +192,9 @@ def test_an_error_in_a_callback_says_what_stands():
         assert caught.value.__notes__[0].endswith(note)
     with pytest.raises(ZeroDivisionError) as caught:
         acc.step({"w": [math.nan, 4.0]})
-    assert caught.value.__notes__ == ["A callback on 'skip' raised this; the micro-batch was left out."]
+    assert caught.value.__notes__ == [
+        "Raised by a callback of the event 'skip': the micro-batch was left out."
+    ]
 
 
 def test_resetting_a_window_that_has_no_gradient_counts_as_skipped():
@@ -218,7 +221,7 @@ def test_an_optimiser_of_some_parameters_would_lose_the_gradients_of_the_others(
         acc.apply(ad.optim.SGD([w], lr=0.5))
     assert str(caught.value) == (
         "apply: no optimiser updates 'v', so these gradients would be lost.\n"
-        "  Give all optimisers at once, apply([one, other]); or leave these parameters out of the accumulator."
+        "  Pass all optimisers at once, apply([one, other]), or leave these parameters out of the accumulator."
     )
     assert acc.apply([ad.optim.SGD([w], lr=0.5), ad.optim.SGD([v], lr=0.25)])
     assert (w.tolist(), v.tolist()) == ([0.0, 0.0], [0.5, 1.0])
@@ -253,7 +256,7 @@ def test_what_is_no_optimiser_is_refused_before_anything():
                          ([ad.optim.SGD([w, v], lr=0.5), None], "a NoneType is not an optimiser")):  # fmt: skip
         with pytest.raises(InputError, match=message):
             acc.apply(bad)
-    with pytest.raises(InputError, match=r"scaler is an ad.GradScaler, but got int"):
+    with pytest.raises(InputError, match=r"scaler must be an ad.GradScaler, not a int"):
         acc.apply(ad.optim.SGD([w, v], lr=0.5), scaler=3)
     assert w.tolist() == [1.0, 2.0]
 
@@ -273,8 +276,8 @@ def test_a_sum_that_the_dtype_of_the_parameter_does_not_hold_is_no_infinity():
     with pytest.raises(NonFiniteError) as caught:
         acc.apply(ad.optim.SGD([w], lr=1.0))
     assert str(caught.value) == (
-        "apply: gradients that are finite as sums are not in the dtype of their parameter: '0'.\n"
-        "  Clip them (max_grad_norm), or keep the parameters in a wider dtype."
+        "apply: these gradients overflow the dtype of their parameters: '0'.\n"
+        "  Clip them (max_grad_norm), or use a wider dtype for the parameters."
     )
     assert w.tolist() == [1.0, 1.0]
     acc, w = half_precision(nonfinite="allow")
@@ -315,8 +318,8 @@ def test_a_micro_batch_inside_one_of_the_same_accumulator_is_refused():
     ):
         pass
     assert str(caught.value) == (
-        "micro_batch(): a block of this accumulator is open already, and would lose its gradients to this one.\n"
-        "  Close it first; several backward() in one block add up."
+        "micro_batch(): another block of this accumulator is already open.\n"
+        "  Leave it first.  Several backward() calls in one block add up."
     )
     assert acc.stats().total_micro_batches == other.stats().total_micro_batches == 0
 
@@ -392,7 +395,7 @@ def test_a_class_is_no_optimiser():
     acc = one([1.0])
     with pytest.raises(InputError) as caught:
         acc.apply(ad.optim.SGD)
-    assert str(caught.value) == "apply: SGD is a class.  Make an optimiser of it first."
+    assert str(caught.value) == "apply: SGD is a class.  Pass an instance."
 
 
 def test_a_scaled_window_is_not_applied_without_its_scaler():
@@ -406,8 +409,8 @@ def test_a_scaled_window_is_not_applied_without_its_scaler():
         with pytest.raises(AccumulationError) as caught:
             window.apply(its)
         assert str(caught.value) == (
-            "apply: losses of this window were scaled by a GradScaler, and so are its gradients.\n"
-            "  Give it the scaler, which divides them: apply(optimizer, scaler=scaler)."
+            "apply: a GradScaler scaled the losses of this window, so its gradients are scaled.\n"
+            "  Pass the scaler, which divides them by the scale: apply(optimizer, scaler=scaler)."
         )
         assert window.apply(its, scaler=scaler)
     assert w.tolist() == v.tolist() == [0.0]
@@ -549,5 +552,5 @@ def test_rows_that_are_none_are_refused(rows):
 def test_sums_of_another_dtype_are_refused():
     saved = ad.GradientBuffer((1,), np.float64)
     saved.add([1.0])
-    with pytest.raises(DTypeError, match="saved with float64 sums, but here they are float32"):
+    with pytest.raises(DTypeError, match="the saved sum is float64, but this one is float32"):
         ad.GradientBuffer((1,), np.float32).load_state_dict(saved.state_dict())

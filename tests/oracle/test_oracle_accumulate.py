@@ -129,7 +129,7 @@ def test_parameters_are_no_gradients():
         ad.GradientAccumulator(module)
     assert str(info.value) == (
         "GradientAccumulator: 'weight' is a torch.nn.parameter.Parameter, not an adjoint tensor.\n"
-        "  Gradients of other libraries go by name: register(name, shape), then step({name: gradient})."
+        "  Add gradients of other libraries by name: register(name, shape), then step({name: gradient})."
     )
 
 
