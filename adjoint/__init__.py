@@ -55,6 +55,7 @@ from adjoint.ops import (
     index,
     join,
     linalg,
+    nan_quantiles,
     order,
     piecewise,
     products,
@@ -72,6 +73,7 @@ from adjoint.ops.create import *
 from adjoint.ops.elementwise import *
 from adjoint.ops.fused import *
 from adjoint.ops.join import *
+from adjoint.ops.nan_quantiles import *
 from adjoint.ops.order import *
 from adjoint.ops.piecewise import *
 from adjoint.ops.products import *
@@ -81,7 +83,7 @@ from adjoint.ops.selection import *
 from adjoint.ops.shape import *
 
 if TYPE_CHECKING:
-    from adjoint import distributed, nn, optim, random, testing, train
+    from adjoint import distributed, nn, numpy, optim, random, testing, train
     from adjoint.accumulate.accumulator import GradientAccumulator
     from adjoint.accumulate.options import AccumulationConfig, AccumulationEvent, AccumulationStats
     from adjoint.accumulate.sums import GradientBuffer
@@ -152,6 +154,7 @@ __all__ = [
     "is_inference_mode_enabled",
     "linalg",
     "nn",
+    "numpy",
     "jacfwd",
     "jacobian",
     "jacrev",
@@ -188,6 +191,7 @@ __all__ = [
     *elementwise.__all__,
     *fused.__all__,
     *join.__all__,
+    *nan_quantiles.__all__,
     *order.__all__,
     *piecewise.__all__,
     *products.__all__,
@@ -198,7 +202,7 @@ __all__ = [
 ]
 
 del _numpy_protocols, array_api, arrange, compare, complex_parts, contraction, create, elementwise
-del fused, index, join, order, piecewise, products, reduce, scan, selection, shape
+del fused, index, join, nan_quantiles, order, piecewise, products, reduce, scan, selection, shape
 
 keep_freed_memory()
 relocate_numpy_warnings()
@@ -207,6 +211,7 @@ del keep_freed_memory, relocate_numpy_warnings
 # Imported at the first use, which keeps `import adjoint` fast (docs/adr/0009).
 _LATER = {
     "nn": "adjoint.nn",
+    "numpy": "adjoint.numpy",
     "optim": "adjoint.optim",
     "random": "adjoint.random",
     "testing": "adjoint.testing",

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from adjoint import ops
+from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS
 from adjoint.core.methods import attach
 from adjoint.core.record import tracked
 from adjoint.core.tensor import Tensor, Traced
 from adjoint.errors import InputError
-from adjoint.interop import array_api, numpy_forms
+from adjoint.interop import array_api, array_forms, numpy_forms, polynomial_forms
 
-__all__ = ["FUNCTIONS", "array_function", "array_ufunc"]
+__all__ = ["FUNCTIONS", "PLAIN", "Form", "array_function", "array_ufunc"]
 
 # NumPy's names where they differ from ours.
 _ALIASES = {
@@ -50,7 +51,7 @@ def _functions() -> dict[Any, Callable[..., Any]]:
     found[np.result_type] = array_api.result_type
     for name, own in _ALIASES.items():
         found[getattr(np, name)] = ops.function(own)
-    found |= numpy_forms.FORMS
+    found |= numpy_forms.FORMS | array_forms.FORMS | polynomial_forms.FORMS
     found |= {np.amax: found[np.max], np.amin: found[np.min]}
     del found[np.put_along_axis]  # NumPy's writes into its argument, ours does not
     return found
@@ -60,7 +61,7 @@ FUNCTIONS = _functions()
 PLAIN = frozenset(getattr(np, name) for name in numpy_forms.PLAIN)
 
 
-class _Form:
+class Form:
     """Translation of a call with NumPy's parameters to the parameters of adjoint's function.
 
     The first ``same`` arguments mean the same by position.  The others are bound to NumPy's names and
@@ -95,6 +96,7 @@ class _Form:
         return count
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call adjoint's function with NumPy's arguments."""
         if not kwargs and len(args) <= self.same:
             return self.ours(*args)
         if self.theirs is None or self.same == math.inf:
@@ -130,7 +132,7 @@ class _Form:
         return found
 
 
-_forms: dict[Any, _Form] = {}
+_forms: dict[Any, Form] = {}
 
 
 def _no_out(name: str) -> str:
@@ -159,6 +161,9 @@ def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: A
         return ops.function(_REDUCE[ufunc])(*inputs, **{"axis": 0, **kwargs})
     elif method == "accumulate" and ufunc in _ACCUMULATE:
         return ops.function(_ACCUMULATE[ufunc])(*inputs, **{"axis": 0, **kwargs})
+    elif method == "outer" and ufunc in UFUNCS and not kwargs:
+        x, y = asarray(inputs[0]), asarray(inputs[1])
+        return UFUNCS[ufunc](ops.function("reshape")(x, (*x.shape, *(1,) * y.ndim)), y)
     call = f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")
     options = f" with {', '.join(kwargs)}" if kwargs else ""
     raise InputError(
@@ -174,7 +179,7 @@ def array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any) 
         return form(args, kwargs)
     ours = FUNCTIONS.get(func)
     if ours is not None:
-        form = _forms[func] = _Form(func, ours)
+        form = _forms[func] = Form(func, ours)
         return form(args, kwargs)
     if func in PLAIN:
         return numpy_forms.plain(func, args, kwargs)

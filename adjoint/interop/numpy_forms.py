@@ -442,7 +442,7 @@ def _nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, n
 
 
 def _can_cast(from_: Any, to: Any, casting: Any = "safe") -> bool:
-    return np.can_cast(getattr(from_, "dtype", from_), to, casting)
+    return np.can_cast(from_.dtype if isinstance(from_, Tensor) else from_, to, casting)
 
 
 def _size(a: Any, axis: int | None = None) -> int:

@@ -22,7 +22,9 @@ __all__ = [
     "eye",
     "full",
     "full_like",
+    "geomspace",
     "linspace",
+    "logspace",
     "ones",
     "ones_like",
     "zeros",
@@ -430,6 +432,87 @@ def linspace(
     )
     made = made.astype(target, copy=False)
     return _made("linspace", made, device, requires_grad)
+
+
+def logspace(
+    start: ArrayLike,
+    stop: ArrayLike,
+    num: int = 50,
+    endpoint: bool = True,
+    base: ArrayLike = 10.0,
+    dtype: DTypeLike | None = None,
+) -> Tensor:
+    """Create powers of a base with evenly spaced exponents; gradients flow to the ends and the base.
+
+    Parameters
+    ----------
+    start : array_like
+        The first exponent.
+    stop : array_like
+        The last exponent.
+    num : int, optional
+        How many numbers.
+    endpoint : bool, optional
+        Whether ``stop`` is the last exponent.
+    base : array_like, optional
+        The base.
+    dtype : dtype, optional
+        The dtype, as in ``linspace``.
+
+    Returns
+    -------
+    Tensor
+        The numbers.
+
+    Examples
+    --------
+    >>> logspace(0.0, 2.0, 3)
+    tensor([  1.,  10., 100.], dtype=float64)
+    """
+    y = rec.pow(base, linspace(start, stop, num, endpoint=endpoint))
+    return y if dtype is None else rec.astype(y, dtype=checked_dtype(dtype))
+
+
+def geomspace(
+    start: ArrayLike,
+    stop: ArrayLike,
+    num: int = 50,
+    endpoint: bool = True,
+    dtype: DTypeLike | None = None,
+) -> Tensor:
+    """Create a geometric progression between two ends of the same sign; gradients flow to both ends.
+
+    Parameters
+    ----------
+    start : array_like
+        The first number.
+    stop : array_like
+        The last number.
+    num : int, optional
+        How many numbers.
+    endpoint : bool, optional
+        Whether ``stop`` is the last number.
+    dtype : dtype, optional
+        The dtype, as in ``linspace``.
+
+    Returns
+    -------
+    Tensor
+        The numbers.
+
+    Examples
+    --------
+    >>> geomspace(1.0, 4.0, 3)
+    tensor([1., 2., 4.], dtype=float64)
+    """
+    first, last = asarray(start), asarray(stop)
+    ratio = last / first
+    y = first * rec.exp(linspace(0.0 * rec.log(ratio), rec.log(ratio), num, endpoint=endpoint))
+    if num > 1 and endpoint:  # both ends are exact
+        y = rec.concat(
+            y[:-1], rec.broadcast_to(rec.astype(last, dtype=y.dtype), shape=y.shape[1:])[None], axis=-y.ndim
+        )
+    return y if dtype is None else rec.astype(y, dtype=checked_dtype(dtype))
 
 
 def _ends_dtype(start: Any, stop: Any, dtype: Any) -> np.dtype[Any]:

@@ -292,7 +292,7 @@ _CONTINUOUS = {
 _DISCRETE = ("lower", "higher", "midpoint", "nearest")
 
 
-def _sorted_last(op: str, x: Tensor, axis: Any) -> tuple[Tensor, Shape]:
+def sorted_last(op: str, x: Tensor, axis: Any) -> tuple[Tensor, Shape]:
     """Move the axes to reduce to the end as one axis and sort along it; return the axes, too."""
     if x.dtype.kind == "c":
         raise DTypeError(f"{op}: complex numbers have no order.")
@@ -307,7 +307,7 @@ def _sorted_last(op: str, x: Tensor, axis: Any) -> tuple[Tensor, Shape]:
     return rec.sort(x, axis=-1, descending=False, stable=True), axes
 
 
-def _places(q: Any, n: int, method: str) -> tuple[Any, Any, Any]:
+def quantile_places(q: Any, n: Any, method: str) -> tuple[Any, Any, Any]:
     """Return the two neighbours of each quantile ``q`` of n sorted elements, and the weight of the upper one."""
     if method in _CONTINUOUS:
         a, b = _CONTINUOUS[method]
@@ -407,16 +407,22 @@ def percentile(
     return _quantile("percentile", x, array_of(constant("percentile", "q", q)) / 100, axis, method, keepdims)
 
 
-def _quantile(op: str, x: Any, q: Any, axis: Any, method: str, keepdims: bool) -> Tensor:
+def check_levels(op: str, q: Any, method: str) -> Any:
+    """Return the levels of quantiles as an array; raise if they or the method are not valid."""
     if method not in _CONTINUOUS and method not in _DISCRETE:
         raise ArgumentError(
             f"{op}: method must be one of {', '.join((*_CONTINUOUS, *_DISCRETE))}, not {method!r}."
         )
-    x, levels = floating(op, x), array_of(constant(op, "q", q)).astype(np.float64)
+    levels = array_of(constant(op, "q", q)).astype(np.float64)
     if not np.all((levels >= 0) & (levels <= 1)):
-        raise ArgumentError(f"{op}: q must be from 0 to {100 if op == 'percentile' else 1}.")
-    ordered, axes = _sorted_last(op, x, axis)
-    low, high, weight = _places(levels, ordered.shape[-1], method)
+        raise ArgumentError(f"{op}: q must be from 0 to {100 if op.endswith('percentile') else 1}.")
+    return levels
+
+
+def _quantile(op: str, x: Any, q: Any, axis: Any, method: str, keepdims: bool) -> Tensor:
+    x, levels = floating(op, x), check_levels(op, q, method)
+    ordered, axes = sorted_last(op, x, axis)
+    low, high, weight = quantile_places(levels, ordered.shape[-1], method)
     if x.dtype != np.float64:
         weight = weight.astype(x.dtype)
     below, above = (rec.take(ordered, asarray(i), axis=-1) for i in (low, high))

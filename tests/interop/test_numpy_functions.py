@@ -13,6 +13,7 @@ import pytest
 from numpy_calls import distinct, flat
 
 import adjoint as ad
+import adjoint.numpy as anp
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.interop.numpy import FUNCTIONS, PLAIN
@@ -48,6 +49,9 @@ CALLS: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     np.all: [call(M, 0), call(M, where=~M)],
     np.any: [call(M, 1, None, True)],
     np.average: [call(A, 1, V), call(A, weights=B)],
+    np.nanmedian: [call(N), call(N, 1)],
+    np.nanquantile: [call(N, 0.3, 1), call(N, [0.1, 0.6], axis=0, keepdims=True)],
+    np.nanpercentile: [call(N, 30, axis=1)],
     np.median: [call(A), call(A, 1, None, False, True)],
     np.quantile: [call(A, 0.3, axis=1), call(A, [0.1, 0.6], 0, None, False, "hazen", True)],
     np.percentile: [call(A, 30, axis=0)],
@@ -111,6 +115,14 @@ CALLS: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     np.column_stack: [call([V, W])],
     np.block: [call([[A, B], [B, A]]), call([V, W]), call([[np.ones((1, 1)), np.ones((1, 2))]])],
     np.append: [call(A, B), call(A, B, axis=1)],
+    np.insert: [call(A, 1, 9.0), call(A, 1, W[:3], axis=1), call(A, [0, 2], B[:, :2], axis=1), call(V, -1, W),
+                call(A, [1], B[:1], axis=0), call(A, 1, B, axis=0), call(V, slice(0, 3, 2), 5.0),
+                call(V, np.array([True, False, True, False]), W[:2])],
+    np.apply_along_axis: [call(np.cumsum, 0, A), call(np.sum, 1, A), call(np.diag, -1, A), call(np.outer, 0, distinct((2, 3, 2)), V)],
+    np.apply_over_axes: [call(np.sum, distinct((2, 3, 4)), [0, 2]), call(np.sum, A, 1)],
+    np.piecewise: [call(V, [V < 0, V > 1], [np.cos, np.sqrt, 3.0]), call(A, [M], [np.exp]), call(V, V > 0, [np.log])],
+    np.trim_zeros: [call(np.array([0.0, 1.0, 2.0, 0.0])), call(np.array([0.0, 1.0, 0.0]), "f")],
+    np.real_if_close: [call(C), call(V), call(V + 1e-20j)],
     np.delete: [call(A, 1), call(A, [0, 2], axis=1), call(A, slice(0, 2), 0)],
     np.split: [call(A, 3), call(A, [1], axis=1)],
     np.array_split: [call(V, 3)],
@@ -184,6 +196,11 @@ CALLS: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     np.interp: [call(W, np.sort(V), V), call(3 * W, np.sort(V), V, left=-9.0, right=9.0), call(0.1, np.sort(V), V)],
     np.bincount: [call(I), call(I, V), call(I, weights=V, minlength=6)],
     np.polyval: [call(V, W), call([2.0, 1.0], A)],
+    np.polyadd: [call(V, W[:2])], np.polysub: [call(V[:2], W)], np.polymul: [call(V, W[:3])],
+    np.polyder: [call(V), call(V, 2)], np.polyint: [call(V), call(V, 2, [1.0, 2.0])],
+    np.polydiv: [call(V, W[:2]), call(V[:2], W)],
+    np.polyfit: [call(V, W, 2), call(V, A.T, 1, w=np.abs(W))],
+    np.poly: [call(V), call(C)],
     np.vander: [call(V), call(V, 3, increasing=True)],
     # making
     np.zeros_like: [call(A), call(A, np.float32), call(A, shape=(2,))],
@@ -193,6 +210,8 @@ CALLS: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     np.zeros: [], np.ones: [], np.empty: [], np.arange: [], np.eye: [],
     np.full: [],
     np.linspace: [call(np.array(1.0), np.array(3.0), 5), call(np.array(1.0), 3.0, num=4, endpoint=False)],
+    np.logspace: [call(np.array(0.5), np.array(1.5), 4), call(V, W, 3, base=2.0)],
+    np.geomspace: [call(np.array(1.0), np.array(3.0), 5), call(np.array(-2.0), -3.0, num=4, endpoint=False)],
     # linear algebra
     np.linalg.cholesky: [call(P), call(P, upper=True)],
     np.linalg.cond: [call(S), call(S, 1)],
@@ -259,7 +278,8 @@ CALLS: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
 CONSTANT = {
     np.round: "steps", np.around: "steps", np.fix: "steps", np.histogram: "edges", np.unique: "",
     np.histogram_bin_edges: "edges", np.zeros_like: "constant", np.ones_like: "constant", np.full_like: "constant",
-    np.astype: "checked in test_tensor",
+    np.astype: "checked in test_tensor", np.trim_zeros: "differences move the zeros",
+    np.real_if_close: "differences move the imaginary part",
 }  # fmt: skip
 SYMMETRIC = {np.linalg.cholesky, np.linalg.eigh, np.linalg.eigvalsh}  # they read one triangle only
 # NumPy calls these without asking for the protocol when no argument of theirs is a tensor: like= asks.
@@ -312,6 +332,33 @@ def test_values_are_those_of_numpy(function, i):
             assert y == e
 
 
+def of_namespace(function: Any) -> Any:
+    """The function of ``adjoint.numpy`` that stands for NumPy's."""
+    for theirs, ours in ((np, anp), (np.linalg, anp.linalg), (np.fft, anp.fft)):
+        name = function.__name__
+        if getattr(theirs, name, None) is function:
+            return getattr(ours, name)
+    return None
+
+
+@pytest.mark.filterwarnings("ignore:numpy.fix is deprecated:DeprecationWarning")
+@pytest.mark.parametrize(("function", "i"), ALL, ids=lambda v: getattr(v, "__name__", str(v)))
+def test_adjoint_numpy_makes_tensors_of_arrays(function, i):
+    ours = of_namespace(function)
+    if ours is None or function in PLAIN:
+        return
+    args, kwargs = CALLS[function][i]
+    with np.errstate(all="ignore"):
+        expected = flat(function(*args, **kwargs))
+        got = flat(ours(*args, **kwargs))
+    for y, e in zip(got, expected, strict=True):
+        if isinstance(e, (np.ndarray, np.number)):
+            assert isinstance(y, (Tensor, int, float))
+            np.testing.assert_allclose(
+                np.asarray(y), e, rtol=1e-6 if e.dtype == np.float32 else 1e-12, atol=1e-12
+            )
+
+
 @pytest.mark.parametrize(
     ("function", "i"), [(f, i) for f, i in ALL if f not in PLAIN and f not in CONSTANT],
     ids=lambda v: getattr(v, "__name__", str(v)),
@@ -339,7 +386,8 @@ def test_gradients_flow(function, i):
 
 
 # Made of floats that NumPy takes for float64; here they have the dtype of the tensors.
-NARROWER = {np.cov, np.corrcoef, np.interp, np.vander, np.quantile, np.diff, np.fft.irfft2}
+NARROWER = {np.cov, np.corrcoef, np.interp, np.vander, np.quantile, np.diff, np.fft.irfft2,
+            np.nanquantile, np.geomspace, np.poly, np.polyfit}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:numpy.fix is deprecated:DeprecationWarning")
@@ -417,8 +465,8 @@ MISTAKES: list[tuple[type[BaseException], Callable[[], Any], str]] = [
     (InputError, lambda: np.copyto(np.zeros(1), like),
      "np.copyto writes into its argument, which a tensor in a graph does not allow.\n"
      "  Use y = x.at[i].set(v), or x[i] = v where no gradient is needed."),
-    (InputError, lambda: np.apply_along_axis(np.sort, 0, ad.tensor(A)),
-     "np.apply_along_axis has no derivative in adjoint.\n"
+    (InputError, lambda: np.sort_complex(ad.tensor(A)),
+     "np.sort_complex has no derivative in adjoint.\n"
      "  Use x.numpy() if no gradient is needed, or write it with ad functions."),
     (ArgumentError, lambda: np.max(ad.tensor(A), where=M), "np.max: where= needs initial=, for places without elements."),
     (ArgumentError, lambda: np.convolve(ad.tensor(V), W, "most"), "np.convolve: mode must be 'full', 'same' or 'valid', not 'most'."),

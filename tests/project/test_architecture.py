@@ -30,7 +30,19 @@ ALLOWED = {
     "accumulate": {"errors", "config", "tree", "core", "ops", "engine", "grads"},
 }
 ALLOWED["compiler"] = {*ALLOWED["transforms"], "transforms"}
-UPPER = ("nn", "optim", "train", "inspect", "interop", "storage", "testing", "random", "distributed")
+UPPER = (
+    "nn",
+    "optim",
+    "train",
+    "inspect",
+    "interop",
+    "storage",
+    "testing",
+    "random",
+    "distributed",
+    "numpy",
+    "scipy",
+)
 for _room in UPPER:
     ALLOWED[_room] = {*ALLOWED["transforms"], "hints", "transforms", "accumulate", *UPPER}
 ALLOWED["cli"] = {*ALLOWED["nn"], "nn", "cli", "__init__"}

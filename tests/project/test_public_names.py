@@ -18,7 +18,7 @@ def public_modules(path: str, module: Any, found: dict[str, ModuleType]) -> dict
         found[path] = module
         for name in module.__all__:
             value = getattr(module, name)
-            if isinstance(value, ModuleType):
+            if isinstance(value, ModuleType) and value.__name__.startswith("adjoint"):
                 public_modules(f"{path}.{name}", value, found)
     return found
 

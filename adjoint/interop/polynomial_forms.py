@@ -1,0 +1,139 @@
+"""NumPy's functions of polynomials, the highest power first: ``polyfit``, ``polymul``, ``roots``, ….
+
+``FORMS`` maps NumPy's functions to them, as in ``numpy_forms``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from adjoint import ops
+from adjoint.core.convert import array_of, asarray
+from adjoint.core.tensor import Tensor
+from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.ops.reduce import floating
+
+__all__ = ["FORMS"]
+
+our: Callable[[str], Any] = ops.function
+
+
+def _coefficients(op: str, p: Any) -> Tensor:
+    p = our("atleast_1d")(p)
+    if p.ndim != 1:
+        raise ShapeError(f"np.{op}: coefficients are a vector, but got shape {p.shape}.")
+    return p
+
+
+def _padded(p: Tensor, length: int) -> Tensor:
+    return our("concat")([our("zeros")(length - p.shape[0], dtype=p.dtype), p])
+
+
+def _polyadd(a1: Any, a2: Any) -> Tensor:
+    a, b = _coefficients("polyadd", a1), _coefficients("polyadd", a2)
+    n = max(a.shape[0], b.shape[0])
+    return _padded(a, n) + _padded(b, n)
+
+
+def _polysub(a1: Any, a2: Any) -> Tensor:
+    return _polyadd(a1, -_coefficients("polysub", a2))
+
+
+def _polymul(a1: Any, a2: Any) -> Tensor:
+    product: Any = np.convolve(_coefficients("polymul", a1), _coefficients("polymul", a2))
+    return product
+
+
+def _polyder(p: Any, m: int = 1) -> Tensor:
+    p = _coefficients("polyder", p)
+    if m < 0:
+        raise ArgumentError(f"np.polyder: the order must not be negative, but is {m}.")
+    for _ in range(m):
+        n = p.shape[0]
+        p = p[:-1] * np.arange(n - 1, 0, -1)
+    return p
+
+
+def _polyint(p: Any, m: int = 1, k: Any = None) -> Tensor:
+    p = floating("polyint", _coefficients("polyint", p))
+    if m < 0:
+        raise ArgumentError(f"np.polyint: the order must not be negative, but is {m}.")
+    constants = our("atleast_1d")(0.0 if k is None else k)
+    if constants.shape[0] == 1:
+        constants = our("repeat")(constants, m)
+    if constants.shape[0] < m:
+        raise ArgumentError(f"np.polyint: k must be one number or {m}, but has {constants.shape[0]}.")
+    for i in range(m):
+        n = p.shape[0]
+        p = our("concat")([p / np.arange(n, 0, -1), constants[i : i + 1]])
+    return p
+
+
+def _polydiv(u: Any, v: Any) -> tuple[Tensor, Tensor]:
+    u, v = (floating("polydiv", _coefficients("polydiv", p)) for p in (u, v))
+    steps = max(u.shape[0] - v.shape[0] + 1, 1)
+    quotient = []
+    rest = u
+    if u.shape[0] < v.shape[0]:
+        return our("zeros")(1, dtype=np.result_type(u.dtype, v.dtype)), u
+    for k in range(steps):
+        d = rest[k] / v[0]
+        quotient.append(d)
+        rest = rest - our("pad")(d * v, (k, u.shape[0] - v.shape[0] - k))
+    # as NumPy: leading coefficients of the rest that are nearly 0 are left out
+    size = np.abs(array_of(rest.detach()))
+    first = steps
+    while first < u.shape[0] - 1 and size[first] <= 1e-14:
+        first += 1
+    return our("stack")(quotient), rest[min(first, u.shape[0] - 1) :]
+
+
+def _polyfit(
+    x: Any,
+    y: Any,
+    deg: int,
+    rcond: float | None = None,
+    full: bool = False,
+    w: Any = None,
+    cov: bool | str = False,
+) -> Any:
+    if full or cov:
+        raise InputError("np.polyfit: adjoint returns the coefficients alone.  Leave full= and cov= out.")
+    x, y = floating("polyfit", x), floating("polyfit", y)
+    powers = np.vander(x, int(deg) + 1)
+    if w is not None:
+        weights = asarray(w)
+        powers = powers * weights[:, None]
+        y = y * (weights if y.ndim == 1 else weights[:, None])
+    # columns of length 1, as in NumPy, for the sake of rounding
+    scale = our("sqrt")(our("sum")(powers * powers, axis=0))
+    limit = x.shape[0] * float(np.finfo(x.dtype).eps) if rcond is None else rcond
+    solution: Tensor = ops.linalg.lstsq(powers / scale, y, rcond=limit)[0]
+    return solution / (scale if y.ndim == 1 else scale[:, None])
+
+
+def _poly(seq_of_zeros: Any) -> Tensor:
+    zeros = our("atleast_1d")(seq_of_zeros)
+    if zeros.ndim == 2 and zeros.shape[0] == zeros.shape[1] and zeros.shape[0]:
+        raise InputError("np.poly: adjoint takes zeros, not a matrix.  Use the eigenvalues of the matrix.")
+    if zeros.ndim != 1:
+        raise ShapeError(f"np.poly: zeros are a vector, but got shape {zeros.shape}.")
+    p = our("ones")(1, dtype=floating("poly", zeros).dtype)
+    for i in range(zeros.shape[0]):
+        p = our("pad")(p, (0, 1)) - zeros[i] * our("pad")(p, (1, 0))
+    return p
+
+
+FORMS: dict[Any, Callable[..., Any]] = {
+    np.poly: _poly,
+    np.polyadd: _polyadd,
+    np.polysub: _polysub,
+    np.polymul: _polymul,
+    np.polydiv: _polydiv,
+    np.polyder: _polyder,
+    np.polyint: _polyint,
+    np.polyfit: _polyfit,
+}

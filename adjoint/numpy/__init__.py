@@ -1,0 +1,56 @@
+"""NumPy's main namespace on tensors: ``import adjoint.numpy as np``.
+
+Functions that are differentiable or make arrays return tensors and take NumPy's parameters.  Constants,
+classes and dtypes are NumPy's own, and so are all other functions: they work on the values of tensors, and
+raise ``LostHistoryError`` for a tensor with a history.
+
+>>> import adjoint as ad
+>>> import adjoint.numpy as np
+>>> ad.grad(lambda x: np.sum(np.array([x[0], x[0] * x[1]]) ** 2))(np.array([1.0, 2.0]))
+tensor([10.,  4.], dtype=float64)
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as _np
+
+from adjoint.numpy import build as _build
+from adjoint.numpy import create as _create
+from adjoint.numpy import fft, linalg, random
+from adjoint.numpy.grids import c_, mgrid, ogrid, r_
+from adjoint.numpy.mapping import vectorize
+
+_OWN = {
+    "fft": fft,
+    "linalg": linalg,
+    "random": random,
+    "c_": c_,
+    "r_": r_,
+    "mgrid": mgrid,
+    "ogrid": ogrid,
+    "vectorize": vectorize,
+}
+_HIDDEN = frozenset("core f2py testing".split())  # attributes that are deprecated or slow to import
+_MODULES = frozenset(
+    "char ctypeslib dtypes emath exceptions lib ma polynomial rec strings typing".split()
+)  # NumPy's own, imported at their first use
+
+__all__ = [name for name in sorted(_np.__all__) if name not in _HIDDEN]  # NumPy's order is that of a set
+
+globals().update(_build.namespace(_np, [n for n in __all__ if n not in _MODULES], {**_create.MAKERS, **_OWN}))
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...
+
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Import NumPy's own submodules when they are first used."""
+        if name in _MODULES | _HIDDEN:
+            return getattr(_np, name)
+        raise AttributeError(f"module 'adjoint.numpy' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

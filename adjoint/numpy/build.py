@@ -1,0 +1,108 @@
+"""Make the namespaces of ``adjoint.numpy`` from NumPy's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from adjoint import interop
+from adjoint.core.conversion import check_conversion
+from adjoint.core.convert import asarray
+from adjoint.core.define import UFUNCS
+from adjoint.core.tensor import Tensor
+
+__all__ = ["Ufunc", "namespace", "numpy_only", "tensor_function"]
+
+
+class Ufunc:
+    """A ufunc of NumPy that returns tensors.
+
+    Methods and attributes such as ``reduce``, ``outer`` and ``nin`` are those of NumPy's ufunc on tensors.
+    """
+
+    def __init__(self, ufunc: Any, eager: Callable[..., Any]) -> None:
+        self._ufunc, self._eager = ufunc, eager
+        self.__name__: str = ufunc.__name__
+        self.__doc__, self.__module__ = ufunc.__doc__, "numpy"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return tensors, also for arrays."""
+        if kwargs or len(args) != self._ufunc.nin:
+            return self._ufunc(asarray(args[0]), *args[1:], **kwargs)
+        return self._eager(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._ufunc, name)
+        if name not in ("reduce", "accumulate", "outer", "reduceat"):
+            return found
+        return lambda x, *args, **kwargs: found(asarray(x), *args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<ufunc {self.__name__!r} of adjoint.numpy>"
+
+
+def namespace(theirs: ModuleType, names: Iterable[str], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the names of a module of NumPy with adjoint's functions where there are any.
+
+    Parameters
+    ----------
+    theirs : module
+        NumPy's module.
+    names : iterable of str
+        Its public names.
+    own : mapping
+        What stands for a name, before anything else.
+
+    Returns
+    -------
+    dict
+        The names and their values.
+    """
+    return {name: own[name] if name in own else _converted(getattr(theirs, name)) for name in names}
+
+
+def _converted(value: Any) -> Any:
+    if isinstance(value, np.ufunc):
+        return Ufunc(value, UFUNCS[value]) if value in UFUNCS else value
+    if isinstance(value, (type, ModuleType)) or not callable(value):
+        return value
+    ours = interop.numpy.FUNCTIONS.get(value)
+    if ours is not None:
+        return tensor_function(value, ours)
+    return value if value in interop.numpy.PLAIN else numpy_only(value)
+
+
+def tensor_function(theirs: Any, ours: Callable[..., Any]) -> Callable[..., Any]:
+    """Return adjoint's function with NumPy's parameters, name and documentation."""
+    form = interop.numpy.Form(theirs, ours)
+
+    @functools.wraps(theirs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return form(args, kwargs)
+
+    return call
+
+
+def numpy_only(
+    theirs: Any, path: str = "np", instead: str = "It has no derivative in adjoint."
+) -> Callable[..., Any]:
+    """Return NumPy's function for the values of tensors; it raises for tensors with a history."""
+    name = f"{path}.{getattr(theirs, '__name__', '')}"
+
+    @functools.wraps(theirs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        values = [_value(a, name, instead) for a in args]
+        return theirs(*values, **{k: _value(v, name, instead) for k, v in kwargs.items()})
+
+    return call
+
+
+def _value(a: Any, name: str, instead: str) -> Any:
+    if isinstance(a, Tensor):
+        check_conversion(a, f"an array for {name}", instead)
+        return a.numpy(copy=True)
+    return type(a)(_value(v, name, instead) for v in a) if type(a) in (list, tuple) else a

@@ -1,0 +1,101 @@
+"""Objects of NumPy that build arrays when they are indexed: ``r_``, ``c_``, ``mgrid`` and ``ogrid``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.convert import asarray
+from adjoint.core.namespace import rec
+from adjoint.core.tensor import Tensor
+from adjoint.errors import InputError
+from adjoint.ops.join import concat
+
+__all__ = ["c_", "mgrid", "ogrid", "r_"]
+
+
+class Joiner:
+    """``np.r_`` and ``np.c_`` on tensors.
+
+    Parameters
+    ----------
+    axis : int
+        The axis along which pieces are joined.
+    ndmin : int
+        The least number of axes of a piece.
+    place : int
+        Where the axes of a piece with fewer axes go; -1: to the end.
+    """
+
+    def __init__(self, axis: int, ndmin: int, place: int) -> None:
+        self._facts = axis, ndmin, place
+
+    def __getitem__(self, key: Any) -> Tensor:
+        pieces = key if isinstance(key, tuple) else (key,)
+        axis, ndmin, place = self._facts
+        if pieces and isinstance(pieces[0], str):
+            axis, ndmin, place = _directive(pieces[0], self._facts)
+            pieces = pieces[1:]
+        return concat([_piece(p, ndmin, place) for p in pieces], axis=axis)
+
+    def __len__(self) -> int:
+        return 0
+
+
+def _directive(text: str, facts: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Return axis, least number of axes and place from a text such as "0,2,1"."""
+    try:
+        given = [int(part) for part in text.split(",")]
+    except ValueError:
+        given = []
+    if not 1 <= len(given) <= 3:
+        raise InputError(f"np.r_: {text!r} is not a directive such as '0,2,1'.  Matrices are not supported.")
+    return (*given, *facts[len(given) :])  # type: ignore[return-value]
+
+
+def _piece(value: Any, ndmin: int, place: int) -> Tensor:
+    if isinstance(value, str):
+        raise InputError(f"np.r_: a directive, {value!r}, must come first.")
+    if isinstance(value, slice):
+        step = value.step
+        if isinstance(step, complex):
+            made: Any = np.linspace(value.start or 0, value.stop, int(abs(step)))
+        else:
+            made = np.arange(value.start or 0, value.stop, 1 if step is None else step)
+        value = made
+        x = asarray(value)
+        scalar = False
+    else:
+        x = asarray(value)
+        scalar = x.ndim == 0
+    if x.ndim >= ndmin:
+        return x
+    missing = ndmin - x.ndim
+    if scalar or place == -1:
+        return rec.reshape(x, shape=(1,) * missing + x.shape)
+    start = place if place >= 0 else place + missing + 1
+    return rec.reshape(x, shape=(1,) * start + x.shape + (1,) * (missing - start))
+
+
+class Grid:
+    """``np.mgrid`` and ``np.ogrid``, which return tensors.
+
+    Parameters
+    ----------
+    theirs : object
+        NumPy's object.
+    """
+
+    def __init__(self, theirs: Any) -> None:
+        self._theirs = theirs
+
+    def __getitem__(self, key: Any) -> Any:
+        made = self._theirs[key]
+        return type(made)(map(asarray, made)) if isinstance(made, (list, tuple)) else asarray(made)
+
+
+r_ = Joiner(0, 1, -1)
+c_ = Joiner(-1, 2, 0)
+mgrid = Grid(np.mgrid)
+ogrid = Grid(np.ogrid)
