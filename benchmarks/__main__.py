@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -17,8 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import adjoint as ad
 from benchmarks import cases, eight, memory, missed, parallel, scale
-from benchmarks.harness import FEWEST_ROUNDS, THREADS, Case, Numbers, measure
+from benchmarks.harness import FEWEST_ROUNDS, THREADS, Case, Lacking, Numbers, Step, measure
 from benchmarks.report import page, picture, ratios
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -34,7 +36,16 @@ def all_cases() -> tuple[dict[str, str], dict[str, list[Case]]]:
         module = importlib.import_module(f"{cases.__name__}.{info.name}")
         headings[info.name] = (module.__doc__ or info.name).splitlines()[0].rstrip(".")
         found[info.name] = module.CASES
+        for case in module.CASES:
+            case.engines.setdefault("adjoint-compile", functools.partial(compiled, case))
     return headings, found
+
+
+def compiled(case: Case) -> Step:
+    """Compile adjoint's step of a case as a whole."""
+    if case.not_compiled:
+        raise Lacking(case.not_compiled)
+    return ad.compile(case.engines["adjoint"]())  # type: ignore[no-any-return]  # Compiled is called like a step
 
 
 def machine() -> dict[str, str]:

@@ -27,6 +27,8 @@ from adjoint.accumulate.doors import (
 from adjoint.accumulate.foreign import checked_weight, quoted, sum_dtype
 from adjoint.accumulate.options import AccumulationConfig, AccumulationEvent, AccumulationStats, Listeners
 from adjoint.accumulate.sums import Sums
+from adjoint.config import special
+from adjoint.core.lifted import refuse_tracing
 from adjoint.core.node import Handle
 from adjoint.core.tensor import Tensor
 from adjoint.errors import (
@@ -364,6 +366,7 @@ class GradientAccumulator:
     def flush(self) -> bool:
         """Close a short window, which then counts with its true weight; return False if it is empty."""
         with self._lock:
+            self._check_whole()
             self._window.closed = self._window.micro_batches > 0
             return self._window.closed
 
@@ -408,11 +411,15 @@ class GradientAccumulator:
         return kind == "update"
 
     def _clear(self) -> None:
+        if special.count:
+            refuse_tracing("A GradientAccumulator", "Call it around the compiled function.")
         self._window = window = Window(changing=True)
         self._sums.reset()
         window.changing = False
 
     def _check_whole(self) -> None:
+        if special.count:
+            refuse_tracing("A GradientAccumulator", "Call it around the compiled function.")
         if self._window.changing:
             raise AccumulationError(
                 "an interrupt stopped the accumulator while it added, divided or applied gradients.\n"

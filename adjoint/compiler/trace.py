@@ -479,7 +479,7 @@ class Trace:
                 "ad.compile: a tensor is both an argument and used from outside, and the function writes.\n"
                 "  Pass it, or use it from outside, but not both."
             )
-        for h in self.held.values():
+        for h in list(self.held.values()):  # a .grad from outside may be adopted here
             t = h.tensor
             owner = t if h.argument is None else h.argument
             if t._data is not h.symbol and t._data.id not in self.deferred:

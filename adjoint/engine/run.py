@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from adjoint.config import grad_mode, special
-from adjoint.core.lifted import Lifted
+from adjoint.core.lifted import Lifted, tracing
 from adjoint.core.namespace import Namespace, dyn, raw, rec
 from adjoint.core.node import LEAF, Node
 from adjoint.core.record import at_level
@@ -16,6 +16,7 @@ from adjoint.engine.hooks import run_hooks, run_node_extra
 from adjoint.engine.plan import Plan, make_plan
 from adjoint.engine.pull import add, narrowed, pull, pull_checked
 from adjoint.engine.zeros import cleaned, of_seed
+from adjoint.errors import TransformError
 
 __all__ = ["Run", "differentiate", "key_of", "seed_at_level"]
 
@@ -132,6 +133,8 @@ def differentiate(
     and, without them, ``watched`` may have nodes; their gradients are in the run's ``captured``.
     ``chosen`` says that the caller chose the seeds: their zeros select elements, as an index does.
     """
+    if special.count and tracing.get() is not None:
+        _refuse_outside(roots)
     xp = rec if create_graph else dyn if Traced in map(type, (*roots, *seeds)) else raw
     run = Run(xp, retain, on_ready)
     keys = None if targets is None else [key_of(t) for t in targets]
@@ -152,6 +155,15 @@ def differentiate(
         return run, run.finish(plan.events)
     finally:
         grad_mode.set(before)
+
+
+def _refuse_outside(roots: Sequence[Tensor]) -> None:
+    """Raise if a root was recorded before the trace of ``ad.compile`` that runs."""
+    if any(type(t) is Tensor and type(t._node) is Node for t in roots):
+        raise TransformError(
+            "ad.compile: backward() inside starts from a tensor with a history from outside.\n"
+            "  Compute it inside the compiled function, or call backward() outside."
+        )
 
 
 def seed_at_level(t: Tensor, seed: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from adjoint.core.tensor import (
     Tensor,
     Traced,
     castable,
+    note_reading,
     refuse_view,
     refuse_write,
     tracked,
@@ -262,8 +263,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
         if shape and -shape[0] <= key < shape[0]:
             return rec.index(x, key=(key, ...))
     if _has_traced(key):
-        rows, i = _traced_rows(x, key)
-        return rec.take(rows, i, axis=-rows.ndim)
+        return _index_traced(x, key)
     found = canonical_key(x.shape, key, type(x) is not Tensor)
     try:
         return rec.index(x, key=found)
@@ -341,15 +341,36 @@ def _set_traced(x: Tensor, key: Any, value: Any) -> None:
 
 
 def _has_traced(key: Any) -> bool:
-    return type(key) is Traced or (type(key) is tuple and any(type(k) is Traced for k in key))
+    """Tell whether an index has values of a transform; inside ``ad.compile``, tensors from outside too."""
+    items = key if type(key) is tuple else (key,)
+    if special.count and tracing.get() is not None:
+        note_reading(*items)
+    return any(type(k) is Traced and k._data.numbers() is None for k in items)
+
+
+def _index_traced(x: Tensor, key: Any) -> Tensor:
+    """Return ``x[key]`` where the key has integers of a transform; all other items are basic."""
+    items = list(key) if type(key) is tuple else [key]
+    given = sum(k is not None and k is not Ellipsis for k in items)
+    gaps = [n for n, k in enumerate(items) if k is Ellipsis]
+    if given > x.ndim or len(gaps) > 1:
+        raise IndexingError(f"an index with {given} items does not fit shape {x.shape}.")
+    gap = gaps[0] if gaps else len(items)
+    items[gap : gap + 1] = [slice(None)] * (x.ndim - given)
+    chosen = [n for n, k in enumerate(items) if isinstance(k, (int, np.ndarray, np.generic, Tensor))]
+    whole = [slice(None) if n in chosen else k for n, k in enumerate(items)]
+    if any(k != slice(None) for k in whole):
+        x = rec.index(x, key=canonical_key(x.shape, tuple(whole)))
+    first = chosen[0]
+    if chosen[-1] - first >= len(chosen):  # not next to each other: NumPy puts their axes in front
+        rest = [n for n in range(x.ndim) if n not in chosen]
+        x, first = rec.permute_dims(x, axes=tuple([n - x.ndim for n in (*chosen, *rest)])), 0
+    rows, i = _merged_rows(x, [items[n] for n in chosen], first)
+    return rec.take(rows, i, axis=first - rows.ndim)
 
 
 def _traced_rows(x: Tensor, key: Any) -> tuple[Tensor, Tensor]:
-    """Convert an index of the first axes, with integers inside a transform, to an index of rows.
-
-    Return the tensor with these axes merged, and the positions.  A position out of range stays out of
-    range, so that the op that uses it raises.
-    """
+    """Convert an index of the first axes, with integers inside a transform, to an index of rows."""
     items = list(key) if type(key) is tuple else [key]
     items = items[:-1] if items[-1] is Ellipsis else items
     if len(items) > x.ndim or not all(isinstance(k, (int, np.ndarray, Tensor)) for k in items):
@@ -357,7 +378,15 @@ def _traced_rows(x: Tensor, key: Any) -> tuple[Tensor, Tensor]:
             "inside a transform, an index with traced values can only have integers, for the first axes.\n"
             "  Use ad.take or ad.take_along_axis for other axes, and ad.where in place of a mask."
         )
-    lengths = x.shape[: len(items)]
+    return _merged_rows(x, items, 0)
+
+
+def _merged_rows(x: Tensor, items: list[Any], first: int) -> tuple[Tensor, Tensor]:
+    """Return the tensor with the axes of integers merged into the axis ``first``, and the positions there.
+
+    A position out of range stays out of range, so that the op that uses it raises.
+    """
+    lengths = x.shape[first : first + len(items)]
     count = math.prod(lengths)
     position: Any = 0
     inside: Any = True
@@ -372,7 +401,7 @@ def _traced_rows(x: Tensor, key: Any) -> tuple[Tensor, Tensor]:
         i = rec.where(rec.less(i, 0), rec.add(i, n), i)
         position = rec.add(rec.multiply(position, n), i)
         inside = rec.logical_and(inside, rec.logical_and(rec.less(-1, i), rec.less(i, n)))
-    rows = rec.reshape(x, shape=(count, *x.shape[len(items) :]))
+    rows = rec.reshape(x, shape=(*x.shape[:first], count, *x.shape[first + len(items) :]))
     return rows, rec.where(inside, position, count)
 
 

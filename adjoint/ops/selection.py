@@ -10,15 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.config import grad_mode, special
 from adjoint.core.batching import Batched, full_batch, held, to_axis
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
+from adjoint.core.lifted import refuse_tracing
 from adjoint.core.namespace import dyn, raw, rec
 from adjoint.core.node import Node
 from adjoint.core.op import Op
 from adjoint.core.shapes import Shape, broadcast_shapes, canonical_axis
 from adjoint.core.sparse import SparseRows
-from adjoint.core.tensor import Tensor, Traced
+from adjoint.core.tensor import Tensor, Traced, tracked
 from adjoint.errors import ArgumentError, IndexingError, InputError, ShapeError
 from adjoint.ops.complex_parts import astype
 from adjoint.ops.scatter import add_few, add_flat, along_positions, as_index, from_start, row_positions
@@ -232,6 +234,8 @@ def take(
 
 def _taken(op: str, x: Tensor, i: Tensor, axis: int, sparse_grad: bool = False) -> Tensor:
     try:
+        if sparse_grad and special.count and grad_mode.get() and tracked(x):
+            refuse_tracing("sparse_grad=True", "Use sparse_grad=False there.")
         # gradients of results of other ops, and along other axes, are dense
         if sparse_grad and axis == -x.ndim and type(x) is Tensor and type(x._node) is not Node:
             return rec.take(x, i, axis=axis, sparse_grad=True)

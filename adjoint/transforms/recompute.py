@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from adjoint import tree
-from adjoint.config import grad_mode, watched
+from adjoint.config import grad_mode, special, watched
 from adjoint.core.batched import Batched, settled
 from adjoint.core.lifted import level_of
 from adjoint.core.namespace import Namespace, rec
 from adjoint.core.node import LEAF, Node, next_seq
 from adjoint.core.op import Op
 from adjoint.core.record import at_level, record_results, saved_hooks
-from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.tensor import Tensor, note_reading, wrap
 from adjoint.engine.plan import make_plan
 from adjoint.engine.pull import add, joined, narrowed
 from adjoint.engine.push import push_forward
@@ -289,6 +289,8 @@ class _Call:
         self.rerun = Rerun(f"checkpoint({self.name})", generators)
         leaves, self.structure = tree.flatten((args, kwargs))
         self.places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        if special.count:
+            note_reading(*(leaves[k] for k in self.places))
         # with their current values: the function may write to them
         self.given = [_kept(leaves[k]) for k in self.places]
         # copies: writes to arrays cannot be detected

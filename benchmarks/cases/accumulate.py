@@ -9,6 +9,7 @@ import numpy as np
 import adjoint as ad
 from benchmarks.harness import Buffered, Case
 
+AROUND = "an accumulator is called around a compiled function"
 ENDLESS = 10**9  # micro-batches in a window, so that every step is an addition
 
 
@@ -88,6 +89,7 @@ def case(name: str, target: float, count: int, size: int, dtype: Any, **options:
             "numpy": lambda: numpys(count, size, dtype),
         },
         targets={"numpy": target},
+        not_compiled=AROUND,
     )
 
 
@@ -99,6 +101,7 @@ def windows(name: str, target: float, **options: Any) -> Case:
             "numpy": lambda: numpy_windows(50, 500, 4, np.float32),
         },
         targets={"numpy": target},
+        not_compiled=AROUND,
     )
 
 

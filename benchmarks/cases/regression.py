@@ -20,16 +20,22 @@ def data() -> tuple[Any, Any]:
     return x, y
 
 
-def adjoint_fit() -> Step:
+def adjoint_fit(compiled: bool = False) -> Step:
     x, y = map(ad.tensor, data())
     entropy = ad.nn.functional.binary_cross_entropy_with_logits
+
+    def penalized(w: Any) -> Any:
+        return entropy(x @ w, y) + PENALTY * (w**2).sum()
+
+    if compiled:
+        penalized = ad.compile(penalized)
 
     def fit() -> Any:
         w = ad.zeros(FEATURES, requires_grad=True)
         optimizer = ad.optim.LBFGS([w], max_iter=STEPS)
 
         def closure() -> Any:
-            loss = entropy(x @ w, y) + PENALTY * (w**2).sum()
+            loss = penalized(w)
             loss.backward()
             return loss
 
@@ -150,6 +156,7 @@ CASES = [
         f"logistic regression, {ROWS:,}×{FEATURES}, {STEPS} steps of L-BFGS",
         {
             "adjoint": adjoint_fit,
+            "adjoint-compile": lambda: adjoint_fit(compiled=True),
             "torch": torch_fit,
             "torch-compile": lambda: torch_fit(compiled=True),
             "jax": lambda: jax_fit(compiled=False),

@@ -51,7 +51,7 @@ def adjoint_step(batch: int, sizes: tuple[int, ...], kind: str) -> Step:
         loss = F.mse_loss(net(params, x, F.linear, ad.tanh), t)
         loss.backward()
         optimizer.step()
-        return loss.item()
+        return loss
 
     return step
 
@@ -233,7 +233,7 @@ def module_case(batch: int, *sizes: int) -> Case:
             loss = loss_of(model(x), t)
             loss.backward()
             optimizer.step()
-            return loss.item()
+            return loss
 
         return step
 

@@ -112,6 +112,42 @@ def test_an_index_may_be_an_argument() -> None:
     assert f.stats()["traces"] == 1
 
 
+KEYS = {
+    "x[i]": lambda x, i, j: x[i],
+    "x[:, i]": lambda x, i, j: x[:, i],
+    "x[..., i]": lambda x, i, j: x[..., i],
+    "x[1:3, i, j]": lambda x, i, j: x[1:3, i, j],
+    "x[j, :, j]": lambda x, i, j: x[j, :, j],
+    "x[i, 1]": lambda x, i, j: x[i, 1],
+    "x[0, :, i]": lambda x, i, j: x[0, :, i],
+    "x[None, j, ..., j]": lambda x, i, j: x[None, j, ..., j],
+    "x[:, None, j, j]": lambda x, i, j: x[:, None, j, j],
+    "x[j[:, None], j]": lambda x, i, j: x[j[:, None], j],
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_tensors_as_indices(key: str) -> None:
+    x = ad.tensor(np.random.default_rng(0).normal(size=(4, 5, 6)))
+    i, j = ad.tensor([[0, 2, 2], [1, 1, -1]]), ad.tensor([3, 0, 0])
+    pick = KEYS[key]
+
+    def loss(x: Any, i: Any, j: Any) -> Any:
+        y = pick(x, i, j)
+        return (y * y.sin()).sum()
+
+    assert same_bits(ad.compile(pick)(x, i, j), pick(x, i, j))
+    assert same_bits(ad.compile(ad.grad(loss))(x, i, j), ad.grad(loss)(x, i, j))
+    outside = ad.compile(ad.grad(lambda x: loss(x, i, j)))  # indices from outside are read at each call
+    assert same_bits(outside(x), ad.grad(loss)(x, i, j))
+    i.copy_([[1, 1, 1], [0, 0, 2]])
+    assert same_bits(outside(x), ad.grad(loss)(x, i, j))
+    assert outside.stats()["traces"] == 1
+    batch = ad.stack([x, x * 2]), ad.stack([i, i * 0]), ad.stack([j, j * 0])
+    each = ad.stack([pick(*(t[k] for t in batch)) for k in range(2)])
+    assert same_bits(ad.vmap(pick)(*batch), each)
+
+
 def test_tensors_made_inside_are_made_at_each_call() -> None:
     @ad.compile
     def f(x: Any) -> Any:
@@ -383,6 +419,21 @@ def test_compiling_check_refuses_functions_that_write() -> None:
     with ad.config.compiling("check"), pytest.raises(TransformError, match="writes or draws"):
         f(ad.tensor(1.0))
     assert w.tolist() == [1.0]
+
+
+def test_backward_of_a_graph_from_outside_is_an_error() -> None:
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    loss = (w * w).sum()
+    for f in (
+        lambda: loss.backward(retain_graph=True),
+        lambda: loss.backward(retain_graph=True, on_leaf_ready=lambda leaf, g: None),
+        lambda: ad.gradients(loss, [w], retain_graph=True),
+    ):
+        with pytest.raises(TransformError, match="starts from a tensor with a history from outside"):
+            ad.compile(f)()
+    assert w.grad is None
+    loss.backward()
+    assert w.grad.tolist() == [2.0, 4.0]
 
 
 # Differentiation through a compiled function ---------------------------------------------------------

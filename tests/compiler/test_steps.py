@@ -501,6 +501,21 @@ def test_a_checkpoint_with_draws_and_statistics() -> None:
     stateful(body, model=model)
 
 
+def test_checkpoints_of_tensors_from_outside() -> None:
+    def body(m: Any, extras: Any) -> Any:
+        x = ad.tensor(data(0)[0])
+
+        def step() -> Any:
+            m.zero_grad()
+            loss = (ad.checkpoint_sequential(list(m), x) ** 2).mean()
+            loss.backward()
+            return loss
+
+        return step
+
+    stateful(body, given=lambda k: ())
+
+
 def test_vmap_over_a_module() -> None:
     def body(m: Any, _: Any) -> Any:
         def step(x: Any, y: Any) -> Any:
@@ -632,10 +647,24 @@ def test_what_decides_on_values_is_an_error() -> None:
         with accumulator.micro_batch():
             mse(m(x), y).backward()
 
+    def added(x: Any, y: Any) -> None:
+        accumulator.step({})
+
+    def applied(x: Any, y: Any) -> None:
+        accumulator.apply(o)
+
+    def dropped(x: Any, y: Any) -> None:
+        accumulator.drop()
+
+    table = nn.Embedding(10, 4, sparse=True, rng=0)
+
+    def sparse(x: Any, y: Any) -> None:
+        table(np.array([1, 2])).sum().backward()
+
     def line_search(x: Any, y: Any) -> None:
         optim.LBFGS(m.parameters()).step(lambda: mse(m(x), y))
 
-    for f in (set_rate, scaled, accumulated, line_search):
+    for f in (set_rate, scaled, accumulated, added, applied, dropped, sparse, line_search):
         with pytest.raises(ad.errors.TransformError, match=r"cannot be used inside ad\.compile"):
             ad.compile(f)(*data(0))
     assert all(type(p) is ad.Tensor for p in m.parameters())

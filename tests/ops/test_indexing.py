@@ -415,10 +415,12 @@ def test_the_gradient_of_distinct_values_goes_to_their_first_places() -> None:
 
 x34 = ad.ones((3, 4))
 MISTAKES = [
+    (IndexingError, lambda: ad.vmap(lambda i: x34[i, :, None, 0])(np.array([0])),
+     "an index with 3 items does not fit shape (3, 4)."),
     (IndexingError, lambda: ad.vmap(lambda r: r[r > 0])(x34),
      "inside a transform, indices must be integers, but got bool values.\n"
      "  Use ad.where in place of a mask."),
-    (IndexingError, lambda: ad.vmap(lambda i: x34[:, i])(np.array([0])),
+    (IndexingError, lambda: ad.vmap(lambda i: x34.at[:, i].set(0))(np.array([0])),
      "inside a transform, an index with traced values can only have integers, for the first axes.\n"
      "  Use ad.take or ad.take_along_axis for other axes, and ad.where in place of a mask."),
     (InputError, lambda: ad.vmap(lambda i: x34.at[i].mul(2.0))(np.array([0])),
