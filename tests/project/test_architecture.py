@@ -42,6 +42,7 @@ UPPER = (
     "distributed",
     "numpy",
     "scipy",
+    "sklearn",
 )
 for _room in UPPER:
     ALLOWED[_room] = {*ALLOWED["transforms"], "hints", "transforms", "accumulate", *UPPER}
