@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from adjoint.accumulate.doors import (
 )
 from adjoint.accumulate.foreign import checked_weight, quoted, sum_dtype
 from adjoint.accumulate.options import AccumulationConfig, AccumulationEvent, AccumulationStats, Listeners
+from adjoint.accumulate.ranks import Ranks, RankSums
 from adjoint.accumulate.sums import Sums
 from adjoint.config import special
 from adjoint.core.lifted import refuse_tracing
@@ -45,11 +46,14 @@ from adjoint.errors import (
 from adjoint.grads.norm import Measure, all_finite, measured
 from adjoint.grads.scaler import GradScaler, scale_clock
 
+if TYPE_CHECKING:
+    from adjoint.distributed.group import Group
+
 __all__ = ["GradientAccumulator"]
 
 FORMAT = 2  # of saved states
 _FREE = ("max_grad_norm", "norm_type", "nonfinite")  # options that a resumed run may change
-_HERE = ("first", "last", "done", "changing")  # fields of a window that are not saved
+_HERE = ("first", "last", "done", "changing", "reduced")  # fields of a window that are not saved
 _COUNTS = ("total_micro_batches", "total_updates", "skipped_micro_batches",
            "skipped_windows", "dropped_windows", "clipped_windows")  # fmt: skip
 
@@ -75,6 +79,7 @@ class Window:
     first: int | None = None
     last: int | None = None
     done: list[Any] = field(default_factory=list)  # of several optimisers, those that made their update
+    reduced: bool = False  # the sums are those of all ranks
 
 
 class GradientAccumulator:
@@ -92,6 +97,8 @@ class GradientAccumulator:
         Options.
     clip : callable, optional
         Function that is called with the normalised gradients, such as one of the ``ad.clip_…`` functions.
+    group : Group, optional
+        Ranks that share each window: the gradient is that of the micro-batches of all of them.
     **options : Any
         Fields of ``AccumulationConfig``, instead of ``config``.
 
@@ -113,6 +120,7 @@ class GradientAccumulator:
         config: AccumulationConfig | None = None,
         *,
         clip: Callable[[Any], Any] | None = None,
+        group: Group | None = None,
         **options: Any,
     ) -> None:
         if isinstance(params, AccumulationConfig) and config is None:
@@ -121,7 +129,8 @@ class GradientAccumulator:
             raise InputError(f"GradientAccumulator: clip must be a function, not a {type(clip).__name__}.")
         self.config = AccumulationConfig._of(config, options)
         self._clip = clip
-        self._sums = Sums(self.config.compensated)
+        self._sums = Sums(self.config.compensated) if group is None else RankSums(group)
+        self._ranks: Ranks | None = None  # the exchange with other ranks
         self._params: dict[str, Tensor] = {}
         self._names: dict[int, str] = {}  # by id of the parameter
         self._frozen: dict[str, Tensor] = {}  # parameters that take part as soon as they require grad
@@ -142,6 +151,8 @@ class GradientAccumulator:
                 "GradientAccumulator: none of the parameters requires grad, so there is nothing to add.\n"
                 "  requires_grad_(True) unfreezes a module or a tensor."
             )
+        if group is not None:
+            self._ranks = Ranks.of(group, {**self._params, **self._frozen}, self.config)
 
     # Registration ----------------------------------------------------------------------------
 
@@ -244,6 +255,10 @@ class GradientAccumulator:
             Weight of the micro-batch, the same for all of its gradients.
         """
         weight = checked_weight(weight)
+        if self._ranks is not None:
+            raise AccumulationError(
+                "accumulate: with group= use step() or micro_batch(), which add whole micro-batches."
+            )
         with self._lock:
             arrays = self._checked({name: grad})
             window = self._window
@@ -272,16 +287,20 @@ class GradientAccumulator:
         MicroBatch
             The block, for ``with``.
         """
-        if self._frozen:
-            with self._lock:
-                for name in [name for name, t in self._frozen.items() if t.requires_grad]:
-                    self._unfrozen.add(name)
-                    self._take_part(name, self._frozen.pop(name))
+        self._thaw()
         if not self._params:
             raise AccumulationError(
                 "micro_batch() needs parameters: GradientAccumulator(params, …).  By name, use step()."
             )
         return MicroBatch(self, weight)
+
+    def _thaw(self) -> None:
+        """Let parameters that require grad now take part."""
+        if self._frozen:
+            with self._lock:
+                for name in [name for name, t in self._frozen.items() if t.requires_grad]:
+                    self._unfrozen.add(name)
+                    self._take_part(name, self._frozen.pop(name))
 
     def _add_block(self, pending: dict[str, Any], block: MicroBatch) -> None:
         with self._lock:
@@ -323,6 +342,7 @@ class GradientAccumulator:
         window, policy = self._window, self.config.nonfinite
         mean = self.config.reduction == "mean"
         bad: list[str] = []
+        before = 0 if self._ranks is None else self._ranks.begin(self._sums, weight)
         window.changing = True
         if not window.spoiled and (weight or not mean):
             bad = self._sums.add(arrays, weight if mean else None, window.weight, check=policy != "allow")
@@ -349,6 +369,8 @@ class GradientAccumulator:
             window.spoiled = policy == "skip_window"
             window.skipped += 1
             self._counts["skipped_micro_batches"] += 1
+        if self._ranks is not None:
+            self._ranks.end(self._sums, before, 0.0 if bad or window.spoiled else weight)
         window.changing = False
         if bad:
             self._listeners.send("skip", window, names=tuple(bad))
@@ -364,11 +386,17 @@ class GradientAccumulator:
         return self._window.closed or self._window.micro_batches >= self.config.accumulation_steps
 
     def flush(self) -> bool:
-        """Close a short window, which then counts with its true weight; return False if it is empty."""
+        """Close a short window, which then counts with its true weight; return False if it is empty.
+
+        With ``group=`` all ranks call it, and it is False if the window is empty on all of them.
+        """
         with self._lock:
             self._check_whole()
-            self._window.closed = self._window.micro_batches > 0
-            return self._window.closed
+            some = self._window.micro_batches > 0
+            if self._ranks is not None and not self._window.reduced:
+                some = any(self._ranks.group.gather(some, "flush"))
+            self._window.closed = some
+            return some
 
     def drop(self) -> None:
         """Discard the window without an update."""
@@ -415,6 +443,8 @@ class GradientAccumulator:
             refuse_tracing("A GradientAccumulator", "Call it around the compiled function.")
         self._window = window = Window(changing=True)
         self._sums.reset()
+        if self._ranks is not None:
+            self._ranks.clear()
         window.changing = False
 
     def _check_whole(self) -> None:
@@ -446,7 +476,8 @@ class GradientAccumulator:
     def gradients(self, *, zeros: bool = False) -> dict[str, Any]:
         """Return the gradient of the window: normalised, then clipped, in new arrays.
 
-        The window may be open still.  The first call on a full or flushed window sends the event "clip".
+        The window may be open still, unless it is that of a group, whose ranks all make this call.  The first
+        call on a full or flushed window sends the event "clip".
 
         Parameters
         ----------
@@ -466,6 +497,9 @@ class GradientAccumulator:
         with self._lock:
             window = self._window
             self._check_whole()
+            if self._ranks is not None:
+                self._check_full()
+                self._reduce()
             why = self._void()
             if why:
                 raise (NonFiniteError if window.spoiled and self._sums.dense else NoGradientError)(why)
@@ -487,7 +521,8 @@ class GradientAccumulator:
                 return False
             wider = any(g.dtype.char in "fF" for g in sums.totals().values())
             raise NonFiniteError(
-                f"the norm of the summed gradients is {measure.norm}, although each micro-batch was finite.\n"
+                f"the norm of the summed gradients is {measure.norm}"
+                f"{', although each micro-batch was finite' if self._ranks is None else ''}.\n"
                 f"  {'Sum in float64 (dtype=np.float64), or use' if wider else 'Use'} smaller losses or "
                 "weights; drop() discards the window."
             )
@@ -574,17 +609,14 @@ class GradientAccumulator:
         with self._lock:
             window = self._window
             self._check_whole()
-            if not self.should_update():
-                raise AccumulationError(
-                    f"the window has {window.micro_batches} of {self.config.accumulation_steps} "
-                    "micro-batches.\n"
-                    "  Add more, close the short window with flush(), or discard it with drop()."
-                )
+            self._check_full()
             if window.scaled and scaler is None:
                 raise AccumulationError(
                     "apply: a GradScaler scaled the losses of this window, so its gradients are scaled.\n"
                     "  Pass the scaler, which divides them by the scale: apply(optimizer, scaler=scaler)."
                 )
+            if self._ranks is not None:
+                self._reduce()
             void = bool(self._void())
             if void or not self._finish(scaler) or not self._update(optimizers, scaler, before):
                 if scaler is not None and (window.skipped or not void):
@@ -593,6 +625,27 @@ class GradientAccumulator:
             if scaler is not None:
                 scaler.record(finite=not window.skipped)
             return self._end("update", norm=window.norm, clipped_norm=window.clipped_norm)
+
+    def _check_full(self) -> None:
+        if not self.should_update():
+            raise AccumulationError(
+                f"the window has {self._window.micro_batches} of {self.config.accumulation_steps} "
+                "micro-batches.\n"
+                "  Add more, close the short window with flush(), or discard it with drop()."
+            )
+
+    def _reduce(self) -> None:
+        """Sum the window over the ranks of the group, once."""
+        if self._ranks is None or self._window.reduced:
+            return
+        self._thaw()
+        self._window.changing = True
+        try:
+            self._ranks.reduce(self)
+        except Exception:
+            self.drop()  # on all ranks: the sums of some may be those of all already
+            raise
+        self._window.changing = False
 
     def _finish(self, scaler: GradScaler | None) -> bool:
         """Replace the sums by the gradient; return False if the window is to be skipped."""
@@ -694,6 +747,10 @@ class GradientAccumulator:
         """Return all that is needed to continue, also in the middle of a window; ``ad.save`` stores it."""
         with self._lock:
             self._check_whole()
+            if self._ranks is not None and self._window.micro_batches:
+                raise AccumulationError(
+                    "state_dict: each rank has a part of this window.  Save after apply(), or drop() it."
+                )
             if self._window.done:
                 raise AccumulationError(
                     f"state_dict: {len(self._window.done)} of the optimisers made an update from this window "

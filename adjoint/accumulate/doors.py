@@ -39,6 +39,7 @@ from adjoint.grads.store import Gradients
 
 if TYPE_CHECKING:
     from adjoint.accumulate.accumulator import GradientAccumulator
+    from adjoint.accumulate.ranks import Ranks
 
 __all__ = ["MicroBatch", "clip_by", "hand_over", "named_params", "optimizers_of", "shown", "split_batch"]
 
@@ -86,12 +87,13 @@ class MicroBatch:
     ``weight`` can be set until the block ends.
     """
 
-    __slots__ = ("_accumulator", "_ended", "_lock", "_outer", "_pending", "_weight", "scaled")
+    __slots__ = ("_accumulator", "_early", "_ended", "_lock", "_outer", "_pending", "_weight", "scaled")
 
     def __init__(self, accumulator: GradientAccumulator, weight: float | None) -> None:
         self._weight = None if weight is None else checked_weight(weight)
         self.scaled = False  # a GradScaler scaled the loss, so ``apply`` needs it
         self._ended = False
+        self._early = False  # gradients were taken while backward ran
         self._accumulator = accumulator
         self._pending: dict[str, Any] = {}  # gradients by name
         self._lock = threading.Lock()  # several threads may have the context of the block
@@ -104,6 +106,8 @@ class MicroBatch:
 
     @weight.setter
     def weight(self, weight: float) -> None:
+        if self._early:
+            raise AccumulationError("micro_batch(): set the weight before backward() of the block.")
         if self._ended:
             raise AccumulationError(
                 f"micro_batch(): this block has ended, and its weight was {self.weight:g}.\n"
@@ -124,9 +128,35 @@ class MicroBatch:
                     "Several backward() calls in one block add up."
                 )
             outer = outer._outer
-        self._pending, self._ended, self.scaled = {}, False, False
+        self._pending, self._ended, self._early, self.scaled = {}, False, False, False
         sink.set(self)
         return self
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """Differentiate a loss as ``loss.backward()`` does.
+
+        With ``group=``, in the last micro-batch of a window, the sums over the ranks begin while backward
+        runs.  The weight must be known by then.
+
+        Parameters
+        ----------
+        loss : Tensor
+            The loss.
+        **options : Any
+            Options of ``Tensor.backward``.
+        """
+        acc = self._accumulator
+        if self._early:
+            raise AccumulationError(
+                "backward: the sums of this window have left for the other ranks.\n  For several losses in "
+                "one block call loss.backward(), or add the losses."
+            )
+        ready = None if acc._ranks is None or self._pending else acc._ranks.early(acc, self)
+        if ready is None:
+            loss.backward(**options)
+        else:
+            self._early = True
+            loss.backward(on_leaf_ready=ready, **options)
 
     def wants(self, leaf: Tensor) -> bool:
         """Tell whether a leaf is one of the parameters, here or in a block around this one."""
@@ -162,8 +192,27 @@ class MicroBatch:
                 "micro_batch(): this block was entered in another thread or asyncio task, where it is still "
                 "active.\n  Enter and leave it in the same one.  Nothing was added."
             )
-        if kind is not None:
-            return
+        acc = self._accumulator
+        if acc._ranks is not None:
+            self._end_for_all(acc._ranks, pending, error)
+        elif kind is None:
+            self._end(pending)
+
+    def _end_for_all(self, ranks: Ranks, pending: dict[str, Any], error: BaseException | None) -> None:
+        """End the block of a rank; an error in it ends the window of all ranks."""
+        if isinstance(error, Exception):
+            ranks.fail(self._accumulator, error)
+        if error is not None:
+            return  # an interrupt
+        try:
+            if pending or (self._weight != 0.0 and not self._early):
+                self._end(pending)
+            else:  # all gradients were taken, or this rank has no examples
+                self._accumulator._add_block(pending, self)
+        except Exception as found:
+            ranks.fail(self._accumulator, found)
+
+    def _end(self, pending: dict[str, Any]) -> None:
         acc = self._accumulator
         if self._weight is None and acc._short is not None:
             raise ArgumentError(

@@ -93,7 +93,7 @@ class AccumulationConfig:
         if unknown:
             raise ArgumentError(
                 f"GradientAccumulator has no option {', '.join(map(repr, unknown))}.\n"
-                f"  It has {', '.join(known)} and clip."
+                f"  It has {', '.join(known)}, clip and group."
             )
         return cls(**options) if config is None else config
 

@@ -32,7 +32,7 @@ from adjoint.threads.spread import SHARED, pieces, scratch, spread, threads_for
 __all__ = ["GradientBuffer", "Sums", "normalised"]
 
 Array = ndarray[Any, Any]
-Rows = tuple[Array, Array]  # ascending row numbers, and their sums in an array like ``_Block.memory``
+Rows = tuple[Array, Array]  # ascending row numbers, and their sums in an array like ``Block.memory``
 
 SMALL = 1 << 13  # a parameter of at most so many elements shares an array with others
 BLOCK = 1 << 17  # elements of such an array: 1 MiB of float64, which stays in the cache
@@ -95,7 +95,7 @@ class Slot:
         )
 
 
-class _Block:
+class Block:
     """A flat array with the sums of several small parameters, or of one large parameter."""
 
     def __init__(self, slots: list[Slot], depth: int) -> None:
@@ -110,10 +110,14 @@ class _Block:
             slot.place, slot.part = i, slice(self.size, self.size + slot.size)
             self.size += slot.size
 
+    def is_shared(self) -> bool:
+        """Tell whether there is no memory, or somebody holds a gradient that is in it."""
+        views = len(self.slots)
+        return not _ALONE or _references(self.arrays) != [_ALONE[0] + views, *_ALONE * views]
+
     def open(self) -> None:
         """Take new memory if there is none, or if somebody holds a gradient that is in it."""
-        views = len(self.slots)
-        if not _ALONE or _references(self.arrays) != [_ALONE[0] + views, *_ALONE * views]:
+        if self.is_shared():
             memory = np.empty((self.depth, self.size), self.slots[0].dtype)
             self.arrays = [memory, *(memory[0, slot.part].reshape(slot.shape) for slot in self.slots)]
         self.arrays[0][1:] = 0
@@ -205,8 +209,8 @@ class Sums:
         self.unit = (
             1.0  # weights are counted in this power of two, so that tiny ones do not vanish in float32
         )
-        self._blocks: list[_Block] = []
-        self._block_of: dict[str, _Block] = {}
+        self._blocks: list[Block] = []
+        self._block_of: dict[str, Block] = {}
         self._pending: list[Slot] = []  # slots without a block
         # names, dtypes and shapes of the last whole, dense micro-batch, which the next one is likely to have
         self._seen: tuple[list[str], list[Any], list[Any]] | None = None
@@ -295,7 +299,7 @@ class Sums:
             self.dense.update([n for n, g in zip(self.slots, arrays, strict=True) if type(g) is ndarray])
         return []
 
-    def _lay_out(self, arrays: list[Any]) -> list[tuple[_Block, list[Slot]]]:
+    def _lay_out(self, arrays: list[Any]) -> list[tuple[Block, list[Slot]]]:
         """Make blocks of the slots whose dtype is known; return each with those that had none before."""
         undecided = [slot for slot in self._pending if slot.dtype is None and arrays[slot.index] is not None]
         for slot in undecided:
@@ -308,13 +312,13 @@ class Sums:
                 small = slot.size <= SMALL
                 room[slot.dtype] = start + slot.size * small
                 groups.setdefault((slot.dtype, start // BLOCK) if small else slot, []).append(slot)
-        made = [(_Block(g, self.depth), [s for s in g if s in undecided]) for g in groups.values()]
+        made = [(Block(g, self.depth), [s for s in g if s in undecided]) for g in groups.values()]
         self._blocks += [block for block, _ in made]
         self._block_of.update((slot.name, block) for block, _ in made for slot in block.slots)
         self._pending = [slot for slot in self._pending if slot.dtype is None]
         return made
 
-    def _undo(self, made: list[tuple[_Block, list[Slot]]]) -> None:
+    def _undo(self, made: list[tuple[Block, list[Slot]]]) -> None:
         for block, undecided in made:
             self._blocks.remove(block)
             for slot in block.slots:
@@ -397,13 +401,17 @@ class Sums:
         dtype = None if slot.dtype is None else slot.dtype.name
         return {"shape": list(slot.shape), "dtype": dtype} | {k: np.array(a) for k, a in found.items()}
 
+    def empty(self) -> Sums:
+        """Return sums of the same kind without parameters."""
+        return Sums(self.depth == 2)
+
     def copy(self) -> Sums:
         """Return the same sums in new arrays."""
         return self.loaded({name: self.state_of(name) for name in self.slots}, self.unit)
 
     def loaded(self, states: Mapping[str, Any], unit: Any = 1.0) -> Sums:
         """Return sums of the same parameters with saved values; raise if these do not fit."""
-        new = Sums(self.depth == 2)
+        new = self.empty()
         new.unit = checked_weight(unit, "unit") or 1.0
         for name, old in self.slots.items():
             slot = new.register(name, old.shape, old.dtype)

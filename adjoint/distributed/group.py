@@ -133,7 +133,9 @@ class Group:
         self.wait(self.start_sum(flat, what))
         return flat[: found.size].reshape(found.shape)
 
-    def broadcast(self, array: Array, root: int = 0, what: str = "broadcast") -> None:
+    def broadcast(
+        self, array: Array, root: int = 0, what: str = "broadcast", *, checked: bool = False
+    ) -> None:
         """Overwrite the arrays of all ranks with that of one rank.
 
         Parameters
@@ -144,11 +146,14 @@ class Group:
             The rank whose values are copied.
         what : str
             Name of the call for error messages.
+        checked : bool
+            Whether shape and dtype are known to be the same on all ranks.
         """
         if not array.flags.c_contiguous:
             raise InputError(f"{what}: the array must be contiguous.")
         if self.size > 1:
-            self.agree(what, {"shape": array.shape, "dtype": array.dtype, "root": root})
+            if not checked:
+                self.agree(what, {"shape": array.shape, "dtype": array.dtype, "root": root})
             self.wait(self.submit(what, lambda: self._broadcast(array, root, what)))
 
     def agree(self, what: str, facts: Mapping[str, Any]) -> None:
@@ -201,6 +206,21 @@ class Group:
         if self.size > 1 and self.broken is None:
             self.broken = f"rank {self.rank} {why}"
             self._announce(why)
+
+    def describe(self, error: BaseException) -> str:
+        """Return an error as text for other ranks: its type, its message and the end of its traceback.
+
+        Parameters
+        ----------
+        error : BaseException
+            The error.
+
+        Returns
+        -------
+        str
+            The text.
+        """
+        return told(error)
 
     # Sums under way -------------------------------------------------------------------------------
 

@@ -27,7 +27,8 @@ ALLOWED = {
     "engine": {"errors", "config", "tree", "core"},
     "grads": {"errors", "config", "tree", "core", "ops", "engine", "typing"},
     "transforms": {"errors", "config", "tree", "core", "ops", "engine", "grads", "typing"},
-    "accumulate": {"errors", "config", "tree", "core", "ops", "engine", "grads"},
+    "distributed": {"errors"},
+    "accumulate": {"errors", "config", "tree", "core", "ops", "engine", "grads", "distributed"},
 }
 ALLOWED["compiler"] = {*ALLOWED["transforms"], "transforms"}
 UPPER = (
@@ -39,13 +40,12 @@ UPPER = (
     "storage",
     "testing",
     "random",
-    "distributed",
     "numpy",
     "scipy",
     "sklearn",
 )
 for _room in UPPER:
-    ALLOWED[_room] = {*ALLOWED["transforms"], "hints", "transforms", "accumulate", *UPPER}
+    ALLOWED[_room] = {*ALLOWED["transforms"], "hints", "transforms", "accumulate", "distributed", *UPPER}
 ALLOWED["cli"] = {*ALLOWED["nn"], "nn", "cli", "__init__"}
 ALLOWED["__init__"] = set(ALLOWED)
 ALLOWED["__main__"] = {"cli"}
