@@ -81,6 +81,11 @@ def register(
     _LEAF_TYPES.clear()
 
 
+def is_registered(cls: type) -> bool:
+    """Return whether a class, or a base of it, is registered as a container: modules are."""
+    return any(base in _REGISTERED for base in cls.__mro__)
+
+
 class Structure:
     """The structure of a tree, without its leaves.
 

@@ -54,8 +54,9 @@ def checkpoint(
     *args : object
         Arguments of ``f``: tensors, pytrees or other values.
     preserve_rng_state : bool
-        Whether the second run draws the same random numbers.  Generators are found among the arguments, in
-        closures of ``f``, in attributes of modules, and in NumPy's global state.
+        Whether the second run draws the same random numbers.  Generators are found among the arguments and
+        the variables that ``f`` names, in containers, modules and attributes of these, and in NumPy's global
+        state.
     debug : bool
         Whether all elements of the results of both runs are compared, bit by bit, instead of a sample.
     **kwargs : object
@@ -83,7 +84,8 @@ def checkpoint(
     tensor([0., 0.], dtype=float64)
     """
     as_function("checkpoint", f)
-    return _checkpoint(f, args, kwargs, debug, Generators.of(f, args, kwargs) if preserve_rng_state else None)
+    generators = Generators.of([f], [*args, *kwargs.values()]) if preserve_rng_state else None
+    return _checkpoint(f, args, kwargs, debug, generators)
 
 
 def _checkpoint(
@@ -170,7 +172,7 @@ def checkpoint_sequential(
     start = 0
     for end in ends[:-1]:
         segment = functools.partial(_in_turn, chain[start:end])
-        generators = Generators.of(segment, x, before=generators) if preserve_rng_state else None
+        generators = Generators.of(chain[start:end], [x], generators) if preserve_rng_state else None
         x = _checkpoint(segment, (x,), {}, debug, generators)
         start = end
     return _in_turn(chain[start:], x)

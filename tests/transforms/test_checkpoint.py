@@ -671,6 +671,16 @@ def test_a_second_run_that_draws_other_numbers_is_an_error(shape: tuple[int, ...
         y.sum().backward()
 
 
+def test_generators_of_functions_that_the_function_calls_are_not_searched() -> None:
+    """They are not looked for, so the second run is an error, and the message says what to do."""
+    x = ad.tensor(np.ones(2), requires_grad=True)
+    y = ad.checkpoint(lambda x: draws_globally(x), x)
+    with pytest.raises(
+        TransformError, match=r"computed other values(.*)\n.*Pass random generators as arguments"
+    ):
+        y.sum().backward()
+
+
 def test_a_generator_that_an_earlier_segment_makes_is_found_by_later_ones() -> None:
     shared: dict[str, Any] = {}
 
