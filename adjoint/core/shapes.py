@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from adjoint.config import grad_mode, is_watched
-from adjoint.errors import AdjointError, AxisError, InputError, NoGradientError, ShapeError
+from adjoint.errors import AdjointError, ArgumentError, AxisError, InputError, NoGradientError, ShapeError
 
 __all__ = [
     "Shape",
@@ -19,6 +22,7 @@ __all__ = [
     "checked_shape",
     "constant",
     "number",
+    "number_between",
     "reduced_axes",
     "same_rank_axes",
     "whole_number",
@@ -140,6 +144,19 @@ def number(op: str, name: str, value: Any) -> float:
         raise
     except (TypeError, ValueError, OverflowError):
         raise InputError(f"{op}: {name} must be a number, but got {value!r}.") from None
+
+
+def number_between(what: str, value: Any, low: float, high: float = math.inf) -> float:
+    """Return a number as a float; raise unless it is finite and from ``low`` to ``high``.
+
+    ``what`` names it in messages.
+    """
+    if not isinstance(value, (int, float, np.integer, np.floating)):
+        raise InputError(f"{what} must be a number, but got {value!r}.")
+    if not low <= value <= high or value == math.inf:  # NaN fails too
+        limit = f"from {low:g} to {high:g}" if high < math.inf else f"finite and at least {low:g}"
+        raise ArgumentError(f"{what} must be {limit}, but is {value!r}.")
+    return float(value)
 
 
 def broadcast_shapes(op: str, *shapes: Sequence[int]) -> Shape:

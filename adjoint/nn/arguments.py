@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from typing import Any
 
@@ -10,12 +9,12 @@ import numpy as np
 
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
-from adjoint.core.shapes import number, whole_number
+from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor, decide
 from adjoint.errors import ArgumentError, DTypeError, IndexingError
 from adjoint.ops.scatter import as_index
 
-__all__ = ["between", "classes", "floats", "lengths", "sizes"]
+__all__ = ["classes", "floats", "lengths", "sizes"]
 
 
 def sizes(layer: str, low: int = 1, **given: Any) -> None:
@@ -44,15 +43,6 @@ def lengths(layer: str, name: str, value: Any, count: int | None = None, low: in
     for size in given:
         sizes(layer, low, **{name: size})
     return tuple(map(operator.index, given))
-
-
-def between(layer: str, name: str, value: Any, low: float, high: float = math.inf) -> float:
-    """Return a number as a float; raise unless it is from ``low`` to ``high``."""
-    given = number(layer, name, value)
-    if not low <= given <= high or given == math.inf:
-        limit = f"from {low:g} to {high:g}" if high < math.inf else f"a finite number from {low:g}"
-        raise ArgumentError(f"{layer}: {name} must be {limit}, but is {value!r}.")
-    return given
 
 
 def classes(

@@ -12,11 +12,11 @@ import numpy as np
 
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
-from adjoint.core.shapes import broadcast_shapes, number
+from adjoint.core.shapes import broadcast_shapes, number, number_between
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.nn import init
-from adjoint.nn.arguments import between, floats, sizes
+from adjoint.nn.arguments import floats, sizes
 from adjoint.nn.dropout import dropout
 from adjoint.nn.linear import Linear, linear
 from adjoint.nn.module import Module, Parameter
@@ -194,7 +194,7 @@ class MultiHeadAttention(Module):
         self.out_proj = Linear(embed_dim, embed_dim, bias, rng=rng, dtype=dtype)
         if self.out_proj.bias is not None:
             self.out_proj.bias = Parameter(zeros(embed_dim, dtype=dtype))
-        self.dropout = between("MultiHeadAttention", "dropout", dropout, 0.0, 1.0)
+        self.dropout = number_between("MultiHeadAttention: dropout", dropout, 0.0, 1.0)
         self.rng = rng
 
     def forward(

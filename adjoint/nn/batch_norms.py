@@ -11,10 +11,10 @@ from adjoint.config import no_grad
 from adjoint.core.convert import asarray
 from adjoint.core.lifted import Unknown
 from adjoint.core.namespace import rec
-from adjoint.core.shapes import number
+from adjoint.core.shapes import number, number_between
 from adjoint.core.tensor import Tensor, Traced, number_of
 from adjoint.errors import InputError, ShapeError
-from adjoint.nn.arguments import between, floats, sizes
+from adjoint.nn.arguments import floats, sizes
 from adjoint.nn.module import Module, Parameter
 from adjoint.nn.norms import affine_map, like_input, widened_half
 from adjoint.ops.create import ones, zeros
@@ -210,8 +210,8 @@ class _ChannelNorm(Module):
     ) -> None:
         layer = type(self).__name__
         sizes(layer, num_features=num_features)
-        self.num_features, self.eps = num_features, between(layer, "eps", eps, 0.0)
-        self.momentum = None if momentum is None else between(layer, "momentum", momentum, 0.0, 1.0)
+        self.num_features, self.eps = num_features, number_between(f"{layer}: eps", eps, 0.0)
+        self.momentum = None if momentum is None else number_between(f"{layer}: momentum", momentum, 0.0, 1.0)
         self.weight = Parameter(ones(num_features, dtype=dtype)) if affine else None
         self.bias = Parameter(zeros(num_features, dtype=dtype)) if affine else None
         if track:

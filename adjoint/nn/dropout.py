@@ -9,11 +9,10 @@ import numpy as np
 
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.lifted import made_by_host
-from adjoint.core.shapes import number
+from adjoint.core.shapes import number, number_between
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.nn import init
-from adjoint.nn.arguments import between
 from adjoint.nn.module import Module
 from adjoint.typing import ArrayLike
 
@@ -211,7 +210,7 @@ class Dropout(Module):
     function: Callable[..., Tensor] = staticmethod(dropout)
 
     def __init__(self, p: float = 0.5, *, rng: Any = None) -> None:
-        self.p = between(type(self).__name__, "p", p, 0.0, 1.0)
+        self.p = number_between(f"{type(self).__name__}: p", p, 0.0, 1.0)
         self.rng = init.generator(rng)
 
     def forward(self, x: ArrayLike) -> Tensor:

@@ -9,10 +9,10 @@ import numpy as np
 
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
-from adjoint.core.shapes import number
+from adjoint.core.shapes import number, number_between
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
-from adjoint.nn.arguments import between, floats, lengths, sizes
+from adjoint.nn.arguments import floats, lengths, sizes
 from adjoint.nn.module import Module, Parameter
 from adjoint.ops.create import ones, zeros
 from adjoint.typing import ArrayLike, DTypeLike
@@ -223,7 +223,7 @@ class LayerNorm(Module):
         self, normalized_shape: Any, eps: float = 1e-5, affine: bool = True, *, dtype: DTypeLike = np.float32
     ) -> None:
         shape = lengths("LayerNorm", "normalized_shape", normalized_shape, low=0)
-        self.normalized_shape, self.eps = shape, between("LayerNorm", "eps", eps, 0.0)
+        self.normalized_shape, self.eps = shape, number_between("LayerNorm: eps", eps, 0.0)
         self.weight = Parameter(ones(shape, dtype=dtype)) if affine else None
         self.bias = Parameter(zeros(shape, dtype=dtype)) if affine else None
 
@@ -271,7 +271,7 @@ class RMSNorm(Module):
     ) -> None:
         shape = lengths("RMSNorm", "normalized_shape", normalized_shape, low=0)
         self.normalized_shape = shape
-        self.eps = None if eps is None else between("RMSNorm", "eps", eps, 0.0)
+        self.eps = None if eps is None else number_between("RMSNorm: eps", eps, 0.0)
         self.weight = Parameter(ones(shape, dtype=dtype))
 
     def forward(self, x: ArrayLike) -> Tensor:
@@ -332,7 +332,7 @@ class GroupNorm(Module):
                 f"GroupNorm: num_channels must be a multiple of num_groups, but {num_channels} is not a "
                 f"multiple of {num_groups}."
             )
-        self.num_groups, self.eps = num_groups, between("GroupNorm", "eps", eps, 0.0)
+        self.num_groups, self.eps = num_groups, number_between("GroupNorm: eps", eps, 0.0)
         self.num_channels = num_channels
         self.weight = Parameter(ones(num_channels, dtype=dtype)) if affine else None
         self.bias = Parameter(zeros(num_channels, dtype=dtype)) if affine else None

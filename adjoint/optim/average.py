@@ -11,9 +11,10 @@ import numpy as np
 from adjoint.config import no_grad, special
 from adjoint.core.lifted import tracing
 from adjoint.core.namespace import dyn
+from adjoint.core.shapes import number_between
 from adjoint.core.tensor import Tensor, differentiable, writable
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
-from adjoint.optim.optimizer import check_range, parameter_list
+from adjoint.optim.optimizer import parameter_list
 from adjoint.storage.fitting import fitting
 
 __all__ = ["EMA"]
@@ -44,7 +45,7 @@ class EMA:
     """
 
     def __init__(self, params: Iterable[Tensor] | Mapping[str, Tensor], decay: float = 0.999) -> None:
-        check_range("decay", decay, 0.0, 1.0)
+        number_between("EMA: decay", decay, 0.0, 1.0)
         self.decay = float(decay)
         self.params: list[Tensor] = parameter_list("EMA", params)
         for i, p in enumerate(self.params):
@@ -110,7 +111,7 @@ class EMA:
         """
         if not isinstance(state, Mapping) or not {"decay", "averages"} <= set(state):
             raise ArgumentError('EMA: the state must have the keys "decay" and "averages".')
-        check_range("decay", state["decay"], 0.0, 1.0)
+        number_between("EMA: decay", state["decay"], 0.0, 1.0)
         saved = state["averages"]
         if not isinstance(saved, (list, tuple)) or len(saved) != len(self.averages):
             count = len(saved) if isinstance(saved, (list, tuple)) else "no list of"

@@ -11,11 +11,11 @@ import numpy as np
 
 from adjoint.config import no_grad, special
 from adjoint.core.lifted import refuse_tracing
-from adjoint.core.shapes import whole_number
+from adjoint.core.shapes import number_between, whole_number
 from adjoint.core.tensor import Tensor, writable
 from adjoint.errors import ArgumentError, InputError, NoGradientError, NonFiniteError, ShapeError
 from adjoint.grads.slots import drop
-from adjoint.optim.optimizer import check_range, parameter_list
+from adjoint.optim.optimizer import parameter_list
 from adjoint.storage.fitting import fitting
 
 __all__ = ["LBFGS"]
@@ -77,8 +77,8 @@ class LBFGS:
         for name, count in (("max_iter", max_iter), ("history", history)):
             if whole_number("LBFGS", name, count) < 1:
                 raise ArgumentError(f"LBFGS: {name} must be positive, but is {count!r}.")
-        check_range("tolerance_grad", tolerance_grad, 0.0)
-        check_range("tolerance_change", tolerance_change, 0.0)
+        number_between("LBFGS: tolerance_grad", tolerance_grad, 0.0)
+        number_between("LBFGS: tolerance_change", tolerance_change, 0.0)
         self.lr, self.max_iter, self.history = lr, max_iter, history
         self.tolerance_grad, self.tolerance_change = tolerance_grad, tolerance_change
         self.pairs: deque[tuple[Any, Any, float]] = deque(maxlen=history)
@@ -92,9 +92,9 @@ class LBFGS:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        check_range("lr", value, 0.0)
+        number_between("LBFGS: lr", value, 0.0)
         if value == 0:
-            raise ArgumentError("lr must be positive, because the line search starts with it.")
+            raise ArgumentError("LBFGS: lr must be positive, because the line search starts with it.")
         self._lr = float(value)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from adjoint.config import grad_mode, special
 from adjoint.core.lifted import refuse_tracing, tracing
 from adjoint.core.namespace import Namespace, raw
+from adjoint.core.shapes import number_between
 from adjoint.core.tensor import Tensor, castable
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.grads.slots import drop
@@ -176,19 +177,20 @@ class Optimizer:
             If a value is invalid.
         """
         for name, value in hyper.items():
+            what = f"{type(self).__name__}: {name}"
             if name == "betas":
                 if not isinstance(value, (tuple, list)) or len(value) != 2:
-                    raise ArgumentError(f"betas must be two numbers, but are {value!r}.")
+                    raise ArgumentError(f"{what} must be two numbers, but are {value!r}.")
                 for beta in value:
-                    check_range(name, beta, 0.0, 1.0)
+                    number_between(what, beta, 0.0, 1.0)
                     if beta == 1:
-                        raise ArgumentError(f"betas must be below 1, but are {value!r}.")
+                        raise ArgumentError(f"{what} must be below 1, but are {value!r}.")
             elif name in ("momentum", "alpha", "beta", "decay"):
-                check_range(name, value, 0.0, 1.0)
+                number_between(what, value, 0.0, 1.0)
             elif name in ("lr", "eps", "weight_decay", "dampening", "lr_decay", "momentum_decay", "initial"):
-                check_range(name, value, 0.0)
+                number_between(what, value, 0.0)
             elif name in _FLAGS and not isinstance(value, (bool, np.bool_)):
-                raise ArgumentError(f"{name} must be True or False, but is {value!r}.")
+                raise ArgumentError(f"{what} must be True or False, but is {value!r}.")
 
     # Public ------------------------------------------------------------------------------------
 
@@ -307,7 +309,7 @@ class Optimizer:
             raise ArgumentError(f"{type(self).__name__} has no learning rate to set.")
         if special.count:
             refuse_tracing("Setting the learning rate", "Set it outside: the program reads it at each call.")
-        check_range("lr", value, 0.0)
+        number_between(f"{type(self).__name__}: lr", value, 0.0)
         before = self.lr
         for g in self.groups:
             if before and not self._paused and g.hyper["lr"] != before * g.ratio:  # it was set separately
@@ -522,11 +524,3 @@ def parameter_list(kind: str, params: Any) -> list[Any]:
     if isinstance(params, (Tensor, str)) or not isinstance(params, Iterable):
         raise InputError(f"{kind}: pass a list of parameters or of groups, not one {type(params).__name__}.")
     return list(params.values()) if isinstance(params, Mapping) else list(params)
-
-
-def check_range(name: str, value: Any, low: float, high: float = math.inf) -> None:
-    """Raise unless ``value`` is a finite number from ``low`` to ``high``."""
-    number = isinstance(value, (int, float, np.integer, np.floating))
-    if not (number and low <= value <= high and value < math.inf):  # NaN fails too
-        limit = f"from {low:g} to {high:g}" if high < math.inf else f"a finite number from {low:g}"
-        raise ArgumentError(f"{name} must be {limit}, but is {value!r}.")

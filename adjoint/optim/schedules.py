@@ -17,7 +17,7 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from adjoint.core.shapes import number, whole_number
+from adjoint.core.shapes import number, number_between, whole_number
 from adjoint.errors import ArgumentError, InputError, MissingExtraError
 
 __all__ = [
@@ -531,8 +531,7 @@ class Plateau:
         if not 0 < number("Plateau", "factor", factor) < 1:
             raise ArgumentError(f"factor must be between 0 and 1, but is {factor!r}.")
         for name, given in (("rate", rate), ("threshold", threshold), ("minimum", minimum)):
-            if not 0 <= number("Plateau", name, given) < math.inf:
-                raise ArgumentError(f"Plateau: {name} must be a finite number from 0, but is {given!r}.")
+            number_between(f"Plateau: {name}", given, 0.0)
         for name, given in (("patience", patience), ("cooldown", cooldown)):
             if whole_number("Plateau", name, given) < 0:
                 raise ArgumentError(f"Plateau: {name} must be at least 0, but is {given!r}.")

@@ -153,9 +153,9 @@ def test_options_of_layers_that_are_none() -> None:
         (lambda: nn.LayerNorm(3.5), "LayerNorm: normalized_shape must be an integer, but got 3.5."),
         (lambda: nn.RMSNorm("a"), "RMSNorm: normalized_shape must be an integer, but got 'a'."),
         (lambda: nn.LayerNorm(()), "LayerNorm: normalized_shape must be one number or more, but is ()."),
-        (lambda: nn.LayerNorm(3, eps=-1), "LayerNorm: eps must be a finite number from 0, but is -1."),
+        (lambda: nn.LayerNorm(3, eps=-1), "LayerNorm: eps must be finite and at least 0, but is -1."),
         (lambda: nn.GroupNorm(2, 4, eps="a"), "GroupNorm: eps must be a number, but got 'a'."),
-        (lambda: nn.BatchNorm1d(3, eps=-1), "BatchNorm1d: eps must be a finite number from 0, but is -1."),
+        (lambda: nn.BatchNorm1d(3, eps=-1), "BatchNorm1d: eps must be finite and at least 0, but is -1."),
         (lambda: nn.BatchNorm1d(3, momentum=5), "BatchNorm1d: momentum must be from 0 to 1, but is 5."),
         (
             lambda: nn.MultiHeadAttention(4, 2, dropout=2),

@@ -35,8 +35,7 @@ def test_messages_about_what_schedules_are_given() -> None:
         "cosine_restarts: multiple must be at least 1, but is 0."
     )
     assert (
-        raised(lambda: schedules.Plateau(-0.1))
-        == "Plateau: rate must be a finite number from 0, but is -0.1."
+        raised(lambda: schedules.Plateau(-0.1)) == "Plateau: rate must be finite and at least 0, but is -0.1."
     )
     assert raised(lambda: schedules.Plateau(0.1, patience="a")) == (
         "Plateau: patience must be an integer, but got 'a'."
@@ -144,7 +143,7 @@ def test_schedules_that_leave_the_numbers_are_refused_by_name() -> None:
     optimiser = ad.optim.SGD([ad.tensor([1.0], requires_grad=True)])
     for grown in (schedules.exponential(1.0, 1.1), schedules.steps(1.0, 1, 1.1)):
         assert raised(lambda grown=grown: setattr(optimiser, "lr", grown(10_000))) == (
-            "lr must be a finite number from 0, but is inf."
+            "SGD: lr must be finite and at least 0, but is inf."
         )
 
 

@@ -435,7 +435,7 @@ def test_the_state_of_another_schedule_is_refused_and_nothing_is_loaded(tmp_path
 
 
 def test_a_schedule_that_gives_no_rate_is_refused() -> None:
-    with pytest.raises(errors.ArgumentError, match="lr must be a finite number from 0, but is nan"):
+    with pytest.raises(errors.ArgumentError, match="lr must be finite and at least 0, but is nan"):
         trainer_of(model_of(), schedule=lambda step: math.nan).fit([(X, Y)])
 
 

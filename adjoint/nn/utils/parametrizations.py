@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import no_grad
-from adjoint.core.shapes import canonical_axis, whole_number
+from adjoint.core.shapes import canonical_axis, number_between, whole_number
 from adjoint.core.tensor import Tensor, writable
 from adjoint.errors import ArgumentError, InputError
 from adjoint.nn import init
-from adjoint.nn.arguments import between, sizes
+from adjoint.nn.arguments import sizes
 from adjoint.nn.containers import ModuleDict
 from adjoint.nn.convolution import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from adjoint.nn.module import Module, Parameter
@@ -235,6 +235,6 @@ def spectral_norm(
         canonical_axis("spectral_norm", whole_number("spectral_norm", "axis", axis), weight.ndim)
         + weight.ndim
     )
-    small = between("spectral_norm", "eps", eps, 0.0)
+    small = number_between("spectral_norm: eps", eps, 0.0)
     _parametrize(module, name, _SpectralNorm(weight, axis, n_power_iterations, small, rng))
     return module
