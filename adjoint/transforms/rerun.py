@@ -253,7 +253,7 @@ def _generators_of(functions: Iterable[Any], arguments: Iterable[Any]) -> Iterat
     seen: set[int] = set()
     while stack:
         value, inside = stack.pop()
-        kind = type(value)
+        kind: Any = type(value)
         if id(value) in seen:
             continue
         seen.add(id(value))
