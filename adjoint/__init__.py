@@ -83,7 +83,7 @@ from adjoint.ops.selection import *
 from adjoint.ops.shape import *
 
 if TYPE_CHECKING:
-    from adjoint import distributed, nn, numpy, optim, random, testing, train
+    from adjoint import distributed, inspect, nn, numpy, optim, random, testing, train
     from adjoint.accumulate.accumulator import GradientAccumulator
     from adjoint.accumulate.options import AccumulationConfig, AccumulationEvent, AccumulationStats
     from adjoint.accumulate.sums import GradientBuffer
@@ -149,6 +149,7 @@ __all__ = [
     "hessian",
     "hvp",
     "inference_mode",
+    "inspect",
     "interop",
     "is_grad_enabled",
     "is_inference_mode_enabled",
@@ -214,6 +215,7 @@ _LATER = {
     "numpy": "adjoint.numpy",
     "optim": "adjoint.optim",
     "random": "adjoint.random",
+    "inspect": "adjoint.inspect",
     "testing": "adjoint.testing",
     "train": "adjoint.train",
     "distributed": "adjoint.distributed",

@@ -25,6 +25,7 @@ __all__ = [
     "inference",
     "init_generator",
     "lent",
+    "observer",
     "reading",
     "reductions",
     "saved_hooks",
@@ -75,6 +76,8 @@ saved_hooks: ContextVar[tuple[Hook, Hook] | None] = ContextVar("adjoint_saved_ho
 reading: ContextVar[Hook | None] = ContextVar("adjoint_reading", default=None)
 # By id: a tensor, its value and its version before a function that may run again wrote to it.
 writes: ContextVar[dict[int, tuple[Any, Any, Any, int]] | None] = ContextVar("adjoint_writes", default=None)
+# The ``core.observer.Observer`` of this block, or None.
+observer: ContextVar[Any] = ContextVar("adjoint_observer", default=None)
 # The reductions of losses in this block, with their weights.
 reductions: ContextVar[list[tuple[Any, float | None]] | None] = ContextVar("adjoint_reductions", default=None)
 

@@ -27,6 +27,7 @@ from adjoint.config import (
     tapes,
     transform,
 )
+from adjoint.context import observer
 from adjoint.core.convert import array_of
 from adjoint.core.lifted import enclosing, tracing
 from adjoint.core.node import LEAF, Node
@@ -106,6 +107,8 @@ class Compiled:
         """Run the program for these arguments; trace it first if there is none."""
         mode = compile_mode.get()
         if mode is False or self._inline():
+            if mode is not False and special.count and (watcher := observer.get()) is not None:
+                return watcher.compiled(self, self._f, args, kwargs)
             return self._f(*args, **kwargs)
         with self._lock:
             if self._variants and not kwargs and mode is True:
@@ -130,7 +133,10 @@ class Compiled:
             return True
         if transform.get() not in _DIFFERENTIATED:
             return True
-        return bool(special.count and (tapes.get() or anomaly.get() or saved_hooks.get() is not None))
+        if not special.count:
+            return False
+        watched = saved_hooks.get() is not None or observer.get() is not None
+        return bool(watched or tapes.get() or anomaly.get())
 
     def _variant(self, call: Call) -> Variant:
         """Return the program for a call; trace one if none fits."""

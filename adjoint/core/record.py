@@ -17,6 +17,7 @@ from numpy import ndarray
 
 from adjoint.config import grad_mode, special, tapes
 from adjoint.context import anomaly as anomaly
+from adjoint.context import observer
 from adjoint.context import saved_hooks as saved_hooks
 from adjoint.core.conversion import check_polynomial
 from adjoint.core.convert import array_of, asarray
@@ -202,6 +203,8 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         check_polynomial(sys._getframe(2), args, operands)
     if special.count:
         note_reading(*operands)
+        if (watcher := observer.get()) is not None:
+            watcher.begin(op)
     if op.arity is not None and len(operands) != op.arity:
         raise InputError(f"{op.name}: takes {op.arity} tensors, but got {len(operands)}.")
     top: Lifted | None = None
@@ -255,6 +258,8 @@ def record_results(op: Op, operands: tuple[Any, ...], params: dict[str, Any], da
         for t in results:
             if t._node is None or type(t) is Traced:
                 note_view(t, operands[0])
+    if special.count and (watcher := observer.get()) is not None:
+        watcher.end(op, operands, params, results)
     return results if several else results[0]
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint.config import grad_mode, held_across_fork, is_watched, special, transform
+from adjoint.context import observer
 from adjoint.context import reading as reading
 from adjoint.context import writes as writes
 from adjoint.core.conversion import asked_by_numpy, check_conversion
@@ -287,6 +288,8 @@ class Tensor(Methods):
         else:
             view = wrap(self._data)
         note_view(view, self)
+        if special.count and (watcher := observer.get()) is not None:
+            watcher.left(self, view, "detach()")
         return view
 
     def clone(self) -> Tensor:
@@ -578,6 +581,8 @@ def concrete(t: Tensor, what: str) -> ndarray[Any, Any]:
     """Return the values of ``t``; raise inside a transform if it has none, because ``what`` needs them."""
     if special.count:
         note_reading(t)
+        if (watcher := observer.get()) is not None:
+            watcher.left(t, None, what)
     data = t._data
     if type(data) is not ndarray:
         known = data.numbers()

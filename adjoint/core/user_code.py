@@ -7,14 +7,15 @@ import sys
 import warnings
 from types import FrameType
 
-__all__ = ["LIBRARIES", "library_of", "relocate_numpy_warnings", "user_line", "warn"]
+__all__ = ["LIBRARIES", "library_of", "relocate_numpy_warnings", "user_line", "user_place", "warn"]
 
 LIBRARIES = frozenset(("adjoint", "numpy", "scipy"))
 
 
 def library_of(frame: FrameType) -> str:
-    """Return the top-level package whose code runs in a frame."""
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    """Return the top-level package whose code runs in a frame; the programs of ``adjoint.cli`` have none."""
+    name = str(frame.f_globals.get("__name__", ""))
+    return "" if name.startswith("adjoint.cli.") else name.partition(".")[0]
 
 
 def _user_frame(frame: FrameType) -> FrameType:
@@ -26,8 +27,14 @@ def _user_frame(frame: FrameType) -> FrameType:
 
 def user_line() -> str:
     """Return "file:line" of the innermost frame outside adjoint, NumPy and SciPy."""
+    file, line, _ = user_place()
+    return f"{file}:{line}"
+
+
+def user_place() -> tuple[str, int, str]:
+    """Return file, line and function of the innermost frame outside adjoint, NumPy and SciPy."""
     frame = _user_frame(sys._getframe(1))
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
 
 
 def warn(message: str, category: type[Warning] = UserWarning, frame: FrameType | None = None) -> None:

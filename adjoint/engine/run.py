@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from adjoint.config import grad_mode, special
+from adjoint.context import observer
 from adjoint.core.lifted import Lifted, tracing
 from adjoint.core.namespace import Namespace, dyn, raw, rec
 from adjoint.core.node import LEAF, Node
@@ -44,7 +45,7 @@ class Run:
     def __init__(self, xp: Namespace, retain: bool, on_ready: OnReady | None) -> None:
         self.xp = xp
         self.retain = retain
-        self.step = pull_checked if special.count and anomaly.is_on() else pull
+        self.step = _special_step() if special.count else pull
         self.on_ready = on_ready
         self.grads: dict[Any, Any] = {}
         self.owned: set[Any] = set()  # keys whose array the engine made and may add into
@@ -110,6 +111,13 @@ class Run:
         done = list(grads.items())
         grads.clear()
         return done
+
+
+def _special_step() -> Callable[..., None]:
+    """Return the function that pulls through a node, checked or observed if a mode asks for it."""
+    step = pull_checked if anomaly.is_on() else pull
+    watcher = observer.get()
+    return step if watcher is None else watcher.pulling(step)
 
 
 def differentiate(

@@ -11,6 +11,7 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint.config import check_workers, get_workers, grad_mode, special
+from adjoint.context import observer
 from adjoint.core.convert import tensor
 from adjoint.core.lifted import tracing
 from adjoint.core.methods import attach
@@ -69,6 +70,8 @@ def seed_of(root: Any, gradient: Any, name: str = "backward()", argument: str = 
     if not isinstance(root, Tensor):
         raise InputError(f"{name} starts from a tensor, but got {type(root).__name__}.")
     if root._node is None:
+        if special.count and (watcher := observer.get()) is not None:
+            watcher.failed(root)
         raise NoGradientError(
             f"{name} was called on a tensor of shape {root.shape} that does not require grad.\n"
             "  Nothing it was computed from requires grad, or it was computed under no_grad() or only "

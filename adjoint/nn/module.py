@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Never, ParamSpec, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from adjoint.config import no_grad, special
+from adjoint.context import observer
 from adjoint.core.convert import asarray, tensor
 from adjoint.core.lifted import tracing
 from adjoint.core.node import Handle, HookList
@@ -69,6 +70,8 @@ class _Forward(Protocol[P, R_co]):
     def forward(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
     def _hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+    def _seen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
 
 class Module:
@@ -183,15 +186,26 @@ class Module:
 
     def __call__(self: _Forward[P, R_co], *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call ``forward``.  The message of an error inside names the module and its path."""
-        if special.count and (trace := tracing.get()) is not None:
-            trace.modules[id(self)] = self
         try:
+            if special.count:
+                return self._seen(args, kwargs)
             if self._forward_hooks is None:
                 return self.forward(*args, **kwargs)
             return self._hooked(args, kwargs)
         except AdjointError as error:
             _add_path(error, self)
             raise
+
+    def _seen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call ``forward`` and the hooks while a trace or an observer may note the call."""
+        if (trace := tracing.get()) is not None:
+            trace.modules[id(self)] = self
+        if (watcher := observer.get()) is not None:
+            return watcher.called(self, self._plainly, args, kwargs)
+        return self._plainly(*args, **kwargs)
+
+    def _plainly(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs) if self._forward_hooks is None else self._hooked(args, kwargs)
 
     def register_forward_hook(self, hook: Callable[[Any, Any, Any], Any]) -> Handle:
         """Call a function after each ``forward``.

@@ -1,0 +1,66 @@
+"""``Observer``: what can be seen of a program while it runs, for ``adjoint.inspect``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from adjoint.config import special
+from adjoint.context import observer
+
+__all__ = ["Observer", "observer", "unobserved"]
+
+
+class Observer:
+    """Base class of observers.  ``with`` makes an observer active in this thread or task.
+
+    While one is active, ``config.special`` is not 0, so ops take the careful path, which calls it.
+    Otherwise the context variable is never read.  Methods must not raise and must not run ops.
+    """
+
+    def __enter__(self) -> Any:
+        self._around = observer.get()
+        special.enter()
+        observer.set(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        observer.set(self._around)
+        special.leave()
+
+    def begin(self, op: Any) -> None:
+        """Note that an op starts.  ``end`` does not follow if it raises."""
+
+    def end(
+        self, op: Any, operands: tuple[Any, ...], params: dict[str, Any], results: tuple[Any, ...]
+    ) -> None:
+        """Note the result of an op: tensors, with their nodes if they were recorded."""
+
+    def left(self, t: Any, view: Any, how: str) -> None:
+        """Note that values leave the graph: as the tensor ``view``, or as numbers if it is None."""
+
+    def pulling(self, step: Callable[..., None]) -> Callable[..., None]:
+        """Return the function that a backward calls for each node, with the arguments of ``pull``."""
+        return step
+
+    def failed(self, root: Any) -> None:
+        """Note that a backward from ``root`` cannot start: it does not require grad."""
+
+    def called(self, module: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Call a module: return ``run(*args, **kwargs)``."""
+        return run(*args, **kwargs)
+
+    def compiled(self, function: Any, inline: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Call a compiled function; by default its Python function, so that its ops are seen."""
+        return inline(*args, **kwargs)
+
+
+class unobserved:  # noqa: N801  a context manager that reads as a function
+    """Make no observer active in a block."""
+
+    def __enter__(self) -> None:
+        self._around = observer.get()
+        observer.set(None)
+
+    def __exit__(self, *exception: object) -> None:
+        observer.set(self._around)

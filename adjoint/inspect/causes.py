@@ -1,0 +1,555 @@
+"""What went wrong in a step that was watched: from flows and gradients to sentences."""
+
+from __future__ import annotations
+
+import linecache
+import math
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.node import LEAF, Node
+from adjoint.core.tensor import Tensor
+from adjoint.inspect.names import Names, listed
+from adjoint.inspect.watch import Flow, Place, Pulled, Watch, array_in
+from adjoint.optim import Optimizer
+
+__all__ = ["Finding", "findings_of", "shown_place"]
+
+DEAD = 0.95  # the share of zeros from which a ReLU counts as dead
+SATURATED = 0.9
+TINY, HUGE = 1e-8, 1e6  # gradients per element, relative to the largest; absolute
+
+
+@dataclass
+class Finding:
+    """One sentence of an explanation.
+
+    Parameters
+    ----------
+    kind : str
+        A word for the cause: "detached", "no_grad", "cast", "no_derivative", "numbers", "unused", "frozen",
+        "not_a_leaf", "not_in_optimizer", "replaced", "dead", "saturated", "zero", "vanishing", "exploding"
+        or "not_finite".
+    sentence : str
+        What happened, why, and what to do.
+    parameters : list of str
+        The names of the parameters it is about.
+    file : str
+        The file of the user's code; "" if no line is to blame.
+    line : int
+        The line in the file.
+
+    Examples
+    --------
+    >>> from adjoint.inspect import Finding
+    >>> Finding("unused", "w is not used.", ["w"]).text()
+    'w is not used.'
+    """
+
+    kind: str
+    sentence: str
+    parameters: list[str] = field(default_factory=list)
+    file: str = ""
+    line: int = 0
+
+    def text(self) -> str:
+        """Return the sentence, with the line of code below it."""
+        code = linecache.getline(self.file, self.line).strip() if self.file else ""
+        return f"{self.sentence}\n    {code}" if code else self.sentence
+
+
+def shown_place(place: Place) -> str:
+    """Return "file:line", with a path relative to the current directory if it is inside."""
+    file, line, _ = place
+    inside = os.path.relpath(file) if os.path.isabs(file) and os.path.exists(file) else file
+    return f"{file if inside.startswith('..') else inside}:{line}"
+
+
+def _finding(kind: str, sentence: str, names: Iterable[str] = (), place: Place | None = None) -> Finding:
+    file, line, _ = place or ("", 0, "")
+    return Finding(kind, sentence, list(names), file, line)
+
+
+def findings_of(
+    watch: Watch, roots: Sequence[Any], names: Names, optimizers: Sequence[Optimizer]
+) -> list[Finding]:
+    """Return what is wrong with a step that was watched."""
+    case = Case(watch, roots, names)
+    found = case.not_finite()
+    held = {id(p) for o in optimizers for p in o.params}
+    found += case.missing(held if optimizers else None)
+    found += case.held_results()
+    found += case.updates(optimizers)
+    if not any(f.kind == "not_finite" for f in found):
+        found += case.zeros()
+        found += case.sizes()
+    found += case.activations({f.line for f in found})
+    return found
+
+
+class Case:
+    """A watched step, its graph and its data flow."""
+
+    def __init__(self, watch: Watch, roots: Sequence[Any], names: Names) -> None:
+        self.watch = watch
+        self.names = names
+        self.flows = watch.flows
+        self.roots = roots
+        nodes = [r._node if isinstance(r, Tensor) else r for r in roots]
+        self.start = [n for n in nodes if type(n) is Node]
+        self.reached = self._leaves()
+        self.makers: dict[int, Flow] = {id(t): f for f in self.flows for t in f.outputs}
+        self.used = self._used()
+        made = {t._node.seq: t for f in self.flows for t in f.outputs if type(t._node) is Node}
+        self.root_ids = {id(made[n.seq]) for n in self.start if n.seq in made}
+        self.root_ids |= {id(r) for r in roots if isinstance(r, Tensor)}
+        self.toward = self._toward_root()
+        self.flow_of = {
+            t._node.seq: f for f in self.flows for t in f.outputs if type(t._node) is Node
+        }  # by the number of the node
+
+    def _leaves(self) -> set[int]:
+        """Return the leaves that the graphs of the roots reach."""
+        order, seen = list(self.start), set(self.start)
+        found = {id(r) for r in self.roots if isinstance(r, Tensor) and r._node is LEAF}
+        for node in order:
+            for parent in node.parents:
+                if type(parent) is Node and parent not in seen:
+                    seen.add(parent)
+                    order.append(parent)
+                elif isinstance(parent, Tensor):
+                    found.add(id(parent))
+        return found
+
+    def _used(self) -> set[int]:
+        return {id(t) for f in self.flows for t in f.inputs} | {id(t) for t, _, _ in self.watch.escapes}
+
+    def _toward_root(self) -> set[int]:
+        """Return the tensors from which data flows to a root."""
+        found = set(self.root_ids)
+        for flow in reversed(self.flows):
+            if any(id(t) in found for t in flow.outputs):
+                found.update(id(t) for t in flow.inputs)
+        return found
+
+    def _from(self, t: Tensor) -> set[int]:
+        """Return the tensors to which data flows from ``t``."""
+        found = {id(t)}
+        for flow in self.flows:
+            if any(id(i) in found for i in flow.inputs):
+                found.update(id(o) for o in flow.outputs)
+        return found
+
+    def at(self, flow: Flow) -> str:
+        """Return the op of a flow, its module and its line, as part of a sentence."""
+        module = self.names.module_at(self.watch.scopes, flow.scope)
+        return f"{flow.name!r}{f' in {module}' if module else ''} at {shown_place(flow.place)}"
+
+    # No gradient -------------------------------------------------------------------------------
+
+    def missing(self, held: set[int] | None) -> list[Finding]:
+        """Explain the parameters that the backward does not reach.
+
+        A frozen parameter that no optimiser holds is meant to be frozen; None: no optimiser is known.
+        """
+        groups: dict[Any, tuple[str, str, Place | None, list[str]]] = {}
+        for name, p in self.names.wanted.values():
+            if id(p) in self.reached and p._node is LEAF:
+                continue
+            if p._node is None and held is not None and id(p) not in held and not self.names.explicit:
+                continue
+            kind, why, place = self._why(p)
+            group = groups.setdefault((kind, why, place), (kind, why, place, []))
+            group[3].append(name)
+        return [
+            _finding(kind, f"{listed(own)} {why.format(**_agreeing(own))}", own, place)
+            for kind, why, place, own in groups.values()
+        ]
+
+    def _why(self, p: Tensor) -> tuple[str, str, Place | None]:
+        if p._node is None:
+            return "frozen", "{get} no gradient: requires_grad is False.  p.requires_grad_() unfreezes.", None
+        if not self.roots:
+            return "unused", "{get} no gradient: no backward ran.", None
+        if id(p) in self.toward:
+            cut = self._cut(p)
+            if cut is not None:
+                return cut
+        mine = self._from(p)
+        for t, how, place in self.watch.escapes:
+            if id(t) in mine:
+                why = (
+                    f"{{get}} no gradient: {how} at {shown_place(place)} turns values into numbers, which "
+                    "have no history.  Compute with the tensor."
+                )
+                return "numbers", why, place
+        if id(p) not in self.used:
+            return "unused", "{get} no gradient: no op of this step reads {it}.", None
+        flow = next(f for f in reversed(self.flows) if any(id(t) in mine for t in f.inputs))
+        why = (
+            "{get} no gradient: the loss does not depend on {it}.  The last op that reads {it}, or a result "
+            f"of {{it}}, is {self.at(flow)}."
+        )
+        return "unused", why, flow.place
+
+    def _cut(self, p: Tensor) -> tuple[str, str, Place] | None:
+        """Return where the path from a parameter to the root leaves the graph first."""
+        mine = {id(p)}
+        for flow in self.flows:
+            if not any(id(t) in mine for t in flow.inputs):
+                continue
+            mine.update(id(t) for t in flow.outputs)
+            if not any(id(t) in self.toward for t in flow.outputs):
+                continue
+            if flow.cause:
+                return flow.cause, "{get} no gradient: " + self._cut_sentence(flow), flow.place
+            for i, t in enumerate(flow.inputs):
+                if id(t) in mine and flow.op is not None and t._node is not None and not flow.op.smooth(i):
+                    why = (
+                        f"{{get}} no gradient: {self.at(flow)} has no derivative in {flow.op.arg_name(i)!r}."
+                    )
+                    return "no_derivative", why, flow.place
+        return None
+
+    def _cut_sentence(self, flow: Flow) -> str:
+        if flow.cause == "detached":
+            return f"detach() at {shown_place(flow.place)} cuts the graph."
+        if flow.cause == "no_grad":
+            return f"{self.at(flow)} runs under no_grad(), so it is not recorded."
+        if flow.cause == "cast":
+            return f"the cast to {flow.outputs[0].dtype} at {shown_place(flow.place)} has no derivative."
+        reason = flow.op.reason if flow.op is not None and flow.op.reason else "it has no derivative"
+        return f"{self.at(flow)} stops it: {reason}."
+
+    def held_results(self) -> list[Finding]:
+        """Report variables that hold a result from before the step where a leaf is expected."""
+        first = min((f.outputs[0]._node.seq for f in self.flows if _recorded(f)), default=0)
+        used = {id(t) for f in self.flows for t in f.inputs}
+        found = []
+        for name, t in self.names.results.items():
+            if t._node.seq < first and id(t) in used and id(t) not in self.makers:
+                found.append(
+                    _finding(
+                        "not_a_leaf",
+                        f"{name} is the result of {t._node.name!r} from before this step, not a leaf, so "
+                        "backward keeps no gradient for it.\n  Update parameters in place: "
+                        f"with ad.no_grad(): {name} -= rate * {name}.grad.",
+                        [name],
+                    )
+                )
+        return found
+
+    # The optimiser -----------------------------------------------------------------------------
+
+    def updates(self, optimizers: Sequence[Optimizer]) -> list[Finding]:
+        """Compare the parameters with those of the optimisers."""
+        if not optimizers:
+            return []
+        held = {id(p): p for o in optimizers for p in o.params}
+        trained = {k: v for k, v in self.names.wanted.items() if v[1]._node is LEAF and k in self.reached}
+        missing = [(name, p) for k, (name, p) in trained.items() if k not in held]
+        strangers = [p for k, p in held.items() if k not in self.names.wanted and k not in self.used]
+        found, left = [], []
+        for name, p in missing:
+            old = next((s for s in strangers if s.shape == p.shape), None)
+            if old is None:
+                left.append(name)
+                continue
+            strangers = [s for s in strangers if s is not old]
+            found.append(name)
+        out = []
+        if found:
+            out.append(
+                _finding(
+                    "replaced",
+                    f"{listed(found)} will not be updated: the optimiser holds other tensors of the same "
+                    "shapes, which the step does not use.\n  The parameters were replaced, or belong to "
+                    "another model.  Create the optimiser from the parameters that are trained.",
+                    found,
+                )
+            )
+        if left:
+            out.append(
+                _finding(
+                    "not_in_optimizer",
+                    f"{listed(left)} will not be updated: the optimiser does not hold "
+                    f"{'it' if len(left) == 1 else 'them'}.  Pass all parameters to it, or freeze the others "
+                    "by requires_grad_(False).",
+                    left,
+                )
+            )
+        return out
+
+    # Values that are not finite ------------------------------------------------------------------
+
+    def not_finite(self) -> list[Finding]:
+        """Find the first value that is not finite, if the loss or a gradient is not."""
+        loss = [self._value(r) for r in self.roots]
+        bad_loss = any(v is not None and not np.isfinite(v).all() for v in loss)
+        bad = {k: t for k, (t, _, norm) in self.watch.leaves.items() if not math.isfinite(norm)}
+        if not bad_loss and not bad:
+            return []
+        if bad_loss:
+            forward = self._first_bad_flow()
+            if forward is not None:
+                return [forward]
+        for step in self.watch.pulled:
+            if step.norm is None or not math.isfinite(step.norm):
+                continue
+            if any(n is not None and not math.isfinite(n) for n in step.onward):
+                flow = self.flow_of.get(step.seq)
+                place = None if flow is None else flow.place
+                op = repr(step.name) if flow is None else self.at(flow)
+                own = [self.names.of(t) for t in bad.values()]
+                why = _infinite_slope(flow)
+                return [
+                    _finding(
+                        "not_finite",
+                        f"The gradient of {listed(own)} is not finite: the backward of {op} is the first to "
+                        f"return NaN or inf.{why}",
+                        own,
+                        place,
+                    )
+                ]
+        return []
+
+    def _value(self, root: Any) -> Any:
+        if isinstance(root, Tensor):
+            return array_in(root)
+        flow = self.flow_of.get(root.seq)
+        return None if flow is None else array_in(flow.outputs[0])
+
+    def _first_bad_flow(self) -> Finding | None:
+        """Return the first op on the way to the loss that makes a NaN, or else an infinity."""
+        on_the_way = [f for f in self.flows if any(id(t) in self.toward for t in f.outputs)]
+        for nan in (True, False):
+            for flow in on_the_way:
+                if "bad" not in flow.stats or (nan and not flow.stats["nan"]):
+                    continue
+                given = [array_in(t) for t in flow.inputs]
+                is_bad = np.isnan if nan else lambda a: ~np.isfinite(a)
+                wrong = [
+                    i
+                    for i, a in enumerate(given)
+                    if a is not None and a.dtype.kind in "fc" and is_bad(a).any()
+                ]
+                if not wrong:
+                    return self._bad_flow(flow, given, self._earlier_inf(on_the_way, flow))
+                source = flow.inputs[wrong[0]]
+                if id(source) not in self.makers:
+                    name, what = self.names.of(source), "NaN" if nan else "inf"
+                    return _finding(
+                        "not_finite",
+                        f"{name} contains {what} before the step; {self.at(flow)} is the first op that reads "
+                        "it.",
+                        [name],
+                        flow.place,
+                    )
+        return None
+
+    def _earlier_inf(self, flows: list[Flow], until: Flow) -> Flow | None:
+        for flow in flows:
+            if flow is until:
+                return None
+            if "bad" in flow.stats:
+                return flow
+        return None
+
+    def _bad_flow(self, flow: Flow, given: list[Any], earlier: Flow | None) -> Finding:
+        what = "NaN" if flow.stats["nan"] else "inf"
+        said = (
+            f"The loss is not finite: {self.at(flow)} is the first op to return {what}, in "
+            f"{flow.stats['bad']} of {flow.outputs[0].size} elements.{_ranges(given)}"
+        )
+        if earlier is not None:
+            said += f"  An infinity came from {self.at(earlier)}."
+        return _finding("not_finite", said, (), flow.place)
+
+    # Zero, tiny and huge gradients ---------------------------------------------------------------
+
+    def zeros(self) -> list[Finding]:
+        """Explain the parameters whose gradient is zero in every element."""
+        empty = [
+            (name, p)
+            for k, (name, p) in self.names.wanted.items()
+            if k in self.watch.leaves and self.watch.leaves[k][2] == 0.0 and p.size
+        ]
+        if not empty:
+            return []
+        groups: dict[Any, tuple[Flow | None, str, list[str]]] = {}
+        for name, p in empty:
+            step = self._where_it_vanished(p)
+            flow = None if step is None else self._source_of_zeros(self.flow_of.get(step.seq), p)
+            key = None if flow is None else (flow.name, flow.place)
+            groups.setdefault(key, (flow, "" if flow is None else flow.name, []))[2].append(name)
+        return [self._zero_finding(*group) for group in groups.values()]
+
+    def _where_it_vanished(self, p: Tensor) -> Pulled | None:
+        """Return the step of the backward that got a gradient and passed zeros on towards ``p``."""
+        toward: set[Any] = {id(p)}
+        last: Pulled | None = None
+        for step in reversed(self.watch.pulled):
+            keys = [id(q) if isinstance(q, Tensor) else q for q in step.parents]
+            mine = [i for i, key in enumerate(keys) if key in toward]
+            if not mine:
+                continue
+            toward.add(step.seq)
+            if step.norm and all(step.onward[i] in (0.0, None) for i in mine):
+                last = step
+        return last
+
+    def _source_of_zeros(self, flow: Flow | None, p: Tensor) -> Flow | None:
+        """Return the op that made the zeros with which ``flow`` multiplied the gradient; else ``flow``."""
+        for t in () if flow is None else flow.inputs:
+            maker = self.makers.get(id(t))
+            if t is not p and maker is not None and maker.stats.get("off") == 1.0 and maker.name == "relu":
+                return maker
+        return flow
+
+    def _zero_finding(self, flow: Flow | None, op: str, names: list[str]) -> Finding:
+        what = f"The gradient of {listed(names)} is zero"
+        if flow is None:
+            return _finding("zero", f"{what}: the gradient of the loss is zero.", names)
+        at = self.at(flow)
+        share = flow.stats.get("off", 0.0)
+        if op == "relu" and share == 1.0:
+            why = f"all inputs of {at} are negative, so its output is constant"
+            advice = "Lower the learning rate or raise the bias, or use gelu"
+            return _finding("dead", f"{what}: {why}.  {advice}.", names, flow.place)
+        if op in ("sigmoid", "tanh") and share > SATURATED:
+            why = f"{at} is saturated in {share:.0%} of its elements.  Scale its input down"
+            return _finding("saturated", f"{what}: {why}.", names, flow.place)
+        if flow.op is not None and flow.op.selects and flow.op.name in _FLAT:
+            return _finding(
+                "no_derivative",
+                f"{what}: the derivative of {at} is zero everywhere.  ad.straight_through passes "
+                "gradients through it.",
+                names,
+                flow.place,
+            )
+        return _finding("zero", f"{what}: {at} passes only zeros on.", names, flow.place)
+
+    def sizes(self) -> list[Finding]:
+        """Report gradients that explode or vanish on the way."""
+        sizes = {}
+        for k, (name, p) in self.names.wanted.items():
+            if k in self.watch.leaves and self.watch.leaves[k][2] > 0:
+                sizes[name] = (self.watch.leaves[k][2] / math.sqrt(p.size), p)
+        found = []
+        huge = [name for name, (size, _) in sizes.items() if size > HUGE]
+        if huge:
+            found.append(self._grown(huge, max(sizes[n][0] for n in huge)))
+        top = max((size for size, _ in sizes.values()), default=0.0)
+        tiny = [name for name, (size, _) in sizes.items() if size < TINY * top and not huge]
+        if tiny:
+            found.append(self._shrunk(tiny, min(sizes[n][0] for n in tiny), top))
+        return found
+
+    def _factors(self) -> dict[tuple[str, Place], list[float]]:
+        """Return, by op and line, by what factor each node changes the norm of the gradient."""
+        found: dict[tuple[str, Place], list[float]] = defaultdict(list)
+        for step in self.watch.pulled:
+            flow = self.flow_of.get(step.seq)
+            for q, n in zip(step.parents, step.onward, strict=True):
+                if flow is not None and step.norm and n and not isinstance(q, Tensor):
+                    found[flow.name, flow.place].append(n / step.norm)
+        return found
+
+    def _grown(self, names: list[str], size: float) -> Finding:
+        factors = self._factors()
+        worst = max(factors, key=lambda k: _log(factors[k]), default=None)
+        why = ""
+        if worst is not None and _log(factors[worst]) > 1:
+            each = 10 ** (_log(factors[worst]) / len(factors[worst]))
+            why = (
+                f"  Most of the growth is in {worst[0]!r} at {shown_place(worst[1])}: "
+                f"{len(factors[worst])} calls, {each:.2g} times each."
+            )
+        place = None if worst is None or not why else worst[1]
+        return _finding(
+            "exploding",
+            f"The gradient of {listed(names)} explodes: {size:.1e} per element.{why}\n"
+            "  Clip gradients, normalise between layers, or lower the scale of the weights or of the loss.",
+            names,
+            place,
+        )
+
+    def _shrunk(self, names: list[str], size: float, top: float) -> Finding:
+        factors = self._factors()
+        worst = min(factors, key=lambda k: _log(factors[k]), default=None)
+        why, place = "", None
+        if worst is not None and _log(factors[worst]) < -1:
+            place = worst[1]
+            each = 10 ** (_log(factors[worst]) / len(factors[worst]))
+            why = (
+                f"  Most of the decrease is in {worst[0]!r} at {shown_place(worst[1])}: "
+                f"{len(factors[worst])} calls, {each:.2g} times each."
+            )
+        return _finding(
+            "vanishing",
+            f"The gradient of {listed(names)} vanishes: {size:.1e} per element, others get {top:.1e}.{why}\n"
+            "  Use ReLU or GELU, a norm, or residual connections.",
+            names,
+            place,
+        )
+
+    def activations(self, told: set[int]) -> list[Finding]:
+        """Report ReLUs that are mostly off, and saturated sigmoids, on the way to the loss."""
+        found: dict[Any, Finding] = {}
+        for flow in self.flows:
+            share = flow.stats.get("off", 0.0)
+            size = flow.outputs[0].size
+            dead = flow.name == "relu" and share >= DEAD
+            flat = flow.name != "relu" and share > SATURATED
+            if size < 8 or not (dead or flat) or flow.place[1] in told:
+                continue
+            if not any(id(t) in self.toward for t in flow.outputs) or flow.outputs[0]._node is None:
+                continue
+            at = self.at(flow)
+            said = (
+                f"{share:.1%} of the outputs of {at} are zero: most units are dead.  Lower the learning rate "
+                "or raise the bias, or use gelu."
+                if dead
+                else f"{at} is saturated in {share:.0%} of its elements, where its derivative is nearly "
+                "zero.  Scale its input down."
+            )
+            found.setdefault(
+                (flow.name, flow.place), _finding("dead" if dead else "saturated", said, (), flow.place)
+            )
+        return list(found.values())
+
+
+# Ops that have a rule, which is zero everywhere.
+_FLAT = frozenset(("round", "sign", "floor", "ceil", "trunc", "rint", "fix", "floor_divide"))
+
+
+def _recorded(flow: Flow) -> bool:
+    return type(flow.outputs[0]._node) is Node
+
+
+def _log(factors: list[float]) -> float:
+    """Return the logarithm of the product."""
+    return sum(math.log10(f) for f in factors if f > 0 and math.isfinite(f))
+
+
+def _agreeing(names: list[str]) -> dict[str, str]:
+    """Return the words that depend on the number of names."""
+    return {"get": "gets", "it": "it"} if len(names) == 1 else {"get": "get", "it": "them"}
+
+
+def _infinite_slope(flow: Flow | None) -> str:
+    if flow is None or flow.op is None or flow.op.kind != "elementwise":
+        return ""
+    return _ranges([array_in(t) for t in flow.inputs])
+
+
+def _ranges(arrays: list[Any]) -> str:
+    """Say in which ranges the inputs of an op are."""
+    real = [a for a in arrays if a is not None and a.size and a.dtype.kind in "fiu" and not np.isnan(a).all()]
+    said = " and ".join(f"from {np.nanmin(a):.3g} to {np.nanmax(a):.3g}" for a in real)
+    return f"  Its inputs range {said}." if said else ""

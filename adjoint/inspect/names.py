@@ -1,0 +1,159 @@
+"""Names of parameters: from modules, arguments and the variables that a function or block uses."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import CodeType, FrameType, FunctionType, MethodType
+from typing import Any
+
+from adjoint import tree
+from adjoint.core.node import LEAF, Node
+from adjoint.core.tensor import Tensor
+from adjoint.nn.module import Module
+
+__all__ = ["Names", "in_frame", "listed", "of_function"]
+
+
+class Names:
+    """The parameters that should get gradients, with their names.
+
+    ``wanted`` has them by id.  ``results`` are variables that hold a result of an op from before the step.
+    """
+
+    def __init__(self, given: Any, variables: dict[str, Any]) -> None:
+        self.wanted: dict[int, tuple[str, Tensor]] = {}
+        self.results: dict[str, Tensor] = {}
+        self.explicit = given is not None
+        self._tensors = {id(v): k for k, v in variables.items() if isinstance(v, Tensor)}
+        self._modules: dict[int, tuple[str, Module]] = {}  # the outermost ones
+        if given is not None:
+            self._add_tree("", given)
+        for name, value in variables.items():
+            if isinstance(value, Module):
+                self._modules.setdefault(id(value), (name, value))
+            elif isinstance(value, Tensor):
+                self._add_tensor(name, value)
+            elif isinstance(value, (list, tuple, dict)) and len(value) <= 1000:
+                self._add_tree(name, value)
+
+    def _add_tree(self, name: str, value: Any) -> None:
+        if isinstance(value, Module):
+            self._add_module(name, value)
+            return
+        for path, leaf in tree.paths(value, name):
+            if isinstance(leaf, Tensor):
+                self._add_tensor(path or "the parameter", leaf)
+
+    def _add_tensor(self, name: str, t: Tensor) -> None:
+        if t._node is LEAF or (self.explicit and t.is_leaf):
+            self.wanted.setdefault(id(t), (name, t))
+        elif isinstance(t._node, Node):
+            self.results.setdefault(name, t)
+
+    def _add_module(self, name: str, module: Module) -> None:
+        for path, p in module.named_parameters():
+            self.wanted.setdefault(id(p), (f"{name}.{path}" if name else path, p))
+
+    def add_modules(self, called: Iterable[Any], variables: Mapping[str, Any]) -> None:
+        """Add the parameters of the known modules and of those that were called.
+
+        ``variables`` are more variables, by which modules are named.
+        """
+        if self.explicit:
+            return
+        names = {id(v): k for k, v in variables.items() if isinstance(v, Module) and not k.startswith("_")}
+        known = dict(self._modules)
+        for module in called:
+            known.setdefault(id(module), (names.get(id(module), type(module).__name__), module))
+        inner = {id(m) for _, module in known.values() for m in module.modules() if m is not module}
+        outer = [each for k, each in known.items() if k not in inner]
+        for name, module in outer:
+            self._add_module(name if len(outer) > 1 else "", module)
+
+    def module_at(self, scopes: Sequence[Any], index: int) -> str:
+        """Return the path and class of the module of a scope, "" for the outermost."""
+        paths: dict[int, str] = {}
+        chain = []
+        while index >= 0:
+            chain.append(scopes[index])
+            index = scopes[index].parent
+        for scope in reversed(chain):
+            if id(scope.module) not in paths:
+                paths = paths or {id(m): path for path, m in scope.module.named_modules()}
+        path = paths.get(id(chain[0].module), "") if chain else ""
+        return f"{path} ({type(chain[0].module).__name__})" if path else ""
+
+    def of(self, t: Tensor) -> str:
+        """Return the name of a tensor, or a description."""
+        found = self.wanted.get(id(t))
+        if found is not None:
+            return found[0]
+        return self._tensors.get(id(t), f"a tensor of shape {t.shape}")
+
+
+def of_function(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the variables of a function: its arguments, those it closes over, the globals it names."""
+    found: dict[str, Any] = {}
+    while isinstance(function, functools.partial):
+        args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
+        function = function.func
+    function = getattr(function, "_f", function)  # of a compiled function
+    if isinstance(function, Module):
+        found["model"] = function
+    if isinstance(function, MethodType):
+        found["self"] = function.__self__
+        function = function.__func__
+        args = (found["self"], *args)
+    if isinstance(function, FunctionType):
+        code = function.__code__
+        names = code.co_varnames[: code.co_argcount]
+        found.update(zip(names, args, strict=False))
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+            try:
+                found[name] = cell.cell_contents
+            except ValueError:  # a name that is not bound yet
+                continue
+        for name in _named(code):
+            if name in function.__globals__:
+                found.setdefault(name, function.__globals__[name])
+    else:
+        found.update({f"argument {i}": a for i, a in enumerate(args)})
+    found.update(kwargs)
+    owner = found.get("self")
+    if owner is not None and not isinstance(owner, (Module, Tensor)):
+        held = {f"self.{k}": v for k, v in getattr(owner, "__dict__", {}).items()}
+        found.update(held)
+    return found
+
+
+def in_frame(frame: FrameType) -> dict[str, Any]:
+    """Return the variables that the code of a frame names."""
+    code = frame.f_code
+    local = frame.f_locals
+    names = [*code.co_varnames, *code.co_cellvars, *code.co_freevars, *_named(code)]
+    found: dict[str, Any] = {}
+    for name in names:
+        if name in local:
+            found[name] = local[name]
+        elif name in frame.f_globals:
+            found[name] = frame.f_globals[name]
+    return found
+
+
+def _named(code: CodeType) -> list[str]:
+    """Return the global names in a code and in the functions inside it."""
+    found = list(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found += _named(constant)
+    return found
+
+
+def listed(names: list[str], limit: int = 4) -> str:
+    """Return names as part of a sentence."""
+    if len(names) > limit:
+        return f"{', '.join(names[: limit - 1])} and {len(names) - limit + 1} others"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

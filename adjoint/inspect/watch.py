@@ -1,0 +1,422 @@
+"""``Watch``: an observer that records ops, backward steps and module calls while a block runs."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint.config import grad_mode
+from adjoint.core.node import LEAF, Node
+from adjoint.core.observer import Observer, unobserved
+from adjoint.core.sparse import SparseRows
+from adjoint.core.tensor import Tensor, differentiable
+from adjoint.core.user_code import user_place
+from adjoint.engine.zeros import cleaned
+
+__all__ = ["Event", "Flow", "Place", "Scope", "Watch", "array_in", "norm_of", "saved_arrays"]
+
+Place = tuple[str, int, str]  # file, line, function
+
+
+class Event:
+    """One timed thing: an op forward or backward, or a call of a compiled function."""
+
+    __slots__ = (
+        "inner", "kept", "made", "name", "node", "note", "phase", "place", "scope", "start", "stop", "thread",
+    )  # fmt: skip
+
+    def __init__(self, name: str, phase: str, start: float, scope: int, place: Place) -> None:
+        self.name = name
+        self.phase = phase  # "forward", "backward" or "compiled"
+        self.start = start
+        self.stop = start
+        self.inner = 0.0  # seconds of events inside this one
+        self.scope = scope
+        self.place = place
+        self.thread = threading.get_ident()
+        self.made = 0  # bytes of the arrays it made
+        self.kept = 0  # bytes of arrays that it was the first to save for its backward
+        self.node = 0  # the number of its node; 0 if it was not recorded
+        self.note = ""
+
+    @property
+    def seconds(self) -> float:
+        """Return the time without that of events inside."""
+        return max(0.0, self.stop - self.start - self.inner)
+
+
+class Scope:
+    """One call of a module."""
+
+    __slots__ = ("index", "module", "outputs", "parent", "start", "stop")
+
+    def __init__(self, index: int, parent: int, module: Any, start: float) -> None:
+        self.index = index
+        self.parent = parent
+        self.module = module
+        self.start = start
+        self.stop = start
+        self.outputs: Any = None
+
+
+class Flow:
+    """One op as an edge of the data flow: what it read and made, and why its result left the graph."""
+
+    __slots__ = ("cause", "inputs", "name", "op", "outputs", "place", "scope", "stats")
+
+    def __init__(
+        self, name: str, op: Any, inputs: list[Tensor], outputs: list[Tensor], cause: str, place: Place
+    ) -> None:
+        self.name = name
+        self.op = op
+        self.inputs = inputs
+        self.outputs = outputs
+        self.cause = cause  # "" if the result is in the graph, or if it was never in it
+        self.place = place
+        self.scope = -1
+        self.stats: dict[str, Any] = {}
+
+
+class _Stack(threading.local):
+    """The open events and module calls of a thread."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.scopes: list[int] = []
+
+
+class Watch(Observer):
+    """Record what happens inside a ``with`` block.
+
+    ``values`` keeps all tensors and measures them, outside of the timed parts: gradients by node and leaf,
+    shares of zeros, the first values that are not finite.
+    """
+
+    def __init__(self, *, values: bool = False, memory: bool = True) -> None:
+        self.values = values
+        self.memory = Memory() if memory else None
+        self.events: list[Event] = []
+        self.scopes: list[Scope] = []
+        self.by_node: dict[int, Event] = {}  # the forward event of each node
+        self.flows: list[Flow] = []
+        self.escapes: list[tuple[Tensor, str, Place]] = []
+        self.roots: list[Any] = []  # the nodes from which backwards started, and roots without a node
+        self.node_norms: dict[int, float] = {}
+        self.pulled: list[Pulled] = []
+        self.leaves: dict[int, tuple[Tensor, ndarray[Any, Any] | None, float]] = {}
+        self.overhead = 0.0  # seconds that the observer itself took
+        self.began = self.ended = perf_counter()
+        self._stack = _Stack()
+
+    def __enter__(self) -> Watch:
+        self.began = perf_counter()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        self.ended = perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Return the time of the block without that of the observer."""
+        return self.ended - self.began - self.overhead
+
+    # Forward ---------------------------------------------------------------------------------------
+
+    def begin(self, op: Any) -> None:
+        """Start the clock of an op."""
+        now = perf_counter()
+        place = user_place()
+        scopes = self._stack.scopes
+        event = Event(op.name, "forward", now, scopes[-1] if scopes else -1, place)
+        self._stack.events.append(event)
+        event.start = perf_counter()
+        self._spent(event.start - now, event)
+
+    def end(
+        self, op: Any, operands: tuple[Any, ...], params: dict[str, Any], results: tuple[Any, ...]
+    ) -> None:
+        """Record the op; one whose start was not seen, such as a call of a custom rule, takes no time."""
+        now = perf_counter()
+        event = self._closed(op.name, "forward", now)
+        node = results[0]._node
+        if type(node) is Node:
+            event.node = node.seq if op.outputs == 1 else node.parents[0].seq
+            self.by_node[event.node] = event
+            if op.outputs > 1:
+                self.by_node.update({t._node.seq: event for t in results if type(t._node) is Node})
+        if self.memory is not None:
+            event.made = sum(self.memory.add(array_in(t), event) for t in results)
+            if type(node) is Node:
+                saved = saved_arrays(node if op.outputs == 1 else node.parents[0])
+                event.kept = sum(map(self.memory.keep, saved))
+        if self.values:
+            self._note_flow(op, operands, results, event)
+        self._spent(perf_counter() - now, event)
+
+    def _closed(self, name: str, phase: str, now: float) -> Event:
+        """Return the open event of this name, closed; what raised inside it is dropped."""
+        stack = self._stack.events
+        at = next((k for k in range(len(stack) - 1, -1, -1) if stack[k].name == name), -1)
+        if at >= 0 and stack[at].phase == phase:
+            event = stack[at]
+            del stack[at:]
+            event.stop = now
+            if stack:
+                stack[-1].inner += event.stop - event.start
+        else:
+            scopes = self._stack.scopes
+            event = Event(name, phase, now, scopes[-1] if scopes else -1, user_place())
+        self.events.append(event)
+        return event
+
+    def _spent(self, seconds: float, event: Event) -> None:
+        """Take the observer's own time out of the events around this one."""
+        self.overhead += seconds
+        stack = self._stack.events
+        if stack and stack[-1] is not event:
+            stack[-1].inner += seconds
+        elif len(stack) > 1:
+            stack[-2].inner += seconds
+
+    def _note_flow(self, op: Any, operands: tuple[Any, ...], results: tuple[Any, ...], event: Event) -> None:
+        inputs = [t for t in operands if isinstance(t, Tensor)]
+        flow = Flow(op.name, op, inputs, list(results), _cause(op, operands, results), event.place)
+        flow.scope = event.scope
+        if type(results[0]._data) is ndarray:
+            flow.stats = _measured(op.name, results[0]._data)
+        self.flows.append(flow)
+
+    def left(self, t: Any, view: Any, how: str) -> None:
+        """Record a detached tensor as an edge, numbers as an escape."""
+        if not self.values:
+            return
+        if view is None:
+            self.escapes.append((t, how, user_place()))
+        else:
+            self.flows.append(Flow("detach", None, [t], [view], "detached", user_place()))
+
+    def called(self, module: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Call a module inside a scope of its own."""
+        stack = self._stack.scopes
+        scope = Scope(len(self.scopes), stack[-1] if stack else -1, module, perf_counter())
+        self.scopes.append(scope)
+        stack.append(scope.index)
+        try:
+            found = run(*args, **kwargs)
+        finally:
+            if scope.index in stack:
+                del stack[stack.index(scope.index) :]
+            scope.stop = perf_counter()
+        scope.outputs = found if self.values else None
+        return found
+
+    def compiled(self, function: Any, inline: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Time a compiled function as a whole; with ``values`` run its Python function instead."""
+        if self.values:
+            return inline(*args, **kwargs)
+        name = getattr(function, "__name__", "compiled")
+        event = Event(name, "compiled", perf_counter(), -1, user_place())
+        self._stack.events.append(event)
+        event.start = perf_counter()
+        with unobserved():
+            found = function(*args, **kwargs)
+        event = self._closed(name, "compiled", perf_counter())
+        with suppress(Exception):
+            event.note = _contents(function, args, kwargs)
+        return found
+
+    # Backward --------------------------------------------------------------------------------------
+
+    def failed(self, root: Any) -> None:
+        """Record the root of a backward that cannot start."""
+        self.roots.append(root)
+
+    def pulling(self, step: Callable[..., None]) -> Callable[..., None]:
+        """Return ``step`` with a clock, and with measures of the gradients around it."""
+        first = True
+
+        def observed(run: Any, node: Any, g: Any, zeros: Any, needed: Any, kept: Any) -> None:
+            nonlocal first
+            if first:
+                self.roots.append(node)
+                first = False
+            before = perf_counter()
+            forward = self.by_node.get(node.seq)
+            place = ("", 0, "") if forward is None else forward.place
+            event = Event(node.op.name, "backward", before, -1 if forward is None else forward.scope, place)
+            event.node = node.seq
+            event.note = "" if forward is None else forward.note
+            own = cleaned(run.xp, g, zeros) if self.values and type(g) is not list else None
+            self._stack.events.append(event)
+            event.start = perf_counter()
+            self._spent(event.start - before, event)
+            step(run, node, g, zeros, needed, kept)
+            now = perf_counter()
+            self._closed(node.op.name, "backward", now)
+            self._note_pull(run, node, own, kept, event)
+            self._spent(perf_counter() - now, event)
+
+        return observed
+
+    def _note_pull(self, run: Any, node: Any, g: Any, kept: Any, event: Event) -> None:
+        if self.memory is not None:
+            for parent in node.parents:
+                array = None if parent is None else array_in(run.grads.get(parent))
+                if array is not None:
+                    event.made += self.memory.add(array, event)
+        if not self.values:
+            return
+        norm = norm_of(g)
+        if norm is not None:
+            self.node_norms[node.seq] = norm
+        found: list[float | None] = []
+        for i, parent in enumerate(node.parents):
+            total = None if parent is None else kept[i] if kept is not None else run.grads.get(parent)
+            total = getattr(total, "g", total)  # of Masked and Placed
+            if total is not None and kept is None and parent in run.zeros and type(total) is not list:
+                total = cleaned(run.xp, total, run.zeros[parent])
+            size = norm_of(total)
+            found.append(size)
+            if isinstance(parent, Tensor) and size is not None:
+                self.leaves[id(parent)] = (parent, array_in(total), size)
+        self.pulled.append(Pulled(node, norm, found))
+
+
+class Pulled:
+    """One step of a backward: the norms of the gradient that came and of those that went on."""
+
+    __slots__ = ("name", "norm", "onward", "parents", "seq")
+
+    def __init__(self, node: Any, norm: float | None, onward: list[float | None]) -> None:
+        self.name = node.op.name
+        self.seq = node.seq
+        self.parents = [p.seq if type(p) is Node else p for p in node.parents]
+        self.norm = norm
+        self.onward = onward
+
+
+class Memory:
+    """The arrays that ops made and that still exist, and who held them at the peak."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.peak = 0
+        self.total = 0
+        self.live: dict[int, tuple[Any, int, Event]] = {}
+        self.kept: set[int] = set()  # of those in ``live``
+        self.holders: list[tuple[Event, int]] = []  # at the peak
+        self.curve: list[tuple[float, int]] = []
+        self._noted = 0.0
+        self._lock = threading.RLock()
+
+    def add(self, array: Any, event: Event) -> int:
+        """Add an array that owns its memory; return its bytes, or 0 if it is a view or known."""
+        if type(array) is not ndarray or array.base is not None or id(array) in self.live:
+            return 0
+        key, size = id(array), int(array.nbytes)
+        with self._lock:
+            self.live[key] = (weakref.ref(array, lambda _: self._drop(key)), size, event)
+            self.now += size
+            self.total += size
+            self.peak = max(self.peak, self.now)
+            if self.now > 1.02 * self._noted:  # holders of a peak that is 2 % higher, not of each
+                self._noted = self.now
+                self.holders = [(e, n) for _, n, e in self.live.values()]
+        self.curve.append((perf_counter(), self.now))
+        return size
+
+    def keep(self, array: Any) -> int:
+        """Mark an array as saved; return its bytes if an op here made it and it was not saved before."""
+        while type(array.base) is ndarray:
+            array = array.base
+        key = id(array)
+        if key not in self.live or key in self.kept:
+            return 0
+        self.kept.add(key)
+        return int(array.nbytes)
+
+    def _drop(self, key: int) -> None:
+        with self._lock:
+            entry = self.live.pop(key, None)
+            self.kept.discard(key)
+            if entry is not None:
+                self.now -= entry[1]
+
+
+def array_in(value: Any) -> Any:
+    """Return the array of a tensor, a gradient or an array; None if there is none."""
+    data = value._data if isinstance(value, Tensor) else value
+    data = data.values if type(data) is SparseRows else data
+    return np.asarray(data) if isinstance(data, np.generic) else data if type(data) is ndarray else None
+
+
+def norm_of(value: Any) -> float | None:
+    """Return the norm of an array, a tensor or a gradient; None if it has no numbers."""
+    if type(value) is list:  # of an op with several outputs
+        parts = [n for n in map(norm_of, value) if n is not None]
+        return float(np.sqrt(sum(n * n for n in parts))) if parts else None
+    array = array_in(value)
+    if array is None or not differentiable(array.dtype):
+        return None
+    with np.errstate(all="ignore"):
+        flat = array.ravel()
+        flat = flat.astype(np.float32) if flat.dtype.itemsize == 2 else flat
+        norm = float(np.linalg.norm(flat))
+        if not np.isfinite(norm) and np.isfinite(flat).all():  # the squares overflowed
+            top = float(np.abs(flat).max())
+            norm = top * float(np.linalg.norm(flat / top))
+    return norm
+
+
+def _cause(op: Any, operands: tuple[Any, ...], results: tuple[Any, ...]) -> str:
+    """Say why the result of an op on recorded tensors is not recorded; "" if it is, or needs not be."""
+    tracked = [i for i, t in enumerate(operands) if isinstance(t, Tensor) and t._node is not None]
+    if not tracked or any(t._node is not None for t in results):
+        return ""
+    if not grad_mode.get():
+        return "no_grad"
+    if op.name == "astype" and not differentiable(results[0].dtype):
+        return "cast"
+    return "no_derivative"
+
+
+def _measured(name: str, data: ndarray[Any, Any]) -> dict[str, Any]:
+    """Return what is told of a result: whether it is finite; how much of an activation is off."""
+    stats: dict[str, Any] = {}
+    if not differentiable(data.dtype) or not data.size:
+        return stats
+    with np.errstate(all="ignore"):
+        finite = np.isfinite(data)
+        if not finite.all():
+            stats["bad"] = int(data.size - np.count_nonzero(finite))
+            stats["nan"] = bool(np.isnan(data).any())
+        elif name == "relu":
+            stats["off"] = 1.0 - np.count_nonzero(data) / data.size
+        elif name == "sigmoid":
+            stats["off"] = float(np.mean(data * (1 - data) < 0.01))
+        elif name == "tanh":
+            stats["off"] = float(np.mean(1 - np.square(data) < 0.04))
+    return stats
+
+
+def saved_arrays(node: Node) -> list[ndarray[Any, Any]]:
+    """Return the arrays that a node keeps for its backward, without those of leaves."""
+    leaves = {id(p._data) for p in node.parents if isinstance(p, Tensor) and p._node is LEAF}
+    outs = node.out if isinstance(node.out, tuple) else (node.out,)
+    return [a for a in (*(node.args or ()), *outs) if type(a) is ndarray and id(a) not in leaves]
+
+
+def _contents(function: Any, args: tuple[Any, ...], kwargs: Any) -> str:
+    """Say what a compiled function consists of: its kernels, or its instructions."""
+    if hasattr(function, "explain"):
+        return str(function.explain())
+    return str(function.program(*args, **kwargs))
