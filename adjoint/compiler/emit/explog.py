@@ -1,0 +1,422 @@
+"""Exponentials, logarithms and hyperbolic functions.
+
+``lean`` is set where float64 arithmetic makes a float32 result: shorter polynomials, no low parts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from adjoint.compiler.emit.coefficients import EXP32, EXP64, LOG1P32, LOG32, LOG64, LOG_LATER64
+from adjoint.compiler.emit.floats import (
+    exponent_and_mantissa,
+    float_of,
+    halve,
+    nearest,
+    polynomial,
+    power_of_two,
+    quick_sum,
+    two_product,
+    two_sum,
+)
+from adjoint.compiler.emit.text import Value, Writer, size_of
+
+__all__ = [
+    "acosh", "asinh", "atanh", "cosh", "exp", "exp2", "expm1",
+    "log", "log1p", "log2", "log10", "pow", "sinh", "tanh",
+]  # fmt: skip
+
+INF, NAN = math.inf, math.nan
+LN2 = {  # in two parts; the first has zeros at its end, so that its product with a small integer is exact
+    "float": (0.693145751953125, 1.4286067653301873e-06),
+    "double": (0.6931471803691238, 1.9082149292705877e-10),
+}
+TINY = {"float": 1e-30, "double": 1e-290}
+
+
+class Exponential(NamedTuple):
+    """exp(x) = 2ⁿ (1 + r + c): c is small beside r."""
+
+    k: Value  # n as a float
+    n: Value
+    r: Value
+    c: Value
+
+
+def _clamp(w: Writer, x: Value, low: float, high: float) -> Value:
+    """Return x between two bounds; NaN stays."""
+    top, bottom = w.like(x, high), w.like(x, low)
+    x = w.select(w.compare("olt", top, x), top, x)  # in this order it is one instruction of x86
+    return w.select(w.compare("ogt", bottom, x), bottom, x)
+
+
+def _reduced(w: Writer, x: Value, lean: bool, beside: Value | None = None) -> Exponential:
+    """Divide x by ln 2; ``beside`` is a small number to add to it."""
+    high, low = LN2[x.element]
+    k, n = nearest(w, x, math.log2(math.e))
+    if lean:
+        r = w.fma(k, -math.log(2.0), x)
+        return Exponential(k, n, r, w.mul(w.mul(r, r), polynomial(w, r, EXP32)))
+    a, b = w.fma(k, -high, x), w.mul(k, low)
+    r = w.sub(a, b)
+    rest = w.sub(w.sub(a, r), b)
+    p = polynomial(w, r, EXP32 if x.element == "float" else EXP64)
+    if beside is None:
+        return Exponential(k, n, r, w.fma(w.mul(r, r), p, rest))
+    rest, c = w.add(rest, beside), w.mul(w.mul(r, r), p)
+    # exp(r + rest) = exp(r) (1 + rest)
+    return Exponential(k, n, r, w.add(c, w.fma(rest, w.add(r, c), rest)))
+
+
+def _scaled(w: Writer, y: Value, e: Exponential, lean: bool) -> Value:
+    """Return y · 2ⁿ, rounded once, also where it is subnormal."""
+    if w.machine.level == "avx512" and y.lanes * size_of(y.element) == 64:
+        return _scaled_by_instruction(w, y, e.k)
+    if lean:
+        return w.mul(y, power_of_two(w, e.n, y.element))
+    half = halve(w, e.n)
+    return w.mul(w.mul(y, power_of_two(w, half, y.element)), power_of_two(w, w.sub(e.n, half), y.element))
+
+
+def _scaled_by_instruction(w: Writer, y: Value, k: Value) -> Value:
+    """Return y · 2ᵏ by AVX-512's instruction for it."""
+    kind, mask = ("ps", "i16 -1") if y.element == "float" else ("pd", "i8 -1")
+    name = f"llvm.x86.avx512.mask.scalef.{kind}.512"
+    w.declare(f"{y.type} @{name}({y.type}, {y.type}, {y.type}, {mask.split()[0]}, i32)")
+    args = f"{y.typed}, {k.typed}, {y.type} zeroinitializer, {mask}, i32 4"
+    return w.emit(f"call {y.type} @{name}({args})", y.element, y.lanes)
+
+
+def _limits(x: Value, lean: bool) -> tuple[float, float]:
+    """Return where exp(x) is 0 and where it is infinite."""
+    if lean:
+        return -400.0, 400.0
+    return (-105.0, 90.0) if x.element == "float" else (-750.0, 711.0)
+
+
+def exp(w: Writer, x: Value, lean: bool = False) -> Value:
+    """Emit exp(x)."""
+    e = _reduced(w, _clamp(w, x, *_limits(x, lean)), lean)
+    return _scaled(w, w.add(w.add(e.r, e.c), 1.0), e, lean)
+
+
+def exp_sum(w: Writer, x: Value, beside: Value) -> Value:
+    """Emit exp(x + beside), where ``beside`` is small."""
+    e = _reduced(w, _clamp(w, x, *_limits(x, False)), False, beside)
+    return _scaled(w, w.add(w.add(e.r, e.c), 1.0), e, False)
+
+
+def exp2(w: Writer, x: Value, lean: bool = False) -> Value:
+    """Emit 2ˣ."""
+    low, high = (-160.0, 140.0) if x.element == "float" or lean else (-1100.0, 1030.0)
+    x = _clamp(w, x, low, high)
+    k, n = nearest(w, x)
+    d = w.sub(x, k)  # exact
+    r = w.mul(d, math.log(2.0))
+    if x.element == "float":
+        rest = w.mul(d, -1.9046542e-09)  # ln 2 − float32(ln 2)
+        p = polynomial(w, r, EXP32)
+    else:
+        rest = w.mul(d, 2.3190468138462996e-17)
+        p = polynomial(w, r, EXP64)
+    e = Exponential(k, n, r, w.fma(w.mul(r, r), p, rest))
+    return _scaled(w, w.add(w.add(e.r, e.c), 1.0), e, lean)
+
+
+def _half_expm1(w: Writer, x: Value, lean: bool) -> Value:
+    """Return (exp(x) − 1) / 2 for x between about −45 and where exp overflows; not for tiny x."""
+    high, low = _half_expm1_parts(w, x, lean)
+    return w.add(high, low)
+
+
+def _half_expm1_parts(w: Writer, x: Value, lean: bool) -> tuple[Value, Value]:
+    e = _reduced(w, x, lean)
+    s = power_of_two(w, w.sub(e.n, 1), x.element)
+    high, error = two_sum(w, w.mul(s, e.r), w.sub(s, 0.5))
+    return high, w.fma(s, e.c, error)
+
+
+def _unless_tiny(w: Writer, x: Value, y: Value) -> Value:
+    """Return x where it is tiny or zero, so that signs of zeros and subnormal numbers stay; else y."""
+    return w.select(w.compare("olt", w.abs(x), TINY[x.element]), x, y)
+
+
+def _signed(w: Writer, x: Value, size: Value) -> Value:
+    return w.intrinsic("copysign", size, x)
+
+
+def expm1(w: Writer, x: Value, lean: bool = False) -> Value:
+    """Emit exp(x) − 1."""
+    high = 88.9 if x.element == "float" else 709.9
+    y = _half_expm1(w, _clamp(w, x, -50.0, high), lean)
+    return _unless_tiny(w, x, w.add(y, y))
+
+
+def tanh(w: Writer, x: Value, lean: bool = False) -> Value:
+    """Emit tanh(x) = t / (t + 2) with t = exp(2|x|) − 1."""
+    a = w.abs(x)
+    top = 10.0 if x.element == "float" else 20.0
+    a = w.select(w.compare("ogt", a, top), w.like(x, top), a)
+    high, low = _half_expm1_parts(w, w.add(a, a), lean)
+    t = w.add(high, low)
+    d, d_rest = two_sum(w, t, w.like(t, 1.0))
+    q = w.div(t, d)
+    # put back what the roundings of t and d lost; 1 / d = 1 − q
+    t_rest, inverse = w.sub(low, w.sub(t, high)), w.sub(1.0, q)
+    q = w.fma(w.sub(w.mul(t_rest, inverse), w.mul(q, d_rest)), inverse, q)
+    return _unless_tiny(w, x, _signed(w, x, q))
+
+
+def _half_exp(w: Writer, a: Value, lean: bool) -> Value:
+    """Return exp(a) / 2 for a >= 0: it is finite where cosh is."""
+    e = _reduced(w, _clamp(w, a, 0.0, 400.0 if lean else 712.0), lean)
+    half = e._replace(k=w.sub(e.k, 1.0), n=w.sub(e.n, 1))
+    return _scaled(w, w.add(w.add(e.r, e.c), 1.0), half, lean)
+
+
+def cosh(w: Writer, x: Value, lean: bool = False) -> Value:
+    """Emit cosh(x)."""
+    e = _half_exp(w, w.abs(x), lean)
+    return w.add(e, w.div(w.like(x, 0.25), e))
+
+
+def sinh(w: Writer, x: Value, lean: bool = False) -> Value:
+    """Emit sinh(x): by its series up to 1, from exp(|x|) above."""
+    a = w.abs(x)
+    z = w.mul(a, a)
+    series = [1 / math.factorial(n) for n in range(9 if lean else 17, 1, -2)]
+    small = w.fma(w.mul(a, z), polynomial(w, z, series), a)
+    e = _half_exp(w, a, lean)
+    large = w.sub(e, w.div(w.like(x, 0.25), e))
+    return _unless_tiny(w, x, _signed(w, x, w.select(w.compare("olt", a, 1.0), small, large)))
+
+
+# Logarithms --------------------------------------------------------------------------------------
+
+
+class Logarithm(NamedTuple):
+    """log(x) = k ln 2 + log(1 + f); ``rest`` is log(1 + f) − f + f²/2."""
+
+    k: Value
+    f: Value
+    half_square: Value
+    rest: Value
+
+
+def _normal(w: Writer, x: Value, lean: bool) -> tuple[Value, Value | None]:
+    """Return x times a power of two that makes it normal, and what to subtract from its exponent."""
+    if lean:
+        return x, None
+    smallest, scale = (2.0**-126, 25.0) if x.element == "float" else (2.0**-1022, 54.0)
+    low = w.compare("olt", x, smallest)
+    return w.select(low, w.mul(x, 2.0**scale), x), w.select(low, w.like(x, scale), w.like(x, 0.0))
+
+
+def _logarithm(w: Writer, x: Value, lean: bool) -> Logarithm:
+    x, shift = _normal(w, x, lean)
+    n, m = exponent_and_mantissa(w, x)
+    k = float_of(w, n, x.element)
+    if shift is not None:
+        k = w.sub(k, shift)
+    return _of_mantissa(w, k, w.sub(m, 1.0), lean)
+
+
+def _of_mantissa(w: Writer, k: Value, f: Value, lean: bool) -> Logarithm:
+    half = w.mul(w.mul(f, 0.5), f)
+    if f.element == "float":
+        cube = w.mul(w.mul(f, f), f)
+        return Logarithm(k, f, half, w.mul(cube, polynomial(w, f, LOG1P32)))
+    s = w.div(f, w.add(f, 2.0))
+    z = w.mul(s, s)
+    tail = w.mul(z, polynomial(w, z, LOG32 if lean else LOG64))
+    return Logarithm(k, f, half, w.mul(s, w.add(half, tail)))
+
+
+def _at_the_ends(w: Writer, x: Value, y: Value, zero: float = 0.0) -> Value:
+    """Return y with log's values at 0, infinity, NaN and below 0; ``zero`` is where it is −∞."""
+    y = w.select(w.compare("ueq", x, INF), x, y)
+    y = w.select(w.compare("olt", x, zero), w.like(x, NAN), y)
+    return w.select(w.compare("oeq", x, zero), w.like(x, -INF), y)
+
+
+def _together(w: Writer, part: Logarithm, beside: Value | None = None) -> Value:
+    """Return k ln 2 + f − (f²/2 − rest), the small terms first."""
+    high, low = LN2[part.f.element]
+    small = w.fma(part.k, low, part.rest)
+    if beside is not None:
+        small = w.add(small, beside)
+    return w.fma(part.k, high, w.sub(part.f, w.sub(part.half_square, small)))
+
+
+def log(w: Writer, x: Value, lean: bool = False) -> Value:
+    """Emit log(x)."""
+    return _at_the_ends(w, x, _together(w, _logarithm(w, x, lean)))
+
+
+def log1p(w: Writer, x: Value, lean: bool = False) -> Value:
+    """Emit log(1 + x)."""
+    u = w.add(x, 1.0)
+    n, m = exponent_and_mantissa(w, u)
+    near = w.compare("eq", n, 0)
+    k = float_of(w, n, x.element)
+    # what was lost in 1 + x, over u
+    lost = w.select(w.compare("ogt", x, 1.0), w.sub(1.0, w.sub(u, x)), w.sub(x, w.sub(u, 1.0)))
+    lost = w.select(near, w.like(x, 0.0), w.div(lost, u))
+    f = w.select(near, x, w.sub(m, 1.0))
+    y = _together(w, _of_mantissa(w, k, f, lean), lost)
+    return _unless_tiny(w, x, _at_the_ends(w, x, y, -1.0))
+
+
+def _in_base(
+    w: Writer, x: Value, lean: bool, inverse: tuple[float, float], k_part: tuple[float, float]
+) -> Value:
+    """Emit log(x) over the logarithm of a base, with ``inverse`` and ``k_part`` in two parts."""
+    part = _logarithm(w, x, lean)
+    # log(1 + f) = high + low, where high has zeros in its lower half
+    high = w.sub(part.f, part.half_square)
+    high = w.bitcast(w.bits("and", w.bitcast(high, "i64"), -(1 << 32)), "double")
+    low = w.add(w.sub(w.sub(part.f, high), part.half_square), part.rest)
+    first = w.mul(high, inverse[0])
+    second = w.fma(w.add(low, high), inverse[1], w.mul(low, inverse[0]))
+    if k_part[1]:
+        second = w.fma(part.k, k_part[1], second)
+    sum_, error = two_sum(w, w.mul(part.k, k_part[0]), first)
+    return _at_the_ends(w, x, w.add(sum_, w.add(second, error)))
+
+
+def log2(w: Writer, x: Value, lean: bool = False) -> Value:
+    """Emit the logarithm to base 2."""
+    return _in_base(w, x, lean, (1.4426950407214463, 1.6751713164886512e-10), (1.0, 0.0))
+
+
+def log10(w: Writer, x: Value, lean: bool = False) -> Value:
+    """Emit the logarithm to base 10."""
+    return _in_base(
+        w, x, lean, (0.4342944818781689, 2.5082946711645275e-11), (0.30102999566361177, 3.694239077158931e-13)
+    )
+
+
+# Inverse hyperbolic functions --------------------------------------------------------------------
+
+
+def asinh(w: Writer, x: Value, lean: bool = False) -> Value:
+    """Emit asinh(x) = log(1 + (a + a²/(1 + √(1 + a²)))), a = |x|; log(2a) for large a."""
+    a = w.abs(x)
+    large = w.compare("ogt", a, 2.0**28)
+    b = w.select(large, w.like(a, 1.0), a)
+    square = w.mul(b, b)
+    t = w.add(b, w.div(square, w.add(w.sqrt(w.add(square, 1.0)), 1.0)))
+    y = w.select(large, w.add(log(w, a, lean), math.log(2.0)), log1p(w, t, lean))
+    return _unless_tiny(w, x, _signed(w, x, y))
+
+
+def acosh(w: Writer, x: Value, lean: bool = False) -> Value:
+    """Emit acosh(x) = log(1 + (t + √(2t + t²))), t = x − 1; log(2x) for large x."""
+    large = w.compare("ogt", x, 2.0**28)
+    t = w.sub(w.select(large, w.like(x, 2.0), x), 1.0)
+    y = log1p(w, w.add(t, w.sqrt(w.fma(t, t, w.add(t, t)))), lean)
+    y = w.select(large, w.add(log(w, x, lean), math.log(2.0)), y)
+    return w.select(w.compare("olt", x, 1.0), w.like(x, NAN), y)
+
+
+def atanh(w: Writer, x: Value, lean: bool = False) -> Value:
+    """Emit atanh(x) = log(1 + 2a/(1 − a)) / 2, a = |x|."""
+    a = w.abs(x)
+    twice = w.add(a, a)
+    small = w.add(twice, w.div(w.mul(twice, a), w.sub(1.0, a)))
+    t = w.select(w.compare("olt", a, 0.5), small, w.div(twice, w.sub(1.0, a)))
+    y = w.mul(log1p(w, t, lean), 0.5)
+    y = w.select(w.compare("ogt", a, 1.0), w.like(x, NAN), y)
+    return _unless_tiny(w, x, _signed(w, x, y))
+
+
+# Powers ------------------------------------------------------------------------------------------
+
+
+def pow(w: Writer, x: Value, y: Value, lean: bool = False) -> Value:
+    """Emit xʸ with all the special values of C's ``pow``."""
+    a = w.abs(x)
+    if lean:
+        part = _logarithm(w, a, True)
+        size = exp(w, w.mul(_at_the_ends(w, a, _together(w, part)), y), True)
+    else:
+        size = _power(w, a, y)
+    return _special_powers(w, x, y, size)
+
+
+def _power(w: Writer, a: Value, y: Value) -> Value:
+    """Return aʸ, a > 0, from a logarithm of twice the precision."""
+    scaled, shift = _normal(w, a, False)
+    n, m = exponent_and_mantissa(w, scaled)
+    k = float_of(w, n, a.element)
+    if shift is not None:
+        k = w.sub(k, shift)
+    high, low = _long_log(w, k, w.sub(m, 1.0))
+    y = _clamp(w, y, -1e25, 1e25)  # beyond this, the power is 0, 1 or infinite; products stay finite
+    product, error = two_product(w, high, y)
+    error = w.fma(low, y, error)
+    error = w.select(w.compare("olt", w.abs(product), 800.0), error, w.like(error, 0.0))
+    return exp_sum(w, product, error)
+
+
+def _long_log(w: Writer, k: Value, f: Value) -> tuple[Value, Value]:
+    """Return k ln 2 + log(1 + f) as a sum of two numbers, to about 2⁻⁶⁸ of its size."""
+    # s = f / (2 + f) = s1 + s2
+    d = w.add(f, 2.0)
+    d2 = w.sub(f, w.sub(d, 2.0))
+    s1 = w.div(f, d)
+    p, p2 = two_product(w, s1, d)
+    s2 = w.div(w.sub(w.sub(w.sub(f, p), p2), w.mul(s1, d2)), d)
+    # z = s² = z1 + z2
+    z1, z2 = two_product(w, s1, s1)
+    z2 = w.fma(w.add(s1, s1), s2, z2)
+    # q = 2/3 + z · later = q1 + q2
+    later = w.mul(z1, polynomial(w, z1, LOG_LATER64))
+    q1, q2 = quick_sum(w, w.like(f, 2 / 3), later)
+    q2 = w.add(q2, 3.700743415417188e-17)  # 2/3 − float64(2/3)
+    # t = s · z · q, and log(1 + f) = 2 s + t
+    u1, u2 = two_product(w, z1, q1)
+    u2 = w.add(u2, w.fma(z1, q2, w.mul(z2, q1)))
+    t1, t2 = two_product(w, s1, u1)
+    t2 = w.add(t2, w.fma(s1, u2, w.mul(s2, u1)))
+    h1, h2 = quick_sum(w, w.add(s1, s1), t1)
+    h2 = w.add(h2, w.add(w.add(s2, s2), t2))
+    high, low = LN2["double"]
+    g1, g2 = two_sum(w, w.mul(k, high), h1)
+    return quick_sum(w, g1, w.fma(k, low, w.add(g2, h2)))
+
+
+def _special_powers(w: Writer, x: Value, y: Value, size: Value) -> Value:
+    """Put in signs, zeros, infinities and NaN."""
+    a, b = w.abs(x), w.abs(y)
+    zero_y, one = w.compare("oeq", y, 0.0), w.like(x, 1.0)
+    # |x| of 0 and ∞, |y| of ∞
+    grows = w.op("xor", w.compare("ogt", a, 1.0), w.compare("olt", y, 0.0))  # xʸ is large
+    extreme = w.op(
+        "or", w.compare("oeq", a, 0.0), w.op("or", w.compare("oeq", a, INF), w.compare("oeq", b, INF))
+    )
+    size = w.select(extreme, w.select(grows, w.like(x, INF), w.like(x, 0.0)), size)
+    size = w.select(w.compare("oeq", a, 1.0), one, size)
+    negative = w.compare("slt", w.bitcast(x, "i64"), 0)
+    whole, odd = _parity(w, y)
+    size = w.select(w.op("and", negative, odd), w.neg(size), size)
+    bad = w.op("and", w.compare("olt", x, 0.0), w.op("and", w.invert(whole), w.compare("ogt", a, 0.0)))
+    bad = w.op("and", bad, w.compare("one", a, INF))
+    size = w.select(bad, w.like(x, NAN), size)
+    size = w.select(w.compare("uno", x, y), w.add(x, y), size)
+    return w.select(w.op("or", zero_y, w.compare("oeq", x, 1.0)), one, size)
+
+
+def _parity(w: Writer, y: Value) -> tuple[Value, Value]:
+    """Return whether y is an integer, and whether it is an odd one; y of 2⁵² or more is rounded by itself."""
+    b = w.abs(y)
+    huge = w.compare("oge", b, 2.0**53)
+    c = w.select(huge, w.like(b, 0.0), b)
+    # adding 2⁵² rounds to an integer, whose lowest bit is then that of the sum; above 2⁵² it rounds to even
+    above = w.compare("oge", c, 2.0**52)
+    moved = w.add(w.select(above, w.like(c, 0.0), c), 2.0**52)
+    whole = w.compare("oeq", w.sub(moved, 2.0**52), w.select(above, w.like(c, 0.0), c))
+    low = w.bits("and", w.bitcast(w.select(above, c, moved), "i64"), 1)
+    odd = w.op("and", whole, w.op("and", w.compare("eq", low, 1), w.invert(huge)))
+    return whole, odd

@@ -1,0 +1,55 @@
+"""Vector functions within 2 ulp: ``emit(w, name, *values)``.
+
+float64 has its own versions.  Of float32, the common ones have their own; the others are computed in float64
+with shorter polynomials, which costs less than the care that float32 would need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from adjoint.compiler.emit import explog, special, trig
+from adjoint.compiler.emit.text import Value, Writer
+
+__all__ = ["FUNCTIONS", "emit"]
+
+FUNCTIONS: dict[str, Callable[..., Value]] = {
+    "acos": trig.acos,
+    "acosh": explog.acosh,
+    "asin": trig.asin,
+    "asinh": explog.asinh,
+    "atan": trig.atan,
+    "atan2": trig.atan2,
+    "atanh": explog.atanh,
+    "cbrt": special.cbrt,
+    "cos": trig.cos,
+    "cosh": explog.cosh,
+    "erf": special.erf,
+    "erfc": special.erfc,
+    "exp": explog.exp,
+    "exp2": explog.exp2,
+    "expm1": explog.expm1,
+    "hypot": special.hypot,
+    "log": explog.log,
+    "log10": explog.log10,
+    "log1p": explog.log1p,
+    "log2": explog.log2,
+    "pow": explog.pow,
+    "sin": trig.sin,
+    "sinh": explog.sinh,
+    "tan": trig.tan,
+    "tanh": explog.tanh,
+}
+
+# What float32 computes in float32.
+OWN32 = frozenset(("exp", "exp2", "expm1", "log", "tanh"))
+
+
+def emit(w: Writer, name: str, *values: Value) -> Value:
+    """Emit a function of float or double vectors; its result has their type."""
+    if name == "sqrt":
+        return w.sqrt(values[0])
+    function = FUNCTIONS[name]
+    if values[0].element == "double" or name in OWN32:
+        return function(w, *values)
+    return w.convert(function(w, *(w.convert(v, "double") for v in values), lean=True), "float")
