@@ -28,6 +28,7 @@ from adjoint.core.op import OPS, Op
 from adjoint.core.tensor import Tensor, Traced, differentiable, note_reading, note_view, tracked, wrap
 from adjoint.core.user_code import user_line
 from adjoint.errors import AdjointError, ArgumentError, InputError, RuleError
+from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
 
 __all__ = [
     "F32",
@@ -169,16 +170,28 @@ def make_node(
     return node
 
 
-def node_of(op: Op, args: Sequence[Any], params: dict[str, Any], parents: Sequence[Any], data: Any) -> Node:
-    """Record one operation; ``parents`` tells where the gradients of the arguments go."""
+def node_of(
+    op: Op,
+    args: Sequence[Any],
+    params: dict[str, Any],
+    parents: Sequence[Any],
+    data: Any,
+    values: Sequence[Any] | None = None,
+) -> Node:
+    """Record one operation; ``parents`` tells where the gradients of the arguments go.
+
+    ``values`` are what the forward was called with, if numbers among the arguments were converted.
+    """
     wanted = sum(1 << i for i, p in enumerate(parents) if p is not None)
-    return make_node(op, wanted, args, values_of(args), params, parents, data)
+    return make_node(op, wanted, args, values_of(args) if values is None else values, params, parents, data)
 
 
-def node_of_smooth(op: Op, args: tuple[Any, ...], params: dict[str, Any], data: Any) -> Node | None:
+def node_of_smooth(
+    op: Op, args: tuple[Any, ...], params: dict[str, Any], data: Any, values: Sequence[Any] | None = None
+) -> Node | None:
     """Record one operation if an argument for which it has a rule has a history."""
     parents = parents_of(op, args)
-    return None if parents is None else node_of(op, args, params, parents, data)
+    return None if parents is None else node_of(op, args, params, parents, data, values)
 
 
 def joined_copy(t: Tensor, parent: Any) -> Tensor:
@@ -217,7 +230,12 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     if op.kind == "elementwise" and len(arrays) > 1:
         arrays = tuple(weak_numbers(op, arrays))
     try:
-        data = op.forward(*arrays, **params) if top is None else top.evaluate(op, arrays, params)
+        if top is not None:
+            data = top.evaluate(op, arrays, params)
+        elif op.costly and isinstance(arrays[0], ndarray) and arrays[0].size >= COSTLY_SIZE:
+            data = function_in_pieces(op.forward, arrays[0])
+        else:
+            data = op.forward(*arrays, **params)
     except AdjointError:
         raise
     except Exception as error:
@@ -225,18 +243,20 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     if not special.count and op.outputs == 1:
         out = wrap(data if isinstance(data, (ndarray, Lifted)) else as_result(op, data))
         if op.differentiable and _recording() and differentiable(out.dtype):
-            out._node = node_of_smooth(op, operands, params, out._data)
+            out._node = node_of_smooth(op, operands, params, out._data, arrays)
         if op.kind == "linear" and (out._node is None or top is not None):
             note_view(out, operands[0])
         return out
-    return record_results(op, operands, params, data)
+    return record_results(op, operands, params, data, arrays)
 
 
-def record_results(op: Op, operands: tuple[Any, ...], params: dict[str, Any], data: Any) -> Any:
+def record_results(
+    op: Op, operands: tuple[Any, ...], params: dict[str, Any], data: Any, values: Sequence[Any] | None = None
+) -> Any:
     """Wrap and record the results of an op that has several, or while tapes and the like are active."""
     several = op.outputs > 1
     outputs = data if several else (data,)
-    outputs = tuple(d if isinstance(d, (ndarray, Lifted)) else np.asarray(d) for d in outputs)
+    outputs = tuple(d if isinstance(d, (ndarray, Lifted)) else as_result(op, d) for d in outputs)
     if special.count and anomaly.get():
         check_finite(op, operands, outputs, "forward")
     results = tuple(map(wrap, outputs))
@@ -245,7 +265,7 @@ def record_results(op: Op, operands: tuple[Any, ...], params: dict[str, Any], da
     if wants and special.count:
         parents = _watched_parents(op, operands, parents)
     if parents is not None:
-        node = node_of(op, operands, params, parents, outputs if several else outputs[0])
+        node = node_of(op, operands, params, parents, outputs if several else outputs[0], values)
         if several:
             for i, t in enumerate(results):
                 if differentiable(t.dtype):
