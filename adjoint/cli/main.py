@@ -1,4 +1,4 @@
-"""The command ``adjoint``: a first look, the demo, the op table, programs on several ranks, benchmarks."""
+"""The command ``adjoint``: its commands and options, and their exit statuses."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import sys
 from collections.abc import Sequence
 
 import adjoint
+from adjoint.cli.check import check
 from adjoint.cli.demo import EPOCHS, demo
+from adjoint.cli.doctor import doctor
 from adjoint.cli.first_look import first_look
 from adjoint.cli.launch import launch
 from adjoint.cli.op_table import op_table
 from adjoint.core.op import OPS
-from adjoint.errors import AdjointError, InputError
+from adjoint.errors import AdjointError, ArgumentError, InputError
 
 __all__ = ["main"]
 
@@ -38,24 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given[:1] if given[:1] == ["bench"] else given)
     try:
-        if options.command == "ops":
-            if unknown := [n for n in options.names if not any(n in op for op in OPS)]:
-                near = difflib.get_close_matches(unknown[0], OPS, 3)
-                print(
-                    f"adjoint ops: no op has {unknown[0]!r} in its name."
-                    + (f"  Similar names are {', '.join(near)}." if near else "  adjoint ops lists all."),
-                    file=sys.stderr,
-                )
-                return 2
-            print(op_table(options.names, markdown=options.markdown))
-        elif options.command == "demo":
-            print(demo(path=options.picture, as_json=options.json, epochs=options.epochs))
-        elif options.command == "launch":
-            return launch(options.n, options.program, options.arguments)
-        elif options.command == "bench":
+        if options.command == "bench":
             _bench(given[1:])  # the benchmarks parse their own options
-        else:
-            print(first_look())
+            return 0
+        status: int = options.run(options)
+        return status
+    except (InputError, ArgumentError) as error:
+        print(f"adjoint {options.command}: {error}", file=sys.stderr)
+        return 2
     except AdjointError as error:
         print(f"adjoint: {error}", file=sys.stderr)
         return 1
@@ -64,24 +56,82 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _look(options: argparse.Namespace) -> int:
+    print(first_look())
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    print(demo(path=options.picture, as_json=options.json, epochs=options.epochs))
+    return 0
+
+
+def _ops(options: argparse.Namespace) -> int:
+    if unknown := [n for n in options.names if not any(n in op for op in OPS)]:
+        near = difflib.get_close_matches(unknown[0], OPS, 3)
+        print(
+            f"adjoint ops: no op has {unknown[0]!r} in its name."
+            + (f"  Similar names are {', '.join(near)}." if near else "  adjoint ops lists all."),
+            file=sys.stderr,
+        )
+        return 2
+    print(op_table(options.names, markdown=options.markdown))
+    return 0
+
+
+def _launch(options: argparse.Namespace) -> int:
+    return launch(options.n, options.program, options.arguments)
+
+
+def _check(options: argparse.Namespace) -> int:
+    text, agree = check(
+        options.function, options.arguments, order=options.order, seed=options.seed, as_json=options.json
+    )
+    print(text)
+    return 0 if agree else 1
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    print(doctor(as_json=options.json))
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="adjoint", description="Automatic differentiation for NumPy programs."
     )
     parser.add_argument("--version", action="version", version=f"adjoint {VERSION}")
+    parser.set_defaults(run=_look, command="look")
     commands = parser.add_subparsers(dest="command", metavar="command")
     commands.add_parser("look", help="a small program, its gradient and the check (the default)")
     shown = commands.add_parser("demo", help="train a classifier of handwritten digits")
+    shown.set_defaults(run=_demo)
     shown.add_argument("--json", action="store_true", help="print one JSON object and no progress")
     shown.add_argument("--picture", default="curve.png", help="where the curve goes (curve.png)")
     shown.add_argument("--epochs", type=_from_one, default=EPOCHS, help=f"how long to train ({EPOCHS})")
+    checked = commands.add_parser(
+        "check", help="compare the derivatives of a function with finite differences"
+    )
+    checked.set_defaults(run=_check)
+    checked.add_argument("function", help="file.py:function or module:function")
+    checked.add_argument(
+        "arguments", nargs="*", help="shapes (3x4; 5x is a vector), numbers, or arrays in JSON"
+    )
+    checked.add_argument("--order", type=_from_one, default=2, help="orders of derivatives to check (2)")
+    checked.add_argument("--seed", type=int, default=0, help="seed of random arguments (0)")
+    checked.add_argument("--json", action="store_true", help="print one JSON object")
     ops = commands.add_parser("ops", help="print the table of ops")
+    ops.set_defaults(run=_ops)
     ops.add_argument("--markdown", action="store_true", help="as docs/ops.md")
     ops.add_argument("names", nargs="*", help="only ops whose names contain one of these")
     launched = commands.add_parser("launch", help="run a program on several ranks, with mpiexec")
+    launched.set_defaults(run=_launch)
     launched.add_argument("-n", type=_from_one, required=True, metavar="RANKS", help="the number of ranks")
     launched.add_argument("program", help="a Python program that uses adjoint.distributed")
     launched.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
+    described = commands.add_parser("doctor", help="describe this installation")
+    described.set_defaults(run=_doctor)
+    described.add_argument("--json", action="store_true", help="print one JSON object")
     commands.add_parser("bench", help="run the benchmarks, with the options of python -m benchmarks")
     return parser
 

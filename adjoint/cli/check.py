@@ -1,0 +1,97 @@
+"""``adjoint check``: compare the derivatives of a user's function with finite differences."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint.cli.target import arguments_of, function_of, run_user_code
+from adjoint.core.convert import asarray
+from adjoint.core.tensor import Tensor
+from adjoint.errors import GradcheckError
+from adjoint.testing.gradcheck import gradcheck
+
+__all__ = ["check"]
+
+
+def check(
+    target: str, arguments: Sequence[str], *, order: int = 2, seed: int = 0, as_json: bool = False
+) -> tuple[str, bool]:
+    """Check the derivatives of a function.
+
+    Parameters
+    ----------
+    target : str
+        The function, as ``file.py:name`` or ``module:name``.
+    arguments : sequence of str
+        Its arguments: shapes, numbers or arrays in JSON.
+    order : int, optional
+        How many orders of derivatives to check.
+    seed : int, optional
+        The seed of random arguments.
+    as_json : bool, optional
+        Whether to return JSON.
+
+    Returns
+    -------
+    text : str
+        What was found.
+    agree : bool
+        Whether the derivatives agree with finite differences.
+    """
+    function = function_of(target)
+    given = arguments_of(arguments, seed)
+    inputs = [asarray(a) if isinstance(a, np.ndarray) else a for a in given]
+    value = run_user_code(lambda: function(*inputs))
+    problem = None
+    for n in range(1, order + 1):
+        try:
+            _check_order(function, given, n)
+        except GradcheckError as error:
+            problem = (n, str(error))
+            break
+    facts: dict[str, Any] = {
+        "function": target,
+        "value": _said(value),
+        "orders": order if problem is None else problem[0] - 1,
+        "agree": problem is None,
+    }
+    if problem is not None:
+        facts["problem"] = problem[1]
+    if as_json:
+        return json.dumps(facts), problem is None
+    lines = [f"{target} = {facts['value']}"]
+    if problem is None:
+        lines.append(
+            f"derivatives of order {'1' if order == 1 else f'1 to {order}'} agree with finite differences."
+        )
+    else:
+        lines.append(f"the derivative of order {problem[0]} differs from finite differences:\n{problem[1]}")
+    return "\n".join(lines), problem is None
+
+
+def _check_order(function: Any, given: list[Any], order: int) -> None:
+    """Check the derivatives up to an order; exceptions of the function show its own lines."""
+    found: list[GradcheckError] = []
+
+    def run() -> None:
+        try:
+            gradcheck(function, given, order=order)
+        except GradcheckError as error:
+            found.append(error)
+
+    run_user_code(run)
+    if found:
+        raise found[0]
+
+
+def _said(value: Any) -> Any:
+    """Describe the result of the function."""
+    if isinstance(value, Tensor):
+        return value.item() if value.size == 1 else f"a tensor of shape {value.shape}"
+    if isinstance(value, (list, tuple)):
+        return f"{len(value)} results"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,102 @@
+"""``adjoint doctor``: versions, BLAS, threads, extras, and whether the compiler works."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import sys
+from typing import Any
+
+import numpy as np
+
+import adjoint as ad
+
+__all__ = ["doctor"]
+
+
+def doctor(*, as_json: bool = False) -> str:
+    """Describe this installation, for reports of problems.
+
+    Parameters
+    ----------
+    as_json : bool, optional
+        Whether to return JSON.
+
+    Returns
+    -------
+    str
+        The description.
+    """
+    facts: dict[str, Any] = {
+        "adjoint": ad.__version__,
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "platform": platform.platform(),
+        "numpy": np.__version__,
+        "blas": _blas(),
+        "processors": _processors(),
+        "threads": _threads(),
+        "gradients": _gradients(),
+        "compiler": _compiler(),
+        "extras": _extras(),
+    }
+    if as_json:
+        return json.dumps(facts)
+    lines = [f"{name:11}{value}" for name, value in facts.items() if name != "extras"]
+    for extra, packages in facts["extras"].items():
+        missing = [p for p, version in packages.items() if version is None]
+        have = ", ".join(f"{p} {v}" for p, v in packages.items() if v is not None)
+        advice = f"missing {', '.join(missing)}: pip install 'adjoint-ad[{extra}]'" if missing else ""
+        lines.append(f"  {extra:13}{'; '.join(filter(None, (have, advice)))}")
+    return "\n".join(lines)
+
+
+def _blas() -> str:
+    found = np.show_config(mode="dicts")["Build Dependencies"].get("blas", {})
+    return f"{found.get('name', 'unknown')} {found.get('version', '')}".strip()
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _threads() -> str:
+    free = getattr(sys, "_is_gil_enabled", lambda: True)()
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    given = [f"{n}={os.environ[n]}" for n in names if n in os.environ]
+    return "; ".join(["with the GIL" if free else "without the GIL", *given])
+
+
+def _gradients() -> str:
+    """Compute a gradient."""
+    x = ad.tensor([1.0, 2.0], requires_grad=True)
+    (x**3).sum().backward()
+    return "work" if x.grad is not None and x.grad.tolist() == [3.0, 12.0] else "WRONG"
+
+
+def _compiler() -> str:
+    """Compile a function."""
+    try:
+        found = ad.compile(lambda x: (x * x).sum())(np.arange(4.0))
+    except Exception as error:  # a broken installation is what this command must be able to report
+        return f"fails: {type(error).__name__}: {error}"
+    return "works" if found.item() == 14.0 else "WRONG"
+
+
+def _extras() -> dict[str, dict[str, str | None]]:
+    """Return the packages of each extra, with the installed version or None."""
+    found: dict[str, dict[str, str | None]] = {}
+    for text in importlib.metadata.requires("adjoint-ad") or []:
+        requirement, _, marker = text.partition(";")
+        extra = re.search(r"""extra\s*==\s*['"]([\w-]+)['"]""", marker)
+        name = re.match(r"[\w.-]+", requirement)
+        if extra is None or name is None or name[0] == "adjoint-ad" or extra[1] in ("test", "lint", "bench"):
+            continue
+        try:
+            version: str | None = importlib.metadata.version(name[0])
+        except importlib.metadata.PackageNotFoundError:
+            version = None
+        found.setdefault(extra[1], {})[name[0]] = version
+    return found

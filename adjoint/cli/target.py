@@ -1,0 +1,175 @@
+"""Functions of the user's files that commands are given as ``file.py:function``, and their arguments."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.user_code import LIBRARIES, library_of
+from adjoint.errors import AdjointError, ArgumentError, InputError
+
+__all__ = ["UserError", "arguments_of", "function_of", "run_user_code"]
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+class UserError(AdjointError, RuntimeError):
+    """An exception of the user's program, with the lines of that program."""
+
+
+def function_of(target: str) -> Callable[..., Any]:
+    """Return the function that ``file.py:name`` or ``module:name`` names.
+
+    Parameters
+    ----------
+    target : str
+        The file or module, a colon, and the name, which may have dots.
+
+    Returns
+    -------
+    callable
+        The function.
+
+    Raises
+    ------
+    InputError
+        If there is no such file, module or function.
+    """
+    place, _, name = target.rpartition(":")
+    if not place or not name:
+        raise InputError(
+            f"{target!r} names no function.\n"
+            "  Write file.py:function or module:function, such as model.py:loss."
+        )
+    module = run_user_code(lambda: _imported(place))
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+            raise InputError(
+                f"{place} has no {name!r}.\n  Its functions are {', '.join(sorted(names)) or 'none'}."
+            )
+        found = getattr(found, part)
+    if not callable(found):
+        raise InputError(f"{target} is not a function, but a {type(found).__name__}.")
+    return found
+
+
+def _imported(place: str) -> Any:
+    """Import a file or a module; the directory of the file, or the current one, is searched first."""
+    if place.endswith(".py"):
+        if not os.path.isfile(place):
+            raise InputError(f"there is no file {place!r}.")
+        sys.path.insert(0, os.path.dirname(os.path.abspath(place)))
+        name = os.path.splitext(os.path.basename(place))[0]
+        spec = importlib.util.spec_from_file_location(name, place)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (place == error.name or place.startswith(f"{error.name}.")):
+            raise
+        raise InputError(f"there is no module {place!r} in the current directory or installed.") from None
+
+
+def arguments_of(texts: Sequence[str], seed: int = 0) -> list[Any]:
+    """Return the arguments of a function from a command line.
+
+    Parameters
+    ----------
+    texts : sequence of str
+        A shape such as ``3x4`` (normal random numbers), a number, or an array in JSON such as ``[1.5, 2]``.
+    seed : int, optional
+        The seed of the random numbers.
+
+    Returns
+    -------
+    list of ndarray or float
+        The arguments.
+
+    Raises
+    ------
+    ArgumentError
+        If a text is none of these.
+
+    Examples
+    --------
+    >>> arguments_of(["2", "[1.5, 2]"])
+    [2.0, array([1.5, 2. ])]
+    >>> arguments_of(["2x3"])[0].shape
+    (2, 3)
+    """
+    rng = np.random.default_rng(seed)
+    return [_argument(text, rng) for text in texts]
+
+
+def _argument(text: str, rng: np.random.Generator) -> Any:
+    sizes = text.split("x")
+    if len(sizes) > 1 and all(s.isdecimal() or (s == "" and k) for k, s in enumerate(sizes)):
+        return rng.normal(size=tuple(int(s) for s in sizes if s))
+    try:
+        value = json.loads(text)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        array = np.array(value)
+        if isinstance(value, list) and array.dtype.kind in "iufb":
+            return array.astype(np.float64) if array.dtype.kind in "iu" and "." in text else array
+    except ValueError:
+        pass
+    raise ArgumentError(
+        f"the argument {text!r} is not understood.\n"
+        "  Write a shape (3x4, or 5x for a vector), a number (2.5), or an array ([[1.0, 2.0]])."
+    )
+
+
+def run_user_code(call: Callable[[], Any]) -> Any:
+    """Call code of the user; an exception shows its own lines, not those of the library.
+
+    Parameters
+    ----------
+    call : callable
+        The call.
+
+    Returns
+    -------
+    object
+        Its result.
+
+    Raises
+    ------
+    UserError
+        If the code raises.
+    """
+    try:
+        return call()
+    except UserError:
+        raise
+    except Exception as error:
+        frames = [f for f, _ in traceback.walk_tb(error.__traceback__)]
+        own = [
+            s for s, f in zip(traceback.extract_tb(error.__traceback__), frames, strict=True) if _is_own(f)
+        ]
+        if isinstance(error, AdjointError) and not own:
+            raise
+        lines = traceback.format_list(own) + traceback.format_exception_only(error)
+        raise UserError("".join(["your program raised an exception:\n", *lines]).rstrip()) from None
+
+
+def _is_own(frame: Any) -> bool:
+    """Tell whether a frame belongs to the user's code."""
+    file = frame.f_code.co_filename
+    return library_of(frame) not in LIBRARIES and not file.startswith(("<", _PACKAGE))
