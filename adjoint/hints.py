@@ -193,7 +193,7 @@ FUNCTIONS = {
     "remat": "ad.checkpoint(f, *args)",
     "custom_gradient": "ad.custom_vjp(f)",
     "custom_transpose": "ad.custom_vjp(f)",
-    "jit": "the function as it is: adjoint runs eagerly",
+    "jit": "ad.compile(f)",
     "lax": "Python's if, for and while; ad.where inside ad.vmap",
     "tree_map": "ad.tree.map(f, tree)",
     "tree_util": "ad.tree",

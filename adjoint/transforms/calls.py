@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from adjoint import tree
-from adjoint.config import grad_mode, special
+from adjoint.config import grad_mode, special, transform, within
 from adjoint.core.batched import Batched
 from adjoint.core.lifted import Lifted, Unknown, run_at
 from adjoint.core.namespace import Namespace, rec
@@ -348,7 +348,7 @@ class _Call:
         grads = [self._gradient(each, recording) for each in (g if len(self.specs) > 1 else (g,))]
         residuals = self._residuals(out, values, recording)
         top = innermost([t._data for t in (*residuals, *grads) if t is not None])
-        found = run_at(top, self.rule.backward, residuals, self.rest, grads, wanted[:n])
+        found = self._run(recording, top, self.rule.backward, residuals, self.rest, grads, wanted[:n])
         pulled = [
             _as_gradient(self.rule, i, f, v, recording) if w else None
             for i, (f, v, w) in enumerate(zip(found, values[:n], wanted[:n], strict=True))
@@ -364,8 +364,15 @@ class _Call:
             for x, t in zip(inputs, given, strict=False)
         ]
         top = innermost([t._data for t in (*inputs, *directions)])
-        pushed = [t if xp is rec else t._data for t in run_at(top, rule.jvp, inputs, directions)]
+        found = self._run(xp is rec, top, rule.jvp, inputs, directions)
+        pushed = [t if xp is rec else t._data for t in found]
         return tuple(pushed) if len(self.specs) > 1 else pushed[0]
+
+    def _run(self, recording: bool, top: Any, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function of the rule at a level; if it is recorded, as a function that is differentiated."""
+        if not recording:
+            return run_at(top, function, *args)
+        return within(transform, f"the rule of {self.rule.name}", run_at, top, function, *args)
 
     def _gradient(self, g: Any, recording: bool) -> Tensor | None:
         if g is None:
@@ -382,7 +389,8 @@ class _Call:
         again: list[Tensor] | None = None
         if recording and self.rerun:
             inputs = [_as_operand(v) for v in values[: self.count]]
-            again = run_at(innermost([t._data for t in inputs]), self.rule.forward, inputs)[1]
+            top = innermost([t._data for t in inputs])
+            again = self._run(recording, top, self.rule.forward, inputs)[1]
             if len(again) != len(self.places):
                 raise RuleError(f"{self.rule.name}: the forward saved other tensors when it ran again.")
         outs = out if len(self.specs) > 1 else (out,)

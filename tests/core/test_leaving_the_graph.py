@@ -147,6 +147,28 @@ def test_explicit_doors_stay_open():
     assert ad.grad(log)(X).tolist() == [2.0, 4.0] and len(seen) == 1
 
 
+def _by_vjp():
+    f = ad.custom_vjp(lambda x: x * x)
+    f.defvjp(lambda x: (x * x, x), lambda x, g: (g * 2 * float(x),))
+    return f
+
+
+def _by_jvp():
+    f = ad.custom_jvp(lambda x: x * x)
+    f.defjvp(lambda primals, tangents: (f(*primals), tangents[0] * 2 * float(primals[0])))
+    return f
+
+
+@pytest.mark.parametrize("make", [_by_vjp, _by_jvp])
+def test_inside_a_recorded_rule(make):
+    """A number has no history: the second derivative would be 0.  The first one does not need it."""
+    f, x = make(), ad.tensor(3.0, requires_grad=True)
+    assert ad.gradients(f(x), [x])[0].item() == ad.grad(f)(3.0) == 6.0
+    for second in (lambda: ad.gradients(f(x), [x], create_graph=True), lambda: ad.grad(ad.grad(f))(3.0)):
+        with pytest.raises(errors.LostHistoryError, match="would become a Python float"):
+            second()
+
+
 def test_what_a_tape_watches():
     x = ad.tensor(X)
     with ad.Tape() as tape:
