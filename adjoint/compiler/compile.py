@@ -12,10 +12,11 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint import tree
-from adjoint.compiler import replay
+from adjoint.compiler import native, replay
 from adjoint.compiler.guards import Guard, ObjectGuard, generators, named_reads
 from adjoint.compiler.host import make_call, make_check
 from adjoint.compiler.joint import Backward, Joint
+from adjoint.compiler.machine import binding
 from adjoint.compiler.symbolic import Number, Symbolic
 from adjoint.compiler.trace import Trace
 from adjoint.config import (
@@ -43,11 +44,14 @@ from adjoint.transforms.inputs import as_function, name_of
 __all__ = ["Compiled", "compile"]
 
 
-def compile(f: Any = None, *, static: Any = (), limit: int = 8) -> Any:
+BACKENDS = ("auto", "native", "replay")
+
+
+def compile(f: Any = None, *, static: Any = (), backend: str = "auto", limit: int = 8) -> Any:
     """Return a function that does what ``f`` does, as one program that is traced at the first call.
 
-    Results have the same bits as those of ``f``.  Tensors, modules and optimisers that ``f`` uses need not be
-    listed: whatever it touches is read, and written, at each call.
+    Tensors, modules and optimisers that ``f`` uses need not be listed: whatever it touches is read, and
+    written, at each call.  Replay gives the same bits as ``f``; native code differs from it by rounding.
 
     Parameters
     ----------
@@ -56,6 +60,9 @@ def compile(f: Any = None, *, static: Any = (), limit: int = 8) -> Any:
     static : str, int, or tuple of them
         Names or positions of arguments whose floats are part of the program.  Whole numbers, text, None and
         other objects always are.
+    backend : {"auto", "native", "replay"}
+        How programs run: "replay" calls NumPy for each instruction; "native" compiles them with llvmlite.
+        "auto" is "replay".
     limit : int
         How many programs are kept.  The one that was used longest ago makes room for a new one.
 
@@ -78,21 +85,26 @@ def compile(f: Any = None, *, static: Any = (), limit: int = 8) -> Any:
     (73.0, [18.0, 64.0])
     """
     if f is None:
-        return functools.partial(compile, static=static, limit=limit)
+        return functools.partial(compile, static=static, backend=backend, limit=limit)
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         raise ArgumentError(f"compile: limit is a whole number from 1, but got {limit!r}.")
-    return Compiled(as_function("compile", f), static, limit)
+    if backend not in BACKENDS:
+        raise ArgumentError(f"compile: backend is one of {', '.join(BACKENDS)}, but got {backend!r}.")
+    if backend == "native":
+        binding()
+    return Compiled(as_function("compile", f), static, backend, limit)
 
 
 class Compiled:
     """A compiled function; made by ``ad.compile``."""
 
-    def __init__(self, f: Callable[..., Any], static: Any, limit: int) -> None:
+    def __init__(self, f: Callable[..., Any], static: Any, backend: str, limit: int) -> None:
         functools.update_wrapper(
             self, f, assigned=("__module__", "__name__", "__qualname__", "__doc__"), updated=()
         )
         self._f = f
         self._static = _positions(f, (static,) if isinstance(static, (str, int)) else tuple(static))
+        self._backend = backend
         self._limit = limit
         self._variants: list[Variant] = []  # the one that was used last is first
         self._reasons: list[str] = []
@@ -147,7 +159,7 @@ class Compiled:
                     variants.insert(0, variants.pop(n))
                 return v
         reason = self._reason(call)
-        fresh = Variant(self._f, call)
+        fresh = Variant(self._f, call, self._backend)
         self._reasons.append(reason)
         variants.insert(0, fresh)
         if len(variants) > self._limit:
@@ -321,10 +333,11 @@ def _said(part: Any) -> str:
 class Variant:
     """One program of a compiled function, for calls of one key."""
 
-    def __init__(self, f: Callable[..., Any], call: Call) -> None:
+    def __init__(self, f: Callable[..., Any], call: Call, backend: str) -> None:
         start = time.perf_counter()
         self.f = f
         self.name = name_of(f)
+        self.build = native.build if backend == "native" else replay.build
         self.key = call.key
         self.structure = call.structure
         self.moves = call.moves
@@ -353,7 +366,7 @@ class Variant:
             self.guards.append(ObjectGuard(type(m).__name__, m))
         self.guards += trace.guards
         self.impure = bool(self.program.writes) or any(s.kind == "draw" for s in self.program.sources)
-        run = replay.build(self.program)
+        run = self.build(self.program)
         self.holds = make_check(trace, self.guards, len(self.moves))
         self.execute = make_call(self.program, trace, run, len(self.moves))
         self.direct = self._count_direct(call)
@@ -418,7 +431,7 @@ class Variant:
         self.count = len(tensors)
         if grad_mode.get() and any(type(o._node) is Node for o in tensors):
             try:
-                self.backward = Backward(trace, self.inputs, tensors)
+                self.backward = Backward(trace, self.inputs, tensors, self.build)
                 trace.program.results += self.backward.residuals
             except GraphReleasedError:
                 self.spent = [_spent(self.name, o) if type(o._node) is Node else None for o in tensors]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adjoint.compiler import replay
 from adjoint.compiler.program import Program, Source
 from adjoint.compiler.symbolic import Symbolic
 from adjoint.core.node import LEAF
@@ -29,7 +28,9 @@ class Backward:
 
     __slots__ = ("captured", "flows", "program", "residuals", "run", "wanted")
 
-    def __init__(self, trace: Trace, inputs: Sequence[Any], outs: Sequence[Tensor]) -> None:
+    def __init__(
+        self, trace: Trace, inputs: Sequence[Any], outs: Sequence[Tensor], build: Callable[[Program], Any]
+    ) -> None:
         """Differentiate ``outs`` inside the trace; ``inputs`` are the stand-ins of the arguments."""
         self.captured = [h.tensor for h in trace.held.values() if h.argument is None and h.node is not None]
         operands = [*inputs, *self.captured]
@@ -62,7 +63,7 @@ class Backward:
         self.wanted = [v is not None for v in values]
         self.flows = [o._node is not None for o in outs]
         constants = [s.owner for s in fresh]
-        built = replay.build(self.program)
+        built = build(self.program)
         self.run: Callable[..., tuple[Any, ...]] = lambda *given: built(*given, *constants)
 
 

@@ -15,7 +15,7 @@ from adjoint.compiler.program import Instruction, Program
 from adjoint.compiler.symbolic import ADD_INTO, Symbolic, add_in_place
 from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
 
-__all__ = ["build"]
+__all__ = ["build", "forward_of"]
 
 _FLOATS = "fd"
 
@@ -130,7 +130,7 @@ class _Builder:
             args.append(f"**p{n}")
         f = f"f{n}_{_identifier(i.op.name)}"
         own = i.op is ADD_INTO and self._is_own(i.args[0])
-        self.names[f] = add_in_place if own else _forward(i)
+        self.names[f] = add_in_place if own else forward_of(i)
         targets = ", ".join(f"v{o.id}" for o in i.outs)
         comma = "," if i.op.outputs > 1 and targets else ""
         self.lines.append(f"{indent}{targets}{comma}{' = ' if targets else ''}{f}({', '.join(args)})")
@@ -170,7 +170,7 @@ class _Builder:
         return name
 
 
-def _forward(i: Instruction) -> Callable[..., Any]:
+def forward_of(i: Instruction) -> Callable[..., Any]:
     """Return what to call; costly functions of large arrays run in pieces, as in eager mode."""
     forward: Callable[..., Any] = i.op.forward
     if i.op.kind != "host" and i.op.costly and i.outs[0].size >= COSTLY_SIZE:

@@ -1,0 +1,554 @@
+"""Ops as primitives: the namespace in which fused forwards and the rules here are evaluated on views of a
+graph.
+
+An op is a primitive, or has a fused forward in its record, or a rule ``rule(xp, *args, **params)`` in
+``RULES``. All others are run by NumPy.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint.compiler.simplify import DTYPES, Graph, NotNative, View
+from adjoint.core.op import OPS
+from adjoint.core.shapes import Shape
+
+__all__ = ["RULES", "UFUNCS", "Primitives", "rule"]
+
+# The elementwise primitives, with the ufunc that has their dtypes.
+UFUNCS: dict[str, Any] = {
+    name: getattr(np, name)
+    for name in """add subtract multiply divide negative sqrt maximum minimum fmax fmin copysign floor ceil
+    trunc rint
+    equal not_equal less less_equal greater greater_equal isnan signbit logical_and logical_or logical_xor
+    logical_not bitwise_and bitwise_or bitwise_xor bitwise_invert bitwise_left_shift bitwise_right_shift
+    bitwise_count floor_divide remainder fmod exp log tanh sin cos tan sinh cosh expm1 log1p exp2 log2 log10
+    cbrt hypot
+    """.split()
+} | {
+    "abs": np.absolute, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2,
+    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "erf": np.exp, "erfc": np.exp,
+    "power": np.power,
+}  # fmt: skip
+_FLOAT64, _INT64, _BOOL = np.dtype(np.float64), np.dtype(np.int64), np.dtype(bool)
+_ON_BOOLS = {"add": "logical_or", "multiply": "logical_and", "maximum": "logical_or", "minimum":
+"logical_and", "bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_xor": "logical_xor",
+             "bitwise_invert": "logical_not", "not_equal": "logical_xor", "abs": "copy",
+             "fmax": "logical_or", "fmin": "logical_and"}  # fmt: skip
+_ON_INTEGERS = {
+    "floor": "copy",
+    "ceil": "copy",
+    "trunc": "copy",
+    "rint": "copy",
+    "fmax": "maximum",
+    "fmin": "minimum",
+}
+
+RULES: dict[str, Callable[..., Any]] = {}
+
+
+def rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter a function as the rule of ops."""
+
+    def enter(f: Callable[..., Any]) -> Callable[..., Any]:
+        RULES.update((n, f) for n in names)
+        return f
+
+    return enter
+
+
+@functools.cache
+def _resolved(name: str, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the dtypes in which a primitive computes, and that of its result."""
+    try:
+        found = UFUNCS[name].resolve_dtypes((*kinds, None))
+    except TypeError:
+        raise NotNative(f"{name} of {kinds}") from None
+    if any(d not in DTYPES for d in found):
+        raise NotNative(f"{name} of {', '.join(map(str, kinds))}")
+    return tuple(found)
+
+
+class Primitives:
+    """The namespace ``xp`` of one graph: an attribute per op."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        graph.xp = self
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in UFUNCS and name not in RULES and name not in OPS:
+            raise AttributeError(name)
+        found: Callable[..., Any] = functools.partial(self.apply, name)
+        self.__dict__[name] = found
+        return found
+
+    def apply(self, name: str, *args: Any, **params: Any) -> Any:
+        """Evaluate an op on views, arrays and numbers."""
+        if name in UFUNCS:
+            return self.ufunc(name, *args)
+        if name in RULES:
+            return RULES[name](self, *args, **params)
+        fused = OPS[name].fused
+        if fused is None:
+            raise NotNative(f"{name} has no native form")
+        return fused(self, *map(self.operand, args), **params)
+
+    def operand(self, a: Any) -> Any:
+        """Return arrays as views; views and Python numbers are unchanged."""
+        return self.graph.constant(a) if isinstance(a, (np.ndarray, np.generic)) else a
+
+    def view(self, a: Any, dtype: Any = None) -> View:
+        """Return a view of any value; a Python number gets a dtype."""
+        if isinstance(a, View):
+            return a
+        if isinstance(a, (np.ndarray, np.generic)):
+            return self.graph.constant(a)
+        return self.graph.constant(np.asarray(a, dtype))
+
+    def ufunc(self, name: str, *args: Any) -> View:
+        """Evaluate an elementwise primitive with NumPy's dtypes."""
+        args = tuple(map(self.operand, args))
+        kinds = [_kind(a) for a in args]
+        if all(isinstance(k, type) for k in kinds):  # Python numbers alone
+            kinds = [np.result_type(k) if isinstance(k, type) else k for k in kinds]
+        *types, dtype = _resolved(name, tuple(kinds))
+        views = [self.cast(self.view(a, t), t) for a, t in zip(args, types, strict=True)]
+        if types[0] == _BOOL and name in _ON_BOOLS:
+            name = _ON_BOOLS[name]
+        elif types[0].kind in "iu" and name in _ON_INTEGERS:
+            name = _ON_INTEGERS[name]
+        if name == "copy":
+            return views[0]
+        return self.graph.elementwise(name, dtype, *views)
+
+    def cast(self, x: View, dtype: Any) -> View:
+        """Return the values as another dtype."""
+        if x.dtype == dtype:
+            return x
+        if dtype not in DTYPES:
+            raise NotNative(f"values of {dtype}")
+        return self.graph.elementwise("astype", dtype, x)
+
+    # Movement ----------------------------------------------------------------------------------------
+
+    def flat(self, x: View) -> View:
+        """Return all elements along one axis."""
+        return self.graph.reshape(x, (x.size,))
+
+    def gather(self, x: View, positions: View) -> View:
+        """Return elements of a flat array at positions that are in range."""
+        table = self.graph.copied(self.flat(x))
+        return self.graph.node("gather", (positions, table), None, positions.shape, x.dtype)
+
+    def scatter(self, mode: str, base: View, positions: View, values: View) -> View:
+        """Return a flat array with values added, or set, at positions, in order."""
+        base = self.graph.copied(base)
+        args = (base, self.graph.copied(positions), self.graph.copied(self.cast(values, base.dtype)))
+        return self.graph.node("scatter", args, mode, base.shape, base.dtype)
+
+    def zeros(self, shape: Shape, dtype: Any) -> View:
+        """Return zeros."""
+        return self.graph.broadcast(self.graph.constant(np.zeros((), dtype)), shape)
+
+
+def _kind(a: Any) -> Any:
+    """Return the dtype of a value; the type of a Python number, which is weak."""
+    if isinstance(a, View):
+        return float if a.weak else a.dtype
+    return type(a)
+
+
+# Elementwise -----------------------------------------------------------------------------------------
+
+_LN2, _LN10 = math.log(2.0), math.log(10.0)
+
+
+def _filled(number: float) -> Callable[[Any, View], View]:
+    return lambda xp, x: xp.graph.broadcast(xp.graph.constant(np.asarray(number, x.dtype)), x.shape)
+
+
+def _floats(x: View) -> View:
+    if x.dtype.kind != "f":
+        raise NotNative(f"a function of {x.dtype}")
+    return x
+
+
+RULES.update(
+    positive=lambda xp, x: x,
+    copy=lambda xp, x: x,
+    conj=lambda xp, x: x,
+    real=lambda xp, x: x,
+    zeros_like=_filled(0),
+    imag=_filled(0),
+    ones_like=_filled(1),
+    reciprocal=lambda xp, x: 1 / _floats(x),
+    square=lambda xp, x: x * x,
+    isinf=lambda xp, x: xp.abs(_floats(x)) == math.inf,
+    isfinite=lambda xp, x: xp.abs(_floats(x)) < math.inf,
+    deg2rad=lambda xp, x: _floats(x) * (math.pi / 180),
+    rad2deg=lambda xp, x: _floats(x) * (180 / math.pi),
+    gap_product=lambda xp, x, low, high: (high - x) * (x - low),
+    atan_slope=lambda xp, x: 1 / (1 + x * x),
+    relu=lambda xp, x: xp.maximum(x, 0),
+    leaky_relu=lambda xp, x, slope: (xp.maximum if slope <= 1 else xp.minimum)(x, slope * x),
+    hardtanh=lambda xp, x, low, high: xp.clip(x, low, high),
+    clip=lambda xp, x, lo, hi: xp.minimum(xp.maximum(x, lo), hi),
+    sign=lambda xp, x: xp.where(x > 0, 1, xp.where(x < 0, -1, x)),
+    heaviside=lambda xp, x, y: xp.where(x != x, x, xp.where(x == 0, y, xp.where(x < 0, 0.0, 1.0))),
+    fraction=lambda xp, x: xp.where(xp.isinf(x), xp.copysign(0.0, x), xp.copysign(x - xp.trunc(x), x)),
+    xlogy=lambda xp, x, y: xp.where(xp.logical_and(x == 0, y == y), 0.0, x * xp.log(y)),
+    xlog1py=lambda xp, x, y: xp.where(xp.logical_and(x == 0, y == y), 0.0, x * xp.log1p(y)),
+    entr=lambda xp, x: xp.where(
+        _floats(x) == 0, 0.0, xp.where(x < 0, -math.inf, -x * xp.log(xp.where(x < 0, 1, x)))
+    ),
+    logit=lambda xp, x: xp.log(_floats(x) / (1 - x)),
+    log_expit=lambda xp, x: xp.minimum(_floats(x), 0) - xp.log1p(xp.exp(-xp.abs(x))),
+    keep_zeros=lambda xp, g, live: xp.where(xp.logical_or(live, g == g), g, 0),
+)  # fmt: skip
+
+
+@rule("astype")
+def _astype(xp: Any, x: Any, dtype: Any) -> Any:
+    return xp.cast(xp.view(x), np.dtype(dtype))
+
+
+@rule("where")
+def _where(xp: Any, c: Any, x: Any, y: Any) -> Any:
+    c, x, y = map(xp.operand, (c, x, y))
+    kinds = [_kind(a) for a in (x, y)]
+    strong = [k for k in kinds if not isinstance(k, type)]
+    dtype = np.result_type(*strong, *(k() for k in kinds if isinstance(k, type)))
+    c = xp.view(c)
+    c = c if c.dtype == _BOOL else c != 0
+    return xp.graph.elementwise(
+        "where", dtype, c, xp.cast(xp.view(x, dtype), dtype), xp.cast(xp.view(y, dtype), dtype)
+    )
+
+
+@rule("pow")
+def _pow(xp: Any, x: Any, y: Any) -> Any:
+    x, y = xp.operand(x), xp.operand(y)
+    exponent = y if isinstance(y, (int, float)) else None
+    if isinstance(x, View) and x.dtype.kind == "f" and exponent is not None:
+        if exponent in (0, 1, 2, 3, -1, 0.5):
+            if exponent == 0:
+                return xp.ones_like(x)
+            powers = {1: lambda: x, 2: lambda: x * x, 3: lambda: x * x * x, -1: lambda: 1 / x}
+            return xp.sqrt(x) if exponent == 0.5 else powers[int(exponent)]()
+    elif isinstance(x, View) and x.dtype.kind in "iu":
+        if type(exponent) is not int or not 0 < exponent < 64:
+            raise NotNative("a power of integers")
+        return _whole_power(x, exponent)
+    return xp.power(x, y)
+
+
+def _whole_power(x: View, n: int) -> View:
+    """Return a power by repeated squares."""
+    found = None
+    while n:
+        if n & 1:
+            found = x if found is None else found * x
+        n >>= 1
+        x = x * x if n else x
+    assert found is not None
+    return found
+
+
+@rule("ldexp")
+def _ldexp(xp: Any, x: Any, n: Any) -> Any:
+    """x · 2ⁿ by two factors, because 2ⁿ alone may overflow where the product does not."""
+    x, n = xp.view(x, _FLOAT64), xp.view(n, _INT64)
+    if x.dtype.kind != "f":
+        raise NotNative("ldexp of integers")
+    n = xp.maximum(xp.minimum(n, 2200), -2200)
+    for _ in range(3):
+        part = xp.maximum(xp.minimum(n, 100), -100) if x.dtype.itemsize == 4 else n
+        step = xp.maximum(xp.minimum(part, 900), -900)
+        x = x * xp.exp2(xp.cast(step, x.dtype))
+        n = n - step
+    return x
+
+
+@rule("round")
+def _round(xp: Any, x: Any, decimals: int) -> Any:
+    if x.dtype.kind != "f":
+        if decimals >= 0 and x.dtype.kind in "iu":
+            return x
+        raise NotNative("round of integers")
+    if decimals == 0:
+        return xp.rint(x)
+    power = 10.0 ** abs(decimals)
+    return xp.rint(x * power) / power if decimals > 0 else xp.rint(x / power) * power
+
+
+@rule("isclose")
+def _isclose(xp: Any, x: Any, y: Any, rtol: float, atol: float, equal_nan: bool) -> Any:
+    x, y = xp.view(x, _FLOAT64), xp.view(y, _FLOAT64)
+    if x.dtype.kind != "f" or y.dtype.kind != "f":
+        raise NotNative("isclose of integers")
+    near = xp.logical_and(xp.abs(x - y) <= atol + rtol * xp.abs(y), xp.isfinite(y))
+    found = xp.logical_or(near, x == y)
+    return xp.logical_or(found, xp.logical_and(x != x, y != y)) if equal_nan else found
+
+
+@rule("nan_to_num")
+def _nan_to_num(xp: Any, x: Any, nan: Any, posinf: Any, neginf: Any) -> Any:
+    if x.dtype.kind != "f":
+        return x
+    top = np.finfo(x.dtype).max
+    high, low = (float(top) if posinf is None else posinf), (-float(top) if neginf is None else neginf)
+    inner = xp.where(x == math.inf, high, xp.where(x == -math.inf, low, x))
+    return xp.where(x != x, nan, inner)
+
+
+@rule("logaddexp")
+def _logaddexp(xp: Any, x: Any, y: Any) -> Any:
+    x, y = xp.view(x, _FLOAT64), xp.view(y, _FLOAT64)
+    d = _floats(x) - y
+    rest = xp.log1p(xp.exp(-xp.abs(d)))
+    return xp.where(x == y, x + _LN2, xp.maximum(x, y) + rest)
+
+
+@rule("logaddexp2")
+def _logaddexp2(xp: Any, x: Any, y: Any) -> Any:
+    x, y = xp.view(x, _FLOAT64), xp.view(y, _FLOAT64)
+    d = _floats(x) - y
+    rest = xp.log1p(xp.exp2(-xp.abs(d))) * (1 / _LN2)
+    return xp.where(x == y, x + 1.0, xp.maximum(x, y) + rest)
+
+
+@rule("cosine")
+def _cosine(xp: Any, x: Any, y: Any) -> Any:
+    r = xp.hypot(x, y)
+    return xp.where(r == 0, 0.0, x / xp.where(r == 0, 1.0, r))
+
+
+@rule("sinc")
+def _sinc(xp: Any, x: Any) -> Any:
+    """sin(πx) = ± sin(π (x - n)) for whole n, which keeps the digits of large x."""
+    t = xp.where(_floats(x) == 0, 1.0e-20, x) * math.pi
+    return xp.sin(t) / t
+
+
+@rule("normal_gate", "ndtr")
+def _normal(xp: Any, x: Any) -> Any:
+    return 0.5 * xp.erfc(_floats(x) * -math.sqrt(0.5))
+
+
+_GELU = 2 * math.sqrt(2 / math.pi)
+
+
+@rule("tanh_gelu")
+def _tanh_gelu(xp: Any, x: Any) -> Any:
+    gate = 1 / (1 + xp.exp(x * (x * x * (-0.044715 * _GELU) - _GELU)))
+    return x * gate, gate
+
+
+@rule("tanh_gelu_slope")
+def _tanh_gelu_slope(xp: Any, x: Any, y: Any, gate: Any) -> Any:
+    bend = (1 - gate) * gate * y
+    return (bend * y * y * (3 * 0.044715 * _GELU) + bend * _GELU + gate) * x
+
+
+# Reductions ------------------------------------------------------------------------------------------
+
+
+def _axes(x: View, axis: Any) -> list[int]:
+    return [a % x.ndim for a in ((axis,) if isinstance(axis, int) else axis)] if x.ndim else []
+
+
+def _reduced(xp: Any, op: str, x: View, axis: Any, keepdims: bool, dtype: Any) -> View:
+    axes = _axes(x, axis)
+    found = xp.graph.reduce(op, x, axes, dtype)
+    if not keepdims:
+        return found
+    return xp.graph.reshape(found, tuple([1 if k in axes else n for k, n in enumerate(x.shape)]))
+
+
+def _wide(dtype: Any) -> Any:
+    """Return the dtype of a sum."""
+    if dtype.kind == "f":
+        return dtype
+    return np.dtype(np.uint64) if dtype.kind == "u" else _INT64
+
+
+@rule("sum")
+def _sum(xp: Any, x: Any, axis: Any, keepdims: bool) -> Any:
+    x = xp.view(x)
+    wide = _wide(x.dtype)
+    return _reduced(xp, "sum", xp.cast(x, wide), axis, keepdims, wide)
+
+
+@rule("prod")
+def _prod(xp: Any, x: Any, axis: Any, keepdims: bool) -> Any:
+    wide = _wide(x.dtype)
+    return _reduced(xp, "prod", xp.cast(x, wide), axis, keepdims, wide)
+
+
+def _count(x: View, axis: Any) -> int:
+    return math.prod(x.shape[a] for a in _axes(x, axis))
+
+
+@rule("mean")
+def _mean(xp: Any, x: Any, axis: Any, keepdims: bool) -> Any:
+    n = _count(x, axis)
+    if not n:
+        raise NotNative("the mean of nothing")
+    return _sum(xp, x, axis, keepdims) / n
+
+
+RULES["max"] = lambda xp, x, axis, keepdims: _reduced(xp, "max", _some(x, axis), axis, keepdims, x.dtype)
+RULES["min"] = lambda xp, x, axis, keepdims: _reduced(xp, "min", _some(x, axis), axis, keepdims, x.dtype)
+
+
+def _some(x: View, axis: Any) -> View:
+    if not _count(x, axis):
+        raise NotNative("an extreme of nothing")
+    return x
+
+
+@rule("any")
+def _any(xp: Any, x: Any, axis: Any, keepdims: bool) -> Any:
+    return _reduced(xp, "max", x if x.dtype == _BOOL else x != 0, axis, keepdims, _BOOL)
+
+
+@rule("all")
+def _all(xp: Any, x: Any, axis: Any, keepdims: bool) -> Any:
+    return _reduced(xp, "min", x if x.dtype == _BOOL else x != 0, axis, keepdims, _BOOL)
+
+
+@rule("argmax")
+def _argmax(xp: Any, x: Any, axis: Any, keepdims: bool) -> Any:
+    return _place_of(xp, "argmax", x, axis, keepdims)
+
+
+@rule("argmin")
+def _argmin(xp: Any, x: Any, axis: Any, keepdims: bool) -> Any:
+    return _place_of(xp, "argmin", x, axis, keepdims)
+
+
+def _place_of(xp: Any, op: str, x: View, axis: Any, keepdims: bool) -> View:
+    """Return the first index of an extreme: the least of the places where it is; NaN comes first."""
+    axes = list(range(x.ndim)) if axis is None else _axes(x, axis)
+    if len(axes) != 1:
+        x = xp.flat(x) if len(axes) == x.ndim else x
+        if x.ndim != 1 or keepdims:
+            raise NotNative(f"{op} over several axes")
+        axes = [0]
+    at = axes[0]
+    n = _some(x, at).shape[at]
+    top = _reduced(xp, op[3:], x, at, True, x.dtype)
+    hit = x == top
+    if x.dtype.kind == "f":
+        hit = xp.logical_or(hit, x != x)
+    places = np.arange(n).reshape([-1 if k == at else 1 for k in range(x.ndim)])
+    return _reduced(xp, "min", xp.where(hit, places, n), at, keepdims, _INT64)
+
+
+@rule("var")
+def _var(xp: Any, x: Any, axis: Any, correction: Any, keepdims: bool) -> Any:
+    n = _count(x, axis)
+    if not n or n <= correction:
+        raise NotNative("the variance of too few numbers")
+    away = x - _mean(xp, x, axis, True)
+    return _sum(xp, away * away, axis, keepdims) / (n - correction)
+
+
+@rule("std")
+def _std(xp: Any, x: Any, axis: Any, correction: Any, keepdims: bool) -> Any:
+    return xp.sqrt(_var(xp, x, axis, correction, keepdims))
+
+
+@rule("vector_norm")
+def _vector_norm(xp: Any, x: Any, ord: float, axis: Any, keepdims: bool) -> Any:
+    """Scale by the largest element where powers overflow or underflow, as the op does."""
+    if ord != 2 or _floats(x).dtype.kind != "f" or not _count(x, axis):
+        raise NotNative(f"a norm of order {ord}")
+    found = xp.sqrt(_sum(xp, x * x, axis, keepdims))
+    top = 1e15
+    extreme = xp.logical_not(xp.logical_and(found > 1 / top, found < top))
+    scale = _reduced(xp, "max", xp.abs(x), axis, True, x.dtype)
+    scale = xp.where(xp.logical_and(scale > 0, scale < math.inf), scale, 1)
+    scaled = x / scale
+    again = xp.sqrt(_sum(xp, scaled * scaled, axis, True)) * scale
+    return xp.where(extreme, xp.graph.reshape(again, found.shape), found)
+
+
+# Products --------------------------------------------------------------------------------------------
+
+
+@rule("matmul")
+def _matmul(xp: Any, a: Any, b: Any) -> Any:
+    """A product with one row or one column is a sum of elementwise products, which can be fused."""
+    a, b = xp.view(a), xp.view(b)
+    dtype = np.result_type(a.dtype, b.dtype)
+    if dtype.kind != "f" or not a.ndim or not b.ndim:
+        raise NotNative(f"a matrix product of {dtype}")
+    a, b = xp.cast(a, dtype), xp.cast(b, dtype)
+    g = xp.graph
+    row, column = a.ndim == 1, b.ndim == 1
+    a = g.reshape(a, (1, *a.shape)) if row else a
+    b = g.reshape(b, (*b.shape, 1)) if column else b
+    if a.shape[-1] == 0:
+        raise NotNative("an empty product")
+    if a.shape[-1] == 1:
+        y = a * b
+    elif b.shape[-1] == 1:
+        y = _sum(xp, a * xp.matrix_transpose(b), (-1,), True)
+    elif a.shape[-2] == 1 and a.shape[-1] <= 64:
+        y = _sum(xp, xp.matrix_transpose(a) * b, (-2,), True)
+    else:
+        y = g.matmul(a, b)
+    shape = list(y.shape)
+    if column:
+        del shape[-1]
+    if row:
+        del shape[-1 if column else -2]
+    return g.reshape(y, tuple(shape))
+
+
+@rule("cross")
+def _cross(xp: Any, x: Any, y: Any, axis: int) -> Any:
+    def part(a: View, i: int) -> View:
+        return a[(..., slice(i, i + 1), *(slice(None),) * (-axis - 1))]
+
+    x0, x1, x2 = (part(x, i) for i in range(3))
+    y0, y1, y2 = (part(y, i) for i in range(3))
+    return xp.concat(x1 * y2 - x2 * y1, x2 * y0 - x0 * y2, x0 * y1 - x1 * y0, axis=axis)
+
+
+@rule("attention_weights")
+def _attention_weights(xp: Any, q: Any, k: Any, m: Any, scale: float, causal: bool) -> Any:
+    e, total, _, _ = _exponentials(xp, q, k, m, scale, causal)
+    return e / total
+
+
+@rule("attention")
+def _attention(xp: Any, q: Any, k: Any, v: Any, m: Any, scale: float, causal: bool) -> Any:
+    e, total, top, dead = _exponentials(xp, q, k, m, scale, causal)
+    log_total = top + xp.log(total)
+    if dead is not None:
+        log_total = xp.where(dead, math.inf, log_total)
+    return xp.matmul(e, v) / total, log_total
+
+
+def _exponentials(xp: Any, q: Any, k: Any, m: Any, scale: float, causal: bool) -> Sequence[Any]:
+    s = xp.matmul(q * scale, xp.matrix_transpose(k))
+    if type(m) is not int:
+        s = xp.where(m, s, -math.inf) if m.dtype == _BOOL else s + m
+    if causal:
+        s = xp.where(np.tri(s.shape[-2], s.shape[-1], dtype=bool), s, -math.inf)
+    top = xp.max(s, axis=(-1,), keepdims=True)
+    dead = None
+    if type(m) is not int:
+        dead = top == -math.inf
+        top = xp.where(dead, 0, top)
+    e = xp.exp(s - top)
+    total = xp.sum(e, axis=(-1,), keepdims=True)
+    return e, total if dead is None else xp.where(dead, 1, total), top, dead

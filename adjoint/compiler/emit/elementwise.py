@@ -1,0 +1,182 @@
+"""Elementwise primitives as LLVM instructions on vectors.
+
+Results are those of NumPy, also for NaN, infinities, signed zeros and division of integers by 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adjoint.compiler.emit.math import FUNCTIONS
+from adjoint.compiler.emit.math import emit as emit_math
+from adjoint.compiler.emit.text import Value, Writer, element_of
+
+__all__ = ["apply"]
+
+_ORDER = {"less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge"}
+_ROUND = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "rint": "rint"}
+_LOGIC = {
+    "logical_and": "and", "logical_or": "or", "logical_xor": "xor",
+    "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
+}  # fmt: skip
+_ARITHMETIC = {"add": Writer.add, "subtract": Writer.sub, "multiply": Writer.mul}
+
+
+def apply(w: Writer, op: str, given: Any, made: Any, *x: Value) -> Value:
+    """Emit a primitive on values of the dtype ``given``; the result has the dtype ``made``."""
+    if op == "copy":
+        return x[0]
+    if op == "astype":
+        return cast(w, x[0], given, made)
+    if op == "where":
+        return w.select(x[0], x[1], x[2])
+    if op in _ARITHMETIC:
+        return _ARITHMETIC[op](w, *x)
+    if op in _LOGIC:
+        if op.startswith("logical"):
+            x = tuple([w.convert(v, "i1") for v in x])
+        return w.bits(_LOGIC[op], *x)
+    if op in _ORDER:
+        kind = "o" if given.kind == "f" else "s" if given.kind == "i" else "u"
+        return w.compare(kind + _ORDER[op], *x)
+    if op in ("equal", "not_equal"):
+        names = ("oeq", "une") if given.kind == "f" else ("eq", "ne")
+        return w.compare(names[op == "not_equal"], *x)
+    if op in ("maximum", "minimum", "fmax", "fmin"):
+        return extreme(w, op, given, *x)
+    if given.kind == "f":
+        return _of_floats(w, op, *x)
+    return _of_integers(w, op, given, *x)
+
+
+def cast(w: Writer, x: Value, given: Any, made: Any) -> Value:
+    """Emit a conversion; floats beyond int64 become what the processor makes of them."""
+    element = element_of(made)
+    if given.kind == "f" and made.kind in "iu":
+        wide = _to_int64(w, x)
+        if made == np.dtype(np.uint64):  # the upper half: convert what exceeds 2^63, then add it again
+            high = w.compare("oge", x, 2.0**63)
+            upper = w.bits("xor", _to_int64(w, w.sub(x, 2.0**63)), -(2**63))
+            wide = w.select(high, upper, wide)
+        return w.convert(wide, element)
+    signed = (given if given.kind in "iu" else made).kind == "i"
+    return w.convert(x, element, signed)
+
+
+def _to_int64(w: Writer, x: Value) -> Value:
+    """Emit a conversion to int64; NaN and numbers beyond it become the least one, as on x86."""
+    inside = w.bits("and", w.compare("oge", x, -(2.0**63)), w.compare("olt", x, 2.0**63))
+    whole = w.convert(w.select(inside, x, 0), "i64")
+    return w.select(inside, whole, -(2**63))
+
+
+def extreme(w: Writer, op: str, dtype: Any, a: Value, b: Value) -> Value:
+    """Emit the larger or smaller of two values.
+
+    ``maximum`` is NaN where either is, ``fmax`` only where both are; of equal ones it takes the second, as
+    NumPy.
+    """
+    more = op in ("maximum", "fmax")
+    if dtype.kind != "f":
+        name = ("sgt", "slt") if dtype.kind == "i" else ("ugt", "ult")
+        return w.select(w.compare(name[not more], a, b), a, b)
+    first = w.compare("ogt" if more else "olt", a, b)
+    odd = w.compare("uno", a, a) if op in ("maximum", "minimum") else w.compare("uno", b, b)
+    return w.select(w.bits("or", first, odd), a, b)
+
+
+def _of_floats(w: Writer, op: str, *x: Value) -> Value:
+    if op == "divide":
+        return w.div(*x)
+    if op == "negative":
+        return w.neg(x[0])
+    if op == "abs":
+        return w.abs(x[0])
+    if op == "sqrt":
+        return w.sqrt(x[0])
+    if op in _ROUND:
+        return w.intrinsic(_ROUND[op], x[0])
+    if op == "isnan":
+        return w.compare("uno", x[0], x[0])
+    if op == "copysign":
+        return w.intrinsic("copysign", *x)
+    if op == "signbit":
+        return w.compare("slt", w.bitcast(x[0], _bits_of(x[0])), 0)
+    if op == "logical_not":
+        return w.compare("oeq", x[0], 0)
+    if op == "fmod":
+        return w.op("frem", *x)
+    if op in ("remainder", "floor_divide"):
+        return _divided(w, op, *x)
+    name = "pow" if op == "power" else op
+    if name not in FUNCTIONS:
+        raise NotImplementedError(op)
+    return emit_math(w, name, *x)
+
+
+def _bits_of(x: Value) -> str:
+    return "i32" if x.element == "float" else "i64"
+
+
+def _divided(w: Writer, op: str, a: Value, b: Value) -> Value:
+    """Emit Python's division with remainder: it has the sign of the divisor."""
+    rest = w.op("frem", a, b)
+    nonzero = w.compare("une", rest, 0)
+    across = w.compare("slt", w.bits("xor", w.bitcast(rest, _bits_of(a)), w.bitcast(b, _bits_of(b))), 0)
+    turn = w.bits("and", nonzero, across)
+    found = w.select(turn, w.add(rest, b), rest)
+    if op == "remainder":
+        return w.select(nonzero, found, w.intrinsic("copysign", w.like(a, 0.0), b))
+    quotient = w.div(w.sub(a, rest), b)
+    quotient = w.select(turn, w.sub(quotient, 1.0), quotient)
+    whole = w.intrinsic("floor", quotient)
+    whole = w.select(w.compare("ogt", w.sub(quotient, whole), 0.5), w.add(whole, 1.0), whole)
+    zero = w.intrinsic("copysign", w.like(a, 0.0), w.div(a, b))
+    whole = w.select(w.compare("oeq", quotient, 0), zero, whole)
+    return w.select(w.compare("oeq", b, 0), w.div(a, b), whole)
+
+
+def _of_integers(w: Writer, op: str, dtype: Any, *x: Value) -> Value:
+    bits = dtype.itemsize * 8
+    if op == "negative":
+        return w.neg(x[0])
+    if op == "abs":
+        return x[0] if dtype.kind != "i" else w.select(w.compare("slt", x[0], 0), w.neg(x[0]), x[0])
+    if op == "logical_not":
+        return w.compare("eq", x[0], 0)
+    if op == "bitwise_invert":
+        return w.bits("xor", x[0], -1)
+    if op == "bitwise_count":
+        size = w.select(w.compare("slt", x[0], 0), w.neg(x[0]), x[0]) if dtype.kind == "i" else x[0]
+        return w.convert(w.intrinsic("ctpop", size), "i8", False)
+    if op == "isnan":
+        return w.compare("ne", x[0], x[0])
+    if op in ("bitwise_left_shift", "bitwise_right_shift"):
+        left = op == "bitwise_left_shift"
+        name = "shl" if left else "ashr" if dtype.kind == "i" else "lshr"
+        fits = w.compare("ult", x[1], bits)
+        found = w.bits(name, x[0], w.select(fits, x[1], 0))
+        beyond = w.bits("ashr", x[0], bits - 1) if name == "ashr" else w.like(x[0], 0)
+        return w.select(fits, found, beyond)
+    if op in ("floor_divide", "remainder", "fmod"):
+        return _divided_integers(w, op, dtype, *x)
+    raise NotImplementedError(op)
+
+
+def _divided_integers(w: Writer, op: str, dtype: Any, a: Value, b: Value) -> Value:
+    """Emit a division rounded down, 0 for a divisor of 0; the least integer over -1 is itself."""
+    none = w.compare("eq", b, 0)
+    if dtype.kind == "u":
+        quotient = w.op("udiv", a, w.select(none, 1, b))
+    else:
+        minus = w.compare("eq", b, -1)
+        quotient = w.op("sdiv", a, w.select(w.bits("or", none, minus), w.like(b, 1), b))
+        quotient = w.select(minus, w.neg(a), quotient)
+    rest = w.sub(a, w.mul(quotient, b))
+    if dtype.kind == "i" and op != "fmod":
+        turn = w.bits("and", w.compare("ne", rest, 0), w.compare("slt", w.bits("xor", rest, b), 0))
+        quotient = w.select(turn, w.sub(quotient, 1), quotient)
+        rest = w.select(turn, w.add(rest, b), rest)
+    return w.select(none, w.like(a, 0), quotient if op == "floor_divide" else rest)

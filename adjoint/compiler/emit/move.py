@@ -1,0 +1,83 @@
+"""Kernels that move elements: pieces written into an array, and values added or set at positions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from adjoint.compiler.emit.loop import Kernel, Place, loop_kernel
+from adjoint.compiler.emit.text import Value, Writer, element_of
+from adjoint.compiler.fuse import FULL, Group
+from adjoint.compiler.machine import Machine
+from adjoint.compiler.simplify import Graph, Node, View, row_major
+from adjoint.core.shapes import Shape
+
+__all__ = ["place_kernels", "scatter_kernel"]
+
+
+def place_kernels(
+    machine: Machine, graph: Graph, node: Node, skip: frozenset[int] = frozenset()
+) -> list[Kernel]:
+    """Return the kernels of a "place": one that fills, and one for each piece, in their order.
+
+    ``skip`` are pieces that are in their place already.
+    """
+    fill, where = node.params
+    first = 1 if len(where) > 1 and _tiled(where[1:], node.size) else 0
+    kernels = []
+    if fill is not None and not _tiled(where, node.size):
+        value = graph.broadcast(graph.constant(fill, node.dtype), (node.size,))
+        kernels.append(_copy(machine, graph, node, value, (1,), 0))
+    for k, (a, (shape, strides, offset)) in enumerate(zip(node.args, where, strict=True)):
+        if k not in skip and k >= first:
+            view = View(graph, a.node, shape, a.strides, a.offset)
+            kernels.append(_copy(machine, graph, node, view, strides, offset))
+    return kernels
+
+
+def _tiled(where: Sequence[tuple[Shape, tuple[int, ...], int]], size: int) -> bool:
+    """Tell whether contiguous pieces cover an array completely."""
+    spans = [(o, o + math.prod(s)) for s, t, o in where if t == row_major(s)]
+    end = 0
+    for low, high in sorted(spans):
+        if low > end:
+            return False
+        end = max(end, high)
+    return end == size
+
+
+def _copy(
+    machine: Machine, graph: Graph, node: Node, view: View, strides: tuple[int, ...], offset: int
+) -> Kernel:
+    """Return a kernel that copies a view to a place in the memory of a node."""
+    copy = graph.add(Node("copy", (view,), None, view.shape, view.dtype))
+    group = Group(0, "loop", view.shape)
+    group.add(copy, FULL)
+    return loop_kernel(machine, group, [copy], {copy.id: Place(node, strides, offset)})
+
+
+def scatter_kernel(machine: Machine, node: Node) -> Kernel:
+    """Return the kernel that copies an array and adds, or sets, values at positions, one after the other."""
+    base, positions, values = node.args
+    w = Writer(machine)
+    element = element_of(node.dtype)
+    nodes = [base.node, positions.node, values.node, node]
+    source, index, given, out = (w.slot(k) for k in range(4))
+
+    def at(pointer: Value, view: View, kind: str, i: Value) -> Value:
+        return w.at(pointer, kind, w.plus(w.times(i, view.strides[0]), view.offset))
+
+    def copy(i: Value, _: list[Value]) -> None:
+        w.store(w.load(at(source, base, element, i), element), w.at(out, element, i))
+
+    def put(i: Value, _: list[Value]) -> None:
+        spot = w.at(out, element, w.load(at(index, positions, "i64", i), "i64"))
+        x = w.load(at(given, values, element, i), element)
+        if node.params == "add":
+            before = w.load(spot, element)
+            x = w.bits("or", before, x) if element == "i1" else w.add(before, x)
+        w.store(x, spot)
+
+    w.loop(0, node.size, 1, copy)
+    w.loop(0, positions.size, 1, put)
+    return Kernel(w.kernel(), nodes, 1, 1, node.size + 4.0 * positions.size)

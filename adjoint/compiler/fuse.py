@@ -1,0 +1,264 @@
+"""Group the nodes of a graph into kernels, in one pass over them.
+
+A node joins the last of the groups that its operands are in, if it fits there; so every group needs results
+of earlier groups only.  Elementwise nodes of given arrays wait until the first node that uses them has a
+group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from adjoint.compiler.simplify import Graph, Node, View, reshaped, row_major
+from adjoint.core.shapes import Shape
+
+__all__ = ["FULL", "KEPT", "Group", "fuse", "over"]
+
+FULL, KEPT = "full", "kept"  # one value per element of the domain; one per element that a reduction keeps
+GIVEN = frozenset(("source", "number", "constant"))
+ALONE = frozenset(("matmul", "place", "scatter", "call"))
+_MOST = 64  # nodes in one kernel
+EARLY = -1 << 40
+
+
+class Group:
+    """Nodes that become one kernel.
+
+    ``domain`` is the shape of the loops and ``axis`` the one that reductions leave out, or None.  ``level``
+    says of each node whether it has a value per element of the domain or per element that is kept.
+    """
+
+    def __init__(self, order: int, kind: str, domain: Shape, axis: int | None = None) -> None:
+        self.order = order
+        self.kind = kind  # "loop" or the op of its one node
+        self.nodes: list[Node] = []
+        self.level: dict[int, str] = {}
+        self.domain = domain
+        self.axis = axis
+        self.flat = True  # whether all operands are whole arrays or single numbers, so that any shape will do
+
+    @property
+    def kept(self) -> Shape:
+        """The domain without the axis of reductions."""
+        return self.domain if self.axis is None else self.domain[: self.axis] + self.domain[self.axis + 1 :]
+
+    def add(self, node: Node, level: str) -> None:
+        """Take a node."""
+        self.nodes.append(node)
+        self.level[node.id] = level
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {list(self.domain)} {[n.op for n in self.nodes]}>"
+
+
+def over(view: View, shape: Shape) -> tuple[int, ...] | None:
+    """Return the strides of an operand along the axes of a domain with as many elements, if it has some."""
+    return view.strides if view.shape == shape else reshaped(view.shape, view.strides, shape)
+
+
+def _simple(view: View) -> bool:
+    return not any(view.strides) or view.strides == row_major(view.shape)
+
+
+def fuse(graph: Graph, roots: Sequence[Node]) -> list[Group]:
+    """Return the groups in the order in which they run; only what the roots need."""
+    return _Fusion(graph, roots).run()
+
+
+def needed(graph: Graph, roots: Sequence[Node]) -> list[bool]:
+    """Return which nodes the roots need."""
+    wanted = [False] * len(graph.nodes)
+    for r in roots:
+        wanted[r.id] = True
+    for n in reversed(graph.nodes):
+        if wanted[n.id]:
+            for a in n.args:
+                wanted[a.node.id] = True
+    return wanted
+
+
+class _Fusion:
+    def __init__(self, graph: Graph, roots: Sequence[Node]) -> None:
+        self.graph = graph
+        self.roots = roots
+        self.groups: list[Group] = []
+        self.early: list[Group] = []
+        self.group: dict[int, Group] = {}  # by node
+        self.waiting: set[int] = set()
+
+    def run(self) -> list[Group]:
+        wanted = needed(self.graph, self.roots)
+        for n in self.graph.nodes:
+            if not wanted[n.id] or n.op in GIVEN or not n.size:
+                continue
+            if n.op == "part":
+                self.group[n.id] = self.group[n.args[0].node.id]
+            elif n.op in ALONE:
+                self._alone(n)
+            elif n.op != "reduce" and all(self._free(a.node) for a in n.args):
+                self.waiting.add(n.id)
+            else:
+                self._place(n)
+        for n in self.graph.nodes:
+            if n.id in self.waiting:
+                self._settle(n, None)
+        return [*self.early, *self.groups]
+
+    def _free(self, node: Node) -> bool:
+        return node.op in GIVEN or node.id in self.waiting or not node.size
+
+    def _alone(self, n: Node) -> None:
+        for a in n.args:
+            self._ancestors(a.node, None)
+        group = self._new(n.op, n.shape)
+        group.add(n, FULL)
+        self.group[n.id] = group
+
+    def _new(self, kind: str, domain: Shape, axis: int | None = None, early: bool = False) -> Group:
+        if early:
+            self.early.append(Group(EARLY + len(self.early), kind, domain, axis))
+            return self.early[-1]
+        self.groups.append(Group(len(self.groups), kind, domain, axis))
+        return self.groups[-1]
+
+    def _place(self, n: Node) -> None:
+        """Put a node into a group, after the waiting nodes that it needs."""
+        hint = self._last(n)
+        for a in n.args:
+            self._ancestors(a.node, hint)
+        self._settle(n, hint)
+
+    def _ancestors(self, node: Node, hint: Group | None) -> None:
+        """Put the waiting nodes that a node needs, and itself, into groups: first those it depends on."""
+        if node.id not in self.waiting:
+            return
+        found, todo = {}, [node]
+        while todo:
+            n = todo.pop()
+            if n.id in self.waiting and n.id not in found:
+                found[n.id] = n
+                todo += [a.node for a in n.args]
+        for k in sorted(found):
+            self._settle(found[k], hint)
+
+    def _last(self, n: Node) -> Group | None:
+        groups = [self.group[a.node.id] for a in n.args if a.node.id in self.group]
+        return max(groups, key=lambda g: g.order) if groups else None
+
+    def _settle(self, n: Node, hint: Group | None) -> None:
+        """Join the last group of the operands, or the hint if that comes later; else make a group."""
+        self.waiting.discard(n.id)
+        last = self._last(n)
+        tried = [g for g in (hint, last) if g is not None and (last is None or g.order >= last.order)]
+        for g in tried:
+            level = self._fits(g, n)
+            if level is not None:
+                g.add(n, level)
+                self.group[n.id] = g
+                return
+        early = last is None or last.order < 0
+        if n.op == "reduce":
+            axis = n.params[1]
+            shape = n.args[0].shape
+            group = self._new("loop", (*shape[:-1][:axis], shape[-1], *shape[:-1][axis:]), axis, early)
+            group.flat = _simple(n.args[0])
+            group.add(n, KEPT)
+        else:
+            group = self._new("loop", n.shape, None, early)
+            group.flat = all(map(_simple, _operands(n)))
+            group.add(n, FULL)
+        self.group[n.id] = group
+
+    # Whether a node fits -----------------------------------------------------------------------------
+
+    def _fits(self, g: Group, n: Node) -> str | None:
+        """Return the level of a node in a group, or None; the shape of the group may change."""
+        if g.kind != "loop" or len(g.nodes) >= _MOST:
+            return None
+        if n.op == "reduce":
+            return self._fits_reduce(g, n)
+        count = math.prod(g.domain)
+        if n.op == "gather" and self.group.get(n.args[1].node.id) is g:
+            return None
+        if n.size == count and self._fits_domain(g, n):
+            return FULL
+        if g.axis is not None and n.size == math.prod(g.kept) and self._fits_kept(g, n):
+            return KEPT
+        return None
+
+    def _fits_domain(self, g: Group, n: Node) -> bool:
+        """Tell whether a node with a value per element fits, and adapt the shape of the group."""
+        simple = all(map(_simple, _operands(n)))
+        domain = g.domain
+        if n.shape != domain and not simple:
+            if g.flat and g.axis is None:
+                domain = n.shape
+            elif any(over(a, domain) is None for a in _operands(n)):
+                return False
+        for a in _operands(n):
+            if self.group.get(a.node.id) is g and not self._reads(g, a, domain):
+                return False
+        g.domain = domain
+        g.flat = g.flat and simple
+        return True
+
+    def _reads(self, g: Group, a: View, domain: Shape) -> bool:
+        """Tell whether an operand inside the group is read at the element where it is computed."""
+        strides = over(a, domain)
+        if strides is None or a.offset:
+            return False
+        if g.level[a.node.id] == FULL:
+            return strides == row_major(domain) and a.size == a.node.size
+        assert g.axis is not None
+        kept = list(row_major(g.kept))
+        kept.insert(g.axis, 0)
+        return strides == tuple(kept)
+
+    def _fits_kept(self, g: Group, n: Node) -> bool:
+        kept = g.kept
+        for a in _operands(n):
+            strides = over(a, kept)
+            if strides is None:
+                return False
+            inside = self.group.get(a.node.id) is g
+            if inside and (g.level[a.node.id] != KEPT or a.offset or strides != row_major(kept)):
+                return False
+        return True
+
+    def _fits_reduce(self, g: Group, n: Node) -> str | None:
+        (a,), (_, axis) = n.args, n.params
+        kept = a.shape[:-1]
+        domain = (*kept[:axis], a.shape[-1], *kept[axis:])
+        order = [*range(axis), len(kept), *range(axis, len(kept))]
+        plain = self.graph.permute(a, order)
+        inside = self.group.get(a.node.id) is g
+        if not inside and a.node.op not in GIVEN and self.group[a.node.id].order > g.order:
+            return None
+        if inside and (g.level[a.node.id] != FULL or not self._whole(plain)):
+            return None
+        if g.axis is None:
+            if g.domain != domain and not g.flat and not self._refit(g, domain):
+                return None
+            if not inside and math.prod(g.domain) != math.prod(domain):
+                return None
+            g.domain, g.axis = domain, axis
+        elif g.domain != domain or g.axis != axis:
+            return None
+        if not inside:
+            g.flat = g.flat and _simple(plain)
+        return KEPT
+
+    def _whole(self, plain: View) -> bool:
+        return not plain.offset and plain.strides == row_major(plain.shape) and plain.size == plain.node.size
+
+    def _refit(self, g: Group, domain: Shape) -> bool:
+        """Tell whether all operands of a group have strides along another domain."""
+        if math.prod(g.domain) != math.prod(domain):
+            return False
+        return all(over(a, domain) is not None for n in g.nodes for a in _operands(n))
+
+
+def _operands(n: Node) -> tuple[View, ...]:
+    """Return the operands that are read element by element."""
+    return n.args[:1] if n.op == "gather" else n.args

@@ -1,0 +1,114 @@
+"""A traced program as a graph of primitives, with calls of NumPy for what has none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import adjoint.compiler.rearrange  # noqa: F401  it enters rules
+from adjoint.compiler.decompose import Primitives
+from adjoint.compiler.program import Instruction, Program
+from adjoint.compiler.simplify import DTYPES, Graph, NotNative, View
+from adjoint.compiler.symbolic import Symbolic
+
+__all__ = ["Lowered", "lower"]
+
+_FLOAT64 = np.dtype(np.float64)
+_FAILURES = (NotNative, TypeError, AttributeError, KeyError, ValueError, IndexError)
+
+
+class Lowered:
+    """A graph, the views that leave the program, and why NumPy runs some instructions."""
+
+    def __init__(self, graph: Graph, outputs: list[View], reasons: dict[int, str]) -> None:
+        self.graph = graph
+        self.outputs = outputs
+        self.reasons = reasons  # by the id of the node of a call
+
+
+def lower(program: Program) -> Lowered:
+    """Return a program as a graph."""
+    lowering = _Lowering()
+    for k, s in enumerate(program.sources):
+        lowering.source(k, s)
+    for i in program.live():
+        lowering.instruction(i)
+    outputs = [lowering.known[o.id] for o in program.outputs()]
+    return Lowered(lowering.graph, outputs, lowering.reasons)
+
+
+class _Lowering:
+    def __init__(self) -> None:
+        self.graph = Graph()
+        self.xp = Primitives(self.graph)
+        self.known: dict[int, View] = {}
+        self.reasons: dict[int, str] = {}
+
+    def source(self, k: int, source: Any) -> None:
+        """Enter a value that is given at each call; constants are part of the graph."""
+        value = source.value
+        if value.weak:
+            self.known[value.id] = self.graph.number(k)
+        elif value.known is not None and value.dtype in DTYPES:
+            self.known[value.id] = self.graph.constant(value.known)
+        else:
+            self.known[value.id] = self.graph.source(k, tuple(value.shape), value.dtype)
+
+    def instruction(self, i: Instruction) -> None:
+        """Enter the results of one instruction."""
+        args = tuple([self.known[a.id] if isinstance(a, Symbolic) else a for a in i.args])
+        checks = len(self.graph.checks)
+        try:
+            outs = self._native(i, args)
+        except _FAILURES as error:
+            del self.graph.checks[checks:]
+            specs = [(tuple(o.shape), o.dtype, bool(o.weak)) for o in i.outs]
+            outs = self.graph.call(i, args, specs)
+            call = outs[0].node.args[0].node if outs else self.graph.nodes[-1]
+            self.reasons[call.id] = str(error) or type(error).__name__
+        for o, view in zip(i.outs, outs, strict=True):
+            self.known[o.id] = view
+
+    def _native(self, i: Instruction, args: tuple[Any, ...]) -> list[View]:
+        values: list[Any] = [*(a for a in args if isinstance(a, View)), *i.outs]
+        for v in values:
+            if v.dtype not in DTYPES:
+                raise NotNative(f"{v.dtype} has no native form")
+        if i.op.kind == "host":
+            return self._host(i, args)
+        if i.op.call or not i.op.pure:
+            raise NotNative(f"{i.op.name} is a call")
+        found = self.xp.apply(i.op.name, *args, **i.params)
+        outs = list(found) if i.op.outputs > 1 else [found]
+        outs = [o if isinstance(o, View) else self.xp.view(o) for o in outs]
+        for o, wanted in zip(outs, i.outs, strict=True):
+            if o.shape != tuple(wanted.shape) or o.dtype != wanted.dtype:
+                raise NotNative(f"{i.op.name} gives {o.dtype}{list(o.shape)} in native code")
+        return outs
+
+    def _host(self, i: Instruction, args: tuple[Any, ...]) -> list[View]:
+        """Return what a host function makes, if it is one that has a native form."""
+        xp, name = self.xp, i.op.name
+        if i.outs and i.outs[0].weak and name != "item":
+            raise NotNative("numbers are computed in Python")
+        if name == "alias":
+            return [args[0]]
+        if name == "item":
+            found = self.graph.reshape(xp.cast(args[0], _FLOAT64), ())
+            found = View(self.graph, found.node, (), (), found.offset)
+            found.weak = True
+            return [found]
+        if name in ("keep_zeros", "add_into"):
+            return [xp.apply(name, *args, **i.params)]
+        if name == "copy":
+            return [xp.cast(args[0], i.outs[0].dtype)]
+        if name == "any_nan":
+            flags = [xp.any(xp.flat(self.graph.copied(a != a)), axis=(0,), keepdims=False) for a in args]
+            found = flags[0]
+            for f in flags[1:]:
+                found = xp.logical_or(found, f)
+            return [found]
+        if name == "other":
+            return [xp.where(args[0], args[2], args[1])]
+        raise NotNative(f"{name} runs in Python")

@@ -1,0 +1,527 @@
+"""The graph of primitives of a native program: equal nodes are one, constants are folded.
+
+A node is a primitive with a row-major result.  Its operands are views: a node seen through strides.
+Reshaping, transposing, slicing and broadcasting make views, not nodes; only a reshape that strides cannot
+express copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from adjoint.core.shapes import Shape
+
+__all__ = ["DTYPES", "Graph", "Node", "NotNative", "View", "row_major"]
+
+DTYPES = frozenset(map(np.dtype, "? b B h H i I l L q Q f d".split()))  # those of native values
+_BOOL = np.dtype(bool)
+
+
+class NotNative(Exception):  # noqa: N818  not an error: NumPy runs the op
+    """An op, or these arguments of it, have no native form; NumPy runs the instruction."""
+
+
+class Node:
+    """A primitive, its operands and parameters, and the shape and dtype of its row-major result.
+
+    ``op`` is "source", "number", "constant", "reduce", "matmul", "place", "gather", "scatter", "call",
+    "part" or the name of an elementwise primitive.
+    """
+
+    __slots__ = ("args", "dtype", "id", "op", "params", "shape", "size", "value")
+
+    def __init__(self, op: str, args: tuple[View, ...], params: Any, shape: Shape, dtype: Any) -> None:
+        self.op = op
+        self.args = args
+        self.params = params
+        self.shape = shape
+        self.dtype = dtype
+        self.size = math.prod(shape)
+        self.id = -1
+        self.value: Any = None  # the array of a constant; the instruction of a call
+
+    def __repr__(self) -> str:
+        return f"%{self.id} = {self.op}{list(self.shape)}"
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return strides, in elements; 0 along axes of length 1.
+
+    >>> row_major((2, 1, 3))
+    (3, 0, 1)
+    """
+    found, step = [], 1
+    for n in reversed(shape):
+        found.append(step if n != 1 else 0)
+        step *= n
+    return tuple(found[::-1])
+
+
+class View:
+    """A node seen through strides, in elements.  ``weak`` marks a Python number that is not known yet."""
+
+    __slots__ = ("graph", "node", "offset", "shape", "strides", "weak")
+    __array_ufunc__ = None
+
+    def __init__(
+        self, graph: Graph, node: Node, shape: Shape, strides: tuple[int, ...], offset: int = 0
+    ) -> None:
+        self.graph = graph
+        self.node = node
+        self.shape = shape
+        self.strides = strides
+        self.offset = offset
+        self.weak = False
+
+    if TYPE_CHECKING:  # installed below
+
+        def __add__(self, other: Any) -> View: ...
+
+        def __radd__(self, other: Any) -> View: ...
+
+        def __sub__(self, other: Any) -> View: ...
+
+        def __rsub__(self, other: Any) -> View: ...
+
+        def __mul__(self, other: Any) -> View: ...
+
+        def __rmul__(self, other: Any) -> View: ...
+
+        def __truediv__(self, other: Any) -> View: ...
+
+        def __rtruediv__(self, other: Any) -> View: ...
+
+        def __pow__(self, other: Any) -> View: ...
+
+        def __rpow__(self, other: Any) -> View: ...
+
+        def __and__(self, other: Any) -> View: ...
+
+        def __or__(self, other: Any) -> View: ...
+
+        def __xor__(self, other: Any) -> View: ...
+
+        def __lt__(self, other: Any) -> View: ...
+
+        def __le__(self, other: Any) -> View: ...
+
+        def __gt__(self, other: Any) -> View: ...
+
+        def __ge__(self, other: Any) -> View: ...
+
+        def __eq__(self, other: object) -> Any: ...
+        def __ne__(self, other: object) -> Any: ...
+        def __neg__(self) -> View: ...
+        def __abs__(self) -> View: ...
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the node."""
+        return self.node.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells views apart."""
+        return self.node.id, self.shape, self.strides, self.offset
+
+    def is_whole(self) -> bool:
+        """Tell whether it shows all elements of the node in their order."""
+        return self.offset == 0 and self.strides == row_major(self.shape) and self.size == self.node.size
+
+    def scalar(self) -> Any:
+        """Return the number of a constant that is the same everywhere; None for other values."""
+        node = self.node
+        if node.op != "constant" or any(self.strides) or node.size == 0:
+            return None
+        return node.value.reshape(-1)[self.offset]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> View:
+        return self.graph.xp.index(self, key=key if isinstance(key, tuple) else (key,))
+
+    def __bool__(self) -> bool:
+        raise NotNative("a condition on values")
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return f"%{self.node.id}{list(self.shape)}"
+
+
+def _binary(name: str, reflected: bool = False) -> Callable[[View, Any], Any]:
+    def call(self: View, other: Any) -> Any:
+        f = getattr(self.graph.xp, name)
+        return f(other, self) if reflected else f(self, other)
+
+    return call
+
+
+for _method, _name in {
+    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "floordiv": "floor_divide",
+    "mod": "remainder", "pow": "pow", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
+    "matmul": "matmul",
+}.items():  # fmt: skip
+    setattr(View, f"__{_method}__", _binary(_name))
+    setattr(View, f"__r{_method}__", _binary(_name, True))
+for _method, _name in {
+    "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater",
+    "ge": "greater_equal",
+}.items():  # fmt: skip
+    setattr(View, f"__{_method}__", _binary(_name))
+for _method, _name in {"neg": "negative", "abs": "abs", "invert": "bitwise_invert"}.items():
+    setattr(View, f"__{_method}__", lambda self, _name=_name: getattr(self.graph.xp, _name)(self))
+
+
+class Graph:
+    """Makes nodes; ``xp`` is the namespace of the rules that call it."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.known: dict[Any, Node] = {}
+        self.checks: list[View] = []  # flags that say at the end of a run that an argument was out of range
+        self.xp: Any = None
+
+    # Nodes -------------------------------------------------------------------------------------------
+
+    def node(self, op: str, args: tuple[View, ...], params: Any, shape: Shape, dtype: Any) -> View:
+        """Return a view of a node; an equal node that exists is taken."""
+        key = op, params, shape, dtype, tuple([a.key for a in args])
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = self.add(Node(op, args, params, shape, dtype))
+        return self.view(found)
+
+    def add(self, node: Node) -> Node:
+        """Enter a new node."""
+        node.id = len(self.nodes)
+        self.nodes.append(node)
+        return node
+
+    def view(self, node: Node) -> View:
+        """Return a node as it is."""
+        return View(self, node, node.shape, row_major(node.shape))
+
+    def source(self, k: int, shape: Shape, dtype: Any) -> View:
+        """Return the array that argument ``k`` of the program gives."""
+        return self.view(self.add(Node("source", (), k, shape, dtype)))
+
+    def number(self, k: int) -> View:
+        """Return the Python float that argument ``k`` of the program gives."""
+        found = self.view(self.add(Node("number", (), k, (), np.dtype(np.float64))))
+        found.weak = True
+        return found
+
+    def constant(self, value: Any, dtype: Any = None) -> View:
+        """Return an array or a number that is known."""
+        array = np.asarray(value, dtype)
+        if array.dtype not in DTYPES:
+            raise NotNative(f"a constant of {array.dtype}")
+        small = array.size <= 64
+        key = "constant", array.shape, array.dtype, array.tobytes() if small else id(value)
+        node = self.known.get(key)
+        if node is None:
+            node = self.known[key] = self.add(Node("constant", (), None, array.shape, array.dtype))
+            node.value = np.ascontiguousarray(array).reshape(array.shape)
+            node.params = value  # held, so that its id stays its own
+        return self.view(node)
+
+    def call(self, instruction: Any, args: tuple[Any, ...], specs: Sequence[Any]) -> list[View]:
+        """Return the results of an instruction that NumPy runs on views and Python numbers."""
+        views = tuple([a for a in args if isinstance(a, View)])
+        node = self.add(Node("call", views, args, (), _BOOL))
+        node.value = instruction
+        outs = []
+        for k, (shape, dtype, weak) in enumerate(specs):
+            out = self.view(self.add(Node("part", (self.view(node),), k, shape, dtype)))
+            out.weak = weak
+            outs.append(out)
+        return outs
+
+    # Views -------------------------------------------------------------------------------------------
+
+    def reshape(self, x: View, shape: Shape) -> View:
+        """Return the elements in another shape: a view if strides can express it, else of a copy."""
+        if x.shape == shape:
+            return x
+        strides = reshaped(x.shape, x.strides, shape)
+        if strides is None:
+            return self.reshape(self.copied(x), shape)
+        return View(self, x.node, shape, strides, x.offset)
+
+    def copied(self, x: View) -> View:
+        """Return the elements in a node of their own."""
+        if x.is_whole():
+            return x
+        return self.node("copy", (x,), None, x.shape, x.dtype)
+
+    def permute(self, x: View, axes: Sequence[int]) -> View:
+        """Return the axes in another order."""
+        shape, strides = (tuple([s[a] for a in axes]) for s in (x.shape, x.strides))
+        return View(self, x.node, shape, strides, x.offset)
+
+    def broadcast(self, x: View, shape: Shape) -> View:
+        """Return an array repeated along axes of length 1, and along new ones in front."""
+        if x.shape == shape:
+            return x
+        extra = len(shape) - len(x.shape)
+        if extra < 0:
+            raise NotNative("a broadcast to fewer axes")
+        strides = (0,) * extra + tuple(
+            [s if n == m else 0 for s, n, m in zip(x.strides, x.shape, shape[extra:], strict=True)]
+        )
+        return View(self, x.node, shape, strides, x.offset)
+
+    def slice(self, x: View, key: Sequence[Any]) -> View:
+        """Return the elements at a basic index, with one entry per axis or None for a new axis."""
+        shape, strides, offset = [], [], x.offset
+        axis = 0
+        for k in key:
+            if k is None:
+                shape.append(1)
+                strides.append(0)
+                continue
+            n, s = x.shape[axis], x.strides[axis]
+            axis += 1
+            if isinstance(k, slice):
+                start, stop, step = k.indices(n)
+                count = len(range(start, stop, step))
+                offset += start * s if count else 0
+                shape.append(count)
+                strides.append(s * step if count > 1 else 0)
+            else:
+                offset += (int(k) % n) * s
+        found = View(self, x.node, tuple(shape), tuple(strides), offset)
+        return _piece(found) if x.node.op == "place" else found
+
+    # Primitives --------------------------------------------------------------------------------------
+
+    def elementwise(self, op: str, dtype: Any, *args: View, params: Any = None) -> View:
+        """Return an elementwise primitive of arguments that broadcast."""
+        shape = args[0].shape
+        if any(a.shape != shape for a in args):
+            shape = np.broadcast_shapes(*[a.shape for a in args])
+            args = tuple([self.broadcast(a, shape) for a in args])
+        # axes along which all arguments are the same are computed once
+        small = tuple(
+            [1 if n > 1 and not any(a.strides[k] for a in args) else n for k, n in enumerate(shape)]
+        )
+        if small != shape:
+            kept = tuple([_narrowed(a, small) for a in args])
+            return self.broadcast(self._elementwise(op, dtype, kept, small, params), shape)
+        return self._elementwise(op, dtype, args, shape, params)
+
+    def _elementwise(self, op: str, dtype: Any, args: tuple[View, ...], shape: Shape, params: Any) -> View:
+        if op == "copy" and all(a.is_whole() and a.shape == a.node.shape for a in args):
+            return args[0]
+        found = _algebra(op, dtype, args)
+        if found is not None:
+            return found
+        numbers = [a.scalar() for a in args]
+        if args and op in _FOLDED and all(n is not None for n in numbers):
+            with np.errstate(all="ignore"):
+                value = _FOLDED[op](*numbers, dtype=dtype)
+            return self.broadcast(self.constant(np.asarray(value, dtype)), shape)
+        return self.node(op, args, params, shape, dtype)
+
+    def reduce(self, op: str, x: View, axes: Sequence[int], dtype: Any) -> View:
+        """Return a reduction over axes, which are left out; a block of adjacent axes at a time."""
+        axes = sorted(axes)
+        if not axes or all(x.shape[a] == 1 for a in axes):
+            kept = tuple([n for k, n in enumerate(x.shape) if k not in axes])
+            return self.reshape(x, kept)
+        last = axes[-1]
+        first = last
+        while first - 1 in axes:
+            first -= 1
+        if (
+            reshaped(
+                x.shape[first : last + 1],
+                x.strides[first : last + 1],
+                (math.prod(x.shape[first : last + 1]),),
+            )
+            is None
+        ):
+            first = last  # no view has these axes as one
+        head, middle, tail = x.shape[:first], math.prod(x.shape[first : last + 1]), x.shape[last + 1 :]
+        flat = self.reshape(x, (*head, middle, *tail))
+        block = _block(middle, flat, first) if op in ("sum", "max", "min") else 1
+        if block > 1:  # sums of blocks first: more exact, and several threads can make them
+            part = self.reshape(flat, (*head, middle // block, block, *tail))
+            part = self._reduce(op, part, first + 1, dtype)
+            out = self._reduce(op, part, first, dtype)
+        else:
+            out = self._reduce(op, flat, first, dtype)
+        rest = [a for a in axes if a < first]
+        return self.reduce(op, out, rest, dtype) if rest else out
+
+    def _reduce(self, op: str, x: View, axis: int, dtype: Any) -> View:
+        """Reduce one axis; the operand of the node has it last."""
+        order = [k for k in range(x.ndim) if k != axis]
+        arg = self.permute(x, [*order, axis])
+        return self.node("reduce", (arg,), (op, axis), arg.shape[:-1], dtype)
+
+    def matmul(self, a: View, b: View) -> View:
+        """Return the products of the last two axes of two stacks of matrices."""
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        m, n = a.shape[-2], b.shape[-1]
+        a = self.broadcast(a, (*batch, *a.shape[-2:]))
+        b = self.broadcast(b, (*batch, *b.shape[-2:]))
+        return self.node("matmul", (a, b), None, (*batch, m, n), a.dtype)
+
+    def place(self, shape: Shape, dtype: Any, fill: Any, pieces: Sequence[tuple[View, View]]) -> View:
+        """Return an array of ``fill`` with pieces, each of which comes with a view of a ``target``."""
+        kept = [(v, t) for v, t in pieces if t.size]
+        where = tuple([(t.shape, t.strides, t.offset) for _, t in kept])
+        return self.node("place", tuple([v for v, _ in kept]), (fill, where), shape, dtype)
+
+    def target(self, shape: Shape) -> View:
+        """Return a view of an array that is yet to be made, to say where pieces go."""
+        return View(self, Node("target", (), None, shape, _BOOL), shape, row_major(shape))
+
+
+def _piece(x: View) -> View:
+    """Return the operand of a "place" in place of a view of just that piece."""
+    where = x.node.params[1]
+    for k in reversed(range(len(where))):
+        shape, strides, offset = where[k]
+        arg = x.node.args[k]
+        if offset == x.offset and math.prod(shape) == x.size:
+            fits = reshaped(shape, strides, x.shape)
+            if fits == x.strides:
+                back = reshaped(arg.shape, arg.strides, x.shape)
+                return x if back is None else View(x.graph, arg.node, x.shape, back, arg.offset)
+        if _overlap(x, shape, strides, offset):
+            return x
+    return x
+
+
+def _overlap(x: View, shape: Shape, strides: tuple[int, ...], offset: int) -> bool:
+    """Tell whether two regions may share elements; by their ends only."""
+    first, last = _ends(x.shape, x.strides, x.offset)
+    low, high = _ends(shape, strides, offset)
+    return first <= high and low <= last
+
+
+def _ends(shape: Shape, strides: tuple[int, ...], offset: int) -> tuple[int, int]:
+    steps = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
+    return offset + sum(min(s, 0) for s in steps), offset + sum(max(s, 0) for s in steps)
+
+
+def _narrowed(x: View, shape: Shape) -> View:
+    strides = tuple([0 if n == 1 else s for n, s in zip(shape, x.strides, strict=True)])
+    return View(x.graph, x.node, shape, strides, x.offset)
+
+
+def _block(count: int, x: View, axis: int) -> int:
+    """Return the length of the blocks in which a long axis is reduced; 1 for all at once."""
+    if count < 1 << 14:
+        return 1
+    for n in (4096, 2048, 1024, 3000, 2500, 2000, 1500, 1000, 1536, 512, 768):
+        if count % n == 0:
+            return n
+    return next((n for n in range(4096, 255, -1) if count % n == 0), 1)
+
+
+def reshaped(shape: Shape, strides: tuple[int, ...], wanted: Shape) -> tuple[int, ...] | None:
+    """Return the strides of a view in another shape, or None if it needs a copy.
+
+    >>> reshaped((2, 3, 4), (12, 4, 1), (6, 4)), reshaped((2, 3), (1, 2), (6,))
+    ((4, 1), None)
+    """
+    if 0 in shape:
+        return row_major(wanted)
+    old = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
+    found: list[int] = []
+    k = 0
+    i = 0
+    while i < len(wanted):
+        if wanted[i] == 1:
+            found.append(0)
+            i += 1
+            continue
+        # the shortest runs of old and new axes with the same number of elements
+        a = old[k][0]
+        run = [old[k]]
+        b = wanted[i]
+        news = [wanted[i]]
+        while a != b:
+            if a < b:
+                k += 1
+                run.append(old[k])
+                a *= old[k][0]
+            else:
+                i += 1
+                news.append(wanted[i])
+                b *= wanted[i]
+        for (_, s0), (n1, s1) in pairwise(run):
+            if s0 != n1 * s1:
+                return None
+        step = run[-1][1]
+        part = []
+        for n in reversed(news):
+            part.append(step if n != 1 else 0)
+            step *= n
+        found += part[::-1]
+        k += 1
+        i += 1
+    return tuple(found)
+
+
+def _algebra(op: str, dtype: Any, args: tuple[View, ...]) -> View | None:
+    """Return a simpler value that is the same to the last bit, or None."""
+    if op == "astype":
+        return args[0] if args[0].dtype == dtype else None
+    if op == "where":
+        same = args[1].key == args[2].key
+        flag = args[0].scalar()
+        if same or flag is not None:
+            return args[1] if same or flag else args[2]
+        return None
+    if op in ("multiply", "divide"):
+        if args[1].scalar() == 1:
+            return args[0]
+        return args[1] if op == "multiply" and args[0].scalar() == 1 else None
+    if op == "subtract":
+        zero = args[1].scalar()
+        return args[0] if zero is not None and zero == 0 and not np.signbit(zero) else None
+    if op == "add" and dtype.kind in "iu":
+        for a, b in (args, args[::-1]):
+            if a.scalar() == 0:
+                return b
+    if op == "negative" and args[0].node.op == "negative" and args[0].is_whole():
+        inner = args[0].node.args[0]
+        return inner if inner.shape == args[0].shape else None
+    return None
+
+
+def _fold(ufunc: Any) -> Callable[..., Any]:
+    return lambda *numbers, dtype: np.asarray(ufunc(*numbers)).astype(dtype)
+
+
+_FOLDED: dict[str, Callable[..., Any]] = {
+    "add": _fold(np.add), "subtract": _fold(np.subtract), "multiply": _fold(np.multiply),
+    "divide": _fold(np.divide), "negative": _fold(np.negative), "sqrt": _fold(np.sqrt),
+    "abs": _fold(np.absolute),
+    "exp": _fold(np.exp), "log": _fold(np.log), "tanh": _fold(np.tanh), "pow": _fold(np.power),
+    "astype": lambda x, dtype: np.asarray(x).astype(dtype), "copy": lambda x, dtype: np.asarray(x, dtype),
+    "equal": _fold(np.equal), "not_equal": _fold(np.not_equal), "less": _fold(np.less),
+    "greater": _fold(np.greater), "maximum": _fold(np.maximum), "minimum": _fold(np.minimum),
+}  # fmt: skip
