@@ -2,8 +2,10 @@
 
 from adjoint.inspect.causes import Finding
 from adjoint.inspect.explain import Explanation, explain
+from adjoint.inspect.profiling import Profile, Row, profile
+from adjoint.inspect.summaries import Layer, Summary, summary
 
-__all__ = ["Explanation", "Finding", "explain"]
+__all__ = ["Explanation", "Finding", "Layer", "Profile", "Row", "Summary", "explain", "profile", "summary"]
 
 
 def __dir__() -> list[str]:

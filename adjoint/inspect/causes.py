@@ -147,8 +147,9 @@ class Case:
 
     def at(self, flow: Flow) -> str:
         """Return the op of a flow, its module and its line, as part of a sentence."""
-        module = self.names.module_at(self.watch.scopes, flow.scope)
-        return f"{flow.name!r}{f' in {module}' if module else ''} at {shown_place(flow.place)}"
+        _, dot, path = self.watch.module_path(flow.scope).partition(".")
+        kind = type(self.watch.scopes[flow.scope].module).__name__ if dot else ""
+        return f"{flow.name!r}{f' in {path} ({kind})' if dot else ''} at {shown_place(flow.place)}"
 
     # No gradient -------------------------------------------------------------------------------
 

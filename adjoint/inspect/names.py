@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
@@ -70,19 +70,6 @@ class Names:
         outer = [each for k, each in known.items() if k not in inner]
         for name, module in outer:
             self._add_module(name if len(outer) > 1 else "", module)
-
-    def module_at(self, scopes: Sequence[Any], index: int) -> str:
-        """Return the path and class of the module of a scope, "" for the outermost."""
-        paths: dict[int, str] = {}
-        chain = []
-        while index >= 0:
-            chain.append(scopes[index])
-            index = scopes[index].parent
-        for scope in reversed(chain):
-            if id(scope.module) not in paths:
-                paths = paths or {id(m): path for path, m in scope.module.named_modules()}
-        path = paths.get(id(chain[0].module), "") if chain else ""
-        return f"{path} ({type(chain[0].module).__name__})" if path else ""
 
     def of(self, t: Tensor) -> str:
         """Return the name of a tensor, or a description."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -99,8 +100,9 @@ class Watch(Observer):
     shares of zeros, the first values that are not finite.
     """
 
-    def __init__(self, *, values: bool = False, memory: bool = True) -> None:
+    def __init__(self, *, values: bool = False, memory: bool = True, cost: float = 0.0) -> None:
         self.values = values
+        self.cost = cost  # seconds by which an observed op takes longer than another
         self.memory = Memory() if memory else None
         self.events: list[Event] = []
         self.scopes: list[Scope] = []
@@ -114,20 +116,45 @@ class Watch(Observer):
         self.overhead = 0.0  # seconds that the observer itself took
         self.began = self.ended = perf_counter()
         self._stack = _Stack()
+        self._paths: dict[int, str] = {}  # of scopes
+        self.exact: Traced | None = None
+        self._inside: dict[int, dict[int, str]] = {}  # by module: the paths of the modules inside
+
+    def _now(self) -> float:
+        """Return the time on a clock that stands still while the observer works."""
+        return perf_counter() - self.overhead
 
     def __enter__(self) -> Watch:
-        self.began = perf_counter()
         super().__enter__()
+        self.began = self._now()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.ended = self._now()
         super().__exit__(*exception)
-        self.ended = perf_counter()
 
     @property
     def seconds(self) -> float:
         """Return the time of the block without that of the observer."""
-        return self.ended - self.began - self.overhead
+        return self.ended - self.began
+
+    def module_path(self, scope: int) -> str:
+        """Return the path of the module of a scope; it begins with the class of the outermost one."""
+        if scope < 0:
+            return ""
+        known = self._paths.get(scope)
+        if known is None:
+            own, parent = self.scopes[scope].module, self.scopes[scope].parent
+            if parent < 0:
+                known = type(own).__name__
+            else:
+                outer = self.scopes[parent].module
+                inside = self._inside.get(id(outer))
+                if inside is None:
+                    inside = self._inside[id(outer)] = {id(m): path for path, m in outer.named_modules()}
+                known = f"{self.module_path(parent)}.{inside.get(id(own)) or type(own).__name__}"
+            self._paths[scope] = known
+        return known
 
     # Forward ---------------------------------------------------------------------------------------
 
@@ -138,15 +165,18 @@ class Watch(Observer):
         scopes = self._stack.scopes
         event = Event(op.name, "forward", now, scopes[-1] if scopes else -1, place)
         self._stack.events.append(event)
-        event.start = perf_counter()
-        self._spent(event.start - now, event)
+        self.overhead += perf_counter() - now
+        event.start = self._now()
+        if self.exact is not None:
+            self.exact.start()
 
     def end(
         self, op: Any, operands: tuple[Any, ...], params: dict[str, Any], results: tuple[Any, ...]
     ) -> None:
         """Record the op; one whose start was not seen, such as a call of a custom rule, takes no time."""
         now = perf_counter()
-        event = self._closed(op.name, "forward", now)
+        event = self._closed(op.name, "forward", now - self.overhead)
+        self._settle(event)
         node = results[0]._node
         if type(node) is Node:
             event.node = node.seq if op.outputs == 1 else node.parents[0].seq
@@ -160,7 +190,7 @@ class Watch(Observer):
                 event.kept = sum(map(self.memory.keep, saved))
         if self.values:
             self._note_flow(op, operands, results, event)
-        self._spent(perf_counter() - now, event)
+        self.overhead += perf_counter() - now
 
     def _closed(self, name: str, phase: str, now: float) -> Event:
         """Return the open event of this name, closed; what raised inside it is dropped."""
@@ -178,14 +208,13 @@ class Watch(Observer):
         self.events.append(event)
         return event
 
-    def _spent(self, seconds: float, event: Event) -> None:
-        """Take the observer's own time out of the events around this one."""
-        self.overhead += seconds
-        stack = self._stack.events
-        if stack and stack[-1] is not event:
-            stack[-1].inner += seconds
-        elif len(stack) > 1:
-            stack[-2].inner += seconds
+    def _settle(self, event: Event) -> None:
+        """Correct the time of an event by what observing it cost, and note its peak of memory."""
+        excess = min(self.cost, event.stop - event.start)
+        event.stop -= excess
+        self.overhead += excess
+        if self.exact is not None:
+            self.exact.stop(event)
 
     def _note_flow(self, op: Any, operands: tuple[Any, ...], results: tuple[Any, ...], event: Event) -> None:
         inputs = [t for t in operands if isinstance(t, Tensor)]
@@ -206,16 +235,20 @@ class Watch(Observer):
 
     def called(self, module: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Call a module inside a scope of its own."""
+        before = perf_counter()
         stack = self._stack.scopes
-        scope = Scope(len(self.scopes), stack[-1] if stack else -1, module, perf_counter())
+        scope = Scope(len(self.scopes), stack[-1] if stack else -1, module, before - self.overhead)
         self.scopes.append(scope)
         stack.append(scope.index)
+        self.overhead += perf_counter() - before
         try:
             found = run(*args, **kwargs)
         finally:
+            before = perf_counter()
+            scope.stop = before - self.overhead
             if scope.index in stack:
                 del stack[stack.index(scope.index) :]
-            scope.stop = perf_counter()
+            self.overhead += perf_counter() - before
         scope.outputs = found if self.values else None
         return found
 
@@ -224,14 +257,16 @@ class Watch(Observer):
         if self.values:
             return inline(*args, **kwargs)
         name = getattr(function, "__name__", "compiled")
-        event = Event(name, "compiled", perf_counter(), -1, user_place())
+        event = Event(name, "compiled", 0.0, -1, user_place())
         self._stack.events.append(event)
-        event.start = perf_counter()
+        event.start = self._now()
         with unobserved():
             found = function(*args, **kwargs)
-        event = self._closed(name, "compiled", perf_counter())
+        event = self._closed(name, "compiled", self._now())
+        before = perf_counter()
         with suppress(Exception):
             event.note = _contents(function, args, kwargs)
+        self.overhead += perf_counter() - before
         return found
 
     # Backward --------------------------------------------------------------------------------------
@@ -257,13 +292,16 @@ class Watch(Observer):
             event.note = "" if forward is None else forward.note
             own = cleaned(run.xp, g, zeros) if self.values and type(g) is not list else None
             self._stack.events.append(event)
-            event.start = perf_counter()
-            self._spent(event.start - before, event)
+            self.overhead += perf_counter() - before
+            event.start = self._now()
+            if self.exact is not None:
+                self.exact.start()
             step(run, node, g, zeros, needed, kept)
             now = perf_counter()
-            self._closed(node.op.name, "backward", now)
+            self._closed(node.op.name, "backward", now - self.overhead)
+            self._settle(event)
             self._note_pull(run, node, own, kept, event)
-            self._spent(perf_counter() - now, event)
+            self.overhead += perf_counter() - now
 
         return observed
 
@@ -331,7 +369,7 @@ class Memory:
             if self.now > 1.02 * self._noted:  # holders of a peak that is 2 % higher, not of each
                 self._noted = self.now
                 self.holders = [(e, n) for _, n, e in self.live.values()]
-        self.curve.append((perf_counter(), self.now))
+        self.curve.append((event.stop, self.now))
         return size
 
     def keep(self, array: Any) -> int:
@@ -350,6 +388,37 @@ class Memory:
             self.kept.discard(key)
             if entry is not None:
                 self.now -= entry[1]
+
+
+class Traced:
+    """The peak of all memory by ``tracemalloc``, with temporary arrays inside ops."""
+
+    def __init__(self) -> None:
+        self.began = 0
+        self.peak = 0
+        self.event: Event | None = None  # the op in which the peak was
+        self._ours = False
+
+    def __enter__(self) -> Traced:
+        self._ours = not tracemalloc.is_tracing()
+        if self._ours:
+            tracemalloc.start()
+        self.began = tracemalloc.get_traced_memory()[0]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._ours:
+            tracemalloc.stop()
+
+    def start(self) -> None:
+        """Start to look for the peak inside an op."""
+        tracemalloc.reset_peak()
+
+    def stop(self, event: Event) -> None:
+        """Note the peak inside an op."""
+        peak = tracemalloc.get_traced_memory()[1] - self.began
+        if peak > self.peak:
+            self.peak, self.event = peak, event
 
 
 def array_in(value: Any) -> Any:

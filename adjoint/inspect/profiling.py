@@ -1,0 +1,409 @@
+"""``profile``: time and memory of a block, by op, by line and by module."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.tensor import wrap
+from adjoint.errors import ArgumentError, MissingExtraError
+from adjoint.grads.backward import backward
+from adjoint.inspect.causes import shown_place
+from adjoint.inspect.watch import Event, Traced, Watch
+from adjoint.storage.atomic import replace_file
+
+__all__ = ["Profile", "Row", "profile", "quantity", "time_text"]
+
+KEYS = ("op", "line", "module")
+
+
+def profile(*, exact: bool = False) -> Profile:
+    """Measure time and memory of the ops in a block.
+
+    Parameters
+    ----------
+    exact : bool
+        Whether to measure the peak of memory with ``tracemalloc``, including temporary arrays inside ops.
+        Times are longer then.
+
+    Returns
+    -------
+    Profile
+        A context manager.  Afterwards it prints as a table.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> w = ad.tensor([1.0, 2.0], requires_grad=True)
+    >>> with ad.inspect.profile() as p:
+    ...     (w * w).sum().backward()
+    >>> [(row.name, row.calls) for row in sorted(p.rows(), key=lambda row: row.name)]
+    [('multiply', 1), ('sum', 1)]
+    """
+    return Profile(exact=exact)
+
+
+@dataclass
+class Row:
+    """The figures of one op, line or module.
+
+    Parameters
+    ----------
+    name : str
+        The op, the line or the module.
+    calls : int
+        How often it ran forward, or backward if that is more.
+    forward : float
+        Seconds in the forward.
+    backward : float
+        Seconds in the backward.
+    made : int
+        Bytes of the arrays that it made.
+    kept : int
+        Bytes of arrays that it saved for the backward and that no other op saved before.
+
+    Examples
+    --------
+    >>> from adjoint.inspect import Row
+    >>> Row("mul", 1, 0.5, 0.25, 0, 0).seconds
+    0.75
+    """
+
+    name: str
+    calls: int = 0
+    forward: float = 0.0
+    backward: float = 0.0
+    made: int = 0
+    kept: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward together."""
+        return self.forward + self.backward
+
+
+class Profile:
+    """Time and memory of a block; made by ``profile``.
+
+    Parameters
+    ----------
+    exact : bool
+        Whether to measure the peak of memory with ``tracemalloc``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> with ad.inspect.Profile() as p:
+    ...     _ = ad.exp(ad.zeros(1000))
+    >>> p.made_bytes
+    8000
+    """
+
+    def __init__(self, *, exact: bool = False) -> None:
+        self.watch = Watch(cost=0.0 if exact else cost_of_observing())
+        self._exact = Traced() if exact else None
+
+    def __enter__(self) -> Profile:
+        if self._exact is not None:
+            self.watch.exact = self._exact.__enter__()
+        self.watch.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.watch.__exit__(*exception)
+        if self._exact is not None:
+            self._exact.__exit__(*exception)
+
+    @property
+    def seconds(self) -> float:
+        """The time of the block, without that of the measurement."""
+        return self.watch.seconds
+
+    @property
+    def made_bytes(self) -> int:
+        """The bytes of all arrays that ops and the backward made."""
+        return self._memory.total
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes that ops saved for the backward, each array once."""
+        return sum(e.kept for e in self.watch.events)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest number of bytes of such arrays that existed at one time.
+
+        With ``exact`` it is the peak of all memory, including temporary arrays inside ops.
+        """
+        return self._memory.peak if self._exact is None else self._exact.peak
+
+    @property
+    def _memory(self) -> Any:
+        assert self.watch.memory is not None
+        return self.watch.memory
+
+    def holders(self) -> list[tuple[str, int]]:
+        """Return who made the arrays that existed at the peak.
+
+        Returns
+        -------
+        list of (str, int)
+            Op and line, and bytes; the largest first.
+        """
+        found: dict[str, int] = {}
+        for event, size in self._memory.holders:
+            name = f"{event.name} {event.phase} {shown_place(event.place)}"
+            found[name] = found.get(name, 0) + size
+        return sorted(found.items(), key=lambda each: -each[1])
+
+    def rows(self, by: str = "op") -> list[Row]:
+        """Return the figures, the slowest first.
+
+        Parameters
+        ----------
+        by : str
+            "op", "line" or "module".
+
+        Returns
+        -------
+        list of Row
+            One row per op, line or module.
+        """
+        if by not in KEYS:
+            raise ArgumentError(f"profile: by must be 'op', 'line' or 'module', not {by!r}.")
+        key = {"op": _op, "line": _line, "module": self._module}[by]
+        rows: dict[str, Row] = {}
+        calls: dict[str, list[int]] = {}
+        for event in self.watch.events:
+            name = key(event)
+            row = rows.setdefault(name, Row(name))
+            back = event.phase == "backward"
+            calls.setdefault(name, [0, 0])[back] += 1
+            if back:
+                row.backward += event.seconds
+            else:
+                row.forward += event.seconds
+            row.made += event.made
+            row.kept += event.kept
+        for name, row in rows.items():
+            row.calls = max(calls[name])
+        return sorted(rows.values(), key=lambda row: -row.seconds)
+
+    def _module(self, event: Event) -> str:
+        return self.watch.module_path(event.scope) if event.scope >= 0 else "(outside modules)"
+
+    def compiled(self) -> dict[str, str]:
+        """Return what compiled functions that ran consist of: their kernels or instructions.
+
+        Returns
+        -------
+        dict of str to str
+            The text by name of the function.
+        """
+        return {e.name: e.note for e in self.watch.events if e.phase == "compiled"}
+
+    # Showing -----------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def __repr__(self) -> str:
+        return f"<Profile, {len(self.watch.events)} ops, {time_text(self.seconds)}>"
+
+    def table(self, by: str = "op", limit: int = 20) -> str:
+        """Return the table as plain text.
+
+        Parameters
+        ----------
+        by : str
+            "op", "line" or "module".
+        limit : int
+            The number of rows.
+
+        Returns
+        -------
+        str
+            The table and a summary.
+        """
+        head, lines = self._cells(by, limit)
+        widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
+        texts = []
+        for line in (head, *lines):
+            first, *rest = line
+            cells = [first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(rest, widths[1:], strict=True))]
+            texts.append("  ".join(cells).rstrip())
+        return "\n".join([*texts, "", *self._summary()])
+
+    def show(self, by: str = "op", limit: int = 20) -> None:
+        """Print the table to the terminal with rich.
+
+        Parameters
+        ----------
+        by : str
+            "op", "line" or "module".
+        limit : int
+            The number of rows.
+
+        Raises
+        ------
+        MissingExtraError
+            If rich is not installed.
+        """
+        try:
+            from rich.console import Console
+            from rich.table import Table
+        except ImportError:
+            raise MissingExtraError("a table of the profile", "rich", "train") from None
+        head, lines = self._cells(by, limit)
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for i, name in enumerate(head):
+            table.add_column(name, justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
+        top = max((row.seconds for row in self.rows(by)), default=0.0)
+        for line, row in zip(lines, self.rows(by), strict=False):
+            table.add_row(*line, style="bold" if row.seconds > 0.25 * top else None)
+        console = Console()
+        console.print(table)
+        for sentence in self._summary():
+            console.print(sentence, highlight=False, markup=False)
+
+    def _cells(self, by: str, limit: int) -> tuple[list[str], list[list[str]]]:
+        head = [by, "calls", "forward", "backward", "share", "made", "kept"]
+        total = self.seconds or 1.0
+        lines = [
+            [
+                row.name, f"{row.calls:,}", time_text(row.forward),
+                time_text(row.backward) if row.backward else "", f"{row.seconds / total:.1%}",
+                quantity(row.made), quantity(row.kept),
+            ]
+            for row in self.rows(by)[:limit]
+        ]  # fmt: skip
+        return head, lines
+
+    def _summary(self) -> list[str]:
+        ops = sum(e.seconds for e in self.watch.events)
+        lines = [
+            f"{time_text(self.seconds)} in all, {time_text(ops)} of it in ops and "
+            f"{time_text(max(0.0, self.seconds - ops))} in Python between them.",
+            f"{quantity(self.made_bytes)} of arrays made, {quantity(self.kept_bytes)} kept for backward, "
+            f"{quantity(self.peak_bytes)} at the peak"
+            + (f", in {self._exact.event.name}." if self._exact is not None and self._exact.event else "."),
+        ]
+        holders = self.holders()[:3]
+        if holders:
+            lines.append(f"At the peak: {', '.join(f'{name} {quantity(size)}' for name, size in holders)}.")
+        for name, note in self.compiled().items():
+            count = len(note.splitlines())
+            lines.append(f"{name} is compiled, {count} lines: Profile.compiled() returns them.")
+        return lines
+
+    def chrome_trace(self, path: str | os.PathLike[str]) -> Path:
+        """Write the events as a Chrome trace, for ui.perfetto.dev or chrome://tracing.
+
+        Parameters
+        ----------
+        path : path
+            The file.
+
+        Returns
+        -------
+        Path
+            The path.
+        """
+        watch = self.watch
+        threads = {t: i for i, t in enumerate(dict.fromkeys(e.thread for e in watch.events))}
+
+        def moment(t: float) -> float:
+            return round((t - watch.began) * 1e6, 3)
+
+        found: list[dict[str, Any]] = [
+            {
+                "name": e.name, "cat": e.phase, "ph": "X", "pid": 1, "tid": threads[e.thread],
+                "ts": moment(e.start), "dur": round((e.stop - e.start) * 1e6, 3),
+                "args": {"line": shown_place(e.place), "made": e.made, "kept": e.kept},
+            }
+            for e in watch.events
+        ]  # fmt: skip
+        found += [
+            {
+                "name": watch.module_path(s.index), "cat": "module", "ph": "X", "pid": 1, "tid": 0,
+                "ts": moment(s.start), "dur": round((s.stop - s.start) * 1e6, 3),
+            }
+            for s in watch.scopes
+        ]  # fmt: skip
+        found += [
+            {"name": "bytes", "ph": "C", "pid": 1, "ts": moment(t), "args": {"arrays": size}}
+            for t, size in self._memory.curve
+        ]
+        target = Path(path)
+        text = json.dumps({"traceEvents": found, "displayTimeUnit": "ms"})
+        write_text(target, text)
+        return target
+
+
+@functools.cache
+def cost_of_observing() -> float:
+    """Return by how many seconds an observed op takes longer, without what the observer measures itself.
+
+    Observed ops take the careful path.  A chain of tiny ops is timed on both paths.
+    """
+    x = wrap(np.ones(1))
+    x.requires_grad_()
+
+    def chain() -> None:
+        y = x
+        for _ in range(10):
+            y = y * y
+        backward(y)
+
+    def timed() -> float:
+        start = perf_counter()
+        chain()
+        return perf_counter() - start
+
+    def watched() -> float:
+        with Watch() as watch:
+            chain()
+        return watch.seconds
+
+    plain, seen = (min(f() for _ in range(15)) for f in (timed, watched))
+    return max(0.0, seen - plain) / 20
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
+
+    def write(fresh: str) -> None:
+        Path(fresh).write_text(text, encoding="utf-8")
+
+    replace_file(path, write)
+
+
+def _op(event: Event) -> str:
+    return event.name
+
+
+def _line(event: Event) -> str:
+    return shown_place(event.place)
+
+
+def quantity(size: float) -> str:
+    """Return bytes as text: 0, 950 B, 12.3 kB, 4.56 MB."""
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}" if size < 1000 * factor else f"{size / factor:.0f} {unit}"
+    return f"{int(size)} B" if size else "0"
+
+
+def time_text(seconds: float) -> str:
+    """Return a time as text: 12.3 µs, 4.56 ms, 1.2 s."""
+    for factor, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
