@@ -473,7 +473,7 @@ def test_names_of_jax_are_explained() -> None:
     for look, message in (
         (
             lambda: ad.jit,
-            "module 'adjoint' has no attribute 'jit'.  Use the function as it is: adjoint runs eagerly.",
+            "module 'adjoint' has no attribute 'jit'.  Use ad.compile(f).",
         ),
         (lambda: ad.lax, "Use Python's if, for and while; ad.where inside ad.vmap."),
         (lambda: ad.tree_map, "Use ad.tree.map(f, tree)."),
