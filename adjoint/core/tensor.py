@@ -709,6 +709,10 @@ def note_view(view: Tensor, source: Tensor) -> None:
         mine, data = (mine, mine) if traced else (held(view), held(source))
         if mine is None or data is None:
             return
+    elif (
+        mine is data
+    ):  # an array of its own, whose base shows that it is a view, also after a write to source
+        mine = view._data = data.view()
     base = getattr(mine, "base", None)
     if mine is data or (base is not None and (base is data or base is data.base)):
         view._source = (weakref.ref(source), getattr(source, "_source", None))

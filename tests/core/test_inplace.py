@@ -426,6 +426,19 @@ def test_augmented_items_with_values_of_every_kind(value, mode):
     assert x.tolist() == [[1.0] * 3, [-1.0] * 3]
 
 
+@pytest.mark.parametrize("write", [lambda t: FLOATS["+="](t, 2.0), lambda t: t.copy_(ad.zeros(4))])
+def test_a_view_refuses_writes_also_after_a_write_to_its_source(write):
+    """The write to the source moves it to new memory, so that nothing else holds that of the view."""
+    x = ad.tensor(np.arange(4.0))
+    view = x.detach()
+    x += 1.0
+    with pytest.raises(errors.InPlaceError, match="is a view of another tensor"):
+        write(view)
+    assert view.tolist() == [0.0, 1.0, 2.0, 3.0]
+    del x
+    write(view)
+
+
 @given(
     st.lists(st.sampled_from(["+=", "-=", "*=", "set", "view", "detach", "copy", "use"]), max_size=12),
     st.data(),
