@@ -172,9 +172,7 @@ class MicroBatch:
                     "backward: the micro_batch() block in which this was started has ended, so its gradients "
                     "would be lost.\n  Wait for it inside the block."
                 )
-            new = {name: gradient_array(name, g) for name, g in own.items()}
-            if self._pending:
-                new = {name: _sum(self._pending.get(name), g) for name, g in new.items()}
+            new = _added(self._pending, own)  # no loop here: an interrupt in it may leave the lock held
             (commit if self._outer is None else self._outer.take)(gradients)
             self._pending.update(new)
 
@@ -226,6 +224,11 @@ class MicroBatch:
                 "  Call loss.backward() inside it.  Nothing was added."
             )
         acc._add_block(pending, self)
+
+
+def _added(pending: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the gradients of a backward as arrays, added to those of earlier ones in the block."""
+    return {name: _sum(pending.get(name), gradient_array(name, g)) for name, g in own.items()}
 
 
 def _sum(before: Any, g: Any) -> Any:

@@ -299,9 +299,12 @@ def _show(node: Node, operands: Sequence[Any]) -> None:
             return a if type(a) is Spec else Packed(pack(wrap(a)), unpack, a.shape, a.dtype)
 
         node.need_extra().packed = True
+        numbers = {i for i, operand in enumerate(operands) if not isinstance(operand, Tensor)}
         node.args = tuple(
-            packed(a) if isinstance(a, (ndarray, Lifted)) and not _is_leaf_data(a, node) else a
-            for a in node.args or ()
+            packed(a)
+            if i not in numbers and isinstance(a, (ndarray, Lifted)) and not _is_leaf_data(a, node)
+            else a
+            for i, a in enumerate(node.args or ())
         )
         if node.out is not None:
             node.out = tuple(map(packed, node.out)) if node.op.outputs > 1 else packed(node.out)
