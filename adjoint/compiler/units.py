@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from adjoint.compiler.emit.text import SHARED
 from adjoint.compiler.machine import Machine, binding, machine
 from adjoint.config import held_across_fork
 
@@ -25,6 +27,7 @@ __all__ = ["cache_directory", "clear_memory", "counts", "function", "link"]
 
 MAGIC = b"adjoint kernel 1\n"
 SUFFIX = ".kernel"
+USED = re.compile(r"@(unit_[0-9a-f]{32})\(")
 LIMIT = 8192  # files; the oldest half is removed when there are more
 
 _lock = held_across_fork(threading.RLock())
@@ -74,15 +77,16 @@ def _salt(here: Machine) -> bytes:
 
 
 def _load_or_compile(text: str, key: str, here: Machine) -> int:
+    imports = {name: function(SHARED[name]) for name in sorted(set(USED.findall(text)))}
     directory = cache_directory()
     found = None if directory is None else _read(directory, key)
     if found is not None:
         with suppress(RuntimeError):  # not an object of this machine: compile it anew
-            address = link(found)["kernel"]
+            address = link(found, imports=imports)["kernel"]
             counts["disk"] += 1
             return address
     code = compile_text(text, here)
-    address = link(code)["kernel"]
+    address = link(code, imports=imports)["kernel"]
     counts["compiled"] += 1
     if directory is not None:
         _write(directory, key, code)

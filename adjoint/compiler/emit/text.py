@@ -7,6 +7,7 @@ its outermost loop.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -513,6 +514,18 @@ class Writer:
         ]
         return "\n".join([*parts, self.body(f"void @kernel({given})"), ""])
 
+    def shared(self, parameters: Sequence[str]) -> str:
+        """End a unit that kernels call by ``use``, and return its text."""
+        self.line("ret void")
+        parts = [*sorted(self.unit.declarations), *(d for _, d in sorted(self.unit.definitions.items()))]
+        return "\n".join([*parts, self.body(f"void @kernel({', '.join(parameters)})"), ""])
+
+    def use(self, text: str, *args: Value) -> None:
+        """Call a unit of its own, which is compiled once for all kernels that use it."""
+        name = share(text)
+        self.declare(f"void @{name}({', '.join(a.type for a in args)})")
+        self.run(name, *args)
+
     @property
     def low(self) -> Value:
         """The first iteration of the outermost loop."""
@@ -540,6 +553,17 @@ class _Unit:
     def __init__(self) -> None:
         self.declarations: set[str] = set()
         self.definitions: dict[str, str] = {}
+
+
+# Units that kernels call, by name: ``units`` compiles them when it links a kernel that names them.
+SHARED: dict[str, str] = {}
+
+
+def share(text: str) -> str:
+    """Return the name by which kernels call a unit."""
+    name = f"unit_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    SHARED[name] = text
+    return name
 
 
 def _memory(element: str) -> str:

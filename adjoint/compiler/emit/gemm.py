@@ -1,0 +1,501 @@
+"""Matrix products with register tiles of their own.
+
+A product is cut into panels of a few rows, which the outermost loop of the kernel counts, and panels of a few
+vectors of columns.  Two panels meet in a tile, whose sums stay in registers while k runs.  B is packed first,
+by a kernel of its own, where its columns are not adjacent or where it is large.  A is packed by blocks of
+panels where its rows collide in the cache.  Each element is summed in one fixed order, so its bits do not
+depend on how the panels are divided between threads.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adjoint.compiler.emit.pack import pack_panels
+from adjoint.compiler.emit.text import Index, Value, Writer, element_of, size_of
+from adjoint.compiler.machine import Machine
+
+__all__ = ["Epilogue", "Kernel", "Kernels", "Product", "gemm", "tile_of"]
+
+# epilogue(w, batch, row, column, sums, mask) returns what is stored, or None if it stored it itself.
+Epilogue = Callable[[Writer, Index, Index, Index, Value, "Value | None"], "Value | None"]
+# after(w, batch, row, count) is called when all columns of some rows are stored.
+After = Callable[[Writer, Index, Index, Index], None]
+
+# The slots of the main kernel; those of an epilogue come after them.
+A, B, C, SCRATCH, FREE = range(5)
+
+PACK_BYTES = 128 * 1024  # a larger B is packed
+BLOCK_BYTES = 192 * 1024  # of A, which stays in the second-level cache while the columns pass
+
+
+class Product(NamedTuple):
+    """C[batch, m, n] = A[batch, m, k] · B[batch, k, n]; all strides count elements."""
+
+    dtype: Any
+    m: int
+    n: int
+    k: int
+    a: tuple[int, int]  # strides along m and k
+    b: tuple[int, int]  # along k and n
+    c: tuple[int, int]  # along m and n
+    batch: tuple[int, ...] = ()
+    a_batch: tuple[int, ...] = ()
+    b_batch: tuple[int, ...] = ()
+    c_batch: tuple[int, ...] = ()
+
+
+class Kernel(NamedTuple):
+    """The text of a kernel and the length of its outermost loop."""
+
+    text: str
+    length: int
+
+
+class Kernels(NamedTuple):
+    """What a product needs: ``pack`` runs first, if there is one.
+
+    ``pack`` reads B in slot 0 and writes ``packed`` bytes in slot 1, which is slot ``B`` of ``main``.
+    ``main`` has ``scratch`` bytes for each thread at the address in slot ``SCRATCH``.
+    """
+
+    pack: Kernel | None
+    main: Kernel
+    packed: int
+    scratch: int
+
+
+class Tile(NamedTuple):
+    """Rows and vectors of columns of a tile."""
+
+    rows: int
+    vectors: int
+
+
+def tile_of(machine: Machine, m: int, n: int, lanes: int) -> Tile:
+    """Choose a tile for the registers; it has fewer rows or columns where the product has fewer."""
+    most = 8 if machine.registers == 32 else 6 if machine.width else 4
+    m, wide = max(1, m), max(1, -(-n // lanes))
+    if m <= 3:  # few rows: more columns
+        return Tile(m, min(wide, 8 // m))
+    # rows that divide m need one kind of panel alone
+    rows = next((r for r in range(most, most // 2, -1) if m % r == 0), min(most, m))
+    return Tile(rows, min(2, wide))
+
+
+def gemm(
+    machine: Machine, product: Product, epilogue: Epilogue | None = None, after: After | None = None
+) -> Kernels:
+    """Return the kernels of a product."""
+    return _Gemm(machine, product, epilogue, after).kernels()
+
+
+class _Gemm:
+    def __init__(
+        self, machine: Machine, product: Product, epilogue: Epilogue | None, after: After | None
+    ) -> None:
+        self.machine, self.p = machine, product
+        self.epilogue, self.after = epilogue, after
+        self.element = element_of(product.dtype)
+        self.size = size_of(self.element)
+        self.lanes = machine.lanes(product.dtype)
+        self.tile = tile_of(machine, product.m, product.n, self.lanes)
+        self.columns = self.tile.vectors * self.lanes
+        self.batches = int(np.prod(product.batch))
+        p = product
+        self.panels = max(1, -(-p.m // self.tile.rows))
+        self.rows, self.larger = divmod(p.m, self.panels)  # the first ``larger`` panels have a row more
+        self.by_dots = self._dots_pay()
+        big = p.k * p.n * self.size > PACK_BYTES and p.m >= 2 * self.tile.rows
+        self.packs_b = not self.by_dots and p.k > 0 and ((p.b[1] != 1 and p.n > 1) or big)
+        self.packs_a = not self.by_dots and self._packing_a_pays()
+        self.block = self._block()
+        self.a_width = -(-(self.rows + 1) // self.lanes) * self.lanes
+        self.b_panels = -(-p.n // self.columns)
+        self.stack: Value | None = None
+
+    def _dots_pay(self) -> bool:
+        """Whether to vectorise along k: few rows and B's columns contiguous along k, or one column."""
+        p = self.p
+        along_a, along_b = p.a[1] == 1 or p.k == 1, p.b[0] == 1 or p.k == 1
+        return self.lanes > 1 and along_a and along_b and (p.n == 1 or (p.m <= 3 and p.b[1] != 1)) and p.k > 1
+
+    def _packing_a_pays(self) -> bool:
+        """Whether rows of A are far apart and often used."""
+        p = self.p
+        if p.n < 4 * self.columns or p.k * self.size < 512 or p.m < 2 * self.tile.rows:
+            return False
+        return p.a[1] != 1 or p.a[0] * self.size % 1024 == 0
+
+    def _block(self) -> int:
+        """Return how many panels of rows stay in the cache while the columns pass."""
+        bytes_of_panel = max(1, (self.rows + 1) * self.p.k * self.size)
+        return max(1, min(self.panels, BLOCK_BYTES // bytes_of_panel))
+
+    def kernels(self) -> Kernels:
+        p = self.p
+        scratch, pack, packed = 0, None, 0
+        b_bytes = self.b_panels * self.columns * p.k * self.size if self.packs_b else 0
+        a_bytes = self.block * self.a_width * p.k * self.size if self.packs_a else 0
+        if self.packs_b and self.batches == 1:
+            pack, packed = self._pack_kernel(), b_bytes
+            scratch = a_bytes
+        else:
+            scratch = a_bytes + b_bytes
+        scratch = -(-scratch // 64) * 64
+        self.scratch, self.a_offset = scratch, scratch - a_bytes
+        w = Writer(self.machine)
+        if p.m and p.n and self.batches:
+            (self._by_panel if self.batches == 1 else self._by_batch)(w)
+        length = (self.panels if self.batches == 1 else self.batches) if p.m and p.n else 0
+        return Kernels(pack, Kernel(w.kernel(), length), packed, scratch)
+
+    def _pack_kernel(self) -> Kernel:
+        w = Writer(self.machine)
+        self._pack_b(w, w.slot(0), w.slot(1), w.low, w.high)
+        return Kernel(w.kernel(), self.b_panels)
+
+    def _pack_b(self, w: Writer, source: Value, target: Value, low: Index, high: Index) -> None:
+        p = self.p
+        pack_panels(
+            w, self.element, self.lanes, source, target, low, high,
+            count=p.n, width=self.columns, stride=self.columns, depth=p.k, along=p.b[1], deep=p.b[0],
+        )  # fmt: skip
+
+    # Loops --------------------------------------------------------------------------------------
+
+    def _by_panel(self, w: Writer) -> None:
+        self._panels(w, 0, w.slot(A), w.slot(B), w.slot(C), w.low, w.high)
+
+    def _by_batch(self, w: Writer) -> None:
+        p = self.p
+
+        def one(item: Value, _: list[Value]) -> None:
+            a = w.at(w.slot(A), self.element, self._offset(w, item, p.a_batch))
+            b = w.at(w.slot(B), self.element, self._offset(w, item, p.b_batch))
+            c = w.at(w.slot(C), self.element, self._offset(w, item, p.c_batch))
+            if self.packs_b:
+                target = self._own_scratch(w)
+                self._pack_b(w, b, target, 0, self.b_panels)
+                b = target
+            self._panels(w, item, a, b, c, 0, self.panels)
+
+        w.loop(w.low, w.high, 1, one)
+
+    def _offset(self, w: Writer, item: Value, strides: tuple[int, ...]) -> Index:
+        """Return where a batch item starts."""
+        offset: Index = 0
+        rest: Index = item
+        for count, stride in zip(reversed(self.p.batch), reversed(strides), strict=True):
+            rest, place = w.divide(rest, count)
+            offset = w.plus(offset, w.times(place, stride))
+        return offset
+
+    def _own_scratch(self, w: Writer, offset: int = 0) -> Value:
+        return w.at(w.slot(SCRATCH), "i8", w.plus(w.times(w.thread, self.scratch), offset))
+
+    def _panels(self, w: Writer, item: Index, a: Value, b: Value, c: Value, low: Index, high: Index) -> None:
+        """Emit the panels of rows from low to high, by blocks."""
+        if self.by_dots:
+            self._dots(w, item, a, b, c, low, high)
+            return
+        packed_a = self._own_scratch(w, self.a_offset) if self.packs_a else None
+
+        def block(first: Value, _: list[Value]) -> None:
+            end = w.least(w.plus(first, self.block), high)
+            if packed_a is not None:
+                self._pack_block(w, a, packed_a, first, end)
+            full, rest = divmod(self.p.n, self.columns)
+            if full:
+                w.loop(
+                    0,
+                    full,
+                    1,
+                    lambda j, _: self._column(w, item, a, packed_a, b, c, first, end, j, self.columns),
+                )
+            if rest:
+                self._column(w, item, a, packed_a, b, c, first, end, full, rest)
+            if self.after is not None:
+                start = self._row_of(w, first)
+                self.after(w, item, start, self._index(w, "sub", self._row_of(w, end), start))
+
+        w.loop(low, high, self.block, block)
+
+    @staticmethod
+    def _index(w: Writer, name: str, a: Index, b: Index) -> Index:
+        return w.op(name, w.index_value(a), w.index_value(b))
+
+    def _row_of(self, w: Writer, panel: Index) -> Index:
+        """Return the first row of a panel."""
+        return w.plus(w.times(panel, self.rows), w.least(panel, self.larger) if self.larger else 0)
+
+    def _by_rows(self, w: Writer, low: Index, high: Index, body: Callable[[Value, int], None]) -> None:
+        """Emit ``body(panel, rows)`` for panels from low to high: first the larger ones, then the others."""
+        if self.larger:
+            w.loop(low, w.least(high, self.larger), 1, lambda i, _: body(i, self.rows + 1))
+            beyond = w.index_value(low)
+            beyond = w.select(w.compare("sgt", beyond, self.larger), beyond, w.like(beyond, self.larger))
+            w.loop(beyond, high, 1, lambda i, _: body(i, self.rows))
+        else:
+            w.loop(low, high, 1, lambda i, _: body(i, self.rows))
+
+    def _pack_block(self, w: Writer, a: Value, target: Value, first: Value, end: Index) -> None:
+        """Pack the panels of a block of A: at each k the rows are adjacent."""
+        p = self.p
+
+        def one(panel: Value, rows: int) -> None:
+            source = w.at(a, self.element, w.times(self._row_of(w, panel), p.a[0]))
+            place = w.times(w.sub(panel, first), self.a_width * p.k)
+            pack_panels(
+                w, self.element, self.lanes, source, w.at(target, self.element, place), 0, 1,
+                count=rows, width=rows, stride=self.a_width, depth=p.k, along=p.a[0], deep=p.a[1],
+            )  # fmt: skip
+
+        self._by_rows(w, first, end, one)
+
+    def _column(
+        self, w: Writer, item: Index, a: Value, packed_a: Value | None, b: Value, c: Value,
+        first: Value, end: Index, j: Index, columns: int,
+    ) -> None:  # fmt: skip
+        """Emit one panel of columns: the tiles of all rows of a block."""
+        p = self.p
+        column = w.times(j, self.columns)
+        place = w.times(j, self.columns * p.k) if self.packs_b else w.times(column, p.b[1])
+        b = w.at(b, self.element, place)
+        a_strides = p.a if packed_a is None else (1, self.a_width)
+        b_deep = self.columns if self.packs_b else p.b[0]
+
+        def one(panel: Value, rows: int) -> None:
+            row = self._row_of(w, panel)
+            if packed_a is None:
+                start = w.at(a, self.element, w.times(row, p.a[0]))
+            else:
+                start = w.at(packed_a, self.element, w.times(w.sub(panel, first), self.a_width * p.k))
+            out, step = self._target(w, c, row, column)
+            tile = tile_text(self.machine, self.element, rows, columns, self.packs_b)
+            numbers = [w.index_value(x) for x in (*a_strides, b_deep, step, p.k)]
+            w.use(tile, start, b, out, *numbers)
+            self._finish(w, item, row, rows, column, columns, out, step, c)
+
+        self._by_rows(w, first, end, one)
+
+    def _target(self, w: Writer, c: Value, row: Index, column: Index) -> tuple[Value, int]:
+        """Return where a tile is stored and the step of its rows: C, or memory on the stack."""
+        p = self.p
+        if p.c[1] == 1 or p.n == 1:
+            return w.at(c, self.element, w.plus(w.times(row, p.c[0]), column)), p.c[0]
+        if self.stack is None:
+            self.stack = w.scratch(self.element, (self.rows + 1) * self.columns)
+        return self.stack, self.columns
+
+    def _finish(
+        self,
+        w: Writer,
+        item: Index,
+        row: Index,
+        rows: int,
+        column: Index,
+        columns: int,
+        source: Value,
+        step: int,
+        c: Value,
+    ) -> None:
+        """Apply the epilogue to a tile, and put it in its place if it is not there."""
+        p = self.p
+        adjacent = p.c[1] == 1 or p.n == 1
+        if self.epilogue is None and adjacent:
+            return
+        parameters = [
+            ("ptr", "args"),
+            ("ptr", "from"),
+            ("ptr", "c"),
+            *(("i64", n) for n in ("item", "row", "count", "column")),
+        ]
+        name = f"finish_{columns}"
+        w.define(name, parameters, lambda inner, given: self._finish_body(inner, columns, step, *given[1:]))
+        numbers = [w.index_value(x) for x in (item, row, rows, column)]
+        w.run(name, Value("%args", "ptr"), source, c, *numbers)
+
+    def _finish_body(
+        self, w: Writer, columns: int, step: int,
+        source: Value, c: Value, item: Value, row: Value, count: Value, column: Value,
+    ) -> None:  # fmt: skip
+        p = self.p
+        whole = columns // self.lanes * self.lanes if columns > 4 * self.lanes else 0
+
+        def one_row(i: Value, _: list[Value]) -> None:
+            at = w.at(source, self.element, w.times(i, step))
+            here = w.plus(row, i)
+            out = w.at(c, self.element, w.plus(w.times(here, p.c[0]), w.times(column, p.c[1])))
+
+            def piece(offset: Index, lanes: int, mask: Value | None) -> None:
+                value: Value | None = w.load(w.at(at, self.element, offset), self.element, lanes, mask)
+                if self.epilogue is not None and value is not None:
+                    value = self.epilogue(w, item, here, w.plus(column, offset), value, mask)
+                if value is not None:
+                    self._store(w, value, w.at(out, self.element, w.times(offset, p.c[1])), mask)
+
+            w.loop(0, whole, self.lanes, lambda k, _: piece(k, self.lanes, None))
+            for offset, lanes, mask in w.pieces(columns - whole, self.lanes):
+                piece(whole + offset, lanes, mask)
+
+        w.loop(0, count, 1, one_row)
+
+    def _store(self, w: Writer, value: Value, place: Value, mask: Value | None) -> None:
+        """Store a vector of columns; one by one where they are not adjacent."""
+        stride = self.p.c[1]
+        if stride == 1 or value.lanes == 1:
+            w.store(value, place, mask)
+            return
+        count = value.lanes if mask is None else mask.text.count("true")
+        for lane in range(count):
+            w.store(w.extract(value, lane), w.at(place, self.element, lane * stride))
+
+    def _dots(self, w: Writer, item: Index, a: Value, b: Value, c: Value, low: Index, high: Index) -> None:
+        """Emit panels whose elements are dot products along k."""
+        p = self.p
+
+        def one(panel: Value, rows: int) -> None:
+            row = self._row_of(w, panel)
+            start = w.at(a, self.element, w.times(row, p.a[0]))
+            adjacent = p.c[1] == 1 or p.n == 1
+            out = w.at(c, self.element, w.times(row, p.c[0]))
+            full, rest = divmod(p.n, DOTS)
+
+            def columns(j: Index, count: int) -> None:
+                at_b = w.at(b, self.element, w.times(j, DOTS * p.b[1]))
+                to = w.at(out, self.element, w.times(j, DOTS * p.c[1]))
+                text = dots_text(self.machine, self.element, rows, count)
+                numbers = [w.index_value(x) for x in (p.a[0], p.b[1], *p.c, p.k)]
+                w.use(text, start, at_b, to, *numbers)
+
+            w.loop(0, full, 1, lambda j, _: columns(j, DOTS))
+            if rest:
+                columns(full, rest)
+            if adjacent or self.epilogue is not None:
+                self._finish_dots(w, item, row, rows, out, c, adjacent)
+            if self.after is not None:
+                self.after(w, item, row, rows)
+
+        self._by_rows(w, low, high, one)
+
+    def _finish_dots(
+        self, w: Writer, item: Index, row: Index, rows: int, out: Value, c: Value, adjacent: bool
+    ) -> None:
+        """Apply the epilogue to whole rows, or to one element after another where they are not adjacent."""
+        p = self.p
+        if adjacent:
+            self._finish(w, item, row, rows, 0, p.n, out, p.c[0], c)
+            return
+        assert self.epilogue is not None
+
+        def one(i: Value, _: list[Value]) -> None:
+            def element(j: Value, _: list[Value]) -> None:
+                place = w.at(out, self.element, w.plus(w.times(i, p.c[0]), w.times(j, p.c[1])))
+                value = self.epilogue(w, item, w.plus(row, i), j, w.load(place, self.element), None)  # type: ignore[misc]
+                if value is not None:
+                    w.store(value, place)
+
+            w.loop(0, p.n, 1, element)
+
+        w.loop(0, rows, 1, one)
+
+
+# Units that all products share ---------------------------------------------------------------------
+
+DOTS = 4  # columns of a group of dot products
+
+
+@functools.cache
+def tile_text(machine: Machine, element: str, rows: int, columns: int, padded: bool) -> str:
+    """Return the unit of one tile: ``(a, b, c, step of rows of a, of k in a, of k in b, of rows of c, k)``.
+
+    ``padded`` says that whole vectors of B can be read.
+    """
+    w = Writer(machine)
+    lanes = machine.lanes(np.float32 if element == "float" else np.float64)
+    a, b, c = (Value(f"%{n}", "ptr") for n in "abc")
+    a_row, a_deep, b_deep, c_row, depth = (Value(f"%{n}", "i64") for n in ("ar", "ak", "bk", "cr", "k"))
+    pieces = w.pieces(columns, lanes)
+    starts = [w.at(a, element, w.times(i, a_row)) for i in range(rows)]
+    count = rows * len(pieces)
+    # few sums: take several steps of k apart, so that additions need not wait for each other
+    apart = 4 if count <= 2 else 2 if count <= 6 else 1
+    zeros = [w.const(0.0, element, piece.lanes) for _ in range(rows) for piece in pieces]
+
+    def step(k_a: Index, at_b: Value, sums: list[Value]) -> list[Value]:
+        found = [
+            w.load(w.at(at_b, element, q.offset), element, q.lanes, None if padded else q.mask)
+            for q in pieces
+        ]
+        after = []
+        for i in range(rows):
+            x = w.load(w.at(starts[i], element, k_a), element)
+            wide = {n: w.splat(x, n) for n in {piece.lanes for piece in pieces}}
+            after += [w.fma(wide[q.lanes], found[j], sums[i * len(pieces) + j]) for j, q in enumerate(pieces)]
+        return after
+
+    def body(_: Value, carried: list[Value]) -> list[Value]:
+        k_a, at_b, *sums = carried
+        for u in range(apart):
+            sums[u * count : (u + 1) * count] = step(k_a, at_b, sums[u * count : (u + 1) * count])
+            k_a, at_b = w.add(k_a, a_deep), w.at(at_b, element, b_deep)
+        return [k_a, at_b, *sums]
+
+    whole = depth if apart == 1 else w.bits("and", depth, -apart)
+    k_a, at_b, *sums = w.loop(0, whole, apart, body, [w.const(0, "i64"), b, *zeros * apart])
+
+    def last(_: Value, carried: list[Value]) -> list[Value]:
+        k_a, at_b, *sums = carried
+        sums = step(k_a, at_b, sums)
+        return [w.add(k_a, a_deep), w.at(at_b, element, b_deep), *sums]
+
+    if apart > 1:
+        _, _, *sums[:count] = w.loop(whole, depth, 1, last, [k_a, at_b, *sums[:count]])
+    while apart > 1:
+        apart //= 2
+        half = apart * count
+        sums = [w.add(x, y) for x, y in zip(sums[:half], sums[half:], strict=True)]
+    for i in range(rows):
+        for j, q in enumerate(pieces):
+            out = w.at(w.at(c, element, w.times(i, c_row)), element, q.offset)
+            w.store(sums[i * len(pieces) + j], out, q.mask)
+    names = [f"ptr %{n}" for n in "abc"] + [f"i64 %{n}" for n in ("ar", "ak", "bk", "cr", "k")]
+    return w.shared(names)
+
+
+@functools.cache
+def dots_text(machine: Machine, element: str, rows: int, columns: int) -> str:
+    """Return the unit of dot products: ``(a, b, c, rows of a, columns of b, rows and columns of c, k)``."""
+    w = Writer(machine)
+    lanes = machine.lanes(np.float32 if element == "float" else np.float64)
+    a, b, c = (Value(f"%{n}", "ptr") for n in "abc")
+    a_row, b_column, c_row, c_column, depth = (Value(f"%{n}", "i64") for n in ("ar", "bc", "cr", "cc", "k"))
+    pairs = [(i, j) for i in range(rows) for j in range(columns)]
+    at_a = [w.at(a, element, w.times(i, a_row)) for i in range(rows)]
+    at_b = [w.at(b, element, w.times(j, b_column)) for j in range(columns)]
+
+    def step(k: Index, wide: int, mask: Value | None, sums: list[Value]) -> list[Value]:
+        x = [w.load(w.at(p, element, k), element, wide, mask) for p in at_a]
+        y = [w.load(w.at(p, element, k), element, wide, mask) for p in at_b]
+        return [w.fma(x[i], y[j], s) for (i, j), s in zip(pairs, sums, strict=True)]
+
+    whole = w.bits("and", depth, -lanes)
+    zeros = [w.const(0.0, element, lanes) for _ in pairs]
+    sums = w.loop(0, whole, lanes, lambda k, carried: step(k, lanes, None, carried), zeros)
+    if machine.masks:
+        places = w.constants(range(lanes), "i64")
+        mask = w.compare("slt", places, w.splat(w.sub(depth, whole), lanes))
+        sums = step(whole, lanes, mask, sums)
+        totals = [w.fold(s, w.add) for s in sums]
+    else:
+        totals = [w.fold(s, w.add) for s in sums]
+        totals = w.loop(whole, depth, 1, lambda k, carried: step(k, 1, None, carried), totals)
+    for (i, j), total in zip(pairs, totals, strict=True):
+        w.store(total, w.at(w.at(c, element, w.times(i, c_row)), element, w.times(j, c_column)))
+    names = [f"ptr %{n}" for n in "abc"] + [f"i64 %{n}" for n in ("ar", "bc", "cr", "cc", "k")]
+    return w.shared(names)

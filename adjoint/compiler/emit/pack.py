@@ -1,0 +1,158 @@
+"""Copies of matrices in panels: at each step of k the numbers that a tile needs are adjacent."""
+
+from __future__ import annotations
+
+import functools
+
+from adjoint.compiler.emit.text import Index, Value, Writer
+from adjoint.compiler.machine import Machine
+
+__all__ = ["pack_panels", "transposed"]
+
+
+def pack_panels(
+    w: Writer, element: str, lanes: int, source: Value, target: Value, low: Index, high: Index, *,
+    count: int, width: int, stride: int, depth: int, along: int, deep: int,
+) -> None:  # fmt: skip
+    """Emit the copy of the panels from low to high of a matrix with ``count`` numbers along its width.
+
+    A panel has ``width`` of them at each of ``depth`` steps; ``along`` and ``deep`` are the strides of the
+    source, ``stride`` is that of the steps in the target.  What is behind ``count`` becomes 0.
+    """
+    full, rest = divmod(count, width)
+
+    def panel(j: Index, wide: int) -> None:
+        start = w.at(source, element, w.times(j, width * along))
+        out = w.at(target, element, w.times(j, stride * depth))
+        if along == 1 or depth == 1 or wide == 1:
+            _rows(w, element, lanes, start, out, wide, stride, depth, along, deep)
+        elif deep == 1 and lanes > 1:
+            _turned(w, element, lanes, start, out, wide, stride, depth, along)
+        else:
+            _one_by_one(w, element, start, out, wide, stride, depth, along, deep)
+
+    w.loop(low, w.least(high, full), 1, lambda j, _: panel(j, width))
+    if rest:
+        with w.when(w.compare("sgt", w.index_value(high), full)):
+            panel(full, rest)
+
+
+def _rows(
+    w: Writer, element: str, lanes: int, start: Value, out: Value,
+    wide: int, stride: int, depth: int, along: int, deep: int,
+) -> None:  # fmt: skip
+    """Copy vectors."""
+    if along != 1 and wide > 1:
+        _one_by_one(w, element, start, out, wide, stride, depth, along, deep)
+        return
+
+    def row(k: Value, _: list[Value]) -> None:
+        at, to = w.at(start, element, w.times(k, deep)), w.at(out, element, w.times(k, stride))
+        for offset, n, mask in w.pieces(wide, lanes):
+            x = w.load(w.at(at, element, offset), element, n, mask)
+            w.store(x, w.at(to, element, offset), None if offset + n <= stride else mask)
+        _zeros(w, element, lanes, to, wide, stride)
+
+    w.loop(0, depth, 1, row)
+
+
+def _zeros(w: Writer, element: str, lanes: int, to: Value, wide: int, stride: int) -> None:
+    """Store 0 behind the numbers of one step."""
+    covered = max((p.offset + p.lanes for p in w.pieces(wide, lanes)), default=0)
+    for offset, n, mask in w.pieces(max(0, stride - covered), lanes):
+        w.store(w.const(0.0, element, n), w.at(to, element, covered + offset), mask)
+
+
+def _one_by_one(
+    w: Writer,
+    element: str,
+    start: Value,
+    out: Value,
+    wide: int,
+    stride: int,
+    depth: int,
+    along: int,
+    deep: int,
+) -> None:
+    def row(k: Value, _: list[Value]) -> None:
+        at, to = w.at(start, element, w.times(k, deep)), w.at(out, element, w.times(k, stride))
+
+        def one(i: Value, _: list[Value]) -> None:
+            w.store(w.load(w.at(at, element, w.times(i, along)), element), w.at(to, element, i))
+
+        w.loop(0, wide, 1, one)
+        zero = w.const(0.0, element)
+        w.loop(wide, stride, 1, lambda i, _: w.store(zero, w.at(to, element, i)))
+
+    w.loop(0, depth, 1, row)
+
+
+def _turned(
+    w: Writer,
+    element: str,
+    lanes: int,
+    start: Value,
+    out: Value,
+    wide: int,
+    stride: int,
+    depth: int,
+    along: int,
+) -> None:
+    """Copy squares of vectors, turned: the source is contiguous along k."""
+    whole = depth // lanes * lanes
+    rest = depth - whole
+    for first in range(0, stride, lanes):
+        count = max(0, min(lanes, wide - first))
+        text = _square_text(w.machine, element, lanes, count)
+        at = w.at(start, element, first * along)
+
+        def square(k: Index, n: int, text: str = text, at: Value = at, first: int = first) -> None:
+            to = w.at(out, element, w.plus(w.times(k, stride), first))
+            w.use(text, w.at(at, element, k), to, *(w.index_value(x) for x in (along, stride, n)))
+
+        w.loop(0, whole, lanes, lambda k, _, square=square: square(k, lanes))  # type: ignore[misc]
+        if rest and w.machine.masks:
+            square(whole, rest)
+    if rest and not w.machine.masks:
+        at, to = w.at(start, element, whole), w.at(out, element, whole * stride)
+        _one_by_one(w, element, at, to, wide, stride, rest, along, 1)
+
+
+@functools.cache
+def _square_text(machine: Machine, element: str, lanes: int, count: int) -> str:
+    """Return the unit that turns a square: ``(from, to, step of from, step of to, rows of the result)``."""
+    w = Writer(machine)
+    source, target = Value("%from", "ptr"), Value("%to", "ptr")
+    along, stride, n = (Value(f"%{name}", "i64") for name in ("along", "stride", "n"))
+    mask = w.compare("slt", w.constants(range(lanes), "i64"), w.splat(n, lanes)) if machine.masks else None
+    rows = [
+        w.load(w.at(source, element, w.times(i, along)), element, lanes, mask)
+        if i < count
+        else w.const(0.0, element, lanes)
+        for i in range(lanes)
+    ]
+    for i, x in enumerate(transposed(w, rows)):
+        out = w.at(target, element, w.times(i, stride))
+        if machine.masks:
+            with w.when(w.compare("sgt", n, i)):
+                w.store(x, out)
+        else:
+            w.store(x, out)
+    return w.shared(["ptr %from", "ptr %to", "i64 %along", "i64 %stride", "i64 %n"])
+
+
+def transposed(w: Writer, rows: list[Value]) -> list[Value]:
+    """Return the columns of a square of vectors: log₂ stages that swap halves, quarters, …"""
+    n = len(rows)
+    distance = 1
+    while distance < n:
+        after = list(rows)
+        for i in range(n):
+            if not i & distance:
+                a, b = rows[i], rows[i + distance]
+                low = [j if not j & distance else n + j - distance for j in range(n)]
+                high = [j + distance if not j & distance else n + j for j in range(n)]
+                after[i], after[i + distance] = w.shuffle(a, b, low), w.shuffle(a, b, high)
+        rows = after
+        distance *= 2
+    return rows
