@@ -1,0 +1,363 @@
+"""Runs the records of a program; helper threads of native code take part in the longer ones.
+
+A record is a kernel, its arguments, and the cuts of its outermost loop into chunks.  The caller takes chunks
+from the front, helpers take them from the back, so a helper that comes late, or never, costs nothing: the
+caller waits only for chunks that a helper has taken.  Which thread ran a chunk does not change its bits.
+
+Helpers are POSIX threads that never touch Python.  They spin for a while after their last chunk, then sleep
+on a futex.  They exist on Linux only; elsewhere the caller runs all chunks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+
+from adjoint.compiler import units
+from adjoint.compiler.machine import binding, machine
+from adjoint.config import held_across_fork
+
+__all__ = ["MAX_CHUNKS", "RECORD", "addresses", "chunks_helped", "helpers", "records", "start"]
+
+RECORD = 4  # words of a record: function, arguments, number of chunks, cuts
+MAX_CHUNKS = 4096
+SPIN = 20_000  # rounds before a helper sleeps: about half a millisecond
+
+# One word describes the job, so that a late helper never mixes two of them:
+# bits 0–15 chunks taken from the front, 16–31 taken from the back, 32–47 all chunks, 48–63 highest helper.
+_TEXT = r"""
+@ticket = internal global [8 x i64] zeroinitializer, align 64
+@finished = internal global [8 x i64] zeroinitializer, align 64
+@alarm = internal global [8 x i64] zeroinitializer, align 64
+@sleepers = internal global [8 x i64] zeroinitializer, align 64
+@busy = internal global [8 x i64] zeroinitializer, align 64
+@job = internal global ptr null, align 64
+@helped = internal global [8 x i64] zeroinitializer, align 64
+
+PAUSE_DECLARATION
+THREAD_DECLARATIONS
+
+define internal i1 @left(i64 %ticket) {
+  %front = and i64 %ticket, 65535
+  %back.0 = lshr i64 %ticket, 16
+  %back = and i64 %back.0, 65535
+  %all.0 = lshr i64 %ticket, 32
+  %all = and i64 %all.0, 65535
+  %taken = add i64 %front, %back
+  %some = icmp slt i64 %taken, %all
+  ret i1 %some
+}
+
+define internal void @chunk(ptr %record, i64 %k, i64 %thread) {
+  %function = load ptr, ptr %record
+  %at.args = getelementptr i64, ptr %record, i64 1
+  %args = load ptr, ptr %at.args
+  %at.cuts = getelementptr i64, ptr %record, i64 3
+  %cuts = load ptr, ptr %at.cuts
+  %at.low = getelementptr i64, ptr %cuts, i64 %k
+  %low = load i64, ptr %at.low
+  %at.high = getelementptr i64, ptr %at.low, i64 1
+  %high = load i64, ptr %at.high
+  call void %function(ptr %args, i64 %low, i64 %high, i64 %k, i64 %thread)
+  ret void
+}
+
+; The caller's part of a record with several chunks.
+define internal void @share(ptr %record, i64 %count, i64 %helpers) {
+entry:
+  %none = icmp eq i64 %helpers, 0
+  br i1 %none, label %alone, label %try
+try:
+  %took = cmpxchg ptr @busy, i64 0, i64 1 acquire monotonic
+  %mine = extractvalue { i64, i1 } %took, 1
+  br i1 %mine, label %offer, label %alone
+alone:
+  %k = phi i64 [ 0, %entry ], [ 0, %try ], [ %k.next, %alone ]
+  call void @chunk(ptr %record, i64 %k, i64 0)
+  %k.next = add i64 %k, 1
+  %more = icmp slt i64 %k.next, %count
+  br i1 %more, label %alone, label %end
+offer:
+  store ptr %record, ptr @job
+  store atomic i64 0, ptr @finished release, align 8
+  %all = shl i64 %count, 32
+  %limit = shl i64 %helpers, 48
+  %ticket = or i64 %all, %limit
+  store atomic i64 %ticket, ptr @ticket release, align 8
+  br label %take
+take:
+  %done = phi i64 [ 0, %offer ], [ %done.next, %work ]
+  %found = atomicrmw add ptr @ticket, i64 1 acq_rel
+  %some = call i1 @left(i64 %found)
+  br i1 %some, label %work, label %join
+work:
+  %front = and i64 %found, 65535
+  call void @chunk(ptr %record, i64 %front, i64 0)
+  %done.next = add i64 %done, 1
+  br label %take
+join:
+  %theirs = sub i64 %count, %done
+  %before = load i64, ptr @helped
+  %after = add i64 %before, %theirs
+  store i64 %after, ptr @helped
+  br label %wait
+wait:
+  %round = phi i64 [ 0, %join ], [ %round.next, %again ]
+  %ready = load atomic i64, ptr @finished acquire, align 8
+  %all.ready = icmp sge i64 %ready, %theirs
+  br i1 %all.ready, label %leave, label %spin
+spin:
+  PAUSE
+  %round.next = add i64 %round, 1
+  %long = icmp sgt i64 %round.next, 2000
+  br i1 %long, label %yield, label %again
+yield:
+  YIELD
+  br label %again
+again:
+  br label %wait
+leave:
+  store atomic i64 0, ptr @busy release, align 8
+  br label %end
+end:
+  ret void
+}
+
+; Run records one after the other.
+define void @run(ptr %records, i64 %count, i64 %helpers) {
+entry:
+  %any = icmp sgt i64 %count, 0
+  br i1 %any, label %start, label %end
+start:
+  %multi = icmp sgt i64 %helpers, 0
+  br i1 %multi, label %ring, label %record
+ring:
+  call void @wake()
+  br label %record
+record:
+  %i = phi i64 [ 0, %start ], [ 0, %ring ], [ %next, %after ]
+  %offset = mul i64 %i, 4
+  %at = getelementptr i64, ptr %records, i64 %offset
+  %at.chunks = getelementptr i64, ptr %at, i64 2
+  %chunks = load i64, ptr %at.chunks
+  %one = icmp eq i64 %chunks, 1
+  br i1 %one, label %single, label %several
+single:
+  call void @chunk(ptr %at, i64 0, i64 0)
+  br label %after
+several:
+  %some = icmp sgt i64 %chunks, 0
+  br i1 %some, label %shared, label %after
+shared:
+  call void @share(ptr %at, i64 %chunks, i64 %helpers)
+  br label %after
+after:
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %count
+  br i1 %more, label %record, label %end
+end:
+  ret void
+}
+
+; A forked child has no helpers, and its parent may have been at work.
+define void @forget() {
+  store atomic i64 0, ptr @ticket seq_cst, align 8
+  store atomic i64 0, ptr @finished seq_cst, align 8
+  store atomic i64 0, ptr @sleepers seq_cst, align 8
+  store atomic i64 0, ptr @busy seq_cst, align 8
+  ret void
+}
+
+define i64 @chunks_helped() {
+  %n = load i64, ptr @helped
+  ret i64 %n
+}
+"""
+
+_THREADS = r"""
+define internal void @wake() {
+  %asleep = load atomic i64, ptr @sleepers seq_cst, align 8
+  %some = icmp ne i64 %asleep, 0
+  br i1 %some, label %ring, label %end
+ring:
+  %old = atomicrmw add ptr @alarm, i64 1 seq_cst
+  %r = call i64 (i64, ...) @syscall(i64 FUTEX, ptr @alarm, i32 129, i32 2147483647, ptr null)
+  br label %end
+end:
+  ret void
+}
+
+define internal ptr @helper(ptr %number) {
+entry:
+  %signals = alloca [16 x i64], align 16
+  call void @llvm.memset.p0.i64(ptr %signals, i8 -1, i64 128, i1 false)
+  %blocked = call i32 @pthread_sigmask(i32 0, ptr %signals, ptr null)
+  %me = ptrtoint ptr %number to i64
+  br label %idle
+idle:
+  br label %look
+look:
+  %round = phi i64 [ 0, %idle ], [ %round.next, %spin ]
+  %seen = load atomic i64, ptr @ticket acquire, align 8
+  %some = call i1 @left(i64 %seen)
+  %limit = lshr i64 %seen, 48
+  %may = icmp sle i64 %me, %limit
+  %both = and i1 %some, %may
+  br i1 %both, label %take, label %wait
+take:
+  %found = atomicrmw add ptr @ticket, i64 65536 acq_rel
+  %still = call i1 @left(i64 %found)
+  br i1 %still, label %work, label %idle
+work:
+  %record = load ptr, ptr @job
+  %back.0 = lshr i64 %found, 16
+  %back = and i64 %back.0, 65535
+  %all.0 = lshr i64 %found, 32
+  %all = and i64 %all.0, 65535
+  %last = sub i64 %all, 1
+  %k = sub i64 %last, %back
+  call void @chunk(ptr %record, i64 %k, i64 %me)
+  %old = atomicrmw add ptr @finished, i64 1 acq_rel
+  br label %idle
+wait:
+  PAUSE
+  %round.next = add i64 %round, 1
+  %patient = icmp slt i64 %round.next, SPIN
+  br i1 %patient, label %spin, label %sleep
+spin:
+  br label %look
+sleep:
+  %before = load atomic i64, ptr @alarm seq_cst, align 8
+  %s0 = atomicrmw add ptr @sleepers, i64 1 seq_cst
+  %low = trunc i64 %before to i32
+  %r = call i64 (i64, ...) @syscall(i64 FUTEX, ptr @alarm, i32 128, i32 %low, ptr null)
+  %s1 = atomicrmw sub ptr @sleepers, i64 1 seq_cst
+  br label %idle
+}
+
+define i32 @start(i64 %number) {
+  %id = alloca [8 x i64], align 16
+  %me = inttoptr i64 %number to ptr
+  %failed = call i32 @pthread_create(ptr %id, ptr null, ptr @helper, ptr %me)
+  %ok = icmp eq i32 %failed, 0
+  br i1 %ok, label %detach, label %end
+detach:
+  %thread = load i64, ptr %id
+  %r = call i32 @pthread_detach(i64 %thread)
+  br label %end
+end:
+  ret i32 %failed
+}
+"""
+
+_NO_THREADS = r"""
+define internal void @wake() {
+  ret void
+}
+
+define i32 @start(i64 %number) {
+  ret i32 1
+}
+"""
+
+_DECLARATIONS = """declare i32 @pthread_create(ptr, ptr, ptr, ptr)
+declare i32 @pthread_detach(i64)
+declare i32 @pthread_sigmask(i32, ptr, ptr)
+declare i64 @syscall(i64, ...)
+declare i32 @sched_yield()
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"""
+
+# The number of the system call futex, and how to tell the processor of a spin loop.
+_FUTEX = {"x86_64": 202, "aarch64": 98}
+_PAUSE = {
+    "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
+    "aarch64": ("declare void @llvm.aarch64.hint(i32)", "call void @llvm.aarch64.hint(i32 1)"),
+}
+
+_lock = held_across_fork(threading.RLock())
+_found: dict[str, int] = {}
+_helpers = 0
+
+
+def _has_threads() -> bool:
+    return sys.platform == "linux" and platform.machine() in _FUTEX
+
+
+def _text() -> str:
+    kind = platform.machine()
+    declaration, pause = _PAUSE.get(kind, ("", ""))
+    threads = _has_threads()
+    text = _TEXT + (_THREADS if threads else _NO_THREADS)
+    for name, value in (
+        ("PAUSE_DECLARATION", declaration),
+        ("THREAD_DECLARATIONS", _DECLARATIONS if threads else ""),
+        ("PAUSE", pause),
+        ("YIELD", "%y = call i32 @sched_yield()" if threads else ""),
+        ("FUTEX", str(_FUTEX.get(kind, 0))),
+        ("SPIN", str(SPIN)),
+    ):
+        text = text.replace(name, value)
+    return text
+
+
+def addresses() -> dict[str, int]:
+    """Return the addresses of ``run``, ``start``, ``forget`` and ``chunks_helped``."""
+    with _lock:
+        if not _found:
+            binding()
+            exports = ("run", "start", "forget", "chunks_helped")
+            _found.update(units.link(units.compile_text(_text(), machine()), exports))
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=_forget)
+        return _found
+
+
+def _forget() -> None:
+    global _helpers
+    _helpers = 0
+    _call("forget")
+
+
+def _call(name: str, *args: int) -> int:
+    function = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(args))(addresses()[name])
+    return int(function(*args))
+
+
+def start(threads: int) -> int:
+    """Start helpers, so that ``threads`` threads can run a record; return how many helpers can be used."""
+    global _helpers
+    wanted = min(threads, 64) - 1
+    with _lock:
+        addresses()
+        while _helpers < wanted and _has_threads():
+            if _call("start", _helpers + 1) & 0xFFFFFFFF:
+                break  # the system gives no more threads
+            _helpers += 1
+        return max(0, min(wanted, _helpers))
+
+
+def helpers() -> int:
+    """Return how many helpers have been started."""
+    return _helpers
+
+
+def chunks_helped() -> int:
+    """Return how many chunks helpers have run in this process."""
+    return _call("chunks_helped")
+
+
+def records(rows: list[tuple[int, int, list[int]]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the words of records ``(function, address of the arguments, cuts)``; cuts follow the records."""
+    words = np.zeros(RECORD * len(rows) + sum(len(cuts) for _, _, cuts in rows), np.int64)
+    place = RECORD * len(rows)
+    for i, (function, args, cuts) in enumerate(rows):
+        words[RECORD * i : RECORD * (i + 1)] = function, args, len(cuts) - 1, words.ctypes.data + 8 * place
+        words[place : place + len(cuts)] = cuts
+        place += len(cuts)
+    return words

@@ -1,0 +1,161 @@
+"""Records in order, chunks shared with helper threads, forks, signals and exits."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llvmlite")
+
+from adjoint.compiler import machine, pool, units
+from adjoint.compiler.emit.text import Writer
+
+RUN = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)
+threaded = pytest.mark.skipif(not pool._has_threads(), reason="this system has no helper threads")
+
+
+def counting() -> int:
+    """A kernel: ``counts[i] = counts[i] * 3 + step`` and ``threads[i] = thread``; the order of records shows."""
+    w = Writer(machine.machine())
+    step = w.load(w.slot(1), "i64")
+
+    def one(i, _):
+        place = w.at(w.slot(0), "i64", i)
+        w.store(w.add(w.mul(w.load(place, "i64"), 3), step), place)
+        w.store(w.thread, w.at(w.slot(2), "i64", i))
+
+    w.loop(w.low, w.high, 1, one)
+    return units.function(w.kernel())
+
+
+class Counting:
+    """Records that count up an array, each with its own number and its own cuts."""
+
+    def __init__(self, size: int, cuts: list[list[int]]) -> None:
+        self.counts = np.zeros(size, np.int64)
+        self.threads = np.full(size, -1)
+        self.steps = np.arange(1, len(cuts) + 1)
+        slots = [
+            [self.counts.ctypes.data, self.steps[k:].ctypes.data, self.threads.ctypes.data]
+            for k in range(len(cuts))
+        ]
+        self.slots = np.array(slots, np.int64)
+        function = counting()
+        self.words = pool.records([(function, self.slots[k].ctypes.data, c) for k, c in enumerate(cuts)])
+
+    def run(self, helpers: int, run: int | None = None) -> None:
+        RUN(run or pool.addresses()["run"])(self.words.ctypes.data, len(self.steps), helpers)
+
+    def expected(self, times: int) -> np.ndarray:
+        found = np.zeros_like(self.counts)
+        for _ in range(times):
+            for step in self.steps:
+                found = found * 3 + step
+        return found
+
+
+def some_cuts(size: int, records: int) -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [[0, *sorted(rng.integers(0, size, k).tolist()), size] for k in rng.integers(0, 9, records)]
+
+
+@pytest.mark.parametrize("helpers", [0, 1, 3])
+def test_records_run_in_order_and_every_chunk_once(helpers):
+    work = Counting(100, some_cuts(100, 12))
+    helpers = pool.start(helpers + 1)
+    for _ in range(300):
+        work.run(helpers)
+    np.testing.assert_array_equal(work.counts, work.expected(300))
+    assert set(work.threads.tolist()) <= set(range(helpers + 1))
+
+
+def test_no_records_and_empty_chunks():
+    work = Counting(5, [[0, 0, 5, 5], [5, 5]])
+    RUN(pool.addresses()["run"])(0, 0, 1)
+    work.run(pool.start(2))
+    np.testing.assert_array_equal(work.counts, [1] * 5)
+
+
+@threaded
+def test_helpers_take_chunks():
+    work = Counting(200_000, [[200_000 * k // 64 for k in range(65)]] * 20)
+    before, helpers = pool.chunks_helped(), pool.start(2)
+    for _ in range(200):  # the helper may be asleep at first
+        work.run(helpers)
+        if pool.chunks_helped() > before:
+            break
+    assert helpers == 1 and pool.chunks_helped() > before
+
+
+def test_many_callers_at_once():
+    works = [Counting(60, some_cuts(60, 8)) for _ in range(4)]
+    helpers = pool.start(2)
+
+    def repeat(work: Counting) -> None:
+        for _ in range(200):
+            work.run(helpers)
+
+    threads = [threading.Thread(target=repeat, args=(w,)) for w in works]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for w in works:
+        np.testing.assert_array_equal(w.counts, w.expected(200))
+
+
+@threaded
+def test_a_fork_starts_helpers_of_its_own():
+    program = (
+        "import os, sys; sys.path[:0] = sys.argv[1:]\n"
+        "from test_pool import *\n"
+        "work = Counting(100, some_cuts(100, 12))\n"
+        "work.run(pool.start(2))\n"
+        "child = os.fork()\n"
+        "assert pool.helpers() == (0 if child == 0 else 1)\n"
+        "work.run(pool.start(2))\n"
+        "assert (work.counts == work.expected(2)).all()\n"
+        "assert child == 0 or os.waitpid(child, 0)[1] == 0\n"
+    )
+    here = os.path.dirname(__file__)
+    subprocess.run(
+        [sys.executable, "-c", program, here, os.path.join(here, "../support")], check=True, timeout=60
+    )
+
+
+@threaded
+def test_signals_reach_the_main_thread_and_the_process_ends():
+    program = (
+        "import os, signal, sys; sys.path[:0] = sys.argv[1:]\n"
+        "from test_pool import *\n"
+        "work = Counting(100, some_cuts(100, 12))\n"
+        "helpers = pool.start(2)\n"
+        "try:\n"
+        "    for _ in range(1000): work.run(helpers)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    for _ in range(10**6): work.run(helpers)\n"
+        "except KeyboardInterrupt: print('interrupted')\n"
+    )
+    here = os.path.dirname(__file__)
+    out = subprocess.run(
+        [sys.executable, "-c", program, here, os.path.join(here, "../support")],
+        check=True, timeout=60, capture_output=True, text=True,
+    )  # fmt: skip
+    assert out.stdout == "interrupted\n" and out.stderr == ""
+
+
+def test_systems_without_threads_run_all_chunks(monkeypatch):
+    monkeypatch.setattr(pool, "_has_threads", lambda: False)
+    monkeypatch.setattr(pool.platform, "machine", lambda: "riscv64")
+    code = units.compile_text(pool._text(), machine.machine())
+    run = units.link(code, ("run", "start"))["run"]
+    work = Counting(40, some_cuts(40, 5))
+    work.run(1, run)
+    np.testing.assert_array_equal(work.counts, work.expected(1))
+    assert pool.start(100) == pool.helpers()  # no helper is added
