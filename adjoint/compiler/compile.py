@@ -38,6 +38,7 @@ from adjoint.core.user_code import warn
 from adjoint.engine.pull import release
 from adjoint.errors import ArgumentError, GraphReleasedError, InputError, TransformError
 from adjoint.grads.slots import sink
+from adjoint.transforms.arrays import returned
 from adjoint.transforms.calls import apply, new_op
 from adjoint.transforms.inputs import as_function, name_of
 
@@ -126,7 +127,8 @@ class Compiled:
             if self._variants and not kwargs and mode is True:
                 v = self._variants[0]
                 if v.direct and len(args) == v.direct and v.fits(args) and v.holds(*args):
-                    return v.run_direct(args)
+                    plain = v.plain and transform.get() is None
+                    return returned(v.run_direct(args)) if plain else v.run_direct(args)
             call = Call(args, kwargs, self._static)
             variant = self._variant(call)
             if mode == "check" and variant.impure:
@@ -134,9 +136,11 @@ class Compiled:
                     f'compiling("check"): {name_of(self._f)} writes or draws, and would do so twice.\n'
                     "  Check a function that only computes, such as the loss."
                 )
-            found = variant.run(call)
+            plain = variant.plain and transform.get() is None
+            found = returned(variant.run(call)) if plain else variant.run(call)
         if mode == "check":
-            _compare(name_of(self._f), found, self._f(*args, **kwargs))
+            wanted = self._f(*args, **kwargs)
+            _compare(name_of(self._f), found, returned(wanted) if plain else wanted)
         return found
 
     def _inline(self) -> bool:
@@ -370,6 +374,12 @@ class Variant:
         self.holds = make_check(trace, self.guards, len(self.moves))
         self.execute = make_call(self.program, trace, run, len(self.moves))
         self.direct = self._count_direct(call)
+        # arrays in, arrays out: no tensor was given, and none that requires grad is used
+        self.plain = (
+            bool(call.moving)
+            and not any(isinstance(leaf, Tensor) for leaf in call.leaves)
+            and not any(h.tensor.requires_grad for h in trace.held.values())
+        )
         self.specs = [(type(m), getattr(m, "shape", None), getattr(m, "dtype", None)) for m in call.moving]
         self.modes = call.key[2]
         # whether the result is one tensor

@@ -84,6 +84,40 @@ def test_results_are_fresh_at_each_call() -> None:
     assert second.tolist() == [[2.0, 4.0], [6.0, 8.0]]
 
 
+def test_arrays_in_arrays_out() -> None:
+    f = ad.compile(lambda x, r: {"y": ad.sin(x) * r, "sum": x.sum()})
+    for _ in range(2):
+        found = f(X, 2.0)
+        assert type(found["y"]) is np.ndarray and type(found["sum"]) is np.float32
+        assert np.array_equal(found["y"], np.sin(X) * np.float32(2.0))
+        found["y"][0] = 7.0  # it is the caller's
+    with ad.config.compiling("check"):
+        assert type(f(X, 2.0)["y"]) is np.ndarray
+    same = ad.compile(lambda x: x.T)
+    assert not np.shares_memory(same(X), X)
+    assert type(f(ad.tensor(X), 2.0)["y"]) is ad.Tensor
+    assert type(ad.compile(lambda: ad.ones(2))()) is ad.Tensor
+    w = ad.tensor(2.0, requires_grad=True)
+    assert type(ad.compile(lambda x: x * w)(X)) is ad.Tensor
+    seen: list[type] = []
+    double = ad.compile(lambda x: x * 2)
+
+    def inside(x: Any) -> Any:
+        seen.append(type(double(X)))
+        return x * 2
+
+    ad.grad(inside)(1.0)
+    assert seen == [ad.Tensor]
+
+
+@pytest.mark.parametrize("method", ["L-BFGS-B", "SLSQP"])
+def test_scipy_takes_compiled_functions(method: str) -> None:
+    optimize = pytest.importorskip("scipy.optimize")
+    f = lambda x: (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+    found = optimize.minimize(ad.compile(ad.value_and_grad(f)), np.zeros(3), jac=True, method=method)
+    np.testing.assert_allclose(found.x, np.ones(3), atol=1e-3)
+
+
 def test_tensors_and_arrays_from_outside_are_read_at_each_call() -> None:
     w, a = ad.tensor([1.0, 2.0]), np.array([3.0, 4.0])
     f = ad.compile(lambda x: x * w + a + ad.tensor(a) * ad.asarray(a))
