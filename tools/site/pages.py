@@ -9,7 +9,7 @@ from typing import Any
 
 import adjoint
 
-__all__ = ["generated_pages", "public_modules"]
+__all__ = ["generated_pages", "locate_ops", "public_modules"]
 
 
 def public_modules(module: ModuleType = adjoint, seen: set[str] | None = None) -> Iterator[ModuleType]:
@@ -41,10 +41,6 @@ def generated_pages() -> dict[str, str]:
         names = members(module)
         if not names:
             continue
-        for name in names:  # say where the functions of ops are found, for the inspection of mkdocstrings
-            value = getattr(module, name)
-            if value.__module__ == "adjoint" and getattr(adjoint, value.__name__, None) is not value:
-                value.__module__ = module.__name__
         path = f"api/{module.__name__}.md"
         summary = (module.__doc__ or "").strip().splitlines()[0]
         pages[path] = "\n\n".join(
@@ -54,6 +50,15 @@ def generated_pages() -> dict[str, str]:
     pages["api/index.md"] = _everything(listed)
     pages["errors.md"] = _errors()
     return pages
+
+
+def locate_ops() -> None:
+    """Set ``__module__`` of the functions of ops to where they are found, for mkdocstrings."""
+    for module in public_modules():
+        for name in members(module):
+            value = getattr(module, name)
+            if value.__module__ == "adjoint" and getattr(adjoint, value.__name__, None) is not value:
+                value.__module__ = module.__name__
 
 
 def _entry(module: ModuleType, name: str) -> str:
