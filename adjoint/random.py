@@ -40,6 +40,8 @@ from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = ["Generator", "default_rng"]
 
+KEYED = 2**32 - 1  # begins the seeds of keys, which are therefore not those of ``spawn``
+
 
 def __dir__() -> list[str]:
     return sorted(__all__)
@@ -179,6 +181,30 @@ class Generator:
         False
         """
         return [Generator(seeds) for seeds in self._seeds.spawn(operator.index(count))]
+
+    def at(self, *key: int) -> Generator:
+        """Create the generator of a key: the same key gives the same draws, whatever was drawn before.
+
+        Parameters
+        ----------
+        *key : int
+            Numbers from 0, for example of a step and a batch.
+
+        Returns
+        -------
+        Generator
+            A generator that is independent of this one and of those of other keys.
+
+        Examples
+        --------
+        >>> rng = default_rng(0)
+        >>> before = rng.at(3, 1).random().item()
+        >>> _ = rng.random(5)
+        >>> rng.at(3, 1).random().item() == before, rng.at(3, 2).random().item() == before
+        (True, False)
+        """
+        found = (*self._seeds.spawn_key, KEYED, *map(operator.index, key))
+        return Generator(np.random.SeedSequence(self._seeds.entropy, spawn_key=found))
 
     def __repr__(self) -> str:
         return f"Generator(seed={self._seeds.entropy})"

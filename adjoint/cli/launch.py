@@ -39,7 +39,7 @@ def launch(ranks: int, program: str, arguments: Sequence[str]) -> int:
         The exit status of mpiexec.
     """
     if not os.path.isfile(program):
-        raise InputError(f"launch: there is no file {program!r}.")
+        raise InputError(f"there is no file {program!r}.")
     mpiexec, is_open_mpi = _mpiexec()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     flags = []

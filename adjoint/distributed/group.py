@@ -102,12 +102,16 @@ class Group:
         data = pickle.dumps((what, value), protocol=5)
         rows = self.wait(self.submit(what, lambda: self._exchange(data, what)))
         found = [pickle.loads(row) for row in rows]
-        other = next((rank for rank, (name, _) in enumerate(found) if name != found[0][0]), None)
+        self._check_calls([name for name, _ in found])
+        return [each for _, each in found]
+
+    def _check_calls(self, names: list[str]) -> None:
+        """Raise if the ranks are in different calls."""
+        other = next((rank for rank, name in enumerate(names) if name != names[0]), None)
         if other is not None:
-            calls = f"{found[0][0]!r} on rank 0, {found[other][0]!r} on rank {other}"
+            calls = f"{names[0]!r} on rank 0, {names[other]!r} on rank {other}"
             self.broken = f"the ranks make different calls: {calls}"
             raise RankError(self.broken)
-        return [each for _, each in found]
 
     def sum(self, array: Any, what: str = "sum") -> Array:
         """Return the sum of the arrays of all ranks, added in pairs in the order of the ranks.
@@ -155,6 +159,38 @@ class Group:
             if not checked:
                 self.agree(what, {"shape": array.shape, "dtype": array.dtype, "root": root})
             self.wait(self.submit(what, lambda: self._broadcast(array, root, what)))
+
+    def broadcast_object(self, value: Any, root: int = 0, what: str = "broadcast_object") -> Any:
+        """Return the value of one rank on all ranks.
+
+        Parameters
+        ----------
+        value : object
+            The value, which is pickled; on ranks other than ``root`` it is ignored.
+        root : int
+            The rank whose value is returned.
+        what : str
+            Name of the call for error messages.
+
+        Returns
+        -------
+        object
+            The value on ``root``, a copy elsewhere.
+
+        Examples
+        --------
+        >>> from adjoint import distributed
+        >>> distributed.simulate(2, lambda group: group.broadcast_object({"rank": group.rank}))
+        [{'rank': 0}, {'rank': 0}]
+        """
+        if self.size == 1:
+            return value
+        own = pickle.dumps(value, protocol=5) if self.rank == root else b""
+        data = np.empty(max(self.gather(len(own), what)), np.uint8)
+        if self.rank == root:
+            data[:] = np.frombuffer(own, np.uint8)
+        self.broadcast(data, root, what, checked=True)
+        return value if self.rank == root else pickle.loads(data.data)
 
     def agree(self, what: str, facts: Mapping[str, Any]) -> None:
         """Raise on all ranks unless a dictionary is the same on all of them.

@@ -23,6 +23,7 @@ Array = ndarray[Any, Any]
 SLOT = 1 << 11  # bytes that an exchange sends in its first round
 HALVING = 128  # ranks from which a sum by recursive halving has less latency than alltoall
 GRACE = 1.0  # seconds for calls that a rank made before it left the program
+PARTING = 5.0  # seconds in which all ranks must end after a failure; those that still compute are stopped
 # How launchers tell a process the number of ranks: MPICH and Intel MPI, Open MPI, SLURM.
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
@@ -91,7 +92,8 @@ class MPIGroup(Group):
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise RankError("adjoint.distributed needs an MPI library with MPI_THREAD_MULTIPLE.")
         self._mpi = MPI
-        self._comm, self._bell = comm.Dup(), comm.Dup()
+        # sums apart from other calls: ranks that make different ones then wait instead of mixing them
+        self._comm, self._sums, self._bell = comm.Dup(), comm.Dup(), comm.Dup()
         self._left: tuple[str, float] | None = None  # which rank has left, and when that was noticed
         atexit.register(self._leave)
 
@@ -116,9 +118,9 @@ class MPIGroup(Group):
             self._sum_by_halving(flat, what)
             return
         parts = np.empty_like(flat).reshape(self.size, -1)
-        self._finish(self._comm.Ialltoall(flat, parts), what)
+        self._finish(self._sums.Ialltoall(flat, parts), what)
         np.copyto(flat.reshape(self.size, -1)[self.rank], tree_sum(list(parts)))
-        self._finish(self._comm.Iallgather(self._mpi.IN_PLACE, flat), what)
+        self._finish(self._sums.Iallgather(self._mpi.IN_PLACE, flat), what)
 
     def _sum_by_halving(self, flat: Array, what: str) -> None:
         """Sum with partners at distances 1, 2, 4 …, which hold half of the range each; then collect."""
@@ -139,7 +141,7 @@ class MPIGroup(Group):
             self._swap(partner, flat[kept[0] : kept[1]], flat[given[0] : given[1]], what)
 
     def _swap(self, partner: int, given: Array, theirs: Array, what: str) -> None:
-        requests = [self._comm.Irecv(theirs, partner), self._comm.Isend(given, partner)]
+        requests = [self._sums.Irecv(theirs, partner), self._sums.Isend(given, partner)]
         for request in requests:
             self._finish(request, what)
 
@@ -207,7 +209,7 @@ class MPIGroup(Group):
         sys.stderr.flush()
         if self.broken is None:
             self._announce(None, 0.0)
-        patience = self.timeout if self.broken is None else GRACE
+        patience = self.timeout if self.broken is None else PARTING
         end, here = time.monotonic() + patience, self._bell.Ibarrier()
         while not here.Test():
             if time.monotonic() > end:

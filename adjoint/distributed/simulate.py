@@ -42,18 +42,20 @@ class _ThreadGroup(Group):
     def _meet(self, value: Any, what: str) -> list[Any]:
         board = self._board
         try:
-            board.values[self.rank] = value
+            board.values[self.rank] = what, value
             board.barrier.wait(self.timeout)
             found = list(board.values)
             board.barrier.wait(self.timeout)
         except threading.BrokenBarrierError:
             self.broken = board.why or f"not all ranks made the call {what} within {self.timeout:g} s"
             raise RankError(self.broken) from None
-        left = [rank for rank, other in enumerate(found) if other is _LEFT]
+        left = [rank for rank, (_, other) in enumerate(found) if other is _LEFT]
         if left and value is not _LEFT:
             self.broken = f"rank {left[0]} has left the program"
             raise RankError(self.broken)
-        return found
+        if not left:
+            self._check_calls([name for name, _ in found])
+        return [other for _, other in found]
 
     def _exchange(self, data: bytes, what: str) -> list[bytes]:
         return self._meet(data, what)

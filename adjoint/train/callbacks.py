@@ -297,6 +297,8 @@ class BestCheckpoint(_Monitor):
 class Log(Callback, ABC):
     """Base class of log files with a line per step or per epoch."""
 
+    writes = True  # False on ranks other than the first
+
     def __init__(self, path: str | os.PathLike[str], every: str = "epoch") -> None:
         if every not in ("epoch", "step"):
             raise ArgumentError(f"every must be 'epoch' or 'step', not {every!r}.")
@@ -305,12 +307,12 @@ class Log(Callback, ABC):
 
     def on_step(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
         """Write a line if lines are per step."""
-        if self.every == "step":
+        if self.every == "step" and self.writes:
             self._write({"epoch": trainer.epoch + 1, "step": trainer.step, **logs})
 
     def on_epoch(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
         """Write a line if lines are per epoch."""
-        if self.every == "epoch":
+        if self.every == "epoch" and self.writes:
             self._write({"epoch": trainer.epoch, "step": trainer.step, **logs})
 
     def on_end(self, trainer: Trainer) -> None:
@@ -321,7 +323,7 @@ class Log(Callback, ABC):
 
     def on_restart(self, trainer: Trainer) -> None:
         """Rename an existing log to ``<path>.old``, because the run starts again."""
-        if os.path.exists(self.path) and os.path.getsize(self.path):
+        if self.writes and os.path.exists(self.path) and os.path.getsize(self.path):
             os.replace(self.path, f"{os.fspath(self.path)}.old")
 
     def identity(self) -> dict[str, Any]:
@@ -336,7 +338,7 @@ class Log(Callback, ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Cut off the lines after the checkpoint, which will be written again."""
         path = Path(self.path)
-        if path.exists() and path.stat().st_size > state["size"]:
+        if self.writes and path.exists() and path.stat().st_size > state["size"]:
             os.truncate(path, state["size"])
 
     def _open(self) -> TextIO:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from adjoint import tree
 from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor
+from adjoint.distributed.order import share
 from adjoint.errors import ArgumentError, InputError, ShapeError, WorkerError
 
-__all__ = ["DataLoader", "Padded", "pad_collate", "stack_collate"]
+if TYPE_CHECKING:
+    from adjoint.distributed.group import Group
+
+__all__ = ["DataLoader", "Padded", "Share", "pad_collate", "stack_collate"]
 
 
 class Padded(NamedTuple):
@@ -137,6 +144,41 @@ def _padded(rows: list[Any], value: float) -> Any:
     return Padded(out, lengths)
 
 
+class Share(NamedTuple):
+    """The pieces of a batch that belong to one rank.
+
+    Parameters
+    ----------
+    rows : int
+        The number of rows of the whole batch.
+    pieces : list of (int, object)
+        The number of each piece among those of all ranks, and the piece; None if it has no rows.
+    chosen : object
+        Indices or samples of the batch.
+    """
+
+    rows: int
+    pieces: list[tuple[int, Any]]
+    chosen: Any = ()
+
+    def parts(self, loader: DataLoader) -> Iterator[Any]:
+        """Yield the pieces; those without rows as empty batches."""
+        for _, piece in self.pieces:
+            yield loader.empty(self.chosen) if piece is None else piece
+
+
+Cut = Callable[[Callable[[Any], Any], Any], Share]
+
+
+def _share(group: Group, pieces: int, make: Callable[[Any], Any], chosen: Any) -> Share:
+    """Return the share of this rank in a batch of chosen indices or samples."""
+    found = []
+    for j in range(*share(pieces, group.size, group.rank)):
+        start, stop = share(len(chosen), pieces, j)
+        found.append((j, make(chosen[start:stop]) if stop > start else None))
+    return Share(len(chosen), found, chosen)
+
+
 class DataLoader:
     """Iterate over a data set in batches, epoch after epoch.
 
@@ -220,22 +262,96 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of the current epoch; then advance to the next."""
+        return self._moving()
+
+    def shares(self, group: Group, pieces: int | None = None) -> Iterator[Any]:
+        """Yield this rank's pieces of the batches of the current epoch; then advance to the next.
+
+        A batch of n rows is cut at n·j // pieces for each j, whatever the number of ranks.  Each rank gets as
+        many pieces, so every row is used once per epoch.  A piece of a batch with fewer rows than pieces may
+        be empty.
+
+        Parameters
+        ----------
+        group : Group
+            The ranks.
+        pieces : int, optional
+            The number of pieces of a batch, a multiple of the number of ranks.  The default is that number.
+
+        Returns
+        -------
+        iterator
+            The pieces of this rank, each with the form of a batch.
+
+        Raises
+        ------
+        ArgumentError
+            If ``pieces`` is not a multiple of the number of ranks.
+
+        Examples
+        --------
+        >>> from adjoint import distributed
+        >>> rows = lambda group: [piece.tolist() for piece in DataLoader(np.arange(7), 5).shares(group)]
+        >>> distributed.simulate(2, rows)
+        [[[0, 1], [5]], [[2, 3, 4], [6]]]
+        """
+        count = group.size if pieces is None else whole_number("shares", "pieces", pieces)
+        if count < 1 or count % group.size:
+            raise ArgumentError(
+                f"shares: pieces must be a multiple of the number of ranks, {group.size}, but is {count}."
+            )
+        return (part for batch in self.cut(group, count) for part in batch.parts(self))
+
+    def cut(self, group: Group, pieces: int) -> Iterator[Share]:
+        """Yield the shares of this rank in the batches of the current epoch; then advance to the next.
+
+        Parameters
+        ----------
+        group : Group
+            The ranks.
+        pieces : int
+            The number of pieces of a batch.
+
+        Returns
+        -------
+        iterator of Share
+            A share per batch.
+        """
+        return self._moving(partial(_share, group, pieces))
+
+    def _moving(self, cut: Cut | None = None) -> Iterator[Any]:
+        """Yield the batches of the current epoch, or what ``cut`` makes of them; move the position."""
         epoch, position = self.epoch, self.position if self._goes_on else 0
         self._goes_on = False
         self.position = position
-        for batch in self._from(epoch, position):
+        for batch in self._from(epoch, position, cut=cut):
             position += 1
             self.epoch, self.position = epoch, position
             yield batch
         self.epoch, self.position = epoch + 1, 0
 
-    def whole(self) -> Iterator[Any]:
-        """Return an iterator over all batches of the current epoch, without moving the position."""
-        return self._from(self.epoch, 0)
+    def whole(self, start: int = 0, step: int = 1) -> Iterator[Any]:
+        """Return an iterator over the batches of the current epoch, without moving the position.
 
-    def _from(self, epoch: int, start: int) -> Iterator[Any]:
+        Parameters
+        ----------
+        start : int
+            The number of the first batch.
+        step : int
+            Only every ``step``-th batch is made.
+
+        Returns
+        -------
+        iterator
+            The batches.
+        """
+        if self.sized:
+            return self._from(self.epoch, start, step)
+        return itertools.islice(self._from(self.epoch, 0), start, None, step)
+
+    def _from(self, epoch: int, start: int, step: int = 1, cut: Cut | None = None) -> Iterator[Any]:
         before, self._before = self._before, None
-        batches = self._batches(epoch, start, before)
+        batches = self._batches(epoch, range(start, len(self), step) if self.sized else start, before, cut)
         if not self.prefetch:
             yield from batches
             return
@@ -251,15 +367,27 @@ class DataLoader:
             elif self._once:
                 self._before = ahead
 
-    def _batches(self, epoch: int, start: int, before: _Ahead | None) -> Iterator[Any]:
-        if not self.sized:
-            yield from self._stream(start, before)
+    def _batches(
+        self, epoch: int, which: range | int, before: _Ahead | None, cut: Cut | None
+    ) -> Iterator[Any]:
+        """Yield batches by number, or those of a stream from a number on."""
+        if isinstance(which, int):
+            yield from self._stream(which, before, cut)
             return
         n = self._count()
         order = np.random.default_rng((self.seed, epoch)).permutation(n) if self.shuffle else np.arange(n)
-        for i in range(start, len(self)):
+        for i in which:
             chosen = order[i * self.batch_size : (i + 1) * self.batch_size]
-            yield self._sample(chosen) if self._cut else self.collate([self._sample(int(j)) for j in chosen])
+            yield self._made(chosen) if cut is None else cut(self._made, chosen)
+
+    def _made(self, chosen: Any) -> Any:
+        """Return the batch of some indices."""
+        return self._sample(chosen) if self._cut else self.collate([self._sample(int(j)) for j in chosen])
+
+    def empty(self, chosen: Any) -> Any:
+        """Return a batch of no samples with the form of others, made from one or more."""
+        batch = self._made(chosen[:1]) if self.sized else self.collate(chosen[:1])
+        return tree.map(lambda a: a[:0], batch)
 
     def _sample(self, index: Any) -> Any:
         """Return a sample, or a batch for an array of indices, in the form of the data."""
@@ -270,7 +398,8 @@ class DataLoader:
             return found
         return tuple(found.values()) if isinstance(self.data, tuple) else found[0]
 
-    def _stream(self, start: int, before: _Ahead | None) -> Iterator[Any]:
+    def _stream(self, start: int, before: _Ahead | None, cut: Cut | None) -> Iterator[Any]:
+        made = self.collate if cut is None else partial(cut, self.collate)
         if before is not None:
             self._left.extendleft(reversed(before.rest()))
         handed_out = self._taken - sum(kind == "batch" for kind, _ in self._left)
@@ -289,11 +418,11 @@ class DataLoader:
                 done += 1
                 self._taken += self._once
                 if done > start:
-                    yield self.collate(samples)
+                    yield made(samples)
                 samples = []
         if samples and not self.drop_last and done >= start:
             self._taken += self._once
-            yield self.collate(samples)
+            yield made(samples)
 
     def state_dict(self) -> dict[str, int]:
         """Return the epoch, the position and the settings."""

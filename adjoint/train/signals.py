@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C during training."""
+"""Handling of Ctrl-C and of forwarded signals during training."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ __all__ = ["stopping_on_interrupt"]
 
 
 @contextmanager
-def stopping_on_interrupt(stop: Callable[[], object]) -> Iterator[None]:
+def stopping_on_interrupt(stop: Callable[[], object], launched: bool = False) -> Iterator[None]:
     """Call ``stop`` at the first Ctrl-C inside the block; the second one interrupts immediately.
 
-    Signals are delivered to the main thread; in other threads this does nothing.
+    ``launched``: also at the signals that mpiexec forwards, SIGTERM and SIGUSR1.  Signals are delivered to
+    the main thread; in other threads this does nothing.
     """
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGINT) if main else None
-    if before is None:  # another thread, or a handler that was not set from Python
-        yield
-        return
+    names = ("SIGINT", "SIGTERM", "SIGUSR1") if launched else ("SIGINT",)
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []
+    before = {number: signal.getsignal(number) for number in numbers}
+    numbers = [number for number in numbers if before[number] is not None]  # None: not set from Python
     asked = False
 
     def handle(number: int, frame: Any) -> None:
@@ -31,8 +33,10 @@ def stopping_on_interrupt(stop: Callable[[], object]) -> Iterator[None]:
         asked = True
         stop()
 
-    signal.signal(signal.SIGINT, handle)
+    for number in numbers:
+        signal.signal(number, handle)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number in numbers:
+            signal.signal(number, before[number])

@@ -49,15 +49,15 @@ def resume(trainer: Trainer) -> bool:
     """Load the newest checkpoint, if there is one; on an error nothing changes."""
     if trainer.checkpoints is None:
         raise ArgumentError("fit(resume=True) needs a directory: Trainer(…, directory=path).")
-    path = trainer.checkpoints.latest()
-    if path is None:
+    found = _newest(trainer)
+    if found is None:
         for callback in trainer.callbacks if not trainer.step else ():
             callback.on_restart(trainer)
         return False
-    model, state, _ = trainer.checkpoints.read(path)
+    model, state = found
     known = [callback for callback, _ in matched(trainer, state["callbacks"])]
     for callback in trainer.callbacks:
-        if isinstance(callback, BestCheckpoint) and callback not in known:
+        if isinstance(callback, BestCheckpoint) and callback not in known and not trainer._rank:
             callback.checkpoints.refuse_later(int(state["step"]))
     before = trainer.model.state_dict(), of(trainer)
     try:
@@ -68,6 +68,15 @@ def resume(trainer: Trainer) -> bool:
     for callback in known:
         callback.on_resume(trainer)
     return True
+
+
+def _newest(trainer: Trainer) -> tuple[Any, Any] | None:
+    """Return the values of the model and the state of the newest checkpoint, read by rank 0."""
+    assert trainer.checkpoints is not None
+    found = None
+    if trainer._rank == 0 and (path := trainer.checkpoints.latest()) is not None:
+        found = trainer.checkpoints.read(path)[:2]
+    return found if trainer._ranks is None else trainer._ranks.group.broadcast_object(found)
 
 
 def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping[str, Any]) -> None:

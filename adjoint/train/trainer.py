@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,16 +38,21 @@ from adjoint.train.checks import (
     warn_not_finite,
 )
 from adjoint.train.compose import ComposedLoss, TermNorms
-from adjoint.train.data import DataLoader
+from adjoint.train.data import DataLoader, Share
 from adjoint.train.progress import Progress
+from adjoint.train.ranks import RankLoop, size_and_rank
 from adjoint.train.signals import stopping_on_interrupt
 from adjoint.train.weighing import RESERVED, count, loss_of, padded_targets
+
+if TYPE_CHECKING:
+    from adjoint.distributed.group import Group
 
 __all__ = ["Trainer"]
 
 Loss = Callable[..., Tensor]
 
 INTERRUPTED = "interrupted"
+NO_BATCHES = "Trainer: there are no batches to evaluate.  An iterator can be used only once."
 
 
 class Trainer:
@@ -65,8 +70,9 @@ class Trainer:
         The optimiser of the model's parameters.
     schedule : callable, optional
         A function of the step that returns the learning rate.
-    accumulate : int
+    accumulate : int, optional
         The number of micro-batches into which each batch is split; their gradients sum to that of the batch.
+        The default is 1, or the number of ranks.
     clip : float, optional
         The limit of the global norm of the gradients.
     callbacks : Callback or sequence of Callback
@@ -94,6 +100,9 @@ class Trainer:
         The number of newest checkpoints to keep.
     progress : bool, optional
         Whether a progress bar is shown.  The default is True on a terminal.
+    group : Group, optional
+        The ranks that share each batch, from ``distributed.world()``.  All ranks make the same calls.  Rank 0
+        shows the bar, and writes logs and checkpoints.
 
     Raises
     ------
@@ -119,7 +128,7 @@ class Trainer:
         optimizer: Any = None,
         *,
         schedule: Callable[[int], float] | None = None,
-        accumulate: int = 1,
+        accumulate: int | None = None,
         clip: float | None = None,
         callbacks: Callback | Sequence[Callback] | None = (),
         metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
@@ -131,6 +140,7 @@ class Trainer:
         checkpoint_every: int | None = None,
         keep: int = 3,
         progress: bool | None = None,
+        group: Group | None = None,
     ) -> None:
         self.model, self.loss, self.optimizer, self.schedule = model, loss, optimizer, schedule
         self.callbacks = (
@@ -144,9 +154,15 @@ class Trainer:
         self.weight, self.unit, self.compute = weight, unit, compute
         self.checkpoints = None if directory is None else Checkpoints(directory, keep)
         self.checkpoint_every, self.term_norms = checkpoint_every, term_norms
-        self.progress = progress
-        self.pieces = accumulate
+        size, rank = (1, 0) if group is None else size_and_rank(group)
+        self.progress = False if rank else progress
+        self.pieces = size if accumulate is None else accumulate
         check_arguments(self)
+        if self.pieces < size:
+            raise ArgumentError(
+                "Trainer: accumulate= is the number of pieces of a batch on all ranks, but "
+                f"{self.pieces} is less than the {size} ranks."
+            )
         self._check_names()
         check_parameters(self)
         self.trained_first = sorted(self.named_parameters())  # not frozen at the start
@@ -156,10 +172,12 @@ class Trainer:
         self._left_alone = [p for p in named.values() if id(p) not in known]  # not updated by the optimiser
         self.accumulator = GradientAccumulator(
             {name: p for name, p in named.items() if id(p) in known},
-            accumulation_steps=accumulate,
+            accumulation_steps=self.pieces,
             max_grad_norm=self.clip,
             nonfinite="allow",
+            group=group,
         )
+        self._ranks = None if group is None else RankLoop(self, group)
         self.step = 0
         self.epoch = 0
         self.history: list[dict[str, float]] = []
@@ -254,17 +272,19 @@ class Trainer:
         same, self._loader = self._loader is loader, loader
         if not same:
             self._began = {}, 0
-        if resume:
-            resume = states.resume(self)
-        else:
-            for checkpoints in self._all_checkpoints():
-                checkpoints.refuse_later(self.step)
         with ExitStack() as ending:  # in reverse, each one whatever the others raise
+            if self._ranks is not None:
+                ending.enter_context(self._ranks.fitting())
+            if resume:
+                resume = states.resume(self)
+            elif self._rank == 0:
+                for checkpoints in self._all_checkpoints():
+                    checkpoints.refuse_later(self.step)
             for callback in reversed(self.callbacks):
                 ending.callback(callback.on_end, self)
             bar = Progress(_length(loader), epochs, self.progress)
             ending.callback(bar.close)
-            ending.enter_context(stopping_on_interrupt(self._stop_on_interrupt))
+            ending.enter_context(stopping_on_interrupt(self._stop_on_interrupt, self._ranks is not None))
             self._epochs(loader, epochs, validate, bar, same, resume)
             if self.stopped is not None:
                 bar.stopped(
@@ -275,20 +295,25 @@ class Trainer:
     def _epochs(
         self, loader: Any, epochs: int, validate: Any, bar: Progress, same: bool, resume: bool
     ) -> None:
+        if self._ranks is not None:
+            self._ranks.agree_to_stop("the start of a training")
         while self.epoch < epochs and self.stopped is None:
             bar.epoch(self.epoch, self.epoch_steps)
             self._epoch(self._batches(loader, same, resume), validate, bar)
             same, resume = True, False
 
     def stop(self, reason: str = "stopped") -> None:
-        """End the training after the current step.
+        """End the training after the current step; with a group, after the next step of all ranks.
 
         Parameters
         ----------
         reason : str
             The reason, which is shown and stored in ``stopped``.
         """
-        self.stopped = reason
+        if self._ranks is None:
+            self.stopped = reason
+        else:
+            self._ranks.asked = reason
 
     def _batches(self, loader: Any, same: bool, resumed: bool) -> Iterable[Any]:
         """Return the remaining batches of the current epoch."""
@@ -323,7 +348,7 @@ class Trainer:
     def _epoch(self, batches: Iterable[Any], validate: Any, bar: Progress) -> None:
         if not self.model.training:  # otherwise an inner module in evaluation mode was frozen on purpose
             self.model.train()
-        for batch in batches:
+        for batch in batches if self._ranks is None else self._ranks.batches(batches):
             logs = self.train_step(batch)
             bar.step(logs, self._last_weight, self._unit(batch))
             for callback in self.callbacks:
@@ -366,6 +391,8 @@ class Trainer:
                 schedule.report_from(logs, self.step)
         for callback in self.callbacks:
             callback.on_epoch(self, logs)
+        if self._ranks is not None:
+            self._ranks.agree_to_stop("the end of an epoch")
         for callback in self.callbacks:
             callback.save(self, logs)
         self.write_checkpoint(score=logs[monitor], monitor=monitor)
@@ -376,7 +403,7 @@ class Trainer:
         Parameters
         ----------
         batch : object
-            The batch, (inputs, targets) unless ``compute`` is given.
+            The batch, (inputs, targets) unless ``compute`` is given.  With a group, the same on all ranks.
 
         Returns
         -------
@@ -388,13 +415,16 @@ class Trainer:
             self.optimizer.lr = self.schedule(self.step)
         if isinstance(self.loss, ComposedLoss):
             self.loss.step = self.step
-        logs, norms, weight = (self._plain if self.pieces == 1 else self._accumulated)(batch)
+        if self._ranks is not None:
+            logs, norms, weight = self._ranks.step(batch)
+        else:
+            logs, norms, weight = (self._plain if self.pieces == 1 else self._accumulated)(batch)
         self.step += 1
         self.epoch_steps += 1
         self._last_weight = weight
         self.averages.add(logs, weight)
         self.averages.add(norms, 1.0 if weight else 0.0)
-        if weight and not (self._warned or math.isfinite(logs["loss"])):
+        if weight and not (self._warned or self._rank or math.isfinite(logs["loss"])):
             self._warned = True
             warn_not_finite(logs["loss"], self.step, self.epoch + 1)
         self.epoch_seconds += time.perf_counter() - start
@@ -476,15 +506,21 @@ class Trainer:
             return [batch]
         return self.accumulator.split(batch, -(-rows // self.pieces))
 
+    @property
+    def _rank(self) -> int:
+        return 0 if self._ranks is None else self._ranks.group.rank
+
     def _unit(self, batch: Any) -> str:
         if self.unit is not None:
             return self.unit
+        if isinstance(batch, Share):
+            batch = next((piece for _, piece in batch.pieces if piece is not None), ())
         return "samples" if self.weight is None and padded_targets(batch) is None else "tokens"
 
     # Evaluating ------------------------------------------------------------------------------
 
     def evaluate(self, loader: Iterable[Any]) -> dict[str, float]:
-        """Return the averages over a loader, without training.
+        """Return the averages over a loader, without training.  With a group, all ranks call it.
 
         Parameters
         ----------
@@ -505,6 +541,11 @@ class Trainer:
         """Return the means over a loader; None if ``until_stopped`` and the training was stopped."""
         averages = Averages()
         enough = False
+        if self._ranks is not None:
+            found = self._ranks.evaluated(loader, until_stopped)
+            if found == {}:
+                raise InputError(NO_BATCHES)
+            return found
         with self._evaluating():
             for batch in loader.whole() if isinstance(loader, DataLoader) else loader:
                 if enough:
@@ -514,7 +555,7 @@ class Trainer:
                 enough = until_stopped and self.stopped is not None  # unless this was the last batch
         found = averages.means()
         if not found:
-            raise InputError("Trainer: there are no batches to evaluate.  An iterator can be used only once.")
+            raise InputError(NO_BATCHES)
         return found
 
     def predict(self, inputs: Any, batch_size: int = 256) -> np.ndarray[Any, Any]:
@@ -562,7 +603,7 @@ class Trainer:
     def write_checkpoint(
         self, to: Checkpoints | None = None, score: float | None = None, monitor: str | None = None
     ) -> Path | None:
-        """Write the complete state to a directory of checkpoints.
+        """Write the complete state to a directory of checkpoints.  With a group, all ranks call it.
 
         Parameters
         ----------
@@ -583,7 +624,13 @@ class Trainer:
             return None
         if score is not None and not math.isfinite(score):
             score = None
-        return checkpoints.write(self.step, self.model.state_dict(), states.of(self), score, monitor)
+        if self._ranks is None:
+            return checkpoints.write(self.step, self.model.state_dict(), states.of(self), score, monitor)
+        self._ranks.average_buffers()
+        path = None
+        if self._rank == 0:
+            path = checkpoints.write(self.step, self.model.state_dict(), states.of(self), score, monitor)
+        return self._ranks.written(path)
 
 
 def _named_norms(norms: TermNorms | None) -> dict[str, float]:

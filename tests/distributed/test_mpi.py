@@ -6,7 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,17 @@ needs_mpi = pytest.mark.skipif(MPIEXEC is None, reason="needs mpiexec")
 pytestmark = pytest.mark.mpi
 
 
+@contextmanager
+def limited(process: subprocess.Popen[str], seconds: float) -> Iterator[None]:
+    """Kill a process that does not end in time."""
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def start(what: str, size: int) -> tuple[subprocess.CompletedProcess[str], float]:
     """Run a program on several ranks; return it, and the seconds since it printed "now"."""
     version = subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True, check=False).stdout
@@ -32,7 +46,7 @@ def start(what: str, size: int) -> tuple[subprocess.CompletedProcess[str], float
     with subprocess.Popen(
         [MPIEXEC, *flags, "-n", str(size), sys.executable, str(PROGRAM), what],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
-    ) as process:  # fmt: skip
+    ) as process, limited(process, 60):  # fmt: skip
         lines, since = [], time.monotonic()
         assert process.stdout is not None
         for line in process.stdout:
@@ -124,7 +138,7 @@ def test_launch_starts_ranks_and_shares_the_processors(tmp_path: Path) -> None:
     done = launch("-n", "2", str(program), "--lr", "3")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("[(0, ['--lr', '3'], True), (1, ['--lr', '3'], True)]") == 2
-    assert launch("-n", "2", "nothing.py").stderr == "adjoint: launch: there is no file 'nothing.py'.\n"
+    assert launch("-n", "2", "nothing.py").stderr == "adjoint launch: there is no file 'nothing.py'.\n"
     assert "argument -n: must be an integer from 1, not '0'." in launch("-n", "0", str(program)).stderr
     program.write_text("import sys; sys.exit(3)")
     assert launch("-n", "2", str(program)).returncode == 3

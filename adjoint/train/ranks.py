@@ -1,0 +1,303 @@
+"""Training on several ranks: steps, validation, stopping and checkpoints that all ranks make together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from adjoint import tree
+from adjoint.accumulate.ranks import Ranks, check_same
+from adjoint.config import no_grad
+from adjoint.core.tensor import Tensor
+from adjoint.distributed.group import Group
+from adjoint.distributed.order import PieceSum, share
+from adjoint.errors import InputError, RankError
+from adjoint.grads.norm import global_norm
+from adjoint.grads.slots import drop
+from adjoint.nn.module import Module
+from adjoint.random import Generator
+from adjoint.train.averages import Averages
+from adjoint.train.callbacks import Log
+from adjoint.train.compose import ComposedLoss, TermNorms
+from adjoint.train.data import DataLoader, Share
+from adjoint.train.weighing import count, loss_of
+
+if TYPE_CHECKING:
+    from adjoint.train.trainer import Trainer
+
+__all__ = ["RankLoop", "size_and_rank"]
+
+Numbers = dict[str, float]
+
+
+@dataclass(slots=True)
+class Facts:
+    """What a rank tells the others at the end of a step."""
+
+    rows: int  # of the whole batch
+    numbers: list[tuple[float, Numbers]]  # weight and numbers of its pieces
+    stop: str | None  # why it asks to stop
+
+
+def size_and_rank(group: Any) -> tuple[int, int]:
+    """Return the number of ranks of a group, and this rank; raise for anything else."""
+    if not isinstance(group, Group):
+        raise InputError(f"Trainer: group must be a distributed.Group, not a {type(group).__name__}.")
+    return group.size, group.rank
+
+
+class RankLoop:
+    """The part of a trainer that depends on its group."""
+
+    def __init__(self, trainer: Trainer, group: Group) -> None:
+        self.trainer, self.group = trainer, group
+        self.asked: str | None = None  # why this rank asks to stop
+        found = trainer.accumulator._ranks
+        assert found is not None
+        self.ranks: Ranks = found
+        self.generators = _generators(trainer)
+        others = {f"buffer {name}": b for name, b in _buffers(trainer)}
+        others |= {f"left alone {i}": p for i, p in enumerate(trainer._left_alone)}
+        facts = {
+            "optimizer": trainer.optimizer, "accumulate": trainer.pieces, "clip": trainer.clip,
+            "loss": type(trainer.loss).__name__, "callbacks": [type(c).__name__ for c in trainer.callbacks],
+        }  # fmt: skip
+        check_same(group, "Trainer", others, facts)
+        for callback in trainer.callbacks:
+            if isinstance(callback, Log):
+                callback.writes = group.rank == 0
+
+    @contextmanager
+    def fitting(self) -> Iterator[None]:
+        """Tell the other ranks about an error in the block, wherever it comes from."""
+        self.asked = None
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, RankError):
+                self.group.fail(self.group.describe(error))
+            raise
+
+    # Steps -------------------------------------------------------------------------------------
+
+    def batches(self, loader: Iterable[Any]) -> Iterable[Any]:
+        """Return the shares of this rank in the batches of a loader."""
+        return loader.cut(self.group, self.trainer.pieces) if isinstance(loader, DataLoader) else loader
+
+    def step(self, batch: Any) -> tuple[Numbers, Numbers, float]:
+        """Make an update from a batch; return means, norms of gradients, and the weight."""
+        trainer, acc = self.trainer, self.trainer.accumulator
+        part = batch if isinstance(batch, Share) else self._cut(batch)
+        norms = _RankNorms(trainer, self.group) if trainer._term_norms() else None
+        drop(trainer._left_alone)
+        facts = Facts(part.rows, [], None)
+        self.ranks.facts = facts
+        found = {"grad_norm": math.nan, **dict.fromkeys(norms.names if norms is not None else (), math.nan)}
+        logs: Numbers = {}
+
+        def before() -> None:
+            logs.update(self._means())
+            found["grad_norm"] = math.nan if acc.last_norm is None else acc.last_norm
+            if norms is not None:
+                found.update(norms.norms())
+            trainer._before_update({**logs, "lr": trainer._rate(), **found})
+
+        try:
+            self._add(part, facts, norms)
+            facts.stop = self.asked
+            acc._window.closed = True  # also without a row here
+            acc.apply(trainer.optimizer, before=before)
+        except BaseException:
+            acc.drop()
+            raise
+        self._hear([each.stop for each in self.ranks.heard])
+        weights = [weight for each in self.ranks.heard for weight, _ in each.numbers]
+        return logs or self._means(), found, math.fsum(weights)
+
+    def _cut(self, batch: Any) -> Share:
+        """Return this rank's share of a batch that all ranks have."""
+        rows = count(batch)
+        found = []
+        for j in range(*share(self.trainer.pieces, self.group.size, self.group.rank)):
+            start, stop = share(rows, self.trainer.pieces, j)
+            cut = slice(start, stop)
+            found.append((j, tree.map(lambda a, cut=cut: a[cut], batch) if stop > start else None))
+        return Share(rows, found)
+
+    def _add(self, part: Share, facts: Facts, norms: _RankNorms | None) -> None:
+        """Add the gradients of this rank's pieces."""
+        trainer, acc = self.trainer, self.trainer.accumulator
+        with self._keyed_draws() as key:
+            for k, (number, piece) in enumerate(part.pieces):
+                self.ranks.last = k + 1 == len(part.pieces)
+                if piece is None:
+                    with acc.micro_batch(weight=0.0):
+                        pass
+                    continue
+                key(number)
+                with acc.micro_batch() as block:
+                    loss, numbers, weight = loss_of(trainer, piece, trainer.pieces)
+                    block.weight = weight
+                    if norms is not None:
+                        norms.add(weight)
+                    block.backward(loss)
+                trainer._release()
+                facts.numbers.append((weight, {"loss": float(loss.detach()), **numbers}))
+
+    def _means(self) -> Numbers:
+        """Return the means over the pieces of all ranks; exact sums, so that their order does not matter."""
+        heard: list[Facts] = self.ranks.heard
+        rows = [each.rows for each in heard]
+        if len(set(rows)) > 1:
+            raise InputError(
+                f"Trainer: the ranks have different batches, with {rows} rows.\n"
+                "  Each rank must iterate over the same batches, of which it takes its share."
+            )
+        pieces = [piece for each in heard for piece in each.numbers]
+        names = {name: None for _, numbers in pieces for name in numbers}
+        return {name: _mean([(w, x[name]) for w, x in pieces if name in x]) for name in names} or {
+            "loss": math.nan
+        }
+
+    @contextmanager
+    def _keyed_draws(self) -> Iterator[Callable[[int], None]]:
+        """Let the draws of a piece depend on the step and its number alone; restore the generators after."""
+        before = [rng._numpy for rng in self.generators]
+
+        def key(piece: int) -> None:
+            for rng in self.generators:
+                rng._numpy = rng.at(self.trainer.step, piece)._numpy
+
+        try:
+            yield key
+        finally:
+            for rng, numpy in zip(self.generators, before, strict=True):
+                rng._numpy = numpy
+
+    # Stopping ------------------------------------------------------------------------------------
+
+    def _hear(self, asked: Sequence[str | None]) -> None:
+        self.trainer.stopped = next((reason for reason in asked if reason is not None), None)
+
+    def agree_to_stop(self, where: str) -> None:
+        """Stop on all ranks if one of them asks for it."""
+        self._hear(self.group.gather(self.asked, where))
+
+    # Validation and checkpoints --------------------------------------------------------------------
+
+    def evaluated(self, loader: Iterable[Any], until_stopped: bool) -> Numbers | None:
+        """Return the means over a loader, of whose batches each rank evaluates some; None if stopped."""
+        trainer, rank, size = self.trainer, self.group.rank, self.group.size
+        self.average_buffers()
+        found: list[tuple[int, float, Numbers]] = []
+        enough = False
+        own = loader.whole(rank, size) if isinstance(loader, DataLoader) else islice(loader, rank, None, size)
+        with trainer._evaluating():
+            for k, batch in enumerate(own):
+                enough = until_stopped and self.asked is not None
+                if enough:
+                    break
+                loss, numbers, weight = loss_of(trainer, batch)
+                found.append((rank + k * size, weight, {"loss": float(loss), **numbers}))
+        told = self.group.gather((enough, self.asked, found), "the end of a validation")
+        if until_stopped:
+            self._hear([asked for _, asked, _ in told])
+            if any(early for early, *_ in told):
+                return None
+        averages = Averages()
+        for _, weight, numbers in sorted((each for *_, part in told for each in part), key=lambda e: e[0]):
+            averages.add(numbers, weight)  # in the order of one process
+        return averages.means()
+
+    def average_buffers(self) -> None:
+        """Replace float buffers, such as running statistics, by their means over the ranks."""
+        if self.group.size == 1:
+            return
+        with no_grad():
+            for name, b in _buffers(self.trainer):
+                if b.dtype.kind in "fc":
+                    total = self.group.sum(b._data, f"the mean of the buffer {name}")
+                    b.copy_((total / self.group.size).astype(b.dtype))
+
+    def written(self, path: Path | None) -> Path:
+        """Wait until rank 0 has written a checkpoint; return its path."""
+        return Path(self.group.gather(None if path is None else str(path), "a checkpoint")[0])
+
+
+class _RankNorms(TermNorms):
+    """The norms of the gradients of a composed loss's terms, over the pieces of all ranks."""
+
+    def __init__(self, trainer: Trainer, group: Group) -> None:
+        super().__init__(list(trainer.named_parameters().values()))
+        assert isinstance(trainer.loss, ComposedLoss)
+        self.loss, self.group = trainer.loss, group
+        self.totals = {name: PieceSum() for name in self.loss.terms}
+        self.names = [f"grad_norm_{name}" for name in self.loss.terms]
+
+    def add(self, weight: float) -> None:  # type: ignore[override]
+        """Add the gradients of the last forward."""
+        super().add(self.loss, weight)
+        for name, total in self.totals.items():
+            total.add(self._flat(self._sums.pop(name, [])))
+
+    def _flat(self, sums: list[Any]) -> Any:
+        wide = np.result_type(np.float64, *(p.dtype for p in self._params))
+        given = sums or [None] * len(self._params)
+        pairs = zip(given, self._params, strict=True)
+        return np.concatenate([np.zeros(p.size) if g is None else g for g, p in pairs], None, dtype=wide)
+
+    def norms(self) -> Numbers:
+        """Return the norm per term."""
+        weight = math.fsum(self.group.gather(self._weight, "the weight of a step"))
+        found = {}
+        for name, total in self.totals.items():
+            own = total.total()
+            summed = self.group.sum(self._flat([]) if own is None else own, f"the gradient of term {name}")
+            found[f"grad_norm_{name}"] = global_norm([summed]) / weight if weight else math.nan
+        return found
+
+
+def _mean(pairs: list[tuple[float, float]]) -> float:
+    """Return Σ weight·value / Σ weight, exactly rounded where finite; values of weight 0 do not count."""
+    pairs = [(w, x) for w, x in pairs if w]
+    if not pairs:
+        return math.nan
+    try:
+        return math.fsum(w * x for w, x in pairs) / math.fsum(w for w, _ in pairs)
+    except (OverflowError, ValueError):  # infinities
+        return sum(w * x for w, x in pairs) / sum(w for w, _ in pairs)
+
+
+def _modules(trainer: Trainer) -> Iterator[tuple[str, Module]]:
+    for root, prefix in ((trainer.model, ""), (trainer.loss, "loss.")):
+        if isinstance(root, Module):
+            yield from ((f"{prefix}{path}", module) for path, module in root.named_modules())
+
+
+def _buffers(trainer: Trainer) -> list[tuple[str, Tensor]]:
+    found = list(trainer.model.named_buffers())
+    if isinstance(trainer.loss, Module):
+        found += [(f"loss.{name}", b) for name, b in trainer.loss.named_buffers()]
+    return found
+
+
+def _generators(trainer: Trainer) -> list[Generator]:
+    """Return the generators of all modules; raise for NumPy's, which have no keys."""
+    found: dict[int, Generator] = {}
+    for path, module in _modules(trainer):
+        for name, value in vars(module).items():
+            if isinstance(value, np.random.Generator):
+                raise InputError(
+                    f"Trainer: {path}.{name} is a generator of NumPy, whose draws depend on the number of "
+                    "ranks.\n  Use ad.random.default_rng(seed)."
+                )
+            if isinstance(value, Generator):
+                found[id(value)] = value
+    return list(found.values())
