@@ -349,7 +349,7 @@ class Variant:
         self.copies: list[Any] = []
         self.backward: Backward | None = None
         self.spent: list[Node | None] = []  # of results that were differentiated inside
-        self.trace = trace = Trace(call.moving)
+        self.trace = trace = Trace(call.moving, updates=backend == "native")
         reads = named_reads(f, _objects(f, call))
         self.guards: list[Any] = [Guard(what, read) for what, read in reads.items()]
         drawn = generators()

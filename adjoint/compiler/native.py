@@ -213,6 +213,8 @@ class Native:
             base = values[node.id]
         else:
             return self._array(v).item() if v.weak else self._array(v)
+        if v.weak:
+            return float(base.reshape(-1)[v.offset])
         if v.is_whole():
             return base if base.shape == v.shape else base.reshape(v.shape)
         return _strided(_plain(base), v)

@@ -74,7 +74,7 @@ class Source:
     """A value that is read at each call.
 
     ``kind`` is "argument" (``owner`` is its position), "tensor" (the tensor), "grad" (of that tensor),
-    "array" (a NumPy array from outside), "cell" (``(container, key)``), "number" or "draw" (``read()``).
+    "array" (a NumPy array from outside), "cell" (``(container, key)``), "numbers" or "draw" (``read()``).
     """
 
     __slots__ = ("kind", "owner", "value")

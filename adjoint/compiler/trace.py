@@ -71,8 +71,9 @@ def hooks_of(t: Tensor) -> tuple[Any, ...]:
 class Trace:
     """One run of a function on symbols."""
 
-    def __init__(self, arguments: Sequence[Any] = ()) -> None:
+    def __init__(self, arguments: Sequence[Any] = (), updates: bool = False) -> None:
         self.arguments = arguments  # of the present call, for decisions
+        self.updates = updates  # whether updates of optimisers are always part of the program
         self.level = next_level()
         self.program = Program()
         self.held: dict[int, Held] = {}  # by the id of the tensor, which is held
@@ -80,6 +81,7 @@ class Trace:
         self.cells: dict[
             tuple[int, Any], tuple[Any, Symbolic]
         ] = {}  # by the id of the container, and the key
+        self.containers: dict[int, tuple[Any, Any]] = {}  # by the id of their owner, which is held
         self.fixed: list[tuple[ndarray[Any, Any], ndarray[Any, Any]]] = []  # arrays, and copies of them
         self.guards: list[Any] = []  # (what, read, value): see guards.py
         self.modules: dict[int, Any] = {}  # that were called, by id
@@ -101,11 +103,19 @@ class Trace:
         self.program.sources.append(Source(kind, value, owner))
         return value
 
-    def number(self, kind: str, owner: Any, nonzero: bool = False) -> Number:
+    def number(self, kind: str, owner: Any) -> Number:
         """Return a number that the program is given at each call."""
-        value = Nonzero(self) if nonzero else Number(self)
+        value = Number(self)
         self.program.sources.append(Source(kind, value, owner))
         return value
+
+    def numbers(self, read: Callable[[], Any], count: int) -> list[Number]:
+        """Return the numbers, none of them 0, of an array that ``read`` returns at each call."""
+        array = self.source("numbers", (count,), np.float64, read)
+        found: list[Number] = [Nonzero(self) for _ in range(count)]
+        for k, number in enumerate(found):
+            self._add_with(NUMBER_AT, (array,), {"k": k}, (number,))
+        return found
 
     def draw(self, make: Callable[[], Any], shape: Sequence[int], dtype: Any) -> Symbolic:
         """Return an array that ``make`` makes before each call."""
@@ -157,6 +167,10 @@ class Trace:
             symbol = self.source("cell", array.shape, array.dtype, (container, key))
             found = self.cells[id(container), key] = container, symbol
         return found[1]
+
+    def cells_of(self, owner: Any, make: Callable[[Any], Any]) -> Any:
+        """Return the container ``make(owner)``, the same one for each use in this trace."""
+        return self.containers.setdefault(id(owner), (make(owner), owner))[0]
 
     def set_cell(self, container: Any, key: Any, value: Symbolic) -> None:
         """Put another array into a list or a dictionary, at each call."""
@@ -532,6 +546,7 @@ def _take(leaves: list[Tensor], *gradients: Any) -> None:
 
 
 _ALIAS = Host("alias", lambda x: x)
+NUMBER_AT = Host("number_at", lambda a, k: float(a[k]))
 
 _library_codes: set[Any] = set()  # code objects of libraries
 

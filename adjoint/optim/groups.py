@@ -59,10 +59,15 @@ class Group:
         unit = self._unit_of[id(p)]
         return unit.steps[unit.position(p)]
 
-    def take_over(self, optimizer: Optimizer) -> None:
-        """Adapt the states to changed hyper-parameters, for example a momentum that was 0 before."""
+    def take_over(
+        self, optimizer: Optimizer, data: Callable[[Tensor], Any] = operator.attrgetter("_data")
+    ) -> None:
+        """Adapt the states to changed hyper-parameters, for example a momentum that was 0 before.
+
+        ``data`` returns the array of a parameter.
+        """
         if any(v != self.checked[k] for k, v in self.hyper.items() if k != "lr"):
-            fitted = [unit.fitted_state(optimizer, self.hyper) for unit in self.units]
+            fitted = [unit.fitted_state(optimizer, self.hyper, data) for unit in self.units]
             for unit, state in zip(self.units, fitted, strict=True):
                 unit.state = state
         self.hyper.update({k: plain(v) for k, v in self.hyper.items()})
@@ -161,16 +166,18 @@ class Unit:
             self.state = _initial(optimizer, flat, hyper)
         return self.state
 
-    def fitted_state(self, optimizer: Optimizer, hyper: Hyper) -> State | None:
+    def fitted_state(self, optimizer: Optimizer, hyper: Hyper, data: Callable[[Tensor], Any]) -> State | None:
         """Return the state with slots added or dropped to match the hyper-parameters."""
         if self.state is None:
             return None
-        fresh = self.initial_state(optimizer, hyper)
+        fresh = self.initial_state(optimizer, hyper, data)
         return {name: self.state.get(name, value) for name, value in fresh.items()}
 
-    def initial_state(self, optimizer: Optimizer, hyper: Hyper) -> State:
+    def initial_state(
+        self, optimizer: Optimizer, hyper: Hyper, data: Callable[[Tensor], Any] = operator.attrgetter("_data")
+    ) -> State:
         """Return the state before the first update, for all parameters of the unit."""
-        flat = np.concatenate([p._data for p in self.params], None)
+        flat = np.concatenate([data(p) for p in self.params], None)
         return _initial(optimizer, flat, hyper)
 
     def take_back(self, steps: list[int]) -> None:

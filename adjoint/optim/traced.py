@@ -1,8 +1,8 @@
 """An update of an optimiser inside ``ad.compile``.
 
-If nothing in the compiled function reads the parameters afterwards, the program only computes the gradients,
-and the optimiser itself makes the update at the end of each call.  Otherwise the formula becomes part of the
-program, with numbers that are asked for at each call.
+In native code, and where something in the compiled function reads the parameters afterwards, the formula
+becomes part of the program, with numbers that are asked for at each call.  Otherwise the program only
+computes the gradients, and the optimiser itself makes the update at the end of each call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def trace_update(trace: Any, optimizer: Optimizer, gradient: Callable[[Tensor], 
     trace.guards.append(_Checked(optimizer))
     params = [p for p, _ in found]
     update.action = trace.act(partial(_update_by_host, optimizer, params), *update.grads.values())
-    if all(trace.untouched(p) for p in params):
+    if not trace.updates and all(trace.untouched(p) for p in params):
         update.waiting = [(p, p._data, trace.defer(p, update.settle)) for p in params]
     else:
         update.settle()
@@ -90,7 +90,7 @@ class _Update:
             for group in optimizer.groups:
                 if group.hyper != group.checked:
                     optimizer._check_written(group.hyper)
-                    group.take_over(optimizer)
+                    group.take_over(optimizer, trace.data_before)
                 for unit in group.units:
                     present = [i for i, p in enumerate(unit.params) if id(p) in self.grads]
                     if present:
@@ -115,46 +115,82 @@ class _Update:
             trace.undo.append(partial(setattr, unit, "state", None))
         done: dict[int, int] = trace.updates_of(unit)
         trace.guard("which hyper-parameters are 0", partial(_pattern, group))
-        trace.guard("the numbers of updates of parameters", partial(_relative, unit, present))
+        trace.guard("which parameters have had as many updates as others", partial(_alike, unit, present))
+        trace.guard("the state of the optimiser", partial(_slots, unit))
+        shared: dict[int, dict[str, Any]] = {}  # by the number of the update
         for i in present:
             done[i] = done.get(i, 0) + 1
-            hyper = self._numbers(group, unit, i, done[i])
-            self._part(unit, unit.params[i], hyper)
+            count = unit.steps[i] + done[i]
+            if count not in shared:
+                shared[count] = self._numbers(group, unit, i, done[i])
+            self._part(unit, unit.params[i], shared[count])
 
     def _numbers(self, group: Group, unit: Unit, i: int, ahead: int) -> dict[str, Any]:
         """Return the hyper-parameters as numbers that are asked for at each call; zeros and flags stay."""
 
-        def read() -> Any:
-            return self.optimizer.numbers({**group.hyper, "step": unit.steps[i] + ahead})
+        def read() -> dict[str, Any]:
+            found: dict[str, Any] = self.optimizer.numbers({**group.hyper, "step": unit.steps[i] + ahead})
+            return found
 
-        def symbol(value: Any, *path: Any) -> Any:
+        now = read()
+        paths = [path for k, v in now.items() for path in _paths(v, (k,))]
+        symbols = iter(self.trace.numbers(partial(_values, read, paths), len(paths)))
+        moving = dict(zip(paths, symbols, strict=True))
+
+        def symbol(value: Any, path: tuple[Any, ...]) -> Any:
             if isinstance(value, tuple):
-                return tuple([symbol(v, *path, n) for n, v in enumerate(value)])
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value:
-                return value
-            return self.trace.number("number", partial(_at, read, path), nonzero=True)
+                return tuple([symbol(v, (*path, n)) for n, v in enumerate(value)])
+            return moving.get(path, value)
 
-        return {k: symbol(v, k) for k, v in read().items()}
+        return {k: symbol(v, (k,)) for k, v in now.items()}
 
     def _part(self, unit: Unit, p: Tensor, hyper: dict[str, Any]) -> None:
         """Update one parameter by the formula, on flat values."""
         trace, state = self.trace, unit.state
         assert state is not None
         key = (unit.slice_of(p), Ellipsis)
-        parts = {k: dyn.index(trace.cell(state, k), key=key) for k in state}
+        cells = trace.cells_of(unit, _Slots)
+        parts = {k: dyn.index(trace.cell(cells, k), key=key) for k in state}
         g = dyn.reshape(self.grads[id(p)], shape=(p.size,))
         g = g if g.dtype == p.dtype else dyn.astype(g, dtype=p.dtype)
         flat = dyn.reshape(trace.value(p), shape=(p.size,))
         new, fresh = self.optimizer.apply_one(dyn, flat, -g if hyper["maximize"] else g, parts, hyper)
         for k, v in fresh.items():
-            trace.set_cell(state, k, dyn.index_set(trace.cell(state, k), v, key=key))
+            trace.set_cell(cells, k, dyn.index_set(trace.cell(cells, k), v, key=key))
         trace.replace(p, dyn.reshape(new, shape=p.shape))
 
 
-def _at(read: Callable[[], Any], path: tuple[Any, ...]) -> Any:
-    found = read()
-    for k in path:
-        found = found[k]
+class _Slots:
+    """The state arrays of a unit, by name, whatever dictionary holds them at a call."""
+
+    def __init__(self, unit: Unit) -> None:
+        self.unit = unit
+
+    def __getitem__(self, name: str) -> Any:
+        assert self.unit.state is not None
+        return self.unit.state[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        assert self.unit.state is not None
+        self.unit.state[name] = value
+
+
+def _paths(value: Any, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Return where the numbers in a hyper-parameter are; zeros and flags are not among them."""
+    if isinstance(value, tuple):
+        return [found for n, v in enumerate(value) for found in _paths(v, (*path, n))]
+    moves = isinstance(value, (int, float)) and not isinstance(value, bool) and value
+    return [path] if moves else []
+
+
+def _values(read: Callable[[], dict[str, Any]], paths: list[tuple[Any, ...]]) -> Any:
+    now = read()
+    found = np.empty(len(paths))
+    for n, (first, *rest) in enumerate(paths):
+        value = now[first]
+        for k in rest:
+            value = value[k]
+        found[n] = value
     return found
 
 
@@ -162,8 +198,14 @@ def _pattern(group: Group) -> Any:
     return {k: bool(v) if isinstance(v, float) else v for k, v in group.hyper.items() if k != "betas"}
 
 
-def _relative(unit: Unit, present: list[int]) -> list[int]:
-    return [unit.steps[i] - unit.steps[present[0]] for i in present]
+def _alike(unit: Unit, present: list[int]) -> list[int]:
+    """Return, for each parameter, the first one with as many updates."""
+    counts = [unit.steps[i] for i in present]
+    return list(map(counts.index, counts))
+
+
+def _slots(unit: Unit) -> list[str] | None:
+    return None if unit.state is None else sorted(unit.state)
 
 
 def _count(optimizer: Optimizer, counted: list[tuple[Unit, list[int]]]) -> None:
