@@ -85,18 +85,18 @@ class Run:
 
     def finish_leaf(self, leaf: Tensor) -> None:
         """Finish a leaf whose gradient is complete: run its hooks and call ``on_ready``."""
-        grads = self.grads
-        if leaf not in grads:
+        grads, on_ready = self.grads, self.on_ready
+        before = g = grads.get(leaf)
+        if g is None:
             return
-        g = grads[leaf]
         extra = leaf._extra
         if self.zeros or self.wide or (extra is not None and extra.hooks is not None):
             g = self.total(leaf, g)
-        if self.on_ready is not None:
-            g = self.on_ready(leaf, g)
+        if on_ready is not None:
+            g = on_ready(leaf, g)
         if g is None:
             del grads[leaf]
-        else:
+        elif g is not before:
             grads[leaf] = g
 
     def finish(self, events: bool) -> list[tuple[Tensor, Any]]:

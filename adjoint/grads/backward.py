@@ -258,9 +258,10 @@ class _Early:
 
     def finish(self, leaf: Tensor, g: Any) -> Any:
         """Call ``on_leaf_ready`` and post-accumulate hooks; return the gradient, None if it is used."""
-        if self.on_leaf_ready is not None:
+        on_leaf_ready = self.on_leaf_ready
+        if on_leaf_ready is not None:
             t = wrap(g) if type(g) is ndarray else as_gradient_tensor(g)
-            if self.on_leaf_ready(leaf, t) is True:
+            if on_leaf_ready(leaf, t) is True:
                 self.done.append((leaf, _TAKEN))
                 return None
             if t._data is g and t._node is None and sys.getrefcount(t) == _ALONE:
