@@ -1,0 +1,277 @@
+"""The native entry of a program: a built-in function that reads arrays, runs records and returns new arrays.
+
+The function reads the structs of CPython and NumPy directly.  ``layout`` finds the offsets by looking at
+objects whose contents are known.  If something is not as expected, ``layout`` returns None, and programs must
+be run by Python code instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adjoint.compiler import pool, units
+from adjoint.compiler.entry_text import TEXT
+from adjoint.compiler.machine import machine
+from adjoint.core.tensor import Tensor, wrap
+
+__all__ = ["Entry", "Given", "Layout", "Made", "Record", "layout"]
+
+
+class Layout(NamedTuple):
+    """Offsets in bytes."""
+
+    kind: int  # of the type in every object
+    data: int  # of an ndarray: address, number of axes, shape, dtype, flags
+    ndim: int
+    shape: int
+    dtype: int
+    flags: int
+    tensor: int  # of the array in a tensor
+
+
+class Record(NamedTuple):
+    """A kernel, its slots, and the cuts of its outermost loop into chunks.
+
+    A slot is an address, or a tuple ``("given", k)`` or ``("made", k)``.
+    """
+
+    function: int
+    slots: Sequence[int | tuple[str, int]]
+    cuts: Sequence[int]
+
+
+class Given(NamedTuple):
+    """Where a value is read at each call, and what it must be.
+
+    ``owner`` is the position of an argument, which is an array or a tensor, or a tensor from outside.
+    A number has no shape; it is stored as float64, and its slot has the address of it.
+    """
+
+    owner: int | Tensor
+    dtype: Any
+    shape: tuple[int, ...] | None
+
+
+class Made(NamedTuple):
+    """An array that each call makes and returns."""
+
+    dtype: Any
+    shape: tuple[int, ...]
+
+
+# Words of the header, of a row of what is given, and of a row of what is made; see ``Entry``.
+_HEADER, _GIVEN, _MADE = 16, 8, 8
+
+
+@functools.cache
+def layout() -> Layout | None:
+    """Return where CPython and NumPy keep what the entry reads; None if it is not as expected."""
+    if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return None
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return None
+    try:
+        return _probed()
+    except (ValueError, AssertionError):
+        return None
+
+
+def _words(address: int, count: int) -> list[int]:
+    return list((ctypes.c_int64 * count).from_address(address))
+
+
+def _place(object_: Any, size: int, value: int) -> int:
+    """Return where a word of an object has a value; it must be there once."""
+    words = _words(id(object_), size // 8)
+    assert words.count(value) == 1
+    return 8 * words.index(value)
+
+
+def _probed() -> Layout:
+    """Look for known addresses in arrays of several shapes, and check that all agree."""
+    arrays: list[Any] = [np.zeros((3, 5, 7), np.float32), np.ones((2, 4)), np.zeros((2, 3), order="F")]
+    found: set[tuple[int, int, int, int, int, int]] = set()
+    for a in arrays:
+        size = np.ndarray.__basicsize__
+        kind = _place(a, size, id(np.ndarray))
+        data, dtype = _place(a, size, a.ctypes.data), _place(a, size, id(a.dtype))
+        ndim = data + 8
+        assert ctypes.c_int32.from_address(id(a) + ndim).value == a.ndim
+        shape = ndim + 8
+        assert tuple(_words(_words(id(a) + shape, 1)[0], a.ndim)) == a.shape
+        assert tuple(_words(_words(id(a) + shape + 8, 1)[0], a.ndim)) == a.strides
+        flags = dtype + 8
+        assert ctypes.c_int32.from_address(id(a) + flags).value == a.flags.num
+        assert bool(a.flags.num & 1) == a.flags.c_contiguous
+        assert bool(a.flags.num & 256) == a.flags.aligned
+        found.add((kind, data, ndim, shape, dtype, flags))
+    assert len(found) == 1
+    tensors = [wrap(a) for a in arrays]
+    places = {_place(t, Tensor.__basicsize__, id(a)) for t, a in zip(tensors, arrays, strict=True)}
+    assert len(places) == 1
+    return Layout(*found.pop(), places.pop())
+
+
+# NumPy's table of C functions; the numbers of its entries never change.
+_NEW_FROM_DESCR = 94
+
+
+@functools.cache
+def _function() -> int:
+    """Compile the entry and return its address."""
+    where = layout()
+    assert where is not None
+    text = TEXT
+    for name, value in where._asdict().items():
+        text = text.replace(name.upper(), str(value))
+    names = (
+        "Py_IncRef", "Py_DecRef", "PyTuple_New", "PyTuple_SetItem", "PyFloat_AsDouble", "PyErr_Occurred",
+        "PyErr_Clear", "PyEval_SaveThread", "PyEval_RestoreThread",
+    )  # fmt: skip
+    imports = {n: _address(getattr(ctypes.pythonapi, n)) for n in names}
+    imports |= {"ndarray": id(np.ndarray), "tensor": id(Tensor), "miss": id(NotImplemented)}
+    imports |= {"float": id(float), "int": id(int), "float64": id(np.float64)}
+    imports |= {"new_array": _numpy_functions()[_NEW_FROM_DESCR], "run": pool.addresses()["run"]}
+    return units.link(units.compile_text(text, machine()), ("call",), imports)["call"]
+
+
+def _address(function: Any) -> int:
+    return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
+
+
+def _numpy_functions() -> list[int]:
+    capsule = np._core._multiarray_umath._ARRAY_API  # type: ignore[attr-defined]
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return _words(get(capsule, None), _NEW_FROM_DESCR + 1)
+
+
+class _Method(ctypes.Structure):
+    """CPython's PyMethodDef."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+_FASTCALL = 0x80
+_METHODS: dict[int, _Method] = {}
+
+
+def _built_in(address: int, owner: Any) -> Any:
+    """Return a built-in function; it holds its owner."""
+    if address not in _METHODS:
+        _METHODS[address] = _Method(b"entry", address, _FASTCALL, None)
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
+    return make(ctypes.addressof(_METHODS[address]), owner, None)
+
+
+class _Words(np.ndarray[Any, np.dtype[np.int64]]):
+    """The words that an entry reads, with all that they point to."""
+
+    held: Any
+
+
+class Entry:
+    """A program as one built-in function.
+
+    ``entry.call(*arguments)`` returns a tuple of the arrays it made.  It returns NotImplemented if an
+    argument is not what the program was built for, if the program is running in another thread, or if one of
+    the bytes at the addresses ``checks`` is not 0 afterwards.
+
+    Parameters
+    ----------
+    records : list of Record
+        What runs, in order.
+    given : list of Given
+        What is read.
+    made : list of Made
+        The arrays that are returned.
+    arguments : int
+        The number of arguments of ``call``.
+    nanoseconds : float
+        About how long the records take: other threads of Python may run meanwhile if it is long.
+    helpers : int
+        How many helper threads may take part.
+    checks : list of int
+        Addresses of bytes.
+    held : object
+        What the addresses in slots belong to; it is kept alive.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        given: Sequence[Given],
+        made: Sequence[Made],
+        arguments: int,
+        nanoseconds: float = 0.0,
+        helpers: int = 0,
+        checks: Sequence[int] = (),
+        held: Any = None,
+    ) -> None:
+        tables, places = _tables(records)
+        lists: list[Any] = []
+
+        def listed(values: Sequence[int]) -> int:
+            lists.append(np.array([*values, 0], np.int64))
+            return int(lists[-1].ctypes.data)
+
+        self.numbers = np.zeros(len(given) + 1)
+        rows = np.zeros((len(given) + 1, _GIVEN), np.int64)
+        for k, g in enumerate(given):
+            slots = places.get(("given", k), [])
+            owner = id(g.owner) if isinstance(g.owner, Tensor) else g.owner
+            if g.shape is None:
+                number = self.numbers.ctypes.data + 8 * k
+                for slot in slots:
+                    ctypes.c_int64.from_address(slot).value = number
+                rows[k] = 2, owner, 0, 0, 0, 0, number, 0
+            else:
+                kind = 1 if isinstance(g.owner, Tensor) else 0
+                dtype = np.dtype(g.dtype)
+                lists.append(dtype)
+                rows[k] = kind, owner, id(dtype), len(g.shape), listed(g.shape), len(slots), listed(slots), 0
+        outs = np.zeros((len(made) + 1, _MADE), np.int64)
+        for k, m in enumerate(made):
+            slots = places.get(("made", k), [])
+            dtype = np.dtype(m.dtype)
+            lists.append(dtype)
+            outs[k, :5] = id(dtype), len(m.shape), listed(m.shape), len(slots), listed(slots)
+        words = np.zeros(_HEADER, np.int64).view(_Words)
+        rec = pool.records(
+            [(r.function, t.ctypes.data, list(r.cuts)) for r, t in zip(records, tables, strict=True)]
+        )
+        release = nanoseconds > 20_000
+        words[:12] = (
+            0, arguments, len(given), rows.ctypes.data, len(made), outs.ctypes.data,
+            len(records), rec.ctypes.data, helpers if release else 0, release, len(checks), listed(checks),
+        )  # fmt: skip
+        words.held = (tables, lists, self.numbers, rows, outs, rec, list(given), held)
+        self.words = words
+        self.call = _built_in(_function(), words)
+
+
+def _tables(records: Sequence[Record]) -> tuple[list[Any], dict[tuple[str, int], list[int]]]:
+    """Return the arguments of each record, and the addresses of the slots that each call fills."""
+    tables = []
+    places: dict[tuple[str, int], list[int]] = {}
+    for r in records:
+        table = np.zeros(len(r.slots) + 1, np.int64)
+        for k, slot in enumerate(r.slots):
+            if isinstance(slot, tuple):
+                places.setdefault(slot, []).append(int(table.ctypes.data + 8 * k))
+            else:
+                table[k] = slot
+        tables.append(table)
+    return tables, places

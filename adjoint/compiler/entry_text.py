@@ -1,0 +1,331 @@
+"""The LLVM IR of the native entry; ``entry`` puts the offsets of structs in the place of upper-case names."""
+
+from __future__ import annotations
+
+__all__ = ["TEXT"]
+
+TEXT = r"""
+declare void @Py_IncRef(ptr)
+declare void @Py_DecRef(ptr)
+declare ptr @PyTuple_New(i64)
+declare i32 @PyTuple_SetItem(ptr, i64, ptr)
+declare double @PyFloat_AsDouble(ptr)
+declare ptr @PyErr_Occurred()
+declare void @PyErr_Clear()
+declare ptr @PyEval_SaveThread()
+declare void @PyEval_RestoreThread(ptr)
+declare ptr @new_array(ptr, ptr, i32, ptr, ptr, ptr, i32, ptr)
+declare void @run(ptr, i64, i64)
+@ndarray = external global i8
+@tensor = external global i8
+@float = external global i8
+@int = external global i8
+@float64 = external global i8
+@miss = external global i8
+
+; The array of an array or a tensor, else null.
+define internal ptr @array_of(ptr %object) {
+  %at.kind = getelementptr i8, ptr %object, i64 KIND
+  %kind = load ptr, ptr %at.kind
+  %is.array = icmp eq ptr %kind, @ndarray
+  br i1 %is.array, label %yes, label %other
+yes:
+  ret ptr %object
+other:
+  %is.tensor = icmp eq ptr %kind, @tensor
+  br i1 %is.tensor, label %open, label %no
+open:
+  %at.data = getelementptr i8, ptr %object, i64 TENSOR
+  %data = load ptr, ptr %at.data
+  %none = icmp eq ptr %data, null
+  br i1 %none, label %no, label %look
+look:
+  %at.kind2 = getelementptr i8, ptr %data, i64 KIND
+  %kind2 = load ptr, ptr %at.kind2
+  %is.array2 = icmp eq ptr %kind2, @ndarray
+  br i1 %is.array2, label %good, label %no
+good:
+  ret ptr %data
+no:
+  ret ptr null
+}
+
+; Whether an array has the dtype and the shape of a row and lies in one piece.
+define internal i1 @fits(ptr %array, ptr %row) {
+entry:
+  %at.dtype = getelementptr i8, ptr %array, i64 DTYPE
+  %dtype = load ptr, ptr %at.dtype
+  %at.wanted = getelementptr i64, ptr %row, i64 2
+  %wanted = load ptr, ptr %at.wanted
+  %same = icmp eq ptr %dtype, %wanted
+  %at.ndim = getelementptr i8, ptr %array, i64 NDIM
+  %ndim32 = load i32, ptr %at.ndim
+  %ndim = sext i32 %ndim32 to i64
+  %at.axes = getelementptr i64, ptr %row, i64 3
+  %axes = load i64, ptr %at.axes
+  %as.many = icmp eq i64 %ndim, %axes
+  %at.flags = getelementptr i8, ptr %array, i64 FLAGS
+  %flags = load i32, ptr %at.flags
+  %bits = and i32 %flags, 257
+  %plain = icmp eq i32 %bits, 257
+  %a = and i1 %same, %as.many
+  %b = and i1 %a, %plain
+  br i1 %b, label %shapes, label %no
+shapes:
+  %at.shape = getelementptr i8, ptr %array, i64 SHAPE
+  %shape = load ptr, ptr %at.shape
+  %at.lengths = getelementptr i64, ptr %row, i64 4
+  %lengths = load ptr, ptr %at.lengths
+  br label %axis
+axis:
+  %k = phi i64 [ 0, %shapes ], [ %k.next, %equal ]
+  %more = icmp slt i64 %k, %axes
+  br i1 %more, label %compare, label %yes
+compare:
+  %at.n = getelementptr i64, ptr %shape, i64 %k
+  %n = load i64, ptr %at.n
+  %at.m = getelementptr i64, ptr %lengths, i64 %k
+  %m = load i64, ptr %at.m
+  %ok = icmp eq i64 %n, %m
+  br i1 %ok, label %equal, label %no
+equal:
+  %k.next = add i64 %k, 1
+  br label %axis
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}
+
+; Store an address in all slots of a row, whose count and list start at word %first.
+define internal void @fill(ptr %row, i64 %first, ptr %address) {
+entry:
+  %at.count = getelementptr i64, ptr %row, i64 %first
+  %count = load i64, ptr %at.count
+  %at.list = getelementptr i64, ptr %at.count, i64 1
+  %list = load ptr, ptr %at.list
+  br label %slot
+slot:
+  %k = phi i64 [ 0, %entry ], [ %k.next, %put ]
+  %more = icmp slt i64 %k, %count
+  br i1 %more, label %put, label %end
+put:
+  %at = getelementptr ptr, ptr %list, i64 %k
+  %to = load ptr, ptr %at
+  store ptr %address, ptr %to
+  %k.next = add i64 %k, 1
+  br label %slot
+end:
+  ret void
+}
+
+; Read one value; 0: it does not fit, 1: it does.
+define internal i1 @read(ptr %row, ptr %args, i64 %hold) {
+entry:
+  %kind = load i64, ptr %row
+  %at.owner = getelementptr i64, ptr %row, i64 1
+  %fixed = load ptr, ptr %at.owner
+  %is.fixed = icmp eq i64 %kind, 1
+  br i1 %is.fixed, label %have, label %argument
+argument:
+  %place = load i64, ptr %at.owner
+  %at.arg = getelementptr ptr, ptr %args, i64 %place
+  %arg = load ptr, ptr %at.arg
+  br label %have
+have:
+  %object = phi ptr [ %fixed, %entry ], [ %arg, %argument ]
+  %is.number = icmp eq i64 %kind, 2
+  br i1 %is.number, label %number, label %array
+number:
+  %at.type = getelementptr i8, ptr %object, i64 KIND
+  %type = load ptr, ptr %at.type
+  %is.float = icmp eq ptr %type, @float
+  %is.int = icmp eq ptr %type, @int
+  %is.float64 = icmp eq ptr %type, @float64
+  %is.either = or i1 %is.float, %is.int
+  %is.any = or i1 %is.either, %is.float64
+  br i1 %is.any, label %convert, label %no
+convert:
+  %value = call double @PyFloat_AsDouble(ptr %object)
+  %doubtful = fcmp oeq double %value, -1.0
+  br i1 %doubtful, label %look, label %store
+look:
+  %error = call ptr @PyErr_Occurred()
+  %fine = icmp eq ptr %error, null
+  br i1 %fine, label %store, label %clear
+clear:
+  call void @PyErr_Clear()
+  ret i1 false
+store:
+  %at.to = getelementptr i64, ptr %row, i64 6
+  %to = load ptr, ptr %at.to
+  store double %value, ptr %to
+  ret i1 true
+array:
+  %found = call ptr @array_of(ptr %object)
+  %none = icmp eq ptr %found, null
+  br i1 %none, label %no, label %check
+check:
+  %ok = call i1 @fits(ptr %found, ptr %row)
+  br i1 %ok, label %take, label %no
+take:
+  %at.address = getelementptr i8, ptr %found, i64 DATA
+  %address = load ptr, ptr %at.address
+  call void @fill(ptr %row, i64 5, ptr %address)
+  %at.held = getelementptr i64, ptr %row, i64 7
+  store ptr %found, ptr %at.held
+  ret i1 true
+no:
+  ret i1 false
+}
+
+; Count references to the arrays that are read, while other threads of Python may run.
+define internal void @hold(ptr %rows, i64 %count, i1 %take) {
+entry:
+  br label %row
+row:
+  %k = phi i64 [ 0, %entry ], [ %k.next, %next ]
+  %more = icmp slt i64 %k, %count
+  br i1 %more, label %look, label %end
+look:
+  %offset = mul i64 %k, 8
+  %at = getelementptr i64, ptr %rows, i64 %offset
+  %kind = load i64, ptr %at
+  %number = icmp eq i64 %kind, 2
+  br i1 %number, label %next, label %array
+array:
+  %at.held = getelementptr i64, ptr %at, i64 7
+  %held = load ptr, ptr %at.held
+  br i1 %take, label %up, label %down
+up:
+  call void @Py_IncRef(ptr %held)
+  br label %next
+down:
+  call void @Py_DecRef(ptr %held)
+  br label %next
+next:
+  %k.next = add i64 %k, 1
+  br label %row
+end:
+  ret void
+}
+
+define ptr @call(ptr %self, ptr %args, i64 %n) {
+entry:
+  %at.words = getelementptr i8, ptr %self, i64 DATA
+  %w = load ptr, ptr %at.words
+  %busy = load i64, ptr %w
+  %w1 = getelementptr i64, ptr %w, i64 1
+  %wanted = load i64, ptr %w1
+  %idle = icmp eq i64 %busy, 0
+  %as.many = icmp eq i64 %n, %wanted
+  %go = and i1 %idle, %as.many
+  br i1 %go, label %sources, label %missed
+missed:
+  call void @Py_IncRef(ptr @miss)
+  ret ptr @miss
+sources:
+  %w2 = getelementptr i64, ptr %w, i64 2
+  %count = load i64, ptr %w2
+  %w3 = getelementptr i64, ptr %w, i64 3
+  %rows = load ptr, ptr %w3
+  %w9 = getelementptr i64, ptr %w, i64 9
+  %release = load i64, ptr %w9
+  br label %source
+source:
+  %k = phi i64 [ 0, %sources ], [ %k.next, %one ]
+  %more = icmp slt i64 %k, %count
+  br i1 %more, label %one.look, label %outputs
+one.look:
+  %k8 = mul i64 %k, 8
+  %row = getelementptr i64, ptr %rows, i64 %k8
+  %ok = call i1 @read(ptr %row, ptr %args, i64 %release)
+  br i1 %ok, label %one, label %missed
+one:
+  %k.next = add i64 %k, 1
+  br label %source
+outputs:
+  %w4 = getelementptr i64, ptr %w, i64 4
+  %outs = load i64, ptr %w4
+  %w5 = getelementptr i64, ptr %w, i64 5
+  %out.rows = load ptr, ptr %w5
+  %result = call ptr @PyTuple_New(i64 %outs)
+  %no.result = icmp eq ptr %result, null
+  br i1 %no.result, label %failed.early, label %out
+failed.early:
+  ret ptr null
+out:
+  %j = phi i64 [ 0, %outputs ], [ %j.next, %made ]
+  %out.more = icmp slt i64 %j, %outs
+  br i1 %out.more, label %make, label %start
+make:
+  %j8 = mul i64 %j, 8
+  %out.row = getelementptr i64, ptr %out.rows, i64 %j8
+  %dtype = load ptr, ptr %out.row
+  %o1 = getelementptr i64, ptr %out.row, i64 1
+  %ndim = load i64, ptr %o1
+  %ndim32 = trunc i64 %ndim to i32
+  %o2 = getelementptr i64, ptr %out.row, i64 2
+  %shape = load ptr, ptr %o2
+  call void @Py_IncRef(ptr %dtype)
+  %new = call ptr @new_array(ptr @ndarray, ptr %dtype, i32 %ndim32, ptr %shape,
+    ptr null, ptr null, i32 0, ptr null)
+  %bad = icmp eq ptr %new, null
+  br i1 %bad, label %failed, label %made
+failed:
+  call void @Py_DecRef(ptr %result)
+  ret ptr null
+made:
+  %s = call i32 @PyTuple_SetItem(ptr %result, i64 %j, ptr %new)
+  %at.new = getelementptr i8, ptr %new, i64 DATA
+  %address = load ptr, ptr %at.new
+  call void @fill(ptr %out.row, i64 3, ptr %address)
+  %j.next = add i64 %j, 1
+  br label %out
+start:
+  %w6 = getelementptr i64, ptr %w, i64 6
+  %records = load i64, ptr %w6
+  %w7 = getelementptr i64, ptr %w, i64 7
+  %list = load ptr, ptr %w7
+  %w8 = getelementptr i64, ptr %w, i64 8
+  %helpers = load i64, ptr %w8
+  %long = icmp ne i64 %release, 0
+  br i1 %long, label %free, label %short
+free:
+  store i64 1, ptr %w
+  call void @hold(ptr %rows, i64 %count, i1 true)
+  %state = call ptr @PyEval_SaveThread()
+  call void @run(ptr %list, i64 %records, i64 %helpers)
+  call void @PyEval_RestoreThread(ptr %state)
+  call void @hold(ptr %rows, i64 %count, i1 false)
+  store i64 0, ptr %w
+  br label %checks
+short:
+  call void @run(ptr %list, i64 %records, i64 0)
+  br label %checks
+checks:
+  %w10 = getelementptr i64, ptr %w, i64 10
+  %flags = load i64, ptr %w10
+  %w11 = getelementptr i64, ptr %w, i64 11
+  %flag.list = load ptr, ptr %w11
+  br label %check
+check:
+  %f = phi i64 [ 0, %checks ], [ %f.next, %fine ]
+  %f.more = icmp slt i64 %f, %flags
+  br i1 %f.more, label %flag, label %done
+flag:
+  %at.flag = getelementptr ptr, ptr %flag.list, i64 %f
+  %flag.at = load ptr, ptr %at.flag
+  %byte = load i8, ptr %flag.at
+  %clear = icmp eq i8 %byte, 0
+  br i1 %clear, label %fine, label %raised
+fine:
+  %f.next = add i64 %f, 1
+  br label %check
+raised:
+  call void @Py_DecRef(ptr %result)
+  br label %missed
+done:
+  ret ptr %result
+}
+"""
