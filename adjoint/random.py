@@ -36,7 +36,7 @@ from adjoint.hints import explain
 from adjoint.ops.half import widened
 from adjoint.ops.reduce import argmax, narrowed
 from adjoint.ops.selection import take
-from adjoint.typing import ArrayLike, DTypeLike
+from adjoint.typing import ArrayLike, DTypeLike, Lengths
 
 __all__ = ["Generator", "default_rng"]
 
@@ -211,7 +211,7 @@ class Generator:
 
     # Draws that differentiate through their parameters ---------------------------------------
 
-    def random(self, size: Any = None, dtype: DTypeLike | None = None) -> Tensor:
+    def random(self, size: Lengths | None = None, dtype: DTypeLike | None = None) -> Tensor:
         """Draw from the uniform distribution on [0, 1).
 
         Parameters
@@ -234,7 +234,7 @@ class Generator:
         target, u = self._noise("random", "random", size, dtype)
         return u if u.dtype == target else _below(rec.astype(u, dtype=target), 0.0, 1.0)
 
-    def standard_normal(self, size: Any = None, dtype: DTypeLike | None = None) -> Tensor:
+    def standard_normal(self, size: Lengths | None = None, dtype: DTypeLike | None = None) -> Tensor:
         """Draw from the normal distribution with mean 0 and standard deviation 1.
 
         Parameters
@@ -258,7 +258,11 @@ class Generator:
         return narrowed(z, target)
 
     def normal(
-        self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: DTypeLike | None = None
+        self,
+        loc: ArrayLike = 0.0,
+        scale: ArrayLike = 1.0,
+        size: Lengths | None = None,
+        dtype: DTypeLike | None = None,
     ) -> Tensor:
         """Draw from the normal distribution, as loc + scale · z; gradients flow to ``loc`` and ``scale``.
 
@@ -292,7 +296,11 @@ class Generator:
         return narrowed(loc + _not_negative("normal", scale) * z, target)
 
     def lognormal(
-        self, mean: Any = 0.0, sigma: Any = 1.0, size: Any = None, dtype: DTypeLike | None = None
+        self,
+        mean: ArrayLike = 0.0,
+        sigma: ArrayLike = 1.0,
+        size: Lengths | None = None,
+        dtype: DTypeLike | None = None,
     ) -> Tensor:
         """Draw exp of a normal draw; gradients flow to ``mean`` and ``sigma``.
 
@@ -326,7 +334,11 @@ class Generator:
         return narrowed(rec.exp(mean + _not_negative("lognormal", sigma) * z), target)
 
     def uniform(
-        self, low: Any = 0.0, high: Any = 1.0, size: Any = None, dtype: DTypeLike | None = None
+        self,
+        low: ArrayLike = 0.0,
+        high: ArrayLike = 1.0,
+        size: Lengths | None = None,
+        dtype: DTypeLike | None = None,
     ) -> Tensor:
         """Draw from the uniform distribution on [low, high); gradients flow to both bounds.
 
@@ -352,11 +364,13 @@ class Generator:
         >>> bool((abs(x) <= 1).all())
         True
         """
-        target, u, low, high = self._noise("uniform", "random", size, dtype, low, high)
-        y = low + (high - low) * u
-        return y if y.dtype == target else _below(rec.astype(y, dtype=target), low, high)
+        target, u, least, most = self._noise("uniform", "random", size, dtype, low, high)
+        y = least + (most - least) * u
+        return y if y.dtype == target else _below(rec.astype(y, dtype=target), least, most)
 
-    def exponential(self, scale: Any = 1.0, size: Any = None, dtype: DTypeLike | None = None) -> Tensor:
+    def exponential(
+        self, scale: ArrayLike = 1.0, size: Lengths | None = None, dtype: DTypeLike | None = None
+    ) -> Tensor:
         """Draw from the exponential distribution; gradients flow to ``scale``.
 
         Parameters
@@ -387,7 +401,11 @@ class Generator:
         return narrowed(_not_negative("exponential", scale) * e, target)
 
     def laplace(
-        self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: DTypeLike | None = None
+        self,
+        loc: ArrayLike = 0.0,
+        scale: ArrayLike = 1.0,
+        size: Lengths | None = None,
+        dtype: DTypeLike | None = None,
     ) -> Tensor:
         """Draw from the Laplace distribution; gradients flow to ``loc`` and ``scale``.
 
@@ -423,7 +441,11 @@ class Generator:
         return narrowed(loc + _not_negative("laplace", scale) * (e * signs), target)
 
     def logistic(
-        self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: DTypeLike | None = None
+        self,
+        loc: ArrayLike = 0.0,
+        scale: ArrayLike = 1.0,
+        size: Lengths | None = None,
+        dtype: DTypeLike | None = None,
     ) -> Tensor:
         """Draw from the logistic distribution; gradients flow to ``loc`` and ``scale``.
 
@@ -457,7 +479,11 @@ class Generator:
         return narrowed(loc + _not_negative("logistic", scale) * rec.log(rec.expm1(e)), target)
 
     def gumbel(
-        self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: DTypeLike | None = None
+        self,
+        loc: ArrayLike = 0.0,
+        scale: ArrayLike = 1.0,
+        size: Lengths | None = None,
+        dtype: DTypeLike | None = None,
     ) -> Tensor:
         """Draw from the Gumbel distribution; gradients flow to ``loc`` and ``scale``.
 
@@ -491,7 +517,7 @@ class Generator:
         return narrowed(loc - _not_negative("gumbel", scale) * rec.log(e), target)
 
     def gumbel_softmax(
-        self, logits: ArrayLike, tau: Any = 1.0, *, hard: bool = False, axis: int = -1
+        self, logits: ArrayLike, tau: ArrayLike = 1.0, *, hard: bool = False, axis: int = -1
     ) -> Tensor:
         """Draw relaxed one-hot vectors with probabilities softmax(logits).
 
@@ -535,9 +561,9 @@ class Generator:
 
     def integers(
         self,
-        low: Any,
-        high: Any = None,
-        size: Any = None,
+        low: ArrayLike,
+        high: ArrayLike | None = None,
+        size: Lengths | None = None,
         dtype: DTypeLike = np.int64,
         *,
         endpoint: bool = False,
@@ -587,7 +613,7 @@ class Generator:
             shape = np.broadcast_shapes(*(np.shape(b) for b in (lower, upper) if b is not None))
         return wrap(made_by_host(draw, shape, dtype))
 
-    def bernoulli(self, p: Any, size: Any = None, dtype: DTypeLike | None = None) -> Tensor:
+    def bernoulli(self, p: ArrayLike, size: Lengths | None = None, dtype: DTypeLike | None = None) -> Tensor:
         """Draw 1 with probability ``p``, and 0 otherwise.
 
         The draws have no gradient; ``gumbel_softmax`` is a smooth alternative.
@@ -623,7 +649,7 @@ class Generator:
     def categorical(
         self,
         logits: ArrayLike | None = None,
-        size: Any = None,
+        size: Lengths | None = None,
         *,
         probs: ArrayLike | None = None,
         axis: int = -1,
@@ -710,7 +736,13 @@ class Generator:
         return wrap(order) if whole else _picked(x, order, where)
 
     def choice(
-        self, x: Any, size: Any = None, *, replace: bool = True, p: Any = None, axis: int = 0
+        self,
+        x: Any,
+        size: Lengths | None = None,
+        *,
+        replace: bool = True,
+        p: ArrayLike | None = None,
+        axis: int = 0,
     ) -> Tensor:
         """Draw elements of a tensor, or integers below a number.
 

@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike
 
 from adjoint.core.tensor import Tensor
 
-__all__ = ["Array", "ArrayLike", "Axis", "DTypeLike", "Key", "Tree"]
+__all__ = ["Array", "ArrayLike", "Axis", "DTypeLike", "Key", "Lengths", "Tree"]
 
 # A NumPy array
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -25,7 +25,9 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 ArrayLike: TypeAlias = Tensor | _NumPyArrayLike | Sequence[Any]
 # One axis, several axes, or None for all
 Axis: TypeAlias = SupportsIndex | Sequence[SupportsIndex] | None
-# What stands in brackets after a tensor
+# One length for all axes, or one per axis: a shape, a kernel, a stride
+Lengths: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
+# The index of a tensor, as in x[key]
 Key: TypeAlias = (
     SupportsIndex | slice | EllipsisType | Tensor | Array | Sequence[Any] | tuple[Any, ...] | None
 )

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from adjoint.core.lifted import Lifted, enclosing
+from adjoint.core.namespace import Namespace
 from adjoint.core.op import OPS, Op
 from adjoint.core.record import compute
 from adjoint.core.tensor import Tensor, Traced, wrap
 from adjoint.errors import TransformError
 
-__all__ = ["Batched", "Held", "held", "settled"]
+__all__ = ["Batched", "HeldOps", "held", "settled"]
 
 _NOTHING = np.zeros(0)
 _NONE: list[Any] = []  # shared and never changed: only the marker of a running vmap adopts tensors
@@ -147,10 +149,10 @@ def settled(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, (np.generic, int, float, complex)) else value
 
 
-class Held:
+class HeldOps(Namespace):
     """The ops on the values that Batched objects hold: arrays, values of outer transforms, outer tensors."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         op = OPS.get(name)
         if op is None:
             raise AttributeError(f"no op {name!r}")
@@ -162,4 +164,4 @@ class Held:
         return call
 
 
-held = Held()
+held = HeldOps("held")

@@ -11,12 +11,16 @@ A rule gets one of them as ``xp`` and never asks which.  ``define`` fills them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from adjoint.core.tensor import Tensor
 
-__all__ = ["Namespace", "dyn", "raw", "rec"]
+__all__ = ["Namespace", "Value", "dyn", "raw", "rec"]
+
+# What a rule computes with: arrays in ``raw``, tensors in ``rec``, values of a transform in ``dyn``.  Type
+# checkers cannot express that an operator returns what its namespace computes with.
+Value: TypeAlias = Any
 
 
 class Namespace:

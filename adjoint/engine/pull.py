@@ -9,7 +9,7 @@ import numpy as np
 
 from adjoint.config import within
 from adjoint.core.lifted import Lifted, Unknown
-from adjoint.core.namespace import Namespace, dyn, raw, rec
+from adjoint.core.namespace import Namespace, Value, dyn, raw, rec
 from adjoint.core.node import Node
 from adjoint.core.op import Op
 from adjoint.core.record import PICK, output_node
@@ -187,7 +187,7 @@ def _conjugates(op: Op, dtype: Any) -> bool:
     return any(d.kind == "c" for d in dtype) if type(dtype) is tuple else dtype.kind == "c"
 
 
-def _conj(xp: Namespace, g: Any) -> Any:
+def _conj(xp: Namespace, g: Value) -> Any:
     if type(g) is not list:
         return xp.conj(g)
     return tuple(None if each is None else xp.conj(each) for each in g)
@@ -400,7 +400,7 @@ def contribute(run: Run, parent: Any, gp: Any) -> None:
         add(run, parent, gp)
 
 
-def narrowed(xp: Namespace, g: Any, key: Any, wide: set[Any]) -> Any:
+def narrowed(xp: Namespace, g: Value, key: Value, wide: set[Any]) -> Any:
     """Return a finished float32 sum in the half precision of its tensor."""
     wide.discard(key)
     return xp.astype(g, dtype=key.dtype)

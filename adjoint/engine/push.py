@@ -18,7 +18,7 @@ import numpy as np
 
 from adjoint.config import grad_mode, within
 from adjoint.core.lifted import Lifted, enclosing
-from adjoint.core.namespace import Namespace, dyn, raw, rec
+from adjoint.core.namespace import Namespace, Value, dyn, raw, rec
 from adjoint.core.node import Node, Spec, next_seq
 from adjoint.core.op import Op
 from adjoint.core.record import PICK, evaluate, joined_copy
@@ -134,7 +134,7 @@ def _push_keeping(node: Node, tangents: list[Any], xp: Namespace, zeros: dict[An
     return _kept(xp, moved, left), left
 
 
-def _kept(xp: Namespace, t: Any, zeros: Zeros | None) -> Any:
+def _kept(xp: Namespace, t: Value, zeros: Zeros | None) -> Any:
     live = None if zeros is None else zeros.live()
     return t if live is None else xp.where(live, t, 0)
 

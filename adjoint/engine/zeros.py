@@ -19,7 +19,7 @@ import numpy as np
 from adjoint.config import grad_mode, within
 from adjoint.context import arriving
 from adjoint.core.lifted import Lifted, Unknown
-from adjoint.core.namespace import Namespace, dyn, raw, rec
+from adjoint.core.namespace import Namespace, Value, dyn, raw, rec
 from adjoint.core.node import Node
 from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor, held, unknown
@@ -280,7 +280,7 @@ def same(a: Zeros | None, b: Zeros | None) -> bool:
 # Where they are needed -----------------------------------------------------------------------------
 
 
-def cleaned(xp: Namespace, g: Any, zeros: Zeros | None) -> Any:
+def cleaned(xp: Namespace, g: Value, zeros: Zeros | None) -> Any:
     """Return a gradient in which NaNs in place of zeros are replaced.
 
     A recorded gradient is always cleaned: its derivative may be infinite where the gradient is not.
@@ -295,7 +295,7 @@ def cleaned(xp: Namespace, g: Any, zeros: Zeros | None) -> Any:
     return _cleaned_later(xp, g, zeros)
 
 
-def _cleaned_later(xp: Namespace, g: Any, zeros: Zeros) -> Any:
+def _cleaned_later(xp: Namespace, g: Value, zeros: Zeros) -> Any:
     """Clean a gradient that is recorded, or a value of a transform."""
     always = xp is rec or (grad_mode.get() and not isinstance(g, Unknown))
     heart = None if always else unknown(g)

@@ -20,6 +20,7 @@ from adjoint.core.convert import check_device, checked_dtype
 from adjoint.core.methods import attach
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, InputError
+from adjoint.typing import DTypeLike
 
 __all__ = [
     "__array_namespace_info__",
@@ -142,7 +143,7 @@ def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
         raise DTypeError(f"result_type: {error}") from None
 
 
-def isdtype(dtype: Any, kind: Any) -> builtins.bool:
+def isdtype(dtype: DTypeLike, kind: Any) -> builtins.bool:
     """Return whether a dtype is of a kind.
 
     Parameters
@@ -309,7 +310,7 @@ class NamespaceInfo:
         """
         return ["cpu"]
 
-    def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype[Any]]:
+    def default_dtypes(self, *, device: str | None = None) -> dict[str, np.dtype[Any]]:
         """Return the dtypes of tensors that are created without one; ``ad.set_default_dtype`` changes them.
 
         Parameters
@@ -331,7 +332,7 @@ class NamespaceInfo:
             "indexing": np.dtype(np.intp),
         }
 
-    def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, np.dtype[Any]]:
+    def dtypes(self, *, device: str | None = None, kind: Any = None) -> dict[str, np.dtype[Any]]:
         """Return the dtypes of the standard.
 
         Parameters

@@ -16,6 +16,7 @@ from adjoint.core.convert import check_device, resolved, tensor
 from adjoint.core.methods import attach
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import InputError, SharingError
+from adjoint.typing import ArrayLike
 
 __all__ = ["from_dlpack"]
 
@@ -54,7 +55,7 @@ def dlpack_device(self: Tensor, /) -> tuple[int, int]:
     return _CPU
 
 
-def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Tensor:
+def from_dlpack(x: ArrayLike, /, *, device: str | None = None, copy: bool | None = None) -> Tensor:
     """Create a tensor from an object of another library that supports DLPack.
 
     Parameters

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from adjoint.core.convert import asarray
@@ -43,7 +41,7 @@ __all__ = [
 # Functions -------------------------------------------------------------------------------------
 
 
-def leaky_relu(x: Any, negative_slope: float = 0.01) -> Tensor:
+def leaky_relu(x: ArrayLike, negative_slope: float = 0.01) -> Tensor:
     """Return x where it is positive, else ``negative_slope * x``.
 
     The gradient at 0 is ``negative_slope``.
@@ -71,7 +69,7 @@ def leaky_relu(x: Any, negative_slope: float = 0.01) -> Tensor:
     )
 
 
-def prelu(x: Any, weight: Any) -> Tensor:
+def prelu(x: ArrayLike, weight: ArrayLike) -> Tensor:
     """Return x where it is positive, else ``weight * x``.
 
     Parameters
@@ -107,7 +105,7 @@ def prelu(x: Any, weight: Any) -> Tensor:
     return rec.where(rec.greater(x, 0), x, w * x)
 
 
-def elu(x: Any, alpha: float = 1.0) -> Tensor:
+def elu(x: ArrayLike, alpha: float = 1.0) -> Tensor:
     """Return x where it is positive, else ``alpha * (exp(x) - 1)``.
 
     Parameters
@@ -131,7 +129,7 @@ def elu(x: Any, alpha: float = 1.0) -> Tensor:
     return rec.elu(floats("elu", x), alpha=number("elu", "alpha", alpha), scale=1.0)
 
 
-def selu(x: Any) -> Tensor:
+def selu(x: ArrayLike) -> Tensor:
     """Return the scaled ELU, with the constants that preserve mean 0 and variance 1.
 
     Parameters
@@ -155,7 +153,7 @@ def selu(x: Any) -> Tensor:
     )
 
 
-def gelu(x: Any, approximate: str = "none") -> Tensor:
+def gelu(x: ArrayLike, approximate: str = "none") -> Tensor:
     """Return ``x * Φ(x)``, where Φ is the cumulative distribution function of the standard normal.
 
     Parameters
@@ -182,7 +180,7 @@ def gelu(x: Any, approximate: str = "none") -> Tensor:
     return x * rec.normal_gate(x) if approximate == "none" else rec.tanh_gelu(x)[0]
 
 
-def silu(x: Any) -> Tensor:
+def silu(x: ArrayLike) -> Tensor:
     """Return ``x * sigmoid(x)``, also called swish.
 
     Parameters
@@ -205,7 +203,7 @@ def silu(x: Any) -> Tensor:
     return x * rec.sigmoid(x)
 
 
-def mish(x: Any) -> Tensor:
+def mish(x: ArrayLike) -> Tensor:
     """Return ``x * tanh(softplus(x))``.
 
     Parameters
@@ -228,7 +226,7 @@ def mish(x: Any) -> Tensor:
     return x * rec.mish_gate(x)
 
 
-def softplus(x: Any, beta: float = 1.0) -> Tensor:
+def softplus(x: ArrayLike, beta: float = 1.0) -> Tensor:
     """Return ``log(1 + exp(beta * x)) / beta``, without overflow or cancellation.
 
     Parameters
@@ -257,7 +255,7 @@ def softplus(x: Any, beta: float = 1.0) -> Tensor:
     return rec.softplus(beta * x) / beta
 
 
-def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+def hardtanh(x: ArrayLike, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """Clip x to the range from ``min_val`` to ``max_val``.
 
     Unlike in ``ad.clip``, the gradient is 0 where x equals one of the limits.
@@ -288,7 +286,7 @@ def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     return rec.hardtanh(floats("hardtanh", x), low=low, high=high)
 
 
-def relu6(x: Any) -> Tensor:
+def relu6(x: ArrayLike) -> Tensor:
     """Clip x to the range from 0 to 6; the gradient is 0 at both limits.
 
     Parameters
@@ -310,7 +308,7 @@ def relu6(x: Any) -> Tensor:
     return rec.hardtanh(floats("relu6", x), low=0.0, high=6.0)
 
 
-def glu(x: Any, axis: int = -1) -> Tensor:
+def glu(x: ArrayLike, axis: int = -1) -> Tensor:
     """Return the first half of x along an axis times the sigmoid of the second half.
 
     Parameters
@@ -353,7 +351,7 @@ def glu(x: Any, axis: int = -1) -> Tensor:
 class _Activation(FunctionModule):
     """Base class of functions of one tensor."""
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: ArrayLike) -> Tensor:
         """Apply the function.
 
         Parameters

@@ -33,15 +33,15 @@ _MOST_WEIGHTS = 4
 
 
 def scaled_dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    attn_mask: ArrayLike | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     *,
-    rng: Any = None,
+    rng: init.AnyGenerator | None = None,
 ) -> Tensor:
     """Return ``softmax(query keyᵀ · scale + mask) value`` over the last two axes.
 
@@ -178,7 +178,7 @@ class MultiHeadAttention(Module):
         dropout: float = 0.0,
         bias: bool = True,
         *,
-        rng: Any = None,
+        rng: init.Rng = None,
         dtype: DTypeLike = np.float32,
     ) -> None:
         sizes("MultiHeadAttention", embed_dim=embed_dim, num_heads=num_heads)

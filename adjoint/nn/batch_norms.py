@@ -18,6 +18,7 @@ from adjoint.nn.arguments import floats, sizes
 from adjoint.nn.module import Module, Parameter
 from adjoint.nn.norms import affine_map, like_input, widened_half
 from adjoint.ops.create import ones, zeros
+from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = [
     "BatchNorm1d",
@@ -32,7 +33,9 @@ __all__ = [
 # Functions -------------------------------------------------------------------------------------
 
 
-def instance_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+def instance_norm(
+    x: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float = 1e-5
+) -> Tensor:
     """Normalise each channel of each sample to mean 0 and variance 1.
 
     Parameters
@@ -75,11 +78,11 @@ def instance_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-
 
 
 def batch_norm(
-    x: Any,
-    running_mean: Any = None,
-    running_var: Any = None,
-    weight: Any = None,
-    bias: Any = None,
+    x: ArrayLike,
+    running_mean: ArrayLike | None = None,
+    running_var: ArrayLike | None = None,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
     training: bool = False,
     eps: float = 1e-5,
 ) -> Tensor:
@@ -145,7 +148,7 @@ def batch_norm(
 
 
 def batch_norm_with_statistics(
-    x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    x: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalise by the statistics of the batch, and return them too.
 
@@ -206,7 +209,13 @@ class _ChannelNorm(Module):
     """Base class: one weight, bias and running mean and variance per channel."""
 
     def __init__(
-        self, num_features: int, eps: float, momentum: float | None, affine: bool, track: bool, dtype: Any
+        self,
+        num_features: int,
+        eps: float,
+        momentum: float | None,
+        affine: bool,
+        track: bool,
+        dtype: DTypeLike,
     ) -> None:
         layer = type(self).__name__
         sizes(layer, num_features=num_features)
@@ -260,11 +269,11 @@ class _BatchNorm(_ChannelNorm):
         momentum: float | None = 0.1,
         affine: bool = True,
         *,
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, True, dtype)
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: ArrayLike) -> Tensor:
         """Normalise a batch; in training also update the running statistics.
 
         Parameters
@@ -396,13 +405,13 @@ class _InstanceNorm(_ChannelNorm):
         affine: bool = False,
         track_running_stats: bool = False,
         *,
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
     ) -> None:
         momentum = number(type(self).__name__, "momentum", momentum)
         super().__init__(num_features, eps, momentum, affine, track_running_stats, dtype)
         self.track_running_stats = bool(track_running_stats)
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: ArrayLike) -> Tensor:
         """Normalise a batch, or one sample.
 
         Parameters

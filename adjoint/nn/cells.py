@@ -26,7 +26,7 @@ from adjoint.typing import ArrayLike, DTypeLike
 __all__ = ["GRUCell", "LSTMCell", "RNNCell"]
 
 
-def lstm_cell(gates: Any, cell: Any) -> tuple[Tensor, Tensor]:
+def lstm_cell(gates: ArrayLike, cell: ArrayLike) -> tuple[Tensor, Tensor]:
     """Compute one step of an LSTM from its gates.
 
     Parameters
@@ -73,8 +73,8 @@ class _Cell(Module):
         hidden_size: int,
         bias: bool = True,
         *,
-        rng: Any = None,
-        dtype: Any = np.float32,
+        rng: init.Rng = None,
+        dtype: DTypeLike = np.float32,
     ) -> None:
         sizes(type(self).__name__, input_size=input_size, hidden_size=hidden_size)
         rng = init.generator(rng)
@@ -154,7 +154,7 @@ class RNNCell(_Cell):
         bias: bool = True,
         nonlinearity: str = "tanh",
         *,
-        rng: Any = None,
+        rng: init.Rng = None,
         dtype: DTypeLike = np.float32,
     ) -> None:
         self.nonlinearity = check_nonlinearity("RNNCell", nonlinearity)

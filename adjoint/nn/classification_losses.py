@@ -23,7 +23,7 @@ __all__ = ["BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "HingeLoss", "KLD
 # Classes ---------------------------------------------------------------------------------------
 
 
-def hinge_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
+def hinge_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor:
     """Return ``max(0, 1 - target * prediction)``.
 
     Parameters
@@ -118,9 +118,9 @@ def _weighted(
 
 
 def cross_entropy(
-    prediction: Any,
-    target: Any,
-    weight: Any = None,
+    prediction: ArrayLike,
+    target: ArrayLike,
+    weight: ArrayLike | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
@@ -202,7 +202,11 @@ def _soft_cross_entropy(
 
 
 def nll_loss(
-    log_probabilities: Any, target: Any, weight: Any = None, ignore_index: int = -100, reduction: str = "mean"
+    log_probabilities: ArrayLike,
+    target: ArrayLike,
+    weight: ArrayLike | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
 ) -> Tensor:
     """Return the negative log probabilities of the target classes.
 
@@ -269,7 +273,7 @@ def _check_probabilities(p: np.ndarray[Any, Any]) -> None:
 
 
 def binary_cross_entropy(
-    probabilities: Any, target: Any, weight: Any = None, reduction: str = "mean"
+    probabilities: ArrayLike, target: ArrayLike, weight: ArrayLike | None = None, reduction: str = "mean"
 ) -> Tensor:
     """Return ``-(t log p + (1 - t) log(1 - p))``.
 
@@ -310,7 +314,11 @@ def binary_cross_entropy(
 
 
 def binary_cross_entropy_with_logits(
-    prediction: Any, target: Any, weight: Any = None, reduction: str = "mean", pos_weight: Any = None
+    prediction: ArrayLike,
+    target: ArrayLike,
+    weight: ArrayLike | None = None,
+    reduction: str = "mean",
+    pos_weight: ArrayLike | None = None,
 ) -> Tensor:
     """Return the binary cross entropy of ``sigmoid(prediction)``, accurate for scores of any size.
 
@@ -352,7 +360,9 @@ def binary_cross_entropy_with_logits(
     return reduced(op, _element_weight(op, loss, weight), reduction)
 
 
-def kl_div(log_probabilities: Any, target: Any, reduction: str = "mean", log_target: bool = False) -> Tensor:
+def kl_div(
+    log_probabilities: ArrayLike, target: ArrayLike, reduction: str = "mean", log_target: bool = False
+) -> Tensor:
     """Return the terms ``t (log t - log p)`` of the Kullback-Leibler divergence; 0 where t is 0.
 
     Parameters

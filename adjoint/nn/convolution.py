@@ -15,6 +15,7 @@ from adjoint.nn.arguments import lengths, sizes, unusual
 from adjoint.nn.module import Module, Parameter
 from adjoint.nn.widths import warn_if_wider
 from adjoint.ops import conv
+from adjoint.typing import ArrayLike, DTypeLike, Lengths
 
 __all__ = [
     "Conv1d",
@@ -36,14 +37,14 @@ class _Convolution(Module):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: Any,
-        stride: Any,
-        padding: Any,
-        dilation: Any,
+        kernel_size: Lengths,
+        stride: Lengths,
+        padding: Lengths | str,
+        dilation: Lengths,
         groups: int,
         bias: bool,
-        rng: Any,
-        dtype: Any,
+        rng: init.Rng,
+        dtype: DTypeLike,
     ) -> None:
         layer = type(self).__name__
         sizes(layer, in_channels=in_channels, out_channels=out_channels, groups=groups)
@@ -84,21 +85,21 @@ class _Conv(_Convolution):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: Any,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
+        kernel_size: Lengths,
+        stride: Lengths = 1,
+        padding: Lengths | str = 0,
+        dilation: Lengths = 1,
         groups: int = 1,
         bias: bool = True,
         *,
-        rng: Any = None,
-        dtype: Any = np.float32,
+        rng: init.Rng = None,
+        dtype: DTypeLike = np.float32,
     ) -> None:
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, rng, dtype
         )
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: ArrayLike) -> Tensor:
         """Apply the convolution.
 
         Parameters
@@ -128,23 +129,23 @@ class _ConvTranspose(_Convolution):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: Any,
-        stride: Any = 1,
-        padding: Any = 0,
-        output_padding: Any = 0,
+        kernel_size: Lengths,
+        stride: Lengths = 1,
+        padding: Lengths | str = 0,
+        output_padding: Lengths = 0,
         groups: int = 1,
         bias: bool = True,
-        dilation: Any = 1,
+        dilation: Lengths = 1,
         *,
-        rng: Any = None,
-        dtype: Any = np.float32,
+        rng: init.Rng = None,
+        dtype: DTypeLike = np.float32,
     ) -> None:
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, rng, dtype
         )
         self.output_padding = output_padding
 
-    def forward(self, x: Any, output_size: Any = None) -> Tensor:
+    def forward(self, x: ArrayLike, output_size: Lengths | None = None) -> Tensor:
         """Apply the transposed convolution.
 
         Parameters

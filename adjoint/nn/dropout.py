@@ -24,7 +24,9 @@ __all__ = [
 ]
 
 
-def dropout(x: Any, p: float = 0.5, *, training: bool = True, rng: Any = None) -> Tensor:
+def dropout(
+    x: ArrayLike, p: float = 0.5, *, training: bool = True, rng: init.AnyGenerator | None = None
+) -> Tensor:
     """Set elements to 0 with probability ``p``, and scale the others by 1 / (1 - p).
 
     The generator is explicit: the same state draws the same mask.
@@ -60,7 +62,9 @@ def dropout(x: Any, p: float = 0.5, *, training: bool = True, rng: Any = None) -
     return _dropped("dropout", asarray(x), 0, p, training, rng)
 
 
-def _dropped(op: str, x: Tensor, space: int, p: float, training: bool, rng: Any) -> Tensor:
+def _dropped(
+    op: str, x: Tensor, space: int, p: float, training: bool, rng: init.AnyGenerator | None
+) -> Tensor:
     """Drop elements; each slice along the last ``space`` axes is dropped as a whole."""
     p = number(op, "p", p)
     if not 0 <= p <= 1:
@@ -88,7 +92,9 @@ def _channels(op: str, x: Any, names: str) -> Tensor:
     return x
 
 
-def dropout1d(x: Any, p: float = 0.5, *, training: bool = True, rng: Any = None) -> Tensor:
+def dropout1d(
+    x: ArrayLike, p: float = 0.5, *, training: bool = True, rng: init.AnyGenerator | None = None
+) -> Tensor:
     """Set whole channels to 0 with probability ``p``, and scale the others by 1 / (1 - p).
 
     Parameters
@@ -117,7 +123,9 @@ def dropout1d(x: Any, p: float = 0.5, *, training: bool = True, rng: Any = None)
     return _dropped("dropout1d", _channels("dropout1d", x, "L"), 1, p, training, rng)
 
 
-def dropout2d(x: Any, p: float = 0.5, *, training: bool = True, rng: Any = None) -> Tensor:
+def dropout2d(
+    x: ArrayLike, p: float = 0.5, *, training: bool = True, rng: init.AnyGenerator | None = None
+) -> Tensor:
     """Set whole channels to 0 with probability ``p``, and scale the others by 1 / (1 - p).
 
     Parameters
@@ -146,7 +154,9 @@ def dropout2d(x: Any, p: float = 0.5, *, training: bool = True, rng: Any = None)
     return _dropped("dropout2d", _channels("dropout2d", x, "H, W"), 2, p, training, rng)
 
 
-def dropout3d(x: Any, p: float = 0.5, *, training: bool = True, rng: Any = None) -> Tensor:
+def dropout3d(
+    x: ArrayLike, p: float = 0.5, *, training: bool = True, rng: init.AnyGenerator | None = None
+) -> Tensor:
     """Set whole channels to 0 with probability ``p``, and scale the others by 1 / (1 - p).
 
     Parameters
@@ -209,7 +219,7 @@ class Dropout(Module):
 
     function: Callable[..., Tensor] = staticmethod(dropout)
 
-    def __init__(self, p: float = 0.5, *, rng: Any = None) -> None:
+    def __init__(self, p: float = 0.5, *, rng: init.Rng = None) -> None:
         self.p = number_between(f"{type(self).__name__}: p", p, 0.0, 1.0)
         self.rng = init.generator(rng)
 

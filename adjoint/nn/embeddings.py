@@ -24,7 +24,9 @@ __all__ = [
 ]
 
 
-def embedding(indices: Any, weight: Any, padding_idx: int | None = None, *, sparse: bool = False) -> Tensor:
+def embedding(
+    indices: ArrayLike, weight: ArrayLike, padding_idx: int | None = None, *, sparse: bool = False
+) -> Tensor:
     """Return the rows of a table at the given indices.
 
     Parameters
@@ -67,7 +69,7 @@ def embedding(indices: Any, weight: Any, padding_idx: int | None = None, *, spar
     return rec.where(hidden, out.detach(), out)
 
 
-def one_hot(indices: Any, num_classes: int | None = None, dtype: Any = None) -> Tensor:
+def one_hot(indices: ArrayLike, num_classes: int | None = None, dtype: DTypeLike | None = None) -> Tensor:
     """Return vectors with a 1 at each index, along a new last axis.
 
     Parameters
@@ -109,7 +111,7 @@ def one_hot(indices: Any, num_classes: int | None = None, dtype: Any = None) -> 
 
 
 def _table(
-    layer: str, num_embeddings: int, embedding_dim: int, padding_idx: int | None, *, rng: Any, dtype: Any
+    layer: str, num_embeddings: int, embedding_dim: int, padding_idx: int | None, *, rng: init.Rng, dtype: Any
 ) -> Tensor:
     """Return the initial rows; the padding row is 0."""
     table = init.normal((num_embeddings, embedding_dim), rng=rng, dtype=dtype)
@@ -155,7 +157,7 @@ class Embedding(Module):
         padding_idx: int | None = None,
         sparse: bool = False,
         *,
-        rng: Any = None,
+        rng: init.Rng = None,
         dtype: DTypeLike = np.float32,
     ) -> None:
         sizes("Embedding", num_embeddings=num_embeddings, embedding_dim=embedding_dim)
@@ -187,12 +189,12 @@ class Embedding(Module):
 
 
 def embedding_bag(
-    indices: Any,
-    weight: Any,
-    offsets: Any = None,
+    indices: ArrayLike,
+    weight: ArrayLike,
+    offsets: ArrayLike | None = None,
     mode: str = "mean",
     *,
-    per_sample_weights: Any = None,
+    per_sample_weights: ArrayLike | None = None,
     include_last_offset: bool = False,
     padding_idx: int | None = None,
     sparse: bool = False,
@@ -333,7 +335,7 @@ class EmbeddingBag(Module):
         include_last_offset: bool = False,
         padding_idx: int | None = None,
         *,
-        rng: Any = None,
+        rng: init.Rng = None,
         dtype: DTypeLike = np.float32,
     ) -> None:
         sizes("EmbeddingBag", num_embeddings=num_embeddings, embedding_dim=embedding_dim)

@@ -7,7 +7,8 @@ seed 0, so that a program gives the same values each time.  ``seed(n)`` restarts
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from adjoint.core.convert import tensor
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.random import Generator, default_rng
-from adjoint.typing import DTypeLike
+from adjoint.typing import DTypeLike, Lengths
 
 __all__ = [
     "generator",
@@ -29,6 +30,12 @@ __all__ = [
     "xavier_normal",
     "xavier_uniform",
 ]
+
+
+# A generator of adjoint or of NumPy
+AnyGenerator: TypeAlias = Generator | np.random.Generator
+# A generator, a seed, or None for the default generator
+Rng: TypeAlias = Generator | int | Sequence[int] | None
 
 
 def __dir__() -> list[str]:
@@ -60,7 +67,7 @@ def seed(value: int) -> Generator:
     return fresh
 
 
-def generator(rng: Any = None) -> Generator:
+def generator(rng: Rng = None) -> Generator:
     """Return ``rng`` as a generator, or the default generator of this context.
 
     Parameters
@@ -85,7 +92,7 @@ def generator(rng: Any = None) -> Generator:
     return seed(0) if found is None else found
 
 
-def uniform(shape: Any, bound: float, *, rng: Any = None, dtype: DTypeLike = np.float32) -> Tensor:
+def uniform(shape: Lengths, bound: float, *, rng: Rng = None, dtype: DTypeLike = np.float32) -> Tensor:
     """Draw from the uniform distribution on [-bound, bound).
 
     Parameters
@@ -113,7 +120,7 @@ def uniform(shape: Any, bound: float, *, rng: Any = None, dtype: DTypeLike = np.
     return generator(rng).uniform(-bound, bound, size=shape, dtype=dtype).detach()
 
 
-def normal(shape: Any, std: float = 1.0, *, rng: Any = None, dtype: DTypeLike = np.float32) -> Tensor:
+def normal(shape: Lengths, std: float = 1.0, *, rng: Rng = None, dtype: DTypeLike = np.float32) -> Tensor:
     """Draw from the normal distribution with mean 0.
 
     Parameters
@@ -141,7 +148,7 @@ def normal(shape: Any, std: float = 1.0, *, rng: Any = None, dtype: DTypeLike = 
     return generator(rng).normal(0.0, std, size=shape, dtype=dtype).detach()
 
 
-def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
+def _fans(shape: Sequence[int]) -> tuple[int, int]:
     """Return the numbers of inputs and outputs of a weight (out, in, *kernel)."""
     if not np.ndim(shape) or len(shape) < 2:
         raise ShapeError(f"a weight needs at least two axes, (out, in, …), but the shape is {shape}.")
@@ -182,7 +189,7 @@ def gain(activation: str) -> float:
 
 
 def xavier_uniform(
-    shape: Any, scale: float = 1.0, *, rng: Any = None, dtype: DTypeLike = np.float32
+    shape: Sequence[int], scale: float = 1.0, *, rng: Rng = None, dtype: DTypeLike = np.float32
 ) -> Tensor:
     """Draw uniformly with variance ``scale² · 2 / (in + out)`` (Glorot).
 
@@ -217,7 +224,7 @@ def xavier_uniform(
 
 
 def xavier_normal(
-    shape: Any, scale: float = 1.0, *, rng: Any = None, dtype: DTypeLike = np.float32
+    shape: Sequence[int], scale: float = 1.0, *, rng: Rng = None, dtype: DTypeLike = np.float32
 ) -> Tensor:
     """Draw from the normal distribution with variance ``scale² · 2 / (in + out)`` (Glorot).
 
@@ -252,7 +259,7 @@ def xavier_normal(
 
 
 def kaiming_uniform(
-    shape: Any, activation: str = "relu", *, rng: Any = None, dtype: DTypeLike = np.float32
+    shape: Sequence[int], activation: str = "relu", *, rng: Rng = None, dtype: DTypeLike = np.float32
 ) -> Tensor:
     """Draw uniformly with variance ``gain² / in`` (He).
 
@@ -287,7 +294,7 @@ def kaiming_uniform(
 
 
 def kaiming_normal(
-    shape: Any, activation: str = "relu", *, rng: Any = None, dtype: DTypeLike = np.float32
+    shape: Sequence[int], activation: str = "relu", *, rng: Rng = None, dtype: DTypeLike = np.float32
 ) -> Tensor:
     """Draw from the normal distribution with variance ``gain² / in`` (He).
 
@@ -321,7 +328,9 @@ def kaiming_normal(
     return normal(shape, gain(activation) / math.sqrt(_fans(shape)[0]), rng=rng, dtype=dtype)
 
 
-def orthogonal(shape: Any, scale: float = 1.0, *, rng: Any = None, dtype: DTypeLike = np.float32) -> Tensor:
+def orthogonal(
+    shape: Sequence[int], scale: float = 1.0, *, rng: Rng = None, dtype: DTypeLike = np.float32
+) -> Tensor:
     """Draw a matrix with orthonormal rows, or orthonormal columns if they are fewer.
 
     Parameters

@@ -17,7 +17,7 @@ from adjoint.nn.arguments import floats, lengths, sizes, unusual
 from adjoint.nn.module import Module, Parameter
 from adjoint.nn.widths import warn_if_wider
 from adjoint.ops.contraction import einsum
-from adjoint.typing import ArrayLike, DTypeLike
+from adjoint.typing import ArrayLike, DTypeLike, Lengths
 
 __all__ = [
     "Bilinear",
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
+def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> Tensor:
     """Return ``x @ weight.T + bias``.
 
     Parameters
@@ -106,7 +106,7 @@ class Linear(Module):
         out_features: int,
         bias: bool = True,
         *,
-        rng: Any = None,
+        rng: init.Rng = None,
         dtype: DTypeLike = np.float32,
     ) -> None:
         sizes("Linear", 0, in_features=in_features, out_features=out_features)
@@ -217,7 +217,7 @@ class Unflatten(Module):
     (2, 3, 4)
     """
 
-    def __init__(self, axis: int, unflattened_size: Any) -> None:
+    def __init__(self, axis: int, unflattened_size: Lengths) -> None:
         self.axis = whole_number("Unflatten", "axis", axis)
         self.unflattened_size = lengths("Unflatten", "unflattened_size", unflattened_size, low=-1)
 
@@ -287,7 +287,7 @@ class Identity(Module):
         return x
 
 
-def bilinear(x1: Any, x2: Any, weight: Any, bias: Any = None) -> Tensor:
+def bilinear(x1: ArrayLike, x2: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> Tensor:
     """Return ``x1ᵀ weight[o] x2 + bias[o]`` for each output o.
 
     Parameters
@@ -370,7 +370,7 @@ class Bilinear(Module):
         out_features: int,
         bias: bool = True,
         *,
-        rng: Any = None,
+        rng: init.Rng = None,
         dtype: DTypeLike = np.float32,
     ) -> None:
         shape = {"out_features": out_features, "in1_features": in1_features, "in2_features": in2_features}

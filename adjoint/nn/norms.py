@@ -15,7 +15,7 @@ from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn.arguments import floats, lengths, sizes
 from adjoint.nn.module import Module, Parameter
 from adjoint.ops.create import ones, zeros
-from adjoint.typing import ArrayLike, DTypeLike
+from adjoint.typing import ArrayLike, DTypeLike, Lengths
 
 __all__ = ["GroupNorm", "LayerNorm", "RMSNorm"]
 
@@ -62,7 +62,11 @@ def _normalized_axes(op: str, x: Tensor, shape: Any) -> tuple[int, ...]:
 
 
 def layer_norm(
-    x: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    x: ArrayLike,
+    normalized_shape: Lengths,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    eps: float = 1e-5,
 ) -> Tensor:
     """Normalise the last axes to mean 0 and variance 1, then multiply by a weight and add a bias.
 
@@ -110,7 +114,9 @@ def layer_norm(
     return rec.reshape(y, shape=x.shape)
 
 
-def rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Tensor:
+def rms_norm(
+    x: ArrayLike, normalized_shape: Lengths, weight: ArrayLike | None = None, eps: float | None = None
+) -> Tensor:
     """Divide by the root mean square over the last axes, then multiply by a weight.
 
     Parameters
@@ -149,7 +155,13 @@ def rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: float | Non
     return affine_map("rms_norm", z, weight, None, x.shape[-len(axes) :], 0)
 
 
-def group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+def group_norm(
+    x: ArrayLike,
+    num_groups: int,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
     """Normalise groups of channels to mean 0 and variance 1.
 
     Parameters
@@ -220,7 +232,12 @@ class LayerNorm(Module):
     """
 
     def __init__(
-        self, normalized_shape: Any, eps: float = 1e-5, affine: bool = True, *, dtype: DTypeLike = np.float32
+        self,
+        normalized_shape: Lengths,
+        eps: float = 1e-5,
+        affine: bool = True,
+        *,
+        dtype: DTypeLike = np.float32,
     ) -> None:
         shape = lengths("LayerNorm", "normalized_shape", normalized_shape, low=0)
         self.normalized_shape, self.eps = shape, number_between("LayerNorm: eps", eps, 0.0)
@@ -267,7 +284,7 @@ class RMSNorm(Module):
     """
 
     def __init__(
-        self, normalized_shape: Any, eps: float | None = None, *, dtype: DTypeLike = np.float32
+        self, normalized_shape: Lengths, eps: float | None = None, *, dtype: DTypeLike = np.float32
     ) -> None:
         shape = lengths("RMSNorm", "normalized_shape", normalized_shape, low=0)
         self.normalized_shape = shape

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from adjoint.core.tensor import Tensor
 from adjoint.nn.arguments import unusual
 from adjoint.nn.module import Module
 from adjoint.ops import pool
+from adjoint.typing import ArrayLike, Lengths
 
 __all__ = [
     "AdaptiveAvgPool1d",
@@ -28,10 +29,12 @@ class _Pool(Module):
 
     function: ClassVar[Callable[..., Tensor]]
 
-    def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0) -> None:
+    def __init__(
+        self, kernel_size: Lengths, stride: Lengths | None = None, padding: Lengths | str = 0
+    ) -> None:
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: ArrayLike) -> Tensor:
         """Pool the last axes.
 
         Parameters
@@ -56,10 +59,10 @@ class _AdaptiveAvgPool(Module):
 
     function: ClassVar[Callable[..., Tensor]]
 
-    def __init__(self, output_size: Any) -> None:
+    def __init__(self, output_size: Lengths) -> None:
         self.output_size = output_size
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: ArrayLike) -> Tensor:
         """Pool the last axes.
 
         Parameters

@@ -50,8 +50,8 @@ class _Recurrent(Module):
         dropout: float = 0.0,
         bidirectional: bool = False,
         *,
-        rng: Any = None,
-        dtype: Any = np.float32,
+        rng: init.Rng = None,
+        dtype: DTypeLike = np.float32,
     ) -> None:
         kind = type(self).__name__
         sizes(kind, input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
@@ -350,7 +350,7 @@ class RNN(_Recurrent):
         dropout: float = 0.0,
         bidirectional: bool = False,
         *,
-        rng: Any = None,
+        rng: init.Rng = None,
         dtype: DTypeLike = np.float32,
     ) -> None:
         self.nonlinearity = check_nonlinearity("RNN", nonlinearity)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError
 from adjoint.nn.loss_reduction import LossModule, noted, reduced, same_shape
+from adjoint.typing import ArrayLike
 
 __all__ = ["HuberLoss", "L1Loss", "MSELoss", "SmoothL1Loss"]
 
@@ -16,7 +15,7 @@ __all__ = ["HuberLoss", "L1Loss", "MSELoss", "SmoothL1Loss"]
 # Functions -------------------------------------------------------------------------------------
 
 
-def mse_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
+def mse_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor:
     """Return the squared differences.
 
     Parameters
@@ -50,7 +49,7 @@ def mse_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
     return reduced("mse_loss", rec.square(x - t), reduction)
 
 
-def l1_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
+def l1_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor:
     """Return the absolute differences; the gradient is 0 where the difference is 0.
 
     Parameters
@@ -82,7 +81,9 @@ def l1_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
     return reduced("l1_loss", rec.abs(x - t), reduction)
 
 
-def huber_loss(prediction: Any, target: Any, reduction: str = "mean", delta: float = 1.0) -> Tensor:
+def huber_loss(
+    prediction: ArrayLike, target: ArrayLike, reduction: str = "mean", delta: float = 1.0
+) -> Tensor:
     """Return d² / 2 for differences d up to ``delta``, and ``delta * (|d| - delta / 2)`` beyond.
 
     Parameters
@@ -119,7 +120,9 @@ def huber_loss(prediction: Any, target: Any, reduction: str = "mean", delta: flo
     return reduced("huber_loss", rec.huber(x - t, delta=delta), reduction)
 
 
-def smooth_l1_loss(prediction: Any, target: Any, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+def smooth_l1_loss(
+    prediction: ArrayLike, target: ArrayLike, reduction: str = "mean", beta: float = 1.0
+) -> Tensor:
     """Return the Huber loss divided by ``beta``.
 
     Parameters

@@ -15,7 +15,7 @@ from adjoint.nn.arguments import floats, lengths, sizes, unusual
 from adjoint.nn.module import Module
 from adjoint.ops.pool import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 from adjoint.ops.selection import take
-from adjoint.typing import ArrayLike
+from adjoint.typing import ArrayLike, Lengths
 
 __all__ = ["PixelShuffle", "PixelUnshuffle", "Upsample"]
 
@@ -33,8 +33,8 @@ _ALIGNING = ("linear", "bilinear", "bicubic", "trilinear")
 
 
 def interpolate(
-    x: Any,
-    size: Any = None,
+    x: ArrayLike,
+    size: Lengths | None = None,
     scale_factor: Any = None,
     mode: str = "nearest",
     align_corners: bool | None = None,
@@ -148,7 +148,7 @@ def _cubic(t: Any, a: float = -0.75) -> dict[int, Any]:
     return {-1: far(t + 1), 0: near(t), 1: near(1 - t), 2: far(2 - t)}
 
 
-def pixel_shuffle(x: Any, upscale_factor: int) -> Tensor:
+def pixel_shuffle(x: ArrayLike, upscale_factor: int) -> Tensor:
     """Move channels into space: (…, C·r², H, W) to (…, C, H·r, W·r).
 
     Parameters
@@ -188,7 +188,7 @@ def pixel_shuffle(x: Any, upscale_factor: int) -> Tensor:
     return mixed.reshape(*lead, c // r**2, h * r, w * r)
 
 
-def pixel_unshuffle(x: Any, downscale_factor: int) -> Tensor:
+def pixel_unshuffle(x: ArrayLike, downscale_factor: int) -> Tensor:
     """Move space into channels: (…, C, H·r, W·r) to (…, C·r², H, W).
 
     Parameters
@@ -251,7 +251,7 @@ class Upsample(Module):
 
     def __init__(
         self,
-        size: Any = None,
+        size: Lengths | None = None,
         scale_factor: Any = None,
         mode: str = "nearest",
         align_corners: bool | None = None,

@@ -23,7 +23,7 @@ from adjoint.nn.module import Module
 from adjoint.nn.norms import LayerNorm
 from adjoint.ops.piecewise import relu
 from adjoint.random import Generator
-from adjoint.typing import ArrayLike
+from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = ["TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer"]
 
@@ -45,8 +45,8 @@ class _Layer(Module):
         activation: str = "relu",
         norm_first: bool = False,
         *,
-        rng: Any = None,
-        dtype: Any = np.float32,
+        rng: init.Rng = None,
+        dtype: DTypeLike = np.float32,
     ) -> None:
         if activation not in _ACTIVATIONS:
             raise ArgumentError(f"activation must be 'relu' or 'gelu', not {activation!r}.")

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.define import define
-from adjoint.core.namespace import raw
+from adjoint.core.namespace import Namespace, Value, raw
 from adjoint.ops.elementwise import logistic_function
 from adjoint.ops.erf import normal_distribution
 from adjoint.ops.half import in_float32
+from adjoint.typing import Array
 
 __all__ = ["real_only"]
 
@@ -37,13 +38,13 @@ define("hardtanh", in_float32(lambda x, low, high: np.clip(x, low, high)),
        reference="formula", doc="x limited to low … high; the gradient on the limits is 0.")  # fmt: skip
 
 
-def _elu_slope(xp: Any, x: Any, alpha: float) -> Any:
+def _elu_slope(xp: Namespace, x: Value, alpha: float) -> Any:
     """Return α exp(x), which keeps its digits for very negative x, unlike y + α."""
     e = xp.exp(xp.minimum(x, 0))
     return e if alpha == 1 else xp.where(x > 0, 1, alpha * e)
 
 
-def _elu(xp: Any, x: Any, alpha: float, scale: float) -> Any:
+def _elu(xp: Namespace, x: Value, alpha: float, scale: float) -> Any:
     return scale * (xp.maximum(x, 0) + alpha * xp.expm1(xp.minimum(x, 0)))
 
 
@@ -53,7 +54,7 @@ define("elu", in_float32(_elu, raw),
        reference="formula", doc="scale · x where it is positive, else scale · alpha · (exp(x) - 1).")  # fmt: skip
 
 
-def _softplus_rest(xp: Any, x: Any) -> Any:
+def _softplus_rest(xp: Namespace, x: Value) -> Any:
     """Return log(1 + exp(-|x|)).
 
     For many elements it is log u + (e - (u - 1)) / u with u = 1 + e, where the second term is the rounding
@@ -72,7 +73,7 @@ define("logistic", lambda xp, x: logistic_function(xp, real_only(x)), lambda xp,
        saves="x", fused=True, reference="scipy.special:expit", doc="sigmoid of real numbers, with derivatives that are exact in both tails.")  # fmt: skip
 
 
-def _logistic_density(xp: Any, x: Any) -> Any:
+def _logistic_density(xp: Namespace, x: Value) -> Any:
     e = xp.exp(-xp.abs(real_only(x)))
     return e / xp.square(1 + e)
 
@@ -82,7 +83,7 @@ define("logistic_density", in_float32(_logistic_density, raw),
        reference="formula", doc="The derivative of the logistic function.")  # fmt: skip
 
 
-def _softplus(xp: Any, x: Any) -> Any:
+def _softplus(xp: Namespace, x: Value) -> Any:
     return xp.maximum(x, 0) + _softplus_rest(xp, x)
 
 
@@ -97,7 +98,7 @@ define("normal_gate", in_float32(normal_distribution),
        reference="scipy.special:ndtr", doc="The normal distribution function, on NumPy alone.")  # fmt: skip
 
 
-def _mish_gate(xp: Any, x: Any) -> Any:
+def _mish_gate(xp: Namespace, x: Value) -> Any:
     """tanh(softplus(x)) = n (n + 2) / (n (n + 2) + 2) with n = exp(x), or by 1/n where x > 0."""
     e = xp.exp(-xp.abs(real_only(x)))
     top = xp.where(x > 0, 1 + 2 * e, e * (e + 2))
@@ -118,7 +119,7 @@ _GELU_BLOCK = 1 << 15  # elements
 _FLAT = 1e4  # beyond, the gate is 0 or 1 in every dtype; x³ is far from overflowing
 
 
-def _in_blocks(work: Callable[..., None], outputs: int, *arrays: Any) -> list[Any]:
+def _in_blocks(work: Callable[..., None], outputs: int, *arrays: Array) -> list[Any]:
     """Fill new arrays by ``work(*inputs, *outputs)``, block by block; half precision is computed in float32."""
     if len(arrays) > 1:
         arrays = np.broadcast_arrays(*arrays)
@@ -134,7 +135,7 @@ def _in_blocks(work: Callable[..., None], outputs: int, *arrays: Any) -> list[An
     return [y.reshape(arrays[0].shape) for y in flat[-outputs:]]
 
 
-def _gelu_block(x: Any, y: Any, gate: Any) -> None:
+def _gelu_block(x: Array, y: Array, gate: Array) -> None:
     np.multiply(x, x, out=y)
     y *= -_B
     y -= _A
@@ -145,7 +146,7 @@ def _gelu_block(x: Any, y: Any, gate: Any) -> None:
     np.multiply(x, gate, out=y)
 
 
-def _gelu_slope_block(x: Any, y: Any, gate: Any, out: Any) -> None:
+def _gelu_slope_block(x: Array, y: Array, gate: Array, out: Array) -> None:
     # σ' = σ (1 - σ) first: it is 0 where y is large, so that large numbers are never squared
     bend = 1 - gate
     bend *= gate
@@ -159,12 +160,12 @@ def _gelu_slope_block(x: Any, y: Any, gate: Any, out: Any) -> None:
     out *= x
 
 
-def _gelu_power(xp: Any, y: Any, factor: float) -> Any:
+def _gelu_power(xp: Namespace, y: Value, factor: float) -> Any:
     """Return a + factor y², with y limited to where the gate is not constant."""
     return _A + factor * xp.square(xp.clip(y, -_FLAT, _FLAT))
 
 
-def _gelu_rule(xp: Any, g: Any, out: Any, x: Any, wanted: Sequence[bool]) -> list[Any]:
+def _gelu_rule(xp: Namespace, g: Value, out: Value, x: Value, wanted: Sequence[bool]) -> list[Any]:
     gy, g_gate = g
     gate = out[1]
     dx = None if gy is None else xp.tanh_gelu_slope(gy, x, gate)
@@ -188,7 +189,7 @@ define("tanh_gelu_slope", lambda x, y, gate: _in_blocks(_gelu_slope_block, 1, x,
 # Losses of one element -------------------------------------------------------------------------
 
 
-def _huber(xp: Any, x: Any, delta: float) -> Any:
+def _huber(xp: Namespace, x: Value, delta: float) -> Any:
     size = xp.abs(real_only(x))
     inner = xp.minimum(size, delta)
     return inner * (size - 0.5 * inner)  # ½x² or delta (|x| - ½ delta): x² is not computed where it overflows
@@ -199,7 +200,7 @@ define("huber", in_float32(_huber, raw),
        reference="formula", doc="½x² up to delta, from there on linear.")  # fmt: skip
 
 
-def _bce_logits(xp: Any, x: Any, t: Any) -> Any:
+def _bce_logits(xp: Namespace, x: Value, t: Value) -> Any:
     """t softplus(-x) + (1-t) softplus(x), which share their logarithm: no difference of large numbers."""
     return _softplus_rest(xp, x) + t * xp.maximum(-x, 0) + (1 - t) * xp.maximum(x, 0)
 
@@ -212,11 +213,11 @@ define("bce_logits", in_float32(_bce_logits, raw),
 _LOG_LEAST, _LEAST = -100.0, 1e-12  # PyTorch's limits: the loss of a wrong probability of 1 is 100
 
 
-def _bce(xp: Any, p: Any, t: Any) -> Any:
+def _bce(xp: Namespace, p: Value, t: Value) -> Any:
     return -(t * _log(xp, p) + (1 - t) * _log(xp, 1 - p))
 
 
-def _log(xp: Any, p: Any) -> Any:
+def _log(xp: Namespace, p: Value) -> Any:
     positive = p > 0
     return xp.where(positive, xp.maximum(xp.log(xp.where(positive, p, 1)), _LOG_LEAST), _LOG_LEAST)
 

@@ -14,7 +14,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.half import in_float32
 from adjoint.ops.shape import flip, moveaxis
-from adjoint.typing import ArrayLike, Axis
+from adjoint.typing import Array, ArrayLike, Axis, Lengths
 
 __all__ = [
     "diag",
@@ -34,11 +34,11 @@ __all__ = [
 # The ops ---------------------------------------------------------------------------------------
 
 
-def _diagonal(x: Any, offset: int) -> Any:
+def _diagonal(x: Array, offset: int) -> Any:
     return np.diagonal(x, offset, -2, -1)
 
 
-def _undiagonal(x: Any, offset: int, shape: Shape) -> Any:
+def _undiagonal(x: Array, offset: int, shape: Shape) -> Any:
     """Return zeros with ``x`` on a diagonal of the last two axes, whose lengths are ``shape``."""
     out = np.zeros((*x.shape[:-1], *shape), x.dtype)
     n = np.arange(x.shape[-1])
@@ -46,7 +46,7 @@ def _undiagonal(x: Any, offset: int, shape: Shape) -> Any:
     return out
 
 
-def _windows(x: Any, size: int, axis: int) -> Any:
+def _windows(x: Array, size: int, axis: int) -> Any:
     """Return all windows of ``size`` neighbours along ``axis``, in a new last axis, as a view."""
     x = np.asarray(x)
     shape, step = list(x.shape), x.strides[axis]
@@ -90,7 +90,7 @@ define("overlap_add", in_float32(_overlap_add),
 # Repeats ---------------------------------------------------------------------------------------
 
 
-def repeat(x: ArrayLike, repeats: Any, axis: int | None = None) -> Tensor:
+def repeat(x: ArrayLike, repeats: ArrayLike, axis: int | None = None) -> Tensor:
     """Repeat each element.
 
     Parameters
@@ -140,7 +140,7 @@ def repeat(x: ArrayLike, repeats: Any, axis: int | None = None) -> Tensor:
     return rec.take(x, asarray(np.repeat(np.arange(n), times.astype(np.intp))), axis=where)
 
 
-def tile(x: ArrayLike, reps: Any) -> Tensor:
+def tile(x: ArrayLike, reps: Lengths) -> Tensor:
     """Repeat a whole tensor along each axis.
 
     Parameters
@@ -268,7 +268,7 @@ def rot90(x: ArrayLike, k: int = 1, axes: Axis = (0, 1)) -> Tensor:
     return rec.flip(rec.permute_dims(x, axes=tuple(order)), axis=(b,))
 
 
-def meshgrid(*xs: Any, indexing: str = "xy") -> list[Tensor]:
+def meshgrid(*xs: ArrayLike, indexing: str = "xy") -> list[Tensor]:
     """Return coordinate tensors on a grid, one for each vector.
 
     Parameters
@@ -493,7 +493,7 @@ def triu(x: ArrayLike, k: int = 0) -> Tensor:
 # Windows ---------------------------------------------------------------------------------------
 
 
-def sliding_window_view(x: ArrayLike, window_shape: Any, axis: Axis = None) -> Tensor:
+def sliding_window_view(x: ArrayLike, window_shape: Lengths, axis: Axis = None) -> Tensor:
     """Return all windows of neighbours along axes, without a copy.
 
     Parameters

@@ -15,14 +15,15 @@ import numpy as np
 
 from adjoint.core.define import define
 from adjoint.core.infer import Result, broadcast
-from adjoint.core.namespace import raw
+from adjoint.core.namespace import Namespace, Value, raw
 from adjoint.ops.activations import real_only
 from adjoint.ops.half import wide
+from adjoint.typing import Array
 
 __all__: list[str] = []
 
 
-def _scores(xp: Any, q: Any, k: Any, m: Any, scale: float, causal: bool) -> Any:
+def _scores(xp: Namespace, q: Value, k: Value, m: Value, scale: float, causal: bool) -> Any:
     """Return q kᵀ · scale as a new array, with -inf at masked positions."""
     s = xp.matmul(q * scale, xp.matrix_transpose(k))
     if type(m) is not int:
@@ -49,12 +50,12 @@ def _exponentials(q: Any, k: Any, m: Any, scale: float, causal: bool) -> tuple[A
     return s, total, top, dead
 
 
-def _column_of_ones(x: Any) -> Any:
+def _column_of_ones(x: Array) -> Any:
     """Return a column of ones, to sum the last axis by a matrix product: six times as fast for short rows."""
     return np.ones((x.shape[-1], 1), x.dtype)
 
 
-def _attention_weights(q: Any, k: Any, m: Any, scale: float, causal: bool) -> Any:
+def _attention_weights(q: Array, k: Array, m: Array, scale: float, causal: bool) -> Any:
     if q.dtype.itemsize == 2:
         return _attention_weights(wide(q), wide(k), _wide(m), scale, causal).astype(q.dtype)
     s, total, _, _ = _exponentials(q, k, m, scale, causal)
@@ -62,7 +63,7 @@ def _attention_weights(q: Any, k: Any, m: Any, scale: float, causal: bool) -> An
     return s
 
 
-def _attention(q: Any, k: Any, v: Any, m: Any, scale: float, causal: bool) -> tuple[Any, Any]:
+def _attention(q: Array, k: Array, v: Array, m: Array, scale: float, causal: bool) -> tuple[Any, Any]:
     if q.dtype.itemsize == 2:
         # the logarithm stays in float32: its error would be the relative error of every weight in backward
         o, log_total = _attention(wide(q), wide(k), wide(v), _wide(m), scale, causal)
@@ -79,20 +80,22 @@ def _wide(a: Any) -> Any:
     return a if type(a) is int else wide(a)
 
 
-def _as_float32(xp: Any, a: Any) -> Any:
+def _as_float32(xp: Namespace, a: Value) -> Any:
     """Convert half precision to float32; None, the number 0 and boolean masks are returned unchanged."""
     if a is None or type(a) is int or a.dtype.itemsize != 2:
         return a
     return xp.astype(a, dtype=np.dtype(np.float32))
 
 
-def _times(p: Any, v: Any, like: Any) -> Any:
+def _times(p: Array, v: Array, like: Array) -> Any:
     """Return p v in the memory order of q, so that heads are joined again without a copy."""
     lead = np.broadcast_shapes(p.shape[:-2], v.shape[:-2])
     return np.matmul(p, v, out=np.empty_like(like, shape=(*lead, p.shape[-2], v.shape[-1]), subok=False))
 
 
-def _to_scores(xp: Any, ds: Any, q: Any, k: Any, wanted: Sequence[bool], scale: float) -> tuple[Any, Any]:
+def _to_scores(
+    xp: Namespace, ds: Value, q: Value, k: Value, wanted: Sequence[bool], scale: float
+) -> tuple[Any, Any]:
     """Return the gradients of q and k, given that of the scores."""
     dq = dk = None
     if wanted[0]:
@@ -105,7 +108,15 @@ def _to_scores(xp: Any, ds: Any, q: Any, k: Any, wanted: Sequence[bool], scale: 
 
 
 def _attention_weights_rule(
-    xp: Any, g: Any, p: Any, q: Any, k: Any, m: Any, wanted: Sequence[bool], scale: float, causal: bool
+    xp: Namespace,
+    g: Value,
+    p: Value,
+    q: Value,
+    k: Value,
+    m: Value,
+    wanted: Sequence[bool],
+    scale: float,
+    causal: bool,
 ) -> list[Any]:
     """ds = p (g - Σ g p); dq = ds k, dk = dsᵀ q."""
     ds = g - xp.matmul(g * p, _column_of_ones(p))
@@ -114,13 +125,13 @@ def _attention_weights_rule(
 
 
 def _attention_rule(
-    xp: Any,
-    g: Any,
-    out: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    m: Any,
+    xp: Namespace,
+    g: Value,
+    out: Value,
+    q: Value,
+    k: Value,
+    v: Value,
+    m: Value,
     wanted: Sequence[bool],
     scale: float,
     causal: bool,
@@ -156,7 +167,7 @@ def _attention_weights_shape(q: Any, k: Any, m: Any, scale: float, causal: bool)
     return None if scores is None else ((scores, q.dtype),)
 
 
-def _attention_shape(q: Any, k: Any, v: Any, m: Any, scale: float, causal: bool) -> Result | None:
+def _attention_shape(q: Array, k: Array, v: Array, m: Array, scale: float, causal: bool) -> Result | None:
     weights = _attention_weights_shape(q, k, m, scale, causal)
     if weights is None or v.dtype != q.dtype:
         return None

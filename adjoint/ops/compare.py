@@ -103,7 +103,7 @@ _steps("isclose", lambda x, y, rtol, atol, equal_nan: np.isclose(x, y, rtol, ato
 
 
 def isclose(
-    x: ArrayLike, y: ArrayLike, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False
+    x: ArrayLike, y: ArrayLike, rtol: ArrayLike = 1e-5, atol: ArrayLike = 1e-8, equal_nan: bool = False
 ) -> Tensor:
     """Return, for each element, whether ``|x - y| ≤ atol + rtol · |y|``.
 
@@ -135,7 +135,9 @@ def isclose(
     return rec.isclose(x, y, rtol=rtol, atol=atol, equal_nan=bool(equal_nan))
 
 
-def allclose(x: ArrayLike, y: ArrayLike, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> bool:
+def allclose(
+    x: ArrayLike, y: ArrayLike, rtol: ArrayLike = 1e-5, atol: ArrayLike = 1e-8, equal_nan: bool = False
+) -> bool:
     """Return whether all elements are equal within a tolerance.
 
     Parameters

@@ -69,7 +69,7 @@ def angle(z: ArrayLike, deg: bool = False) -> Tensor:
     return rec.rad2deg(radians) if deg else radians
 
 
-def astype(x: ArrayLike, dtype: DTypeLike, *, copy: bool = True, device: Any = None) -> Tensor:
+def astype(x: ArrayLike, dtype: DTypeLike, *, copy: bool = True, device: str | None = None) -> Tensor:
     """Cast to another dtype.
 
     Gradients have the dtype of ``x`` again.

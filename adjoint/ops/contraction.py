@@ -19,7 +19,7 @@ from adjoint.core.batching import Batched, held
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.infer import Result
-from adjoint.core.namespace import rec
+from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.op import Op
 from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor
@@ -226,20 +226,20 @@ def _missing(labels: str, shape: Shape, *others: str) -> Extra:
 
 
 def _einsum_dx(
-    xp: Any, g: Any, z: Any, x: Any, y: Any, left: str, right: str, output: str, extra: Extra
+    xp: Namespace, g: Value, z: Value, x: Value, y: Value, left: str, right: str, output: str, extra: Extra
 ) -> Any:
     need = _missing(left, x.shape, output, right)
     return xp.einsum(g, y, left=output, right=right, output=left, extra=need)
 
 
 def _einsum_dy(
-    xp: Any, g: Any, z: Any, x: Any, y: Any, left: str, right: str, output: str, extra: Extra
+    xp: Namespace, g: Value, z: Value, x: Value, y: Value, left: str, right: str, output: str, extra: Extra
 ) -> Any:
     need = _missing(right, y.shape, output, left)
     return xp.einsum(g, x, left=output, right=left, output=right, extra=need)
 
 
-def _relabel_rule(xp: Any, g: Any, y: Any, x: Any, labels: str, output: str, extra: Extra) -> Any:
+def _relabel_rule(xp: Namespace, g: Value, y: Value, x: Value, labels: str, output: str, extra: Extra) -> Any:
     return xp.relabel(g, labels=output, output=labels, extra=_missing(labels, x.shape, output))
 
 
@@ -254,14 +254,14 @@ def _labelled(labels: str, shape: Shape, output: str, extra: Extra) -> dict[str,
     return sizes if sizes.keys() >= set(output) else None
 
 
-def _einsum_shape(x: Any, y: Any, left: str, right: str, output: str, extra: Extra) -> Result | None:
+def _einsum_shape(x: Array, y: Array, left: str, right: str, output: str, extra: Extra) -> Result | None:
     sizes = _labelled(left + right, x.shape + y.shape, output, extra)
     if sizes is None or len(left) != len(x.shape):
         return None
     return ((tuple([sizes[a] for a in output]), np.result_type(x.dtype, y.dtype)),)
 
 
-def _relabel_shape(x: Any, labels: str, output: str, extra: Extra) -> Result | None:
+def _relabel_shape(x: Array, labels: str, output: str, extra: Extra) -> Result | None:
     sizes = _labelled(labels, x.shape, output, extra)
     return None if sizes is None else ((tuple([sizes[a] for a in output]), x.dtype),)
 
@@ -280,7 +280,7 @@ def _einsum_batch(
     return held.einsum(x.value, y.value, extra=extra, **labels)
 
 
-def _relabel_batch(op: Op, size: int, /, x: Batched, labels: str, output: str, extra: Any) -> Any:
+def _relabel_batch(op: Op, size: int, /, x: Batched, labels: str, output: str, extra: Array) -> Any:
     b = _new_label(labels, output)
     return held.relabel(x.value, labels=b + labels, output=b + output, extra=extra)
 
@@ -404,7 +404,7 @@ def _separated(operands: tuple[Any, ...]) -> tuple[Any, Sequence[Any]]:
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
-def _from_numbers(sublist: Any) -> str:
+def _from_numbers(sublist: Array) -> str:
     """Return a list of labels such as [0, Ellipsis, 1] as text; the letters sort like the numbers."""
     if not isinstance(sublist, (list, tuple)):
         raise InputError(
@@ -430,7 +430,7 @@ Program = tuple[tuple[tuple[int, Shape], ...], tuple[tuple[tuple[int, ...], dict
 
 
 @lru_cache(maxsize=1024)
-def _program(subscripts: str, shapes: tuple[Shape, ...], optimize: Any) -> Program:
+def _program(subscripts: str, shapes: tuple[Shape, ...], optimize: Array) -> Program:
     """Return which operands to reshape first, and the steps: the operands to take, and the labels."""
     inputs, output = _parsed(subscripts, shapes)
     sizes = _sizes(subscripts, inputs, shapes)
@@ -545,7 +545,9 @@ def _sizes(subscripts: str, inputs: list[str], shapes: tuple[Shape, ...]) -> dic
     return sizes
 
 
-def _path(inputs: list[str], output: str, sizes: dict[str, int], optimize: Any) -> Sequence[tuple[int, ...]]:
+def _path(
+    inputs: list[str], output: str, sizes: dict[str, int], optimize: Array
+) -> Sequence[tuple[int, ...]]:
     """Return which operands to contract in each step: pairs, or a single operand."""
     if len(inputs) < 3:
         return [tuple(range(len(inputs)))]

@@ -30,7 +30,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.ops.half import wide
 from adjoint.ops.windows import Pairs, counts, images, inner, numbers, padded, spots, whole
-from adjoint.typing import ArrayLike
+from adjoint.typing import Array, ArrayLike, Lengths
 
 __all__ = [
     "conv1d",
@@ -51,20 +51,20 @@ __all__ = [
 _BLOCK = 1 << 22  # bytes of columns at a time: as fast as larger ones, and they stay in the cache
 
 
-def _batch_last(x: Any) -> Any:
+def _batch_last(x: Array) -> Any:
     return x.transpose((*range(1, x.ndim), 0))
 
 
-def _batch_first(x: Any) -> Any:
+def _batch_first(x: Array) -> Any:
     return x.transpose((x.ndim - 1, *range(x.ndim - 1)))
 
 
-def _image(x: Any, padding: Pairs) -> Any:
+def _image(x: Array, padding: Pairs) -> Any:
     """Return images as (C, *padded space, N), half precision as float32."""
     return padded(np.ascontiguousarray(_batch_last(wide(x))), (*padding, (0, 0)))
 
 
-def _columns(image: Any, kernel: Shape, stride: Shape, dilation: Shape, count: Shape, groups: int) -> Any:
+def _columns(image: Array, kernel: Shape, stride: Shape, dilation: Shape, count: Shape, groups: int) -> Any:
     """Return the windows of an image as matrices (groups, C / groups · kernel, windows·N)."""
     c, n = image.shape[0], image.shape[-1]
     rows, width = c // groups * math.prod(kernel), n * math.prod(count)
@@ -87,18 +87,18 @@ def _blocks(count: Shape, column: int) -> list[tuple[int, int]]:
     return [(a, min(a + step, rows)) for a in range(0, rows, step)] or [(0, 0)]
 
 
-def _rows(g: Any, groups: int) -> Any:
+def _rows(g: Array, groups: int) -> Any:
     """Return outputs (N, O, *windows) as matrices (groups, O / groups, windows·N)."""
     n, o = g.shape[:2]
     return _batch_last(g).reshape(groups, o // groups, n * math.prod(g.shape[2:]))
 
 
-def _narrow(y: Any, a: Any, b: Any) -> Any:
+def _narrow(y: Array, a: Array, b: Array) -> Any:
     dtype = np.result_type(a, b)
     return y if y.dtype == dtype else y.astype(dtype)
 
 
-def _conv(x: Any, w: Any, stride: Shape, padding: Pairs, dilation: Shape, groups: int) -> Any:
+def _conv(x: Array, w: Array, stride: Shape, padding: Pairs, dilation: Shape, groups: int) -> Any:
     n, o, kernel = x.shape[0], w.shape[0], w.shape[2:]
     count = counts(x.shape[2:], kernel, stride, padding, dilation)
     image = _image(x, padding)
@@ -113,7 +113,7 @@ def _conv(x: Any, w: Any, stride: Shape, padding: Pairs, dilation: Shape, groups
 
 
 def _conv_input(
-    g: Any, w: Any, size: Shape, stride: Shape, padding: Pairs, dilation: Shape, groups: int
+    g: Array, w: Array, size: Shape, stride: Shape, padding: Pairs, dilation: Shape, groups: int
 ) -> Any:
     n, count, kernel = g.shape[0], g.shape[2:], w.shape[2:]
     c, offsets = w.shape[1] * groups, math.prod(kernel)
@@ -134,7 +134,7 @@ def _conv_input(
 
 
 def _conv_weight(
-    x: Any, g: Any, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape, groups: int
+    x: Array, g: Array, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape, groups: int
 ) -> Any:
     image, g_wide, count = _image(x, padding), wide(g), g.shape[2:]
     y: Any = None
@@ -156,19 +156,19 @@ def _fits(x: Shape, w: Shape, g: Shape, groups: int, **at: Any) -> bool:
     )
 
 
-def _conv_shape(x: Any, w: Any, groups: int, **at: Any) -> Result | None:
+def _conv_shape(x: Array, w: Array, groups: int, **at: Any) -> Result | None:
     if len(x.shape) != len(w.shape):
         return None
     out = (x.shape[0], w.shape[0], *counts(x.shape[2:], w.shape[2:], **at))
     return ((out, np.result_type(x.dtype, w.dtype)),) if _fits(x.shape, w.shape, out, groups, **at) else None
 
 
-def _conv_input_shape(g: Any, w: Any, size: Shape, groups: int, **at: Any) -> Result | None:
+def _conv_input_shape(g: Array, w: Array, size: Shape, groups: int, **at: Any) -> Result | None:
     out = (g.shape[0], w.shape[1] * groups, *size)
     return ((out, np.result_type(g.dtype, w.dtype)),) if _fits(out, w.shape, g.shape, groups, **at) else None
 
 
-def _conv_weight_shape(x: Any, g: Any, kernel: Shape, groups: int, **at: Any) -> Result | None:
+def _conv_weight_shape(x: Array, g: Array, kernel: Shape, groups: int, **at: Any) -> Result | None:
     out = (g.shape[1], x.shape[1] // groups, *kernel)
     return ((out, np.result_type(x.dtype, g.dtype)),) if _fits(x.shape, out, g.shape, groups, **at) else None
 
@@ -260,7 +260,7 @@ def _kernels(op: str, x: Tensor, weight: Any, groups: Any, transposed: bool) -> 
     return w, groups
 
 
-def _with_bias(op: str, y: Tensor, bias: Any, alone: bool) -> Tensor:
+def _with_bias(op: str, y: Tensor, bias: Array, alone: bool) -> Tensor:
     """Add a bias, and remove the batch axis that was added."""
     if bias is not None:
         b = asarray(bias)
@@ -278,7 +278,15 @@ def _same_dtype(op: str, x: Tensor, w: Tensor) -> None:
 
 
 def _convolve(
-    op: str, nd: int, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any
+    op: str,
+    nd: int,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: Any,
 ) -> Tensor:
     x, alone = images(op, x, nd)
     w, groups = _kernels(op, x, weight, groups, transposed=False)
@@ -344,9 +352,9 @@ def conv1d(
     x: ArrayLike,
     weight: ArrayLike,
     bias: ArrayLike | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
+    stride: Lengths = 1,
+    padding: Lengths | str = 0,
+    dilation: Lengths = 1,
     groups: int = 1,
 ) -> Tensor:
     """Convolve signals with kernels; see ``conv2d``.
@@ -391,9 +399,9 @@ def conv2d(
     x: ArrayLike,
     weight: ArrayLike,
     bias: ArrayLike | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
+    stride: Lengths = 1,
+    padding: Lengths | str = 0,
+    dilation: Lengths = 1,
     groups: int = 1,
 ) -> Tensor:
     """Convolve images with kernels.
@@ -443,9 +451,9 @@ def conv3d(
     x: ArrayLike,
     weight: ArrayLike,
     bias: ArrayLike | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
+    stride: Lengths = 1,
+    padding: Lengths | str = 0,
+    dilation: Lengths = 1,
     groups: int = 1,
 ) -> Tensor:
     """Convolve volumes with kernels; see ``conv2d``.
@@ -490,11 +498,11 @@ def conv_transpose1d(
     x: ArrayLike,
     weight: ArrayLike,
     bias: ArrayLike | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
+    stride: Lengths = 1,
+    padding: Lengths | str = 0,
+    output_padding: Lengths = 0,
     groups: int = 1,
-    dilation: Any = 1,
+    dilation: Lengths = 1,
 ) -> Tensor:
     """Apply the transposed convolution to signals; see ``conv_transpose2d``.
 
@@ -542,11 +550,11 @@ def conv_transpose2d(
     x: ArrayLike,
     weight: ArrayLike,
     bias: ArrayLike | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
+    stride: Lengths = 1,
+    padding: Lengths | str = 0,
+    output_padding: Lengths = 0,
     groups: int = 1,
-    dilation: Any = 1,
+    dilation: Lengths = 1,
 ) -> Tensor:
     """Apply the transposed convolution, the adjoint of ``conv2d``, to images.
 
@@ -596,11 +604,11 @@ def conv_transpose3d(
     x: ArrayLike,
     weight: ArrayLike,
     bias: ArrayLike | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
+    stride: Lengths = 1,
+    padding: Lengths | str = 0,
+    output_padding: Lengths = 0,
     groups: int = 1,
-    dilation: Any = 1,
+    dilation: Lengths = 1,
 ) -> Tensor:
     """Apply the transposed convolution to volumes; see ``conv_transpose2d``.
 

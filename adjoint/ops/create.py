@@ -13,7 +13,7 @@ from adjoint.core.shapes import canonical_shape, whole_number
 from adjoint.core.tensor import Tensor, differentiable, tracked, varies, wrap
 from adjoint.errors import ArgumentError, InputError, NoGradientError
 from adjoint.ops.half import wide
-from adjoint.typing import ArrayLike, DTypeLike
+from adjoint.typing import ArrayLike, DTypeLike, Lengths
 
 __all__ = [
     "arange",
@@ -50,7 +50,7 @@ def _dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def zeros(
-    shape: Any, *, dtype: DTypeLike | None = None, device: Any = None, requires_grad: bool = False
+    shape: Lengths, *, dtype: DTypeLike | None = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """Create a tensor of zeros.
 
@@ -80,7 +80,7 @@ def zeros(
 
 
 def ones(
-    shape: Any, *, dtype: DTypeLike | None = None, device: Any = None, requires_grad: bool = False
+    shape: Lengths, *, dtype: DTypeLike | None = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """Create a tensor of ones.
 
@@ -109,7 +109,7 @@ def ones(
 
 
 def empty(
-    shape: Any, *, dtype: DTypeLike | None = None, device: Any = None, requires_grad: bool = False
+    shape: Lengths, *, dtype: DTypeLike | None = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """Create a tensor whose elements are not initialised.
 
@@ -138,11 +138,11 @@ def empty(
 
 
 def full(
-    shape: Any,
+    shape: Lengths,
     fill_value: ArrayLike,
     *,
     dtype: DTypeLike | None = None,
-    device: Any = None,
+    device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """Create a tensor filled with one value.
@@ -181,7 +181,7 @@ def full(
 
 
 def zeros_like(
-    x: ArrayLike, *, dtype: DTypeLike | None = None, device: Any = None, requires_grad: bool = False
+    x: ArrayLike, *, dtype: DTypeLike | None = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """Create zeros with the shape and dtype of another tensor.
 
@@ -211,7 +211,7 @@ def zeros_like(
 
 
 def ones_like(
-    x: ArrayLike, *, dtype: DTypeLike | None = None, device: Any = None, requires_grad: bool = False
+    x: ArrayLike, *, dtype: DTypeLike | None = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """Create ones with the shape and dtype of another tensor.
 
@@ -241,7 +241,7 @@ def ones_like(
 
 
 def empty_like(
-    x: ArrayLike, *, dtype: DTypeLike | None = None, device: Any = None, requires_grad: bool = False
+    x: ArrayLike, *, dtype: DTypeLike | None = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """Create an uninitialised tensor with the shape and dtype of another one.
 
@@ -275,7 +275,7 @@ def full_like(
     fill_value: ArrayLike,
     *,
     dtype: DTypeLike | None = None,
-    device: Any = None,
+    device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """Create a tensor filled with one value, with the shape and dtype of another one.
@@ -313,7 +313,7 @@ def arange(
     step: Any = 1,
     *,
     dtype: DTypeLike | None = None,
-    device: Any = None,
+    device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """Create evenly spaced numbers from ``start`` up to, but not including, ``stop``.
@@ -382,7 +382,7 @@ def linspace(
     *,
     endpoint: bool = True,
     dtype: DTypeLike | None = None,
-    device: Any = None,
+    device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """Create evenly spaced numbers between two ends; gradients flow to both ends.
@@ -538,7 +538,7 @@ def eye(
     *,
     k: int = 0,
     dtype: DTypeLike | None = None,
-    device: Any = None,
+    device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """Create a matrix with ones on a diagonal and zeros elsewhere.

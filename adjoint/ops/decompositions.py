@@ -11,20 +11,20 @@ import numpy as np
 
 from adjoint.core.define import define
 from adjoint.core.infer import Result, real_dtype
-from adjoint.core.namespace import rec
+from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError
 from adjoint.ops.gauge import apart, largest, refuse_mixed, skew, turns
 from adjoint.ops.least_squares import rank_tolerance, tolerance
 from adjoint.ops.matrices import adjoint_of, blame, matrices, matrix_shape, mirror, of_triangle, square
-from adjoint.typing import ArrayLike
+from adjoint.typing import Array, ArrayLike
 
 __all__ = ["cholesky", "eigh", "eigvalsh", "matrix_rank", "qr", "svd", "svdvals"]
 
 # Hermitian eigenvalues --------------------------------------------------------------------------
 
 
-def _eigh(x: Any, lower: bool) -> tuple[Any, Any]:
+def _eigh(x: Array, lower: bool) -> tuple[Any, Any]:
     try:
         values, vectors = np.linalg.eigh(x, "L" if lower else "U")
         return values, vectors
@@ -34,7 +34,7 @@ def _eigh(x: Any, lower: bool) -> tuple[Any, Any]:
         ) from None
 
 
-def _eigh_rule(xp: Any, g: Any, out: Any, x: Any, lower: bool) -> Any:
+def _eigh_rule(xp: Namespace, g: Value, out: Value, x: Value, lower: bool) -> Any:
     # dv = v (F ∘ vᴴ dx v), F_ij = 1 / (w_j - w_i), and dw = diag(vᴴ dx v)
     gw, gv = g
     w, v = out
@@ -52,12 +52,12 @@ def _eigh_rule(xp: Any, g: Any, out: Any, x: Any, lower: bool) -> Any:
     return of_triangle(xp, dx, x, lower)
 
 
-def _gaps(xp: Any, w: Any) -> tuple[Any, Any]:
+def _gaps(xp: Namespace, w: Value) -> tuple[Any, Any]:
     """Return the distances w_j - w_i, and the largest absolute value."""
     return w[..., None, :] - w[..., :, None], xp.max(xp.abs(w), axis=(-1,), keepdims=True)[..., None]
 
 
-def _eigh_jvp(xp: Any, t: Any, out: Any, x: Any, lower: bool) -> Any:
+def _eigh_jvp(xp: Namespace, t: Value, out: Value, x: Value, lower: bool) -> Any:
     w, v = out
     n = w.shape[-1]
     if not n:
@@ -69,19 +69,19 @@ def _eigh_jvp(xp: Any, t: Any, out: Any, x: Any, lower: bool) -> Any:
     return _real_diagonal(xp, inner), xp.matmul(v, _turned(xp, inner, gaps, span, "eigh"))
 
 
-def _turned(xp: Any, inner: Any, gaps: Any, span: Any, op: str) -> Any:
+def _turned(xp: Namespace, inner: Value, gaps: Value, span: Value, op: str) -> Any:
     """Return how the vectors rotate into each other in forward mode; their phases stay."""
     coupled = xp.where(np.eye(inner.shape[-1], dtype=bool), 0, inner)
     size = largest(xp, inner)
     return xp.gauge_quotient(coupled, apart(xp, gaps, span), size, span, op=op, why="forward", order=1)
 
 
-def _real_diagonal(xp: Any, x: Any) -> Any:
+def _real_diagonal(xp: Namespace, x: Value) -> Any:
     d = xp.sum(xp.where(np.eye(x.shape[-1], dtype=bool), x, 0), axis=(-1,), keepdims=False)
     return xp.real(d) if x.dtype.kind == "c" else d
 
 
-def _eigvalsh(x: Any, lower: bool) -> Any:
+def _eigvalsh(x: Array, lower: bool) -> Any:
     try:
         return np.linalg.eigvalsh(x, "L" if lower else "U")
     except np.linalg.LinAlgError:
@@ -90,7 +90,7 @@ def _eigvalsh(x: Any, lower: bool) -> Any:
         ) from None
 
 
-def _eigvalsh_rule(xp: Any, g: Any, y: Any, x: Any, lower: bool) -> Any:
+def _eigvalsh_rule(xp: Namespace, g: Value, y: Value, x: Value, lower: bool) -> Any:
     w, v = xp.eigh(x, lower=lower)
     return of_triangle(xp, xp.spectral_sum(g, w, v, adjoint_of(xp, v), op="eigvalsh"), x, lower)
 
@@ -111,7 +111,7 @@ define("eigvalsh", _eigvalsh, _eigvalsh_rule, saves="x", kind="general", params=
 # Singular values --------------------------------------------------------------------------------
 
 
-def _svd(x: Any, full_matrices: bool) -> tuple[Any, Any, Any]:
+def _svd(x: Array, full_matrices: bool) -> tuple[Any, Any, Any]:
     try:
         u, s, vh = np.linalg.svd(x, full_matrices=full_matrices)
         return u, s, vh
@@ -121,7 +121,7 @@ def _svd(x: Any, full_matrices: bool) -> tuple[Any, Any, Any]:
         ) from None
 
 
-def _without_null_space(xp: Any, g: Any, u: Any, k: int, op: str) -> tuple[Any, Any]:
+def _without_null_space(xp: Namespace, g: Value, u: Value, k: int, op: str) -> tuple[Any, Any]:
     """Return the gradient of the first k vectors, with the part that comes from the others, and these vectors."""
     if u.shape[-1] == k:
         return g, u
@@ -136,7 +136,7 @@ def _without_null_space(xp: Any, g: Any, u: Any, k: int, op: str) -> tuple[Any, 
     return g[..., :, :k] - xp.matmul(rest, xp.matmul(adjoint_of(xp, of_rest), first)), first
 
 
-def _svd_rule(xp: Any, g: Any, out: Any, x: Any, full_matrices: bool) -> Any:
+def _svd_rule(xp: Namespace, g: Value, out: Value, x: Value, full_matrices: bool) -> Any:
     gu, gs, gvh = g
     u, s, vh = out
     k = s.shape[-1]
@@ -182,7 +182,7 @@ def _svd_rule(xp: Any, g: Any, out: Any, x: Any, full_matrices: bool) -> Any:
     return dx
 
 
-def _svd_jvp(xp: Any, t: Any, out: Any, x: Any, full_matrices: bool) -> Any:
+def _svd_jvp(xp: Namespace, t: Value, out: Value, x: Value, full_matrices: bool) -> Any:
     # dx = u (Ω s + ds - s Ψ) vᴴ + the part outside u and v; the parts of uᴴ dx v are (Ω + Ψ) (s_j - s_i) / 2 and
     # (Ω - Ψ) (s_j + s_i) / 2
     u, s, vh = out
@@ -212,7 +212,7 @@ def _svd_jvp(xp: Any, t: Any, out: Any, x: Any, full_matrices: bool) -> Any:
     return sides[0], _real_diagonal(xp, inner), adjoint_of(xp, sides[1])
 
 
-def _with_null_space(xp: Any, d: Any, u: Any, k: int) -> Any:
+def _with_null_space(xp: Namespace, d: Value, u: Value, k: int) -> Any:
     """Return the tangents of all vectors; those beyond the first k stay orthogonal to them."""
     if u.shape[-1] == k:
         return d
@@ -220,7 +220,7 @@ def _with_null_space(xp: Any, d: Any, u: Any, k: int) -> Any:
     return xp.concat(d, -rest, axis=-1)
 
 
-def _svdvals(x: Any) -> Any:
+def _svdvals(x: Array) -> Any:
     try:
         return np.linalg.svd(x, compute_uv=False)
     except np.linalg.LinAlgError:
@@ -229,12 +229,12 @@ def _svdvals(x: Any) -> Any:
         ) from None
 
 
-def _svdvals_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
+def _svdvals_rule(xp: Namespace, g: Value, y: Value, x: Value) -> Any:
     u, s, vh = xp.svd(x, full_matrices=False)
     return xp.spectral_sum(g, s, u, vh, op="svdvals")
 
 
-def _matrix_rank(x: Any, tol: Any, rtol: Any, hermitian: bool) -> Any:
+def _matrix_rank(x: Array, tol: Array, rtol: Any, hermitian: bool) -> Any:
     if not (x.shape[-1] and x.shape[-2]):  # NumPy 2.4.0 raises
         return np.zeros(x.shape[:-2], np.intp)
     try:
@@ -249,13 +249,13 @@ def _matrix_rank(x: Any, tol: Any, rtol: Any, hermitian: bool) -> Any:
         ) from None
 
 
-def _svd_shape(x: Any, lead: Any, m: int, n: int, full_matrices: bool) -> Result:
+def _svd_shape(x: Array, lead: Array, m: int, n: int, full_matrices: bool) -> Result:
     k = min(m, n)
     rows, columns = (m, n) if full_matrices else (k, k)
     return ((*lead, m, rows), x.dtype), ((*lead, k), real_dtype(x.dtype)), ((*lead, columns, n), x.dtype)
 
 
-def _svdvals_shape(x: Any, lead: Any, m: int, n: int) -> Result:
+def _svdvals_shape(x: Array, lead: Array, m: int, n: int) -> Result:
     return (((*lead, min(m, n)), real_dtype(x.dtype)),)
 
 
@@ -269,7 +269,7 @@ define("matrix_rank", _matrix_rank, None, kind="general", params=("tol", "rtol",
 # Triangles: Cholesky and QR ---------------------------------------------------------------------
 
 
-def _cholesky(x: Any, upper: bool) -> Any:
+def _cholesky(x: Array, upper: bool) -> Any:
     try:
         return np.linalg.cholesky(x, upper=upper)
     except np.linalg.LinAlgError:
@@ -279,7 +279,7 @@ def _cholesky(x: Any, upper: bool) -> Any:
         ) from None  # fmt: skip
 
 
-def _cholesky_rule(xp: Any, g: Any, y: Any, x: Any, upper: bool) -> Any:
+def _cholesky_rule(xp: Namespace, g: Value, y: Value, x: Value, upper: bool) -> Any:
     # with the upper factor u = lᴴ: dx = ½ u⁻¹ (Φ + Φᴴ) u⁻ᴴ with Φ the lower triangle of u dl, its diagonal halved
     n = y.shape[-1]
     if upper:
@@ -298,7 +298,7 @@ def _qr(x: Any, mode: Any) -> tuple[Any, Any]:
     return q, r
 
 
-def _qr_rule(xp: Any, g: Any, out: Any, x: Any, mode: str) -> Any:
+def _qr_rule(xp: Namespace, g: Value, out: Value, x: Value, mode: str) -> Any:
     gq, gr = g
     q, r = out
     m, n = x.shape[-2:]
@@ -319,7 +319,7 @@ def _qr_rule(xp: Any, g: Any, out: Any, x: Any, mode: str) -> Any:
     return xp.concat(first, xp.matmul(q, gt), axis=-1)
 
 
-def _qr_tall(xp: Any, gq: Any, gr: Any, q: Any, r: Any) -> Any:
+def _qr_tall(xp: Namespace, gq: Value, gr: Value, q: Value, r: Value) -> Any:
     # dx = (gq + q (T + Tᴴ)) r⁻ᴴ with T the upper triangle of gr rᴴ - qᴴ gq, its diagonal halved
     n = r.shape[-1]
     qh = adjoint_of(xp, q)
@@ -335,7 +335,7 @@ def _qr_tall(xp: Any, gq: Any, gr: Any, q: Any, r: Any) -> Any:
     return adjoint_of(xp, xp.solve_triangular(r, adjoint_of(xp, total), lower=False, unit=False))
 
 
-def _qr_jvp(xp: Any, t: Any, out: Any, x: Any, mode: str) -> Any:
+def _qr_jvp(xp: Namespace, t: Value, out: Value, x: Value, mode: str) -> Any:
     # with c = qᴴ dx r⁻¹: dq = q Ω + (1 - q qᴴ) dx r⁻¹ and dr = (c - Ω) r, Ω the skew matrix that makes dr triangular
     q, r = out
     m, n = x.shape[-2:]
@@ -361,7 +361,7 @@ def _qr_jvp(xp: Any, t: Any, out: Any, x: Any, mode: str) -> Any:
     return _with_null_space(xp, dq, q, k), dr
 
 
-def _qr_shape(x: Any, lead: Any, m: int, n: int, mode: str) -> Result:
+def _qr_shape(x: Array, lead: Array, m: int, n: int, mode: str) -> Result:
     k = m if mode == "complete" else min(m, n)
     return ((*lead, m, k), x.dtype), ((*lead, k, n), x.dtype)
 
@@ -617,7 +617,9 @@ def eigvalsh(x: ArrayLike, UPLO: str = "L") -> Tensor:
     return rec.eigvalsh(square("eigvalsh", x), lower=_checked_uplo("eigvalsh", UPLO))
 
 
-def matrix_rank(x: ArrayLike, tol: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Tensor:
+def matrix_rank(
+    x: ArrayLike, tol: ArrayLike | None = None, hermitian: bool = False, *, rtol: ArrayLike | None = None
+) -> Tensor:
     """Return the rank of matrices: the number of singular values above a tolerance.
 
     Parameters

@@ -17,10 +17,10 @@ import numpy as np
 
 from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS, define
-from adjoint.core.namespace import rec
+from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.tensor import Tensor
 from adjoint.ops.half import in_float32
-from adjoint.typing import ArrayLike
+from adjoint.typing import Array, ArrayLike
 
 __all__ = [
     "acos",
@@ -119,7 +119,7 @@ ldexp = define("ldexp", in_float32(np.ldexp), lambda xp, g, z, x, y: xp.ldexp(g,
 _NUMBERS = (int, float, complex)
 
 
-def _pow_dx(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
+def _pow_dx(xp: Namespace, g: Value, z: Value, x: Value, y: Value) -> Any:
     """Return y x^(y-1); the derivative of x^0 = 1 is 0, also at x = 0, inf and NaN."""
     if isinstance(y, _NUMBERS):  # the value of a literal exponent is known
         if y == 0:
@@ -132,7 +132,7 @@ def _pow_dx(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
     return xp.where(flat, 0, g * y * xp.where(flat, 1, x) ** (y - 1))
 
 
-def _pow_dy(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
+def _pow_dy(xp: Namespace, g: Value, z: Value, x: Value, y: Value) -> Any:
     """Return x^y log x, and 0 for 0^y with y ≥ 0, where 0 · -inf would be NaN."""
     complex_result = z.dtype.kind == "c"
     if isinstance(x, _NUMBERS) and x != 0:
@@ -154,7 +154,7 @@ cbrt = define("cbrt", np.cbrt, lambda xp, g, y, x: g / (3 * y * y), saves="y", d
               costly=True, doc="Return the cube root.")  # fmt: skip
 
 
-def _cosine(x: Any, y: Any) -> Any:
+def _cosine(x: Array, y: Array) -> Any:
     """Return x / hypot(x, y): 0 at the origin, and the direction of infinite arguments."""
     z = np.hypot(x, y)
     if z.size and z.min() > 0 and z.max() < math.inf:  # the usual case, in a third of the time
@@ -165,7 +165,7 @@ def _cosine(x: Any, y: Any) -> Any:
     return (x / length).astype(z.dtype, copy=False)
 
 
-def _radius(xp: Any, x: Any, y: Any) -> Any:
+def _radius(xp: Namespace, x: Value, y: Value) -> Any:
     """Return hypot(x, y), and inf at the origin, so that a quotient by it is 0 there, to every order."""
     r = xp.hypot(x, y)
     return xp.where(r == 0, math.inf, r)
@@ -202,7 +202,7 @@ log10 = define("log10", np.log10, lambda xp, g, y, x: g / (x * LN10), saves="x",
                method=True, costly=True, doc="Return the logarithm to base 10.")  # fmt: skip
 
 
-def _gap(xp: Any, x: Any, y: Any) -> Any:
+def _gap(xp: Namespace, x: Value, y: Value) -> Any:
     """x - y, and 0 for two equal infinities."""
     same = xp.logical_and(x == y, xp.isinf(x))
     return xp.where(same, 0, x) - xp.where(same, 0, y)
@@ -219,7 +219,7 @@ logaddexp2 = define("logaddexp2", np.logaddexp2,
                     doc="Return the logarithm to base 2 of 2**x + 2**y, without overflow.")  # fmt: skip
 
 
-def logistic_function(xp: Any, x: Any) -> Any:
+def logistic_function(xp: Namespace, x: Value) -> Any:
     """1 / (1 + exp(-x)), without overflow and exact in both tails."""
     if x.dtype.kind == "c":
         right = xp.real(x) >= 0
@@ -241,17 +241,17 @@ define("gap_product", in_float32(lambda x, low, high: (high - x) * (x - low)),
        reference="formula", doc="(high - x) (x - low).")  # fmt: skip
 
 
-def _one_minus_square(xp: Any, x: Any) -> Any:
+def _one_minus_square(xp: Namespace, x: Value) -> Any:
     return xp.gap_product(x, low=-1.0, high=1.0)
 
 
-def _root_of_square_plus_one(xp: Any, x: Any) -> Any:
+def _root_of_square_plus_one(xp: Namespace, x: Value) -> Any:
     return (
         xp.sqrt(_one_minus_square(xp, 1j * x)) if x.dtype.kind == "c" else xp.hypot(x, 1.0)
     )  # x² overflows first
 
 
-def _atan_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
+def _atan_rule(xp: Namespace, g: Value, y: Value, x: Value) -> Any:
     return g / _one_minus_square(xp, 1j * x) if x.dtype.kind == "c" else g * xp.atan_slope(x)
 
 
@@ -263,7 +263,7 @@ define("atan_slope", in_float32(lambda x: 1 / (1 + x * x)), lambda xp, g, y, x: 
 _FAR = 20.0
 
 
-def _tan_slope(xp: Any, g: Any, x: Any) -> Any:
+def _tan_slope(xp: Namespace, g: Value, x: Value) -> Any:
     """g / cos(x)²; far from the real axis, where cos overflows, 4 q / (1 + q)² with q = exp(±2ix) small."""
     if x.dtype.kind != "c":
         return g / xp.square(xp.cos(x))
@@ -273,7 +273,7 @@ def _tan_slope(xp: Any, g: Any, x: Any) -> Any:
     return g * xp.where(far, 4 * q / xp.square(1 + q), 1 / xp.square(xp.cos(xp.where(far, 0, x))))
 
 
-def _atan2_part(xp: Any, g: Any, part: Any, x: Any, y: Any) -> Any:
+def _atan2_part(xp: Namespace, g: Value, part: Value, x: Value, y: Value) -> Any:
     """g · part / (x² + y²), without overflow; 0 at the origin, where the angle jumps, and at infinity."""
     r = xp.hypot(x, y)
     part = xp.where(xp.isinf(r), 0, part)
@@ -313,7 +313,7 @@ atanh = define("atanh", np.arctanh, lambda xp, g, y, x: g / _one_minus_square(xp
 # sin(πx)/(πx): every derivative is a separate op, because the quotient cancels near 0 ----------------
 
 
-def _sinc_derivative(x: Any, order: int) -> Any:
+def _sinc_derivative(x: Array, order: int) -> Any:
     """The derivative of sinc: πⁿ f⁽ⁿ⁾(πx) with f(t) = sin(t)/t = ∫₀¹ cos(ut) du.
 
     Small t: f⁽ⁿ⁾(t) = Σₖ (-1)ᵏ t²ᵏ⁻ⁿ / ((2k+1) (2k-n)!).  Large t: t f⁽ⁿ⁾ = sin⁽ⁿ⁾(t) - n f⁽ⁿ⁻¹⁾, which

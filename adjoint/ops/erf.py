@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.typing import ArrayLike
+from adjoint.typing import Array, ArrayLike
 
 __all__ = ["erf", "normal_distribution"]
 
@@ -62,7 +62,7 @@ _FEW = 300  # up to here a loop over Python's math.erf is faster than 60 calls o
 _BLOCK = 8192  # the scratch of so many elements stays in the cache:
 
 
-def _horner(coefficients: tuple[float, ...], t: Any) -> Any:
+def _horner(coefficients: tuple[float, ...], t: Array) -> Any:
     value = t * coefficients[0]
     for c in coefficients[1:-1]:
         value += c
@@ -88,7 +88,7 @@ def erf(x: ArrayLike) -> Any:
     return out.reshape(x.shape)
 
 
-def _erf_block(x: Any, out: Any) -> None:
+def _erf_block(x: Array, out: Array) -> None:
     inner, outer, one, _ = _FITS[x.dtype]
     near = np.clip(x, -_SPLIT, _SPLIT)
     np.multiply(_horner(inner, near * near), near, out=out)

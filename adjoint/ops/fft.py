@@ -15,7 +15,7 @@ import numpy as np
 
 from adjoint.core.convert import asarray, check_device
 from adjoint.core.define import define
-from adjoint.core.namespace import rec
+from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.shapes import Shape, canonical_axis, number
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
@@ -54,7 +54,7 @@ def __dir__() -> list[str]:
 _DUAL = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
 
 
-def resized(xp: Any, x: Any, axes: Shape, shape: Shape) -> Any:
+def resized(xp: Namespace, x: Value, axes: Shape, shape: Shape) -> Any:
     """Cut or pad the end of ``axes`` to their lengths in ``shape``."""
     key = [slice(None)] * len(x.shape)
     widths = [(0, 0)] * len(key)
@@ -74,7 +74,9 @@ def _fftn(x: Any, n: Shape, axes: Shape, norm: Any, inverse: bool) -> Any:
     return (np.fft.ifftn if inverse else np.fft.fftn)(x, s=n, axes=axes, norm=norm)
 
 
-def _fftn_rule(xp: Any, g: Any, y: Any, x: Any, n: Shape, axes: Shape, norm: str, inverse: bool) -> Any:
+def _fftn_rule(
+    xp: Namespace, g: Value, y: Value, x: Value, n: Shape, axes: Shape, norm: str, inverse: bool
+) -> Any:
     # the matrix of a transform is symmetric: its transpose is the transform itself
     return resized(xp, xp.fftn(g, n=n, axes=axes, norm=norm, inverse=inverse), axes, x.shape)
 
@@ -88,14 +90,14 @@ def _interior(n: int, weight: float, axis: int, dtype: Any) -> Any:
     return w.reshape((-1,) + (1,) * (-axis - 1))
 
 
-def _rfftn_rule(xp: Any, g: Any, y: Any, x: Any, n: Shape, axes: Shape, norm: str) -> Any:
+def _rfftn_rule(xp: Namespace, g: Value, y: Value, x: Value, n: Shape, axes: Shape, norm: str) -> Any:
     # y_k = Σ_j x_j ω^jk for k ≤ n/2 only, so dx_j = Re Σ_k g_k ω^-jk over the half spectrum;
     # irfft counts the interior twice, once for its mirror image
     half = g * _interior(n[-1], 0.5, axes[-1], x.dtype)
     return resized(xp, xp.irfftn(half, n=n, axes=axes, norm=_DUAL[norm]), axes, x.shape)
 
 
-def _irfftn_rule(xp: Any, g: Any, y: Any, x: Any, n: Shape, axes: Shape, norm: str) -> Any:
+def _irfftn_rule(xp: Namespace, g: Value, y: Value, x: Value, n: Shape, axes: Shape, norm: str) -> Any:
     # the adjoint of the rule above: the interior of the half spectrum counts twice
     full = xp.rfftn(g, n=n, axes=axes, norm=_DUAL[norm])
     full = full * _interior(n[-1], 2.0, axes[-1], g.dtype)
@@ -619,7 +621,7 @@ def ihfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None =
     return rec.conj(_to_half("ihfft", x, _one(n), (axis,), _DUAL[_checked_norm("ihfft", norm)]))
 
 
-def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
+def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: str | None = None) -> Tensor:
     """Return the frequencies of the terms of ``fft``.
 
     Parameters
@@ -652,7 +654,7 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: A
     return _frequencies("fftfreq", np.fft.fftfreq, n, d, dtype, device)
 
 
-def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
+def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: str | None = None) -> Tensor:
     """Return the frequencies of the terms of ``rfft``.
 
     Parameters

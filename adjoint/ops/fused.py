@@ -15,32 +15,32 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.infer import Result
-from adjoint.core.namespace import raw, rec
+from adjoint.core.namespace import Namespace, Value, raw, rec
 from adjoint.core.shapes import Shape, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, ShapeError
 from adjoint.ops.activations import real_only
 from adjoint.ops.half import in_float32, rounded, widened
 from adjoint.ops.products import product
-from adjoint.typing import ArrayLike
+from adjoint.typing import Array, ArrayLike
 
 __all__ = ["log_softmax", "softmax"]
 
 # Softmax ---------------------------------------------------------------------------------------
 
 
-def _softmax(xp: Any, x: Any, axis: int) -> Any:
+def _softmax(xp: Namespace, x: Value, axis: int) -> Any:
     e = xp.exp(x - xp.max(x, axis=(axis,), keepdims=True))
     return e / xp.sum(e, axis=(axis,), keepdims=True)
 
 
-def _softmax_rule(xp: Any, g: Any, y: Any, x: Any, axis: int) -> Any:
+def _softmax_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: int) -> Any:
     """y (g - Σ g y): the Jacobian is symmetric, so forward mode is the same."""
     gy = g * y
     return gy - y * xp.sum(gy, axis=(axis,), keepdims=True)
 
 
-def _log_softmax(xp: Any, x: Any, axis: int) -> Any:
+def _log_softmax(xp: Namespace, x: Value, axis: int) -> Any:
     # (x - max) - log Σ: subtracting the sum of both would lose digits where x is large
     shifted = x - xp.max(x, axis=(axis,), keepdims=True)
     return shifted - xp.log(xp.sum(xp.exp(shifted), axis=(axis,), keepdims=True))
@@ -58,18 +58,18 @@ define("log_softmax", in_float32(_log_softmax, raw),
 # The cross entropy with class indices: -log softmax(x)[t] along the last axis ------------------
 
 
-def _chosen(t: Any, x: Any) -> Any:
+def _chosen(t: Array, x: Array) -> Any:
     """Return the mask, with the shape of ``x``, of the class of each row."""
     return t[..., None] == np.arange(x.shape[-1])
 
 
-def _softmax_nll(xp: Any, x: Any, t: Any) -> Any:
+def _softmax_nll(xp: Namespace, x: Value, t: Value) -> Any:
     shifted = x - xp.max(x, axis=(-1,), keepdims=True)
     total = xp.sum(xp.exp(shifted), axis=(-1,), keepdims=False)
     return xp.log(total) - xp.sum(xp.where(_chosen(t, x), shifted, 0), axis=(-1,), keepdims=False)
 
 
-def _softmax_nll_rule(xp: Any, g: Any, y: Any, x: Any, t: Any) -> Any:
+def _softmax_nll_rule(xp: Namespace, g: Value, y: Value, x: Value, t: Value) -> Any:
     g = g[..., None]
     return g * xp.softmax(x, axis=-1) - xp.where(_chosen(t, x), g, 0)
 
@@ -82,19 +82,19 @@ define("softmax_nll", in_float32(_softmax_nll, raw), _softmax_nll_rule, None, sa
 # Linear layer ----------------------------------------------------------------------------------
 
 
-def _flat(xp: Any, x: Any) -> Any:
+def _flat(xp: Namespace, x: Value) -> Any:
     """Join all axes but the last: one large product instead of many."""
     return xp.reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1])) if x.ndim > 2 else x
 
 
-def _times(xp: Any, x: Any, w: Any) -> Any:
+def _times(xp: Namespace, x: Value, w: Value) -> Any:
     """Return x w for any number of axes of x."""
     if x.ndim <= 2:
         return xp.matmul(x, w)
     return xp.reshape(xp.matmul(_flat(xp, x), w), shape=(*x.shape[:-1], w.shape[-1]))
 
 
-def _linear(xp: Any, x: Any, w: Any, b: Any) -> Any:
+def _linear(xp: Namespace, x: Value, w: Value, b: Value) -> Any:
     y = _times(xp, x, xp.matrix_transpose(w))
     if type(b) is int:  # the number 0 means no bias
         return y
@@ -113,7 +113,7 @@ def _linear_arrays(x: Any, w: Any, b: Any) -> Any:
     return np.add(y, b, y) if b.dtype is y.dtype else rounded(y + b, x, w, b)
 
 
-def _linear_dw(xp: Any, g: Any, y: Any, x: Any, w: Any, b: Any) -> Any:
+def _linear_dw(xp: Namespace, g: Value, y: Value, x: Value, w: Value, b: Value) -> Any:
     if x.ndim == 1:
         return g[:, None] * x
     if x.ndim > 2:
@@ -121,7 +121,7 @@ def _linear_dw(xp: Any, g: Any, y: Any, x: Any, w: Any, b: Any) -> Any:
     return xp.matmul(xp.matrix_transpose(g), x)
 
 
-def _linear_db(xp: Any, g: Any, y: Any, x: Any, w: Any, b: Any) -> Any:
+def _linear_db(xp: Namespace, g: Value, y: Value, x: Value, w: Value, b: Value) -> Any:
     if g.size == g.shape[-1]:  # one row
         return xp.reshape(g, shape=g.shape[-1:])
     return xp.sum(_flat(xp, g), axis=(-2,), keepdims=False)
@@ -145,7 +145,7 @@ define("linear", _linear_arrays,
        reference="formula", doc="x wᵀ + b: the layer of a network.")  # fmt: skip
 
 
-def _linear_jvp(xp: Any, t: Any, x: Any, w: Any) -> Any:
+def _linear_jvp(xp: Namespace, t: Value, x: Value, w: Value) -> Any:
     parts = [_times(xp, t[0], xp.matrix_transpose(w))] if t[0] is not None else []
     parts += [_times(xp, x, xp.matrix_transpose(t[1]))] if t[1] is not None else []
     parts += [t[2]] if t[2] is not None else []
@@ -158,11 +158,11 @@ def _linear_jvp(xp: Any, t: Any, x: Any, w: Any) -> Any:
 # The squared error -----------------------------------------------------------------------------
 
 
-def _mse(xp: Any, x: Any, t: Any) -> Any:
+def _mse(xp: Namespace, x: Value, t: Value) -> Any:
     return xp.mean(xp.square(x - t), axis=tuple(range(-x.ndim, 0)), keepdims=False)
 
 
-def _mse_arrays(x: Any, t: Any) -> Any:
+def _mse_arrays(x: Array, t: Array) -> Any:
     away = x - t
     if away.dtype.itemsize == 2:
         return in_float32(_mse, raw)(x, t)
@@ -171,7 +171,7 @@ def _mse_arrays(x: Any, t: Any) -> Any:
     return np.add.reduce(away * away, None) / away.size
 
 
-def _mse_dx(xp: Any, g: Any, y: Any, x: Any, t: Any) -> Any:
+def _mse_dx(xp: Namespace, g: Value, y: Value, x: Value, t: Value) -> Any:
     return widened(xp, g) * (2 / x.size if x.size else math.nan) * (x - t)
 
 
@@ -182,21 +182,21 @@ define("mse", _mse_arrays, _mse_dx, lambda xp, g, y, x, t: -_mse_dx(xp, g, y, x,
 # Norms: the affine part is left to * and + ----------------------------------------------------
 
 
-def _over(g: Any, axis: Shape) -> int:
+def _over(g: Array, axis: Shape) -> int:
     n = 1
     for a in axis:
         n *= g.shape[a]
     return n
 
 
-def _mean_product(xp: Any, a: Any, b: Any, axis: Shape) -> Any:
+def _mean_product(xp: Namespace, a: Value, b: Value, axis: Shape) -> Any:
     """Return the mean of a · b over axes; over the last one by a matrix product, in one pass instead of two."""
     if axis != (-1,) or a.dtype.itemsize == 2:
         return xp.mean(a * b, axis=axis, keepdims=True)
     return xp.matmul(a[..., None, :], b[..., None])[..., 0] / a.shape[-1]
 
 
-def _standardize(xp: Any, x: Any, axis: Shape, eps: float) -> Any:
+def _standardize(xp: Namespace, x: Value, axis: Shape, eps: float) -> Any:
     mean = xp.mean(real_only(x), axis=axis, keepdims=True)
     away = x - mean
     var = _mean_product(xp, away, away, axis)
@@ -204,7 +204,7 @@ def _standardize(xp: Any, x: Any, axis: Shape, eps: float) -> Any:
 
 
 def _standardize_rule(
-    xp: Any, g: Any, out: Any, x: Any, wanted: Sequence[bool], axis: Shape, eps: float
+    xp: Namespace, g: Value, out: Value, x: Value, wanted: Sequence[bool], axis: Shape, eps: float
 ) -> list[Any]:
     """With z the output and σ = √(var + eps): (g - mean g - z mean(g z)) / σ."""
     gz, gmean, gvar = g
@@ -223,13 +223,13 @@ def _standardize_rule(
     return [total]
 
 
-def _rms_standardize(xp: Any, x: Any, axis: Shape, eps: float) -> Any:
+def _rms_standardize(xp: Namespace, x: Value, axis: Shape, eps: float) -> Any:
     square = _mean_product(xp, real_only(x), x, axis)
     return x / xp.sqrt(square + eps), square
 
 
 def _rms_standardize_rule(
-    xp: Any, g: Any, out: Any, x: Any, wanted: Sequence[bool], axis: Shape, eps: float
+    xp: Namespace, g: Value, out: Value, x: Value, wanted: Sequence[bool], axis: Shape, eps: float
 ) -> list[Any]:
     gz, gsquare = g
     z, square = out
@@ -256,7 +256,7 @@ define("rms_standardize", in_float32(_rms_standardize, raw), joint=_rms_standard
 # With z = (x - mean) / σ it is z w + b.  Only x is saved: computing z again is cheap.
 
 
-def _normal(xp: Any, x: Any, eps: float) -> tuple[Any, Any]:
+def _normal(xp: Namespace, x: Value, eps: float) -> tuple[Any, Any]:
     """Return z and 1 / σ."""
     z = x - xp.mean(real_only(x), axis=(-1,), keepdims=True)
     scale = 1 / xp.sqrt(_mean_product(xp, z, z, (-1,)) + eps)
@@ -264,7 +264,7 @@ def _normal(xp: Any, x: Any, eps: float) -> tuple[Any, Any]:
     return z, scale
 
 
-def _layer_norm(xp: Any, x: Any, w: Any, b: Any, eps: float) -> Any:
+def _layer_norm(xp: Namespace, x: Value, w: Value, b: Value, eps: float) -> Any:
     z, _ = _normal(xp, x, eps)
     if type(w) is not int:
         z *= w
@@ -274,7 +274,7 @@ def _layer_norm(xp: Any, x: Any, w: Any, b: Any, eps: float) -> Any:
 
 
 def _layer_norm_rule(
-    xp: Any, g: Any, y: Any, x: Any, w: Any, b: Any, wanted: Sequence[bool], eps: float
+    xp: Namespace, g: Value, y: Value, x: Value, w: Value, b: Value, wanted: Sequence[bool], eps: float
 ) -> list[Any]:
     """(h - mean h - z mean(h z)) / σ with h = g w: both means are products of matrices with w."""
     z, scale = _normal(xp, x, eps)
@@ -301,19 +301,21 @@ define("layer_norm", in_float32(_layer_norm, raw), joint=_layer_norm_rule, arity
 # LSTM ------------------------------------------------------------------------------------------
 
 
-def _lstm_parts(xp: Any, gates: Any) -> tuple[Any, Any, Any, Any]:
+def _lstm_parts(xp: Namespace, gates: Value) -> tuple[Any, Any, Any, Any]:
     n = gates.shape[-1] // 4
     s = xp.sigmoid(gates)  # of all four gates: one call is faster than three for the usual sizes
     return s[..., :n], s[..., n : 2 * n], xp.tanh(gates[..., 2 * n : 3 * n]), s[..., 3 * n :]
 
 
-def _lstm_cell(xp: Any, gates: Any, c: Any) -> Any:
+def _lstm_cell(xp: Namespace, gates: Value, c: Value) -> Any:
     i, f, u, o = _lstm_parts(xp, real_only(gates))
     new = f * c + i * u
     return o * xp.tanh(new), new
 
 
-def _lstm_cell_rule(xp: Any, g: Any, out: Any, gates: Any, c: Any, wanted: Sequence[bool]) -> list[Any]:
+def _lstm_cell_rule(
+    xp: Namespace, g: Value, out: Value, gates: Value, c: Value, wanted: Sequence[bool]
+) -> list[Any]:
     gh, gc = g
     i, f, u, o = _lstm_parts(xp, gates)
     t = xp.tanh(out[1])

@@ -14,9 +14,11 @@ import numpy as np
 
 from adjoint.core.batching import Batched, elementwise, full_batch
 from adjoint.core.define import define
+from adjoint.core.namespace import Namespace, Value
 from adjoint.core.op import Op
 from adjoint.errors import LinAlgError
 from adjoint.ops.matrices import adjoint_of
+from adjoint.typing import Array
 
 __all__ = ["apart", "largest", "refuse_mixed", "skew", "turns"]
 
@@ -49,7 +51,7 @@ _FLOOR = (
 )
 
 
-def _gauge_quotient(x: Any, y: Any, size: Any, span: Any, op: str, why: str, order: int) -> Any:
+def _gauge_quotient(x: Array, y: Array, size: Any, span: Array, op: str, why: str, order: int) -> Any:
     """Return x / y; where y is 0 up to rounding (relative to ``span``), x must be 0 (relative to ``size``).
 
     The quotient is 0 there.  ``order`` is that of the derivative: an error in x grows by the factor span /
@@ -87,39 +89,66 @@ def _gauge_quotient(x: Any, y: Any, size: Any, span: Any, op: str, why: str, ord
 
 
 def _quotient_dx(
-    xp: Any, g: Any, z: Any, x: Any, y: Any, size: Any, span: Any, op: str, why: str, order: int
+    xp: Namespace,
+    g: Value,
+    z: Value,
+    x: Value,
+    y: Value,
+    size: Value,
+    span: Value,
+    op: str,
+    why: str,
+    order: int,
 ) -> Any:
     return _next_quotient(xp, g, z, y, size, span, op, why, order)
 
 
 def _quotient_dy(
-    xp: Any, g: Any, z: Any, x: Any, y: Any, size: Any, span: Any, op: str, why: str, order: int
+    xp: Namespace,
+    g: Value,
+    z: Value,
+    x: Value,
+    y: Value,
+    size: Value,
+    span: Value,
+    op: str,
+    why: str,
+    order: int,
 ) -> Any:
     return -_next_quotient(xp, g * z, z, y, size, span, op, why, order)
 
 
 def _next_quotient(
-    xp: Any, g: Any, z: Any, y: Any, size: Any, span: Any, op: str, why: str, order: int
+    xp: Namespace, g: Value, z: Value, y: Value, size: Value, span: Value, op: str, why: str, order: int
 ) -> Any:
     # the size of the quotients, and so of the derivatives, with which rounding errors are compared
     scale = xp.maximum(_FLOOR, largest(xp, z) * span / xp.where(size == 0, np.inf, size))
     return xp.gauge_quotient(g, y, largest(xp, g) * scale, span, op=op, why=why, order=order + 1)
 
 
-def largest(xp: Any, x: Any) -> Any:
+def largest(xp: Namespace, x: Value) -> Any:
     """Return the largest absolute value in each matrix."""
     return xp.max(xp.abs(x), axis=(-2, -1), keepdims=True)
 
 
 def _quotient_jvp(
-    xp: Any, t: Any, z: Any, x: Any, y: Any, size: Any, span: Any, op: str, why: str, order: int
+    xp: Namespace,
+    t: Value,
+    z: Value,
+    x: Value,
+    y: Value,
+    size: Value,
+    span: Value,
+    op: str,
+    why: str,
+    order: int,
 ) -> Any:
     tx, ty, _, _ = t
     moved = tx if ty is None else -ty * z if tx is None else tx - ty * z
     return _next_quotient(xp, moved, z, y, size, span, op, _FORWARD.get(why, why), order)
 
 
-def _gauge_quotient_batch(op: Op, size: int, /, x: Batched, *scales: Any, **params: Any) -> Any:
+def _gauge_quotient_batch(op: Op, size: int, /, x: Batched, *scales: Array, **params: Any) -> Any:
     """Batch elementwise; the last two arguments do not change the shape of the result."""
     return elementwise(op, size, Batched(x.level, size, full_batch(x, size), True), *scales, **params)
 
@@ -129,12 +158,12 @@ define("gauge_quotient", _gauge_quotient, _quotient_dx, _quotient_dy, None, None
        batch=_gauge_quotient_batch, reference="formula", doc="A quotient that is 0 where both parts are, and an error where one is.")  # fmt: skip
 
 
-def skew(xp: Any, x: Any) -> Any:
+def skew(xp: Namespace, x: Value) -> Any:
     """Return twice the skew-Hermitian part of square matrices."""
     return x - adjoint_of(xp, x)
 
 
-def turns(xp: Any, inner: Any, gaps: Any, size: Any, span: Any, op: str) -> Any:
+def turns(xp: Namespace, inner: Value, gaps: Value, size: Value, span: Value, op: str) -> Any:
     """Return how the vectors rotate into each other: the skew part of ``inner`` over the distances of the values."""
     n = inner.shape[-1]
     own = np.eye(n, dtype=bool)
@@ -146,12 +175,12 @@ def turns(xp: Any, inner: Any, gaps: Any, size: Any, span: Any, op: str) -> Any:
     )
 
 
-def apart(xp: Any, gaps: Any, span: Any) -> Any:
+def apart(xp: Namespace, gaps: Value, span: Value) -> Any:
     """Return the gaps, with the largest value on the diagonal in place of 0."""
     return xp.where(np.eye(gaps.shape[-1], dtype=bool), xp.where(span == 0, 1, span), gaps)
 
 
-def refuse_mixed(xp: Any, inner: Any, g: Any, gaps: Any, span: Any, op: str) -> None:
+def refuse_mixed(xp: Namespace, inner: Value, g: Value, gaps: Value, span: Value, op: str) -> None:
     """Raise where a function uses equal values and their vectors: h(w) vvᵀ needs h', which is not known here."""
     n = inner.shape[-1]
     symmetric = xp.abs(inner + adjoint_of(xp, inner))
@@ -162,16 +191,16 @@ def refuse_mixed(xp: Any, inner: Any, g: Any, gaps: Any, span: Any, op: str) -> 
     )
 
 
-def _spectral_sum(x: Any, s: Any, u: Any, vh: Any, op: str) -> Any:
+def _spectral_sum(x: Array, s: Array, u: Array, vh: Array, op: str) -> Any:
     return np.matmul(u * x[..., None, :], vh)
 
 
-def _spectral_dx(xp: Any, g: Any, z: Any, x: Any, s: Any, u: Any, vh: Any, op: str) -> Any:
+def _spectral_dx(xp: Namespace, g: Value, z: Value, x: Value, s: Value, u: Value, vh: Value, op: str) -> Any:
     inner = xp.matmul(xp.matmul(adjoint_of(xp, u), g), adjoint_of(xp, vh))
     return xp.sum(xp.where(np.eye(u.shape[-1], dtype=bool), inner, 0), axis=(-1,), keepdims=False)
 
 
-def _spectral_du(xp: Any, g: Any, z: Any, x: Any, s: Any, u: Any, vh: Any, op: str) -> Any:
+def _spectral_du(xp: Namespace, g: Value, z: Value, x: Value, s: Value, u: Value, vh: Value, op: str) -> Any:
     gv = xp.matmul(g, adjoint_of(xp, vh))
     if s.shape[-1]:
         # where values are equal, x as a function of them can rotate the vectors by any angle, which the
@@ -185,11 +214,11 @@ def _spectral_du(xp: Any, g: Any, z: Any, x: Any, s: Any, u: Any, vh: Any, op: s
     return gv * xp.conj(x)[..., None, :]
 
 
-def _spectral_dv(xp: Any, g: Any, z: Any, x: Any, s: Any, u: Any, vh: Any, op: str) -> Any:
+def _spectral_dv(xp: Namespace, g: Value, z: Value, x: Value, s: Value, u: Value, vh: Value, op: str) -> Any:
     return xp.conj(x)[..., None] * xp.matmul(adjoint_of(xp, u), g)
 
 
-def _spectral_jvp(xp: Any, t: Any, z: Any, x: Any, s: Any, u: Any, vh: Any, op: str) -> Any:
+def _spectral_jvp(xp: Namespace, t: Value, z: Value, x: Value, s: Value, u: Value, vh: Value, op: str) -> Any:
     tx, _, tu, tv = t
     parts = [
         xp.matmul(a * b[..., None, :], c)

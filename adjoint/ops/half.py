@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.namespace import Namespace, Value
+
 __all__ = ["in_float32", "is_half", "rounded", "wide", "widened"]
 
 
@@ -26,7 +28,7 @@ def wide(x: Any) -> Any:
     return x.astype(np.float32) if x.dtype.itemsize == 2 and x.dtype.kind not in "iu" else x
 
 
-def widened(xp: Any, x: Any) -> Any:
+def widened(xp: Namespace, x: Value) -> Any:
     """Convert half precision to float32 in any namespace; return other arrays unchanged."""
     return xp.astype(x, dtype=np.dtype(np.float32)) if is_half(x) else x
 

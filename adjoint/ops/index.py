@@ -29,14 +29,14 @@ from adjoint.core.tensor import (
 )
 from adjoint.errors import DTypeError, IndexingError, InPlaceError, InputError, ShapeError
 from adjoint.ops.scatter import add_few, add_flat, as_index, from_start, row_positions
-from adjoint.typing import ArrayLike
+from adjoint.typing import Array, ArrayLike, Key
 
 __all__: list[str] = []
 
-Key = tuple[Any, ...]
+CanonicalKey = tuple[Any, ...]
 
 
-def canonical_key(shape: Shape, key: Any, check: bool = True) -> Key:
+def canonical_key(shape: Shape, key: Any, check: bool = True) -> CanonicalKey:
     """Check an index against a shape; return it as a tuple of slices, ints, arrays, None and one Ellipsis.
 
     Boolean masks become the positions of their true elements, so that every key is static.  Without
@@ -73,7 +73,7 @@ def canonical_key(shape: Shape, key: Any, check: bool = True) -> Key:
     return tuple(checked)
 
 
-def _plain_key(shape: Shape, key: tuple[Any, ...]) -> Key | None:
+def _plain_key(shape: Shape, key: tuple[Any, ...]) -> CanonicalKey | None:
     """Return the usual indices (ints, slices, None and Ellipsis) as a tuple if they are valid; None for others."""
     axis, gap = 0, len(key)
     for i, k in enumerate(key):
@@ -156,12 +156,12 @@ def _check_item(shape: Shape, axis: int, k: Any) -> None:
             raise IndexingError(f"index {bad} is out of range for axis {axis} of length {n}.")
 
 
-def is_basic(key: Key) -> bool:
+def is_basic(key: CanonicalKey) -> bool:
     """Return whether a key has no arrays, so that it selects each element at most once."""
     return not any(isinstance(k, (np.ndarray, bool)) for k in key)
 
 
-def flat_positions(key: Key, shape: Shape) -> Any:
+def flat_positions(key: CanonicalKey, shape: Shape) -> Any:
     """Return the positions in the flattened tensor of the elements at a key with arrays."""
     arrays = 0
     while arrays < len(key) and isinstance(key[arrays], np.ndarray):
@@ -177,7 +177,7 @@ def flat_positions(key: Key, shape: Shape) -> Any:
     return np.arange(size).reshape(shape)[key].reshape(-1)
 
 
-def _unindex(g: Any, key: Key, shape: Shape) -> Any:
+def _unindex(g: Array, key: CanonicalKey, shape: Shape) -> Any:
     """Add ``g`` into zeros at ``key``: repeated positions add up."""
     if not is_basic(key):
         few = add_few(g, key, shape)
@@ -187,7 +187,7 @@ def _unindex(g: Any, key: Key, shape: Shape) -> Any:
     return out
 
 
-def _index_set(x: Any, v: Any, key: Key) -> Any:
+def _index_set(x: Array, v: Array, key: CanonicalKey) -> Any:
     out = np.array(x, dtype=np.result_type(x, v) if hasattr(v, "dtype") else None)
     out[key] = v
     return out
@@ -218,7 +218,7 @@ def _unindex_batch(op: Op, size: int, /, x: Batched, key: tuple[Any, ...], shape
     return held.unindex(value, key=(slice(None), *key), shape=(size, *shape))
 
 
-def _index_set_batch(op: Op, size: int, /, x: Any, v: Any, key: tuple[Any, ...]) -> Any:
+def _index_set_batch(op: Op, size: int, /, x: Array, v: Array, key: tuple[Any, ...]) -> Any:
     base = full_batch(x, size)
     if isinstance(v, Batched):
         spot = np.broadcast_to(np.int8(0), x.shape)[key].ndim
@@ -238,7 +238,7 @@ define("index_set", _index_set,
        kind="linear", params=("key",), selects=True, batch=_index_set_batch, reference="formula", doc="A copy with other values at an index without repeats.")  # fmt: skip
 
 
-def getitem(x: Tensor, key: Any) -> Tensor:
+def getitem(x: Tensor, key: Key) -> Tensor:
     """Return ``x[key]`` for any index that NumPy takes; gradients of repeated elements add up.
 
     Parameters
@@ -273,7 +273,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     raise IndexingError(f"cannot index shape {x.shape}: {problem}")
 
 
-def setitem(x: Tensor, key: Any, value: Any) -> None:
+def setitem(x: Tensor, key: Key, value: ArrayLike) -> None:
     """Write into the elements ``x[key]`` in place; no gradient flows to the value.
 
     Parameters
@@ -313,7 +313,7 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
     writable(x)[key] = value
 
 
-def _check_fits(x: Tensor, key: Key, value: Any) -> None:
+def _check_fits(x: Tensor, key: CanonicalKey, value: Any) -> None:
     spot = np.broadcast_to(np.int8(0), x.shape)[key].shape  # without touching the values
     if broadcast_shapes("x[key] = value", spot, value.shape) != spot:
         raise ShapeError(f"x[key] = value: a value of shape {value.shape} does not fit into shape {spot}.")
@@ -429,7 +429,7 @@ class At:
 
     def __init__(self, x: Tensor) -> None:
         self._x = x
-        self._key: Key | None = None
+        self._key: CanonicalKey | None = None
         self._rows: tuple[Tensor, Tensor] | None = None  # for an index inside a transform
 
     def __getitem__(self, key: Any) -> At:
@@ -565,7 +565,7 @@ class At:
         out = rec.put_along_axis(flat, places, rec.reshape(value, shape=(value.size,)), axis=-1)
         return rec.reshape(out, shape=self._x.shape)
 
-    def _checked(self) -> Key:
+    def _checked(self) -> CanonicalKey:
         if self._rows is not None:
             raise InputError("x.at[i] with an index inside a transform supports get, set and add only.")
         if self._key is None:
@@ -606,7 +606,7 @@ class At:
         return rec.reshape(out, shape=x.shape)
 
 
-def _rounds(flat: Any) -> list[Any]:
+def _rounds(flat: Array) -> list[Any]:
     """Split positions into groups without repeats: the first occurrences, the second, …"""
     order = np.argsort(flat, kind="stable")
     sorted_flat = flat[order]

@@ -10,20 +10,20 @@ import numpy as np
 from adjoint.core.convert import array_of
 from adjoint.core.define import define
 from adjoint.core.infer import Result
-from adjoint.core.namespace import raw, rec
+from adjoint.core.namespace import Namespace, Value, raw, rec
 from adjoint.core.shapes import broadcast_shapes, constant
 from adjoint.core.tensor import Tensor, decide
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.matrices import adjoint_of, blame, floats, matrices, matrix_shape, solution_shape, square
 from adjoint.ops.products import matmul
-from adjoint.typing import ArrayLike
+from adjoint.typing import Array, ArrayLike
 
 __all__ = ["lstsq", "pinv", "rank_tolerance", "tolerance"]
 
 # Pseudo-inverse ---------------------------------------------------------------------------------
 
 
-def _pinv(x: Any, rtol: Any) -> Any:
+def _pinv(x: Array, rtol: Any) -> Any:
     try:
         return np.linalg.pinv(x, rcond=rtol)
     except np.linalg.LinAlgError:
@@ -32,7 +32,7 @@ def _pinv(x: Any, rtol: Any) -> Any:
         ) from None
 
 
-def _pinv_rule(xp: Any, g: Any, y: Any, x: Any, rtol: Any) -> Any:
+def _pinv_rule(xp: Namespace, g: Value, y: Value, x: Value, rtol: Value) -> Any:
     # Golub and Pereyra, for constant rank: dy = -y dx y + y yᴴ dxᴴ (1 - x y) + (1 - y x) dxᴴ yᴴ y
     yh, gh = adjoint_of(xp, y), adjoint_of(xp, g)
     mm = xp.matmul
@@ -41,7 +41,7 @@ def _pinv_rule(xp: Any, g: Any, y: Any, x: Any, rtol: Any) -> Any:
     return of_rows + of_columns - adjoint_of(xp, mm(mm(y, gh), y))
 
 
-def _pinv_shape(x: Any, lead: Any, m: int, n: int, rtol: Any) -> Result:
+def _pinv_shape(x: Array, lead: Array, m: int, n: int, rtol: Any) -> Result:
     return (((*lead, n, m), x.dtype),)
 
 
@@ -51,12 +51,12 @@ define("pinv", _pinv, _pinv_rule, saves="yx", kind="general", params=("rtol",), 
 # Least squares ----------------------------------------------------------------------------------
 
 
-def _above(s: Any, rtol: Any) -> Any:
+def _above(s: Array, rtol: Any) -> Any:
     """Return which singular values are above the tolerance."""
     return s > np.asarray(rtol)[..., None] * s[..., :1]
 
 
-def _lstsq(x: Any, y: Any, rtol: Any) -> Any:
+def _lstsq(x: Array, y: Array, rtol: Any) -> Any:
     u, s, vh = _singular("lstsq", x)
     counts = _above(s, rtol)
     inverse = np.where(counts, 1 / np.where(counts, s, 1), 0)
@@ -64,7 +64,7 @@ def _lstsq(x: Any, y: Any, rtol: Any) -> Any:
     return adjoint_of(raw, vh) @ (inverse[..., None] * (adjoint_of(raw, u) @ y))
 
 
-def _singular(op: str, x: Any) -> tuple[Any, Any, Any]:
+def _singular(op: str, x: Array) -> tuple[Any, Any, Any]:
     try:
         u, s, vh = np.linalg.svd(x, full_matrices=False)
         return u, s, vh
@@ -74,7 +74,7 @@ def _singular(op: str, x: Any) -> tuple[Any, Any, Any]:
         ) from None
 
 
-def _off_range(x: Any, y: Any, rtol: Any) -> Any:
+def _off_range(x: Array, y: Array, rtol: Any) -> Any:
     u, s, _ = _singular("lstsq", x)
     counts = _above(s, rtol)
     u = np.where(counts[..., None, :], u, 0)
@@ -85,7 +85,7 @@ def _off_range(x: Any, y: Any, rtol: Any) -> Any:
 
 
 def _off_range_rule(
-    xp: Any, g: Any, z: Any, x: Any, y: Any, *, wanted: Sequence[bool], rtol: Any
+    xp: Namespace, g: Value, z: Value, x: Value, y: Value, *, wanted: Sequence[bool], rtol: Value
 ) -> list[Any]:
     # z = n y with the projector n = 1 - x p, and dn = -n dx p - (n dx p)ᴴ
     dy = xp.off_range(x, g, rtol=rtol)
@@ -95,7 +95,9 @@ def _off_range_rule(
     return [-xp.matmul(dy, of_y) - xp.matmul(z, of_g), dy]
 
 
-def _lstsq_rule(xp: Any, g: Any, z: Any, x: Any, y: Any, *, wanted: Sequence[bool], rtol: Any) -> list[Any]:
+def _lstsq_rule(
+    xp: Namespace, g: Value, z: Value, x: Value, y: Value, *, wanted: Sequence[bool], rtol: Value
+) -> list[Any]:
     # dz = p (dy - dx z) + p pᴴ dxᴴ (1 - x p) y + (1 - p x) dxᴴ pᴴ z with p the pseudo-inverse of x
     xh = adjoint_of(xp, x)
     if not wanted[0]:
@@ -116,14 +118,14 @@ define("off_range", _off_range, joint=_off_range_rule, arity=2, saves="zxy", kin
 # Singular values that are cut off ---------------------------------------------------------------
 
 
-def _truncated(x: Any, rtol: Any) -> Any:
+def _truncated(x: Array, rtol: Any) -> Any:
     u, s, vh = _singular("pinv", x)
     counts = _above(s, rtol)
     cut = (~counts & (s > 0)).any(axis=-1)[..., None, None]
     return np.where(cut, (u * np.where(counts, s, 0)[..., None, :]) @ vh, x)
 
 
-def _truncated_rule(xp: Any, g: Any, y: Any, x: Any, rtol: Any) -> Any:
+def _truncated_rule(xp: Namespace, g: Value, y: Value, x: Value, rtol: Value) -> Any:
     # y = u h(s) vᴴ with h(s) = s for kept singular values and 0 for removed ones.  In the basis of u and v, the entry
     # of two kept values is that of g, that of two removed values is 0, and that of a kept value a and a removed
     # value b is (g a + gᴴ b) a / (a² - b²)
@@ -172,7 +174,9 @@ def rank_tolerance(op: str, x: Tensor, rtol: Any) -> Any:
     return tolerance(op, "rtol", x, rtol)
 
 
-def pinv(x: ArrayLike, rcond: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Tensor:
+def pinv(
+    x: ArrayLike, rcond: ArrayLike | None = None, hermitian: bool = False, *, rtol: ArrayLike | None = None
+) -> Tensor:
     """Return the Moore-Penrose inverse of matrices.
 
     By default, singular values up to max(m, n) times the precision of the dtype, relative to the largest
@@ -224,7 +228,7 @@ class LstsqResult(NamedTuple):
     singular_values: Tensor
 
 
-def lstsq(x: ArrayLike, y: ArrayLike, rcond: Any = None) -> LstsqResult:
+def lstsq(x: ArrayLike, y: ArrayLike, rcond: ArrayLike | None = None) -> LstsqResult:
     """Return the least-squares solution of ``x @ z = y``; of several ones the shortest.
 
     It follows NumPy's function, with batches.  The residuals are empty where the rank of a matrix is less

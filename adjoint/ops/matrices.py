@@ -10,9 +10,10 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.infer import Result, broadcast
-from adjoint.core.namespace import raw, rec
+from adjoint.core.namespace import Namespace, Value, raw, rec
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, LinAlgError, ShapeError
+from adjoint.typing import Array
 
 __all__ = [
     "adjoint_of",
@@ -81,7 +82,7 @@ def solution_shape(x: Any, y: Any, **_: Any) -> Result | None:
     return None if lead is None else (((*lead, x.shape[-1], y.shape[-1]), np.result_type(x.dtype, y.dtype)),)
 
 
-def adjoint_of(xp: Any, x: Any) -> Any:
+def adjoint_of(xp: Namespace, x: Value) -> Any:
     """Return the conjugate transpose."""
     t = xp.matrix_transpose(x)
     return xp.conj(t) if x.dtype.kind == "c" else t
@@ -90,7 +91,7 @@ def adjoint_of(xp: Any, x: Any) -> Any:
 # Hermitian matrices, of which one triangle is read ------------------------------------------------
 
 
-def _is_hermitian(x: Any) -> Any:
+def _is_hermitian(x: Array) -> Any:
     with np.errstate(invalid="ignore"):  # infinities
         off, size = (
             np.max(np.abs(a), axis=(-2, -1), keepdims=True, initial=0) for a in (x - adjoint_of(raw, x), x)
@@ -98,7 +99,7 @@ def _is_hermitian(x: Any) -> Any:
     return off <= 1e3 * np.finfo(x.dtype).eps * size
 
 
-def of_triangle(xp: Any, g: Any, x: Any, lower: bool) -> Any:
+def of_triangle(xp: Namespace, g: Value, x: Value, lower: bool) -> Any:
     """Return the gradient of ``x``, of which one triangle is read, from the Hermitian gradient of the whole matrix.
 
     The gradient of a Hermitian matrix stays Hermitian; in others, that of the triangle that is not read is
@@ -110,7 +111,7 @@ def of_triangle(xp: Any, g: Any, x: Any, lower: bool) -> Any:
     return xp.where(xp.is_hermitian(x), g, g * weights)
 
 
-def mirror(xp: Any, x: Any, lower: bool) -> Any:
+def mirror(xp: Namespace, x: Value, lower: bool) -> Any:
     """Return the Hermitian matrices that one triangle of ``x`` determines."""
     n = x.shape[-1]
     read = np.tri(n, k=-1, dtype=bool)
@@ -119,7 +120,7 @@ def mirror(xp: Any, x: Any, lower: bool) -> Any:
     return part + adjoint_of(xp, part) + diagonal
 
 
-def _mirror_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
+def _mirror_rule(xp: Namespace, g: Value, y: Value, x: Value) -> Any:
     return of_triangle(xp, (g + adjoint_of(xp, g)) / 2, x, True)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
-from adjoint.core.namespace import rec
+from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, LinAlgError, ShapeError
@@ -58,7 +58,9 @@ def _power_mean(a: Any, ord: float, axis: Shape, keepdims: Any) -> Any:
     return np.add.reduce(a**ord, axis=axis, keepdims=keepdims) ** (1 / ord)
 
 
-def _vector_norm_rule(xp: Any, g: Any, y: Any, x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
+def _vector_norm_rule(
+    xp: Namespace, g: Value, y: Value, x: Value, ord: float, axis: Shape, keepdims: bool
+) -> Any:
     size = kept(xp, y, x, axis, keepdims)
     g = kept(xp, g, x, axis, keepdims)
     if ord == 2:
@@ -274,7 +276,7 @@ def norm(x: ArrayLike, ord: Any = None, axis: Axis = None, keepdims: bool = Fals
     return out
 
 
-def cond(x: ArrayLike, p: Any = None) -> Tensor:
+def cond(x: ArrayLike, p: float | str | None = None) -> Tensor:
     """Return the condition number of matrices: the norm of each times the norm of its inverse.
 
     Parameters

@@ -12,7 +12,7 @@ import numpy as np
 from adjoint.core.batching import Batched, full_batch, held
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
-from adjoint.core.namespace import rec
+from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.op import Op
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis, constant, whole_number
 from adjoint.core.tensor import Tensor
@@ -20,7 +20,7 @@ from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.ops.half import in_float32, wide
 from adjoint.ops.reduce import count, floating
 from adjoint.ops.selection import _values
-from adjoint.typing import ArrayLike, Axis
+from adjoint.typing import Array, ArrayLike, Axis
 
 __all__ = [
     "argsort",
@@ -42,7 +42,7 @@ _WHY = "it is piecewise constant"
 # The ops ---------------------------------------------------------------------------------------
 
 
-def _argsort(x: Any, axis: int, descending: bool, stable: bool) -> Any:
+def _argsort(x: Array, axis: int, descending: bool, stable: bool) -> Any:
     kind: Any = "stable" if stable else None
     if not descending:
         return np.argsort(x, axis=axis, kind=kind)
@@ -51,22 +51,22 @@ def _argsort(x: Any, axis: int, descending: bool, stable: bool) -> Any:
     return x.shape[axis] - 1 - back
 
 
-def _sort(x: Any, axis: int, descending: bool, stable: bool) -> Any:
+def _sort(x: Array, axis: int, descending: bool, stable: bool) -> Any:
     y = np.sort(x, axis=axis)  # the order of equal numbers is not visible
     return np.flip(y, axis) if descending else y
 
 
-def _sort_rule(xp: Any, g: Any, y: Any, x: Any, axis: int, descending: bool, stable: bool) -> Any:
+def _sort_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: int, descending: bool, stable: bool) -> Any:
     i = xp.argsort(x, axis=axis, descending=descending, stable=stable)
     return xp.untake_along_axis(g, i, axis=axis, length=x.shape[axis])
 
 
-def _sort_jvp(xp: Any, t: Any, y: Any, x: Any, axis: int, descending: bool, stable: bool) -> Any:
+def _sort_jvp(xp: Namespace, t: Value, y: Value, x: Value, axis: int, descending: bool, stable: bool) -> Any:
     i = xp.argsort(x, axis=axis, descending=descending, stable=stable)
     return xp.take_along_axis(t, i, axis=axis)
 
 
-def _argtopk(x: Any, k: int, axis: int, largest: bool) -> Any:
+def _argtopk(x: Array, k: int, axis: int, largest: bool) -> Any:
     """Return the indices of the k largest (or smallest) elements, sorted; of equal ones the first comes first."""
     n = x.shape[axis]
     if 0 < 4 * k < n:  # partition first: linear in n

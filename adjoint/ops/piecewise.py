@@ -16,13 +16,13 @@ import numpy as np
 
 from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS, define
-from adjoint.core.namespace import rec
+from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.shapes import number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, InputError, ShapeError
 from adjoint.ops.complex_parts import imag, real
 from adjoint.ops.half import in_float32, wide
-from adjoint.typing import ArrayLike
+from adjoint.typing import Array, ArrayLike
 
 __all__ = [
     "abs",
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 
-def _nan_to_num(x: Any, nan: float, posinf: float | None, neginf: float | None) -> Any:
+def _nan_to_num(x: Array, nan: float, posinf: float | None, neginf: float | None) -> Any:
     if x.dtype.kind != "V":
         return np.nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf)
     largest = np.nextafter(x.dtype.type(np.inf), x.dtype.type(0)).item()  # of bfloat16
@@ -66,24 +66,24 @@ def _nan_to_num(x: Any, nan: float, posinf: float | None, neginf: float | None) 
     return np.nan_to_num(wide(x), nan=nan, posinf=high, neginf=low).astype(x.dtype)
 
 
-def _zero(xp: Any, g: Any, *_: Any, **__: Any) -> Any:
+def _zero(xp: Namespace, g: Value, *_: Value, **__: Value) -> Any:
     return xp.zeros_like(g)
 
 
 # Sign and size ---------------------------------------------------------------------------------
 
 
-def _direction(xp: Any, x: Any) -> Any:
+def _direction(xp: Namespace, x: Value) -> Any:
     """Return x / |x|, and 0 at 0: the gradient of |x| for real and complex numbers."""
     return x / xp.where(x == 0, math.inf, xp.abs(x)) if x.dtype.kind == "c" else xp.sign(x)
 
 
-def _abs_jvp(xp: Any, t: Any, y: Any, x: Any) -> Any:
+def _abs_jvp(xp: Namespace, t: Value, y: Value, x: Value) -> Any:
     along = t * xp.conj(_direction(xp, x))
     return xp.real(along) if x.dtype.kind == "c" else along
 
 
-def _real_sign(x: Any) -> Any:
+def _real_sign(x: Array) -> Any:
     if np.asarray(x).dtype.kind == "c":  # x / |x|, which is not piecewise constant
         raise TypeError("the op is for real numbers, ad.sign for complex ones too")
     return np.sign(x)
@@ -136,7 +136,7 @@ fmod = define("fmod", np.fmod,
 # Choice ----------------------------------------------------------------------------------------
 
 
-def _winner(xp: Any, g: Any, loses: Any, ties: Any) -> Any:
+def _winner(xp: Namespace, g: Value, loses: Value, ties: Value) -> Any:
     """Return g for the selected argument, half of it for equal arguments, and 0 where ``loses`` is true."""
     return xp.where(ties, 0.5 * g, xp.where(loses, 0, g))
 
@@ -166,7 +166,7 @@ def _where(c: Any, x: Any, y: Any) -> Any:
     return np.where(c, x, y)
 
 
-def _beside(number: float, other: Any) -> Any:
+def _beside(number: float, other: Array) -> Any:
     """Return a number; beside a bfloat16 array as one, because NumPy would return float64."""
     return (
         np.asarray(number, other.dtype) if type(other) is np.ndarray and other.dtype.kind == "V" else number
@@ -290,7 +290,7 @@ def where(
     return rec.where(condition, x, y)
 
 
-def clip(x: ArrayLike, min: Any = None, max: Any = None) -> Tensor:
+def clip(x: ArrayLike, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Tensor:
     """Limit the elements to an interval.
 
     On the bounds the gradient goes to ``x``; outside it goes to the bound.

@@ -19,7 +19,7 @@ from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.ops.half import in_float32, wide, widened
 from adjoint.ops.reduce import narrowed
 from adjoint.ops.windows import Pairs, blank, counts, images, inner, numbers, padded, spots, whole
-from adjoint.typing import ArrayLike
+from adjoint.typing import Array, ArrayLike, Lengths
 
 __all__ = [
     "adaptive_avg_pool1d",
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-def _window_sum(x: Any, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> Any:
+def _window_sum(x: Array, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> Any:
     lead, size = x.shape[: -len(kernel)], x.shape[-len(kernel) :]
     count = counts(size, kernel, stride, padding, dilation)
     image = padded(wide(x), padding)
@@ -45,7 +45,9 @@ def _window_sum(x: Any, kernel: Shape, stride: Shape, padding: Pairs, dilation: 
     return out.astype(x.dtype, copy=False)
 
 
-def _window_spread(g: Any, size: Shape, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> Any:
+def _window_spread(
+    g: Array, size: Shape, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
+) -> Any:
     lead, count = g.shape[: -len(kernel)], g.shape[-len(kernel) :]
     image = blank(g, *lead, *whole(size, padding))
     if g.size:
@@ -69,7 +71,7 @@ def _lowest(dtype: Any) -> Any:
     return -np.inf if dtype.kind == "f" or dtype.name == "bfloat16" else np.iinfo(dtype).min
 
 
-def _max_pool(x: Any, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> Any:
+def _max_pool(x: Array, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> Any:
     count = counts(x.shape[-len(kernel) :], kernel, stride, padding, dilation)
     image = padded(x, padding, _lowest(x.dtype))
     places = spots(kernel, stride, dilation, count)
@@ -80,7 +82,7 @@ def _max_pool(x: Any, kernel: Shape, stride: Shape, padding: Pairs, dilation: Sh
 
 
 def _hits(
-    x: Any, y: Any, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
+    x: Array, y: Array, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
 ) -> tuple[list[Any], Any]:
     """Return, for each offset, where it has the maximum of its window, and how many elements share it."""
     image = padded(x, padding, _lowest(x.dtype))
@@ -94,7 +96,9 @@ def _hits(
     return hits, shared
 
 
-def _max_spread(g: Any, x: Any, y: Any, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> Any:
+def _max_spread(
+    g: Array, x: Array, y: Array, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
+) -> Any:
     size, count = x.shape[-len(kernel) :], y.shape[-len(kernel) :]
     if g.strides != y.strides:
         # mixed memory orders are 3 times as slow: copy once instead
@@ -112,7 +116,9 @@ def _max_spread(g: Any, x: Any, y: Any, kernel: Shape, stride: Shape, padding: P
     return image[inner(size, padding)]
 
 
-def _max_gather(h: Any, x: Any, y: Any, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> Any:
+def _max_gather(
+    h: Array, x: Array, y: Array, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
+) -> Any:
     hits, shared = _hits(x, y, kernel, stride, padding, dilation)
     image = padded(h, padding)
     total = np.zeros(y.shape, h.dtype)
@@ -142,7 +148,14 @@ define("max_gather", in_float32(_max_gather),
 
 
 def _pool_geometry(
-    op: str, nd: int, x: Tensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+    op: str,
+    nd: int,
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
 ) -> dict[str, Any]:
     kernel = numbers(op, "kernel_size", kernel_size, nd, 1)
     stride = kernel if stride is None else numbers(op, "stride", stride, nd, 1)
@@ -166,7 +179,14 @@ def _pool_geometry(
 
 
 def _maximum(
-    op: str, nd: int, x: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+    op: str,
+    nd: int,
+    x: Any,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
 ) -> Tensor:
     x, alone = images(op, x, nd)
     if x.dtype.kind in "cb":
@@ -178,7 +198,14 @@ def _maximum(
 
 
 def _average(
-    op: str, nd: int, x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool, include_pad: bool
+    op: str,
+    nd: int,
+    x: Any,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    ceil_mode: bool,
+    include_pad: bool,
 ) -> Tensor:
     x, alone = images(op, x, nd)
     if x.dtype.kind in "iub":
@@ -207,10 +234,10 @@ def _divisors(
 
 def max_pool1d(
     x: ArrayLike,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
+    kernel_size: Lengths,
+    stride: Lengths | None = None,
+    padding: Lengths | str = 0,
+    dilation: Lengths = 1,
     ceil_mode: bool = False,
 ) -> Tensor:
     """Return the maximum of each window of signals; see ``max_pool2d``.
@@ -251,10 +278,10 @@ def max_pool1d(
 
 def max_pool2d(
     x: ArrayLike,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
+    kernel_size: Lengths,
+    stride: Lengths | None = None,
+    padding: Lengths | str = 0,
+    dilation: Lengths = 1,
     ceil_mode: bool = False,
 ) -> Tensor:
     """Return the maximum of each window of images.
@@ -298,10 +325,10 @@ def max_pool2d(
 
 def max_pool3d(
     x: ArrayLike,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
+    kernel_size: Lengths,
+    stride: Lengths | None = None,
+    padding: Lengths | str = 0,
+    dilation: Lengths = 1,
     ceil_mode: bool = False,
 ) -> Tensor:
     """Return the maximum of each window of volumes; see ``max_pool2d``.
@@ -342,9 +369,9 @@ def max_pool3d(
 
 def avg_pool1d(
     x: ArrayLike,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
+    kernel_size: Lengths,
+    stride: Lengths | None = None,
+    padding: Lengths | str = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:
@@ -386,9 +413,9 @@ def avg_pool1d(
 
 def avg_pool2d(
     x: ArrayLike,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
+    kernel_size: Lengths,
+    stride: Lengths | None = None,
+    padding: Lengths | str = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:
@@ -430,9 +457,9 @@ def avg_pool2d(
 
 def avg_pool3d(
     x: ArrayLike,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
+    kernel_size: Lengths,
+    stride: Lengths | None = None,
+    padding: Lengths | str = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:
@@ -510,7 +537,7 @@ def _adaptive(op: str, nd: int, x: Any, output_size: Any) -> Tensor:
     return rec.reshape(x, shape=x.shape[1:]) if alone else x
 
 
-def adaptive_avg_pool1d(x: ArrayLike, output_size: Any) -> Tensor:
+def adaptive_avg_pool1d(x: ArrayLike, output_size: Lengths) -> Tensor:
     """Average signals to a given length; see ``adaptive_avg_pool2d``.
 
     Parameters
@@ -534,7 +561,7 @@ def adaptive_avg_pool1d(x: ArrayLike, output_size: Any) -> Tensor:
     return _adaptive("adaptive_avg_pool1d", 1, x, output_size)
 
 
-def adaptive_avg_pool2d(x: ArrayLike, output_size: Any) -> Tensor:
+def adaptive_avg_pool2d(x: ArrayLike, output_size: Lengths) -> Tensor:
     """Average images to a given size, with windows of nearly equal size.
 
     Parameters
@@ -558,7 +585,7 @@ def adaptive_avg_pool2d(x: ArrayLike, output_size: Any) -> Tensor:
     return _adaptive("adaptive_avg_pool2d", 2, x, output_size)
 
 
-def adaptive_avg_pool3d(x: ArrayLike, output_size: Any) -> Tensor:
+def adaptive_avg_pool3d(x: ArrayLike, output_size: Lengths) -> Tensor:
     """Average volumes to a given size; see ``adaptive_avg_pool2d``.
 
     Parameters

@@ -13,13 +13,13 @@ from adjoint.core.batching import Batched, held, ranked
 from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS, define
 from adjoint.core.infer import Result, broadcast
-from adjoint.core.namespace import rec
+from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.op import Op
 from adjoint.core.shapes import broadcast_shapes, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.half import rounded, wide
-from adjoint.typing import ArrayLike, DTypeLike
+from adjoint.typing import Array, ArrayLike, DTypeLike
 
 __all__ = [
     "cross",
@@ -39,7 +39,7 @@ __all__ = [
 _BLAS = frozenset(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
 
 
-def _matmul_dx(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
+def _matmul_dx(xp: Namespace, g: Value, z: Value, x: Value, y: Value) -> Any:
     if y.ndim == 1:
         return g * y if x.ndim == 1 else g[..., None] * y
     if x.ndim == 1 and y.ndim > 2:
@@ -47,7 +47,7 @@ def _matmul_dx(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
     return xp.matmul(g, xp.matrix_transpose(y))
 
 
-def _matmul_dy(xp: Any, g: Any, z: Any, x: Any, y: Any) -> Any:
+def _matmul_dy(xp: Namespace, g: Value, z: Value, x: Value, y: Value) -> Any:
     if x.ndim == 1:
         return g * x if y.ndim == 1 else x[..., None] * g[..., None, :]
     if y.ndim == 1:
@@ -70,13 +70,13 @@ def product(x: Any, y: Any) -> Any:
     return np.matmul(wide(x), wide(y))
 
 
-def _matmul_arrays(x: Any, y: Any) -> Any:
+def _matmul_arrays(x: Array, y: Array) -> Any:
     if x.dtype in _BLAS:  # as in ``product``, inlined for speed
         return x.dot(y) if x.ndim == 2 and y.ndim == 2 else np.matmul(x, y)
     return rounded(product(x, y), x, y)
 
 
-def _matmul_shape(x: Any, y: Any) -> Result | None:
+def _matmul_shape(x: Array, y: Array) -> Result | None:
     a, b = x.shape, y.shape
     if not a or not b or a[-1] != b[-2 if len(b) > 1 else 0]:
         return None

@@ -22,10 +22,12 @@ import numpy as np
 from adjoint.core.batching import Batched, empty_batch, folded, full_batch, leading, unfolded
 from adjoint.core.define import define
 from adjoint.core.infer import Result, like_first
+from adjoint.core.namespace import Namespace, Value
 from adjoint.core.op import Op
 from adjoint.core.record import compute
 from adjoint.ops.activations import real_only
 from adjoint.ops.half import wide
+from adjoint.typing import Array
 
 __all__: list[str] = []
 
@@ -40,7 +42,7 @@ def _widened(*arrays: Any) -> tuple[tuple[Any, ...], Any, Any]:
     return tuple(a if type(a) is int else a.astype(dtype, copy=False) for a in arrays), dtype, given
 
 
-def _narrowed(dtype: Any, *arrays: Any) -> tuple[Any, ...]:
+def _narrowed(dtype: Any, *arrays: Array) -> tuple[Any, ...]:
     return tuple(a.astype(dtype, copy=False) for a in arrays)
 
 
@@ -58,7 +60,7 @@ def _times(lead: tuple[int, ...]) -> Any:
     return np.matmul if lead else np.dot  # dot takes two thirds of the time, for the sizes cells have
 
 
-def _blocks(w: Any, order: Sequence[int], negative: int) -> Any:
+def _blocks(w: Array, order: Sequence[int], negative: int) -> Any:
     """Return the weights (k·n, n) as k matrices for ``h @ block``, reordered, the first of them negated."""
     n = w.shape[-1]
     blocks = w.reshape(*w.shape[:-2], len(order), n, n)[..., order, :, :].swapaxes(-1, -2)
@@ -84,46 +86,46 @@ def _bias(b: Any, block: int, n: int, dtype: Any) -> Any:
     return np.zeros((), dtype) if type(b) is int else b[..., None, None, block * n : (block + 1) * n]
 
 
-def _parts(p: Any, count: int) -> Any:
+def _parts(p: Array, count: int) -> Any:
     """Return a view of (…, batch, count·n) as (…, count, batch, n)."""
     return p.reshape(*p.shape[:-1], count, p.shape[-1] // count).swapaxes(-2, -3)
 
 
-def _part(a: Any, j: int) -> Any:
+def _part(a: Array, j: int) -> Any:
     return a[..., j, :, :]
 
 
-def _wide_rows(xp: Any, a: Any) -> Any:
+def _wide_rows(xp: Namespace, a: Value) -> Any:
     """Reshape (…, steps, batch, m) to (…, steps·batch, m)."""
     return xp.reshape(a, shape=(*a.shape[:-3], math.prod(a.shape[-3:-1]), a.shape[-1]))
 
 
-def _over_steps(xp: Any, d: Any, h: Any) -> Any:
+def _over_steps(xp: Namespace, d: Value, h: Value) -> Any:
     """Return Σ dᵀ h over steps and batch, as one product."""
     return xp.matmul(xp.matrix_transpose(_wide_rows(xp, d)), _wide_rows(xp, h))
 
 
-def _before(xp: Any, first: Any, a: Any) -> Any:
+def _before(xp: Namespace, first: Value, a: Value) -> Any:
     """Return the state before each step: ``first``, then ``a`` without its last step."""
     return xp.concat(first[..., None, :, :], a, axis=-3)[..., : a.shape[-3], :, :]
 
 
-def _after(xp: Any, a: Any) -> Any:
+def _after(xp: Namespace, a: Value) -> Any:
     """Return the value behind each step: ``a`` without its first step, then zeros."""
     return xp.concat(a, xp.zeros_like(a[..., :1, :, :]), axis=-3)[..., 1:, :, :]
 
 
-def _earlier(xp: Any, a: Any) -> Any:
+def _earlier(xp: Namespace, a: Value) -> Any:
     """Return zeros, then ``a`` without its last step."""
     return xp.concat(xp.zeros_like(a[..., :1, :, :]), a, axis=-3)[..., : a.shape[-3], :, :]
 
 
-def _over(w: Any) -> Any:
+def _over(w: Array) -> Any:
     """Return weights with an axis for the steps, if there are leading axes."""
     return w[..., None, :, :] if w.ndim > 2 else w
 
 
-def _columns(a: Any, j: int, n: int) -> Any:
+def _columns(a: Array, j: int, n: int) -> Any:
     return a[..., j * n : (j + 1) * n]
 
 
@@ -133,7 +135,12 @@ def _plus(a: Any, b: Any) -> Any:
 
 
 def _of_linear_recurrence(
-    xp: Any, wanted: Sequence[bool], linear: Sequence[Any], coefficients: Callable[[], Any], d: Any, h: Any
+    xp: Namespace,
+    wanted: Sequence[bool],
+    linear: Sequence[Any],
+    coefficients: Callable[[], Any],
+    d: Value,
+    h: Value,
 ) -> list[Any]:
     """Return the gradients of a push or of a pull: ``linear`` are those of its linear arguments, then k and w.
 
@@ -222,7 +229,7 @@ def _recurrent_batch(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
 # In this order the three sigmoid gates are adjacent, and so are (i, f) and (u, c⁻), which give c = i u + f c⁻.
 
 
-def _lstm_sequence(p: Any, w: Any, b: Any, h: Any, c: Any) -> Any:
+def _lstm_sequence(p: Array, w: Array, b: Array, h: Array, c: Array) -> Any:
     (p, w, b, h, c), dtype, given = _widened(real_only(p), w, b, h, c)
     lead, (length, batch), n = p.shape[:-3], p.shape[-3:-1], w.shape[-1]
     parts = np.empty((*lead, length, 6, batch, n), dtype)
@@ -260,7 +267,15 @@ def _lstm_sequence(p: Any, w: Any, b: Any, h: Any, c: Any) -> Any:
 
 
 def _lstm_sequence_rule(
-    xp: Any, g: Any, out: Any, p: Any, w: Any, b: Any, h: Any, c: Any, wanted: Sequence[bool]
+    xp: Namespace,
+    g: Value,
+    out: Value,
+    p: Value,
+    w: Value,
+    b: Value,
+    h: Value,
+    c: Value,
+    wanted: Sequence[bool],
 ) -> list[Any]:
     hs, _, parts = out
     gh, glast, gparts = g
@@ -296,7 +311,7 @@ def _lstm_sequence_rule(
 # f⁺ is the f of the next step: r and f⁺ multiply the gradients that reach c from h and from the next c.
 
 
-def _lstm_slopes(parts: Any) -> Any:
+def _lstm_slopes(parts: Array) -> Any:
     (parts,), dtype, given = _widened(parts)
     k = np.empty(parts.shape, dtype)
     o, i, _, u, _, t = (_part(parts, j) for j in range(6))
@@ -314,7 +329,7 @@ def _lstm_slopes(parts: Any) -> Any:
     return k.astype(given, copy=False)
 
 
-def _lstm_slopes_rule(xp: Any, g: Any, k: Any, parts: Any) -> Any:
+def _lstm_slopes_rule(xp: Namespace, g: Value, k: Value, parts: Value) -> Any:
     o, i, f, u, c, t = (_part(parts, j) for j in range(6))
     go, gi, gf, gu, gr, gnext = (_part(g, j) for j in range(6))
     return xp.stack(
@@ -328,7 +343,7 @@ def _lstm_slopes_rule(xp: Any, g: Any, k: Any, parts: Any) -> Any:
     )
 
 
-def _lstm_push(x: Any, y: Any, k: Any, w: Any) -> Any:
+def _lstm_push(x: Array, y: Array, k: Array, w: Array) -> Any:
     (x, y, k, w), dtype, given = _widened(x, y, k, w)
     lead, (length, _, batch, n) = k.shape[:-4], k.shape[-4:]
     a = np.empty((*lead, length, batch, 4 * n), dtype)
@@ -357,7 +372,7 @@ def _lstm_push(x: Any, y: Any, k: Any, w: Any) -> Any:
     return _narrowed(given, h, c, a)
 
 
-def _lstm_pull(gh: Any, gc: Any, ga: Any, k: Any, w: Any) -> Any:
+def _lstm_pull(gh: Array, gc: Array, ga: Array, k: Array, w: Array) -> Any:
     """With e, b, d the gradients of h, c, a: e = gh + d⁺w,  b = gc + r e + f⁺b⁺,  d = ga + (kᵢ b, k_f b, kᵤ b, kₒ e)."""
     (gh, gc, ga, k, w), dtype, given = _widened(gh, gc, ga, k, w)
     lead, (length, _, batch, n) = k.shape[:-4], k.shape[-4:]
@@ -394,7 +409,9 @@ def _lstm_pull(gh: Any, gc: Any, ga: Any, k: Any, w: Any) -> Any:
     return _narrowed(given, d, b)
 
 
-def _lstm_coefficients(xp: Any, gh: Any, d: Any, b: Any, h: Any, c: Any, a: Any, w: Any) -> Any:
+def _lstm_coefficients(
+    xp: Namespace, gh: Value, d: Value, b: Value, h: Value, c: Value, a: Value, w: Value
+) -> Any:
     """Return the gradient of k: each coefficient multiplies a pushed value and a pulled one."""
     n = w.shape[-1]
     e = _plus(gh, xp.matmul(_after(xp, d), _over(w)))
@@ -403,7 +420,7 @@ def _lstm_coefficients(xp: Any, gh: Any, d: Any, b: Any, h: Any, c: Any, a: Any,
 
 
 def _lstm_push_rule(
-    xp: Any, g: Any, out: Any, x: Any, y: Any, k: Any, w: Any, wanted: Sequence[bool]
+    xp: Namespace, g: Value, out: Value, x: Value, y: Value, k: Value, w: Value, wanted: Sequence[bool]
 ) -> list[Any]:
     gh, gc, ga = _given(g)
     h, c, a = out
@@ -413,7 +430,15 @@ def _lstm_push_rule(
 
 
 def _lstm_pull_rule(
-    xp: Any, g: Any, out: Any, gh: Any, gc: Any, ga: Any, k: Any, w: Any, wanted: Sequence[bool]
+    xp: Namespace,
+    g: Value,
+    out: Value,
+    gh: Value,
+    gc: Value,
+    ga: Value,
+    k: Value,
+    w: Value,
+    wanted: Sequence[bool],
 ) -> list[Any]:
     d, b = out
     h, c, a = xp.lstm_push(*_given(g), k, w)
@@ -475,7 +500,7 @@ def _gru_sequence(p: Any, w: Any, b: Any, h: Any) -> Any:
 
 
 def _gru_sequence_rule(
-    xp: Any, g: Any, out: Any, p: Any, w: Any, b: Any, h: Any, wanted: Sequence[bool]
+    xp: Namespace, g: Value, out: Value, p: Value, w: Value, b: Value, h: Value, wanted: Sequence[bool]
 ) -> list[Any]:
     gh, ga = _given((g[0], None))
     hs, gates = out
@@ -514,7 +539,7 @@ def _gru_sequence_rule(
 #     a = x + h⁻wᵀ,   h = y + z h⁻ + kᵣ aᵣ + k_z a_z + kₘ aₘ
 
 
-def _gru_push(x: Any, y: Any, k: Any, w: Any) -> Any:
+def _gru_push(x: Array, y: Array, k: Array, w: Array) -> Any:
     (x, y, k, w), dtype, given = _widened(x, y, k, w)
     lead, (length, _, batch, n) = k.shape[:-4], k.shape[-4:]
     a = np.empty((*lead, length, batch, 3 * n), dtype)
@@ -540,7 +565,7 @@ def _gru_push(x: Any, y: Any, k: Any, w: Any) -> Any:
     return _narrowed(given, h, a)
 
 
-def _gru_pull(gh: Any, ga: Any, k: Any, w: Any) -> Any:
+def _gru_pull(gh: Array, ga: Array, k: Array, w: Array) -> Any:
     """With e the gradient of h: e = gh + z⁺e⁺ + d⁺w,  d = ga + (kᵣ e, k_z e, kₘ e)."""
     (gh, ga, k, w), dtype, given = _widened(gh, ga, k, w)
     lead, (length, _, batch, n) = k.shape[:-4], k.shape[-4:]
@@ -568,7 +593,7 @@ def _gru_pull(gh: Any, ga: Any, k: Any, w: Any) -> Any:
     return _narrowed(given, d, e)
 
 
-def _gru_coefficients(xp: Any, e: Any, h: Any, a: Any) -> Any:
+def _gru_coefficients(xp: Namespace, e: Value, h: Value, a: Value) -> Any:
     """Return the gradient of k: products of pushed and pulled values."""
     n = e.shape[-1]
     r, z, m = (_columns(a, j, n) for j in range(3))
@@ -576,7 +601,7 @@ def _gru_coefficients(xp: Any, e: Any, h: Any, a: Any) -> Any:
 
 
 def _gru_push_rule(
-    xp: Any, g: Any, out: Any, x: Any, y: Any, k: Any, w: Any, wanted: Sequence[bool]
+    xp: Namespace, g: Value, out: Value, x: Value, y: Value, k: Value, w: Value, wanted: Sequence[bool]
 ) -> list[Any]:
     h, a = out
     d, e = xp.gru_pull(*_given(g), k, w)
@@ -584,7 +609,7 @@ def _gru_push_rule(
 
 
 def _gru_pull_rule(
-    xp: Any, g: Any, out: Any, gh: Any, ga: Any, k: Any, w: Any, wanted: Sequence[bool]
+    xp: Namespace, g: Value, out: Value, gh: Value, ga: Value, k: Value, w: Value, wanted: Sequence[bool]
 ) -> list[Any]:
     d, e = out
     h, a = xp.gru_push(*_given(g), k, w)

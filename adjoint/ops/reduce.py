@@ -12,12 +12,12 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.infer import real_dtype, reduction
-from adjoint.core.namespace import raw, rec
+from adjoint.core.namespace import Namespace, Value, raw, rec
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, InputError, ShapeError
 from adjoint.ops.half import in_float32, is_half, wide, widened
-from adjoint.typing import ArrayLike, Axis, DTypeLike
+from adjoint.typing import Array, ArrayLike, Axis, DTypeLike
 
 __all__ = [
     "all",
@@ -47,7 +47,7 @@ _add_reduce: Any = np.add.reduce  # np.sum without its Python layer
 _silent: Any = {"divide": "ignore", "invalid": "ignore"}
 
 
-def _like(y: Any, x: Any) -> Any:
+def _like(y: Array, x: Array) -> Any:
     return y if y.dtype == x.dtype or x.dtype.name not in _HALF else y.astype(x.dtype)
 
 
@@ -59,7 +59,7 @@ def count(shape: Shape, axis: Shape) -> int:
     return total
 
 
-def kept(xp: Any, g: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
+def kept(xp: Namespace, g: Value, x: Value, axis: Shape, keepdims: bool) -> Any:
     """Put the reduced axes back with length 1."""
     if keepdims or not axis:
         return g
@@ -72,19 +72,19 @@ def kept(xp: Any, g: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
 # The ops ---------------------------------------------------------------------------------------
 
 
-def _sum_forward(x: Any, axis: Shape, keepdims: bool) -> Any:
+def _sum_forward(x: Array, axis: Shape, keepdims: bool) -> Any:
     if x.dtype.itemsize != 2:
         return _add_reduce(x, axis, None, None, keepdims)
     return _like(_add_reduce(wide(x), axis=axis, keepdims=keepdims), x)
 
 
-def _spread(xp: Any, g: Any, y: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
+def _spread(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, keepdims: bool) -> Any:
     if not g.shape:  # one number for all
         return xp.broadcast_to(g, shape=x.shape)
     return xp.broadcast_to(kept(xp, g, x, axis, keepdims), shape=x.shape)
 
 
-def _mean_forward(x: Any, axis: Shape, keepdims: bool) -> Any:
+def _mean_forward(x: Array, axis: Shape, keepdims: bool) -> Any:
     """Σx / n: np.mean without its Python layer, a third of its time; NaN for no elements."""
     n = count(x.shape, axis)
     if n and x.dtype.itemsize != 2:
@@ -96,12 +96,12 @@ def _mean_forward(x: Any, axis: Shape, keepdims: bool) -> Any:
         return _like(total / n, x)
 
 
-def _mean_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
+def _mean_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, keepdims: bool) -> Any:
     # the largest float16 is 65504, which is less than many counts
     return _spread(xp, widened(xp, g) / count(x.shape, axis), y, x, axis, keepdims)
 
 
-def _extreme_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
+def _extreme_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, keepdims: bool) -> Any:
     """Share the gradient equally among equal extremes, or among NaNs if there are any."""
     hit = xp.logical_or(x == kept(xp, y, x, axis, keepdims), x != x)
     ties = xp.sum(hit, axis=axis, keepdims=True)
@@ -110,7 +110,7 @@ def _extreme_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, keepdims: bool) 
     return xp.where(hit, share, 0)
 
 
-def _var_forward(x: Any, axis: Shape, correction: float, keepdims: bool) -> Any:
+def _var_forward(x: Array, axis: Shape, correction: float, keepdims: bool) -> Any:
     n = count(x.shape, axis)
     if n and n > correction:
         return _like(_squares(wide(x), n, axis, keepdims) / (n - correction), x)
@@ -118,25 +118,29 @@ def _var_forward(x: Any, axis: Shape, correction: float, keepdims: bool) -> Any:
         return _like(_squares(wide(x), n, axis, keepdims) / 0.0, x)
 
 
-def _squares(x: Any, n: int, axis: Shape, keepdims: bool) -> Any:
+def _squares(x: Array, n: int, axis: Shape, keepdims: bool) -> Any:
     """Σ |x - mean|²; of complex numbers it is real."""
     away = x - _add_reduce(x, axis=axis, keepdims=True) / n
     square = away.real**2 + away.imag**2 if x.dtype.kind == "c" else away * away
     return _add_reduce(square, axis=axis, keepdims=keepdims)
 
 
-def _over(x: Any, axis: Shape, correction: float) -> float:
+def _over(x: Array, axis: Shape, correction: float) -> float:
     n = count(x.shape, axis) - correction
     return 1.0 / n if n > 0 else float("nan")
 
 
-def _var_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, correction: float, keepdims: bool) -> Any:
+def _var_rule(
+    xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, correction: float, keepdims: bool
+) -> Any:
     x = widened(xp, x)
     away = x - xp.mean(x, axis=axis, keepdims=True)
     return kept(xp, widened(xp, g), x, axis, keepdims) * (2.0 * _over(x, axis, correction)) * away
 
 
-def _std_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, correction: float, keepdims: bool) -> Any:
+def _std_rule(
+    xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, correction: float, keepdims: bool
+) -> Any:
     """(x - mean) / (n σ); at σ = 0, where σ has a corner, the subgradient 0."""
     x, g, y = widened(xp, x), widened(xp, g), widened(xp, y)
     sigma = kept(xp, y, x, axis, keepdims)
@@ -146,7 +150,7 @@ def _std_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, correction: float, k
     return scale * _over(x, axis, correction) * away
 
 
-def _logsumexp(xp: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
+def _logsumexp(xp: Namespace, x: Value, axis: Shape, keepdims: bool) -> Any:
     """m + log Σ exp(x - m) with m = max x, or 0 where that is infinite."""
     top = xp.max(x, axis=axis, keepdims=True)
     top = xp.where(xp.isfinite(top), top, 0)
@@ -159,7 +163,7 @@ def _logsumexp(xp: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
     return xp.reshape(y, shape=shape)
 
 
-def _shares(xp: Any, x: Any, axis: Shape) -> Any:
+def _shares(xp: Namespace, x: Value, axis: Shape) -> Any:
     """exp(x - m) / Σ exp(x - m); 0 in a row of -inf; where m is +inf, the infinite elements share.
 
     Not exp(x - logsumexp(x)): for large x the difference has few digits.
@@ -171,7 +175,7 @@ def _shares(xp: Any, x: Any, axis: Shape) -> Any:
     return e / xp.where(total == 0, 1, total)
 
 
-def _shares_of_arrays(x: Any, axis: Shape) -> Any:
+def _shares_of_arrays(x: Array, axis: Shape) -> Any:
     top = np.maximum.reduce(x, axis=axis, keepdims=True, initial=-np.inf)
     if not np.isfinite(top).all():
         return _shares(raw, x, axis)
@@ -180,13 +184,13 @@ def _shares_of_arrays(x: Any, axis: Shape) -> Any:
     return e
 
 
-def _shares_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape) -> Any:
+def _shares_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape) -> Any:
     """y (g - Σ g y): the Jacobian is symmetric, so forward mode is the same."""
     gy = g * y
     return gy - y * xp.sum(gy, axis=axis, keepdims=True)
 
 
-def exclusive_product(xp: Any, x: Any, axis: int) -> Any:
+def exclusive_product(xp: Namespace, x: Value, axis: int) -> Any:
     """Return, for each element, the product of all others along ``axis``, without division.
 
     It uses a binary tree: products of pairs on the way up, the product of everything outside each node on
@@ -209,7 +213,7 @@ def exclusive_product(xp: Any, x: Any, axis: int) -> Any:
     return xp.moveaxis(outside, source=-1, destination=axis)
 
 
-def _prod_rule(xp: Any, g: Any, y: Any, x: Any, axis: Shape, keepdims: bool) -> Any:
+def _prod_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, keepdims: bool) -> Any:
     others = exclusive_product(xp, x, axis[0]) if axis else xp.ones_like(x)
     return kept(xp, g, x, axis, keepdims) * others
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from adjoint.core.convert import asarray, weak_array
 from adjoint.core.define import define
-from adjoint.core.namespace import rec
+from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.shapes import canonical_axis, whole_number
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, ShapeError
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 
-def _cumprod_rule(xp: Any, g: Any, y: Any, x: Any, axis: int) -> Any:
+def _cumprod_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: int) -> Any:
     """dx_i = (Π_{k<i} x_k) S_i with S_i = g_i + x_{i+1} S_{i+1}, solved by doubling."""
     n = x.shape[axis]
     if n < 2:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core.namespace import raw
+from adjoint.core.namespace import Namespace, Value, raw
 from adjoint.core.shapes import Shape
 
 __all__ = ["add_few", "add_flat", "along_positions", "as_index", "from_start", "row_positions"]
@@ -21,7 +21,7 @@ _INTP = np.dtype(np.intp)
 _LAST = int(np.iinfo(_INTP).max)
 
 
-def as_index(xp: Any, i: Any) -> Any:
+def as_index(xp: Namespace, i: Value) -> Any:
     """Convert integers of any dtype to intp, the dtype in which positions are computed.
 
     The product of an int8 index and a length would overflow.  uint64 values above the range of intp become

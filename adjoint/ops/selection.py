@@ -15,7 +15,7 @@ from adjoint.core.batching import Batched, full_batch, held, to_axis
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.lifted import refuse_tracing
-from adjoint.core.namespace import dyn, raw, rec
+from adjoint.core.namespace import Namespace, Value, dyn, raw, rec
 from adjoint.core.node import Node
 from adjoint.core.op import Op
 from adjoint.core.shapes import Shape, broadcast_shapes, canonical_axis
@@ -24,7 +24,7 @@ from adjoint.core.tensor import Tensor, Traced, tracked
 from adjoint.errors import ArgumentError, IndexingError, InputError, ShapeError
 from adjoint.ops.complex_parts import astype
 from adjoint.ops.scatter import add_few, add_flat, along_positions, as_index, from_start, row_positions
-from adjoint.typing import ArrayLike
+from adjoint.typing import Array, ArrayLike
 
 __all__ = [
     "argwhere",
@@ -41,7 +41,7 @@ __all__ = [
 # The ops ---------------------------------------------------------------------------------------
 
 
-def _untake(g: Any, i: Any, axis: int, length: int) -> Any:
+def _untake(g: Array, i: Array, axis: int, length: int) -> Any:
     """Add the rows of ``g`` into zeros at rows ``i`` of an axis; repeats add up."""
     at = g.ndim - i.ndim + axis + 1  # where the axes of the index start in g
     lead, rest = g.shape[:at], g.shape[at + i.ndim :]
@@ -53,14 +53,14 @@ def _untake(g: Any, i: Any, axis: int, length: int) -> Any:
     return add_flat(g, rows, shape)
 
 
-def _untake_rows(g: Any, i: Any, axis: int, length: int) -> SparseRows:
+def _untake_rows(g: Array, i: Array, axis: int, length: int) -> SparseRows:
     """Return the rows of ``g`` as a sparse gradient of a table, whose first axis is ``axis``."""
     shape = (length, *g.shape[i.ndim :])
     rows = from_start(i, length).reshape(-1)
     return SparseRows(rows, g.reshape(rows.size, *shape[1:]), shape)
 
 
-def _take_along_axis(x: Any, i: Any, axis: int) -> Any:
+def _take_along_axis(x: Array, i: Array, axis: int) -> Any:
     length = x.shape[axis]
     if i.size and not -length <= i.min() <= i.max() < length:
         bad = i.max() if i.max() >= length else i.min()
@@ -68,13 +68,13 @@ def _take_along_axis(x: Any, i: Any, axis: int) -> Any:
     return x.reshape(-1).take(along_positions(i, length, axis)).reshape(i.shape)
 
 
-def _untake_along_axis(g: Any, i: Any, axis: int, length: int) -> Any:
+def _untake_along_axis(g: Array, i: Array, axis: int, length: int) -> Any:
     shape = list(g.shape)
     shape[axis] = length
     return add_flat(g, along_positions(i, length, axis), tuple(shape))
 
 
-def _put_along_axis(x: Any, i: Any, v: Any, axis: int) -> Any:
+def _put_along_axis(x: Array, i: Array, v: Array, axis: int) -> Any:
     length = x.shape[axis]
     if i.size and not -length <= i.min() <= i.max() < length:
         bad = i.max() if i.max() >= length else i.min()
@@ -84,7 +84,7 @@ def _put_along_axis(x: Any, i: Any, v: Any, axis: int) -> Any:
     return out
 
 
-def _put_dv(xp: Any, g: Any, out: Any, x: Any, i: Any, v: Any, axis: int) -> Any:
+def _put_dv(xp: Namespace, g: Value, out: Value, x: Value, i: Value, v: Value, axis: int) -> Any:
     """Return the gradient of the values; 0 for a value that a later one at the same position replaced."""
     order = np.broadcast_to(np.arange(i.shape[axis]).reshape(-1, *(1,) * (-axis - 1)), i.shape)
     blank = np.zeros(x.shape, np.intp)
@@ -92,7 +92,9 @@ def _put_dv(xp: Any, g: Any, out: Any, x: Any, i: Any, v: Any, axis: int) -> Any
     return xp.where(last == order, xp.take_along_axis(g, i, axis=axis), 0)
 
 
-def _take_dx(xp: Any, g: Any, out: Any, x: Any, i: Any, axis: int, sparse_grad: bool = False) -> Any:
+def _take_dx(
+    xp: Namespace, g: Value, out: Value, x: Value, i: Value, axis: int, sparse_grad: bool = False
+) -> Any:
     untake = xp.untake_rows if sparse_grad else xp.untake
     return untake(g, i, axis=axis, length=x.shape[axis])
 

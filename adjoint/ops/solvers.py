@@ -11,13 +11,13 @@ import numpy as np
 
 from adjoint.core.define import define
 from adjoint.core.infer import Result, real_dtype
-from adjoint.core.namespace import raw, rec
+from adjoint.core.namespace import Namespace, Value, raw, rec
 from adjoint.core.shapes import broadcast_shapes, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, LinAlgError, ShapeError
 from adjoint.ops.matrices import adjoint_of, blame, floats, matrix_shape, solution_shape, square
 from adjoint.ops.reduce import exclusive_product
-from adjoint.typing import ArrayLike
+from adjoint.typing import Array, ArrayLike
 
 __all__ = [
     "det", "inv", "matrix_power", "slogdet", "solve", "solve_triangular", "tensorinv", "tensorsolve",
@@ -26,7 +26,7 @@ __all__ = [
 # Inverse and equations --------------------------------------------------------------------------
 
 
-def _inv(x: Any) -> Any:
+def _inv(x: Array) -> Any:
     try:
         return np.linalg.inv(x)
     except np.linalg.LinAlgError:
@@ -36,7 +36,7 @@ def _inv(x: Any) -> Any:
 _SINGULAR = "Add a small multiple of the identity, or use ad.linalg.pinv or lstsq."
 
 
-def _inv_or_nan(x: Any) -> Any:
+def _inv_or_nan(x: Array) -> Any:
     try:
         return np.linalg.inv(x)
     except np.linalg.LinAlgError:
@@ -45,25 +45,27 @@ def _inv_or_nan(x: Any) -> Any:
     return np.array([_inv_or_nan(m) for m in x])
 
 
-def _inv_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
+def _inv_rule(xp: Namespace, g: Value, y: Value, x: Value) -> Any:
     yt = xp.matrix_transpose(y)
     return -xp.matmul(xp.matmul(yt, g), yt)
 
 
-def _solve(x: Any, y: Any) -> Any:
+def _solve(x: Array, y: Array) -> Any:
     try:
         return np.linalg.solve(x, y)
     except np.linalg.LinAlgError:
         raise blame("solve", x, np.linalg.inv, "is singular", _SINGULAR) from None
 
 
-def _solve_rule(xp: Any, g: Any, z: Any, x: Any, y: Any, *, wanted: Sequence[bool]) -> list[Any]:
+def _solve_rule(
+    xp: Namespace, g: Value, z: Value, x: Value, y: Value, *, wanted: Sequence[bool]
+) -> list[Any]:
     # x z = y: dy = x⁻ᵀ g, and dx = -dy zᵀ
     dy = xp.solve(xp.matrix_transpose(x), g)
     return [-xp.matmul(dy, xp.matrix_transpose(z)) if wanted[0] else None, dy]
 
 
-def _solve_triangular(x: Any, y: Any, lower: bool, unit: bool) -> Any:
+def _solve_triangular(x: Array, y: Array, lower: bool, unit: bool) -> Any:
     n = x.shape[-1]
     x = np.tril(x) if lower else np.triu(x)
     diagonal = np.arange(n)
@@ -83,7 +85,7 @@ def _solve_triangular(x: Any, y: Any, lower: bool, unit: bool) -> Any:
     return _back_substituted(x, y)
 
 
-def _back_substituted(x: Any, y: Any) -> Any:
+def _back_substituted(x: Array, y: Array) -> Any:
     """Solve an upper triangular system by recursive halving, down to blocks that LU solves as fast."""
     n = x.shape[-1]
     if n <= 64:
@@ -95,7 +97,7 @@ def _back_substituted(x: Any, y: Any) -> Any:
 
 
 def _solve_triangular_rule(
-    xp: Any, g: Any, z: Any, x: Any, y: Any, *, wanted: Sequence[bool], lower: bool, unit: bool
+    xp: Namespace, g: Value, z: Value, x: Value, y: Value, *, wanted: Sequence[bool], lower: bool, unit: bool
 ) -> list[Any]:
     dy = xp.solve_triangular(xp.matrix_transpose(x), g, lower=not lower, unit=unit)
     if not wanted[0]:
@@ -105,7 +107,7 @@ def _solve_triangular_rule(
     return [xp.where(read if lower else read.T, -xp.matmul(dy, xp.matrix_transpose(z)), 0), dy]
 
 
-def _solve_shape(x: Any, y: Any, **_: Any) -> Result | None:
+def _solve_shape(x: Array, y: Array, **_: Array) -> Result | None:
     return solution_shape(x, y) if x.shape[-2:-1] == x.shape[-1:] else None
 
 
@@ -126,7 +128,7 @@ _SMALL = (
 )
 
 
-def _cofactor(x: Any) -> Any:
+def _cofactor(x: Array) -> Any:
     """The derivative of the determinant: det(x) x⁻ᵀ, by singular values where x is nearly singular."""
     if not x.size:
         return np.ones_like(x)
@@ -157,7 +159,7 @@ def _minors(n: int) -> tuple[Any, Any]:
     return rest[:, None, :, None], rest[None, :, None, :]
 
 
-def _cofactor_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
+def _cofactor_rule(xp: Namespace, g: Value, y: Value, x: Value) -> Any:
     n = x.shape[-1]
     if n <= 1:
         return xp.zeros_like(x)  # the cofactor is 1
@@ -172,7 +174,7 @@ def _cofactor_rule(xp: Any, g: Any, y: Any, x: Any) -> Any:
     return total * inverse - xp.matmul(xp.matmul(y, xp.matrix_transpose(g)), inverse)
 
 
-def _slogdet_rule(xp: Any, g: Any, out: Any, x: Any) -> Any:
+def _slogdet_rule(xp: Namespace, g: Value, out: Value, x: Value) -> Any:
     # d log det = tr(x⁻¹ dx): its real part changes the logarithm, its imaginary part the phase of the sign
     g_sign, g_log = g
     weight = g_log

@@ -17,13 +17,13 @@ import numpy as np
 
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
-from adjoint.core.namespace import rec
+from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, MissingExtraError
 from adjoint.ops.elementwise import sigmoid, sinc
 from adjoint.ops.erf import erf as _erf
 from adjoint.ops.half import in_float32
-from adjoint.typing import ArrayLike
+from adjoint.typing import Array, ArrayLike
 
 __all__ = [
     "beta",
@@ -109,7 +109,7 @@ ndtri = define("ndtri", _scipy("ndtri"), lambda xp, g, y, x: g * (xp.exp(0.5 * x
                domain=(0.1, 0.9), reference="scipy.special:ndtri", doc="Return the inverse of the normal distribution function.")  # fmt: skip
 
 
-def _mills(xp: Any, x: Any) -> Any:
+def _mills(xp: Namespace, x: Value) -> Any:
     """φ(x)/Φ(x): √(2/π) / erfcx(-x/√2) left of 0, and far there -x - 1/x + 2/x³.
 
     Each form is right where the others, or their derivatives, under- or overflow.
@@ -129,7 +129,7 @@ erfcx = define("erfcx", _scipy("erfcx"), lambda xp, g, y, x: g * xp.erfcx_deriva
                reference="scipy.special:erfcx", doc="Return exp(x²) erfc(x), which decays like 1/x.")  # fmt: skip
 
 
-def _erfcx_derivative(x: Any, order: int) -> Any:
+def _erfcx_derivative(x: Array, order: int) -> Any:
     """The derivative of erfcx: (-2)ⁿ n! yₙ(x) with yₙ = exp(x²) iⁿerfc(x).
 
     2n yₙ = yₙ₋₂ - 2x yₙ₋₁ from y₋₁ = 2/√π, y₀ = erfcx.  Upwards it cancels for large x (2x erfcx - 2/√π
@@ -192,11 +192,11 @@ define("polygamma_gap", in_float32(lambda x, y, n: _polygamma_gap(x, y, n)),
        reference="formula", doc="ψₙ(x) - ψₙ(x + y), where ψₙ is the n-th derivative of digamma.")  # fmt: skip
 
 
-def _gap(xp: Any, x: Any, y: Any) -> Any:
+def _gap(xp: Namespace, x: Value, y: Value) -> Any:
     return xp.polygamma_gap(x, y, n=0)
 
 
-def _polygamma(x: Any, n: int) -> Any:
+def _polygamma(x: Array, n: int) -> Any:
     """(-1)ⁿ⁺¹ n! ζ(n + 1, x); left of 0 by reflection, (-1)ⁿ ψₙ(1 - x) - π dⁿcot(πx)/dxⁿ."""
     (x,) = _real(x)
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
@@ -214,7 +214,7 @@ def _polygamma(x: Any, n: int) -> Any:
     return value.astype(dtype)
 
 
-def _cot_derivative(x: Any, n: int) -> Any:
+def _cot_derivative(x: Array, n: int) -> Any:
     """Return dⁿcot(πx)/dxⁿ, a polynomial in c = cot(πx), as dc/dx = -π (1 + c²); NaN at integers."""
     polynomial = np.polynomial.Polynomial([0.0, 1.0])
     for _ in range(n):
@@ -234,7 +234,7 @@ _BERNOULLI = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 13
 _ASYMPTOTIC = 14
 
 
-def _polygamma_gap(x: Any, y: Any, n: int) -> Any:
+def _polygamma_gap(x: Array, y: Array, n: int) -> Any:
     """Return ψₙ(x) - ψₙ(x + y), without cancellation.
 
     It is (-1)ⁿ⁺¹ n! Σₖ d(x + k) with d(x) = x⁻ˢ - (x + y)⁻ˢ and s = n + 1: some terms, then their integral.
@@ -272,35 +272,35 @@ def _polygamma_gap(x: Any, y: Any, n: int) -> Any:
 # Logarithms and entropies ----------------------------------------------------------------------
 
 
-def _xlogy(x: Any, y: Any) -> Any:
+def _xlogy(x: Array, y: Array) -> Any:
     zero = np.logical_and(np.equal(x, 0), np.logical_not(np.isnan(y)))
     return np.where(zero, 0, x * np.log(np.where(zero, 1, y)))
 
 
-def _xlog1py(x: Any, y: Any) -> Any:
+def _xlog1py(x: Array, y: Array) -> Any:
     zero = np.logical_and(np.equal(x, 0), np.logical_not(np.isnan(y)))
     return np.where(zero, 0, x * np.log1p(np.where(zero, 0, y)))
 
 
-def _entr(x: Any) -> Any:
+def _entr(x: Array) -> Any:
     x = np.asarray(x)
     inside = x > 0
     return np.where(inside, -x * np.log(np.where(inside, x, 1)), np.where(x < 0, -np.inf, x * 0))
 
 
-def _logit(x: Any) -> Any:
+def _logit(x: Array) -> Any:
     x = np.asarray(x)
     middle = np.abs(x - 0.5) < 0.25  # log(x / (1 - x)) would lose the digits of x - 1/2
     safe = np.where(middle, x, 0.5)
     return np.where(middle, 2 * np.arctanh(2 * safe - 1), np.log(x) - np.log1p(-x))
 
 
-def _share(xp: Any, x: Any, y: Any) -> Any:
+def _share(xp: Namespace, x: Value, y: Value) -> Any:
     """x / y, and 0 where both are 0."""
     return x / xp.where(xp.logical_and(x == 0, y == 0), 1, y)
 
 
-def _log_unless(xp: Any, x: Any, y: Any) -> Any:
+def _log_unless(xp: Namespace, x: Value, y: Value) -> Any:
     """Return log(y), and 0 where x is 0 and y not positive: x log(y) is 0 for every y near it."""
     flat = xp.logical_and(x == 0, y <= 0)
     return xp.where(flat, 0, xp.log(xp.where(flat, 1, y)))
@@ -339,13 +339,13 @@ define("jv", in_float32(lambda x, n: _bessel("jv", n, x)), lambda xp, g, y, x, n
 _FASTER = {"iv0": "i0", "iv1": "i1", "ive0": "i0e", "ive1": "i1e"}  # real, and several times as fast
 
 
-def _bessel(name: str, n: int, x: Any) -> Any:
+def _bessel(name: str, n: int, x: Array) -> Any:
     (x,) = _real(x)
     value = _ive_derivative(x, n, 0) if name == "ive" and abs(n) > 1 else _from_zero(name, n, x)
     return value.astype(x.dtype) if x.dtype.kind == "f" else value
 
 
-def _from_zero(name: str, n: int, x: Any) -> Any:
+def _from_zero(name: str, n: int, x: Array) -> Any:
     """Return SciPy's Bessel function, and near 0, where that loses digits, two terms of the series."""
     special = _load(name)
     faster = _FASTER.get(f"{name}{abs(n)}")  # I₋ₙ = Iₙ
@@ -363,7 +363,7 @@ def _from_zero(name: str, n: int, x: Any) -> Any:
     return np.where(near, series, getattr(special, name)(n, np.where(near, 1, x)))
 
 
-def _ive_derivative(x: Any, n: int, order: int) -> Any:
+def _ive_derivative(x: Array, n: int, order: int) -> Any:
     """Return a derivative of exp(-|x|) Iₙ(x); at 0 the mean of both sides.
 
     (D - 1)ᵐ Iₙ with 2 D Iₙ = Iₙ₋₁ + Iₙ₊₁ is 2⁻ᵐ times a central difference of order 2m in n, which cancels for

@@ -19,7 +19,7 @@ from adjoint import tree
 from adjoint.config import grad_mode, special, watched
 from adjoint.core.batched import Batched, settled
 from adjoint.core.lifted import level_of
-from adjoint.core.namespace import Namespace, rec
+from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.node import LEAF, Node, next_seq
 from adjoint.core.op import Op
 from adjoint.core.record import at_level, record_results, saved_hooks
@@ -349,7 +349,7 @@ def captured_by(roots: list[Tensor], since: int) -> list[Tensor]:
 
 
 def pull_record(
-    xp: Namespace, roots: Sequence[Tensor], seeds: Sequence[Any], keys: list[Any], wanted: Any, since: int
+    xp: Namespace, roots: Sequence[Tensor], seeds: Sequence[Any], keys: list[Any], wanted: Value, since: int
 ) -> list[Any] | None:
     """Pull gradients through a record that began at ``since``, to the nodes and leaves it depends on.
 

@@ -51,7 +51,7 @@ class _WeightNorm(Module):
 class _SpectralNorm(Module):
     """A weight divided by its largest singular value."""
 
-    def __init__(self, weight: Tensor, axis: int, n_power_iterations: int, eps: float, rng: Any) -> None:
+    def __init__(self, weight: Tensor, axis: int, n_power_iterations: int, eps: float, rng: init.Rng) -> None:
         self.original = weight
         setattr(self, "0", _Singular(weight.detach(), axis, n_power_iterations, eps, rng))
 
@@ -67,7 +67,7 @@ class _Singular(Module):
     _u: Tensor
     _v: Tensor
 
-    def __init__(self, weight: Tensor, axis: int, n_power_iterations: int, eps: float, rng: Any) -> None:
+    def __init__(self, weight: Tensor, axis: int, n_power_iterations: int, eps: float, rng: init.Rng) -> None:
         self.axis, self.n_power_iterations, self.eps = axis, n_power_iterations, eps
         rows, columns = weight.shape[axis], math.prod(weight.shape) // weight.shape[axis]
         rng = init.generator(rng)
@@ -183,7 +183,7 @@ def spectral_norm(
     eps: float = 1e-12,
     axis: int | None = None,
     *,
-    rng: Any = None,
+    rng: init.Rng = None,
 ) -> Module:
     """Divide a parameter by its largest singular value.
 
