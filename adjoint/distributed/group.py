@@ -11,7 +11,7 @@ import pickle
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -192,6 +192,31 @@ class Group:
         self.broadcast(data, root, what, checked=True)
         return value if self.rank == root else pickle.loads(data.data)
 
+    def collect(self, flat: Array, bounds: Sequence[tuple[int, int]], what: str = "collect") -> None:
+        """Overwrite a vector on all ranks with the parts that the ranks have.
+
+        Parameters
+        ----------
+        flat : ndarray
+            A contiguous vector, of the same length and dtype on all ranks.
+        bounds : sequence of (int, int)
+            First index of the part of each rank, and the index after its last one; ascending.
+        what : str
+            Name of the call for error messages.
+
+        Examples
+        --------
+        >>> from adjoint import distributed
+        >>> def work(group):
+        ...     flat = np.full(3, float(group.rank))
+        ...     group.collect(flat, [(0, 1), (1, 3)])
+        ...     return flat.tolist()
+        >>> distributed.simulate(2, work)
+        [[0.0, 1.0, 1.0], [0.0, 1.0, 1.0]]
+        """
+        if self.size > 1:
+            self.wait(self.submit(what, lambda: self._collect(flat, bounds, what)))
+
     def agree(self, what: str, facts: Mapping[str, Any]) -> None:
         """Raise on all ranks unless a dictionary is the same on all of them.
 
@@ -309,6 +334,9 @@ class Group:
 
     def _broadcast(self, array: Array, root: int, what: str) -> None:
         """Copy an array from ``root``."""
+
+    def _collect(self, flat: Array, bounds: Sequence[tuple[int, int]], what: str) -> None:
+        """Copy the parts of all ranks."""
 
     def _announce(self, why: str) -> None:
         """Tell the other ranks that this one has failed."""

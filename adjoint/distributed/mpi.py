@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -147,6 +148,12 @@ class MPIGroup(Group):
 
     def _broadcast(self, array: Array, root: int, what: str) -> None:
         self._finish(self._comm.Ibcast(array, root), what)
+
+    def _collect(self, flat: Array, bounds: Sequence[tuple[int, int]], what: str) -> None:
+        size = flat.itemsize
+        counts, starts = [(b - a) * size for a, b in bounds], [a * size for a, _ in bounds]
+        given = [flat.view(np.uint8), counts, starts, self._mpi.BYTE]
+        self._finish(self._comm.Iallgatherv(self._mpi.IN_PLACE, given), what)
 
     def _finish(self, request: Any, what: str) -> None:
         """Poll a request until it is complete, another rank fails, or the time is over."""

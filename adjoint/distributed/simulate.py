@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from typing import Any, TypeVar
 
@@ -65,6 +65,12 @@ class _ThreadGroup(Group):
 
     def _broadcast(self, array: Array, root: int, what: str) -> None:
         np.copyto(array, self._meet(array.copy(), what)[root])
+
+    def _collect(self, flat: Array, bounds: Sequence[tuple[int, int]], what: str) -> None:
+        start, stop = bounds[self.rank]
+        parts = self._meet(flat[start:stop].copy(), what)
+        for (start, stop), part in zip(bounds, parts, strict=True):
+            flat[start:stop] = part
 
     def _announce(self, why: str) -> None:
         board = self._board

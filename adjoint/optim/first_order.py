@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from adjoint.errors import ArgumentError
 from adjoint.optim.formula import in_place
 from adjoint.optim.groups import Array, Hyper, State
 from adjoint.optim.optimizer import Optimizer
+
+if TYPE_CHECKING:
+    from adjoint.distributed.group import Group as Ranks
 
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lion", "NAdam", "RMSprop"]
 
@@ -41,6 +44,8 @@ class SGD(Optimizer):
         Whether Nesterov momentum is used.
     maximize : bool
         Whether the objective is maximised.
+    shard : Group, optional
+        Ranks that keep a slice of the state each, as in ``Optimizer``.
 
     Examples
     --------
@@ -62,6 +67,8 @@ class SGD(Optimizer):
         weight_decay: float = 0.0,
         nesterov: bool = False,
         maximize: bool = False,
+        *,
+        shard: Ranks | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -71,6 +78,7 @@ class SGD(Optimizer):
             weight_decay=weight_decay,
             nesterov=nesterov,
             maximize=maximize,
+            shard=shard,
         )
 
     def check(self, hyper: Hyper) -> None:
@@ -122,6 +130,8 @@ class Adam(Optimizer):
         Whether the largest second moment so far is used.
     maximize : bool
         Whether the objective is maximised.
+    shard : Group, optional
+        Ranks that keep a slice of the state each, as in ``Optimizer``.
 
     Examples
     --------
@@ -145,9 +155,18 @@ class Adam(Optimizer):
         weight_decay: float = 0.0,
         amsgrad: bool = False,
         maximize: bool = False,
+        *,
+        shard: Ranks | None = None,
     ) -> None:
         super().__init__(
-            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize
+            params,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+            maximize=maximize,
+            shard=shard,
         )
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
@@ -202,6 +221,8 @@ class AdamW(Adam):
         Whether the largest second moment so far is used.
     maximize : bool
         Whether the objective is maximised.
+    shard : Group, optional
+        Ranks that keep a slice of the state each, as in ``Optimizer``.
 
     Examples
     --------
@@ -224,8 +245,10 @@ class AdamW(Adam):
         weight_decay: float = 1e-2,
         amsgrad: bool = False,
         maximize: bool = False,
+        *,
+        shard: Ranks | None = None,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize)
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize, shard=shard)
 
 
 _products: dict[tuple[float, float, int], float] = {}  # cached, so that the next step needs one factor
@@ -268,6 +291,8 @@ class NAdam(Optimizer):
         The rate of the schedule of the momentum.
     maximize : bool
         Whether the objective is maximised.
+    shard : Group, optional
+        Ranks that keep a slice of the state each, as in ``Optimizer``.
 
     Examples
     --------
@@ -288,6 +313,8 @@ class NAdam(Optimizer):
         weight_decay: float = 0.0,
         momentum_decay: float = 4e-3,
         maximize: bool = False,
+        *,
+        shard: Ranks | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -297,6 +324,7 @@ class NAdam(Optimizer):
             weight_decay=weight_decay,
             momentum_decay=momentum_decay,
             maximize=maximize,
+            shard=shard,
         )
 
     def numbers(self, hyper: Hyper) -> Hyper:
@@ -350,6 +378,8 @@ class RMSprop(Optimizer):
         Whether the variance replaces the mean square.
     maximize : bool
         Whether the objective is maximised.
+    shard : Group, optional
+        Ranks that keep a slice of the state each, as in ``Optimizer``.
 
     Examples
     --------
@@ -373,6 +403,8 @@ class RMSprop(Optimizer):
         momentum: float = 0.0,
         centered: bool = False,
         maximize: bool = False,
+        *,
+        shard: Ranks | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -383,6 +415,7 @@ class RMSprop(Optimizer):
             momentum=momentum,
             centered=centered,
             maximize=maximize,
+            shard=shard,
         )
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
@@ -426,6 +459,8 @@ class Adagrad(Optimizer):
         Added to the denominator.
     maximize : bool
         Whether the objective is maximised.
+    shard : Group, optional
+        Ranks that keep a slice of the state each, as in ``Optimizer``.
 
     Examples
     --------
@@ -448,6 +483,8 @@ class Adagrad(Optimizer):
         initial: float = 0.0,
         eps: float = 1e-10,
         maximize: bool = False,
+        *,
+        shard: Ranks | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -457,6 +494,7 @@ class Adagrad(Optimizer):
             initial=initial,
             eps=eps,
             maximize=maximize,
+            shard=shard,
         )
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
@@ -493,6 +531,8 @@ class Lion(Optimizer):
         The decay of the parameters.
     maximize : bool
         Whether the objective is maximised.
+    shard : Group, optional
+        Ranks that keep a slice of the state each, as in ``Optimizer``.
 
     Examples
     --------
@@ -512,8 +552,12 @@ class Lion(Optimizer):
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
         maximize: bool = False,
+        *,
+        shard: Ranks | None = None,
     ) -> None:
-        super().__init__(params, lr=lr, betas=betas, weight_decay=weight_decay, maximize=maximize)
+        super().__init__(
+            params, lr=lr, betas=betas, weight_decay=weight_decay, maximize=maximize, shard=shard
+        )
 
     @in_place
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:

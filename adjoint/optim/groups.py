@@ -15,7 +15,7 @@ from adjoint.optim.block import Block
 if TYPE_CHECKING:
     from adjoint.optim.optimizer import Optimizer
 
-__all__ = ["Array", "Group", "Hyper", "State", "Unit", "Update", "in_parts", "plain"]
+__all__ = ["Array", "Group", "Hyper", "State", "Unit", "Update", "fitted", "in_parts", "plain"]
 
 Array = ndarray[Any, Any]
 State = dict[str, Any]
@@ -28,7 +28,13 @@ SMALL = 16_384  # elements: parameters up to this size share one flat array
 class Group:
     """Parameters that share hyper-parameters: small ones in one block per dtype, large ones alone."""
 
-    def __init__(self, params: list[Tensor], hyper: Hyper) -> None:
+    def __init__(
+        self,
+        params: list[Tensor],
+        hyper: Hyper,
+        unit: Callable[[list[Tensor], Block | None], Unit] | None = None,
+    ) -> None:
+        made = Unit if unit is None else unit
         self.params = params
         self.hyper = hyper
         self.checked = dict(hyper)  # the values that were checked last
@@ -42,8 +48,8 @@ class Group:
                 # frozen ones separately: a block with missing gradients is updated in parts
                 small.setdefault((p.dtype, p.requires_grad), []).append(p)
             else:
-                self.units.append(Unit([p], None))
-        self.units += [Unit(members, Block(members)) for members in small.values()]
+                self.units.append(made([p], None))
+        self.units += [made(members, Block(members)) for members in small.values()]
         self._unit_of = {id(p): u for u in self.units for p in u.params}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -122,9 +128,9 @@ class Unit:
                 data = flat[s].reshape(p.shape)
                 shaped = {k: v[s].reshape(p.shape) for k, v in state.items()}
                 own = {**hyper, "step": self.steps[i]}
-                found.append(_rows(data, _fitted(g, p).coalesce(), shaped, own, scatters))
+                found.append(_rows(data, fitted(g, p).coalesce(), shaped, own, scatters))
             elif g is not None:
-                self.grad[s] = _fitted(g, p).reshape(-1)
+                self.grad[s] = fitted(g, p).reshape(-1)
                 dense[i] = True
         for span, step in self._spans(dense):
             part = {k: v[span] for k, v in state.items()}
@@ -149,7 +155,7 @@ class Unit:
         self, optimizer: Optimizer, grad: Any, hyper: Hyper, scatters: list[Callable[[], None]]
     ) -> Update:
         (p,) = self.params
-        grad = _fitted(grad, p)
+        grad = fitted(grad, p)
         data = writable(p)
         self.steps = [self.steps[0] + 1]
         hyper = {**hyper, "step": self.steps[0]}
@@ -170,7 +176,7 @@ class Unit:
         """Return the state with slots added or dropped to match the hyper-parameters."""
         if self.state is None:
             return None
-        fresh = self.initial_state(optimizer, hyper, data)
+        fresh = self.kept(self.initial_state(optimizer, hyper, data))
         return {name: self.state.get(name, value) for name, value in fresh.items()}
 
     def initial_state(
@@ -179,6 +185,10 @@ class Unit:
         """Return the state before the first update, for all parameters of the unit."""
         flat = np.concatenate([data(p) for p in self.params], None)
         return _initial(optimizer, flat, hyper)
+
+    def kept(self, state: State) -> State:
+        """Return what this process keeps of whole state arrays."""
+        return state
 
     def take_back(self, steps: list[int]) -> None:
         """Undo the count of an update that was not written, and the versions it moved."""
@@ -246,7 +256,7 @@ def _whole(g: Any) -> Array:
     return np.asarray(g)
 
 
-def _fitted(grad: Any, p: Tensor) -> Any:
+def fitted(grad: Any, p: Tensor) -> Any:
     """Return a gradient as an array of its parameter's shape and dtype; a sparse one unchanged."""
     rows = getattr(grad, "rows", None)
     g = grad if rows is not None else grad._data if type(grad) is Tensor else np.asarray(grad)

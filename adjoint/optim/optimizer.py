@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -25,8 +26,12 @@ from adjoint.grads.slots import drop
 from adjoint.optim.formula import form_of
 from adjoint.optim.groups import Array, Group, Hyper, State, Update, in_parts, plain
 from adjoint.optim.saved import read_state
+from adjoint.optim.shard import ShardedUnit, check_ranks
 from adjoint.optim.traced import trace_update
 from adjoint.threads.spread import ALONE, SHARED, pieces, spread, threads_for
+
+if TYPE_CHECKING:
+    from adjoint.distributed.group import Group as Ranks
 
 __all__ = ["Hyper", "Optimizer", "State"]
 
@@ -52,6 +57,8 @@ class Optimizer:
     ----------
     params : iterable of Tensor or of dict
         The parameters, or groups ``{"params": [...], "lr": ...}`` that override the defaults.
+    shard : Group, optional
+        Ranks that keep a slice of the state each.  They make the same updates, from the same gradients.
     **defaults : object
         The hyper-parameters.
 
@@ -74,7 +81,10 @@ class Optimizer:
 
     slots: ClassVar[tuple[str, ...]] = ()  # the names of the state arrays of each parameter
 
-    def __init__(self, params: Iterable[Any], **defaults: Any) -> None:
+    def __init__(self, params: Iterable[Any], *, shard: Ranks | None = None, **defaults: Any) -> None:
+        if shard is not None:
+            check_ranks(type(self).__name__, shard)
+        self.shard = shard
         self.defaults = {"maximize": False, **defaults}
         self.step_count = 0
         self.groups: list[Group] = []
@@ -236,7 +246,8 @@ class Optimizer:
         hyper = {**self.defaults, **{k: v for k, v in group.items() if k not in ("params", "names")}}
         self.check(hyper)
         hyper = {k: plain(v) for k, v in hyper.items()}
-        added = Group(params, hyper)
+        unit = None if self.shard is None else partial(ShardedUnit, ranks=self.shard)
+        added = Group(params, hyper, unit)
         added.own_rate = "lr" in group
         if self.groups and "lr" in hyper:
             self._relate(added)
@@ -358,6 +369,8 @@ class Optimizer:
 
     def _update(self, gradient: Callable[[Tensor], Any]) -> None:
         if special.count and (trace := tracing.get()) is not None:
+            if self.shard is not None:
+                refuse_tracing("An optimiser with shard=", "Call its step() outside the compiled function.")
             trace_update(trace, self, gradient)
             return
         written = [group for group in self.groups if group.hyper != group.checked]
@@ -461,7 +474,10 @@ class Optimizer:
         raise InputError("state_of: this tensor is not a parameter of the optimiser.")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the step count, the hyper-parameters and the state."""
+        """Return copies of the step count, the hyper-parameters and the state.
+
+        With ``shard=`` all ranks call it; each gets the whole state, which any number of ranks can load.
+        """
         return {
             "kind": type(self).__name__,
             "step": self.step_count,
@@ -490,7 +506,7 @@ class Optimizer:
             g.checked = dict(g.hyper)
             g.ratio = ratio
             for unit, (arrays, steps) in zip(g.units, units, strict=True):
-                unit.state, unit.steps = arrays, steps
+                unit.state, unit.steps = None if arrays is None else unit.kept(arrays), steps
         self.step_count = count
         self._paused = not any(g.hyper.get("lr") for g in self.groups)
 

@@ -63,6 +63,9 @@ class RankLoop:
         assert found is not None
         self.ranks: Ranks = found
         self.generators = _generators(trainer)
+        shard = getattr(trainer.optimizer, "shard", None)
+        if shard is not None and shard is not group:
+            raise InputError("Trainer: shard= of the optimiser must be the group of the trainer.")
         others = {f"buffer {name}": b for name, b in _buffers(trainer)}
         others |= {f"left alone {i}": p for i, p in enumerate(trainer._left_alone)}
         facts = {

@@ -630,6 +630,8 @@ class Trainer:
         path = None
         if self._rank == 0:
             path = checkpoints.write(self.step, self.model.state_dict(), states.of(self), score, monitor)
+        elif getattr(self.optimizer, "shard", None) is not None:
+            self.optimizer.state_dict()  # all ranks give their slices
         return self._ranks.written(path)
 
 
