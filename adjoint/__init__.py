@@ -40,6 +40,7 @@ from adjoint.grads.norm import global_norm
 from adjoint.grads.store import Gradients
 from adjoint.grads.tape import Tape
 from adjoint.interop import array_api
+from adjoint.interop import notebook as _notebook
 from adjoint.interop import numpy as _numpy_protocols
 from adjoint.interop.array_api import *
 from adjoint.interop.dlpack import from_dlpack
@@ -202,7 +203,7 @@ __all__ = [
     *shape.__all__,
 ]
 
-del _numpy_protocols, array_api, arrange, compare, complex_parts, contraction, create, elementwise
+del _notebook, _numpy_protocols, array_api, arrange, compare, complex_parts, contraction, create, elementwise
 del fused, index, join, nan_quantiles, order, piecewise, products, reduce, scan, selection, shape
 
 keep_freed_memory()

@@ -145,6 +145,9 @@ class ContextMode(Generic[T]):
     def __init__(self, value: T) -> None:
         self._value = value
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__.strip('_')}: {self._value!r}>"
+
     def _present(self) -> Any:
         """Return the current value, for ``_restore``."""
         return self._variable.get()

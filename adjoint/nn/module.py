@@ -14,6 +14,7 @@ from adjoint.core.node import Handle, HookList
 from adjoint.core.tensor import Tensor, differentiable, writable
 from adjoint.errors import AdjointError, ArgumentError, InputError, ShapeError
 from adjoint.grads.slots import drop
+from adjoint.interop.notebook import module_html
 from adjoint.storage.fitting import fitting
 from adjoint.typing import ArrayLike, DTypeLike
 
@@ -542,6 +543,9 @@ class Module:
                 depth = path.count(".") + 1
                 lines.append("  " * depth + f"{path.rpartition('.')[2]}: {module._headline()}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return module_html(self)
 
     def _headline(self) -> str:
         tensors = [p for p in self.parameters() if isinstance(p, Tensor)]  # a Hessian has modules instead

@@ -432,6 +432,9 @@ class At:
         self._key: CanonicalKey | None = None
         self._rows: tuple[Tensor, Tensor] | None = None  # for an index inside a transform
 
+    def __repr__(self) -> str:
+        return f"<elements of a tensor of shape {self._x.shape}>"
+
     def __getitem__(self, key: Any) -> At:
         chosen = At(self._x)
         if _has_traced(key):

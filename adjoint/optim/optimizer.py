@@ -23,6 +23,7 @@ from adjoint.core.shapes import number_between
 from adjoint.core.tensor import Tensor, castable
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.grads.slots import drop
+from adjoint.interop.notebook import optimizer_html
 from adjoint.optim.formula import form_of
 from adjoint.optim.groups import Array, Group, Hyper, State, Update, in_parts, plain
 from adjoint.optim.saved import read_state
@@ -514,6 +515,9 @@ class Optimizer:
         count = sum(p.size for p in self.params)
         hyper = ", ".join(f"{k}={v}" for k, v in self.groups[0].hyper.items() if v)
         return f"{type(self).__name__}({len(self.params)} tensors, {count:,} numbers; {hyper})"
+
+    def _repr_html_(self) -> str:
+        return optimizer_html(self)
 
 
 def _write_part(part: Part) -> None:

@@ -542,6 +542,11 @@ class Plateau:
         self.followed: str | None = None  # the logged number of the best value
         self._forget()
 
+    def __repr__(self) -> str:
+        return (
+            f"Plateau(rate={self.rate}, factor={self.factor}, patience={self.patience}, mode={self.mode!r})"
+        )
+
     def _forget(self) -> None:
         self.best = math.inf if self.mode == "min" else -math.inf
         self.bad = 0

@@ -13,6 +13,7 @@ from adjoint.train.callbacks import (
 from adjoint.train.checkpoint import Checkpoints
 from adjoint.train.compose import ComposedLoss, compose
 from adjoint.train.data import DataLoader, Padded, pad_collate, stack_collate
+from adjoint.train.history import History
 from adjoint.train.trainer import Trainer
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "DataLoader",
     "EarlyStopping",
     "GradientFlow",
+    "History",
     "JSONLog",
     "NonFiniteGuard",
     "Padded",

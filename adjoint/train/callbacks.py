@@ -115,6 +115,10 @@ class Callback:
             The trainer.
         """
 
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.identity().items())
+        return f"{type(self).__name__}({shown})"
+
     def identity(self) -> dict[str, Any]:
         """Return plain data that distinguish this callback from others of its class.
 

@@ -75,6 +75,9 @@ class Checkpoints:
         self.sign, self.monitor = sign_of(mode), monitor
         self.same_run = False  # whether later checkpoints belong to this run, which then replaces them
 
+    def __repr__(self) -> str:
+        return f"Checkpoints({str(self.directory)!r}, keep={self.keep})"
+
     def write(
         self,
         step: int,

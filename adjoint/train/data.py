@@ -250,6 +250,10 @@ class DataLoader:
         self._left: deque[tuple[str, Any]] = deque()  # batches taken ahead from it, and not yielded
         self._before: _Ahead | None = None  # the thread of the last loop, which may still wait for data
 
+    def __repr__(self) -> str:
+        size = f"{self._count()} samples" if self.sized else "an iterable"
+        return f"DataLoader({size}, batch_size={self.batch_size}, shuffle={self.shuffle}, seed={self.seed})"
+
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
         n = self._count()

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal."""
+"""A progress bar on a terminal or in a notebook."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from adjoint.errors import MissingExtraError
+from adjoint.interop.notebook import in_notebook
 
 __all__ = ["Progress", "listed"]
 
@@ -18,7 +19,7 @@ RECENT = 50  # steps over which throughput is averaged
 class Progress:
     """Show epoch, loss, metrics, rate, gradient norm, throughput and remaining time with rich.
 
-    Each epoch prints a line with its results.  Nothing is shown if standard error is not a terminal, if
+    Each epoch prints a line with its results.  Nothing is shown outside terminals and notebooks, if
     rich is not installed, or with ``show=False``; ``show=True`` always shows.  ``steps`` is the number of
     steps of an epoch; None if unknown, and then no remaining time is shown.
     """
@@ -27,7 +28,7 @@ class Progress:
         self._bar: Any = None
         self._steps, self._epochs = steps, epochs
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)  # when, and the weight of the step
-        if not (sys.stderr.isatty() if show is None else show):
+        if not (sys.stderr.isatty() or in_notebook() if show is None else show):
             return
         try:
             from rich import progress
@@ -43,7 +44,7 @@ class Progress:
             progress.MofNCompleteColumn(),
             progress.TimeRemainingColumn(compact=True),
             progress.TextColumn("{task.fields[numbers]}", markup=False, table_column=Column(ratio=1)),
-            console=Console(stderr=True),
+            console=Console(stderr=not in_notebook()),  # a notebook shows rich's HTML
             expand=True,
         )
         self._task = self._bar.add_task("", total=None if steps is None else steps * epochs, numbers="")

@@ -13,6 +13,7 @@ from adjoint.nn.module import Module
 from adjoint.random import Generator
 from adjoint.train.callbacks import BestCheckpoint, Callback, Log
 from adjoint.train.compose import ComposedLoss
+from adjoint.train.history import History
 
 if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
@@ -108,7 +109,7 @@ def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping
         trainer.loss.step = max(trainer.step - 1, 0)  # that of the last update, for a validation
     trainer.epoch_steps, trainer.epoch_seconds = int(state["epoch_steps"]), float(state["epoch_seconds"])
     trainer.trained = bool(state.get("trained"))
-    trainer.history = [dict(h) for h in state["history"]]
+    trainer.history = History(dict(h) for h in state["history"])
     trainer.averages.load_state_dict(state["averages"])
     found = matched(trainer, state["callbacks"])
     for callback, saved in sorted(

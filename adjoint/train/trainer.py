@@ -22,6 +22,7 @@ from adjoint.errors import ArgumentError, InputError
 from adjoint.grads.clip import clip_grad_norm
 from adjoint.grads.norm import check_max_norm
 from adjoint.grads.slots import drop
+from adjoint.interop.notebook import module_html, optimizer_html
 from adjoint.nn.module import Module
 from adjoint.optim import Optimizer
 from adjoint.train import state as states
@@ -39,6 +40,7 @@ from adjoint.train.checks import (
 )
 from adjoint.train.compose import ComposedLoss, TermNorms
 from adjoint.train.data import DataLoader, Share
+from adjoint.train.history import History
 from adjoint.train.progress import Progress
 from adjoint.train.ranks import RankLoop, size_and_rank
 from adjoint.train.signals import stopping_on_interrupt
@@ -180,7 +182,7 @@ class Trainer:
         self._ranks = None if group is None else RankLoop(self, group)
         self.step = 0
         self.epoch = 0
-        self.history: list[dict[str, float]] = []
+        self.history = History()
         self.stopped: str | None = None
         self.averages = Averages()  # of the current epoch
         self.epoch_seconds = 0.0
@@ -190,6 +192,18 @@ class Trainer:
         self._warned = False
         self._loader: Any = None
         self._began: tuple[Any, int] = ({}, 0)  # the loader's state and the step at the start of the epoch
+
+    def __repr__(self) -> str:
+        done = f"{self.epoch} epochs, {self.step} steps"
+        return f"Trainer({type(self.model).__name__}, {self.optimizer!r}; {done})"
+
+    def _repr_html_(self) -> str:
+        parts = (
+            f"<div><b>Trainer</b> after {self.epoch} epochs, {self.step} steps</div>",
+            module_html(self.model),
+        )
+        shown = optimizer_html(self.optimizer) if isinstance(self.optimizer, Optimizer) else ""
+        return "".join((*parts, shown, self.history._repr_html_()))
 
     def named_parameters(self, *, frozen: bool = False) -> dict[str, Tensor]:
         """Return the parameters of the model, and those of the loss as ``loss.<name>``.
@@ -228,9 +242,7 @@ class Trainer:
 
     # Training --------------------------------------------------------------------------------
 
-    def fit(
-        self, loader: Any, epochs: int = 1, validate: Any = None, resume: bool = False
-    ) -> list[dict[str, float]]:
+    def fit(self, loader: Any, epochs: int = 1, validate: Any = None, resume: bool = False) -> History:
         """Train until a number of epochs is finished.
 
         Parameters
@@ -246,8 +258,8 @@ class Trainer:
 
         Returns
         -------
-        list of dict
-            The logged numbers of each epoch.
+        History
+            The logged numbers of each epoch: a list of dictionaries.
 
         Raises
         ------

@@ -190,6 +190,9 @@ class _Custom(ABC):
         self.fixed = tuple(sorted(set(several)))
         functools.update_wrapper(self, f, updated=())
 
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.name}>"
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 

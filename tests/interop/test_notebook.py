@@ -1,0 +1,129 @@
+"""What notebooks show: HTML of tensors, modules, optimisers and trainings, and the progress of a training."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint import nn, optim, train
+from adjoint.interop import notebook
+from adjoint.optim import schedules
+
+
+def parsed(html: str) -> ElementTree.Element:
+    """The HTML, which is also well-formed XML."""
+    return ElementTree.fromstring(f"<div>{html.replace(' open ', ' ')}</div>")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        np.array(2.0),
+        np.zeros((0, 3)),
+        np.arange(5),
+        np.array([True, False]),
+        np.array([np.nan, np.inf, -np.inf, 1.0]),
+        np.full((3, 2), 1e308),
+        np.ones((40, 50, 60), np.float32),
+        np.array([1 + 2j]),
+        np.array([1.0, -2.0], np.float16),
+    ],
+    ids=lambda d: f"{d.dtype}{d.shape}",
+)
+def test_tensors(data):
+    html = ad.tensor(data)._repr_html_()
+    text = "".join(parsed(html).itertext())
+    assert f"shape {data.shape}" in text and str(data.dtype) in text
+    assert len(html) < 120_000
+
+
+def test_statistics_and_history_of_a_tensor():
+    x = ad.tensor([[1.0, -3.0], [np.nan, np.inf]], requires_grad=True)
+    text = "".join(parsed(x._repr_html_()).itertext())
+    assert "requires grad" in text and "min -3, mean -1, max 1, NaN 1, inf 1" in text
+    colors = re.findall(r'fill="(#\w+)"', x._repr_html_())
+    assert colors == ["#ffaaaa", "#0000ff", "#2ca02c", "#000000"]
+    assert "made by tanh" in ad.tanh(x)._repr_html_()
+
+
+def test_tensors_inside_transforms_are_shown():
+    seen = []
+    ad.vmap(lambda x: seen.append(x._repr_html_()) or x)(np.ones((2, 3)))
+    assert seen[0].startswith("<pre>")
+
+
+class Odd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 3, rng=0)
+
+    def extra_repr(self) -> str:
+        return "<script>alert('x')</script>"
+
+
+def test_text_of_programs_is_escaped():
+    html = Odd()._repr_html_()
+    assert "<script>" not in html and "&lt;script&gt;" in html
+    assert "weight" in "".join(parsed(html).itertext())
+    history = train.History([{"<i>": 1.0}, {"<i>": 2.0}])
+    assert "<i>" not in history._repr_html_()
+
+
+def test_optimizers_and_trainers_are_shown():
+    net = nn.Sequential(nn.Linear(2, 3, rng=0), nn.ReLU(), nn.Linear(3, 1, rng=1))
+    optimizer = optim.Adam(net.parameters(), lr=0.01)
+    x = np.ones((8, 2), "f")
+    trainer = train.Trainer(net, nn.functional.mse_loss, optimizer)
+    history = trainer.fit(train.DataLoader((x, x[:, :1]), 4), 3, validate=[(x, x[:, :1])])
+    assert isinstance(history, train.History) and history.column("loss")[0] > 0
+    for shown in (optimizer, trainer, history, net):
+        parsed(shown._repr_html_())
+    assert trainer._repr_html_().count("<polyline") >= 3
+    assert repr(trainer).startswith("Trainer(Sequential, Adam(") and repr(trainer).endswith(
+        "3 epochs, 6 steps)"
+    )
+    assert train.History()._repr_html_() == "<div>no epochs yet</div>"
+
+
+def test_no_public_object_shows_an_address():
+    net = nn.Linear(2, 2, rng=0)
+    shown = [
+        train.DataLoader((np.ones((4, 2)),), 2), train.DataLoader(iter([1]), 1), train.EarlyStopping(),
+        train.GradientFlow(), train.NonFiniteGuard(), train.JSONLog("a"), train.CSVLog("a"), train.Checkpoints("a"),
+        train.BestCheckpoint("a"), ad.GradScaler(), ad.GradientAccumulator(net.parameters()), ad.Tape(), ad.no_grad(),
+        ad.enable_grad(), ad.detect_anomaly(), ad.config.threads(2), ad.config.compiling(True), ad.compile(np.sin),
+        ad.custom_vjp(np.sin), ad.tensor([1.0]).at, ad.random.default_rng(0), optim.SGD(net.parameters(), lr=0.1),
+        schedules.Plateau(0.1),
+    ]  # fmt: skip
+    assert [repr(s) for s in shown if " at 0x" in repr(s)] == []
+
+
+def test_a_notebook_shows_progress_and_html(monkeypatch):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    cell = nbformat.v4.new_code_cell
+    page = nbformat.v4.new_notebook(
+        cells=[
+            cell(
+                "import numpy as np, adjoint as ad\nfrom adjoint import nn, optim, train\n"
+                "x = np.ones((8, 2), 'f'); net = nn.Linear(2, 1, rng=0)\n"
+                "trainer = train.Trainer(net, nn.functional.mse_loss, optim.SGD(net.parameters(), lr=0.1))\n"
+                "history = trainer.fit(train.DataLoader((x, x[:, :1]), 4), 2)"
+            ),
+            cell("ad.tensor(x)"),
+            cell("history"),
+        ]
+    )
+    nbclient.NotebookClient(page, timeout=120, kernel_name="python3").execute()
+    progress, tensor, history = (c.outputs for c in page.cells)
+    assert any("epoch 2/2" in str(o.get("data", o.get("text", ""))) for o in progress)
+    assert "<svg" in tensor[0].data["text/html"] and "<polyline" in history[0].data["text/html"]
+
+
+def test_a_terminal_is_not_a_notebook():
+    assert not notebook.in_notebook()
