@@ -198,7 +198,6 @@ FUNCTIONS = {
     "tree_map": "ad.tree.map(f, tree)",
     "tree_util": "ad.tree",
     "pmap": "ad.vmap(f)",
-    "numpy": "ad.concat and the like, or np.concatenate and the like, which take tensors",
     "device_put": "arrays as they are: they are in the memory of the processor",
 }
 
