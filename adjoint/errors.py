@@ -264,7 +264,7 @@ class AccumulationError(AdjointError, RuntimeError):
 class RankError(AdjointError, RuntimeError):
     """Another rank of a distributed program failed, or left it.  The message has its traceback.
 
-    Cure: mend the error of that rank, and start again from a checkpoint.
+    Cure: fix the error of that rank, and restart from a checkpoint.
     """
 
 

@@ -459,7 +459,7 @@ def explain_class(cls: type) -> None:
 
 
 def _is_renamed(value: Any) -> bool:
-    """Tell whether a value is a function with a parameter that has another name in other libraries."""
+    """Return whether a value is a function with a parameter that has another name in other libraries."""
     if not isinstance(value, FunctionType):
         return False
     code = value.__code__
@@ -499,7 +499,7 @@ def check_keywords(function: Callable[..., Any], given: Mapping[str, Any], name:
 
 
 class _Absent:
-    """An attribute that raises an error with a hint.  Unlike ``__getattr__`` it costs others nothing."""
+    """An attribute that raises an error with a hint.  Unlike ``__getattr__`` it does not slow down others."""
 
     def __init__(self, name: str, instead: str) -> None:
         self.name, self.instead = name, instead

@@ -21,7 +21,7 @@ __all__ = ["Array", "ArrayLike", "Axis", "DTypeLike", "Key", "Lengths", "Tree"]
 
 # A NumPy array
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
-# Whatever ad.asarray takes: a tensor, an array, a number, or nested sequences of them
+# An argument of ad.asarray: a tensor, an array, a number, or nested sequences of them
 ArrayLike: TypeAlias = Tensor | _NumPyArrayLike | Sequence[Any]
 # One axis, several axes, or None for all
 Axis: TypeAlias = SupportsIndex | Sequence[SupportsIndex] | None

@@ -382,7 +382,7 @@ class GradientAccumulator:
     # The window ------------------------------------------------------------------------------
 
     def should_update(self) -> bool:
-        """Tell whether the window is full, or closed by ``flush``."""
+        """Return whether the window is full, or closed by ``flush``."""
         return self._window.closed or self._window.micro_batches >= self.config.accumulation_steps
 
     def flush(self) -> bool:

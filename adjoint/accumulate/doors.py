@@ -159,7 +159,7 @@ class MicroBatch:
             loss.backward(on_leaf_ready=ready, **options)
 
     def wants(self, leaf: Tensor) -> bool:
-        """Tell whether a leaf is one of the parameters, here or in a block around this one."""
+        """Return whether a leaf is one of the parameters, here or in a block around this one."""
         return id(leaf) in self._accumulator._names or (self._outer is not None and self._outer.wants(leaf))
 
     def take(self, gradients: dict[Tensor, Any]) -> None:

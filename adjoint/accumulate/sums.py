@@ -111,7 +111,7 @@ class Block:
             self.size += slot.size
 
     def is_shared(self) -> bool:
-        """Tell whether there is no memory, or somebody holds a gradient that is in it."""
+        """Return whether there is no memory, or somebody holds a gradient that is in it."""
         views = len(self.slots)
         return not _ALONE or _references(self.arrays) != [_ALONE[0] + views, *_ALONE * views]
 

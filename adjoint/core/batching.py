@@ -1,4 +1,4 @@
-"""How ``vmap`` evaluates ops: the batch rules that many ops share, and what rules are written with.
+"""How ``vmap`` evaluates ops: batch rules that many ops share, and helpers to write rules.
 
 A batch rule is ``rule(op, size, *args, **params)``.  The arguments are ``Batched`` values or Python numbers,
 and at least one of them has a batch axis.  The result has the batch axis in front.  Parameters are canonical,

@@ -155,7 +155,7 @@ def asarray(
 
 
 def made(t: Tensor, data: Any = None) -> Tensor:
-    """Return a new tensor, a copy of ``data`` if that is an array; in a trace it becomes a value of it."""
+    """Return a new tensor with a copy of an array; inside ``ad.compile`` it becomes a traced value."""
     trace = tracing.get() if special.count else None
     return t if trace is None else trace.made(t, data)
 
@@ -163,7 +163,7 @@ def made(t: Tensor, data: Any = None) -> Tensor:
 def array_of(value: ArrayLike, dtype: DTypeLike | None = None) -> ndarray[Any, Any]:
     """Return ``value`` (tensor, array, number, nested list) as a plain numeric array.
 
-    Memory may be shared; whoever keeps the array copies it.  A compiled function holds only while an array
+    Memory may be shared: copy the array to keep it.  A compiled function holds only while an array
     that is read here has these values.
     """
     if special.count and (trace := tracing.get()) is not None:

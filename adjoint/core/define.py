@@ -222,7 +222,7 @@ def _install(op: Op, forward: Callable[..., Any], ufunc: Any) -> None:
     install(Tensor, op, op.eager)
     for u in (forward, ufunc) if ufunc is not forward else (forward,):
         if type(u).__name__ == "ufunc":
-            UFUNCS.setdefault(u, op.eager)  # an op of a user does not replace np.sin
+            UFUNCS.setdefault(u, op.eager)  # a user's op does not replace np.sin
 
 
 def _dynamic(op: Op) -> Callable[..., Any]:

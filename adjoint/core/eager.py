@@ -1,8 +1,8 @@
 """The fast paths: run an op on plain tensors and Python numbers, and record it.
 
-There is one path per number of arguments, compiled from text, as ``dataclasses`` compiles methods: what
-the paths share is written once, and inlined, because a call more costs as much as what it does.
-``general`` serves all other ops.  What these paths do not handle goes to ``careful`` in ``core/record.py``.
+There is one path per number of arguments.  They are compiled from text, as ``dataclasses`` compiles methods:
+shared parts are written once and inlined, because another function call would double their cost.  ``general``
+is the path of all other ops.  Calls that these paths do not handle go to ``careful`` in ``core/record.py``.
 """
 
 from __future__ import annotations

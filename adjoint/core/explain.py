@@ -54,7 +54,7 @@ _OURS = tuple(os.path.join(os.path.dirname(m.__file__ or ""), "") for m in (np, 
 
 
 def _raised_by_user(error: Exception) -> bool:
-    """Return whether an error arose in a file of neither NumPy nor adjoint: in an op's own forward."""
+    """Return whether an error was raised outside NumPy and adjoint: in the forward of a user's op."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -62,7 +62,7 @@ def _raised_by_user(error: Exception) -> bool:
 
 
 def explained(op: Op, args: tuple[Any, ...], params: dict[str, Any], error: Exception) -> Exception:
-    """Turn an error of NumPy into one that names the op, the shapes and the cure."""
+    """Return an error for one of NumPy, with the op, the shapes and a solution."""
     if isinstance(error, AdjointError) or not isinstance(
         error, (ValueError, TypeError, IndexError, OverflowError)
     ):

@@ -28,7 +28,7 @@ __all__ = ["Result", "broadcast", "infer", "like_first", "real_dtype", "reductio
 
 Result = tuple[tuple[Shape, Any], ...]  # shape and dtype of each output
 
-_MOST = 10_000  # remembered results; then the memory is emptied
+_MOST = 10_000  # cached results; then the cache is cleared
 _known: dict[Any, Result] = {}
 
 
@@ -36,7 +36,7 @@ def infer(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Result:
     """Return the shape and dtype of each output of an op.
 
     The result equals what ``op.eager(*args, **params)`` would return for tensors of these shapes and dtypes.
-    Results are remembered by op, shapes, dtypes and parameters.
+    Results are cached by op, shapes, dtypes and parameters.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def infer(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Result:
 
 
 def _key(op: Op, args: tuple[Any, ...], params: dict[str, Any], alike: bool) -> Any:
-    """Return what a result is remembered by; None if a parameter cannot be hashed.
+    """Return the cache key of a call; None if a parameter cannot be hashed.
 
     The dtypes of an elementwise op do not depend on shapes, and no result depends on the value of a float.
     """

@@ -1,4 +1,4 @@
-"""Values that live inside a transform: the common ground of batched, dual and symbolic arrays.
+"""Base classes of the values inside transforms: batched, dual and symbolic arrays.
 
 A transform runs the user's function on tensors whose data is a ``Lifted`` value.  Each use of a
 transform has a level, larger for the inner one; an op on values of several levels is evaluated
@@ -103,7 +103,7 @@ class Lifted(Shaped):
         def adopt(self, leaf: Any) -> None:
             """Lift a tensor in place, before it becomes a leaf inside this transform.
 
-            So it is not taken for a tensor from outside; at the end the transform lets it go.
+            It then counts as a tensor of this transform, not as one from outside.  ``release`` restores it.
             """
 
         @abstractmethod
@@ -140,7 +140,7 @@ class Unknown(Lifted):
 
         @abstractmethod
         def views(self, other: Any) -> bool:
-            """Tell whether this value may be a view of another one, of which it was made just now."""
+            """Return whether this value may be a view of another one, of which it was made just now."""
 
         @abstractmethod
         def as_number(self) -> Any:

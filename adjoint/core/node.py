@@ -126,7 +126,7 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
             return _unlocked()
 
 
-# The one text that makes a node.  ``new_node`` is a function of it; the fast paths of ops inline it.
+# The source that makes a node.  ``new_node`` is compiled from it; the fast paths of ops inline it.
 FILL = """
 node = Node()
 node.op = op

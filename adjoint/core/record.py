@@ -1,4 +1,4 @@
-"""Run an op on tensors and record it, whatever they are and whichever modes are on.
+"""Run an op on any tensors, in any mode, and record it.
 
 Plain tensors and Python numbers take the fast paths in ``core/eager.py``; whatever else comes
 (arrays, lists, values of transforms, tapes, anomaly mode) goes to ``careful``.
@@ -63,7 +63,7 @@ NUMBERS32: dict[float | str, ndarray[Any, Any]] = {}
 
 
 def as_result(op: Op, data: Any) -> ndarray[Any, Any]:
-    """Return as an array what a forward gave instead of one: a NumPy scalar, for 0-d results."""
+    """Return the result of a forward as an array: NumPy returns scalars for 0-d results."""
     array = np.asarray(data)
     if array.dtype.kind not in "fcbiu" and array.dtype.name != "bfloat16":
         raise RuleError(
@@ -210,7 +210,7 @@ def values_of(args: Sequence[Any]) -> list[Any]:
 
 
 def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-    """Run and record an op whatever its arguments are and whichever modes are on."""
+    """Run and record an op with any arguments and in any mode."""
     operands = tuple([coerce(op, a) for a in args])
     if len(args) == 2 and "numpy.polynomial" in sys.modules:
         check_polynomial(sys._getframe(2), args, operands)
@@ -311,7 +311,7 @@ def _show(node: Node, operands: Sequence[Any]) -> None:
 
 
 def _is_leaf_data(a: Any, node: Node) -> bool:
-    """Tell whether a saved array is a leaf's, which the graph keeps anyway."""
+    """Return whether a saved array is a leaf's, which the graph keeps anyway."""
     return any(isinstance(p, Tensor) and p._data is a for p in node.parents)
 
 

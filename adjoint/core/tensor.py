@@ -596,7 +596,7 @@ def concrete(t: Tensor, what: str) -> ndarray[Any, Any]:
 
 
 def decide(function: Callable[[ndarray[Any, Any]], Any], t: Tensor) -> Any:
-    """Return ``function`` of the numbers of a tensor, for Python to branch on; None inside a transform.
+    """Return ``function`` of the values of a tensor, for a Python condition; None inside a transform.
 
     A compiled function calls it before each call, and is traced again if the result is another one.
     """
@@ -726,7 +726,7 @@ def held(value: Any) -> Any:
 
 
 def unknown(value: Any) -> Unknown | None:
-    """Return the value of a trace at the heart of a tensor or a lifted value; None if there is none."""
+    """Return the innermost traced value of a tensor or a lifted value; None if there is none."""
     while isinstance(value, (Tensor, Lifted)):
         if isinstance(value, Unknown):
             return value

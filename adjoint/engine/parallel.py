@@ -269,7 +269,7 @@ class _Crew:
                 bell.release()
 
     def look_after_helpers(self) -> None:
-        """Raise if a helper died with a node in hand: nobody would finish that node.
+        """Raise if a helper ended while it worked on a node, which would never be finished.
 
         A helper that has ended changes nothing any more, so this needs no lock.
         """
@@ -414,7 +414,7 @@ class _Crew:
         start_helper(target, (self.help, me), _name(me), self.departed[me], self.refuse)
 
     def refuse(self) -> None:
-        """Start no more helpers: the limit of threads is reached, or the interpreter exits."""
+        """Stop starting helpers: the limit of threads is reached, or the interpreter exits."""
         self.limit = 0
 
 

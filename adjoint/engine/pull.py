@@ -137,7 +137,7 @@ def pull_checked(
 def _give(
     run: Run, node: Node, i: int, parent: Any, g: Any, gp: Any, zeros: Any, fits: bool, kept: list[Any] | None
 ) -> None:
-    """Add what a rule returned for argument ``i`` to its parent: make it fit, and find its zeros."""
+    """Add the result of a rule for argument ``i`` to its parent, in its shape, with its zeros."""
     op, xp = node.op, run.xp
     own: Zeros | None = None
     if fits and op.pointwise:
@@ -181,7 +181,7 @@ def _read(node: Node, values: tuple[Any, ...], out: Any, xp: Namespace) -> tuple
 
 
 def _conjugates(op: Op, dtype: Any) -> bool:
-    """Tell whether the engine conjugates around a rule; ``dtype`` is a tuple for several outputs."""
+    """Return whether the engine conjugates around a rule; ``dtype`` is a tuple for several outputs."""
     if not op.holomorphic:
         return False
     return any(d.kind == "c" for d in dtype) if type(dtype) is tuple else dtype.kind == "c"
@@ -194,7 +194,7 @@ def _conj(xp: Namespace, g: Value) -> Any:
 
 
 def _fitted(node: Node, i: int, parent: Any, gp: Any, xp: Namespace) -> Any:
-    """Make what a rule returned for argument ``i`` fit the parent, or say why it does not."""
+    """Return the result of a rule for argument ``i`` in the shape of the parent, or raise."""
     if not hasattr(gp, "dtype"):
         raise _no_array(node, i, gp)
     return _fit(node, i, xp.conj(gp) if _conjugates(node.op, node.dtype) else gp, xp, parent)
@@ -203,7 +203,7 @@ def _fitted(node: Node, i: int, parent: Any, gp: Any, xp: Namespace) -> Any:
 def pull_joint(
     node: Node, g: Any, xp: Namespace, values: Any, out: Any, needed: set[Any] | None, zeros: Any = None
 ) -> list[Any]:
-    """Return what the joint rule of a node gives its parents, None where nothing is wanted or flows."""
+    """Return the gradients that the joint rule of a node returns; None for parents that need none."""
     op = node.op
     parents = node.parents
     wanted = tuple([p is not None and (needed is None or p in needed) for p in parents])
@@ -319,7 +319,7 @@ def add(run: Run, parent: Any, gp: Any, zeros: Zeros | None = None) -> None:
 
 
 class Placed:
-    """A contribution in its place: of an index, or of one output to the node of all outputs."""
+    """A contribution to a part of a gradient: of an index, or of one of several outputs."""
 
     __slots__ = ("g", "node", "zeros")
 
@@ -338,7 +338,7 @@ _BASIC = {int, slice, type(Ellipsis), type(None)}
 
 
 def _placed(run: Run, node: Node, g: Any, zeros: Any, kept: list[Any] | None) -> bool:
-    """Add the gradient of an index, or of one output, in its place; return False where a rule is needed."""
+    """Add the gradient of an index or of one output in place; return False if a rule is needed."""
     if node.op is PICK:
         g = cleaned(run.xp, g, zeros)
     elif (
@@ -356,7 +356,7 @@ def _placed(run: Run, node: Node, g: Any, zeros: Any, kept: list[Any] | None) ->
 
 
 def _place(run: Run, parent: Any, node: Node, g: Any, zeros: Zeros | None) -> None:
-    """Add a gradient in its place: many indices cost as much as what they pick."""
+    """Add a gradient at its index in place, so that the cost is that of the selected elements."""
     if node.op is PICK:
         _add_output(run, parent, node.params["index"], g, zeros)
         return
@@ -425,7 +425,7 @@ def release(node: Node) -> None:
         node.args = node.out = node.versions = None
 
 
-# What went wrong -----------------------------------------------------------------------------
+# Errors ----------------------------------------------------------------------------------------
 
 
 def _recorded(node: Node) -> str:

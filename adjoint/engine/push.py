@@ -88,7 +88,7 @@ def _push_all(
 
 
 def _unless_nan(xp: Namespace, tangents: list[Any], kept: list[Any]) -> list[Any]:
-    """Return the second tangents; in a trace the first ones if these turn out to have no NaN."""
+    """Return the second tangents; inside ``ad.compile``, the first ones in calls where they have no NaN."""
     known = [u for t in tangents if (u := unknown(t)) is not None]
     if not known:
         return kept
@@ -140,7 +140,7 @@ def _kept(xp: Namespace, t: Value, zeros: Zeros | None) -> Any:
 
 
 def _zeros_of(node: Node, tangents: list[Any], own: list[Zeros | None]) -> Any:
-    """Return the zeros of a node's tangent: where it is 0 if positive numbers are pushed instead."""
+    """Return the zeros of a node's tangent: where the tangent of positive numbers is 0."""
     seeds = [
         None if t is None else positive(t.shape, t.dtype, None if z is None else z.live())
         for t, z in zip(tangents, own, strict=True)
@@ -215,7 +215,7 @@ def _by_kind(node: Node, tangents: list[Any], xp: Namespace, values: tuple[Any, 
 
 
 def _moved(op: Op, i: int, tangent: Any, value: Any) -> Any:
-    """Return what a linear op gets for argument ``i``: its tangent, or zeros of its shape."""
+    """Return the tangent of argument ``i`` of a linear op, or zeros of its shape."""
     if tangent is not None:
         return tangent
     if not op.smooth(i):
@@ -267,7 +267,7 @@ def _apply(op: Op, xp: Namespace, args: Sequence[Any], params: dict[str, Any]) -
 
 
 def _transposed(node: Node, tangents: list[Any], xp: Namespace, values: tuple[Any, ...], out: Any) -> Any:
-    """The tangent from the rules alone: they are linear in g, so J t = d/dg <vjp(g), t>."""
+    """Return the tangent computed from the rules, which are linear in g: J t = d/dg <vjp(g), t>."""
     op = node.op
     several = op.outputs > 1
     values = tuple(map(_tensor, values))

@@ -1,4 +1,4 @@
-"""Call one rule of an op by itself, and prepare what rules read."""
+"""Call a single rule of an op, and prepare the values that rules read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["call_rule", "on_one_level", "unpacked"]
 def call_rule(
     op: Op, i: int, xp: Namespace, g: Any, out: Any, values: Sequence[Any], params: dict[str, Any]
 ) -> Any:
-    """Return what the rule for argument ``i`` makes of a gradient or tangent."""
+    """Return the result of the rule for argument ``i``, given a gradient or a tangent."""
     if op.joint is None:
         return op.rules[i](xp, g, out, *values, **params)
     wanted = tuple(j == i for j in range(len(values)))
@@ -31,9 +31,9 @@ def call_rule(
 
 
 def on_one_level(g: Any, out: Any, values: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
-    """Return what a joint rule reads in ``dyn``, all at the innermost of their levels.
+    """Return the values that a joint rule reads in ``dyn``, lifted to the innermost of their levels.
 
-    Such a rule may write into what it makes, and an array cannot take the values of a transform.
+    Such a rule may write into its results, and an array cannot hold the values of a transform.
     """
     parts = [g, out, *values]
     top = innermost([each for p in parts for each in (p if type(p) in (tuple, list) else (p,))])

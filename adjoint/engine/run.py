@@ -35,7 +35,7 @@ class Run:
     ``grads`` maps nodes and leaves to the sums of their contributions so far; at the end only leaves
     remain.  ``captured`` are intermediate nodes whose gradients were requested.
     ``retained`` are the gradients of tensors with ``retain_grad``.  ``on_ready(leaf, g)`` is called when
-    a leaf is complete, and returns what is left of its gradient: None if it took it.
+    a leaf is complete, and returns its gradient, or None if the callback has used it.
     """
 
     __slots__ = (
@@ -177,7 +177,7 @@ def _refuse_outside(roots: Sequence[Tensor]) -> None:
 def seed_at_level(t: Tensor, seed: Tensor) -> Tensor:
     """Return a seed or tangent of ``t`` at the level of ``t``, or at its own if that is further in.
 
-    Rules with in-place steps need it: an array cannot take the values of a transform.
+    Rules that write in place need it: an array cannot hold the values of a transform.
     """
     top, data = t._data, seed._data
     if not isinstance(top, Lifted) or (isinstance(data, Lifted) and data.level >= top.level):

@@ -1,13 +1,13 @@
-"""Zeros of a gradient that are there because no path leads to an element.
+"""Zeros of a gradient at elements that do not influence the output.
 
-``where``, an index, ``maximum`` and other ops that select give a zero gradient to the elements that they
-did not choose.  Such a zero stays zero behind an infinite derivative, which has no influence.  A zero that
-the arithmetic made is a number like any other: times infinity it is NaN.
+``where``, an index, ``maximum`` and other ops that select give a zero gradient to the elements that they did
+not select.  Such a zero stays zero when it is multiplied by an infinite derivative.  Any other zero is an
+ordinary number: its product with infinity is NaN.
 
-A ``Zeros`` says which zeros of one gradient are of the first sort.  An op that selects makes one, and
-elementwise ops pass it on by reference.  Nothing is computed on the way, so some of these zeros may be NaN
-meanwhile (``stained``).  Before elements mix, in a sum, a reduction, a product, a hook or a leaf, the
-gradient is searched for NaNs, and they are replaced.  The reasons are in docs/adr/0014-zeros-by-selection.md.
+A ``Zeros`` object marks the zeros of the first kind in one gradient.  An op that selects creates it, and
+elementwise ops pass it on by reference.  They do not correct the gradient, so marked elements may be NaN
+(``stained``).  Before elements are combined (in a sum, a reduction, a product, a hook or a leaf), NaNs at
+marked elements are replaced by 0.  docs/adr/0014-zeros-by-selection.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ __all__ = [
     "through",
 ]
 
-Live = Any  # a boolean array, true where a gradient may flow; None: everywhere
+Live = Any  # a boolean array, true at elements that may have a gradient; None: at all
 
 
 class Zeros:
-    """Which elements of a gradient no path reaches: those where ``live()`` is false.
+    """The elements of a gradient that are zero by selection: those where ``live()`` is false.
 
-    ``stained`` says that rules have been applied since, so that a NaN may be in place of a zero.
+    ``stained`` means that rules were applied to the gradient, so marked elements may be NaN.
     """
 
     __slots__ = ("_known", "_live", "_sources", "origin", "stained")
 
     def __init__(self, sources: tuple[Zeros, ...], live: Live = None, stained: bool = False) -> None:
-        self._sources = sources  # it is computed from these, on demand
+        self._sources = sources  # ``live`` is computed from these on demand
         self._live = live
         self._known = not sources
         self.origin: Zeros | None = None  # the same zeros before they were stained
@@ -108,9 +108,9 @@ class _Reduced(Zeros):
 
 
 class _Pulled(Zeros):
-    """The zeros of what a rule makes of a gradient, for an op that selects or is linear.
+    """The zeros of the result of a rule, for an op that selects or is linear.
 
-    The rule is linear in the gradient: positive numbers where something flows show where they go.
+    The rule is linear in the gradient, so its result for positive numbers is nonzero where a gradient flows.
     """
 
     __slots__ = ("args", "i", "node", "out", "shape", "zeros")
@@ -119,7 +119,7 @@ class _Pulled(Zeros):
         self._live = self.origin = None
         self._known = self.stained = False
         self.node = node
-        self.args, self.out = node.args, node.out  # which the run releases
+        self.args, self.out = node.args, node.out  # kept here, because the run releases them
         self.i = i
         self.zeros = zeros  # by output, where there are several: False where an output was not used
         self.shape = shape
@@ -148,7 +148,7 @@ class _Pulled(Zeros):
 
 
 class _Picked(Zeros):
-    """The zeros around elements that indices picked along one axis, with one bit per place."""
+    """The zeros of an index along one axis, as a bit mask of the selected positions."""
 
     __slots__ = ("axis", "bits", "shape")
 
@@ -170,7 +170,7 @@ _MANY = 10_000  # the longest axis with a bit per place
 
 
 def _along_one_axis(key: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return the axis and the places, as bits, that an index picks; None if it is not of one axis."""
+    """Return the axis of an index and its positions as a bit mask; None unless it has exactly one axis."""
     if type(key[0]) is int and len(key) == 2 and key[1] is Ellipsis:  # x[i], the usual one
         return (0, 1 << key[0] % shape[0]) if shape[0] <= _MANY else None
     axis, found = 0, None
@@ -190,13 +190,13 @@ def _along_one_axis(key: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[int, 
 
 
 def picked(node: Node, shape: tuple[int, ...]) -> Zeros:
-    """Return the zeros around the elements that an index picked."""
+    """Return the zeros at the elements that an index did not select."""
     found = _along_one_axis(node.params["key"], shape)
     return _Pulled(node, 0, None, shape) if found is None else _Picked(*found, shape)
 
 
 def also_picked(had: Zeros, node: Node, shape: tuple[int, ...]) -> Zeros | None:
-    """Return the zeros that are left where another index picked more; None where there are none."""
+    """Return the zeros that remain after another index selected elements; None if none remain."""
     if type(had) is _Picked:
         found = _along_one_axis(node.params["key"], shape)
         if found is not None and found[0] == had.axis:
@@ -228,7 +228,7 @@ class Masked:
 
 
 def of_seed(seed: Any) -> Zeros | None:
-    """Return the zeros in the seed of a run: those that the caller chose, or those of the run around it."""
+    """Return the zeros of a seed: those in the caller's seed, or those of the surrounding run."""
     around = arriving.get()
     data = seed._data if isinstance(seed, Tensor) else seed
     if around is None:
@@ -244,7 +244,7 @@ def of_seed(seed: Any) -> Zeros | None:
 
 
 def through(node: Node, i: int, g: Any, zeros: Any, shape: tuple[int, ...]) -> Zeros | None:
-    """Return the zeros of what rule ``i`` makes of a gradient with ``zeros``; None if they are not known.
+    """Return the zeros of the result of rule ``i`` for a gradient with ``zeros``; None if unknown.
 
     ``zeros`` and ``g`` are lists where the op has several outputs.
     """
@@ -261,19 +261,19 @@ def through(node: Node, i: int, g: Any, zeros: Any, shape: tuple[int, ...]) -> Z
 
 
 def reduced(zeros: tuple[Zeros, ...], shape: tuple[int, ...], stained: bool = False) -> Zeros:
-    """Return the zeros of a sum, made to fit ``shape``."""
+    """Return the zeros of a gradient that is summed or broadcast to ``shape``."""
     found = _Reduced(zeros, None, stained)
     found.shape = shape
     return found
 
 
 def meet(a: Zeros | None, b: Zeros | None) -> Zeros | None:
-    """Return the zeros of a sum: the places where both parts, which are clean, have one."""
+    """Return the zeros of a sum of two clean gradients: the elements where both have one."""
     return None if a is None or b is None else Zeros((a, b))
 
 
 def same(a: Zeros | None, b: Zeros | None) -> bool:
-    """Tell whether two gradients have the same zeros, so that their sum can be cleaned later."""
+    """Return whether two gradients have the same zeros, so that their sum can be cleaned later."""
     return a is b or (a is not None and b is not None and (a.origin or a) is (b.origin or b))
 
 
@@ -281,7 +281,7 @@ def same(a: Zeros | None, b: Zeros | None) -> bool:
 
 
 def cleaned(xp: Namespace, g: Value, zeros: Zeros | None) -> Any:
-    """Return a gradient in which NaNs in place of zeros are replaced.
+    """Return a gradient with NaNs at marked elements replaced by 0.
 
     A recorded gradient is always cleaned: its derivative may be infinite where the gradient is not.
     """
@@ -311,7 +311,7 @@ def _cleaned_later(xp: Namespace, g: Value, zeros: Zeros) -> Any:
 
 
 def may_have_nan(g: Any) -> bool:
-    """Look for a NaN with one dot product: squares do not cancel, so the sum is NaN if an element is."""
+    """Return whether an array may have a NaN: the dot product with itself is NaN if an element is."""
     data = held(g)
     if not isinstance(data, (np.ndarray, np.generic)) or data.dtype.kind not in "fc":
         return True  # a dtype that NumPy does not know, such as bfloat16
@@ -322,19 +322,19 @@ def may_have_nan(g: Any) -> bool:
 
 
 def nonzero(value: Any) -> Any:
-    """Return where a value is not zero."""
+    """Return a boolean array that is true where a value is not zero."""
     return (dyn if isinstance(value, Lifted) else np).not_equal(value, 0)
 
 
 def positive(shape: Any, dtype: Any, live: Live) -> Any:
-    """Return numbers between 1 and 2, without a pattern that could cancel; zeros where nothing flows."""
+    """Return irregular numbers from 1 to 2, which do not cancel in sums; 0 where ``live`` is false."""
     size = int(np.prod(shape, dtype=np.int64))
     numbers = (1 + np.arange(1, size + 1) * 0.6180339887498949 % 1).reshape(shape).astype(dtype)
     return numbers if live is None else (dyn if isinstance(live, Lifted) else np).where(live, numbers, 0)
 
 
 def spread(live: Any, shape: tuple[int, ...]) -> Live:
-    """Return where something flows, summed or broadcast to ``shape``; None if it does not fit."""
+    """Return ``live`` reduced or broadcast to ``shape``; None if it does not fit."""
     had = live.shape
     if had == shape:
         return live

@@ -229,7 +229,7 @@ def _backward_plainly(root: Tensor, retain: bool, early: _Early | None, target: 
 
 
 def _hooked(leaves: Iterable[Tensor]) -> bool:
-    """Tell whether a leaf has hooks; an intermediate tensor's hook may have added one to a leaf."""
+    """Return whether a leaf has hooks; an intermediate tensor's hook may have added one to a leaf."""
     for leaf in leaves:
         extra = leaf._extra
         if extra is not None and extra.hooks is not None:
@@ -257,7 +257,7 @@ class _Early:
         self.done: list[tuple[Tensor, str]] = []
 
     def finish(self, leaf: Tensor, g: Any) -> Any:
-        """Call ``on_leaf_ready`` and post-accumulate hooks; return the gradient, None if it is used."""
+        """Call ``on_leaf_ready`` and post-accumulate hooks; return the gradient, or None if it was used."""
         on_leaf_ready = self.on_leaf_ready
         if on_leaf_ready is not None:
             t = wrap(g) if type(g) is ndarray else as_gradient_tensor(g)

@@ -34,7 +34,7 @@ scale_clock = _Clock()
 
 
 def _mark_scaled() -> None:
-    """Note in the micro-batch that is open that a loss was scaled: its update is refused without a scaler."""
+    """Mark the open micro-batch as scaled, so that an update without the scaler is an error."""
     block = sink.get()
     if block is not None:
         block.scaled = True

@@ -47,7 +47,7 @@ def noting_reductions(found: Reductions | None) -> Iterator[None]:
 
 
 def is_noting() -> bool:
-    """Tell whether reductions are noted here."""
+    """Return whether reductions are noted here."""
     return _reductions.get() is not None
 
 

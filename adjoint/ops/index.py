@@ -341,7 +341,7 @@ def _set_traced(x: Tensor, key: Any, value: Any) -> None:
 
 
 def _has_traced(key: Any) -> bool:
-    """Tell whether an index has values of a transform; inside ``ad.compile``, tensors from outside too."""
+    """Return whether an index has values of a transform; inside ``ad.compile``, tensors from outside too."""
     items = key if type(key) is tuple else (key,)
     if special.count and tracing.get() is not None:
         note_reading(*items)

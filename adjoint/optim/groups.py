@@ -268,7 +268,7 @@ def fitted(grad: Any, p: Tensor) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return NumPy scalars as Python numbers, beside which float32 stays float32."""
+    """Return NumPy scalars as Python numbers, which keep float32 arrays float32."""
     if isinstance(value, (tuple, list)):
         return tuple(map(plain, value))
     return value.item() if isinstance(value, np.generic) else value

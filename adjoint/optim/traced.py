@@ -126,7 +126,7 @@ class _Update:
             self._part(unit, unit.params[i], shared[count])
 
     def _numbers(self, group: Group, unit: Unit, i: int, ahead: int) -> dict[str, Any]:
-        """Return the hyper-parameters as numbers that are asked for at each call; zeros and flags stay."""
+        """Return the hyper-parameters as numbers that are read at each call; zeros and flags stay."""
 
         def read() -> dict[str, Any]:
             found: dict[str, Any] = self.optimizer.numbers({**group.hyper, "step": unit.steps[i] + ahead})

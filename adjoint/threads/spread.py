@@ -1,13 +1,11 @@
 """Spread elementwise passes over large arrays: in pieces that stay in the cache, over a few threads.
 
-Only for operations whose every element is rounded as it would be in one pass: then neither the pieces
-nor the threads can change a bit.  +, -, *, /, sqrt, comparisons and copies round each element exactly.
-Functions such as tanh do not, but NumPy's loops take the same way for an element wherever its vector
-stands; their pieces begin at whole multiples of many vectors, and a test compares the bits.  A sum, or a
-product of matrices, is not such an operation.
+This is only correct for operations that round each element independently of the others, so that pieces and
+threads do not change any bit.  +, -, *, /, sqrt, comparisons and copies do.  Functions such as tanh do if the
+pieces start at multiples of the vector length, which a test checks.  Sums and matrix products do not.
 
-NumPy lets go of the interpreter lock inside its loops, and wants it back after each call.  Two threads that
-ask for it often lose more by waiting than they gain, so shared pieces are large (docs/adr/0011).
+NumPy releases the interpreter lock inside its loops and acquires it after each call.  Small pieces therefore
+make threads wait for each other, so the pieces of several threads are large (docs/adr/0011).
 """
 
 from __future__ import annotations
@@ -49,13 +47,13 @@ __all__ = [
 T = TypeVar("T")
 
 # Bytes of each array in a piece.  In one thread: 256 kB, so that a few arrays stay in the second-level
-# cache from one pass to the next.  In several threads 512 kB: with 128 kB the two of them wait for the
+# cache from one pass to the next.  In several threads 512 kB: with 128 kB two threads wait for the
 # interpreter lock longer than they work (an Adam update of 1,860,000 float32: 4.5 ms, 2.8 ms with 512 kB).
 ALONE = 1 << 18
 SHARED = 1 << 19
 
-# How often a thread that waits for another's last part looks before it sleeps: a wake-up costs 50 µs and
-# more, and the parts of a pass end at about the same time.
+# How often a waiting thread checks before it sleeps: a wake-up costs at least 50 µs, and the parts of a pass
+# end at about the same time.
 _LOOKS = 1000
 
 _VECTORS = 1 << 10  # elements: whole multiples of any vector of a processor
@@ -86,12 +84,12 @@ def threads_for(size: int, least: int, *, ending: Callable[[], bool] = sys.is_fi
 
 
 def pieces(size: int, length: int) -> list[slice]:
-    """Cut ``size`` elements into slices of ``length``, the last one shorter."""
+    """Split ``size`` elements into slices of ``length``; the last one may be shorter."""
     return [slice(start, min(start + length, size)) for start in range(0, size, length)]
 
 
 def scratch(size: int, dtype: np.dtype[Any]) -> ndarray[Any, Any]:
-    """Return an array of this thread's own, good until this thread asks again."""
+    """Return an array of this thread, which is valid until the next call in the same thread."""
     wanted = size * dtype.itemsize
     memory = getattr(_local, "memory", None)
     if memory is None or memory.size < wanted:
@@ -102,10 +100,10 @@ def scratch(size: int, dtype: np.dtype[Any]) -> ndarray[Any, Any]:
 
 
 def spread(work: Callable[[T], object], parts: Sequence[T], threads: int) -> None:
-    """Call ``work(part)`` for each part, in so many threads, of which the caller is one.
+    """Call ``work(part)`` for each part, in several threads including the caller's.
 
-    In one thread the parts go in their order, otherwise in any.  Context variables hold in all threads.
-    The first error is raised when no thread works any more; what was not begun by then is left out.
+    One thread processes the parts in order, several in any order.  Context variables apply in all threads.
+    After an error no further part is started, and the first error is raised when all threads have stopped.
     """
     if threads < 2 or len(parts) < 2 or _pool.forked:
         for part in parts:
@@ -121,9 +119,9 @@ def spread_in_turn(
     *,
     unless: Callable[[], object],
 ) -> None:
-    """Spread two passes: the second begins when the first is over, ``unless`` that is found true.
+    """Run two passes, the second after the first; skip the second if ``unless()`` is true.
 
-    As two calls of ``spread``, but the helpers are called once.
+    This equals two calls of ``spread``, but wakes the helpers only once.
     """
     if threads < 2 or _pool.forked:
         spread(*first, 1)
@@ -134,7 +132,7 @@ def spread_in_turn(
 
 
 def function_in_pieces(f: Callable[..., Any], a: ndarray[Any, Any]) -> Any:
-    """Return ``f(a)`` of a costly function and a large array, in several threads; the bits are the same."""
+    """Return ``f(a)`` for a slow function and a large array, in several threads; the bits are the same."""
     threads = threads_for(a.size, COSTLY_SIZE // 2)
     if threads == 1 or a.dtype.char not in "fd" or not a.flags.c_contiguous:
         return f(a)
@@ -161,9 +159,9 @@ def _work_off(passes: list[_Pass], unless: Callable[[], object], threads: int) -
 
 
 class _Pass:
-    """The parts of a pass that nobody has taken, and the threads that may hold one.
+    """The parts that no thread has taken yet, and the threads that may be working on one.
 
-    Both are changed by single calls of their methods, which no other thread can come between.
+    Both are changed by single method calls, which are atomic.
     """
 
     __slots__ = ("busy", "left", "work")
@@ -175,7 +173,7 @@ class _Pass:
 
 
 class _Job:
-    """Passes to work through, one after the other, and who is at it."""
+    """Passes that run one after the other, and the threads that work on them."""
 
     __slots__ = ("bell", "context", "errors", "passes", "running", "unless")
 
@@ -183,12 +181,12 @@ class _Job:
         self.passes = passes
         self.unless = unless
         self.context: Context | None = copy_context()
-        self.running: set[int] = set()  # helpers that may hold a part
-        self.bell: SimpleQueue[None] = SimpleQueue()  # rung by each helper that leaves
+        self.running: set[int] = set()  # helpers that may be working on a part
+        self.bell: SimpleQueue[None] = SimpleQueue()  # gets an item when a helper ends
         self.errors: list[BaseException] = []
 
     def work_through(self) -> None:
-        """Take part in each pass."""
+        """Work on each pass."""
         before = None
         for each in self.passes:
             if before is not None:
@@ -204,7 +202,7 @@ class _Job:
         work, left, busy = of.work, of.left, of.busy
         while left:
             try:
-                busy.add(me)  # before a part is taken, until it is done or the job stopped: no mark, no work
+                busy.add(me)  # set before a part is taken, so that a thread that works is always in the set
                 try:
                     part = left.pop()
                 except IndexError:  # another thread was faster
@@ -216,14 +214,14 @@ class _Job:
                 busy.discard(me)
 
     def _wait_for(self, of: _Pass) -> None:
-        """Return when nobody holds a part of a pass, or the job has stopped."""
+        """Wait until no thread works on a pass, or the job has stopped."""
         while not _soon_empty(of.busy) and not self.errors:
             if _pool.forked:
                 raise _forked_error()
             time.sleep(1e-4)
 
     def help(self) -> None:
-        """Work through the parts in a helper's thread; one that comes too late finds none and leaves."""
+        """Work on the parts in a helper thread; return at once if none are left."""
         me = get_ident()
         try:
             self.running.add(me)
@@ -237,24 +235,24 @@ class _Job:
             self.bell.put(None)
 
     def stop(self, error: BaseException) -> None:
-        """Let nobody begin another part."""
+        """Prevent all threads from starting another part."""
         self.errors.append(error)
         for each in self.passes:
             each.left.clear()
 
     def finish(self) -> None:
-        """Wait until no helper works any more, whatever comes; then raise what went wrong."""
+        """Wait until no helper works any more, even after interrupts; then raise the first error."""
         while True:
             try:  # no loop in it, see ``_Crew`` in adjoint.engine.parallel
                 self._wait_for_helpers()
                 break
             except WorkerError:
                 raise
-            except BaseException as error:  # an interrupt: raised when the arrays are at rest
+            except BaseException as error:  # an interrupt: raised when no thread writes any more
                 self.stop(error)
-        self.passes, self.context = [], None  # a helper that comes late must not keep them
+        self.passes, self.context = [], None  # so that a late helper does not keep them alive
         if self.errors:
-            # an interrupt goes before other errors
+            # interrupts take precedence over other errors
             first = next((e for e in self.errors if not isinstance(e, Exception)), self.errors[0])
             self.errors.clear()
             raise first
@@ -278,7 +276,7 @@ def _soon_empty(marks: set[int]) -> bool:
 
 
 def _let_others_go_on() -> None:
-    """Let go of the interpreter lock for a moment; ``time.sleep(0)`` takes 50 µs on Linux, this 1."""
+    """Release the interpreter lock briefly: 1 µs; ``time.sleep(0)`` takes 50 µs on Linux."""
     if os.name == "posix":
         select.select((), (), (), 0)
     else:
@@ -287,15 +285,16 @@ def _let_others_go_on() -> None:
 
 def _forked_error() -> WorkerError:
     return WorkerError(
-        "the process was forked while threads worked on an array: in the child their part of it is missing."
+        "the process was forked while several threads worked on an array, so the child has only a part of "
+        "the result.\n  Repeat the operation in the child."
     )
 
 
 class _Pool:
-    """The helpers: threads that wait for jobs, as many as were ever wanted at once.
+    """The helper threads, which wait for jobs.  Their number only grows.
 
-    They are bare threads, which no interrupt reaches and the end of the program does not wait for.  Nothing
-    depends on them: a job that no helper comes for is done by its caller.
+    They are bare threads: they get no interrupts, and the program can end while they wait.  If no helper is
+    free, the caller does all the work of its job.
     """
 
     def __init__(self, forked: bool = False) -> None:
@@ -305,7 +304,7 @@ class _Pool:
         self.lock = _thread.allocate_lock()
 
     def call(self, job: _Job, count: int) -> None:
-        """Ask ``count`` helpers to take part."""
+        """Wake ``count`` helpers for a job."""
         if self.helpers < count:
             with self.lock:  # no loop in it, see ``_Crew`` in adjoint.engine.parallel
                 self._start(count)
@@ -316,14 +315,14 @@ class _Pool:
         while self.helpers < count:
             try:
                 _thread.start_new_thread(_wait_for_jobs, (self.jobs,))
-            except RuntimeError:  # no more threads are to be had
+            except RuntimeError:  # the limit of threads is reached
                 break
             self.helpers += 1
 
 
 def _wait_for_jobs(jobs: SimpleQueue[_Job]) -> None:
     while True:
-        with suppress(BaseException):  # aimed at this thread from outside: it has nothing to end for
+        with suppress(BaseException):  # an exception set from outside does not end the thread
             jobs.get().help()
 
 
@@ -331,7 +330,7 @@ _pool = _Pool()
 
 
 def _lose_helpers() -> None:
-    """In a forked child there are none, and none are started: it is likely one of many."""
+    """Use no helpers in a forked child: it is likely one of many processes."""
     global _pool
     _pool = _Pool(forked=True)
 
