@@ -10,6 +10,7 @@ import numpy as np
 from adjoint.compiler.program import Program, Source
 from adjoint.compiler.symbolic import Symbolic
 from adjoint.core.node import LEAF
+from adjoint.core.record import joined_copy
 from adjoint.core.tensor import Tensor, Traced, wrap
 from adjoint.engine.run import differentiate, key_of
 from adjoint.engine.serial import run_serial
@@ -62,9 +63,21 @@ class Backward:
         self.program.results = [v for v in values if v is not None]
         self.wanted = [v is not None for v in values]
         self.flows = [o._node is not None for o in outs]
-        constants = [s.owner for s in fresh]
         built = build(self.program)
-        self.run: Callable[..., tuple[Any, ...]] = lambda *given: built(*given, *constants)
+        self.run: Callable[..., tuple[Any, ...]] = lambda *given: built(*given, *map(_read, fresh))
+
+
+def _read(source: Source) -> Any:
+    """Return the value that a source has now."""
+    kind, owner = source.kind, source.owner
+    if kind == "tensor":
+        return owner._data
+    if kind == "grad":
+        return owner.grad._data
+    if kind == "cell":
+        container, key = owner
+        return container[key]
+    return owner if kind == "array" else owner()
 
 
 class Joint(Rule):
@@ -134,9 +147,14 @@ class Joint(Rule):
         self, residuals: list[Tensor], grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
         """Differentiate the function itself, recorded."""
-        outs = self._again(residuals)
+        # forward mode differentiates by the gradients alone: the arguments have no history then
+        given = [
+            joined_copy(t, None) if w and t._node is None and i < len(self.owner.moves) else t
+            for i, (t, w) in enumerate(zip(residuals, wanted, strict=True))
+        ]
+        outs = self._again(given)
         pairs = [(o, g) for o, g in zip(outs, grads, strict=True) if g is not None]
-        inputs = [t for t, w in zip(residuals, wanted, strict=True) if w]
+        inputs = [t for t, w in zip(given, wanted, strict=True) if w]
         found = iter(
             gradients(
                 [o for o, _ in pairs], inputs, [g for _, g in pairs], create_graph=True, allow_unused=True

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from adjoint import tree
-from adjoint.config import grad_mode, within
+from adjoint.config import grad_mode, special, within
 from adjoint.core.batched import Batched, settled
 from adjoint.core.convert import tensor
-from adjoint.core.lifted import Lifted, run_at
+from adjoint.core.lifted import Lifted, refuse_tracing, run_at
 from adjoint.core.namespace import Namespace, rec
 from adjoint.core.node import Node, next_seq
 from adjoint.core.record import at_level, record_results
@@ -192,6 +192,8 @@ class _Problem:
 
     def __init__(self, name: str, f: Callable[..., Any], x0: Any, args: Sequence[Any]) -> None:
         as_function(name, f)
+        if special.count:
+            refuse_tracing(f"ad.{name}", "Call it outside; the function that it solves may be compiled.")
         self.name = name
         self.f = f
         # copies: writes to arrays cannot be detected

@@ -499,6 +499,33 @@ def test_transforms_around_a_compiled_function(derivative: Any) -> None:
     assert same_bits(derivative(ad.compile(cube)), derivative(cube))
 
 
+def test_forward_mode_of_a_call_that_runs_again() -> None:
+    f = ad.compile(lambda x: ad.sin(x))
+    _, found = ad.jvp(lambda x: ad.checkpoint(lambda z: f(z) ** 2, x), (0.3,), (1.0,))
+    assert abs(found - np.sin(0.6)) < 1e-15
+
+
+def test_a_rule_reads_tensors_and_draws_that_the_forward_does_not() -> None:
+    scale, rng = ad.tensor([2.0, 3.0]), ad.random.default_rng(0)
+    f = ad.custom_vjp(lambda x: ad.sin(x))
+    f.defvjp(lambda x: (ad.sin(x), ()), lambda _, g: (ad.broadcast_to(scale, (2,)) * g,))
+    noisy = ad.custom_vjp(lambda x: ad.sin(x))
+    noisy.defvjp(lambda x: (ad.sin(x), ()), lambda _, g: (rng.normal(size=2) * g,))
+    g = ad.grad(ad.compile(lambda x: f(x).sum()))
+    assert g(np.ones(2)).tolist() == [2.0, 3.0]
+    scale.copy_(5.0)
+    assert g(np.ones(2)).tolist() == [5.0, 5.0]
+    h = ad.grad(ad.compile(lambda x: noisy(x).sum()))
+    assert h(np.ones(2)).tolist() != h(np.ones(2)).tolist()
+
+
+@pytest.mark.parametrize("solve", [ad.root, ad.fixed_point])
+def test_equations_are_not_solved_inside(solve: Any) -> None:
+    f = ad.compile(lambda a: solve(lambda x: 0.5 * x - a, 1.0))
+    with pytest.raises(TransformError, match=f"ad.{solve.__name__} cannot be used inside ad.compile"):
+        f(2.0)
+
+
 def test_backward_through_a_compiled_model() -> None:
     models = [nn.Sequential(nn.Linear(3, 4, rng=0), nn.Tanh(), nn.Linear(4, 1, rng=1)) for _ in range(2)]
     forward = ad.compile(lambda x: models[1](x))
