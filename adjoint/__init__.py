@@ -84,7 +84,7 @@ from adjoint.ops.selection import *
 from adjoint.ops.shape import *
 
 if TYPE_CHECKING:
-    from adjoint import distributed, inspect, nn, numpy, optim, random, testing, train
+    from adjoint import distributed, inspect, nn, numpy, optim, random, scipy, testing, train
     from adjoint.accumulate.accumulator import GradientAccumulator
     from adjoint.accumulate.options import AccumulationConfig, AccumulationEvent, AccumulationStats
     from adjoint.accumulate.sums import GradientBuffer
@@ -157,6 +157,7 @@ __all__ = [
     "linalg",
     "nn",
     "numpy",
+    "scipy",
     "jacfwd",
     "jacobian",
     "jacrev",
@@ -214,6 +215,7 @@ del keep_freed_memory, relocate_numpy_warnings
 _LATER = {
     "nn": "adjoint.nn",
     "numpy": "adjoint.numpy",
+    "scipy": "adjoint.scipy",
     "optim": "adjoint.optim",
     "random": "adjoint.random",
     "inspect": "adjoint.inspect",

@@ -318,7 +318,7 @@ def _documented(op: Op, summary: str) -> str:
         result += "\n    It has no gradient" + (f", because {op.reason}." if op.reason else ".")
     return _DOC.format(
         summary=summary,
-        names=", ".join(op.arg_names),
+        names=", ".join("xyzw"[: op.arity]),
         arguments="The argument." if one else "The arguments, which are broadcast against each other.",
         result=result,
     )

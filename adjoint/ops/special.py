@@ -1,4 +1,4 @@
-"""Special functions, ``ad.special``: error functions, gamma functions, entropies, Bessel functions.
+"""Special functions, ``ad.special``: error functions, gamma functions, entropies; others come from the modules imported here.
 
 Values come from SciPy (``pip install 'adjoint-ad[scipy]'``), which is imported at the first call; ``erf``,
 ``expit``, ``log_expit``, ``logit``, ``xlogy``, ``xlog1py`` and ``entr`` need NumPy alone.  Where the derivative
@@ -9,8 +9,6 @@ of a function is another special function, that one is an op, too, so that every
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,10 +17,17 @@ from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.tensor import Tensor
-from adjoint.errors import ArgumentError, InputError, MissingExtraError
+from adjoint.ops import bessel, combinatorial, divergences, incomplete, integrals
+from adjoint.ops.bessel import *
+from adjoint.ops.combinatorial import *
+from adjoint.ops.divergences import *
 from adjoint.ops.elementwise import sigmoid, sinc
 from adjoint.ops.erf import erf as _erf
 from adjoint.ops.half import in_float32
+from adjoint.ops.incomplete import *
+from adjoint.ops.integrals import *
+from adjoint.ops.scipy_forward import from_scipy, load, real_arrays
+from adjoint.ops.special_order import whole_order
 from adjoint.typing import Array, ArrayLike
 
 __all__ = [
@@ -38,13 +43,6 @@ __all__ = [
     "expit",
     "gamma",
     "gammaln",
-    "i0",
-    "i0e",
-    "i1",
-    "i1e",
-    "iv",
-    "ive",
-    "jv",
     "log_expit",
     "log_ndtr",
     "logit",
@@ -56,6 +54,11 @@ __all__ = [
     "sinc",
     "xlog1py",
     "xlogy",
+    *bessel.__all__,
+    *combinatorial.__all__,
+    *divergences.__all__,
+    *incomplete.__all__,
+    *integrals.__all__,
 ]
 
 
@@ -63,49 +66,30 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def _scipy(name: str) -> Callable[..., Any]:
-    """Return a forward function that calls SciPy's function; SciPy is imported at the first call."""
-    found: list[Callable[..., Any]] = []
-
-    def forward(*args: Any) -> Any:
-        if not found:
-            found.append(getattr(_load(name), name))
-        return found[0](*_real(*args))
-
-    return in_float32(forward)
-
-
-def _real(*args: Any) -> Any:
-    """Return arguments as arrays; raise for complex ones, as the derivatives are those of real functions."""
-    arrays = tuple(map(np.asarray, args))
-    if any(a.dtype.kind == "c" for a in arrays):
-        raise TypeError("it is for real numbers")
-    return arrays
-
-
-def _load(name: str) -> Any:
-    try:
-        import scipy.special
-    except ImportError:
-        raise MissingExtraError(f"ad.special.{name}", "SciPy", "scipy") from None
-    return scipy.special
-
-
 # The error function and the normal distribution ------------------------------------------------
 
 ROOT2, ROOT_PI, ROOT_2PI = math.sqrt(2.0), math.sqrt(math.pi), math.sqrt(2 * math.pi)
 
-erf = define("erf", in_float32(_erf), lambda xp, g, y, x: g * (xp.exp(-x * x) * (2 / ROOT_PI)), saves="x",
+
+def _erf_of_any(x: Any) -> Any:
+    return load("erf").erf(x) if np.asarray(x).dtype.kind == "c" else _erf(x)
+
+
+def _erfc(x: Any) -> Any:
+    return load("erfc").erfc(x)
+
+
+erf = define("erf", in_float32(_erf_of_any), lambda xp, g, y, x: g * (xp.exp(-x * x) * (2 / ROOT_PI)), saves="x",
              reference="scipy.special:erf", doc="Return the error function 2/√π ∫₀ˣ exp(-t²) dt, to about one unit in the last place.")  # fmt: skip
-erfc = define("erfc", _scipy("erfc"), lambda xp, g, y, x: g * (xp.exp(-x * x) * (-2 / ROOT_PI)), saves="x",
+erfc = define("erfc", in_float32(_erfc), lambda xp, g, y, x: g * (xp.exp(-x * x) * (-2 / ROOT_PI)), saves="x",
               reference="scipy.special:erfc", doc="Return 1 - erf(x), accurate where erf is near 1.")  # fmt: skip
-erfinv = define("erfinv", _scipy("erfinv"), lambda xp, g, y, x: g * (xp.exp(xp.square(y)) * (ROOT_PI / 2)), saves="y",
+erfinv = define("erfinv", from_scipy("erfinv"), lambda xp, g, y, x: g * (xp.exp(xp.square(y)) * (ROOT_PI / 2)), saves="y",
                 domain=(-0.8, 0.8), reference="scipy.special:erfinv", doc="Return the inverse of erf.")  # fmt: skip
-erfcinv = define("erfcinv", _scipy("erfcinv"), lambda xp, g, y, x: g * (xp.exp(xp.square(y)) * (-ROOT_PI / 2)), saves="y",
+erfcinv = define("erfcinv", from_scipy("erfcinv"), lambda xp, g, y, x: g * (xp.exp(xp.square(y)) * (-ROOT_PI / 2)), saves="y",
                  domain=(0.3, 1.7), reference="scipy.special:erfcinv", doc="Return the inverse of erfc.")  # fmt: skip
-ndtr = define("ndtr", _scipy("ndtr"), lambda xp, g, y, x: g * (xp.exp(-0.5 * x * x) / ROOT_2PI), saves="x",
+ndtr = define("ndtr", from_scipy("ndtr"), lambda xp, g, y, x: g * (xp.exp(-0.5 * x * x) / ROOT_2PI), saves="x",
               reference="scipy.special:ndtr", doc="Return the normal distribution function.")  # fmt: skip
-ndtri = define("ndtri", _scipy("ndtri"), lambda xp, g, y, x: g * (xp.exp(0.5 * xp.square(y)) * ROOT_2PI), saves="y",
+ndtri = define("ndtri", from_scipy("ndtri"), lambda xp, g, y, x: g * (xp.exp(0.5 * xp.square(y)) * ROOT_2PI), saves="y",
                domain=(0.1, 0.9), reference="scipy.special:ndtri", doc="Return the inverse of the normal distribution function.")  # fmt: skip
 
 
@@ -123,9 +107,9 @@ def _mills(xp: Namespace, x: Value) -> Any:
     return xp.where(far, -large - w * (1 - 2 * w * w), usual)
 
 
-log_ndtr = define("log_ndtr", _scipy("log_ndtr"), lambda xp, g, y, x: g * _mills(xp, x), saves="x",
+log_ndtr = define("log_ndtr", from_scipy("log_ndtr"), lambda xp, g, y, x: g * _mills(xp, x), saves="x",
                   reference="scipy.special:log_ndtr", doc="Return the logarithm of the normal distribution function, accurate in the far tail.")  # fmt: skip
-erfcx = define("erfcx", _scipy("erfcx"), lambda xp, g, y, x: g * xp.erfcx_derivative(x, order=1), saves="x",
+erfcx = define("erfcx", from_scipy("erfcx"), lambda xp, g, y, x: g * xp.erfcx_derivative(x, order=1), saves="x",
                reference="scipy.special:erfcx", doc="Return exp(x²) erfc(x), which decays like 1/x.")  # fmt: skip
 
 
@@ -135,13 +119,13 @@ def _erfcx_derivative(x: Array, order: int) -> Any:
     2n yₙ = yₙ₋₂ - 2x yₙ₋₁ from y₋₁ = 2/√π, y₀ = erfcx.  Upwards it cancels for large x (2x erfcx - 2/√π
     loses all digits at 1e8), so there it is run downwards from far above and scaled to y₋₁ (Miller).
     """
-    (x,) = _real(x)
+    (x,) = real_arrays(x)
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
     x = x.astype(np.float64)
     scale = (-2.0) ** order * math.factorial(order)
     edge = 2.0
     near = np.minimum(x, edge)
-    below, value = 2 / ROOT_PI, _load("erfcx").erfcx(near)
+    below, value = 2 / ROOT_PI, load("erfcx").erfcx(near)
     for n in range(1, order + 1):
         below, value = value, (below - 2 * near * value) / (2 * n)
     far = x > edge
@@ -168,19 +152,19 @@ define("erfcx_derivative", in_float32(_erfcx_derivative),
 
 # Gamma functions -------------------------------------------------------------------------------
 
-gamma = define("gamma", _scipy("gamma"), lambda xp, g, y, x: g * (y * xp.digamma(x)), saves="yx",
+gamma = define("gamma", from_scipy("gamma"), lambda xp, g, y, x: g * (y * xp.digamma(x)), saves="yx",
                domain=(0.5, 3), reference="scipy.special:gamma", doc="Return the gamma function.")  # fmt: skip
-gammaln = define("gammaln", _scipy("gammaln"), lambda xp, g, y, x: g * xp.digamma(x), saves="x",
+gammaln = define("gammaln", from_scipy("gammaln"), lambda xp, g, y, x: g * xp.digamma(x), saves="x",
                  domain=(0.5, 3), reference="scipy.special:gammaln", doc="Return the logarithm of |Γ(x)|.")  # fmt: skip
 digamma = define("digamma", in_float32(lambda x: _polygamma(x, 0)), lambda xp, g, y, x: g * xp.polygamma(x, n=1), saves="x",
                  domain=(0.5, 3), reference="scipy.special:digamma", doc="Return the derivative of log Γ(x).")  # fmt: skip
 define("polygamma", in_float32(lambda x, n: _polygamma(x, n)), lambda xp, g, y, x, n: g * xp.polygamma(x, n=n + 1),
        saves="x", params=("n",), reference="scipy.special:polygamma", doc="The n-th derivative of digamma.")  # fmt: skip
-betaln = define("betaln", _scipy("betaln"),
+betaln = define("betaln", from_scipy("betaln"),
                 lambda xp, g, z, x, y: g * _gap(xp, x, y),
                 lambda xp, g, z, x, y: g * _gap(xp, y, x), saves="xy",
                 domain=((0.5, 3), (0.5, 3)), reference="scipy.special:betaln", doc="Return the logarithm of |B(x, y)|.")  # fmt: skip
-beta = define("beta", _scipy("beta"),
+beta = define("beta", from_scipy("beta"),
               lambda xp, g, z, x, y: g * (z * _gap(xp, x, y)),
               lambda xp, g, z, x, y: g * (z * _gap(xp, y, x)), saves="zxy",
               domain=((0.5, 3), (0.5, 3)), reference="scipy.special:beta", doc="Return the beta function Γ(x) Γ(y) / Γ(x + y).")  # fmt: skip
@@ -198,10 +182,10 @@ def _gap(xp: Namespace, x: Value, y: Value) -> Any:
 
 def _polygamma(x: Array, n: int) -> Any:
     """(-1)ⁿ⁺¹ n! ζ(n + 1, x); left of 0 by reflection, (-1)ⁿ ψₙ(1 - x) - π dⁿcot(πx)/dxⁿ."""
-    (x,) = _real(x)
+    (x,) = real_arrays(x)
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
     x = x.astype(np.float64)
-    special = _load("polygamma" if n else "digamma")
+    special = load("polygamma" if n else "digamma")
     left = x < (0.0 if n else -0.6)  # SciPy's digamma is accurate at its root, -0.504
     right = np.where(left, 1 - x, x)
     value = (
@@ -239,7 +223,7 @@ def _polygamma_gap(x: Array, y: Array, n: int) -> Any:
 
     It is (-1)ⁿ⁺¹ n! Σₖ d(x + k) with d(x) = x⁻ˢ - (x + y)⁻ˢ and s = n + 1: some terms, then their integral.
     """
-    x, y = _real(x, y)
+    x, y = real_arrays(x, y)
     dtype = np.result_type(x, y)
     dtype = dtype if dtype.kind == "f" else np.dtype(np.float64)
     x, y = np.broadcast_arrays(x.astype(np.float64), y.astype(np.float64))
@@ -322,77 +306,6 @@ log_expit = define("log_expit", lambda x: -np.logaddexp(0, -np.asarray(x)), lamb
                    saves="x", reference="scipy.special:log_expit", doc="Return the logarithm of expit, accurate in both tails.")  # fmt: skip
 expit = sigmoid
 
-# Bessel functions of whole order: the derivatives stay within the family ------------------------
-
-define("iv", in_float32(lambda x, n: _bessel("iv", n, x)), lambda xp, g, y, x, n: g * (0.5 * (xp.iv(x, n=n - 1) + xp.iv(x, n=n + 1))),
-       saves="x", params=("n",), reference="scipy.special:iv", doc="The modified Bessel function of the first kind.")  # fmt: skip
-define("ive", in_float32(lambda x, n: _bessel("ive", n, x)),
-       lambda xp, g, y, x, n: g * xp.ive_derivative(x, n=n, order=1), saves="x", params=("n",),
-       reference="scipy.special:ive", doc="The modified Bessel function times exp(-|x|).")  # fmt: skip
-define("ive_derivative", in_float32(lambda x, n, order: _ive_derivative(x, n, order)),
-       lambda xp, g, y, x, n, order: g * xp.ive_derivative(x, n=n, order=order + 1), saves="x", params=("n", "order"),
-       reference="formula", doc="A derivative of the modified Bessel function times exp(-|x|).")  # fmt: skip
-define("jv", in_float32(lambda x, n: _bessel("jv", n, x)), lambda xp, g, y, x, n: g * (0.5 * (xp.jv(x, n=n - 1) - xp.jv(x, n=n + 1))),
-       saves="x", params=("n",), reference="scipy.special:jv", doc="The Bessel function of the first kind.")  # fmt: skip
-
-
-_FASTER = {"iv0": "i0", "iv1": "i1", "ive0": "i0e", "ive1": "i1e"}  # real, and several times as fast
-
-
-def _bessel(name: str, n: int, x: Array) -> Any:
-    (x,) = _real(x)
-    value = _ive_derivative(x, n, 0) if name == "ive" and abs(n) > 1 else _from_zero(name, n, x)
-    return value.astype(x.dtype) if x.dtype.kind == "f" else value
-
-
-def _from_zero(name: str, n: int, x: Array) -> Any:
-    """Return SciPy's Bessel function, and near 0, where that loses digits, two terms of the series."""
-    special = _load(name)
-    faster = _FASTER.get(f"{name}{abs(n)}")  # I₋ₙ = Iₙ
-    if faster:
-        return getattr(special, faster)(x)
-    x = x.astype(np.float64)
-    near = np.abs(x) < 1e-5
-    half = np.where(near, x, 0) / 2
-    order = abs(n)
-    sign = (-1) ** order if name == "jv" and n < 0 else 1
-    square = half * half * (-1 if name == "jv" else 1)
-    series = sign * half**order / math.factorial(order) * (1 + square / (order + 1))
-    if name == "ive":
-        series = series * np.exp(-2 * np.abs(half))
-    return np.where(near, series, getattr(special, name)(n, np.where(near, 1, x)))
-
-
-def _ive_derivative(x: Array, n: int, order: int) -> Any:
-    """Return a derivative of exp(-|x|) Iₙ(x); at 0 the mean of both sides.
-
-    (D - 1)ᵐ Iₙ with 2 D Iₙ = Iₙ₋₁ + Iₙ₊₁ is 2⁻ᵐ times a central difference of order 2m in n, which cancels for
-    large x: there the asymptotic series is differentiated, exp(-x) Iₙ(x) = Σₖ aₖ x^(-k-1/2) / √(2π).
-    """
-    (x,) = _real(x)
-    dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
-    size = np.abs(x.astype(np.float64))
-    edge = max(25.0, float(n * n))
-    near = np.minimum(size, edge)
-    parts = (
-        (-1.0) ** j * math.comb(2 * order, j) * _from_zero("ive", n + order - j, near)
-        for j in range(2 * order + 1)
-    )
-    value = sum(parts)
-    value = np.asarray(value * 0.5**order)
-    if (size > edge).any():
-        far = np.maximum(size, edge)
-        total, a = np.zeros_like(far), 1 / ROOT_2PI
-        for k in range(30):
-            # the derivative of x^(-k-1/2)
-            total += a * math.prod(-k - 0.5 - m for m in range(order)) * far**-k
-            a *= -(4 * n * n - (2 * k + 1) ** 2) / (8 * (k + 1))
-        value = np.where(size > edge, total / np.sqrt(far) / far**order, value)
-    if (n + order) % 2:
-        value = value * np.sign(x)
-    return value.astype(dtype)
-
-
 # Public functions ------------------------------------------------------------------------------
 
 
@@ -422,7 +335,7 @@ def polygamma(n: int, x: ArrayLike) -> Tensor:
     >>> round(ad.special.polygamma(1, 1.0).item(), 12)  # π²/6
     1.644934066848
     """
-    return rec.polygamma(asarray(x), n=_order("polygamma", n, 0))
+    return rec.polygamma(asarray(x), n=whole_order("polygamma", n, 0))
 
 
 def multigammaln(x: ArrayLike, d: int) -> Tensor:
@@ -451,182 +364,12 @@ def multigammaln(x: ArrayLike, d: int) -> Tensor:
     >>> round(ad.special.multigammaln(3.0, 2).item(), 12)
     1.550194993958
     """
-    d = _order("multigammaln", d, 1)
+    d = whole_order("multigammaln", d, 1)
     x = asarray(x)
     total: Any = d * (d - 1) / 4 * math.log(math.pi)
     for j in range(d):
         total = total + gammaln(x - j / 2)
     return total
-
-
-def iv(n: int, x: ArrayLike) -> Tensor:
-    """Return the modified Bessel function of the first kind of integer order.
-
-    Parameters
-    ----------
-    n : int
-        The order, to which no gradient flows.
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        The function at ``x``.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> round(ad.special.iv(2, 1.0).item(), 12)
-    0.135747669767
-    """
-    return rec.iv(asarray(x), n=_order("iv", n))
-
-
-def ive(n: int, x: ArrayLike) -> Tensor:
-    """Return the modified Bessel function of the first kind of integer order, times ``exp(-|x|)``.
-
-    Parameters
-    ----------
-    n : int
-        The order, to which no gradient flows.
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        The function at ``x``.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> round(ad.special.ive(2, 1.0).item(), 12)
-    0.049938776894
-    """
-    return rec.ive(asarray(x), n=_order("ive", n))
-
-
-def jv(n: int, x: ArrayLike) -> Tensor:
-    """Return the Bessel function of the first kind of integer order.
-
-    Parameters
-    ----------
-    n : int
-        The order, to which no gradient flows.
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        The function at ``x``.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> round(ad.special.jv(0, 1.0).item(), 12)
-    0.765197686558
-    """
-    return rec.jv(asarray(x), n=_order("jv", n))
-
-
-def i0(x: ArrayLike) -> Tensor:
-    """Return the modified Bessel function of order 0.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        The function at ``x``.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.special.i0(0.0)
-    tensor(1., dtype=float64)
-    """
-    return rec.iv(asarray(x), n=0)
-
-
-def i1(x: ArrayLike) -> Tensor:
-    """Return the modified Bessel function of order 1.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        The function at ``x``.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.special.i1(0.0)
-    tensor(0., dtype=float64)
-    """
-    return rec.iv(asarray(x), n=1)
-
-
-def i0e(x: ArrayLike) -> Tensor:
-    """Return the modified Bessel function of order 0, times ``exp(-|x|)``.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        The function at ``x``.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.special.i0e(0.0)
-    tensor(1., dtype=float64)
-    """
-    return rec.ive(asarray(x), n=0)
-
-
-def i1e(x: ArrayLike) -> Tensor:
-    """Return the modified Bessel function of order 1, times ``exp(-|x|)``.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        The function at ``x``.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.special.i1e(0.0)
-    tensor(0., dtype=float64)
-    """
-    return rec.ive(asarray(x), n=1)
-
-
-def _order(op: str, n: Any, least: int | None = None) -> int:
-    try:
-        order = operator.index(n)
-    except TypeError:
-        raise InputError(f"{op}: the order must be an integer, but got {n!r}.") from None
-    if least is not None and order < least:
-        raise ArgumentError(f"{op}: the order must be at least {least}, but got {order}.")
-    return order
 
 
 psi = digamma

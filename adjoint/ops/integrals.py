@@ -1,0 +1,278 @@
+"""Exponential, sine, cosine and Fresnel integrals, Dawson's integral, elliptic integrals, Lambert's W, hypergeometric functions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.convert import asarray
+from adjoint.core.define import define
+from adjoint.core.namespace import rec
+from adjoint.core.tensor import Tensor
+from adjoint.errors import InputError
+from adjoint.ops.half import in_float32, wide
+from adjoint.ops.scipy_forward import from_scipy, load, real_arrays
+from adjoint.ops.special_order import whole_order
+from adjoint.typing import ArrayLike
+
+__all__ = [
+    "dawsn",
+    "ellipe",
+    "ellipk",
+    "exp1",
+    "expi",
+    "expn",
+    "fresnel",
+    "hyp1f1",
+    "hyp2f1",
+    "lambertw",
+    "sici",
+]
+
+exp1 = define("exp1", from_scipy("exp1"), lambda xp, g, y, x: -g * (xp.exp(-x) / x), saves="x", domain=(0.2, 3),
+              reference="scipy.special:exp1", doc="Return the exponential integral ∫ₓ^∞ exp(-t)/t dt.")  # fmt: skip
+expi = define("expi", from_scipy("expi"), lambda xp, g, y, x: g * (xp.exp(x) / x), saves="x", domain=(0.2, 3),
+              reference="scipy.special:expi", doc="Return the exponential integral, the principal value of ∫ exp(t)/t dt from -∞ to x.")  # fmt: skip
+define("expn", in_float32(lambda x, n: load("expn").expn(n, *real_arrays(x))),
+       lambda xp, g, y, x, n: -g * (xp.expn(x, n=n - 1) if n else y * (1 + 1 / x)), saves="yx", params=("n",),
+       reference="scipy.special:expn", doc="The generalized exponential integral ∫₁^∞ exp(-xt)/tⁿ dt.")  # fmt: skip
+define("sine_integral", in_float32(lambda x: load("sici").sici(*real_arrays(x))[0]),
+       lambda xp, g, y, x: g * xp.sinc(x * (1 / math.pi)), saves="x",
+       reference="scipy", doc="∫₀ˣ sin(t)/t dt.")  # fmt: skip
+define("cosine_integral", in_float32(lambda x: load("sici").sici(*real_arrays(x))[1]),
+       lambda xp, g, y, x: g * (xp.cos(x) / x), saves="x", domain=(0.5, 3),
+       reference="scipy", doc="-∫ₓ^∞ cos(t)/t dt.")  # fmt: skip
+define("fresnel_sine", in_float32(lambda x: load("fresnel").fresnel(*real_arrays(x))[0]),
+       lambda xp, g, y, x: g * xp.sin((math.pi / 2) * x * x), saves="x",
+       reference="scipy", doc="∫₀ˣ sin(πt²/2) dt.")  # fmt: skip
+define("fresnel_cosine", in_float32(lambda x: load("fresnel").fresnel(*real_arrays(x))[1]),
+       lambda xp, g, y, x: g * xp.cos((math.pi / 2) * x * x), saves="x",
+       reference="scipy", doc="∫₀ˣ cos(πt²/2) dt.")  # fmt: skip
+dawsn = define("dawsn", from_scipy("dawsn"), lambda xp, g, y, x: g * xp.dawsn_derivative(x, order=1), saves="x",
+               reference="scipy.special:dawsn", doc="Return Dawson's integral exp(-x²) ∫₀ˣ exp(t²) dt.")  # fmt: skip
+
+
+def _dawsn_derivative(x: Any, order: int) -> Any:
+    """D⁽ⁿ⁺¹⁾ = -2 (x D⁽ⁿ⁾ + n D⁽ⁿ⁻¹⁾), which cancels for large x: there the asymptotic series is differentiated."""
+    (x,) = real_arrays(x)
+    dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
+    x = x.astype(np.float64)
+    near = np.clip(x, -7, 7)
+    below, value = load("dawsn").dawsn(near), np.ones_like(near)
+    value = 1 - 2 * near * below
+    for n in range(1, order):
+        below, value = value, -2 * (near * value + n * below)
+    far = np.abs(x) > 7
+    if far.any():
+        # Σₖ (2k - 1)!! / (2ᵏ⁺¹ x²ᵏ⁺¹)
+        large = np.where(far, x, 7.0)
+        total, factor = np.zeros_like(large), 0.5
+        for k in range(26):
+            total += factor * math.prod(-2.0 * k - 1 - i for i in range(order)) * large ** (-2.0 * k)
+            factor *= (2 * k + 1) / 2
+        value = np.where(far, total / large ** (order + 1.0), value)
+    return value.astype(dtype)
+
+
+define("dawsn_derivative", in_float32(_dawsn_derivative),
+       lambda xp, g, y, x, order: g * xp.dawsn_derivative(x, order=order + 1), saves="x", params=("order",),
+       reference="formula", doc="A derivative of Dawson's integral.")  # fmt: skip
+
+# Hypergeometric functions: the derivatives stay within the family --------------------------------
+
+define("hyp2f1", in_float32(lambda x, a, b, c: load("hyp2f1").hyp2f1(a, b, c, *real_arrays(x))),
+       lambda xp, g, y, x, a, b, c: g * (xp.hyp2f1(x, a=a + 1, b=b + 1, c=c + 1) * (a * b / c)), saves="x", params=("a", "b", "c"),
+       reference="scipy", doc="Gauss' hypergeometric function.")  # fmt: skip
+define("hyp1f1", in_float32(lambda x, a, b: load("hyp1f1").hyp1f1(a, b, *real_arrays(x))),
+       lambda xp, g, y, x, a, b: g * (xp.hyp1f1(x, a=a + 1, b=b + 1) * (a / b)), saves="x", params=("a", "b"),
+       reference="scipy", doc="Kummer's hypergeometric function.")  # fmt: skip
+ellipk = define("ellipk", from_scipy("ellipk"), lambda xp, g, y, x: g * (xp.hyp2f1(x, a=1.5, b=1.5, c=2.0) * (math.pi / 8)), saves="x",
+                domain=(-2, 0.8), reference="scipy.special:ellipk", doc="Return the complete elliptic integral of the first kind, ∫ (1 - x sin²t)^(-1/2) dt.")  # fmt: skip
+ellipe = define("ellipe", from_scipy("ellipe"), lambda xp, g, y, x: g * (xp.hyp2f1(x, a=0.5, b=1.5, c=2.0) * (-math.pi / 8)), saves="x",
+                domain=(-2, 0.8), reference="scipy.special:ellipe", doc="Return the complete elliptic integral of the second kind, ∫ (1 - x sin²t)^(1/2) dt.")  # fmt: skip
+
+
+def _lambertw(x: Any, k: int) -> Any:
+    x = np.asarray(x)
+    w = load("lambertw").lambertw(wide(x), k)
+    single = x.dtype.itemsize <= 4 if x.dtype.kind not in "biuc" else x.dtype == np.complex64
+    return w.astype(np.complex64) if single else w
+
+
+define("lambertw", _lambertw, lambda xp, g, y, x, k: g * (xp.exp(-y) / (1 + y)), saves="y", params=("k",),
+       reference="scipy", doc="The w with w exp(w) = x.")  # fmt: skip
+
+
+# Public functions ------------------------------------------------------------------------------
+
+
+def expn(n: int, x: ArrayLike) -> Tensor:
+    """Return the generalized exponential integral ∫₁^∞ exp(-xt)/tⁿ dt.
+
+    Parameters
+    ----------
+    n : int
+        The order, to which no gradient flows.
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        The integral.
+
+    Raises
+    ------
+    ArgumentError
+        If ``n`` is negative.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> round(ad.special.expn(2, 1.0).item(), 12)
+    0.148495506776
+    """
+    return rec.expn(asarray(x), n=whole_order("expn", n, 0))
+
+
+def sici(x: ArrayLike) -> tuple[Tensor, Tensor]:
+    """Return the sine and cosine integrals.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    tuple of Tensor
+        ∫₀ˣ sin(t)/t dt and -∫ₓ^∞ cos(t)/t dt.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> [round(y.item(), 12) for y in ad.special.sici(1.0)]
+    [0.946083070367, 0.337403922901]
+    """
+    x = asarray(x)
+    return rec.sine_integral(x), rec.cosine_integral(x)
+
+
+def fresnel(x: ArrayLike) -> tuple[Tensor, Tensor]:
+    """Return the Fresnel integrals.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    tuple of Tensor
+        The integrals from 0 to ``x`` of sin(πt²/2) and of cos(πt²/2).
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> [round(y.item(), 12) for y in ad.special.fresnel(1.0)]
+    [0.43825914739, 0.779893400377]
+    """
+    x = asarray(x)
+    return rec.fresnel_sine(x), rec.fresnel_cosine(x)
+
+
+def _number(op: str, name: str, value: Any) -> float:
+    if isinstance(value, Tensor) or np.ndim(value):
+        raise InputError(f"{op}: {name} must be a number; adjoint has no derivative in it.")
+    return float(value)
+
+
+def hyp2f1(a: float, b: float, c: float, z: ArrayLike) -> Tensor:
+    """Return Gauss' hypergeometric function ₂F₁(a, b; c; z).
+
+    Parameters
+    ----------
+    a : float
+        The first parameter, to which no gradient flows.
+    b : float
+        The second parameter, to which no gradient flows.
+    c : float
+        The third parameter, to which no gradient flows.
+    z : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        The function at ``z``.
+
+    Raises
+    ------
+    InputError
+        If a parameter is not a number.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> round(ad.special.hyp2f1(1, 1, 2, 0.5).item(), 12)  # -log(1 - z) / z
+    1.38629436112
+    """
+    a, b, c = (_number("hyp2f1", n, v) for n, v in zip("abc", (a, b, c), strict=True))
+    return rec.hyp2f1(asarray(z), a=a, b=b, c=c)
+
+
+def hyp1f1(a: float, b: float, x: ArrayLike) -> Tensor:
+    """Return Kummer's hypergeometric function ₁F₁(a; b; x).
+
+    Parameters
+    ----------
+    a : float
+        The first parameter, to which no gradient flows.
+    b : float
+        The second parameter, to which no gradient flows.
+    x : array_like
+        The argument.
+
+    Returns
+    -------
+    Tensor
+        The function at ``x``.
+
+    Raises
+    ------
+    InputError
+        If a parameter is not a number.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> round(ad.special.hyp1f1(2, 2, 1.0).item(), 12)  # exp(x)
+    2.718281828459
+    """
+    return rec.hyp1f1(asarray(x), a=_number("hyp1f1", "a", a), b=_number("hyp1f1", "b", b))
+
+
+def lambertw(z: ArrayLike, k: int = 0) -> Tensor:
+    """Return Lambert's W: the w with w · exp(w) = z.
+
+    Parameters
+    ----------
+    z : array_like
+        The argument.
+    k : int, optional
+        The branch.
+
+    Returns
+    -------
+    Tensor
+        The complex function; ``.real`` for real arguments from -1/e on and the branches 0 and -1.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> round(ad.special.lambertw(1.0).real.item(), 12)
+    0.56714329041
+    """
+    return rec.lambertw(asarray(z), k=whole_order("lambertw", k))

@@ -1,0 +1,42 @@
+"""Forward functions that call SciPy's special functions; SciPy is imported at the first call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from adjoint.errors import MissingExtraError
+from adjoint.ops.half import in_float32
+
+__all__ = ["from_scipy", "load", "real_arrays"]
+
+
+def from_scipy(name: str) -> Callable[..., Any]:
+    """Return a forward function that calls SciPy's function; SciPy is imported at the first call."""
+    found: list[Callable[..., Any]] = []
+
+    def forward(*args: Any) -> Any:
+        if not found:
+            found.append(getattr(load(name), name))
+        return found[0](*real_arrays(*args))
+
+    return in_float32(forward)
+
+
+def real_arrays(*args: Any) -> Any:
+    """Return arguments as arrays; raise for complex ones, as the derivatives are those of real functions."""
+    arrays = tuple(map(np.asarray, args))
+    if any(a.dtype.kind == "c" for a in arrays):
+        raise TypeError("it is for real numbers")
+    return arrays
+
+
+def load(name: str) -> Any:
+    """Return ``scipy.special``; raise if SciPy is missing."""
+    try:
+        import scipy.special
+    except ImportError:
+        raise MissingExtraError(f"ad.special.{name}", "SciPy", "scipy") from None
+    return scipy.special

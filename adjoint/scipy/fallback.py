@@ -1,0 +1,31 @@
+"""SciPy's own functions, which raise for tensors with a history."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from adjoint.errors import MissingExtraError
+from adjoint.numpy.build import numpy_only
+
+__all__ = ["scipy_module", "scipy_only"]
+
+
+def scipy_module(part: str) -> Any:
+    """Return a module of SciPy; raise if SciPy is missing."""
+    try:
+        return importlib.import_module(f"scipy.{part}")
+    except ImportError:
+        raise MissingExtraError(f"adjoint.scipy.{part}", "SciPy", "scipy") from None
+
+
+def scipy_only(part: str, name: str) -> Any:
+    """Return a name of a module of SciPy; its functions take the values of tensors without a history."""
+    if name.startswith("_"):  # asked for by the import system
+        raise AttributeError(f"module 'adjoint.scipy.{part}' has no attribute {name!r}")
+    found = getattr(scipy_module(part), name, None)
+    if found is None:
+        raise AttributeError(f"module 'adjoint.scipy.{part}' has no attribute {name!r}")
+    if not callable(found) or isinstance(found, type):
+        return found
+    return numpy_only(found, f"scipy.{part}")
