@@ -411,23 +411,27 @@ DOTS = 4  # columns of a group of dot products
 
 
 @functools.cache
-def tile_text(machine: Machine, element: str, rows: int, columns: int, padded: bool) -> str:
+def tile_text(
+    machine: Machine, element: str, rows: int, columns: int, padded: bool, by_table: bool = False
+) -> str:
     """Return the unit of one tile: ``(a, b, c, step of rows of a, of k in a, of k in b, of rows of c, k)``.
 
-    ``padded`` says that whole vectors of B can be read.
+    ``padded`` says that whole vectors of B can be read.  With ``by_table`` the step of k in b is the address
+    of a table of offsets, one for each k, and the step of k in a is 1.
     """
     w = Writer(machine)
     lanes = machine.lanes(np.float32 if element == "float" else np.float64)
-    a, b, c = (Value(f"%{n}", "ptr") for n in "abc")
+    a, b, c, table = (Value(f"%{n}", "ptr") for n in ("a", "b", "c", "bk"))
     a_row, a_deep, b_deep, c_row, depth = (Value(f"%{n}", "i64") for n in ("ar", "ak", "bk", "cr", "k"))
     pieces = w.pieces(columns, lanes)
     starts = [w.at(a, element, w.times(i, a_row)) for i in range(rows)]
     count = rows * len(pieces)
     # few sums: take several steps of k apart, so that additions need not wait for each other
     apart = 4 if count <= 2 else 2 if count <= 6 else 1
-    zeros = [w.const(0.0, element, piece.lanes) for _ in range(rows) for piece in pieces]
 
-    def step(k_a: Index, at_b: Value, sums: list[Value]) -> list[Value]:
+    def step(k_a: Value, at_b: Value, sums: list[Value]) -> list[Value]:
+        if by_table:
+            at_b = w.at(b, element, w.load(w.at(table, "i64", k_a), "i64"))
         found = [
             w.load(w.at(at_b, element, q.offset), element, q.lanes, None if padded else q.mask)
             for q in pieces
@@ -441,21 +445,17 @@ def tile_text(machine: Machine, element: str, rows: int, columns: int, padded: b
 
     def body(_: Value, carried: list[Value]) -> list[Value]:
         k_a, at_b, *sums = carried
-        for u in range(apart):
+        for u in range(len(sums) // count):
             sums[u * count : (u + 1) * count] = step(k_a, at_b, sums[u * count : (u + 1) * count])
-            k_a, at_b = w.add(k_a, a_deep), w.at(at_b, element, b_deep)
+            k_a = w.add(k_a, 1 if by_table else a_deep)
+            at_b = at_b if by_table else w.at(at_b, element, b_deep)
         return [k_a, at_b, *sums]
 
+    zeros = [w.const(0.0, element, piece.lanes) for _ in range(rows) for piece in pieces]
     whole = depth if apart == 1 else w.bits("and", depth, -apart)
     k_a, at_b, *sums = w.loop(0, whole, apart, body, [w.const(0, "i64"), b, *zeros * apart])
-
-    def last(_: Value, carried: list[Value]) -> list[Value]:
-        k_a, at_b, *sums = carried
-        sums = step(k_a, at_b, sums)
-        return [w.add(k_a, a_deep), w.at(at_b, element, b_deep), *sums]
-
     if apart > 1:
-        _, _, *sums[:count] = w.loop(whole, depth, 1, last, [k_a, at_b, *sums[:count]])
+        _, _, *sums[:count] = w.loop(whole, depth, 1, body, [k_a, at_b, *sums[:count]])
     while apart > 1:
         apart //= 2
         half = apart * count
@@ -465,6 +465,8 @@ def tile_text(machine: Machine, element: str, rows: int, columns: int, padded: b
             out = w.at(w.at(c, element, w.times(i, c_row)), element, q.offset)
             w.store(sums[i * len(pieces) + j], out, q.mask)
     names = [f"ptr %{n}" for n in "abc"] + [f"i64 %{n}" for n in ("ar", "ak", "bk", "cr", "k")]
+    if by_table:
+        names[5] = "ptr %bk"
     return w.shared(names)
 
 

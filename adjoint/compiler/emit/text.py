@@ -310,6 +310,13 @@ class Writer:
             self._slots[k] = Value(name, "ptr")
         return self._slots[k]
 
+    def table(self, numbers: Sequence[int]) -> Value:
+        """Return the address of constant 64-bit integers."""
+        listed = ", ".join(f"i64 {n}" for n in numbers)
+        name = f"table_{hashlib.sha256(listed.encode()).hexdigest()[:16]}"
+        self.unit.definitions[name] = f"@{name} = internal constant [{len(numbers)} x i64] [{listed}]"
+        return Value(f"@{name}", "ptr")
+
     def scratch(self, element: str, count: int) -> Value:
         """Return memory on the stack, aligned to 64 bytes."""
         name = self._fresh("%stack")

@@ -1,0 +1,464 @@
+"""Convolutions of images: forward, and the gradients of images and kernels.
+
+Each image is first copied into planes with room for its padding.  A stride along rows divides a plane into
+phases, so that neighbouring windows read neighbouring numbers.  A row of windows is then a row of a matrix
+product whose other matrix is not stored: a table has the place in the planes of each k, that is, of each
+channel and offset in the kernel.
+
+Zeros around images are multiplied like other numbers, so a kernel with infinite numbers gives NaN there.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adjoint.compiler.emit.gemm import Epilogue, Kernel, Kernels, tile_text
+from adjoint.compiler.emit.text import Index, Value, Writer, element_of, size_of
+from adjoint.compiler.machine import Machine
+
+__all__ = ["Conv", "Weights", "conv", "conv_input", "conv_weight"]
+
+# Slots of the kernels: the images, the kernels (packed ones, where there is a pack kernel), and the result.
+IMAGES, KERNELS, RESULT, SCRATCH, FREE = range(5)
+PARTS = (
+    8  # of the sum over images of conv_weight; it depends on shapes alone, so bits do not depend on threads
+)
+PART_BYTES = 1 << 21  # of the sums of all parts
+
+
+class Conv(NamedTuple):
+    """A convolution of contiguous images (n, c, *size) with kernels (o, c, *kernel), in two dimensions."""
+
+    dtype: Any
+    n: int
+    c: int
+    o: int
+    size: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
+    dilation: tuple[int, int] = (1, 1)
+
+    @property
+    def windows(self) -> tuple[int, int]:
+        """Return how many windows there are along each axis."""
+        high, wide = (
+            (n + lo + hi - d * (k - 1) - 1) // s + 1
+            for n, k, s, (lo, hi), d in zip(
+                self.size, self.kernel, self.stride, self.padding, self.dilation, strict=True
+            )
+        )
+        return high, wide
+
+
+class Weights(NamedTuple):
+    """The gradient of kernels: ``main`` adds up parts of the images, ``last`` adds up the parts.
+
+    ``main`` writes ``partial`` bytes in slot RESULT; ``last`` reads them in slot 0 and writes slot 1.
+    """
+
+    main: Kernel
+    last: Kernel
+    partial: int
+    scratch: int
+
+
+class _Planes(NamedTuple):
+    """Copies of the channels of one image, with zeros around: rows × phases × numbers."""
+
+    element: str
+    channels: int
+    size: tuple[int, int]  # of the image
+    first: tuple[int, int]  # where its first number is; negative: how many are left out
+    spread: tuple[int, int]  # distance of its numbers; 1: adjacent
+    phases: int
+    rows: int
+    width: int  # of one phase
+
+    @property
+    def row(self) -> int:
+        return self.phases * self.width
+
+    @property
+    def plane(self) -> int:
+        return self.rows * self.row
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of all planes, with room behind them for a whole vector."""
+        return -(-self.channels * self.plane * size_of(self.element) // 64) * 64 + 64
+
+    def place(self, channel: int, y: int, x: int) -> int:
+        return channel * self.plane + y * self.row + x % self.phases * self.width + x // self.phases
+
+    @property
+    def is_image(self) -> bool:
+        """Whether the planes are the image itself, so that no copy is needed."""
+        return (
+            self.phases == 1
+            and self.first == (0, 0)
+            and self.spread == (1, 1)
+            and (self.rows, self.width) == self.size
+        )
+
+    def copy(self, w: Writer, lanes: int, source: Value, target: Value) -> None:
+        """Emit the copy of one image."""
+        element, (high, wide) = self.element, self.size
+        total = self.channels * self.plane
+        zero = w.const(0.0, element, lanes)
+        w.loop(0, -(-total // lanes) * lanes, lanes, lambda i, _: w.store(zero, w.at(target, element, i)))
+        rows = self._kept(self.first[0], self.spread[0], high, self.rows)
+
+        def row(r: Value, _: list[Value]) -> None:
+            channel, y = w.divide(r, rows[1] - rows[0])
+            y = w.plus(y, rows[0])
+            at = w.at(source, element, w.plus(w.times(channel, high * wide), w.times(y, wide)))
+            line = w.plus(w.times(y, self.spread[0]), self.first[0])
+            to = w.at(target, element, w.plus(w.times(channel, self.plane), w.times(line, self.row)))
+            self._copy_row(w, lanes, at, to)
+
+        w.loop(0, self.channels * (rows[1] - rows[0]), 1, row)
+
+    @staticmethod
+    def _kept(first: int, spread: int, count: int, room: int) -> tuple[int, int]:
+        """Return which numbers of an axis lie inside the planes."""
+        kept = [i for i in range(count) if 0 <= first + i * spread < room]
+        return (kept[0], kept[-1] + 1) if kept else (0, 0)
+
+    def _copy_row(self, w: Writer, lanes: int, at: Value, to: Value) -> None:
+        element, first, spread = self.element, self.first[1], self.spread[1]
+        start, stop = self._kept(first, spread, self.size[1], self.width * self.phases)
+        if self.phases == 1 and spread == 1:
+            for offset, n, mask in w.pieces(stop - start, lanes):
+                x = w.load(w.at(at, element, start + offset), element, n, mask)
+                w.store(x, w.at(to, element, first + start + offset), mask)
+            return
+
+        def one(i: Value, _: list[Value]) -> None:
+            place = w.plus(w.times(i, spread), first)
+            x, phase = w.divide(place, self.phases)
+            w.store(
+                w.load(w.at(at, element, i), element),
+                w.at(to, element, w.plus(w.times(phase, self.width), x)),
+            )
+
+        w.loop(start, stop, 1, one)
+
+
+def _planes_of(spec: Conv, element: str) -> _Planes:
+    """Return the planes that windows of a convolution read."""
+    needed = [
+        s * (n - 1) + d * (k - 1) + 1
+        for n, k, s, d in zip(spec.windows, spec.kernel, spec.stride, spec.dilation, strict=True)
+    ]
+    phases = spec.stride[1]
+    first = (spec.padding[0][0], spec.padding[1][0])
+    exact = _Planes(element, spec.c, spec.size, first, (1, 1), 1, *spec.size)
+    if phases == 1 and exact.is_image and all(n <= m for n, m in zip(needed, spec.size, strict=True)):
+        return exact
+    return _Planes(element, spec.c, spec.size, first, (1, 1), phases, needed[0], -(-needed[1] // phases))
+
+
+class _Work(NamedTuple):
+    """A sum over channels and offsets in a kernel, for each row and column of an output."""
+
+    machine: Machine
+    planes: _Planes
+    outputs: int
+    windows: tuple[int, int]
+    offsets: list[int]  # of each k in the planes
+    step: int  # from one row of windows to the next
+
+    @property
+    def element(self) -> str:
+        return self.planes.element
+
+    @property
+    def lanes(self) -> int:
+        return self.machine.lanes(np.float32 if self.element == "float" else np.float64)
+
+
+def _work(machine: Machine, spec: Conv, planes: _Planes, outputs: int) -> _Work:
+    (kh, kw), (dh, dw) = spec.kernel, spec.dilation
+    offsets = [
+        planes.place(c, y * dh, x * dw) for c in range(planes.channels) for y in range(kh) for x in range(kw)
+    ]
+    return _Work(machine, planes, outputs, spec.windows, offsets, spec.stride[0] * planes.row)
+
+
+def _own_planes(w: Writer, work: _Work, image: Index) -> Value:
+    """Emit the copy of an image; return the address of its planes."""
+    planes = work.planes
+    source = w.at(w.slot(IMAGES), work.element, w.times(image, planes.channels * math.prod(planes.size)))
+    if planes.is_image:
+        return source
+    target = w.at(w.slot(SCRATCH), "i8", w.times(w.thread, planes.bytes))
+    planes.copy(w, work.lanes, source, target)
+    return target
+
+
+def _correlation(work: _Work, epilogue: Epilogue | None, images: int) -> Kernel:
+    """Return the kernel of one product per image, from kernels (outputs, k) in slot KERNELS."""
+    w = Writer(work.machine)
+    element, lanes, depth = work.element, work.lanes, len(work.offsets)
+    high, wide = work.windows
+    table = w.table(work.offsets)
+    most = 8 if work.machine.registers == 32 else 6 if work.machine.width else 4
+    panels = -(-work.outputs // most)
+    cuts = [work.outputs * p // panels for p in range(panels + 1)]
+
+    def one(image: Value, _: list[Value]) -> None:
+        planes = _own_planes(w, work, image)
+        out = w.at(w.slot(RESULT), element, w.times(image, work.outputs * high * wide))
+
+        def line(y: Value, _: list[Value]) -> None:
+            base = w.at(planes, element, w.times(y, work.step))
+            for low, top in itertools.pairwise(cuts):
+                rows = top - low
+                kernels = w.at(w.slot(KERNELS), element, low * depth)
+
+                def columns(
+                    first: Index, n: int, rows: int = rows, low: int = low, kernels: Value = kernels
+                ) -> None:
+                    place = w.plus(w.times(y, wide), first)
+                    to = w.at(out, element, w.plus(low * high * wide, place))
+                    text = tile_text(work.machine, element, rows, n, not work.planes.is_image, True)
+                    steps = [w.const(x, "i64") for x in (depth, 1)]
+                    ends = [w.const(x, "i64") for x in (high * wide, depth)]
+                    w.use(text, kernels, w.at(base, element, first), to, *steps, table, *ends)
+                    if epilogue is not None:
+                        _finish(w, work, epilogue, image, low, rows, place, n, to)
+
+                full, rest = divmod(wide, 2 * lanes)
+                w.loop(0, full, 1, lambda j, _, f=columns: f(w.times(j, 2 * lanes), 2 * lanes))  # type: ignore[misc]
+                if rest:
+                    columns(full * 2 * lanes, rest)
+
+        w.loop(0, high, 1, line)
+
+    w.loop(w.low, w.high, 1, one)
+    return Kernel(w.kernel(), images)
+
+
+def _finish(
+    w: Writer,
+    work: _Work,
+    epilogue: Epilogue,
+    image: Index,
+    low: int,
+    rows: int,
+    place: Index,
+    n: int,
+    to: Value,
+) -> None:
+    """Apply the epilogue to a tile."""
+    step = math.prod(work.windows)
+
+    def body(inner: Writer, given: list[Value]) -> None:
+        _, at, item, first, count, position = given
+
+        def one(i: Value, _: list[Value]) -> None:
+            for offset, lanes, mask in inner.pieces(n, work.lanes):
+                out = inner.at(at, work.element, inner.plus(inner.times(i, step), offset))
+                x = inner.load(out, work.element, lanes, mask)
+                value = epilogue(inner, item, inner.plus(first, i), inner.plus(position, offset), x, mask)
+                if value is not None:
+                    inner.store(value, out, mask)
+
+        inner.loop(0, count, 1, one)
+
+    names = [("ptr", "args"), ("ptr", "at"), *(("i64", n) for n in ("item", "first", "count", "position"))]
+    w.define(f"finish_{n}", names, body)
+    numbers = [w.index_value(x) for x in (image, low, rows, place)]
+    w.run(f"finish_{n}", Value("%args", "ptr"), to, *numbers)
+
+
+def conv(machine: Machine, spec: Conv, epilogue: Epilogue | None = None) -> Kernels:
+    """Return the kernels of a convolution; the epilogue gets image, channel and position."""
+    planes = _planes_of(spec, element_of(spec.dtype))
+    work = _work(machine, spec, planes, spec.o)
+    return Kernels(None, _correlation(work, epilogue, spec.n), 0, 0 if planes.is_image else planes.bytes)
+
+
+def conv_input(machine: Machine, spec: Conv, epilogue: Epilogue | None = None) -> Kernels:
+    """Return the kernels of the gradient of the images, from that of the result in slot IMAGES.
+
+    It is a convolution with turned kernels, of planes where the numbers are as far apart as the stride was.
+    """
+    element = element_of(spec.dtype)
+    reach = [d * (k - 1) for d, k in zip(spec.dilation, spec.kernel, strict=True)]
+    first = (reach[0] - spec.padding[0][0], reach[1] - spec.padding[1][0])
+    rows, width = (n + r for n, r in zip(spec.size, reach, strict=True))
+    planes = _Planes(element, spec.o, spec.windows, first, spec.stride, 1, rows, width)
+    back = spec._replace(stride=(1, 1), padding=((0, 0), (0, 0)))
+    work = _work(machine, back, planes, spec.c)._replace(windows=spec.size)
+    packed = spec.c * spec.o * math.prod(spec.kernel) * size_of(element)
+    main = _correlation(work, epilogue, spec.n)
+    return Kernels(
+        _turned_kernels(machine, spec, element), main, packed, 0 if planes.is_image else planes.bytes
+    )
+
+
+def _turned_kernels(machine: Machine, spec: Conv, element: str) -> Kernel:
+    """Return the kernel that packs (o, c, *kernel) as (c, o, *turned kernel)."""
+    w, area = Writer(machine), math.prod(spec.kernel)
+
+    def one(c: Value, _: list[Value]) -> None:
+        def output(o: Value, _: list[Value]) -> None:
+            at = w.at(w.slot(0), element, w.times(w.plus(w.times(o, spec.c), c), area))
+            to = w.at(w.slot(1), element, w.times(w.plus(w.times(c, spec.o), o), area))
+
+            def number(k: Value, _: list[Value]) -> None:
+                w.store(w.load(w.at(at, element, w.sub(area - 1, k)), element), w.at(to, element, k))
+
+            w.loop(0, area, 1, number)
+
+        w.loop(0, spec.o, 1, output)
+
+    w.loop(w.low, w.high, 1, one)
+    return Kernel(w.kernel(), spec.c)
+
+
+# The gradient of kernels --------------------------------------------------------------------------
+
+
+def conv_weight(machine: Machine, spec: Conv) -> Weights:
+    """Return the kernels of the gradient of kernels: images in slot IMAGES, of the result in slot KERNELS.
+
+    The sums of a tile (some outputs by some k) are vectors along rows of windows; lanes are added up last.
+    """
+    element = element_of(spec.dtype)
+    planes = _planes_of(spec, element)
+    work = _work(machine, spec, planes, spec.o)
+    sums = spec.o * len(work.offsets) * work.lanes * size_of(element)
+    parts = max(1, min(PARTS, spec.n, PART_BYTES // max(1, sums)))
+    main, last = _weight_parts(work, spec.n, parts), _weight_sum(work, parts)
+    return Weights(main, last, parts * sums, 0 if planes.is_image else planes.bytes)
+
+
+def _weight_parts(work: _Work, images: int, parts: int) -> Kernel:
+    """Return the kernel whose iterations are some outputs (a panel) of a part of the images."""
+    w = Writer(work.machine)
+    element, lanes, depth = work.element, work.lanes, len(work.offsets)
+    most = 6 if work.machine.registers == 32 else 3
+    panels = -(-work.outputs // most)
+    rows, larger = divmod(work.outputs, panels)  # the first ``larger`` panels have one output more
+
+    def one(q: Value, _: list[Value]) -> None:
+        part, panel = w.divide(q, panels)
+        first = w.plus(w.times(panel, rows), w.least(panel, larger))
+        place = w.plus(w.times(part, work.outputs), first)
+        sums = w.at(w.slot(RESULT), element, w.times(place, depth * lanes))
+        low = w.divide(w.times(part, images), parts)[0]
+        high = w.divide(w.times(w.plus(part, 1), images), parts)[0]
+        fewer = w.compare("sge", w.index_value(panel), larger)
+        if larger:
+            with w.when(w.invert(fewer)):
+                _weight_panel(w, work, rows + 1, first, sums, low, high)
+        with w.when(fewer):
+            _weight_panel(w, work, rows, first, sums, low, high)
+
+    w.loop(w.low, w.high, 1, one)
+    return Kernel(w.kernel(), parts * panels)
+
+
+def _weight_panel(
+    w: Writer, work: _Work, rows: int, first: Index, sums: Value, low: Index, high: Index
+) -> None:
+    """Emit the sums of some outputs over some images."""
+    element, lanes, depth, size = work.element, work.lanes, len(work.offsets), math.prod(work.windows)
+    columns = 4 if work.machine.registers == 32 else 3
+    table, zero = w.table(work.offsets), w.const(0.0, element, lanes)
+    w.loop(0, rows * depth * lanes, lanes, lambda i, _: w.store(zero, w.at(sums, element, i)))
+
+    def image(n: Value, _: list[Value]) -> None:
+        planes = _own_planes(w, work, n)
+        g = w.at(w.slot(KERNELS), element, w.times(w.plus(w.times(n, work.outputs), first), size))
+
+        def tile(k: Index, count: int) -> None:
+            text = _weight_tile(work.machine, element, rows, count, work.windows[1])
+            numbers = [w.const(x, "i64") for x in (size, work.step, depth * lanes, work.windows[0])]
+            to = w.at(sums, element, w.times(k, lanes))
+            w.use(text, g, planes, w.at(table, "i64", k), to, *numbers)
+
+        full, rest = divmod(depth, columns)
+        w.loop(0, full * columns, columns, lambda k, _: tile(k, columns))
+        if rest:
+            tile(full * columns, rest)
+
+    w.loop(low, high, 1, image)
+
+
+@functools.cache
+def _weight_tile(machine: Machine, element: str, rows: int, columns: int, wide: int) -> str:
+    """Return the unit of a tile: ``(g, planes, offsets, sums, step of g, of rows, of sums, rows)``."""
+    w = Writer(machine)
+    lanes = machine.lanes(np.float32 if element == "float" else np.float64)
+    g, planes, table, out = (Value(f"%{n}", "ptr") for n in ("g", "planes", "table", "out"))
+    g_step, line, out_step, high = (Value(f"%{n}", "i64") for n in ("gs", "line", "os", "high"))
+    at_g = [w.at(g, element, w.times(i, g_step)) for i in range(rows)]
+    at_x = [w.at(planes, element, w.load(w.at(table, "i64", j), "i64")) for j in range(columns)]
+    places = [
+        w.at(w.at(out, element, w.times(i, out_step)), element, j * lanes)
+        for i in range(rows)
+        for j in range(columns)
+    ]
+    full = wide // lanes
+    rest = wide - full * lanes
+
+    def step(g_at: Index, x_at: Index, n: int, mask: Value | None, sums: list[Value]) -> list[Value]:
+        left = [w.load(w.at(p, element, g_at), element, n, mask) for p in at_g]
+        right = [w.load(w.at(p, element, x_at), element, n, mask) for p in at_x]
+        return [w.fma(left[i], right[j], sums[i * columns + j]) for i in range(rows) for j in range(columns)]
+
+    def body(y: Value, carried: list[Value]) -> list[Value]:
+        g_row, x_row = w.times(y, wide), w.mul(y, line)
+        sums = list(carried)
+        for k in range(full):
+            sums = step(w.plus(g_row, k * lanes), w.plus(x_row, k * lanes), lanes, None, sums)
+        if rest:
+            sums = _with_rest(
+                w, step, w.plus(g_row, full * lanes), w.plus(x_row, full * lanes), rest, lanes, sums
+            )
+        return sums
+
+    sums = w.loop(0, high, 1, body, [w.load(p, element, lanes) for p in places])
+    for x, p in zip(sums, places, strict=True):
+        w.store(x, p)
+    names = [f"ptr %{n}" for n in ("g", "planes", "table", "out")]
+    return w.shared([*names, *(f"i64 %{n}" for n in ("gs", "line", "os", "high"))])
+
+
+def _with_rest(
+    w: Writer, step: Any, g_at: Index, x_at: Index, rest: int, lanes: int, sums: list[Value]
+) -> list[Value]:
+    """Add the last numbers of a row: masked, or one by one into the first lane."""
+    if w.machine.masks:
+        mask = w.constants([int(k < rest) for k in range(lanes)], "i1")
+        found: list[Value] = step(g_at, x_at, lanes, mask, sums)
+        return found
+    firsts = [w.extract(s, 0) for s in sums]
+    for k in range(rest):
+        firsts = step(w.plus(g_at, k), w.plus(x_at, k), 1, None, firsts)
+    return [w.insert(s, x, 0) for s, x in zip(sums, firsts, strict=True)]
+
+
+def _weight_sum(work: _Work, parts: int) -> Kernel:
+    """Return the kernel that adds up the parts and the lanes of each sum."""
+    w = Writer(work.machine)
+    element, lanes, count = work.element, work.lanes, work.outputs * len(work.offsets)
+
+    def one(i: Value, _: list[Value]) -> None:
+        at = w.at(w.slot(0), element, w.times(i, lanes))
+        total = w.load(at, element, lanes)
+        for p in range(1, parts):
+            total = w.add(total, w.load(w.at(at, element, p * count * lanes), element, lanes))
+        w.store(w.fold(total, w.add), w.at(w.slot(1), element, i))
+
+    w.loop(w.low, w.high, 1, one)
+    return Kernel(w.kernel(), count)
