@@ -25,8 +25,8 @@ from adjoint.engine.zeros import (
     cleaned,
     meet,
     picked,
-    reduced,
     same,
+    summed_zeros,
     through,
 )
 from adjoint.errors import GraphReleasedError, ModifiedError, RuleError
@@ -149,7 +149,7 @@ def _give(
         own = through(node, i, g, zeros, parent.shape)
     elif zeros is not None and getattr(gp, "shape", None) == node.shape:  # elements are summed below
         own = zeros if gp is g else zeros.stain()
-        gp, own = cleaned(xp, gp, own), reduced((own,), parent.shape)
+        gp, own = cleaned(xp, gp, own), summed_zeros((own,), parent.shape)
     if not fits:
         gp = _fitted(node, i, parent, gp, xp)
     if own is not None and not own.stained and type(parent) is not Node:

@@ -28,7 +28,7 @@ from adjoint.engine.pull import saved_values
 from adjoint.engine.rules import call_rule
 from adjoint.engine.run import differentiate, key_of, seed_at_level
 from adjoint.engine.serial import run_serial
-from adjoint.engine.zeros import Zeros, arriving, may_have_nan, meet, nonzero, of_seed, positive, spread
+from adjoint.engine.zeros import Zeros, arriving, fit_live, is_nonzero, may_have_nan, meet, of_seed, positive
 from adjoint.errors import NotSavedError
 
 __all__ = ["push", "push_forward"]
@@ -123,7 +123,7 @@ def _push_keeping(node: Node, tangents: list[Any], xp: Namespace, zeros: dict[An
             if t is None:
                 continue
             term = _kept(xp, push(node, [t if j == i else None for j in range(len(own))], xp), z)
-            z = None if z is None else Zeros((), spread(z.live(), node.shape))
+            z = None if z is None else Zeros((), fit_live(z.live(), node.shape))
             total, left = (term, z) if total is None else (xp.add(total, term), meet(left, z))
         return total, left
     moved = push(node, tangents, xp, own)
@@ -148,8 +148,8 @@ def _zeros_of(node: Node, tangents: list[Any], own: list[Zeros | None]) -> Any:
     lifted = any(isinstance(v, Lifted) for v in (*seeds, *(node.args or ())))
     found = within(grad_mode, False, push, node, seeds, dyn if lifted else raw)
     if node.op.outputs > 1:
-        return tuple(None if t is None else Zeros((), nonzero(t)) for t in found)
-    return None if found is None else Zeros((), nonzero(found))
+        return tuple(None if t is None else Zeros((), is_nonzero(t)) for t in found)
+    return None if found is None else Zeros((), is_nonzero(found))
 
 
 def push(node: Node, tangents: list[Any], xp: Namespace, zeros: Sequence[Any] = ()) -> Any:

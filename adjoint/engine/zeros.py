@@ -31,15 +31,15 @@ __all__ = [
     "also_picked",
     "arriving",
     "cleaned",
+    "fit_live",
+    "is_nonzero",
     "may_have_nan",
     "meet",
-    "nonzero",
     "of_seed",
     "picked",
     "positive",
-    "reduced",
     "same",
-    "spread",
+    "summed_zeros",
     "through",
 ]
 
@@ -104,7 +104,7 @@ class _Reduced(Zeros):
 
     def _find(self, lives: list[Live]) -> Live:
         live = super()._find(lives)
-        return None if live is None else spread(live, self.shape)
+        return None if live is None else fit_live(live, self.shape)
 
 
 class _Pulled(Zeros):
@@ -144,7 +144,7 @@ class _Pulled(Zeros):
         lifted = any(isinstance(v, Lifted) for v in (*values, *_each(out), *_each(g)))
         xp = dyn if lifted else raw
         found = within(grad_mode, False, call_rule, op, self.i, xp, g, out, values, node.params)
-        return None if type(found) is SparseRows else spread(nonzero(found), self.shape)
+        return None if type(found) is SparseRows else fit_live(is_nonzero(found), self.shape)
 
 
 class _Picked(Zeros):
@@ -235,8 +235,8 @@ def of_seed(seed: Any) -> Zeros | None:
         heart = unknown(data)
         found = held(data) if heart is None else heart.numbers()
         if heart is not None and found is None:
-            return Zeros((), nonzero(data))
-        return None if not isinstance(found, np.ndarray) or found.all() else Zeros((), nonzero(data))
+            return Zeros((), is_nonzero(data))
+        return None if not isinstance(found, np.ndarray) or found.all() else Zeros((), is_nonzero(data))
     for g, zeros in around:
         if (g._data if isinstance(g, Tensor) else g) is data:
             return zeros
@@ -255,12 +255,12 @@ def through(node: Node, i: int, g: Any, zeros: Any, shape: tuple[int, ...]) -> Z
         return _Pulled(node, i, zeros, shape)
     if op.kind == "elementwise":
         used = tuple(z for z in zeros if z is not False)
-        return None if None in used else reduced(used, shape, True)
+        return None if None in used else summed_zeros(used, shape, True)
     # all of it, or nothing
-    return None if op.outputs > 1 or node.shape else reduced((zeros,), shape, True)
+    return None if op.outputs > 1 or node.shape else summed_zeros((zeros,), shape, True)
 
 
-def reduced(zeros: tuple[Zeros, ...], shape: tuple[int, ...], stained: bool = False) -> Zeros:
+def summed_zeros(zeros: tuple[Zeros, ...], shape: tuple[int, ...], stained: bool = False) -> Zeros:
     """Return the zeros of a gradient that is summed or broadcast to ``shape``."""
     found = _Reduced(zeros, None, stained)
     found.shape = shape
@@ -321,7 +321,7 @@ def may_have_nan(g: Any) -> bool:
 # Arrays of where -----------------------------------------------------------------------------------
 
 
-def nonzero(value: Any) -> Any:
+def is_nonzero(value: Any) -> Any:
     """Return a boolean array that is true where a value is not zero."""
     return (dyn if isinstance(value, Lifted) else np).not_equal(value, 0)
 
@@ -333,7 +333,7 @@ def positive(shape: Any, dtype: Any, live: Live) -> Any:
     return numbers if live is None else (dyn if isinstance(live, Lifted) else np).where(live, numbers, 0)
 
 
-def spread(live: Any, shape: tuple[int, ...]) -> Live:
+def fit_live(live: Any, shape: tuple[int, ...]) -> Live:
     """Return ``live`` reduced or broadcast to ``shape``; None if it does not fit."""
     had = live.shape
     if had == shape:
