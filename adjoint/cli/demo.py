@@ -1,4 +1,4 @@
-"""``adjoint demo``: train a classifier of handwritten digits, check its gradient and plot the training."""
+"""``adjoint demo``: train a classifier of handwritten digits, check its gradient and report the training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import adjoint as ad
-from adjoint import nn, optim, train
+from adjoint import inspect, nn, optim, train
 from adjoint.errors import FileError, MissingExtraError
 from adjoint.optim import schedules
 from adjoint.train.progress import listed
@@ -23,13 +23,17 @@ BATCH = 64
 PIECES = 2  # micro-batches per batch, whose gradients add up to the batch's
 
 
-def demo(*, path: str = "curve.png", as_json: bool = False, epochs: int = EPOCHS) -> str:
-    """Train the classifier, save the plot, and return the report.
+def demo(
+    *, path: str = "curve.png", page: str = "report.html", as_json: bool = False, epochs: int = EPOCHS
+) -> str:
+    """Train the classifier, save the plot and the page, and return the report.
 
     Parameters
     ----------
     path : str, optional
         The file of the plot.
+    page : str, optional
+        The file of the page.
     as_json : bool, optional
         Whether to return the report as JSON, and print no progress.
     epochs : int, optional
@@ -42,6 +46,7 @@ def demo(*, path: str = "curve.png", as_json: bool = False, epochs: int = EPOCHS
     """
     began = time.perf_counter()
     path = _writable(path)
+    _check_writable(page, "page", "--report")
     train_set, test_set = _digits()
     model = nn.Sequential(
         nn.Linear(64, 128, rng=0), nn.ReLU(), nn.Linear(128, 128, rng=1), nn.ReLU(), nn.Linear(128, 10, rng=2)
@@ -57,7 +62,7 @@ def demo(*, path: str = "curve.png", as_json: bool = False, epochs: int = EPOCHS
         accumulate=PIECES,
         clip=5.0,
         metrics={"accuracy": lambda p, t: (p.argmax(-1) == t).astype(np.float64).mean()},
-        callbacks=() if as_json or bar else _Lines(epochs),
+        callbacks=[inspect.Recorder(), *([] if as_json or bar else [_Lines(epochs)])],
         progress=bar,
     )
     loader = train.DataLoader(train_set, BATCH, shuffle=True, seed=1)
@@ -73,6 +78,7 @@ def demo(*, path: str = "curve.png", as_json: bool = False, epochs: int = EPOCHS
         "steps": trainer.step,
         "seconds": round(time.perf_counter() - began, 2),
         "picture": _draw(history, path),
+        "report": str(inspect.report(trainer, page, title="Handwritten digits")),
     }
     return json.dumps(facts) if as_json else _report(facts)
 
@@ -134,18 +140,23 @@ def _writable(path: str) -> str:
         raise FileError(
             f"demo: a picture must be one of {', '.join(sorted(kinds))}, but --picture is {path!r}."
         )
+    _check_writable(path, "picture", "--picture")
+    return path
+
+
+def _check_writable(path: str, what: str, option: str) -> None:
+    """Raise before the training if a file cannot be written."""
     new = not os.path.exists(path)
     try:
         with open(path, "ab"):
             pass
     except OSError as error:
         raise FileError(
-            f"demo: the picture cannot be written to {path!r}: {error.strerror}.\n"
-            "  Give another path: adjoint demo --picture PATH."
+            f"demo: the {what} cannot be written to {path!r}: {error.strerror}.\n"
+            f"  Give another path: adjoint demo {option} PATH."
         ) from None
     if new:
         os.remove(path)
-    return path
 
 
 def _draw(history: list[dict[str, float]], path: str) -> str | None:
@@ -189,5 +200,6 @@ def _report(facts: dict[str, Any]) -> str:
             f"picture          {picture}"
             if picture
             else "picture          none: pip install 'adjoint-ad[plot]'",
+            f"report           {facts['report']}: open it in a browser",
         ]
     )

@@ -62,7 +62,7 @@ def _look(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    print(demo(path=options.picture, as_json=options.json, epochs=options.epochs))
+    print(demo(path=options.picture, page=options.report, as_json=options.json, epochs=options.epochs))
     return 0
 
 
@@ -108,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     shown.set_defaults(run=_demo)
     shown.add_argument("--json", action="store_true", help="print one JSON object and no progress")
     shown.add_argument("--picture", default="curve.png", help="where the curve goes (curve.png)")
+    shown.add_argument("--report", default="report.html", help="where the page goes (report.html)")
     shown.add_argument("--epochs", type=_from_one, default=EPOCHS, help=f"how long to train ({EPOCHS})")
     checked = commands.add_parser(
         "check", help="compare the derivatives of a function with finite differences"

@@ -1,11 +1,28 @@
 """Look inside a step: why gradients are missing, where time and memory go, what the graph is."""
 
 from adjoint.inspect.causes import Finding
+from adjoint.inspect.drawing import Drawing, draw
 from adjoint.inspect.explain import Explanation, explain
 from adjoint.inspect.profiling import Profile, Row, profile
+from adjoint.inspect.recorder import Recorder
+from adjoint.inspect.reporting import report
 from adjoint.inspect.summaries import Layer, Summary, summary
 
-__all__ = ["Explanation", "Finding", "Layer", "Profile", "Row", "Summary", "explain", "profile", "summary"]
+__all__ = [
+    "Drawing",
+    "Explanation",
+    "Finding",
+    "Layer",
+    "Profile",
+    "Recorder",
+    "Row",
+    "Summary",
+    "draw",
+    "explain",
+    "profile",
+    "report",
+    "summary",
+]
 
 
 def __dir__() -> list[str]:

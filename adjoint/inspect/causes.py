@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import math
 import os
@@ -63,6 +64,7 @@ class Finding:
         return f"{self.sentence}\n    {code}" if code else self.sentence
 
 
+@functools.lru_cache(maxsize=4096)
 def shown_place(place: Place) -> str:
     """Return "file:line", with a path relative to the current directory if it is inside."""
     file, line, _ = place

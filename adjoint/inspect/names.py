@@ -41,6 +41,10 @@ class Names:
         if isinstance(value, Module):
             self._add_module(name, value)
             return
+        if not name and isinstance(value, dict) and all(isinstance(t, Tensor) for t in value.values()):
+            for key, t in value.items():
+                self._add_tensor(str(key), t)
+            return
         for path, leaf in tree.paths(value, name):
             if isinstance(leaf, Tensor):
                 self._add_tensor(path or "the parameter", leaf)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -178,26 +179,7 @@ class Profile:
         """
         if by not in KEYS:
             raise ArgumentError(f"profile: by must be 'op', 'line' or 'module', not {by!r}.")
-        key = {"op": _op, "line": _line, "module": self._module}[by]
-        rows: dict[str, Row] = {}
-        calls: dict[str, list[int]] = {}
-        for event in self.watch.events:
-            name = key(event)
-            row = rows.setdefault(name, Row(name))
-            back = event.phase == "backward"
-            calls.setdefault(name, [0, 0])[back] += 1
-            if back:
-                row.backward += event.seconds
-            else:
-                row.forward += event.seconds
-            row.made += event.made
-            row.kept += event.kept
-        for name, row in rows.items():
-            row.calls = max(calls[name])
-        return sorted(rows.values(), key=lambda row: -row.seconds)
-
-    def _module(self, event: Event) -> str:
-        return self.watch.module_path(event.scope) if event.scope >= 0 else "(outside modules)"
+        return rows_of(self.watch.events, by, self.watch.module_path)
 
     def compiled(self) -> dict[str, str]:
         """Return what compiled functions that ran consist of: their kernels or instructions.
@@ -385,12 +367,29 @@ def write_text(path: Path, text: str) -> None:
     replace_file(path, write)
 
 
-def _op(event: Event) -> str:
-    return event.name
-
-
-def _line(event: Event) -> str:
-    return shown_place(event.place)
+def rows_of(events: Iterable[Event], by: str, module_path: Callable[[int], str]) -> list[Row]:
+    """Return the figures of events by op, line or module, the slowest first."""
+    rows: dict[str, Row] = {}
+    calls: dict[str, list[int]] = {}
+    for event in events:
+        if by == "op":
+            name = event.name
+        elif by == "line":
+            name = shown_place(event.place) if event.place[1] else "(no line)"
+        else:
+            name = module_path(event.scope) or "(outside modules)"
+        row = rows.setdefault(name, Row(name))
+        back = event.phase == "backward"
+        calls.setdefault(name, [0, 0])[back] += 1
+        if back:
+            row.backward += event.seconds
+        else:
+            row.forward += event.seconds
+        row.made += event.made
+        row.kept += event.kept
+    for name, row in rows.items():
+        row.calls = max(calls[name])
+    return sorted(rows.values(), key=lambda row: -row.seconds)
 
 
 def quantity(size: float) -> str:

@@ -379,7 +379,7 @@ def test_an_error_in_a_block_gets_the_sentences_as_a_note():
     why = explain(parameters={"w": w})
     with pytest.raises(errors.NoGradientError) as caught, why:
         step()
-    assert "['w'] gets no gradient: detach() at" in "".join(caught.value.__notes__)
+    assert "w gets no gradient: detach() at" in "".join(caught.value.__notes__)
     assert why.findings[0].kind == "detached"
 
 
@@ -400,7 +400,7 @@ def test_modules_can_be_called_with_inputs_and_parameters_chosen():
     assert not explain(model, X)
     assert not explain(model[2], ad.ones((2, 8), dtype=np.float32), parameters=model[2])
     other = ad.tensor([1.0], requires_grad=True)
-    assert explain(model, X, parameters={"other": other}).findings[0].parameters == ["['other']"]
+    assert explain(model, X, parameters={"other": other}).findings[0].parameters == ["other"]
 
 
 def test_a_compiled_step_is_explained_by_its_python_function():

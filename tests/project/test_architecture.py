@@ -46,6 +46,7 @@ UPPER = (
 )
 for _room in UPPER:
     ALLOWED[_room] = {*ALLOWED["transforms"], "hints", "transforms", "accumulate", "distributed", *UPPER}
+ALLOWED["inspect"].add("compiler")
 ALLOWED["cli"] = {*ALLOWED["nn"], "nn", "cli", "__init__"}
 ALLOWED["__init__"] = set(ALLOWED)
 ALLOWED["__main__"] = {"cli"}

@@ -60,6 +60,7 @@ def test_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Ca
     assert main(["demo"]) == 0
     report = capsys.readouterr().out
     assert "test accuracy" in report and "curve.png" in report and (tmp_path / "curve.png").exists()
+    assert "report.html" in report and (tmp_path / "report.html").stat().st_size < 500_000
     assert main(["demo", "--json", "--epochs", "12"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["test_accuracy"] >= 0.97 and facts["gradient_check"] < 1e-6
@@ -114,6 +115,7 @@ def test_the_demo_prints_a_line_per_epoch_into_a_pipe_and_draws_the_same_numbers
     figures = pytest.importorskip("matplotlib.figure")
     drawn: list[Any] = []
     monkeypatch.setattr(figures.Figure, "savefig", lambda self, path, **_: drawn.append(self))
+    monkeypatch.chdir(tmp_path)
     assert main(["demo", "--epochs", "3", "--picture", str(tmp_path / "curve.svg")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines[:3]] == [["epoch", f"{i}/3"] for i in (1, 2, 3)]

@@ -1,0 +1,152 @@
+"""Places for the boxes of a folded graph: layers by longest path, ordered by the mean of neighbours."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from adjoint.inspect.graph import Graph
+
+__all__ = ["Placed", "PlacedBox", "laid_out"]
+
+SHOWN = 60  # boxes at most
+GAP_X, GAP_Y, MARGIN = 18.0, 34.0, 16.0
+
+
+@dataclass
+class PlacedBox:
+    """A box with its texts, left and right of each line, and its place."""
+
+    lines: list[tuple[str, str]]
+    folded: bool
+    width: float
+    height: float
+    x: float = 0.0
+    y: float = 0.0
+
+
+@dataclass
+class Placed:
+    """All boxes and edges of a picture."""
+
+    boxes: list[PlacedBox]
+    edges: list[list[tuple[float, float]]]
+    width: float
+    height: float
+
+
+def laid_out(graph: Graph) -> Placed:
+    """Open groups while they fit, and place the boxes that are visible."""
+    visible = _visible(graph)
+    order = sorted(set(visible.values()), key=lambda v: min(_first(graph, v), len(graph.boxes)))
+    boxes = {v: _box(graph, v) for v in order}
+    edges = _edges(graph, visible)
+    layer = _layers(order, edges)
+    rows: dict[int, list[int]] = defaultdict(list)
+    for v in order:
+        rows[layer[v]].append(v)
+    _untangle(rows, edges)
+    width = max((sum(boxes[v].width + GAP_X for v in row) for row in rows.values()), default=0.0) + 2 * MARGIN
+    y = MARGIN
+    for k in sorted(rows):
+        x = (width - sum(boxes[v].width + GAP_X for v in rows[k]) + GAP_X) / 2
+        for v in rows[k]:
+            boxes[v].x, boxes[v].y = x, y
+            x += boxes[v].width + GAP_X
+        y += max(boxes[v].height for v in rows[k]) + GAP_Y
+    lines = [_line(boxes[a], boxes[b]) for a, b in edges]
+    return Placed(list(boxes.values()), lines, width, y - GAP_Y + MARGIN if rows else 2 * MARGIN)
+
+
+def _visible(graph: Graph) -> dict[int, int]:
+    """Return for each op the box that shows it: itself, or -1 - group for a folded group."""
+    opened = {0}
+    queue, shown = [0], len(graph.groups[0].children)
+    for g in queue:
+        for child in graph.groups[g].children:
+            inside = 0 if child >= 0 else len(graph.groups[-1 - child].children)
+            if inside and shown - 1 + inside <= SHOWN and not graph.groups[-1 - child].times:
+                opened.add(-1 - child)
+                queue.append(-1 - child)
+                shown += inside - 1
+    found: dict[int, int] = {}
+    for i, box in enumerate(graph.boxes):
+        if box.leaf:
+            continue
+        at, shows = box.group, i
+        while at >= 0:
+            shows = shows if at in opened else -1 - at
+            at = graph.groups[at].parent
+        found[i] = shows
+    return found
+
+
+def _first(graph: Graph, v: int) -> int:
+    while v < 0:
+        children = graph.groups[-1 - v].children
+        v = children[0]
+    return v
+
+
+def _box(graph: Graph, v: int) -> PlacedBox:
+    if v < 0:
+        group = graph.groups[-1 - v]
+        name = " ".join(filter(None, (group.name, group.kind)))
+        lines = [(name, f"×{group.times}" if group.times else f"{_count(graph, -1 - v):,} ops")]
+    else:
+        box = graph.boxes[v]
+        leaves = [graph.boxes[p] for p in box.parents if graph.boxes[p].leaf]
+        lines = [(box.name, box.shape), *(("", f"{leaf.name} {leaf.shape}") for leaf in leaves[:3])]
+    width = max(7.2 * len(a) + 6.6 * len(b) + 12 for a, b in lines) + 18
+    return PlacedBox(lines, v < 0, width, 10 + 15 * len(lines))
+
+
+def _count(graph: Graph, g: int) -> int:
+    total, stack = 0, list(graph.groups[g].children)
+    while stack:
+        child = stack.pop()
+        if child >= 0:
+            total += 1
+        else:
+            stack.extend(graph.groups[-1 - child].children)
+    return total
+
+
+def _edges(graph: Graph, visible: dict[int, int]) -> list[tuple[int, int]]:
+    found: dict[tuple[int, int], None] = {}
+    for i, shows in visible.items():
+        for p in graph.boxes[i].parents:
+            if p in visible and visible[p] != shows:
+                found[visible[p], shows] = None
+    return list(found)
+
+
+def _layers(order: list[int], edges: list[tuple[int, int]]) -> dict[int, int]:
+    """Return the longest path to each box; edges against the order are left out."""
+    place = {v: k for k, v in enumerate(order)}
+    into: dict[int, list[int]] = defaultdict(list)
+    for a, b in edges:
+        if place[a] < place[b]:
+            into[b].append(a)
+    layer: dict[int, int] = {}
+    for v in order:
+        layer[v] = max((layer[a] + 1 for a in into[v]), default=0)
+    return layer
+
+
+def _untangle(rows: dict[int, list[int]], edges: list[tuple[int, int]]) -> None:
+    """Order each layer by the mean place of its neighbours, down and up a few times."""
+    near: dict[int, list[int]] = defaultdict(list)
+    for a, b in edges:
+        near[a].append(b)
+        near[b].append(a)
+    for _ in range(4):
+        for keys in (sorted(rows), sorted(rows, reverse=True)):
+            place = {v: k / max(1, len(row) - 1) for row in rows.values() for k, v in enumerate(row)}
+            for k in keys:
+                rows[k].sort(key=lambda v: sum(place[n] for n in near[v]) / len(near[v]) if near[v] else 0.5)
+                place.update({v: i / max(1, len(rows[k]) - 1) for i, v in enumerate(rows[k])})
+
+
+def _line(a: PlacedBox, b: PlacedBox) -> list[tuple[float, float]]:
+    return [(a.x + a.width / 2, a.y + a.height), (b.x + b.width / 2, b.y)]

@@ -1,0 +1,105 @@
+"""The page: data, styles, scripts and libraries in one HTML file without external references."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import gzip
+import json
+import math
+import sys
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from adjoint.inspect.graph import Graph
+
+__all__ = ["columns", "graph_page", "page", "rounded"]
+
+HERE = Path(__file__).parent
+STYLES = ("vendor/uPlot.min.css", "web/page.css")
+SCRIPTS = (
+    "vendor/uPlot.iife.min.js", "vendor/dagre.min.js",
+    "web/base.js", "web/charts.js", "web/graph.js", "web/time.js", "web/main.js",
+)  # fmt: skip
+LICENCES = ("vendor/uPlot.LICENSE", "vendor/dagre.LICENSE", "vendor/graphlib.LICENSE")
+
+
+@functools.cache
+def _parts() -> dict[str, str]:
+    """Read the fixed parts of the page."""
+    texts = {name: (HERE / name).read_text(encoding="utf-8") for name in (*STYLES, *SCRIPTS, *LICENCES)}
+    licences = "\n".join(f"/*! {texts[name].strip()} */" for name in LICENCES)
+    scripts = ";\n".join([licences, *(texts[name] for name in SCRIPTS)])
+    return {
+        "styles": "\n".join(texts[name] for name in STYLES),
+        "scripts": scripts.replace("</script", "<\\/script"),  # nothing may end the element that holds it
+        "page": (HERE / "web/page.html").read_text(encoding="utf-8"),
+    }
+
+
+def page(data: Mapping[str, Any]) -> str:
+    """Return the text of a page.  All text of users is in the data, which scripts insert as text."""
+    plain = json.dumps(data, separators=(",", ":"), allow_nan=False, default=str)
+    packed = base64.b64encode(gzip.compress(plain.encode(), 9, mtime=0)).decode()
+    parts = _parts()
+    fields = {
+        "title": escape(str(data["title"])),
+        "version": escape(sys.modules["adjoint"].__version__),
+        "styles": parts["styles"],
+        "scripts": parts["scripts"],
+        "data": packed,
+    }
+    pieces = parts["page"].split("{{")
+    out = [pieces[0]]
+    for piece in pieces[1:]:
+        name, _, rest = piece.partition("}}")
+        out += [fields[name], rest]
+    return "".join(out)
+
+
+def rounded(value: float | None, digits: int = 4) -> float | None:
+    """Return a number with few digits; None if it is not finite."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.{digits}g}")
+
+
+def columns(graph: Graph, note: str) -> dict[str, Any]:
+    """Return a graph as columns of numbers and one list of texts."""
+    known: dict[str, int] = {}
+
+    def text(value: str) -> int:
+        return known.setdefault(value, len(known))
+
+    boxes = graph.boxes
+    found = {
+        "name": [text(b.name) for b in boxes],
+        "shape": [text(b.shape) for b in boxes],
+        "dtype": [text(b.dtype) for b in boxes],
+        "line": [text(b.line) for b in boxes],
+        "leaf": [int(b.leaf) for b in boxes],
+        "saved": [b.saved for b in boxes],
+        "norm": [rounded(b.norm, 3) for b in boxes],
+        "group": [b.group for b in boxes],
+        "count": [len(b.parents) for b in boxes],
+        "parents": [p for b in boxes for p in b.parents],
+        "groups": [
+            [g.name, g.kind, g.parent, g.times, rounded(g.norm), [rounded(s) for s in g.strip]]
+            for g in graph.groups
+        ],
+        "note": note,
+    }
+    return {"texts": list(known), **found}
+
+
+def graph_page(graph: Graph, title: str) -> str:
+    """Return a page that has the graph alone."""
+    data = {
+        "title": title,
+        "facts": f"{graph.ops():,} ops",
+        "says": [],
+        "graph": columns(graph, "click a blue box to open it, a heading to fold it"),
+    }
+    return page(data)

@@ -1,0 +1,337 @@
+"""``Recorder``: what a report shows of a training run, collected while it runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from adjoint.core.node import Node
+from adjoint.core.shapes import whole_number
+from adjoint.core.tensor import Tensor
+from adjoint.errors import ArgumentError, InputError
+from adjoint.inspect.causes import Finding, findings_of
+from adjoint.inspect.graph import Graph, graph_of
+from adjoint.inspect.names import Names
+from adjoint.inspect.watch import Event, Watch, norm_of
+from adjoint.nn.module import Module
+from adjoint.optim import Optimizer
+from adjoint.train.callbacks import Callback
+
+if TYPE_CHECKING:
+    from adjoint.train.trainer import Trainer
+
+__all__ = ["Captured", "Recorder"]
+
+QUANTILES = (5, 25, 50, 75, 95)
+SAMPLE = 20_000  # elements of which quantiles are taken
+
+
+class Captured:
+    """One step that was watched: its events, its graph, what is wrong with it."""
+
+    def __init__(self, watch: Watch, step: int, names: Names, optimizers: Sequence[Optimizer]) -> None:
+        self.step = step
+        self.events = watch.events
+        self.began, self.ended = watch.began, watch.ended
+        self.paths = [watch.module_path(s.index) for s in watch.scopes]
+        self.kinds = [type(s.module).__name__ for s in watch.scopes]
+        self.parents = [s.parent for s in watch.scopes]
+        self.peak = watch.memory.peak if watch.memory is not None else 0
+        roots = [r for r in watch.roots if type(r) is Node]
+        self.findings: list[Finding] = findings_of(watch, watch.roots, names, optimizers)
+        labels = {k: name for k, (name, _) in names.wanted.items()}
+        self.graph: Graph = graph_of(roots[:1], labels, watch)
+
+
+class Recorder(Callback):
+    """Record a training run for ``report``.
+
+    As a callback of a ``Trainer`` it records every step.  In a loop of your own call ``record`` between
+    ``backward`` and the update, and put one step into ``capture()``.  The numbers of long runs are thinned
+    out, so that memory is bounded.
+
+    Parameters
+    ----------
+    every : int
+        The interval in steps at which gradients and weights are measured.
+    limit : int
+        The number of recorded steps, above which every second one is dropped.
+
+    Examples
+    --------
+    >>> import adjoint as ad, numpy as np
+    >>> from adjoint import nn, optim
+    >>> model, recorder = nn.Linear(2, 1, rng=0), ad.inspect.Recorder()
+    >>> optimizer = optim.SGD(model.parameters(), lr=0.1)
+    >>> for _ in range(3):
+    ...     optimizer.zero_grad()
+    ...     loss = (model(ad.ones((4, 2), dtype=np.float32)) ** 2).mean()
+    ...     loss.backward()
+    ...     recorder.record(loss, model, optimizer)
+    ...     optimizer.step()
+    >>> recorder.steps
+    [1, 2, 3]
+    """
+
+    def __init__(self, every: int = 1, limit: int = 1000) -> None:
+        if whole_number("Recorder", "every", every) < 1 or whole_number("Recorder", "limit", limit) < 8:
+            raise ArgumentError("Recorder: every must be at least 1, and limit at least 8.")
+        self.every = every
+        self.limit = limit
+        self.steps: list[int] = []
+        self.numbers: dict[str, list[float | None]] = {}
+        self.names: list[str] = []
+        self.shapes: list[tuple[int, ...]] = []
+        self.gradients: list[list[float]] = []  # norms by step and parameter
+        self.ratios: list[list[float | None]] = []
+        # step, and quantiles of weights and of gradients: by parameter, and of all
+        self.spread: list[tuple[int, list[Any], list[Any], Any, Any]] = []
+        self.epochs: list[tuple[int, dict[str, float]]] = []
+        self.windows: list[tuple[int, int, float, float | None, bool, bool]] = []
+        self.clip: float | None = None
+        self.captured: Captured | None = None
+        self.parameters = 0
+        self._before: list[Any] = []
+        self._moments = 1
+        self._watch: Watch | None = None
+        self._next = 2  # the step that is captured next
+        self._update: float | None = None
+        self._skipped = 0
+        self._handle: Any = None
+
+    # In a loop of one's own --------------------------------------------------------------------
+
+    def record(
+        self,
+        loss: Any,
+        parameters: Any,
+        optimizer: Any = None,
+        *,
+        step: int | None = None,
+        clip: float | None = None,
+        **numbers: float,
+    ) -> None:
+        """Record a step, after ``backward`` and before the update.
+
+        Parameters
+        ----------
+        loss : Tensor or float
+            The loss.
+        parameters : Module, mapping or sequence of Tensor
+            The parameters, with their gradients.
+        optimizer : Optimizer, optional
+            The optimiser, whose learning rate is recorded.
+        step : int, optional
+            The number of the step; by default one more than the last.
+        clip : float, optional
+            The limit of the gradient norm, which is drawn as a line.
+        **numbers : float
+            Other numbers of the step.
+        """
+        named = _named(parameters)
+        at = (self.steps[-1] if self.steps else 0) + 1 if step is None else step
+        self.clip = clip if clip is not None else self.clip
+        self._measure_update(named)
+        norms = [norm_of(p._extra.grad) if p._extra is not None else None for p in named.values()]
+        total = math.sqrt(sum(n * n for n in norms if n is not None))
+        value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+        logs = {"loss": value, **numbers}
+        logs.setdefault("grad_norm", total)
+        if optimizer is not None:
+            logs.setdefault("lr", float(getattr(optimizer, "lr", math.nan)))
+        self._measure(at, named, logs, 1.0)
+
+    @contextmanager
+    def capture(self, parameters: Any = None, optimizer: Any = None) -> Iterator[None]:
+        """Watch one step, for the graph, the times and the sentences of the report.
+
+        Parameters
+        ----------
+        parameters : Module, mapping or sequence of Tensor, optional
+            The parameters, for their names.
+        optimizer : Optimizer, optional
+            The optimiser that should update them.
+
+        Yields
+        ------
+        None
+            Nothing.
+        """
+        watch = Watch(values=True)
+        with watch:
+            yield
+        names = Names(_named(parameters) if parameters is not None else None, {})
+        called = {id(s.module): s.module for s in watch.scopes if s.parent < 0}
+        names.add_modules(called.values(), {})
+        self._take(watch, names, [] if optimizer is None else [optimizer])
+
+    def _take(self, watch: Watch, names: Names, optimizers: Sequence[Any]) -> None:
+        step = self.steps[-1] if self.steps else 0
+        self.captured = Captured(watch, step, names, [o for o in optimizers if isinstance(o, Optimizer)])
+
+    # As a callback -----------------------------------------------------------------------------
+
+    def before_update(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
+        """Measure the gradients, and keep the weights until the update is done."""
+        began = perf_counter()
+        self._note_gradients(trainer, logs)
+        if self._watch is not None:
+            self._watch.overhead += perf_counter() - began
+            self._update = self._watch._now()
+
+    def _note_gradients(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
+        self.clip = trainer.clip if math.isfinite(trainer.clip) else None
+        step, norm = trainer.step + 1, logs.get("grad_norm", math.nan)
+        clipped = self.clip is not None and norm > self.clip
+        if trainer.pieces > 1:
+            self._note_window(trainer, step, norm, clipped)
+        if step % self.every:
+            return
+        scale = norm / self.clip if clipped and self.clip else 1.0
+        named = trainer.named_parameters()
+        self._measure(step, named, logs, scale)
+
+    def _note_window(self, trainer: Trainer, step: int, norm: float, clipped: bool) -> None:
+        if self._handle is None:
+            self._handle = trainer.accumulator.on("skip", self._note_skip)
+        stats = trainer.accumulator.stats()
+        entry = (step, stats.window_micro_batches, stats.window_weight, norm, clipped, self._skipped > 0)
+        self.windows.append(entry)
+        self._skipped = 0
+        if len(self.windows) > 4 * self.limit:
+            del self.windows[::2]
+
+    def _note_skip(self, event: Any) -> None:
+        self._skipped += 1
+
+    def on_step(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
+        """Measure the update, and watch a step now and then."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.__exit__()
+        if self._before:
+            self._measure_update(trainer.named_parameters())
+        if watch is not None:
+            self._finish(trainer, watch)
+        if trainer.step + 1 >= self._next:
+            self._watch = Watch(values=True)
+            self._watch.__enter__()
+
+    def _finish(self, trainer: Trainer, watch: Watch) -> None:
+        """Keep the step that was watched, with the update as its last event."""
+        if self._update is not None:
+            event = Event("update", "update", self._update, -1, ("", 0, ""))
+            event.stop = watch.ended
+            watch.events.append(event)
+            self._update = None
+        self._next = 2 * trainer.step
+        names = Names(trainer.named_parameters(frozen=True), {})
+        names.explicit = False
+        self._take(watch, names, [trainer.optimizer])
+
+    def _cancel(self) -> None:
+        if self._watch is not None:
+            self._watch.__exit__()
+            self._watch = None
+
+    def on_epoch(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
+        """Record the numbers of an epoch; a watch that saw the validation is dropped."""
+        self._cancel()
+        self.epochs.append((trainer.step, dict(logs)))
+        if trainer.step + 1 >= self._next:
+            self._watch = Watch(values=True)
+            self._watch.__enter__()
+
+    def on_end(self, trainer: Trainer) -> None:
+        """Stop watching."""
+        self._cancel()
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    # Measuring ---------------------------------------------------------------------------------
+
+    def _measure(
+        self, step: int, named: Mapping[str, Tensor], logs: Mapping[str, float], scale: float
+    ) -> None:
+        if not self.names:
+            self.names = list(named)
+            self.shapes = [p.shape for p in named.values()]
+            self.parameters = sum(p.size for p in named.values())
+        chosen = [named.get(name) for name in self.names]
+        self.steps.append(step)
+        for name, value in logs.items():
+            self.numbers.setdefault(name, [None] * (len(self.steps) - 1)).append(float(value))
+        for values in self.numbers.values():
+            values += [None] * (len(self.steps) - len(values))
+        grads = [None if p is None or p._extra is None else p._extra.grad for p in chosen]
+        self.gradients.append([scale * (norm_of(g) or 0.0) for g in grads])
+        self.ratios.append([None] * len(self.names))
+        self._before = [None if p is None else np.array(p._data) for p in chosen]
+        if len(self.steps) % self._moments == 0:
+            weights = [None if p is None else _quantiles([p._data]) for p in chosen]
+            slopes = [None if g is None else _quantiles([g], scale) for g in grads]
+            every = _quantiles([p for p in chosen if p is not None])
+            self.spread.append((step, weights, slopes, every, _quantiles(grads, scale)))
+            if len(self.spread) > 60:
+                del self.spread[::2]
+                self._moments *= 2
+        if len(self.steps) > self.limit:
+            self._thin()
+
+    def _measure_update(self, named: Mapping[str, Tensor]) -> None:
+        """Compare the weights with those before the update."""
+        if not self._before or not self.ratios:
+            return
+        found: list[float | None] = []
+        for name, before in zip(self.names, self._before, strict=True):
+            p = named.get(name)
+            if p is None or before is None or p.shape != before.shape:
+                found.append(None)
+                continue
+            size, change = norm_of(before) or 0.0, norm_of(np.asarray(p._data - before)) or 0.0
+            found.append(change / size if size else None)
+        self.ratios[-1] = found
+        self._before = []
+
+    def _thin(self) -> None:
+        """Drop every second step from now on."""
+        self.every *= 2
+        keep = [i for i, step in enumerate(self.steps) if step % self.every == 0] or [len(self.steps) - 1]
+        self.steps = [self.steps[i] for i in keep]
+        self.gradients = [self.gradients[i] for i in keep]
+        self.ratios = [self.ratios[i] for i in keep]
+        self.numbers = {name: [values[i] for i in keep] for name, values in self.numbers.items()}
+
+
+def _named(parameters: Any) -> dict[str, Tensor]:
+    """Return parameters by name, of a module, a mapping or a sequence."""
+    if isinstance(parameters, Module):
+        return {k: p for k, p in parameters.named_parameters() if p.requires_grad}
+    if isinstance(parameters, Mapping):
+        return dict(parameters)
+    if isinstance(parameters, Sequence):
+        return {str(i): p for i, p in enumerate(parameters)}
+    raise InputError(
+        "Recorder: parameters must be a module, or a mapping or sequence of tensors, not a "
+        f"{type(parameters).__name__}."
+    )
+
+
+def _quantiles(values: Sequence[Any], scale: float = 1.0) -> list[float] | None:
+    """Return quantiles of the sizes of the elements of arrays; of a sample if there are many."""
+    arrays = []
+    for value in values:
+        data = value._data if isinstance(value, Tensor) else value
+        data = getattr(data, "values", data)
+        if isinstance(data, np.ndarray):
+            arrays.append(data.reshape(-1))
+    stride = max(1, sum(a.size for a in arrays) // SAMPLE)
+    flat = np.concatenate([np.abs(a[::stride]).astype(np.float64) for a in arrays]) if arrays else np.zeros(0)
+    flat = flat[np.isfinite(flat)] * scale
+    return [float(q) for q in np.percentile(flat, QUANTILES)] if flat.size else None

@@ -1,0 +1,250 @@
+"""``report``: a training run on one page."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adjoint.errors import InputError
+from adjoint.inspect.page import columns, page, rounded
+from adjoint.inspect.profiling import rows_of, write_text
+from adjoint.inspect.recorder import QUANTILES, Captured, Recorder
+from adjoint.inspect.sentences import sentences, step_seconds
+from adjoint.train.trainer import Trainer
+
+__all__ = ["report"]
+
+EVENTS = 6000  # of the time line
+CELLS = 60_000  # numbers of the heat strip, and of the distributions
+
+
+def report(
+    source: Trainer | Recorder, path: str | os.PathLike[str] = "report.html", *, title: str | None = None
+) -> Path:
+    """Write a training run as one HTML page that opens without a network.
+
+    The page begins with sentences: what fell, what was clipped, which parameters get no gradient, where time
+    goes.  Below are the curves, the gradients of all parameters, distributions, the graph, times, and the
+    accumulation windows.  With a ``Recorder`` among the trainer's callbacks it has all of them; without one
+    only the curves of epochs.
+
+    Parameters
+    ----------
+    source : Trainer or Recorder
+        The run.
+    path : path
+        The file to write.
+    title : str, optional
+        The title; by default the name of the program.
+
+    Returns
+    -------
+    Path
+        The path.
+
+    Raises
+    ------
+    InputError
+        If ``source`` is neither a trainer nor a recorder.
+
+    Examples
+    --------
+    >>> import adjoint as ad, numpy as np, tempfile
+    >>> from adjoint import nn, optim, train
+    >>> x = np.linspace(-1, 1, 32, dtype=np.float32)[:, None]
+    >>> model = nn.Linear(1, 1, rng=0)
+    >>> optimizer = optim.SGD(model.parameters(), lr=0.1)
+    >>> trainer = train.Trainer(model, nn.functional.mse_loss, optimizer, callbacks=ad.inspect.Recorder())
+    >>> history = trainer.fit(train.DataLoader((x, 2 * x), batch_size=8), epochs=5)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     ad.inspect.report(trainer, f"{folder}/report.html").name
+    'report.html'
+    """
+    if isinstance(source, Trainer):
+        recorder = next((c for c in source.callbacks if isinstance(c, Recorder)), None) or _of_history(source)
+    elif isinstance(source, Recorder):
+        recorder = source
+    else:
+        raise InputError(f"report: a Trainer or a Recorder is needed, not a {type(source).__name__}.")
+    target = Path(path)
+    write_text(target, page(report_data(recorder, title or _program())))
+    return target
+
+
+def _program() -> str:
+    """Return the name of the running program."""
+    name = os.path.basename(getattr(sys.modules.get("__main__"), "__file__", "") or "")
+    return name if name.endswith(".py") and name != "__main__.py" else "Training run"
+
+
+def _of_history(trainer: Trainer) -> Recorder:
+    """Return a recorder with the numbers of epochs."""
+    found = Recorder()
+    steps = trainer.step / max(1, len(trainer.history))
+    for i, logs in enumerate(trainer.history):
+        at = round((i + 1) * steps)
+        found.steps.append(at)
+        found.epochs.append((at, dict(logs)))
+    for name in ("loss", "grad_norm", "lr"):
+        found.numbers[name] = [logs.get(name) for logs in trainer.history]
+    found.clip = trainer.clip if math.isfinite(trainer.clip) else None
+    found.parameters = sum(p.size for p in trainer.named_parameters().values())
+    return found
+
+
+def report_data(recorder: Recorder, title: str) -> dict[str, Any]:
+    """Return all that the page shows."""
+    captured = recorder.captured
+    facts = [f"{recorder.parameters:,} parameters"] if recorder.parameters else []
+    if recorder.steps:
+        facts.append(f"{recorder.steps[-1]:,} steps")
+    if captured is not None and captured.graph.boxes:
+        facts.append(f"{captured.graph.ops():,} ops in the graph")
+    scores = [(step, logs["val_loss"]) for step, logs in recorder.epochs if "val_loss" in logs]
+    data: dict[str, Any] = {
+        "title": title,
+        "facts": " · ".join(facts),
+        "says": sentences(recorder),
+        "clip": recorder.clip,
+        "steps": {"step": recorder.steps, **_numbers(recorder)},
+        "validation": {"step": [s for s, _ in scores], "loss": [rounded(v) for _, v in scores]},
+        "parameters": recorder.names,
+        "shapes": ["×".join(map(str, s)) or "()" for s in recorder.shapes],
+        "windows": _windows(recorder),
+        **_by_parameter(recorder),
+    }
+    if captured is not None and captured.events:
+        note = (
+            f"of step {captured.step}; strips are coloured by the gradient norm; click a blue box to open it"
+        )
+        data["graph"] = columns(captured.graph, note)
+        data["rows"] = _rows(captured)
+        data["wall"] = step_seconds(captured) * 1e6 or 1.0
+        data["timeline"] = _timeline(captured)
+    return data
+
+
+def _numbers(recorder: Recorder) -> dict[str, list[float | None]]:
+    found = {}
+    for name in ("loss", "grad_norm", "lr"):
+        values = [rounded(v, 5) for v in recorder.numbers.get(name, [])]
+        if any(v is not None for v in values):
+            found[name] = values
+    return found
+
+
+def _stride(length: int, width: int) -> int:
+    """Return every how many columns are shown, so that a table has at most ``CELLS`` cells."""
+    return max(1, -(-length * max(1, width) // CELLS))
+
+
+def _by_parameter(recorder: Recorder) -> dict[str, Any]:
+    """Return gradients, updates and distributions by parameter."""
+    count = len(recorder.names)
+    every = _stride(len(recorder.steps), count) if recorder.gradients else 1
+    steps = recorder.steps[::every] if recorder.gradients else []
+    grads, ratios = recorder.gradients[::every], recorder.ratios[::every]
+    found: dict[str, Any] = {
+        "gradients": {"step": steps, "rows": [[rounded(row[i], 3) for row in grads] for i in range(count)]},
+        "ratios": {
+            "step": steps,
+            "rows": [[rounded(row[i], 3) for row in ratios] for i in range(count)],
+            "quantiles": [_spread_of(row) for row in ratios],
+        },
+    }
+    wide = 2 * len(QUANTILES) * count
+    spread = recorder.spread[:: _stride(len(recorder.spread), wide)]
+    found["spread"] = {"step": [s[0] for s in spread]}
+    for name, each, total in (
+        ("weights", [s[1] for s in spread], [s[3] for s in spread]),
+        ("gradients", [s[2] for s in spread], [s[4] for s in spread]),
+    ):
+        found["spread"][name] = {
+            "all": [_short(q) for q in total],
+            "each": [[_short(row[i]) for row in each] for i in range(count)],
+        }
+    return found
+
+
+def _short(quantiles: Sequence[float] | None) -> list[float | None] | None:
+    return None if quantiles is None else [rounded(q, 3) for q in quantiles]
+
+
+def _spread_of(row: Sequence[float | None]) -> list[float | None] | None:
+    values = [v for v in row if v is not None and math.isfinite(v)]
+    return _short([float(q) for q in np.percentile(values, QUANTILES)]) if values else None
+
+
+def _windows(recorder: Recorder) -> dict[str, Any]:
+    entries = recorder.windows
+    clipped, skipped = sum(w[4] for w in entries), sum(w[5] for w in entries)
+    typical = statistics.median(w[1] for w in entries) if entries else 0
+    note = f"{len(entries):,} windows of {typical:g} micro-batches; a bar is the weight of a window"
+    note += f"; {clipped:,} clipped" if clipped else ""
+    note += f"; {skipped:,} with skipped micro-batches" if skipped else ""
+    return {
+        "step": [w[0] for w in entries],
+        "pieces": [w[1] for w in entries],
+        "weight": [rounded(w[2]) or 0 for w in entries],
+        "norm": [rounded(w[3]) for w in entries],
+        "clipped": [int(w[4]) for w in entries],
+        "skipped": [int(w[5]) for w in entries],
+        "note": note,
+    }
+
+
+def _rows(captured: Captured) -> dict[str, list[list[Any]]]:
+    def path(scope: int) -> str:
+        return captured.paths[scope] if scope >= 0 else ""
+
+    found = {}
+    for by in ("op", "line", "module"):
+        rows = rows_of(captured.events, by, path)
+        found[by] = [
+            [r.name, r.calls, round(r.forward * 1e6, 2), round(r.backward * 1e6, 2), r.made, r.kept]
+            for r in rows
+        ]
+    return found
+
+
+def _timeline(captured: Captured) -> dict[str, Any]:
+    """Return the events with their modules, on a clock that begins with the first."""
+    events = sorted(captured.events, key=lambda e: e.start)
+    if len(events) > EVENTS:
+        slowest = sorted(range(len(events)), key=lambda i: events[i].start - events[i].stop)[:EVENTS]
+        events = [events[i] for i in sorted(slowest)]
+    began = events[0].start
+    names: dict[str, int] = {}
+    paths: dict[int, int] = {-1: 0}
+    chains: list[list[str]] = [[]]
+    rows = []
+    for e in events:
+        if e.scope not in paths:
+            paths[e.scope] = len(chains)
+            chains.append(_chain(captured, e.scope))
+        phase = {"backward": 1, "update": 2}.get(e.phase, 0)
+        at = names.setdefault(e.name, len(names))
+        start, length = round((e.start - began) * 1e6, 2), round((e.stop - e.start) * 1e6, 2)
+        rows.append([at, phase, start, length, paths[e.scope]])
+    end = max(r[2] + r[3] for r in rows)
+    return {"names": list(names), "paths": chains, "events": rows, "end": end, "gap": end / 8}
+
+
+def _chain(captured: Captured, scope: int) -> list[str]:
+    """Return the names of the modules around an event, the outermost first."""
+    found: list[str] = []
+    while scope >= 0:
+        parent = captured.parents[scope]
+        own = captured.paths[scope]
+        own = own.removeprefix(f"{captured.paths[parent]}.") if parent >= 0 else own
+        kind = captured.kinds[scope]
+        found.append(own if own == kind else f"{own} {kind}")
+        scope = parent
+    return found[::-1]
