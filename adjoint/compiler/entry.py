@@ -38,11 +38,11 @@ class Layout(NamedTuple):
 class Record(NamedTuple):
     """A kernel, its slots, and the cuts of its outermost loop into chunks.
 
-    A slot is an address, or a tuple ``("given", k)`` or ``("made", k)``.
+    A slot is an address, or a tuple ``("given", k)`` or ``("made", k)``, with bytes to add as a third part.
     """
 
     function: int
-    slots: Sequence[int | tuple[str, int]]
+    slots: Sequence[int | tuple[Any, ...]]
     cuts: Sequence[int]
 
 
@@ -234,20 +234,29 @@ class Entry:
             owner = id(g.owner) if isinstance(g.owner, Tensor) else g.owner
             if g.shape is None:
                 number = self.numbers.ctypes.data + 8 * k
-                for slot in slots:
+                for slot in slots[::2]:
                     ctypes.c_int64.from_address(slot).value = number
                 rows[k] = 2, owner, 0, 0, 0, 0, number, 0
             else:
                 kind = 1 if isinstance(g.owner, Tensor) else 0
                 dtype = np.dtype(g.dtype)
                 lists.append(dtype)
-                rows[k] = kind, owner, id(dtype), len(g.shape), listed(g.shape), len(slots), listed(slots), 0
+                rows[k] = (
+                    kind,
+                    owner,
+                    id(dtype),
+                    len(g.shape),
+                    listed(g.shape),
+                    len(slots) // 2,
+                    listed(slots),
+                    0,
+                )
         outs = np.zeros((len(made) + 1, _MADE), np.int64)
         for k, m in enumerate(made):
             slots = places.get(("made", k), [])
             dtype = np.dtype(m.dtype)
             lists.append(dtype)
-            outs[k, :5] = id(dtype), len(m.shape), listed(m.shape), len(slots), listed(slots)
+            outs[k, :5] = id(dtype), len(m.shape), listed(m.shape), len(slots) // 2, listed(slots)
         words = np.zeros(_HEADER, np.int64).view(_Words)
         rec = pool.records(
             [(r.function, t.ctypes.data, list(r.cuts)) for r, t in zip(records, tables, strict=True)]
@@ -263,14 +272,15 @@ class Entry:
 
 
 def _tables(records: Sequence[Record]) -> tuple[list[Any], dict[tuple[str, int], list[int]]]:
-    """Return the arguments of each record, and the addresses of the slots that each call fills."""
+    """Return the arguments of each record, and the slots that each call fills, with their offsets."""
     tables = []
     places: dict[tuple[str, int], list[int]] = {}
     for r in records:
         table = np.zeros(len(r.slots) + 1, np.int64)
         for k, slot in enumerate(r.slots):
             if isinstance(slot, tuple):
-                places.setdefault(slot, []).append(int(table.ctypes.data + 8 * k))
+                found = places.setdefault(slot[:2], [])
+                found += [int(table.ctypes.data + 8 * k), slot[2] if len(slot) > 2 else 0]
             else:
                 table[k] = slot
         tables.append(table)

@@ -97,7 +97,8 @@ no:
   ret i1 false
 }
 
-; Store an address in all slots of a row, whose count and list start at word %first.
+; Store an address in all slots of a row, whose count and list start at word %first; the list has pairs of a
+; slot and an offset.
 define internal void @fill(ptr %row, i64 %first, ptr %address) {
 entry:
   %at.count = getelementptr i64, ptr %row, i64 %first
@@ -110,9 +111,13 @@ slot:
   %more = icmp slt i64 %k, %count
   br i1 %more, label %put, label %end
 put:
-  %at = getelementptr ptr, ptr %list, i64 %k
+  %k2 = mul i64 %k, 2
+  %at = getelementptr ptr, ptr %list, i64 %k2
   %to = load ptr, ptr %at
-  store ptr %address, ptr %to
+  %at.offset = getelementptr ptr, ptr %at, i64 1
+  %offset = load i64, ptr %at.offset
+  %moved = getelementptr i8, ptr %address, i64 %offset
+  store ptr %moved, ptr %to
   %k.next = add i64 %k, 1
   br label %slot
 end:

@@ -1,8 +1,9 @@
 """Group the nodes of a graph into kernels, in one pass over them.
 
 A node joins the last of the groups that its operands are in, if it fits there; so every group needs results
-of earlier groups only.  Elementwise nodes of given arrays wait until the first node that uses them has a
-group.
+of earlier groups only.  Elementwise nodes wait until a reduction, a product or another node that makes its
+own kernel needs them, and then join late groups: so less is kept in memory.  Nodes of single numbers are
+computed by each kernel that reads them.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Group:
         self.level: dict[int, str] = {}
         self.domain = domain
         self.axis = axis
+        self.reads: set[int] = set()  # nodes that it reads
+        self.numbers: set[int] = set()  # nodes of one element that every kernel computes for itself
         self.flat = True  # whether all operands are whole arrays or single numbers, so that any shape will do
 
     @property
@@ -47,6 +50,7 @@ class Group:
         """Take a node."""
         self.nodes.append(node)
         self.level[node.id] = level
+        self.reads.update([a.node.id for a in node.args])
 
     def __repr__(self) -> str:
         return f"<{self.kind} {list(self.domain)} {[n.op for n in self.nodes]}>"
@@ -85,79 +89,96 @@ class _Fusion:
         self.groups: list[Group] = []
         self.early: list[Group] = []
         self.group: dict[int, Group] = {}  # by node
+        self.latest: dict[int, Group] = {}  # the last loops over a number of elements
         self.waiting: set[int] = set()
+        self.numbers: set[int] = set()
 
     def run(self) -> list[Group]:
         wanted = needed(self.graph, self.roots)
+        self._find_numbers(wanted)
         for n in self.graph.nodes:
-            if not wanted[n.id] or n.op in GIVEN or not n.size:
+            if not wanted[n.id] or n.op in GIVEN or not n.size or n.id in self.numbers:
                 continue
             if n.op == "part":
                 self.group[n.id] = self.group[n.args[0].node.id]
             elif n.op in ALONE:
                 self._alone(n)
-            elif n.op != "reduce" and all(self._free(a.node) for a in n.args):
-                self.waiting.add(n.id)
-            else:
+            elif n.op == "reduce":
                 self._place(n)
+            else:
+                self.waiting.add(n.id)
         for n in self.graph.nodes:
             if n.id in self.waiting:
-                self._settle(n, None)
+                self._place(n)
         return [*self.early, *self.groups]
 
-    def _free(self, node: Node) -> bool:
-        return node.op in GIVEN or node.id in self.waiting or not node.size
+    def _find_numbers(self, wanted: list[bool]) -> None:
+        """Find the nodes of one element that depend on given values alone, and that only kernels read."""
+        kept = {r.id for r in self.roots}
+        for n in self.graph.nodes:
+            if wanted[n.id] and (n.op in ALONE or n.op == "gather"):
+                kept.update(a.node.id for a in n.args)
+        size: dict[int, int] = {}
+        for n in self.graph.nodes:
+            if n.size != 1 or n.id in kept or n.op in ALONE or n.op in ("part", "reduce", "gather", *GIVEN):
+                continue
+            if all(a.node.op in GIVEN or a.node.id in self.numbers for a in n.args):
+                size[n.id] = 1 + sum(size.get(a.node.id, 0) for a in n.args)
+                if size[n.id] <= _MOST // 2:
+                    self.numbers.add(n.id)
 
     def _alone(self, n: Node) -> None:
         for a in n.args:
-            self._ancestors(a.node, None)
+            if a.node.id in self.waiting:
+                self._place(a.node)
         group = self._new(n.op, n.shape)
         group.add(n, FULL)
         self.group[n.id] = group
 
     def _new(self, kind: str, domain: Shape, axis: int | None = None, early: bool = False) -> Group:
-        if early:
-            self.early.append(Group(EARLY + len(self.early), kind, domain, axis))
-            return self.early[-1]
-        self.groups.append(Group(len(self.groups), kind, domain, axis))
-        return self.groups[-1]
+        groups = self.early if early else self.groups
+        groups.append(Group(len(groups) + (EARLY if early else 0), kind, domain, axis))
+        groups[-1].numbers = self.numbers
+        return groups[-1]
 
     def _place(self, n: Node) -> None:
-        """Put a node into a group, after the waiting nodes that it needs."""
-        hint = self._last(n)
-        for a in n.args:
-            self._ancestors(a.node, hint)
-        self._settle(n, hint)
-
-    def _ancestors(self, node: Node, hint: Group | None) -> None:
-        """Put the waiting nodes that a node needs, and itself, into groups: first those it depends on."""
-        if node.id not in self.waiting:
-            return
-        found, todo = {}, [node]
+        """Put a node into a group, and before it the waiting nodes that it needs, all as late as possible."""
+        found, todo = {n.id: n}, [n]
         while todo:
-            n = todo.pop()
-            if n.id in self.waiting and n.id not in found:
-                found[n.id] = n
-                todo += [a.node for a in n.args]
+            for a in todo.pop().args:
+                if a.node.id in self.waiting and a.node.id not in found:
+                    found[a.node.id] = a.node
+                    todo.append(a.node)
+        groups = [g for m in found.values() if (g := self._last(m)) is not None]
+        top = max(groups, key=lambda g: g.order) if groups else None
+        reads = {a.node.id for m in found.values() for a in m.args if a.node.op != "constant"}
         for k in sorted(found):
-            self._settle(found[k], hint)
+            self._settle(found[k], top, reads)
 
     def _last(self, n: Node) -> Group | None:
         groups = [self.group[a.node.id] for a in n.args if a.node.id in self.group]
         return max(groups, key=lambda g: g.order) if groups else None
 
-    def _settle(self, n: Node, hint: Group | None) -> None:
-        """Join the last group of the operands, or the hint if that comes later; else make a group."""
+    def _settle(self, n: Node, top: Group | None, reads: set[int]) -> None:
+        """Join a group that comes no earlier than ``top`` and those of the operands; else make one.
+
+        ``reads`` are the nodes that this one, and others that are placed together with it, read.
+        """
         self.waiting.discard(n.id)
         last = self._last(n)
-        tried = [g for g in (hint, last) if g is not None and (last is None or g.order >= last.order)]
+        near = self.latest.get(n.args[0].size if n.op == "reduce" else n.size)
+        if near is not None and near.reads.isdisjoint(reads):
+            near = None  # no memory is read twice without it
+        least = max([g.order for g in (top, last) if g is not None], default=EARLY)
+        tried = [g for g in (top, last, near) if g is not None and g.order >= least]
         for g in tried:
             level = self._fits(g, n)
             if level is not None:
                 g.add(n, level)
                 self.group[n.id] = g
+                self.latest[math.prod(g.domain)] = g
                 return
-        early = last is None or last.order < 0
+        early = least < 0
         if n.op == "reduce":
             axis = n.params[1]
             shape = n.args[0].shape
@@ -169,11 +190,14 @@ class _Fusion:
             group.flat = all(map(_simple, _operands(n)))
             group.add(n, FULL)
         self.group[n.id] = group
+        self.latest[math.prod(group.domain)] = group
 
     # Whether a node fits -----------------------------------------------------------------------------
 
     def _fits(self, g: Group, n: Node) -> str | None:
         """Return the level of a node in a group, or None; the shape of the group may change."""
+        if g.kind == "matmul":
+            return self._fits_product(g, n)
         if g.kind != "loop" or len(g.nodes) >= _MOST:
             return None
         if n.op == "reduce":
@@ -186,6 +210,17 @@ class _Fusion:
         if g.axis is not None and n.size == math.prod(g.kept) and self._fits_kept(g, n):
             return KEPT
         return None
+
+    def _fits_product(self, g: Group, n: Node) -> str | None:
+        """Return the level of an elementwise node that takes the elements of a product one by one."""
+        if n.op in ("reduce", "gather") or n.size != math.prod(g.domain) or len(g.nodes) >= _MOST // 2:
+            return None
+        for a in n.args:
+            if over(a, g.domain) is None:
+                return None
+            if self.group.get(a.node.id) is g and not self._reads(g, a, g.domain):
+                return None
+        return FULL
 
     def _fits_domain(self, g: Group, n: Node) -> bool:
         """Tell whether a node with a value per element fits, and adapt the shape of the group."""

@@ -10,7 +10,7 @@ import adjoint.compiler.rearrange  # noqa: F401  it enters rules
 from adjoint.compiler.decompose import Primitives
 from adjoint.compiler.program import Instruction, Program
 from adjoint.compiler.simplify import DTYPES, Graph, NotNative, View
-from adjoint.compiler.symbolic import Symbolic
+from adjoint.compiler.symbolic import Nonzero, Symbolic
 
 __all__ = ["Lowered", "lower"]
 
@@ -95,7 +95,7 @@ class _Lowering:
             found.weak = True
             return [found]
         if i.outs and i.outs[0].weak and name != "item":
-            raise NotNative("numbers are computed in Python")
+            return [self._number(name, args, i)]
         if name == "alias":
             return [args[0]]
         if name == "item":
@@ -116,3 +116,23 @@ class _Lowering:
         if name == "other":
             return [xp.where(args[0], args[2], args[1])]
         raise NotNative(f"{name} runs in Python")
+
+    def _number(self, name: str, args: tuple[Any, ...], i: Instruction) -> View:
+        """Return arithmetic on Python floats, where Python would not raise."""
+        safe = name in _NUMBERS or (name == "truediv" and _is_nonzero(i.args[1]))
+        if not safe:
+            raise NotNative("numbers are computed in Python")
+        views = [self.graph.constant(float(a)) if not isinstance(a, View) else a for a in args]
+        if any(v.dtype != _FLOAT64 for v in views):
+            raise NotNative("numbers are computed in Python")
+        out = self.graph.elementwise(_NUMBERS.get(name, "divide"), _FLOAT64, *views)
+        found = View(self.graph, out.node, (), (), out.offset)
+        found.weak = True
+        return found
+
+
+_NUMBERS = {"add": "add", "sub": "subtract", "mul": "multiply", "neg": "negative", "abs": "abs"}
+
+
+def _is_nonzero(a: Any) -> bool:
+    return isinstance(a, Nonzero) or (isinstance(a, (int, float)) and bool(a))

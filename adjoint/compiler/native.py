@@ -7,15 +7,18 @@ arrays and numbers of its sources, and returns its outputs.
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from adjoint.compiler import replay, units
-from adjoint.compiler.emit.loop import Kernel, loop_kernel
+from adjoint.compiler import pool, replay, units
+from adjoint.compiler.emit.loop import Kernel, Slot, loop_kernel
 from adjoint.compiler.emit.move import place_kernels, scatter_kernel
+from adjoint.compiler.emit.product import product_kernels
+from adjoint.compiler.entry import Entry, Given, Made, Record, layout
 from adjoint.compiler.fuse import GIVEN, Group, fuse
 from adjoint.compiler.lower import Lowered, lower
 from adjoint.compiler.machine import machine
@@ -26,7 +29,8 @@ from adjoint.config import held_across_fork
 
 __all__ = ["Native", "build"]
 
-_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int64] * 4)
+CHUNK = 60_000.0  # work of a chunk, in simple operations
+NANOSECONDS = 0.12  # of a simple operation in a vector
 
 
 def build(program: Program) -> Native:
@@ -40,25 +44,27 @@ class Native:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.machine = machine()
+        self.threads = min(self.machine.cores, 8)
         self.lock = held_across_fork(threading.RLock())
         self.lowered: Lowered = lower(program)
         graph = self.lowered.graph
         self.results = self._results()
-        checks = [self._materialised(c) for c in graph.checks]
+        flags = [self._materialised(c) for c in graph.checks]
         impure = [n for n in graph.nodes if n.op == "call" and not n.value.op.pure]
-        wanted = [r.node for r in (*self.results, *checks)]
+        wanted = [r.node for r in (*self.results, *flags)]
         self.groups: list[Group] = fuse(graph, [*wanted, *impure])
         computed = {n.id for g in self.groups for n in g.nodes}
         self.fresh = list(
             {v.node.id: v for v in self.results if v.node.id in computed and v.node.op != "part"}.values()
         )
-        fresh = [v.node for v in self.fresh]
         self.stored = stored_nodes(self.groups, wanted)
-        self.memory = Memory(self.groups, self.stored, fresh)
-        self.arena = np.zeros(self.memory.size + 64, np.uint8)
-        self.start = -self.arena.ctypes.data % 64
-        self.checks = [self._array(c) for c in checks]
-        self._plan()
+        self.memory = Memory(self.groups, self.stored, [v.node for v in self.fresh])
+        self.kernels: list[tuple[Group, Kernel]] = []
+        self.steps: list[Node | tuple[int, int]] = []  # a call, or from which to which record
+        self._make_kernels()
+        self._make_tables()
+        self.checks = [self._array(c) for c in flags]
+        self.entry = self._make_entry()
 
     # What leaves the program -------------------------------------------------------------------------
 
@@ -70,83 +76,125 @@ class Native:
             if not v.weak:
                 v = self._materialised(v)
                 if shapes.setdefault(v.node.id, v.shape) != v.shape:
-                    v = self._copied(v)
+                    v = _copied(v)
             found.append(v)
         return found
 
     def _materialised(self, v: View) -> View:
         """Return a view of a node that the program computes, all of it."""
-        return self._copied(v) if not v.is_whole() or (v.node.op in GIVEN and v.size) else v
-
-    def _copied(self, v: View) -> View:
-        if v.dtype.kind not in "biuf":
-            return v
-        return v.graph.view(v.graph.add(Node("copy", (v,), None, v.shape, v.dtype)))
+        return _copied(v) if not v.is_whole() or (v.node.op in GIVEN and v.size) else v
 
     # The plan ----------------------------------------------------------------------------------------
 
-    def _plan(self) -> None:
-        """Make the kernels, the table of addresses, and the steps of a run."""
-        graph = self.lowered.graph
-        self.constants: dict[int, Any] = {}
-        self.kernels: list[tuple[Group, Kernel]] = []
-        self.steps: list[Any] = []
-        slots: list[Node] = []
-        self.values: dict[int, Any] = {}
+    def _make_kernels(self) -> None:
+        """Make the kernels; NumPy calls divide them into runs."""
+        self.space = 0
         for g in self.groups:
-            if g.kind in ("call", "matmul"):
+            if g.kind == "call":
                 self.steps.append(g.nodes[0])
                 continue
-            for kernel in self._kernels(g):
-                self.kernels.append((g, kernel))
-                self.steps.append((kernel, len(slots)))
-                slots += kernel.nodes
-        self.table = np.zeros(len(slots) + 1, np.uintp)
-        self.numbers = np.zeros(len(self.program.sources) + 1, np.float64)
-        self.given: list[tuple[int, int]] = []  # slots of sources, with the number of the source
-        self.made: list[tuple[int, int]] = []  # slots of new arrays, with their number
-        self.parts: list[tuple[int, Node]] = []  # slots of what calls return
-        fresh = {v.node.id: k for k, v in enumerate(self.fresh)}
-        for k, node in enumerate(slots):
-            if node.op == "source":
-                self.given.append((k, node.params))
-            elif node.op == "number":
-                self.table[k] = self.numbers.ctypes.data + 8 * node.params
-            elif node.op == "constant":
-                self.constants[node.id] = node.value
-                self.table[k] = node.value.ctypes.data
-            elif node.op == "part":
-                self.parts.append((k, node))
-            elif not node.size:
-                self.table[k] = self.arena.ctypes.data  # nothing is read there
-            elif node.id in fresh:
-                self.made.append((k, fresh[node.id]))
+            before = len(self.kernels)
+            self.kernels += [(g, k) for k in self._kernels(g) if k.length]
+            last = self.steps[-1] if self.steps else None
+            if isinstance(last, tuple):
+                self.steps[-1] = last[0], len(self.kernels)
             else:
-                self.table[k] = self.arena.ctypes.data + self.start + self.memory.offset[node.id]
-        self.sources = sorted({s for _, s in self.given})
-        address = self.table.ctypes.data
-        self.steps = [
-            s if isinstance(s, Node) else self._launch(s[0], address + 8 * s[1]) for s in self.steps
-        ]
-        del graph
+                self.steps.append((before, len(self.kernels)))
 
     def _kernels(self, g: Group) -> list[Kernel]:
-        if g.kind == "loop":
-            return [loop_kernel(self.machine, g, [n for n in g.nodes if n.id in self.stored])]
         node = g.nodes[0]
+        stored = [n for n in g.nodes if n.id in self.stored]
+        if g.kind == "loop":
+            return [loop_kernel(self.machine, g, stored)]
         if g.kind == "scatter":
             return [scatter_kernel(self.machine, node)]
-        return place_kernels(self.machine, self.lowered.graph, node)
+        if g.kind == "matmul":
+            kernels, space = product_kernels(self.machine, g, stored, self.threads)
+            self.space = max(self.space, space)
+            return kernels
+        return place_kernels(self.machine, self.lowered.graph, node, self.memory.pieces_in_place(node))
 
-    def _launch(self, kernel: Kernel, address: int) -> Callable[[], None]:
-        function = _FUNCTION(units.function(kernel.text))
-        length = kernel.length
-        return lambda: function(address, 0, length, 0, 0)
+    def _make_tables(self) -> None:
+        """Lay out the arena and find the address, or the array, of every slot."""
+        size = -(-self.memory.size // 64) * 64
+        self.arena = np.zeros(size + self.space + 128, np.uint8)
+        self.start = self.arena.ctypes.data + -self.arena.ctypes.data % 64
+        self.workspace = self.start + size
+        self.numbers = np.zeros(len(self.program.sources) + 1, np.float64)
+        self.made = {v.node.id: k for k, v in enumerate(self.fresh)}
+        self.slots = [[self._address(s) for s in kernel.slots] for _, kernel in self.kernels]
+        flat = [s for slots in self.slots for s in slots]
+        self.table = np.array([s if isinstance(s, int) else 0 for s in flat] + [0], np.uintp)
+        self.moving = [(k, s) for k, s in enumerate(flat) if not isinstance(s, int)]
+        self.sources = sorted({s[1] for _, s in self.moving if s[0] == "given"})
+        rows, at = [], self.table.ctypes.data
+        self.cuts = []
+        for (_, kernel), slots in zip(self.kernels, self.slots, strict=True):
+            self.cuts.append(_cuts(kernel, self.threads))
+            rows.append((units.function(kernel.text), at, self.cuts[-1]))
+            at += 8 * len(slots)
+        self.functions = [r[0] for r in rows]
+        self.records = pool.records(rows)
+        self.estimate = sum(k.cost for _, k in self.kernels) * NANOSECONDS
+
+    def _address(self, slot: Slot) -> Any:
+        """Return the address of a slot, or ("given" | "made" | "part", number, bytes)."""
+        if slot.node is None:
+            return self.workspace + slot.offset
+        node, offset = self.memory.place(slot.node)
+        offset += slot.offset
+        if node.op == "source":
+            return "given", node.params, offset
+        if node.op == "number":
+            return self.numbers.ctypes.data + 8 * node.params
+        if node.op == "constant":
+            return node.value.ctypes.data + offset
+        if node.op == "part":
+            return "part", node, offset
+        if node.id in self.made:
+            return "made", self.made[node.id], offset
+        if not node.size:
+            return self.start  # nothing is read there
+        return self.start + self.memory.offset[node.id] + offset
+
+    def _make_entry(self) -> Entry | None:
+        """Return the native entry, if the program is one run of kernels and all it reads is plain."""
+        whole = len(self.steps) == 1 and isinstance(self.steps[0], tuple)
+        plain = all(v.node.id in self.made for v in self.results)
+        if not whole or not plain or layout() is None:
+            return None
+        given = []
+        for k, s in enumerate(self.program.sources):
+            value = s.value
+            given.append(Given(k, value.dtype, None if value.weak else tuple(value.shape)))
+        made = [Made(v.dtype, v.shape) for v in self.fresh]
+        rows = []
+        for function, slots, cuts in zip(self.functions, self.slots, self.cuts, strict=True):
+            rows.append(Record(function, [self._entry_slot(s) for s in slots], cuts))
+        flags = [c.ctypes.data for c in self.checks]
+        return Entry(
+            records=rows, given=given, made=made, arguments=len(given), nanoseconds=int(self.estimate),
+            helpers=self._helpers(), checks=flags, held=(self.arena, self.lowered.graph),
+        )  # fmt: skip
+
+    def _entry_slot(self, s: Any) -> Any:
+        if isinstance(s, int):
+            first = self.numbers.ctypes.data
+            inside = first <= s < first + self.numbers.nbytes
+            return ("given", (s - first) // 8) if inside else s
+        return s
+
+    def _helpers(self) -> int:
+        return pool.start(self.threads) if self.threads > 1 else 0
 
     # A call ------------------------------------------------------------------------------------------
 
     def __call__(self, *given: Any) -> tuple[Any, ...]:
         """Run the program."""
+        if self.entry is not None:
+            found = self.entry.call(*given)
+            if found is not NotImplemented:
+                return tuple([found[self.made[v.node.id]] for v in self.results])
         with self.lock:
             return self._run(given)
 
@@ -155,29 +203,24 @@ class Native:
         for k, source in enumerate(self.program.sources):
             if source.value.weak:
                 self.numbers[k] = given[k]
-        for slot, k in self.given:
-            self.table[slot] = held[k].ctypes.data
         arrays = [np.empty(v.shape, v.dtype) for v in self.fresh]
-        for slot, k in self.made:
-            self.table[slot] = arrays[k].ctypes.data
-        values: dict[int, Any] = {v.node.id: a for v, a in zip(self.fresh, arrays, strict=True)}
+        for slot, (kind, k, offset) in self.moving:
+            if kind != "part":
+                self.table[slot] = (held if kind == "given" else arrays)[k].ctypes.data + offset
+        values: dict[Any, Any] = {v.node.id: a for v, a in zip(self.fresh, arrays, strict=True)}
+        run, helpers = _runner(), self._helpers() if self.estimate > 250_000 else 0
         for step in self.steps:
             if isinstance(step, Node):
                 self._call(step, values, given)
             else:
-                step()
-        for flag in self.checks:
-            if flag:
-                return replay.build(self.program)(*given)  # raises as NumPy does
+                address = self.records.ctypes.data + 8 * pool.RECORD * step[0]
+                run(address, step[1] - step[0], helpers)
+        if any(map(bool, self.checks)):
+            return replay.build(self.program)(*given)  # raises as NumPy does
         return tuple([self._value(v, values, given) for v in self.results])
 
-    def _call(self, node: Node, values: dict[int, Any], given: Sequence[Any]) -> None:
+    def _call(self, node: Node, values: dict[Any, Any], given: Sequence[Any]) -> None:
         """Run one instruction by NumPy."""
-        if node.op == "matmul":
-            a, b = (self._value(v, values, given) for v in node.args)
-            out = values[node.id] if node.id in values else self._array(node.args[0].graph.view(node))
-            np.matmul(a, b, out=out.reshape(node.shape))
-            return
         i = node.value
         args = [self._value(a, values, given) if isinstance(a, View) else a for a in node.params]
         if i.op.kind == "elementwise" and not i.op.literals:
@@ -185,16 +228,15 @@ class Native:
         found = replay.forward_of(i)(*args, **i.params)
         outs = found if i.op.outputs > 1 else (found,)
         for k, (o, x) in enumerate(zip(i.outs, outs, strict=False)):
-            values[node.id, k] = x if o.weak else np.asarray(x)  # type: ignore[index]
-        for slot, part in self.parts:
-            if part.args[0].node is node:
+            values[node.id, k] = x if o.weak else np.asarray(x)
+        for slot, (kind, part, offset) in self.moving:
+            if kind == "part" and part.args[0].node is node:
                 x = values.get(part.id)
                 if x is None:
-                    found = values[node.id, part.params]  # type: ignore[index]
-                    x = values[part.id] = _plain(np.asarray(found, part.dtype))
-                self.table[slot] = x.ctypes.data
+                    x = values[part.id] = _plain(np.asarray(values[node.id, part.params], part.dtype))
+                self.table[slot] = x.ctypes.data + offset
 
-    def _value(self, v: View, values: dict[int, Any], given: Sequence[Any]) -> Any:
+    def _value(self, v: View, values: dict[Any, Any], given: Sequence[Any]) -> Any:
         """Return a value as NumPy takes it."""
         node = v.node
         if node.op == "number":
@@ -204,7 +246,7 @@ class Native:
         elif node.op == "constant":
             base = node.value
         elif node.op == "part":
-            base = values[node.args[0].node.id, node.params]  # type: ignore[index]
+            base = values[node.args[0].node.id, node.params]
             if v.weak:
                 return base
         elif not node.size:
@@ -212,7 +254,12 @@ class Native:
         elif node.id in values:
             base = values[node.id]
         else:
-            return self._array(v).item() if v.weak else self._array(v)
+            whole, offset = self.memory.place(node)
+            if whole.id in values:
+                first = offset // node.dtype.itemsize
+                base = values[whole.id].reshape(-1)[first : first + node.size].reshape(node.shape)
+            else:
+                return self._array(v).item() if v.weak else self._array(v)
         if v.weak:
             return float(base.reshape(-1)[v.offset])
         if v.is_whole():
@@ -221,11 +268,32 @@ class Native:
 
     def _array(self, v: View) -> Any:
         """Return a view of a node in the arena."""
-        at = self.start + self.memory.offset[v.node.id]
+        whole, offset = self.memory.place(v.node)
+        at = self.start - self.arena.ctypes.data + self.memory.offset[whole.id] + offset
         size = v.node.dtype.itemsize
         return np.ndarray(
             v.shape, v.dtype, self.arena, at + v.offset * size, tuple([s * size for s in v.strides])
         )
+
+
+def _copied(v: View) -> View:
+    if v.dtype.kind not in "biuf":
+        return v
+    return v.graph.view(v.graph.add(Node("copy", (v,), None, v.shape, v.dtype)))
+
+
+@functools.cache
+def _runner() -> Callable[..., None]:
+    return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(pool.addresses()["run"])
+
+
+def _cuts(kernel: Kernel, threads: int) -> list[int]:
+    """Return where the outermost loop of a kernel is cut into chunks, which threads take one by one."""
+    pieces = kernel.length // kernel.unit
+    count = min(pieces, int(kernel.cost / CHUNK), 64) if threads > 1 else 1
+    if count < 2:
+        return [0, kernel.length]
+    return [pieces * k // count * kernel.unit for k in range(count)] + [kernel.length]
 
 
 def _plain(a: Any) -> Any:

@@ -398,16 +398,16 @@ class Graph:
 
 
 def _piece(x: View) -> View:
-    """Return the operand of a "place" in place of a view of just that piece."""
+    """Return what a view of a "place" shows, if it is all part of one contiguous piece."""
+    first, last = _ends(x.shape, x.strides, x.offset)
     where = x.node.params[1]
     for k in reversed(range(len(where))):
         shape, strides, offset = where[k]
         arg = x.node.args[k]
-        if offset == x.offset and math.prod(shape) == x.size:
-            fits = reshaped(shape, strides, x.shape)
-            if fits == x.strides:
-                back = reshaped(arg.shape, arg.strides, x.shape)
-                return x if back is None else View(x.graph, arg.node, x.shape, back, arg.offset)
+        inside = offset <= first and last < offset + math.prod(shape)
+        if inside and strides == row_major(shape) and arg.strides == row_major(arg.shape):
+            found = View(x.graph, arg.node, x.shape, x.strides, x.offset - offset + arg.offset)
+            return _piece(found) if arg.node.op == "place" else found
         if _overlap(x, shape, strides, offset):
             return x
     return x

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,24 +20,31 @@ from adjoint.compiler.fuse import FULL, KEPT, Group, over
 from adjoint.compiler.machine import Machine
 from adjoint.compiler.simplify import Node, View, row_major
 
-__all__ = ["Kernel", "Place", "loop_kernel"]
+__all__ = ["Kernel", "Lane", "Loop", "Place", "Slot", "loop_kernel"]
 
 _UNROLLED = 4  # vectors of a row that need no loop
 _SCRATCH = 1 << 14  # bytes of a row that are kept on the stack
 _COSTLY = {"divide": 4, "sqrt": 6}
 
 
+class Slot(NamedTuple):
+    """An address that a kernel needs: bytes behind the start of a node's memory, or of the workspace."""
+
+    node: Node | None
+    offset: int
+
+
 class Kernel:
-    """The text of a kernel, the nodes whose memory its slots point to, and the length of its outermost loop.
+    """The text of a kernel, its slots, and the length of its outermost loop.
 
     The loop can be cut at multiples of ``unit``.  ``cost`` is the work in simple operations on one element.
     """
 
-    __slots__ = ("cost", "length", "nodes", "text", "unit")
+    __slots__ = ("cost", "length", "slots", "text", "unit")
 
-    def __init__(self, text: str, nodes: list[Node], length: int, unit: int, cost: float) -> None:
+    def __init__(self, text: str, slots: list[Slot], length: int, unit: int, cost: float) -> None:
         self.text = text
-        self.nodes = nodes
+        self.slots = slots
         self.length = length
         self.unit = unit
         self.cost = cost
@@ -64,10 +71,10 @@ def loop_kernel(
     machine: Machine, group: Group, stored: Sequence[Node], places: dict[int, Place] | None = None
 ) -> Kernel:
     """Return the kernel of a group; ``stored`` are the nodes that are needed outside it."""
-    return _Loop(machine, group, stored, places or {}).kernel()
+    return Loop(machine, group, stored, places or {}).kernel()
 
 
-class _Lane:
+class Lane:
     """One vector of the loops: where it is, and the values that are known there."""
 
     __slots__ = ("at", "count", "known", "lanes", "mask", "row")
@@ -81,7 +88,9 @@ class _Lane:
         self.known: dict[Any, Value] = {}
 
 
-class _Loop:
+class Loop:
+    """Writes the kernel of one group."""
+
     def __init__(
         self, machine: Machine, group: Group, stored: Sequence[Node], places: dict[int, Place]
     ) -> None:
@@ -90,7 +99,7 @@ class _Loop:
         self.w = Writer(machine)
         self.inside = {n.id: n for n in group.nodes}
         self.stored = {n.id for n in stored}
-        self.nodes: list[Node] = []  # by slot
+        self.slots_used: list[Slot] = []
         self.slots: dict[int, int] = {}
         self.access: dict[tuple[int, int], Place] = {}  # of operand k of a node
         self.target: dict[int, Place] = {}
@@ -102,6 +111,8 @@ class _Loop:
         self.hoisted: dict[Any, Value] = {}
         self.kept: dict[Any, Value] = {}
         self.scratch: dict[int, Value] = {}
+        self.numbers: dict[int, Value] = {}  # nodes of one element that are computed at the top
+        self.once: dict[Any, Value] = {}  # numbers from memory, loaded at the top
 
     # Analysis ----------------------------------------------------------------------------------------
 
@@ -110,8 +121,8 @@ class _Loop:
         g = self.group
         for n in g.nodes:
             full = n.op == "reduce" or g.level[n.id] == FULL
-            for k, a in enumerate(n.args):
-                if a.node.id in self.inside or (n.op == "gather" and k == 1):
+            for k, a in enumerate(n.args if n.op != "matmul" else ()):
+                if a.node.id in self.inside or a.node.id in g.numbers or (n.op == "gather" and k == 1):
                     continue
                 view = self._plain(n, a)
                 strides = over(view, g.domain if full else g.kept)
@@ -199,12 +210,14 @@ class _Loop:
     # The kernel --------------------------------------------------------------------------------------
 
     def kernel(self) -> Kernel:
+        """Return the kernel."""
         w, length = self.w, self.lengths[self.across]
         heavy = any(n.op not in _LIGHT for n in self.group.nodes)
         self.unroll = 1 if heavy else 4 if self.reduced is not None else 2
         self.flat = self.reduced is None and not self.outer
         items = math.prod(self.lengths[i] for i in self.outer)
         unit = 1
+        self._load_numbers()
         if self.flat:
             unit = self.vector * self.unroll
             items = length
@@ -221,7 +234,48 @@ class _Loop:
             for n in self.group.nodes
         )
         work += sum(math.prod(self.group.domain) * 0.5 for _ in self.access)
-        return Kernel(w.kernel(), self.nodes, items, unit, work)
+        return Kernel(w.kernel(), self.slots_used, items, unit, work)
+
+    def _load_numbers(self) -> None:
+        """Load, or compute, at the top what is one number for the whole kernel."""
+        for n in self.group.nodes:
+            for k, a in enumerate(n.args):
+                if a.node.id in self.group.numbers:
+                    self._number(a.node)
+                elif (n.id, k) in self.access and a.scalar() is None:
+                    place = self.access[n.id, k]
+                    if not any(place.strides) and place.key not in self.once:
+                        pointer = self.w.at(self.slot(place.base), place.element, place.offset)
+                        self.once[place.key] = self.w.load(pointer, place.element)
+
+    def _number(self, node: Node) -> Value:
+        """Return the value of a node of one element."""
+        found = self.numbers.get(node.id)
+        if found is None:
+            values = []
+            for a in node.args:
+                number, element = a.scalar(), element_of(a.dtype)
+                if number is not None:
+                    values.append(self.w.const(number, element))
+                elif a.node.id in self.group.numbers:
+                    values.append(self._number(a.node))
+                else:
+                    values.append(self.w.load(self.w.at(self.slot(a.node), element, a.offset), element))
+            given = node.args[1 if node.op == "where" else 0].dtype
+            found = self.numbers[node.id] = apply(self.w, node.op, given, node.dtype, *values)
+        return found
+
+    def _fixed(self, n: Node, k: int, lanes: int) -> Value | None:
+        """Return an operand that is one number for the whole kernel; None for others."""
+        a = n.args[k]
+        number = a.scalar()
+        if number is not None:
+            return self.w.const(number, element_of(a.dtype), lanes)
+        if a.node.id in self.numbers:
+            return self.w.splat(self.numbers[a.node.id], lanes)
+        place = self.access.get((n.id, k))
+        found = None if place is None else self.once.get(place.key)
+        return None if found is None else self.w.splat(found, lanes)
 
     def _is_full(self, n: Node) -> bool:
         return n.op == "reduce" or self.group.level[n.id] == FULL
@@ -255,10 +309,13 @@ class _Loop:
 
     def slot(self, node: Node) -> Value:
         """Return the address of the memory of a node."""
-        if node.id not in self.slots:
-            self.slots[node.id] = len(self.nodes)
-            self.nodes.append(node)
+        self._slot_of(node)
         return self.w.slot(self.slots[node.id])
+
+    def _slot_of(self, node: Node) -> None:
+        if node.id not in self.slots:
+            self.slots[node.id] = len(self.slots_used)
+            self.slots_used.append(Slot(node, 0))
 
     # The shapes of loops -----------------------------------------------------------------------------
 
@@ -266,7 +323,7 @@ class _Loop:
         """Do the elements lo … hi of one long axis; the last chunk does the rest that is no whole vector."""
         w, n, v = self.w, self.lengths[self.across], self.vector
         step = v * self.unroll
-        self._hoist([_Lane(0, v, None, v)])
+        self._hoist([Lane(0, v, None, v)])
         whole = n // step * step
         if whole:
             end = w.least(w.high, whole)
@@ -277,20 +334,20 @@ class _Loop:
 
     def _flat_body(self, j: Value, _: list[Value]) -> None:
         w, v = self.w, self.vector
-        self._stage(0, [_Lane(w.plus(j, k * v), v, None, v) for k in range(self.unroll)], {})
+        self._stage(0, [Lane(w.plus(j, k * v), v, None, v) for k in range(self.unroll)], {})
 
-    def _rest(self, low: int, high: int, row: Index = 0) -> list[_Lane]:
+    def _rest(self, low: int, high: int, row: Index = 0) -> list[Lane]:
         """Return the vectors from ``low`` to ``high``."""
         pieces = self.w.pieces(high - low, self.vector)
         return [
-            _Lane(low + p.offset, p.lanes, p.mask, min(p.lanes, high - low - p.offset), row) for p in pieces
+            Lane(low + p.offset, p.lanes, p.mask, min(p.lanes, high - low - p.offset), row) for p in pieces
         ]
 
     def _row(self, item: Index) -> None:
         """Do one item whose vectors lie along the axis of reductions, or that has no reductions."""
         n, v = self.lengths[self.across], self.vector
         self._start(self._decode(item))
-        self._hoist([_Lane(0, 1, None, 1)])
+        self._hoist([Lane(0, 1, None, 1)])
         step = v * self.unroll
         whole = n // step * step if n > _UNROLLED * v else 0
         rest = self._rest(whole, n)
@@ -319,7 +376,7 @@ class _Loop:
         start = [self._neutral(self.inside[k], v) for k in keys for _ in range(self.unroll)]
 
         def body(j: Value, carried: list[Value]) -> Sequence[Value]:
-            lanes = [_Lane(w.plus(j, u * v), v, None, v) for u in range(self.unroll)]
+            lanes = [Lane(w.plus(j, u * v), v, None, v) for u in range(self.unroll)]
             given = {k: carried[i * self.unroll : (i + 1) * self.unroll] for i, k in enumerate(keys)}
             made = self._stage(t, lanes, given)
             return [x for k in keys for x in made[k]]
@@ -350,14 +407,13 @@ class _Loop:
         assert self.reduced is not None
         length = self.lengths[self.reduced]
         self._start(self._decode(outer))
-        spots = [_Lane(w.plus(start, p[0]), *p[1:]) for p in pieces]
+        spots = [Lane(w.plus(start, p[0]), *p[1:]) for p in pieces]
         self._hoist(spots)
         unrolled = length <= _UNROLLED
         if not unrolled:
             self._make_scratch(length * self.vector * self.unroll)
         grid = [
-            [_Lane(s.at, s.lanes, s.mask, s.count, r) for s in spots]
-            for r in range(length if unrolled else 0)
+            [Lane(s.at, s.lanes, s.mask, s.count, r) for s in spots] for r in range(length if unrolled else 0)
         ]
         for t in range(self.stages):
             for k in range(len(spots)):
@@ -368,7 +424,7 @@ class _Loop:
             totals = [self._neutral(self.inside[k], s.lanes, length) for k in keys for s in spots]
 
             def body(r: Index, carried: list[Value], t: int = t, keys: list[int] = keys) -> Sequence[Value]:
-                lanes = grid[r] if unrolled else [_Lane(s.at, s.lanes, s.mask, s.count, r) for s in spots]  # type: ignore[index]
+                lanes = grid[r] if unrolled else [Lane(s.at, s.lanes, s.mask, s.count, r) for s in spots]  # type: ignore[index]
                 given = {k: carried[i * len(spots) : (i + 1) * len(spots)] for i, k in enumerate(keys)}
                 made = self._stage(t, lanes, given)
                 return [x for k in keys for x in made[k]]
@@ -399,7 +455,7 @@ class _Loop:
     def _accumulators(self, t: int) -> dict[int, Any]:
         return {n.id: None for n in self.group.nodes if n.op == "reduce" and self.stage[n.id] == t + 1}
 
-    def _stage(self, t: int, lanes: Sequence[_Lane], sums: dict[int, Any]) -> dict[int, list[Value]]:
+    def _stage(self, t: int, lanes: Sequence[Lane], sums: dict[int, Any]) -> dict[int, list[Value]]:
         """Do the work of loop ``t`` on some vectors; return the accumulators with their elements added."""
         made: dict[int, list[Value]] = {}
         keys = self._accumulators(t)
@@ -416,7 +472,7 @@ class _Loop:
                         self.w.store(value, self._scratch_at(n, lane), lane.mask)
         return made
 
-    def _added(self, n: Node, before: Any, i: int, x: Value, lane: _Lane) -> Value:
+    def _added(self, n: Node, before: Any, i: int, x: Value, lane: Lane) -> Value:
         if lane.mask is not None and not self.columns:
             x = self.w.select(lane.mask, x, self._neutral(n, lane.lanes))
         return x if before is None else _combine(self.w, n, before[i], x)
@@ -438,7 +494,7 @@ class _Loop:
         assert found is not None
         return found
 
-    def _value(self, n: Node, lane: _Lane, t: int) -> Value:
+    def _value(self, n: Node, lane: Lane, t: int) -> Value:
         """Return the value of a node of the group in one vector."""
         found = lane.known.get(n.id)
         if found is None:
@@ -449,13 +505,13 @@ class _Loop:
             lane.known[n.id] = found
         return found
 
-    def _compute(self, n: Node, lane: _Lane, values: Sequence[Value]) -> Value:
+    def _compute(self, n: Node, lane: Lane, values: Sequence[Value]) -> Value:
         if n.op == "gather":
             return self._gather(n, values[0], lane)
         given = n.args[1 if n.op == "where" else 0].dtype if n.args else n.dtype
         return apply(self.w, n.op, given, n.dtype, *values)
 
-    def _gather(self, n: Node, index: Value, lane: _Lane) -> Value:
+    def _gather(self, n: Node, index: Value, lane: Lane) -> Value:
         """Load elements of a table one by one."""
         w, element = self.w, element_of(n.dtype)
         base = self.slot(n.args[1].node)
@@ -472,7 +528,7 @@ class _Loop:
             found = self.w.insert(found, p, i)
         return found
 
-    def _operand(self, n: Node, k: int, lane: _Lane, t: int) -> Value:
+    def _operand(self, n: Node, k: int, lane: Lane, t: int) -> Value:
         """Return the value of an operand in one vector."""
         a = n.args[k]
         inner = self.inside.get(a.node.id)
@@ -480,9 +536,9 @@ class _Loop:
             if self.group.level[inner.id] == FULL:
                 return self._value(inner, lane, t)
             return self._kept_value(inner, lane)
-        number = a.scalar()
-        if number is not None:
-            return self.w.const(number, element_of(a.dtype), lane.lanes)
+        fixed = self._fixed(n, k, lane.lanes)
+        if fixed is not None:
+            return fixed
         place = self.access[n.id, k]
         found = self.hoisted.get((place.key, self._spot(lane)))
         if found is not None:
@@ -492,36 +548,36 @@ class _Loop:
             lane.known[memo] = self._load(place, lane)
         return lane.known[memo]
 
-    def _spot(self, lane: _Lane) -> Any:
+    def _spot(self, lane: Lane) -> Any:
         """Return which column of a block a vector is in; rows have one."""
         return str(lane.at) if self.columns else None
 
-    def _kept_value(self, inner: Node, lane: _Lane) -> Value:
+    def _kept_value(self, inner: Node, lane: Lane) -> Value:
         if self.columns:
             return self.kept[inner.id, self._columns_of[str(lane.at)]]
         return self.w.splat(self.kept[inner.id, None], lane.lanes)
 
     # Values per item ---------------------------------------------------------------------------------
 
-    def _hoist(self, spots: Sequence[_Lane]) -> None:
+    def _hoist(self, spots: Sequence[Lane]) -> None:
         """Load what does not change in the loops of an item."""
         fixed = self.reduced if self.columns else self.across
         self._columns_of = {str(s.at): k for k, s in enumerate(spots)} if self.columns else {}
         for (n, k), place in self.access.items():
             node = self.inside[n]
-            if not self._is_full(node) or node.args[k].scalar() is not None:
+            if not self._is_full(node) or node.args[k].scalar() is not None or place.key in self.once:
                 continue
             if place.strides[fixed]:  # type: ignore[index]
                 continue
             for s in spots:
                 key = place.key, self._spot(s)
                 if key not in self.hoisted:
-                    lane = s if self.columns else _Lane(0, 1, None, 1)
+                    lane = s if self.columns else Lane(0, 1, None, 1)
                     self.hoisted[key] = self._load(place, lane)
 
-    def _kept_nodes(self, t: int, spot: int | None, spots: Sequence[_Lane] = ()) -> None:
+    def _kept_nodes(self, t: int, spot: int | None, spots: Sequence[Lane] = ()) -> None:
         """Compute, and store, the values per item that loop ``t`` may need."""
-        lane = _Lane(0, 1, None, 1) if spot is None else spots[spot]
+        lane = Lane(0, 1, None, 1) if spot is None else spots[spot]
         for n in self.group.nodes:
             if self.group.level[n.id] != KEPT or self.stage[n.id] != t:
                 continue
@@ -532,25 +588,23 @@ class _Loop:
             if n.id in self.stored:
                 self._store(self.target[n.id], self.kept[n.id, spot], lane)
 
-    def _kept_operand(self, n: Node, k: int, lane: _Lane, spot: int | None) -> Value:
+    def _kept_operand(self, n: Node, k: int, lane: Lane, spot: int | None) -> Value:
         a = n.args[k]
         if a.node.id in self.inside:
             return self.kept[a.node.id, spot]
-        number = a.scalar()
-        if number is not None:
-            return self.w.const(number, element_of(a.dtype), lane.lanes)
-        return self._load(self.access[n.id, k], lane)
+        fixed = self._fixed(n, k, lane.lanes)
+        return self._load(self.access[n.id, k], lane) if fixed is None else fixed
 
     # Memory ------------------------------------------------------------------------------------------
 
-    def _address(self, place: Place, lane: _Lane) -> Value:
+    def _address(self, place: Place, lane: Lane) -> Value:
         w = self.w
         at = w.plus(self._offset(place), w.times(lane.at, place.strides[self.across]))
         if self.columns:
             at = w.plus(at, w.times(lane.row, place.strides[self.reduced]))  # type: ignore[index]
         return w.at(self.slot(place.base), place.element, at)
 
-    def _load(self, place: Place, lane: _Lane) -> Value:
+    def _load(self, place: Place, lane: Lane) -> Value:
         w, step = self.w, place.strides[self.across]
         pointer = self._address(place, lane)
         if lane.lanes == 1:
@@ -562,7 +616,7 @@ class _Loop:
         parts = [w.load(w.at(pointer, place.element, i * step), place.element) for i in range(lane.count)]
         return self._joined(parts, place.element, lane.lanes)
 
-    def _store(self, place: Place, value: Value, lane: _Lane) -> None:
+    def _store(self, place: Place, value: Value, lane: Lane) -> None:
         w, step = self.w, place.strides[self.across]
         pointer = self._address(place, lane)
         if lane.lanes == 1:
@@ -578,7 +632,7 @@ class _Loop:
             if k not in self.stored and k not in self.scratch:
                 self.scratch[k] = self.w.scratch(element_of(self.inside[k].dtype), count)
 
-    def _scratch_at(self, n: Node, lane: _Lane) -> Value:
+    def _scratch_at(self, n: Node, lane: Lane) -> Value:
         w, element = self.w, element_of(n.dtype)
         if not self.columns:
             return w.at(self.scratch[n.id], element, lane.at)
@@ -586,7 +640,7 @@ class _Loop:
         first = self._columns_of[str(lane.at)] * self.vector
         return w.at(self.scratch[n.id], element, w.plus(w.times(lane.row, self.vector * self.unroll), first))
 
-    def _load_saved(self, n: Node, lane: _Lane) -> Value:
+    def _load_saved(self, n: Node, lane: Lane) -> Value:
         if n.id in self.stored:
             return self._load(self.target[n.id], lane)
         return self.w.load(self._scratch_at(n, lane), element_of(n.dtype), lane.lanes, lane.mask)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from adjoint.compiler.emit.loop import Kernel, Place, loop_kernel
+from adjoint.compiler.emit.loop import Kernel, Place, Slot, loop_kernel
 from adjoint.compiler.emit.text import Value, Writer, element_of
 from adjoint.compiler.fuse import FULL, Group
 from adjoint.compiler.machine import Machine
@@ -61,7 +61,7 @@ def scatter_kernel(machine: Machine, node: Node) -> Kernel:
     base, positions, values = node.args
     w = Writer(machine)
     element = element_of(node.dtype)
-    nodes = [base.node, positions.node, values.node, node]
+    slots = [Slot(x, 0) for x in (base.node, positions.node, values.node, node)]
     source, index, given, out = (w.slot(k) for k in range(4))
 
     def at(pointer: Value, view: View, kind: str, i: Value) -> Value:
@@ -80,4 +80,4 @@ def scatter_kernel(machine: Machine, node: Node) -> Kernel:
 
     w.loop(0, node.size, 1, copy)
     w.loop(0, positions.size, 1, put)
-    return Kernel(w.kernel(), nodes, 1, 1, node.size + 4.0 * positions.size)
+    return Kernel(w.kernel(), slots, 1, 1, node.size + 4.0 * positions.size)
