@@ -161,7 +161,7 @@ class Block:
                 np.add(t, x, out=t)
 
     def put(self, slot: Slot, sums: Any) -> None:
-        """Store the sum of a parameter, in as many rows as the memory has."""
+        """Store the sum of a parameter; compensated sums have a second row, of rounding errors."""
         if self.fresh:
             self.open()
             self.arrays[0].fill(0)

@@ -337,7 +337,7 @@ def _transpose(
     )
     if min(size) < 1:
         raise ShapeError(
-            f"{op}: images {x.shape} and kernels {w.shape} with padding {padding!r} leave an output of space {size}.\n"
+            f"{op}: images {x.shape} and kernels {w.shape} with padding {padding!r} would give an output of size {size}.\n"
             "  Use less padding."
         )
     y = rec.conv_input(x, w, size=size, stride=stride, padding=pairs, dilation=dilation, groups=groups)
