@@ -25,6 +25,7 @@ SLOT = 1 << 11  # bytes that an exchange sends in its first round
 HALVING = 128  # ranks from which a sum by recursive halving has less latency than alltoall
 GRACE = 1.0  # seconds for calls that a rank made before it left the program
 PARTING = 5.0  # seconds in which all ranks must end after a failure; those that still compute are stopped
+ANSWER = 0.5  # seconds in which a rank tells where it waits
 # How launchers tell a process the number of ranks: MPICH and Intel MPI, Open MPI, SLURM.
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
@@ -95,6 +96,7 @@ class MPIGroup(Group):
         self._mpi = MPI
         # sums apart from other calls: ranks that make different ones then wait instead of mixing them
         self._comm, self._sums, self._bell = comm.Dup(), comm.Dup(), comm.Dup()
+        self._waiting: dict[int, str] = {}  # calls that ranks wait in
         self._left: tuple[str, float] | None = None  # which rank has left, and when that was noticed
         atexit.register(self._leave)
 
@@ -161,41 +163,64 @@ class MPIGroup(Group):
         while not request.Test():
             time.sleep(pause)
             pause = min(2 * pause + 1e-5, 5e-4)
-            self._listen()
+            self._listen(what)
             if time.monotonic() > end:
-                raise StallError(
-                    f"waited {self.timeout:g} s in {what} (call made by rank {self.rank}); "
-                    "not all ranks made this call"
-                )
+                raise StallError(f"waited {self.timeout:g} s in {what!r}.\n{self._whereabouts(what)}")
 
     # Failures --------------------------------------------------------------------------------------
 
     def _announce(self, why: str | None, patience: float = 2.0) -> None:
+        self._ring("failed" if why else "left", why, patience)
+
+    def _ring(self, kind: str, text: str | None, patience: float) -> None:
+        """Send a message to all other ranks, which read it in their next or current call."""
         others = [rank for rank in range(self.size) if rank != self.rank]
-        requests = [self._bell.isend((self.rank, why), rank) for rank in others]
+        requests = [self._bell.isend((kind, self.rank, text), rank) for rank in others]
         end = time.monotonic() + patience
         while time.monotonic() < end and not all(request.test()[0] for request in requests):
             time.sleep(1e-3)
 
-    def _listen(self) -> None:
-        """Raise if another rank has failed, or has left the program."""
+    def _listen(self, what: str) -> None:
+        """Read a message; raise if another rank has failed, or has left the program."""
         if self._bell.iprobe():
-            rank, why = self._bell.recv()
-            text = f"rank {rank} {why or 'has left the program'}"
-            if self._left is None:
-                self._left = text, time.monotonic()
-            if why is not None:
-                self.broken = self.broken or text
+            kind, rank, text = self._bell.recv()
+            if kind == "where":
+                self._bell.isend(("here", self.rank, what), rank)
+            elif kind == "here":
+                self._waiting[rank] = text
+            else:
+                why = f"rank {rank} {text or 'has left the program'}"
+                self._left = self._left or (why, time.monotonic())
+                self.broken = self.broken or (why if kind == "failed" else None)
         if self._left is not None and (self.broken or time.monotonic() > self._left[1] + GRACE):
             self.broken = self.broken or self._left[0]
             raise RankError(self.broken)
 
+    def _whereabouts(self, what: str) -> str:
+        """Ask the other ranks for the calls they wait in; return a line per rank."""
+        self._waiting = {self.rank: what}
+        self._ring("where", None, 0.0)
+        end = time.monotonic() + ANSWER
+        while len(self._waiting) < self.size and time.monotonic() < end:
+            self._listen(what)
+            time.sleep(1e-3)
+        lines = [
+            f"  rank {rank} waits in {self._waiting[rank]!r}"
+            if rank in self._waiting
+            else f"  rank {rank} is in no call: it computes, hangs or was stopped"
+            for rank in range(self.size)
+        ]
+        return "\n".join(lines)
+
     def _abort(self, why: str) -> None:
         sys.stdout.flush()
-        sys.stderr.write(f"adjoint: rank {self.rank} of {self.size}: {why}. All ranks are stopped.\n")
+        sys.stderr.write(f"adjoint: rank {self.rank} of {self.size} {why}\nAll ranks are stopped.\n")
         sys.stderr.flush()
-        time.sleep(0.05)  # the other ranks report where they wait
+        self._end()
+
+    def _end(self) -> None:
         self._mpi.COMM_WORLD.Abort(1)
+        os._exit(1)  # MPICH may return from it before mpiexec ends the process
 
     def watch_exceptions(self) -> None:
         """Send the traceback of an uncaught exception to the other ranks."""
@@ -220,5 +245,5 @@ class MPIGroup(Group):
         end, here = time.monotonic() + patience, self._bell.Ibarrier()
         while not here.Test():
             if time.monotonic() > end:
-                self._mpi.COMM_WORLD.Abort(1)
+                self._end()
             time.sleep(1e-3)

@@ -3,64 +3,26 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from launcher import MPIEXEC, start
 
 import adjoint as ad
 from adjoint import distributed
 from adjoint.errors import MissingExtraError
 
 pytest.importorskip("mpi4py")
-PROGRAM = Path(__file__).parents[1] / "support" / "ranks.py"
-MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 needs_mpi = pytest.mark.skipif(MPIEXEC is None, reason="needs mpiexec")
 pytestmark = pytest.mark.mpi
-
-
-@contextmanager
-def limited(process: subprocess.Popen[str], seconds: float) -> Iterator[None]:
-    """Kill a process that does not end in time."""
-    timer = threading.Timer(seconds, process.kill)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def start(what: str, size: int) -> tuple[subprocess.CompletedProcess[str], float]:
-    """Run a program on several ranks; return it, and the seconds since it printed "now"."""
-    version = subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True, check=False).stdout
-    flags = (
-        ["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in version or "OpenRTE" in version else []
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(ad.__file__).parents[1]), "OPENBLAS_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [MPIEXEC, *flags, "-n", str(size), sys.executable, str(PROGRAM), what],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
-    ) as process, limited(process, 60):  # fmt: skip
-        lines, since = [], time.monotonic()
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line)
-            if line.strip() == "now":
-                since = time.monotonic()
-        code = process.wait(60)
-    return subprocess.CompletedProcess([], code, "".join(lines)), time.monotonic() - since
 
 
 @needs_mpi
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_collectives(size: int) -> None:
-    done, _ = start("collectives", size)
+    done, _ = start("ranks.py", size, "collectives")
     assert done.returncode == 0, done.stdout
     for rank in range(size):
         assert f"rank {rank} of {size} is done" in done.stdout
@@ -79,7 +41,7 @@ def test_collectives(size: int) -> None:
     ],
 )
 def test_a_rank_that_fails_ends_all_with_its_error(what: str, message: str) -> None:
-    done, seconds = start(what, 3)
+    done, seconds = start("ranks.py", 3, what)
     assert done.returncode != 0
     assert seconds < 20  # of seconds that a busy machine takes; alone it is below two
     for rank in (0, 2):
@@ -88,15 +50,18 @@ def test_a_rank_that_fails_ends_all_with_its_error(what: str, message: str) -> N
 
 @needs_mpi
 def test_a_rank_that_is_killed_ends_all() -> None:
-    done, seconds = start("kill", 3)
+    done, seconds = start("ranks.py", 3, "kill")
     assert done.returncode != 0 and seconds < 20
 
 
 @needs_mpi
 def test_a_rank_that_does_not_come_ends_all_after_the_timeout() -> None:
-    done, seconds = start("stop", 3)
+    done, seconds = start("ranks.py", 3, "stop")
     assert done.returncode != 0 and seconds < 30
-    assert "waited 2 s in the sum of a step (call made by rank" in done.stdout, done.stdout
+    assert "waited 2 s in 'the sum of a step'.\n" in done.stdout, done.stdout
+    assert "  rank 0 waits in 'the sum of a step'\n" in done.stdout
+    assert "  rank 1 is in no call: it computes, hangs or was stopped\n" in done.stdout
+    assert "  rank 2 waits in 'the sum of a step'\n" in done.stdout
     assert "All ranks are stopped." in done.stdout
 
 

@@ -14,6 +14,11 @@ from adjoint.distributed import mpi
 from adjoint.distributed.order import tree_sum
 
 
+def say(text: str) -> None:
+    """Print a line in one piece, which does not mix with those of other ranks."""
+    os.write(1, f"{text}\n".encode())
+
+
 def collectives(group: distributed.Group) -> None:
     """Compare every collective with what one process computes."""
     rank, size = group.rank, group.size
@@ -29,14 +34,14 @@ def collectives(group: distributed.Group) -> None:
     assert (started == size - 1).all()
     assert group.gather("x" * 5000 * rank) == ["x" * 5000 * r for r in range(size)]
     group.agree("facts", {"a": 1})
-    print(f"rank {rank} of {size} is done", flush=True)
+    say(f"rank {rank} of {size} is done")
 
 
 def fail(group: distributed.Group, what: str) -> None:
     """Let rank 1 fail while the others sum."""
     group.sum(np.ones(4))  # everybody is there
     if group.rank == 1:
-        print("now", flush=True)
+        say("now")
         if what == "raise":
             raise ValueError("rows are missing")
         if what == "exit":
@@ -52,7 +57,7 @@ def fail(group: distributed.Group, what: str) -> None:
             group.sum(np.ones(4), "the sum of a step")
             time.sleep(1e-3)
     except distributed.RankError as error:
-        print(f"rank {group.rank} raises {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+        say(f"rank {group.rank} raises {type(error).__name__}: {str(error).splitlines()[0]}")
         raise
 
 
