@@ -1,12 +1,12 @@
-"""Interoperation with other libraries: NumPy, SciPy, DLPack and the Array API."""
+"""Interoperation with other libraries: NumPy, SciPy, DLPack, ONNX and the Array API."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adjoint.interop import scipy
+    from adjoint.interop import onnx, scipy
 
-__all__ = ["scipy"]
+__all__ = ["onnx", "scipy"]
 
 
 def __dir__() -> list[str]:

@@ -45,8 +45,9 @@ UPPER = (
     "sklearn",
 )
 for _room in UPPER:
-    ALLOWED[_room] = {*ALLOWED["transforms"], "hints", "transforms", "accumulate", "distributed", *UPPER}
-ALLOWED["inspect"].add("compiler")
+    ALLOWED[_room] = {
+        *ALLOWED["transforms"], "hints", "transforms", "accumulate", "compiler", "distributed", *UPPER,
+    }  # fmt: skip
 ALLOWED["cli"] = {*ALLOWED["nn"], "nn", "cli", "__init__"}
 ALLOWED["__init__"] = set(ALLOWED)
 ALLOWED["__main__"] = {"cli"}

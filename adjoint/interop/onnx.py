@@ -1,0 +1,535 @@
+"""ONNX files: ``save`` writes the forward of a module, ``load`` reads such a file as a module.
+
+A module is traced as ``ad.compile`` does it, and each op becomes one ONNX node or a few.  Shapes are those of
+the example inputs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adjoint import tree
+from adjoint.compiler.program import Instruction
+from adjoint.compiler.symbolic import Symbolic
+from adjoint.compiler.trace import Trace
+from adjoint.config import no_grad
+from adjoint.core.convert import array_of
+from adjoint.core.namespace import dyn
+from adjoint.core.tensor import Tensor
+from adjoint.errors import InputError, MissingExtraError
+from adjoint.interop.onnx_import import load
+from adjoint.nn.module import Module
+from adjoint.storage.atomic import replace_file
+
+try:
+    import onnx
+    from onnx import helper, numpy_helper
+except ImportError as error:
+    raise MissingExtraError("ONNX files", "onnx", "onnx") from error
+
+__all__ = ["load", "save"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+OPSET = 20
+Emitter = Callable[["_Graph", Instruction, list[str]], "list[str] | str"]
+
+
+def save(
+    model: Module | Callable[..., Any],
+    inputs: Any,
+    path: str | os.PathLike[str],
+    *,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+) -> None:
+    """Write the forward of a module or function to an ONNX file.
+
+    The module is traced in evaluation mode, with the shapes and dtypes of ``inputs``.
+
+    Parameters
+    ----------
+    model : Module or callable
+        The module, or a function of tensors.
+    inputs : array_like or tuple
+        One example argument, or a tuple of them.
+    path : path
+        The file, which is replaced atomically.
+    input_names : sequence of str, optional
+        The names of the inputs; by default ``input_0`` and so on.
+    output_names : sequence of str, optional
+        The names of the outputs; by default ``output_0`` and so on.
+
+    Raises
+    ------
+    InputError
+        If the model uses an op that has no ONNX form.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> import numpy as np, adjoint as ad
+    >>> from adjoint import nn
+    >>> from adjoint.interop import onnx
+    >>> net = nn.Sequential(nn.Linear(3, 4, rng=0), nn.ReLU())
+    >>> x = np.ones((2, 3), np.float32)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     onnx.save(net, x, os.path.join(folder, "net.onnx"))
+    ...     same = onnx.load(os.path.join(folder, "net.onnx"))
+    >>> bool(np.allclose(same(x), net(x).numpy()))
+    True
+    """
+    given = inputs if isinstance(inputs, tuple) else (inputs,)
+    arrays = [a.numpy() if isinstance(a, Tensor) else array_of(a) for a in given]
+    graph = _Graph(model, arrays, input_names, output_names)
+    proto = graph.model()
+    onnx.checker.check_model(proto, full_check=True)
+    replace_file(Path(path), lambda temporary: onnx.save(proto, temporary))
+
+
+class _ExportTrace(Trace):
+    """A trace that replaces ops without an ONNX form by what their fused forward is made of."""
+
+    def emit(self, op: Any, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
+        """Add an instruction, or those of the fused forward."""
+        if op.name not in EMITTERS and not getattr(op, "call", False):
+            if op.fused is None:
+                raise InputError(f"onnx: the op {op.name!r} has no ONNX form.")
+            found = op.fused(dyn, *args, **params)
+            return found
+        return super().emit(op, args, params)
+
+
+class _Graph:
+    """The ONNX graph of one program."""
+
+    def __init__(self, model: Any, arrays: list[Any], inputs: Any, outputs: Any) -> None:
+        self.nodes: list[Any] = []
+        self.initializers: dict[str, Any] = {}
+        self.names: dict[int, str] = {}  # of values, by id
+        self.count = 0
+        trace = _ExportTrace(arrays)
+        self.trace = trace
+        results: list[Any] = []
+
+        def call() -> Any:
+            stands = [trace.stand_in(a, k) for k, a in enumerate(arrays)]
+            return model(*stands)
+
+        def finish(found: Any) -> None:
+            leaves = tree.flatten(found)[0]
+            if not leaves or not all(isinstance(t, Tensor) for t in leaves):
+                raise InputError("onnx: the model must return tensors.")
+            results.extend(trace.value(t) for t in leaves)
+            trace.program.results = list(results)
+
+        training = model.training if isinstance(model, Module) else None
+        if isinstance(model, Module):
+            model.eval()
+        try:
+            with no_grad():
+                trace.run(call, finish)
+        finally:
+            if isinstance(model, Module):
+                model.train(bool(training))
+        if trace.program.writes:
+            raise InputError("onnx: the model writes to tensors in its forward.")
+        self._sources(model, arrays, inputs)
+        for instruction in trace.program.live():
+            self._add(instruction)
+        self._outputs(results, outputs)
+
+    def _sources(self, model: Any, arrays: list[Any], names: Any) -> None:
+        """Name the inputs, and store the tensors and arrays that the program reads."""
+        parameters = {}
+        if isinstance(model, Module):
+            parameters = {id(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
+        self.inputs = [""] * len(arrays)
+        for k in range(len(arrays)):
+            self.inputs[k] = names[k] if names is not None else f"input_{k}"
+        for source in self.trace.program.sources:
+            value = source.value
+            if source.kind == "argument":
+                self.names[value.id] = self.inputs[source.owner]
+            elif source.kind == "tensor":
+                name = parameters.get(id(source.owner)) or self.fresh("constant")
+                self.names[value.id] = self.constant(source.owner.numpy(), name)
+            elif source.kind == "array":
+                self.names[value.id] = self.constant(source.owner)
+            else:
+                raise InputError("onnx: the model draws random numbers or changes state in its forward.")
+        self.specs = [
+            helper.make_tensor_value_info(n, _kind(a.dtype), a.shape)
+            for n, a in zip(self.inputs, arrays, strict=True)
+        ]
+
+    def _add(self, i: Instruction) -> None:
+        kinds = [a.dtype for a in i.args if isinstance(a, Symbolic) and not a.weak and a.dtype != bool]
+        dtype = kinds[0] if kinds else i.outs[0].dtype
+        args = [
+            self.names[a.id] if isinstance(a, Symbolic) else self.constant(np.asarray(a, dtype))
+            for a in i.args
+        ]
+        found = EMITTERS[i.op.name](self, i, args)
+        for out, name in zip(i.outs, [found] if isinstance(found, str) else found, strict=False):
+            self.names[out.id] = name
+
+    def _outputs(self, results: list[Any], names: Any) -> None:
+        self.outputs = []
+        for k, value in enumerate(results):
+            name = names[k] if names is not None else f"output_{k}"
+            self.nodes.append(helper.make_node("Identity", [self.names[value.id]], [name]))
+            self.outputs.append(helper.make_tensor_value_info(name, _kind(value.dtype), value.shape))
+
+    def model(self) -> Any:
+        """Return the protocol buffer."""
+        used = {name for node in self.nodes for name in node.input}
+        stored = [
+            numpy_helper.from_array(np.ascontiguousarray(a), n)
+            for n, a in self.initializers.items()
+            if n in used
+        ]
+        graph = helper.make_graph(self.nodes, "adjoint", self.specs, self.outputs, stored)
+        return helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10, producer_name="adjoint"
+        )
+
+    # What emitters use -------------------------------------------------------------------------------
+
+    def fresh(self, base: str) -> str:
+        """Return a name that is not used yet."""
+        self.count += 1
+        return f"{base}_{self.count}"
+
+    def constant(self, array: Any, name: str | None = None) -> str:
+        """Store an array."""
+        name = name or self.fresh("constant")
+        self.initializers[name] = np.asarray(array)
+        return name
+
+    def node(self, kind: str, *args: str, **attributes: Any) -> str:
+        """Add a node with one output."""
+        return self.several(kind, 1, *args, **attributes)[0]
+
+    def several(self, kind: str, outputs: int, *args: str, **attributes: Any) -> list[str]:
+        """Add a node with several outputs."""
+        names = [self.fresh(kind) for _ in range(outputs)]
+        self.nodes.append(helper.make_node(kind, list(args), names, **attributes))
+        return names
+
+    def integers(self, *values: int) -> str:
+        """Store integers, such as a shape."""
+        return self.constant(np.array(values, np.int64))
+
+
+def _kind(dtype: Any) -> int:
+    return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+
+# The forms of ops ------------------------------------------------------------------------------------
+
+EMITTERS: dict[str, Emitter] = {}
+
+
+def _form(*names: str) -> Callable[[Emitter], Emitter]:
+    def enter(emitter: Emitter) -> Emitter:
+        EMITTERS.update((name, emitter) for name in names)
+        return emitter
+
+    return enter
+
+
+def _direct(kind: str, **attributes: Any) -> Emitter:
+    return lambda g, i, args: g.node(kind, *args, **attributes)
+
+
+# Ops that are one node with the same arguments.
+for _pair in """
+    add:Add subtract:Sub multiply:Mul divide:Div negative:Neg abs:Abs sqrt:Sqrt exp:Exp log:Log
+    reciprocal:Reciprocal power:Pow pow:Pow maximum:Max minimum:Min floor:Floor ceil:Ceil rint:Round sign:Sign
+    isnan:IsNaN copy:Identity
+    sin:Sin cos:Cos tan:Tan asin:Asin acos:Acos atan:Atan sinh:Sinh cosh:Cosh tanh:Tanh erf:Erf
+    relu:Relu sigmoid:Sigmoid softplus:Softplus matmul:MatMul where:Where
+    greater:Greater less:Less equal:Equal greater_equal:GreaterOrEqual less_equal:LessOrEqual
+    logical_and:And logical_or:Or logical_not:Not
+""".split():
+    EMITTERS[_pair.partition(":")[0]] = _direct(_pair.partition(":")[2])
+
+
+@_form("square")
+def _square(g: _Graph, i: Instruction, args: list[str]) -> str:
+    return g.node("Mul", args[0], args[0])
+
+
+@_form("astype")
+def _astype(g: _Graph, i: Instruction, args: list[str]) -> str:
+    return g.node("Cast", args[0], to=_kind(i.outs[0].dtype))
+
+
+@_form("reshape")
+def _reshape(g: _Graph, i: Instruction, args: list[str]) -> str:
+    return g.node("Reshape", args[0], g.integers(*i.outs[0].shape), allowzero=int(0 in i.outs[0].shape))
+
+
+@_form("broadcast_to")
+def _broadcast_to(g: _Graph, i: Instruction, args: list[str]) -> str:
+    return g.node("Expand", args[0], g.integers(*i.outs[0].shape))
+
+
+@_form("permute_dims")
+def _permute_dims(g: _Graph, i: Instruction, args: list[str]) -> str:
+    axes = [a % len(i.outs[0].shape) for a in i.params["axes"]]
+    return g.node("Transpose", args[0], perm=axes)
+
+
+@_form("moveaxis")
+def _moveaxis(g: _Graph, i: Instruction, args: list[str]) -> str:
+    axes = np.moveaxis(np.arange(len(i.outs[0].shape)), i.params["source"], i.params["destination"])
+    return g.node("Transpose", args[0], perm=[int(a) for a in axes])
+
+
+@_form("matrix_transpose")
+def _matrix_transpose(g: _Graph, i: Instruction, args: list[str]) -> str:
+    n = len(i.outs[0].shape)
+    return g.node("Transpose", args[0], perm=[*range(n - 2), n - 1, n - 2])
+
+
+@_form("concat")
+def _concat(g: _Graph, i: Instruction, args: list[str]) -> str:
+    return g.node("Concat", *args, axis=i.params["axis"])
+
+
+@_form("stack")
+def _stack(g: _Graph, i: Instruction, args: list[str]) -> str:
+    axis = i.params["axis"] % len(i.outs[0].shape)
+    return g.node("Concat", *(g.node("Unsqueeze", a, g.integers(axis)) for a in args), axis=axis)
+
+
+@_form("take")
+def _take(g: _Graph, i: Instruction, args: list[str]) -> str:
+    return g.node("Gather", args[0], args[1], axis=i.params["axis"])
+
+
+@_form("sum", "mean", "max", "min", "prod")
+def _reduction(g: _Graph, i: Instruction, args: list[str]) -> str:
+    shape = i.args[0].shape
+    axis = i.params.get("axis")
+    axes = range(len(shape)) if axis is None else [axis] if isinstance(axis, int) else axis
+    kind = {
+        "sum": "ReduceSum",
+        "mean": "ReduceMean",
+        "max": "ReduceMax",
+        "min": "ReduceMin",
+        "prod": "ReduceProd",
+    }
+    keep = int(bool(i.params.get("keepdims")))
+    if not shape:
+        return g.node("Identity", args[0])
+    return g.node(kind[i.op.name], args[0], g.integers(*axes), keepdims=keep)
+
+
+@_form("index")
+def _index(g: _Graph, i: Instruction, args: list[str]) -> str:
+    shape = i.args[0].shape
+    key = i.params["key"]
+    key = key if isinstance(key, tuple) else (key,)
+    if any(isinstance(k, np.ndarray) for k in key):
+        positions = np.arange(int(np.prod(shape))).reshape(shape)[key]
+        flat = g.node("Reshape", args[0], g.integers(-1))
+        return g.node("Gather", flat, g.constant(positions.astype(np.int64)), axis=0)
+    used = sum(k is not None and k is not Ellipsis for k in key)
+    full = []
+    for k in key:
+        full += [slice(None)] * (len(shape) - used) if k is Ellipsis else [k]
+    cuts: list[tuple[int, int, int, int]] = []  # start, stop, axis, step
+    axis = 0
+    for k in full:
+        if k is None:
+            continue
+        n = shape[axis]
+        span = range(n)[k] if isinstance(k, slice) else range(k % n, k % n + 1)
+        if span != range(n):
+            cuts.append((span.start, span.stop if span.stop >= 0 else -(2**62), axis, span.step))
+        axis += 1
+    found = args[0]
+    if cuts:
+        found = g.node("Slice", found, *(g.integers(*column) for column in zip(*cuts, strict=True)))
+    return g.node("Reshape", found, g.integers(*i.outs[0].shape), allowzero=int(0 in i.outs[0].shape))
+
+
+@_form("unindex")
+def _unindex(g: _Graph, i: Instruction, args: list[str]) -> str:
+    shape = i.params["shape"]
+    size = int(np.prod(shape))
+    positions = np.arange(size).reshape(shape)[i.params["key"]].reshape(-1, 1).astype(np.int64)
+    zeros = g.constant(np.zeros(size, i.outs[0].dtype))
+    flat = g.node("Reshape", args[0], g.integers(-1))
+    found = g.node("ScatterND", zeros, g.constant(positions), flat, reduction="add")
+    return g.node("Reshape", found, g.integers(*shape))
+
+
+@_form("linear")
+def _linear(g: _Graph, i: Instruction, args: list[str]) -> str:
+    product = g.node("MatMul", args[0], g.node("Transpose", args[1], perm=[1, 0]))
+    return product if not isinstance(i.args[2], Symbolic) else g.node("Add", product, args[2])
+
+
+@_form("einsum")
+def _einsum(g: _Graph, i: Instruction, args: list[str]) -> str:
+    texts = [i.params["left"], i.params["right"], i.params["output"]]
+    letters = dict.fromkeys("".join(texts))
+    names = dict(zip(letters, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", strict=False))
+    if i.params.get("extra"):
+        raise InputError("onnx: this einsum has no ONNX form.")
+    left, right, output = ("".join(names[c] for c in text) for text in texts)
+    return g.node("Einsum", *args, equation=f"{left},{right}->{output}")
+
+
+@_form("softmax", "log_softmax")
+def _softmax(g: _Graph, i: Instruction, args: list[str]) -> str:
+    return g.node(
+        "Softmax" if i.op.name == "softmax" else "LogSoftmax", args[0], axis=i.params.get("axis", -1)
+    )
+
+
+@_form("elu")
+def _elu(g: _Graph, i: Instruction, args: list[str]) -> str:
+    found = g.node("Elu", args[0], alpha=float(i.params["alpha"]))
+    scale = i.params["scale"]
+    return found if scale == 1 else g.node("Mul", found, g.constant(np.asarray(scale, i.outs[0].dtype)))
+
+
+@_form("leaky_relu")
+def _leaky_relu(g: _Graph, i: Instruction, args: list[str]) -> str:
+    return g.node("LeakyRelu", args[0], alpha=float(i.params["slope"]))
+
+
+@_form("hardtanh")
+def _hardtanh(g: _Graph, i: Instruction, args: list[str]) -> str:
+    bounds = [g.constant(np.asarray(i.params[k], i.outs[0].dtype)) for k in ("low", "high")]
+    return g.node("Clip", args[0], *bounds)
+
+
+@_form("normal_gate")
+def _normal_gate(g: _Graph, i: Instruction, args: list[str]) -> str:
+    def number(v: float) -> str:
+        return g.constant(np.asarray(v, i.outs[0].dtype))
+
+    e = g.node("Erf", g.node("Mul", args[0], number(0.5**0.5)))
+    return g.node("Mul", g.node("Add", e, number(1.0)), number(0.5))
+
+
+@_form("tanh_gelu")
+def _tanh_gelu(g: _Graph, i: Instruction, args: list[str]) -> str:
+    return g.node("Gelu", args[0], approximate="tanh")
+
+
+@_form("conv")
+def _conv(g: _Graph, i: Instruction, args: list[str]) -> str:
+    p = i.params
+    pads = [a for a, _ in p["padding"]] + [b for _, b in p["padding"]]
+    return g.node(
+        "Conv", *args, strides=list(p["stride"]), dilations=list(p["dilation"]), group=p["groups"], pads=pads,
+        kernel_shape=list(i.args[1].shape[2:]),
+    )  # fmt: skip
+
+
+@_form("conv_input")
+def _conv_input(g: _Graph, i: Instruction, args: list[str]) -> str:
+    p = i.params
+    before = [a for a, _ in p["padding"]]
+    sizes = zip(i.args[0].shape[2:], i.args[1].shape[2:], p["stride"], p["dilation"], strict=True)
+    full = [(n - 1) * s + (k - 1) * d + 1 for n, k, s, d in sizes]  # of the result without padding
+    after = [f - a - n for f, a, n in zip(full, before, p["size"], strict=True)]
+    extra = [max(0, -a) for a in after]  # what the result has beyond that
+    return g.node(
+        "ConvTranspose", *args, strides=list(p["stride"]), dilations=list(p["dilation"]), group=p["groups"],
+        kernel_shape=list(i.args[1].shape[2:]), pads=[*before, *(max(0, a) for a in after)],
+        output_padding=extra,
+    )  # fmt: skip
+
+
+@_form("max_pool")
+def _max_pool(g: _Graph, i: Instruction, args: list[str]) -> str:
+    p = i.params
+    pads = [a for a, _ in p["padding"]] + [b for _, b in p["padding"]]
+    return g.node(
+        "MaxPool", args[0], kernel_shape=list(p["kernel"]), strides=list(p["stride"]),
+        dilations=list(p["dilation"]), pads=pads,
+    )  # fmt: skip
+
+
+@_form("window_sum")
+def _window_sum(g: _Graph, i: Instruction, args: list[str]) -> str:
+    p = i.params
+    pads = [a for a, _ in p["padding"]] + [b for _, b in p["padding"]]
+    mean = g.node(
+        "AveragePool", args[0], kernel_shape=list(p["kernel"]), strides=list(p["stride"]),
+        dilations=list(p["dilation"]), pads=pads, count_include_pad=1,
+    )  # fmt: skip
+    return g.node("Mul", mean, g.constant(np.asarray(np.prod(p["kernel"]), i.outs[0].dtype)))
+
+
+@_form("layer_norm")
+def _layer_norm(g: _Graph, i: Instruction, args: list[str]) -> str:
+    return g.node("LayerNormalization", *args, axis=-1, epsilon=i.params["eps"])
+
+
+@_form("attention_weights")
+def _attention_weights(g: _Graph, i: Instruction, args: list[str]) -> str:
+    k = len(i.args[1].shape)
+    dtype = i.outs[0].dtype
+    turned = g.node("Transpose", args[1], perm=[*range(k - 2), k - 1, k - 2])
+    scores = g.node(
+        "Mul", g.node("MatMul", args[0], turned), g.constant(np.asarray(i.params["scale"], dtype))
+    )
+    if isinstance(i.args[2], Symbolic):
+        scores = g.node("Add", scores, args[2])
+    if i.params["causal"]:
+        n, m = i.outs[0].shape[-2:]
+        scores = g.node("Add", scores, g.constant(np.triu(np.full((n, m), -np.inf, dtype), 1)))
+    return g.node("Softmax", scores, axis=-1)
+
+
+def _permuted(array: Any, order: Sequence[int]) -> Any:
+    """Return the blocks of gates of an array in another order."""
+    blocks = np.split(array, len(order))
+    return np.concatenate([blocks[k] for k in order])
+
+
+def _recurrent(g: _Graph, i: Instruction, args: list[str], kind: str, order: Sequence[int]) -> list[str]:
+    """Add a recurrent node whose input is the product with the input weights: its own are the identity."""
+    n = i.args[1].shape[1]
+    dtype = i.outs[0].dtype
+    size = len(order) * n
+    rows = _permuted(np.arange(size, dtype=np.int64), order)
+    weights = g.constant(_permuted(np.eye(size, dtype=dtype), order)[None])
+    again = g.node("Unsqueeze", g.node("Gather", args[1], g.constant(rows), axis=0), g.integers(0))
+    bias = g.node("Gather", args[2], g.constant(rows), axis=0)
+    zeros = g.constant(np.zeros(size, dtype))
+    both = g.node("Unsqueeze", g.node("Concat", zeros, bias, axis=0), g.integers(0))
+    states = [g.node("Unsqueeze", a, g.integers(0)) for a in args[3:]]
+    more = {"linear_before_reset": 1} if kind == "GRU" else {}
+    return g.several(kind, 1 + len(states), args[0], weights, again, both, "", *states, hidden_size=n, **more)
+
+
+@_form("lstm_sequence")
+def _lstm_sequence(g: _Graph, i: Instruction, args: list[str]) -> list[str]:
+    # gates i f g o, in ONNX i o f g
+    hidden, _, cell = _recurrent(g, i, args, "LSTM", (0, 3, 1, 2))
+    return [g.node("Squeeze", hidden, g.integers(1)), g.node("Squeeze", cell, g.integers(0))]
+
+
+@_form("gru_sequence")
+def _gru_sequence(g: _Graph, i: Instruction, args: list[str]) -> list[str]:
+    # gates r z n, in ONNX z r n
+    hidden, _ = _recurrent(g, i, args, "GRU", (1, 0, 2))
+    return [g.node("Squeeze", hidden, g.integers(1))]
