@@ -14,7 +14,7 @@ from numpy import ndarray
 from adjoint import tree
 from adjoint.compiler import native, replay
 from adjoint.compiler.guards import Guard, ObjectGuard, generators, named_reads
-from adjoint.compiler.host import make_call, make_check
+from adjoint.compiler.host import make_call, make_check, make_fits
 from adjoint.compiler.joint import Backward, Joint
 from adjoint.compiler.machine import binding
 from adjoint.compiler.symbolic import Number, Symbolic
@@ -126,9 +126,9 @@ class Compiled:
         with self._lock:
             if self._variants and not kwargs and mode is True:
                 v = self._variants[0]
-                if v.direct and len(args) == v.direct and v.fits(args) and v.holds(*args):
-                    plain = v.plain and transform.get() is None
-                    return returned(v.run_direct(args)) if plain else v.run_direct(args)
+                if len(args) == v.direct and v.fits(*args) and v.holds(*args):
+                    found = v.run_direct(args)
+                    return returned(found) if v.plain and transform.get() is None else found
             call = Call(args, kwargs, self._static)
             variant = self._variant(call)
             if mode == "check" and variant.impure:
@@ -380,14 +380,14 @@ class Variant:
             and not any(isinstance(leaf, Tensor) for leaf in call.leaves)
             and not any(h.tensor.requires_grad for h in trace.held.values())
         )
-        self.specs = [(type(m), getattr(m, "shape", None), getattr(m, "dtype", None)) for m in call.moving]
-        self.modes = call.key[2]
+        specs = [(type(m), getattr(m, "shape", None), getattr(m, "dtype", None)) for m in call.moving]
+        self.fits = make_fits(specs if self.direct >= 0 else (), call.key[2])
         # whether the result is one tensor
         self.single = self.outs == [("value", 0)] and self.result.kind is tree.Structure.LEAF
         self.build_seconds = time.perf_counter() - start - self.trace_seconds
 
     def _count_direct(self, call: Call) -> int:
-        """Return the number of arguments if all are constant arrays and none is in a container, else 0."""
+        """Return the number of arguments if all are constant arrays and none is in a container, else -1."""
         args = call.structure.children[0].children
         flat = len(call.moves) == len(call.leaves) == len(args) and all(
             c.kind is tree.Structure.LEAF for c in args
@@ -396,7 +396,7 @@ class Variant:
             type(m) in (ndarray, Tensor) and getattr(m, "_node", None) is None for m in call.moving
         )
         distinct = len({id(m) for m in call.moving}) == len(call.moving)
-        return len(args) if flat and constant and distinct and self.backward is None else 0
+        return len(args) if flat and constant and distinct and self.backward is None else -1
 
     # The trace -------------------------------------------------------------------------------------
 
@@ -448,20 +448,11 @@ class Variant:
 
     # A call ----------------------------------------------------------------------------------------
 
-    def fits(self, args: tuple[Any, ...]) -> bool:
-        """Tell whether arguments that are arrays and tensors have the key of the program."""
-        for a, (kind, shape, dtype) in zip(args, self.specs, strict=True):
-            if type(a) is not kind or a.shape != shape or a.dtype is not dtype:
-                return False
-            if kind is Tensor and a._node is not None:
-                return False
-        return self.modes == (grad_mode.get(), get_default_dtype(), sink.get() is None)
-
     def run_direct(self, args: tuple[Any, ...]) -> Any:
         """Run the program on arguments that are not in containers."""
         self.calls += 1
         if not self.single:
-            return self._results(self.execute(*args), args)
+            return self.results(self.execute(*args), args)
         t = wrap(self.execute(*args)[0])
         if self.spent:
             t._node = self.spent[0]
@@ -471,12 +462,13 @@ class Variant:
         """Run the program, and return the results as the function does."""
         self.calls += 1
         if self.backward is None:
-            return self._results(self.execute(*call.moving), call.leaves)
+            return self.results(self.execute(*call.moving), call.leaves)
         operands = [m if isinstance(m, Tensor) else wrap(np.asarray(m)) for m in call.moving]
         found = apply(Joint(self, call.leaves), [*operands, *self.backward.captured])
         return self._built(found, call.leaves)
 
-    def _results(self, arrays: Sequence[Any], leaves: Sequence[Any]) -> Any:
+    def results(self, arrays: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        """Return what the function returns, from the arrays of the program."""
         found = [wrap(r) for r in arrays[: self.count]]
         for t, node in zip(found, self.spent, strict=False):
             t._node = node

@@ -19,7 +19,17 @@ import numpy as np
 from adjoint.core.tensor import Tensor
 from adjoint.core.user_code import LIBRARIES
 
-__all__ = ["Guard", "ObjectGuard", "generators", "named_reads", "snapshot"]
+__all__ = [
+    "Guard",
+    "ObjectGuard",
+    "element_ids",
+    "generators",
+    "is_flat",
+    "itself",
+    "named_reads",
+    "read_attributes",
+    "snapshot",
+]
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic, np.dtype, range, slice)
 _CONTAINERS = (list, tuple, dict, set, frozenset)
@@ -45,10 +55,17 @@ def snapshot(value: Any, depth: int = 0) -> Any:
     return "object", id(value)
 
 
+def element_ids(value: Any) -> list[int]:
+    """Return the ids of the keys and elements of a container."""
+    if isinstance(value, dict):
+        return [*map(id, value), *map(id, value.values())]
+    return [*map(id, value)]
+
+
 class Guard:
     """A value that must be what it was: ``read()`` returns it, ``what`` names it in words."""
 
-    __slots__ = ("mark", "mutable", "read", "seen", "what")
+    __slots__ = ("elements", "ids", "mark", "mutable", "read", "seen", "what")
 
     def __init__(self, what: str, read: Callable[[], Any]) -> None:
         self.what = what
@@ -56,6 +73,11 @@ class Guard:
         self.seen = read()  # held, so that its id is not used again
         self.mark = snapshot(self.seen)
         self.mutable = isinstance(self.seen, _CONTAINERS)
+        # the ids of the elements, where they say it all; the elements are held, so that no id is used again
+        self.ids: list[int] | None = None
+        if self.mutable and is_flat(self.seen):
+            self.ids = element_ids(self.seen)
+            self.elements = (*self.seen, *(self.seen.values() if isinstance(self.seen, dict) else ()))
 
     def holds(self) -> bool:
         """Tell whether the value is what it was."""
@@ -63,11 +85,19 @@ class Guard:
             now = self.read()
         except Exception:  # deleted
             return False
-        return (now is self.seen and not self.mutable) or snapshot(now) == self.mark
+        if now is self.seen and (not self.mutable or (self.ids is not None and element_ids(now) == self.ids)):
+            return True
+        return bool(snapshot(now) == self.mark)
 
     def reason(self) -> str:
         """Say what changed."""
         return f"{self.what} changed"
+
+
+def is_flat(value: Any) -> bool:
+    """Tell whether a container has no containers and no methods, which are new objects at each access."""
+    elements = value.values() if isinstance(value, dict) else value
+    return not any(isinstance(v, (*_CONTAINERS, types.MethodType)) for v in elements)
 
 
 class ObjectGuard:
@@ -86,7 +116,7 @@ class ObjectGuard:
         self.values = list(self.attributes.values())  # held, so that no id is used again
         self.ids = [*map(id, self.values)]
         self.containers = [
-            (k, v, self.marks[k])
+            Guard(k, functools.partial(itself, v))
             for k, v in self.attributes.items()
             if isinstance(v, _CONTAINERS) and k not in ("_parameters", "_buffers")
         ]
@@ -97,7 +127,7 @@ class ObjectGuard:
             if {k: snapshot(v) for k, v in self.attributes.items()} != self.marks:
                 return False
             self._look()
-        return all([snapshot(v) == mark for _, v, mark in self.containers])  # noqa: C419  a generator costs more
+        return all([g.holds() for g in self.containers])  # noqa: C419  a generator costs more
 
     def reason(self) -> str:
         """Say which attribute changed."""
@@ -132,7 +162,7 @@ def named_reads(f: Any, objects: dict[str, Any]) -> dict[str, Callable[[], Any]]
             if isinstance(value, types.MethodType) and used:  # a new object at each access: its owner counts
                 used = used[:-1]
             what = f"{function.__qualname__}: {'.'.join([name, *used])}"
-            found[what] = functools.partial(_read, read, used) if used else read
+            found[what] = functools.partial(read_attributes, read, used) if used else read
     return found
 
 
@@ -189,7 +219,7 @@ def _reads(function: Any, local: dict[str, Any]) -> Iterator[tuple[str, Callable
             elif "DEREF" in i.opname and i.opname.startswith("LOAD") and name in cells:
                 read = functools.partial(getattr, cells[name], "cell_contents")
             elif i.opname.startswith("LOAD_FAST") and name in local and code is outer:
-                read = functools.partial(_itself, local[name])
+                read = functools.partial(itself, local[name])
             else:
                 continue
             chain = []
@@ -200,7 +230,8 @@ def _reads(function: Any, local: dict[str, Any]) -> Iterator[tuple[str, Callable
             yield name, read, chain
 
 
-def _itself(value: Any) -> Any:
+def itself(value: Any) -> Any:
+    """Return the value: how an argument is read."""
     return value
 
 
@@ -221,7 +252,8 @@ def _follow(read: Callable[[], Any], chain: list[str]) -> tuple[Any, list[str]]:
     return value, used
 
 
-def _read(read: Callable[[], Any], chain: list[str]) -> Any:
+def read_attributes(read: Callable[[], Any], chain: list[str]) -> Any:
+    """Return an attribute of an attribute of what ``read`` returns."""
     value = read()
     for name in chain:
         value = getattr(value, name)

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from adjoint.compiler.guards import Guard, itself, read_attributes
 from adjoint.compiler.replay import build
 from adjoint.compiler.trace import Held, hooks_of
+from adjoint.config import get_default_dtype, grad_mode
 from adjoint.core.node import Node
 from adjoint.core.tensor import Tensor, committing, move_version, wrap
+from adjoint.grads.slots import sink
 
 if TYPE_CHECKING:
     from adjoint.compiler.program import Instruction, Program, Write
     from adjoint.compiler.trace import Trace
 
-__all__ = ["make_call", "make_check", "write"]
+__all__ = ["make_call", "make_check", "make_fits", "write"]
 
 
 Undo = list[
@@ -111,8 +114,10 @@ def make_check(trace: Trace, guards: Sequence[Any], count: int) -> Callable[...,
     if positions and trace.program.writes:  # a tensor from outside as an argument is another case
         ids = w.name(frozenset(id(h.tensor) for h in trace.held.values() if h.argument is None))
         w.add(f"if {' or '.join(f'id(x{k}) in {ids}' for k in positions)}: return False")
+    _check_names(w, [g for g in guards if type(g) is Guard])
     for g in guards:
-        _guard(w, g)
+        if type(g) is not Guard:
+            w.add(f"if not {w.name(g.holds, 'g')}(): return False")
     for array, copy in trace.fixed:
         w.add(f"if not same({w.name(array)}, {w.name(copy)}): return False")
     for function, part, found in trace.decisions:
@@ -123,13 +128,51 @@ def make_check(trace: Trace, guards: Sequence[Any], count: int) -> Callable[...,
     return w.function("holds", [f"x{k}" for k in range(count)])
 
 
-def _guard(w: _Writer, guard: Any) -> None:
-    """Add the line of one guard; a closure variable that is the same object needs no call."""
-    holds = f"{w.name(guard.holds, 'g')}()"
-    read = getattr(guard, "read", None)
-    if isinstance(read, partial) and read.func is getattr and not guard.mutable:
-        holds = f"({w.name(read.args[0])}.cell_contents is {w.name(guard.seen)} or {holds})"
-    w.add(f"if not {holds}: return False")
+def _check_names(w: _Writer, guards: Sequence[Guard]) -> None:
+    """Add the lines of guards on what the code names; where it is the same object, no call is made."""
+    lines = []
+    for g in guards:
+        holds, value, seen = f"{w.name(g.holds, 'g')}()", _expression(w, g.read), w.name(g.seen)
+        if value == seen and not g.mutable:
+            continue  # an argument, which is part of the key
+        if value is not None and not g.mutable:
+            holds = f"({value} is {seen} or {holds})"
+        elif value is not None and g.ids is not None and isinstance(g.seen, (list, tuple)):
+            holds = f"((a := {value}) is {seen} and [*map(id, a)] == {w.name(g.ids)} or {holds})"
+        lines.append(f"    if not {holds}: return False")
+    if lines:
+        for line in ("try:", *lines, "except Exception: return False  # deleted"):
+            w.add(line)
+
+
+def _expression(w: _Writer, read: Any) -> str | None:
+    """Return an expression for what a guard reads; None if only its function can read it."""
+    if not isinstance(read, partial):
+        return None
+    if read.func is read_attributes:
+        inner = _expression(w, read.args[0])
+        return None if inner is None else ".".join([inner, *read.args[1]])
+    if read.func is itself:
+        return w.name(read.args[0])
+    if read.func is getattr:  # a closure variable
+        return f"{w.name(read.args[0])}.cell_contents"
+    space = getattr(read.func, "__self__", None)
+    return f"{w.name(space)}[{read.args[0]!r}]" if isinstance(space, dict) else None
+
+
+def make_fits(specs: Sequence[Any], modes: Any) -> Callable[..., bool]:
+    """Return ``fits(*arguments)``: whether constant arrays and tensors have the key of a program."""
+    w = _Writer(Tensor=Tensor, grad_mode=grad_mode, dtype=get_default_dtype, sink=sink)
+    parts = []
+    for k, (kind, shape, dtype) in enumerate(specs):
+        data = f"x{k}._data" if kind is Tensor else f"x{k}"
+        parts.append(f"type(x{k}) is {w.name(kind, 'type')} and {data}.shape == {shape!r}")
+        parts.append(f"{data}.dtype is {w.name(dtype, 'd')}")
+        if kind is Tensor:
+            parts.append(f"x{k}._node is None")
+    parts.append(f"(grad_mode.get(), dtype(), sink.get() is None) == {w.name(modes)}")
+    w.add(f"return {' and '.join(parts)}")
+    return w.function("fits", [f"x{k}" for k in range(len(specs))])
 
 
 def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: int) -> Callable[..., Any]:
@@ -143,8 +186,7 @@ def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: in
         w.add(f"s{k} = {each}")
     names = [f"s{k}" for k in range(len(given))]
     w.add(f"found = {w.name(run, 'run')}({', '.join(names)})")
-    makers = {o.id: i for i in program.body for o in i.outs}
-    shared = [k for k, v in enumerate(program.outputs()) if _may_share(v, makers.get(v.id))]
+    shared = _shared(program, trace)
     if shared:
         w.add(f"found = own(found, {w.name(shared)}, ({', '.join(names)}{',' if names else ''}))")
     w.add(f"{' = '.join(names) or 's'} = None")  # held here, memory would be copied before it is written
@@ -197,15 +239,35 @@ def own(found: tuple[Any, ...], shared: Sequence[int], given: tuple[Any, ...]) -
     return outs
 
 
-# Ops, besides ufuncs, whose result is always a new array.
+# Ops, besides ufuncs and operators, whose result is always a new array.
 _FRESH = frozenset(("linear", "matmul", "mean", "mse", "sum"))
 
 
-def _may_share(value: Any, maker: Instruction | None) -> bool:
-    """Tell whether a value may be a view of another, or one that was read; ``maker`` is what makes it."""
-    if value.weak:
-        return False
-    return maker is None or (type(maker.op.forward) is not np.ufunc and maker.op.name not in _FRESH)
+def _shared(program: Program, trace: Trace) -> list[int]:
+    """Return the positions of outputs that may share memory with arrays that the user can write to.
+
+    The memory of tensors may be shared: a write into a tensor copies memory that something else holds.
+    """
+    tensors = {h.argument for h in trace.held.values()}
+    users = set()
+    for s in program.sources:
+        if s.kind not in _OWN and not (s.kind == "argument" and s.owner in tensors):
+            users.add(s.value.id)
+    for i in program.body:
+        if not _is_fresh(i) and any(getattr(a, "id", None) in users for a in i.args):
+            users.update(o.id for o in i.outs)
+    return [k for k, v in enumerate(program.outputs()) if v.id in users and not v.weak]
+
+
+_OWN = ("tensor", "draw", "number")  # sources whose arrays no user can write to
+
+
+def _is_fresh(i: Instruction) -> bool:
+    """Tell whether an instruction always makes new arrays."""
+    forward = i.op.forward
+    return (
+        type(forward) is np.ufunc or getattr(forward, "__module__", "") == "_operator" or i.op.name in _FRESH
+    )
 
 
 def _check_tensors(w: _Writer, trace: Trace) -> None:

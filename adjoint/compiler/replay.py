@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.compiler.phrases import NAMES, phrase
 from adjoint.compiler.program import Instruction, Program
 from adjoint.compiler.symbolic import ADD_INTO, Symbolic, add_in_place
 from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
@@ -18,6 +19,7 @@ from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
 __all__ = ["build", "forward_of"]
 
 _FLOATS = "fd"
+_FOLDED = 64  # elements; larger results are computed at each call
 
 
 def build(program: Program) -> Callable[..., tuple[Any, ...]]:
@@ -37,9 +39,11 @@ class _Builder:
             "asarray": np.asarray,
             "ndarray": np.ndarray,
             "quiet": np.errstate,
+            **NAMES,
         }
         self.lines: list[str] = []
         self.kept = {o.id for o in self.outputs}
+        self._fold()
         self.typed: set[str] = set()  # weak numbers that are arrays already
         self.makers = {o.id: i for i in self.body for o in i.outs}
         self.fresh = frozenset(self.makers)
@@ -53,6 +57,21 @@ class _Builder:
                 if isinstance(a, Symbolic):
                     self.uses[a.id] += 1
                     self.last[a.id] = max(self.last.get(a.id, 0), inner.get(n, n))
+
+    def _fold(self) -> None:
+        """Compute what the backward makes of constants alone, and drop these instructions."""
+        known = {s.value.id: s.value.known for s in self.program.sources if s.value.known is not None}
+        body = []
+        for i in self.body:
+            values = [known.get(a.id) if isinstance(a, Symbolic) else a for a in i.args]
+            (out,) = i.outs if len(i.outs) == 1 else (None,)
+            simple = i.quiet and i.op.kind == "elementwise" and not i.params
+            if out is None or out.size > _FOLDED or not simple or any(v is None for v in values):
+                body.append(i)
+                continue
+            with np.errstate(all="ignore"):
+                known[out.id] = self.names[f"v{out.id}"] = np.asarray(i.op.forward(*values))
+        self.body = body
 
     def _find_branches(self) -> dict[int, list[int]]:
         """Find, for each instruction with a condition, those that only its last argument needs."""
@@ -125,18 +144,23 @@ class _Builder:
 
     def _instruction(self, n: int, i: Instruction, indent: str) -> None:
         args = [self._argument(n, k, i, a, indent) for k, a in enumerate(i.args)]
-        if i.params:
-            self.names[f"p{n}"] = i.params
-            args.append(f"**p{n}")
-        f = f"f{n}_{_identifier(i.op.name)}"
-        own = i.op is ADD_INTO and self._is_own(i.args[0])
-        self.names[f] = add_in_place if own else forward_of(i)
+        call = phrase(i, args) or self._call(n, i, args)
         targets = ", ".join(f"v{o.id}" for o in i.outs)
         comma = "," if i.op.outputs > 1 and targets else ""
-        self.lines.append(f"{indent}{targets}{comma}{' = ' if targets else ''}{f}({', '.join(args)})")
+        self.lines.append(f"{indent}{targets}{comma}{' = ' if targets else ''}{call}")
         for o in i.outs:
             if not o.weak and not o.shape:
                 self.lines.append(f"{indent}if type(v{o.id}) is not ndarray: v{o.id} = asarray(v{o.id})")
+
+    def _call(self, n: int, i: Instruction, args: list[str]) -> str:
+        """Return the call of the forward of an instruction."""
+        if i.params:
+            self.names[f"p{n}"] = i.params
+            args = [*args, f"**p{n}"]
+        f = f"f{n}_{_identifier(i.op.name)}"
+        own = i.op is ADD_INTO and self._is_own(i.args[0])
+        self.names[f] = add_in_place if own else forward_of(i)
+        return f"{f}({', '.join(args)})"
 
     def _is_own(self, value: Symbolic) -> bool:
         """Tell whether an array was made for sums by the program, and nothing else uses it."""

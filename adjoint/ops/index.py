@@ -342,10 +342,11 @@ def _set_traced(x: Tensor, key: Any, value: Any) -> None:
 
 def _has_traced(key: Any) -> bool:
     """Return whether an index has values of a transform; inside ``ad.compile``, tensors from outside too."""
-    items = key if type(key) is tuple else (key,)
     if special.count and tracing.get() is not None:
-        note_reading(*items)
-    return any(type(k) is Traced and k._data.numbers() is None for k in items)
+        note_reading(*(key if type(key) is tuple else (key,)))
+    if type(key) is tuple:
+        return any([type(k) is Traced and k._data.numbers() is None for k in key])  # noqa: C419  a generator costs more
+    return type(key) is Traced and key._data.numbers() is None
 
 
 def _index_traced(x: Tensor, key: Any) -> Tensor:

@@ -109,7 +109,11 @@ class Unit:
         state = self._need_state(optimizer, flat, hyper)
         if all(present) and len(set(self.steps)) == 1:  # the usual case: the whole block at once
             try:
-                np.concatenate([g._data if type(g) is Tensor else _whole(g) for g in grads], None, self.grad)
+                np.concatenate(
+                    [g._data if type(g) is Tensor else g if type(g) is ndarray else _whole(g) for g in grads],
+                    None,
+                    self.grad,
+                )
                 return [(flat, self.grad, state, {**hyper, "step": self.steps[0]})]
             except _SparseError:
                 pass

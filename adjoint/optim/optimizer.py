@@ -374,22 +374,33 @@ class Optimizer:
                 refuse_tracing("An optimiser with shard=", "Call its step() outside the compiled function.")
             trace_update(trace, self, gradient)
             return
-        written = [group for group in self.groups if group.hyper != group.checked]
+        grads = [list(map(gradient, unit.params)) for group in self.groups for unit in group.units]
+        try:
+            self.update_units(grads)
+        except (ValueError, TypeError) as error:
+            if not hasattr(error, "__notes__"):  # nothing was written
+                self._refuse_misfits(gradient)
+            raise
+
+    def update_units(self, grads: list[list[Any]]) -> None:
+        """Update parameters from gradients in the order of the units, with None for those without one."""
+        groups = self.groups
+        written = [group for group in groups if group.hyper != group.checked]
         for group in written:
             self._check_written(group.hyper)
         updates: list[Update] = []
         scatters: list[Callable[[], None]] = []  # for rows of sparse gradients
-        counts = [unit.steps for group in self.groups for unit in group.units]
+        counts = [unit.steps for group in groups for unit in group.units]
         before, count = grad_mode.get(), self.step_count
         try:
             # parameters are written to; set inside try, so that an interrupt does not leave it set
             grad_mode.set(False)
             for group in written:
                 group.take_over(self)
-            for group in self.groups:
+            given = iter(grads)
+            for group in groups:
                 for unit in group.units:
-                    grads = list(map(gradient, unit.params))
-                    updates += unit.updates(self, grads, group.hyper, scatters)
+                    updates += unit.updates(self, next(given), group.hyper, scatters)
             self._write(updates)
             for scatter in scatters:
                 scatter()
@@ -401,8 +412,6 @@ class Optimizer:
             for unit, steps in zip(units, counts, strict=True):
                 if unit.steps is not steps:
                     unit.take_back(steps)
-            if isinstance(error, (ValueError, TypeError)):
-                self._refuse_misfits(gradient)
             raise
         finally:
             grad_mode.set(before)

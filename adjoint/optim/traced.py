@@ -15,7 +15,7 @@ import numpy as np
 
 from adjoint.config import no_grad
 from adjoint.core.namespace import dyn
-from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.tensor import Tensor
 from adjoint.errors import TransformError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def trace_update(trace: Any, optimizer: Optimizer, gradient: Callable[[Tensor], 
     trace.guard(f"the parameter groups of {type(optimizer).__name__}", partial(_counts, optimizer))
     trace.guards.append(_Checked(optimizer))
     params = [p for p, _ in found]
-    update.action = trace.act(partial(_update_by_host, optimizer, params), *update.grads.values())
+    update.action = trace.act(_HostUpdate(optimizer, params), *update.grads.values())
     if not trace.updates and all(trace.untouched(p) for p in params):
         update.waiting = [(p, p._data, trace.defer(p, update.settle)) for p in params]
     else:
@@ -46,9 +46,25 @@ def _counts(optimizer: Optimizer) -> int:
     return hash(tuple([len(g.params) for g in optimizer.groups]))
 
 
-def _update_by_host(optimizer: Optimizer, params: list[Tensor], *grads: Any) -> None:
-    given = {id(p): wrap(g) for p, g in zip(params, grads, strict=True)}
-    optimizer._update(lambda p: given.get(id(p)))
+class _HostUpdate:
+    """An update that the optimiser makes at the end of a call, from the gradients of some parameters."""
+
+    __slots__ = ("optimizer", "places", "position", "units")
+
+    def __init__(self, optimizer: Optimizer, params: list[Tensor]) -> None:
+        self.optimizer = optimizer
+        self.position = {id(p): n for n, p in enumerate(params)}
+        self.units: list[Unit] = []
+        self.places: list[list[int | None]] = []  # of the gradients of each unit
+
+    def __call__(self, *grads: Any) -> None:
+        units = [u for group in self.optimizer.groups for u in group.units]
+        if units != self.units:
+            self.units = units
+            self.places = [[self.position.get(id(p)) for p in u.params] for u in units]
+        self.optimizer.update_units(
+            [[None if n is None else grads[n] for n in places] for places in self.places]
+        )
 
 
 class _Checked:

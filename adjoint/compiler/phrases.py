@@ -1,0 +1,69 @@
+"""Python expressions for instructions of a replay: the NumPy calls of a forward, without its checks.
+
+What a forward looks up at each call (number of axes, dtypes, whether there is a bias) is known when the
+program is built.  The calls, and so the bits of the results, are those of the forward.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from adjoint.compiler.program import Instruction
+from adjoint.compiler.symbolic import Symbolic
+
+__all__ = ["NAMES", "phrase"]
+
+NAMES: dict[str, Any] = {"add_into": np.add, "total": np.add.reduce}  # what the expressions use
+
+_BLAS = "fdFD"
+_INFIX = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/"}
+
+
+def phrase(i: Instruction, args: list[str]) -> str | None:
+    """Return an expression for an instruction on these variables; None if its forward must be called."""
+    sign = _INFIX.get(i.op.forward)
+    if sign is not None:
+        return f"{args[0]} {sign} {args[1]}"
+    known = _PHRASES.get(i.op.name) if i.op.kind != "host" else None
+    if known is None or not all(isinstance(a, Symbolic) and not a.weak for a in i.args):
+        return None
+    return known(i, *args)
+
+
+def _matmul(i: Instruction, x: str, y: str) -> str | None:
+    if i.args[0].dtype.char in _BLAS and i.args[0].ndim == i.args[1].ndim == 2:
+        return f"{x}.dot({y})"
+    return None
+
+
+def _linear(i: Instruction, x: str, w: str, b: str) -> str | None:
+    dtypes = {a.dtype for a in i.args}
+    if len(dtypes) != 1 or dtypes.pop().char not in _BLAS or i.args[0].ndim != 2 or i.args[1].ndim != 2:
+        return None
+    (out,) = i.outs
+    bias = f"{b}.reshape({out.shape!r})" if out.size == i.args[2].size else b
+    return f"add_into(y := {x}.dot({w}.T), {bias}, y)"
+
+
+def _sum(i: Instruction, x: str) -> str | None:
+    if i.args[0].dtype.itemsize == 2:
+        return None
+    return f"total({x}, {i.params['axis']!r}, None, None, {i.params['keepdims']!r})"
+
+
+def _transpose(i: Instruction, x: str) -> str:
+    return f"{x}.T" if i.args[0].ndim == 2 else f"{x}.mT"
+
+
+_PHRASES: dict[str, Callable[..., str | None]] = {
+    "linear": _linear,
+    "matmul": _matmul,
+    "matrix_transpose": _transpose,
+    "permute_dims": lambda i, x: f"{x}.transpose({i.params['axes']!r})",
+    "reshape": lambda i, x: f"{x}.reshape({i.params['shape']!r})",
+    "sum": _sum,
+}
