@@ -67,6 +67,12 @@ def held_across_fork(lock: L) -> L:
     return lock
 
 
+def locked(lock: Any, function: Callable[..., T], *args: Any) -> T:
+    """Call a function while a lock is held.  There is no loop here: an interrupt releases the lock."""
+    with lock:
+        return function(*args)
+
+
 class _Special:
     """Counter of the contexts for which ops take the careful path; see the docstring of the module."""
 

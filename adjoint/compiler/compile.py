@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ from numpy import ndarray
 
 from adjoint import tree
 from adjoint.compiler import native, replay
+from adjoint.compiler.check import run_both
 from adjoint.compiler.guards import Guard, ObjectGuard, generators, named_reads
 from adjoint.compiler.host import make_call, make_check, make_fits
 from adjoint.compiler.joint import Backward, Joint
@@ -23,7 +26,7 @@ from adjoint.config import (
     compile_mode,
     get_default_dtype,
     grad_mode,
-    held_across_fork,
+    locked,
     special,
     tapes,
     transform,
@@ -109,7 +112,8 @@ class Compiled:
         self._limit = limit
         self._variants: list[Variant] = []  # the one that was used last is first
         self._reasons: list[str] = []
-        self._lock = held_across_fork(threading.RLock())
+        self._lock = threading.RLock()
+        _everyone.add(self)
         self._warned = False
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -123,25 +127,20 @@ class Compiled:
             if mode is not False and special.count and (watcher := observer.get()) is not None:
                 return watcher.compiled(self, self._f, args, kwargs)
             return self._f(*args, **kwargs)
-        with self._lock:
-            if self._variants and not kwargs and mode is True:
-                v = self._variants[0]
-                if len(args) == v.direct and v.fits(*args) and v.holds(*args):
-                    found = v.run_direct(args)
-                    return returned(found) if v.plain and transform.get() is None else found
-            call = Call(args, kwargs, self._static)
-            variant = self._variant(call)
-            if mode == "check" and variant.impure:
-                raise TransformError(
-                    f'compiling("check"): {name_of(self._f)} writes or draws, and would do so twice.\n'
-                    "  Check a function that only computes, such as the loss."
-                )
-            plain = variant.plain and transform.get() is None
-            found = returned(variant.run(call)) if plain else variant.run(call)
+        found, plain = locked(self._lock, self._run, args, kwargs, mode)
+        return returned(found) if plain and transform.get() is None else found
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> tuple[Any, bool]:
+        """Run the program, with mode "check" the function too; return whether results are to be arrays."""
+        if self._variants and not kwargs and mode is True:
+            v = self._variants[0]
+            if len(args) == v.direct and v.fits(*args) and v.holds(*args):
+                return v.run_direct(args), v.plain
+        call = Call(args, kwargs, self._static)
+        variant = self._variant(call)
         if mode == "check":
-            wanted = self._f(*args, **kwargs)
-            _compare(name_of(self._f), found, returned(wanted) if plain else wanted)
-        return found
+            return run_both(variant, call, lambda: self._f(*args, **kwargs)), variant.plain
+        return variant.run(call), variant.plain
 
     def _inline(self) -> bool:
         """Tell whether the function runs as part of something around it, or is watched."""
@@ -225,6 +224,33 @@ class Compiled:
         return f"<compiled {name_of(self._f)}, {len(self._variants)} programs>"
 
 
+class _Everyone:
+    """All compiled functions.  Their locks are held during a fork, so that the child gets them free."""
+
+    def __init__(self) -> None:
+        self.functions: weakref.WeakSet[Compiled] = weakref.WeakSet()
+        self.locks: list[Any] = []
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(before=self.hold, after_in_parent=self.free, after_in_child=self.free)
+
+    def add(self, function: Compiled) -> None:
+        """Hold the lock of a function too."""
+        self.functions.add(function)
+
+    def hold(self) -> None:
+        """Acquire all locks."""
+        self.locks = [f._lock for f in list(self.functions)]
+        for lock in self.locks:
+            lock.acquire()
+
+    def free(self) -> None:
+        """Release all locks."""
+        for lock in self.locks:
+            lock.release()
+        self.locks = []
+
+
+_everyone = _Everyone()
 _DIFFERENTIATED = (None, "ad.grad", "ad.value_and_grad", "ad.vjp")
 
 
@@ -538,19 +564,3 @@ def _spent(name: str, out: Tensor) -> Node:
     node = node_of(op, (wrap(like),), {}, (None,), like)
     release(node)
     return node
-
-
-def _compare(name: str, found: Any, wanted: Any) -> None:
-    """Raise if the results of a program are not those of the function."""
-    pairs = zip(tree.leaves(found), tree.leaves(wanted), strict=True)
-    for k, (a, b) in enumerate(pairs):
-        if isinstance(a, Tensor) != isinstance(b, Tensor):
-            raise TransformError(
-                f"ad.compile: result {k} of {name} is a {type(a).__name__}, not {type(b).__name__}."
-            )
-        x, y = (np.asarray(v.detach().numpy() if isinstance(v, Tensor) else v) for v in (a, b))
-        if x.shape != y.shape or x.dtype != y.dtype or x.tobytes() != y.tobytes():
-            raise TransformError(
-                f"ad.compile: result {k} of {name} differs from that of the function itself.\n"
-                "  It depends on something that is not guarded: step.stats() lists what is."
-            )

@@ -11,7 +11,7 @@ import numpy as np
 from adjoint.compiler.guards import Guard, itself, read_attributes
 from adjoint.compiler.replay import build
 from adjoint.compiler.trace import Held, hooks_of
-from adjoint.config import get_default_dtype, grad_mode
+from adjoint.config import get_default_dtype, grad_mode, locked
 from adjoint.core.node import Node
 from adjoint.core.tensor import Tensor, committing, move_version, wrap
 from adjoint.grads.slots import sink
@@ -51,11 +51,14 @@ def _put_grad(t: Tensor, grad: Any) -> None:
 
 def set_grads(undo: Undo, tensors: list[Tensor], *values: Any) -> None:
     """Set the gradients of several tensors."""
-    with committing:
-        for t, value in zip(tensors, values, strict=True):
-            extra = t._extra or t._need_extra()
-            undo.append((_put_grad, t, extra.grad))
-            extra.grad = wrap(value)
+    locked(committing, _set_grads, undo, tensors, values)
+
+
+def _set_grads(undo: Undo, tensors: list[Tensor], values: Sequence[Any]) -> None:
+    for t, value in zip(tensors, values, strict=True):
+        extra = t._extra or t._need_extra()
+        undo.append((_put_grad, t, extra.grad))
+        extra.grad = wrap(value)
 
 
 def drop_grads(undo: Undo, tensors: list[Tensor]) -> None:

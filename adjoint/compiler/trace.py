@@ -21,7 +21,7 @@ from adjoint.compiler.guards import Guard
 from adjoint.compiler.program import Host, Instruction, Program, Source, Write
 from adjoint.compiler.replay import build
 from adjoint.compiler.symbolic import Nonzero, Number, Root, Symbolic
-from adjoint.config import held_across_fork, watched
+from adjoint.config import held_across_fork, locked, watched
 from adjoint.core.infer import infer
 from adjoint.core.lifted import enclosing, next_level, tracing
 from adjoint.core.node import LEAF, Node
@@ -462,13 +462,15 @@ class Trace:
 
     def run(self, f: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
         """Run ``f`` on symbols; ``finish`` takes its result while the symbols still hold."""
-        with _tracing_lock:
-            try:
-                # in a separate context, so that an interrupt leaves no variable set
-                return copy_context().run(self._run, f, finish)
-            finally:
-                if not self.released:  # an interrupt came in between
-                    self._release()
+        return locked(_tracing_lock, self._run_apart, f, finish)
+
+    def _run_apart(self, f: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
+        """Run in a separate context, so that an interrupt leaves no variable set."""
+        try:
+            return copy_context().run(self._run, f, finish)
+        finally:
+            if not self.released:  # an interrupt came in between
+                self._release()
 
     def _run(self, f: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
         enclosing.set(Root(self))

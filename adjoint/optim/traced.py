@@ -115,7 +115,7 @@ class _Update:
         for p, _, after in self.waiting:
             trace.resume(after, p._data)
             p._data = after
-        self.action.owner = partial(_count, optimizer, counted)
+        self.action.owner = _HostCount(optimizer, counted)
         self.action.values = ()
 
     def _unit(self, group: Group, unit: Unit, present: list[int]) -> None:
@@ -224,8 +224,16 @@ def _slots(unit: Unit) -> list[str] | None:
     return None if unit.state is None else sorted(unit.state)
 
 
-def _count(optimizer: Optimizer, counted: list[tuple[Unit, list[int]]]) -> None:
-    """Count an update that the program has made."""
-    optimizer.step_count += 1
-    for unit, present in counted:
-        unit.steps = [n + (i in present) for i, n in enumerate(unit.steps)]
+class _HostCount:
+    """Counts an update that the program has made."""
+
+    __slots__ = ("counted", "optimizer")
+
+    def __init__(self, optimizer: Optimizer, counted: list[tuple[Unit, list[int]]]) -> None:
+        self.optimizer = optimizer
+        self.counted = counted
+
+    def __call__(self) -> None:
+        self.optimizer.step_count += 1
+        for unit, present in self.counted:
+            unit.steps = [n + (i in present) for i, n in enumerate(unit.steps)]

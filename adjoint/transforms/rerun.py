@@ -201,6 +201,11 @@ class Generators:
         known = {} if before is None else {id(g): s for g, s in zip(before.every, before.after, strict=False)}
         return cls([_global_bits(), *_generators_of(functions, arguments)], known)
 
+    @classmethod
+    def drawn_by(cls, functions: Iterable[Any]) -> Generators:
+        """Return the generators that functions name."""
+        return cls(list(_generators_of(functions, ())), {})
+
     def read(self) -> list[Any]:
         """Return the current states."""
         return [_bits(g).state for g in self.owners]

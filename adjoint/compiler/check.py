@@ -1,0 +1,137 @@
+"""``ad.config.compiling("check")``: run a program, then the function itself from the same state; compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from adjoint import tree
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.errors import TransformError
+from adjoint.grads.slots import sink
+from adjoint.transforms.arrays import returned
+from adjoint.transforms.rerun import Generators
+
+if TYPE_CHECKING:
+    from adjoint.compiler.compile import Call, Variant
+
+__all__ = ["run_both"]
+
+
+def run_both(variant: Variant, call: Call, function: Callable[[], Any]) -> Any:
+    """Run the program, set all state back, and run the function; raise if results or state differ."""
+    if sink.get() is not None:
+        raise TransformError(
+            'compiling("check"): gradients would be added to the open micro-batch twice.\n'
+            "  Check the function outside of micro_batch()."
+        )
+    state = _State(variant, call)
+    before = state.copied()
+    found = variant.run(call)
+    _leave(found)
+    after = state.copied()
+    state.set_back(before)
+    wanted = function()
+    if variant.plain:
+        _compare_results(variant.name, returned(found), returned(wanted))
+    else:
+        _compare_results(variant.name, found, wanted)
+    for (what, a), (_, b) in zip(after, state.copied(), strict=True):
+        if not _same(a, b):
+            raise TransformError(
+                f"ad.compile: {what} differs after {variant.name} from what the function itself leaves.\n"
+                "  It depends on something that is not guarded: stats() lists what is."
+            )
+    return wanted
+
+
+def _leave(found: Any) -> None:
+    """Keep results that are tensors from outside as they are now."""
+    for leaf in tree.leaves(found):
+        if isinstance(leaf, Tensor) and leaf._node is None and type(leaf._data) is np.ndarray:
+            leaf._data = leaf._data.copy()
+
+
+class _State:
+    """Everything that a program reads or writes: tensors, cells, optimisers and generators."""
+
+    def __init__(self, variant: Variant, call: Call) -> None:
+        held = [h.tensor for h in variant.trace.held.values() if h.argument is None]
+        given = [m for m in call.moving if isinstance(m, Tensor)]
+        self.tensors = list({id(t): t for t in (*held, *given)}.values())
+        self.cells = [w.owner for w in variant.program.writes if w.kind == "cell"]
+        updates = [w.owner for w in variant.program.writes if w.kind == "call"]
+        found = [u.optimizer for u in updates if hasattr(u, "optimizer")]
+        self.optimizers = list({id(o): o for o in found}.values())
+        self.generators = Generators.drawn_by([s.owner for s in variant.program.sources if s.kind == "draw"])
+
+    def _units(self) -> Iterator[Any]:
+        for o in self.optimizers:
+            for group in o.groups:
+                yield from group.units
+
+    def copied(self) -> list[tuple[str, Any]]:
+        """Return copies of everything, with what each is."""
+        found: list[tuple[str, Any]] = []
+        for t in self.tensors:
+            grad = None if t._extra is None else t._extra.grad
+            data = None if grad is None else np.array(grad._data)
+            found.append((f"a tensor of shape {t.shape}", np.array(t._data)))
+            found.append((f"the .grad of a tensor of shape {t.shape}", data))
+        found += [("a cell", np.array(container[key])) for container, key in self.cells]
+        for unit in self._units():
+            state = None if unit.state is None else {k: v.copy() for k, v in unit.state.items()}
+            found += [("the state of an optimiser", state), ("the number of updates", list(unit.steps))]
+        found += [("the number of steps", o.step_count) for o in self.optimizers]
+        found.append(("a generator", self.generators.read()))
+        return found
+
+    def set_back(self, copies: list[tuple[str, Any]]) -> None:
+        """Write copies back."""
+        values = iter([value for _, value in copies])
+        for t in self.tensors:
+            t._data = next(values)
+            grad = next(values)
+            if grad is not None or t._extra is not None:
+                t.grad = None if grad is None else wrap(grad)
+        for container, key in self.cells:
+            container[key] = next(values)
+        for unit in self._units():
+            state = next(values)
+            if state is None or unit.state is None:
+                unit.state = state
+            else:
+                unit.state.update(state)  # in place: programs write into this dictionary
+            unit.steps = list(next(values))
+        for o in self.optimizers:
+            o.step_count = next(values)
+        self.generators.write(next(values))
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(v, b[k]) for k, v in a.items())
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return type(a) is type(b) and bool(a == b)
+
+
+def _compare_results(name: str, found: Any, wanted: Any) -> None:
+    """Raise if the results of a program are not those of the function."""
+    if tree.structure(found) != tree.structure(wanted):
+        raise TransformError(f"ad.compile: the result of {name} has another structure than the function's.")
+    for k, (a, b) in enumerate(zip(tree.leaves(found), tree.leaves(wanted), strict=True)):
+        if isinstance(a, Tensor) != isinstance(b, Tensor):
+            raise TransformError(
+                f"ad.compile: result {k} of {name} is a {type(a).__name__}, not {type(b).__name__}."
+            )
+        x, y = (np.asarray(v.detach().numpy() if isinstance(v, Tensor) else v) for v in (a, b))
+        if not _same(x, y):
+            raise TransformError(
+                f"ad.compile: result {k} of {name} differs from that of the function itself.\n"
+                "  It depends on something that is not guarded: step.stats() lists what is."
+            )
