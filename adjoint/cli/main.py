@@ -16,6 +16,7 @@ from adjoint.cli.doctor import doctor
 from adjoint.cli.first_look import first_look
 from adjoint.cli.launch import launch
 from adjoint.cli.op_table import op_table
+from adjoint.cli.views import graph, profile, report
 from adjoint.core.op import OPS
 from adjoint.errors import AdjointError, ArgumentError, InputError
 
@@ -91,6 +92,24 @@ def _check(options: argparse.Namespace) -> int:
     return 0 if agree else 1
 
 
+def _graph(options: argparse.Namespace) -> int:
+    print(graph(options.function, options.arguments, options.output))
+    return 0
+
+
+def _profile(options: argparse.Namespace) -> int:
+    shown = profile(
+        options.function, options.arguments, repeat=options.repeat, trace=options.trace, as_json=options.json
+    )
+    print(shown)
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    print(report(options.function, options.output))
+    return 0
+
+
 def _doctor(options: argparse.Namespace) -> int:
     print(doctor(as_json=options.json))
     return 0
@@ -114,13 +133,26 @@ def _parser() -> argparse.ArgumentParser:
         "check", help="compare the derivatives of a function with finite differences"
     )
     checked.set_defaults(run=_check)
-    checked.add_argument("function", help="file.py:function or module:function")
-    checked.add_argument(
-        "arguments", nargs="*", help="shapes (3x4; 5x is a vector), numbers, or arrays in JSON"
-    )
+    _add_function(checked)
     checked.add_argument("--order", type=_from_one, default=2, help="orders of derivatives to check (2)")
     checked.add_argument("--seed", type=int, default=0, help="seed of random arguments (0)")
     checked.add_argument("--json", action="store_true", help="print one JSON object")
+    drawn = commands.add_parser("graph", help="draw the graph of a call of a function")
+    drawn.set_defaults(run=_graph)
+    _add_function(drawn)
+    drawn.add_argument(
+        "-o", "--output", help="a file to write: .txt, .dot, .svg or .html; by default text is printed"
+    )
+    measured = commands.add_parser("profile", help="measure the ops of a function and of its backward")
+    measured.set_defaults(run=_profile)
+    _add_function(measured)
+    measured.add_argument("--repeat", type=_from_one, default=10, help="calls that are measured (10)")
+    measured.add_argument("--trace", help="a file for a trace that Perfetto shows")
+    measured.add_argument("--json", action="store_true", help="print a JSON list of ops")
+    reported = commands.add_parser("report", help="run a function that trains, and write the report")
+    reported.set_defaults(run=_report)
+    reported.add_argument("function", help="file.py:function, which returns its Trainer or Recorder")
+    reported.add_argument("-o", "--output", default="report.html", help="the page (report.html)")
     ops = commands.add_parser("ops", help="print the table of ops")
     ops.set_defaults(run=_ops)
     ops.add_argument("--markdown", action="store_true", help="as docs/ops.md")
@@ -135,6 +167,14 @@ def _parser() -> argparse.ArgumentParser:
     described.add_argument("--json", action="store_true", help="print one JSON object")
     commands.add_parser("bench", help="run the benchmarks, with the options of python -m benchmarks")
     return parser
+
+
+def _add_function(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that name a function and its arguments."""
+    parser.add_argument("function", help="file.py:function or module:function")
+    parser.add_argument(
+        "arguments", nargs="*", help="shapes (3x4; 5x is a vector), numbers, or arrays in JSON"
+    )
 
 
 def _from_one(text: str) -> int:
