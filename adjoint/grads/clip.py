@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from adjoint.config import special
+from adjoint.config import special, transform
 from adjoint.context import lent as _lent
+from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import refuse_masked
 from adjoint.core.lifted import tracing
 from adjoint.core.sparse import SparseGradient
@@ -35,6 +36,13 @@ class _Place:
     __slots__ = ("grad", "label", "param", "put")
 
     def __init__(self, label: str, grad: Any, param: Tensor | None, put: Callable[[Any], None]) -> None:
+        if transform.get() is not None and isinstance(grad, Tensor):
+            # the factor of the clipping has no history
+            check_conversion(
+                grad,
+                "a clipped gradient",
+                "Use differentiable ops, such as ad.linalg.vector_norm and ad.clip.",
+            )
         self.label = label
         self.grad = grad
         self.param = param

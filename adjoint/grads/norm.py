@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
+from adjoint.config import transform
+from adjoint.core.conversion import check_conversion
+from adjoint.core.lifted import enclosing
 from adjoint.core.sparse import SparseGradient, SparseRows
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, concrete
 from adjoint.errors import ArgumentError
 
 __all__ = [
@@ -123,13 +126,24 @@ def global_norm(arrays: Iterable[Any], p: float = 2.0) -> float:
     Returns
     -------
     float
-        The norm.
+        The norm.  It has no history: ``ad.linalg.vector_norm`` is differentiable.
+
+    Raises
+    ------
+    LostHistoryError
+        Inside a function that is differentiated, if a tensor has a history.
 
     Examples
     --------
     >>> f"{global_norm([np.array([3e200]), np.array([4e200])]):.6g}"
     '5e+200'
     """
+    if transform.get() is not None or enclosing.get() is not None:
+        arrays = list(arrays)
+        for a in arrays:
+            if isinstance(a, Tensor):
+                check_conversion(a, "a Python float", "ad.linalg.vector_norm is differentiable.")
+                concrete(a, "global_norm()")
     norm, scale = norm_parts(arrays, p)
     return norm * scale
 

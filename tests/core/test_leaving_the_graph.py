@@ -147,6 +147,36 @@ def test_explicit_doors_stay_open():
     assert ad.grad(log)(X).tolist() == [2.0, 4.0] and len(seen) == 1
 
 
+def _clipped(clip):
+    def f(x):
+        p = ad.tensor([1.0, 2.0], requires_grad=True)
+        p.grad = ad.grad(lambda w: (w**2 * x).sum())(p.detach())
+        clip([p])
+        return (p.grad * x).sum()
+
+    return f
+
+
+NORMS = {
+    "global_norm": lambda x: x.sum() * ad.global_norm([x]),
+    "clip_grad_norm": _clipped(lambda params: ad.clip_grad_norm(params, 1.0)),
+    "clip_grad_value": _clipped(lambda params: ad.clip_grad_value(params, 1.0)),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_and_clipping_inside_a_differentiated_function(name):
+    """Norms of gradients are Python numbers, and clipping treats them as constants."""
+    with pytest.raises(errors.LostHistoryError, match="and its gradient would be lost"):
+        ad.grad(NORMS[name])(np.array([3.0, 4.0]))
+    assert np.isfinite(NORMS[name](ad.tensor([3.0, 4.0])).item())
+
+
+def test_norms_inside_vmap_need_values():
+    with pytest.raises(errors.InputError, match=r"global_norm\(\) needs the values of a tensor"):
+        ad.vmap(lambda x: x * ad.global_norm([x]))(np.ones(3))
+
+
 def _by_vjp():
     f = ad.custom_vjp(lambda x: x * x)
     f.defvjp(lambda x: (x * x, x), lambda x, g: (g * 2 * float(x),))
