@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 
 from adjoint.inspect.graph import Graph
 
@@ -42,10 +43,11 @@ def laid_out(graph: Graph) -> Placed:
     boxes = {v: _box(graph, v) for v in order}
     edges = _edges(graph, visible)
     layer = _layers(order, edges)
+    routes = _bent(edges, layer, boxes)  # adds boxes without text where an edge passes a layer
     rows: dict[int, list[int]] = defaultdict(list)
-    for v in order:
+    for v in boxes:
         rows[layer[v]].append(v)
-    _untangle(rows, edges)
+    _untangle(rows, [pair for route in routes for pair in pairwise(route)])
     width = max((sum(boxes[v].width + GAP_X for v in row) for row in rows.values()), default=0.0) + 2 * MARGIN
     y = MARGIN
     for k in sorted(rows):
@@ -53,9 +55,14 @@ def laid_out(graph: Graph) -> Placed:
         for v in rows[k]:
             boxes[v].x, boxes[v].y = x, y
             x += boxes[v].width + GAP_X
-        y += max(boxes[v].height for v in rows[k]) + GAP_Y
-    lines = [_line(boxes[a], boxes[b]) for a, b in edges]
-    return Placed(list(boxes.values()), lines, width, y - GAP_Y + MARGIN if rows else 2 * MARGIN)
+        tallest = max(boxes[v].height for v in rows[k])
+        for v in rows[k]:
+            boxes[v].height = boxes[v].height if boxes[v].lines else tallest
+        y += tallest + GAP_Y
+    lines = [_line([boxes[v] for v in route]) for route in routes]
+    return Placed(
+        [b for b in boxes.values() if b.lines], lines, width, y - GAP_Y + MARGIN if rows else 2 * MARGIN
+    )
 
 
 def _visible(graph: Graph) -> dict[int, int]:
@@ -148,5 +155,25 @@ def _untangle(rows: dict[int, list[int]], edges: list[tuple[int, int]]) -> None:
                 place.update({v: i / max(1, len(rows[k]) - 1) for i, v in enumerate(rows[k])})
 
 
-def _line(a: PlacedBox, b: PlacedBox) -> list[tuple[float, float]]:
-    return [(a.x + a.width / 2, a.y + a.height), (b.x + b.width / 2, b.y)]
+def _bent(
+    edges: list[tuple[int, int]], layer: dict[int, int], boxes: dict[int, PlacedBox]
+) -> list[list[int]]:
+    """Return the boxes on the way of each edge: in each layer between its ends one without text."""
+    routes = []
+    fresh = max(boxes, default=0) + 1
+    for a, b in edges:
+        route = [a]
+        for k in range(layer[a] + 1, layer[b]):
+            boxes[fresh] = PlacedBox([], False, 8.0, 24.0)
+            layer[fresh] = k
+            route.append(fresh)
+            fresh += 1
+        routes.append([*route, b])
+    return routes
+
+
+def _line(route: list[PlacedBox]) -> list[tuple[float, float]]:
+    points = [(route[0].x + route[0].width / 2, route[0].y + route[0].height)]
+    for box in route[1:-1]:
+        points += [(box.x + box.width / 2, box.y), (box.x + box.width / 2, box.y + box.height)]
+    return [*points, (route[-1].x + route[-1].width / 2, route[-1].y)]

@@ -17,7 +17,7 @@ from adjoint.core.tensor import wrap
 from adjoint.errors import ArgumentError, MissingExtraError
 from adjoint.grads.backward import backward
 from adjoint.inspect.causes import shown_place
-from adjoint.inspect.watch import Event, Traced, Watch
+from adjoint.inspect.watch import Event, Memory, Traced, Watch
 from adjoint.storage.atomic import replace_file
 
 __all__ = ["Profile", "Row", "profile", "quantity", "time_text"]
@@ -158,11 +158,7 @@ class Profile:
         list of (str, int)
             Op and line, and bytes; the largest first.
         """
-        found: dict[str, int] = {}
-        for event, size in self._memory.holders:
-            name = f"{event.name} {event.phase} {shown_place(event.place)}"
-            found[name] = found.get(name, 0) + size
-        return sorted(found.items(), key=lambda each: -each[1])
+        return holders_of(self._memory)
 
     def rows(self, by: str = "op") -> list[Row]:
         """Return the figures, the slowest first.
@@ -365,6 +361,15 @@ def write_text(path: Path, text: str) -> None:
         Path(fresh).write_text(text, encoding="utf-8")
 
     replace_file(path, write)
+
+
+def holders_of(memory: Memory) -> list[tuple[str, int]]:
+    """Return who made the arrays that existed at the peak, and their bytes."""
+    found: dict[str, int] = {}
+    for event, size in memory.holders:
+        name = f"{event.name} {event.phase} {shown_place(event.place)}"
+        found[name] = found.get(name, 0) + size
+    return sorted(found.items(), key=lambda each: -each[1])
 
 
 def rows_of(events: Iterable[Event], by: str, module_path: Callable[[int], str]) -> list[Row]:

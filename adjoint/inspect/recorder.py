@@ -17,7 +17,8 @@ from adjoint.errors import ArgumentError, InputError
 from adjoint.inspect.causes import Finding, findings_of
 from adjoint.inspect.graph import Graph, graph_of
 from adjoint.inspect.names import Names
-from adjoint.inspect.watch import Event, Watch, norm_of
+from adjoint.inspect.profiling import cost_of_observing
+from adjoint.inspect.watch import Event, Memory, Watch, norm_of
 from adjoint.nn.module import Module
 from adjoint.optim import Optimizer
 from adjoint.train.callbacks import Callback
@@ -25,10 +26,11 @@ from adjoint.train.callbacks import Callback
 if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
 
-__all__ = ["Captured", "Recorder"]
+__all__ = ["Captured", "Recorder", "span"]
 
 QUANTILES = (5, 25, 50, 75, 95)
 SAMPLE = 20_000  # elements of which quantiles are taken
+TIMED = 3  # steps that are timed after one that is watched
 
 
 class Captured:
@@ -36,16 +38,20 @@ class Captured:
 
     def __init__(self, watch: Watch, step: int, names: Names, optimizers: Sequence[Optimizer]) -> None:
         self.step = step
-        self.events = watch.events
-        self.began, self.ended = watch.began, watch.ended
-        self.paths = [watch.module_path(s.index) for s in watch.scopes]
-        self.kinds = [type(s.module).__name__ for s in watch.scopes]
-        self.parents = [s.parent for s in watch.scopes]
-        self.peak = watch.memory.peak if watch.memory is not None else 0
+        self.memory: Memory | None = None
+        self.take_times(watch)
         roots = [r for r in watch.roots if type(r) is Node]
         self.findings: list[Finding] = findings_of(watch, watch.roots, names, optimizers)
         labels = {k: name for k, (name, _) in names.wanted.items()}
         self.graph: Graph = graph_of(roots[:1], labels, watch)
+
+    def take_times(self, watch: Watch) -> None:
+        """Take the events of a watch, and its memory if it did not keep all tensors itself."""
+        self.events = watch.events
+        self.paths = [watch.module_path(s.index) for s in watch.scopes]
+        self.kinds = [type(s.module).__name__ for s in watch.scopes]
+        self.parents = [s.parent for s in watch.scopes]
+        self.memory = None if watch.values else watch.memory
 
 
 class Recorder(Callback):
@@ -100,6 +106,7 @@ class Recorder(Callback):
         self._moments = 1
         self._watch: Watch | None = None
         self._next = 2  # the step that is captured next
+        self._timed = 0  # how many steps are timed next
         self._update: float | None = None
         self._skipped = 0
         self._handle: Any = None
@@ -218,8 +225,16 @@ class Recorder(Callback):
             self._measure_update(trainer.named_parameters())
         if watch is not None:
             self._finish(trainer, watch)
-        if trainer.step + 1 >= self._next:
+        self._arm(trainer)
+
+    def _arm(self, trainer: Trainer) -> None:
+        """Watch the next step if it is due: first its tensors, and in the steps after that only its times."""
+        if self._timed:
+            self._timed -= 1
+            self._watch = Watch(cost=cost_of_observing())
+        elif trainer.step + 1 >= self._next:
             self._watch = Watch(values=True)
+        if self._watch is not None:
             self._watch.__enter__()
 
     def _finish(self, trainer: Trainer, watch: Watch) -> None:
@@ -229,7 +244,12 @@ class Recorder(Callback):
             event.stop = watch.ended
             watch.events.append(event)
             self._update = None
+        if not watch.values and self.captured is not None:
+            if self.captured.memory is None or span(watch.events) < span(self.captured.events):
+                self.captured.take_times(watch)  # the fastest step: others may have been interrupted
+            return
         self._next = 2 * trainer.step
+        self._timed = TIMED
         names = Names(trainer.named_parameters(frozen=True), {})
         names.explicit = False
         self._take(watch, names, [trainer.optimizer])
@@ -241,11 +261,11 @@ class Recorder(Callback):
 
     def on_epoch(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
         """Record the numbers of an epoch; a watch that saw the validation is dropped."""
+        if self._watch is not None and not self._watch.values:
+            self._timed += 1
         self._cancel()
         self.epochs.append((trainer.step, dict(logs)))
-        if trainer.step + 1 >= self._next:
-            self._watch = Watch(values=True)
-            self._watch.__enter__()
+        self._arm(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
         """Stop watching."""
@@ -307,6 +327,11 @@ class Recorder(Callback):
         self.gradients = [self.gradients[i] for i in keep]
         self.ratios = [self.ratios[i] for i in keep]
         self.numbers = {name: [values[i] for i in keep] for name, values in self.numbers.items()}
+
+
+def span(events: Sequence[Event]) -> float:
+    """Return the time from the first to the last event of a step."""
+    return max(e.stop for e in events) - min(e.start for e in events) if events else 0.0
 
 
 def _named(parameters: Any) -> dict[str, Tensor]:

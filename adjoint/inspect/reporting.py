@@ -14,9 +14,9 @@ import numpy as np
 
 from adjoint.errors import InputError
 from adjoint.inspect.page import columns, page, rounded
-from adjoint.inspect.profiling import rows_of, write_text
-from adjoint.inspect.recorder import QUANTILES, Captured, Recorder
-from adjoint.inspect.sentences import sentences, step_seconds
+from adjoint.inspect.profiling import holders_of, rows_of, write_text
+from adjoint.inspect.recorder import QUANTILES, Captured, Recorder, span
+from adjoint.inspect.sentences import sentences
 from adjoint.train.trainer import Trainer
 
 __all__ = ["report"]
@@ -126,8 +126,9 @@ def report_data(recorder: Recorder, title: str) -> dict[str, Any]:
         )
         data["graph"] = columns(captured.graph, note)
         data["rows"] = _rows(captured)
-        data["wall"] = step_seconds(captured) * 1e6 or 1.0
+        data["wall"] = span(captured.events) * 1e6 or 1.0
         data["timeline"] = _timeline(captured)
+        data["memory"] = _memory(captured)
     return data
 
 
@@ -235,6 +236,22 @@ def _timeline(captured: Captured) -> dict[str, Any]:
         rows.append([at, phase, start, length, paths[e.scope]])
     end = max(r[2] + r[3] for r in rows)
     return {"names": list(names), "paths": chains, "events": rows, "end": end, "gap": end / 8}
+
+
+def _memory(captured: Captured) -> dict[str, Any] | None:
+    """Return the bytes of arrays over the step, and who held them at the peak."""
+    memory = captured.memory
+    if memory is None or not memory.curve:
+        return None
+    began = min(e.start for e in captured.events)
+    every = -(-len(memory.curve) // 1500)
+    points = memory.curve[::every]
+    return {
+        "time": [round((t - began) * 1e6, 1) for t, _ in points],
+        "bytes": [size for _, size in points],
+        "peak": memory.peak,
+        "holders": holders_of(memory)[:4],
+    }
 
 
 def _chain(captured: Captured, scope: int) -> list[str]:

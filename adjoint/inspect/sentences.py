@@ -8,9 +8,9 @@ import statistics
 from typing import Any
 
 from adjoint.inspect.profiling import quantity, rows_of, time_text
-from adjoint.inspect.recorder import Captured, Recorder
+from adjoint.inspect.recorder import Captured, Recorder, span
 
-__all__ = ["Sentence", "sentences", "step_seconds"]
+__all__ = ["Sentence", "sentences"]
 
 Sentence = tuple[str, str, str]  # "good", "warn", "bad" or "note"; the text; a line of code or ""
 
@@ -111,16 +111,10 @@ def _gradients(recorder: Recorder, explained: bool) -> list[Sentence]:
     return found
 
 
-def step_seconds(captured: Captured) -> float:
-    """Return the time from the first to the last event of a step."""
-    events = captured.events
-    return max(e.stop for e in events) - min(e.start for e in events) if events else 0.0
-
-
 def _time(captured: Captured) -> list[Sentence]:
     if not captured.events:
         return []
-    wall = step_seconds(captured) or 1.0
+    wall = span(captured.events) or 1.0
     rows = rows_of(captured.events, "op", lambda _: "")
     forward, backward = (
         sum(e.seconds for e in captured.events if e.phase == p) for p in ("forward", "backward")
@@ -132,6 +126,7 @@ def _time(captured: Captured) -> list[Sentence]:
         f"; the backward takes {backward / forward:.1f} times the forward." if forward and backward else "."
     )
     kept = sum(e.kept for e in captured.events)
-    memory = f"{quantity(kept)} are kept for the backward, {quantity(captured.peak)} exist at the peak."
+    peak = "" if captured.memory is None else f", {quantity(captured.memory.peak)} exist at the peak"
+    memory = f"{quantity(kept)} are kept for the backward{peak}."
     found: list[Any] = [("note", text, ""), ("note", memory, "")]
     return found

@@ -21,7 +21,7 @@ from adjoint.core.tensor import Tensor, differentiable
 from adjoint.core.user_code import user_place
 from adjoint.engine.zeros import cleaned
 
-__all__ = ["Event", "Flow", "Place", "Scope", "Watch", "array_in", "norm_of", "saved_arrays"]
+__all__ = ["Event", "Flow", "Memory", "Place", "Scope", "Watch", "array_in", "norm_of", "saved_arrays"]
 
 Place = tuple[str, int, str]  # file, line, function
 

@@ -66,7 +66,7 @@ def test_a_run_is_recorded_and_not_changed():
     assert [(w[1], w[2]) for w in recorder.windows] == [(2, 16.0)] * 24
     assert len(recorder.epochs) == 4
     captured = recorder.captured
-    assert captured.step in (2, 4, 8, 16) and captured.findings == []
+    assert captured.step >= 12 and captured.findings == []
     assert {e.phase for e in captured.events} == {"forward", "backward", "update"}
     assert captured.graph.ops() == 5
 

@@ -2,14 +2,14 @@
 // Curves with uPlot: the loss, the gradient norm, the distributions.
 const Charts = (() => {
   let plots = [];
-  const tooltip = (names, label) => ({
+  const tooltip = (names, label = "step", unit = String, value = short) => ({
     hooks: {
       setCursor: (u) => {
         const i = u.cursor.idx;
         if (i == null || u.cursor.left < 0 || !u.over.matches(":hover")) return;
         const box = u.over.getBoundingClientRect();
-        const lines = names.map((n, k) => (n && u.data[k + 1][i] != null ? `${n}  ${short(u.data[k + 1][i])}` : null)).filter(Boolean);
-        tip({ clientX: box.left + u.cursor.left, clientY: box.top + u.cursor.top }, `${label} ${u.data[0][i]}\n` + lines.join("\n"));
+        const lines = names.map((n, k) => (n && u.data[k + 1][i] != null ? `${n}  ${value(u.data[k + 1][i])}` : null)).filter(Boolean);
+        tip({ clientX: box.left + u.cursor.left, clientY: box.top + u.cursor.top }, `${label} ${unit(u.data[0][i])}\n` + lines.join("\n"));
       },
       ready: (u) => u.over.addEventListener("mouseleave", untip),
     },
@@ -24,18 +24,19 @@ const Charts = (() => {
       return lead === 1 || (tens.length < 3 && (lead === 2 || lead === 5)) ? short(v) : "";
     });
   };
-  function plot(where, height, data, series, { log, names, second, bands, secondLog } = {}) {
+  function plot(where, height, data, series, { log, names, second, bands, label, unit, value } = {}) {
     const grid = { stroke: css("--faint"), width: 1 }, soft = css("--soft");
     const axis = (more) => ({ stroke: soft, grid, ticks: { show: false }, size: 52, gap: 6, font: "12px system-ui, sans-serif", ...more });
     const scales = { x: { time: false }, y: log ? { distr: 3, log: 10, range: (u, lo, hi) => [lo * 0.8, hi * 1.25] } : {} };
-    if (second) scales.r = secondLog ? { distr: 3, log: 10 } : { range: (u, lo, hi) => [0, hi * 1.05 || 1] };
-    const yAxis = axis(log ? { values: ticks, space: 22 } : { values: (u, v) => v.map(short) });
-    const axes = [axis({ size: 30, space: 70 }), yAxis];
+    if (second) scales.r = { range: (u, lo, hi) => [0, hi * 1.05 || 1] };
+    if (value) scales.y = { range: (u, lo, hi) => [0, hi * 1.08 || 1] };
+    const yAxis = axis(log ? { values: ticks, space: 22 } : { values: (u, v) => v.map(value || short), size: value ? 66 : 52 });
+    const axes = [axis({ size: 30, space: 70, ...(unit ? { values: (u, v) => v.map((x) => (x ? unit(x) : "0")) } : {}) }), yAxis];
     if (second) axes.push(axis({ scale: "r", side: 1, grid: { show: false }, values: (u, v) => v.map(short) }));
     const u = new uPlot({
       width: where.clientWidth, height, scales, axes, bands, series: [{}, ...series],
-      legend: { show: false }, cursor: { sync: { key: "adjoint" }, points: { size: 6 }, drag: { x: true, y: false } },
-      plugins: [tooltip(names, "step")],
+      legend: { show: false }, cursor: { ...(unit ? {} : { sync: { key: "adjoint" } }), points: { size: 6 }, drag: { x: true, y: false } },
+      plugins: [tooltip(names, label, unit, value)],
     }, data, where);
     plots.push([u, where, height]);
   }
@@ -99,6 +100,7 @@ const Charts = (() => {
     legend($(".legend", section), items);
     plot($(".chart", section), 250, data, series, { log: logFits(s.grad_norm), names, second: rate });
   }
+  const tint = (colour, alpha) => colour + Math.round(alpha * 255).toString(16).padStart(2, "0");
   function fan(where, steps, rows, colour) { // the quantiles 5, 25, 50, 75 and 95 % over the steps
     where.replaceChildren();
     const data = [steps, ...[0, 1, 2, 3, 4].map((q) => rows.map((r) => (r ? r[q] : null)))];
@@ -107,10 +109,9 @@ const Charts = (() => {
     const least = all.reduce((m, v) => Math.min(m, v), Infinity); // zeros are drawn at the lower border
     if (log) for (const row of data.slice(1)) row.forEach((v, i) => { if (v != null && !(v > 0)) row[i] = least; });
     const line = (width, alpha) => ({ stroke: colour, width, alpha, points: { show: steps.length < 3, size: 5 } });
-    const shade = (alpha) => { const c = document.createElement("canvas").getContext("2d"); c.fillStyle = colour; const h = c.fillStyle; return h + Math.round(alpha * 255).toString(16).padStart(2, "0"); };
     plot(where, 190, data, [line(0.5, 0.4), line(0.5, 0.6), line(2, 1), line(0.5, 0.6), line(0.5, 0.4)], {
       log, names: ["5 %", "25 %", "median", "75 %", "95 %"],
-      bands: [{ series: [5, 1], fill: shade(0.14) }, { series: [4, 2], fill: shade(0.26) }],
+      bands: [{ series: [5, 1], fill: tint(colour, 0.14) }, { series: [4, 2], fill: tint(colour, 0.26) }],
     });
   }
   let chosen = -1;
@@ -145,10 +146,20 @@ const Charts = (() => {
     spread(D, i);
     document.dispatchEvent(new CustomEvent("chosen", { detail: i }));
   }
+  function memory(D) { // bytes of arrays over one step
+    const M = D.memory;
+    if (!M || M.time.length < 2) return;
+    const section = $("#memory"), colour = css("--a");
+    section.hidden = false;
+    $("h2 small", section).textContent = `arrays of one step: ${bytes(M.peak)} at the peak, held by ${M.holders.map(([name, size]) => `${name} ${bytes(size)}`).join(", ")}`;
+    plot($(".chart", section), 170, [M.time, M.bytes], [{ stroke: colour, width: 1.4, fill: tint(colour, 0.15), paths: uPlot.paths.stepped({ align: 1 }), points: { show: false } }], {
+      names: ["arrays"], label: "at", unit: micros, value: bytes,
+    });
+  }
   function all(D) {
     plots.forEach(([u]) => u.destroy());
     plots = [];
-    loss(D); norm(D); spread(D);
+    loss(D); norm(D); spread(D); memory(D);
   }
   addEventListener("resize", () => plots.forEach(([u, where, height]) => u.setSize({ width: where.clientWidth, height })));
   return { all, choose };
