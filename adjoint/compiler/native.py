@@ -65,6 +65,8 @@ class Native:
         self._make_tables()
         self.checks = [self._array(c) for c in flags]
         self.entry = self._make_entry()
+        self.order = [] if self.entry is None else [self.made[v.node.id] for v in self.results]
+        self.in_order = self.order == list(range(len(self.fresh)))
 
     # What leaves the program -------------------------------------------------------------------------
 
@@ -191,11 +193,11 @@ class Native:
 
     def __call__(self, *given: Any) -> tuple[Any, ...]:
         """Run the program."""
-        if self.entry is not None:
-            found = self.entry.call(*given)
-            if found is not NotImplemented:
-                return tuple([found[self.made[v.node.id]] for v in self.results])
-        with self.lock:
+        with self.lock:  # the arena is one for all calls
+            if self.entry is not None:
+                found = self.entry.call(*given)
+                if found is not NotImplemented:
+                    return found if self.in_order else tuple([found[k] for k in self.order])
             return self._run(given)
 
     def _run(self, given: Sequence[Any]) -> tuple[Any, ...]:

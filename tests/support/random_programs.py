@@ -1,0 +1,124 @@
+"""Random programs over arrays of all shape classes and dtypes, for compilers to agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import adjoint as ad
+
+SHAPES = [
+    (),
+    (1,),
+    (3,),
+    (16,),
+    (33,),
+    (4, 1),
+    (7, 5),
+    (1, 8),
+    (0, 3),
+    (2, 3, 17),
+    (5, 1, 4),
+    (3, 40),
+    (64, 9),
+]
+FLOATS = ("f4", "f8")
+
+UNARY: list[Callable[[Any], Any]] = [
+    ad.tanh, ad.exp, ad.sin, ad.abs, ad.relu, ad.sqrt, ad.square, ad.sigmoid, ad.floor, ad.sign,
+    lambda x: -x, lambda x: ad.log(ad.abs(x) + 0.5), lambda x: 1 / (1 + x * x), lambda x: ad.where(x > 0, x, 0.25 * x),
+    lambda x: ad.isnan(x), lambda x: x * 2 - 1,
+]  # fmt: skip
+BINARY: list[Callable[[Any, Any], Any]] = [
+    ad.add, ad.subtract, ad.multiply, ad.maximum, ad.minimum, lambda a, b: a / (1 + b * b), lambda a, b: a < b,
+    lambda a, b: ad.where(a > b, a, b), ad.hypot, ad.copysign,
+]  # fmt: skip
+REDUCED = [ad.sum, ad.mean, ad.max, ad.min, ad.logsumexp, ad.var]
+
+
+def number(x: Any) -> Any:
+    """Return floats; integers and booleans become float64."""
+    return x if x.dtype.kind == "f" else x.astype(np.float64)
+
+
+def arrays(rng: Any, count: int) -> list[Any]:
+    """Return arrays of random shapes, dtypes and memory orders, some with special values."""
+    found = []
+    for _ in range(count):
+        shape = SHAPES[rng.integers(len(SHAPES))]
+        kind = ("f4", "f4", "f8", "i8", "i4", "?")[rng.integers(6)]
+        a = rng.normal(size=shape) * 2
+        a = (a > 0) if kind == "?" else a.astype(kind)
+        if kind in FLOATS and a.size and rng.random() < 0.2:
+            a = np.array(a)
+            a.reshape(-1)[rng.integers(a.size)] = (np.nan, np.inf, -np.inf, -0.0)[rng.integers(4)]
+        if a.ndim > 1 and rng.random() < 0.3:
+            a = np.asfortranarray(a) if rng.random() < 0.5 else a[::-1]
+        found.append(a)
+    return found
+
+
+def program(rng: Any, length: int) -> Callable[..., list[Any]]:
+    """Return a function of tensors that applies random ops; the choices are fixed by the generator."""
+    choices = rng.integers(0, 1 << 30, size=(length, 6))
+
+    def run(*given: Any) -> list[Any]:
+        values = list(given)
+        for kind, i, j, k, m, n in choices:
+            a, b = values[i % len(values)], values[j % len(values)]
+            made = step(int(kind) % 10, a, b, int(k), int(m), int(n))
+            if made is not None and made.size < 4000:
+                values.append(made)
+        return values[len(given) :] or [values[0] * 1]
+
+    return run
+
+
+def step(kind: int, a: Any, b: Any, k: int, m: int, n: int) -> Any:
+    """Apply one op, or none if it does not fit."""
+    if kind < 3:
+        f = UNARY[k % len(UNARY)]
+        return f(number(a))
+    if kind < 6:
+        try:
+            np.broadcast_shapes(a.shape, b.shape)
+        except ValueError:
+            return None
+        return BINARY[k % len(BINARY)](number(a), number(b))
+    if kind == 6 and a.ndim and a.size:
+        axis = None if m % 4 == 0 else m % a.ndim
+        return REDUCED[k % len(REDUCED)](number(a), axis=axis, keepdims=bool(n % 2))
+    if kind == 7:
+        return moved(a, b, k, m, n)
+    if kind == 8 and a.ndim >= 2 and b.ndim >= 2 and a.size and b.size:
+        return ad.matmul(number(a), ad.swapaxes(number(b), -1, -2)) if fits(a, b) else None
+    if kind == 9 and a.ndim and a.size:
+        return ad.take(a, np.array([m % a.shape[0], 0, -1]), axis=0)
+    return None
+
+
+def fits(a: Any, b: Any) -> bool:
+    try:
+        np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except ValueError:
+        return False
+    return bool(a.shape[-1] == b.shape[-1])
+
+
+def moved(a: Any, b: Any, k: int, m: int, n: int) -> Any:
+    """Rearrange the elements."""
+    if k % 6 == 0:
+        return ad.reshape(a, (a.size,))
+    if not a.ndim:
+        return None
+    if k % 6 == 1:
+        return ad.moveaxis(a, m % a.ndim, n % a.ndim)
+    if k % 6 == 2:
+        return a[(slice(None),) * (m % a.ndim) + (slice(None, None, -1),)]
+    if k % 6 == 3:
+        return a[..., n % 2 :: 2]
+    if k % 6 == 4:
+        return ad.concat([a, a * 1 if a.dtype != bool else a], axis=m % a.ndim)
+    return a[(..., None)] if a.ndim < 3 else a[0] if a.shape[0] else None
