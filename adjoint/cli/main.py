@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = options.run(options)
         return status
     except (InputError, ArgumentError) as error:
-        print(f"adjoint {options.command}: {error}", file=sys.stderr)
+        text = str(error).removeprefix(f"{options.command}: ")
+        print(f"adjoint {options.command}: {text}", file=sys.stderr)
         return 2
     except AdjointError as error:
         print(f"adjoint: {error}", file=sys.stderr)

@@ -560,8 +560,8 @@ def test_bench_outside_of_a_clone_says_what_to_do(
     monkeypatch.chdir(tmp_path)
     installed = types.SimpleNamespace(__file__=str(tmp_path / "site-packages/adjoint/__init__.py"))
     monkeypatch.setattr(cli, "adjoint", installed)
-    assert cli.main(["bench"]) == 1
+    assert cli.main(["bench"]) == 2
     assert capsys.readouterr().err == (
-        "adjoint: bench: the benchmarks are not part of the installed package.\n"
+        "adjoint bench: the benchmarks are not part of the installed package.\n"
         "  Clone the repository, pip install -e '.[bench,oracle]', and run this there.\n"
     )
