@@ -247,8 +247,12 @@ def _memory(captured: Captured) -> dict[str, Any] | None:
     every = -(-len(memory.curve) // 1500)
     points = memory.curve[::every]
     return {
-        "time": [round((t - began) * 1e6, 1) for t, _ in points],
-        "bytes": [size for _, size in points],
+        "time": [
+            0.0,
+            *(round((t - began) * 1e6, 1) for t, _ in points),
+            round(span(captured.events) * 1e6, 1),
+        ],
+        "bytes": [0, *(size for _, size in points), points[-1][1]],
         "peak": memory.peak,
         "holders": holders_of(memory)[:4],
     }

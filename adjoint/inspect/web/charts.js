@@ -161,8 +161,9 @@ const Charts = (() => {
     plots = [];
     loss(D); norm(D); spread(D); memory(D);
   }
-  addEventListener("resize", () => plots.forEach(([u, where, height]) => u.setSize({ width: where.clientWidth, height })));
-  return { all, choose };
+  const resize = () => plots.forEach(([u, where, height]) => { if (u.width !== where.clientWidth) u.setSize({ width: where.clientWidth, height }); });
+  addEventListener("resize", resize);
+  return { all, choose, resize };
 })();
 
 // The heat strip: one row per parameter, one column per recorded step.

@@ -7,7 +7,7 @@
   const [mistakes, rest] = document.querySelectorAll("#says ul");
   mistakes.replaceChildren(...D.says.filter((s) => s[0] === "bad").map(say));
   rest.replaceChildren(...D.says.filter((s) => s[0] !== "bad").map(say));
-  const draw = () => { Charts.all(D); Heat.draw(D); GraphView.show(D); Times.table(D); Times.line(D); Times.windows(D); };
+  const draw = () => { Charts.all(D); Heat.draw(D); GraphView.show(D); Charts.resize(); Times.table(D); Times.line(D); Times.windows(D); };
   const dark = (on) => document.documentElement.classList.toggle("dark", on);
   dark(matchMedia("(prefers-color-scheme: dark)").matches);
   const turn = () => { dark(); draw(); };
