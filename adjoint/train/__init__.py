@@ -14,6 +14,7 @@ from adjoint.train.checkpoint import Checkpoints
 from adjoint.train.compose import ComposedLoss, compose
 from adjoint.train.data import DataLoader, Padded, pad_collate, stack_collate
 from adjoint.train.history import History
+from adjoint.train.loggers import MLflowLog, TensorBoardLog, WandbLog
 from adjoint.train.trainer import Trainer
 
 __all__ = [
@@ -27,9 +28,12 @@ __all__ = [
     "GradientFlow",
     "History",
     "JSONLog",
+    "MLflowLog",
     "NonFiniteGuard",
     "Padded",
+    "TensorBoardLog",
     "Trainer",
+    "WandbLog",
     "compose",
     "pad_collate",
     "stack_collate",

@@ -42,6 +42,8 @@ class Callback:
     ...         print(trainer.epoch, logs["loss"])
     """
 
+    writes = True  # whether this rank writes files; False on ranks other than the first
+
     def before_update(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
         """Run before each update, when ``p.grad`` of each parameter is the clipped gradient of the batch.
 
@@ -300,8 +302,6 @@ class BestCheckpoint(_Monitor):
 
 class Log(Callback, ABC):
     """Base class of log files with a line per step or per epoch."""
-
-    writes = True  # False on ranks other than the first
 
     def __init__(self, path: str | os.PathLike[str], every: str = "epoch") -> None:
         if every not in ("epoch", "step"):

@@ -24,7 +24,6 @@ from adjoint.grads.slots import drop
 from adjoint.nn.module import Module
 from adjoint.random import Generator
 from adjoint.train.averages import Averages
-from adjoint.train.callbacks import Log
 from adjoint.train.compose import ComposedLoss, TermNorms
 from adjoint.train.data import DataLoader, Share
 from adjoint.train.weighing import count, loss_of
@@ -74,8 +73,7 @@ class RankLoop:
         }  # fmt: skip
         check_same(group, "Trainer", others, facts)
         for callback in trainer.callbacks:
-            if isinstance(callback, Log):
-                callback.writes = group.rank == 0
+            callback.writes = group.rank == 0
 
     @contextmanager
     def fitting(self) -> Iterator[None]:

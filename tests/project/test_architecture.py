@@ -54,7 +54,7 @@ ALLOWED["__main__"] = {"cli"}
 
 # Imports inside functions, with the reason: optional libraries and nothing else.
 HIDDEN_ALLOWED = set(
-    "scipy hypothesis safetensors rich matplotlib threadpoolctl ml_dtypes torch sklearn mpi4py llvmlite".split()
+    "scipy hypothesis safetensors rich matplotlib threadpoolctl ml_dtypes torch sklearn mpi4py llvmlite tensorboard mlflow wandb".split()
 )
 
 for _below in ALLOWED.values():

@@ -1,0 +1,147 @@
+"""Callbacks that write the logged numbers to other tools: TensorBoard, MLflow, Weights & Biases."""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from adjoint.errors import ArgumentError, MissingExtraError
+from adjoint.train.callbacks import Callback
+
+if TYPE_CHECKING:
+    from adjoint.train.trainer import Trainer
+
+__all__ = ["MLflowLog", "TensorBoardLog", "WandbLog"]
+
+
+class _Tracker(Callback, ABC):
+    """Base class: numbers go to ``_send`` per epoch or per step, with the number of the step."""
+
+    def __init__(self, every: str = "epoch") -> None:
+        if every not in ("epoch", "step"):
+            raise ArgumentError(f"every must be 'epoch' or 'step', not {every!r}.")
+        self.every = every
+
+    def on_step(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
+        """Send the numbers of a step."""
+        if self.every == "step" and self.writes:
+            self._send({k: float(v) for k, v in logs.items()}, trainer.step)
+
+    def on_epoch(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
+        """Send the numbers of an epoch."""
+        if self.writes and (self.every == "epoch" or any(k.startswith("val_") for k in logs)):
+            new = logs if self.every == "epoch" else {k: v for k, v in logs.items() if k.startswith("val_")}
+            self._send({k: float(v) for k, v in new.items()}, trainer.step)
+
+    def identity(self) -> dict[str, Any]:
+        """Return the interval."""
+        return {"every": self.every}
+
+    @abstractmethod
+    def _send(self, numbers: dict[str, float], step: int) -> None:
+        """Send numbers of one step."""
+
+
+class TensorBoardLog(_Tracker):
+    """Write event files that TensorBoard shows.  Needs the extra ``tensorboard``.
+
+    Parameters
+    ----------
+    directory : path
+        The directory of the event files; each run writes a new file.
+    every : {"epoch", "step"}
+        Whether numbers are written after each epoch or after each step.
+
+    Raises
+    ------
+    MissingExtraError
+        If tensorboard is not installed.
+
+    Examples
+    --------
+    >>> from adjoint import train
+    >>> log = train.TensorBoardLog("runs/first")
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], every: str = "epoch") -> None:
+        super().__init__(every)
+        self.directory = directory
+        self._writer: Any = None
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError:
+            raise MissingExtraError("TensorBoardLog", "tensorboard", "tensorboard") from None
+        self._event, self._summary, self._open = event_pb2.Event, summary_pb2.Summary, EventFileWriter
+
+    def identity(self) -> dict[str, Any]:
+        """Return the directory and the interval."""
+        return {"path": os.path.realpath(self.directory), **super().identity()}
+
+    def on_end(self, trainer: Trainer) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _send(self, numbers: dict[str, float], step: int) -> None:
+        if self._writer is None:
+            self._writer = self._open(os.fspath(self.directory))
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
+        event = self._event(wall_time=time.time(), step=step, summary=self._summary(value=values))
+        self._writer.add_event(event)
+
+
+class MLflowLog(_Tracker):
+    """Log numbers to the active run of MLflow.  Needs the package mlflow.
+
+    Parameters
+    ----------
+    every : {"epoch", "step"}
+        Whether numbers are logged after each epoch or after each step.
+
+    Raises
+    ------
+    MissingExtraError
+        If mlflow is not installed.
+    """
+
+    def __init__(self, every: str = "epoch") -> None:
+        super().__init__(every)
+        try:
+            import mlflow
+        except ImportError:
+            raise MissingExtraError("MLflowLog", "mlflow", "mlflow") from None
+        self._log = mlflow.log_metrics
+
+    def _send(self, numbers: dict[str, float], step: int) -> None:
+        self._log(numbers, step=step)
+
+
+class WandbLog(_Tracker):
+    """Log numbers to the active run of Weights & Biases (``wandb.init``).  Needs the package wandb.
+
+    Parameters
+    ----------
+    every : {"epoch", "step"}
+        Whether numbers are logged after each epoch or after each step.
+
+    Raises
+    ------
+    MissingExtraError
+        If wandb is not installed.
+    """
+
+    def __init__(self, every: str = "epoch") -> None:
+        super().__init__(every)
+        try:
+            import wandb
+        except ImportError:
+            raise MissingExtraError("WandbLog", "wandb", "wandb") from None
+        self._log = wandb.log
+
+    def _send(self, numbers: dict[str, float], step: int) -> None:
+        self._log(numbers, step=step)
