@@ -22,7 +22,7 @@ __all__ = ["MPIGroup", "world"]
 Array = ndarray[Any, Any]
 
 SLOT = 1 << 11  # bytes that an exchange sends in its first round
-HALVING = 128  # ranks from which a sum by recursive halving has less latency than alltoall
+HALVING = 32  # ranks from which a sum by recursive halving has much less latency than alltoall
 GRACE = 1.0  # seconds for calls that a rank made before it left the program
 PARTING = 5.0  # seconds in which all ranks must end after a failure; those that still compute are stopped
 ANSWER = 0.5  # seconds in which a rank tells where it waits

@@ -64,11 +64,17 @@ COSTLY_SIZE = 1 << 18
 _local = threading.local()
 
 
+# How MPICH and Open MPI tell a process the number of ranks on its machine.
+_LOCAL_RANKS = [os.environ.get(name, "") for name in ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")]
+RANKS_HERE = next((int(text) for text in _LOCAL_RANKS if text.isdigit() and int(text)), 1)
+
+
 def processors() -> int:
-    """Return how many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return how many processors this process may use; several ranks on a machine share them out."""
+    whole = os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else whole
+    # fewer than the machine has: a launcher may have bound the rank to them
+    return allowed if RANKS_HERE == 1 or allowed < whole else max(1, whole // RANKS_HERE)
 
 
 def threads_for(size: int, least: int, *, ending: Callable[[], bool] = sys.is_finalizing) -> int:

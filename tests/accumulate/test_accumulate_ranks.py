@@ -309,25 +309,44 @@ def test_frozen_parameters_take_part_later() -> None:
     assert distributed.simulate(2, work) == [([0.0, 0.0], [0.75, 0.75])] * 2
 
 
-def test_gradients_of_compiled_steps() -> None:
-    x = np.arange(12.0).reshape(4, 3)
+@pytest.mark.usefixtures("small_buckets")
+@pytest.mark.parametrize("kind", ["eager", "loss", "step"])
+def test_gradients_of_compiled_functions(kind: str) -> None:
+    """A compiled loss, whose gradients leave early, and a compiled step with its backward."""
+    x = np.random.default_rng(0).standard_normal((8, 9))
 
-    def work(group: Group, compiled: bool) -> bytes:
-        w = ad.tensor(np.ones((3, 2)), requires_grad=True)
-        function = lambda w, x: ((x @ w).tanh() ** 2).mean()
-        function = ad.compile(function) if compiled else function
-        acc = ad.GradientAccumulator([w], accumulation_steps=1, group=group)
-        optimizer = optim.SGD([w], lr=0.5)
-        for _ in range(3):
-            part = x[2 * group.rank : 2 * group.rank + 2]
-            with acc.micro_batch(weight=2) as block:
-                block.backward(function(w, ad.asarray(part)))
+    def work(group: Group) -> Any:
+        model = nn.Sequential(nn.Linear(9, 12, rng=0), nn.Tanh(), nn.Linear(12, 1, rng=1)).astype(np.float64)
+        loss = lambda part: (model(part) ** 2).mean()
+        function = ad.compile(loss) if kind == "loss" else loss
+
+        def backward(part: Any) -> None:
+            loss(part).backward()
+
+        step = ad.compile(backward) if kind == "step" else None
+        acc = ad.GradientAccumulator(model, accumulation_steps=1, group=group, max_grad_norm=0.1)
+        optimizer = optim.SGD(model.parameters(), lr=0.5)
+        for _ in range(4):
+            part = ad.asarray(x[4 * group.rank : 4 * group.rank + 4])
+            with acc.micro_batch(weight=4) as block:
+                if step is not None:
+                    step(part)
+                else:
+                    block.backward(function(part))
             acc.apply(optimizer)
-        return w.numpy().tobytes()
+        return [p.numpy() for p in model.parameters()]
 
-    expected = np.frombuffer(distributed.simulate(2, lambda g: work(g, False))[0])
-    for found in distributed.simulate(2, lambda g: work(g, True)):
-        np.testing.assert_allclose(np.frombuffer(found), expected, rtol=1e-13)
+    found = distributed.simulate(2, work)
+    model = nn.Sequential(nn.Linear(9, 12, rng=0), nn.Tanh(), nn.Linear(12, 1, rng=1)).astype(np.float64)
+    optimizer = optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(4):
+        optimizer.zero_grad()
+        (model(ad.asarray(x)) ** 2).mean().backward()
+        ad.clip_grad_norm(model.parameters(), 0.1)
+        optimizer.step()
+    for weights in found:
+        for a, p in zip(weights, model.parameters(), strict=True):
+            np.testing.assert_allclose(a, p.numpy(), rtol=1e-12, atol=1e-15)
 
 
 def test_mistakes() -> None:

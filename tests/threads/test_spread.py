@@ -450,3 +450,12 @@ def test_a_costly_function_tells_of_errors_in_its_threads(large_from_3000):
     x[4000] = -1.0
     with np.errstate(invalid="raise"), pytest.raises(FloatingPointError):
         mechanism.function_in_pieces(np.log, x)
+
+
+def test_ranks_on_one_machine_share_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mechanism, "RANKS_HERE", 3)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert processors() == 2
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)  # bound by the launcher
+    assert processors() == 3
