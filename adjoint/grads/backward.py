@@ -76,7 +76,8 @@ def seed_of(root: Any, gradient: Any, name: str = "backward()", argument: str = 
             f"{name} was called on a tensor of shape {root.shape} that does not require grad.\n"
             "  Nothing it was computed from requires grad, or it was computed under no_grad() or only "
             "through ops without a gradient\n  (comparisons, argmax, integers).  Set "
-            "requires_grad=True on the inputs before computing it."
+            "requires_grad=True on the inputs before computing it.\n"
+            "  ad.inspect.explain(function) names the line where the graph ends."
         )
     if gradient is None:
         data = root._data

@@ -14,7 +14,7 @@ from adjoint.core.tensor import Tensor, wrap, writes
 from adjoint.errors import AdjointError, InputError, NoGradientError
 from adjoint.grads.backward import backward
 from adjoint.inspect.causes import Finding, findings_of
-from adjoint.inspect.names import Names, in_frame, of_function
+from adjoint.inspect.names import Names, in_block, of_function
 from adjoint.inspect.watch import Watch
 from adjoint.optim import Optimizer
 from adjoint.transforms.rerun import Generators
@@ -113,8 +113,10 @@ class Explanation:
         self._optimizers = [o for o in (optimizer,) if o is not None]
         self._watch = Watch(values=True, memory=False)
         self._quiet = np.errstate(all="ignore")
+        self._line = 0
 
     def __enter__(self) -> Explanation:
+        self._line = sys._getframe(1).f_lineno
         self._quiet.__enter__()
         self._watch.__enter__()
         return self
@@ -123,8 +125,9 @@ class Explanation:
         self._watch.__exit__(kind, error, trace)
         self._quiet.__exit__(kind, error, trace)
         frame = sys._getframe(1)
-        names = Names(self._given, in_frame(frame) if self._given is None else {})
-        optimizers = self._named_optimizers(in_frame(frame))
+        variables = in_block(frame, self._line)
+        names = Names(self._given, variables if self._given is None else {})
+        optimizers = self._named_optimizers(variables)
         self._conclude(names, optimizers, None, {**frame.f_globals, **frame.f_locals})
         if isinstance(error, AdjointError) and self.findings:
             error.add_note(str(self))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import linecache
 from collections.abc import Callable, Iterable, Mapping
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
@@ -12,7 +14,7 @@ from adjoint.core.node import LEAF, Node
 from adjoint.core.tensor import Tensor
 from adjoint.nn.module import Module
 
-__all__ = ["Names", "in_frame", "listed", "of_function"]
+__all__ = ["Names", "in_block", "listed", "of_function"]
 
 
 class Names:
@@ -115,18 +117,31 @@ def of_function(
     found.update(kwargs)
     owner = found.get("self")
     if owner is not None and not isinstance(owner, (Module, Tensor)):
-        held = {f"self.{k}": v for k, v in getattr(owner, "__dict__", {}).items()}
+        attributes = getattr(owner, "__dict__", {})
+        held = {f"self.{k}": v for k, v in attributes.items() if not k.startswith("_")}
         found.update(held)
     return found
 
 
-def in_frame(frame: FrameType) -> dict[str, Any]:
-    """Return the variables that the code of a frame names."""
-    code = frame.f_code
+def in_block(frame: FrameType, line: int) -> dict[str, Any]:
+    """Return the variables that the ``with`` block at a line of a frame names; none without its source."""
+    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    try:
+        parsed = ast.parse("".join(lines))
+    except (SyntaxError, ValueError):  # a cell with magic commands, or no source
+        return {}
+    blocks = [
+        node
+        for node in ast.walk(parsed)
+        if isinstance(node, (ast.With, ast.AsyncWith)) and node.lineno <= line <= node.body[0].lineno
+    ]
+    if not blocks:
+        return {}
+    block = max(blocks, key=lambda node: node.lineno)
+    names = {node.id for part in block.body for node in ast.walk(part) if isinstance(node, ast.Name)}
     local = frame.f_locals
-    names = [*code.co_varnames, *code.co_cellvars, *code.co_freevars, *_named(code)]
     found: dict[str, Any] = {}
-    for name in names:
+    for name in sorted(names):
         if name in local:
             found[name] = local[name]
         elif name in frame.f_globals:

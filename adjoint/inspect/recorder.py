@@ -30,7 +30,7 @@ __all__ = ["Captured", "Recorder", "span"]
 
 QUANTILES = (5, 25, 50, 75, 95)
 SAMPLE = 20_000  # elements of which quantiles are taken
-TIMED = 3  # steps that are timed after one that is watched
+TIMED = 6  # steps that are timed after one that is watched
 
 
 class Captured:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import adjoint as ad
-from adjoint import errors, nn, optim
+from adjoint import errors, nn, optim, train
 from adjoint.inspect import explain
 
 F = nn.functional
@@ -368,6 +368,32 @@ def test_a_block_explains_a_whole_step():
         optimizer.step()
     assert [f.kind for f in why] == ["detached"]
     assert "hidden = " in str(why)
+
+
+def test_a_block_is_about_what_it_names():
+    model, other = net(), net()
+    theirs = optim.SGD(other.parameters(), lr=0.1)
+    with explain() as why:
+        F.cross_entropy(model(X), Y).backward()
+    assert not why, str(why)
+    with explain() as why:
+        theirs.zero_grad()
+        F.cross_entropy(model(X), Y).backward()
+    assert [f.kind for f in why] == ["replaced"]
+    with explain() as outer:
+        with explain() as inner:
+            F.cross_entropy(model(X), Y).backward()
+        F.cross_entropy(model[2](model[1](model[0](X)).detach()), Y).backward()
+    assert not inner and [f.kind for f in outer] == ["detached"]
+
+
+def test_the_step_of_a_trainer_is_explained():
+    model = net()
+    with ad.no_grad():
+        model[0].bias[...] = -100.0
+    trainer = train.Trainer(model, F.cross_entropy, optim.SGD(model.parameters(), lr=0.0), progress=False)
+    why = explain(trainer.train_step, (X.numpy(), Y.numpy()))
+    assert why.findings[0].kind == "dead" and why.findings[0].parameters == ["0.weight", "0.bias", "2.weight"]
 
 
 def test_an_error_in_a_block_gets_the_sentences_as_a_note():

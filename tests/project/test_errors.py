@@ -187,7 +187,8 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
         """\
         backward() was called on a tensor of shape (1,) that does not require grad.
           Nothing it was computed from requires grad, or it was computed under no_grad() or only through ops without a gradient
-          (comparisons, argmax, integers).  Set requires_grad=True on the inputs before computing it.""",
+          (comparisons, argmax, integers).  Set requires_grad=True on the inputs before computing it.
+          ad.inspect.explain(function) names the line where the graph ends.""",
     ),
     "a gradient of the wrong shape": (
         ValueError,
