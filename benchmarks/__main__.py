@@ -67,7 +67,9 @@ def not_installed() -> str:
         for tool, whose in (("g++", "for torch.compile"), ("clang", "for tinygrad"))
         if shutil.which(tool) is None
     ]
-    lines = [f"not installed: {', '.join(found)}: pip install -e '.[bench,oracle]'"] if found else []
+    lines = (
+        [f"not installed: {', '.join(found)}: pip install -e . --group bench --group oracle"] if found else []
+    )
     return "\n".join(lines + ([f"not installed: {', '.join(tools)}"] if tools else []))
 
 

@@ -193,7 +193,7 @@ def _bench(arguments: list[str]) -> None:
     else:
         raise InputError(
             "bench: the benchmarks are not part of the installed package.\n"
-            "  Clone the repository, pip install -e '.[bench,oracle]', and run this there."
+            "  Clone the repository, pip install -e . --group bench --group oracle, and run this there."
         )
     sys.path.insert(0, clone)
     sys.argv = ["benchmarks", *arguments]

@@ -19,7 +19,7 @@ try:
     from hypothesis import strategies as st
     from hypothesis.extra import numpy as hnp
 except ImportError:
-    raise MissingExtraError("adjoint.testing.strategies", "hypothesis", "test") from None
+    raise MissingExtraError("adjoint.testing.strategies", "hypothesis", "testing") from None
 
 __all__ = ["Instruction", "Program", "arrays", "broadcastable_shapes", "programs", "shapes"]
 

@@ -530,7 +530,7 @@ def test_bench_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
     )
     monkeypatch.setattr(bench.shutil, "which", lambda tool: None if tool == "clang" else tool)
     assert bench.not_installed() == (
-        "not installed: jax, mlx: pip install -e '.[bench,oracle]'\nnot installed: clang (for tinygrad)"
+        "not installed: jax, mlx: pip install -e . --group bench --group oracle\nnot installed: clang (for tinygrad)"
     )
     monkeypatch.undo()
 
@@ -563,5 +563,5 @@ def test_bench_outside_of_a_clone_says_what_to_do(
     assert cli.main(["bench"]) == 2
     assert capsys.readouterr().err == (
         "adjoint bench: the benchmarks are not part of the installed package.\n"
-        "  Clone the repository, pip install -e '.[bench,oracle]', and run this there.\n"
+        "  Clone the repository, pip install -e . --group bench --group oracle, and run this there.\n"
     )

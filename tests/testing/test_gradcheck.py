@@ -223,7 +223,7 @@ def test_without_hypothesis_the_message_names_the_extra():
         "except ad.errors.MissingExtraError as error: print(error)"
     )
     assert out.strip() == (
-        "adjoint.testing.strategies needs hypothesis.  Install it with: pip install 'adjoint-ad[test]'"
+        "adjoint.testing.strategies needs hypothesis.  Install it with: pip install 'adjoint-ad[testing]'"
     )
 
 
