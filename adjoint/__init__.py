@@ -61,10 +61,12 @@ from adjoint.ops import (
     piecewise,
     products,
     reduce,
-    scan,
     selection,
     shape,
     special,
+)
+from adjoint.ops import (
+    scan as scans,
 )
 from adjoint.ops.arrange import *
 from adjoint.ops.compare import *
@@ -102,6 +104,7 @@ if TYPE_CHECKING:
     from adjoint.transforms.forward import jvp, linearize
     from adjoint.transforms.function_class import Function
     from adjoint.transforms.implicit import fixed_point, root
+    from adjoint.transforms.loops import cond, fori_loop, map, scan, while_loop
     from adjoint.transforms.matrix import hessian, hvp, jacfwd, jacobian, jacrev
     from adjoint.transforms.recompute import checkpoint, checkpoint_sequential, saved_tensors_hooks
     from adjoint.transforms.reverse import grad, value_and_grad, vjp
@@ -133,6 +136,7 @@ __all__ = [
     "clip_grad_norm",
     "clip_grad_norm_by_group",
     "clip_grad_value",
+    "cond",
     "config",
     "custom_jvp",
     "custom_vjp",
@@ -143,6 +147,7 @@ __all__ = [
     "fft",
     "from_dlpack",
     "fixed_point",
+    "fori_loop",
     "get_default_dtype",
     "global_norm",
     "grad",
@@ -164,12 +169,14 @@ __all__ = [
     "jvp",
     "linearize",
     "load",
+    "map",
     "no_grad",
     "random",
     "optim",
     "root",
     "save",
     "saved_tensors_hooks",
+    "scan",
     "set_default_dtype",
     "set_grad_enabled",
     "sparse_gradient",
@@ -185,6 +192,7 @@ __all__ = [
     "vjp",
     "compile",
     "vmap",
+    "while_loop",
     *array_api.__all__,
     *arrange.__all__,
     *compare.__all__,
@@ -199,13 +207,13 @@ __all__ = [
     *piecewise.__all__,
     *products.__all__,
     *reduce.__all__,
-    *scan.__all__,
+    *scans.__all__,
     *selection.__all__,
     *shape.__all__,
 ]
 
 del _notebook, _numpy_protocols, array_api, arrange, compare, complex_parts, contraction, create, elementwise
-del fused, index, join, nan_quantiles, order, piecewise, products, reduce, scan, selection, shape
+del fused, index, join, nan_quantiles, order, piecewise, products, reduce, scans, selection, shape
 
 keep_freed_memory()
 relocate_numpy_warnings()
@@ -246,6 +254,11 @@ _LATER = {
     "linearize": "adjoint.transforms.forward",
     "fixed_point": "adjoint.transforms.implicit",
     "root": "adjoint.transforms.implicit",
+    "cond": "adjoint.transforms.loops",
+    "fori_loop": "adjoint.transforms.loops",
+    "map": "adjoint.transforms.loops",
+    "scan": "adjoint.transforms.loops",
+    "while_loop": "adjoint.transforms.loops",
     "hessian": "adjoint.transforms.matrix",
     "hvp": "adjoint.transforms.matrix",
     "jacfwd": "adjoint.transforms.matrix",

@@ -354,6 +354,10 @@ class Trace:
             )
         return owner if kind == "array" else owner()
 
+    def scan(self, body: Any, carry: Any, count: int, reverse: bool) -> tuple[Any, Any] | None:
+        """Return the result of a loop whose body is traced once; None if it must be unrolled."""
+        return None
+
     # Updates and other actions at the end of a call ------------------------------------------------
 
     def guard(self, what: str, read: Callable[[], Any]) -> None:

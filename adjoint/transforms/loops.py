@@ -1,0 +1,589 @@
+"""Loops and choices with the meaning of JAX's: ``scan``, ``fori_loop``, ``while_loop``, ``cond``, ``map``.
+
+They are plain Python loops on tensors, so that every transform goes through them.  Inside ``vmap`` a
+condition that differs between the elements of the batch is a mask.  Inside ``ad.compile`` the trace may run
+the body once (``Trace.scan``); otherwise the loop is unrolled.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Never
+
+import numpy as np
+
+from adjoint import tree
+from adjoint.config import get_default_dtype, no_grad, special
+from adjoint.core.convert import asarray
+from adjoint.core.lifted import Lifted, tracing
+from adjoint.core.tensor import Tensor, held, note_reading, tracked, unknown
+from adjoint.errors import (
+    ArgumentError,
+    ConvergenceError,
+    DTypeError,
+    InputError,
+    NoGradientError,
+    ShapeError,
+    TransformError,
+)
+from adjoint.ops.complex_parts import astype
+from adjoint.ops.join import concat, stack, unstack
+from adjoint.ops.piecewise import where
+from adjoint.transforms.calls import ForwardRule, apply
+from adjoint.transforms.inputs import as_function, name_of
+from adjoint.transforms.recompute import checkpoint as checkpointed
+from adjoint.typing import Tree
+
+__all__ = ["Body", "cond", "fori_loop", "map", "scan", "while_loop"]
+
+
+def scan(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Tree,
+    xs: Tree = None,
+    length: int | None = None,
+    reverse: bool = False,
+    *,
+    checkpoint: bool | int = False,
+) -> tuple[Any, Any]:
+    """Apply ``carry, y = f(carry, x)`` to each row of ``xs``; return the last carry and the stacked ``y``.
+
+    Parameters
+    ----------
+    f : callable
+        The body.  The carry that it returns has the structure, shapes and dtypes of the one that it gets.
+    init : tree of tensors, arrays and numbers
+        The first carry.  Python numbers take the dtype that the body gives them.
+    xs : tree of tensors and arrays, optional
+        What the loop goes over: the first axis of each leaf.
+    length : int, optional
+        The number of steps; needed only without ``xs``.
+    reverse : bool
+        Whether the loop goes from the last row to the first.  ``y`` of a row stays at its place.
+    checkpoint : bool or int
+        Whether the backward runs the steps again, so that memory grows with the square root of the number of
+        steps.  A number is the number of steps that are kept together.
+
+    Returns
+    -------
+    tuple
+        The last carry, and the tree of ``y`` with an axis for the steps in front.
+
+    Raises
+    ------
+    ShapeError, DTypeError, InputError
+        If the body returns another carry than it got, or the rows do not match.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> total, sums = ad.scan(lambda c, x: (c + x, c + x), 0.0, ad.tensor([1.0, 2.0, 3.0]))
+    >>> total.item(), sums.tolist()
+    (6.0, [1.0, 3.0, 6.0])
+    """
+    leaves, structure = tree.flatten(xs)
+    rows = [_rows(k, leaf) for k, leaf in enumerate(leaves)]
+    body = Body("scan", as_function("scan", f), rows, structure)
+    return _scan(body, body.start(init), _count(rows, length), reverse, checkpoint)
+
+
+def map(f: Callable[[Any], Any], xs: Tree, *, checkpoint: bool | int = False) -> Any:
+    """Apply ``f`` to each row of ``xs``, one after the other; return the stacked results.
+
+    ``ad.vmap(f)(xs)`` computes the same at once, with more memory.
+
+    Parameters
+    ----------
+    f : callable
+        A function of one row.
+    xs : tree of tensors and arrays
+        What the loop goes over: the first axis of each leaf.
+    checkpoint : bool or int
+        As in ``scan``.
+
+    Returns
+    -------
+    tree of tensors
+        The results, with an axis for the rows in front.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.map(lambda x: x.sum(), ad.tensor([[1.0, 2.0], [3.0, 4.0]])).tolist()
+    [3.0, 7.0]
+    """
+    as_function("map", f)
+    return scan(lambda carry, x: (carry, f(x)), (), xs, checkpoint=checkpoint)[1]
+
+
+def fori_loop(
+    lower: int,
+    upper: int,
+    body_fun: Callable[[Any, Any], Any],
+    init_val: Tree,
+    *,
+    checkpoint: bool | int = False,
+) -> Any:
+    """Apply ``val = body_fun(i, val)`` for ``i`` from ``lower`` up to, but not including, ``upper``.
+
+    Parameters
+    ----------
+    lower, upper : int
+        The range of ``i``.
+    body_fun : callable
+        The body.  It returns a value with the structure, shapes and dtypes of the one that it gets.
+    init_val : tree of tensors, arrays and numbers
+        The first value.
+    checkpoint : bool or int
+        As in ``scan``.
+
+    Returns
+    -------
+    tree of tensors
+        The last value.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.fori_loop(0, 5, lambda i, x: x + i, 0.0).item()
+    10.0
+    """
+    as_function("fori_loop", body_fun)
+    first, last = _whole("lower", lower), _whole("upper", upper)
+    body = Body("fori_loop", body_fun, lower=first)
+    return _scan(body, body.start(init_val), builtins.max(0, last - first), False, checkpoint)[0]
+
+
+def while_loop(
+    cond_fun: Callable[[Any], Any],
+    body_fun: Callable[[Any], Any],
+    init_val: Tree,
+    *,
+    limit: int | None = None,
+) -> Any:
+    """Apply ``val = body_fun(val)`` as long as ``cond_fun(val)`` is true.
+
+    Forward mode goes through it.  Reverse mode needs ``limit``.
+
+    Parameters
+    ----------
+    cond_fun : callable
+        Returns one boolean.
+    body_fun : callable
+        The body.  It returns a value with the structure, shapes and dtypes of the one that it gets.
+    init_val : tree of tensors, arrays and numbers
+        The first value.
+    limit : int, optional
+        The largest number of steps.
+
+    Returns
+    -------
+    tree of tensors
+        The first value for which the condition is false.
+
+    Raises
+    ------
+    ConvergenceError
+        If the condition still holds after ``limit`` steps.
+    NoGradientError
+        In a backward through a loop without ``limit``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.while_loop(lambda x: x < 100, lambda x: x * 2, 1.0).item()
+    128.0
+    """
+    as_function("while_loop", cond_fun)
+    body = Body("while_loop", as_function("while_loop", body_fun))
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+        raise ArgumentError(f"while_loop: limit must be a whole number from 0, but got {limit!r}.")
+    val = body.start(init_val)
+    going = _flag("while_loop", cond_fun(val))
+    steps = 0
+    while _any(going, limit, steps):
+        if steps == limit and unknown(going) is None:
+            raise _unfinished(limit)
+        if steps == limit:
+            unknown(going).check(_refuse_true(limit))  # type: ignore[union-attr]  # it is one
+            break
+        new = body.next(body_fun(val))
+        if not isinstance(going, bool):
+            new = tree.map(lambda a, b, going=going: where(going, a, b), new, val)
+            going = going & _flag("while_loop", cond_fun(new))
+        else:
+            going = _flag("while_loop", cond_fun(new))
+        val = new
+        steps += 1
+    return val if limit is not None else _forward_only(body, val)
+
+
+def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any) -> Any:
+    """Return ``true_fun(*operands)`` if ``pred`` is true, else ``false_fun(*operands)``.
+
+    Inside ``vmap`` and ``ad.compile``, where ``pred`` is not one known boolean, both run and the results are
+    chosen by ``ad.where``.
+
+    Parameters
+    ----------
+    pred : bool or tensor of one boolean
+        The condition.
+    true_fun, false_fun : callable
+        The branches.  They return the same structure, shapes and dtypes.
+    *operands : tree
+        Arguments of the branches.
+
+    Returns
+    -------
+    tree of tensors
+        The result of one branch.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> x = ad.tensor(-3.0)
+    >>> ad.cond(x > 0, lambda x: x, lambda x: -x, x).item()
+    3.0
+    """
+    as_function("cond", true_fun)
+    as_function("cond", false_fun)
+    flag = _flag("cond", pred)
+    if isinstance(flag, bool):
+        return (true_fun if flag else false_fun)(*operands)
+    trace = tracing.get() if special.count else None
+    mark = None if trace is None else trace.mark()
+    chosen, other = true_fun(*operands), false_fun(*operands)
+    if trace is not None:
+        drawn, written = trace.since(mark)
+        if drawn or written:
+            raise TransformError(
+                "cond: a branch draws random numbers or writes into tensors.\n"
+                "  Inside ad.compile both branches run: draw and write outside of them."
+            )
+    _check_same("cond", name_of(false_fun), "the other branch", chosen, other, false_fun)
+    return tree.map(lambda a, b: where(flag, a, b), chosen, other)
+
+
+# Bodies and carries ------------------------------------------------------------------------------
+
+
+def _scan(body: Body, carry: Any, count: int, reverse: bool, checkpoint: bool | int) -> tuple[Any, Any]:
+    """Run all steps, in segments if the backward is to run them again."""
+    if special.count and (trace := tracing.get()) is not None and not checkpoint:
+        found = trace.scan(body, carry, count, reverse)
+        if found is not None:
+            return found[0], found[1]
+    size = _segment(checkpoint, count)
+    run = functools.partial(checkpointed, body.run) if checkpoint else body.run
+    parts: list[Any] = []
+    for first in _order(range(0, count, size), reverse):
+        part = [r[first : first + size] for r in body.rows] if size < count else body.rows
+        carry, ys = run(carry, part, first, builtins.min(size, count - first), reverse)
+        parts.append(ys)
+    if not count:
+        return carry, body.nothing(carry)
+    if len(parts) == 1:
+        return carry, parts[0]
+    return carry, tree.map(lambda *ys: concat(ys, axis=0), *_order(parts, reverse))
+
+
+class Body:
+    """The function in a loop, what it goes over, and what its carry must be.
+
+    ``lower`` is the first number of a ``fori_loop``; ``rows`` are the leaves of ``xs`` of a ``scan``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        f: Callable[..., Any],
+        rows: Sequence[Tensor] = (),
+        structure: Any = None,
+        lower: int | None = None,
+    ) -> None:
+        self.name = name
+        self.f = f
+        self.rows = list(rows)
+        self.of_rows = structure
+        self.lower = lower
+        self.weak: set[int] = set()  # leaves of the carry that were Python numbers, until the first step
+
+    def start(self, init: Tree) -> Any:
+        """Return the first carry as tensors."""
+        leaves, self.structure = tree.flatten(init)
+        floats = [r.dtype for r in self.rows if r.dtype.kind in "fc"]
+        dtype = np.result_type(*floats) if floats else get_default_dtype()
+        found = []
+        for k, leaf in enumerate(leaves):
+            if isinstance(leaf, (bool, int, float, complex)) and not isinstance(leaf, np.generic):
+                self.weak.add(k)
+                leaf = np.asarray(leaf, dtype if isinstance(leaf, float) else None)
+            found.append(_tensor(self.name, init, k, leaf))
+        self.specs = [(t.shape, t.dtype) for t in found]
+        return tree.unflatten(self.structure, found)
+
+    def next(self, new: Any) -> Any:
+        """Return the carry after a step; raise if it is not like the one before."""
+        leaves, structure = tree.flatten(new)
+        if structure != self.structure:
+            raise InputError(
+                f"{self.name}: the carry had the structure {_shown(self.structure)} before the step, and has "
+                f"{_shown(structure)} after it.\n  {self._where()} must return what it gets."
+            )
+        found = [t if isinstance(t, Tensor) else asarray(t) for t in leaves]
+        for k, (t, (shape, dtype)) in enumerate(zip(found, self.specs, strict=True)):
+            if t.shape == shape and (t.dtype == dtype or k in self.weak):
+                continue
+            leaf = tree.paths(new, "carry")[k][0]
+            if t.shape != shape:
+                raise ShapeError(
+                    f"{self.name}: {leaf} had shape {shape} before the step, and has {t.shape} after it.\n"
+                    f"  {self._where()} must return the shapes that it gets."
+                )
+            raise DTypeError(
+                f"{self.name}: {leaf} was {dtype} before the step, and is {t.dtype} after it.\n"
+                f"  {self._where()} must return the dtypes that it gets: use .astype({dtype.name!r}), or "
+                f"start from {t.dtype.name}."
+            )
+        return tree.unflatten(structure, found)
+
+    def _where(self) -> str:
+        code = getattr(self.f, "__code__", None)
+        place = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+        return f"{name_of(self.f)}{place}"
+
+    def step(self, carry: Any, x: Any) -> tuple[Any, Any]:
+        """Run the body once."""
+        if self.lower is not None:
+            found = self.f(x, carry), ()
+        else:
+            found = self.f(carry, x)
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise InputError(
+                f"scan: {self._where()} must return a pair (carry, y), but returned {type(found).__name__}."
+            )
+        new = self.next(found[0])
+        if self.weak and not self._settle(new):
+            return self.step(self.cast(carry), x)
+        return new, found[1]
+
+    def _settle(self, new: Any) -> bool:
+        """Give Python numbers the dtypes of the first step; return False if it must be made again."""
+        before = self.specs
+        self.specs = [(shape, t.dtype) for (shape, _), t in zip(before, tree.leaves(new), strict=True)]
+        self.weak = set()
+        return self.specs == before
+
+    def cast(self, carry: Any) -> Any:
+        """Return a carry in the dtypes that it must have."""
+        leaves = tree.leaves(carry)
+        found = [
+            t if t.dtype == dtype else astype(t, dtype)
+            for t, (_, dtype) in zip(leaves, self.specs, strict=True)
+        ]
+        return tree.unflatten(self.structure, found)
+
+    def run(self, carry: Any, rows: list[Tensor], first: int, count: int, reverse: bool) -> tuple[Any, Any]:
+        """Make some steps; return the carry and the stacked results."""
+        carry = self.cast(carry)
+        each = [unstack(r) for r in rows]
+        ys: list[Any] = []
+        for n in _order(range(count), reverse):
+            if self.lower is not None:
+                x: Any = self.lower + first + n
+            else:
+                x = tree.unflatten(self.of_rows, [r[n] for r in each])
+            carry, y = self.step(carry, x)
+            ys.append(y)
+        return carry, self.stacked(_order(ys, reverse)) if ys else None
+
+    def stacked(self, ys: Sequence[Any]) -> Any:
+        """Return a tree with the results of all steps in its leaves."""
+        first, structure = tree.flatten(ys[0])
+        columns: list[list[Any]] = [[] for _ in first]
+        for n, y in enumerate(ys):
+            leaves, own = tree.flatten(y)
+            if own != structure:
+                raise InputError(
+                    f"{self.name}: {self._where()} returned y with the structure {_shown(structure)}, and in "
+                    f"step {n} {_shown(own)}."
+                )
+            for column, leaf in zip(columns, leaves, strict=True):
+                column.append(leaf)
+        return tree.unflatten(structure, [stack(c) for c in columns])
+
+    def nothing(self, carry: Any) -> Any:
+        """Return the results of no steps: arrays of length 0 with the shapes of a step on zeros."""
+        if self.lower is not None:
+            return ()
+        like = [asarray(np.zeros(r.shape[1:], r.dtype)) for r in self.rows]
+        with no_grad():
+            y = self.f(carry, tree.unflatten(self.of_rows, like))[1]
+        return tree.map(lambda t: asarray(np.zeros((0, *asarray(t).shape), asarray(t).dtype)), y)
+
+
+def _tensor(name: str, init: Any, k: int, leaf: Any) -> Tensor:
+    try:
+        t = leaf if isinstance(leaf, Tensor) else asarray(leaf)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{name}: a carry is made of tensors, arrays and numbers, but {tree.paths(init, 'carry')[k][0]} "
+            f"is a {type(leaf).__name__}."
+        ) from error
+    if special.count:
+        note_reading(t)
+    return t
+
+
+def _check_same(name: str, f: str, other: str, a: Any, b: Any, function: Any) -> None:
+    """Raise if two branches return different things."""
+    left, right = tree.structure(a), tree.structure(b)
+    if left != right:
+        raise InputError(f"{name}: {f} returns the structure {_shown(right)}, but {other} {_shown(left)}.")
+    for path, (x, y) in zip(
+        [p for p, _ in tree.paths(a)], zip(tree.leaves(a), tree.leaves(b), strict=True), strict=True
+    ):
+        x, y = asarray(x), asarray(y)
+        if x.shape != y.shape:
+            raise ShapeError(
+                f"{name}: {path or 'the result'} of {f} has shape {y.shape}, but of {other} {x.shape}."
+            )
+
+
+def _shown(structure: Any) -> str:
+    return repr(structure).partition(": ")[2].rstrip(">") or repr(structure)
+
+
+def _order(items: Any, reverse: bool) -> Any:
+    return list(reversed(items)) if reverse else items
+
+
+# Lengths -------------------------------------------------------------------------------------------
+
+
+def _rows(k: int, leaf: Any) -> Tensor:
+    t = leaf if isinstance(leaf, Tensor) else asarray(leaf)
+    if not t.ndim:
+        raise ShapeError(f"scan: leaf {k} of xs is a single number; xs is gone over along its first axis.")
+    return t
+
+
+def _count(rows: Sequence[Tensor], length: int | None) -> int:
+    counts = {r.shape[0] for r in rows}
+    if length is not None:
+        counts.add(_whole("length", length))
+    if not counts:
+        raise ArgumentError("scan: without xs, length must be given.")
+    if len(counts) > 1:
+        raise ShapeError(
+            f"scan: the first axes of xs have lengths {', '.join(str(r.shape[0]) for r in rows)}"
+            + (f", and length is {length}" if length is not None else "")
+            + ": they must be equal."
+        )
+    return counts.pop()
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, Tensor) and unknown(value) is not None:
+        raise TransformError(
+            f"{name} of a loop must be known inside ad.compile.\n"
+            "  Pass it as a whole number, or use ad.while_loop with limit=."
+        )
+    try:
+        return int(value.item() if isinstance(value, Tensor) else value.__index__())
+    except (AttributeError, TypeError, ValueError):
+        raise ArgumentError(f"{name} of a loop must be a whole number, but got {value!r}.") from None
+
+
+def _segment(checkpoint: bool | int, count: int) -> int:
+    """Return how many steps are kept together."""
+    if isinstance(checkpoint, bool):
+        return builtins.max(1, math.isqrt(count)) if checkpoint else builtins.max(1, count)
+    if not isinstance(checkpoint, int) or checkpoint < 1:
+        raise ArgumentError(
+            f"scan: checkpoint must be True, False or a number of steps, but got {checkpoint!r}."
+        )
+    return checkpoint
+
+
+# Conditions ------------------------------------------------------------------------------------------
+
+
+def _flag(name: str, value: Any) -> Any:
+    """Return a condition: a bool where it is known, else a tensor of one boolean."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    t = asarray(value)
+    if t.shape != ():
+        raise ShapeError(f"{name}: the condition must be one boolean, but has shape {t.shape}.")
+    if t.dtype != bool:
+        t = t != 0
+    if special.count:
+        note_reading(t)
+    return bool(t._data) if type(t._data) is np.ndarray else t
+
+
+def _any(going: Any, limit: int | None, steps: int) -> bool:
+    """Return whether a loop goes on: the condition holds for some element of a batch, or is not known."""
+    if isinstance(going, bool):
+        return going
+    if unknown(going) is None:
+        return bool(np.any(held(going)))
+    if limit is None:
+        raise TransformError(
+            "while_loop: inside ad.compile the condition is not known, and the loop needs a limit.\n"
+            "  Pass limit=, the largest number of steps, or call the loop outside of the compiled function."
+        )
+    return steps <= limit
+
+
+def _unfinished(limit: int | None) -> ConvergenceError:
+    return ConvergenceError(f"while_loop: the condition still holds after limit={limit} steps.")
+
+
+def _refuse_true(limit: int | None) -> Callable[[Any], None]:
+    def function(going: Any) -> None:
+        if np.any(going):
+            raise _unfinished(limit)
+
+    return function
+
+
+class _ForwardOnly(ForwardRule):
+    """The identity; a backward through it raises."""
+
+    name = "while_loop"
+
+    def argument(self, i: int) -> str:
+        """Return the name of a value."""
+        return f"leaf {i}"
+
+    def plain(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Return the values."""
+        return tensors
+
+    def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
+        """Return the values."""
+        return tensors, [], None
+
+    def jvp(self, tensors: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:
+        """Return the tangents."""
+        return tangents
+
+    def backward(self, *_: Any) -> Never:
+        """Raise."""
+        raise NoGradientError(
+            "while_loop: reverse mode needs a bound on the number of steps.\n"
+            "  Pass limit=, the largest number of steps; or use ad.fori_loop, ad.jvp, or ad.fixed_point and "
+            "ad.root, which need no record of the steps."
+        )
+
+
+def _forward_only(body: Body, val: Any) -> Any:
+    leaves, structure = tree.flatten(val)
+    if not any(isinstance(t, Tensor) and (tracked(t) or isinstance(t._data, Lifted)) for t in leaves):
+        return val
+    return tree.unflatten(structure, apply(_ForwardOnly(), leaves))
