@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.define import define
+from adjoint.core.namespace import raw
 from adjoint.ops.half import in_float32
 from adjoint.ops.incomplete_values import bell, betainc_derivative, gammainc_derivative
 from adjoint.ops.scipy_forward import from_scipy, real_arrays
@@ -20,6 +21,8 @@ __all__ = [
     "gammaincc",
     "gammainccinv",
     "gammaincinv",
+    "stdtr",
+    "stdtrit",
 ]
 
 
@@ -119,3 +122,58 @@ betainccinv = define("betainccinv", from_scipy("betainccinv"),
                      lambda xp, g, x, a, b, p: -g * (xp.betainc_derivative(a, b, x, m=0, n=1) / _beta_density(xp, a, b, x)),
                      lambda xp, g, x, a, b, p: -g / _beta_density(xp, a, b, x), saves="xab", domain=((0.5, 3), (0.5, 3), (0.1, 0.9)),
                      reference="scipy.special:betainccinv", doc="Return the t with betaincc(x, y, t) = z.")  # fmt: skip
+
+# Student's distribution --------------------------------------------------------------------------
+
+
+def _student_density(xp: Any, df: Any, t: Any) -> Any:
+    return xp.exp(-0.5 * (df + 1) * xp.log1p(t * t / df) - xp.betaln(0.5 * df, 0.5)) / xp.sqrt(df)
+
+
+def _student_beta(xp: Any, df: Any, t: Any) -> Any:
+    """The argument z = df / (df + t²) of the incomplete beta function, below 1."""
+    return xp.minimum(df / (df + t * t), 1 - 1e-16)
+
+
+def _student_slope(xp: Any, g: Any, y: Any, df: Any, t: Any) -> Any:
+    """The second derivative in df."""
+    z = _student_beta(xp, df, t)
+    change = xp.square(t / (df + t * t)) * _beta_change(xp, 0.5 * df, 0.5, z, 1, 0)
+    tail = 0.5 * xp.betainc_derivative(0.5 * df, 0.5, z, m=2, n=0) + change
+    density = _student_density(xp, df, t) * (_student_log_slope(xp, df, t) - 1 / df)
+    return -g * (0.25 * xp.sign(t) * tail + t * density / (2 * df))
+
+
+def _student_log_slope(xp: Any, df: Any, t: Any) -> Any:
+    """The derivative in df of the logarithm of the density."""
+    square = t * t / df
+    gap = -0.5 * xp.polygamma_gap(0.5 * df, 0.5, n=0) - 0.5 / df
+    return gap - 0.5 * xp.log1p(square) + 0.5 * (1 + 1 / df) * square / (1 + square)
+
+
+def _stdtr_derivative(df: Any, t: Any) -> Any:
+    """The derivative in df: that of the incomplete beta function at z = df / (df + t²), and that of t/√df."""
+    dtype = np.result_type(df, t, 1.0)
+    df, t = np.broadcast_arrays(*real_arrays(df, t))
+    df, t = df.astype(np.float64), t.astype(np.float64)
+    rest = t * t / (df + t * t)  # 1 - z
+    near = rest < 0.5
+    tail = np.where(
+        near,
+        -betainc_derivative(0.5, 0.5 * df, np.where(near, rest, 0.5), 0, 1),
+        betainc_derivative(0.5 * df, 0.5, np.where(near, 0.5, df / (df + t * t)), 1, 0),
+    )
+    return (-0.25 * np.sign(t) * tail - t * _student_density(raw, df, t) / (2 * df)).astype(dtype)
+
+
+define("stdtr_derivative", in_float32(_stdtr_derivative), _student_slope,
+       lambda xp, g, y, df, t: g * (_student_density(xp, df, t) * _student_log_slope(xp, df, t)), saves=("df", "t"), domain=((0.5, 5), (0.2, 3)),
+       reference="formula", doc="The derivative of Student's distribution function in the degrees of freedom.")  # fmt: skip
+stdtr = define("stdtr", from_scipy("stdtr"),
+               lambda xp, g, y, df, t: g * xp.stdtr_derivative(df, t),
+               lambda xp, g, y, df, t: g * _student_density(xp, df, t), saves=("df", "t"), domain=((0.5, 5), (0.2, 3)),
+               reference="scipy.special:stdtr", doc="Return the distribution function of Student's t with x degrees of freedom at y.")  # fmt: skip
+stdtrit = define("stdtrit", from_scipy("stdtrit"),
+                 lambda xp, g, t, df, p: -g * (xp.stdtr_derivative(df, t) / _student_density(xp, df, t)),
+                 lambda xp, g, t, df, p: g / _student_density(xp, df, t), saves=("t", "df"), domain=((0.5, 5), (0.6, 0.9)),
+                 reference="scipy.special:stdtrit", doc="Return the t with stdtr(x, t) = y.")  # fmt: skip

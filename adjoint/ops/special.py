@@ -49,6 +49,7 @@ __all__ = [
     "multigammaln",
     "ndtr",
     "ndtri",
+    "ndtri_exp",
     "polygamma",
     "psi",
     "sinc",
@@ -109,6 +110,8 @@ def _mills(xp: Namespace, x: Value) -> Any:
 
 log_ndtr = define("log_ndtr", from_scipy("log_ndtr"), lambda xp, g, y, x: g * _mills(xp, x), saves="x",
                   reference="scipy.special:log_ndtr", doc="Return the logarithm of the normal distribution function, accurate in the far tail.")  # fmt: skip
+ndtri_exp = define("ndtri_exp", from_scipy("ndtri_exp"), lambda xp, g, y, x: g / _mills(xp, y), saves="y", domain=(-3, -0.1),
+                   reference="scipy.special:ndtri_exp", doc="Return the t with log_ndtr(t) = x.")  # fmt: skip
 erfcx = define("erfcx", from_scipy("erfcx"), lambda xp, g, y, x: g * xp.erfcx_derivative(x, order=1), saves="x",
                reference="scipy.special:erfcx", doc="Return exp(x²) erfc(x), which decays like 1/x.")  # fmt: skip
 

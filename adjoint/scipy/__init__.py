@@ -7,9 +7,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adjoint.scipy import special
+    from adjoint.scipy import special, stats
 
-__all__ = ["special"]
+__all__ = ["special", "stats"]
 
 
 def __dir__() -> list[str]:

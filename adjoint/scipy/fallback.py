@@ -8,7 +8,7 @@ from typing import Any
 from adjoint.errors import MissingExtraError
 from adjoint.numpy.build import numpy_only
 
-__all__ = ["scipy_module", "scipy_only"]
+__all__ = ["scipy_method", "scipy_module", "scipy_only"]
 
 
 def scipy_module(part: str) -> Any:
@@ -29,3 +29,9 @@ def scipy_only(part: str, name: str) -> Any:
     if not callable(found) or isinstance(found, type):
         return found
     return numpy_only(found, f"scipy.{part}")
+
+
+def scipy_method(distribution: str, name: str) -> Any:
+    """Return a method of a distribution of SciPy, for the values of tensors without a history."""
+    found = getattr(getattr(scipy_module("stats"), distribution), name)
+    return numpy_only(found, f"scipy.stats.{distribution}") if callable(found) else found

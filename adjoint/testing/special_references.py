@@ -104,6 +104,19 @@ def _betainc_derivative(a: Any, b: Any, x: Any, m: int, n: int) -> Any:
     return _integral(part, 0, 60, 1200) / size[..., 0]
 
 
+def _stdtr_derivative(x: Any, y: Any) -> Any:
+    # log(1 + t²/n) under the density of t has the mean ψ((n+1)/2) - ψ(n/2); t = √n sinh(u)
+    n, y = np.asarray(x)[..., None], np.asarray(y)[..., None]
+    density: Callable[..., Any] = lambda u: np.exp(-n * np.log(np.cosh(u)))
+    log: Callable[..., Any] = lambda u: 2 * np.log(np.cosh(u))
+    whole: Callable[..., Any] = lambda f: 2 * _integral(lambda u: density(u) * f(u), 0, 80, 2000)[..., None]
+    size = whole(lambda u: 1.0)
+    mean = whole(log) / size
+    end = np.arcsinh(y / np.sqrt(n))
+    part = _integral(lambda v: end * density(v * end) * 0.5 * (mean - log(v * end)), 0, 1, 100) / size[..., 0]
+    return part - (y * density(end) / np.cosh(end) / np.sqrt(n) / size)[..., 0] / (2 * n[..., 0])
+
+
 SPECIAL: dict[str, Callable[..., Any]] = {
     "sinc_derivative": _sinc_derivative,
     "polygamma_gap": _polygamma_gap,
@@ -114,6 +127,7 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "zeta_derivative": _zeta_derivative,
     "gammainc_derivative": _gammainc_derivative,
     "betainc_derivative": _betainc_derivative,
+    "stdtr_derivative": _stdtr_derivative,
 }
 
 

@@ -144,7 +144,14 @@ def test_derivatives_of_functions_of_several_arguments(name):
             assert abs(got - exact) <= limit * abs(exact) + 1e-300, (values, k, got, mp.nstr(exact, 17))
 
 
+def student(df, t):
+    half = mp.betainc(df / 2, 0.5, 0, df / (df + t * t), regularized=True) / 2
+    return half if t < 0 else 1 - half
+
+
+SEVERAL["stdtr"] = (S.stdtr, student, ((0.7, -2.0), (3.0, 0.4), (30.0, -6.0)))
 INVERSES = {
+    "stdtrit": (S.stdtrit, S.stdtr, ((0.7, 0.1), (3.0, 0.6), (30.0, 1e-6))),
     "gammaincinv": (S.gammaincinv, S.gammainc, ((0.3, 1e-3), (2.0, 0.4), (50.0, 0.99))),
     "gammainccinv": (S.gammainccinv, S.gammaincc, ((2.0, 1e-9), (2.0, 0.4))),
     "betaincinv": (S.betaincinv, S.betainc, ((0.4, 0.8, 0.3), (2.0, 5.0, 1e-5), (3.0, 0.5, 0.9))),

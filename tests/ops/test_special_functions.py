@@ -41,6 +41,7 @@ EXACT = {
     "erfcinv": (S.erfcinv, lambda x: mp.erfinv(1 - x), (0.2, 0.9, 1.8)),
     "ndtr": (S.ndtr, _ndtr, (-8.0, -1.5, 0.5, 3.0)),
     "ndtri": (S.ndtri, lambda p: mp.sqrt(2) * mp.erfinv(2 * p - 1), (0.05, 0.4, 0.9)),
+    "ndtri_exp": (S.ndtri_exp, lambda y: mp.sqrt(2) * mp.erfinv(2 * mp.exp(y) - 1), (-20.0, -1.0, -0.1)),
     "log_ndtr": (S.log_ndtr, lambda x: mp.log(_ndtr(x)), (-40.0, -10.0, -1.0, 0.5, 5.0)),
     "gamma": (S.gamma, mp.gamma, (0.3, 1.7, 6.0, -0.5)),
     "gammaln": (S.gammaln, lambda x: mp.log(abs(mp.gamma(x))), (0.1, 1.7, 30.0, -0.5, -1.3)),

@@ -1,0 +1,215 @@
+"""The discrete distributions: ``logpmf``, ``pmf``, ``cdf``, ``sf`` and their logarithms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.convert import array_of
+from adjoint.core.namespace import rec
+from adjoint.core.tensor import Tensor
+from adjoint.scipy.stats.base import INF, NAN, Distribution, quiet
+
+__all__ = ["bernoulli", "betabinom", "binom", "geom", "nbinom", "poisson"]
+
+
+class Discrete(Distribution):
+    """A distribution of integers; subclasses have the form with location 0.
+
+    Parameters
+    ----------
+    name : str
+        SciPy's name.
+    shapes : sequence of str
+        The names of the parameters.
+    low : float
+        The smallest integer of the support.
+    """
+
+    def __init__(self, name: str, shapes: Any, low: float = 0.0) -> None:
+        super().__init__(name, shapes, ("loc",))
+        self.low = low
+
+    def _valid(self, *shapes: Any) -> list[Any]:
+        raise NotImplementedError
+
+    def _high(self, *shapes: Any) -> Any:
+        return INF
+
+    def _logpmf(self, k: Any, *shapes: Any) -> Any:
+        raise NotImplementedError
+
+    def _cdf(self, k: Any, *shapes: Any) -> Any:
+        raise NotImplementedError
+
+    def _sf(self, k: Any, *shapes: Any) -> Any:
+        return 1 - self._cdf(k, *shapes)
+
+    @quiet
+    def logpmf(self, k: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the logarithm of the probability."""
+        k, *shapes, loc = self.arguments("logpmf", k, args, kwargs)
+        shapes = self._valid(*shapes)
+        k = k - loc
+        outside = rec.logical_or(k < self.low, k > self._high(*shapes))
+        outside = rec.logical_or(outside, k != rec.floor(k))
+        return rec.where(outside, -INF, self._logpmf(rec.where(outside, self.low, k), *shapes))
+
+    @quiet
+    def pmf(self, k: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the probability."""
+        return rec.exp(self.logpmf(k, *args, **kwargs))
+
+    def _between(self, method: str, k: Any, args: Any, kwargs: Any, below: float, above: float) -> Tensor:
+        k, *shapes, loc = self.arguments(method, k, args, kwargs)
+        shapes = self._valid(*shapes)
+        k = rec.floor(k - loc)
+        left, right = k < self.low, rec.logical_or(k >= self._high(*shapes), k == INF)
+        outside = rec.logical_or(left, right)
+        value = getattr(self, f"_{method}")(rec.where(outside, self.low, k), *shapes)
+        invalid = sum((rec.isnan(s) * 1.0 for s in shapes), 0 * k)
+        value = rec.where(left, below, rec.where(right, above, value))
+        return rec.where(invalid > 0, NAN, value)
+
+    @quiet
+    def cdf(self, k: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the distribution function."""
+        return self._between("cdf", k, args, kwargs, 0.0, 1.0)
+
+    @quiet
+    def sf(self, k: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the survival function, 1 - cdf."""
+        return self._between("sf", k, args, kwargs, 1.0, 0.0)
+
+    @quiet
+    def logcdf(self, k: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the logarithm of the distribution function."""
+        return rec.log(self.cdf(k, *args, **kwargs))
+
+    @quiet
+    def logsf(self, k: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the logarithm of the survival function."""
+        return rec.log(self.sf(k, *args, **kwargs))
+
+
+def _probability(p: Any) -> Any:
+    return rec.where(rec.logical_and(p >= 0, p <= 1), p, NAN)
+
+
+def _count(n: Any) -> Any:
+    return rec.where(rec.logical_and(n >= 0, n == rec.floor(n)), n, NAN)
+
+
+def _log_choose(n: Any, k: Any) -> Any:
+    return -rec.log(n + 1) - rec.betaln(n - k + 1, k + 1)
+
+
+class _Poisson(Discrete):
+    def _valid(self, mu: Any) -> list[Any]:
+        return [rec.where(mu >= 0, mu, NAN)]
+
+    def _logpmf(self, k: Any, mu: Any) -> Any:
+        return rec.xlogy(k, mu) - rec.gammaln(k + 1) - mu
+
+    def _cdf(self, k: Any, mu: Any) -> Any:
+        return rec.gammaincc(k + 1, mu)
+
+    def _sf(self, k: Any, mu: Any) -> Any:
+        return rec.gammainc(k + 1, mu)
+
+
+class _Binom(Discrete):
+    def _valid(self, n: Any, p: Any) -> list[Any]:
+        return [_count(n), _probability(p)]
+
+    def _high(self, n: Any, p: Any) -> Any:
+        return n
+
+    def _logpmf(self, k: Any, n: Any, p: Any) -> Any:
+        return _log_choose(n, k) + rec.xlogy(k, p) + rec.xlog1py(n - k, -p)
+
+    def _cdf(self, k: Any, n: Any, p: Any) -> Any:
+        return rec.betaincc(k + 1, rec.maximum(n - k, 1.0), p)
+
+    def _sf(self, k: Any, n: Any, p: Any) -> Any:
+        return rec.betainc(k + 1, rec.maximum(n - k, 1.0), p)
+
+
+class _Bernoulli(Discrete):
+    def _valid(self, p: Any) -> list[Any]:
+        return [_probability(p)]
+
+    def _high(self, p: Any) -> Any:
+        return 1.0
+
+    def _logpmf(self, k: Any, p: Any) -> Any:
+        return rec.xlogy(k, p) + rec.xlog1py(1 - k, -p)
+
+    def _cdf(self, k: Any, p: Any) -> Any:
+        return 1 - p + 0 * k
+
+    def _sf(self, k: Any, p: Any) -> Any:
+        return p + 0 * k
+
+
+class _NegativeBinom(Discrete):
+    def _valid(self, n: Any, p: Any) -> list[Any]:
+        return [rec.where(n > 0, n, NAN), rec.where(rec.logical_and(p > 0, p <= 1), p, NAN)]
+
+    def _logpmf(self, k: Any, n: Any, p: Any) -> Any:
+        return -rec.betaln(n, k + 1) - rec.log(n + k) + n * rec.log(p) + rec.xlog1py(k, -p)
+
+    def _cdf(self, k: Any, n: Any, p: Any) -> Any:
+        return rec.betainc(n, k + 1, p)
+
+    def _sf(self, k: Any, n: Any, p: Any) -> Any:
+        return rec.betaincc(n, k + 1, p)
+
+
+class _Geom(Discrete):
+    def _valid(self, p: Any) -> list[Any]:
+        return [rec.where(rec.logical_and(p > 0, p <= 1), p, NAN)]
+
+    def _logpmf(self, k: Any, p: Any) -> Any:
+        return rec.xlog1py(k - 1, -p) + rec.log(p)
+
+    def _cdf(self, k: Any, p: Any) -> Any:
+        return -rec.expm1(k * rec.log1p(-p))
+
+    def _sf(self, k: Any, p: Any) -> Any:
+        return rec.exp(k * rec.log1p(-p))
+
+
+class _BetaBinom(Discrete):
+    def _valid(self, n: Any, a: Any, b: Any) -> list[Any]:
+        return [_count(n), rec.where(a > 0, a, NAN), rec.where(b > 0, b, NAN)]
+
+    def _high(self, n: Any, a: Any, b: Any) -> Any:
+        return n
+
+    def _logpmf(self, k: Any, n: Any, a: Any, b: Any) -> Any:
+        return _log_choose(n, k) + rec.betaln(k + a, n - k + b) - rec.betaln(a, b)
+
+    def _sum(self, k: Any, n: Any, a: Any, b: Any, upper: bool) -> Any:
+        """The sum of the probabilities up to k, or beyond it."""
+        top = np.nan_to_num(array_of(n.detach())).max(initial=0)
+        n, a, b, k = (v[..., None] for v in (n, a, b, k))
+        each = np.arange(int(top) + 1).astype(k.dtype)
+        inside = rec.logical_and(each <= n, each > k if upper else each <= k)
+        p = rec.exp(self._logpmf(rec.minimum(each, n), n, a, b))
+        return rec.sum(rec.where(inside, p, 0.0), axis=(-1,), keepdims=False)
+
+    def _cdf(self, k: Any, n: Any, a: Any, b: Any) -> Any:
+        return self._sum(k, n, a, b, upper=False)
+
+    def _sf(self, k: Any, n: Any, a: Any, b: Any) -> Any:
+        return self._sum(k, n, a, b, upper=True)
+
+
+poisson = _Poisson("poisson", ("mu",))
+binom = _Binom("binom", ("n", "p"))
+bernoulli = _Bernoulli("bernoulli", ("p",))
+nbinom = _NegativeBinom("nbinom", ("n", "p"))
+geom = _Geom("geom", ("p",), low=1.0)
+betabinom = _BetaBinom("betabinom", ("n", "a", "b"))
