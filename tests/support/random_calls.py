@@ -188,6 +188,16 @@ def compare(seed: int, mode: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10, err_msg=f"seed {seed}, {mode}")
 
 
+def _write(t: ad.Tensor, seed: int) -> None:
+    """Give a constant another value, in one of the ways to write."""
+    if seed % 3 == 0:
+        t.copy_(50.0)
+    elif seed % 3 == 1:
+        t += 50.0
+    else:
+        t[...] = 50.0
+
+
 def compare_written(seed: int) -> None:
     """Raise unless a write to the constant between forward and backward is an error, or changes no gradient."""
     try:
@@ -197,7 +207,7 @@ def compare_written(seed: int) -> None:
     program = Program(seed)
     x, y = (ad.tensor(v, requires_grad=True) for v in (0.4, -0.6))
     result = program(x, y, True) + 0.0 * (x + y + program.w)
-    program.c.copy_(50.0)
+    _write(program.c, seed)
     try:
         found = [t.numpy() for t in ad.gradients(result, [x, y, program.w])]
     except ad.errors.ModifiedError:
