@@ -487,5 +487,5 @@ def saved_arrays(node: Node) -> list[ndarray[Any, Any]]:
 def _contents(function: Any, args: tuple[Any, ...], kwargs: Any) -> str:
     """Say what a compiled function consists of: its kernels, or its instructions."""
     if hasattr(function, "explain"):
-        return str(function.explain())
+        return str(function.explain(*args, **kwargs))
     return str(function.program(*args, **kwargs))

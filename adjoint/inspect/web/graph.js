@@ -106,17 +106,28 @@ const GraphView = (() => {
     if (g && entry.size) { d.setNode("in", { width: 1, height: 1 }); for (const b of entry) d.setEdge("in", String(b)); }
     if (g && exit.size) { d.setNode("out", { width: 1, height: 1 }); for (const a of exit) d.setEdge(String(a), "out"); }
     dagre.layout(d);
-    const box = d.graph(), label = wide("▾ " + title(g), "600 13px system-ui, DejaVu Sans, sans-serif") + 40;
-    const width = Math.max(box.width || 0, g ? label : 0), shift = (width - (box.width || 0)) / 2;
-    const ox = (g ? PAD : 0) + shift, oy = g ? HEAD : 0;
-    const nodes = kids[g].map((v) => { const p = d.node(String(v)); return { v, inside: parts.get(v), x: p.x - p.width / 2 + ox, y: p.y - p.height / 2 + oy, width: p.width, height: p.height }; });
+    const tall = new Map(); // the height of each rank by its middle: an edge passes a rank upright
+    let left = Infinity, right = -Infinity; // of boxes and edges
+    const reach = (x0, x1) => { left = Math.min(left, x0); right = Math.max(right, x1); };
+    for (const id of d.nodes()) {
+      const p = d.node(id), y = Math.round(p.y);
+      tall.set(y, Math.max(tall.get(y) || 0, p.height));
+      reach(p.x - p.width / 2, p.x + p.width / 2);
+    }
+    const upright = ([x, y]) => { const h = (tall.get(Math.round(y)) || 0) / 2; return h > 24 ? [[x, y - h], [x, y], [x, y + h]] : [[x, y]]; };
     const within = (x, p) => Math.max(p.x - p.width / 2 + 14, Math.min(p.x + p.width / 2 - 14, x));
     const lines = d.edges().map((e) => {
       const points = d.edge(e).points.map((p) => [p.x, p.y]), from = d.node(e.v), to = d.node(e.w), last = points.length - 1;
       if (e.v !== "in") points[0] = [within(points[0][0], from), from.y + from.height / 2]; // from the lower border to the upper one
       if (e.w !== "out") points[last] = [within(points[last][0], to), to.y - to.height / 2];
-      return { points: points.map(([x, y]) => [x + ox, y + oy]), out: e.w === "out", in: e.v === "in" };
+      for (const [x] of points) reach(x - 6, x + 6);
+      return { points: [points[0], ...points.slice(1, last).flatMap(upright), points[last]], out: e.w === "out", in: e.v === "in" };
     });
+    const box = d.graph(), label = wide("▾ " + title(g), "600 13px system-ui, DejaVu Sans, sans-serif") + 40;
+    const content = right - left, width = Math.max(content, g ? label : 0);
+    const ox = (g ? PAD : 0) + (width - content) / 2 - left, oy = g ? HEAD : 0;
+    for (const l of lines) l.points = l.points.map(([x, y]) => [x + ox, y + oy]);
+    const nodes = kids[g].map((v) => { const p = d.node(String(v)); return { v, inside: parts.get(v), x: p.x - p.width / 2 + ox, y: p.y - p.height / 2 + oy, width: p.width, height: p.height }; });
     const height = (box.height || 0) + (g ? HEAD + PAD : 0);
     for (const l of lines) { // stubs begin and end at the border
       if (l.in) l.points.unshift([l.points[0][0], g ? HEAD - 6 : 0]);
