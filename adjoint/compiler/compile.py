@@ -22,6 +22,7 @@ from adjoint.compiler.joint import Backward, Joint
 from adjoint.compiler.machine import binding
 from adjoint.compiler.symbolic import Number, Symbolic
 from adjoint.compiler.trace import Trace
+from adjoint.compiler.watch import Watch, possible
 from adjoint.config import (
     compile_mode,
     get_default_dtype,
@@ -115,6 +116,7 @@ class Compiled:
         self._lock = threading.RLock()
         _everyone.add(self)
         self._warned = False
+        self._ready: Callable[..., bool] | None = None  # the native check of the program that was used last
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind to an instance, as a method does."""
@@ -122,6 +124,10 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program for these arguments; trace it first if there is none."""
+        if self._ready is not None and not kwargs:
+            found = locked(self._lock, self._run_watched, args)
+            if found is not NotImplemented:
+                return found
         mode = compile_mode.get()
         if mode is False or self._inline():
             if mode is not False and special.count and (watcher := observer.get()) is not None:
@@ -130,11 +136,18 @@ class Compiled:
         found, plain = locked(self._lock, self._run, args, kwargs, mode)
         return returned(found) if plain and transform.get() is None else found
 
+    def _run_watched(self, args: tuple[Any, ...]) -> Any:
+        """Run the last program if a native check finds nothing changed; else return NotImplemented."""
+        if self._ready is not None and self._ready(*args):
+            return self._variants[0].run_watched(args)
+        return NotImplemented
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> tuple[Any, bool]:
         """Run the program, with mode "check" the function too; return whether results are to be arrays."""
         if self._variants and not kwargs and mode is True:
             v = self._variants[0]
             if len(args) == v.direct and v.fits(*args) and v.holds(*args):
+                self._ready = v.watched()
                 return v.run_direct(args), v.plain
         call = Call(args, kwargs, self._static)
         variant = self._variant(call)
@@ -155,7 +168,7 @@ class Compiled:
 
     def _variant(self, call: Call) -> Variant:
         """Return the program for a call; trace one if none fits."""
-        variants = self._variants
+        variants, self._ready = self._variants, None
         for n, v in enumerate(variants):
             if v.key == call.key and v.holds(*call.moving):
                 if n:
@@ -217,6 +230,7 @@ class Compiled:
         """Drop all programs."""
         with self._lock:
             self._variants.clear()
+            self._ready = None
             self._reasons.clear()
             self._warned = False
 
@@ -407,9 +421,11 @@ class Variant:
             and not any(h.tensor.requires_grad for h in trace.held.values())
         )
         specs = [(type(m), getattr(m, "shape", None), getattr(m, "dtype", None)) for m in call.moving]
+        self.specs = specs
         self.fits = make_fits(specs if self.direct >= 0 else (), call.key[2])
         # whether the result is one tensor
         self.single = self.outs == [("value", 0)] and self.result.kind is tree.Structure.LEAF
+        self.watch = self._watch()
         self.build_seconds = time.perf_counter() - start - self.trace_seconds
 
     def _count_direct(self, call: Call) -> int:
@@ -483,6 +499,37 @@ class Variant:
         if self.spent:
             t._node = self.spent[0]
         return t
+
+    def watched(self) -> Callable[..., bool] | None:
+        """Return the native check of the guards, which hold now; None if there is none."""
+        if self.watch is None:
+            return None
+        self.watch.renew()
+        return self.watch.ready
+
+    def run_watched(self, args: tuple[Any, ...]) -> Any:
+        """Run the program on arguments for which the native check has succeeded."""
+        watch = self.watch
+        assert watch is not None
+        watch.failures = 0
+        return returned(self.run_direct(args)) if watch.plain and self.plain else self.run_direct(args)
+
+    def _watch(self) -> Watch | None:
+        """Return the native check of the guards, if there is one."""
+        trace = self.trace
+        if (
+            self.build is not native.build
+            or not self.direct
+            or trace.fixed
+            or trace.decisions
+            or not possible()
+        ):
+            return None
+        outside = [h for h in trace.held.values() if h.argument is None]
+        if any(h.argument is not None for h in trace.grad_guards()):
+            return None
+        held = [(h.tensor, h.symbol.shape, h.symbol.dtype) for h in outside]
+        return Watch(self.specs, held, [(h.tensor, h.grad is None) for h in trace.grad_guards()], self.guards)
 
     def run(self, call: Call) -> Any:
         """Run the program, and return the results as the function does."""

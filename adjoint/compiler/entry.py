@@ -167,10 +167,10 @@ _FASTCALL = 0x80
 _METHODS: dict[int, _Method] = {}
 
 
-def _built_in(address: int, owner: Any) -> Any:
+def _built_in(address: int, owner: Any, name: bytes = b"entry") -> Any:
     """Return a built-in function; it holds its owner."""
     if address not in _METHODS:
-        _METHODS[address] = _Method(b"entry", address, _FASTCALL, None)
+        _METHODS[address] = _Method(name, address, _FASTCALL, None)
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
     return make(ctypes.addressof(_METHODS[address]), owner, None)

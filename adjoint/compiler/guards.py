@@ -22,6 +22,7 @@ from adjoint.core.user_code import LIBRARIES
 __all__ = [
     "Guard",
     "ObjectGuard",
+    "base_of",
     "element_ids",
     "generators",
     "is_flat",
@@ -65,11 +66,14 @@ def element_ids(value: Any) -> list[int]:
 class Guard:
     """A value that must be what it was: ``read()`` returns it, ``what`` names it in words."""
 
-    __slots__ = ("elements", "ids", "mark", "mutable", "read", "seen", "what")
+    __slots__ = ("elements", "ids", "mark", "mutable", "read", "seen", "watch", "what")
 
-    def __init__(self, what: str, read: Callable[[], Any]) -> None:
+    def __init__(
+        self, what: str, read: Callable[[], Any], watch: Callable[[], list[tuple[Any, ...]]] | None = None
+    ) -> None:
         self.what = what
         self.read = read
+        self.watch = watch  # what the value depends on, as parts for ``compiler.watch``
         self.seen = read()  # held, so that its id is not used again
         self.mark = snapshot(self.seen)
         self.mutable = isinstance(self.seen, _CONTAINERS)
@@ -164,6 +168,22 @@ def named_reads(f: Any, objects: dict[str, Any]) -> dict[str, Callable[[], Any]]
             what = f"{function.__qualname__}: {'.'.join([name, *used])}"
             found[what] = functools.partial(read_attributes, read, used) if used else read
     return found
+
+
+def base_of(read: Callable[[], Any]) -> tuple[Any, Any, Any, Any]:
+    """Return where a read of ``named_reads`` begins and ends: a cell, a dictionary with a key, or a value.
+
+    All are None for a read that does more than that.
+    """
+    if isinstance(read, functools.partial):
+        if read.func is getattr and isinstance(read.args[0], types.CellType):
+            return read.args[0], None, None, None
+        if read.func is itself:
+            return None, None, None, read.args
+        owner = getattr(read.func, "__self__", None)
+        if type(owner) is dict and getattr(read.func, "__name__", "") == "__getitem__":
+            return None, owner, read.args[0], None
+    return None, None, None, None
 
 
 def generators() -> tuple[Any, ...]:

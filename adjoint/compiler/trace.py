@@ -360,9 +360,12 @@ class Trace:
 
     # Updates and other actions at the end of a call ------------------------------------------------
 
-    def guard(self, what: str, read: Callable[[], Any]) -> None:
-        """Let the program hold only while ``read()`` returns what it returns now."""
-        self.guards.append(Guard(what, read))
+    def guard(self, what: str, read: Callable[[], Any], watch: Callable[[], Any] | None = None) -> None:
+        """Let the program hold only while ``read()`` returns what it returns now.
+
+        ``watch()`` returns what that depends on, as ``Guard`` takes it.
+        """
+        self.guards.append(Guard(what, read, watch))
 
     def act(self, function: Callable[..., Any], *values: Any) -> Write:
         """Call a function with the arrays of values at the end of each call."""

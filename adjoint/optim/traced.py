@@ -32,7 +32,11 @@ def trace_update(trace: Any, optimizer: Optimizer, gradient: Callable[[Tensor], 
     for p, _ in found:
         trace.capture(p)
     update = _Update(trace, optimizer, {id(p): trace.value(g) for p, g in found})
-    trace.guard(f"the parameter groups of {type(optimizer).__name__}", partial(_counts, optimizer))
+    trace.guard(
+        f"the parameter groups of {type(optimizer).__name__}",
+        partial(_counts, optimizer),
+        partial(_parts_of_groups, optimizer),
+    )
     trace.guards.append(_Checked(optimizer))
     params = [p for p, _ in found]
     update.action = trace.act(_HostUpdate(optimizer, params), *update.grads.values())
@@ -44,6 +48,26 @@ def trace_update(trace: Any, optimizer: Optimizer, gradient: Callable[[Tensor], 
 
 def _counts(optimizer: Optimizer) -> int:
     return hash(tuple([len(g.params) for g in optimizer.groups]))
+
+
+def _parts_of_groups(optimizer: Optimizer) -> list[tuple[Any, ...]]:
+    """Return what the groups and their hyper-parameters depend on, for a watch."""
+    groups = optimizer.groups
+    parts: list[tuple[Any, ...]] = [("item", vars(optimizer), "groups"), ("whole", groups)]
+    for g in groups:
+        parts += [("whole", vars(g)), ("whole", g.hyper), ("whole", g.params)]
+    return parts
+
+
+def _parts_of_unit(group: Group, unit: Unit) -> list[tuple[Any, ...]]:
+    """Return what the state and the counts of a unit depend on, for a watch.
+
+    The list of counts is changed in place only where all counts move together; see ``_count``.
+    """
+    parts: list[tuple[Any, ...]] = [("item", vars(unit), "steps"), ("item", vars(unit), "state")]
+    if unit.state is not None:
+        parts.append(("keys", unit.state))
+    return [*parts, ("whole", vars(group)), ("whole", group.hyper)]
 
 
 class _HostUpdate:
@@ -80,6 +104,10 @@ class _Checked:
             if group.hyper != group.checked:
                 self.optimizer._check_written(group.hyper)
         return True
+
+    def watch(self) -> list[tuple[Any, ...]]:
+        """Return what this depends on."""
+        return _parts_of_groups(self.optimizer)
 
     def reason(self) -> str:
         """Say what changed."""
@@ -130,9 +158,11 @@ class _Update:
             unit.state = optimizer.init_one(flat, group.hyper)
             trace.undo.append(partial(setattr, unit, "state", None))
         done: dict[int, int] = trace.updates_of(unit)
-        trace.guard("which hyper-parameters are 0", partial(_pattern, group))
-        trace.guard("which parameters have had as many updates as others", partial(_alike, unit, present))
-        trace.guard("the state of the optimiser", partial(_slots, unit))
+        parts = partial(_parts_of_unit, group, unit)
+        trace.guard("which hyper-parameters are 0", partial(_pattern, group), parts)
+        alike = partial(_alike, unit, present)
+        trace.guard("which parameters have had as many updates as others", alike, parts)
+        trace.guard("the state of the optimiser", partial(_slots, unit), parts)
         shared: dict[int, dict[str, Any]] = {}  # by the number of the update
         for i in present:
             done[i] = done.get(i, 0) + 1
@@ -236,4 +266,7 @@ class _HostCount:
     def __call__(self) -> None:
         self.optimizer.step_count += 1
         for unit, present in self.counted:
+            if len(present) == len(unit.steps):  # in place: the list is watched by its identity
+                unit.steps[:] = [n + 1 for n in unit.steps]
+                continue
             unit.steps = [n + (i in present) for i, n in enumerate(unit.steps)]

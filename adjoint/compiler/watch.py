@@ -1,0 +1,338 @@
+"""A native check that nothing a program depends on has changed since its guards were checked in full.
+
+After a full check, ``Watch.renew`` writes down what it saw: words of memory that are equal as long as nothing
+was assigned (the contents of cells, the versions of dictionaries, the items of lists), arrays of tensors,
+items of dictionaries, and context variables.  ``Watch.ready(*arguments)`` compares them.  It returns False
+where the guards must be checked in full, never True where they would not hold.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adjoint.compiler import entry, units
+from adjoint.compiler.guards import Guard, ObjectGuard, base_of
+from adjoint.compiler.machine import has_llvm, machine
+from adjoint.compiler.watch_text import TEXT
+from adjoint.config import special
+from adjoint.context import compile_mode, default_dtype, enclosing, grad_mode, sink, tracing, transform
+from adjoint.core.tensor import Tensor, _Extra, wrap
+
+__all__ = ["Watch", "layout"]
+
+_CONTEXTS = (compile_mode, tracing, enclosing, transform, grad_mode, default_dtype, sink)
+_DEEPEST = 4
+_TRIES = 3  # renewals without a success, after which guards are always checked in full
+
+
+class Layout(NamedTuple):
+    """Offsets in bytes of what is watched."""
+
+    base: entry.Layout
+    node: int
+    extra: int
+    grad: int
+    hooks: int
+    post_hooks: int
+    cell: int  # the contents of a cell
+    active: int  # the counter of ``special``
+    size: int  # of a list or a tuple
+    items: int  # the address of the items of a list
+    version: int  # of a dictionary
+
+
+@functools.cache
+def layout() -> Layout | None:
+    """Return where things are; None if it is not as expected."""
+    base = entry.layout()
+    if base is None:
+        return None
+    try:
+        return _probed(base)
+    except (ValueError, AssertionError, AttributeError):
+        return None
+
+
+def _offset(owner: Any, name: str, size: int) -> int:
+    """Return where an attribute in a slot is, by setting it to an object of its own."""
+    mark, before = object(), getattr(owner, name)
+    setattr(owner, name, mark)
+    try:
+        return entry._place(owner, size, id(mark))
+    finally:
+        setattr(owner, name, before)
+
+
+def _probed(base: entry.Layout) -> Layout:
+    t, extra, mark = wrap(np.zeros(3)), _Extra(), object()
+    cell = types.CellType(mark)
+    listed = [mark, None, mark, None, None]
+    listed.append(mark)  # room for more: its size is found once
+    items = next(
+        8 * k
+        for k, word in enumerate(entry._words(id(listed), list.__basicsize__ // 8))
+        if k > 2 and word > 4096 and entry._words(word, 3) == [id(mark), id(None), id(mark)]
+    )
+    size = entry._place(listed, list.__basicsize__, 6)
+    return Layout(
+        base, _offset(t, "_node", Tensor.__basicsize__), _offset(t, "_extra", Tensor.__basicsize__),
+        _offset(extra, "grad", _Extra.__basicsize__), _offset(extra, "hooks", _Extra.__basicsize__),
+        _offset(extra, "post_hooks", _Extra.__basicsize__),
+        entry._place(cell, type(cell).__basicsize__, id(mark)),
+        _offset(special, "count", type(special).__basicsize__), size, items, _version_offset(),
+    )  # fmt: skip
+
+
+def _version_offset() -> int:
+    """Return where a dictionary has the number that every change moves; raise if there is none."""
+
+    def words(d: dict[Any, Any]) -> list[int]:
+        return entry._words(id(d), dict.__basicsize__ // 8)
+
+    class Plain:
+        pass
+
+    plain = Plain()
+    plain.a = 1  # type: ignore[attr-defined]
+    candidates = None
+    for d, change in (
+        ({"a": 1, "b": 2}, lambda d: d.__setitem__("a", 3)),
+        ({"a": 1, "b": 2}, lambda d: d.update(b=5)),
+        ({"a": 1, "b": 2}, lambda d: d.pop("a")),
+        (vars(plain), lambda d: setattr(plain, "a", 2)),
+        (vars(plain), lambda d: setattr(plain, "a", 2.5)),
+    ):
+        before, again = words(d), words(d)
+        change(d)
+        moved = {k for k, (x, y) in enumerate(zip(before, words(d), strict=True)) if x != y and k > 2}
+        assert before == again
+        candidates = moved if candidates is None else candidates & moved
+    assert candidates is not None
+    (found,) = candidates
+    return 8 * found
+
+
+@functools.cache
+def _function() -> int:
+    where = layout()
+    assert where is not None
+    text = TEXT
+    for name, value in {**where.base._asdict(), "node": where.node}.items():
+        text = text.replace(name.upper(), str(value))
+    names = (
+        "Py_DecRef", "Py_IncRef", "PyDict_GetItemWithError", "PyContextVar_Get", "PyObject_CallNoArgs",
+        "PyErr_Occurred",
+    )  # fmt: skip
+    imports = {n: entry._address(getattr(ctypes.pythonapi, n)) for n in names}
+    imports |= {"ndarray": id(np.ndarray), "tensor": id(Tensor)}
+    imports |= {"true": id(True), "false": id(False), "none": id(None)}
+    return units.link(units.compile_text(text, machine()), ("ready",), imports)["ready"]
+
+
+class Watch:
+    """The native check of one program.
+
+    Parameters
+    ----------
+    specs : list
+        The type, shape and dtype of each argument.
+    held : list
+        Tensors from outside with their shape and dtype, as ``(tensor, shape, dtype)``.
+    grads : list
+        Tensors whose ``.grad`` is guarded, with whether it is None.
+    guards : list
+        Guards of Python objects.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[tuple[type, Any, Any]],
+        held: Sequence[tuple[Tensor, Any, Any]],
+        grads: Sequence[tuple[Tensor, bool]],
+        guards: Sequence[Any],
+    ) -> None:
+        self.grads, self.guards, self.tensors = grads, guards, [t for t, _, _ in held]
+        self.failures = 0
+        self.plain = False  # whether no transform was active
+        self._fixed: list[Any] = []
+        rows = [self._row(kind, shape, dtype) for kind, shape, dtype in specs]
+        self.words = np.zeros(16, np.int64).view(entry._Words)
+        self.words[0], self.words[1] = -1, self._listed(self._fixed, [x for row in rows for x in row])
+        own = [
+            x
+            for t, shape, dtype in held
+            for x in (id(t), self._listed(self._fixed, self._row(Tensor, shape, dtype)))
+        ]
+        self.words[6:8] = len(held), self._listed(self._fixed, own)
+        self.words[12:14] = len(held), self._listed(self._fixed, [id(t) for t in self.tensors])
+        self.count = len(specs)
+        self.words.held = (self._fixed, self.tensors, guards)
+        self.ready: Callable[..., bool] = entry._built_in(_function(), self.words, b"ready")
+
+    @staticmethod
+    def _listed(keep: list[Any], values: Sequence[int]) -> int:
+        keep.append(np.array([*values, 0], np.int64))
+        return int(keep[-1].ctypes.data)
+
+    def _row(self, kind: type, shape: Any, dtype: Any) -> list[int]:
+        self._fixed.append(dtype)
+        return [id(kind), id(dtype), len(shape), self._listed(self._fixed, shape)]
+
+    def renew(self) -> None:
+        """Write down what is there now; the guards have just been found to hold."""
+        self.failures += 1
+        self.plain = transform.get() is None
+        self.words[0] = -1  # nothing is ready while this changes
+        if self.failures > _TRIES:
+            return
+        seen = _Seen()
+        contexts = [(v, v.get()) for v in _CONTEXTS]
+        if special.count or not seen.tensors(self.tensors, self.grads):
+            return
+        where = layout()
+        assert where is not None
+        seen.equal.append((id(special) + where.active, id(0)))
+        for g in self.guards:
+            seen.guard(g)
+        keep: list[Any] = [seen, contexts]
+        self.words[2:6] = (
+            len(seen.equal), self._listed(keep, [x for row in seen.equal for x in row]),
+            len(seen.differ), self._listed(keep, [x for row in seen.differ for x in row]),
+        )  # fmt: skip
+        self.words[8:12] = (
+            len(seen.items), self._listed(keep, [x for row in seen.items for x in row]),
+            len(contexts), self._listed(keep, [x for v, value in contexts for x in (id(v), id(value))]),
+        )  # fmt: skip
+        self.words[14:16] = len(seen.asked), self._listed(keep, [id(f) for f in seen.asked])
+        self.words.held = (self._fixed, self.tensors, self.guards, keep)
+        self.words[0] = self.count
+
+
+class _Seen:
+    """What a renewal has seen; objects are held, so that no address is used again."""
+
+    def __init__(self) -> None:
+        where = layout()
+        assert where is not None
+        self.at = where
+        self.equal: list[tuple[int, int]] = []
+        self.differ: list[tuple[int, int]] = []
+        self.items: list[tuple[int, int, int]] = []
+        self.asked: list[Any] = []
+        self.objects: list[Any] = []
+
+    def word(self, owner: Any, offset: int) -> None:
+        address = id(owner) + offset
+        self.objects.append(owner)
+        self.equal.append((address, entry._words(address, 1)[0]))
+
+    def tensors(self, tensors: Sequence[Tensor], grads: Sequence[tuple[Tensor, bool]]) -> bool:
+        """Watch the nodes, hooks and gradients of tensors; return False if that cannot be done."""
+        at = self.at
+        for t in tensors:
+            if type(t) is not Tensor:
+                return False
+            self.word(t, at.node)
+            self.objects.append(t._node)
+            self.word(t, at.extra)
+            extra = t._extra
+            if extra is not None:
+                self.objects.append(extra)
+                self.word(extra, at.hooks)
+                self.word(extra, at.post_hooks)
+                if extra.hooks is not None or extra.post_hooks is not None:
+                    return False
+        for t, none in grads:
+            if t._extra is not None:
+                if (t._extra.grad is None) != none:
+                    return False
+                place = (id(t._extra) + at.grad, id(None))
+                (self.equal if none else self.differ).append(place)
+            elif not none:
+                return False
+        return True
+
+    def guard(self, g: Any) -> None:
+        """Watch what a guard compares, or ask it each time."""
+        found = len(self.equal), len(self.items)
+        try:
+            if isinstance(g, ObjectGuard):
+                self._object(g)
+            elif getattr(g, "watch", None) is not None:
+                for part in g.watch():
+                    self._part(*part)
+            else:
+                self._read(g)
+        except _Unknown:
+            del self.equal[found[0] :], self.items[found[1] :]
+            self.asked.append(g.holds)
+
+    def _part(self, kind: str, value: Any, key: Any = None) -> None:
+        """Watch a container ("whole"), which object an item of a dictionary is ("item"), or its keys."""
+        if kind == "whole":
+            self._value(value, 0)
+            return
+        self.objects += [value, key]
+        if kind == "item":
+            self.objects.append(value[key])
+            self.items.append((id(value), id(key), id(value[key])))
+        else:
+            self.word(value, self.at.size)  # the number of items of a dictionary is in the same place
+            self.objects += value
+            self.items += [(id(value), id(k), 0) for k in value]
+
+    def _object(self, g: ObjectGuard) -> None:
+        self.word(g.attributes, self.at.version)
+        for inner in g.containers:
+            self._value(inner.seen, 0)
+
+    def _read(self, g: Guard) -> None:
+        cell, space, key, value = base_of(g.read)
+        if cell is not None:
+            self.word(cell, self.at.cell)
+        elif space is not None:
+            now = space[key]
+            self.objects += [space, key, now]
+            self.items.append((id(space), id(key), id(now)))
+        elif value is None:
+            raise _Unknown
+        if g.mutable:
+            self._value(g.read(), 0)
+
+    def _value(self, value: Any, depth: int) -> None:
+        """Watch a container and those inside it; other values count by identity, which is watched already."""
+        if depth > _DEEPEST:
+            raise _Unknown
+        if type(value) is dict:
+            self.word(value, self.at.version)
+            inner: Any = value.values()
+        elif type(value) is list:
+            self.word(value, self.at.size)
+            self.word(value, self.at.items)
+            start = entry._words(id(value) + self.at.items, 1)[0]
+            self.equal += [(start + 8 * k, id(v)) for k, v in enumerate(value)]
+            self.objects += value
+            inner = value
+        elif type(value) is tuple:
+            inner = value
+        elif isinstance(value, (list, tuple, dict, set, frozenset)):
+            raise _Unknown
+        else:
+            return
+        for v in inner:
+            self._value(v, depth + 1)
+
+
+class _Unknown(Exception):  # noqa: N818  not an error: the guard is asked each time
+    """A guard that cannot be watched."""
+
+
+def possible() -> bool:
+    """Return whether programs can be watched here."""
+    return has_llvm() and layout() is not None

@@ -1,0 +1,285 @@
+"""The LLVM IR of ``watch``, which puts the offsets of structs in the place of upper-case names."""
+
+from __future__ import annotations
+
+__all__ = ["TEXT"]
+
+# The words that it reads: 0 number of arguments, 1 their rows, then pairs of a count and an address:
+# 2 words that must be equal (address, value), 4 words that must differ, 6 arrays of tensors (tensor, row),
+# 8 items of dictionaries (dictionary, key, value; value 0: any), 10 context variables (variable, value),
+# 12 objects that no argument may be, 14 functions that must return True.
+# A row has: type, dtype, number of axes, shape.
+TEXT = r"""
+declare void @Py_DecRef(ptr)
+declare void @Py_IncRef(ptr)
+declare ptr @PyDict_GetItemWithError(ptr, ptr)
+declare i32 @PyContextVar_Get(ptr, ptr, ptr)
+declare ptr @PyObject_CallNoArgs(ptr)
+declare ptr @PyErr_Occurred()
+@ndarray = external global i8
+@tensor = external global i8
+@true = external global i8
+@false = external global i8
+@none = external global i8
+
+define internal i1 @fits(ptr %array, ptr %row) {
+entry:
+  %at.kind = getelementptr i8, ptr %array, i64 KIND
+  %kind = load ptr, ptr %at.kind
+  %is.array = icmp eq ptr %kind, @ndarray
+  br i1 %is.array, label %look, label %no
+look:
+  %at.dtype = getelementptr i8, ptr %array, i64 DTYPE
+  %dtype = load ptr, ptr %at.dtype
+  %at.wanted = getelementptr i64, ptr %row, i64 1
+  %wanted = load ptr, ptr %at.wanted
+  %same = icmp eq ptr %dtype, %wanted
+  %at.ndim = getelementptr i8, ptr %array, i64 NDIM
+  %ndim32 = load i32, ptr %at.ndim
+  %ndim = sext i32 %ndim32 to i64
+  %at.axes = getelementptr i64, ptr %row, i64 2
+  %axes = load i64, ptr %at.axes
+  %as.many = icmp eq i64 %ndim, %axes
+  %both = and i1 %same, %as.many
+  br i1 %both, label %shapes, label %no
+shapes:
+  %at.shape = getelementptr i8, ptr %array, i64 SHAPE
+  %shape = load ptr, ptr %at.shape
+  %at.lengths = getelementptr i64, ptr %row, i64 3
+  %lengths = load ptr, ptr %at.lengths
+  br label %axis
+axis:
+  %k = phi i64 [ 0, %shapes ], [ %k.next, %equal ]
+  %more = icmp slt i64 %k, %axes
+  br i1 %more, label %compare, label %yes
+compare:
+  %at.n = getelementptr i64, ptr %shape, i64 %k
+  %n = load i64, ptr %at.n
+  %at.m = getelementptr i64, ptr %lengths, i64 %k
+  %m = load i64, ptr %at.m
+  %ok = icmp eq i64 %n, %m
+  br i1 %ok, label %equal, label %no
+equal:
+  %k.next = add i64 %k, 1
+  br label %axis
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}
+
+; An argument is an array, or a tensor without history.
+define internal i1 @argument(ptr %object, ptr %row) {
+  %at.kind = getelementptr i8, ptr %object, i64 KIND
+  %kind = load ptr, ptr %at.kind
+  %wanted = load ptr, ptr %row
+  %same = icmp eq ptr %kind, %wanted
+  br i1 %same, label %known, label %no
+known:
+  %is.tensor = icmp eq ptr %kind, @tensor
+  br i1 %is.tensor, label %open, label %plain
+plain:
+  %a = call i1 @fits(ptr %object, ptr %row)
+  ret i1 %a
+open:
+  %at.node = getelementptr i8, ptr %object, i64 NODE
+  %node = load ptr, ptr %at.node
+  %constant = icmp eq ptr %node, @none
+  br i1 %constant, label %inside, label %no
+inside:
+  %at.data = getelementptr i8, ptr %object, i64 TENSOR
+  %data = load ptr, ptr %at.data
+  %b = call i1 @fits(ptr %data, ptr %row)
+  ret i1 %b
+no:
+  ret i1 false
+}
+
+define internal i1 @word(ptr %row, i1 %wanted) {
+  %address = load ptr, ptr %row
+  %now = load i64, ptr %address
+  %at.value = getelementptr i64, ptr %row, i64 1
+  %value = load i64, ptr %at.value
+  %same = icmp eq i64 %now, %value
+  %ok = icmp eq i1 %same, %wanted
+  ret i1 %ok
+}
+
+define internal i1 @equal(ptr %row) {
+  %ok = call i1 @word(ptr %row, i1 true)
+  ret i1 %ok
+}
+
+define internal i1 @differs(ptr %row) {
+  %ok = call i1 @word(ptr %row, i1 false)
+  ret i1 %ok
+}
+
+define internal i1 @held(ptr %row) {
+  %tensor = load ptr, ptr %row
+  %at.row = getelementptr i64, ptr %row, i64 1
+  %wanted = load ptr, ptr %at.row
+  %at.data = getelementptr i8, ptr %tensor, i64 TENSOR
+  %data = load ptr, ptr %at.data
+  %ok = call i1 @fits(ptr %data, ptr %wanted)
+  ret i1 %ok
+}
+
+define internal i1 @item(ptr %row) {
+  %dictionary = load ptr, ptr %row
+  %at.key = getelementptr i64, ptr %row, i64 1
+  %key = load ptr, ptr %at.key
+  %at.value = getelementptr i64, ptr %row, i64 2
+  %value = load ptr, ptr %at.value
+  %now = call ptr @PyDict_GetItemWithError(ptr %dictionary, ptr %key)
+  %same = icmp eq ptr %now, %value
+  %there = icmp ne ptr %now, null
+  %any = icmp eq ptr %value, null
+  %ok = select i1 %any, i1 %there, i1 %same
+  ret i1 %ok
+}
+
+define internal i1 @context(ptr %row) {
+  %variable = load ptr, ptr %row
+  %at.value = getelementptr i64, ptr %row, i64 1
+  %value = load ptr, ptr %at.value
+  %place = alloca ptr
+  store ptr null, ptr %place
+  %r = call i32 @PyContextVar_Get(ptr %variable, ptr null, ptr %place)
+  %now = load ptr, ptr %place
+  %none = icmp eq ptr %now, null
+  br i1 %none, label %no, label %compare
+compare:
+  call void @Py_DecRef(ptr %now)
+  %same = icmp eq ptr %now, %value
+  ret i1 %same
+no:
+  ret i1 false
+}
+
+define internal i1 @asked(ptr %row) {
+  %function = load ptr, ptr %row
+  %answer = call ptr @PyObject_CallNoArgs(ptr %function)
+  %failed = icmp eq ptr %answer, null
+  br i1 %failed, label %no, label %compare
+compare:
+  call void @Py_DecRef(ptr %answer)
+  %yes = icmp eq ptr %answer, @true
+  ret i1 %yes
+no:
+  ret i1 false
+}
+
+; Whether a function returns true for all rows of a list.
+define internal i1 @all(ptr %words, i64 %first, i64 %width, ptr %function) {
+entry:
+  %at.count = getelementptr i64, ptr %words, i64 %first
+  %count = load i64, ptr %at.count
+  %at.rows = getelementptr i64, ptr %at.count, i64 1
+  %rows = load ptr, ptr %at.rows
+  br label %row
+row:
+  %k = phi i64 [ 0, %entry ], [ %k.next, %good ]
+  %more = icmp slt i64 %k, %count
+  br i1 %more, label %look, label %yes
+look:
+  %offset = mul i64 %k, %width
+  %at = getelementptr i64, ptr %rows, i64 %offset
+  %ok = call i1 %function(ptr %at)
+  br i1 %ok, label %good, label %no
+good:
+  %k.next = add i64 %k, 1
+  br label %row
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}
+
+define internal i1 @arguments(ptr %words, ptr %args, i64 %n) {
+entry:
+  %w1 = getelementptr i64, ptr %words, i64 1
+  %rows = load ptr, ptr %w1
+  %w12 = getelementptr i64, ptr %words, i64 12
+  %count = load i64, ptr %w12
+  %w13 = getelementptr i64, ptr %words, i64 13
+  %strangers = load ptr, ptr %w13
+  br label %argument
+argument:
+  %k = phi i64 [ 0, %entry ], [ %k.next, %next ]
+  %more = icmp slt i64 %k, %n
+  br i1 %more, label %look, label %yes
+look:
+  %at.arg = getelementptr ptr, ptr %args, i64 %k
+  %arg = load ptr, ptr %at.arg
+  %offset = mul i64 %k, 4
+  %row = getelementptr i64, ptr %rows, i64 %offset
+  %ok = call i1 @argument(ptr %arg, ptr %row)
+  br i1 %ok, label %others, label %no
+others:
+  br label %other
+other:
+  %j = phi i64 [ 0, %others ], [ %j.next, %fine ]
+  %j.more = icmp slt i64 %j, %count
+  br i1 %j.more, label %compare, label %next
+compare:
+  %at.other = getelementptr ptr, ptr %strangers, i64 %j
+  %stranger = load ptr, ptr %at.other
+  %is = icmp eq ptr %stranger, %arg
+  br i1 %is, label %no, label %fine
+fine:
+  %j.next = add i64 %j, 1
+  br label %other
+next:
+  %k.next = add i64 %k, 1
+  br label %argument
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}
+
+define internal i1 @check(ptr %words, ptr %args, i64 %n) {
+  %wanted = load i64, ptr %words
+  %as.many = icmp eq i64 %n, %wanted
+  br i1 %as.many, label %a, label %no
+a:
+  %ok.a = call i1 @arguments(ptr %words, ptr %args, i64 %n)
+  br i1 %ok.a, label %b, label %no
+b:
+  %ok.b = call i1 @all(ptr %words, i64 2, i64 2, ptr @equal)
+  br i1 %ok.b, label %c, label %no
+c:
+  %ok.c = call i1 @all(ptr %words, i64 4, i64 2, ptr @differs)
+  br i1 %ok.c, label %d, label %no
+d:
+  %ok.d = call i1 @all(ptr %words, i64 6, i64 2, ptr @held)
+  br i1 %ok.d, label %e, label %no
+e:
+  %ok.e = call i1 @all(ptr %words, i64 10, i64 2, ptr @context)
+  br i1 %ok.e, label %f, label %no
+f:
+  %ok.f = call i1 @all(ptr %words, i64 8, i64 3, ptr @item)
+  br i1 %ok.f, label %g, label %no
+g:
+  %ok.g = call i1 @all(ptr %words, i64 14, i64 1, ptr @asked)
+  ret i1 %ok.g
+no:
+  ret i1 false
+}
+
+define ptr @ready(ptr %self, ptr %args, i64 %n) {
+  %at.words = getelementptr i8, ptr %self, i64 DATA
+  %words = load ptr, ptr %at.words
+  %ok = call i1 @check(ptr %words, ptr %args, i64 %n)
+  %error = call ptr @PyErr_Occurred()
+  %fine = icmp eq ptr %error, null
+  br i1 %fine, label %answer, label %failed
+failed:
+  ret ptr null
+answer:
+  %result = select i1 %ok, ptr @true, ptr @false
+  call void @Py_IncRef(ptr %result)
+  ret ptr %result
+}
+"""
