@@ -31,6 +31,9 @@ class Observer:
     def begin(self, op: Any) -> None:
         """Note that an op starts.  ``end`` does not follow if it raises."""
 
+    def computed(self, op: Any) -> None:
+        """Note that the values of an op are there; recording them follows, then ``end``."""
+
     def end(
         self, op: Any, operands: tuple[Any, ...], params: dict[str, Any], results: tuple[Any, ...]
     ) -> None:

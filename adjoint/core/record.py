@@ -257,8 +257,11 @@ def record_results(
     several = op.outputs > 1
     outputs = data if several else (data,)
     outputs = tuple(d if isinstance(d, (ndarray, Lifted)) else as_result(op, d) for d in outputs)
-    if special.count and anomaly.get():
-        check_finite(op, operands, outputs, "forward")
+    if special.count:
+        if (watcher := observer.get()) is not None:
+            watcher.computed(op)
+        if anomaly.get():
+            check_finite(op, operands, outputs, "forward")
     results = tuple(map(wrap, outputs))
     wants = op.differentiable and _recording() and any(differentiable(d.dtype) for d in outputs)
     parents = parents_of(op, operands) if wants else None

@@ -91,6 +91,7 @@ class _Stack(threading.local):
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.scopes: list[int] = []
+        self.computed = 0.0  # when the values of the op that is recorded now were there
 
 
 class Watch(Observer):
@@ -170,11 +171,15 @@ class Watch(Observer):
         if self.exact is not None:
             self.exact.start()
 
+    def computed(self, op: Any) -> None:
+        """Stop the clock: recording takes longer while it is observed."""
+        self._stack.computed = perf_counter()
+
     def end(
         self, op: Any, operands: tuple[Any, ...], params: dict[str, Any], results: tuple[Any, ...]
     ) -> None:
         """Record the op; one whose start was not seen, such as a call of a custom rule, takes no time."""
-        now = perf_counter()
+        now, self._stack.computed = self._stack.computed or perf_counter(), 0.0
         event = self._closed(op.name, "forward", now - self.overhead)
         self._settle(event)
         node = results[0]._node
@@ -210,7 +215,7 @@ class Watch(Observer):
 
     def _settle(self, event: Event) -> None:
         """Correct the time of an event by what observing it cost, and note its peak of memory."""
-        excess = min(self.cost, event.stop - event.start)
+        excess = min(self.cost, event.stop - event.start)  # less than 0 if what is left out costs more
         event.stop -= excess
         self.overhead += excess
         if self.exact is not None:
