@@ -19,6 +19,7 @@ from adjoint.compiler.check import run_both
 from adjoint.compiler.guards import Guard, ObjectGuard, generators, named_reads
 from adjoint.compiler.host import make_call, make_check, make_fits
 from adjoint.compiler.joint import Backward, Joint
+from adjoint.compiler.loop import UnrollError
 from adjoint.compiler.machine import binding
 from adjoint.compiler.symbolic import Number, Symbolic
 from adjoint.compiler.trace import Trace
@@ -393,7 +394,12 @@ class Variant:
         reads = named_reads(f, _objects(f, call))
         self.guards: list[Any] = [Guard(what, read) for what, read in reads.items()]
         drawn = generators()
-        trace.run(lambda: self._call(trace, call), lambda result: self._finish(trace, result))
+        try:
+            self._run_trace(trace, call)
+        except UnrollError:
+            self.trace = trace = Trace(call.moving, trace.updates)
+            trace.unroll = True
+            self._run_trace(trace, call)
         if generators() != drawn:
             raise TransformError(
                 f"ad.compile: {self.name} draws from the global generator of NumPy or Python.\n"
@@ -441,6 +447,9 @@ class Variant:
         return len(args) if flat and constant and distinct and self.backward is None else -1
 
     # The trace -------------------------------------------------------------------------------------
+
+    def _run_trace(self, trace: Trace, call: Call) -> None:
+        trace.run(lambda: self._call(trace, call), lambda result: self._finish(trace, result))
 
     def _call(self, trace: Trace, call: Call) -> Any:
         """Run the function on stand-ins."""

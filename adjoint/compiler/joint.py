@@ -27,7 +27,7 @@ __all__ = ["Backward", "Joint"]
 class Backward:
     """The backward of a traced function: a program from residuals and seeds to gradients."""
 
-    __slots__ = ("captured", "flows", "program", "residuals", "run", "wanted")
+    __slots__ = ("captured", "flows", "fresh", "program", "residuals", "run", "wanted")
 
     def __init__(
         self, trace: Trace, inputs: Sequence[Any], outs: Sequence[Tensor], build: Callable[[Program], Any]
@@ -49,7 +49,7 @@ class Backward:
         self.program = Program()
         self.program.body = body[mark:]
         del body[mark:]
-        fresh = trace.program.sources[count:]  # arrays that the backward alone reads
+        self.fresh = fresh = trace.program.sources[count:]  # arrays that the backward alone reads
         del trace.program.sources[count:]
         made = {o.id for i in self.program.body for o in i.outs} | {s._data.id for s in seeds}
         made |= {s.value.id for s in fresh}

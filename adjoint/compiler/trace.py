@@ -18,6 +18,7 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint.compiler.guards import Guard
+from adjoint.compiler.loop import trace_scan
 from adjoint.compiler.program import Host, Instruction, Program, Source, Write
 from adjoint.compiler.replay import build
 from adjoint.compiler.symbolic import Nonzero, Number, Root, Symbolic
@@ -43,11 +44,13 @@ class Held:
     """A tensor that a trace has adopted, and what it was before."""
 
     __slots__ = (
-        "argument", "data", "entry", "grad", "grad_known", "hooks", "node", "symbol", "tensor", "version",
+        "argument", "data", "entry", "grad", "grad_known", "hooks", "kind", "node", "symbol", "tensor",
+        "version",
     )  # fmt: skip
 
     def __init__(self, t: Tensor, symbol: Symbolic, argument: int | None = None) -> None:
         self.tensor = t
+        self.kind = type(t)
         self.symbol = symbol
         self.argument = argument  # its position, for the stand-in of an argument
         self.data = t._data
@@ -92,6 +95,8 @@ class Trace:
         self.drawn: list[Symbolic] = []
         self.again: Iterator[Symbolic] | None = None  # draws that are made again
         self.undo: list[Callable[[], None]] = []
+        self.parent: Trace | None = None  # around the body of a loop
+        self.unroll = False  # whether loops are written out
         self.thread = threading.get_ident()
         self.ended = self.released = False
 
@@ -196,17 +201,18 @@ class Trace:
     def touch(self, tensors: Iterable[Any]) -> None:
         """Adopt the tensors among some values."""
         for t in tensors:
-            if type(t) is Tensor:
+            if type(t) is Tensor or (self.parent is not None and isinstance(t, Tensor)):
                 self.capture(t)
 
     def capture(self, t: Tensor) -> Symbolic:
         """Adopt a tensor in place, until the end of the trace; return its symbol."""
         data = t._data
-        if type(data) is not ndarray:
-            if isinstance(data, Symbolic):
-                if data.trace is self:
-                    return data
+        if isinstance(data, Symbolic):
+            if data.trace is self:
+                return data
+            if self.parent is None or data.trace.ended:
                 raise _ended()
+        elif type(data) is not ndarray:
             raise TransformError(
                 "ad.compile: a tensor of another transform, or a sparse one, is used inside."
             )
@@ -238,7 +244,7 @@ class Trace:
             a = self.capture(a)
         if isinstance(a, Symbolic):
             if a.trace is not self:
-                raise _ended()
+                return self._from_parent(a)
             return self._settle(a) if self.deferred else a
         if type(a) is ndarray:  # made by a rule; arrays of the user come to ``array`` first
             found = self.arrays.get(id(a))
@@ -250,6 +256,16 @@ class Trace:
                 f"ad.compile: a {type(a).__name__} cannot be used inside a compiled function."
             )
         return self.constant(np.asarray(a))
+
+    def _from_parent(self, value: Symbolic) -> Symbolic:
+        """Return the symbol, in the body of a loop, of a value of the trace around it."""
+        if self.parent is None or value.trace.ended or value.weak:
+            raise _ended()
+        found = self.arrays.get(id(value))
+        if found is None:
+            symbol = self.source("outer", value.shape, value.dtype, value)
+            found = self.arrays[id(value)] = value, symbol
+        return found[1]
 
     def _settle(self, value: Symbolic) -> Symbolic:
         """Return a value; one that was deferred is computed first."""
@@ -317,7 +333,7 @@ class Trace:
     def _operand(self, a: Any) -> Any:
         if type(a) is Symbolic and a.trace is self and not self.deferred:
             return a
-        if type(a) in _NUMBERS or isinstance(a, Number):
+        if type(a) in _NUMBERS or (isinstance(a, Number) and a.trace is self):
             return a
         if type(a) is ndarray and not a.shape and not a.flags.writeable:
             return a  # a number that the eager op turned into an array
@@ -356,7 +372,9 @@ class Trace:
 
     def scan(self, body: Any, carry: Any, count: int, reverse: bool) -> tuple[Any, Any] | None:
         """Return the result of a loop whose body is traced once; None if it must be unrolled."""
-        return None
+        sub = Trace(updates=self.updates)
+        sub.parent = self
+        return trace_scan(self, sub, body, carry, count, reverse)
 
     # Updates and other actions at the end of a call ------------------------------------------------
 
@@ -532,7 +550,7 @@ class Trace:
                 continue
             t = h.tensor
             t._data = h.data
-            t.__class__ = Tensor
+            t.__class__ = h.kind
             t._version = h.version
             t._node = h.node
             if t._extra is not None:

@@ -19,7 +19,7 @@ from adjoint.errors import (
 )
 
 R = np.random.default_rng(0)
-XS = R.normal(size=(7, 3))
+XS = R.normal(size=(9, 3))  # as many rows as make one instruction inside ad.compile
 W = R.normal(size=3)
 
 
@@ -250,6 +250,120 @@ def test_draws_and_writes_in_bodies() -> None:
             assert a.tolist() == b.tolist()
 
 
+def instructions(f: Any, *args: Any) -> int:
+    """The number of instructions of a compiled function that gives what the function does."""
+    compiled = ad.compile(f)
+    wanted = f(*args)
+    for _ in range(2):
+        for a, b in zip(ad.tree.leaves(compiled(*args)), ad.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-12, atol=1e-14)
+    assert compiled.stats()["traces"] == 1
+    return int(compiled.stats()["programs"][0]["instructions"])
+
+
+def test_the_body_of_a_long_loop_is_one_instruction() -> None:
+    xs, w = ad.tensor(R.normal(size=(100, 3))), ad.tensor(W)
+    scale = R.normal(size=3)
+
+    def run(w: Any, xs: Any, reverse: bool = False) -> Any:
+        (h, _), ys = ad.scan(
+            lambda c, x: ((ad.tanh(c[0] * w + x * scale), c[1] + 1), {"y": c[0] * x, "n": c[1]}),
+            (ad.zeros(3), 0), xs, reverse=reverse,
+        )  # fmt: skip
+        return (h * ys["y"]).sum() + (ys["n"] * ys["y"][:, 0]).sum()
+
+    for reverse in (False, True):
+        assert instructions(lambda w, xs, r=reverse: run(w, xs, r), w, xs) < 10
+        assert instructions(ad.grad(lambda w, xs, r=reverse: run(w, xs, r), argnums=(0, 1)), w, xs) < 30
+    close(ad.grad(ad.compile(run))(w, xs), ad.grad(run)(w, xs))
+    assert instructions(lambda w: ad.fori_loop(0, 50, lambda i, v: v * w + xs[i] * i, w), w) < 5
+    grad_of_loop = ad.grad(lambda w: ad.fori_loop(3, 50, lambda i, v: ad.sin(v * w + xs[i]) * i, w).sum())
+    assert instructions(grad_of_loop, w) < 10
+    assert instructions(lambda x: ad.map(lambda x: ad.exp(x).sum(), x), xs) < 5
+    assert instructions(lambda x: ad.scan(lambda c, x: (c, x), 0.0, x), xs) < 5
+
+
+def test_loops_in_loops_are_one_instruction() -> None:
+    xs, w = ad.tensor(R.normal(size=(10, 12, 3))), ad.tensor(W)
+
+    def f(w: Any, xs: Any) -> Any:
+        def row(c: Any, x: Any) -> Any:
+            inner, ys = ad.scan(lambda d, y: (ad.tanh(d * w + y + c), d.sum()), c * 0.5, x)
+            return inner * w, ys.sum()
+
+        last, sums = ad.scan(row, ad.ones(3), xs)
+        return last.sum() + (sums * sums).sum()
+
+    assert instructions(f, w, xs) < 10
+    assert instructions(ad.grad(f, argnums=(0, 1)), w, xs) < 30
+    close(ad.grad(ad.compile(f))(w, xs), ad.grad(f)(w, xs))
+
+
+def test_compiled_training_steps_with_loops() -> None:
+    def make() -> Any:
+        model = ad.nn.Linear(3, 3, rng=0).astype(np.float64)
+        optimizer = ad.optim.Adam(model.parameters(), lr=0.01)
+
+        def step(x: Any, rate: float) -> Any:
+            optimizer.zero_grad()
+            h, ys = ad.scan(lambda h, row: (ad.tanh(model(h) + row), h.sum()), ad.zeros(3), x)
+            loss = (h * h).sum() + ys.mean() * rate
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step, model
+
+    (eager, a), (step, b) = make(), make()
+    compiled = ad.compile(step)
+    for k in range(5):
+        close(compiled(ad.tensor(XS * k), 0.1 * k), eager(ad.tensor(XS * k), 0.1 * k))
+        for p, q in zip(a.parameters(), b.parameters(), strict=True):
+            close(p, q)
+    assert compiled.stats()["traces"] == 1
+    assert compiled.stats()["programs"][0]["instructions"] < 40
+
+
+def test_loops_that_need_numbers_or_state_are_unrolled() -> None:
+    x = ad.tensor(W)
+    rng = [ad.random.default_rng(3) for _ in range(2)]
+    skipping = lambda x: ad.fori_loop(0, 20, lambda i, v: v * 1.1 if i % 3 else v + x, x)
+    assert instructions(skipping, x) >= 20
+    assert (
+        instructions(lambda x: ad.fori_loop(0, 9, lambda i, v: v * i, x.astype("f")), x) >= 9
+    )  # weak numbers
+    noisy = [lambda x, r=r: ad.scan(lambda c, _: (c + r.normal(), ()), x, length=12)[0] for r in rng]
+    compiled = ad.compile(noisy[1])
+    for _ in range(3):
+        assert noisy[0](x).tolist() == compiled(x).tolist()
+    twice = ad.grad(
+        lambda x: ad.grad(lambda x: ad.scan(lambda c, r: (ad.sin(c * x + r), ()), x, XS)[0].sum())(x).sum()
+    )
+    assert instructions(twice, x) > 50
+    assert instructions(ad.vmap(lambda x: ad.scan(lambda c, r: (c * x + r.sum(), ()), x, XS)[0]), x) > 9
+    scaled = ad.compile(lambda x, r: ad.scan(lambda c, y, r=r: (c * r + y.sum(), ()), x, XS)[0])
+    for r in (0.5, 0.25):
+        close(scaled(x, r), ad.scan(lambda c, y, r=r: (c * r + y.sum(), ()), x, XS)[0])
+    assert scaled.stats()["traces"] == 1
+
+
+def test_a_fault_in_a_body_leaves_all_tensors() -> None:
+    w = ad.tensor(W, requires_grad=True)
+
+    def body(c: Any, x: Any) -> Any:
+        y = c * w + x
+        raise KeyError("stop")
+        return y, ()
+
+    with pytest.raises(KeyError, match="stop"):
+        ad.compile(lambda x: ad.scan(body, x * w, XS))(ad.tensor(W))
+    assert type(w) is ad.Tensor
+    assert w.tolist() == W.tolist()
+    with pytest.raises(ShapeError, match=r"carry had shape \(3,\) before the step, and has \(1, 3\)"):
+        ad.compile(lambda x: ad.scan(lambda c, x: (c[None] * w, ()), x, XS))(ad.tensor(W))
+    assert type(w) is ad.Tensor
+
+
 def test_numbers_in_the_carry_take_the_dtype_of_the_body() -> None:
     xs = XS.astype("f")
     total, sums = ad.scan(lambda c, x: (c + x.sum(), c), 0.0, xs)
@@ -300,7 +414,7 @@ MISTAKES = [
      r"scan: the carry had the structure \* before the step, and has \(\*, \*\) after it"),
     (InputError, lambda: ad.scan(lambda c, x: c, ad.zeros(3), XS), r"must return a pair \(carry, y\)"),
     (ArgumentError, lambda: ad.scan(lambda c, x: (c, x), 0.0), "without xs, length must be given"),
-    (ShapeError, lambda: ad.scan(lambda c, x: (c, x), 0.0, [XS, XS[:2]]), "have lengths 7, 2: they must be equal"),
+    (ShapeError, lambda: ad.scan(lambda c, x: (c, x), 0.0, [XS, XS[:2]]), "have lengths 9, 2: they must be equal"),
     (ShapeError, lambda: ad.scan(lambda c, x: (c, x), 0.0, XS, length=3), "and length is 3"),
     (ShapeError, lambda: ad.scan(lambda c, x: (c, x), 0.0, 3.0), "is a single number"),
     (ArgumentError, lambda: ad.scan(lambda c, x: (c, x), 0.0, XS, checkpoint=0), "checkpoint must be True"),
