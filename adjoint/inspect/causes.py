@@ -158,13 +158,13 @@ class Case:
     def missing(self, held: set[int] | None) -> list[Finding]:
         """Explain the parameters that the backward does not reach.
 
-        A frozen parameter that no optimiser holds is meant to be frozen; None: no optimiser is known.
+        A parameter that no known optimiser holds needs no gradient; None: no optimiser is known.
         """
         groups: dict[Any, tuple[str, str, Place | None, list[str]]] = {}
         for name, p in self.names.wanted.values():
             if id(p) in self.reached and p._node is LEAF:
                 continue
-            if p._node is None and held is not None and id(p) not in held and not self.names.explicit:
+            if held is not None and id(p) not in held and not self.names.explicit:
                 continue
             kind, why, place = self._why(p)
             group = groups.setdefault((kind, why, place), (kind, why, place, []))

@@ -342,9 +342,20 @@ def healthy_target_network():
     return loss
 
 
+def healthy_discriminator():
+    generator, discriminator = nn.Linear(4, 4, rng=0), nn.Linear(4, 1, rng=1)
+    optimizer = optim.SGD(discriminator.parameters(), lr=0.1)
+
+    def loss():
+        optimizer.zero_grad()
+        return discriminator(generator(X).detach()).square().mean()
+
+    return loss
+
+
 @pytest.mark.parametrize(
     "make",
-    [healthy_classifier, healthy_transformer, healthy_mask, healthy_target_network],
+    [healthy_classifier, healthy_transformer, healthy_mask, healthy_target_network, healthy_discriminator],
     ids=lambda m: m.__name__,
 )
 def test_nothing_is_said_of_a_healthy_step(make):
