@@ -139,9 +139,12 @@ class Compiled:
 
     def _run_watched(self, args: tuple[Any, ...]) -> Any:
         """Run the last program if a native check finds nothing changed; else return NotImplemented."""
-        if self._ready is not None and self._ready(*args):
-            return self._variants[0].run_watched(args)
-        return NotImplemented
+        if self._ready is None or not self._ready(*args):
+            return NotImplemented
+        v = self._variants[0]
+        v.watch.failures = 0  # type: ignore[union-attr]
+        found = v.run_direct(args)
+        return returned(found) if v.plain and v.watch.plain else found  # type: ignore[union-attr]
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> tuple[Any, bool]:
         """Run the program, with mode "check" the function too; return whether results are to be arrays."""
@@ -515,13 +518,6 @@ class Variant:
             return None
         self.watch.renew()
         return self.watch.ready
-
-    def run_watched(self, args: tuple[Any, ...]) -> Any:
-        """Run the program on arguments for which the native check has succeeded."""
-        watch = self.watch
-        assert watch is not None
-        watch.failures = 0
-        return returned(self.run_direct(args)) if watch.plain and self.plain else self.run_direct(args)
 
     def _watch(self) -> Watch | None:
         """Return the native check of the guards, if there is one."""

@@ -18,7 +18,7 @@ import numpy as np
 from adjoint.compiler import pool, units
 from adjoint.compiler.entry_text import TEXT
 from adjoint.compiler.machine import machine
-from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.tensor import Tensor, clock, wrap
 
 __all__ = ["Entry", "Given", "Layout", "Made", "Record", "layout"]
 
@@ -33,6 +33,10 @@ class Layout(NamedTuple):
     dtype: int
     flags: int
     tensor: int  # of the array in a tensor
+    node: int  # of its node
+    version: int  # of its version
+    items: int  # of the items of a tuple
+    now: int  # of the number of the clock
 
 
 class Record(NamedTuple):
@@ -49,11 +53,11 @@ class Record(NamedTuple):
 class Given(NamedTuple):
     """Where a value is read at each call, and what it must be.
 
-    ``owner`` is the position of an argument, which is an array or a tensor, or a tensor from outside.
+    ``owner`` is a tensor or an array from outside, or the position of an argument that is one of them.
     A number has no shape; it is stored as float64, and its slot has the address of it.
     """
 
-    owner: int | Tensor
+    owner: int | Tensor | np.ndarray[Any, Any]
     dtype: Any
     shape: tuple[int, ...] | None
 
@@ -115,7 +119,21 @@ def _probed() -> Layout:
     tensors = [wrap(a) for a in arrays]
     places = {_place(t, Tensor.__basicsize__, id(a)) for t, a in zip(tensors, arrays, strict=True)}
     assert len(places) == 1
-    return Layout(*found.pop(), places.pop())
+    node, version, now = _offset(tensors[0], "_node"), _offset(tensors[0], "_version"), _offset(clock, "now")
+    marks = object(), object()
+    items = _place(marks, tuple.__basicsize__ + 16, id(marks[0]))
+    assert _words(id(marks) + items + 8, 1)[0] == id(marks[1])
+    return Layout(*found.pop(), places.pop(), node, version, items, now)
+
+
+def _offset(owner: Any, name: str) -> int:
+    """Return where an attribute in a slot is, by setting it to an object of its own."""
+    mark, before = object(), getattr(owner, name)
+    setattr(owner, name, mark)
+    try:
+        return _place(owner, type(owner).__basicsize__, id(mark))
+    finally:
+        setattr(owner, name, before)
 
 
 # NumPy's table of C functions; the numbers of its entries never change.
@@ -132,10 +150,12 @@ def _function() -> int:
         text = text.replace(name.upper(), str(value))
     names = (
         "Py_IncRef", "Py_DecRef", "PyTuple_New", "PyTuple_SetItem", "PyFloat_AsDouble", "PyErr_Occurred",
-        "PyErr_Clear", "PyEval_SaveThread", "PyEval_RestoreThread",
+        "PyErr_Clear", "PyEval_SaveThread", "PyEval_RestoreThread", "PyLong_AsLongLong",
+        "PyLong_FromLongLong",
     )  # fmt: skip
     imports = {n: _address(getattr(ctypes.pythonapi, n)) for n in names}
     imports |= {"ndarray": id(np.ndarray), "tensor": id(Tensor), "miss": id(NotImplemented)}
+    imports |= {"none": id(None), "clock": id(clock)}
     imports |= {"float": id(float), "int": id(int), "float64": id(np.float64)}
     imports |= {"new_array": _numpy_functions()[_NEW_FROM_DESCR], "run": pool.addresses()["run"]}
     return units.link(units.compile_text(text, machine()), ("call",), imports)["call"]
@@ -207,6 +227,8 @@ class Entry:
         Addresses of bytes.
     held : object
         What the addresses in slots belong to; it is kept alive.
+    writes : list of tuple
+        Tensors that get made arrays, by their numbers.  The result has the arrays from before in their place.
     """
 
     def __init__(
@@ -219,6 +241,7 @@ class Entry:
         helpers: int = 0,
         checks: Sequence[int] = (),
         held: Any = None,
+        writes: Sequence[tuple[Tensor, int]] = (),
     ) -> None:
         tables, places = _tables(records)
         lists: list[Any] = []
@@ -231,14 +254,14 @@ class Entry:
         rows = np.zeros((len(given) + 1, _GIVEN), np.int64)
         for k, g in enumerate(given):
             slots = places.get(("given", k), [])
-            owner = id(g.owner) if isinstance(g.owner, Tensor) else g.owner
+            owner = g.owner if isinstance(g.owner, int) else id(g.owner)
             if g.shape is None:
                 number = self.numbers.ctypes.data + 8 * k
                 for slot in slots[::2]:
                     ctypes.c_int64.from_address(slot).value = number
                 rows[k] = 2, owner, 0, 0, 0, 0, number, 0
             else:
-                kind = 1 if isinstance(g.owner, Tensor) else 0
+                kind = 0 if isinstance(g.owner, int) else 1
                 dtype = np.dtype(g.dtype)
                 lists.append(dtype)
                 rows[k] = (
@@ -262,11 +285,13 @@ class Entry:
             [(r.function, t.ctypes.data, list(r.cuts)) for r, t in zip(records, tables, strict=True)]
         )
         release = nanoseconds > 20_000
-        words[:12] = (
+        written = listed([x for t, k in writes for x in (id(t), k, 0)])
+        words[:14] = (
             0, arguments, len(given), rows.ctypes.data, len(made), outs.ctypes.data,
             len(records), rec.ctypes.data, helpers if release else 0, release, len(checks), listed(checks),
+            len(writes), written,
         )  # fmt: skip
-        words.held = (tables, lists, self.numbers, rows, outs, rec, list(given), held)
+        words.held = (tables, lists, self.numbers, rows, outs, rec, list(given), list(writes), held)
         self.words = words
         self.call = _built_in(_function(), words)
 

@@ -11,6 +11,8 @@ declare ptr @PyTuple_New(i64)
 declare i32 @PyTuple_SetItem(ptr, i64, ptr)
 declare double @PyFloat_AsDouble(ptr)
 declare ptr @PyErr_Occurred()
+declare i64 @PyLong_AsLongLong(ptr)
+declare ptr @PyLong_FromLongLong(i64)
 declare void @PyErr_Clear()
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
@@ -22,6 +24,8 @@ declare void @run(ptr, i64, i64)
 @int = external global i8
 @float64 = external global i8
 @miss = external global i8
+@none = external global i8
+@clock = external global i8
 
 ; The array of an array or a tensor, else null.
 define internal ptr @array_of(ptr %object) {
@@ -215,6 +219,91 @@ end:
   ret void
 }
 
+; Exchange the arrays of tensors with those in the result, and move the versions: a tensor without history
+; gets the next number of the clock.  Everything that can fail comes first.
+define internal i1 @write(ptr %w, ptr %result) {
+entry:
+  %at.count = getelementptr i64, ptr %w, i64 12
+  %count = load i64, ptr %at.count
+  %none = icmp eq i64 %count, 0
+  br i1 %none, label %yes, label %start
+start:
+  %at.rows = getelementptr i64, ptr %w, i64 13
+  %rows = load ptr, ptr %at.rows
+  %at.now = getelementptr i8, ptr @clock, i64 NOW
+  %now.object = load ptr, ptr %at.now
+  %now = call i64 @PyLong_AsLongLong(ptr %now.object)
+  br label %prepare
+prepare:
+  %k = phi i64 [ 0, %start ], [ %k.next, %prepared ]
+  %last = phi i64 [ %now, %start ], [ %last.next, %prepared ]
+  %k3 = mul i64 %k, 3
+  %row = getelementptr i64, ptr %rows, i64 %k3
+  %tensor = load ptr, ptr %row
+  %at.node = getelementptr i8, ptr %tensor, i64 NODE
+  %node = load ptr, ptr %at.node
+  %constant = icmp eq ptr %node, @none
+  br i1 %constant, label %clocked, label %counted
+clocked:
+  %tick = add i64 %last, 1
+  br label %number
+counted:
+  %at.version = getelementptr i8, ptr %tensor, i64 VERSION
+  %version.object = load ptr, ptr %at.version
+  %version = call i64 @PyLong_AsLongLong(ptr %version.object)
+  %version.next = add i64 %version, 1
+  br label %number
+number:
+  %value = phi i64 [ %tick, %clocked ], [ %version.next, %counted ]
+  %last.next = phi i64 [ %tick, %clocked ], [ %last, %counted ]
+  %object = call ptr @PyLong_FromLongLong(i64 %value)
+  %bad = icmp eq ptr %object, null
+  br i1 %bad, label %no, label %prepared
+prepared:
+  %at.object = getelementptr i64, ptr %row, i64 2
+  store ptr %object, ptr %at.object
+  %k.next = add i64 %k, 1
+  %more = icmp slt i64 %k.next, %count
+  br i1 %more, label %prepare, label %tock
+tock:
+  %final = call ptr @PyLong_FromLongLong(i64 %last.next)
+  %bad.final = icmp eq ptr %final, null
+  br i1 %bad.final, label %no, label %commit
+commit:
+  store ptr %final, ptr %at.now
+  br label %put
+put:
+  %j = phi i64 [ 0, %commit ], [ %j.next, %put ]
+  %j3 = mul i64 %j, 3
+  %put.row = getelementptr i64, ptr %rows, i64 %j3
+  %to = load ptr, ptr %put.row
+  %at.place = getelementptr i64, ptr %put.row, i64 1
+  %place = load i64, ptr %at.place
+  %at.number = getelementptr i64, ptr %put.row, i64 2
+  %new.version = load ptr, ptr %at.number
+  %items = getelementptr i8, ptr %result, i64 ITEMS
+  %at.item = getelementptr ptr, ptr %items, i64 %place
+  %new = load ptr, ptr %at.item
+  %at.data = getelementptr i8, ptr %to, i64 TENSOR
+  %old = load ptr, ptr %at.data
+  store ptr %new, ptr %at.data
+  store ptr %old, ptr %at.item
+  %at.old.version = getelementptr i8, ptr %to, i64 VERSION
+  %old.version = load ptr, ptr %at.old.version
+  store ptr %new.version, ptr %at.old.version
+  call void @Py_DecRef(ptr %old.version)
+  %j.next = add i64 %j, 1
+  %put.more = icmp slt i64 %j.next, %count
+  br i1 %put.more, label %put, label %end
+end:
+  call void @Py_DecRef(ptr %now.object)
+  br label %yes
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}
+
 define ptr @call(ptr %self, ptr %args, i64 %n) {
 entry:
   %at.words = getelementptr i8, ptr %self, i64 DATA
@@ -331,6 +420,9 @@ raised:
   call void @Py_DecRef(ptr %result)
   br label %missed
 done:
+  %written = call i1 @write(ptr %w, ptr %result)
+  br i1 %written, label %finished, label %failed
+finished:
   ret ptr %result
 }
 """

@@ -201,7 +201,60 @@ def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: in
         w.add("    take_back(undo)")
         w.add("    raise")
     w.add("return found")
+    slow = w.function("call", [f"x{k}" for k in range(count)])
+    return _make_native_call(program, trace, run, count, slow) or slow
+
+
+def _make_native_call(
+    program: Program, trace: Trace, run: Any, count: int, slow: Callable[..., Any]
+) -> Callable[..., Any] | None:
+    """Return ``call`` with reads of tensors and writes of their data in the native entry, if there is one."""
+    if getattr(run, "entry", None) is None or not run.in_order:
+        return None
+    if any(s.kind == "draw" for s in program.sources):  # where Python must take over, it would draw again
+        return None
+    w = _Writer(slow=slow, exchange=exchange, take_back=take_back, set_item=set_item, set_grad=set_grad,
+                set_grads=set_grads, drop_grads=drop_grads, write=write)  # fmt: skip
+    owners: list[Any] = []
+    given = [f"x{k}" for k in range(count)]
+    for s in program.sources:
+        if s.kind in ("argument", "tensor", "array") and not s.value.weak:
+            owners.append(s.owner)
+        else:
+            owners.append(len(given))
+            given.append(_read(w, s.kind, s.owner))
+    empty = {id(h.tensor) for h in trace.grad_guards() if h.argument is None and h.grad is None}
+    swapped: list[tuple[Tensor, int]] = []
+    others = []
+    place = len(program.results)
+    for each in program.writes:
+        if each.kind == "data" and type(each.owner) is Tensor:
+            swapped.append((each.owner, place))
+        elif each.kind != "grad" or each.values[0] is not None or id(each.owner) not in empty:
+            others.append((each, place))
+        place += sum(v is not None for v in each.values)
+    if len({id(t) for t, _ in swapped}) < len(swapped) or place != len(run.fresh):
+        return None
+    native = run.entry_for(owners, swapped, len(given))
+    w.add(f"found = {w.name(native.call, 'entry')}({', '.join(given)})")
+    w.add(f"if found is NotImplemented: return slow({', '.join(given[:count])})")
+    if others:
+        w.add("undo = []")
+        w.add("try:")
+        for each, at in sorted(others, key=lambda other: other[0].kind == "call"):
+            _write(w, each, at)
+        w.add("except BaseException:")
+        w.add("    take_back(undo)")
+        w.add(f"    exchange({w.name(swapped)}, found)")
+        w.add("    raise")
+    w.add("return found")
     return w.function("call", [f"x{k}" for k in range(count)])
+
+
+def exchange(swapped: list[tuple[Tensor, int]], found: tuple[Any, ...]) -> None:
+    """Give tensors the arrays back that they had before."""
+    for t, place in swapped:
+        t._data = found[place]
 
 
 def _write_all(w: _Writer, program: Program) -> None:

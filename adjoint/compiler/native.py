@@ -161,6 +161,12 @@ class Native:
 
     def _make_entry(self) -> Entry | None:
         """Return the native entry, if the program is one run of kernels and all it reads is plain."""
+        return self.entry_for(range(len(self.program.sources)), (), len(self.program.sources))
+
+    def entry_for(
+        self, owners: Sequence[Any], writes: Sequence[tuple[Any, int]], arguments: int
+    ) -> Entry | None:
+        """Return an entry that reads from owners, as ``Given`` has them, and gives made arrays to tensors."""
         whole = len(self.steps) == 1 and isinstance(self.steps[0], tuple)
         plain = all(v.node.id in self.made for v in self.results)
         if not whole or not plain or layout() is None:
@@ -168,15 +174,15 @@ class Native:
         given = []
         for k, s in enumerate(self.program.sources):
             value = s.value
-            given.append(Given(k, value.dtype, None if value.weak else tuple(value.shape)))
+            given.append(Given(owners[k], value.dtype, None if value.weak else tuple(value.shape)))
         made = [Made(v.dtype, v.shape) for v in self.fresh]
         rows = []
         for function, slots, cuts in zip(self.functions, self.slots, self.cuts, strict=True):
             rows.append(Record(function, [self._entry_slot(s) for s in slots], cuts))
         flags = [c.ctypes.data for c in self.checks]
         return Entry(
-            records=rows, given=given, made=made, arguments=len(given), nanoseconds=int(self.estimate),
-            helpers=self._helpers(), checks=flags, held=(self.arena, self.lowered.graph),
+            records=rows, given=given, made=made, arguments=arguments, nanoseconds=int(self.estimate),
+            helpers=self._helpers(), checks=flags, held=(self.arena, self.lowered.graph), writes=writes,
         )  # fmt: skip
 
     def _entry_slot(self, s: Any) -> Any:

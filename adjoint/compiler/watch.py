@@ -59,16 +59,6 @@ def layout() -> Layout | None:
         return None
 
 
-def _offset(owner: Any, name: str, size: int) -> int:
-    """Return where an attribute in a slot is, by setting it to an object of its own."""
-    mark, before = object(), getattr(owner, name)
-    setattr(owner, name, mark)
-    try:
-        return entry._place(owner, size, id(mark))
-    finally:
-        setattr(owner, name, before)
-
-
 def _probed(base: entry.Layout) -> Layout:
     t, extra, mark = wrap(np.zeros(3)), _Extra(), object()
     cell = types.CellType(mark)
@@ -81,11 +71,10 @@ def _probed(base: entry.Layout) -> Layout:
     )
     size = entry._place(listed, list.__basicsize__, 6)
     return Layout(
-        base, _offset(t, "_node", Tensor.__basicsize__), _offset(t, "_extra", Tensor.__basicsize__),
-        _offset(extra, "grad", _Extra.__basicsize__), _offset(extra, "hooks", _Extra.__basicsize__),
-        _offset(extra, "post_hooks", _Extra.__basicsize__),
+        base, base.node, entry._offset(t, "_extra"), entry._offset(extra, "grad"),
+        entry._offset(extra, "hooks"), entry._offset(extra, "post_hooks"),
         entry._place(cell, type(cell).__basicsize__, id(mark)),
-        _offset(special, "count", type(special).__basicsize__), size, items, _version_offset(),
+        entry._offset(special, "count"), size, items, _version_offset(),
     )  # fmt: skip
 
 
@@ -123,7 +112,7 @@ def _function() -> int:
     where = layout()
     assert where is not None
     text = TEXT
-    for name, value in {**where.base._asdict(), "node": where.node}.items():
+    for name, value in where.base._asdict().items():
         text = text.replace(name.upper(), str(value))
     names = (
         "Py_DecRef", "Py_IncRef", "PyDict_GetItemWithError", "PyContextVar_Get", "PyObject_CallNoArgs",

@@ -14,6 +14,7 @@ import adjoint as ad
 from adjoint.compiler import entry, machine, pool, units
 from adjoint.compiler.emit.text import Writer
 from adjoint.compiler.entry import Entry, Given, Made, Record
+from adjoint.core.tensor import clock
 
 pytestmark = pytest.mark.skipif(entry.layout() is None, reason="the layout of this interpreter is not known")
 
@@ -101,6 +102,38 @@ def test_a_tensor_from_outside_that_changed_is_left_to_python(made):
     assert e.call(np.ones(SHAPE), 1.0) is NotImplemented
     t._data = np.ones(SHAPE)
     assert (e.call(np.ones(SHAPE), 1.0)[0] == 2).all()
+
+
+def test_arrays_are_given_to_tensors():
+    leaf, constant = ad.tensor(np.zeros(SHAPE), requires_grad=True), ad.tensor(np.zeros(SHAPE))
+    base, flag = np.arange(6.0).reshape(SHAPE), np.zeros(1, bool)
+    records = [
+        Record(
+            scaled_sum(), [("given", 0), ("given", 1), ("given", 2), ("made", k), flag.ctypes.data], [0, 6]
+        )
+        for k in range(3)
+    ]
+    given = [Given(0, np.float64, SHAPE), Given(base, np.float64, SHAPE), Given(1, None, None)]
+    e = Entry(records, given, [Made(np.float64, SHAPE)] * 3, 2, checks=[flag.ctypes.data], held=(flag, base),
+              writes=[(leaf, 1), (constant, 2)])  # fmt: skip
+    before, versions = (leaf._data, constant._data), (leaf._version, clock.now)
+    x = np.ones(SHAPE)
+    out, old_leaf, old_constant = e.call(x, 2.0)
+    assert old_leaf is before[0] and old_constant is before[1]
+    references = [sys.getrefcount(leaf._data), sys.getrefcount(constant._data)]
+    assert references == [2, 2]
+    for t in (leaf, constant):
+        np.testing.assert_array_equal(t._data, base + 2)
+        assert t._data is not out
+    assert leaf._version == versions[0] + 1 and constant._version == clock.now == versions[1] + 1
+    assert e.call(-x, 2.0) is NotImplemented  # a check fails: nothing is written
+    np.testing.assert_array_equal(leaf._data, base + 2)
+    assert leaf._version == versions[0] + 1 and clock.now == versions[1] + 1
+    held = (leaf._data, constant._data, leaf, constant, clock)
+    counts = [sys.getrefcount(h) for h in held[2:]]
+    for _ in range(300):  # versions become numbers that Python does not share
+        e.call(x, 2.0)
+    assert [sys.getrefcount(h) for h in held[2:]] == counts and leaf._version == versions[0] + 301
 
 
 def test_a_check_that_fails_returns_nothing(made):

@@ -174,6 +174,27 @@ def test_results_are_those_of_replay():
     np.testing.assert_allclose(*found, rtol=1e-9)
 
 
+def test_a_failure_after_the_native_writes_takes_them_back(monkeypatch):
+    compiled, args, at = setting()
+    net, opt = at["net"], at["opt"]
+    before, counted = [p.numpy().copy() for p in net.parameters()], opt.step_count
+
+    def fails(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["adjoint.optim.traced"]._HostCount, "__call__", fails)
+        with pytest.raises(KeyboardInterrupt):
+            compiled(*args)
+    for p, b in zip(net.parameters(), before, strict=True):
+        np.testing.assert_array_equal(p.numpy(), b)
+    assert opt.step_count == counted
+    compiled(*args)
+    assert opt.step_count == counted + 1 and any(
+        (p.numpy() != b).any() for p, b in zip(net.parameters(), before, strict=True)
+    )
+
+
 def test_what_changes_at_every_call_is_not_watched_for_long():
     compiled, args, at = setting()
     for k in range(20):
