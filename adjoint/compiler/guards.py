@@ -104,6 +104,11 @@ def is_flat(value: Any) -> bool:
     return not any(isinstance(v, (*_CONTAINERS, types.MethodType)) for v in elements)
 
 
+def _marks(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of an object, for comparison; modules make these two when they are asked for."""
+    return {k: snapshot(v) for k, v in attributes.items() if k not in ("_parameters", "_buffers") or v}
+
+
 class ObjectGuard:
     """The attributes of an object, such as a module, must be what they were."""
 
@@ -113,7 +118,7 @@ class ObjectGuard:
         self.what = what
         self.owner = owner
         self.attributes: dict[str, Any] = vars(owner)
-        self.marks = {k: snapshot(v) for k, v in self.attributes.items()}
+        self.marks = _marks(self.attributes)
         self._look()
 
     def _look(self) -> None:
@@ -128,14 +133,14 @@ class ObjectGuard:
     def holds(self) -> bool:
         """Tell whether all attributes are what they were; identity is looked at first."""
         if [*map(id, self.attributes.values())] != self.ids:
-            if {k: snapshot(v) for k, v in self.attributes.items()} != self.marks:
+            if _marks(self.attributes) != self.marks:
                 return False
             self._look()
         return all([g.holds() for g in self.containers])  # noqa: C419  a generator costs more
 
     def reason(self) -> str:
         """Say which attribute changed."""
-        now = {k: snapshot(v) for k, v in self.attributes.items()}
+        now = _marks(self.attributes)
         names = [k for k in {**now, **self.marks} if now.get(k) != self.marks.get(k)]
         return f"{self.what}.{', '.join(names)} changed"
 
