@@ -6,6 +6,7 @@ import ast
 import functools
 import linecache
 from collections.abc import Callable, Iterable, Mapping
+from inspect import CO_VARARGS
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
@@ -104,6 +105,9 @@ def of_function(
         code = function.__code__
         names = code.co_varnames[: code.co_argcount]
         found.update(zip(names, args, strict=False))
+        if code.co_flags & CO_VARARGS:
+            rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount]
+            found.update({f"{rest}[{i}]": a for i, a in enumerate(args[len(names) :])})
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
             try:
                 found[name] = cell.cell_contents
