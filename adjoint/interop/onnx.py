@@ -71,7 +71,7 @@ def save(
     Raises
     ------
     InputError
-        If the model uses an op that has no ONNX form.
+        If the model uses an op or a dtype that has no ONNX form.
 
     Examples
     --------
@@ -91,7 +91,10 @@ def save(
     arrays = [a.numpy() if isinstance(a, Tensor) else array_of(a) for a in given]
     graph = _Graph(model, arrays, input_names, output_names)
     proto = graph.model()
-    onnx.checker.check_model(proto, full_check=True)
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise InputError(f"onnx: the model has no valid ONNX form: {error}") from None
     replace_file(Path(path), lambda temporary: onnx.save(proto, temporary))
 
 
@@ -152,9 +155,7 @@ class _Graph:
         parameters = {}
         if isinstance(model, Module):
             parameters = {id(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
-        self.inputs = [""] * len(arrays)
-        for k in range(len(arrays)):
-            self.inputs[k] = names[k] if names is not None else f"input_{k}"
+        self.inputs = _names("input", names, len(arrays))
         for source in self.trace.program.sources:
             value = source.value
             if source.kind == "argument":
@@ -172,20 +173,22 @@ class _Graph:
         ]
 
     def _add(self, i: Instruction) -> None:
-        kinds = [a.dtype for a in i.args if isinstance(a, Symbolic) and not a.weak and a.dtype != bool]
-        dtype = kinds[0] if kinds else i.outs[0].dtype
-        args = [
-            self.names[a.id] if isinstance(a, Symbolic) else self.constant(np.asarray(a, dtype))
-            for a in i.args
-        ]
+        dtype = _common(i)
+        args = []
+        for k, a in enumerate(i.args):
+            if not isinstance(a, Symbolic):
+                args.append(self.constant(np.asarray(a, dtype)))
+            elif i.op.name in _PROMOTING and a.dtype != dtype and (i.op.name, k) != ("where", 0):
+                args.append(self.node("Cast", self.names[a.id], to=_kind(dtype)))
+            else:
+                args.append(self.names[a.id])
         found = EMITTERS[i.op.name](self, i, args)
         for out, name in zip(i.outs, [found] if isinstance(found, str) else found, strict=False):
             self.names[out.id] = name
 
     def _outputs(self, results: list[Any], names: Any) -> None:
         self.outputs = []
-        for k, value in enumerate(results):
-            name = names[k] if names is not None else f"output_{k}"
+        for name, value in zip(_names("output", names, len(results)), results, strict=True):
             self.nodes.append(helper.make_node("Identity", [self.names[value.id]], [name]))
             self.outputs.append(helper.make_tensor_value_info(name, _kind(value.dtype), value.shape))
 
@@ -193,7 +196,7 @@ class _Graph:
         """Return the protocol buffer."""
         used = {name for node in self.nodes for name in node.input}
         stored = [
-            numpy_helper.from_array(np.ascontiguousarray(a), n)
+            numpy_helper.from_array(np.asarray(a, order="C"), n)  # ascontiguousarray makes 0-d arrays 1-d
             for n, a in self.initializers.items()
             if n in used
         ]
@@ -234,6 +237,23 @@ def _kind(dtype: Any) -> int:
     return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
+def _names(what: str, given: Sequence[str] | None, count: int) -> list[str]:
+    """Return the names of the inputs or outputs."""
+    if given is None:
+        return [f"{what}_{k}" for k in range(count)]
+    if isinstance(given, str) or len(given) != count:
+        raise InputError(f"onnx: {what}_names must have a name for each of the {count} {what}s: {given!r}.")
+    return list(given)
+
+
+def _common(i: Instruction) -> Any:
+    """Return the dtype in which an instruction computes; NumPy converts its arguments to it."""
+    if i.outs[0].dtype != bool:
+        return i.outs[0].dtype
+    kinds = [a.dtype if isinstance(a, Symbolic) and not a.weak else a for a in i.args]
+    return np.result_type(*(0.0 if isinstance(k, Symbolic) else k for k in kinds))
+
+
 # The forms of ops ------------------------------------------------------------------------------------
 
 EMITTERS: dict[str, Emitter] = {}
@@ -262,6 +282,10 @@ for _pair in """
     logical_and:And logical_or:Or logical_not:Not
 """.split():
     EMITTERS[_pair.partition(":")[0]] = _direct(_pair.partition(":")[2])
+
+
+# Ops whose arguments NumPy converts to one dtype, which ONNX does not.
+_PROMOTING = {*EMITTERS, "square", "concat", "stack", "linear", "einsum", "sum", "prod", "conv", "conv_input"}
 
 
 @_form("square")

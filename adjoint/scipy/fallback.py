@@ -28,7 +28,25 @@ def scipy_only(part: str, name: str) -> Any:
         raise AttributeError(f"module 'adjoint.scipy.{part}' has no attribute {name!r}")
     if not callable(found) or isinstance(found, type):
         return found
-    return numpy_only(found, f"scipy.{part}")
+    return _Distribution(name) if hasattr(found, "rvs") else numpy_only(found, f"scipy.{part}")
+
+
+class _Distribution:
+    """A distribution of SciPy without derivatives in adjoint."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return scipy_method(self._name, "__call__")(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # also _name itself, while a copy is made
+            raise AttributeError(f"this distribution has no attribute {name!r}")
+        return scipy_method(self._name, name)
+
+    def __repr__(self) -> str:
+        return f"<scipy.stats.{self._name}>"
 
 
 def scipy_method(distribution: str, name: str) -> Any:

@@ -121,3 +121,32 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
             onnx.load(tmp_path / "a.onnx")
     with pytest.raises(IsADirectoryError):
         onnx.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        (lambda a: a * 2.5, (np.arange(3),)),
+        (lambda a: ad.where(a / 2 > 0.4, 1.0, 0.0), (np.arange(3),)),
+        (lambda a, b: ad.concat([a * b, ad.sqrt(b)]), (x(3), np.arange(3))),
+        (lambda a, b: ad.where(a == b, a, b) + (a > 0) * a, (x(3), np.arange(3.0))),
+        (lambda a: (a > 0).sum() + a.sum() * 2, (x(3),)),
+        (nn.Linear(4, 3, rng=0), (x(2, 4).astype(np.float64),)),
+        (lambda a: a * 2, (np.array(3.0),)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*the input 'x' is float64")
+def test_arguments_are_converted_to_one_dtype(function: Any, given: Any, tmp_path: Path) -> None:
+    onnx.save(function, given, tmp_path / "f.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "f.onnx")
+    found = session.run(None, {f"input_{k}": a for k, a in enumerate(given)})[0]
+    want = function(*map(ad.tensor, given)).numpy()
+    assert np.asarray(found).dtype == want.dtype
+    np.testing.assert_allclose(found, want, rtol=1e-6)
+
+
+def test_names_and_dtypes_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"input_names must have a name for each of the 2 inputs: \['a'\]"):
+        onnx.save(lambda a, b: a + b, (x(2), x(2)), tmp_path / "f.onnx", input_names=["a"])
+    with pytest.raises(InputError, match=r"the model has no valid ONNX form: .*complex128"):
+        onnx.save(lambda a: a * 2, np.ones(2, complex), tmp_path / "f.onnx")

@@ -266,3 +266,16 @@ def test_frozen_names_keywords_and_mistakes():
         assert str(info.value) == text
     with pytest.raises(InputError, match="has no derivative"):
         stats.vonmises.ppf(0.3, 2.0)
+
+
+def test_distributions_without_derivatives_are_scipys():
+    x = ad.tensor([1.0, 2.0], requires_grad=True)
+    np.testing.assert_array_equal(stats.skewnorm.pdf(x.detach(), 2.0), ss.skewnorm.pdf([1.0, 2.0], 2.0))
+    assert stats.skewnorm(2.0).mean() == ss.skewnorm(2.0).mean()
+    assert stats.matrix_normal.rvs(random_state=0).shape == (1, 1)
+    assert repr(stats.skewnorm) == "<scipy.stats.skewnorm>"
+    for lost in (lambda: stats.skewnorm.pdf(x, 2.0), lambda: stats.skewnorm(x)):
+        with pytest.raises(LostHistoryError, match=r"for scipy\.stats\.skewnorm\."):
+            lost()
+    with pytest.raises(AttributeError, match=r"skewnorm_gen.*no attribute 'nothing'"):
+        stats.skewnorm.nothing  # noqa: B018  # reads the attribute
