@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -277,8 +279,9 @@ class Profile:
         if holders:
             lines.append(f"At the peak: {', '.join(f'{name} {quantity(size)}' for name, size in holders)}.")
         for name, note in self.compiled().items():
-            count = len(note.splitlines())
-            lines.append(f"{name} is compiled, {count} lines: Profile.compiled() returns them.")
+            lines.append(
+                f"{name} is compiled: {_instructions(note)}.  Profile.compiled() returns its program."
+            )
         return lines
 
     def chrome_trace(self, path: str | os.PathLike[str]) -> Path:
@@ -353,6 +356,13 @@ def cost_of_observing() -> float:
 
     plain, seen = (min(f() for _ in range(15)) for f in (timed, watched))
     return (seen - plain) / 20
+
+
+def _instructions(note: str) -> str:
+    """Return the ops of a compiled program with their counts, the most frequent first."""
+    counts = Counter(re.findall(r"= (\w+)\(", note)).most_common()
+    shown = ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in counts[:8])
+    return (shown or f"{len(note.splitlines())} lines") + (" …" if len(counts) > 8 else "")
 
 
 def write_text(path: Path, text: str) -> None:
