@@ -31,6 +31,7 @@ UNCHECKED: dict[str, dict[str, str]] = {
     "complex": {
         "eigh": "complex vectors have an arbitrary phase; test_oracle_linalg compares what does not vary",
         "svd": "as eigh",
+        "eig": "complex vectors have an arbitrary sign; test_scipy_linalg compares what does not vary",
     },
     "zero": {},
 }  # fmt: skip
@@ -85,6 +86,7 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "stack": lambda *xs, axis: np.stack(xs, axis),
     "split": lambda x, cuts, axis: np.split(x, [b for _, b in cuts[:-1]], axis),
     "eigh": lambda A, lower: list(np.linalg.eigh(A, "L" if lower else "U")),
+    "eig": lambda A: [v.astype(complex) for v in np.linalg.eig(A)],
     "eigvalsh": lambda A, lower: np.linalg.eigvalsh(A, "L" if lower else "U"),
     "is_hermitian": lambda A: np.isclose(A, A.swapaxes(-1, -2).conj()).all(axis=(-2, -1), keepdims=True),
     "mirror": lambda A: np.tril(A) + np.tril(A, -1).swapaxes(-1, -2).conj(),
@@ -399,7 +401,43 @@ def _tanh_gelu_slope(x: Any, y: Any, gate: Any) -> Any:
 _ROOT = np.sqrt(2 / np.pi)
 
 
+def _by_eigenvalues(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of square matrices by their eigenvalues."""
+
+    def apply(x: Any) -> Any:
+        w, v = np.linalg.eig(x.astype(complex))
+        y = (v * function(w)[..., None, :]) @ np.linalg.inv(v)
+        return y if x.dtype.kind == "c" else y.real
+
+    return apply
+
+
+def _sylvester(x: Any, y: Any, q: Any) -> Any:
+    m, n = q.shape[-2:]
+    return np.linalg.solve(np.kron(x, np.eye(n)) + np.kron(np.eye(m), y.T), q.reshape(-1)).reshape(m, n)
+
+
+def _lu(x: Any) -> list[Any]:
+    if x.ndim > 2:
+        return [np.stack(parts) for parts in zip(*map(_lu, x), strict=True)]
+    n = len(x)
+    rows, u = np.arange(n), x.copy()
+    lower = np.zeros_like(x)
+    for k in range(n):
+        best = k + int(np.argmax(np.abs(u[k:, k])))
+        for a in (rows, u, lower):
+            a[[k, best]] = a[[best, k]]
+        lower[k + 1 :, k] = u[k + 1 :, k] / u[k, k]
+        u[k + 1 :] -= np.outer(lower[k + 1 :, k], u[k])
+    return [np.eye(n)[rows].T, lower + np.eye(n), u]
+
+
 FORMULAS: dict[str, Callable[..., Any]] = {
+    "expm": _by_eigenvalues(np.exp),
+    "logm": _by_eigenvalues(np.log),
+    "sqrtm": _by_eigenvalues(np.sqrt),
+    "solve_sylvester": _sylvester,
+    "lu": _lu,
     **SPECIAL,
     "leaky_relu": lambda x, slope: np.where(x > 0, x, slope * x),
     "hardtanh": lambda x, low, high: np.minimum(np.maximum(x, low), high),

@@ -218,6 +218,8 @@ CALLS: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     np.linalg.cross: [call(S, P)],
     np.linalg.det: [call(S)],
     np.linalg.diagonal: [call(S, offset=1)],
+    np.linalg.eig: [call(np.array([[1.0, 2.0], [-1.5, 0.5]]))],
+    np.linalg.eigvals: [call(np.array([[1.0, 2.0], [-1.5, 0.5]]))],
     np.linalg.eigh: [call(P)],
     np.linalg.eigvalsh: [call(P)],
     np.linalg.inv: [call(S)],

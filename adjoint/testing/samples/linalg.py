@@ -115,3 +115,16 @@ CASES += [
     Case("vector_norm", (array(2, 3, low=0.3),), {"ord": 0.5, "axis": (-2,), "keepdims": False}),
     Case("vector_norm", (array(2, 3, low=0.3),), {"ord": -1.0, "axis": (-1,), "keepdims": False}),
 ]  # fmt: skip
+
+_TILTED = _hermitian(3, 3) + 0.1 * array(3, 3, seed=6)  # with positive eigenvalues, not symmetric
+CASES += [
+    Case("expm", (array(3, 3),)),
+    Case("expm", (6 * array(2, 3, 3),), note="large"),
+    *(Case(op, (_TILTED,)) for op in ("logm", "sqrtm")),
+    *(Case(op, (_hermitian(2, 3, 3),), note="stack") for op in ("logm", "sqrtm")),
+    Case("solve_sylvester", (_TILTED, _hermitian(2, 2), array(3, 2))),
+    Case("lu", (array(3, 3, seed=7),)),
+    Case("lu", (array(2, 3, 3, seed=8),), note="stack"),
+    Case("eig", (np.array([[1.0, 2.0, 0.3], [-1.5, 0.5, 0.2], [0.1, 0.4, 3.0]]),), note="complex pair"),
+    Case("eig", (np.array([[[1.0, 0.3], [0.2, 2.0]], [[1.0, 2.0], [-1.5, 0.5]]]),), note="stack"),
+]

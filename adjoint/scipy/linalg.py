@@ -1,0 +1,606 @@
+"""``scipy.linalg`` on tensors, with SciPy's names and parameters.
+
+Parameters about memory and checks (``overwrite_a``, ``check_finite``, ``lapack_driver``, …) are accepted and
+ignored.  Names that are not in ``__all__`` are SciPy's own functions, which raise ``LostHistoryError`` for a
+tensor with a history.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from adjoint.core.convert import array_of, asarray
+from adjoint.core.namespace import rec
+from adjoint.core.tensor import Tensor
+from adjoint.errors import InputError, NoGradientError, ShapeError
+from adjoint.ops import linalg as ours
+from adjoint.ops.arrange import kron
+from adjoint.ops.join import concat
+from adjoint.ops.matrices import adjoint_of
+from adjoint.ops.reduce import floating
+from adjoint.ops.shape import pad
+from adjoint.scipy.fallback import scipy_only
+
+__all__ = [
+    "block_diag",
+    "cho_factor",
+    "cho_solve",
+    "cholesky",
+    "circulant",
+    "det",
+    "eig",
+    "eigh",
+    "eigvals",
+    "eigvalsh",
+    "expm",
+    "hankel",
+    "inv",
+    "kron",
+    "logm",
+    "lstsq",
+    "lu",
+    "lu_factor",
+    "lu_solve",
+    "norm",
+    "null_space",
+    "pinv",
+    "polar",
+    "qr",
+    "schur",
+    "solve",
+    "solve_banded",
+    "solve_circulant",
+    "solve_continuous_lyapunov",
+    "solve_discrete_lyapunov",
+    "solve_sylvester",
+    "solve_toeplitz",
+    "solve_triangular",
+    "sqrtm",
+    "svd",
+    "svdvals",
+    "toeplitz",
+]
+
+_IGNORED = frozenset("overwrite_a overwrite_b overwrite_ab check_finite lapack_driver driver".split())
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+_DOC = """{summary}
+
+Parameters
+----------
+*args : object
+    The parameters of ``scipy.linalg.{name}``.
+**kwargs : object
+    The same by name.
+
+Returns
+-------
+{returns}
+    {result}
+
+Examples
+--------
+>>> import adjoint as ad, numpy as np
+>>> {example}
+{shown}
+"""
+
+
+def _like_scipy(
+    example: str, shown: str, result: str = "As SciPy's.", returns: str = "Tensor"
+) -> Callable[..., Any]:
+    """Make a function ignore SciPy's parameters about memory and checks, and document it."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        name = function.__name__
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **{k: v for k, v in kwargs.items() if k not in _IGNORED})
+
+        functools.update_wrapper(call, function, assigned=("__module__", "__name__", "__qualname__"))
+        del call.__wrapped__  # type: ignore[attr-defined]
+        call.__doc__ = _DOC.format(
+            summary=function.__doc__, name=name, example=example, shown=shown, result=result, returns=returns
+        )
+        return call
+
+    return decorate
+
+
+def _matrix(op: str, a: Any) -> Tensor:
+    x = floating(op, a)
+    if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
+        raise ShapeError(f"{op}: expected square matrices, but got shape {x.shape}.")
+    return x
+
+
+# Decompositions ------------------------------------------------------------------------------------
+
+
+@_like_scipy(
+    "ad.scipy.linalg.eig([[2.0, 0.0], [0.0, 3.0]])[0]",
+    "tensor([2.+0.j, 3.+0.j], dtype=complex128)",
+    "The values and the vectors.  Equal values have no derivatives of their own and raise an error.",
+    "tuple of Tensor",
+)
+def eig(a: Any, b: Any = None, left: bool = False, right: bool = True) -> Any:
+    """Return the eigenvalues and right eigenvectors of a square matrix, as complex tensors."""
+    if b is not None or left:
+        raise InputError(
+            "eig: adjoint has the standard problem and right vectors only.  Use eig(solve(b, a))."
+        )
+    w, v = rec.eig(_matrix("eig", a))
+    return (w, v) if right else w
+
+
+@_like_scipy(
+    "ad.scipy.linalg.eigvals([[2.0, 0.0], [0.0, 3.0]])",
+    "tensor([2.+0.j, 3.+0.j], dtype=complex128)",
+)
+def eigvals(a: Any, b: Any = None) -> Any:
+    """Return the eigenvalues of a square matrix, as a complex tensor."""
+    return eig(a, b, right=False)
+
+
+@_like_scipy(
+    "ad.scipy.linalg.eigh([[2.0, 0.0], [0.0, 3.0]], eigvals_only=True)",
+    "tensor([2., 3.], dtype=float64)",
+    "The values and the vectors.",
+    "tuple of Tensor",
+)
+def eigh(a: Any, b: Any = None, *, lower: bool = True, eigvals_only: bool = False) -> Any:
+    """Return the eigenvalues and eigenvectors of a Hermitian matrix."""
+    a = _matrix("eigh", a)
+    uplo = "L" if lower else "U"
+    if b is None:
+        return ours.eigvalsh(a, uplo) if eigvals_only else tuple(ours.eigh(a, uplo))
+    # a v = w b v with b = l lᴴ: the standard problem of l⁻¹ a l⁻ᴴ
+    factor = ours.cholesky(_matrix("eigh", b))
+    half = ours.solve_triangular(factor, a, lower=True)
+    standard = adjoint_of(rec, ours.solve_triangular(factor, adjoint_of(rec, half), lower=True))
+    if eigvals_only:
+        return ours.eigvalsh(standard, uplo)
+    w, v = ours.eigh(standard, uplo)
+    return w, ours.solve_triangular(adjoint_of(rec, factor), v, lower=False)
+
+
+@_like_scipy(
+    "ad.scipy.linalg.eigvalsh([[2.0, 0.0], [0.0, 3.0]])",
+    "tensor([2., 3.], dtype=float64)",
+)
+def eigvalsh(a: Any, b: Any = None, *, lower: bool = True) -> Any:
+    """Return the eigenvalues of a Hermitian matrix."""
+    return eigh(a, b, lower=lower, eigvals_only=True)
+
+
+@_like_scipy(
+    "ad.scipy.linalg.cholesky([[4.0, 2.0], [2.0, 5.0]])",
+    "tensor([[2., 1.],\n        [0., 2.]], dtype=float64)",
+)
+def cholesky(a: Any, lower: bool = False) -> Any:
+    """Return the Cholesky factor, by default the upper triangle."""
+    a = _matrix("cholesky", a)
+    return ours.cholesky(a) if lower else ours.cholesky(a, upper=True)
+
+
+@_like_scipy(
+    "ad.scipy.linalg.cho_factor([[4.0, 2.0], [2.0, 5.0]], lower=True)[1]",
+    "True",
+    "The factor, with zeros in the other triangle, and whether it is the lower one.",
+    "tuple",
+)
+def cho_factor(a: Any, lower: bool = False) -> Any:
+    """Return the Cholesky factor for ``cho_solve``."""
+    return cholesky(a, lower), lower
+
+
+@_like_scipy(
+    "ad.scipy.linalg.cho_solve(ad.scipy.linalg.cho_factor([[4.0]]), [8.0])",
+    "tensor([2.], dtype=float64)",
+)
+def cho_solve(c_and_lower: Any, b: Any) -> Any:
+    """Solve a x = b, given the result of ``cho_factor`` of a."""
+    c, lower = c_and_lower
+    first = ours.solve_triangular(c if lower else adjoint_of(rec, c), floating("cho_solve", b), lower=True)
+    return ours.solve_triangular(adjoint_of(rec, c) if lower else c, first, lower=False)
+
+
+@_like_scipy(
+    "[x.shape for x in ad.scipy.linalg.lu(np.eye(2))]",
+    "[(2, 2), (2, 2), (2, 2)]",
+    "The permutation, the lower and the upper triangle; the first two multiplied with ``permute_l``.",
+    "tuple of Tensor",
+)
+def lu(a: Any, permute_l: bool = False) -> Any:
+    """Return the factors of a square matrix with pivoting: a = p @ l @ u."""
+    p, lower, upper = rec.lu(_matrix("lu", a))
+    return (rec.matmul(p, lower), upper) if permute_l else (p, lower, upper)
+
+
+@_like_scipy(
+    "ad.scipy.linalg.lu_factor([[4.0]])",
+    "(tensor([[4.]], dtype=float64), tensor([0], dtype=int64))",
+    "The factors, and for each row the row it was exchanged with.",
+    "tuple of Tensor",
+)
+def lu_factor(a: Any) -> Any:
+    """Return the LU factors in one matrix and the pivots, for ``lu_solve``."""
+    p, lower, upper = lu(a)
+    if p.ndim > 2:
+        raise ShapeError("lu_factor: adjoint takes one matrix.  Use ad.vmap or solve for several.")
+    rows = array_of(p.detach()).argmax(0).tolist()  # the row of a that comes to each place
+    order, pivots = list(range(len(rows))), []
+    for i, row in enumerate(rows):
+        k = order.index(row)
+        pivots.append(k)
+        order[i], order[k] = order[k], order[i]
+    return rec.tril(lower, k=-1) + upper, asarray(np.array(pivots, np.int64))
+
+
+@_like_scipy(
+    "ad.scipy.linalg.lu_solve(ad.scipy.linalg.lu_factor([[4.0]]), [8.0])",
+    "tensor([2.], dtype=float64)",
+)
+def lu_solve(lu_and_piv: Any, b: Any, trans: int = 0) -> Any:
+    """Solve a x = b, given the result of ``lu_factor`` of a."""
+    factors, pivots = lu_and_piv
+    order = list(range(factors.shape[-1]))
+    for i, k in enumerate(array_of(pivots).tolist()):
+        order[i], order[k] = order[k], order[i]
+    b = floating("lu_solve", b)
+    if trans == 0:
+        first = ours.solve_triangular(factors, b[np.array(order)], lower=True, unit_diagonal=True)
+        return ours.solve_triangular(factors, first, lower=False)
+    turned = rec.matrix_transpose(factors) if trans == 1 else adjoint_of(rec, factors)
+    first = ours.solve_triangular(turned, b, lower=True)
+    return ours.solve_triangular(turned, first, lower=False, unit_diagonal=True)[np.argsort(order)]
+
+
+@_like_scipy(
+    "ad.scipy.linalg.qr(np.eye(2), mode='r')[0].shape",
+    "(2, 2)",
+    "The factors.",
+    "tuple of Tensor",
+)
+def qr(a: Any, mode: str = "full", pivoting: bool = False) -> Any:
+    """Return the factors of a matrix: an orthogonal one and an upper triangle."""
+    if pivoting:
+        raise InputError("qr: pivoting has no derivative in adjoint.")
+    names = {"full": "complete", "economic": "reduced", "r": "r"}
+    if mode not in names:
+        raise InputError(f"qr: mode must be 'full', 'economic' or 'r', not {mode!r}.")
+    a = floating("qr", a)
+    square = a.shape[-1] >= a.shape[-2]
+    if mode == "full" and not square:
+        return tuple(ours.qr(a, "complete"))
+    q, r = ours.qr(a, "reduced")
+    return (r,) if mode == "r" else (q, r)
+
+
+@_like_scipy(
+    "ad.scipy.linalg.svd(np.eye(2), compute_uv=False)",
+    "tensor([1., 1.], dtype=float64)",
+    "Left vectors, values, right vectors; or the values.",
+    "tuple of Tensor",
+)
+def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True) -> Any:
+    """Return the singular values and vectors."""
+    a = floating("svd", a)
+    return tuple(ours.svd(a, full_matrices)) if compute_uv else ours.svdvals(a)
+
+
+@_like_scipy(
+    "ad.scipy.linalg.svdvals(np.eye(2))",
+    "tensor([1., 1.], dtype=float64)",
+)
+def svdvals(a: Any) -> Any:
+    """Return the singular values."""
+    return ours.svdvals(floating("svdvals", a))
+
+
+@_like_scipy(
+    "ad.scipy.linalg.polar(2 * np.eye(2))[1]",
+    "tensor([[2., 0.],\n        [0., 2.]], dtype=float64)",
+    "The unitary factor u and the positive one p: a = u @ p, or a = p @ u with side='left'.",
+    "tuple of Tensor",
+)
+def polar(a: Any, side: str = "right") -> Any:
+    """Return a unitary and a positive semidefinite factor."""
+    if side not in ("left", "right"):
+        raise InputError(f"polar: side must be 'left' or 'right', not {side!r}.")
+    w, s, vh = ours.svd(floating("polar", a), False)
+    u = rec.matmul(w, vh)
+    if side == "right":
+        p = rec.matmul(adjoint_of(rec, vh) * s[..., None, :], vh)
+    else:
+        p = rec.matmul(w * s[..., None, :], adjoint_of(rec, w))
+    return u, p
+
+
+def _without_derivative(name: str, why: str, instead: str) -> Callable[..., Any]:
+    @_like_scipy(
+        f"ad.scipy.linalg.{name}(np.eye(2))" + (".shape" if name == "null_space" else "[1].shape"),
+        "(2, 0)" if name == "null_space" else "(2, 2)",
+        "SciPy's arrays.",
+        "object",
+    )
+    def function(a: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return SciPy's result, and raise for a tensor with a history."""
+        if isinstance(a, Tensor) and a.requires_grad:
+            refuse(name, why, instead)
+        return scipy_only("linalg", name)(a, *args, **kwargs)
+
+    function.__name__ = function.__qualname__ = name
+    return function
+
+
+def refuse(name: str, why: str, instead: str) -> NoReturn:
+    """Raise an error for a function without a derivative."""
+    raise NoGradientError(f"{name}: {why}, so it has no derivative.\n  {instead}")
+
+
+null_space = _without_derivative(
+    "null_space", "its basis is an arbitrary one", "Use the projector 1 - pinv(a) @ a, which is unique."
+)
+schur = _without_derivative(
+    "schur",
+    "its vectors are arbitrary where eigenvalues are complex or repeat",
+    "Use eigvals, which are its diagonal.",
+)
+
+
+# Solvers -------------------------------------------------------------------------------------------
+
+
+@_like_scipy(
+    "ad.scipy.linalg.solve(2 * np.eye(2), [2.0, 4.0])",
+    "tensor([1., 2.], dtype=float64)",
+)
+def solve(
+    a: Any, b: Any, lower: bool = False, *, assume_a: str | None = None, transposed: bool = False
+) -> Any:
+    """Solve linear equations."""
+    a = _matrix("solve", a)
+    if assume_a in (
+        "sym",
+        "her",
+        "pos",
+        "symmetric",
+        "hermitian",
+        "positive definite",
+    ):  # one triangle is read
+        kept = rec.tril(a, k=0) if lower else rec.triu(a, k=0)
+        rest = rec.tril(a, k=-1) if lower else rec.triu(a, k=1)
+        flip = (
+            rec.matrix_transpose if assume_a in ("sym", "symmetric") else functools.partial(adjoint_of, rec)
+        )
+        a = kept + flip(rest)
+    elif assume_a in ("upper triangular", "lower triangular"):
+        a = rec.tril(a, k=0) if assume_a.startswith("lower") else rec.triu(a, k=0)
+    return ours.solve(rec.matrix_transpose(a) if transposed else a, floating("solve", b))
+
+
+@_like_scipy(
+    "ad.scipy.linalg.solve_triangular(2 * np.eye(2), [2.0, 4.0])",
+    "tensor([1., 2.], dtype=float64)",
+)
+def solve_triangular(a: Any, b: Any, trans: Any = 0, lower: bool = False, unit_diagonal: bool = False) -> Any:
+    """Solve equations with a triangular matrix, by default an upper one."""
+    return ours.solve_triangular(
+        _matrix("solve_triangular", a), floating("solve_triangular", b), trans, lower, unit_diagonal
+    )
+
+
+@_like_scipy(
+    "ad.scipy.linalg.lstsq([[1.0], [1.0]], [1.0, 3.0])[0]",
+    "tensor([2.], dtype=float64)",
+    "The solution, the sums of squares, the rank and the singular values.",
+    "tuple",
+)
+def lstsq(a: Any, b: Any, cond: float | None = None) -> Any:
+    """Return a least-squares solution, residues, rank and singular values."""
+    b = floating("lstsq", b)
+    x, residues, rank, s = ours.lstsq(floating("lstsq", a), b, cond)
+    if b.ndim == 1 and residues.size:
+        residues = rec.reshape(residues, shape=())
+    return x, residues, rank, s
+
+
+@_like_scipy(
+    "ad.scipy.linalg.solve_sylvester([[1.0]], [[3.0]], [[8.0]])",
+    "tensor([[2.]], dtype=float64)",
+)
+def solve_sylvester(a: Any, b: Any, q: Any) -> Any:
+    """Solve a x + x b = q."""
+    return rec.solve_sylvester(
+        _matrix("solve_sylvester", a), _matrix("solve_sylvester", b), floating("solve_sylvester", q)
+    )
+
+
+@_like_scipy(
+    "ad.scipy.linalg.solve_continuous_lyapunov([[1.0]], [[4.0]])",
+    "tensor([[2.]], dtype=float64)",
+)
+def solve_continuous_lyapunov(a: Any, q: Any) -> Any:
+    """Solve a x + x aᴴ = q."""
+    a = _matrix("solve_continuous_lyapunov", a)
+    return rec.solve_sylvester(a, adjoint_of(rec, a), floating("solve_continuous_lyapunov", q))
+
+
+@_like_scipy(
+    "ad.scipy.linalg.solve_discrete_lyapunov([[0.5]], [[3.0]])",
+    "tensor([[4.]], dtype=float64)",
+)
+def solve_discrete_lyapunov(a: Any, q: Any, method: str | None = None) -> Any:
+    """Solve a x aᴴ - x + q = 0."""
+    a, q = _matrix("solve_discrete_lyapunov", a), _matrix("solve_discrete_lyapunov", q)
+    n = a.shape[-1]
+    products = np.eye(n * n) - kron(a, rec.conj(a))
+    return rec.reshape(ours.solve(products, rec.reshape(q, shape=(n * n,))), shape=(n, n))
+
+
+@_like_scipy(
+    "ad.scipy.linalg.solve_banded((0, 0), [[2.0, 4.0]], [2.0, 2.0])",
+    "tensor([1. , 0.5], dtype=float64)",
+)
+def solve_banded(l_and_u: Any, ab: Any, b: Any) -> Any:
+    """Solve equations with a banded matrix in diagonal ordered form."""
+    below, above = l_and_u
+    ab = floating("solve_banded", ab)
+    if ab.ndim != 2 or ab.shape[0] != below + above + 1:
+        raise ShapeError(f"solve_banded: expected {below + above + 1} diagonals, but got shape {ab.shape}.")
+    n = ab.shape[1]
+    i, j = np.indices((n, n))
+    row = np.clip(above + i - j, 0, below + above)
+    inside = (i - j <= below) & (j - i <= above)
+    return ours.solve(rec.where(inside, ab[row, j], 0.0), floating("solve_banded", b))
+
+
+@_like_scipy(
+    "ad.scipy.linalg.solve_toeplitz([2.0, 0.0], [2.0, 4.0])",
+    "tensor([1., 2.], dtype=float64)",
+)
+def solve_toeplitz(c_or_cr: Any, b: Any) -> Any:
+    """Solve equations with a Toeplitz matrix."""
+    c, r = c_or_cr if isinstance(c_or_cr, tuple) else (c_or_cr, None)
+    return ours.solve(toeplitz(c, r), floating("solve_toeplitz", b))
+
+
+@_like_scipy(
+    "ad.scipy.linalg.solve_circulant([2.0, 0.0], [2.0, 4.0])",
+    "tensor([1., 2.], dtype=float64)",
+)
+def solve_circulant(c: Any, b: Any) -> Any:
+    """Solve equations with a circulant matrix."""
+    return ours.solve(circulant(c), floating("solve_circulant", b))
+
+
+# Functions of matrices -----------------------------------------------------------------------------
+
+
+@_like_scipy(
+    "ad.scipy.linalg.expm(np.zeros((2, 2)))",
+    "tensor([[1., 0.],\n        [0., 1.]], dtype=float64)",
+)
+def expm(A: Any) -> Any:
+    """Return the exponential of square matrices."""
+    return rec.expm(_matrix("expm", A))
+
+
+@_like_scipy(
+    "ad.scipy.linalg.logm(np.eye(1))",
+    "tensor([[0.]], dtype=float64)",
+)
+def logm(A: Any) -> Any:
+    """Return the principal logarithm of square matrices."""
+    return rec.logm(_matrix("logm", A))
+
+
+@_like_scipy(
+    "ad.scipy.linalg.sqrtm(4 * np.eye(1))",
+    "tensor([[2.]], dtype=float64)",
+)
+def sqrtm(A: Any) -> Any:
+    """Return the principal square root of square matrices."""
+    return rec.sqrtm(_matrix("sqrtm", A))
+
+
+@_like_scipy("ad.scipy.linalg.inv(2 * np.eye(1))", "tensor([[0.5]], dtype=float64)")
+def inv(a: Any) -> Any:
+    """Return the inverse."""
+    return ours.inv(_matrix("inv", a))
+
+
+@_like_scipy("ad.scipy.linalg.det(2 * np.eye(2))", "tensor(4., dtype=float64)")
+def det(a: Any) -> Any:
+    """Return the determinant."""
+    return ours.det(_matrix("det", a))
+
+
+@_like_scipy(
+    "ad.scipy.linalg.pinv(2 * np.eye(1))",
+    "tensor([[0.5]], dtype=float64)",
+)
+def pinv(a: Any, *, rtol: float | None = None) -> Any:
+    """Return the Moore-Penrose inverse."""
+    return ours.pinv(floating("pinv", a)) if rtol is None else ours.pinv(floating("pinv", a), rtol=rtol)
+
+
+@_like_scipy("ad.scipy.linalg.norm([3.0, 4.0])", "tensor(5., dtype=float64)")
+def norm(a: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    """Return the norm of a vector or matrix."""
+    return ours.norm(floating("norm", a), ord, axis, keepdims=keepdims)
+
+
+# Special matrices ----------------------------------------------------------------------------------
+
+
+@_like_scipy(
+    "ad.scipy.linalg.toeplitz([1, 2], [1, 3])",
+    "tensor([[1, 3],\n        [2, 1]], dtype=int64)",
+)
+def toeplitz(c: Any, r: Any = None) -> Any:
+    """Return the matrix with a first column and row and constant diagonals."""
+    column = rec.reshape(asarray(c), shape=(-1,))
+    row = rec.conj(column) if r is None else rec.reshape(asarray(r), shape=(-1,))
+    i, j = np.indices((column.shape[0], row.shape[0]))
+    values = concat([rec.flip(row[1:], axis=(-1,)), column])
+    return values[row.shape[0] - 1 + i - j]
+
+
+@_like_scipy(
+    "ad.scipy.linalg.circulant([1, 2])",
+    "tensor([[1, 2],\n        [2, 1]], dtype=int64)",
+)
+def circulant(c: Any) -> Any:
+    """Return the matrix whose columns are the rotations of a vector."""
+    c = asarray(c)
+    n = c.shape[-1]
+    i, j = np.indices((n, n))
+    return c[..., (i - j) % n]
+
+
+@_like_scipy(
+    "ad.scipy.linalg.hankel([1, 2])",
+    "tensor([[1, 2],\n        [2, 0]], dtype=int64)",
+)
+def hankel(c: Any, r: Any = None) -> Any:
+    """Return the matrix with a first column and last row and constant anti-diagonals."""
+    column = rec.reshape(asarray(c), shape=(-1,))
+    row = column * 0 if r is None else rec.reshape(asarray(r), shape=(-1,))
+    i, j = np.indices((column.shape[0], row.shape[0]))
+    return concat([column, row[1:]])[i + j]
+
+
+@_like_scipy(
+    "ad.scipy.linalg.block_diag(1, [[2, 3]])",
+    "tensor([[1, 0, 0],\n        [0, 2, 3]], dtype=int64)",
+)
+def block_diag(*arrs: Any) -> Any:
+    """Return the matrix with the given ones on its diagonal."""
+    parts = [asarray(a) for a in arrs] or [asarray(np.zeros((1, 0)))]
+    parts = [rec.reshape(p, shape=(1,) * (2 - p.ndim) + p.shape) if p.ndim < 2 else p for p in parts]
+    width, rows, start = sum(p.shape[-1] for p in parts), [], 0
+    for p in parts:
+        rows.append(pad(p, ((0, 0), (start, width - start - p.shape[-1]))))
+        start += p.shape[-1]
+    return concat(rows, axis=-2)
+
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...
+
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Return SciPy's own function, which raises for a tensor with a history."""
+        return scipy_only("linalg", name)
