@@ -7,11 +7,10 @@ in its place.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from adjoint.compiler.fuse import GIVEN, Group
-from adjoint.compiler.simplify import Node, row_major
+from adjoint.compiler.simplify import Node
 
 __all__ = ["Memory", "stored_nodes"]
 
@@ -55,7 +54,7 @@ class Memory:
             for n in g.nodes:
                 for a in n.args:
                     self.last[a.node.id] = k
-        self._find_pieces(stored)
+        self._find_pieces()
         self._allocate(stored)
 
     def place(self, node: Node) -> tuple[Node, int]:
@@ -66,44 +65,25 @@ class Memory:
         base, offset = self.place(whole)
         return base, offset + first * node.dtype.itemsize
 
-    def _find_pieces(self, stored: set[int]) -> None:
+    def _find_pieces(self) -> None:
         """Find results of kernels that can be computed in the memory of the array they are a piece of."""
         for k, g in enumerate(self.groups):
-            if g.kind != "place":
-                continue
             node = g.nodes[0]
-            where = node.params[1]
-            if node.params[0] is not None:
-                continue  # it is filled first
-            spans = [(o, o + math.prod(s)) if t == row_major(s) else None for s, t, o in where]
-            taken: set[int] = set()
-            for i, (a, span) in enumerate(zip(node.args, spans, strict=True)):
-                free = span is not None and a.is_whole() and a.node.id not in self.fresh
-                if not free or a.node.id in self.piece_of or a.node.id in taken or a.node.dtype != node.dtype:
-                    continue
-                producer = self.groups[self.made[a.node.id]] if a.node.id in self.made else None
-                if producer is None or producer.kind not in ("loop", "matmul"):
-                    continue
-                assert span is not None
-                others = [s for j, s in enumerate(spans) if j != i and not self._hidden(spans, j, node.size)]
-                if any(s is None or (s[0] < span[1] and span[0] < s[1]) for s in others):
-                    continue
-                taken.add(a.node.id)
-                self.piece_of[a.node.id] = node, span[0]
-                self.last[node.id] = max(self.last.get(node.id, k), self.last.get(a.node.id, k))
-                self.made[node.id] = min(self.made[node.id], self.made[a.node.id])
-
-    @staticmethod
-    def _hidden(spans: Sequence[tuple[int, int] | None], j: int, size: int) -> bool:
-        """Tell whether the first piece is the whole array, all of which later pieces replace."""
-        if j != 0 or spans[0] != (0, size):
-            return False
-        end = 0
-        for s in sorted(s for s in spans[1:] if s is not None):
-            if s[0] > end:
-                return False
-            end = max(end, s[1])
-        return end == size
+            if g.kind != "place" or node.value is None:
+                continue  # pieces may overlap, or it is filled first
+            spans = node.value
+            below = len(spans) < len(node.args)
+            if below and sum(end - start for start, end, _ in spans) < node.size:
+                continue  # the one below is copied first
+            for start, _, i in spans:
+                a = node.args[i]
+                made = self.made.get(a.node.id)
+                free = made is not None and self.groups[made].kind in ("loop", "matmul")
+                taken = a.node.id in self.fresh or a.node.id in self.piece_of or a.node.dtype != node.dtype
+                if free and not taken and a.is_whole():
+                    self.piece_of[a.node.id] = node, start
+                    self.last[node.id] = max(self.last.get(node.id, k), self.last.get(a.node.id, k))
+                    self.made[node.id] = min(self.made[node.id], self.made[a.node.id])
 
     def pieces_in_place(self, node: Node) -> frozenset[int]:
         """Return which pieces of an array are computed in their place."""

@@ -97,7 +97,7 @@ def _placed(
     found = []
     for value, key in pieces:
         spot = xp.graph.slice(target, _full_key(key, len(shape)))
-        found.append((xp.graph.broadcast(xp.cast(value, dtype), spot.shape), spot))
+        found.append((xp.graph.broadcast(xp.cast(value, dtype), spot.shape), spot.where))
     return xp.graph.place(shape, dtype, fill, found)
 
 
@@ -163,7 +163,7 @@ def _fill(value: Any, dtype: Any) -> Any:
 def _undiagonal(xp: Any, x: Any, offset: int, shape: Shape) -> Any:
     full = (*x.shape[:-1], *shape)
     spot = _diagonal(xp, xp.graph.target(full), offset)
-    return xp.graph.place(full, x.dtype, 0, [(x, spot)])
+    return xp.graph.place(full, x.dtype, 0, [(x, spot.where)])
 
 
 # Indices ---------------------------------------------------------------------------------------------
@@ -211,14 +211,13 @@ def _index_set(xp: Any, x: Any, v: Any, key: Any) -> Any:
 
 def _set_basic(xp: Any, x: View, v: View, key: Any) -> Any:
     """Write a piece; pieces that were written before into the same array are written together with it."""
-    pieces: list[tuple[View, View]] = [(x, xp.graph.target(x.shape))]
+    pieces: list[tuple[View, Any]] = [(x, xp.graph.target(x.shape).where)]
     fill = None
     if x.node.op == "place" and x.is_whole() and x.shape == x.node.shape:
         fill, where = x.node.params
-        target = xp.graph.target(x.shape)
-        pieces = [(a, View(xp.graph, target.node, *w)) for a, w in zip(x.node.args, where, strict=True)]
+        pieces = list(zip(x.node.args, where, strict=True))
     spot = xp.graph.slice(xp.graph.target(x.shape), _full_key(key, x.ndim))
-    pieces.append((xp.graph.broadcast(v, spot.shape), spot))
+    pieces.append((xp.graph.broadcast(v, spot.shape), spot.where))
     return xp.graph.place(x.shape, x.dtype, fill, pieces)
 
 
@@ -340,7 +339,7 @@ def _added(
     if all(s > d * (k - 1) for k, s, d in zip(kernel, stride, dilation, strict=True)):
         spot = _windowed(xp, g.target((*lead, *full)), kernel, stride, dilation, count)
         return g.slice(
-            g.place((*lead, *full), parts.dtype, 0, [(parts, spot)]),
+            g.place((*lead, *full), parts.dtype, 0, [(parts, spot.where)]),
             _full_key(inner(size, padding), len(lead) + nd),
         )
     # by offset in the kernel, with zeros around: the element i of the image is the sum of [k, i - d k]
@@ -520,7 +519,7 @@ def _spread_labels(xp: Any, z: View, labels: str, output: str, size: dict[str, i
         return z
     shape = tuple([size[c] for c in output])
     spot, _ = _distinct(xp, xp.graph.target(shape), output, output)
-    return xp.graph.place(shape, z.dtype, 0, [(z, spot)])
+    return xp.graph.place(shape, z.dtype, 0, [(z, spot.where)])
 
 
 @rule("relabel")

@@ -8,6 +8,7 @@ express copies.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,8 @@ class Node:
         self.dtype = dtype
         self.size = math.prod(shape)
         self.id = -1
-        self.value: Any = None  # the array of a constant; the instruction of a call
+        # the array of a constant; the instruction of a call; where the pieces of a "place" are
+        self.value: Any = None
 
     def __repr__(self) -> str:
         return f"%{self.id} = {self.op}{list(self.shape)}"
@@ -133,6 +135,11 @@ class View:
     def size(self) -> int:
         """The number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def where(self) -> Any:
+        """The shape, the strides and the offset."""
+        return self.shape, self.strides, self.offset
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -386,43 +393,68 @@ class Graph:
         b = self.broadcast(b, (*batch, *b.shape[-2:]))
         return self.node("matmul", (a, b), None, (*batch, m, n), a.dtype)
 
-    def place(self, shape: Shape, dtype: Any, fill: Any, pieces: Sequence[tuple[View, View]]) -> View:
-        """Return an array of ``fill`` with pieces, each of which comes with a view of a ``target``."""
-        kept = [(v, t) for v, t in pieces if t.size]
-        where = tuple([(t.shape, t.strides, t.offset) for _, t in kept])
-        return self.node("place", tuple([v for v, _ in kept]), (fill, where), shape, dtype)
+    def place(self, shape: Shape, dtype: Any, fill: Any, pieces: Sequence[tuple[View, Any]]) -> View:
+        """Return an array of ``fill`` with pieces: views, each with shape, strides and offset of its place."""
+        kept = [(v, w) for v, w in pieces if v.size]
+        where = tuple([w for _, w in kept])
+        out = self.node("place", tuple([v for v, _ in kept]), (fill, where), shape, dtype)
+        if out.node.value is None and fill is None and where:
+            out.node.value = _spans(where)
+        return out
 
     def target(self, shape: Shape) -> View:
-        """Return a view of an array that is yet to be made, to say where pieces go."""
+        """Return a view of an array that is yet to be made; slices of it say where pieces go."""
         return View(self, Node("target", (), None, shape, _BOOL), shape, row_major(shape))
 
 
+def _spans(where: Sequence[Any]) -> list[tuple[int, int, int]] | None:
+    """Return where contiguous pieces start and end, in order, without a first one below them all.
+
+    None if one is not contiguous, or if two overlap.
+    """
+    spans = [
+        (offset, offset + math.prod(shape), k)
+        for k, (shape, strides, offset) in enumerate(where)
+        if strides == row_major(shape)
+    ]
+    if len(spans) < len(where):
+        return None
+    below = spans[0][:2] == (0, max(s[1] for s in spans)) and len(spans) > 1
+    spans = sorted(spans[1:] if below else spans)
+    return None if any(a[1] > b[0] for a, b in pairwise(spans)) else spans
+
+
 def _piece(x: View) -> View:
-    """Return what a view of a "place" shows, if it is all part of one contiguous piece."""
+    """Return what a view of a "place" shows, if it is all part of one piece; else the view."""
+    spans = x.node.value
+    if spans is None or not x.size:
+        return x
     first, last = _ends(x.shape, x.strides, x.offset)
-    where = x.node.params[1]
-    for k in reversed(range(len(where))):
-        shape, strides, offset = where[k]
-        arg = x.node.args[k]
-        inside = offset <= first and last < offset + math.prod(shape)
-        if inside and strides == row_major(shape) and arg.strides == row_major(arg.shape):
-            found = View(x.graph, arg.node, x.shape, x.strides, x.offset - offset + arg.offset)
-            return _piece(found) if arg.node.op == "place" else found
-        if _overlap(x, shape, strides, offset):
-            return x
-    return x
-
-
-def _overlap(x: View, shape: Shape, strides: tuple[int, ...], offset: int) -> bool:
-    """Tell whether two regions may share elements; by their ends only."""
-    first, last = _ends(x.shape, x.strides, x.offset)
-    low, high = _ends(shape, strides, offset)
-    return first <= high and low <= last
+    at = bisect_right(spans, first, key=lambda s: s[0]) - 1
+    if at >= 0 and first < spans[at][1]:
+        start, end, k = spans[at]
+    elif at + 1 < len(spans) and last >= spans[at + 1][0]:
+        return x
+    elif len(spans) < len(x.node.args):  # the one below
+        start, end, k = 0, x.node.size, 0
+    else:
+        return x
+    arg = x.node.args[k]
+    if last >= end or arg.strides != row_major(arg.shape):
+        return x
+    found = View(x.graph, arg.node, x.shape, x.strides, x.offset - start + arg.offset)
+    return _piece(found) if arg.node.op == "place" else found
 
 
 def _ends(shape: Shape, strides: tuple[int, ...], offset: int) -> tuple[int, int]:
-    steps = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
-    return offset + sum(min(s, 0) for s in steps), offset + sum(max(s, 0) for s in steps)
+    """Return the first and the last element that a view shows."""
+    low = high = offset
+    for n, s in zip(shape, strides, strict=True):
+        if s > 0:
+            high += (n - 1) * s
+        else:
+            low += (n - 1) * s
+    return low, high
 
 
 def _narrowed(x: View, shape: Shape) -> View:

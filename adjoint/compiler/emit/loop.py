@@ -100,7 +100,7 @@ class Loop:
         self.inside = {n.id: n for n in group.nodes}
         self.stored = {n.id for n in stored}
         self.slots_used: list[Slot] = []
-        self.slots: dict[int, int] = {}
+        self.slots: dict[tuple[int, int], int] = {}
         self.access: dict[tuple[int, int], Place] = {}  # of operand k of a node
         self.target: dict[int, Place] = {}
         self._find_places(places)
@@ -245,8 +245,7 @@ class Loop:
                 elif (n.id, k) in self.access and a.scalar() is None:
                     place = self.access[n.id, k]
                     if not any(place.strides) and place.key not in self.once:
-                        pointer = self.w.at(self.slot(place.base), place.element, place.offset)
-                        self.once[place.key] = self.w.load(pointer, place.element)
+                        self.once[place.key] = self.w.load(self.slot(place.base, place.offset), place.element)
 
     def _number(self, node: Node) -> Value:
         """Return the value of a node of one element."""
@@ -260,7 +259,7 @@ class Loop:
                 elif a.node.id in self.group.numbers:
                     values.append(self._number(a.node))
                 else:
-                    values.append(self.w.load(self.w.at(self.slot(a.node), element, a.offset), element))
+                    values.append(self.w.load(self.slot(a.node, a.offset), element))
             given = node.args[1 if node.op == "where" else 0].dtype
             found = self.numbers[node.id] = apply(self.w, node.op, given, node.dtype, *values)
         return found
@@ -301,21 +300,22 @@ class Loop:
         """Return the offset of a place in the present item."""
         found = self.offsets.get(place.key)
         if found is None:
-            found = place.offset
+            found = 0
             for i, index in zip(self.outer, self.indices, strict=False):
                 found = self.w.plus(found, self.w.times(index, place.strides[i]))
             self.offsets[place.key] = found
         return found
 
-    def slot(self, node: Node) -> Value:
-        """Return the address of the memory of a node."""
-        self._slot_of(node)
-        return self.w.slot(self.slots[node.id])
+    def slot(self, node: Node, offset: int = 0) -> Value:
+        """Return the address of an element of a node; it is not in the text, which many layers share."""
+        return self.w.slot(self._slot_of(node, offset))
 
-    def _slot_of(self, node: Node) -> None:
-        if node.id not in self.slots:
-            self.slots[node.id] = len(self.slots_used)
-            self.slots_used.append(Slot(node, 0))
+    def _slot_of(self, node: Node, offset: int) -> int:
+        key = node.id, offset
+        if key not in self.slots:
+            self.slots[key] = len(self.slots_used)
+            self.slots_used.append(Slot(node, offset * node.dtype.itemsize))
+        return self.slots[key]
 
     # The shapes of loops -----------------------------------------------------------------------------
 
@@ -602,7 +602,7 @@ class Loop:
         at = w.plus(self._offset(place), w.times(lane.at, place.strides[self.across]))
         if self.columns:
             at = w.plus(at, w.times(lane.row, place.strides[self.reduced]))  # type: ignore[index]
-        return w.at(self.slot(place.base), place.element, at)
+        return w.at(self.slot(place.base, place.offset), place.element, at)
 
     def _load(self, place: Place, lane: Lane) -> Value:
         w, step = self.w, place.strides[self.across]

@@ -67,10 +67,9 @@ class _Epilogue(Loop):
         self.reduced, self.columns = None, False
         self.outer = list(range(self.across))
 
-    def slot(self, node: Node) -> Value:
-        """Return the address of the memory of a node."""
-        self._slot_of(node)
-        return self.w.slot(self.slots[node.id] + gemm.FREE)
+    def slot(self, node: Node, offset: int = 0) -> Value:
+        """Return the address of an element of a node."""
+        return self.w.slot(self._slot_of(node, offset) + gemm.FREE)
 
     def __call__(
         self, w: Writer, item: Index, row: Index, column: Index, sums: Value, mask: Value | None
