@@ -29,7 +29,7 @@ def run_both(variant: Variant, call: Call, function: Callable[[], Any]) -> Any:
         )
     state = _State(variant, call)
     before = state.copied()
-    found = variant.run(call)
+    found = variant.run_by_replay(call)
     _leave(found)
     after = state.copied()
     state.set_back(before)

@@ -16,11 +16,12 @@ from numpy import ndarray
 from adjoint import tree
 from adjoint.compiler import native, replay
 from adjoint.compiler.check import run_both
+from adjoint.compiler.explain import explain
 from adjoint.compiler.guards import Guard, ObjectGuard, generators, named_reads
 from adjoint.compiler.host import make_call, make_check, make_fits
 from adjoint.compiler.joint import Backward, Joint
 from adjoint.compiler.loop import UnrollError
-from adjoint.compiler.machine import binding
+from adjoint.compiler.machine import binding, has_llvm
 from adjoint.compiler.symbolic import Number, Symbolic
 from adjoint.compiler.trace import Trace
 from adjoint.compiler.watch import Watch, possible
@@ -68,7 +69,7 @@ def compile(f: Any = None, *, static: Any = (), backend: str = "auto", limit: in
         other objects always are.
     backend : {"auto", "native", "replay"}
         How programs run: "replay" calls NumPy for each instruction; "native" compiles them with llvmlite.
-        "auto" is "replay".
+        "auto" is native from the second call of a program on if llvmlite is installed, else replay.
     limit : int
         How many programs are kept.  The one that was used longest ago makes room for a new one.
 
@@ -213,6 +214,28 @@ class Compiled:
         """
         with self._lock:
             return str(self._variant(Call(args, kwargs, self._static)).program)
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """Return which kernels the program for these arguments consists of; it is built, but not run.
+
+        Without arguments it is the program that was used last.
+
+        Returns
+        -------
+        str
+            A line per kernel, with the ops in it, the bytes that it reads and writes and an estimate of its
+            time, and a line per call of NumPy, with the reason.
+
+        Examples
+        --------
+        >>> import numpy as np, adjoint as ad
+        >>> f = ad.compile(lambda x: ad.tanh(x * x + x).sum(), backend="replay")
+        >>> f.explain(np.ones(8))
+        '4 instructions, each of them a call of NumPy'
+        """
+        with self._lock:
+            last = self._variants[0] if self._variants and not args and not kwargs else None
+            return (last or self._variant(Call(args, kwargs, self._static))).explain()
 
     def stats(self) -> dict[str, Any]:
         """Return how often the function was traced, why, and what is guarded.
@@ -385,7 +408,8 @@ class Variant:
         start = time.perf_counter()
         self.f = f
         self.name = name_of(f)
-        self.build = native.build if backend == "native" else replay.build
+        self.backend = backend if backend != "auto" or has_llvm() else "replay"
+        self.native: native.Native | None = None
         self.key = call.key
         self.structure = call.structure
         self.moves = call.moves
@@ -393,7 +417,7 @@ class Variant:
         self.copies: list[Any] = []
         self.backward: Backward | None = None
         self.spent: list[Node | None] = []  # of results that were differentiated inside
-        self.trace = trace = Trace(call.moving, updates=backend == "native")
+        self.trace = trace = Trace(call.moving, updates=self.backend != "replay")
         reads = named_reads(f, _objects(f, call))
         self.guards: list[Any] = [Guard(what, read) for what, read in reads.items()]
         drawn = generators()
@@ -419,9 +443,12 @@ class Variant:
             self.guards.append(ObjectGuard(type(m).__name__, m))
         self.guards += trace.guards
         self.impure = bool(self.program.writes) or any(s.kind == "draw" for s in self.program.sources)
-        run = self.build(self.program)
         self.holds = make_check(trace, self.guards, len(self.moves))
-        self.execute = make_call(self.program, trace, run, len(self.moves))
+        self.waits = self.backend == "auto"  # for its second call
+        if self.backend == "native":
+            self._go_native()
+        else:
+            self.execute = make_call(self.program, trace, replay.build(self.program), len(self.moves))
         self.direct = self._count_direct(call)
         # arrays in, arrays out: no tensor was given, and none that requires grad is used
         self.plain = (
@@ -436,6 +463,49 @@ class Variant:
         self.single = self.outs == [("value", 0)] and self.result.kind is tree.Structure.LEAF
         self.watch = self._watch()
         self.build_seconds = time.perf_counter() - start - self.trace_seconds
+
+    def _go_native(self) -> None:
+        """Run the program as native code from now on; by NumPy if there is nothing native in it."""
+        self.waits = False
+        start = time.perf_counter()
+        try:
+            built = native.build(self.program)
+            if self.backend == "auto" and not built.kernels:
+                return
+            if self.backward is not None:
+                self.backward.build_with(native.build)
+        except Exception as error:
+            if self.backend == "native":
+                raise
+            warn(
+                f"ad.compile: {self.name} runs by replay, because native code could not be made of it:\n"
+                f'  {type(error).__name__}: {error}.  Use backend="replay" to choose that.'
+            )
+            return
+        self.native = built
+        self.execute = make_call(self.program, self.trace, built, len(self.moves))
+        self.build_seconds = time.perf_counter() - start
+
+    def run_by_replay(self, call: Call) -> Any:
+        """Run the program with the bits of the function itself."""
+        execute, waits = self.execute, self.waits
+        try:
+            self.waits = False
+            if self.native is not None:
+                run = replay.build(self.program)
+                self.execute = make_call(self.program, self.trace, run, len(self.moves))
+            return self.run(call)
+        finally:
+            self.execute, self.waits = execute, waits
+
+    def explain(self) -> str:
+        """Return what ``Compiled.explain`` does."""
+        if self.native is None and self.backend != "replay":
+            self._go_native()
+        if self.native is None:
+            why = "" if has_llvm() else "; native code needs llvmlite: pip install 'adjoint-ad[compile]'"
+            return f"{len(self.program.live())} instructions, each of them a call of NumPy{why}"
+        return explain(self.native)
 
     def _count_direct(self, call: Call) -> int:
         """Return the number of arguments if all are constant arrays and none is in a container, else -1."""
@@ -495,7 +565,7 @@ class Variant:
         self.count = len(tensors)
         if grad_mode.get() and any(type(o._node) is Node for o in tensors):
             try:
-                self.backward = Backward(trace, self.inputs, tensors, self.build)
+                self.backward = Backward(trace, self.inputs, tensors, replay.build)
                 trace.program.results += self.backward.residuals
             except GraphReleasedError:
                 self.spent = [_spent(self.name, o) if type(o._node) is Node else None for o in tensors]
@@ -505,6 +575,8 @@ class Variant:
     def run_direct(self, args: tuple[Any, ...]) -> Any:
         """Run the program on arguments that are not in containers."""
         self.calls += 1
+        if self.waits and self.calls > 1:
+            self._go_native()
         if not self.single:
             return self.results(self.execute(*args), args)
         t = wrap(self.execute(*args)[0])
@@ -539,6 +611,8 @@ class Variant:
     def run(self, call: Call) -> Any:
         """Run the program, and return the results as the function does."""
         self.calls += 1
+        if self.waits and self.calls > 1:
+            self._go_native()
         if self.backward is None:
             return self.results(self.execute(*call.moving), call.leaves)
         operands = [m if isinstance(m, Tensor) else wrap(np.asarray(m)) for m in call.moving]

@@ -63,7 +63,12 @@ class Backward:
         self.program.results = [v for v in values if v is not None]
         self.wanted = [v is not None for v in values]
         self.flows = [o._node is not None for o in outs]
-        built = build(self.program)
+        self.fresh = fresh
+        self.build_with(build)
+
+    def build_with(self, build: Callable[[Program], Any]) -> None:
+        """Build the program by replay or as native code."""
+        built, fresh = build(self.program), self.fresh
         self.run: Callable[..., tuple[Any, ...]] = lambda *given: built(*given, *map(_read, fresh))
 
 

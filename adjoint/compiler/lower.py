@@ -34,6 +34,7 @@ def lower(program: Program) -> Lowered:
         lowering.source(k, s)
     for i in program.live():
         lowering.instruction(i)
+    lowering.graph.current = ""
     outputs = [lowering.known[o.id] for o in program.outputs()]
     return Lowered(lowering.graph, outputs, lowering.reasons)
 
@@ -59,6 +60,7 @@ class _Lowering:
         """Enter the results of one instruction."""
         args = tuple([self.known[a.id] if isinstance(a, Symbolic) else a for a in i.args])
         checks = len(self.graph.checks)
+        self.graph.current = i.op.name
         try:
             outs = self._native(i, args)
         except _FAILURES as error:

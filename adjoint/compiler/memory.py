@@ -42,7 +42,10 @@ def _bytes(n: Node) -> int:
 class Memory:
     """Offsets in the arena by the id of the node, and nodes that are pieces of others."""
 
-    def __init__(self, groups: Sequence[Group], stored: set[int], outputs: Sequence[Node]) -> None:
+    def __init__(
+        self, groups: Sequence[Group], stored: set[int], outputs: Sequence[Node], lasting: Sequence[Node]
+    ) -> None:
+        """``outputs`` have arrays of their own; ``lasting`` ones are read after the last group."""
         self.groups = groups
         self.offset: dict[int, int] = {}
         self.piece_of: dict[int, tuple[Node, int]] = {}  # the whole, and the first element
@@ -54,6 +57,7 @@ class Memory:
             for n in g.nodes:
                 for a in n.args:
                     self.last[a.node.id] = k
+        self.last |= {n.id: len(groups) for n in lasting}
         self._find_pieces()
         self._allocate(stored)
 

@@ -30,7 +30,7 @@ from adjoint.config import held_across_fork
 __all__ = ["Native", "build"]
 
 CHUNK = 60_000.0  # work of a chunk, in simple operations
-NANOSECONDS = 0.12  # of a simple operation in a vector
+NANOSECONDS = 0.06  # of a simple operation on one of 16 lanes
 
 
 def build(program: Program) -> Native:
@@ -58,7 +58,7 @@ class Native:
             {v.node.id: v for v in self.results if v.node.id in computed and v.node.op != "part"}.values()
         )
         self.stored = stored_nodes(self.groups, wanted)
-        self.memory = Memory(self.groups, self.stored, [v.node for v in self.fresh])
+        self.memory = Memory(self.groups, self.stored, [v.node for v in self.fresh], wanted)
         self.kernels: list[tuple[Group, Kernel]] = []
         self.steps: list[Node | tuple[int, int]] = []  # a call, or from which to which record
         self._make_kernels()
@@ -137,7 +137,8 @@ class Native:
             at += 8 * len(slots)
         self.functions = [r[0] for r in rows]
         self.records = pool.records(rows)
-        self.estimate = sum(k.cost for _, k in self.kernels) * NANOSECONDS
+        self.scale = NANOSECONDS * 16 / max(1, self.machine.lanes(np.float32))
+        self.estimate = sum(k.cost for _, k in self.kernels) * self.scale
 
     def _address(self, slot: Slot) -> Any:
         """Return the address of a slot, or ("given" | "made" | "part", number, bytes)."""

@@ -34,7 +34,7 @@ class Node:
     "part" or the name of an elementwise primitive.
     """
 
-    __slots__ = ("args", "dtype", "id", "op", "params", "shape", "size", "value")
+    __slots__ = ("args", "dtype", "id", "op", "origin", "params", "shape", "size", "value")
 
     def __init__(self, op: str, args: tuple[View, ...], params: Any, shape: Shape, dtype: Any) -> None:
         self.op = op
@@ -44,6 +44,7 @@ class Node:
         self.dtype = dtype
         self.size = math.prod(shape)
         self.id = -1
+        self.origin = ""  # the op of the program that it is part of
         # the array of a constant; the instruction of a call; where the pieces of a "place" are
         self.value: Any = None
 
@@ -205,6 +206,7 @@ class Graph:
         self.known: dict[Any, Node] = {}
         self.checks: list[View] = []  # flags that say at the end of a run that an argument was out of range
         self.xp: Any = None
+        self.current = ""  # the op that is being lowered
 
     # Nodes -------------------------------------------------------------------------------------------
 
@@ -219,6 +221,7 @@ class Graph:
     def add(self, node: Node) -> Node:
         """Enter a new node."""
         node.id = len(self.nodes)
+        node.origin = self.current
         self.nodes.append(node)
         return node
 
@@ -394,7 +397,7 @@ class Graph:
         return self.node("matmul", (a, b), None, (*batch, m, n), a.dtype)
 
     def place(self, shape: Shape, dtype: Any, fill: Any, pieces: Sequence[tuple[View, Any]]) -> View:
-        """Return an array of ``fill`` with pieces: views, each with shape, strides and offset of its place."""
+        """Return an array of ``fill`` with pieces: views, each with the shape, strides and offset it gets."""
         kept = [(v, w) for v, w in pieces if v.size]
         where = tuple([w for _, w in kept])
         out = self.node("place", tuple([v for v, _ in kept]), (fill, where), shape, dtype)

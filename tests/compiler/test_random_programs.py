@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from by_replay import by_replay as by_replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from steps import bits

@@ -1,0 +1,141 @@
+"""Backends of ``ad.compile``: when native code is used, what it reports, and its errors."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint import nn, optim
+from adjoint.compiler import native
+from adjoint.errors import ArgumentError, IndexingError
+
+pytest.importorskip("llvmlite")
+
+
+def test_auto_is_native_from_the_second_call_on() -> None:
+    f = ad.compile(lambda x: ad.tanh(x).sum())
+    x = np.linspace(-1, 1, 9)
+    first = f(x)
+    variant = f._variants[0]
+    assert variant.native is None
+    assert float(f(x)) == pytest.approx(float(first), rel=1e-14)
+    assert variant.native is not None and f.stats()["traces"] == 1
+
+
+def test_auto_is_replay_without_llvmlite(monkeypatch: pytest.MonkeyPatch) -> None:
+    import adjoint.compiler.compile as module
+
+    monkeypatch.setattr(module, "has_llvm", lambda: False)
+    f = ad.compile(lambda x: ad.tanh(x))
+    for _ in range(3):
+        f(np.ones(3))
+    assert f._variants[0].native is None
+    assert "pip install 'adjoint-ad[compile]'" in f.explain()
+
+
+def test_programs_without_kernels_stay_replay() -> None:
+    f = ad.compile(lambda x: ad.linalg.inv(x))
+    for _ in range(3):
+        f(np.eye(3))
+    assert f._variants[0].native is None
+
+
+def test_native_code_that_cannot_be_made_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(program: Any) -> Any:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(native, "build", fail)
+    f = ad.compile(lambda x: x * 2)
+    f(np.ones(2))
+    with pytest.warns(UserWarning, match="runs by replay, because native code could not be made"):
+        assert f(np.ones(2)).tolist() == [2.0, 2.0]
+    assert f(np.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_unknown_backends_are_errors() -> None:
+    with pytest.raises(ArgumentError, match="backend is one of auto, native, replay, but got 'gpu'"):
+        ad.compile(lambda x: x, backend="gpu")
+
+
+def test_explain() -> None:
+    m = nn.Sequential(nn.Linear(8, 16, rng=0), nn.Tanh(), nn.Linear(16, 4, rng=1))
+    f = ad.compile(lambda x: ad.sort(ad.softmax(m(x), axis=-1)).sum(), backend="native")
+    x = np.ones((2, 8), "f")
+    text = f.explain(x)
+    head, *lines = text.split("\n")
+    assert "1 calls of NumPy" in head and "read and written" in head
+    assert any(line.startswith("product  [2, 16]") and "linear, tanh" in line for line in lines)
+    assert "NumPy    sort: sort has no native form" in lines
+    f(x)
+    assert f.explain() == text
+
+
+def test_index_out_of_range_raises_as_in_eager_mode_and_writes_nothing() -> None:
+    table = ad.tensor(np.arange(12.0).reshape(4, 3), requires_grad=True)
+    state = ad.tensor(np.zeros(3))
+
+    @ad.compile(backend="native")
+    def f(i: Any) -> Any:
+        rows = ad.take(table, i, axis=0)
+        state.copy_(rows.detach().sum(axis=0))
+        return rows.sum()
+
+    assert float(f(np.array([1, -1]))) == 42.0
+    before = state.tolist()
+    with pytest.raises((IndexingError, IndexError)):
+        f(np.array([1, 4]))
+    assert state.tolist() == before
+    assert float(f(np.array([0]))) == 3.0
+
+
+@pytest.mark.parametrize("make", [lambda a: a.T, lambda a: a[::2], lambda a: a[::-1], lambda a: a[:, 1:]])
+def test_arguments_may_have_any_strides(make: Any) -> None:
+    a = make(np.random.default_rng(0).normal(size=(6, 6)))
+    f = ad.compile(lambda x: (ad.exp(x) @ ad.matrix_transpose(x)).sum(axis=0), backend="native")
+    for _ in range(2):
+        np.testing.assert_allclose(f(a), (np.exp(a) @ a.T).sum(axis=0), rtol=1e-13)
+
+
+def test_threads_share_a_program() -> None:
+    f = ad.compile(lambda x: ad.tanh(x @ x).sum(axis=0), backend="native")
+    x = np.random.default_rng(0).normal(size=(64, 64))
+    wanted = np.asarray(f(x)).tobytes()
+    wrong: list[Any] = []
+
+    def work() -> None:
+        for _ in range(20):
+            if np.asarray(f(x)).tobytes() != wanted:
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_a_step_builds_in_linear_size() -> None:
+    """Equal layers share their kernels, and every parameter adds as many groups as the last."""
+    counts = []
+    for depth in (4, 8, 16):
+        m = nn.Sequential(*[layer for k in range(depth) for layer in (nn.Linear(8, 8, rng=k), nn.Tanh())])
+        o = optim.Adam(m.parameters(), lr=0.001)
+
+        @ad.compile(backend="native")
+        def step(x: Any, m: Any = m, o: Any = o) -> Any:
+            o.zero_grad()
+            loss = (m(x) ** 2).sum()
+            loss.backward()
+            o.step()
+            return loss
+
+        step(np.ones((4, 8), "f"))
+        program = step._variants[0].native
+        counts.append((len(program.kernels), len({k.text for _, k in program.kernels})))
+    assert counts[2][0] - counts[1][0] == 2 * (counts[1][0] - counts[0][0])
+    assert counts[0][1] == counts[2][1]
