@@ -484,7 +484,9 @@ class Variant:
             return
         self.native = built
         self.execute = make_call(self.program, self.trace, built, len(self.moves))
-        self.build_seconds = time.perf_counter() - start
+        if self.backend == "auto":
+            self.watch = self._watch()
+            self.build_seconds += time.perf_counter() - start
 
     def run_by_replay(self, call: Call) -> Any:
         """Run the program with the bits of the function itself."""
@@ -594,13 +596,7 @@ class Variant:
     def _watch(self) -> Watch | None:
         """Return the native check of the guards, if there is one."""
         trace = self.trace
-        if (
-            self.build is not native.build
-            or not self.direct
-            or trace.fixed
-            or trace.decisions
-            or not possible()
-        ):
+        if self.native is None or not self.direct or trace.fixed or trace.decisions or not possible():
             return None
         outside = [h for h in trace.held.values() if h.argument is None]
         if any(h.argument is not None for h in trace.grad_guards()):
