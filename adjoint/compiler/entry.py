@@ -17,7 +17,6 @@ import numpy as np
 
 from adjoint.compiler import pool, units
 from adjoint.compiler.entry_text import TEXT
-from adjoint.compiler.machine import machine
 from adjoint.core.tensor import Tensor, clock, wrap
 
 __all__ = ["Entry", "Given", "Layout", "Made", "Record", "layout"]
@@ -158,7 +157,7 @@ def _function() -> int:
     imports |= {"none": id(None), "clock": id(clock)}
     imports |= {"float": id(float), "int": id(int), "float64": id(np.float64)}
     imports |= {"new_array": _numpy_functions()[_NEW_FROM_DESCR], "run": pool.addresses()["run"]}
-    return units.link(units.compile_text(text, machine()), ("call",), imports)["call"]
+    return units.library(text, ("call",), imports)["call"]
 
 
 def _address(function: Any) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.compiler import units
-from adjoint.compiler.machine import binding, machine
+from adjoint.compiler.machine import binding
 from adjoint.config import held_across_fork
 
 __all__ = ["MAX_CHUNKS", "RECORD", "addresses", "chunks_helped", "helpers", "records", "start"]
@@ -312,7 +312,7 @@ def addresses() -> dict[str, int]:
         if not _found:
             binding()
             exports = ("run", "start", "forget", "chunks_helped")
-            _found.update(units.link(units.compile_text(_text(), machine()), exports))
+            _found.update(units.library(_text(), exports, {}))
             if hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=_forget)
         return _found

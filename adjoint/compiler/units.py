@@ -23,7 +23,7 @@ from adjoint.compiler.emit.text import SHARED
 from adjoint.compiler.machine import Machine, binding, machine
 from adjoint.config import held_across_fork
 
-__all__ = ["cache_directory", "clear_memory", "counts", "function", "link"]
+__all__ = ["cache_directory", "clear_memory", "counts", "function", "library", "link"]
 
 MAGIC = b"adjoint kernel 1\n"
 SUFFIX = ".kernel"
@@ -78,19 +78,33 @@ def _salt(here: Machine) -> bytes:
 
 def _load_or_compile(text: str, key: str, here: Machine) -> int:
     imports = {name: function(SHARED[name]) for name in sorted(set(USED.findall(text)))}
+    return _linked(text, key, here, ("kernel",), imports)["kernel"]
+
+
+def library(text: str, exports: tuple[str, ...], imports: dict[str, int]) -> dict[str, int]:
+    """Return the addresses of the functions of a text, which uses ``imports`` by name."""
+    here = machine()
+    key = hashlib.sha256(_salt(here) + text.encode()).hexdigest()
+    with _lock:
+        return _linked(text, key, here, exports, imports)
+
+
+def _linked(
+    text: str, key: str, here: Machine, exports: tuple[str, ...], imports: dict[str, int]
+) -> dict[str, int]:
     directory = cache_directory()
     found = None if directory is None else _read(directory, key)
     if found is not None:
         with suppress(RuntimeError):  # not an object of this machine: compile it anew
-            address = link(found, imports=imports)["kernel"]
+            addresses = link(found, exports, imports)
             counts["disk"] += 1
-            return address
+            return addresses
     code = compile_text(text, here)
-    address = link(code, imports=imports)["kernel"]
+    addresses = link(code, exports, imports)
     counts["compiled"] += 1
     if directory is not None:
         _write(directory, key, code)
-    return address
+    return addresses
 
 
 # LLVM --------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import numpy as np
 
 from adjoint.compiler import entry, units
 from adjoint.compiler.guards import Guard, ObjectGuard, base_of
-from adjoint.compiler.machine import has_llvm, machine
+from adjoint.compiler.machine import has_llvm
 from adjoint.compiler.watch_text import TEXT
 from adjoint.config import special
 from adjoint.context import compile_mode, default_dtype, enclosing, grad_mode, sink, tracing, transform
@@ -121,7 +121,7 @@ def _function() -> int:
     imports = {n: entry._address(getattr(ctypes.pythonapi, n)) for n in names}
     imports |= {"ndarray": id(np.ndarray), "tensor": id(Tensor)}
     imports |= {"true": id(True), "false": id(False), "none": id(None)}
-    return units.link(units.compile_text(text, machine()), ("ready",), imports)["ready"]
+    return units.library(text, ("ready",), imports)["ready"]
 
 
 class Watch:

@@ -180,7 +180,13 @@ class _Update:
 
         now = read()
         paths = [path for k, v in now.items() for path in _paths(v, (k,))]
-        symbols = iter(self.trace.numbers(partial(_values, read, paths), len(paths)))
+        values = partial(_values, read, paths)
+        given = {**group.hyper, "step": 1}
+        if self.optimizer.numbers(given) is given and all(len(path) == 1 for path in paths):
+            names = [k for (k,) in paths if k != "step"]
+            values = partial(_plain_values, group, unit, i, ahead, names, np.empty(len(names) + 1))
+            paths.sort(key=("step",).__eq__)
+        symbols = iter(self.trace.numbers(values, len(paths)))
         moving = dict(zip(paths, symbols, strict=True))
 
         def symbol(value: Any, path: tuple[Any, ...]) -> Any:
@@ -238,6 +244,18 @@ def _values(read: Callable[[], dict[str, Any]], paths: list[tuple[Any, ...]]) ->
             value = value[k]
         found[n] = value
     return found
+
+
+def _plain_values(group: Group, unit: Unit, i: int, ahead: int, names: list[str], out: Any) -> Any:
+    """Return the hyper-parameters of an optimiser that uses them as they are, and the number of the step.
+
+    ``out`` is the array that is returned at each call: a program only reads it.
+    """
+    hyper = group.hyper
+    for n, name in enumerate(names):
+        out[n] = hyper[name]
+    out[-1] = unit.steps[i] + ahead
+    return out
 
 
 def _pattern(group: Group) -> Any:

@@ -8,6 +8,7 @@ its outermost loop.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ _ELEMENTS = {
     "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
     "uint8": "i8", "uint16": "i16", "uint32": "i32", "uint64": "i64",
 }  # fmt: skip
+_BY_DTYPE = {np.dtype(name): element for name, element in _ELEMENTS.items()}
 _SIZES = {"float": 4, "double": 8, "i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "ptr": 8}
 _SUFFIX = {"float": "f32", "double": "f64"}
 _FLOATING = ("float", "double")
@@ -32,7 +34,7 @@ PARAMETERS = (("ptr", "args"), ("i64", "lo"), ("i64", "hi"), ("i64", "chunk"), (
 
 def element_of(dtype: Any) -> str:
     """Return the LLVM type of a NumPy dtype: a boolean is ``i1`` in registers and a byte in memory."""
-    return _ELEMENTS[np.dtype(dtype).name]
+    return _BY_DTYPE[np.dtype(dtype)]
 
 
 def size_of(element: str) -> int:
@@ -592,10 +594,13 @@ def _parameter(type_text: str, name: str) -> Value:
 def _literal(number: Any, element: str) -> str:
     """Return a number as LLVM writes it; floats by their bits."""
     if element in _FLOATING:
-        if element == "float":
-            with np.errstate(over="ignore"):
-                number = np.float32(number)
-        return f"0x{struct.unpack('<Q', struct.pack('<d', float(number)))[0]:016X}"
+        number = float(number)
+        if element == "float":  # LLVM writes float32 as the float64 of the same value
+            try:
+                number = struct.unpack("<f", struct.pack("<f", number))[0]
+            except OverflowError:
+                number = math.copysign(math.inf, number)
+        return f"0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016X}"
     if element == "i1":
         return "true" if number else "false"
     bits = int(element[1:])
