@@ -107,7 +107,7 @@ if TYPE_CHECKING:
     from adjoint.transforms.loops import cond, fori_loop, map, scan, while_loop
     from adjoint.transforms.matrix import hessian, hvp, jacfwd, jacobian, jacrev
     from adjoint.transforms.recompute import checkpoint, checkpoint_sequential, saved_tensors_hooks
-    from adjoint.transforms.reverse import grad, value_and_grad, vjp
+    from adjoint.transforms.reverse import elementwise_grad, grad, value_and_grad, vjp
 
 __version__ = "0.1.0"
 __array_api_version__ = "2024.12"
@@ -141,6 +141,7 @@ __all__ = [
     "custom_jvp",
     "custom_vjp",
     "define",
+    "elementwise_grad",
     "detect_anomaly",
     "enable_grad",
     "errors",
@@ -264,6 +265,7 @@ _LATER = {
     "jacfwd": "adjoint.transforms.matrix",
     "jacobian": "adjoint.transforms.matrix",
     "jacrev": "adjoint.transforms.matrix",
+    "elementwise_grad": "adjoint.transforms.reverse",
     "grad": "adjoint.transforms.reverse",
     "value_and_grad": "adjoint.transforms.reverse",
     "vjp": "adjoint.transforms.reverse",

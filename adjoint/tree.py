@@ -22,7 +22,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from adjoint.errors import InputError, TransformError
+import numpy as np
+
+from adjoint.errors import InputError, ShapeError, TransformError
 
 if TYPE_CHECKING:
     from adjoint.typing import Tree
@@ -34,6 +36,7 @@ __all__ = [
     "leaves",
     "map",
     "paths",
+    "ravel",
     "register",
     "spread",
     "structure",
@@ -375,6 +378,54 @@ def structure(tree: Tree) -> Structure:
     <structure of 1 leaves: [*, None]>
     """
     return flatten(tree)[1]
+
+
+def ravel(tree: Tree) -> tuple[Any, Callable[[Any], Any]]:
+    """Join the leaves of a tree to one vector; gradients flow through it and back.
+
+    Parameters
+    ----------
+    tree : tree
+        The tree; its leaves are tensors, arrays or numbers.
+
+    Returns
+    -------
+    vector : Tensor or numpy.ndarray
+        The elements of all leaves, in order, with their common dtype.
+    unravel : callable
+        It takes a vector of this length and returns the tree, with the shapes and dtypes of the leaves.
+
+    Raises
+    ------
+    ShapeError
+        When ``unravel`` is called with a vector of another length.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> vector, unravel = ravel({"w": np.ones((2, 2)), "b": 3.0})
+    >>> vector
+    array([1., 1., 1., 1., 3.])
+    >>> unravel(2 * vector)["w"]
+    array([[2., 2.],
+           [2., 2.]])
+    """
+    found, structure = flatten(tree)
+    parts = [leaf if hasattr(leaf, "reshape") else np.asarray(leaf) for leaf in found]
+    facts = [(tuple(p.shape), p.dtype) for p in parts]
+    ends = np.cumsum([0, *(p.size for p in parts)]).tolist()
+    vector: Any = np.concatenate([p.reshape(-1) for p in parts]) if parts else np.zeros(0)
+
+    def unravel(vector: Any) -> Any:
+        if tuple(vector.shape) != (ends[-1],):
+            raise ShapeError(
+                f"unravel: expected a vector of length {ends[-1]}, but got shape {vector.shape}."
+            )
+        pieces = [vector[a:b].reshape(shape) for a, b, (shape, _) in zip(ends, ends[1:], facts, strict=False)]
+        pieces = [p if p.dtype == d else p.astype(d) for p, (_, d) in zip(pieces, facts, strict=True)]
+        return unflatten(structure, pieces)
+
+    return vector, unravel
 
 
 def leaves(tree: Tree) -> list[Any]:

@@ -66,6 +66,15 @@ def name_of(f: Any) -> str:
     return getattr(f, "__name__", None) or type(f).__name__
 
 
+def one_of_argnums(transform: str, argnums: Any, argnum: Any) -> Any:
+    """Return the positions that are given by either name; raise if both are."""
+    if argnum is None:
+        return argnums
+    if argnums != 0:
+        raise ArgumentError(f"{transform}: argnum= and argnums= are the same; give one of them.")
+    return argnum
+
+
 def check_argnums(transform: str, argnums: Any, count: int) -> tuple[int, ...]:
     """Return the positions that ``argnums`` names as a tuple of indices from 0."""
     several = argnums if isinstance(argnums, (tuple, list)) else (argnums,)

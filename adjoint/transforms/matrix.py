@@ -24,6 +24,7 @@ from adjoint.transforms.inputs import (
     as_function,
     check_argnums,
     name_of,
+    one_of_argnums,
     record_call,
     released_value,
 )
@@ -42,6 +43,7 @@ def jacobian(
     *,
     chunk_size: int | None = None,
     holomorphic: bool = False,
+    argnum: Argnums | None = None,
 ) -> Callable[..., Any]:
     """Return a function that computes the Jacobian of ``f`` by the cheaper mode.
 
@@ -60,6 +62,8 @@ def jacobian(
         The number of rows or columns computed at once, to limit memory.  The default is all.
     holomorphic : bool
         Must be True for complex arguments: it asserts that ``f`` is holomorphic.
+    argnum : int or tuple of int, optional
+        Another name of ``argnums``.
 
     Returns
     -------
@@ -79,6 +83,7 @@ def jacobian(
     array([[2., 0.],
            [0., 6.]])
     """
+    argnums = one_of_argnums("jacobian", argnums, argnum)
     return _matrix("jacobian", f, argnums, has_aux, chunk_size, holomorphic, None)
 
 
@@ -89,6 +94,7 @@ def jacrev(
     *,
     chunk_size: int | None = None,
     holomorphic: bool = False,
+    argnum: Argnums | None = None,
 ) -> Callable[..., Any]:
     """Return a function that computes the Jacobian of ``f`` row by row, in reverse mode.
 
@@ -106,6 +112,8 @@ def jacrev(
         The number of rows computed at once.  The default is all.
     holomorphic : bool
         Must be True for complex arguments.
+    argnum : int or tuple of int, optional
+        Another name of ``argnums``.
 
     Returns
     -------
@@ -118,6 +126,7 @@ def jacrev(
     >>> ad.jacrev(lambda x: (x ** 2).sum())(np.array([1.0, 3.0]))
     array([2., 6.])
     """
+    argnums = one_of_argnums("jacrev", argnums, argnum)
     return _matrix("jacrev", f, argnums, has_aux, chunk_size, holomorphic, True)
 
 
@@ -128,6 +137,7 @@ def jacfwd(
     *,
     chunk_size: int | None = None,
     holomorphic: bool = False,
+    argnum: Argnums | None = None,
 ) -> Callable[..., Any]:
     """Return a function that computes the Jacobian of ``f`` column by column, in forward mode.
 
@@ -145,6 +155,8 @@ def jacfwd(
         The number of columns computed at once.  The default is all.
     holomorphic : bool
         Must be True for complex arguments.
+    argnum : int or tuple of int, optional
+        Another name of ``argnums``.
 
     Returns
     -------
@@ -157,6 +169,7 @@ def jacfwd(
     >>> ad.jacfwd(lambda t: ad.stack([t, t ** 2, t ** 3]))(2.0)
     array([ 1.,  4., 12.])
     """
+    argnums = one_of_argnums("jacfwd", argnums, argnum)
     return _matrix("jacfwd", f, argnums, has_aux, chunk_size, holomorphic, False)
 
 
@@ -272,6 +285,7 @@ def hessian(
     has_aux: bool = False,
     *,
     chunk_size: int | None = None,
+    argnum: Argnums | None = None,
 ) -> Callable[..., Any]:
     """Return a function that computes the Hessian of ``f``.
 
@@ -288,6 +302,8 @@ def hessian(
         Whether ``f`` returns ``(result, aux)``.
     chunk_size : int, optional
         The number of columns computed at once.  The default is all.
+    argnum : int or tuple of int, optional
+        Another name of ``argnums``.
 
     Returns
     -------
@@ -302,6 +318,7 @@ def hessian(
     array([[6., 2.],
            [2., 0.]])
     """
+    argnums = one_of_argnums("hessian", argnums, argnum)
     gradient = gradient_function("hessian", f, argnums, has_aux)
     return _matrix("hessian", gradient, argnums, has_aux, chunk_size, holomorphic=False, reverse=False)
 

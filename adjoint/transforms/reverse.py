@@ -10,6 +10,7 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.config import grad_mode
+from adjoint.core.namespace import rec
 from adjoint.core.record import tracked
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, wrap
@@ -24,16 +25,28 @@ from adjoint.transforms.inputs import (
     check_argnums,
     direction,
     name_of,
+    one_of_argnums,
     record_call,
     released_value,
 )
 from adjoint.typing import Tree
 
-__all__ = ["check_one_number", "grad", "gradient_function", "pull_back", "value_and_grad", "vjp"]
+__all__ = [
+    "check_one_number",
+    "elementwise_grad",
+    "grad",
+    "gradient_function",
+    "pull_back",
+    "value_and_grad",
+    "vjp",
+]
 
 
 def grad(
-    f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+    f: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    argnum: int | Sequence[int] | None = None,
 ) -> Callable[..., Any]:
     """Return a function that computes the gradient of ``f``.
 
@@ -52,6 +65,8 @@ def grad(
         The positions of the arguments to differentiate with respect to.
     has_aux : bool
         Whether ``f`` returns ``(result, aux)``.
+    argnum : int or tuple of int, optional
+        Another name of ``argnums``.
 
     Returns
     -------
@@ -75,7 +90,45 @@ def grad(
     >>> ad.grad(lambda p, x: p["w"] * x + p["b"])({"w": 2.0, "b": 1.0}, 3.0)
     {'w': np.float64(3.0), 'b': np.float64(1.0)}
     """
-    return gradient_function("grad", f, argnums, has_aux)
+    return gradient_function("grad", f, one_of_argnums("grad", argnums, argnum), has_aux)
+
+
+def elementwise_grad(
+    f: Callable[..., Any], argnums: int | Sequence[int] = 0, argnum: int | Sequence[int] | None = None
+) -> Callable[..., Any]:
+    """Return a function that computes the gradient of the sum of the results of ``f``.
+
+    For a function that acts on each element alone it is the derivative at each element.
+
+    Parameters
+    ----------
+    f : callable
+        A function that returns a tensor of real numbers.
+    argnums : int or tuple of int
+        The positions of the arguments to differentiate with respect to.
+    argnum : int or tuple of int, optional
+        Another name of ``argnums``.
+
+    Returns
+    -------
+    callable
+        It takes the arguments of ``f`` and returns the gradient.  See ``grad``.
+
+    Examples
+    --------
+    >>> import adjoint as ad, numpy as np
+    >>> ad.elementwise_grad(ad.square)(np.array([1.0, 2.0, 3.0]))
+    array([2., 4., 6.])
+    """
+    as_function("elementwise_grad", f)
+
+    @functools.wraps(f, assigned=("__module__", "__name__", "__qualname__"))
+    def total(*args: Any, **kwargs: Any) -> Any:
+        result = f(*args, **kwargs)
+        return rec.sum(result, axis=tuple(range(-result.ndim, 0)), keepdims=False)
+
+    positions = one_of_argnums("elementwise_grad", argnums, argnum)
+    return gradient_function("elementwise_grad", total, positions, False)
 
 
 def gradient_function(
@@ -93,7 +146,10 @@ def gradient_function(
 
 
 def value_and_grad(
-    f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+    f: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    argnum: int | Sequence[int] | None = None,
 ) -> Callable[..., Any]:
     """Return a function that computes the value and the gradient of ``f`` in one run.
 
@@ -105,6 +161,8 @@ def value_and_grad(
         The positions of the arguments to differentiate with respect to.
     has_aux : bool
         Whether ``f`` returns ``(result, aux)``.
+    argnum : int or tuple of int, optional
+        Another name of ``argnums``.
 
     Returns
     -------
@@ -123,6 +181,7 @@ def value_and_grad(
     (np.float64(8.0), np.float64(12.0))
     """
     as_function("value_and_grad", f)
+    argnums = one_of_argnums("value_and_grad", argnums, argnum)
 
     @functools.wraps(f, assigned=("__module__", "__name__", "__qualname__"))
     def both(*args: Any, **kwargs: Any) -> Any:

@@ -485,8 +485,6 @@ def test_names_of_jax_are_explained() -> None:
     for call, message in (
         (lambda: ad.vmap(abs, in_dims=0), "vmap: in_dims= is called in_axes= here."),
         (lambda: ad.vmap(abs, out_dims=0), "vmap: out_dims= is called out_axes= here."),
-        (lambda: ad.grad(abs, argnum=0), "grad: argnum= is called argnums= here."),
-        (lambda: ad.jacobian(abs, argnum=0), "jacobian: argnum= is called argnums= here."),
     ):
         with pytest.raises(errors.InputError) as info:
             call()
