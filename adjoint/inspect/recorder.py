@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Captured", "Recorder", "span"]
 
 QUANTILES = (5, 25, 50, 75, 95)
-SAMPLE = 20_000  # elements of which quantiles are taken
+SAMPLE = 4_000  # elements of which quantiles are taken
+MOMENTS = 40  # steps of which quantiles are kept
 TIMED = 6  # steps that are timed after one that is watched
 
 
@@ -298,7 +299,7 @@ class Recorder(Callback):
             slopes = [None if g is None else _quantiles([g], scale) for g in grads]
             every = _quantiles([p for p in chosen if p is not None])
             self.spread.append((step, weights, slopes, every, _quantiles(grads, scale)))
-            if len(self.spread) > 60:
+            if len(self.spread) > MOMENTS:
                 del self.spread[::2]
                 self._moments *= 2
         if len(self.steps) > self.limit:
@@ -358,5 +359,9 @@ def _quantiles(values: Sequence[Any], scale: float = 1.0) -> list[float] | None:
             arrays.append(data.reshape(-1))
     stride = max(1, sum(a.size for a in arrays) // SAMPLE)
     flat = np.concatenate([np.abs(a[::stride]).astype(np.float64) for a in arrays]) if arrays else np.zeros(0)
-    flat = flat[np.isfinite(flat)] * scale
-    return [float(q) for q in np.percentile(flat, QUANTILES)] if flat.size else None
+    flat = flat[np.isfinite(flat)]
+    if not flat.size:
+        return None
+    ranks = [round((flat.size - 1) * q / 100) for q in QUANTILES]  # np.percentile takes ten times as long
+    flat.partition(ranks)
+    return [scale * float(flat[k]) for k in ranks]
