@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 import numpy as np
-from pictures import picture
+from pictures import panels, save
 
 import adjoint as ad
 from adjoint import nn, optim, train
@@ -78,10 +78,20 @@ def main(epochs: int = 6) -> float:
     test = train.DataLoader(sentences(64, 1), 64, collate=train.pad_collate)
     history = trainer.fit(data, epochs, validate=test)
     final = history[-1]["val_loss"]
-    lines = {k: (range(1, epochs + 1), [h[k] for h in history]) for k in ("loss", "val_loss")}
     print(f"test loss {final:.3f} per character (random: {np.log(len(ALPHABET)):.3f})")
     print(f"the model writes: {write(model, 'the old', np.random.default_rng(0))!r}")
-    print(picture("characters.png", "epoch", "loss per character", lines))
+    figure, (left, right) = panels(2, width=9.5, height=3.2)
+    for name, label in (("loss", "training"), ("val_loss", "test")):
+        left.plot(range(1, epochs + 1), [h[name] for h in history], label=label)
+    left.set(xlabel="epoch", ylabel="loss per character")
+    left.legend(frameon=False)
+    text = sentences(1, 2)[0]
+    with ad.no_grad():
+        bits = nn.functional.cross_entropy(model(text[None, :-1])[0], text[1:], reduction="none") / np.log(2)
+    right.bar(range(len(bits)), bits.numpy(), color="C2")
+    right.set_xticks(range(len(bits)), ["⏎␣"[i] if i < 2 else ALPHABET[i] for i in text[1:]])
+    right.set(xlabel="a new sentence", ylabel="surprise (bits)")
+    print(save(figure, "characters.png"))
     return final
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-from pictures import picture
+from pictures import panels, save
 from sklearn.datasets import load_digits
 
+import adjoint as ad
 from adjoint import nn, optim, train
 from adjoint.optim import schedules
 
@@ -33,11 +34,24 @@ def main(epochs: int = 15) -> float:
     loader = train.DataLoader((x[:cut], y[:cut]), 64, shuffle=True)
     history = trainer.fit(loader, epochs, validate=[(x[cut:], y[cut:])])
     accuracy = history[-1]["val_accuracy"]
-    steps = range(1, epochs + 1)
-    lines = {k: (steps, [h[k] for h in history]) for k in ("loss", "val_loss")}
-    print(
-        f"test accuracy {accuracy:.2%} after {epochs} epochs; {picture('digits.png', 'epoch', 'loss', lines, log=True)}"
-    )
+    print(f"test accuracy {accuracy:.2%} after {epochs} epochs")
+
+    figure, (left, right) = panels(2, width=8.4, height=3.3)
+    for name, label in (("loss", "training"), ("val_loss", "test")):
+        left.semilogy(range(1, epochs + 1), [h[name] for h in history], label=label)
+    left.set(xlabel="epoch", ylabel="loss")
+    left.legend(frameon=False)
+    with ad.no_grad():
+        guesses = model(x[cut:]).numpy().argmax(-1)
+    wrong = guesses != y[cut:]
+    chosen = np.argsort(~wrong, kind="stable")[:32]  # the mistakes first
+    tiles = np.pad(x[cut:][chosen].reshape(4, 8, 8, 8), ((0, 0), (0, 0), (1, 2), (1, 2)))
+    right.imshow(tiles.swapaxes(1, 2).reshape(4 * 11, 8 * 11), cmap="gray_r")
+    for i, k in enumerate(chosen):
+        right.text(i % 8 * 11 + 9, i // 8 * 11 + 10, guesses[k], color="C3" if wrong[k] else "C2", fontsize=9)
+    right.set_title("test digits and guesses; mistakes are red", fontsize=10)
+    right.set_axis_off()
+    print(save(figure, "digits.png"))
     return accuracy
 
 

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 import numpy as np
-from pictures import picture
+from pictures import panels, save
 
 import adjoint as ad
 
@@ -44,7 +44,7 @@ def main(draws: int = 600) -> float:
     w, kept, accepted = np.zeros(2), [], 0
     for _ in range(draws):
         p = rng.normal(size=2)
-        new_w, new_p = leapfrog(w, p, 0.05, 15)
+        new_w, new_p = leapfrog(w, p, 0.05, int(rng.integers(8, 22)))  # equal lengths may resonate
         if np.log(rng.random()) < total(w, p) - total(new_w, new_p):
             w, accepted = new_w, accepted + 1
         kept.append(w)
@@ -58,8 +58,25 @@ def main(draws: int = 600) -> float:
         ("offset", "slope"), found.mean(0), found.std(0), mean, spread, strict=True
     ):
         print(f"{name:7} {m:7.3f} ± {s:.3f}   exact {exact:7.3f} ± {width:.3f}")
-    lines = {name: (range(len(found)), found[:, i]) for i, name in enumerate(("offset", "slope"))}
-    print(picture("hamiltonian.png", "draw", "weight", lines))
+
+    figure, (left, right) = panels(2, width=8.4, height=3.3)
+    for i, name in enumerate(("offset", "slope")):
+        left.plot(found[:, i], lw=0.7, label=name)
+    left.set(xlabel="draw", ylabel="weight", ylim=(-3, 2.2))
+    left.legend(frameon=False, ncols=2)
+    turn = np.linspace(0, 2 * np.pi, 100)
+    circle = np.linalg.cholesky(np.linalg.inv(precision)) @ [np.cos(turn), np.sin(turn)]
+    right.plot(*found.T, ".", color="C2", markersize=3, alpha=0.6, label="draws")
+    for radius in (1, 2):
+        right.plot(
+            *(mean[:, None] + radius * circle),
+            color="k",
+            lw=1,
+            label="exact: 1 and 2 sigma" if radius == 1 else None,
+        )
+    right.set(xlabel="offset", ylabel="slope", ylim=(-2.45, -1.55))
+    right.legend(frameon=False, loc="upper right", markerscale=2.5)
+    print(save(figure, "hamiltonian.png"))
     return error
 
 

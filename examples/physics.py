@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-from pictures import picture
+from pictures import panels, save
 
 import adjoint as ad
 from adjoint import nn, optim
@@ -41,11 +41,18 @@ def main(iterations: int = 400) -> float:
     with ad.no_grad():
         found = solution(ad.tensor(grid)).numpy()
     error = float(np.abs(found - np.sin(grid)).max())
-    lines = {"network": (grid[:, 0], found[:, 0]), "sin t": (grid[:, 0], np.sin(grid[:, 0]))}
     print(
         f"largest error against sin t: {error:.1e} after {optimizer.iterations} iterations (loss {losses[0]:.1e} to {losses[-1]:.1e})"
     )
-    print(picture("physics.png", "t", "u(t)", lines))
+
+    figure, (left, right) = panels(2, width=8.4, height=3.2)
+    left.plot(grid, found, color="C0", label="network")
+    left.plot(grid, np.sin(grid), "--", color="k", lw=1, label="sin t")
+    left.set(xlabel="t", ylabel="u(t)")
+    left.legend(frameon=False)
+    right.semilogy(losses, color="C1")
+    right.set(xlabel="evaluation of the loss", ylabel="mean of (u″ + u)²")
+    print(save(figure, "physics.png"))
     return error
 
 

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 import numpy as np
-from pictures import picture
+from pictures import panels, save
 
 import adjoint as ad
 from adjoint import nn, optim
@@ -71,7 +71,12 @@ def main(updates: int = 60) -> float:
         lengths.append(upright.sum(0).mean())
     final = float(np.mean(lengths[-5:]))
     print(f"mean steps upright: {lengths[0]:.0f} at first, {final:.0f} of {STEPS} after {updates} updates")
-    print(picture("policy.png", "update", "steps upright", {"mean of 16": (range(updates), lengths)}))
+    figure, axes = panels()
+    axes.plot(range(1, updates + 1), lengths, label="mean of 16 episodes")
+    axes.axhline(STEPS, color="0.6", ls="--", lw=1, label="solved")
+    axes.set(xlabel="update of the policy", ylabel="steps upright", ylim=(0, 1.1 * STEPS))
+    axes.legend(frameon=False, loc="lower right")
+    print(save(figure, "policy.png"))
     return final
 
 

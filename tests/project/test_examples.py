@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,16 +34,24 @@ def run(name: str, monkeypatch: pytest.MonkeyPatch, directory: Path, *args: int)
     return result
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "low", "high"),
-    [
-        ("digits", 12, 0.97, 1.0),
-        ("characters", 3, 0.0, 1.0),
-        ("physics", 200, 0.0, 1e-2),
-        ("policy", 30, 60.0, 200.0),
-        ("hamiltonian", 240, 0.0, 1.0),
-    ],
-)
+CASES = [
+    ("least_squares", 60, 0.0, 3.0),  # in standard errors
+    ("logistic", 6, -0.2322, -0.2321),  # the known estimate
+    ("gaussian_process", 40, 0.15, 0.25),
+    ("predator_prey", 4, 0.2, 0.25),
+    ("deconvolution", 64, 0.0, 0.4),
+    ("trajectory", 60, 0.0, 0.1),
+    ("hanging_chain", 5, 0.0, 1e-4),
+    ("ensemble", 100, 3.0, 100.0),
+    ("digits", 12, 0.97, 1.0),
+    ("characters", 3, 0.0, 1.0),
+    ("physics", 200, 0.0, 1e-2),
+    ("policy", 30, 60.0, 200.0),
+    ("hamiltonian", 240, 0.0, 1.0),
+]
+
+
+@pytest.mark.parametrize(("name", "size", "low", "high"), CASES)
 def test_example(
     name: str, size: int, low: float, high: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -53,6 +62,15 @@ def test_example(
 def test_examples_are_short_and_say_how_to_run_them(path: Path) -> None:
     text = path.read_text()
     assert len(text.splitlines()) < 100 and text.startswith('"""')
+
+
+def test_the_gallery_shows_examples_that_run() -> None:
+    page = (EXAMPLES.parent / "docs" / "gallery.md").read_text()
+    names = re.findall(r"\(gallery/(\w+)\.png\)", page)
+    assert len(names) >= 12 and names == re.findall(r"\(\.\./examples/(\w+)\.py\)", page)
+    assert set(names) == {case[0] for case in CASES}
+    pictures = {path.stem: path.stat().st_size for path in (EXAMPLES.parent / "docs" / "gallery").iterdir()}
+    assert set(pictures) == set(names) and max(pictures.values()) < 60_000
 
 
 def test_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

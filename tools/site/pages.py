@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import adjoint
 
-__all__ = ["generated_pages", "locate_ops", "public_modules"]
+__all__ = ["generated_pages", "locate_ops", "public_modules", "with_code"]
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def public_modules(module: ModuleType = adjoint, seen: set[str] | None = None) -> Iterator[ModuleType]:
@@ -94,3 +98,19 @@ def _errors() -> str:
         parents = ", ".join(f"`{b.__name__}`" for b in cls.__bases__)
         lines += [f"## {name}", "", f"A subclass of {parents}.", "", inspect.cleandoc(cls.__doc__ or ""), ""]
     return "\n".join(lines)
+
+
+def with_code(markdown: str) -> str:
+    """Replace each line that is a link to an example by its code, folded."""
+
+    def block(link: re.Match[str]) -> str:
+        code = (ROOT / link[1]).read_text().rstrip()
+        lines = [
+            f'??? example "{link[1]}"',
+            "",
+            "    ```python",
+            *(f"    {line}" for line in code.splitlines()),
+        ]
+        return "\n".join([*lines, "    ```"])
+
+    return re.sub(r"^\[(examples/\w+\.py)\]\(\.\./\1\)$", block, markdown, flags=re.M)
