@@ -28,7 +28,9 @@ __all__ = ["Watch", "layout"]
 
 _CONTEXTS = (compile_mode, tracing, enclosing, transform, grad_mode, default_dtype, sink)
 _DEEPEST = 4
-_TRIES = 3  # renewals without a success, after which guards are always checked in full
+# Renewals without a success, after which guards that say what they depend on (those of optimisers: a schedule
+# changes the rate at each step) are asked each time; after twice as many, all guards are checked in full.
+_TRIES = 3
 
 
 class Layout(NamedTuple):
@@ -149,6 +151,7 @@ class Watch:
         self.grads, self.guards, self.tensors = grads, guards, [t for t, _, _ in held]
         self.failures = 0
         self.plain = False  # whether no transform was active
+        self.asks = False
         self._fixed: list[Any] = []
         rows = [self._row(kind, shape, dtype) for kind, shape, dtype in specs]
         self.words = np.zeros(16, np.int64).view(entry._Words)
@@ -178,7 +181,8 @@ class Watch:
         self.failures += 1
         self.plain = transform.get() is None
         self.words[0] = -1  # nothing is ready while this changes
-        if self.failures > _TRIES:
+        self.asks |= self.failures > _TRIES
+        if self.failures > 2 * _TRIES:
             return
         seen = _Seen()
         contexts = [(v, v.get()) for v in _CONTEXTS]
@@ -188,7 +192,7 @@ class Watch:
         assert where is not None
         seen.equal.append((id(special) + where.active, id(0)))
         for g in self.guards:
-            seen.guard(g)
+            seen.guard(g, self.asks)
         keep: list[Any] = [seen, contexts]
         self.words[2:6] = (
             len(seen.equal), self._listed(keep, [x for row in seen.equal for x in row]),
@@ -247,12 +251,14 @@ class _Seen:
                 return False
         return True
 
-    def guard(self, g: Any) -> None:
+    def guard(self, g: Any, asks: bool) -> None:
         """Watch what a guard compares, or ask it each time."""
         found = len(self.equal), len(self.items)
         try:
             if isinstance(g, ObjectGuard):
                 self._object(g)
+            elif asks and getattr(g, "watch", None) is not None:
+                raise _Unknown
             elif getattr(g, "watch", None) is not None:
                 for part in g.watch():
                     self._part(*part)

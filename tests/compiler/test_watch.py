@@ -195,11 +195,26 @@ def test_a_failure_after_the_native_writes_takes_them_back(monkeypatch):
     )
 
 
-def test_what_changes_at_every_call_is_not_watched_for_long():
+def test_a_rate_that_changes_at_every_call_is_asked_for():
     compiled, args, at = setting()
     for k in range(20):
         at["opt"].lr = 0.01 + k / 1000
         compiled(*args)
+    at["opt"].lr = 0.5
+    assert ready(compiled, args) and compiled.stats()["traces"] == 1
+    before = at["net"].second.bias.numpy().copy()
+    at["opt"].lr = 0.0
+    assert not ready(compiled, args)  # another program: the rate is 0
+    compiled(*args)
+    np.testing.assert_array_equal(at["net"].second.bias.numpy(), before)
+
+
+def test_what_changes_at_every_call_is_not_watched_for_long():
+    compiled, args, at = setting()
+    for _ in range(20):
+        at["net"].widths[:] = [float(str(1.0)), 2.0]  # another object of the same value
+        compiled(*args)
+    at["net"].widths[:] = [float(str(1.0)), 2.0]
     assert not ready(compiled, args) and compiled.stats()["traces"] == 1
 
 
