@@ -96,6 +96,7 @@ class MPIGroup(Group):
         self._mpi = MPI
         # sums apart from other calls: ranks that make different ones then wait instead of mixing them
         self._comm, self._sums, self._bell = comm.Dup(), comm.Dup(), comm.Dup()
+        self._received = np.empty(0, np.uint8)  # kept: new memory would cost page faults in each sum
         self._waiting: dict[int, str] = {}  # calls that ranks wait in
         self._left: tuple[str, float] | None = None  # which rank has left, and when that was noticed
         atexit.register(self._leave)
@@ -120,9 +121,11 @@ class MPIGroup(Group):
         if self.size >= HALVING and self.size & (self.size - 1) == 0:
             self._sum_by_halving(flat, what)
             return
-        parts = np.empty_like(flat).reshape(self.size, -1)
+        if self._received.size < flat.nbytes:
+            self._received = np.empty(flat.nbytes, np.uint8)
+        parts = self._received[: flat.nbytes].view(flat.dtype).reshape(self.size, -1)
         self._finish(self._sums.Ialltoall(flat, parts), what)
-        np.copyto(flat.reshape(self.size, -1)[self.rank], tree_sum(list(parts)))
+        tree_sum(list(parts), out=flat.reshape(self.size, -1)[self.rank])
         self._finish(self._sums.Iallgather(self._mpi.IN_PLACE, flat), what)
 
     def _sum_by_halving(self, flat: Array, what: str) -> None:

@@ -12,23 +12,29 @@ __all__ = ["PieceSum", "share", "tree_sum"]
 Array = ndarray[Any, Any]
 
 
-def tree_sum(parts: list[Array]) -> Array:
+def tree_sum(parts: list[Array], out: Array | None = None) -> Array:
     """Add arrays in pairs, then pairs of pairs, and so on; overwrite them.
 
     Parameters
     ----------
     parts : list of ndarray
         Arrays of one shape and dtype, in the order of the ranks.
+    out : ndarray, optional
+        Where the sum is stored.  The default is the memory of the first array.
 
     Returns
     -------
     ndarray
-        The sum, in the memory of the first array.
+        The sum.
     """
-    while len(parts) > 1:
+    while len(parts) > 2:
         pairs = [np.add(a, b, out=a) for a, b in zip(parts[::2], parts[1::2], strict=False)]
         parts = pairs + parts[len(parts) & ~1 :]
-    return parts[0]
+    out = parts[0] if out is None else out
+    if len(parts) == 2:
+        return np.add(parts[0], parts[1], out=out)
+    np.copyto(out, parts[0])
+    return out
 
 
 def share(count: int, size: int, rank: int) -> tuple[int, int]:

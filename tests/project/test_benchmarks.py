@@ -565,3 +565,14 @@ def test_bench_outside_of_a_clone_says_what_to_do(
         "adjoint bench: the benchmarks are not part of the installed package.\n"
         "  Clone the repository, pip install -e . --group bench --group oracle, and run this there.\n"
     )
+
+
+def test_the_model_of_ranks_hides_sums_behind_backward() -> None:
+    from benchmarks.ranks import BYTES, NETS, modelled
+
+    for net in NETS.values():
+        for ranks in (2, 8, 64, 4096):
+            early, late = (modelled(BYTES, 0.035, ranks, net, early=flag) for flag in (True, False))
+            sent = 2 * (ranks - 1) / ranks * BYTES / net[1]
+            assert 0.035 < early < late and late > 0.035 + sent
+            assert early > max(0.035, sent)
