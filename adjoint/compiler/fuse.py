@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from adjoint.compiler.simplify import Graph, Node, View, reshaped, row_major
 from adjoint.core.shapes import Shape
 
-__all__ = ["FULL", "KEPT", "Group", "fuse", "over"]
+__all__ = ["FULL", "KEPT", "Group", "fuse", "over", "stages"]
 
 FULL, KEPT = "full", "kept"  # one value per element of the domain; one per element that a reduction keeps
 GIVEN = frozenset(("source", "number", "constant"))
@@ -292,6 +292,27 @@ class _Fusion:
         if math.prod(g.domain) != math.prod(domain):
             return False
         return all(over(a, domain) is not None for n in g.nodes for a in _operands(n))
+
+
+def stages(g: Group) -> tuple[dict[int, int], set[int]]:
+    """Number the loops of a group, and find the values that are needed in a later loop than they are made.
+
+    A value that needs a reduction is computed in a later loop than the operand of that.
+    """
+    stage: dict[int, int] = {}
+    for n in g.nodes:
+        found = max([stage[a.node.id] for a in n.args if a.node.id in stage], default=0)
+        stage[n.id] = found + (n.op == "reduce")
+    saved: set[int] = set()
+    for n in g.nodes:
+        if g.level[n.id] == KEPT and n.op != "reduce":
+            continue
+        now = stage[n.id] - (n.op == "reduce")
+        for a in n.args:
+            inside = a.node.id in stage and g.level[a.node.id] == FULL
+            if inside and stage[a.node.id] < now:
+                saved.add(a.node.id)
+    return stage, saved
 
 
 def _operands(n: Node) -> tuple[View, ...]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adjoint.compiler.fuse import GIVEN, Group
+from adjoint.compiler.fuse import GIVEN, Group, stages
 from adjoint.compiler.simplify import Node
 
 __all__ = ["Memory", "stored_nodes"]
 
+_STACK = 1 << 15  # bytes of one value
 _LINE = 64  # bytes; addresses in the arena are multiples of it
 
 
@@ -28,11 +29,22 @@ def stored_nodes(groups: Sequence[Group], outputs: Sequence[Node]) -> set[int]:
             for a in n.args:
                 if where.get(a.node.id) is not g:
                     found.add(a.node.id)
+        found |= _large(g)
     for g in groups:  # the product is made in the memory of a result of its dtype
         first = g.nodes[0]
         if g.kind == "matmul" and not any(n.id in found and n.dtype == first.dtype for n in g.nodes):
             found.add(first.id)
     return found
+
+
+def _large(g: Group) -> set[int]:
+    """Return the values that are too large to be kept on the stack between the loops of a kernel."""
+    if g.kind != "loop" or g.axis is None:
+        return set()
+    length = g.domain[g.axis]
+    columns = 1 if g.axis == len(g.domain) - 1 else 64  # of a block, at most
+    saved = stages(g)[1]
+    return {n.id for n in g.nodes if n.id in saved and length * columns * n.dtype.itemsize > _STACK}
 
 
 def _bytes(n: Node) -> int:

@@ -359,7 +359,9 @@ class Graph:
             return self.reshape(x, kept)
         last = axes[-1]
         first = last
-        while first - 1 in axes:
+        # long rows are reduced first, in one kernel with what is computed of rows
+        rows = op in ("sum", "max", "min") and last == x.ndim - 1 and 32 <= x.shape[last] <= _LONG
+        while first - 1 in axes and not rows:
             first -= 1
         if (
             reshaped(
@@ -384,9 +386,17 @@ class Graph:
 
     def _reduce(self, op: str, x: View, axis: int, dtype: Any) -> View:
         """Reduce one axis; the operand of the node has it last."""
+        shape = x.shape[:axis] + x.shape[axis + 1 :]
+        long = [k for k, n in enumerate(x.shape) if n != 1 or k == axis]
+        if len(long) < x.ndim:  # axes of length 1 are left out, so that more nodes have the same domain
+            x = View(
+                self, x.node, tuple([x.shape[k] for k in long]), tuple([x.strides[k] for k in long]), x.offset
+            )
+            axis = long.index(axis)
         order = [k for k in range(x.ndim) if k != axis]
         arg = self.permute(x, [*order, axis])
-        return self.node("reduce", (arg,), (op, axis), arg.shape[:-1], dtype)
+        found = self.node("reduce", (arg,), (op, axis), arg.shape[:-1], dtype)
+        return self.reshape(found, shape)
 
     def matmul(self, a: View, b: View) -> View:
         """Return the products of the last two axes of two stacks of matrices."""
@@ -465,9 +475,12 @@ def _narrowed(x: View, shape: Shape) -> View:
     return View(x.graph, x.node, shape, strides, x.offset)
 
 
+_LONG = 1 << 14  # elements: longer axes are reduced in blocks
+
+
 def _block(count: int, x: View, axis: int) -> int:
     """Return the length of the blocks in which a long axis is reduced; 1 for all at once."""
-    if count < 1 << 14:
+    if count < _LONG:
         return 1
     for n in (4096, 2048, 1024, 3000, 2500, 2000, 1500, 1000, 1536, 512, 768):
         if count % n == 0:

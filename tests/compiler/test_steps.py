@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from by_replay import by_replay as by_replay
 from steps import bits, compare, state_of
 
 import adjoint as ad

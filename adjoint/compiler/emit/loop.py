@@ -16,14 +16,13 @@ import numpy as np
 
 from adjoint.compiler.emit.elementwise import apply, extreme
 from adjoint.compiler.emit.text import Index, Value, Writer, element_of
-from adjoint.compiler.fuse import FULL, KEPT, Group, over
+from adjoint.compiler.fuse import FULL, KEPT, Group, over, stages
 from adjoint.compiler.machine import Machine
 from adjoint.compiler.simplify import Node, View, row_major
 
 __all__ = ["Kernel", "Lane", "Loop", "Place", "Slot", "loop_kernel"]
 
 _UNROLLED = 4  # vectors of a row that need no loop
-_SCRATCH = 1 << 14  # bytes of a row that are kept on the stack
 _COSTLY = {"divide": 4, "sqrt": 6}
 
 
@@ -104,8 +103,8 @@ class Loop:
         self.access: dict[tuple[int, int], Place] = {}  # of operand k of a node
         self.target: dict[int, Place] = {}
         self._find_places(places)
-        self._find_axes()
         self._find_stages()
+        self._find_axes()
         self.vector = self._lanes()
         self.offsets: dict[Any, Index] = {}
         self.hoisted: dict[Any, Value] = {}
@@ -173,6 +172,8 @@ class Loop:
 
     def _vector_axis(self, places: Sequence[Place]) -> int:
         """Return the axis along which most arrays are contiguous; the last one if none is better."""
+        if self.saved and self.group.axis == len(self.group.domain) - 1:
+            return len(self.lengths) - 1  # rows of saved values fit on the stack, blocks of columns may not
         best, score = len(self.lengths) - 1, -1
         for i in reversed(range(len(self.lengths))):
             found = sum(p.strides[i] == 1 for p in places) if self.lengths[i] > 3 else 0
@@ -181,21 +182,8 @@ class Loop:
         return best
 
     def _find_stages(self) -> None:
-        """Number the loops: a value that needs a reduction is computed in a later loop than its operand."""
-        g = self.group
-        self.stage: dict[int, int] = {}
-        for n in g.nodes:
-            found = max([self.stage[a.node.id] for a in n.args if a.node.id in self.inside], default=0)
-            self.stage[n.id] = found + (n.op == "reduce")
+        self.stage, self.saved = stages(self.group)
         self.stages = max(self.stage.values(), default=0) + 1
-        self.saved: set[int] = set()
-        for n in g.nodes:
-            if g.level[n.id] == KEPT and n.op != "reduce":
-                continue
-            now = self.stage[n.id] - (n.op == "reduce")
-            for a in n.args:
-                if a.node.id in self.inside and g.level[a.node.id] == FULL and self.stage[a.node.id] < now:
-                    self.saved.add(a.node.id)
 
     def _lanes(self) -> int:
         """Return the lanes of a vector: those of the widest floats, or of the widest integers."""
