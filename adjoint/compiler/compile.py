@@ -421,6 +421,7 @@ class Variant:
         reads = named_reads(f, _objects(f, call))
         self.guards: list[Any] = [Guard(what, read) for what, read in reads.items()]
         drawn = generators()
+        trace.build = self.build
         try:
             self._run_trace(trace, call)
         except UnrollError:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adjoint import tree
-from adjoint.compiler import replay
 from adjoint.compiler.joint import Backward
 from adjoint.compiler.program import Host, Source
 from adjoint.compiler.symbolic import Root, Symbolic
@@ -91,7 +90,7 @@ class _Loop(Rule):
                 continue
             self.order.append(len(self.inputs) + len(self.captured))
             self.captured.append(_from_outside(outer, s))
-        self.run = replay.build(sub.program)
+        self.run = outer.build(sub.program)
         self.specs = [(v.shape, v.dtype) for v in sub.program.results]
 
     def simple(self) -> bool:
@@ -137,7 +136,7 @@ class _Loop(Rule):
             raise TransformError("scan: the carry changes its dtype in the first step.")
         self.sub.program.results = [self.sub.value(o) for o in outs]
         if any(o._node is not None for o in outs):
-            self.backward_of = back = Backward(self.sub, self.inputs, outs, replay.build)
+            self.backward_of = back = Backward(self.sub, self.inputs, outs, self.outer.build)
             carried = {t._data.id for t in self.inputs[: self.carries]}
             sources = {s.value.id: n for n, s in enumerate(self.sub.program.sources)}
             # rows, and what does not change over the steps, are not stacked again

@@ -283,6 +283,22 @@ def test_the_body_of_a_long_loop_is_one_instruction() -> None:
     assert instructions(lambda x: ad.scan(lambda c, x: (c, x), 0.0, x), xs) < 5
 
 
+def test_native_bodies() -> None:
+    pytest.importorskip("llvmlite")
+    xs, w = ad.tensor(R.normal(size=(40, 3))), ad.tensor(W)
+
+    def f(w: Any, xs: Any) -> Any:
+        h, ys = ad.scan(lambda c, x: (ad.tanh(c * w + x), ad.sin(c) * x), ad.zeros(3), xs)
+        return (h * h).sum() + (ys * ys).sum()
+
+    both = ad.value_and_grad(f, argnums=(0, 1))
+    compiled = ad.compile(both, backend="native")
+    for k in (1.0, 2.0):
+        for a, b in zip(ad.tree.leaves(compiled(w * k, xs)), ad.tree.leaves(both(w * k, xs)), strict=True):
+            close(a, b)
+    assert compiled.stats()["traces"] == 1
+
+
 def test_loops_in_loops_are_one_instruction() -> None:
     xs, w = ad.tensor(R.normal(size=(10, 12, 3))), ad.tensor(W)
 
