@@ -421,7 +421,6 @@ class Variant:
         reads = named_reads(f, _objects(f, call))
         self.guards: list[Any] = [Guard(what, read) for what, read in reads.items()]
         drawn = generators()
-        trace.build = self.build
         try:
             self._run_trace(trace, call)
         except UnrollError:
@@ -470,6 +469,8 @@ class Variant:
         self.waits = False
         start = time.perf_counter()
         try:
+            for loop in self.trace.loops:
+                loop.build_with(native.build)
             built = native.build(self.program)
             if self.backend == "auto" and not built.kernels:
                 return
@@ -494,12 +495,17 @@ class Variant:
         execute, waits = self.execute, self.waits
         try:
             self.waits = False
+            for loop in self.trace.loops:
+                loop.build_with(replay.build)
             if self.native is not None:
                 run = replay.build(self.program)
                 self.execute = make_call(self.program, self.trace, run, len(self.moves))
             return self.run(call)
         finally:
             self.execute, self.waits = execute, waits
+            if self.native is not None:
+                for loop in self.trace.loops:
+                    loop.build_with(native.build)
 
     def explain(self) -> str:
         """Return what ``Compiled.explain`` does."""
@@ -597,7 +603,7 @@ class Variant:
     def _watch(self) -> Watch | None:
         """Return the native check of the guards, if there is one."""
         trace = self.trace
-        if self.native is None or not self.direct or trace.fixed or trace.decisions or not possible():
+        if self.native is None or self.direct < 0 or trace.fixed or trace.decisions or not possible():
             return None
         outside = [h for h in trace.held.values() if h.argument is None]
         if any(h.argument is not None for h in trace.grad_guards()):

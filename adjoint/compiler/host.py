@@ -310,8 +310,11 @@ def _shared(program: Program, trace: Trace) -> list[int]:
         if s.kind not in _OWN and not (s.kind == "argument" and s.owner in tensors):
             users.add(s.value.id)
     for i in program.body:
-        if not _is_fresh(i) and any(getattr(a, "id", None) in users for a in i.args):
-            users.update(o.id for o in i.outs)
+        if not _is_fresh(i):
+            # a view has the dtype of its base, or is a part of complex numbers
+            kinds = {a.dtype for a in i.args if getattr(a, "id", None) in users}
+            mixed = any(k.kind == "c" for k in kinds)
+            users.update(o.id for o in i.outs if o.dtype in kinds or mixed)
     return [k for k, v in enumerate(program.outputs()) if v.id in users and not v.weak]
 
 

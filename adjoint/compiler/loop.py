@@ -6,15 +6,16 @@ is stacked over the steps.  A body that draws, writes or decides on values is un
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from adjoint import tree
+from adjoint.compiler import replay
 from adjoint.compiler.joint import Backward
-from adjoint.compiler.program import Host, Source
+from adjoint.compiler.program import Host, Program, Source
 from adjoint.compiler.symbolic import Root, Symbolic
 from adjoint.config import grad_mode, transform
 from adjoint.core.lifted import enclosing
@@ -59,6 +60,7 @@ def trace_scan(
     outer.modules.update(sub.modules)
     outer.guards += sub.guards
     outer.fixed += sub.fixed
+    outer.loops.append(loop)
     operands = [*loop.cast(leaves), *body.rows, *loop.numbers(), *loop.captured]
     found = apply(loop, operands)
     carried = tree.unflatten(body.structure, found[: loop.carries])
@@ -90,7 +92,7 @@ class _Loop(Rule):
                 continue
             self.order.append(len(self.inputs) + len(self.captured))
             self.captured.append(_from_outside(outer, s))
-        self.run = outer.build(sub.program)
+        self.run = replay.build(sub.program)
         self.specs = [(v.shape, v.dtype) for v in sub.program.results]
 
     def simple(self) -> bool:
@@ -102,6 +104,12 @@ class _Loop(Rule):
             kinds |= {"late" for s in self.backward_of.fresh if s.kind != "array"}
         impure = any(not i.op.pure for i in sub.program.body)
         return not (used or impure or kinds - {"argument", "tensor", "array", "outer"})
+
+    def build_with(self, build: Callable[[Program], Any]) -> None:
+        """Build the body and its backward by replay or as native code."""
+        self.run = build(self.sub.program)
+        if self.backward_of is not None:
+            self.backward_of.build_with(build)
 
     # The trace of the body ----------------------------------------------------------------------------
 
@@ -136,7 +144,7 @@ class _Loop(Rule):
             raise TransformError("scan: the carry changes its dtype in the first step.")
         self.sub.program.results = [self.sub.value(o) for o in outs]
         if any(o._node is not None for o in outs):
-            self.backward_of = back = Backward(self.sub, self.inputs, outs, self.outer.build)
+            self.backward_of = back = Backward(self.sub, self.inputs, outs, replay.build)
             carried = {t._data.id for t in self.inputs[: self.carries]}
             sources = {s.value.id: n for n, s in enumerate(self.sub.program.sources)}
             # rows, and what does not change over the steps, are not stacked again

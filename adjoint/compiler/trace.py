@@ -97,7 +97,7 @@ class Trace:
         self.undo: list[Callable[[], None]] = []
         self.parent: Trace | None = None  # around the body of a loop
         self.unroll = False  # whether loops are written out
-        self.build: Callable[[Program], Any] = build  # of the programs of loops
+        self.loops: list[Any] = []  # that are one instruction, also those in loops
         self.thread = threading.get_ident()
         self.ended = self.released = False
 
@@ -374,7 +374,7 @@ class Trace:
     def scan(self, body: Any, carry: Any, count: int, reverse: bool) -> tuple[Any, Any] | None:
         """Return the result of a loop whose body is traced once; None if it must be unrolled."""
         sub = Trace(updates=self.updates)
-        sub.parent, sub.build = self, self.build
+        sub.parent, sub.loops = self, self.loops
         return trace_scan(self, sub, body, carry, count, reverse)
 
     # Updates and other actions at the end of a call ------------------------------------------------
