@@ -213,8 +213,8 @@ def _make_native_call(
         return None
     if any(s.kind == "draw" for s in program.sources):  # where Python must take over, it would draw again
         return None
-    w = _Writer(slow=slow, exchange=exchange, take_back=take_back, set_item=set_item, set_grad=set_grad,
-                set_grads=set_grads, drop_grads=drop_grads, write=write)  # fmt: skip
+    w = _Writer(Tensor=Tensor, slow=slow, exchange=exchange, take_back=take_back, set_item=set_item,
+                set_grad=set_grad, set_grads=set_grads, drop_grads=drop_grads, write=write)  # fmt: skip
     owners: list[Any] = []
     given = [f"x{k}" for k in range(count)]
     for s in program.sources:

@@ -657,3 +657,41 @@ def test_gradients_of_many_elements_add_up_in_one_array() -> None:
     for _ in range(2):
         assert same_bits(g(x), ad.grad(f)(x))
     assert x.tolist() == np.linspace(-1, 1, 10).tolist()
+
+
+def test_float_arguments_of_native_programs() -> None:
+    pytest.importorskip("llvmlite")
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    for backend in ("auto", "native"):
+        f = ad.compile(lambda x, r: ad.tanh(x * r) + x * w, backend=backend)
+        g = ad.compile(lambda x, r: ad.tanh(x * r) + x, backend=backend)
+        for r in (0.5, 0.25, 2.0):
+            x = ad.tensor([1.0, 3.0])
+            np.testing.assert_allclose(
+                f(x, r).detach().numpy(), np.tanh(x.numpy() * r) + x.numpy() * w.numpy()
+            )
+            np.testing.assert_allclose(g(x, r).numpy(), np.tanh(x.numpy() * r) + x.numpy())
+        f(x, 0.5).sum().backward()
+        assert f.stats()["traces"] == g.stats()["traces"] == 1
+
+
+def test_native_steps_without_arguments() -> None:
+    pytest.importorskip("llvmlite")
+    params = [ad.tensor([1.0, 2.0], requires_grad=True) for _ in range(2)]
+    steps = []
+    for p in params:
+        o = optim.SGD([p], lr=0.1)
+
+        def step(p: Any = p, o: Any = o) -> Any:
+            o.zero_grad()
+            loss = (p.tanh() * 2).sum()
+            loss.backward()
+            o.step()
+            return loss
+
+        steps.append(step)
+    compiled = ad.compile(steps[1])
+    for _ in range(5):
+        np.testing.assert_allclose(compiled().item(), steps[0]().item())
+    np.testing.assert_allclose(*(p.detach().numpy() for p in params))
+    assert compiled.stats()["traces"] == 1

@@ -339,7 +339,7 @@ def test_compiled_training_steps_with_loops() -> None:
         for p, q in zip(a.parameters(), b.parameters(), strict=True):
             close(p, q)
     assert compiled.stats()["traces"] == 1
-    assert compiled.stats()["programs"][0]["instructions"] < 40
+    assert compiled.stats()["programs"][0]["instructions"] < 80
 
 
 def test_loops_that_need_numbers_or_state_are_unrolled() -> None:
