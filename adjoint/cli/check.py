@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.cli.target import arguments_of, function_of, run_user_code
+from adjoint.cli.target import arguments_of, check_count, function_of, run_user_code
 from adjoint.core.convert import asarray
 from adjoint.core.tensor import Tensor
-from adjoint.errors import GradcheckError
+from adjoint.errors import ArgumentError, GradcheckError
+from adjoint.nn.module import Module
 from adjoint.testing.gradcheck import gradcheck
 
 __all__ = ["check"]
@@ -44,6 +45,14 @@ def check(
     """
     function = function_of(target)
     given = arguments_of(arguments, seed)
+    check_count(target, function, given)
+    if not any(isinstance(a, np.ndarray) and a.dtype.kind == "f" for a in given):
+        raise ArgumentError(
+            "no argument has floats, so there is no derivative to check.\n"
+            "  Write a shape (3x4, or 5x for a vector), a number (2.0) or an array ([1.0, 2.0]) with a point."
+        )
+    if isinstance(function, Module):
+        function = function.astype(np.float64)  # finite differences need the digits
     inputs = [asarray(a) if isinstance(a, np.ndarray) else a for a in given]
     value = run_user_code(lambda: function(*inputs))
     problem = None

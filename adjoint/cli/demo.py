@@ -12,6 +12,7 @@ import numpy as np
 
 import adjoint as ad
 from adjoint import inspect, nn, optim, train
+from adjoint.cli.target import check_writable
 from adjoint.errors import FileError, MissingExtraError
 from adjoint.optim import schedules
 from adjoint.train.progress import listed
@@ -46,7 +47,7 @@ def demo(
     """
     began = time.perf_counter()
     path = _writable(path)
-    _check_writable(page, "page", "--report")
+    check_writable(page, "demo: the page", "Give another path: adjoint demo --report PATH.")
     train_set, test_set = _digits()
     model = nn.Sequential(
         nn.Linear(64, 128, rng=0), nn.ReLU(), nn.Linear(128, 128, rng=1), nn.ReLU(), nn.Linear(128, 10, rng=2)
@@ -140,23 +141,8 @@ def _writable(path: str) -> str:
         raise FileError(
             f"demo: a picture must be one of {', '.join(sorted(kinds))}, but --picture is {path!r}."
         )
-    _check_writable(path, "picture", "--picture")
+    check_writable(path, "demo: the picture", "Give another path: adjoint demo --picture PATH.")
     return path
-
-
-def _check_writable(path: str, what: str, option: str) -> None:
-    """Raise before the training if a file cannot be written."""
-    new = not os.path.exists(path)
-    try:
-        with open(path, "ab"):
-            pass
-    except OSError as error:
-        raise FileError(
-            f"demo: the {what} cannot be written to {path!r}: {error.strerror}.\n"
-            f"  Give another path: adjoint demo {option} PATH."
-        ) from None
-    if new:
-        os.remove(path)
 
 
 def _draw(history: list[dict[str, float]], path: str) -> str | None:

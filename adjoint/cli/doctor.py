@@ -92,7 +92,7 @@ def _extras() -> dict[str, dict[str, str | None]]:
         requirement, _, marker = text.partition(";")
         extra = re.search(r"""extra\s*==\s*['"]([\w-]+)['"]""", marker)
         name = re.match(r"[\w.-]+", requirement)
-        if extra is None or name is None or name[0] == "adjoint-ad" or extra[1] in ("test", "lint", "bench"):
+        if extra is None or name is None or name[0] == "adjoint-ad":
             continue
         try:
             version: str | None = importlib.metadata.version(name[0])

@@ -174,7 +174,7 @@ def _add_function(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that name a function and its arguments."""
     parser.add_argument("function", help="file.py:function or module:function")
     parser.add_argument(
-        "arguments", nargs="*", help="shapes (3x4; 5x is a vector), numbers, or arrays in JSON"
+        "arguments", nargs="*", help="shapes (3x4; 5x is a vector), numbers (2 is an int), or arrays in JSON"
     )
 
 

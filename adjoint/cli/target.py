@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import sys
@@ -14,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.user_code import LIBRARIES, library_of
-from adjoint.errors import AdjointError, ArgumentError, InputError
+from adjoint.errors import AdjointError, ArgumentError, FileError, InputError
 
-__all__ = ["UserError", "arguments_of", "function_of", "run_user_code"]
+__all__ = ["UserError", "arguments_of", "check_count", "check_writable", "function_of", "run_user_code"]
 
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -60,7 +61,7 @@ def function_of(target: str) -> Callable[..., Any]:
             )
         found = getattr(found, part)
     if not callable(found):
-        raise InputError(f"{target} is not a function, but a {type(found).__name__}.")
+        raise InputError(f"{target} is not a function; its type is {type(found).__name__}.")
     return found
 
 
@@ -92,14 +93,15 @@ def arguments_of(texts: Sequence[str], seed: int = 0) -> list[Any]:
     Parameters
     ----------
     texts : sequence of str
-        A shape such as ``3x4`` (normal random numbers), a number, or an array in JSON such as ``[1.5, 2]``.
+        A shape such as ``3x4`` (normal random numbers), a number with or without a decimal point, or an array
+        in JSON such as ``[1.5, 2]``.
     seed : int, optional
         The seed of the random numbers.
 
     Returns
     -------
-    list of ndarray or float
-        The arguments.
+    list of ndarray or int
+        The arguments; floats are arrays without axes.
 
     Raises
     ------
@@ -108,8 +110,8 @@ def arguments_of(texts: Sequence[str], seed: int = 0) -> list[Any]:
 
     Examples
     --------
-    >>> arguments_of(["2", "[1.5, 2]"])
-    [2.0, array([1.5, 2. ])]
+    >>> arguments_of(["2", "2.5", "[1.5, 2]"])
+    [2, array(2.5), array([1.5, 2. ])]
     >>> arguments_of(["2x3"])[0].shape
     (2, 3)
     """
@@ -123,10 +125,10 @@ def _argument(text: str, rng: np.random.Generator) -> Any:
         return rng.normal(size=tuple(int(s) for s in sizes if s))
     try:
         value = json.loads(text)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
+        if type(value) is int:
+            return value
         array = np.array(value)
-        if isinstance(value, list) and array.dtype.kind in "iufb":
+        if isinstance(value, (list, float)) and array.dtype.kind in "iufb":
             return array.astype(np.float64) if array.dtype.kind in "iu" and "." in text else array
     except ValueError:
         pass
@@ -134,6 +136,60 @@ def _argument(text: str, rng: np.random.Generator) -> Any:
         f"the argument {text!r} is not understood.\n"
         "  Write a shape (3x4, or 5x for a vector), a number (2.5), or an array ([[1.0, 2.0]])."
     )
+
+
+def check_count(target: str, function: Callable[..., Any], given: Sequence[Any]) -> None:
+    """Raise if a function does not take as many arguments as were given.
+
+    Parameters
+    ----------
+    target : str
+        The function as the user named it.
+    function : callable
+        The function.
+    given : sequence
+        The arguments.
+
+    Raises
+    ------
+    ArgumentError
+        If there are too few or too many.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a function in C
+        return
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        raise ArgumentError(f"{target} takes {signature}: {error}.") from None
+
+
+def check_writable(path: str, problem: str, advice: str) -> None:
+    """Raise if a file cannot be written, before a long computation.
+
+    Parameters
+    ----------
+    path : str
+        The file.
+    problem : str
+        The start of the message.
+    advice : str
+        What to do.
+
+    Raises
+    ------
+    FileError
+        If it cannot be written.
+    """
+    new = not os.path.exists(path)
+    try:
+        with open(path, "ab"):
+            pass
+    except OSError as error:
+        raise FileError(f"{problem} cannot be written to {path!r}: {error.strerror}.\n  {advice}") from None
+    if new:
+        os.remove(path)
 
 
 def run_user_code(call: Callable[[], Any]) -> Any:

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from adjoint import inspect
-from adjoint.cli.target import arguments_of, function_of, run_user_code
+from adjoint.cli.target import arguments_of, check_count, check_writable, function_of, run_user_code
 from adjoint.core.convert import tensor
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError
+from adjoint.nn.module import Module
 from adjoint.train.trainer import Trainer
 
 __all__ = ["graph", "profile", "report"]
@@ -36,7 +37,9 @@ def graph(target: str, arguments: Sequence[str], path: str | None = None) -> str
     str
         The graph as text, or the name of the file.
     """
-    function, given = function_of(target), _leaves(arguments)
+    function, given = _call(target, arguments)
+    if path is not None:
+        check_writable(path, "graph: the drawing", "Give another path: -o PATH.")
     drawing = run_user_code(lambda: inspect.draw(function, *given, path=path))
     return f"wrote {path}" if path is not None else str(drawing)
 
@@ -69,13 +72,15 @@ def profile(
     str
         The table.
     """
-    function, given = function_of(target), _leaves(arguments)
+    function, given = _call(target, arguments)
+    if trace is not None:
+        check_writable(trace, "profile: the trace", "Give another path: --trace PATH.")
 
     def steps(count: int) -> None:
         for _ in range(count):
             found = function(*given)
-            if isinstance(found, Tensor) and found.requires_grad and found.size == 1:
-                found.backward()
+            if isinstance(found, Tensor) and found.requires_grad:
+                found.backward(None if found.size == 1 else np.ones(found.shape, found.dtype))
 
     run_user_code(lambda: steps(1))
     with inspect.profile() as measured:
@@ -102,18 +107,26 @@ def report(target: str, path: str) -> str:
     str
         The name of the file.
     """
-    found: Any = run_user_code(function_of(target))
+    function = function_of(target)
+    check_count(target, function, ())
+    check_writable(path, "report: the page", "Give another path: -o PATH.")
+    found: Any = run_user_code(function)
     if not isinstance(found, (Trainer, inspect.Recorder)):
         raise InputError(
-            f"{target} must return its Trainer or Recorder, but returned a {type(found).__name__}.\n"
+            f"{target} must return its Trainer or Recorder, but the result has type {type(found).__name__}.\n"
             "  Give the trainer a Recorder: Trainer(…, callbacks=ad.inspect.Recorder())."
         )
     return f"wrote {inspect.report(found, path)}"
 
 
-def _leaves(arguments: Sequence[str]) -> list[Any]:
-    """Return the arguments; arrays of floats as tensors that require grad."""
-    return [
-        tensor(a, requires_grad=a.dtype.kind == "f") if isinstance(a, np.ndarray) else a
-        for a in arguments_of(arguments)
+def _call(target: str, arguments: Sequence[str]) -> tuple[Any, list[Any]]:
+    """Return the function and its arguments; floats are tensors that require grad."""
+    function, given = function_of(target), arguments_of(arguments)
+    check_count(target, function, given)
+    dtype = None
+    if isinstance(function, Module):
+        dtype = next((p.dtype for p in function.parameters()), None)
+    return function, [
+        tensor(a, dtype=dtype, requires_grad=True) if isinstance(a, np.ndarray) and a.dtype.kind == "f" else a
+        for a in given
     ]

@@ -68,6 +68,8 @@ class Finding:
 def shown_place(place: Place) -> str:
     """Return "file:line", with a path relative to the current directory if it is inside."""
     file, line, _ = place
+    if not file:
+        return "(no line)"
     inside = os.path.relpath(file) if os.path.isabs(file) and os.path.exists(file) else file
     return f"{file if inside.startswith('..') else inside}:{line}"
 

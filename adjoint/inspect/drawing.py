@@ -117,7 +117,10 @@ class Drawing:
             "text": self.text, "dot": self.dot, "svg": self.svg, "html": self.html,
         }  # fmt: skip
         if format not in makers:
-            raise ArgumentError(f"draw: the format must be text, dot, svg or html, not {format!r}.")
+            raise ArgumentError(
+                f"draw: {format!r} is not a format.\n"
+                "  Use a file name that ends in .txt, .dot, .svg or .html, or pass format='svg'."
+            )
         write_text(path, makers[format]())
 
     def text(self, limit: int = 200) -> str:
@@ -230,7 +233,10 @@ def _graph(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
     nodes = [t._node for t in tree.leaves(result) if isinstance(t, Tensor) and type(t._node) is Node]
     nodes = nodes or [n for n in watch.roots if type(n) is Node]
     if not nodes:
-        raise NoGradientError("draw: the function returns no tensor with a graph.")
+        raise NoGradientError(
+            "draw: the function returns no tensor with a graph.\n"
+            "  Compute with a tensor that requires grad; ad.inspect.explain says where the graph is cut."
+        )
     names = Names(None, variables)
     called = {id(s.module): s.module for s in watch.scopes if s.parent < 0}
     names.add_modules([*called.values(), *([target] if isinstance(target, Module) else [])], variables)

@@ -144,7 +144,8 @@ class Explanation:
     def __repr__(self) -> str:
         if not self.findings:
             return "<Explanation: no findings>"
-        return f"<Explanation: {len(self.findings)} findings>\n{self}"
+        count = len(self.findings)
+        return f"<Explanation: {count} finding{'s' if count > 1 else ''}>\n{self}"
 
     def _run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Call the function, differentiate its result, and undo what it wrote."""

@@ -391,7 +391,7 @@ def rows_of(events: Iterable[Event], by: str, module_path: Callable[[int], str])
         if by == "op":
             name = event.name
         elif by == "line":
-            name = shown_place(event.place) if event.place[1] else "(no line)"
+            name = shown_place(event.place)
         else:
             name = module_path(event.scope) or "(outside modules)"
         row = rows.setdefault(name, Row(name))

@@ -50,11 +50,30 @@ def test_a_right_function(file, capsys):
     shown = capsys.readouterr().out
     assert shown.endswith("derivatives of order 1 to 2 agree with finite differences.\n")
     assert (
-        main(["check", f"{file}:good", "[[1.0, 2.0]]", "[[0.5], [1.5]]", "1", "--order", "1", "--json"]) == 0
+        main(["check", f"{file}:good", "[[1.0, 2.0]]", "[[0.5], [1.5]]", "1.0", "--order", "1", "--json"])
+        == 0
     )
     facts = json.loads(capsys.readouterr().out)
     assert facts["agree"] and facts["orders"] == 1
     assert facts["value"] == pytest.approx(float(ad.tanh(3.5)) ** 2)
+
+
+def test_numbers_with_a_point_are_tensors_and_integers_are_not(tmp_path, capsys):
+    path = tmp_path / "numbers_to_check.py"
+    path.write_text("def f(x, n): return x.tanh() ** n\n")
+    assert main(["check", f"{path}:f", "-2.5", "2"]) == 0
+    assert main(["graph", f"{path}:f", "-2.5", "2"]) == 0
+    assert "tanh(x ())" in capsys.readouterr().out
+
+
+def test_a_module_is_checked_in_double_precision(tmp_path, capsys):
+    path = tmp_path / "module_to_check.py"
+    path.write_text("from adjoint import nn\nnet = nn.Linear(3, 2, rng=0)\n")
+    assert main(["check", f"{path}:net", "4x3"]) == 0
+    assert main(["graph", f"{path}:net", "4x3"]) == 0
+    assert main(["profile", f"{path}:net", "4x3", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert rows[0]["name"] == "linear" and rows[0]["backward"] > 0
 
 
 def test_a_wrong_rule(file, capsys):
@@ -80,7 +99,11 @@ def test_a_mistake_in_the_file_shows_its_line(file, capsys):
         (["gone.py:f"], "there is no file 'gone.py'."),
         (["no_such_module:f"], "there is no module 'no_such_module'"),
         (["FILE:missing"], "has no 'missing'.\n  Its functions are fails, good, wrong, wrong_rule."),
-        (["FILE:number"], "is not a function, but a int."),
+        (["FILE:number"], "is not a function; its type is int."),
+        (["FILE:wrong"], "takes (x): missing a required argument: 'x'."),
+        (["FILE:wrong", "5x", "5x"], "takes (x): too many positional arguments."),
+        (["FILE:wrong", "[1, 2]"], "no argument has floats, so there is no derivative to check.\n"),
+        (["FILE:wrong", "2"], "no argument has floats, so there is no derivative to check.\n"),
         (
             ["FILE:wrong", "abc"],
             "the argument 'abc' is not understood.\n  Write a shape (3x4, or 5x for a vector)",

@@ -61,8 +61,23 @@ def test_report(file, capsys, tmp_path):
     page = tmp_path / "report.html"
     assert main(["report", f"{file}:run", "-o", str(page)]) == 0
     assert "<html" in page.read_text()[:500]
-    assert main(["report", f"{file}:loss", "-o", str(page)]) == 1  # it needs arguments
+    assert main(["report", f"{file}:loss", "-o", str(page)]) == 2  # it needs arguments
     file_of_none = tmp_path / "returns_none.py"
     file_of_none.write_text("def run(): return None\n")
     assert main(["report", f"{file_of_none}:run"]) == 2
-    assert "must return its Trainer or Recorder, but returned a NoneType" in capsys.readouterr().err
+    assert "must return its Trainer or Recorder, but the result has type NoneType" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["graph", "FILE:loss", "3x4", "4x2", "-o", "nowhere/g.svg"], "graph: the drawing"),
+        (["profile", "FILE:loss", "3x4", "4x2", "--trace", "nowhere/t.json"], "profile: the trace"),
+        (["report", "FILE:run", "-o", "nowhere/r.html"], "report: the page"),
+    ],
+)
+def test_a_file_that_cannot_be_written(file, capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert main([a.replace("FILE", file) for a in arguments]) == 1
+    shown = capsys.readouterr().err
+    assert f"{message} cannot be written to 'nowhere/" in shown and "No such file or directory" in shown
