@@ -1,8 +1,9 @@
 """Logistic regression: the risk of damage to a rocket's seals, with confidence bands from the Hessian.
 
 Newton's method needs the gradient and the Hessian of the likelihood.  The inverse of the Hessian is the
-covariance of the estimate.  The data are the 23 flights of the space shuttle before its accident in
-January 1986 (Dalal, Fowlkes and Hoadley, 1989); that launch took place at 31 °F.
+covariance of the estimate.  The data are the 23 flights of the space shuttle before the accident of January
+1986 whose boosters were recovered (report of the Presidential Commission, 1986).  The last launch took
+place at 31 °F.
 
     python examples/logistic.py
 """

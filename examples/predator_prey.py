@@ -16,7 +16,7 @@ from pictures import panels, save
 
 import adjoint as ad
 
-# Pelts of the Hudson's Bay Company, in thousands (Howard, 2009).
+# Pelts of the Hudson's Bay Company, in thousands.
 HARES = [30, 47.2, 70.2, 77.4, 36.3, 20.6, 18.1, 21.4, 22, 25.4, 27.1, 40.3, 57, 76.6, 52.3, 19.5, 11.2, 7.6,
          14.6, 16.2, 24.7]  # fmt: skip
 LYNXES = [4, 6.1, 9.8, 35.2, 59.4, 41.7, 19, 13, 8.3, 9.1, 7.4, 8, 12.3, 19.5, 45.7, 51.1, 29.7, 15.8, 9.7,
