@@ -1,7 +1,7 @@
 """An ensemble by ``vmap``: train many networks at once, and see where they disagree.
 
 The loss is written for one network.  ``ad.vmap`` of its gradient trains all of them, each with its own
-initial weights and its own bootstrap sample; their spread is large where there are no data.
+initial weights and its own bootstrap sample; their spread is large in the gap between the data.
 
     python examples/ensemble.py
 """
