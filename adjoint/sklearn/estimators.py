@@ -126,6 +126,16 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise ArgumentError(f"{name} must be an integer from 1, but is {value!r}.")
+        if not isinstance(self.hidden, (tuple, list)):
+            raise ArgumentError(f"hidden must be a tuple of widths such as (64,), but is {self.hidden!r}.")
+        for name, example in (
+            ("module", "nn.Linear"),
+            ("loss", "nn.functional.mse_loss"),
+            ("optimizer", "optim.AdamW"),
+        ):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise ArgumentError(f"{name} must be callable, such as {example}, but is {value!r}.")
 
     def _start(self, X: Any, rng: np.random.RandomState) -> None:
         """Make the network and its optimiser."""

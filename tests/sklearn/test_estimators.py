@@ -123,3 +123,17 @@ def test_pickled_estimators_train_on_alike():
 def test_options_are_checked():
     with pytest.raises(ArgumentError, match=r"epochs must be an integer from 1, but is 0\."):
         Classifier(epochs=0).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hidden": 32}, "hidden must be a tuple of widths such as (64,), but is 32."),
+        ({"optimizer": "adam"}, "optimizer must be callable, such as optim.AdamW, but is 'adam'."),
+        ({"module": "mlp"}, "module must be callable, such as nn.Linear, but is 'mlp'."),
+    ],
+)
+def test_mistakes_in_options_are_named(options, message):
+    with pytest.raises(ArgumentError) as info:
+        Classifier(**options).fit([[0.0], [1.0]], [0, 1])
+    assert str(info.value) == message
