@@ -139,3 +139,24 @@ def test_a_step_builds_in_linear_size() -> None:
         counts.append((len(program.kernels), len({k.text for _, k in program.kernels})))
     assert counts[2][0] - counts[1][0] == 2 * (counts[1][0] - counts[0][0])
     assert counts[0][1] == counts[2][1]
+
+
+def test_floats_and_trees_as_arguments() -> None:
+    w = ad.tensor(np.ones(3), requires_grad=True)
+
+    @ad.compile
+    def step(given: Any, rate: float) -> Any:
+        loss = (w * given["x"]).sum() * rate
+        loss.backward()
+        with ad.no_grad():
+            w.copy_(w - rate * w.grad)
+        w.grad = None
+        return loss
+
+    other = ad.tensor(np.ones(3), requires_grad=True)
+    for k in range(4):
+        rate = 0.1 * (k + 1)
+        step({"x": np.full(3, 2.0)}, rate)
+        other = ad.tensor(other.numpy() - rate * 2.0 * rate)
+    np.testing.assert_allclose(w.detach().numpy(), other.numpy(), rtol=1e-14)
+    assert step.stats()["traces"] == 1 and step._variants[0].native is not None
