@@ -13,7 +13,7 @@ from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
 from adjoint.ops.half import in_float32
-from adjoint.ops.scipy_forward import load, real_arrays
+from adjoint.ops.scipy_forward import load, of_order, real_arrays
 from adjoint.ops.special_order import real_order, whole_order
 from adjoint.typing import ArrayLike
 
@@ -172,8 +172,7 @@ def _spherical(name: str, before: int, after: int, what: str) -> None:
         slope = f(x, n=n + 1) * (after * (n + 1) / (2 * n + 1))
         return g * (slope + f(x, n=n - 1) * (before * n / (2 * n + 1)) if n else slope)
 
-    forward = lambda x, n: getattr(load(name), name)(n, *real_arrays(x))
-    define(name, in_float32(forward), rule, saves="x", params=("n",), reads=("x",), reference=f"scipy.special:{name}", doc=what)  # fmt: skip
+    define(name, of_order(name), rule, saves="x", params=("n",), reads=("x",), reference=f"scipy.special:{name}", doc=what)  # fmt: skip
 
 
 _spherical("spherical_jn", 1, -1, "The spherical Bessel function of the first kind.")

@@ -13,7 +13,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError
 from adjoint.ops.half import in_float32, wide
-from adjoint.ops.scipy_forward import from_scipy, load, real_arrays
+from adjoint.ops.scipy_forward import from_scipy, load, of_order, real_arrays
 from adjoint.ops.special_order import whole_order
 from adjoint.typing import ArrayLike
 
@@ -35,7 +35,7 @@ exp1 = define("exp1", from_scipy("exp1"), lambda xp, g, y, x: -g * (xp.exp(-x) /
               reference="scipy.special:exp1", doc="Return the exponential integral ∫ₓ^∞ exp(-t)/t dt.")  # fmt: skip
 expi = define("expi", from_scipy("expi"), lambda xp, g, y, x: g * (xp.exp(x) / x), saves="x", domain=(0.2, 3),
               reference="scipy.special:expi", doc="Return the exponential integral, the principal value of ∫ exp(t)/t dt from -∞ to x.")  # fmt: skip
-define("expn", in_float32(lambda x, n: load("expn").expn(n, *real_arrays(x))),
+define("expn", of_order("expn"),
        lambda xp, g, y, x, n: -g * (xp.expn(x, n=n - 1) if n else y * (1 + 1 / x)), saves="yx", params=("n",),
        reference="scipy.special:expn", doc="The generalized exponential integral ∫₁^∞ exp(-xt)/tⁿ dt.")  # fmt: skip
 define("sine_integral", in_float32(lambda x: load("sici").sici(*real_arrays(x))[0]),
@@ -82,10 +82,10 @@ define("dawsn_derivative", in_float32(_dawsn_derivative),
 
 # Hypergeometric functions: the derivatives stay within the family --------------------------------
 
-define("hyp2f1", in_float32(lambda x, a, b, c: load("hyp2f1").hyp2f1(a, b, c, *real_arrays(x))),
+define("hyp2f1", of_order("hyp2f1"),
        lambda xp, g, y, x, a, b, c: g * (xp.hyp2f1(x, a=a + 1, b=b + 1, c=c + 1) * (a * b / c)), saves="x", params=("a", "b", "c"),
        reference="scipy", doc="Gauss' hypergeometric function.")  # fmt: skip
-define("hyp1f1", in_float32(lambda x, a, b: load("hyp1f1").hyp1f1(a, b, *real_arrays(x))),
+define("hyp1f1", of_order("hyp1f1"),
        lambda xp, g, y, x, a, b: g * (xp.hyp1f1(x, a=a + 1, b=b + 1) * (a / b)), saves="x", params=("a", "b"),
        reference="scipy", doc="Kummer's hypergeometric function.")  # fmt: skip
 ellipk = define("ellipk", from_scipy("ellipk"), lambda xp, g, y, x: g * (xp.hyp2f1(x, a=1.5, b=1.5, c=2.0) * (math.pi / 8)), saves="x",

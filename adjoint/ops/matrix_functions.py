@@ -165,7 +165,12 @@ define("solve_sylvester", _sylvester, joint=_sylvester_rule, saves="zxy", kind="
 
 
 def _lu(x: Array) -> tuple[Any, Any, Any]:
-    return tuple(_scipy_linalg("lu").lu(x))
+    if x.dtype.itemsize == 2:
+        raise TypeError(f"array type {x.dtype} is unsupported in linalg")
+    if not x.size:
+        return np.zeros(x.shape, x.real.dtype), x.copy(), x.copy()
+    p, lower, upper = _scipy_linalg("lu").lu(x)
+    return p, lower, upper
 
 
 def _lu_rule(xp: Namespace, g: Value, out: Value, x: Value) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 from adjoint.errors import MissingExtraError
 from adjoint.ops.half import in_float32
 
-__all__ = ["from_scipy", "load", "real_arrays"]
+__all__ = ["from_scipy", "load", "of_order", "real_arrays"]
 
 
 def from_scipy(name: str) -> Callable[..., Any]:
@@ -27,6 +27,11 @@ def from_scipy(name: str) -> Callable[..., Any]:
 
 def real_arrays(*args: Any) -> Any:
     """Return arguments as arrays; raise for complex ones, as the derivatives are those of real functions."""
+    if len(args) > 1 and any(type(a) in (int, float) for a in args):  # Python numbers are weak
+        dtype = np.result_type(*args)
+        args = tuple(
+            np.asarray(a, dtype) if type(a) in (int, float) and dtype.kind == "f" else a for a in args
+        )
     arrays = tuple(map(np.asarray, args))
     if any(a.dtype.kind == "c" for a in arrays):
         raise TypeError("it is for real numbers")
@@ -40,3 +45,14 @@ def load(name: str) -> Any:
     except ImportError:
         raise MissingExtraError(f"ad.special.{name}", "SciPy", "scipy") from None
     return scipy.special
+
+
+def of_order(name: str) -> Callable[..., Any]:
+    """Return a forward function that calls SciPy's function of parameters and one array, and keeps its dtype."""
+
+    def forward(x: Any, **params: Any) -> Any:
+        (x,) = real_arrays(x)
+        y = getattr(load(name), name)(*params.values(), x)
+        return y.astype(x.dtype) if x.dtype.kind == "f" else y
+
+    return in_float32(forward)

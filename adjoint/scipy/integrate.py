@@ -407,11 +407,9 @@ def _step(f: Callable[..., Any], t: Any, h: Any, y: Tensor, tableau: Any) -> Ten
 
 
 def _combined(factors: Sequence[float], slopes: Sequence[Tensor]) -> Any:
-    terms = [k * c for c, k in zip(factors, slopes, strict=True) if c]
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
+    used = [k for c, k in zip(factors, slopes, strict=True) if c]
+    row = np.array([c for c in factors if c], dtype=used[0].dtype)
+    return used[0] * row.item() if len(used) == 1 else rec.matmul(row, rec.stack(*used, axis=-2))
 
 
 def odeint(
