@@ -359,10 +359,10 @@ def cost_of_observing() -> float:
 
 
 def _instructions(note: str) -> str:
-    """Return the ops of a compiled program with their counts, the most frequent first."""
+    """Return the ops of a compiled program with their counts, or how many kernels a native one has."""
     counts = Counter(re.findall(r"= (\w+)\(", note)).most_common()
     shown = ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in counts[:8])
-    return (shown or f"{len(note.splitlines())} lines") + (" …" if len(counts) > 8 else "")
+    return (shown or note.partition("\n")[0]) + (" …" if len(counts) > 8 else "")
 
 
 def write_text(path: Path, text: str) -> None:

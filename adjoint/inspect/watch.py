@@ -491,6 +491,5 @@ def saved_arrays(node: Node) -> list[ndarray[Any, Any]]:
 
 def _contents(function: Any, args: tuple[Any, ...], kwargs: Any) -> str:
     """Say what a compiled function consists of: its kernels, or its instructions."""
-    if hasattr(function, "explain"):
-        return str(function.explain(*args, **kwargs))
-    return str(function.program(*args, **kwargs))
+    kernels = str(function.explain(*args, **kwargs))
+    return kernels if "kernels" in kernels else str(function.program(*args, **kwargs))

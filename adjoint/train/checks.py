@@ -143,7 +143,7 @@ def _refuse_class(name: str, value: Any, base: type, arguments: str = "…") -> 
 
 def _check_hooks(callback: Callback) -> None:
     """Raise for methods that look like hooks but are never called."""
-    ours = [name for name in dir(Callback) if not name.startswith("_")]
+    ours = [n for n in dir(Callback) if not n.startswith("_") and callable(getattr(Callback, n))]
     kind = type(callback).__name__
     for name in dir(type(callback)):
         if name in ours or not name.startswith(("on_", "before_", "after_")):

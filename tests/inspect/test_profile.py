@@ -129,7 +129,7 @@ def test_the_chrome_trace_nests(tmp_path):
 def test_compiled_functions_are_one_event_with_their_program():
     w = ad.tensor(np.ones(3), requires_grad=True)
 
-    @ad.compile
+    @ad.compile(backend="replay")
     def loss(x):
         return (w * x).sum()
 
@@ -142,6 +142,16 @@ def test_compiled_functions_are_one_event_with_their_program():
     with ad.config.compiling(False), ad.inspect.profile() as p:
         loss(np.ones(3))
     assert {row.name for row in p.rows()} == {"multiply", "sum"}
+
+
+def test_native_functions_show_their_kernels():
+    pytest.importorskip("llvmlite")
+    twice = ad.compile(lambda x: ad.tanh(x) * 2, backend="native")
+    twice(np.ones(3))
+    with ad.inspect.profile() as p:
+        twice(np.ones(3))
+    (text,) = p.compiled().values()
+    assert "tanh" in text and "kernel" in str(p)
 
 
 def test_checkpoints_parallel_backward_and_errors_are_seen():
