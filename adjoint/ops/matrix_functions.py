@@ -37,6 +37,13 @@ def _each(function: Callable[..., Any], *arrays: Array) -> Any:
     return np.stack(results).reshape(*lead, *results[0].shape[-2:]) if results else None
 
 
+def _supported(a: Array) -> Any:
+    """Return an array in a dtype that LAPACK computes in; SciPy no longer converts other ones."""
+    if a.dtype.char in "fdFD":
+        return a
+    return a.astype(np.float64 if a.dtype.kind in "biu" or a.dtype.itemsize > 2 else np.float32)
+
+
 # The exponential, the logarithm and the square root: the derivative is a block of the same function ----------
 
 # Padé's approximation of order 13, and up to which norm it is exact (Higham 2005)
@@ -145,7 +152,7 @@ def _sylvester(x: Array, y: Array, q: Array) -> Any:
     if not q.size:
         return q.astype(dtype)
     solve = _scipy_linalg("solve_sylvester").solve_sylvester
-    return _each(solve, x, y, q).astype(dtype)
+    return _each(solve, *map(_supported, (x, y, q))).astype(dtype)
 
 
 def _sylvester_rule(
@@ -169,7 +176,7 @@ def _lu(x: Array) -> tuple[Any, Any, Any]:
         raise TypeError(f"array type {x.dtype} is unsupported in linalg")
     if not x.size:
         return np.zeros(x.shape, x.real.dtype), x.copy(), x.copy()
-    p, lower, upper = _scipy_linalg("lu").lu(x)
+    p, lower, upper = _scipy_linalg("lu").lu(_supported(x))
     return p, lower, upper
 
 
