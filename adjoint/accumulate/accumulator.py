@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import numpy as np
 
 from adjoint.accumulate.doors import (
     MicroBatch,
-    clip_by,
+    clipped_by,
     hand_over,
     named_params,
     optimizers_of,
@@ -27,7 +28,7 @@ from adjoint.accumulate.doors import (
 from adjoint.accumulate.foreign import checked_weight, quoted, sum_dtype
 from adjoint.accumulate.options import AccumulationConfig, AccumulationEvent, AccumulationStats, Listeners
 from adjoint.accumulate.ranks import Ranks, RankSums
-from adjoint.accumulate.sums import Sums
+from adjoint.accumulate.sums import Sums, normalised
 from adjoint.config import special
 from adjoint.core.lifted import refuse_tracing
 from adjoint.core.node import Handle
@@ -43,7 +44,7 @@ from adjoint.errors import (
     ShapeError,
     UnknownNameError,
 )
-from adjoint.grads.norm import Measure, all_finite, measured
+from adjoint.grads.norm import Measure, all_finite, global_norm, measured
 from adjoint.grads.scaler import GradScaler, scale_clock
 
 if TYPE_CHECKING:
@@ -53,31 +54,34 @@ __all__ = ["GradientAccumulator"]
 
 FORMAT = 2  # of saved states
 _FREE = ("max_grad_norm", "norm_type", "nonfinite")  # options that a resumed run may change
-_HERE = ("first", "last", "done", "changing", "reduced")  # fields of a window that are not saved
+_HERE = ("first", "last", "done", "changing", "reduced", "gradient")  # fields of a window that are not saved
 _COUNTS = ("total_micro_batches", "total_updates", "skipped_micro_batches",
            "skipped_windows", "dropped_windows", "clipped_windows")  # fmt: skip
+# the types of saved values, by the type of a new one
+_KINDS: dict[type, Any] = {bool: bool, int: (int, np.integer), float: (int, float, np.number),
+                           list: (list, tuple), type(None): (int, float, type(None))}  # fmt: skip
 
 
 @dataclass(slots=True)
 class Window:
-    """The micro-batches since the last update: open, or finished when ``apply`` has divided the sums."""
+    """The micro-batches since the last update: open, or finished when ``apply`` has made their gradient."""
 
     micro_batches: int = 0  # including skipped ones
     skipped: int = 0  # left out because they were not finite
     weight: float = 0.0
     closed: bool = False  # by ``flush``
     spoiled: bool = False  # a micro-batch was not finite, and the policy is to skip the window
-    finished: bool = False  # the sums are normalised and clipped
+    finished: bool = False  # the sums are the gradient
     scaled: bool = False  # a GradScaler scaled a loss
     open: list[str] = field(default_factory=list)  # names that ``accumulate`` gave to the last micro-batch
     open_weight: float = 0.0
     norm: float | None = None  # of the gradient before clipping, if it was computed
     clipped_norm: float | None = None  # and after, if it was clipped
-    told: bool = False  # the event "clip" was sent
     changing: bool = False  # sums or parameters are being changed; stays True if that was interrupted
     # when the first and the last micro-batch came, on the clock of GradScaler
     first: int | None = None
     last: int | None = None
+    gradient: dict[str, Any] | None = None  # normalised and clipped, by ``apply``
     done: list[Any] = field(default_factory=list)  # of several optimisers, those that made their update
     reduced: bool = False  # the sums are those of all ranks
 
@@ -130,29 +134,26 @@ class GradientAccumulator:
         self.config = AccumulationConfig._of(config, options)
         self._clip = clip
         self._sums = Sums(self.config.compensated) if group is None else RankSums(group)
-        self._ranks: Ranks | None = None  # the exchange with other ranks
         self._params: dict[str, Tensor] = {}
         self._names: dict[int, str] = {}  # by id of the parameter
-        self._frozen: dict[str, Tensor] = {}  # parameters that take part as soon as they require grad
-        self._unfrozen: set[str] = set()  # those that did
         self._short: tuple[int, int] | None = None  # lengths of a short piece of ``split`` and of others
         self._window = Window()
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._listeners = Listeners()
         self._lock = threading.RLock()
         self._last_norm: float | None = None
-        for name, t in named_params(params):
-            if t.requires_grad:
-                self._take_part(name, t)
-            else:
-                self._frozen[name] = t
-        if self._frozen and not self._params:
-            raise NoGradientError(
-                "GradientAccumulator: none of the parameters requires grad, so there is nothing to add.\n"
-                "  requires_grad_(True) unfreezes a module or a tensor."
-            )
-        if group is not None:
-            self._ranks = Ranks.of(group, {**self._params, **self._frozen}, self.config)
+        for name, t in () if params is None else named_params(params):
+            if id(t) in self._names:
+                continue  # shared under two names: one gradient
+            if name in self._params:
+                raise ArgumentError(f"GradientAccumulator: two parameters have the name {name!r}.")
+            dtype = sum_dtype(t.dtype)
+            if self.config.dtype is not None:
+                dtype = np.result_type(self.config.dtype, "F" if dtype.kind == "c" else "f")
+            self._sums.register(name, t.shape, dtype, t)
+            self._params[name], self._names[id(t)] = t, name
+        # the exchange with other ranks
+        self._ranks = None if group is None else Ranks.of(group, self._params, self.config)
 
     # Registration ----------------------------------------------------------------------------
 
@@ -193,24 +194,10 @@ class GradientAccumulator:
                     f"{new.dtype}."
                 )
 
-    def _take_part(self, name: str, t: Tensor) -> None:
-        if id(t) in self._names:
-            return  # shared under two names: one gradient
-        if name in self._sums.slots:
-            raise ArgumentError(f"GradientAccumulator: two parameters have the name {name!r}.")
-        self._sums.register(name, t.shape, self._dtype_for(t))
-        self._names[id(t)] = name
-        self._params[name] = t
-
-    def _dtype_for(self, t: Tensor) -> Any:
-        """Return the dtype in which the gradients of a parameter are summed."""
-        wanted, given = sum_dtype(t.dtype), self.config.dtype
-        return wanted if given is None else np.result_type(given, "F" if wanted.kind == "c" else "f")
-
     @property
     def names(self) -> list[str]:
-        """The registered names, in order."""
-        return list(self._sums.slots)
+        """The registered names, in order, without those of frozen parameters."""
+        return [name for name, s in self._sums.slots.items() if s.param is None or s.param.requires_grad]
 
     # Adding ----------------------------------------------------------------------------------
 
@@ -287,20 +274,11 @@ class GradientAccumulator:
         MicroBatch
             The block, for ``with``.
         """
-        self._thaw()
         if not self._params:
             raise AccumulationError(
                 "micro_batch() needs parameters: GradientAccumulator(params, …).  By name, use step()."
             )
         return MicroBatch(self, weight)
-
-    def _thaw(self) -> None:
-        """Let parameters that require grad now take part."""
-        if self._frozen:
-            with self._lock:
-                for name in [name for name, t in self._frozen.items() if t.requires_grad]:
-                    self._unfrozen.add(name)
-                    self._take_part(name, self._frozen.pop(name))
 
     def _add_block(self, pending: dict[str, Any], block: MicroBatch) -> None:
         with self._lock:
@@ -316,12 +294,8 @@ class GradientAccumulator:
             raise InputError(
                 f"step takes a dictionary of gradients by name, but got {type(gradients).__name__}."
             )
-        matched = self._sums.matched(gradients)
-        if matched is not None:
-            return matched
         known = self._sums.slots
-        unknown = [name for name in gradients if name not in known]
-        if unknown:
+        if unknown := [name for name in gradients if name not in known]:
             near = [match for name in unknown[:3] for match in get_close_matches(str(name), list(known), 1)]
             meant = f"\n  Is it {quoted(near)}?" if near else ""
             raise UnknownNameError(
@@ -343,41 +317,51 @@ class GradientAccumulator:
         mean = self.config.reduction == "mean"
         bad: list[str] = []
         before = 0 if self._ranks is None else self._ranks.begin(self._sums, weight)
-        window.changing = True
-        if not window.spoiled and (weight or not mean):
-            bad = self._sums.add(arrays, weight if mean else None, window.weight, check=policy != "allow")
-        if bad and (policy == "raise" or (policy == "skip" and single)):
-            window.changing = False
-            raise NonFiniteError(
-                f"this micro-batch has gradients that are not finite: {quoted(bad)}.  Nothing was added.\n"
-                f'  ad.detect_anomaly() finds the op that made them; nonfinite="skip{"_window" * scaled}" '
-                + ("lets the GradScaler lower its scale." if scaled else "leaves them out.")
-            )
-        if not joins:
-            window.open = []
-            window.micro_batches += 1
-            window.scaled = window.scaled or scaled
-            self._counts["total_micro_batches"] += 1
-            if not bad and not window.spoiled:
-                window.last = scale_clock.now
-                window.first = window.last if window.micro_batches - window.skipped == 1 else window.first
-                window.weight += weight
-        if single:
-            window.open.append(single)
-            window.open_weight = weight
-        if bad:
-            window.spoiled = policy == "skip_window"
-            window.skipped += 1
-            self._counts["skipped_micro_batches"] += 1
-        if self._ranks is not None:
-            self._ranks.end(self._sums, before, 0.0 if bad or window.spoiled else weight)
-        window.changing = False
+        with self._changing():
+            if not window.spoiled and (weight or not mean):
+                bad = self._sums.add(arrays, weight if mean else None, window.weight, check=policy != "allow")
+            if bad and (policy == "raise" or (policy == "skip" and single)):
+                raise NonFiniteError(
+                    f"this micro-batch has gradients that are not finite: {quoted(bad)}.  Nothing was added."
+                    f'\n  ad.detect_anomaly() finds the op that made them; nonfinite="skip'
+                    + ('_window" lets the GradScaler lower its scale.' if scaled else '" leaves them out.')
+                )
+            if not joins:
+                window.open = []
+                window.micro_batches += 1
+                window.scaled = window.scaled or scaled
+                self._counts["total_micro_batches"] += 1
+                if not bad and not window.spoiled:
+                    window.last = scale_clock.now
+                    window.first = window.last if window.micro_batches - window.skipped == 1 else window.first
+                    window.weight += weight
+            if single:
+                window.open.append(single)
+                window.open_weight = weight
+            if bad:
+                window.spoiled = policy == "skip_window"
+                window.skipped += 1
+                self._counts["skipped_micro_batches"] += 1
+            if self._ranks is not None:
+                self._ranks.end(self._sums, before, 0.0 if bad or window.spoiled else weight)
         if bad:
             self._listeners.send("skip", window, names=tuple(bad))
         full = window.micro_batches >= self.config.accumulation_steps
         if full and not joins:
             self._listeners.send("full", window)
         return full
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Mark the window as incomplete in the block; the mark stays if an interrupt ends it."""
+        window = self._window
+        window.changing = True
+        try:
+            yield
+        except Exception:  # what raises an exception has changed nothing
+            window.changing = False
+            raise
+        window.changing = False
 
     # The window ------------------------------------------------------------------------------
 
@@ -426,8 +410,9 @@ class GradientAccumulator:
             return f"no gradient was added: the window {why}."
         if window.spoiled:
             return "a micro-batch of this window was not finite, so it has no gradient.  drop() it."
-        if self.config.normalize and not window.weight:
-            return "the weights of this window are 0: there is nothing to divide by.  drop() it."
+        if self.config.normalize and not 0.0 < window.weight < math.inf:
+            weights = f"the weights of this window sum to {window.weight:g}"
+            return f"{weights}: there is nothing to divide by.  drop() it."
         return ""
 
     def _end(self, kind: str, **facts: Any) -> bool:
@@ -500,25 +485,27 @@ class GradientAccumulator:
             if self._ranks is not None:
                 self._check_full()
                 self._reduce()
-            why = self._void()
-            if why:
+            if why := self._void():
                 raise (NonFiniteError if window.spoiled and self._sums.dense else NoGradientError)(why)
-            sums = self._sums.copy()
-            if not window.finished:
-                self._settle(sums, None, self.should_update(), "raise")
-            names = sums.slots if zeros else sums.used
-            return shown({name: sums.total(name) for name in names})
+            found = window.gradient
+            if found is None:
+                found = self._made(None, "raise", in_place=False, tell=self.should_update())
+            else:
+                found = {name: normalised(g, 1.0, 1.0) for name, g in found.items()}
+            if zeros:
+                found = {n: found[n] if n in found else self._sums.total(n) for n in self.names}
+            return shown(found)
 
-    def _settle(self, sums: Sums, scaler: GradScaler | None, tell: bool, policy: str) -> bool:
-        """Normalise and clip sums, and send the event "clip" once; return False if they are not finite.
+    def _made(self, scaler: GradScaler | None, policy: str, in_place: bool, tell: bool) -> Any:
+        """Return the sums normalised and clipped, and send the events; None if they are not finite.
 
         Under the policy "raise" that is an error.
         """
-        config, window = self.config, self._window
-        measure = self._measured(sums, scaler)
+        config, window, sums = self.config, self._window, self._sums
+        measure = self._measured(scaler)
         if not measure.finite and (scaler is not None or config.nonfinite != "allow"):
             if scaler is not None or policy != "raise":
-                return False
+                return None
             wider = any(g.dtype.char in "fF" for g in sums.totals().values())
             raise NonFiniteError(
                 f"the norm of the summed gradients is {measure.norm}"
@@ -526,21 +513,31 @@ class GradientAccumulator:
                 f"  {'Sum in float64 (dtype=np.float64), or use' if wider else 'Use'} smaller losses or "
                 "weights; drop() discards the window."
             )
-        sums.finish(measure.divisor, measure.factor)
-        tell = tell and not window.told
-        if tell:
-            self._set_norm(measure.norm, config.max_grad_norm if measure.clipped else None, measure.norm)
+        # a clip function that raises leaves the sums as they were
+        in_place = in_place and self._clip is None and not sums.rows and not config.compensated
+        norm, clips = measure.norm, [(measure.norm, config.max_grad_norm)] if measure.clipped else []
+        with self._changing() if in_place else nullcontext():
+            found = sums.finish(measure.divisor, measure.factor, in_place)
+            if in_place:
+                window.gradient, window.finished = found, True
         if self._clip is not None:
-            before, after = clip_by(self._clip, sums, self._params, config.norm_type)
-            if tell:
-                changed = after != before and not math.isnan(before)
-                self._set_norm(window.norm or before, after if changed else None, before)
-        window.told = window.told or tell
-        return True
+            before = global_norm(found.values(), config.norm_type)
+            found = clipped_by(self._clip, found, self._params)
+            after = global_norm(found.values(), config.norm_type)
+            norm = norm or before
+            if after != before and not math.isnan(before):
+                clips.append((before, after))
+        if tell and window.norm is None:
+            self._last_norm = window.norm = norm
+            self._counts["clipped_windows"] += bool(clips)
+            for norm, clipped in clips:
+                window.clipped_norm = clipped
+                self._listeners.send("clip", window, norm=norm, clipped_norm=clipped)
+        return found
 
-    def _measured(self, sums: Sums, scaler: GradScaler | None) -> Measure:
+    def _measured(self, scaler: GradScaler | None) -> Measure:
         """Return how to normalise and clip, and whether the result is finite."""
-        config, window = self.config, self._window
+        config, window, sums = self.config, self._window, self._sums
         divisor = self.divisor() / sums.unit
         if scaler is not None:
             divisor *= scaler.scale_during(window.first, window.last)
@@ -550,15 +547,6 @@ class GradientAccumulator:
             if allowed or (divisor >= 1.0 and all(map(all_finite, sums.values()))):
                 return Measure(None, divisor)
         return measured(list(sums.totals().values()), config.norm_type, divisor, config.max_grad_norm)
-
-    def _set_norm(self, norm: float | None, clipped: float | None, before: float | None) -> None:
-        """Store the norm of a window, and send the event if it was clipped."""
-        window = self._window
-        self._last_norm = window.norm = norm
-        if clipped is not None:
-            self._counts["clipped_windows"] += window.clipped_norm is None
-            window.clipped_norm = clipped
-            self._listeners.send("clip", window, norm=before, clipped_norm=clipped)
 
     @property
     def last_norm(self) -> float | None:
@@ -618,7 +606,7 @@ class GradientAccumulator:
             if self._ranks is not None:
                 self._reduce()
             void = bool(self._void())
-            if void or not self._finish(scaler) or not self._update(optimizers, scaler, before):
+            if void or not self._update(optimizers, scaler, before):
                 if scaler is not None and (window.skipped or not void):
                     scaler.record(finite=False)
                 return self._end("skip", window=True)
@@ -638,49 +626,23 @@ class GradientAccumulator:
         """Sum the window over the ranks of the group, once."""
         if self._ranks is None or self._window.reduced:
             return
-        self._thaw()
-        self._window.changing = True
-        try:
-            self._ranks.reduce(self)
-        except Exception:
-            self.drop()  # on all ranks: the sums of some may be those of all already
-            raise
-        self._window.changing = False
-
-    def _finish(self, scaler: GradScaler | None) -> bool:
-        """Replace the sums by the gradient; return False if the window is to be skipped."""
-        window = self._window
-        if window.finished:
-            return True
-        # a clip function that raises leaves the window as it was
-        sums = self._sums if self._clip is None else self._sums.copy()
-        window.changing = self._clip is None
-        try:
-            window.finished = self._settle(sums, scaler, True, self.config.nonfinite)
-        except Exception:
-            window.changing = False
-            raise
-        self._sums = sums
-        window.changing = False
-        return window.finished
+        with self._changing():
+            try:
+                self._ranks.reduce(self)
+            except Exception:
+                self.drop()  # on all ranks: the sums of some may be those of all already
+                raise
 
     def _update(self, optimizers: list[Any], scaler: GradScaler | None, before: Any) -> bool:
-        """Give the gradient to optimisers; return False if it is not finite in the parameters' dtypes."""
+        """Give the gradient to optimisers; return False if it is not finite, and is to be skipped."""
         window, policy = self._window, self.config.nonfinite
-        window.changing = True
-        try:
-            beyond = hand_over(
-                optimizers,
-                self._params,
-                self._sums.totals(),
-                window.done,
-                before,
-                policy == "allow" and not scaler,
-            )
-        except Exception:  # not an interrupt: the optimiser made no update
-            window.changing = False
-            raise
-        window.changing = False
+        if window.gradient is None:
+            window.gradient = self._made(scaler, policy, in_place=True, tell=True)
+            if window.gradient is None:
+                return False
+        allow = policy == "allow" and not scaler
+        with self._changing():  # an optimiser that raises has made no update
+            beyond = hand_over(optimizers, self._params, window.gradient, window.done, before, allow)
         if beyond and policy == "raise" and scaler is None:
             raise NonFiniteError(
                 f"apply: these gradients overflow the dtype of their parameters: {quoted(beyond)}.\n"
@@ -781,7 +743,7 @@ class GradientAccumulator:
         """
         with self._lock:
             try:
-                thawed, sums = self._read(state)
+                sums = self._read(state)
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 if isinstance(error, AdjointError):
                     raise
@@ -789,34 +751,26 @@ class GradientAccumulator:
                     f"load_state_dict: this is not a state of a GradientAccumulator ({error!r}).\n"
                     "  It takes what state_dict() returned, or its part of what ad.load read."
                 ) from None
-            self._params |= thawed
-            self._names |= {id(t): name for name, t in thawed.items()}
-            self._unfrozen |= thawed.keys()
-            self._frozen = {name: t for name, t in self._frozen.items() if name not in thawed}
             window = Window(**{**state["window"], "open": list(state["window"]["open"])})
+            window.gradient = sums.totals() if window.finished else None
             self._sums, self._window, self._counts = sums, window, dict(state["counts"])
 
-    def _read(self, state: Mapping[str, Any]) -> tuple[dict[str, Tensor], Sums]:
-        """Return the parameters that a saved state unfreezes, and its sums; raise if it does not fit."""
+    def _read(self, state: Mapping[str, Any]) -> Sums:
+        """Return the sums of a saved state; raise if it does not fit."""
         if state["format"] is not FORMAT:
             raise ArgumentError(
                 f"load_state_dict: the state has format {state['format']!r}, but {FORMAT} is expected."
             )
-        saved, sums = state["buffers"], self._sums.loaded({})
-        thawed = {n: t for n, t in self._frozen.items() if n in saved and id(t) not in self._names}
-        for name, t in thawed.items():
-            sums.register(name, t.shape, self._dtype_for(t))
-        lacks, has = sums.slots.keys() - saved.keys() - self._unfrozen, saved.keys() - sums.slots.keys()
-        if lacks or has:
-            parts = [f"the state is missing {quoted(sorted(lacks))}"] * bool(lacks)
-            parts += [f"{quoted(sorted(has))} is not registered"] * bool(has)
+        here, saved = self._sums.slots.keys(), state["buffers"].keys()
+        if here != saved:
+            parts = [f"the state is missing {quoted(sorted(here - saved))}"] * bool(here - saved)
+            parts += [f"{quoted(sorted(saved - here))} is not registered"] * bool(saved - here)
             raise UnknownNameError(
                 f"load_state_dict: other names are registered here: {' and '.join(parts)}.\n"
                 "  Make the accumulator with the same parameters, or register the same names."
             )
         own, config, window = self.config.state_dict(), state["config"], state["window"]
-        differing = [k for k, v in own.items() if k not in _FREE and config[k] != v]
-        if differing:
+        if differing := [k for k, v in own.items() if k not in _FREE and config[k] != v]:
             raise ArgumentError(
                 "load_state_dict: the saved window was made with another config: "
                 + ", ".join(f"{k}={config[k]!r}, here {own[k]!r}" for k in differing)
@@ -827,11 +781,11 @@ class GradientAccumulator:
         _check_like(state["counts"], dict.fromkeys(_COUNTS, 0), "load_state_dict: counts")
         if not window["skipped"] <= window["micro_batches"] <= self.config.accumulation_steps:
             raise ArgumentError(f"load_state_dict: the window has impossible counts: {window!r}.")
-        if not sums.slots.keys() >= set(window["open"]):
+        if not here >= set(window["open"]):
             raise UnknownNameError(
                 "load_state_dict: the saved micro-batch has names that are not registered."
             )
-        return thawed, sums.loaded(saved, state["unit"])
+        return self._sums.loaded(state["buffers"], state["unit"])
 
     def __repr__(self) -> str:
         window = self._window
@@ -854,14 +808,10 @@ def _check_like(saved: Mapping[str, Any], like: Mapping[str, Any], what: str) ->
         )
     for key, value in saved.items():
         own = like[key]
+        fits = isinstance(value, _KINDS[type(own)]) and isinstance(value, bool) is isinstance(own, bool)
         if isinstance(own, list):
-            fits = isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
-        elif isinstance(own, bool) or isinstance(value, bool):
-            fits = type(value) is type(own)
-        elif own is None:
-            fits = value is None or isinstance(value, (int, float))
-        else:
-            kinds = (int, np.integer) if isinstance(own, int) else (int, float, np.number)
-            fits = isinstance(value, kinds) and bool(0 <= value < math.inf)
+            fits = fits and all(isinstance(name, str) for name in value)
+        elif own is not None:
+            fits = fits and bool(0 <= value < math.inf)
         if not fits:
             raise ArgumentError(f"{what}[{key!r}] cannot be {value!r}.")

@@ -16,7 +16,6 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.accumulate.foreign import checked_weight, checked_whole, gradient_array, quoted, sum_dtype
-from adjoint.accumulate.sums import Sums
 from adjoint.config import special
 from adjoint.core.convert import asarray
 from adjoint.core.lifted import refuse_tracing
@@ -32,7 +31,7 @@ from adjoint.errors import (
     UnknownNameError,
 )
 from adjoint.grads.clip import lending
-from adjoint.grads.norm import all_finite, global_norm, stored_values
+from adjoint.grads.norm import all_finite, stored_values
 from adjoint.grads.scaler import parameters_of
 from adjoint.grads.slots import commit, sink
 from adjoint.grads.store import Gradients
@@ -41,13 +40,11 @@ if TYPE_CHECKING:
     from adjoint.accumulate.accumulator import GradientAccumulator
     from adjoint.accumulate.ranks import Ranks
 
-__all__ = ["MicroBatch", "clip_by", "hand_over", "named_params", "optimizers_of", "shown", "split_batch"]
+__all__ = ["MicroBatch", "clipped_by", "hand_over", "named_params", "optimizers_of", "shown", "split_batch"]
 
 
 def named_params(params: Any) -> list[tuple[str, Tensor]]:
     """Return parameters with names: of a dictionary, a module, pairs, or a list (then "0", "1", …)."""
-    if params is None:
-        return []
     if isinstance(params, Tensor):
         params = [params]
     if hasattr(params, "named_parameters"):
@@ -78,6 +75,11 @@ def named_params(params: Any) -> list[tuple[str, Tensor]]:
                 f"GradientAccumulator: parameter {name!r} of shape {t.shape} is not a leaf.\n"
                 "  Pass the leaf that it was computed from."
             )
+    if not any(t.requires_grad for _, t in found):
+        raise NoGradientError(
+            "GradientAccumulator: none of the parameters requires grad, so there is nothing to add.\n"
+            "  requires_grad_(True) unfreezes a module or a tensor."
+        )
     return found
 
 
@@ -265,6 +267,65 @@ def split_batch(accumulator: GradientAccumulator, batch: Any, size: int) -> Iter
     return made()
 
 
+# From gradients to an update -------------------------------------------------------------------------
+
+
+def shown(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return gradients as users see them: sparse rows are tensors."""
+    return {name: as_gradient_tensor(g) if type(g) is SparseRows else g for name, g in found.items()}
+
+
+class NamedGradients(Gradients):
+    """A store for clip functions, in which gradients are found by parameter and by name."""
+
+    __slots__ = ("_names",)
+
+    def __init__(self, names: Mapping[str, Tensor], found: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._names = names
+        self._items = {id(names[n]): (names[n], as_gradient_tensor(g)) for n, g in found.items()}
+
+    def _tensor(self, key: Any) -> Any:
+        if isinstance(key, str) and key not in self._names:
+            known = quoted(self._names)
+            raise UnknownNameError(f"no parameter is registered as {key!r}.\n  Registered: {known}.")
+        return self._names[key] if isinstance(key, str) else key
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(self._names.get(key) if isinstance(key, str) else key)
+
+    def _fitting(self, key: Tensor, grad: Any) -> Tensor:
+        new = asarray(grad)  # in the dtype of the parameter, or a wider one
+        known = isinstance(key, Tensor) and new.shape == key.shape
+        wide = known and np.can_cast(key.dtype, new.dtype, "safe")
+        return new if wide else super()._fitting(key, grad)
+
+
+def clipped_by(
+    clip: Callable[[Any], Any], found: dict[str, Any], params: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """Return what a function makes of gradients; it may write to them or replace them."""
+    given: Any = NamedGradients(params, found) if params else shown(found)
+    with lending(given):
+        clip(given)
+    missing = [name for name in found if name not in given]
+    if missing:
+        raise InputError(f"clip: the function removed {quoted(missing)}; it may only replace gradients.")
+    clipped = {}
+    for name, old in found.items():
+        g = gradient_array(f"clip: {name!r}", given[name])
+        if g.shape != old.shape:
+            raise ShapeError(
+                f"clip: the function changed the shape of {name!r} from {old.shape} to {g.shape}."
+            )
+        if not castable(g.dtype, old.dtype):
+            raise DTypeError(
+                f"clip: the function changed the dtype of {name!r} from {old.dtype} to {g.dtype}."
+            )
+        clipped[name] = g.astype(old.dtype, copy=False)
+    return clipped
+
+
 def optimizers_of(given: Any) -> list[Any]:
     """Return one optimiser, or a list of several, as a list; raise for anything else."""
     found = list(given) if isinstance(given, (list, tuple)) else [given]
@@ -284,7 +345,7 @@ def optimizers_of(given: Any) -> list[Any]:
 def hand_over(
     optimizers: list[Any],
     params: Mapping[str, Tensor],
-    found: dict[str, Any],
+    found: Mapping[str, Any],
     done: list[Any],
     before: Any,
     allow: bool,
@@ -304,14 +365,11 @@ def hand_over(
             )
         _refuse_to_lose([*optimizers, *done], params, grads)
         with np.errstate(over="ignore"):
-            for name, g in grads.items():
-                t, g = params.get(name), as_gradient_tensor(g)
-                narrow[name] = g if t is None or g.dtype == t.dtype else g.astype(t.dtype)
-        beyond = [
-            n
-            for n, g in grads.items()
-            if narrow[n].dtype != g.dtype and not all_finite(stored_values(narrow[n]))
-        ]
+            for name, t in params.items():
+                if name in grads:
+                    narrow[name] = as_gradient_tensor(grads[name]).astype(t.dtype, copy=False)
+        cast = [name for name, g in narrow.items() if g.dtype != grads[name].dtype]
+        beyond = [name for name in cast if not all_finite(stored_values(narrow[name]))]
         if beyond and not allow:
             return beyond
     for optimizer in optimizers:
@@ -334,13 +392,6 @@ def hand_over(
     return []
 
 
-def shown(found: dict[str, Any]) -> dict[str, Any]:
-    """Return gradients as users see them: sparse rows are tensors."""
-    if SparseRows not in set(map(type, found.values())):
-        return found
-    return {name: as_gradient_tensor(g) if type(g) is SparseRows else g for name, g in found.items()}
-
-
 def _refuse_to_lose(optimizers: list[Any], params: Mapping[str, Tensor], grads: Mapping[str, Any]) -> None:
     """Raise if optimisers whose parameters are known leave out some that have a gradient."""
     try:
@@ -359,74 +410,3 @@ def _refuse_to_lose(optimizers: list[Any], params: Mapping[str, Tensor], grads: 
             "  Pass all optimisers at once, apply([one, other]), or leave these parameters out of the "
             "accumulator."
         )
-
-
-class NamedGradients(Gradients):
-    """A store for clip functions, in which gradients are found by parameter and by name."""
-
-    __slots__ = ("_names",)
-
-    def __init__(self, names: dict[str, Tensor], found: Mapping[str, Any]) -> None:
-        super().__init__()
-        self._names = names
-        self._items = {id(names[n]): (names[n], as_gradient_tensor(g)) for n, g in found.items()}
-
-    def _tensor(self, key: Any) -> Any:
-        if isinstance(key, str) and key not in self._names:
-            known = quoted(self._names)
-            raise UnknownNameError(f"no parameter is registered as {key!r}.\n  Registered: {known}.")
-        return self._names[key] if isinstance(key, str) else key
-
-    def get(self, key: Tensor | int | str, default: Any = None) -> Any:
-        """Return the gradient of a parameter, or ``default``."""
-        return super().get(self._tensor(key), default)
-
-    def __getitem__(self, key: Tensor | int | str) -> Tensor:
-        return super().__getitem__(self._tensor(key))
-
-    def __contains__(self, key: object) -> bool:
-        return super().__contains__(self._names.get(key) if isinstance(key, str) else key)
-
-    def set(self, key: Tensor | str, grad: Any) -> None:
-        """Store a gradient, in the dtype of the parameter or a wider one."""
-        t, new = self._tensor(key), asarray(grad)
-        if isinstance(t, Tensor) and new.shape == t.shape and np.can_cast(t.dtype, new.dtype, "safe"):
-            self._items[id(t)] = (t, new)
-        else:
-            super().set(t, grad)
-
-    def add(self, key: Tensor | str, grad: Any) -> None:
-        """Add to the gradient of a parameter."""
-        before = self.get(key)
-        self.set(key, grad if before is None else before + asarray(grad))
-
-    def pop(self, key: Tensor | int | str, *default: Any) -> Any:
-        """Remove a gradient and return it."""
-        return super().pop(self._tensor(key), *default)
-
-
-def clip_by(
-    clip: Callable[[Any], Any], sums: Sums, params: dict[str, Tensor], p: float
-) -> tuple[float, float]:
-    """Let a function clip finished sums; return their norms before and after."""
-    found = sums.totals()
-    before = global_norm(found.values(), p)
-    given: Any = NamedGradients(params, found) if params else shown(dict(found))
-    with lending(given):
-        clip(given)
-    missing = [name for name in found if name not in given]
-    if missing:
-        raise InputError(f"clip: the function removed {quoted(missing)}; it may only replace gradients.")
-    clipped = {}
-    for name, old in found.items():
-        clipped[name] = g = gradient_array(f"clip: {name!r}", given[name])
-        if g.shape != old.shape:
-            raise ShapeError(
-                f"clip: the function changed the shape of {name!r} from {old.shape} to {g.shape}."
-            )
-        if not castable(g.dtype, old.dtype):
-            raise DTypeError(
-                f"clip: the function changed the dtype of {name!r} from {old.dtype} to {g.dtype}."
-            )
-    sums.replace(clipped)
-    return before, global_norm(clipped.values(), p)

@@ -38,8 +38,8 @@ def checked_sum_dtype(what: str, dtype: Any) -> np.dtype[Any]:
     return found
 
 
-def checked_weight(weight: Any, what: str = "weight", before: float = 0.0) -> float:
-    """Return a weight as a float; raise unless it and its sum with ``before`` are finite and not negative."""
+def checked_weight(weight: Any, what: str = "weight") -> float:
+    """Return a weight as a float; raise unless it is finite and not negative."""
     try:
         if isinstance(weight, (str, bytes)):
             raise TypeError
@@ -51,11 +51,6 @@ def checked_weight(weight: Any, what: str = "weight", before: float = 0.0) -> fl
     if not 0.0 <= value < math.inf:
         shown = repr(weight) if math.isfinite(value) or isinstance(weight, float) else "beyond float64"
         raise ArgumentError(f"{what} must be finite and not negative, but is {shown}.")
-    if not before + value < math.inf:
-        raise ArgumentError(
-            f"the sum of the weights of this window overflows float64: {before:g} + {value:g}.\n"
-            "  Weights are numbers of examples or tokens.  Nothing was added."
-        )
     return value
 
 

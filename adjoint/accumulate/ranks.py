@@ -123,9 +123,10 @@ class RankSums(Sums):
         """Return sums without parameters, of the same group."""
         return RankSums(self.group, self.active)
 
-    def _lay_out(self, arrays: list[Any]) -> list[tuple[Block, list[Slot]]]:
+    def _lay_out(self, new: list[Any]) -> None:
         """Make buckets, of the last parameters first: backward reaches those first."""
-        slots, self._pending = self._pending[::-1], []
+        slots = [slot for slot in self._pending[::-1] if slot.param is None or slot.param.requires_grad]
+        self._pending = [slot for slot in self._pending if slot not in slots]
         total = sum(slot.size * slot.dtype.itemsize for slot in slots if slot.dtype)
         limit = min(max(total // 8, FIRST), LIMIT)
         made: list[tuple[int, list[Slot]]] = []  # place of the last parameter, parameters
@@ -145,7 +146,6 @@ class RankSums(Sums):
         blocks = [Bucket(members, self.group) for _, members in sorted(made, key=lambda pair: pair[0])]
         self._blocks += blocks
         self._block_of.update((slot.name, block) for block in blocks for slot in block.slots)
-        return []
 
     def buckets(self, *, active: bool) -> list[Bucket]:
         """Return the buckets that any rank has used, or those that no rank has used yet."""

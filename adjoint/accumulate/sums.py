@@ -25,6 +25,7 @@ from adjoint.accumulate.foreign import (
 )
 from adjoint.core.shapes import checked_shape
 from adjoint.core.sparse import SparseRows
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.grads.norm import all_finite_unwarned, global_norm
 from adjoint.threads.spread import SHARED, pieces, scratch, spread, threads_for
@@ -32,7 +33,7 @@ from adjoint.threads.spread import SHARED, pieces, scratch, spread, threads_for
 __all__ = ["GradientBuffer", "Sums", "normalised"]
 
 Array = ndarray[Any, Any]
-Rows = tuple[Array, Array]  # ascending row numbers, and their sums in an array like ``Block.memory``
+Rows = tuple[Array, Array]  # ascending row numbers, and their sums in an array like the memory of a block
 
 SMALL = 1 << 13  # a parameter of at most so many elements shares an array with others
 BLOCK = 1 << 17  # elements of such an array: 1 MiB of float64, which stays in the cache
@@ -41,6 +42,7 @@ LINE = 1 << 10  # parts begin at whole multiples, so that no two threads write t
 CHUNK = 1 << 15  # elements that are added with compensation at a time: temporary arrays stay in the cache
 WIDE = 2.0**64  # weights that differ by less are counted in one unit
 
+_ARRAYS = ("sum", "errors", "values", "row_errors")  # of a saved state
 _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 
 
@@ -56,24 +58,22 @@ def normalised(total: Any, divisor: float, factor: float, out: Array | None = No
     if type(total) is SparseRows:
         return total.mapped(normalised(total.values, divisor, factor))
     out = np.empty_like(total) if out is None else out
-    if 1e-30 < divisor < 1e30:
-        np.divide(total, divisor, out=out, dtype=total.dtype)
-    else:  # float32 does not hold the divisor
-        np.copyto(
-            out, np.divide(total, divisor, dtype=np.result_type(total, np.float64)), casting="same_kind"
-        )
+    # float32 does not hold every divisor
+    wide = total.dtype if 1e-30 < divisor < 1e30 else np.result_type(total, np.float64)
+    np.divide(total, divisor, out=out, dtype=wide, casting="same_kind")
     return out if factor == 1.0 else np.multiply(out, factor, out=out, dtype=total.dtype)
 
 
 class Slot:
     """A registered parameter: name, shape, dtype of its sum, and where that is."""
 
-    def __init__(self, index: int, name: str, shape: Any, dtype: Any) -> None:
+    def __init__(self, index: int, name: str, shape: Any, dtype: Any, param: Tensor | None) -> None:
         self.index = index  # in the order of registration
         self.name = name
         self.shape = checked_shape(name, shape)
         self.size = math.prod(self.shape)
         self.dtype = None if dtype is None else checked_sum_dtype(name, dtype)  # None: as the first gradient
+        self.param = param  # None: gradients are given by name
         self.place = 0  # among the slots of its block
         self.part = slice(0, 0)  # of its memory
 
@@ -122,19 +122,17 @@ class Block:
             self.arrays = [memory, *(memory[0, slot.part].reshape(slot.shape) for slot in self.slots)]
         self.arrays[0][1:] = 0
 
-    def staged(self, arrays: list[Any], plain: bool) -> Array | None:
-        """Return the gradients of this block, flat; zeros for missing and sparse ones; None if all are.
-
-        ``plain``: all gradients are there and dense.
-        """
+    def staged(self, arrays: list[Any]) -> Array | None:
+        """Return the gradients of this block, flat; zeros for missing and sparse ones; None if all are."""
         parts = self.pick(arrays) if len(self.slots) > 1 else (arrays[self.slots[0].index],)
-        if not plain and ndarray not in set(map(type, parts)):
+        kinds = set(map(type, parts))
+        if ndarray not in kinds:
             return None
         if self.fresh:
             self.open()
         if len(parts) == 1:
             return np.asarray(parts[0]).reshape(-1)
-        if not plain:
+        if len(kinds) > 1:
             pairs = zip(parts, self.slots, strict=True)
             parts = [g if type(g) is ndarray else np.zeros(s.size, s.dtype) for g, s in pairs]
         if not self.fresh and self.stage is None:
@@ -190,11 +188,12 @@ def _with_rows(before: Rows, part: SparseRows) -> Rows:
     sums = np.zeros((len(before[1]), rows.size, *part.shape[1:]), part.dtype)
     sums[:, np.searchsorted(rows, before[0])] = before[1]
     at = np.searchsorted(rows, part.rows)
-    errors = sums[1:, at]
-    sums[0, at] = (
-        sums[0, at] + part.values if not len(errors) else _compensated(sums[0, at], errors[0], part.values)
-    )
-    sums[1:, at] = errors
+    if len(sums) == 1:
+        sums[0, at] += part.values
+    else:
+        errors = sums[1, at]
+        sums[0, at] = _compensated(sums[0, at], errors, part.values)
+        sums[1, at] = errors
     return rows, sums
 
 
@@ -206,26 +205,17 @@ class Sums:
         self.slots: dict[str, Slot] = {}
         self.dense: set[str] = set()  # names with dense gradients in this window
         self.rows: dict[str, Rows] = {}  # the sums of sparse gradients
-        self.unit = (
-            1.0  # weights are counted in this power of two, so that tiny ones do not vanish in float32
-        )
+        # weights are counted in this power of two, so that tiny ones do not vanish in float32
+        self.unit = 1.0
         self._blocks: list[Block] = []
         self._block_of: dict[str, Block] = {}
-        self._pending: list[Slot] = []  # slots without a block
-        # names, dtypes and shapes of the last whole, dense micro-batch, which the next one is likely to have
-        self._seen: tuple[list[str], list[Any], list[Any]] | None = None
+        self._pending: list[Slot] = []  # slots without a block: no gradient has come yet
 
-    def register(self, name: str, shape: Any, dtype: Any) -> Slot:
+    def register(self, name: str, shape: Any, dtype: Any, param: Tensor | None = None) -> Slot:
         """Add a parameter."""
-        self.slots[name] = slot = Slot(len(self.slots), name, shape, dtype)
+        self.slots[name] = slot = Slot(len(self.slots), name, shape, dtype, param)
         self._pending.append(slot)
-        self._seen = None
         return slot
-
-    @property
-    def used(self) -> list[str]:
-        """The names to which something was added."""
-        return [name for name in self.slots if name in self.dense or name in self.rows]
 
     def reset(self) -> None:
         """Forget all sums; the memory is kept."""
@@ -235,27 +225,20 @@ class Sums:
         self.rows.clear()
         self.unit = 1.0
 
-    def matched(self, gradients: Mapping[str, Any]) -> list[Any] | None:
-        """Return the arrays of a micro-batch with names, dtypes and shapes of the last; None of any other."""
-        arrays, seen = list(gradients.values()), self._seen
-        if (
-            seen is not None
-            and list(gradients) == seen[0]
-            and set(map(type, arrays)) == {ndarray}
-            and list(map(_dtype, arrays)) == seen[1]
-            and list(map(_shape, arrays)) == seen[2]
-        ):
-            return arrays
-        return None
-
     def checked(self, gradients: Mapping[str, Any]) -> list[Any]:
         """Return the gradients of a micro-batch in the order of the slots, None for missing ones."""
+        arrays, slots = list(map(gradients.get, self.slots)), self.slots.values()
+        if (
+            set(map(type, arrays)) == {ndarray}
+            and list(map(_dtype, arrays)) == list(map(_dtype, slots))
+            and list(map(_shape, arrays)) == list(map(_shape, slots))
+        ):
+            return arrays
         found: list[Any] = []
-        for name, slot in self.slots.items():
-            value = gradients.get(name)
+        for slot, value in zip(slots, arrays, strict=True):
             weak = isinstance(value, (int, float, list, tuple))
-            fits = name in gradients and slot.fitting(gradient_array(repr(name), value), weak)
-            found.append(None if fits is False else fits)
+            given = slot.name in gradients
+            found.append(slot.fitting(gradient_array(repr(slot.name), value), weak) if given else None)
         return found
 
     def add(self, arrays: list[Any], weight: float | None, before: float, *, check: bool) -> list[str]:
@@ -264,23 +247,22 @@ class Sums:
         ``arrays`` are in the order of the slots, and ``before`` is the weight of all that was added.  None as
         the weight does not multiply.
         """
-        made = self._lay_out(arrays) if self._pending else []
-        plain = set(map(type, arrays)) == {ndarray}
         with np.errstate(all="ignore"):
-            dense = [(block, g) for block in self._blocks if (g := block.staged(arrays, plain)) is not None]
-            pairs = () if plain else zip(self.slots.values(), arrays, strict=True)
+            if new := [slot for slot in self._pending if arrays[slot.index] is not None]:
+                if check and (bad := self._not_finite(arrays)):  # before they decide a dtype
+                    return bad
+                self._lay_out([(slot, arrays[slot.index].dtype) for slot in new])
+            dense = [(block, g) for block in self._blocks if (g := block.staged(arrays)) is not None]
+            kinds = list(map(type, arrays))
+            pairs = zip(self.slots.values(), arrays, strict=True) if SparseRows in kinds else ()
             sparse: list[tuple[Slot, Any]] = [(slot, g) for slot, g in pairs if type(g) is SparseRows]
             size = sum([g.size for _, g in dense])
             threads = threads_for(size, LEAST)
             if check and not _finite([g for _, g in dense] + [g.values for _, g in sparse], size, threads):
-                self._undo(made)
-                named = zip(self.slots, arrays, strict=True)
-                return [
-                    n for n, g in named if g is not None and not all_finite_unwarned(getattr(g, "values", g))
-                ]
+                return self._not_finite(arrays)
             factor = 1.0
             if weight is not None:
-                self._count_in(_unit_for(weight, self.unit, before), before)
+                self._choose_unit(weight, before)
                 factor = weight / self.unit
             jobs = [(block, g, part) for block, g in dense for part in _parts(g, size, threads, 8)]
             spread(lambda job: job[0].add(job[1], factor, job[2]), jobs, threads)
@@ -290,49 +272,38 @@ class Sums:
                 self.rows[slot.name] = _with_rows(self.rows.get(slot.name, none), part)
         for block, _ in dense:
             block.fresh = False
-        if plain:
-            if len(self.dense) < len(arrays):
-                self.dense.update(self.slots)
-            if self._seen is None:
-                self._seen = list(self.slots), list(map(_dtype, arrays)), list(map(_shape, arrays))
-        else:
-            self.dense.update([n for n, g in zip(self.slots, arrays, strict=True) if type(g) is ndarray])
+        if len(self.dense) < len(kinds):
+            self.dense.update([name for name, kind in zip(self.slots, kinds, strict=True) if kind is ndarray])
         return []
 
-    def _lay_out(self, arrays: list[Any]) -> list[tuple[Block, list[Slot]]]:
-        """Make blocks of the slots whose dtype is known; return each with those that had none before."""
-        undecided = [slot for slot in self._pending if slot.dtype is None and arrays[slot.index] is not None]
-        for slot in undecided:
-            slot.dtype = sum_dtype(arrays[slot.index].dtype)
+    def _not_finite(self, arrays: list[Any]) -> list[str]:
+        pairs = [(n, getattr(g, "values", g)) for n, g in zip(self.slots, arrays, strict=True)]
+        return [name for name, g in pairs if g is not None and not all_finite_unwarned(g)]
+
+    def _lay_out(self, new: list[Any]) -> None:
+        """Make blocks of slots, given with the dtypes of their first gradients."""
         groups: dict[Any, list[Slot]] = {}
         room: dict[Any, int] = {}
-        for slot in self._pending:
-            if slot.dtype is not None:
-                start = room.get(slot.dtype, 0)
-                small = slot.size <= SMALL
-                room[slot.dtype] = start + slot.size * small
-                groups.setdefault((slot.dtype, start // BLOCK) if small else slot, []).append(slot)
-        made = [(Block(g, self.depth), [s for s in g if s in undecided]) for g in groups.values()]
-        self._blocks += [block for block, _ in made]
-        self._block_of.update((slot.name, block) for block, _ in made for slot in block.slots)
-        self._pending = [slot for slot in self._pending if slot.dtype is None]
-        return made
+        for slot, dtype in new:
+            slot.dtype = slot.dtype or sum_dtype(dtype)
+            start = room.get(slot.dtype, 0)
+            small = slot.size <= SMALL
+            room[slot.dtype] = start + slot.size * small
+            groups.setdefault((slot.dtype, start // BLOCK) if small else slot, []).append(slot)
+        blocks = [Block(slots, self.depth) for slots in groups.values()]
+        self._blocks += blocks
+        self._block_of.update((slot.name, block) for block in blocks for slot in block.slots)
+        self._pending = [slot for slot in self._pending if slot.name not in self._block_of]
 
-    def _undo(self, made: list[tuple[Block, list[Slot]]]) -> None:
-        for block, undecided in made:
-            self._blocks.remove(block)
-            for slot in block.slots:
-                del self._block_of[slot.name]
-            self._pending += block.slots
-            for slot in undecided:
-                slot.dtype = None
-
-    def _count_in(self, unit: float, before: float) -> None:
-        """Count weights in another unit from here on."""
-        if unit != self.unit and before:
-            for a in self.values():
-                a *= self.unit / unit
-        self.unit = unit
+    def _choose_unit(self, weight: float, before: float) -> None:
+        """Count in another unit if a weight is WIDE times the unit, or the first a WIDE-th of it."""
+        ratio = weight / self.unit
+        if weight and (ratio > WIDE or (not before and ratio * WIDE < 1.0)):
+            unit = 2.0 ** (math.frexp(weight)[1] - 1)
+            if before:
+                for a in self.values():
+                    a *= self.unit / unit
+            self.unit = unit
 
     def total(self, name: str) -> Array | SparseRows:
         """Return the sum of a parameter, not to be written to; zeros if nothing was added."""
@@ -352,7 +323,7 @@ class Sums:
     def totals(self) -> dict[str, Any]:
         """Return the sums of all names to which something was added."""
         if self.rows or self.depth == 2:
-            return {name: self.total(name) for name in self.used}
+            return {n: self.total(n) for n in self.slots if n in self.dense or n in self.rows}
         slots, blocks = self.slots.values(), self._block_of
         return {s.name: blocks[s.name].arrays[s.place + 1] for s in slots if s.name in self.dense}
 
@@ -360,31 +331,15 @@ class Sums:
         """Return all that was added as few arrays, to check whether it is finite."""
         return [b.arrays[0] for b in self._blocks if not b.fresh] + [sums for _, sums in self.rows.values()]
 
-    def finish(self, divisor: float, factor: float) -> None:
-        """Divide the sums by ``divisor`` and multiply them by ``factor``."""
-        if self.rows or self.depth == 2:
-            with np.errstate(all="ignore"):
-                self.replace({name: normalised(g, divisor, factor) for name, g in self.totals().items()})
-        else:
-            with np.errstate(all="ignore"):
-                for a in self.values():
-                    normalised(a, divisor, factor, out=a)
+    def finish(self, divisor: float, factor: float, in_place: bool) -> dict[str, Any]:
+        """Return the sums divided by ``divisor`` and multiplied by ``factor``, in place if possible."""
+        with np.errstate(all="ignore"):
+            if not in_place:
+                return {name: normalised(g, divisor, factor) for name, g in self.totals().items()}
+            for a in self.values():
+                normalised(a, divisor, factor, out=a)
             self.unit = 1.0
-
-    def replace(self, found: Mapping[str, Any]) -> None:
-        """Put these gradients in the place of the sums."""
-        for name, g in found.items():
-            slot = self.slots[name]
-            self.rows.pop(name, None)
-            self.dense.discard(name)
-            values = g.coalesced().values if type(g) is SparseRows else g
-            sums = np.stack([values, np.zeros_like(values)][: self.depth])
-            if type(g) is SparseRows:
-                self.rows[name] = g.coalesced().rows, sums
-            else:
-                self._block_of[name].put(slot, sums)
-                self.dense.add(name)
-        self.unit = 1.0
+            return self.totals()
 
     # State -----------------------------------------------------------------------------------
 
@@ -405,40 +360,32 @@ class Sums:
         """Return sums of the same kind without parameters."""
         return Sums(self.depth == 2)
 
-    def copy(self) -> Sums:
-        """Return the same sums in new arrays."""
-        return self.loaded({name: self.state_of(name) for name in self.slots}, self.unit)
-
     def loaded(self, states: Mapping[str, Any], unit: Any = 1.0) -> Sums:
         """Return sums of the same parameters with saved values; raise if these do not fit."""
         new = self.empty()
         new.unit = checked_weight(unit, "unit") or 1.0
         for name, old in self.slots.items():
-            slot = new.register(name, old.shape, old.dtype)
-            if name in states:
-                _check_state(slot, states[name])
-        new._lay_out([None] * len(new.slots))
-        for name, state in states.items():
-            slot = new.slots[name]
+            _check_state(new.register(name, old.shape, old.dtype, old.param), states[name])
+        new._lay_out([(slot, None) for slot in new.slots.values() if "sum" in states[slot.name]])
+        for name, slot in new.slots.items():
             dense, sparse = (
-                [np.array(state.get(key, 0), slot.dtype) for key in keys[: self.depth]]
-                for keys in (("sum", "errors"), ("values", "row_errors"))
+                np.stack(
+                    np.broadcast_arrays(*[np.array(states[name].get(key, 0), slot.dtype) for key in keys])
+                )
+                for keys in (("sum", "errors")[: self.depth], ("values", "row_errors")[: self.depth])
             )
-            if "sum" in state and name in new._block_of:
-                new._block_of[name].put(slot, np.stack(np.broadcast_arrays(*dense)))
+            if "sum" in states[name]:
+                new._block_of[name].put(slot, dense)
                 new.dense.add(name)
-            if "rows" in state:
-                new.rows[name] = np.array(state["rows"], np.intp), np.stack(np.broadcast_arrays(*sparse))
+            if "rows" in states[name]:
+                new.rows[name] = np.array(states[name]["rows"], np.intp), sparse
         return new
 
 
 def _check_state(slot: Slot, state: Mapping[str, Any]) -> None:
     """Take the dtype of a saved sum; raise if the sum does not fit the parameter."""
-    missing = [key for key in ("shape", "dtype") if key not in state]
-    missing += [
-        key for key, of in (("values", "rows"), ("rows", "values")) if of in state and key not in state
-    ]
-    if missing:
+    needed = ["shape", "dtype", *(("rows", "values") if "rows" in state or "values" in state else ())]
+    if missing := [key for key in needed if key not in state]:
         raise ArgumentError(f"{slot.name}: the state is missing keys: {', '.join(map(repr, missing))}.")
     shape = checked_shape(slot.name, state["shape"])
     if shape != slot.shape:
@@ -450,12 +397,10 @@ def _check_state(slot: Slot, state: Mapping[str, Any]) -> None:
         raise DTypeError(f"{slot.name}: the saved sum is {dtype}, but this one is {slot.dtype}.")
     slot.dtype = dtype or slot.dtype
     rows = np.asarray(state.get("rows", ()))
-    for key, expected in (
-        dict.fromkeys(("sum", "errors"), shape).items()
-        | dict.fromkeys(("values", "row_errors"), (rows.size, *shape[1:])).items()
-    ):
-        a = np.asarray(state.get(key, ()))
-        if key in state and (a.shape != expected or a.dtype != slot.dtype):
+    for key in (key for key in _ARRAYS if key in state):
+        expected = shape if key in _ARRAYS[:2] else (rows.size, *shape[1:])
+        a = np.asarray(state[key])
+        if a.shape != expected or a.dtype != slot.dtype:
             raise ShapeError(
                 f"{slot.name}: the saved {key} has shape {a.shape} and dtype {a.dtype}, but {expected} and "
                 f"{slot.dtype} are expected."
@@ -465,17 +410,6 @@ def _check_state(slot: Slot, state: Mapping[str, Any]) -> None:
         raise ShapeError(
             f"{slot.name}: the saved rows must be ascending row numbers of an array of shape {shape}."
         )
-
-
-def _unit_for(weight: float, unit: float, before: float) -> float:
-    """Return the unit of the weights, a power of two: float32 sums are computed relative to it.
-
-    It changes if a weight is WIDE times the unit, or if the first weight is a WIDE-th of it.
-    """
-    ratio = weight / unit
-    if not weight or (ratio <= WIDE and (before or ratio * WIDE >= 1.0)):
-        return unit
-    return 2.0 ** (math.frexp(weight)[1] - 1)
 
 
 def _parts(a: Array, size: int, threads: int, each: int = 1) -> list[slice]:
@@ -560,7 +494,7 @@ class GradientBuffer:
         ShapeError, DTypeError
             The gradient does not fit.  Nothing was added.
         """
-        weight = checked_weight(weight, before=self.weight)
+        weight = checked_weight(weight)
         self._sums.add(self._sums.checked({self.name: grad}), weight, self.weight, check=False)
         self.count += 1
         self.weight += weight

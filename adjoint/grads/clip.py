@@ -119,32 +119,25 @@ def lending(gradients: Any) -> Iterator[None]:
 def _param_place(what: str, label: str, t: Tensor) -> _Place | None:
     """Return the gradient of a parameter: its ``.grad``, or the one in the accumulator that is clipping."""
     lent = _lent.get()
-    if lent is not None:
-        if not t.requires_grad and (place := _lent_place(label, t, None)) is not None:  # itself a gradient
-            return place
-        if isinstance(lent, Mapping):
-            raise InputError(
-                f"{what}: this accumulator has no parameters.  Group its gradients by name: g[name]."
-            )
-        if t in lent:
-            return _Place(label, lent.get(t), t, partial(lent.set, t))
+    if lent is not None and not t.requires_grad:  # itself a gradient
+        return _gradient_place(label, t, None, partial(_write, t))
+    if isinstance(lent, Mapping):
+        raise InputError(
+            f"{what}: this accumulator has no parameters.  Group its gradients by name: g[name]."
+        )
+    if lent is not None and t in lent:
+        return _Place(label, lent.get(t), t, partial(lent.set, t))
     return None if t.grad is None else _Place(label, t.grad, t, partial(setattr, t, "grad"))
 
 
 def _gradient_place(label: str, g: Any, param: Tensor | None, put: Callable[[Any], None]) -> _Place:
-    """Return the place of a gradient: in its container, or in an accumulator."""
-    return _lent_place(label, g, param) or _Place(label, g, param, put)
-
-
-def _lent_place(label: str, g: Any, param: Tensor | None) -> _Place | None:
-    """Return the place of a gradient, or of a view of one, in an accumulator; it is written in place."""
-    if _lent.get() is None:
-        return None
-    for key, whole in _lent.get().items():
-        if whole is g or np.may_share_memory(_memory(whole), _memory(g)):
-            known = key if isinstance(key, Tensor) and whole is g else param
-            return _Place(label, g, known, partial(_write, g))
-    return None
+    """Return the place of a gradient in its container; the clip function of an accumulator writes to it."""
+    lent = _lent.get()
+    if lent is None:
+        return _Place(label, g, param, put)
+    if param is None and not isinstance(lent, Mapping):
+        param = next((t for t, own in lent.items() if own is g), None)
+    return _Place(label, g, param, partial(_write, g))
 
 
 def _memory(g: Any) -> Array:

@@ -53,11 +53,13 @@ class Gradients:
         Tensor or object
             The gradient or ``default``.
         """
-        found = self._items.get(_id(key))
-        self._owned.discard(_id(key))
+        key = _id(self._tensor(key))
+        found = self._items.get(key)
+        self._owned.discard(key)
         return default if found is None else found[1]
 
     def __getitem__(self, key: Tensor | int) -> Tensor:
+        key = self._tensor(key)
         found = self._items.get(_id(key))
         if found is None:
             raise MissingGradientError(_missing(key, len(self._items)))
@@ -103,7 +105,8 @@ class Gradients:
         grad : array_like
             Its gradient, with its shape and dtype.
         """
-        self._items[_id(key)] = (key, _fitting(key, grad))
+        key = self._tensor(key)
+        self._items[_id(key)] = (key, self._fitting(key, grad))
         self._owned.discard(_id(key))
 
     def add(self, key: Tensor, grad: Any) -> None:
@@ -116,7 +119,8 @@ class Gradients:
         grad : array_like
             The term, with the shape and dtype of the tensor.
         """
-        new = _fitting(key, grad)
+        key = self._tensor(key)
+        new = self._fitting(key, grad)
         found = self._items.get(_id(key))
         if found is None:
             self._items[_id(key)] = (key, new)
@@ -154,6 +158,7 @@ class Gradients:
         MissingGradientError
             If there is neither a gradient nor a default.
         """
+        key = self._tensor(key)
         found = self._items.pop(_id(key), None)
         self._owned.discard(_id(key))
         if found is not None:
@@ -161,6 +166,23 @@ class Gradients:
         if default:
             return default[0]
         raise MissingGradientError(_missing(key, len(self._items)))
+
+    def _tensor(self, key: Any) -> Any:
+        """Return the tensor of a key; stores with other keys replace this."""
+        return key
+
+    def _fitting(self, key: Tensor, grad: Any) -> Tensor:
+        """Return a gradient of a tensor as a tensor; raise if it does not fit."""
+        if not isinstance(key, Tensor):
+            raise InputError(f"gradients are stored by tensor, not by {type(key).__name__}.")
+        new = asarray(grad)
+        if new.shape != key.shape:
+            raise ShapeError(
+                f"the gradient of a tensor of shape {key.shape} must have that shape, not {new.shape}."
+            )
+        if new.dtype != key.dtype:
+            raise DTypeError(f"the gradient of a {key.dtype} tensor must be {key.dtype}, not {new.dtype}.")
+        return new
 
     def clear(self) -> None:
         """Remove all gradients."""
@@ -260,16 +282,3 @@ def _missing(key: object, count: int) -> str:
         f"no gradient for this {what} among the {count} stored.\n"
         "  It must require grad before the computation and take part in it; get(x) returns None instead."
     )
-
-
-def _fitting(key: Any, grad: Any) -> Tensor:
-    if not isinstance(key, Tensor):
-        raise InputError(f"gradients are stored by tensor, not by {type(key).__name__}.")
-    new = asarray(grad)
-    if new.shape != key.shape:
-        raise ShapeError(
-            f"the gradient of a tensor of shape {key.shape} must have that shape, not {new.shape}."
-        )
-    if new.dtype != key.dtype:
-        raise DTypeError(f"the gradient of a {key.dtype} tensor must be {key.dtype}, not {new.dtype}.")
-    return new
