@@ -88,8 +88,8 @@ from adjoint.ops.shape import *
 if TYPE_CHECKING:
     from adjoint import distributed, inspect, nn, numpy, optim, random, scipy, testing, train
     from adjoint.accumulate.accumulator import GradientAccumulator
-    from adjoint.accumulate.options import AccumulationConfig, AccumulationEvent, AccumulationStats
     from adjoint.accumulate.sums import GradientBuffer
+    from adjoint.accumulate.window import AccumulationConfig, AccumulationEvent, AccumulationStats
     from adjoint.compiler.compile import compile
     from adjoint.grads.clip import (
         clip_grad_adaptive,
@@ -238,9 +238,9 @@ _LATER = {
     "clip_grad_norm_by_group": "adjoint.grads.clip",
     "clip_grad_value": "adjoint.grads.clip",
     "GradScaler": "adjoint.grads.scaler",
-    "AccumulationConfig": "adjoint.accumulate.options",
-    "AccumulationEvent": "adjoint.accumulate.options",
-    "AccumulationStats": "adjoint.accumulate.options",
+    "AccumulationConfig": "adjoint.accumulate.window",
+    "AccumulationEvent": "adjoint.accumulate.window",
+    "AccumulationStats": "adjoint.accumulate.window",
     "compile": "adjoint.compiler.compile",
     "vmap": "adjoint.transforms.batch",
     "checkpoint": "adjoint.transforms.recompute",

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, fields
+from contextlib import nullcontext
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +25,17 @@ from adjoint.accumulate.doors import (
     split_batch,
 )
 from adjoint.accumulate.foreign import checked_weight, quoted, sum_dtype
-from adjoint.accumulate.options import AccumulationConfig, AccumulationEvent, AccumulationStats, Listeners
 from adjoint.accumulate.ranks import Ranks, RankSums
 from adjoint.accumulate.sums import Sums, normalised
+from adjoint.accumulate.window import (
+    COUNTS,
+    AccumulationConfig,
+    AccumulationEvent,
+    AccumulationStats,
+    Listeners,
+    Window,
+    check_like,
+)
 from adjoint.config import special
 from adjoint.core.lifted import refuse_tracing
 from adjoint.core.node import Handle
@@ -54,36 +61,6 @@ __all__ = ["GradientAccumulator"]
 
 FORMAT = 2  # of saved states
 _FREE = ("max_grad_norm", "norm_type", "nonfinite")  # options that a resumed run may change
-_HERE = ("first", "last", "done", "changing", "reduced", "gradient")  # fields of a window that are not saved
-_COUNTS = ("total_micro_batches", "total_updates", "skipped_micro_batches",
-           "skipped_windows", "dropped_windows", "clipped_windows")  # fmt: skip
-# the types of saved values, by the type of a new one
-_KINDS: dict[type, Any] = {bool: bool, int: (int, np.integer), float: (int, float, np.number),
-                           list: (list, tuple), type(None): (int, float, type(None))}  # fmt: skip
-
-
-@dataclass(slots=True)
-class Window:
-    """The micro-batches since the last update: open, or finished when ``apply`` has made their gradient."""
-
-    micro_batches: int = 0  # including skipped ones
-    skipped: int = 0  # left out because they were not finite
-    weight: float = 0.0
-    closed: bool = False  # by ``flush``
-    spoiled: bool = False  # a micro-batch was not finite, and the policy is to skip the window
-    finished: bool = False  # the sums are the gradient
-    scaled: bool = False  # a GradScaler scaled a loss
-    open: list[str] = field(default_factory=list)  # names that ``accumulate`` gave to the last micro-batch
-    open_weight: float = 0.0
-    norm: float | None = None  # of the gradient before clipping, if it was computed
-    clipped_norm: float | None = None  # and after, if it was clipped
-    changing: bool = False  # sums or parameters are being changed; stays True if that was interrupted
-    # when the first and the last micro-batch came, on the clock of GradScaler
-    first: int | None = None
-    last: int | None = None
-    gradient: dict[str, Any] | None = None  # normalised and clipped, by ``apply``
-    done: list[Any] = field(default_factory=list)  # of several optimisers, those that made their update
-    reduced: bool = False  # the sums are those of all ranks
 
 
 class GradientAccumulator:
@@ -138,7 +115,7 @@ class GradientAccumulator:
         self._names: dict[int, str] = {}  # by id of the parameter
         self._short: tuple[int, int] | None = None  # lengths of a short piece of ``split`` and of others
         self._window = Window()
-        self._counts = dict.fromkeys(_COUNTS, 0)
+        self._counts = dict.fromkeys(COUNTS, 0)
         self._listeners = Listeners()
         self._lock = threading.RLock()
         self._last_norm: float | None = None
@@ -317,7 +294,7 @@ class GradientAccumulator:
         mean = self.config.reduction == "mean"
         bad: list[str] = []
         before = 0 if self._ranks is None else self._ranks.begin(self._sums, weight)
-        with self._changing():
+        with window.change():
             if not window.spoiled and (weight or not mean):
                 bad = self._sums.add(arrays, weight if mean else None, window.weight, check=policy != "allow")
             if bad and (policy == "raise" or (policy == "skip" and single)):
@@ -350,18 +327,6 @@ class GradientAccumulator:
         if full and not joins:
             self._listeners.send("full", window)
         return full
-
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Mark the window as incomplete in the block; the mark stays if an interrupt ends it."""
-        window = self._window
-        window.changing = True
-        try:
-            yield
-        except Exception:  # what raises an exception has changed nothing
-            window.changing = False
-            raise
-        window.changing = False
 
     # The window ------------------------------------------------------------------------------
 
@@ -516,7 +481,7 @@ class GradientAccumulator:
         # a clip function that raises leaves the sums as they were
         in_place = in_place and self._clip is None and not sums.rows and not config.compensated
         norm, clips = measure.norm, [(measure.norm, config.max_grad_norm)] if measure.clipped else []
-        with self._changing() if in_place else nullcontext():
+        with window.change() if in_place else nullcontext():
             found = sums.finish(measure.divisor, measure.factor, in_place)
             if in_place:
                 window.gradient, window.finished = found, True
@@ -624,9 +589,10 @@ class GradientAccumulator:
 
     def _reduce(self) -> None:
         """Sum the window over the ranks of the group, once."""
-        if self._ranks is None or self._window.reduced:
+        window = self._window
+        if self._ranks is None or window.reduced:
             return
-        with self._changing():
+        with window.change():
             try:
                 self._ranks.reduce(self)
             except Exception:
@@ -641,7 +607,7 @@ class GradientAccumulator:
             if window.gradient is None:
                 return False
         allow = policy == "allow" and not scaler
-        with self._changing():  # an optimiser that raises has made no update
+        with window.change():  # an optimiser that raises has made no update
             beyond = hand_over(optimizers, self._params, window.gradient, window.done, before, allow)
         if beyond and policy == "raise" and scaler is None:
             raise NonFiniteError(
@@ -722,7 +688,7 @@ class GradientAccumulator:
             return {
                 "format": FORMAT,
                 "config": self.config.state_dict(),
-                "window": _saved(self._window),
+                "window": self._window.saved(),
                 "counts": dict(self._counts),
                 "unit": self._sums.unit,
                 "buffers": {name: self._sums.state_of(name) for name in self._sums.slots},
@@ -743,7 +709,7 @@ class GradientAccumulator:
         """
         with self._lock:
             try:
-                sums = self._read(state)
+                sums, window, counts = self._read(state)
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 if isinstance(error, AdjointError):
                     raise
@@ -751,12 +717,11 @@ class GradientAccumulator:
                     f"load_state_dict: this is not a state of a GradientAccumulator ({error!r}).\n"
                     "  It takes what state_dict() returned, or its part of what ad.load read."
                 ) from None
-            window = Window(**{**state["window"], "open": list(state["window"]["open"])})
             window.gradient = sums.totals() if window.finished else None
-            self._sums, self._window, self._counts = sums, window, dict(state["counts"])
+            self._sums, self._window, self._counts = sums, window, counts
 
-    def _read(self, state: Mapping[str, Any]) -> Sums:
-        """Return the sums of a saved state; raise if it does not fit."""
+    def _read(self, state: Mapping[str, Any]) -> tuple[Sums, Window, dict[str, int]]:
+        """Return the sums, the window and the counts of a saved state; raise if it does not fit."""
         if state["format"] is not FORMAT:
             raise ArgumentError(
                 f"load_state_dict: the state has format {state['format']!r}, but {FORMAT} is expected."
@@ -769,7 +734,7 @@ class GradientAccumulator:
                 f"load_state_dict: other names are registered here: {' and '.join(parts)}.\n"
                 "  Make the accumulator with the same parameters, or register the same names."
             )
-        own, config, window = self.config.state_dict(), state["config"], state["window"]
+        own, config = self.config.state_dict(), state["config"]
         if differing := [k for k, v in own.items() if k not in _FREE and config[k] != v]:
             raise ArgumentError(
                 "load_state_dict: the saved window was made with another config: "
@@ -777,15 +742,15 @@ class GradientAccumulator:
                 + ".\n  Make this accumulator with the saved values; max_grad_norm, norm_type and nonfinite "
                 "may differ."
             )
-        _check_like(window, _saved(Window()), "load_state_dict: window")
-        _check_like(state["counts"], dict.fromkeys(_COUNTS, 0), "load_state_dict: counts")
-        if not window["skipped"] <= window["micro_batches"] <= self.config.accumulation_steps:
+        window = Window.loaded(state["window"])
+        if not window.skipped <= window.micro_batches <= self.config.accumulation_steps:
             raise ArgumentError(f"load_state_dict: the window has impossible counts: {window!r}.")
-        if not here >= set(window["open"]):
+        if not here >= set(window.open):
             raise UnknownNameError(
                 "load_state_dict: the saved micro-batch has names that are not registered."
             )
-        return self._sums.loaded(state["buffers"], state["unit"])
+        check_like(state["counts"], dict.fromkeys(COUNTS, 0), "counts")
+        return self._sums.loaded(state["buffers"], state["unit"]), window, dict(state["counts"])
 
     def __repr__(self) -> str:
         window = self._window
@@ -793,25 +758,3 @@ class GradientAccumulator:
             f"<GradientAccumulator, {len(self._sums.slots)} parameters, {window.micro_batches} of "
             f"{self.config.accumulation_steps} micro-batches, weight {window.weight:g}>"
         )
-
-
-def _saved(window: Window) -> dict[str, Any]:
-    values = {f.name: getattr(window, f.name) for f in fields(Window) if f.name not in _HERE}
-    return {**values, "open": list(window.open)}
-
-
-def _check_like(saved: Mapping[str, Any], like: Mapping[str, Any], what: str) -> None:
-    """Raise unless saved values are flags, counts, weights, names, or norms or None, as in ``like``."""
-    if saved.keys() != like.keys():
-        raise ArgumentError(
-            f"{what} has missing or unknown keys: {quoted(sorted(saved.keys() ^ like.keys()))}."
-        )
-    for key, value in saved.items():
-        own = like[key]
-        fits = isinstance(value, _KINDS[type(own)]) and isinstance(value, bool) is isinstance(own, bool)
-        if isinstance(own, list):
-            fits = fits and all(isinstance(name, str) for name in value)
-        elif own is not None:
-            fits = fits and bool(0 <= value < math.inf)
-        if not fits:
-            raise ArgumentError(f"{what}[{key!r}] cannot be {value!r}.")

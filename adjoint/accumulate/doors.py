@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy import ndarray
 
 from adjoint import tree
 from adjoint.accumulate.foreign import checked_weight, checked_whole, gradient_array, quoted, sum_dtype
@@ -230,10 +231,12 @@ class MicroBatch:
 
 def _added(pending: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return the gradients of a backward as arrays, added to those of earlier ones in the block."""
-    return {name: _sum(pending.get(name), gradient_array(name, g)) for name, g in own.items()}
+    return {name: _sum(pending.get(name), g, name) for name, g in own.items()}
 
 
-def _sum(before: Any, g: Any) -> Any:
+def _sum(before: Any, g: Any, name: str) -> Any:
+    if type(g) is not ndarray or g.dtype.kind not in "fc":  # bfloat16
+        g = gradient_array(name, g)
     if before is None:
         return g
     total = np.add(before, g, dtype=sum_dtype(g.dtype))  # a number if both are 0-d arrays
@@ -367,7 +370,8 @@ def hand_over(
         with np.errstate(over="ignore"):
             for name, t in params.items():
                 if name in grads:
-                    narrow[name] = as_gradient_tensor(grads[name]).astype(t.dtype, copy=False)
+                    g = as_gradient_tensor(grads[name])
+                    narrow[name] = g if g.dtype == t.dtype else g.astype(t.dtype)
         cast = [name for name, g in narrow.items() if g.dtype != grads[name].dtype]
         beyond = [name for name in cast if not all_finite(stored_values(narrow[name]))]
         if beyond and not allow:

@@ -27,7 +27,7 @@ from adjoint.grads.norm import all_finite_unwarned
 if TYPE_CHECKING:
     from adjoint.accumulate.accumulator import GradientAccumulator
     from adjoint.accumulate.doors import MicroBatch
-    from adjoint.accumulate.options import AccumulationConfig
+    from adjoint.accumulate.window import AccumulationConfig
     from adjoint.distributed.group import Group, Job
 
 __all__ = ["RankSums", "Ranks", "check_same"]

@@ -1,18 +1,25 @@
-"""Options, statistics and events of an accumulator."""
+"""The window of an accumulator: its options, its state, and the statistics and events of windows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from adjoint.accumulate.foreign import checked_sum_dtype, checked_whole
+import numpy as np
+
+from adjoint.accumulate.foreign import checked_sum_dtype, checked_whole, quoted
 from adjoint.core.node import Handle, HookList
 from adjoint.errors import AdjointError, ArgumentError, InputError
 from adjoint.grads.norm import check_max_norm, check_norm_order
 
-__all__ = ["AccumulationConfig", "AccumulationEvent", "AccumulationStats", "Listeners"]
+__all__ = ["COUNTS", "AccumulationConfig", "AccumulationEvent", "AccumulationStats", "Listeners", "Window",
+           "check_like"]  # fmt: skip
 
+COUNTS = ("total_micro_batches", "total_updates", "skipped_micro_batches",
+          "skipped_windows", "dropped_windows", "clipped_windows")  # fmt: skip
 _WORDS = {"nonfinite": ("raise", "skip", "skip_window", "allow"), "reduction": ("mean", "sum")}
 
 
@@ -119,6 +126,78 @@ class AccumulationConfig:
         """Return the fields as plain values."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {**values, "dtype": None if self.dtype is None else self.dtype.name}
+
+
+@dataclass(slots=True)
+class Window:
+    """The micro-batches since the last update: open, or finished when ``apply`` has made their gradient."""
+
+    micro_batches: int = 0  # including skipped ones
+    skipped: int = 0  # left out because they were not finite
+    weight: float = 0.0
+    closed: bool = False  # by ``flush``
+    spoiled: bool = False  # a micro-batch was not finite, and the policy is to skip the window
+    finished: bool = False  # the sums are the gradient
+    scaled: bool = False  # a GradScaler scaled a loss
+    open: list[str] = field(default_factory=list)  # names that ``accumulate`` gave to the last micro-batch
+    open_weight: float = 0.0
+    norm: float | None = None  # of the gradient before clipping, if it was computed
+    clipped_norm: float | None = None  # and after, if it was clipped
+    # from here on not saved
+    changing: bool = False  # sums or parameters are being changed; stays True if that was interrupted
+    # when the first and the last micro-batch came, on the clock of GradScaler
+    first: int | None = None
+    last: int | None = None
+    gradient: dict[str, Any] | None = None  # normalised and clipped, by ``apply``
+    done: list[Any] = field(default_factory=list)  # of several optimisers, those that made their update
+    reduced: bool = False  # the sums are those of all ranks
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """Mark the window as incomplete in the block; the mark stays if an interrupt ends it."""
+        self.changing = True
+        try:
+            yield
+        except Exception:  # what raises an exception has changed nothing
+            self.changing = False
+            raise
+        self.changing = False
+
+    def saved(self) -> dict[str, Any]:
+        """Return what ``loaded`` needs, as plain values."""
+        names = [f.name for f in fields(self)]
+        return {name: getattr(self, name) for name in names[: names.index("changing")]} | {
+            "open": list(self.open)
+        }
+
+    @classmethod
+    def loaded(cls, state: Mapping[str, Any]) -> Window:
+        """Return a saved window; raise if its values are not those of a window."""
+        check_like(state, cls().saved(), "window")
+        return cls(**{**state, "open": list(state["open"])})
+
+
+# the types of saved values, by the type of a new one
+_KINDS: dict[type, Any] = {bool: bool, int: (int, np.integer), float: (int, float, np.number),
+                           list: (list, tuple), type(None): (int, float, type(None))}  # fmt: skip
+
+
+def check_like(saved: Mapping[str, Any], new: Mapping[str, Any], what: str) -> None:
+    """Raise unless saved values are flags, counts, weights, names, or norms or None, as the new ones."""
+    if saved.keys() != new.keys():
+        raise ArgumentError(
+            f"load_state_dict: {what} has missing or unknown keys: "
+            f"{quoted(sorted(saved.keys() ^ new.keys()))}."
+        )
+    for key, value in saved.items():
+        own = new[key]
+        fits = isinstance(value, _KINDS[type(own)]) and isinstance(value, bool) is isinstance(own, bool)
+        if isinstance(own, list):
+            fits = fits and all(isinstance(name, str) for name in value)
+        elif own is not None:
+            fits = fits and bool(0 <= value < math.inf)
+        if not fits:
+            raise ArgumentError(f"load_state_dict: {what}[{key!r}] cannot be {value!r}.")
 
 
 @dataclass(frozen=True, slots=True)
