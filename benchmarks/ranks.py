@@ -1,14 +1,15 @@
 """``python -m benchmarks.ranks``: training steps on several ranks, beside PyTorch's DDP on gloo.
 
 A step of a multi-layer perceptron with 2.6 million float32 parameters and SGD with momentum; one BLAS thread
-per rank.  Each configuration is a program of its own; rounds run all of them once, in turn.  The table has
-the lowest numbers of the rounds, because others may use the machine too: the median and the lower decile of
-the seconds of a step, the processor time of a rank per step, which is what a step takes on free processors
-but for waiting, and the seconds in which the rank waited for others.
+per rank.  One program runs all cases in turn, a few steps of each per round: on rank 0 alone, then on all
+ranks, with adjoint and with PyTorch.  What else runs on the machine therefore slows all of them.  The tables
+have medians over the rounds, of the clock and of the processor time of rank 0 per step.  Weak scaling is the
+time alone over the time of all ranks, in the same round.
 
-``--link`` puts two ranks into two network namespaces with a link of 1 Gbit/s (needs root, ``ip``, ``tc``).
-``--model`` prints the α–β model of larger groups.  ``mpiexec -n 2 python -m benchmarks.ranks --memory``
-prints the memory of an optimiser's state.
+``--link`` puts two ranks into two network namespaces with a link of 1 Gbit/s (needs root, ``ip``, ``tc``),
+and compares them with the α–β model.  ``--model`` prints that model for larger groups, ``--memory`` the
+memory of an optimiser's state on 1, 2 and 4 ranks, ``--faults`` the seconds from a fault of one rank to the
+end of all.  All tables are Markdown, for docs/distributed.md.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,41 +34,20 @@ import numpy as np
 
 SIZES = [512, 1024, 1024, 1024, 10]
 BYTES = 4 * sum(a * b + b for a, b in pairwise(SIZES))
-STEPS, WARM = 20, 3
 BUCKETS = [4.0 * a * b for a, b in reversed(list(pairwise(SIZES))) if a * b * 4 >= 1 << 20] + [0.1 * 2**20]
 RATE, DEVICE = "1gbit", "ranks0"
 ROOT = Path(__file__).parents[1]
+Numbers = dict[str, float]
+Step = Callable[[], object]
 
 # Workers -------------------------------------------------------------------------------------------------
 
 
-Numbers = dict[str, float]
-
-
-def measured(step: Callable[[], object], waited: Callable[[], float] = lambda: 0.0) -> Numbers:
-    """Return milliseconds of steps: of the clock, of the processor, and those spent in waiting."""
-    for _ in range(WARM):
-        step()
-    seconds, before, used = [], waited(), time.process_time()
-    for _ in range(STEPS):
-        start = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - start)
-    found = {
-        "median": statistics.median(seconds),
-        "low": statistics.quantiles(seconds, n=10)[0],
-        "processor": (time.process_time() - used) / STEPS,
-        "waited": (waited() - before) / STEPS,
-    }
-    return {name: 1e3 * value for name, value in found.items()}
-
-
-def adjoint_steps(rows: int, early: bool = True) -> Numbers | None:
-    """Measure steps of adjoint; None on ranks other than the first."""
+def adjoint_step(group: Any, rows: int, early: bool = True) -> Step:
+    """Return a step of adjoint on a group."""
     import adjoint as ad
-    from adjoint import distributed, nn, optim
+    from adjoint import nn, optim
 
-    group = distributed.world(timeout=120.0)
     layers: list[Any] = []
     for a, b in pairwise(SIZES):
         layers += [nn.Linear(a, b, rng=a + b), nn.ReLU()]
@@ -82,19 +63,14 @@ def adjoint_steps(rows: int, early: bool = True) -> Numbers | None:
             block.backward(loss) if early else loss.backward()
         acc.apply(optimizer)
 
-    found = measured(step, lambda: group.waited)
-    return found if group.rank == 0 else None
+    return step
 
 
-def torch_steps(rows: int) -> Numbers | None:
-    """Measure the same steps with DDP; None on ranks other than the first."""
+def torch_step(rows: int, ranks: int) -> Step:
+    """Return the same step of PyTorch, on several ranks by DDP."""
     import torch
-    from torch import distributed, nn
+    from torch import nn
 
-    torch.set_num_threads(1)
-    ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    if ranks > 1:
-        distributed.init_process_group("gloo")
     layers: list[Any] = []
     for a, b in pairwise(SIZES):
         layers += [nn.Linear(a, b), nn.ReLU()]
@@ -108,20 +84,78 @@ def torch_steps(rows: int) -> Numbers | None:
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
 
-    found = measured(step)
+    return step
+
+
+def torch_ranks(rank: int, ranks: int) -> None:
+    """Connect the ranks of PyTorch, with one thread each."""
+    import torch
+
+    torch.set_num_threads(1)
     if ranks > 1:
-        distributed.destroy_process_group()
-    return found if rank == 0 else None
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        torch.distributed.init_process_group("gloo")
 
 
-WORKERS: dict[str, Callable[[int], Numbers | None]] = {
-    "adjoint": adjoint_steps,
-    "adjoint, at the end": lambda rows: adjoint_steps(rows, early=False),
-    "PyTorch DDP": torch_steps,
-}
+def timed(step: Step, steps: int, group: Any) -> Numbers:
+    """Return milliseconds per step: of the clock, of the processor, and those spent in waiting."""
+    step()
+    before, used, start = group.waited, time.process_time(), time.perf_counter()
+    for _ in range(steps):
+        step()
+    clock, processor = time.perf_counter() - start, time.process_time() - used
+    found = {"clock": clock, "processor": processor, "waited": group.waited - before}
+    return {name: 1e3 * value / steps for name, value in found.items()}
 
 
-def print_memory() -> None:
+def work(rows: int, rounds: int, steps: int) -> None:
+    """Run all cases in turn; rank 0 prints the numbers of each round."""
+    from adjoint import distributed
+
+    group = distributed.world(timeout=120.0)
+    torch_ranks(group.rank, group.size)
+    alone = distributed.Group()
+    cases: dict[str, tuple[bool, Any, Step]] = {  # whether rank 0 runs it alone, its group, its step
+        "adjoint alone": (True, alone, adjoint_step(alone, rows)),
+        "adjoint": (False, group, adjoint_step(group, rows)),
+        "PyTorch alone": (True, alone, torch_step(rows, 1)),
+        "PyTorch": (False, alone, torch_step(rows, group.size)),
+        "adjoint, sums at the end": (False, group, adjoint_step(group, rows, early=False)),
+    }
+    names = list(cases)
+    found: list[dict[str, Numbers]] = []
+    for i in range(rounds + 1):  # the first one warms up
+        found.append({})
+        for k in range(len(names)):
+            name = names[(i + k) % len(names)]
+            single, ranks, step = cases[name]
+            group.barrier()
+            if group.rank == 0 or not single:
+                found[-1][name] = timed(step, steps, ranks)
+    latency, rate = link_of(group)
+    if group.rank == 0:
+        print(json.dumps({"rounds": found[1:], "latency": latency, "rate": rate}), flush=True)
+
+
+def link_of(group: Any) -> tuple[float, float]:
+    """Return the seconds of a message and the bytes per second, fitted to sums of two lengths."""
+    if group.size == 1:
+        return 0.0, math.inf
+    seconds = []
+    for count in (64, 1 << 20):
+        flat = np.ones(group.padded(count), np.float32)
+        times = []
+        for _ in range(9):
+            group.barrier()
+            start = time.perf_counter()
+            group.wait(group.start_sum(flat, "a sum"))
+            times.append(time.perf_counter() - start)
+        seconds.append(statistics.median(times))
+    share = 2 * (group.size - 1) / group.size
+    return seconds[0] / 2, share * (1 << 22) / (seconds[1] - seconds[0])
+
+
+def print_state() -> None:
     """Print the memory of Adam's state on rank 0, and that of the process above model and gradients."""
     from adjoint import distributed, nn, optim
 
@@ -134,8 +168,7 @@ def print_memory() -> None:
     optimizer.step()
     state = sum(v.nbytes for g in optimizer.groups for u in g.units for v in (u.state or {}).values())
     if group.rank == 0:
-        numbers = {"state MB": state / 1e6, "resident MB": (_resident() - before) / 1e6}
-        print(f"{group.size} ranks: {numbers}", flush=True)
+        print(json.dumps({"state": state / 1e6, "resident": (_resident() - before) / 1e6}), flush=True)
 
 
 def _resident() -> int:
@@ -147,52 +180,28 @@ def _resident() -> int:
 Link = tuple[str, str] | None  # names of two network namespaces
 
 
-def run(kind: str, ranks: int, rows: int, link: Link = None) -> dict[str, float]:
-    """Run a worker on some ranks; return the median of its steps and of its waiting on rank 0."""
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    worker = [sys.executable, "-m", "benchmarks.ranks", "--worker", kind, "--rows", str(rows)]
-    if kind.startswith("PyTorch"):
-        text = _run_torch(worker, environment, ranks, link)
-    elif ranks == 1:
-        text = _output(worker, environment)
-    else:
-        mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
-        if mpiexec is None:
-            raise SystemExit("benchmarks.ranks needs mpiexec: pip install 'adjoint-ad[distributed]'")
-        if link is not None:  # no shared memory, and TCP over the link
-            environment |= {"MPIR_CVAR_CH4_NETMOD": "ofi", "MPIR_CVAR_NOLOCAL": "1"}
-            environment |= {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": DEVICE}
-            chosen = f'if [ "$PMI_RANK" = 0 ]; then ns={link[0]}; else ns={link[1]}; fi'
-            worker = ["sh", "-c", f'{chosen}; exec ip netns exec $ns "$@"', "sh", *worker]
-        text = _output([mpiexec, "-n", str(ranks), *worker], environment)
-    found: dict[str, float] = json.loads(next(line for line in text.splitlines() if line.startswith("{")))
-    return found
-
-
-def _run_torch(worker: list[str], environment: dict[str, str], ranks: int, link: Link) -> str:
+def run(ranks: int, arguments: Sequence[str], link: Link = None) -> dict[str, Any]:
+    """Run this file as a worker on some ranks; return what rank 0 prints."""
     address = "127.0.0.1" if link is None else "10.9.0.1"
-    shared = {"MASTER_ADDR": address, "MASTER_PORT": "29511", "WORLD_SIZE": str(ranks)}
-    if link is not None:
-        shared["GLOO_SOCKET_IFNAME"] = DEVICE
-    processes = []
-    for rank in range(ranks):
-        inside = [] if link is None else ["ip", "netns", "exec", link[rank]]
-        processes.append(
-            subprocess.Popen(
-                [*inside, *worker],
-                env={**environment, **shared, "RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        )
-    return "".join(process.communicate(timeout=300)[0] for process in processes)
-
-
-def _output(command: Sequence[str], environment: dict[str, str]) -> str:
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment |= {"MASTER_ADDR": address, "MASTER_PORT": "29511"}
+    worker = [sys.executable, "-m", "benchmarks.ranks", *arguments]
+    mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+    if mpiexec is None:
+        raise SystemExit("benchmarks.ranks needs mpiexec: pip install 'adjoint-ad[distributed]'")
+    if link is not None:  # no shared memory, and TCP over the link
+        environment |= {"MPIR_CVAR_CH4_NETMOD": "ofi", "MPIR_CVAR_NOLOCAL": "1", "GLOO_SOCKET_IFNAME": DEVICE}
+        environment |= {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": DEVICE}
+        chosen = f'if [ "$PMI_RANK" = 0 ]; then ns={link[0]}; else ns={link[1]}; fi'
+        worker = ["sh", "-c", f'{chosen}; exec ip netns exec $ns "$@"', "sh", *worker]
+    command = [mpiexec, "-n", str(ranks), *worker]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
-    return done.stdout
+    found: dict[str, Any] = json.loads(
+        next(line for line in done.stdout.splitlines() if line.startswith("{"))
+    )
+    return found
 
 
 @contextmanager
@@ -241,15 +250,14 @@ def modelled(
     """Return the seconds of a step by the α–β model, with the buckets and the sums of adjoint.
 
     Forward takes a third of the computation; in backward the gradients come evenly.  A sum of n bytes takes
-    (R - 1)·α + ⌈log₂ R⌉·α + 2·(R - 1)/R·n/β by alltoall and allgather, and 2·⌈log₂ R⌉·α + 2·(R - 1)/R·n/β by
-    halving from ``HALVING`` ranks on.  ``buckets`` are bytes; by default those of many small parameters.
+    2·log₂ R·α + 2·(R - 1)/R·n/β (powers of two).  ``buckets`` are bytes; by default those of many small
+    parameters.
     """
     from adjoint.accumulate.ranks import FIRST, LIMIT
-    from adjoint.distributed.mpi import HALVING
 
     alpha, beta = net
     doublings = math.ceil(math.log2(ranks)) if ranks > 1 else 0
-    latency = alpha * (2 * doublings if ranks >= HALVING else ranks - 1 + doublings)
+    latency = alpha * 2 * doublings
     if buckets is None:
         size = min(max(bytes_ / 8, FIRST), LIMIT)
         buckets = [FIRST, *[size] * math.ceil((bytes_ - FIRST) / size)]
@@ -265,69 +273,126 @@ def modelled(
 
 def print_model() -> None:
     """Print the efficiency of weak scaling: computation / step."""
-    sizes = (2, 8, 64, 512, 4096)
+    sizes = (8, 64, 512, 4096)
+    print_row("", "", *(f"{r:,} ranks" for r in sizes))
+    print_row(*["---"] * (len(sizes) + 2))
     for what, bytes_, compute in (
-        ("2.6 million parameters, 35 ms", BYTES, 0.035),
+        ("2.6 million parameters, 35 ms per step", BYTES, 0.035),
         ("25 million parameters, 0.3 s", 100e6, 0.3),
-        ("125 million parameters, 2 s", 500e6, 2.0),
     ):
-        print(f"\n{what}: % of linear scaling on {', '.join(map(str, sizes))} ranks; without early sums")
         for name, net in NETS.items():
-            rows = [
-                "  ".join(f"{100 * compute / modelled(bytes_, compute, r, net, early):3.0f}" for r in sizes)
-                for early in (True, False)
-            ]
-            print(f"{name:>12}   {rows[0]}   |   {rows[1]}")
+            times = [[modelled(bytes_, compute, r, net, early) for early in (True, False)] for r in sizes]
+            print_row(what, name, *(f"{100 * compute / a:.0f} ({100 * compute / b:.0f})" for a, b in times))
+            what = ""
 
 
 # The tables ----------------------------------------------------------------------------------------------
 
 
-def compared(
-    cases: list[tuple[str, int, int]], rounds: int, link: Link = None
-) -> dict[Any, dict[str, float]]:
-    """Run all cases in turn for some rounds; return the lowest numbers of each, in milliseconds."""
-    found: dict[Any, list[dict[str, float]]] = {case: [] for case in cases}
-    for i in range(rounds):
-        for k in range(len(cases)):
-            case = cases[(i + k) % len(cases)]
-            found[case].append(run(*case, link=link if case[1] > 1 else None))
-    return {case: {k: min(r[k] for r in results) for k in results[0]} for case, results in found.items()}
+def print_row(*cells: str) -> None:
+    """Print a row of a table."""
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def over(rounds: list[Any], case: str, what: str, beside: str | None = None) -> tuple[float, ...]:
+    """Return the median and the quartiles over the rounds, of a number or of the ratio of two cases."""
+    values = [each[case][what] / (each[beside][what] if beside else 1.0) for each in rounds]
+    low, middle, high = statistics.quantiles(values, n=4)
+    return middle, low, high
+
+
+def print_steps(shapes: Sequence[tuple[int, int]], rounds: int) -> None:
+    """Print steps and weak scaling, without a link."""
+    kinds = ("adjoint", "PyTorch")
+    print_row("ranks", "rows each", "time", *(f"{k}, ms" for k in kinds), *(f"{k}, scaling" for k in kinds))
+    print_row(*["---"] * 7)
+    for ranks, rows in shapes:
+        found = run(ranks, ["--work", str(rows), str(rounds), str(3 if rows > 200 else 6)])["rounds"]
+        for what in ("clock", "processor"):
+            pairs = [[over(found, case, what)[0] for case in (f"{kind} alone", kind)] for kind in kinds]
+            ratios = [[100 * x for x in over(found, f"{kind} alone", what, kind)] for kind in kinds]
+            cells = ["{:.1f} → {:.1f}".format(*pair) for pair in pairs]
+            cells += ["{:.0f} % ({:.0f} to {:.0f})".format(*ratio) for ratio in ratios]
+            print_row(str(ranks), str(rows), what, *cells)
+
+
+def print_link(rounds: int) -> None:
+    """Print steps over a slow link, beside the model."""
+    with linked() as link:
+        found = run(2, ["--work", "512", str(rounds), "3"], link)
+    net, steps = (found["latency"], found["rate"]), found["rounds"]
+    compute = over(steps, "adjoint alone", "clock")[0]
+    print(f"α = {1e6 * net[0]:.0f} µs, β = {net[1] / 1e6:.0f} MB/s, a step alone {compute:.1f} ms\n")
+    print_row("2 ranks of 512 rows", "ms per step", "model", "waiting for the other rank", "model")
+    print_row(*["---"] * 5)
+    for case in ("adjoint", "adjoint, sums at the end", "PyTorch"):
+        clock, waited = (over(steps, case, what)[0] for what in ("clock", "waited"))
+        cells = [f"{clock:.1f}", "", "", ""]
+        if case != "PyTorch":
+            model = 1e3 * modelled(BYTES, compute / 1e3, 2, net, case == "adjoint", BUCKETS)
+            cells = [f"{clock:.1f}", f"{model:.1f}", f"{waited:.1f}", f"{model - compute:.1f}"]
+        print_row(case, *cells)
+
+
+def print_memory() -> None:
+    """Print the memory of an optimiser's state in slices."""
+    print_row("ranks", "MB of state", "MB of resident memory")
+    print_row(*["---"] * 3)
+    for ranks in (1, 2, 4):
+        found = run(ranks, ["--state"])
+        print_row(str(ranks), f"{found['state']:.1f}", f"{found['resident']:.1f}")
+
+
+FAULTS = {
+    "loss": "exception in the loss", "hook": "exception in a hook", "callback": "exception in a callback",
+    "exit": "`sys.exit` in `fit`", "nan": "loss that is not finite", "kill at 5": "kill -9",
+    "stopped": "SIGSTOP, `timeout=2`", "stop": "`trainer.stop()`", "interrupt": "Ctrl-C",
+}  # fmt: skip
+
+
+def print_faults(rounds: int) -> None:
+    """Print the seconds from a fault of one of three ranks to the end of the program on all ranks."""
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    from launcher import start
+
+    print_row("fault", "seconds")
+    print_row(*["---"] * 2)
+    for what, name in FAULTS.items():
+        found = []
+        for _ in range(rounds):
+            with tempfile.TemporaryDirectory() as directory:
+                ended = start("rank_training.py", 3, what, directory, interrupt=what == "interrupt")
+            found.append(ended[1])
+        print_row(name, f"{statistics.median(found):.2f}")
 
 
 def main() -> None:
-    """Run the worker or the comparison that the arguments ask for."""
+    """Run the worker or print the table that the arguments ask for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--worker", choices=list(WORKERS))
-    parser.add_argument("--rows", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--link", action="store_true")
-    parser.add_argument("--model", action="store_true")
-    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--rounds", type=int, default=15)
+    for name in ("link", "model", "memory", "faults"):
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--shapes", default="2x128,2x512,4x128", help="ranks x rows per rank, …")
+    parser.add_argument("--work", type=int, nargs=3, help=argparse.SUPPRESS)  # rows, rounds, steps
+    parser.add_argument("--state", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        numbers = WORKERS[options.worker](options.rows)
-        if numbers is not None:
-            print(json.dumps(numbers), flush=True)
-        return
-    if options.model or options.memory:
-        (print_model if options.model else print_memory)()
-        return
-    if options.link:
-        cases = [("adjoint", 1, 512), *((kind, 2, 512) for kind in WORKERS)]
-        with linked() as link:
-            found = compared(cases, options.rounds, link)
+    if options.work:
+        work(*options.work)
+    elif options.state:
+        print_state()
+    elif options.link:
+        print_link(options.rounds)
+    elif options.model:
+        print_model()
+    elif options.memory:
+        print_memory()
+    elif options.faults:
+        print_faults(3)
     else:
-        kinds = ("adjoint", "PyTorch DDP")
-        shapes = [(1, 512), (2, 512), (1, 128), (2, 128), (4, 128)]
-        cases = [(kind, ranks, rows) for ranks, rows in shapes for kind in kinds]
-        found = compared([*cases, ("adjoint, at the end", 2, 512)], options.rounds)
-    names = ("median", "low", "processor", "waited")
-    print(f"{'ms per step':<22}{'ranks':>6}{'rows per rank':>15}" + "".join(f"{name:>11}" for name in names))
-    for (kind, ranks, rows), numbers in found.items():
-        print(f"{kind:<22}{ranks:>6}{rows:>15}" + "".join(f"{numbers[name]:>11.1f}" for name in names))
+        shapes = [(int(r), int(n)) for r, n in (each.split("x") for each in options.shapes.split(","))]
+        print_steps(shapes, options.rounds)
 
 
 if __name__ == "__main__":

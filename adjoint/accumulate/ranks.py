@@ -70,7 +70,12 @@ class Bucket(Block):
 
     def put_weighted(self, slot: Slot, g: Array, factor: float) -> None:
         """Store factor·g as the gradient of a parameter in the current piece."""
-        self.need()
+        if len(self.slots) > 1:
+            self.need()
+        elif self.fresh:
+            self.open()  # all but the padding is overwritten
+            self.arrays[0][0, self.size :] = 0
+            self.fresh = False
         np.multiply(g, factor, out=self.arrays[slot.place + 1], dtype=slot.dtype)
 
     def push(self, before: int) -> None:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.mpi
 
 
 @needs_mpi
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_collectives(size: int) -> None:
     done, _ = start("ranks.py", size, "collectives")
     assert done.returncode == 0, done.stdout
