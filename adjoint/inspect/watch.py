@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import tracemalloc
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter
@@ -21,9 +22,12 @@ from adjoint.core.tensor import Tensor, differentiable
 from adjoint.core.user_code import user_place
 from adjoint.engine.zeros import cleaned
 
-__all__ = ["Event", "Flow", "Memory", "Place", "Scope", "Watch", "array_in", "norm_of", "saved_arrays"]
+__all__ = [
+    "Cost", "Event", "Flow", "Memory", "Place", "Scope", "Watch", "array_in", "norm_of", "saved_arrays",
+]  # fmt: skip
 
 Place = tuple[str, int, str]  # file, line, function
+Cost = tuple[float, float]  # seconds by which an observed block takes longer: once, and for each event
 
 
 class Event:
@@ -92,6 +96,8 @@ class _Stack(threading.local):
         self.events: list[Event] = []
         self.scopes: list[int] = []
         self.computed = 0.0  # when the values of the op that is recorded now were there
+        self.last = 0.0  # when an event or a module call last began or ended
+        self.debt = 0.0  # seconds of observation that are still in the time since then
 
 
 class Watch(Observer):
@@ -101,9 +107,9 @@ class Watch(Observer):
     shares of zeros, the first values that are not finite.
     """
 
-    def __init__(self, *, values: bool = False, memory: bool = True, cost: float = 0.0) -> None:
+    def __init__(self, *, values: bool = False, memory: bool = True, cost: Cost = (0.0, 0.0)) -> None:
         self.values = values
-        self.cost = cost  # seconds by which an observed op takes longer than another
+        self.fixed, self.cost = cost
         self.memory = Memory() if memory else None
         self.events: list[Event] = []
         self.scopes: list[Scope] = []
@@ -125,13 +131,23 @@ class Watch(Observer):
         """Return the time on a clock that stands still while the observer works."""
         return perf_counter() - self.overhead
 
+    def _moment(self, now: float) -> float:
+        """Return the time on that clock, set back by the debt as far as nothing happened since."""
+        stack = self._stack
+        paid = min(stack.debt, max(0.0, now - self.overhead - stack.last))
+        stack.debt -= paid
+        self.overhead += paid
+        stack.last = now - self.overhead
+        return stack.last
+
     def __enter__(self) -> Watch:
         super().__enter__()
-        self.began = self._now()
+        self.began = self._moment(perf_counter())
+        self._stack.debt = self.fixed
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.ended = self._now()
+        self.ended = self._moment(perf_counter())
         super().__exit__(*exception)
 
     @property
@@ -167,7 +183,7 @@ class Watch(Observer):
         event = Event(op.name, "forward", now, scopes[-1] if scopes else -1, place)
         self._stack.events.append(event)
         self.overhead += perf_counter() - now
-        event.start = self._now()
+        event.start = self._moment(perf_counter())
         if self.exact is not None:
             self.exact.start()
 
@@ -214,10 +230,12 @@ class Watch(Observer):
         return event
 
     def _settle(self, event: Event) -> None:
-        """Correct the time of an event by what observing it cost, and note its peak of memory."""
-        excess = min(self.cost, event.stop - event.start)  # less than 0 if what is left out costs more
-        event.stop -= excess
-        self.overhead += excess
+        """Subtract what observing cost from an event, at most half of it, and from the time around it."""
+        inside = min(self.cost, event.seconds / 2)
+        event.stop -= inside
+        self.overhead += inside
+        self._stack.last = event.stop
+        self._stack.debt += self.cost - inside
         if self.exact is not None:
             self.exact.stop(event)
 
@@ -242,7 +260,7 @@ class Watch(Observer):
         """Call a module inside a scope of its own."""
         before = perf_counter()
         stack = self._stack.scopes
-        scope = Scope(len(self.scopes), stack[-1] if stack else -1, module, before - self.overhead)
+        scope = Scope(len(self.scopes), stack[-1] if stack else -1, module, self._moment(before))
         self.scopes.append(scope)
         stack.append(scope.index)
         self.overhead += perf_counter() - before
@@ -250,7 +268,7 @@ class Watch(Observer):
             found = run(*args, **kwargs)
         finally:
             before = perf_counter()
-            scope.stop = before - self.overhead
+            scope.stop = self._moment(before)
             if scope.index in stack:
                 del stack[stack.index(scope.index) :]
             self.overhead += perf_counter() - before
@@ -298,7 +316,7 @@ class Watch(Observer):
             own = cleaned(run.xp, g, zeros) if self.values and type(g) is not list else None
             self._stack.events.append(event)
             self.overhead += perf_counter() - before
-            event.start = self._now()
+            event.start = self._moment(perf_counter())
             if self.exact is not None:
                 self.exact.start()
             step(run, node, g, zeros, needed, kept)
@@ -347,34 +365,54 @@ class Pulled:
         self.onward = onward
 
 
+class _Ref(weakref.ref[Any]):
+    """A weak reference to an array that knows its id."""
+
+    __slots__ = ("key",)
+    key: int
+
+
 class Memory:
     """The arrays that ops made and that still exist, and who held them at the peak."""
 
     def __init__(self) -> None:
-        self.now = 0
+        self._now = 0
         self.peak = 0
         self.total = 0
-        self.live: dict[int, tuple[Any, int, Event]] = {}
+        self.live: dict[int, tuple[_Ref, int, Event]] = {}
+        self.gone: deque[_Ref] = deque()  # of arrays that were freed since the last ``add``
         self.kept: set[int] = set()  # of those in ``live``
         self.holders: list[tuple[Event, int]] = []  # at the peak
         self.curve: list[tuple[float, int]] = []
         self._noted = 0.0
         self._lock = threading.RLock()
 
+    @property
+    def now(self) -> int:
+        """The bytes of the arrays that exist."""
+        with self._lock:
+            self._forget()
+            return self._now
+
     def add(self, array: Any, event: Event) -> int:
         """Add an array that owns its memory; return its bytes, or 0 if it is a view or known."""
-        if type(array) is not ndarray or array.base is not None or id(array) in self.live:
+        if type(array) is not ndarray or array.base is not None:
             return 0
         key, size = id(array), int(array.nbytes)
         with self._lock:
-            self.live[key] = (weakref.ref(array, lambda _: self._drop(key)), size, event)
-            self.now += size
+            self._forget()
+            if key in self.live:
+                return 0
+            ref = _Ref(array, self.gone.append)  # runs in the timed parts, so it does nothing more
+            ref.key = key
+            self.live[key] = (ref, size, event)
+            self._now += size
             self.total += size
-            self.peak = max(self.peak, self.now)
-            if self.now > 1.02 * self._noted:  # holders of a peak that is 2 % higher, not of each
-                self._noted = self.now
+            self.peak = max(self.peak, self._now)
+            if self._now > 1.02 * self._noted:  # holders of a peak that is 2 % higher, not of each
+                self._noted = self._now
                 self.holders = [(e, n) for _, n, e in self.live.values()]
-        self.curve.append((event.stop, self.now))
+        self.curve.append((event.stop, self._now))
         return size
 
     def keep(self, array: Any) -> int:
@@ -382,17 +420,19 @@ class Memory:
         while type(array.base) is ndarray:
             array = array.base
         key = id(array)
-        if key not in self.live or key in self.kept:
-            return 0
-        self.kept.add(key)
+        with self._lock:
+            self._forget()
+            if key not in self.live or key in self.kept:
+                return 0
+            self.kept.add(key)
         return int(array.nbytes)
 
-    def _drop(self, key: int) -> None:
-        with self._lock:
-            entry = self.live.pop(key, None)
+    def _forget(self) -> None:
+        """Take the arrays that were freed out of the sums."""
+        while self.gone:
+            key = self.gone.popleft().key
+            self._now -= self.live.pop(key)[1]
             self.kept.discard(key)
-            if entry is not None:
-                self.now -= entry[1]
 
 
 class Traced:
