@@ -161,7 +161,7 @@ def _kind(a: Any) -> Any:
     """Return the dtype of a value; the type of a Python number, which is weak."""
     if isinstance(a, View):
         return float if a.weak else a.dtype
-    return type(a)
+    return _BOOL if type(a) is bool else type(a)  # a bool is not weak
 
 
 # Elementwise -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["explain"]
 
-_KINDS = {"loop": "loop", "matmul": "product", "place": "pieces", "scatter": "scatter"}
+_KINDS = {"loop": "loop", "matmul": "product", "place": "pieces", "scatter": "scatter", "repeat": "steps"}
 
 
 def explain(program: Native) -> str:

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from adjoint.compiler.simplify import Graph, Node, View, reshaped, row_major
 from adjoint.core.shapes import Shape
 
-__all__ = ["FULL", "KEPT", "Group", "fuse", "over", "stages"]
+__all__ = ["FULL", "KEPT", "Group", "fuse", "needed", "over", "stages"]
 
 FULL, KEPT = "full", "kept"  # one value per element of the domain; one per element that a reduction keeps
 GIVEN = frozenset(("source", "number", "constant"))
-ALONE = frozenset(("matmul", "place", "scatter", "call"))
+ALONE = frozenset(("matmul", "place", "scatter", "call", "repeat"))
 _MOST = 64  # nodes in one kernel
 EARLY = -1 << 40
 
@@ -101,6 +101,9 @@ class _Fusion:
                 continue
             if n.op == "part":
                 self.group[n.id] = self.group[n.args[0].node.id]
+            elif n.op == "out":
+                group = self.group[n.id] = self.group[n.args[0].node.id]
+                group.add(n, FULL)
             elif n.op in ALONE:
                 self._alone(n)
             elif n.op == "reduce":

@@ -1,13 +1,13 @@
-"""A loop as one instruction: the body is traced once, and replay runs its program step by step.
+"""A loop as one instruction: the body is traced once, and its program runs step by step.
 
 The backward is a second loop, over the program of the body's backward.  What the backward of a step reads
-is stacked over the steps.  A body that draws, writes or decides on values is unrolled instead.
+is stacked over the steps; gradients of what all steps read are part of its carry.  A body that draws, writes
+or decides on values is unrolled instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,11 +15,13 @@ import numpy as np
 from adjoint import tree
 from adjoint.compiler import replay
 from adjoint.compiler.joint import Backward
-from adjoint.compiler.program import Host, Program, Source
+from adjoint.compiler.program import Host, Instruction, Program, Source
+from adjoint.compiler.repeat import Repeat
 from adjoint.compiler.symbolic import Root, Symbolic
 from adjoint.config import grad_mode, transform
 from adjoint.core.lifted import enclosing
 from adjoint.core.node import LEAF
+from adjoint.core.op import OPS
 from adjoint.core.tensor import Tensor, Traced, differentiable, tracked, wrap
 from adjoint.errors import AdjointError, TransformError
 from adjoint.transforms.calls import Rule, apply
@@ -60,7 +62,6 @@ def trace_scan(
     outer.modules.update(sub.modules)
     outer.guards += sub.guards
     outer.fixed += sub.fixed
-    outer.loops.append(loop)
     operands = [*loop.cast(leaves), *body.rows, *loop.numbers(), *loop.captured]
     found = apply(loop, operands)
     carried = tree.unflatten(body.structure, found[: loop.carries])
@@ -83,17 +84,10 @@ class _Loop(Rule):
         self.backward_of: Backward | None = None
         self.carries = len(leaves)
         sub.run(lambda: self._call(leaves), self._finish)
-        # tensors and arrays from outside of the body, in the order in which its program reads them
-        self.captured: list[Tensor] = []
-        self.order: list[int] = []  # of the operands, for the program
-        for s in sub.program.sources:
-            if s.kind == "argument":
-                self.order.append(s.owner)
-                continue
-            self.order.append(len(self.inputs) + len(self.captured))
-            self.captured.append(_from_outside(outer, s))
-        self.run = replay.build(sub.program)
-        self.specs = [(v.shape, v.dtype) for v in sub.program.results]
+        # tensors and arrays from outside of the body, in the order in which its program reads them: the
+        # arguments come before them
+        others = sub.program.sources[len(self.inputs) :]
+        self.captured = [_from_outside(outer, s) for s in others]
 
     def simple(self) -> bool:
         """Return whether the body only computes."""
@@ -104,12 +98,6 @@ class _Loop(Rule):
             kinds |= {"late" for s in self.backward_of.fresh if s.kind != "array"}
         impure = any(not i.op.pure for i in sub.program.body)
         return not (used or impure or kinds - {"argument", "tensor", "array", "outer"})
-
-    def build_with(self, build: Callable[[Program], Any]) -> None:
-        """Build the body and its backward by replay or as native code."""
-        self.run = build(self.sub.program)
-        if self.backward_of is not None:
-            self.backward_of.build_with(build)
 
     # The trace of the body ----------------------------------------------------------------------------
 
@@ -142,7 +130,9 @@ class _Loop(Rule):
         # the dtypes of Python numbers in the carry are those of the first step
         if any(a.dtype != b.dtype for a, b in zip(self.inputs, outs[: self.carries], strict=False)):
             raise TransformError("scan: the carry changes its dtype in the first step.")
-        self.sub.program.results = [self.sub.value(o) for o in outs]
+        self.results = [self.sub.value(o) for o in outs]
+        self.stacked: list[Symbolic] = []
+        self.sub.program.results = self.results
         if any(o._node is not None for o in outs):
             self.backward_of = back = Backward(self.sub, self.inputs, outs, replay.build)
             carried = {t._data.id for t in self.inputs[: self.carries]}
@@ -150,7 +140,6 @@ class _Loop(Rule):
             # rows, and what does not change over the steps, are not stacked again
             self.fixed = [None if v.id in carried else sources.get(v.id) for v in back.residuals]
             self.stacked = [v for v, n in zip(back.residuals, self.fixed, strict=True) if n is None]
-            self.sub.program.results += self.stacked
 
     def numbers(self) -> list[Tensor]:
         """Return the numbers of a ``fori_loop`` as rows."""
@@ -168,40 +157,27 @@ class _Loop(Rule):
         """Return the name of an operand."""
         return f"leaf {i} of the carry" if i < self.carries else f"operand {i}"
 
-    def steps(self, backwards: bool = False) -> range:
-        """Return the numbers of the steps in their order."""
-        forwards = range(self.count)
-        return forwards[::-1] if self.reverse != backwards else forwards
+    def _emit(self, name: str, steps: Repeat, operands: Sequence[Any]) -> list[Tensor]:
+        """Add an instruction that makes all steps."""
+        self.outer.loops.append(steps)
+        specs = steps.specs()
+        return [wrap(v) for v in self.outer.call_host(Host(name, steps, len(specs)), operands, specs)]
 
-    def _run_steps(self, specs: list[tuple[Any, Any]], *given: Any) -> Any:
-        """Run all steps on arrays; return the carry, then what is stacked over the steps."""
-        carry = list(given[: self.carries])
-        rows, rest = given[self.carries : len(self.inputs)], given[len(self.inputs) :]
-        outs = [np.empty(*spec) for spec in specs[self.carries :]]
-        for n in self.steps():
-            operands = [*carry, *(r[n, ...] for r in rows), *rest]
-            found = self.run(*[operands[k] for k in self.order])
-            carry = list(found[: self.carries])
-            for out, value in zip(outs, found[self.carries :], strict=False):
-                out[n] = value
-        return _as_result([*map(np.asarray, carry), *outs])
-
-    def _emit(self, tensors: Sequence[Tensor], specs: list[tuple[Any, Any]]) -> list[Tensor]:
-        host = Host("scan", partial(self._run_steps, specs), len(specs))
-        return [wrap(v) for v in self.outer.call_host(host, [t._data for t in tensors], specs)]
-
-    def _result_specs(self, count: int) -> list[tuple[Any, Any]]:
-        """Return the shapes and dtypes of the carry and of ``count`` values in all that are stacked."""
-        stacked = [((self.count, *shape), dtype) for shape, dtype in self.specs[self.carries : count]]
-        return [*self.specs[: self.carries], *stacked]
+    def _forward(self, tensors: Sequence[Tensor], results: list[Symbolic]) -> list[Tensor]:
+        program = Program()
+        program.sources, program.body = self.sub.program.sources, self.sub.program.body
+        program.results = list(results)
+        rows = len(self.inputs) - self.carries
+        steps = Repeat(program, self.count, self.carries, rows, self.reverse)
+        return self._emit("scan", steps, [t._data for t in tensors])
 
     def plain(self, tensors: list[Tensor]) -> list[Tensor]:
         """Run the loop where no gradient is wanted."""
-        return self._emit(tensors, self._result_specs(self.carries + self.ys))
+        return self._forward(tensors, self.results)
 
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
         """Run the loop; keep what its backward reads."""
-        found = self._emit(tensors, self._result_specs(len(self.specs)))
+        found = self._forward(tensors, [*self.results, *self.stacked])
         count = self.carries + self.ys
         return found[:count], [*found[count:], *tensors], None
 
@@ -209,30 +185,21 @@ class _Loop(Rule):
         self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
         """Run the steps of the backward, from the last to the first."""
-        back = self.backward_of
-        if back is None:
+        if self.backward_of is None:
             return [None] * len(wanted)
         seen = [*residuals, *(g for g in grads if g is not None)]
         if any(type(t) is not Traced or t._node is not None for t in seen):
             raise UnrollError
-        seeds = [
-            self.outer.value(np.zeros(*spec)) if g is None else g._data
-            for g, spec in zip(grads, self._result_specs(self.carries + self.ys), strict=True)
-        ]
-        operands = residuals[len(self.stacked) :]
-        places = [
-            k
-            for k, t in enumerate(operands)
-            if self.target(k) is not None or (k < self.carries and differentiable(t.dtype))
-        ]
-        specs = [(operands[k].shape, operands[k].dtype) for k in places]
-        host = Host("scan_backward", _Backwards(self, places), len(specs))
-        values = self.outer.call_host(host, [*(t._data for t in residuals), *seeds], specs)
-        found = {k: wrap(v) for k, v in zip(places, values, strict=True)}
+        kept, operands = residuals[: len(self.stacked)], residuals[len(self.stacked) :]
+        back = _Backwards(self, kept, operands, grads)
+        steps = Repeat(back.program, self.count, len(back.carry), len(back.rows), not self.reverse)
+        given = [*(v for _, v in back.carry), *(v for _, v in back.rows), *(v for _, v in back.rest)]
+        values = self._emit("scan_backward", steps, given)
+        found = dict(zip(back.places, values, strict=True))
         return [found.get(k) if w else None for k, w in enumerate(wanted)]
 
-    def target(self, k: int) -> int | None:
-        """Return which gradient of a step is that of operand ``k``; None if there is none."""
+    def target(self, k: int) -> Symbolic | None:
+        """Return the gradient of operand ``k`` in a step; None if there is none."""
         back = self.backward_of
         assert back is not None
         place: int | None = k
@@ -241,58 +208,98 @@ class _Loop(Rule):
             place = next((len(self.inputs) + n for n, c in enumerate(back.captured) if c is t), None)
         if place is None or not back.wanted[place]:
             return None
-        return sum(back.wanted[:place])
+        found: Symbolic = back.program.results[sum(back.wanted[:place])]
+        return found
 
 
 class _Backwards:
-    """The backward of a loop on arrays: what is stacked, the operands and the seeds, to gradients."""
+    """The program of a step of the backward, and the values of the trace around it that it reads.
 
-    def __init__(self, loop: _Loop, places: list[int]) -> None:
+    Gradients of the carry, and of what all steps read, are carried; those of rows are stacked.
+    """
+
+    def __init__(
+        self, loop: _Loop, kept: list[Tensor], operands: list[Tensor], grads: Sequence[Tensor | None]
+    ) -> None:
+        assert loop.backward_of is not None
         self.loop = loop
-        self.places = places
-        back = loop.backward_of
-        assert back is not None
-        self.back = back
-        self.found = {k: loop.target(k) for k in places}  # which of the gradients of a step
+        self.back = back = loop.backward_of
+        self.carry: list[tuple[Symbolic, Any]] = []  # values of the program, and what they are outside
+        self.rows: list[tuple[Symbolic, Any]] = []
+        self.rest: list[tuple[Symbolic, Any]] = []
+        self.places: list[int] = []  # of the operands whose gradients the results are
+        self.program = program = Program()
+        program.body = list(back.program.body)
+        values = [s.value for s in back.program.sources]
+        count = len(back.residuals)
+        self._add_residuals(values[:count], kept, operands)
+        self._add_seeds(values[count:], operands, grads)
+        for k in range(len(loop.inputs), len(operands)):
+            self._add_total(k, operands[k])
+        for k in range(loop.carries, len(loop.inputs)):
+            g = loop.target(k)
+            if g is not None:
+                self._add_result(k, g)
+        for s in back.fresh:
+            self.rest.append((s.value, _from_outside(loop.outer, s)._data))
+        program.sources = [
+            *(Source("argument", v, None) for v, _ in (*self.carry, *self.rows)),
+            *(Source("argument", v, None) for v, _ in self.rest[: len(self.rest) - len(back.fresh)]),
+            *back.fresh,
+            *self.zeros,
+        ]
+        self.rest += [(s.value, loop.outer.value(s.owner)) for s in self.zeros]
 
-    def __call__(self, *given: Any) -> Any:
-        loop, back = self.loop, self.back
-        kept, rest = given[: len(loop.stacked)], given[len(loop.stacked) :]
-        operands = rest[: len(rest) - loop.carries - loop.ys]
-        seeds = rest[len(operands) :]
-        carry = list(seeds[: loop.carries])
-        inputs = len(loop.inputs)
-        totals: dict[int, Any] = {}
-        for k in self.places:
-            if loop.carries <= k < inputs:
-                totals[k] = np.empty(operands[k].shape, operands[k].dtype)
-        for n in loop.steps(backwards=True):
-            values = iter(kept)
-            residuals = [
-                next(values)[n, ...] if at is None else self._operand(operands, at, n) for at in loop.fixed
-            ]
-            every = [*carry, *(s[n, ...] for s in seeds[loop.carries :])]
-            found = back.run(*residuals, *(s for s, flows in zip(every, back.flows, strict=True) if flows))
-            for k in self.places:
-                at = self.found[k]
-                g = None if at is None else found[at]
-                if k < loop.carries:
-                    carry[k] = np.zeros_like(carry[k]) if g is None else np.asarray(g)
-                elif k < inputs:
-                    totals[k][n] = g
-                else:
-                    totals[k] = g if k not in totals else totals[k] + g
-        return _as_result(
-            [np.asarray(carry[k]) if k < loop.carries else np.asarray(totals[k]) for k in self.places]
-        )
+    def _add_result(self, place: int, value: Symbolic) -> None:
+        self.places.append(place)
+        self.program.results.append(value)
 
-    def _operand(self, operands: Sequence[Any], source: int, n: int) -> Any:
-        k = self.loop.order[source]
-        return operands[k][n, ...] if self.loop.carries <= k < len(self.loop.inputs) else operands[k]
+    def _add_residuals(self, values: list[Symbolic], kept: list[Tensor], operands: list[Tensor]) -> None:
+        """Say where a step finds what the forward has left."""
+        loop = self.loop
+        stacked = iter(kept)
+        for value, at in zip(values, loop.fixed, strict=True):
+            if at is None:
+                self.rows.append((value, next(stacked)._data))
+            else:
+                row = loop.carries <= at < len(loop.inputs)
+                (self.rows if row else self.rest).append((value, operands[at]._data))
 
+    def _add_seeds(
+        self, seeds: list[Symbolic], operands: list[Tensor], grads: Sequence[Tensor | None]
+    ) -> None:
+        """Carry the gradients of the carry; those of stacked results are rows."""
+        loop, given = self.loop, iter(seeds)
+        self.zeros: list[Source] = []
+        specs = [(t.shape, t.dtype) for t in operands[: loop.carries]]
+        specs += [((loop.count, *v.shape), v.dtype) for v in loop.results[loop.carries :]]
+        for k, (g, spec, flows) in enumerate(zip(grads, specs, self.back.flows, strict=True)):
+            carried = k < loop.carries and differentiable(spec[1])
+            if not flows and not carried:
+                continue
+            value = next(given) if flows else Symbolic(loop.sub, *spec)
+            outside = loop.outer.value(np.zeros(*spec)) if g is None else g._data
+            (self.carry if carried else self.rows).append((value, outside))
+            if carried:
+                found = loop.target(k)
+                self._add_result(k, self._zero(*spec) if found is None else found)
 
-def _as_result(values: list[Any]) -> Any:
-    return values[0] if len(values) == 1 else tuple(values)
+    def _zero(self, shape: Any, dtype: Any) -> Symbolic:
+        """Return the gradient of a carry that the results of a step do not depend on."""
+        value = Symbolic(self.loop.sub, shape, dtype)
+        value.known = np.zeros(shape, dtype)
+        self.zeros.append(Source("array", value, value.known))
+        return value
+
+    def _add_total(self, k: int, operand: Tensor) -> None:
+        """Carry the sum of the gradients of what all steps read."""
+        g = self.loop.target(k)
+        if g is None:
+            return
+        before, after = (Symbolic(self.loop.sub, operand.shape, operand.dtype) for _ in range(2))
+        self.program.body.append(Instruction(OPS["add"], (before, g), {}, (after,), True, ""))
+        self.carry.append((before, self.loop.outer.value(np.zeros(operand.shape, operand.dtype))))
+        self._add_result(k, after)
 
 
 def _from_outside(outer: Trace, source: Source) -> Tensor:

@@ -9,7 +9,8 @@ import numpy as np
 import adjoint.compiler.rearrange  # noqa: F401  it enters rules
 from adjoint.compiler.decompose import Primitives
 from adjoint.compiler.program import Instruction, Program
-from adjoint.compiler.simplify import DTYPES, Graph, NotNative, View
+from adjoint.compiler.repeat import Repeat
+from adjoint.compiler.simplify import DTYPES, Graph, NotNative, Steps, View
 from adjoint.compiler.symbolic import Nonzero, Symbolic
 
 __all__ = ["Lowered", "lower"]
@@ -105,6 +106,8 @@ class _Lowering:
             found = View(self.graph, found.node, (), (), found.offset)
             found.weak = True
             return [found]
+        if isinstance(i.op.forward, Repeat):
+            return self._repeat(i, args)
         if name in ("keep_zeros", "add_into"):
             return [xp.apply(name, *args, **i.params)]
         if name == "copy":
@@ -118,6 +121,15 @@ class _Lowering:
         if name == "other":
             return [xp.where(args[0], args[2], args[1])]
         raise NotNative(f"{name} runs in Python")
+
+    def _repeat(self, i: Instruction, args: tuple[Any, ...]) -> list[View]:
+        """Return the results of a loop whose body is native as a whole."""
+        loop = i.op.forward
+        body = lower(loop.program)
+        if body.reasons:
+            raise NotNative(f"a step has a call of NumPy: {next(iter(body.reasons.values()))}")
+        steps = Steps(body.graph, body.outputs, loop.count, loop.carries, loop.rows, loop.backwards)
+        return self.graph.repeat(steps, args)
 
     def _number(self, name: str, args: tuple[Any, ...], i: Instruction) -> View:
         """Return arithmetic on Python floats, where Python would not raise."""

@@ -18,13 +18,15 @@ from adjoint.compiler import pool, replay, units
 from adjoint.compiler.emit.loop import Kernel, Slot, loop_kernel
 from adjoint.compiler.emit.move import place_kernels, scatter_kernel
 from adjoint.compiler.emit.product import product_kernels
+from adjoint.compiler.emit.repeat import driver_kernel
+from adjoint.compiler.emit.steps import small_kernel
 from adjoint.compiler.entry import Entry, Given, Made, Record, layout
 from adjoint.compiler.fuse import GIVEN, Group, fuse
 from adjoint.compiler.lower import Lowered, lower
 from adjoint.compiler.machine import machine
 from adjoint.compiler.memory import Memory, stored_nodes
 from adjoint.compiler.program import Program
-from adjoint.compiler.simplify import Node, View
+from adjoint.compiler.simplify import Graph, Node, View
 from adjoint.config import held_across_fork
 
 __all__ = ["Native", "build"]
@@ -38,17 +40,17 @@ def build(program: Program) -> Native:
     return Native(program)
 
 
-class Native:
-    """A native program; ``native(*sources)`` returns the outputs."""
+class Plan:
+    """The kernels of a graph, its memory, and the tables of addresses that the kernels read.
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    With ``apart`` each output has memory of its own, as results of the steps of a loop need it.
+    """
+
+    def __init__(self, graph: Graph, outputs: Sequence[View], sources: int, apart: bool = False) -> None:
+        self.graph = graph
         self.machine = machine()
         self.threads = min(self.machine.cores, 8)
-        self.lock = held_across_fork(threading.RLock())
-        self.lowered: Lowered = lower(program)
-        graph = self.lowered.graph
-        self.results = self._results()
+        self.results = self._results(outputs, apart)
         flags = [self._materialised(c) for c in graph.checks]
         impure = [n for n in graph.nodes if n.op == "call" and not n.value.op.pure]
         wanted = [r.node for r in (*self.results, *flags)]
@@ -62,23 +64,21 @@ class Native:
         self.kernels: list[tuple[Group, Kernel]] = []
         self.steps: list[Node | tuple[int, int]] = []  # a call, or from which to which record
         self._make_kernels()
-        self._make_tables()
+        self._make_tables(sources)
         self.checks = [self._array(c) for c in flags]
-        self.entry = self._make_entry()
-        self.order = [] if self.entry is None else [self.made[v.node.id] for v in self.results]
-        self.in_order = self.order == list(range(len(self.fresh)))
 
     # What leaves the program -------------------------------------------------------------------------
 
-    def _results(self) -> list[View]:
+    def _results(self, outputs: Sequence[View], apart: bool) -> list[View]:
         """Return the outputs as whole nodes, each in the shape that it has outside."""
         shapes: dict[int, Any] = {}
         found = []
-        for v in self.lowered.outputs:
+        for v in outputs:
             if not v.weak:
                 v = self._materialised(v)
-                if shapes.setdefault(v.node.id, v.shape) != v.shape:
+                if v.node.id in shapes and (apart or shapes[v.node.id] != v.shape):
                     v = _copied(v)
+                shapes[v.node.id] = v.shape
             found.append(v)
         return found
 
@@ -114,15 +114,27 @@ class Native:
             kernels, space = product_kernels(self.machine, g, stored, self.threads)
             self.space = max(self.space, space)
             return kernels
-        return place_kernels(self.machine, self.lowered.graph, node, self.memory.pieces_in_place(node))
+        if g.kind == "repeat":
+            return [self._repeat(node, g.nodes[1:])]
+        return place_kernels(self.machine, self.graph, node, self.memory.pieces_in_place(node))
 
-    def _make_tables(self) -> None:
+    def _repeat(self, node: Node, outs: list[Node]) -> Kernel:
+        """Return the kernel of a loop: one function for a small body, else one that runs records."""
+        found = small_kernel(self.machine, node, outs)
+        if found is not None:
+            return found
+        steps = node.value
+        kept = [*range(steps.carries), *(n.params for n in outs if n.params >= steps.carries)]
+        body = Plan(steps.graph, [steps.outputs[k] for k in kept], len(node.args), apart=True)
+        return driver_kernel(body, node, outs, kept)
+
+    def _make_tables(self, sources: int) -> None:
         """Lay out the arena and find the address, or the array, of every slot."""
         size = -(-self.memory.size // 64) * 64
         self.arena = np.zeros(size + self.space + 128, np.uint8)
         self.start = self.arena.ctypes.data + -self.arena.ctypes.data % 64
         self.workspace = self.start + size
-        self.numbers = np.zeros(len(self.program.sources) + 1, np.float64)
+        self.numbers = np.zeros(sources + 1, np.float64)
         self.made = {v.node.id: k for k, v in enumerate(self.fresh)}
         self.slots = [[self._address(s) for s in kernel.slots] for _, kernel in self.kernels]
         flat = [s for slots in self.slots for s in slots]
@@ -160,6 +172,32 @@ class Native:
             return self.start  # nothing is read there
         return self.start + self.memory.offset[node.id] + offset
 
+    def helpers(self) -> int:
+        """Return how many helper threads may take part."""
+        return pool.start(self.threads) if self.threads > 1 else 0
+
+    def _array(self, v: View) -> Any:
+        """Return a view of a node in the arena."""
+        whole, offset = self.memory.place(v.node)
+        at = self.start - self.arena.ctypes.data + self.memory.offset[whole.id] + offset
+        size = v.node.dtype.itemsize
+        return np.ndarray(
+            v.shape, v.dtype, self.arena, at + v.offset * size, tuple([s * size for s in v.strides])
+        )
+
+
+class Native(Plan):
+    """A native program; ``native(*sources)`` returns the outputs."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.lock = held_across_fork(threading.RLock())
+        self.lowered: Lowered = lower(program)
+        super().__init__(self.lowered.graph, self.lowered.outputs, len(program.sources))
+        self.entry = self._make_entry()
+        self.order = [] if self.entry is None else [self.made[v.node.id] for v in self.results]
+        self.in_order = self.order == list(range(len(self.fresh)))
+
     def _make_entry(self) -> Entry | None:
         """Return the native entry, if the program is one run of kernels and all it reads is plain."""
         return self.entry_for(range(len(self.program.sources)), (), len(self.program.sources))
@@ -183,7 +221,7 @@ class Native:
         flags = [c.ctypes.data for c in self.checks]
         return Entry(
             records=rows, given=given, made=made, arguments=arguments, nanoseconds=int(self.estimate),
-            helpers=self._helpers(), checks=flags, held=(self.arena, self.lowered.graph), writes=writes,
+            helpers=self.helpers(), checks=flags, held=(self.arena, self.graph, self.kernels), writes=writes,
         )  # fmt: skip
 
     def _entry_slot(self, s: Any) -> Any:
@@ -192,9 +230,6 @@ class Native:
             inside = first <= s < first + self.numbers.nbytes
             return ("given", (s - first) // 8) if inside else s
         return s
-
-    def _helpers(self) -> int:
-        return pool.start(self.threads) if self.threads > 1 else 0
 
     # A call ------------------------------------------------------------------------------------------
 
@@ -217,7 +252,7 @@ class Native:
             if kind != "part":
                 self.table[slot] = (held if kind == "given" else arrays)[k].ctypes.data + offset
         values: dict[Any, Any] = {v.node.id: a for v, a in zip(self.fresh, arrays, strict=True)}
-        run, helpers = _runner(), self._helpers() if self.estimate > 250_000 else 0
+        run, helpers = _runner(), self.helpers() if self.estimate > 250_000 else 0
         for step in self.steps:
             if isinstance(step, Node):
                 self._call(step, values, given)
@@ -274,15 +309,6 @@ class Native:
         if v.is_whole():
             return base if base.shape == v.shape else base.reshape(v.shape)
         return _strided(_plain(base), v)
-
-    def _array(self, v: View) -> Any:
-        """Return a view of a node in the arena."""
-        whole, offset = self.memory.place(v.node)
-        at = self.start - self.arena.ctypes.data + self.memory.offset[whole.id] + offset
-        size = v.node.dtype.itemsize
-        return np.ndarray(
-            v.shape, v.dtype, self.arena, at + v.offset * size, tuple([s * size for s in v.strides])
-        )
 
 
 def _copied(v: View) -> View:

@@ -17,7 +17,7 @@ import numpy as np
 
 from adjoint.core.shapes import Shape
 
-__all__ = ["DTYPES", "Graph", "Node", "NotNative", "View", "row_major"]
+__all__ = ["DTYPES", "Graph", "Node", "NotNative", "Steps", "View", "row_major"]
 
 DTYPES = frozenset(map(np.dtype, "? b B h H i I l L q Q f d".split()))  # those of native values
 _BOOL = np.dtype(bool)
@@ -31,7 +31,7 @@ class Node:
     """A primitive, its operands and parameters, and the shape and dtype of its row-major result.
 
     ``op`` is "source", "number", "constant", "reduce", "matmul", "place", "gather", "scatter", "call",
-    "part" or the name of an elementwise primitive.
+    "part" (of a call), "repeat", "out" (of a repeat) or the name of an elementwise primitive.
     """
 
     __slots__ = ("args", "dtype", "id", "op", "origin", "params", "shape", "size", "value")
@@ -45,7 +45,8 @@ class Node:
         self.size = math.prod(shape)
         self.id = -1
         self.origin = ""  # the op of the program that it is part of
-        # the array of a constant; the instruction of a call; where the pieces of a "place" are
+        # the array of a constant; the instruction of a call; the steps of a "repeat"; where the pieces of a
+        # "place" are
         self.value: Any = None
 
     def __repr__(self) -> str:
@@ -198,6 +199,26 @@ for _method, _name in {"neg": "negative", "abs": "abs", "invert": "bitwise_inver
     setattr(View, f"__{_method}__", lambda self, _name=_name: getattr(self.graph.xp, _name)(self))
 
 
+class Steps:
+    """The body of a loop as a graph; its sources are the carry, then rows, then what all steps read.
+
+    ``outputs`` are the new carry and the results that are stacked; ``backwards`` says that the last row comes
+    first.
+    """
+
+    __slots__ = ("backwards", "carries", "count", "graph", "outputs", "rows")
+
+    def __init__(
+        self, graph: Graph, outputs: list[View], count: int, carries: int, rows: int, backwards: bool = False
+    ) -> None:
+        self.graph = graph
+        self.outputs = outputs
+        self.count = count
+        self.carries = carries
+        self.rows = rows
+        self.backwards = backwards
+
+
 class Graph:
     """Makes nodes; ``xp`` is the namespace of the rules that call it."""
 
@@ -263,6 +284,23 @@ class Graph:
             out = self.view(self.add(Node("part", (self.view(node),), k, shape, dtype)))
             out.weak = weak
             outs.append(out)
+        return outs
+
+    def repeat(self, steps: Steps, args: Sequence[View]) -> list[View]:
+        """Return the results of a loop: its last carry, then what is stacked over the steps.
+
+        The node itself is a flag: whether a check of a step failed.
+        """
+        end = steps.carries + steps.rows
+        laid = [_laid(a, 1 if steps.carries <= k < end else 0) for k, a in enumerate(args)]
+        node = self.add(Node("repeat", tuple(laid), None, (), _BOOL))
+        node.value = steps
+        if steps.graph.checks:
+            self.checks.append(self.view(node))
+        outs = []
+        for k, v in enumerate(steps.outputs):
+            shape = v.shape if k < steps.carries else (steps.count, *v.shape)
+            outs.append(self.view(self.add(Node("out", (self.view(node),), k, shape, v.dtype))))
         return outs
 
     # Views -------------------------------------------------------------------------------------------
@@ -418,6 +456,11 @@ class Graph:
     def target(self, shape: Shape) -> View:
         """Return a view of an array that is yet to be made; slices of it say where pieces go."""
         return View(self, Node("target", (), None, shape, _BOOL), shape, row_major(shape))
+
+
+def _laid(x: View, first: int) -> View:
+    """Return a view whose elements lie one after the other in memory, apart from the first axes."""
+    return x if x.strides[first:] == row_major(x.shape[first:]) else x.graph.copied(x)
 
 
 def _spans(where: Sequence[Any]) -> list[tuple[int, int, int]] | None:

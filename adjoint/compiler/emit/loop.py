@@ -20,7 +20,7 @@ from adjoint.compiler.fuse import FULL, KEPT, Group, over, stages
 from adjoint.compiler.machine import Machine
 from adjoint.compiler.simplify import Node, View, row_major
 
-__all__ = ["Kernel", "Lane", "Loop", "Place", "Slot", "loop_kernel"]
+__all__ = ["Kernel", "Lane", "Loop", "Place", "Slot", "combine", "loop_kernel", "neutral", "weight"]
 
 _UNROLLED = 4  # vectors of a row that need no loop
 _COSTLY = {"divide": 4, "sqrt": 6}
@@ -218,7 +218,7 @@ class Loop:
         else:
             w.loop(w.low, w.high, 1, lambda i, _: self._row(i))
         work = sum(
-            _weight(n) * (math.prod(self.group.domain) if self._is_full(n) else n.size)
+            weight(n) * (math.prod(self.group.domain) if self._is_full(n) else n.size)
             for n in self.group.nodes
         )
         work += sum(math.prod(self.group.domain) * 0.5 for _ in self.access)
@@ -463,22 +463,22 @@ class Loop:
     def _added(self, n: Node, before: Any, i: int, x: Value, lane: Lane) -> Value:
         if lane.mask is not None and not self.columns:
             x = self.w.select(lane.mask, x, self._neutral(n, lane.lanes))
-        return x if before is None else _combine(self.w, n, before[i], x)
+        return x if before is None else combine(self.w, n, before[i], x)
 
     def _neutral(self, n: Node, lanes: int, length: int = 1) -> Value:
-        return self.w.const(_neutral(n) if length else _neutral(n) or 0, element_of(n.dtype), lanes)
+        return self.w.const(neutral(n) if length else neutral(n) or 0, element_of(n.dtype), lanes)
 
     def _fold(self, n: Node, parts: list[Value]) -> Value:
         """Return the reduction of vectors to one number."""
         if not parts:
-            return self.w.const(_neutral(n) or 0, element_of(n.dtype))
+            return self.w.const(neutral(n) or 0, element_of(n.dtype))
         by_lanes: dict[int, Value] = {}
         for p in parts:
-            by_lanes[p.lanes] = _combine(self.w, n, by_lanes[p.lanes], p) if p.lanes in by_lanes else p
+            by_lanes[p.lanes] = combine(self.w, n, by_lanes[p.lanes], p) if p.lanes in by_lanes else p
         found = None
         for p in by_lanes.values():
-            one = self.w.fold(p, lambda a, b: _combine(self.w, n, a, b))
-            found = one if found is None else _combine(self.w, n, found, one)
+            one = self.w.fold(p, lambda a, b: combine(self.w, n, a, b))
+            found = one if found is None else combine(self.w, n, found, one)
         assert found is not None
         return found
 
@@ -646,11 +646,12 @@ _COMBINED: dict[str, Callable[[Writer, Any, Value, Value], Value]] = {
 }
 
 
-def _combine(w: Writer, n: Node, a: Value, b: Value) -> Value:
+def combine(w: Writer, n: Node, a: Value, b: Value) -> Value:
+    """Emit the reduction of two values."""
     return _COMBINED[n.params[0]](w, n.dtype, a, b)
 
 
-def _neutral(n: Node) -> Any:
+def neutral(n: Node) -> Any:
     """Return what does not change a reduction."""
     op, dtype = n.params[0], n.dtype
     if op == "sum":
@@ -669,5 +670,6 @@ def _count(n: Node) -> int:
     return 1 if n.op == "gather" else len(n.args)
 
 
-def _weight(n: Node) -> float:
+def weight(n: Node) -> float:
+    """Return the work of a node per element, in simple operations."""
     return 1.0 if n.op in _LIGHT else _COSTLY.get(n.op, 12)

@@ -1,0 +1,197 @@
+"""The kernel of a loop whose steps are records: it moves the addresses of rows and swaps those of the carry.
+
+The kernel reads a list of words: how to run the records of a step, and where their tables hold addresses
+that change.  Its text is the same for all loops.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from adjoint.compiler import pool
+from adjoint.compiler.emit.loop import Kernel, Slot
+from adjoint.compiler.emit.text import Value, Writer
+from adjoint.compiler.machine import Machine
+from adjoint.compiler.simplify import Node, Steps
+
+if TYPE_CHECKING:
+    from adjoint.compiler.native import Plan
+
+__all__ = ["driver_kernel", "operand_slots"]
+
+_LONG = 250_000  # nanoseconds of all steps; helper threads take part in longer loops
+_LINE = 64  # bytes
+
+
+class _Words(np.ndarray[Any, np.dtype[np.int64]]):
+    """Words that a kernel reads, with all that they point to."""
+
+    held: Any
+
+
+def operand_slots(node: Node, outs: list[Node]) -> tuple[list[Slot], dict[int, int]]:
+    """Return the slots of the operands and results of a loop, and the places of results among them."""
+    slots = [Slot(a.node, a.offset * a.dtype.itemsize) for a in node.args]
+    where = {n.params: len(slots) + k for k, n in enumerate(outs)}
+    return [*slots, *(Slot(n, 0) for n in outs)], where
+
+
+def driver_kernel(body: Plan, node: Node, outs: list[Node], kept: list[int]) -> Kernel:
+    """Return the kernel of a loop; ``kept`` are the numbers of the outputs that the plan of a step has."""
+    steps: Steps = node.value
+    slots, where = operand_slots(node, outs)
+    tables = _Tables(body, node, steps, kept, {k: i + 2 for k, i in where.items()})
+    words = Node("constant", (), None, (1,), np.dtype(np.int64))
+    words.value = tables.words()
+    text = _text(body.machine)
+    cost = steps.count * sum(k.cost for _, k in body.kernels)
+    return Kernel(text, [Slot(words, 0), Slot(node, 0), *slots], steps.count, steps.count, cost)
+
+
+class _Tables:
+    """What a kernel reads: addresses that move by a stride, that are swapped, and copies at both ends."""
+
+    def __init__(self, body: Plan, node: Node, steps: Steps, kept: list[int], where: dict[int, int]) -> None:
+        self.body = body
+        self.steps = steps
+        self.where = where
+        self.moves: list[tuple[int, int, int, int]] = []  # the slot, the argument, the first byte, the stride
+        self.swaps: list[tuple[int, int, int]] = []  # the slot, its even and its odd address
+        self.copies: list[tuple[int, int, int, int, int]] = []  # bytes, from, to; from and to at the end
+        self._make_buffers(node)
+        made = {body.made[v.node.id]: k for k, v in zip(kept, body.results, strict=True) if v.size}
+        for slot, (kind, k, offset) in body.moving:
+            address = body.table.ctypes.data + 8 * slot
+            if kind == "made":
+                self._result(address, made[k], offset)
+            else:
+                self._operand(address, k, node, offset)
+
+    def _make_buffers(self, node: Node) -> None:
+        """Make two buffers for each value of the carry: a step reads one and writes the other."""
+        steps = self.steps
+        sizes = [a.size * a.dtype.itemsize for a in node.args[: steps.carries]]
+        lines = [-(-s // _LINE) * _LINE for s in sizes]
+        self.memory = np.zeros(2 * sum(lines) + _LINE, np.uint8)
+        at = self.memory.ctypes.data + -self.memory.ctypes.data % _LINE
+        self.buffers = []
+        for k, (size, line) in enumerate(zip(sizes, lines, strict=True)):
+            pair = at, at + line
+            self.buffers.append(pair)
+            at += 2 * line
+            last = self.where.get(k, 0)  # 0: nobody reads it
+            self.copies.append((size, k + 2, pair[0], pair[steps.count % 2], last))
+
+    def _operand(self, address: int, k: int, node: Node, offset: int) -> None:
+        steps = self.steps
+        if k < steps.carries:
+            even, odd = self.buffers[k]
+            self.swaps.append((address, even + offset, odd + offset))
+            return
+        stride = 0
+        if k < steps.carries + steps.rows:
+            a = node.args[k]
+            stride = a.strides[0] * a.dtype.itemsize
+        self._move(address, k + 2, offset, stride)
+
+    def _result(self, address: int, k: int, offset: int) -> None:
+        if k < self.steps.carries:
+            even, odd = self.buffers[k]
+            self.swaps.append((address, odd + offset, even + offset))
+            return
+        v = self.steps.outputs[k]
+        self._move(address, self.where[k], offset, v.size * v.dtype.itemsize)
+
+    def _move(self, address: int, argument: int, offset: int, stride: int) -> None:
+        if self.steps.backwards:
+            offset, stride = offset + (self.steps.count - 1) * stride, -stride
+        self.moves.append((address, argument, offset, stride))
+
+    def words(self) -> _Words:
+        """Return the words; they hold all that they point to."""
+        body, long = self.body, self.steps.count * self.body.estimate > _LONG
+        checks = [c.ctypes.data for c in body.checks]
+        listed = [np.array([*rows, 0], np.int64) for rows in (
+            [x for row in self.copies for x in row], [x for row in self.moves for x in row],
+            [x for row in self.swaps for x in row], checks,
+        )]  # fmt: skip
+        counts = (len(self.copies), len(self.moves), len(self.swaps), len(checks))
+        words = np.array(
+            [
+                pool.addresses()["run"], body.records.ctypes.data, len(body.kernels),
+                body.helpers() if long else 0,
+                *(x for n, array in zip(counts, listed, strict=True) for x in (n, array.ctypes.data)),
+            ],
+            np.int64,
+        ).view(_Words)  # fmt: skip
+        words.held = body, listed, self.memory
+        return words
+
+
+@functools.cache
+def _text(machine: Machine) -> str:
+    """Return the kernel; slot 0 has the words and slot 1 the flag."""
+    w = Writer(machine)
+    first = w.slot(0)
+
+    def word(at: Value, k: Any, element: str = "i64") -> Value:
+        return w.load(w.at(at, "i64", k), element)
+
+    def row(at: Value, i: Value, size: int) -> Value:
+        return w.at(at, "i64", w.times(i, size))
+
+    run, records = word(first, 0, "ptr"), word(first, 1, "ptr")
+    count, helpers = word(first, 2), word(first, 3)
+    parts = [(word(first, 4 + 2 * k), word(first, 5 + 2 * k, "ptr")) for k in range(4)]
+    (copies, at_copies), (moves, at_moves), (swaps, at_swaps), (checks, at_checks) = parts
+    args = Value("%args", "ptr")
+    w.declare("void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
+
+    def copy(to: Value, source: Value, size: Value) -> None:
+        w.line(f"call void @llvm.memcpy.p0.p0.i64({to.typed}, {source.typed}, {size.typed}, i1 false)")
+
+    def begin(i: Value, _: list[Value]) -> None:
+        one = row(at_copies, i, 5)
+        copy(word(one, 2, "ptr"), word(args, word(one, 1), "ptr"), word(one, 0))
+
+    def start(i: Value, _: list[Value]) -> None:
+        one = row(at_moves, i, 4)
+        address = w.at(word(args, word(one, 1), "ptr"), "i8", word(one, 2))
+        w.store(address, word(one, 0, "ptr"))
+
+    def swap(odd: Value) -> Any:
+        def body(i: Value, _: list[Value]) -> None:
+            one = row(at_swaps, i, 3)
+            w.store(w.select(odd, word(one, 2), word(one, 1)), word(one, 0, "ptr"))
+
+        return body
+
+    def move(i: Value, _: list[Value]) -> None:
+        one = row(at_moves, i, 4)
+        slot = word(one, 0, "ptr")
+        w.store(w.at(w.load(slot, "ptr"), "i8", word(one, 3)), slot)
+
+    def look(i: Value, flags: list[Value]) -> list[Value]:
+        return [w.bits("or", flags[0], w.load(word(at_checks, i, "ptr"), "i1"))]
+
+    def step(j: Value, flags: list[Value]) -> list[Value]:
+        w.loop(0, swaps, 1, swap(w.compare("ne", w.bits("and", j, 1), 0)))
+        w.line(f"call void {run.text}({records.typed}, {count.typed}, {helpers.typed})")
+        w.loop(0, moves, 1, move)
+        return w.loop(0, checks, 1, look, flags)
+
+    def end(i: Value, _: list[Value]) -> None:
+        one = row(at_copies, i, 5)
+        to = word(one, 4)
+        with w.when(w.compare("ne", to, 0)):
+            copy(word(args, to, "ptr"), word(one, 3, "ptr"), word(one, 0))
+
+    w.loop(0, copies, 1, begin)
+    w.loop(0, moves, 1, start)
+    (wrong,) = w.loop(w.low, w.high, 1, step, [w.const(0, "i1")])
+    w.loop(0, copies, 1, end)
+    w.store(wrong, w.slot(1))
+    return w.kernel()

@@ -1,0 +1,252 @@
+"""The kernel of a loop with a small body: each number of a step is a value, the carry stays in registers.
+
+The arrays of the body have few elements.  Each element is a value of its own, so views, pieces and slices
+cost nothing.  What does not change from step to step is computed before the loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint.compiler.emit.elementwise import apply
+from adjoint.compiler.emit.loop import Kernel, Slot, combine, neutral, weight
+from adjoint.compiler.emit.repeat import operand_slots
+from adjoint.compiler.emit.text import Value, Writer, element_of
+from adjoint.compiler.fuse import needed
+from adjoint.compiler.machine import Machine
+from adjoint.compiler.simplify import Node, Steps, View
+
+__all__ = ["small_kernel"]
+
+_MOST = 2500  # simple operations of a step
+_LARGEST = 64  # elements of one value
+
+
+def small_kernel(machine: Machine, node: Node, outs: list[Node]) -> Kernel | None:
+    """Return the kernel of a loop; None if its body is not small."""
+    steps: Steps = node.value
+    kept = [*range(steps.carries), *(n.params for n in outs if n.params >= steps.carries)]
+    roots = [v.node for v in (*(steps.outputs[k] for k in kept), *steps.graph.checks)]
+    wanted = [n for n, yes in zip(steps.graph.nodes, needed(steps.graph, roots), strict=True) if yes]
+    cost = 0.0
+    for n in wanted:
+        found = _cost(n, steps)
+        if found is None:
+            return None
+        cost += found
+    return _Small(machine, node, outs, wanted).kernel(cost * steps.count) if cost <= _MOST else None
+
+
+def _cost(n: Node, steps: Steps) -> float | None:
+    """Return the operations that a node takes; None for one that is not possible here."""
+    if n.op in ("call", "part", "repeat", "out", "scatter"):
+        return None
+    if n.op == "gather":
+        table = n.args[1].node
+        fixed = table.op == "constant" or (
+            table.op == "source" and table.params >= steps.carries + steps.rows
+        )
+        return float(n.size) if fixed else None
+    if n.op in ("constant", "number", "source"):
+        return 0.0  # elements count where they are used
+    if n.size > _LARGEST:
+        return None
+    if n.op == "matmul":
+        return float(n.size * n.args[0].shape[-1])
+    if n.op == "reduce":
+        return float(n.args[0].size)
+    return n.size * weight(n) if n.op != "place" else 0.0
+
+
+class _Small:
+    """Writes one kernel."""
+
+    def __init__(self, machine: Machine, node: Node, outs: list[Node], wanted: list[Node]) -> None:
+        self.w = Writer(machine)
+        self.node = node
+        self.steps: Steps = node.value
+        self.wanted = wanted
+        self.slots, self.where = operand_slots(node, outs)
+        self.values: dict[int, list[Value]] = {}
+        self.elements: dict[tuple[int, int], Value] = {}  # of sources
+        self.bases: dict[int, Value] = {}  # of the rows of this step
+        self.moving = self._find_moving()
+
+    def _find_moving(self) -> set[int]:
+        """Find the nodes that may change from step to step."""
+        steps = self.steps
+        found = set()
+        for n in self.wanted:
+            given = n.op == "source" and n.params < steps.carries + steps.rows
+            if given or any(a.node.id in found for a in n.args):
+                found.add(n.id)
+        return found
+
+    def kernel(self, cost: float) -> Kernel:
+        """Return the kernel."""
+        w, steps = self.w, self.steps
+        for n in self.wanted:
+            if n.id not in self.moving:
+                self._enter(n)
+            for a in n.args[:1] if n.op == "gather" else n.args:
+                if a.node.id not in self.moving:
+                    self._all(a)  # loads what all steps read
+        start = [self._given(k, i) for k in range(steps.carries) for i in range(self.node.args[k].size)]
+        flag = [w.const(0, "i1")] if steps.graph.checks else []
+        made = w.loop(w.low, w.high, 1, self._step, [*start, *flag])
+        at = 0
+        for k, v in enumerate(steps.outputs[: steps.carries]):
+            if k in self.where:
+                self._store(w.slot(self.where[k]), made[at : at + v.size])
+            at += v.size
+        slots = self.slots
+        if flag:
+            w.store(made[-1], w.slot(len(slots)))
+            slots = [*slots, operand_slots(self.node, [self.node])[0][-1]]
+        return Kernel(w.kernel(), slots, steps.count, steps.count, cost)
+
+    def _step(self, j: Value, carried: list[Value]) -> list[Value]:
+        w, steps = self.w, self.steps
+        row = w.sub(w.sub(w.high, 1), j) if steps.backwards else j
+        at = 0
+        sizes = [self.node.args[k].size for k in range(steps.carries)]
+        carry = []
+        for size in sizes:
+            carry.append(carried[at : at + size])
+            at += size
+        for n in self.wanted:
+            if n.op == "source":
+                if n.params < steps.carries:
+                    self.values[n.id] = carry[n.params]
+                elif n.id in self.moving:
+                    a = self.node.args[n.params]
+                    base = w.at(w.slot(n.params), element_of(n.dtype), w.times(row, a.strides[0]))
+                    self.values[n.id] = _Lazy(w, base, n)  # type: ignore[assignment]
+            elif n.id in self.moving:
+                self._enter(n)
+        for k, v in enumerate(steps.outputs):
+            if k >= steps.carries and k in self.where:
+                base = w.at(w.slot(self.where[k]), element_of(v.dtype), w.times(row, v.size))
+                self._store(base, self._all(v))
+        new = [x for v in steps.outputs[: steps.carries] for x in self._all(v)]
+        flags = carried[len(new) :]
+        for check in steps.graph.checks:
+            flags = [w.bits("or", flags[0], self._all(check)[0])]
+        return [*new, *flags]
+
+    def _store(self, base: Value, values: Sequence[Value]) -> None:
+        for i, x in enumerate(values):
+            self.w.store(x, self.w.at(base, x.element, i))
+
+    # Values ------------------------------------------------------------------------------------------
+
+    def _given(self, k: int, i: int) -> Value:
+        """Return an element of an operand of the loop, loaded once."""
+        if (k, i) not in self.elements:
+            element = element_of(self.node.args[k].dtype)
+            self.elements[k, i] = self.w.load(self.w.at(self.w.slot(k), element, i), element)
+        return self.elements[k, i]
+
+    def _all(self, v: View) -> list[Value]:
+        """Return the elements that a view shows, in order."""
+        n, places = v.node, _places(v)
+        if n.op == "constant":
+            flat = n.value.reshape(-1)
+            return [self.w.const(flat[i], element_of(n.dtype)) for i in places]
+        if n.op in ("source", "number") and n.id not in self.moving:
+            return [self._given(n.params, i) for i in places]
+        values = self.values[n.id]
+        return [values[i] for i in places]
+
+    def _enter(self, n: Node) -> None:
+        """Compute the elements of a node."""
+        if n.op not in ("constant", "number", "source"):
+            make = getattr(self, f"_{n.op}", None)
+            self.values[n.id] = self._elementwise(n) if make is None else make(n)
+
+    def _elementwise(self, n: Node) -> list[Value]:
+        given = n.args[1 if n.op == "where" else 0].dtype if n.args else n.dtype
+        columns = zip(*map(self._all, n.args), strict=True)
+        return [apply(self.w, n.op, given, n.dtype, *column) for column in columns]
+
+    def _reduce(self, n: Node) -> list[Value]:
+        values = self._all(n.args[0])
+        length = n.args[0].shape[-1]
+        if not length:
+            return [self.w.const(neutral(n) or 0, element_of(n.dtype))] * n.size
+        return [self._tree(n, values[i * length : (i + 1) * length]) for i in range(n.size)]
+
+    def _tree(self, n: Node, values: list[Value]) -> Value:
+        """Combine values in pairs."""
+        while len(values) > 1:
+            pairs = [combine(self.w, n, a, b) for a, b in zip(values[::2], values[1::2], strict=False)]
+            values = pairs + values[len(pairs) * 2 :]
+        return values[0]
+
+    def _matmul(self, n: Node) -> list[Value]:
+        a, b = n.args
+        rows, columns = self._all(a), self._all(b)
+        m, count, width = n.shape[-2], a.shape[-1], n.shape[-1]
+        found = []
+        for item in range(math.prod(n.shape[:-2])):
+            for i, j in itertools.product(range(m), range(width)):
+                first = (item * m + i) * count
+                total: Any = self.w.const(0, element_of(n.dtype))
+                for k in range(count):
+                    x, y = rows[first + k], columns[(item * count + k) * width + j]
+                    total = self.w.fma(x, y, total) if k else self.w.mul(x, y)
+                found.append(total)
+        return found
+
+    def _place(self, n: Node) -> list[Value]:
+        fill, where = n.params
+        found = [self.w.const(fill or 0, element_of(n.dtype))] * n.size
+        for a, (shape, strides, offset) in zip(n.args, where, strict=True):
+            for i, x in zip(_offsets(shape, strides, offset), self._all(a), strict=True):
+                found[i] = x
+        return found
+
+    def _gather(self, n: Node) -> list[Value]:
+        element, table = element_of(n.dtype), n.args[1].node
+        if table.op == "constant":
+            base = self._constant(table)
+        else:
+            base = self.w.slot(table.params)
+        return [self.w.load(self.w.at(base, element, i), element) for i in self._all(n.args[0])]
+
+    def _constant(self, table: Node) -> Value:
+        """Return the address of a constant array, which is an operand of its own."""
+        slot = Slot(table, 0)
+        if slot not in self.slots:
+            self.slots.append(slot)
+        return self.w.slot(self.slots.index(slot))
+
+
+class _Lazy:
+    """The elements of a row, loaded where they are first used."""
+
+    def __init__(self, w: Writer, base: Value, n: Node) -> None:
+        self.w, self.base, self.element = w, base, element_of(n.dtype)
+        self.known: dict[int, Value] = {}
+
+    def __getitem__(self, i: int) -> Value:
+        if i not in self.known:
+            self.known[i] = self.w.load(self.w.at(self.base, self.element, i), self.element)
+        return self.known[i]
+
+
+def _offsets(shape: Sequence[int], strides: Sequence[int], offset: int) -> Iterable[int]:
+    """Return the places that strides reach, in the order of the elements."""
+    found = np.full(shape, offset)
+    for axis, (n, s) in enumerate(zip(shape, strides, strict=True)):
+        found += (np.arange(n) * s).reshape([-1 if k == axis else 1 for k in range(len(shape))])
+    return [int(i) for i in found.reshape(-1)]
+
+
+def _places(v: View) -> Iterable[int]:
+    return _offsets(v.shape, v.strides, v.offset)

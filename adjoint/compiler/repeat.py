@@ -1,0 +1,58 @@
+"""A program that runs once for each step of a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from adjoint.compiler import replay
+from adjoint.compiler.program import Program
+
+__all__ = ["Repeat"]
+
+
+class Repeat:
+    """The steps of a loop as a function of arrays.
+
+    Sources of the program are the carry, then a row each of arrays with one row per step, then what is the
+    same in all steps.  Its results are the new carry, then rows of results.
+    """
+
+    __slots__ = ("_build", "_run", "backwards", "carries", "count", "program", "rows")
+
+    def __init__(self, program: Program, count: int, carries: int, rows: int, backwards: bool) -> None:
+        self.program = program
+        self.count = count
+        self.carries = carries
+        self.rows = rows
+        self.backwards = backwards  # from the last row to the first
+        self.build_with(replay.build)
+
+    def build_with(self, build: Callable[[Program], Any]) -> None:
+        """Say how the body is built, if it is called from Python."""
+        self._build = build
+        self._run: Callable[..., tuple[Any, ...]] | None = None
+
+    def specs(self) -> list[tuple[Any, Any]]:
+        """Return the shapes and dtypes of the results of the loop."""
+        found = [(v.shape, v.dtype) for v in self.program.results]
+        return [s if k < self.carries else ((self.count, *s[0]), s[1]) for k, s in enumerate(found)]
+
+    def __call__(self, *given: Any) -> Any:
+        """Run all steps on arrays; return the carry, then the stacked results."""
+        run = self._run
+        if run is None:
+            run = self._run = self._build(self.program)
+        end = self.carries + self.rows
+        carry, rows, rest = list(given[: self.carries]), given[self.carries : end], given[end:]
+        outs = [np.empty(*spec) for spec in self.specs()[self.carries :]]
+        steps = range(self.count)
+        for n in reversed(steps) if self.backwards else steps:
+            found = run(*carry, *[r[n, ...] for r in rows], *rest)
+            carry = list(found[: self.carries])
+            for out, value in zip(outs, found[self.carries :], strict=True):
+                out[n] = value
+        every = [*map(np.asarray, carry), *outs]
+        return every[0] if len(every) == 1 else tuple(every)

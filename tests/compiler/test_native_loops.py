@@ -1,0 +1,181 @@
+"""Loops in native code: small bodies as one kernel, others as records that a kernel runs step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint.compiler.emit import steps
+from adjoint.errors import AdjointError
+
+pytest.importorskip("llvmlite")
+
+R = np.random.default_rng(0)
+N = 11
+
+
+def tensors(*shapes: tuple[int, ...], dtype: Any = np.float64) -> list[Any]:
+    rng = np.random.default_rng(1)
+    return [ad.tensor(rng.normal(size=s).astype(dtype)) for s in shapes]
+
+
+def scalars(w: Any, x: Any) -> Any:
+    (a, b), ys = ad.scan(lambda c, v: ((c[0] * w + v, c[1] - c[0]), c[0] * c[1]), (w * 0.5, 1.0), x[:, 0])
+    return a * b + (ys * ys).sum()
+
+
+def vectors(w: Any, x: Any) -> Any:
+    last, ys = ad.scan(lambda c, v: (ad.tanh(c * w + v), (c, ad.exp(v) * w)), ad.zeros(3), x)
+    return last.sum() + (ys[0] * ys[1]).sum()
+
+
+def same_twice(w: Any, x: Any) -> Any:
+    def body(c: Any, v: Any) -> Any:
+        new = ad.sin(c + v * w)
+        return new, (new, new, v)
+
+    last, (a, b, v) = ad.scan(body, ad.ones(3), x)
+    return (a * b * v).sum() + last.sum()
+
+
+def products(w: Any, x: Any) -> Any:
+    m = ad.stack([w, w * 0.5, w * w])
+
+    def body(c: Any, v: Any) -> Any:
+        new = ad.matmul(c, m) * 0.3 + ad.stack([v, v[::-1], v * 2]).T
+        return new, ad.concat([new[0], v[:1]])
+
+    last, ys = ad.scan(body, ad.ones((3, 3)), x)
+    return last.sum() + (ys**2).sum()
+
+
+def reductions(w: Any, x: Any) -> Any:
+    def body(c: Any, v: Any) -> Any:
+        s = (c * v).sum() + ad.max(c) * w.prod()
+        return ad.where(c > v, c * 0.9 + s * 0.1, v), s
+
+    last, ys = ad.scan(body, w, x)
+    return last.sum() * ys.mean()
+
+
+def unused(w: Any, x: Any) -> Any:
+    (a, _), (y, _) = ad.scan(lambda c, v: ((c[0] * w, c[1] + v), (c[1], v * w)), (ad.ones(3), w), x)
+    return a.sum() + y[0].sum()
+
+
+def numbered(w: Any, x: Any) -> Any:
+    table = ad.tensor(np.arange(20.0))
+
+    def body(i: Any, c: Any) -> Any:
+        return c + w * table[i] + x[i - 1]
+
+    return (ad.fori_loop(2, N, body, ad.zeros(3)) ** 2).sum()
+
+
+def kept(w: Any, x: Any) -> Any:
+    (a, n, _), ys = ad.scan(
+        lambda c, v: ((c[0], c[1] + 1, (c[1] > 3) | (v[0] > 0)), ad.where(c[2], v * w, c[0])),
+        (w, 0, False),
+        x,
+    )
+    return (ys * ys).sum() + a.sum() * n
+
+
+def nested(w: Any, x: Any) -> Any:
+    def body(c: Any, v: Any) -> Any:
+        inner, ys = ad.scan(lambda d, y: (ad.tanh(d * w + y + v), d.sum()), c * 0.5, x)
+        return inner * w, ys.sum()
+
+    last, sums = ad.scan(body, ad.ones(3), x)
+    return last.sum() + (sums * sums).sum()
+
+
+BODIES = {
+    f.__name__: f
+    for f in (
+        scalars, vectors, same_twice, products, reductions, unused, numbered, kept, nested,
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("name", BODIES)
+def test_native_loops_are_eager_ones(name: str, dtype: Any, small: bool, monkeypatch: Any) -> None:
+    if not small:
+        monkeypatch.setattr(steps, "_MOST", -1)
+    f = BODIES[name]
+    w, x = tensors((3,), (N, 3), dtype=dtype)
+    if name == "scalars":
+        w = w[0]
+    both = ad.value_and_grad(lambda w, x: f(w, x).astype(dtype), argnums=(0, 1))
+    compiled = ad.compile(both, backend="native")
+    for k in (1.0, 0.5):
+        given = (w * dtype(k)).detach(), x
+        for a, b in zip(ad.tree.leaves(compiled(*given)), ad.tree.leaves(both(*given)), strict=True):
+            tolerance = 1e-12 if dtype is np.float64 else 2e-5
+            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=tolerance, atol=tolerance)
+            assert a.dtype == b.dtype
+    assert compiled.stats()["traces"] == 1
+    assert " 0 calls of NumPy" in compiled.explain(*given)
+
+
+@pytest.mark.parametrize("reverse", [True, False])
+@pytest.mark.parametrize("small", [True, False])
+def test_directions_and_rows_with_strides(small: bool, reverse: bool, monkeypatch: Any) -> None:
+    if not small:
+        monkeypatch.setattr(steps, "_MOST", -1)
+    x = ad.tensor(R.normal(size=(3, 2 * N)))
+
+    def f(x: Any) -> Any:
+        rows = x.T[::2]
+        last, ys = ad.scan(lambda c, v: (c * 0.5 + v[0], c * v[1]), ad.zeros(3), (rows, rows[:, 0]),
+                           reverse=reverse)  # fmt: skip
+        return (last * ys).sum()
+
+    found = ad.compile(ad.grad(f), backend="native")(x)
+    np.testing.assert_allclose(found.numpy(), ad.grad(f)(x).numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_an_index_out_of_range_is_an_error(small: bool, monkeypatch: Any) -> None:
+    if not small:
+        monkeypatch.setattr(steps, "_MOST", -1)
+    table = ad.tensor(np.arange(5.0))
+    f = ad.compile(lambda at: ad.scan(lambda c, i: (c + table[i], c), 0.0, at)[0], backend="native")
+    at = np.arange(10) % 5
+    assert f(ad.tensor(at)).item() == 20
+    at[7] = 5
+    with pytest.raises((AdjointError, IndexError)):
+        f(ad.tensor(at))
+    at[7] = 0
+    assert f(ad.tensor(at)).item() == 18
+
+
+def test_bodies_with_calls_of_numpy_run_from_python() -> None:
+    (x,) = tensors((N, 3, 3))
+
+    def f(x: Any) -> Any:
+        return ad.scan(lambda c, v: (ad.linalg.inv(c + v @ v.T), ()), ad.eye(3), x)[0].sum()
+
+    compiled = ad.compile(ad.grad(f), backend="native")
+    np.testing.assert_allclose(compiled(x).numpy(), ad.grad(f)(x).numpy(), rtol=1e-9)
+    assert "a step has a call of NumPy" in compiled.explain(x)
+
+
+def test_threads_take_part_in_the_steps_of_a_long_loop() -> None:
+    w, x = tensors((96, 96), (20, 128, 96), dtype=np.float32)
+    w = (w * 0.1).detach()
+
+    def f(w: Any, x: Any) -> Any:
+        last, ys = ad.scan(lambda c, v: (ad.tanh(ad.matmul(c, w) + v), c.mean()), x[0] * 0, x)
+        return last.mean() + ys.sum()
+
+    both = ad.value_and_grad(f, argnums=(0, 1))
+    for a, b in zip(
+        ad.tree.leaves(ad.compile(both, backend="native")(w, x)), ad.tree.leaves(both(w, x)), strict=True
+    ):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-3, atol=1e-6)
