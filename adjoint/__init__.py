@@ -53,6 +53,7 @@ from adjoint.ops import (
     elementwise,
     fft,
     fused,
+    grouped,
     index,
     join,
     linalg,
@@ -75,6 +76,7 @@ from adjoint.ops.contraction import *
 from adjoint.ops.create import *
 from adjoint.ops.elementwise import *
 from adjoint.ops.fused import *
+from adjoint.ops.grouped import *
 from adjoint.ops.join import *
 from adjoint.ops.nan_quantiles import *
 from adjoint.ops.order import *
@@ -202,6 +204,7 @@ __all__ = [
     *create.__all__,
     *elementwise.__all__,
     *fused.__all__,
+    *grouped.__all__,
     *join.__all__,
     *nan_quantiles.__all__,
     *order.__all__,
@@ -214,7 +217,7 @@ __all__ = [
 ]
 
 del _notebook, _numpy_protocols, array_api, arrange, compare, complex_parts, contraction, create, elementwise
-del fused, index, join, nan_quantiles, order, piecewise, products, reduce, scans, selection, shape
+del fused, grouped, index, join, nan_quantiles, order, piecewise, products, reduce, scans, selection, shape
 
 keep_freed_memory()
 relocate_numpy_warnings()

@@ -19,10 +19,16 @@ from adjoint.nn.dropout import *
 from adjoint.nn.dropout import __all__ as _dropout
 from adjoint.nn.embeddings import *
 from adjoint.nn.embeddings import __all__ as _embeddings
+from adjoint.nn.likelihood_losses import *
+from adjoint.nn.likelihood_losses import __all__ as _likelihood_losses
 from adjoint.nn.linear import *
 from adjoint.nn.linear import __all__ as _linear
+from adjoint.nn.margin_losses import *
+from adjoint.nn.margin_losses import __all__ as _margin_losses
 from adjoint.nn.module import Module, Parameter
 from adjoint.nn.module_tree import functional_call
+from adjoint.nn.multi_margin_losses import *
+from adjoint.nn.multi_margin_losses import __all__ as _multi_margin_losses
 from adjoint.nn.norms import *
 from adjoint.nn.norms import __all__ as _norms
 from adjoint.nn.pooling import *
@@ -52,7 +58,10 @@ __all__ = [
     *_convolution,
     *_dropout,
     *_embeddings,
+    *_likelihood_losses,
     *_linear,
+    *_margin_losses,
+    *_multi_margin_losses,
     *_norms,
     *_pooling,
     *_recurrent,

@@ -18,6 +18,7 @@ from adjoint.typing import ArrayLike
 
 __all__ = [
     "LossModule",
+    "check_reduction",
     "is_noting",
     "mean_over",
     "noted",
@@ -70,9 +71,14 @@ def reduced(op: str, loss: Tensor, reduction: str) -> Tensor:
         return loss
     if reduction == "mean":
         return noted(rec.mean(loss, axis=tuple(range(-loss.ndim, 0)), keepdims=False))
-    if reduction != "sum":
-        raise ArgumentError(f"{op}: reduction must be 'mean', 'sum' or 'none', not {reduction!r}.")
+    check_reduction(op, reduction)
     return noted(sum_all(loss), None)
+
+
+def check_reduction(op: str, reduction: Any) -> None:
+    """Raise if a reduction is unknown."""
+    if reduction not in ("mean", "sum", "none"):
+        raise ArgumentError(f"{op}: reduction must be 'mean', 'sum' or 'none', not {reduction!r}.")
 
 
 def mean_over(loss: Tensor, divisor: Any) -> Tensor:

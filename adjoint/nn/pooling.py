@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from adjoint.core.tensor import Tensor
 from adjoint.nn.arguments import unusual
 from adjoint.nn.module import Module
-from adjoint.ops import pool
+from adjoint.ops import max_places, pool
 from adjoint.typing import ArrayLike, Lengths
 
 __all__ = [
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
     "AdaptiveAvgPool3d",
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3d",
     "AvgPool1d",
     "AvgPool2d",
     "AvgPool3d",
     "MaxPool1d",
     "MaxPool2d",
     "MaxPool3d",
+    "MaxUnpool1d",
+    "MaxUnpool2d",
+    "MaxUnpool3d",
 ]
 
 
@@ -54,7 +60,65 @@ class _Pool(Module):
         return f"{self.kernel_size}" + unusual({"stride": (self.stride, None), "padding": (self.padding, 0)})
 
 
-class _AdaptiveAvgPool(Module):
+class _MaxPool(_Pool):
+    """Base class of maxima of windows."""
+
+    with_indices: ClassVar[Callable[..., Any]]
+
+    def __init__(
+        self,
+        kernel_size: Lengths,
+        stride: Lengths | None = None,
+        padding: Lengths | str = 0,
+        return_indices: bool = False,
+    ) -> None:
+        super().__init__(kernel_size, stride, padding)
+        self.return_indices = return_indices
+
+    def forward(self, x: ArrayLike) -> Any:
+        """Pool the last axes.
+
+        Parameters
+        ----------
+        x : array_like
+            The input, with shape (N, C, …) or (C, …).
+
+        Returns
+        -------
+        Tensor
+            One value per window; with ``return_indices`` a pair of the values and their positions.
+        """
+        if self.return_indices:
+            return self.with_indices(x, self.kernel_size, self.stride, self.padding)
+        return super().forward(x)
+
+
+class _MaxUnpool(_Pool):
+    """Base class of the inverse of maxima of windows."""
+
+    def forward(  # type: ignore[override]  # two arguments more
+        self, x: ArrayLike, indices: ArrayLike, output_size: Lengths | None = None
+    ) -> Tensor:
+        """Put maxima back to their positions.
+
+        Parameters
+        ----------
+        x : array_like
+            The maxima.
+        indices : array_like of int
+            Their positions.
+        output_size : tuple of int, optional
+            The size of the result.
+
+        Returns
+        -------
+        Tensor
+            The maxima at their positions, zeros elsewhere.
+        """
+        return self.function(x, indices, self.kernel_size, self.stride, self.padding, output_size)
+
+
+class _AdaptivePool(Module):
     """Base class of pooling to a given output size."""
 
     function: ClassVar[Callable[..., Tensor]]
@@ -82,7 +146,7 @@ class _AdaptiveAvgPool(Module):
         return f"{self.output_size}"
 
 
-class MaxPool1d(_Pool):
+class MaxPool1d(_MaxPool):
     """Maximum of each window over one axis.
 
     Parameters
@@ -93,6 +157,8 @@ class MaxPool1d(_Pool):
         The distance between windows.  The default is the size of the window.
     padding : int or tuple of int
         The number of elements added at each end (minus infinity).
+    return_indices : bool
+        Whether to return the positions of the maxima, too, for unpooling.
 
     Examples
     --------
@@ -102,6 +168,7 @@ class MaxPool1d(_Pool):
     """
 
     function = staticmethod(pool.max_pool1d)
+    with_indices = staticmethod(max_places.max_pool1d_with_indices)
 
 
 class AvgPool1d(_Pool):
@@ -126,7 +193,7 @@ class AvgPool1d(_Pool):
     function = staticmethod(pool.avg_pool1d)
 
 
-class MaxPool2d(_Pool):
+class MaxPool2d(_MaxPool):
     """Maximum of each window over two axes.
 
     Parameters
@@ -137,6 +204,8 @@ class MaxPool2d(_Pool):
         The distance between windows.  The default is the size of the window.
     padding : int or tuple of int
         The number of elements added at each end (minus infinity).
+    return_indices : bool
+        Whether to return the positions of the maxima, too, for unpooling.
 
     Examples
     --------
@@ -146,6 +215,7 @@ class MaxPool2d(_Pool):
     """
 
     function = staticmethod(pool.max_pool2d)
+    with_indices = staticmethod(max_places.max_pool2d_with_indices)
 
 
 class AvgPool2d(_Pool):
@@ -170,7 +240,7 @@ class AvgPool2d(_Pool):
     function = staticmethod(pool.avg_pool2d)
 
 
-class MaxPool3d(_Pool):
+class MaxPool3d(_MaxPool):
     """Maximum of each window over three axes.
 
     Parameters
@@ -181,6 +251,8 @@ class MaxPool3d(_Pool):
         The distance between windows.  The default is the size of the window.
     padding : int or tuple of int
         The number of elements added at each end (minus infinity).
+    return_indices : bool
+        Whether to return the positions of the maxima, too, for unpooling.
 
     Examples
     --------
@@ -190,6 +262,7 @@ class MaxPool3d(_Pool):
     """
 
     function = staticmethod(pool.max_pool3d)
+    with_indices = staticmethod(max_places.max_pool3d_with_indices)
 
 
 class AvgPool3d(_Pool):
@@ -214,7 +287,7 @@ class AvgPool3d(_Pool):
     function = staticmethod(pool.avg_pool3d)
 
 
-class AdaptiveAvgPool1d(_AdaptiveAvgPool):
+class AdaptiveAvgPool1d(_AdaptivePool):
     """Mean over windows over one axis, chosen so that the output has a given size.
 
     Parameters
@@ -232,7 +305,7 @@ class AdaptiveAvgPool1d(_AdaptiveAvgPool):
     function = staticmethod(pool.adaptive_avg_pool1d)
 
 
-class AdaptiveAvgPool2d(_AdaptiveAvgPool):
+class AdaptiveAvgPool2d(_AdaptivePool):
     """Mean over windows over two axes, chosen so that the output has a given size.
 
     Parameters
@@ -250,7 +323,7 @@ class AdaptiveAvgPool2d(_AdaptiveAvgPool):
     function = staticmethod(pool.adaptive_avg_pool2d)
 
 
-class AdaptiveAvgPool3d(_AdaptiveAvgPool):
+class AdaptiveAvgPool3d(_AdaptivePool):
     """Mean over windows over three axes, chosen so that the output has a given size.
 
     Parameters
@@ -266,3 +339,126 @@ class AdaptiveAvgPool3d(_AdaptiveAvgPool):
     """
 
     function = staticmethod(pool.adaptive_avg_pool3d)
+
+
+class AdaptiveMaxPool1d(_AdaptivePool):
+    """Maxima over one axis, for a given output size.
+
+    Parameters
+    ----------
+    output_size : int or tuple of int
+        The size of the output; None keeps a length.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.AdaptiveMaxPool1d(3)(ad.ones((1, 4, 6))).shape
+    (1, 4, 3)
+    """
+
+    function = staticmethod(max_places.adaptive_max_pool1d)
+
+
+class MaxUnpool1d(_MaxUnpool):
+    """Inverse of ``MaxPool1d``: maxima at their positions, zeros elsewhere.
+
+    Parameters
+    ----------
+    kernel_size : int or tuple of int
+        The size of the window.
+    stride : int or tuple of int, optional
+        The distance between windows.  The default is the size of the window.
+    padding : int or tuple of int
+        The padding of the pooling.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> pooled = ad.nn.MaxPool1d(2, return_indices=True)(ad.ones((1, 4, 6)))
+    >>> ad.nn.MaxUnpool1d(2)(*pooled).shape
+    (1, 4, 6)
+    """
+
+    function = staticmethod(max_places.max_unpool1d)
+
+
+class AdaptiveMaxPool2d(_AdaptivePool):
+    """Maxima over two axes, for a given output size.
+
+    Parameters
+    ----------
+    output_size : int or tuple of int
+        The size of the output; None keeps a length.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.AdaptiveMaxPool2d(3)(ad.ones((1, 4, 6, 6))).shape
+    (1, 4, 3, 3)
+    """
+
+    function = staticmethod(max_places.adaptive_max_pool2d)
+
+
+class MaxUnpool2d(_MaxUnpool):
+    """Inverse of ``MaxPool2d``: maxima at their positions, zeros elsewhere.
+
+    Parameters
+    ----------
+    kernel_size : int or tuple of int
+        The size of the window.
+    stride : int or tuple of int, optional
+        The distance between windows.  The default is the size of the window.
+    padding : int or tuple of int
+        The padding of the pooling.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> pooled = ad.nn.MaxPool2d(2, return_indices=True)(ad.ones((1, 4, 6, 6)))
+    >>> ad.nn.MaxUnpool2d(2)(*pooled).shape
+    (1, 4, 6, 6)
+    """
+
+    function = staticmethod(max_places.max_unpool2d)
+
+
+class AdaptiveMaxPool3d(_AdaptivePool):
+    """Maxima over three axes, for a given output size.
+
+    Parameters
+    ----------
+    output_size : int or tuple of int
+        The size of the output; None keeps a length.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.AdaptiveMaxPool3d(3)(ad.ones((1, 4, 6, 6, 6))).shape
+    (1, 4, 3, 3, 3)
+    """
+
+    function = staticmethod(max_places.adaptive_max_pool3d)
+
+
+class MaxUnpool3d(_MaxUnpool):
+    """Inverse of ``MaxPool3d``: maxima at their positions, zeros elsewhere.
+
+    Parameters
+    ----------
+    kernel_size : int or tuple of int
+        The size of the window.
+    stride : int or tuple of int, optional
+        The distance between windows.  The default is the size of the window.
+    padding : int or tuple of int
+        The padding of the pooling.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> pooled = ad.nn.MaxPool3d(2, return_indices=True)(ad.ones((1, 4, 6, 6, 6)))
+    >>> ad.nn.MaxUnpool3d(2)(*pooled).shape
+    (1, 4, 6, 6, 6)
+    """
+
+    function = staticmethod(max_places.max_unpool3d)

@@ -13,11 +13,12 @@ from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn.arguments import floats, lengths, sizes, unusual
 from adjoint.nn.module import Module
+from adjoint.ops.columns import fold, unfold
 from adjoint.ops.pool import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 from adjoint.ops.selection import take
 from adjoint.typing import ArrayLike, Lengths
 
-__all__ = ["PixelShuffle", "PixelUnshuffle", "Upsample"]
+__all__ = ["Fold", "PixelShuffle", "PixelUnshuffle", "Unfold", "Upsample"]
 
 # The number of spatial axes of each mode; None: any number
 _MODES = {
@@ -128,7 +129,7 @@ def _along(x: Tensor, axis: int, m: int, step: float, mode: str, aligned: bool) 
         at = at if cubic else np.maximum(at, 0.0)
     low = np.floor(at).astype(int)
     t = at - low
-    weights = _cubic(t) if cubic else {0: 1 - t, 1: t}
+    weights = cubic_weights(t) if cubic else {0: 1 - t, 1: t}
     y: Any = 0
     for offset, w in weights.items():
         part = take(x, np.clip(low + offset, 0, n - 1), axis=axis)
@@ -136,7 +137,7 @@ def _along(x: Tensor, axis: int, m: int, step: float, mode: str, aligned: bool) 
     return y
 
 
-def _cubic(t: Any, a: float = -0.75) -> dict[int, Any]:
+def cubic_weights(t: Any, a: float = -0.75) -> dict[int, Any]:
     """Return the weights of the four neighbours (Keys' kernel with PyTorch's constant)."""
 
     def near(d: Any) -> Any:
@@ -364,3 +365,101 @@ class PixelUnshuffle(Module):
     def extra_repr(self) -> str:
         """Return the divisor."""
         return f"{self.downscale_factor}"
+
+
+class Unfold(Module):
+    """Module form of ``nn.functional.unfold``: sliding windows as columns.
+
+    Parameters
+    ----------
+    kernel_size : int or tuple of int
+        The size of the windows.
+    dilation : int or tuple of int
+        The distance of the elements of a window.
+    padding : int or tuple of int
+        The number of zeros to add on both sides.
+    stride : int or tuple of int
+        The step of the windows.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.Unfold(2)(ad.ones((1, 3, 4, 4))).shape
+    (1, 12, 9)
+    """
+
+    def __init__(
+        self, kernel_size: Lengths, dilation: Lengths = 1, padding: Lengths = 0, stride: Lengths = 1
+    ) -> None:
+        self.options = {
+            "kernel_size": kernel_size, "dilation": dilation, "padding": padding, "stride": stride,
+        }  # fmt: skip
+
+    def forward(self, x: ArrayLike) -> Tensor:
+        """Return the windows as columns.
+
+        Parameters
+        ----------
+        x : array_like
+            The images, (N, C, H, W) or (C, H, W).
+
+        Returns
+        -------
+        Tensor
+            The columns.
+        """
+        return unfold(x, **self.options)
+
+    def extra_repr(self) -> str:
+        """Return the options."""
+        return ", ".join(f"{name}={value}" for name, value in self.options.items())
+
+
+class Fold(Unfold):
+    """Module form of ``nn.functional.fold``: columns added into images.
+
+    Parameters
+    ----------
+    output_size : int or tuple of int
+        The height and the width of the images.
+    kernel_size : int or tuple of int
+        The size of the windows.
+    dilation : int or tuple of int
+        The distance of the elements of a window.
+    padding : int or tuple of int
+        The number of zeros that were added on both sides.
+    stride : int or tuple of int
+        The step of the windows.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.Fold(4, 2)(ad.ones((1, 12, 9))).shape
+    (1, 3, 4, 4)
+    """
+
+    def __init__(
+        self,
+        output_size: Lengths,
+        kernel_size: Lengths,
+        dilation: Lengths = 1,
+        padding: Lengths = 0,
+        stride: Lengths = 1,
+    ) -> None:
+        super().__init__(kernel_size, dilation, padding, stride)
+        self.options = {"output_size": output_size, **self.options}
+
+    def forward(self, x: ArrayLike) -> Tensor:
+        """Add columns into images.
+
+        Parameters
+        ----------
+        x : array_like
+            The columns.
+
+        Returns
+        -------
+        Tensor
+            The images.
+        """
+        return fold(x, **self.options)

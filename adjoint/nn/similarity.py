@@ -1,4 +1,4 @@
-"""Unit vectors and the cosine between vectors."""
+"""Unit vectors, and distances and cosines between vectors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from adjoint.nn.norms import like_input, widened_half
 from adjoint.ops.reduce import narrowed
 from adjoint.typing import ArrayLike
 
-__all__ = ["cosine_similarity", "normalize"]
+__all__ = ["cosine_similarity", "normalize", "pairwise_distance"]
 
 
 def _length(x: Tensor, axes: tuple[int, ...], least: float, p: float = 2.0) -> Tensor:
@@ -89,3 +89,38 @@ def normalize(x: ArrayLike, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -
     if p == math.inf:
         return like_input(wide / rec.maximum(rec.max(rec.abs(wide), axis=axes, keepdims=True), eps), x)
     return like_input(wide / _length(wide, axes, eps, p), x)
+
+
+def pairwise_distance(
+    x: ArrayLike, y: ArrayLike, p: float = 2.0, eps: float = 1e-6, keepdims: bool = False
+) -> Tensor:
+    """Return the p-norm of ``x - y + eps`` along the last axis.
+
+    Parameters
+    ----------
+    x, y : array_like
+        Vectors along the last axis, broadcast against each other.
+    p : float
+        The order of the norm.
+    eps : float
+        Added to the differences, so that the gradient exists where vectors are equal.
+    keepdims : bool
+        Whether the last axis is kept with the length 1.
+
+    Returns
+    -------
+    Tensor
+        The distances.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.pairwise_distance([[0.0, 0.0]], [[3.0, 4.0]], eps=0.0)
+    tensor([5.], dtype=float64)
+    """
+    op = "pairwise_distance"
+    x, y = floats(op, x), floats(op, y)
+    broadcast_shapes(op, x.shape, y.shape)
+    apart = widened_half(x) - widened_half(y) + number(op, "eps", eps)
+    length = rec.vector_norm(apart, ord=number(op, "p", p), axis=(-1,), keepdims=keepdims)
+    return narrowed(length, np.result_type(x.dtype, y.dtype))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ from adjoint.core.shapes import Shape, canonical_axis, canonical_shape, same_ran
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.half import in_float32
-from adjoint.ops.shape import flip, moveaxis
+from adjoint.ops.shape import flip, moveaxis, pad
 from adjoint.typing import Array, ArrayLike, Axis, Lengths
 
 __all__ = [
+    "block_diag",
+    "combinations",
     "diag",
     "diagonal",
     "fliplr",
@@ -345,7 +348,77 @@ def kron(x: ArrayLike, y: ArrayLike) -> Tensor:
     return rec.reshape(blocks, shape=tuple(m * n for m, n in zip(a, b, strict=True)))
 
 
+def combinations(x: ArrayLike, r: int = 2, with_replacement: bool = False) -> Tensor:
+    """Return all combinations of ``r`` elements of a vector, in the order of ``itertools``.
+
+    Parameters
+    ----------
+    x : array_like
+        The vector.
+    r : int, optional
+        How many elements a combination has.
+    with_replacement : bool, optional
+        Whether an element may be in a combination repeatedly.
+
+    Returns
+    -------
+    Tensor
+        One combination per row.
+
+    Raises
+    ------
+    ShapeError
+        If ``x`` is not a vector.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.combinations(ad.tensor([1.0, 2.0, 3.0]))
+    tensor([[1., 2.],
+            [1., 3.],
+            [2., 3.]], dtype=float64)
+    """
+    x, size = asarray(x), whole_number("combinations", "r", r)
+    if x.ndim != 1:
+        raise ShapeError(f"combinations: x must be a vector, but has shape {x.shape}.")
+    if size < 0:
+        raise ArgumentError(f"combinations: r must not be negative, but is {r}.")
+    chosen = itertools.combinations_with_replacement if with_replacement else itertools.combinations
+    rows = list(chosen(range(x.size), size))
+    return rec.take(x, np.array(rows, np.intp).reshape(len(rows), size), axis=-1)
+
+
 # Diagonals and triangles -----------------------------------------------------------------------
+
+
+def block_diag(*xs: ArrayLike) -> Tensor:
+    """Return the matrix with the given ones on its diagonal and zeros elsewhere.
+
+    Parameters
+    ----------
+    *xs : array_like
+        The matrices; numbers and vectors become matrices of one row.
+
+    Returns
+    -------
+    Tensor
+        The matrix.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.block_diag(1, [[2, 3]])
+    tensor([[1, 0, 0],
+            [0, 2, 3]], dtype=int64)
+    """
+    parts = [asarray(x) for x in xs] or [asarray(np.zeros((1, 0)))]
+    parts = [rec.reshape(p, shape=(1,) * (2 - p.ndim) + p.shape) if p.ndim < 2 else p for p in parts]
+    width, rows, start = sum(p.shape[-1] for p in parts), [], 0
+    for p in parts:
+        beside = (start, width - start - p.shape[-1])
+        rows.append(pad(p, (*((0, 0),) * (p.ndim - 1), beside)))
+        start += p.shape[-1]
+    return rec.concat(*rows, axis=-2)
 
 
 def diagonal(x: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:

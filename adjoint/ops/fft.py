@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core.convert import asarray, check_device
+from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import Namespace, Value, rec
-from adjoint.core.shapes import Shape, canonical_axis, number
-from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.shapes import Shape, canonical_axis
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
+from adjoint.ops.frequencies import fftfreq, fftshift, ifftshift, rfftfreq
 from adjoint.ops.half import in_float32
-from adjoint.ops.shape import roll
-from adjoint.typing import ArrayLike, Axis, DTypeLike
+from adjoint.typing import ArrayLike, Axis
 
 __all__ = [
     "fft",
@@ -30,11 +30,15 @@ __all__ = [
     "fftn",
     "fftshift",
     "hfft",
+    "hfft2",
+    "hfftn",
     "ifft",
     "ifft2",
     "ifftn",
     "ifftshift",
     "ihfft",
+    "ihfft2",
+    "ihfftn",
     "irfft",
     "irfft2",
     "irfftn",
@@ -583,9 +587,7 @@ def hfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = 
     >>> ad.fft.hfft([1.0, 1.0, 1.0])
     tensor([4., 0., 0., 0.], dtype=float64)
     """
-    return _from_half(
-        "hfft", rec.conj(_complex_input("hfft", x)), _one(n), (axis,), _DUAL[_checked_norm("hfft", norm)]
-    )
+    return _hermitian("hfft", x, _one(n), (axis,), norm)
 
 
 def ihfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
@@ -621,142 +623,135 @@ def ihfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None =
     return rec.conj(_to_half("ihfft", x, _one(n), (axis,), _DUAL[_checked_norm("ihfft", norm)]))
 
 
-def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: str | None = None) -> Tensor:
-    """Return the frequencies of the terms of ``fft``.
-
-    Parameters
-    ----------
-    n : int
-        The length of the transform.
-    d : float, optional
-        The distance of the samples.
-    dtype : dtype, optional
-        A float dtype; by default float64.
-    device : str, optional
-        Accepted for the Array API; only ``"cpu"`` exists.
-
-    Returns
-    -------
-    Tensor
-        The frequencies, negative ones last.
-
-    Raises
-    ------
-    ArgumentError
-        If ``n`` is less than 1, or ``d`` is 0.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.fft.fftfreq(4)
-    tensor([ 0.  ,  0.25, -0.5 , -0.25], dtype=float64)
-    """
-    return _frequencies("fftfreq", np.fft.fftfreq, n, d, dtype, device)
-
-
-def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: str | None = None) -> Tensor:
-    """Return the frequencies of the terms of ``rfft``.
-
-    Parameters
-    ----------
-    n : int
-        The length of the transform.
-    d : float, optional
-        The distance of the samples.
-    dtype : dtype, optional
-        A float dtype; by default float64.
-    device : str, optional
-        Accepted for the Array API; only ``"cpu"`` exists.
-
-    Returns
-    -------
-    Tensor
-        The frequencies.
-
-    Raises
-    ------
-    ArgumentError
-        If ``n`` is less than 1, or ``d`` is 0.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.fft.rfftfreq(4)
-    tensor([0.  , 0.25, 0.5 ], dtype=float64)
-    """
-    return _frequencies("rfftfreq", np.fft.rfftfreq, n, d, dtype, device)
-
-
-def _frequencies(op: str, function: Any, n: int, d: float, dtype: Any, device: Any) -> Tensor:
-    check_device(op, device)
-    try:
-        count = operator.index(n)
-    except TypeError:
-        raise InputError(f"{op}: n must be an integer, but got {n!r}.") from None
-    d = number(op, "d", d)
-    if count < 1 or d == 0:
-        raise ArgumentError(f"{op}: n must be at least 1 and d not 0, but got n={n}, d={d}.")
-    found = wrap(np.asarray(function(count, d)))
-    if dtype is None:
-        return found
-    if np.dtype(dtype).kind != "f":
-        raise DTypeError(f"{op}: dtype must be a float dtype, but is {np.dtype(dtype)}.")
-    return rec.astype(found, dtype=np.dtype(dtype))
-
-
-def fftshift(x: ArrayLike, axes: Axis = None) -> Tensor:
-    """Move the term of frequency zero to the middle.
+def hfftn(x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = None, norm: str | None = None) -> Tensor:
+    """Return the Fourier transform over several axes of a signal with Hermitian symmetry.
 
     Parameters
     ----------
     x : array_like
-        The argument.
+        The first half of the signal, along the last of the axes.
+    s : sequence of int, optional
+        The lengths of the result.
     axes : int or tuple of int, optional
-        The axes; all of them by default.
+        The axes; by default all, or the last ones for ``s``.
+    norm : str, optional
+        The scaling, as in ``fft``.
 
     Returns
     -------
     Tensor
-        The shifted tensor.
+        The transform, real.
 
     Examples
     --------
     >>> import adjoint as ad
-    >>> ad.fft.fftshift([0, 1, -2, -1])
-    tensor([-2, -1,  0,  1], dtype=int64)
+    >>> ad.fft.hfftn(ad.ones((2, 3)))
+    tensor([[8., 0., 0., 0.],
+            [0., 0., 0., 0.]], dtype=float64)
     """
-    return _shifted("fftshift", x, axes, 1)
+    return _hermitian("hfftn", x, s, axes, norm)
 
 
-def ifftshift(x: ArrayLike, axes: Axis = None) -> Tensor:
-    """Return the inverse of ``fftshift``.
+def hfft2(
+    x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = (-2, -1), norm: str | None = None
+) -> Tensor:
+    """Return the Fourier transform over two axes of a signal with Hermitian symmetry.
 
     Parameters
     ----------
     x : array_like
-        The argument.
-    axes : int or tuple of int, optional
-        The axes; all of them by default.
+        The first half of the signal, along the last of the axes.
+    s : sequence of int, optional
+        The lengths of the result.
+    axes : tuple of int, optional
+        The two axes.
+    norm : str, optional
+        The scaling, as in ``fft``.
 
     Returns
     -------
     Tensor
-        The shifted tensor.
+        The transform, real.
 
     Examples
     --------
     >>> import adjoint as ad
-    >>> ad.fft.ifftshift([-2, -1, 0, 1])
-    tensor([ 0,  1, -2, -1], dtype=int64)
+    >>> ad.fft.hfft2(ad.ones((2, 3))).shape
+    (2, 4)
     """
-    return _shifted("ifftshift", x, axes, -1)
+    return _hermitian("hfft2", x, s, axes, norm)
 
 
-def _shifted(op: str, x: Any, axes: Any, direction: int) -> Tensor:
-    x = asarray(x)
-    several = range(x.ndim) if axes is None else axes if isinstance(axes, (tuple, list)) else (axes,)
-    where = tuple(canonical_axis(op, a, x.ndim) for a in several)
-    if not where:
-        return x
-    # shift by n // 2 to the right, or back to the left
-    return roll(x, tuple(direction * (x.shape[a] // 2) for a in where), where)
+def ihfftn(
+    x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = None, norm: str | None = None
+) -> Tensor:
+    """Return the inverse of ``hfftn``.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument, real.
+    s : sequence of int, optional
+        The lengths of the transform; the input is cut or padded with zeros to them.
+    axes : int or tuple of int, optional
+        The axes; by default all, or the last ones for ``s``.
+    norm : str, optional
+        The scaling, as in ``fft``.
+
+    Returns
+    -------
+    Tensor
+        The first half of the signal, complex.
+
+    Raises
+    ------
+    DTypeError
+        If ``x`` is complex.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.fft.ihfftn(ad.fft.hfftn(ad.ones((2, 3)))).real
+    tensor([[1., 1., 1.],
+            [1., 1., 1.]], dtype=float64)
+    """
+    return rec.conj(_to_half("ihfftn", x, s, axes, _DUAL[_checked_norm("ihfftn", norm)]))
+
+
+def ihfft2(
+    x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = (-2, -1), norm: str | None = None
+) -> Tensor:
+    """Return the inverse of ``hfft2``.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument, real.
+    s : sequence of int, optional
+        The lengths of the transform; the input is cut or padded with zeros to them.
+    axes : tuple of int, optional
+        The two axes.
+    norm : str, optional
+        The scaling, as in ``fft``.
+
+    Returns
+    -------
+    Tensor
+        The first half of the signal, complex.
+
+    Raises
+    ------
+    DTypeError
+        If ``x`` is complex.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.fft.ihfft2(ad.ones((2, 4))).shape
+    (2, 3)
+    """
+    return rec.conj(_to_half("ihfft2", x, s, axes, _DUAL[_checked_norm("ihfft2", norm)]))
+
+
+def _hermitian(op: str, x: Any, s: Any, axes: Any, norm: Any) -> Tensor:
+    return _from_half(op, rec.conj(_complex_input(op, x)), s, axes, _DUAL[_checked_norm(op, norm)])

@@ -10,7 +10,7 @@ from adjoint.errors import ShapeError
 from adjoint.ops import products
 from adjoint.ops.decompositions import cholesky, eigh, eigvalsh, matrix_rank, qr, svd, svdvals
 from adjoint.ops.least_squares import lstsq, pinv
-from adjoint.ops.matrix_functions import eig, eigvals, matrix_exp
+from adjoint.ops.matrix_functions import eig, eigvals, lu, matrix_exp
 from adjoint.ops.norms import cond, matrix_norm, norm, vector_norm
 from adjoint.ops.products import cross, matmul, multi_dot, tensordot, vecdot
 from adjoint.ops.shape import matrix_transpose
@@ -38,6 +38,7 @@ __all__ = [
     "eigvalsh",
     "inv",
     "lstsq",
+    "lu",
     "matmul",
     "matrix_exp",
     "matrix_norm",

@@ -14,7 +14,7 @@ from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.tensor import Tensor
 from adjoint.errors import LinAlgError, MissingExtraError, ShapeError
 from adjoint.ops.gauge import apart, largest
-from adjoint.ops.matrices import adjoint_of, matrix_shape
+from adjoint.ops.matrices import adjoint_of, matrices, matrix_shape
 from adjoint.ops.reduce import floating
 from adjoint.typing import Array, ArrayLike
 
@@ -198,6 +198,14 @@ def _lu_rule(xp: Namespace, g: Value, out: Value, x: Value) -> Any:
     return xp.matmul(p, xp.solve_triangular(xp.matrix_transpose(lower), right, lower=False, unit=True))
 
 
+def _lu_rows(x: Array) -> Any:
+    if not x.size:
+        return np.broadcast_to(np.eye(x.shape[-2]), (*x.shape[:-1], x.shape[-2])).copy()
+    return _scipy_linalg("lu").lu(_supported(x))[0]
+
+
+define("lu_rows", _lu_rows, None, kind="general", batch="leading", reason="it is piecewise constant",
+       reference="formula", doc="The permutation of rows that pivoting makes, as a matrix.")  # fmt: skip
 define("lu", _lu, _lu_rule, saves=("out",), kind="general", outputs=3, batch="leading",
        reference="formula", doc="The factors of square matrices: a permutation, a lower and an upper triangle.")  # fmt: skip
 
@@ -356,3 +364,57 @@ def matrix_exp(x: ArrayLike) -> Tensor:
             [0., 1.]], dtype=float64)
     """
     return rec.expm(_square_matrices("matrix_exp", x))
+
+
+class LUResult(NamedTuple):
+    """Result of ``lu``: a permutation, a lower and an upper triangular factor."""
+
+    P: Tensor
+    L: Tensor
+    U: Tensor
+
+
+def lu(x: ArrayLike) -> LUResult:
+    """Return the factors of matrices with pivoting: ``x = P @ L @ U``.
+
+    Parameters
+    ----------
+    x : array_like
+        The matrices, in the last two axes; of any shape.
+
+    Returns
+    -------
+    LUResult
+        A named tuple of the permutation matrix ``P``, the lower triangle ``L`` with ones on its diagonal, and
+        the upper triangle ``U``.
+
+    Raises
+    ------
+    ShapeError
+        If ``x`` has less than two axes.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.linalg.lu([[1.0, 2.0], [4.0, 4.0]]).U
+    tensor([[4., 4.],
+            [0., 1.]], dtype=float64)
+    """
+    x = matrices("lu", x)
+    m, n = x.shape[-2:]
+    if m == n:
+        return LUResult(*rec.lu(x))
+    if m < n:  # the first m columns decide
+        p, lower, upper = rec.lu(x[..., :m])
+        rest = rec.matmul(rec.matrix_transpose(p), x[..., m:])
+        return LUResult(
+            p, lower, rec.concat(upper, rec.solve_triangular(lower, rest, lower=True, unit=True), axis=-1)
+        )
+    rows = rec.lu_rows(x)
+    ordered = rec.matmul(rec.matrix_transpose(rows), x)
+    p, lower, upper = rec.lu(ordered[..., :n, :])
+    # below: l u = x, so uᵀ lᵀ = xᵀ
+    below = rec.matrix_transpose(ordered[..., n:, :])
+    below = rec.solve_triangular(rec.matrix_transpose(upper), below, lower=True, unit=False)
+    again = rec.concat(rec.matmul(rows[..., :n], p), rows[..., n:], axis=-1)  # another pivot of equal ones
+    return LUResult(again, rec.concat(lower, rec.matrix_transpose(below), axis=-2), upper)

@@ -65,7 +65,7 @@ define("window_spread", in_float32(_window_spread),
        kind="linear", params=("size", *_WINDOW), batch="leading", reference="formula", doc="Each element added to all of its window.")  # fmt: skip
 
 
-def _lowest(dtype: Any) -> Any:
+def lowest(dtype: Any) -> Any:
     if dtype.kind == "c":
         raise TypeError("complex numbers have no order")
     return -np.inf if dtype.kind == "f" or dtype.name == "bfloat16" else np.iinfo(dtype).min
@@ -73,7 +73,7 @@ def _lowest(dtype: Any) -> Any:
 
 def _max_pool(x: Array, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> Any:
     count = counts(x.shape[-len(kernel) :], kernel, stride, padding, dilation)
-    image = padded(x, padding, _lowest(x.dtype))
+    image = padded(x, padding, lowest(x.dtype))
     places = spots(kernel, stride, dilation, count)
     out = image[next(places)].copy(order="K")
     for spot in places:
@@ -85,7 +85,7 @@ def _hits(
     x: Array, y: Array, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
 ) -> tuple[list[Any], Any]:
     """Return, for each offset, where it has the maximum of its window, and how many elements share it."""
-    image = padded(x, padding, _lowest(x.dtype))
+    image = padded(x, padding, lowest(x.dtype))
     places = list(spots(kernel, stride, dilation, y.shape[-len(kernel) :]))
     hits = [image[spot] == y for spot in places]
     if y.dtype.kind == "f" and np.isnan(y).any():  # the NaNs of a window share the gradient
@@ -147,7 +147,7 @@ define("max_gather", in_float32(_max_gather),
 # Public functions ------------------------------------------------------------------------------
 
 
-def _pool_geometry(
+def pool_geometry(
     op: str,
     nd: int,
     x: Tensor,
@@ -157,6 +157,7 @@ def _pool_geometry(
     dilation: Any,
     ceil_mode: bool,
 ) -> dict[str, Any]:
+    """Return the checked parameters of the pooling ops."""
     kernel = numbers(op, "kernel_size", kernel_size, nd, 1)
     stride = kernel if stride is None else numbers(op, "stride", stride, nd, 1)
     widths, dilation = numbers(op, "padding", padding, nd, 0), numbers(op, "dilation", dilation, nd, 1)
@@ -191,9 +192,7 @@ def _maximum(
     x, alone = images(op, x, nd)
     if x.dtype.kind in "cb":
         raise DTypeError(f"{op}: {x.dtype} has no order, so there is no maximum.")
-    y: Tensor = rec.max_pool(
-        x, **_pool_geometry(op, nd, x, kernel_size, stride, padding, dilation, ceil_mode)
-    )
+    y: Tensor = rec.max_pool(x, **pool_geometry(op, nd, x, kernel_size, stride, padding, dilation, ceil_mode))
     return rec.reshape(y, shape=y.shape[1:]) if alone else y
 
 
@@ -210,7 +209,7 @@ def _average(
     x, alone = images(op, x, nd)
     if x.dtype.kind in "iub":
         x = rec.astype(x, dtype=np.dtype(float))
-    at = _pool_geometry(op, nd, x, kernel_size, stride, padding, 1, ceil_mode)
+    at = pool_geometry(op, nd, x, kernel_size, stride, padding, 1, ceil_mode)
     total = rec.window_sum(widened(rec, x), **at)
     y = narrowed(total / wrap(_divisors(x.shape[-nd:], total.dtype, include_pad, **at)), x.dtype)
     return rec.reshape(y, shape=y.shape[1:]) if alone else y
@@ -508,15 +507,21 @@ def _averages(n: int, m: int, dtype: Any) -> Any:
     return out
 
 
-def _adaptive(op: str, nd: int, x: Any, output_size: Any) -> Tensor:
-    x, alone = images(op, x, nd)
-    if x.dtype.kind in "iub":
-        x = rec.astype(x, dtype=np.dtype(float))
+def adaptive_sizes(op: str, nd: int, x: Tensor, output_size: Any) -> Shape:
+    """Return the size of the output of adaptive pooling; raise if the images are empty."""
     given = output_size if isinstance(output_size, (tuple, list)) else (output_size,) * nd
     filled = tuple(n if m is None else m for m, n in zip(given, x.shape[-nd:], strict=False))
     sizes = numbers(op, "output_size", filled if len(given) == nd else tuple(given), nd, 1)
     if 0 in x.shape[-nd:]:
-        raise ShapeError(f"{op}: images of shape {x.shape} have no elements to average.")
+        raise ShapeError(f"{op}: images of shape {x.shape} have no elements.")
+    return sizes
+
+
+def _adaptive(op: str, nd: int, x: Any, output_size: Any) -> Tensor:
+    x, alone = images(op, x, nd)
+    if x.dtype.kind in "iub":
+        x = rec.astype(x, dtype=np.dtype(float))
+    sizes = adaptive_sizes(op, nd, x, output_size)
     dtype, x = x.dtype, widened(rec, x)
     for axis, m in zip(range(-nd, 0), sizes, strict=True):
         n = x.shape[axis]

@@ -1,8 +1,8 @@
-"""Cumulative sums and products along an axis, and differences of neighbours."""
+"""Cumulative sums, products and extremes along an axis, and differences of neighbours."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,36 +11,61 @@ from adjoint.core.define import define
 from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.shapes import canonical_axis, whole_number
 from adjoint.core.tensor import Tensor, wrap
-from adjoint.errors import ArgumentError, ShapeError
+from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.ops.half import in_float32, widened
-from adjoint.ops.reduce import narrowed, typed
-from adjoint.typing import ArrayLike, Axis, DTypeLike
+from adjoint.ops.reduce import floating, narrowed, typed
+from adjoint.typing import Array, ArrayLike, Axis, DTypeLike
 
 __all__ = [
+    "cummax",
+    "cummin",
     "cumprod",
     "cumsum",
     "cumulative_prod",
     "cumulative_sum",
     "diff",
+    "logcumsumexp",
 ]
 
 
+def _sums_ahead(xp: Namespace, g: Value, ahead: Value) -> Any:
+    """Solve S_i = g_i + a_i S_{i+1} along the last axis, by doubling."""
+    front, step = ((0, 0),) * (len(g.shape) - 1), 1
+    while step < g.shape[-1]:
+        g = g + ahead * xp.pad(g[..., step:], widths=(*front, (0, step)), value=0)
+        ahead = ahead * xp.pad(ahead[..., step:], widths=(*front, (0, step)), value=0)
+        step *= 2
+    return g
+
+
 def _cumprod_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: int) -> Any:
-    """dx_i = (Π_{k<i} x_k) S_i with S_i = g_i + x_{i+1} S_{i+1}, solved by doubling."""
-    n = x.shape[axis]
-    if n < 2:
+    """dx_i = (Π_{k<i} x_k) S_i with S_i = g_i + x_{i+1} S_{i+1}."""
+    if x.shape[axis] < 2:
         return g
     x, g = (xp.moveaxis(widened(xp, a), source=axis, destination=-1) for a in (x, g))
     front = ((0, 0),) * (len(x.shape) - 1)
-    ahead = xp.pad(x[..., 1:], widths=(*front, (0, 1)), value=0)
-    step = 1
-    while step < n:
-        later = xp.pad(g[..., step:], widths=(*front, (0, step)), value=0)
-        g = g + ahead * later
-        ahead = ahead * xp.pad(ahead[..., step:], widths=(*front, (0, step)), value=0)
-        step *= 2
+    g = _sums_ahead(xp, g, xp.pad(x[..., 1:], widths=(*front, (0, 1)), value=0))
     before = xp.cumprod(xp.pad(x[..., :-1], widths=(*front, (1, 0)), value=1), axis=-1)
     return xp.moveaxis(before * g, source=-1, destination=axis)
+
+
+def _argcummax(x: Array, axis: int, largest: bool) -> Any:
+    """Return where the extreme so far is: of equal elements the last, of NaNs the last."""
+    running = (np.maximum if largest else np.minimum).accumulate(x, axis=axis)
+    place = np.arange(x.shape[axis]).reshape(-1, *(1,) * (-axis - 1))
+    return np.maximum.accumulate(np.where((x == running) | (x != x), place, 0), axis=axis)
+
+
+def _logcumsumexp_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: int) -> Any:
+    """dx_i = exp(x_i - y_i) S_i with S_i = g_i + exp(y_i - y_{i+1}) S_{i+1}: no factor is above 1."""
+    own = xp.exp(xp.where(x == y, 0, x - y))  # equal infinities, too
+    if x.shape[axis] < 2:
+        return g * own
+    g, y = (xp.moveaxis(widened(xp, a), source=axis, destination=-1) for a in (g, y))
+    now, later = y[..., :-1], y[..., 1:]
+    front = ((0, 0),) * (len(y.shape) - 1)
+    ahead = xp.pad(xp.exp(xp.where(now == later, 0, now - later)), widths=(*front, (0, 1)), value=0)
+    return own * xp.moveaxis(_sums_ahead(xp, g, ahead), source=-1, destination=axis)
 
 
 define("cumsum", in_float32(lambda x, axis: np.cumsum(x, axis=axis)),
@@ -48,6 +73,10 @@ define("cumsum", in_float32(lambda x, axis: np.cumsum(x, axis=axis)),
        kind="linear", params=("axis",), batch="leading", method=True, doc="Running sums along an axis.")  # fmt: skip
 define("cumprod", in_float32(lambda x, axis: np.cumprod(x, axis=axis)), _cumprod_rule, saves="x", kind="general",
        params=("axis",), batch="leading", method=True, doc="Running products along an axis.")  # fmt: skip
+define("logcumsumexp", in_float32(lambda x, axis: np.logaddexp.accumulate(x, axis=axis)), _logcumsumexp_rule, saves="yx",
+       kind="general", params=("axis",), batch="leading", reference="formula", doc="Logarithms of running sums of exponentials.")  # fmt: skip
+define("argcummax", _argcummax, None, kind="general", params=("axis", "largest"), batch="leading",
+       reason="it is piecewise constant", reference="formula", doc="Where the running maximum or minimum is.")  # fmt: skip
 
 
 def _scan(op: str, x: Tensor, axis: Any) -> Tensor:
@@ -199,6 +228,107 @@ def cumulative_prod(
     tensor([1., 2., 6.], dtype=float64)
     """
     return _cumulative("cumprod", x, axis, dtype, 1 if include_initial else None)
+
+
+def logcumsumexp(x: ArrayLike, axis: Axis = None) -> Tensor:
+    """Return the logarithms of the cumulative sums of exponentials along an axis, without overflow.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument, real.
+    axis : int, optional
+        The axis; by default the flattened tensor is used.
+
+    Returns
+    -------
+    Tensor
+        The logarithms, one for each element.
+
+    Raises
+    ------
+    DTypeError
+        If ``x`` is complex.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.logcumsumexp(ad.tensor([1000.0, 1000.0])).tolist() == [1000.0, 1000.0 + ad.log(2.0).item()]
+    True
+    """
+    x = floating("logcumsumexp", x)
+    if x.dtype.kind == "c":
+        raise DTypeError(f"logcumsumexp: real numbers are required, but the dtype is {x.dtype}.")
+    return _scan("logcumsumexp", x, axis)
+
+
+class CumulativeExtreme(NamedTuple):
+    """Result of ``cummax`` and ``cummin``: the elements and their indices."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def cummax(x: ArrayLike, axis: int = -1) -> CumulativeExtreme:
+    """Return the cumulative maxima along an axis, and where they are.
+
+    The gradient of a maximum flows to its index.  Of equal elements this is the last one, as in PyTorch.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument, real.
+    axis : int, optional
+        The axis.
+
+    Returns
+    -------
+    CumulativeExtreme
+        A named tuple with ``values`` and ``indices``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> values, indices = ad.cummax(ad.tensor([1.0, 3.0, 2.0]))
+    >>> values, indices
+    (tensor([1., 3., 3.], dtype=float64), tensor([0, 1, 1], dtype=int64))
+    """
+    return _extremes("cummax", x, axis, True)
+
+
+def cummin(x: ArrayLike, axis: int = -1) -> CumulativeExtreme:
+    """Return the cumulative minima along an axis, and where they are.
+
+    The gradient of a minimum flows to its index.  Of equal elements this is the last one, as in PyTorch.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument, real.
+    axis : int, optional
+        The axis.
+
+    Returns
+    -------
+    CumulativeExtreme
+        A named tuple with ``values`` and ``indices``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.cummin(ad.tensor([2.0, 3.0, 1.0])).values
+    tensor([2., 2., 1.], dtype=float64)
+    """
+    return _extremes("cummin", x, axis, False)
+
+
+def _extremes(op: str, x: Any, axis: Any, largest: bool) -> CumulativeExtreme:
+    x = asarray(x)
+    if x.dtype.kind == "c":
+        raise DTypeError(f"{op}: complex numbers have no order.")
+    where = canonical_axis(op, axis, x.ndim)
+    i = rec.argcummax(x, axis=where, largest=largest)
+    return CumulativeExtreme(rec.take_along_axis(x, i, axis=where), i)
 
 
 def diff(

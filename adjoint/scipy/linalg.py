@@ -17,12 +17,12 @@ from adjoint.core.convert import array_of, asarray
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError, NoGradientError, ShapeError
+from adjoint.ops import arrange
 from adjoint.ops import linalg as ours
 from adjoint.ops.arrange import kron
 from adjoint.ops.join import concat
 from adjoint.ops.matrices import adjoint_of
 from adjoint.ops.reduce import floating
-from adjoint.ops.shape import pad
 from adjoint.scipy.fallback import scipy_only
 
 __all__ = [
@@ -220,8 +220,8 @@ def cho_solve(c_and_lower: Any, b: Any) -> Any:
     "tuple of Tensor",
 )
 def lu(a: Any, permute_l: bool = False) -> Any:
-    """Return the factors of a square matrix with pivoting: a = p @ l @ u."""
-    p, lower, upper = rec.lu(_matrix("lu", a))
+    """Return the factors of a matrix with pivoting: a = p @ l @ u."""
+    p, lower, upper = ours.lu(a)
     return (rec.matmul(p, lower), upper) if permute_l else (p, lower, upper)
 
 
@@ -233,7 +233,7 @@ def lu(a: Any, permute_l: bool = False) -> Any:
 )
 def lu_factor(a: Any) -> Any:
     """Return the LU factors in one matrix and the pivots, for ``lu_solve``."""
-    p, lower, upper = lu(a)
+    p, lower, upper = lu(_matrix("lu_factor", a))
     if p.ndim > 2:
         raise ShapeError("lu_factor: adjoint takes one matrix.  Use ad.vmap or solve for several.")
     rows = array_of(p.detach()).argmax(0).tolist()  # the row of a that comes to each place
@@ -586,13 +586,7 @@ def hankel(c: Any, r: Any = None) -> Any:
 )
 def block_diag(*arrs: Any) -> Any:
     """Return the matrix with the given ones on its diagonal."""
-    parts = [asarray(a) for a in arrs] or [asarray(np.zeros((1, 0)))]
-    parts = [rec.reshape(p, shape=(1,) * (2 - p.ndim) + p.shape) if p.ndim < 2 else p for p in parts]
-    width, rows, start = sum(p.shape[-1] for p in parts), [], 0
-    for p in parts:
-        rows.append(pad(p, ((0, 0), (start, width - start - p.shape[-1]))))
-        start += p.shape[-1]
-    return concat(rows, axis=-2)
+    return arrange.block_diag(*arrs)
 
 
 if TYPE_CHECKING:

@@ -432,12 +432,46 @@ def _lu(x: Any) -> list[Any]:
     return [np.eye(n)[rows].T, lower + np.eye(n), u]
 
 
+def _lu_rows(A: Any) -> Any:
+    if A.ndim > 2:
+        return np.stack([_lu_rows(a) for a in A])
+    rows, left = list(range(len(A))), A.copy()
+    for k in range(min(A.shape)):
+        best = k + int(np.argmax(abs(left[k:, k])))
+        rows[k], rows[best] = rows[best], rows[k]
+        left[[k, best]] = left[[best, k]]
+        left[k + 1 :] -= np.outer(left[k + 1 :, k] / left[k, k], left[k])
+    return np.eye(len(A))[rows].T
+
+
+def _argcummax(x: Any, axis: int, largest: bool) -> Any:
+    out = np.zeros(x.shape, np.intp)
+    for at in np.ndindex(x.shape):
+        line = list(np.moveaxis(x, axis, 0)[(slice(at[axis] + 1), *np.delete(at, axis))])
+        best = max(line) if largest else min(line)
+        out[at] = max(i for i, value in enumerate(line) if value == best)
+    return out
+
+
+def _scatter_extreme(x: Any, index: Any, v: Any, axis: int, largest: bool) -> Any:
+    out = x.copy()
+    for at in np.ndindex(v.shape):
+        to = list(at)
+        to[axis] = index[at]
+        out[tuple(to)] = (max if largest else min)(out[tuple(to)], v[at])
+    return out
+
+
 FORMULAS: dict[str, Callable[..., Any]] = {
     "expm": _by_eigenvalues(np.exp),
     "logm": _by_eigenvalues(np.log),
     "sqrtm": _by_eigenvalues(np.sqrt),
     "solve_sylvester": _sylvester,
     "lu": _lu,
+    "lu_rows": _lu_rows,
+    "argcummax": _argcummax,
+    "logcumsumexp": lambda x, axis: np.log(np.cumsum(np.exp(x), axis)),
+    "scatter_extreme": _scatter_extreme,
     **SPECIAL,
     "leaky_relu": lambda x, slope: np.where(x > 0, x, slope * x),
     "hardtanh": lambda x, low, high: np.minimum(np.maximum(x, low), high),

@@ -22,6 +22,16 @@ def before(shape: tuple[int, ...], *layers: Any) -> Any:
     return lambda: nn.Sequential(nn.Linear(shape[-1], shape[-1], rng=0), *(layer() for layer in layers))
 
 
+class Unpooled(nn.Module):
+    """Maxima, put back to their positions."""
+
+    def __init__(self, pool: Any, unpool: Any) -> None:
+        self.pool, self.unpool = pool(2, return_indices=True), unpool(2)
+
+    def forward(self, x: Any) -> Any:
+        return self.unpool(*self.pool(x))
+
+
 FLAT, ROW, IMAGE, VOLUME = (4, 6), (2, 4, 8), (2, 4, 6, 6), (1, 4, 4, 4, 4)
 SEQUENCE = (2, 5, 8)
 
@@ -63,6 +73,14 @@ LAYERS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "AdaptiveAvgPool1d": (before(ROW, lambda: nn.AdaptiveAvgPool1d(3)), ROW),
     "AdaptiveAvgPool2d": (before(IMAGE, lambda: nn.AdaptiveAvgPool2d((2, 3))), IMAGE),
     "AdaptiveAvgPool3d": (before(VOLUME, lambda: nn.AdaptiveAvgPool3d(2)), VOLUME),
+    "AdaptiveMaxPool1d": (before(ROW, lambda: nn.AdaptiveMaxPool1d(3)), ROW),
+    "AdaptiveMaxPool2d": (before(IMAGE, lambda: nn.AdaptiveMaxPool2d((2, 3))), IMAGE),
+    "AdaptiveMaxPool3d": (before(VOLUME, lambda: nn.AdaptiveMaxPool3d(2)), VOLUME),
+    "MaxUnpool1d": (before(ROW, lambda: Unpooled(nn.MaxPool1d, nn.MaxUnpool1d)), ROW),
+    "MaxUnpool2d": (before(IMAGE, lambda: Unpooled(nn.MaxPool2d, nn.MaxUnpool2d)), IMAGE),
+    "MaxUnpool3d": (before(VOLUME, lambda: Unpooled(nn.MaxPool3d, nn.MaxUnpool3d)), VOLUME),
+    "Unfold": (before(IMAGE, lambda: nn.Unfold(2, stride=2)), IMAGE),
+    "Fold": (before(IMAGE, lambda: nn.Sequential(nn.Unfold(2), nn.Fold(IMAGE[2:], 2))), IMAGE),
     "PixelShuffle": (before(IMAGE, lambda: nn.PixelShuffle(2)), IMAGE),
     "PixelUnshuffle": (before(IMAGE, lambda: nn.PixelUnshuffle(2)), IMAGE),
     "Upsample": (before(IMAGE, lambda: nn.Upsample(scale_factor=2, mode="bilinear")), IMAGE),
@@ -90,8 +108,20 @@ LOSSES: dict[str, Any] = {
     **dict.fromkeys(("MSELoss", "L1Loss", "HuberLoss", "SmoothL1Loss"), "float"),
     **dict.fromkeys(("CrossEntropyLoss", "NLLLoss"), "class"),
     **dict.fromkeys(("BCELoss", "BCEWithLogitsLoss"), "zero or one"),
-    "HingeLoss": "sign",
+    **dict.fromkeys(("HingeLoss", "HingeEmbeddingLoss", "SoftMarginLoss"), "sign"),
+    "MultiMarginLoss": "class",
+    "MultiLabelMarginLoss": "labels",
+    "MultiLabelSoftMarginLoss": "zero or one",
+    "PoissonNLLLoss": "float",
     "KLDivLoss": "probability",
+}
+THREES: dict[str, Any] = {  # losses of three and more: of the output y and a target of signs
+    "MarginRankingLoss": lambda loss, y, t: loss(y, y[::-1], t),
+    "CosineEmbeddingLoss": lambda loss, y, t: loss(y, y[::-1], t[:, 0]),
+    "TripletMarginLoss": lambda loss, y, t: loss(y, y[::-1], t),
+    "TripletMarginWithDistanceLoss": lambda loss, y, t: loss(y, y[::-1], t),
+    "GaussianNLLLoss": lambda loss, y, t: loss(y, t, y * y + 1),
+    "CTCLoss": lambda loss, y, t: loss(ad.log_softmax(y, -1), (t[:1, :3] + 3).astype(int) // 2, [5], [2]),
 }
 ELSEWHERE = {  # containers, and what test_steps.py has
     "Module", "Sequential", "ModuleDict", "ModuleList", "ParameterDict", "ParameterList", "Embedding",
@@ -143,6 +173,7 @@ def target(kind: str, r: Any) -> Any:
         "class": lambda: r.integers(0, 4, 5),
         "zero or one": lambda: r.integers(0, 2, (5, 4)).astype("f"),
         "sign": lambda: (r.integers(0, 2, (5, 4)) * 2 - 1).astype("f"),
+        "labels": lambda: r.permuted(np.tile([0, 2, -1, 3], (5, 1)), axis=1),
         "probability": lambda: r.dirichlet(np.ones(4), 5),
     }[kind]()
     return found if found.dtype.kind == "i" else found.astype("f")
@@ -175,6 +206,29 @@ def test_losses(name: str) -> None:
     compare(make, data)
 
 
+@pytest.mark.parametrize("name", THREES)
+def test_losses_of_three(name: str) -> None:
+    def make() -> Any:
+        m = nn.Linear(6, 4, rng=0)
+        o = optim.AdamW(m.parameters(), lr=0.01)
+        loss_of = getattr(nn, name)()
+
+        def step(x: Any, t: Any) -> Any:
+            o.zero_grad()
+            loss = THREES[name](loss_of, m(x), t)
+            loss.backward()
+            o.step()
+            return loss
+
+        return step, m, o
+
+    def data(k: int) -> tuple[Any, Any]:
+        r = np.random.default_rng(k)
+        return r.normal(size=(5, 6)).astype("f"), target("sign", r)
+
+    compare(make, data)
+
+
 def test_containers() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -195,4 +249,4 @@ def test_every_layer_has_a_case() -> None:
     every = {
         n for n in nn.__all__ if inspect.isclass(getattr(nn, n)) and issubclass(getattr(nn, n), nn.Module)
     }
-    assert every == {*LAYERS, *PAIRS, *LOSSES, *ELSEWHERE}
+    assert every == {*LAYERS, *PAIRS, *LOSSES, *THREES, *ELSEWHERE}

@@ -126,6 +126,7 @@ CASES += [
     Case("solve_sylvester", (_TILTED, _hermitian(2, 2), array(3, 2))),
     Case("lu", (array(3, 3, seed=7),)),
     Case("lu", (array(2, 3, 3, seed=8),), note="stack"),
+    Case("lu_rows", (array(2, 4, 3, seed=8),)),
     Case("eig", (np.array([[1.0, 2.0, 0.3], [-1.5, 0.5, 0.2], [0.1, 0.4, 3.0]]),), note="complex pair"),
     Case("eig", (np.array([[[1.0, 0.3], [0.2, 2.0]], [[1.0, 2.0], [-1.5, 0.5]]]),), note="stack"),
 ]

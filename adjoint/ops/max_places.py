@@ -1,0 +1,557 @@
+"""Pooling that knows where maxima are: with indices, to a given size, and its inverse.
+
+Positions count the elements of an image, without batch and channels, as in PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adjoint.core.convert import asarray
+from adjoint.core.namespace import rec
+from adjoint.core.shapes import Shape
+from adjoint.core.tensor import Tensor, decide, wrap
+from adjoint.errors import DTypeError, IndexingError, ShapeError
+from adjoint.ops.pool import adaptive_sizes, lowest, pool_geometry
+from adjoint.ops.scatter import as_index
+from adjoint.ops.windows import counts, images, numbers
+from adjoint.typing import Array, ArrayLike, Lengths
+
+__all__ = [
+    "adaptive_max_pool1d",
+    "adaptive_max_pool1d_with_indices",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool2d_with_indices",
+    "adaptive_max_pool3d",
+    "adaptive_max_pool3d_with_indices",
+    "max_pool1d_with_indices",
+    "max_pool2d_with_indices",
+    "max_pool3d_with_indices",
+    "max_unpool1d",
+    "max_unpool2d",
+    "max_unpool3d",
+]
+
+
+class MaxPool(NamedTuple):
+    """Result of pooling with indices: the maxima and their positions."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def _table(windows: list[list[list[int]]], size: Shape) -> Any:
+    """Return the positions of the elements of each window, one row per window; -1 where windows are shorter.
+
+    ``windows`` has, for each axis, the places of each window along it.
+    """
+    position, inside = np.zeros((1, 1), np.intp), np.ones((1, 1), bool)
+    for along, n in zip(windows, size, strict=True):
+        longest = max(map(len, along))
+        places = np.array([[*place, *[-1] * (longest - len(place))] for place in along])
+        shape = (len(position) * len(places), position.shape[1] * longest)
+        joined = position[:, None, :, None] * n + places[:, None, :]
+        inside = (inside[:, None, :, None] & (places >= 0)[:, None, :]).reshape(shape)
+        position = joined.reshape(shape)
+    return np.where(inside, position, -1)
+
+
+def _maxima(op: str, x: Tensor, nd: int, windows: list[list[list[int]]]) -> MaxPool:
+    """Return the maximum of each window, with the gradient to its elements, and the position of the first."""
+    if x.dtype.kind in "cb":
+        raise DTypeError(f"{op}: {x.dtype} has no order, so there is no maximum.")
+    lead, size = x.shape[:-nd], x.shape[-nd:]
+    table = _table(windows, size)
+    shape = (*lead, *map(len, windows))
+    seen = rec.take(rec.reshape(x, shape=(*lead, math.prod(size))), np.maximum(table, 0), axis=-1)
+    if (table < 0).any():
+        seen = rec.where(wrap(table >= 0), seen, lowest(x.dtype))
+    values = rec.max(seen, axis=(-1,), keepdims=False)
+    first = rec.argmax(seen, axis=-1, keepdims=False)
+    start = np.arange(len(table)) * table.shape[1]
+    known = np.where(table < 0, table.max(axis=1, keepdims=True), table)  # for windows of -inf alone
+    indices = rec.take(wrap(known.reshape(-1)), first + wrap(start), axis=-1)
+    return MaxPool(rec.reshape(values, shape=shape), rec.reshape(indices, shape=shape))
+
+
+def _with_indices(
+    op: str, nd: int, x: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+) -> MaxPool:
+    x, alone = images(op, x, nd)
+    at = pool_geometry(op, nd, x, kernel_size, stride, padding, dilation, ceil_mode)
+    count = counts(x.shape[-nd:], **at)
+    windows = []
+    for n, k, s, (low, _), d, m in zip(
+        x.shape[-nd:], at["kernel"], at["stride"], at["padding"], at["dilation"], count, strict=True
+    ):
+        starts = [i * s - low for i in range(m)]
+        windows.append([[j for j in range(a, a + d * k, d) if 0 <= j < n] for a in starts])
+    return _without_batch(_maxima(op, x, nd, windows), alone)
+
+
+def _adaptive(op: str, nd: int, x: Any, output_size: Any) -> MaxPool:
+    x, alone = images(op, x, nd)
+    sizes = adaptive_sizes(op, nd, x, output_size)
+    windows = [
+        [list(range(i * n // m, -(-(i + 1) * n // m))) for i in range(m)]
+        for n, m in zip(x.shape[-nd:], sizes, strict=True)
+    ]
+    return _without_batch(_maxima(op, x, nd, windows), alone)
+
+
+def _without_batch(found: MaxPool, alone: bool) -> MaxPool:
+    return MaxPool(*(rec.reshape(y, shape=y.shape[1:]) for y in found)) if alone else found
+
+
+def _unpool(
+    op: str, nd: int, x: Any, indices: Any, kernel_size: Any, stride: Any, padding: Any, output_size: Any
+) -> Tensor:
+    x, i = asarray(x), asarray(indices)
+    if x.shape != i.shape:
+        raise ShapeError(f"{op}: the maxima have shape {x.shape}, but the indices {i.shape}.")
+    if i.dtype.kind not in "iu":
+        raise IndexingError(f"{op}: indices must be integers, but have dtype {i.dtype}.")
+    x, alone = images(op, x, nd)
+    kernel = numbers(op, "kernel_size", kernel_size, nd, 1)
+    step = kernel if stride is None else numbers(op, "stride", stride, nd, 1)
+    widths = numbers(op, "padding", padding, nd, 0)
+    spans = zip(x.shape[-nd:], kernel, step, widths, strict=True)
+    size = tuple((n - 1) * s - 2 * p + k for n, k, s, p in spans)
+    if output_size is not None:
+        size = numbers(op, "output_size", tuple(output_size)[-nd:], nd, 1)
+    lead, cells, length = x.shape[:-nd], math.prod(x.shape[-nd:]), math.prod(size)
+    rows = rec.reshape(as_index(rec, i), shape=(*lead, cells))
+    decide(lambda a: _check_range(op, a, length), rows)
+    blank = wrap(np.zeros((*lead, length), x.dtype))
+    y = rec.put_along_axis(blank, rows, rec.reshape(x, shape=(*lead, cells)), axis=-1)
+    return rec.reshape(y, shape=(*lead[alone:], *size))
+
+
+def _check_range(op: str, index: Array, length: int) -> None:
+    if index.size and not 0 <= index.min() <= index.max() < length:
+        raise IndexingError(
+            f"{op}: index {index.max()} is out of range for {length} elements.\n"
+            "  Pass output_size=, the size that was pooled."
+        )
+
+
+def max_pool1d_with_indices(
+    x: ArrayLike,
+    kernel_size: Lengths,
+    stride: Lengths | None = None,
+    padding: Lengths = 0,
+    dilation: Lengths = 1,
+    ceil_mode: bool = False,
+) -> MaxPool:
+    """Return the maximum of each window of signals and its position, for ``max_unpool1d``.
+
+    Parameters
+    ----------
+    x : array_like
+        The signals, ``(N, C, L)`` or ``(C, L)``.
+    kernel_size : int or tuple of int
+        The size of the windows.
+    stride : int or tuple of int, optional
+        The step of the windows; by default their size.
+    padding : int or tuple of int, optional
+        The number of elements to add on both sides, at most half of the window.
+    dilation : int or tuple of int, optional
+        The distance of the elements of a window.
+    ceil_mode : bool, optional
+        Whether to add a last window that reaches beyond the end.
+
+    Returns
+    -------
+    MaxPool
+        A named tuple with ``values`` and ``indices``; of equal maxima the first position.
+
+    Raises
+    ------
+    ShapeError
+        If a window is larger than the padded input.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.max_pool1d_with_indices(ad.arange(4.0).reshape(1, 1, 4), 2).indices
+    tensor([[[1, 3]]], dtype=int64)
+    """
+    return _with_indices("max_pool1d_with_indices", 1, x, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+def adaptive_max_pool1d_with_indices(x: ArrayLike, output_size: Lengths) -> MaxPool:
+    """Return the maxima of signals for a given size, and their positions.
+
+    Parameters
+    ----------
+    x : array_like
+        The signals, ``(N, C, L)`` or ``(C, L)``.
+    output_size : int or tuple of int
+        The size of the output; None keeps a length.
+
+    Returns
+    -------
+    MaxPool
+        A named tuple with ``values`` and ``indices``; of equal maxima the first position.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.adaptive_max_pool1d_with_indices(ad.arange(4.0).reshape(1, 1, 4), 1).indices.item()
+    3
+    """
+    return _adaptive("adaptive_max_pool1d_with_indices", 1, x, output_size)
+
+
+def adaptive_max_pool1d(x: ArrayLike, output_size: Lengths) -> Tensor:
+    """Return the maxima of signals for a given size, with windows of nearly equal size.
+
+    Equal maxima share the gradient equally, as in ``ad.max``.
+
+    Parameters
+    ----------
+    x : array_like
+        The signals, ``(N, C, L)`` or ``(C, L)``.
+    output_size : int or tuple of int
+        The size of the output; None keeps a length.
+
+    Returns
+    -------
+    Tensor
+        The maxima.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.adaptive_max_pool1d(ad.arange(4.0).reshape(1, 1, 4), 2).shape
+    (1, 1, 2)
+    """
+    return _adaptive("adaptive_max_pool1d", 1, x, output_size).values
+
+
+def max_unpool1d(
+    x: ArrayLike,
+    indices: ArrayLike,
+    kernel_size: Lengths,
+    stride: Lengths | None = None,
+    padding: Lengths = 0,
+    output_size: Lengths | None = None,
+) -> Tensor:
+    """Put maxima of signals back to their positions, with zeros elsewhere.
+
+    Parameters
+    ----------
+    x : array_like
+        The maxima, ``(N, C, L)`` or ``(C, L)``.
+    indices : array_like of int
+        Their positions, from ``max_pool1d_with_indices``.
+    kernel_size : int or tuple of int
+        The size of the windows.
+    stride : int or tuple of int, optional
+        The step of the windows; by default their size.
+    padding : int or tuple of int, optional
+        The padding of the pooling.
+    output_size : tuple of int, optional
+        The size of the result; by default the smallest that is pooled to the size of ``x``.
+
+    Returns
+    -------
+    Tensor
+        The signals.
+
+    Raises
+    ------
+    IndexingError
+        If a position is outside of the result.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> pooled = ad.nn.functional.max_pool1d_with_indices(ad.arange(4.0).reshape(1, 1, 4), 2)
+    >>> ad.nn.functional.max_unpool1d(*pooled, 2).sum().item() == pooled.values.sum().item()
+    True
+    """
+    return _unpool("max_unpool1d", 1, x, indices, kernel_size, stride, padding, output_size)
+
+
+def max_pool2d_with_indices(
+    x: ArrayLike,
+    kernel_size: Lengths,
+    stride: Lengths | None = None,
+    padding: Lengths = 0,
+    dilation: Lengths = 1,
+    ceil_mode: bool = False,
+) -> MaxPool:
+    """Return the maximum of each window of images and its position, for ``max_unpool2d``.
+
+    Parameters
+    ----------
+    x : array_like
+        The images, ``(N, C, H, W)`` or ``(C, H, W)``.
+    kernel_size : int or tuple of int
+        The size of the windows.
+    stride : int or tuple of int, optional
+        The step of the windows; by default their size.
+    padding : int or tuple of int, optional
+        The number of elements to add on both sides, at most half of the window.
+    dilation : int or tuple of int, optional
+        The distance of the elements of a window.
+    ceil_mode : bool, optional
+        Whether to add a last window that reaches beyond the end.
+
+    Returns
+    -------
+    MaxPool
+        A named tuple with ``values`` and ``indices``; of equal maxima the first position.
+
+    Raises
+    ------
+    ShapeError
+        If a window is larger than the padded input.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.max_pool2d_with_indices(ad.arange(16.0).reshape(1, 1, 4, 4), 2).indices
+    tensor([[[[ 5,  7],
+              [13, 15]]]], dtype=int64)
+    """
+    return _with_indices("max_pool2d_with_indices", 2, x, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+def adaptive_max_pool2d_with_indices(x: ArrayLike, output_size: Lengths) -> MaxPool:
+    """Return the maxima of images for a given size, and their positions.
+
+    Parameters
+    ----------
+    x : array_like
+        The images, ``(N, C, H, W)`` or ``(C, H, W)``.
+    output_size : int or tuple of int
+        The size of the output; None keeps a length.
+
+    Returns
+    -------
+    MaxPool
+        A named tuple with ``values`` and ``indices``; of equal maxima the first position.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.adaptive_max_pool2d_with_indices(ad.arange(16.0).reshape(1, 1, 4, 4), 1).indices.item()
+    15
+    """
+    return _adaptive("adaptive_max_pool2d_with_indices", 2, x, output_size)
+
+
+def adaptive_max_pool2d(x: ArrayLike, output_size: Lengths) -> Tensor:
+    """Return the maxima of images for a given size, with windows of nearly equal size.
+
+    Equal maxima share the gradient equally, as in ``ad.max``.
+
+    Parameters
+    ----------
+    x : array_like
+        The images, ``(N, C, H, W)`` or ``(C, H, W)``.
+    output_size : int or tuple of int
+        The size of the output; None keeps a length.
+
+    Returns
+    -------
+    Tensor
+        The maxima.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.adaptive_max_pool2d(ad.arange(16.0).reshape(1, 1, 4, 4), 2).shape
+    (1, 1, 2, 2)
+    """
+    return _adaptive("adaptive_max_pool2d", 2, x, output_size).values
+
+
+def max_unpool2d(
+    x: ArrayLike,
+    indices: ArrayLike,
+    kernel_size: Lengths,
+    stride: Lengths | None = None,
+    padding: Lengths = 0,
+    output_size: Lengths | None = None,
+) -> Tensor:
+    """Put maxima of images back to their positions, with zeros elsewhere.
+
+    Parameters
+    ----------
+    x : array_like
+        The maxima, ``(N, C, H, W)`` or ``(C, H, W)``.
+    indices : array_like of int
+        Their positions, from ``max_pool2d_with_indices``.
+    kernel_size : int or tuple of int
+        The size of the windows.
+    stride : int or tuple of int, optional
+        The step of the windows; by default their size.
+    padding : int or tuple of int, optional
+        The padding of the pooling.
+    output_size : tuple of int, optional
+        The size of the result; by default the smallest that is pooled to the size of ``x``.
+
+    Returns
+    -------
+    Tensor
+        The images.
+
+    Raises
+    ------
+    IndexingError
+        If a position is outside of the result.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> pooled = ad.nn.functional.max_pool2d_with_indices(ad.arange(16.0).reshape(1, 1, 4, 4), 2)
+    >>> ad.nn.functional.max_unpool2d(*pooled, 2).sum().item() == pooled.values.sum().item()
+    True
+    """
+    return _unpool("max_unpool2d", 2, x, indices, kernel_size, stride, padding, output_size)
+
+
+def max_pool3d_with_indices(
+    x: ArrayLike,
+    kernel_size: Lengths,
+    stride: Lengths | None = None,
+    padding: Lengths = 0,
+    dilation: Lengths = 1,
+    ceil_mode: bool = False,
+) -> MaxPool:
+    """Return the maximum of each window of volumes and its position, for ``max_unpool3d``.
+
+    Parameters
+    ----------
+    x : array_like
+        The volumes, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
+    kernel_size : int or tuple of int
+        The size of the windows.
+    stride : int or tuple of int, optional
+        The step of the windows; by default their size.
+    padding : int or tuple of int, optional
+        The number of elements to add on both sides, at most half of the window.
+    dilation : int or tuple of int, optional
+        The distance of the elements of a window.
+    ceil_mode : bool, optional
+        Whether to add a last window that reaches beyond the end.
+
+    Returns
+    -------
+    MaxPool
+        A named tuple with ``values`` and ``indices``; of equal maxima the first position.
+
+    Raises
+    ------
+    ShapeError
+        If a window is larger than the padded input.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.max_pool3d_with_indices(ad.arange(64.0).reshape(1, 1, 4, 4, 4), 2).indices.reshape(8)
+    tensor([21, 23, 29, 31, 53, 55, 61, 63], dtype=int64)
+    """
+    return _with_indices("max_pool3d_with_indices", 3, x, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+def adaptive_max_pool3d_with_indices(x: ArrayLike, output_size: Lengths) -> MaxPool:
+    """Return the maxima of volumes for a given size, and their positions.
+
+    Parameters
+    ----------
+    x : array_like
+        The volumes, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
+    output_size : int or tuple of int
+        The size of the output; None keeps a length.
+
+    Returns
+    -------
+    MaxPool
+        A named tuple with ``values`` and ``indices``; of equal maxima the first position.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> x = ad.arange(64.0).reshape(1, 1, 4, 4, 4)
+    >>> ad.nn.functional.adaptive_max_pool3d_with_indices(x, 1).indices.item()
+    63
+    """
+    return _adaptive("adaptive_max_pool3d_with_indices", 3, x, output_size)
+
+
+def adaptive_max_pool3d(x: ArrayLike, output_size: Lengths) -> Tensor:
+    """Return the maxima of volumes for a given size, with windows of nearly equal size.
+
+    Equal maxima share the gradient equally, as in ``ad.max``.
+
+    Parameters
+    ----------
+    x : array_like
+        The volumes, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
+    output_size : int or tuple of int
+        The size of the output; None keeps a length.
+
+    Returns
+    -------
+    Tensor
+        The maxima.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.nn.functional.adaptive_max_pool3d(ad.arange(64.0).reshape(1, 1, 4, 4, 4), 2).shape
+    (1, 1, 2, 2, 2)
+    """
+    return _adaptive("adaptive_max_pool3d", 3, x, output_size).values
+
+
+def max_unpool3d(
+    x: ArrayLike,
+    indices: ArrayLike,
+    kernel_size: Lengths,
+    stride: Lengths | None = None,
+    padding: Lengths = 0,
+    output_size: Lengths | None = None,
+) -> Tensor:
+    """Put maxima of volumes back to their positions, with zeros elsewhere.
+
+    Parameters
+    ----------
+    x : array_like
+        The maxima, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
+    indices : array_like of int
+        Their positions, from ``max_pool3d_with_indices``.
+    kernel_size : int or tuple of int
+        The size of the windows.
+    stride : int or tuple of int, optional
+        The step of the windows; by default their size.
+    padding : int or tuple of int, optional
+        The padding of the pooling.
+    output_size : tuple of int, optional
+        The size of the result; by default the smallest that is pooled to the size of ``x``.
+
+    Returns
+    -------
+    Tensor
+        The volumes.
+
+    Raises
+    ------
+    IndexingError
+        If a position is outside of the result.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> pooled = ad.nn.functional.max_pool3d_with_indices(ad.arange(64.0).reshape(1, 1, 4, 4, 4), 2)
+    >>> ad.nn.functional.max_unpool3d(*pooled, 2).sum().item() == pooled.values.sum().item()
+    True
+    """
+    return _unpool("max_unpool3d", 3, x, indices, kernel_size, stride, padding, output_size)
