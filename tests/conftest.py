@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
+
+# Before NumPy is imported: BLAS threads of processes that run side by side wait for each other in busy loops.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import table  # noqa: F401  takes note of the built-in ops before a test defines others
 from hypothesis import HealthCheck, settings

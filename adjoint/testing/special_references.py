@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +12,12 @@ import numpy as np
 __all__ = ["SCIPY", "SPECIAL"]
 
 
+_nodes = functools.cache(np.polynomial.legendre.leggauss)
+
+
 def _integral(f: Callable[[Any], Any], low: float, high: float, nodes: int) -> Any:
     """Integrate ``f``, which puts the nodes into a new last axis."""
-    t, w = np.polynomial.legendre.leggauss(nodes)
+    t, w = _nodes(nodes)
     half = (high - low) / 2
     return (f(half * t + (high + low) / 2) * w * half).sum(-1)
 
