@@ -50,6 +50,7 @@ from adjoint.ops import (
     complex_parts,
     contraction,
     create,
+    distances,
     elementwise,
     fft,
     fused,
@@ -74,6 +75,7 @@ from adjoint.ops.compare import *
 from adjoint.ops.complex_parts import *
 from adjoint.ops.contraction import *
 from adjoint.ops.create import *
+from adjoint.ops.distances import *
 from adjoint.ops.elementwise import *
 from adjoint.ops.fused import *
 from adjoint.ops.grouped import *
@@ -202,6 +204,7 @@ __all__ = [
     *complex_parts.__all__,
     *contraction.__all__,
     *create.__all__,
+    *distances.__all__,
     *elementwise.__all__,
     *fused.__all__,
     *grouped.__all__,
@@ -216,8 +219,9 @@ __all__ = [
     *shape.__all__,
 ]
 
-del _notebook, _numpy_protocols, array_api, arrange, compare, complex_parts, contraction, create, elementwise
-del fused, grouped, index, join, nan_quantiles, order, piecewise, products, reduce, scans, selection, shape
+del _notebook, _numpy_protocols, array_api, arrange, compare, complex_parts, contraction, create, distances
+del elementwise, fused, grouped, index, join, nan_quantiles, order, piecewise, products, reduce, scans
+del selection, shape
 
 keep_freed_memory()
 relocate_numpy_warnings()

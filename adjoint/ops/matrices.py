@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,8 @@ from adjoint.typing import Array
 __all__ = [
     "adjoint_of",
     "blame",
+    "flat_lead",
+    "float_dtype",
     "floats",
     "matrices",
     "matrix_shape",
@@ -26,6 +29,22 @@ __all__ = [
     "solution_shape",
     "square",
 ]
+
+
+def flat_lead(*arrays: tuple[Array, int]) -> tuple[tuple[int, ...], list[Any]]:
+    """Return the common leading axes of arrays with so many own axes, and the arrays with these as one axis."""
+    lead = np.broadcast_shapes(*(a.shape[: a.ndim - own] for a, own in arrays))
+    flat = []
+    for a, own in arrays:
+        rest = a.shape[a.ndim - own :]
+        flat.append(np.broadcast_to(a, (*lead, *rest)).reshape(math.prod(lead), *rest))
+    return lead, flat
+
+
+def float_dtype(*arrays: Any) -> Any:
+    """Return the common dtype of arrays; that of integers is float64."""
+    dtype = np.result_type(*(a.dtype for a in arrays))
+    return np.dtype(np.float64) if dtype.kind in "biu" else dtype
 
 
 def floats(op: str, x: Any) -> Tensor:

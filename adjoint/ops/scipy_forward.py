@@ -1,7 +1,8 @@
-"""Forward functions that call SciPy's special functions; SciPy is imported at the first call."""
+"""Forward functions that call SciPy; it is imported at the first call."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from adjoint.errors import MissingExtraError
 from adjoint.ops.half import in_float32
 
-__all__ = ["from_scipy", "load", "of_order", "real_arrays"]
+__all__ = ["from_scipy", "load", "of_order", "real_arrays", "scipy_function"]
 
 
 def from_scipy(name: str) -> Callable[..., Any]:
@@ -45,6 +46,14 @@ def load(name: str) -> Any:
     except ImportError:
         raise MissingExtraError(f"ad.special.{name}", "SciPy", "scipy") from None
     return scipy.special
+
+
+def scipy_function(part: str, name: str) -> Any:
+    """Return a function of a module of SciPy; raise if SciPy is missing."""
+    try:
+        return getattr(importlib.import_module(f"scipy.{part}"), name)
+    except ImportError:
+        raise MissingExtraError(f"adjoint.scipy.{part}.{name}", "SciPy", "scipy") from None
 
 
 def of_order(name: str) -> Callable[..., Any]:

@@ -7,9 +7,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adjoint.scipy import integrate, linalg, special, stats
+    from adjoint.scipy import integrate, interpolate, linalg, ndimage, signal, spatial, special, stats
 
-__all__ = ["integrate", "linalg", "special", "stats"]
+__all__ = ["integrate", "interpolate", "linalg", "ndimage", "signal", "spatial", "special", "stats"]
 
 
 def __dir__() -> list[str]:

@@ -457,11 +457,12 @@ def solve_banded(l_and_u: Any, ab: Any, b: Any) -> Any:
     ab = floating("solve_banded", ab)
     if ab.ndim != 2 or ab.shape[0] != below + above + 1:
         raise ShapeError(f"solve_banded: expected {below + above + 1} diagonals, but got shape {ab.shape}.")
-    n = ab.shape[1]
-    i, j = np.indices((n, n))
-    row = np.clip(above + i - j, 0, below + above)
-    inside = (i - j <= below) & (j - i <= above)
-    return ours.solve(rec.where(inside, ab[row, j], 0.0), floating("solve_banded", b))
+    side = floating("solve_banded", b)
+    if not 1 <= side.ndim <= 2 or side.shape[0] != ab.shape[1]:
+        raise ShapeError(f"solve_banded: {ab.shape[1]} equations do not fit the right side {side.shape}.")
+    columns = side[:, None] if side.ndim == 1 else side
+    x = rec.solve_banded(ab, columns, lower=below, upper=above)
+    return x[:, 0] if side.ndim == 1 else x
 
 
 @_like_scipy(

@@ -130,3 +130,15 @@ CASES += [
     Case("eig", (np.array([[1.0, 2.0, 0.3], [-1.5, 0.5, 0.2], [0.1, 0.4, 3.0]]),), note="complex pair"),
     Case("eig", (np.array([[[1.0, 0.3], [0.2, 2.0]], [[1.0, 2.0], [-1.5, 0.5]]]),), note="stack"),
 ]
+
+# Bands of matrices in which the diagonal is largest
+_BAND = np.stack([0.2 * array(5), 0.3 * array(5, seed=1), 2 + 0.1 * array(5, seed=2), 0.4 * array(5, seed=3)])
+CASES += [
+    Case("solve_banded", (_BAND, array(5, 2, seed=4)), {"lower": 1, "upper": 2}),
+    Case("solve_banded", (_BAND[:3], array(2, 5, 1, seed=4)), {"lower": 0, "upper": 2}, "triangle, stack"),
+    Case("solve_banded", (_BAND[1:, :4], array(4, 1, seed=4)), {"lower": 1, "upper": 1}, "tridiagonal"),
+    Case("all_pole", (array(2, 6), 0.4 * array(2, seed=1))),
+    Case("all_pole", (array(2, 3), 0.4 * array(2, 4, seed=1)), note="stack, short"),
+    Case("distances", (array(3, 2), array(4, 2, seed=1) + 3)),
+    Case("distances", (array(2, 3, 2), array(4, 2, seed=1) + 3), note="stack"),
+]

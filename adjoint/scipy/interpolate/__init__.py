@@ -1,0 +1,43 @@
+"""``scipy.interpolate`` on tensors: piecewise polynomials and linear interpolation on grids.
+
+Gradients flow to the values, to the places of the data and to the places at which they are evaluated.  Names
+that are not in ``__all__`` are SciPy's own, which raise ``LostHistoryError`` for a tensor with a history.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from adjoint.scipy.fallback import scipy_only
+from adjoint.scipy.interpolate.grids import RegularGridInterpolator, interp1d, interpn
+from adjoint.scipy.interpolate.polynomials import (
+    CubicHermiteSpline,
+    CubicSpline,
+    PchipInterpolator,
+    PPoly,
+    make_interp_spline,
+)
+
+__all__ = [
+    "CubicHermiteSpline",
+    "CubicSpline",
+    "PPoly",
+    "PchipInterpolator",
+    "RegularGridInterpolator",
+    "interp1d",
+    "interpn",
+    "make_interp_spline",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...
+
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Return SciPy's own function, which raises for a tensor with a history."""
+        return scipy_only("interpolate", name)

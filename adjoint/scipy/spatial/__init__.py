@@ -1,0 +1,23 @@
+"""``scipy.spatial`` on tensors: ``distance``.  Other names are SciPy's own."""
+
+from typing import TYPE_CHECKING, Any
+
+from adjoint.scipy.fallback import scipy_only
+from adjoint.scipy.spatial import distance
+
+__all__ = ["distance"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...
+
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Return SciPy's own function, which raises for a tensor with a history."""
+        return scipy_only("spatial", name)

@@ -1,0 +1,19 @@
+"""Values of tensors that a check may look at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.tensor import Tensor
+
+__all__ = ["plain_values"]
+
+
+def plain_values(x: Tensor) -> Any:
+    """Return the values as an array; None inside a transform, where there are none to look at."""
+    data = x._data
+    while isinstance(data, Tensor):
+        data = data._data
+    return data if isinstance(data, np.ndarray) else None
