@@ -258,17 +258,24 @@ def _path(arity: int, has_params: bool, spread: bool) -> Callable[..., Eager]:
     return make
 
 
+# for each number of arguments: the positions of wanted gradients, and a flag per argument
+_WANTED = {
+    arity: [
+        ([i for i in range(arity) if w >> i & 1], tuple(bool(w >> i & 1) for i in range(arity)))
+        for w in range(2**arity)
+    ]
+    for arity in (1, 2, 3)
+}
+
+
 def eager_of(op: Op) -> Eager:
     """Make the eager function of an op, by the path that suits its arguments."""
     arity = op.arity
     if op.outputs > 1 or arity not in (1, 2, 3) or (op.params and arity != 1):
         return general(op)
     # What is saved, by the bits of the arguments whose gradients are wanted; None if one of them has no rule.
-    saved = [
-        None if any(w >> i & 1 and not op.smooth(i) for i in range(arity))
-        else op.keeps(tuple(bool(w >> i & 1) for i in range(arity)))
-        for w in range(2**arity)
-    ]  # fmt: skip
+    rough = {i for i in range(arity) if not op.smooth(i)}
+    saved = [None if rough and rough & set(bits) else op.keeps(wanted) for bits, wanted in _WANTED[arity]]
     numbers: tuple[Any, Any] = ({}, {}) if op.literals else (NUMBERS64, NUMBERS32)
     return _path(arity, bool(op.params), op.costly)(op, op.forward, saved, *numbers)
 

@@ -122,7 +122,8 @@ def names_read(rule: RuleFunction, names: Iterable[str]) -> frozenset[str]:
     if code is None:
         return frozenset(names)  # a partial or a callable object: assume that it reads all
     read: set[int] = set()
-    for op, arg in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+    instructions = code.co_code
+    for op, arg in set(zip(instructions[::2], instructions[1::2], strict=True)):
         if op in _LOAD_ONE:
             read.add(arg)
         elif op in _LOAD_TWO:

@@ -75,16 +75,16 @@ MODULES = (
 NAMESPACES = {"linalg": linalg, "fft": fft}  # submodules, as NumPy has them
 
 
-def function(name: str) -> Any:
-    """Return the public function of this name: that of a module if there is one, else the op itself."""
-    for module in MODULES:
-        if name in module.__all__:
-            return getattr(module, name)
-    return getattr(rec, name, None)
-
-
 # before the functions become methods of tensors
 explain(*(module.__name__ for module in (*MODULES, *NAMESPACES.values())))
+_PUBLIC = {name: getattr(module, name) for module in reversed(MODULES) for name in module.__all__}
+
+
+def function(name: str) -> Any:
+    """Return the public function of this name: that of a module if there is one, else the op itself."""
+    return _PUBLIC[name] if name in _PUBLIC else getattr(rec, name, None)
+
+
 for _op in OPS.values():
     install(Tensor, _op, function(_op.name))
     install(Lifted, _op, getattr(dyn, _op.name), operators_only=True)
