@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy import ndarray
 
-from adjoint.accumulate.sums import WIDE, Block, Slot, Sums
+from adjoint.accumulate.sums import WIDE, Buffer, Slot, Sums
 from adjoint.config import no_grad
 from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor
@@ -39,7 +39,7 @@ LIMIT = 25 << 20  # bytes of a bucket at most, unless one parameter is larger
 CHECK_EVERY = 100  # windows between two comparisons of the parameters
 
 
-class Bucket(Block):
+class Bucket(Buffer):
     """Sums that are sent together: of several parameters, or of one large one.
 
     A bucket without gradients counts as zeros, so that a sum has the same bits whether a rank or a piece had

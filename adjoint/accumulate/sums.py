@@ -95,7 +95,7 @@ class Slot:
         )
 
 
-class Block:
+class Buffer:
     """A flat array with the sums of several small parameters, or of one large parameter."""
 
     def __init__(self, slots: list[Slot], depth: int) -> None:
@@ -207,8 +207,8 @@ class Sums:
         self.rows: dict[str, Rows] = {}  # the sums of sparse gradients
         # weights are counted in this power of two, so that tiny ones do not vanish in float32
         self.unit = 1.0
-        self._blocks: list[Block] = []
-        self._block_of: dict[str, Block] = {}
+        self._blocks: list[Buffer] = []
+        self._block_of: dict[str, Buffer] = {}
         self._pending: list[Slot] = []  # slots without a block: no gradient has come yet
 
     def register(self, name: str, shape: Any, dtype: Any, param: Tensor | None = None) -> Slot:
@@ -290,7 +290,7 @@ class Sums:
             small = slot.size <= SMALL
             room[slot.dtype] = start + slot.size * small
             groups.setdefault((slot.dtype, start // BLOCK) if small else slot, []).append(slot)
-        blocks = [Block(slots, self.depth) for slots in groups.values()]
+        blocks = [Buffer(slots, self.depth) for slots in groups.values()]
         self._blocks += blocks
         self._block_of.update((slot.name, block) for block in blocks for slot in block.slots)
         self._pending = [slot for slot in self._pending if slot.name not in self._block_of]

@@ -15,7 +15,7 @@ from adjoint import inspect, nn, optim, train
 from adjoint.cli.target import check_writable
 from adjoint.errors import FileError, MissingExtraError
 from adjoint.optim import schedules
-from adjoint.train.progress import listed
+from adjoint.train.progress import numbers_line
 
 __all__ = ["demo"]
 
@@ -91,7 +91,7 @@ class _Lines(train.Callback):
         self.epochs = epochs
 
     def on_epoch(self, trainer: Any, logs: Any) -> None:
-        print(f"epoch {trainer.epoch}/{self.epochs}  {listed(logs)}", flush=True)
+        print(f"epoch {trainer.epoch}/{self.epochs}  {numbers_line(logs)}", flush=True)
 
 
 def _digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:

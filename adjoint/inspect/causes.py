@@ -83,7 +83,7 @@ def findings_of(
     watch: Watch, roots: Sequence[Any], names: Names, optimizers: Sequence[Optimizer]
 ) -> list[Finding]:
     """Return what is wrong with a step that was watched."""
-    case = Case(watch, roots, names)
+    case = WatchedStep(watch, roots, names)
     found = case.not_finite()
     held = {id(p) for o in optimizers for p in o.params}
     found += case.missing(held if optimizers else None)
@@ -96,7 +96,7 @@ def findings_of(
     return found
 
 
-class Case:
+class WatchedStep:
     """A watched step, its graph and its data flow."""
 
     def __init__(self, watch: Watch, roots: Sequence[Any], names: Names) -> None:

@@ -14,7 +14,7 @@ from adjoint.core.node import LEAF, Node
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, NoGradientError
 from adjoint.inspect.graph import Box, Graph, graph_of, graph_of_program
-from adjoint.inspect.layout import Placed, laid_out
+from adjoint.inspect.layout import Picture, laid_out
 from adjoint.inspect.names import Names, of_function
 from adjoint.inspect.page import graph_page
 from adjoint.inspect.profiling import write_text
@@ -252,7 +252,7 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'
 
 
-def _svg(placed: Placed, title: str) -> str:
+def _svg(placed: Picture, title: str) -> str:
     """Return the picture of boxes with places."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {placed.width:.0f} {placed.height:.0f}" '

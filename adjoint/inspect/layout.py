@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from adjoint.inspect.graph import Graph
 
-__all__ = ["Placed", "PlacedBox", "laid_out"]
+__all__ = ["Picture", "PlacedBox", "laid_out"]
 
 SHOWN = 60  # boxes at most
 GAP_X, GAP_Y, MARGIN = 18.0, 34.0, 16.0
@@ -27,7 +27,7 @@ class PlacedBox:
 
 
 @dataclass
-class Placed:
+class Picture:
     """All boxes and edges of a picture."""
 
     boxes: list[PlacedBox]
@@ -36,7 +36,7 @@ class Placed:
     height: float
 
 
-def laid_out(graph: Graph) -> Placed:
+def laid_out(graph: Graph) -> Picture:
     """Open groups while they fit, and place the boxes that are visible."""
     visible = _visible(graph)
     order = sorted(set(visible.values()), key=lambda v: min(_first(graph, v), len(graph.boxes)))
@@ -60,7 +60,7 @@ def laid_out(graph: Graph) -> Placed:
             boxes[v].height = boxes[v].height if boxes[v].lines else tallest
         y += tallest + GAP_Y
     lines = [_line([boxes[v] for v in route]) for route in routes]
-    return Placed(
+    return Picture(
         [b for b in boxes.values() if b.lines], lines, width, y - GAP_Y + MARGIN if rows else 2 * MARGIN
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from adjoint.inspect.graph import Graph
 
-__all__ = ["columns", "graph_page", "page", "rounded"]
+__all__ = ["columns", "graph_page", "page", "short_number"]
 
 HERE = Path(__file__).parent
 STYLES = ("vendor/uPlot.min.css", "web/page.css")
@@ -59,7 +59,7 @@ def page(data: Mapping[str, Any]) -> str:
     return "".join(out)
 
 
-def rounded(value: float | None, digits: int = 4) -> float | None:
+def short_number(value: float | None, digits: int = 4) -> float | None:
     """Return a number with few digits; None if it is not finite."""
     if value is None or not math.isfinite(value):
         return None
@@ -81,12 +81,12 @@ def columns(graph: Graph, note: str) -> dict[str, Any]:
         "line": [text(b.line) for b in boxes],
         "leaf": [int(b.leaf) for b in boxes],
         "saved": [b.saved for b in boxes],
-        "norm": [rounded(b.norm, 3) for b in boxes],
+        "norm": [short_number(b.norm, 3) for b in boxes],
         "group": [b.group for b in boxes],
         "count": [len(b.parents) for b in boxes],
         "parents": [p for b in boxes for p in b.parents],
         "groups": [
-            [g.name, g.kind, g.parent, g.times, rounded(g.norm), [rounded(s) for s in g.strip]]
+            [g.name, g.kind, g.parent, g.times, short_number(g.norm), [short_number(s) for s in g.strip]]
             for g in graph.groups
         ],
         "note": note,

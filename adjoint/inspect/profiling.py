@@ -18,7 +18,7 @@ import numpy as np
 from adjoint.core.tensor import wrap
 from adjoint.errors import ArgumentError, MissingExtraError
 from adjoint.inspect.causes import shown_place
-from adjoint.inspect.watch import Cost, Event, Memory, Traced, Watch
+from adjoint.inspect.watch import Cost, Event, Memory, TracedMemory, Watch
 from adjoint.nn import Linear, Sequential, Tanh
 from adjoint.optim import SGD
 from adjoint.storage.atomic import replace_file
@@ -112,7 +112,7 @@ class Profile:
 
     def __init__(self, *, exact: bool = False) -> None:
         self.watch = Watch(cost=(0.0, 0.0) if exact else cost_of_observing())
-        self._exact = Traced() if exact else None
+        self._exact = TracedMemory() if exact else None
 
     def __enter__(self) -> Profile:
         if self._exact is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.errors import InputError
-from adjoint.inspect.page import columns, page, rounded
+from adjoint.inspect.page import columns, page, short_number
 from adjoint.inspect.profiling import holders_of, rows_of, write_text
 from adjoint.inspect.recorder import QUANTILES, Captured, Recorder, span
 from adjoint.inspect.sentences import sentences
@@ -114,7 +114,7 @@ def report_data(recorder: Recorder, title: str) -> dict[str, Any]:
         "says": sentences(recorder),
         "clip": recorder.clip,
         "steps": {"step": recorder.steps, **_numbers(recorder)},
-        "validation": {"step": [s for s, _ in scores], "loss": [rounded(v) for _, v in scores]},
+        "validation": {"step": [s for s, _ in scores], "loss": [short_number(v) for _, v in scores]},
         "parameters": recorder.names,
         "shapes": ["×".join(map(str, s)) or "()" for s in recorder.shapes],
         "windows": _windows(recorder),
@@ -135,7 +135,7 @@ def report_data(recorder: Recorder, title: str) -> dict[str, Any]:
 def _numbers(recorder: Recorder) -> dict[str, list[float | None]]:
     found = {}
     for name in ("loss", "grad_norm", "lr"):
-        values = [rounded(v, 5) for v in recorder.numbers.get(name, [])]
+        values = [short_number(v, 5) for v in recorder.numbers.get(name, [])]
         if any(v is not None for v in values):
             found[name] = values
     return found
@@ -153,10 +153,13 @@ def _by_parameter(recorder: Recorder) -> dict[str, Any]:
     steps = recorder.steps[::every] if recorder.gradients else []
     grads, ratios = recorder.gradients[::every], recorder.ratios[::every]
     found: dict[str, Any] = {
-        "gradients": {"step": steps, "rows": [[rounded(row[i], 3) for row in grads] for i in range(count)]},
+        "gradients": {
+            "step": steps,
+            "rows": [[short_number(row[i], 3) for row in grads] for i in range(count)],
+        },
         "ratios": {
             "step": steps,
-            "rows": [[rounded(row[i], 3) for row in ratios] for i in range(count)],
+            "rows": [[short_number(row[i], 3) for row in ratios] for i in range(count)],
             "quantiles": [_spread_of(row) for row in ratios],
         },
     }
@@ -175,7 +178,7 @@ def _by_parameter(recorder: Recorder) -> dict[str, Any]:
 
 
 def _short(quantiles: Sequence[float] | None) -> list[float | None] | None:
-    return None if quantiles is None else [rounded(q, 3) for q in quantiles]
+    return None if quantiles is None else [short_number(q, 3) for q in quantiles]
 
 
 def _spread_of(row: Sequence[float | None]) -> list[float | None] | None:
@@ -193,8 +196,8 @@ def _windows(recorder: Recorder) -> dict[str, Any]:
     return {
         "step": [w[0] for w in entries],
         "pieces": [w[1] for w in entries],
-        "weight": [rounded(w[2]) or 0 for w in entries],
-        "norm": [rounded(w[3]) for w in entries],
+        "weight": [short_number(w[2]) or 0 for w in entries],
+        "norm": [short_number(w[3]) for w in entries],
         "clipped": [int(w[4]) for w in entries],
         "skipped": [int(w[5]) for w in entries],
         "note": note,

@@ -124,7 +124,7 @@ class Watch(Observer):
         self.began = self.ended = perf_counter()
         self._stack = _Stack()
         self._paths: dict[int, str] = {}  # of scopes
-        self.exact: Traced | None = None
+        self.exact: TracedMemory | None = None
         self._inside: dict[int, dict[int, str]] = {}  # by module: the paths of the modules inside
 
     def _now(self) -> float:
@@ -435,7 +435,7 @@ class Memory:
             self.kept.discard(key)
 
 
-class Traced:
+class TracedMemory:
     """The peak of all memory by ``tracemalloc``, with temporary arrays inside ops."""
 
     def __init__(self) -> None:
@@ -444,7 +444,7 @@ class Traced:
         self.event: Event | None = None  # the op in which the peak was
         self._ours = False
 
-    def __enter__(self) -> Traced:
+    def __enter__(self) -> TracedMemory:
         self._ours = not tracemalloc.is_tracing()
         if self._ours:
             tracemalloc.start()

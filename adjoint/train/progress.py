@@ -11,7 +11,7 @@ from typing import Any
 from adjoint.errors import MissingExtraError
 from adjoint.interop.notebook import in_notebook
 
-__all__ = ["Progress", "listed"]
+__all__ = ["Progress", "numbers_line"]
 
 RECENT = 50  # steps over which throughput is averaged
 
@@ -61,7 +61,9 @@ class Progress:
         """Show a step with this weight, in this unit."""
         if self._bar is not None:
             self._recent.append((time.perf_counter(), weight))
-            self._bar.update(self._task, advance=1, numbers=f"{listed(logs)}  {self._throughput()} {unit}/s")
+            self._bar.update(
+                self._task, advance=1, numbers=f"{numbers_line(logs)}  {self._throughput()} {unit}/s"
+            )
 
     def _throughput(self) -> str:
         """Return the weight per second over the last steps, as text."""
@@ -74,7 +76,7 @@ class Progress:
         if self._bar is not None:
             self._recent.clear()  # validation does not count for the throughput
             self._bar.console.print(
-                f"epoch {epoch}/{self._epochs}  {listed(logs)}", highlight=False, markup=False
+                f"epoch {epoch}/{self._epochs}  {numbers_line(logs)}", highlight=False, markup=False
             )
 
     def stopped(self, step: int, reason: str, resumable: bool) -> None:
@@ -90,7 +92,7 @@ class Progress:
             self._bar = None
 
 
-def listed(logs: Mapping[str, float]) -> str:
+def numbers_line(logs: Mapping[str, float]) -> str:
     """Return names and numbers in one line."""
     return "  ".join(f"{name} {value:.4g}" for name, value in logs.items())
 

@@ -26,7 +26,7 @@ from adjoint.random import Generator
 from adjoint.train.averages import Averages
 from adjoint.train.compose import ComposedLoss, TermNorms
 from adjoint.train.data import DataLoader, Share
-from adjoint.train.weighing import count, loss_of
+from adjoint.train.weighing import examples_in, loss_of
 
 if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
@@ -124,7 +124,7 @@ class RankLoop:
 
     def _cut(self, batch: Any) -> Share:
         """Return this rank's share of a batch that all ranks have."""
-        rows = count(batch)
+        rows = examples_in(batch)
         found = []
         for j in range(*share(self.trainer.pieces, self.group.size, self.group.rank)):
             start, stop = share(rows, self.trainer.pieces, j)

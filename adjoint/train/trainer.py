@@ -19,9 +19,7 @@ from adjoint.core.convert import asarray
 from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError
-from adjoint.grads.clip import clip_grad_norm
 from adjoint.grads.norm import check_max_norm
-from adjoint.grads.slots import drop
 from adjoint.interop.notebook import module_html, optimizer_html
 from adjoint.nn.module import Module
 from adjoint.optim import Optimizer
@@ -44,7 +42,8 @@ from adjoint.train.history import History
 from adjoint.train.progress import Progress
 from adjoint.train.ranks import RankLoop, size_and_rank
 from adjoint.train.signals import stopping_on_interrupt
-from adjoint.train.weighing import RESERVED, count, loss_of, padded_targets
+from adjoint.train.steps import step_in_pieces, whole_step
+from adjoint.train.weighing import RESERVED, loss_of, padded_targets
 
 if TYPE_CHECKING:
     from adjoint.distributed.group import Group
@@ -430,7 +429,7 @@ class Trainer:
         if self._ranks is not None:
             logs, norms, weight = self._ranks.step(batch)
         else:
-            logs, norms, weight = (self._plain if self.pieces == 1 else self._accumulated)(batch)
+            logs, norms, weight = (whole_step if self.pieces == 1 else step_in_pieces)(self, batch)
         self.step += 1
         self.epoch_steps += 1
         self._last_weight = weight
@@ -441,59 +440,6 @@ class Trainer:
             warn_not_finite(logs["loss"], self.step, self.epoch + 1)
         self.epoch_seconds += time.perf_counter() - start
         return {**logs, "lr": self._rate(), **norms}
-
-    def _plain(self, batch: Any) -> tuple[dict[str, float], dict[str, float], float]:
-        """Make an update from a whole batch; return its numbers, the norms of gradients, and the weight."""
-        params = list(self.named_parameters(frozen=True).values())
-        norms = self._term_norms()
-        drop(params)
-        loss, numbers, weight = loss_of(self, batch)
-        if norms is not None and isinstance(self.loss, ComposedLoss):
-            norms.add(self.loss, weight)
-        if weight:
-            loss.backward()
-        self._release()
-        logs = {"loss": float(loss.detach()), **numbers}
-        logs = logs if weight else dict.fromkeys(logs, math.nan)
-        found = {"grad_norm": math.nan, **_named_norms(norms)}
-        if weight:  # no update without weight, for example if all targets are ignored
-            updated = self.optimizer.params if isinstance(self.optimizer, Optimizer) else params
-            found["grad_norm"] = clip_grad_norm(updated, self.clip, nonfinite="allow")
-            self._before_update({**logs, "lr": self._rate(), **found})
-            self.optimizer.step()
-        return logs, found, weight
-
-    def _accumulated(self, batch: Any) -> tuple[dict[str, float], dict[str, float], float]:
-        """Make an update from the pieces of a batch; return means, norms of gradients, and the weight."""
-        averages, total = Averages(), 0.0
-        norms = self._term_norms()
-        acc = self.accumulator
-        drop(self._left_alone)
-        found = {"grad_norm": math.nan}
-        try:
-            for piece in self._pieces(batch):
-                with acc.micro_batch() as block:
-                    loss, numbers, weight = loss_of(self, piece, self.pieces)
-                    block.weight = weight
-                    if norms is not None and isinstance(self.loss, ComposedLoss):
-                        norms.add(self.loss, weight)
-                    loss.backward()
-                self._release()
-                averages.add({"loss": float(loss.detach()), **numbers}, weight)
-                total += weight
-            acc.flush()
-            logs = averages.means()
-            found.update(_named_norms(norms))
-
-            def before() -> None:
-                found["grad_norm"] = math.nan if acc.last_norm is None else acc.last_norm
-                self._before_update({**logs, "lr": self._rate(), **found})
-
-            acc.apply(self.optimizer, before=before)
-        except BaseException:
-            acc.drop()  # so that no piece of this batch enters the next update
-            raise
-        return logs, found, total
 
     def _before_update(self, logs: dict[str, float]) -> None:
         for callback in self.callbacks:
@@ -512,11 +458,6 @@ class Trainer:
 
     def _rate(self) -> float:
         return float(getattr(self.optimizer, "lr", math.nan))
-
-    def _pieces(self, batch: Any) -> Iterable[Any]:
-        if self.pieces == 1 or not (rows := count(batch)):
-            return [batch]
-        return self.accumulator.split(batch, -(-rows // self.pieces))
 
     @property
     def _rank(self) -> int:
@@ -645,10 +586,6 @@ class Trainer:
         elif getattr(self.optimizer, "shard", None) is not None:
             self.optimizer.state_dict()  # all ranks give their slices
         return self._ranks.written(path)
-
-
-def _named_norms(norms: TermNorms | None) -> dict[str, float]:
-    return {} if norms is None else {f"grad_norm_{name}": norm for name, norm in norms.norms().items()}
 
 
 def _length(loader: Any) -> int | None:

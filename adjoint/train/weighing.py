@@ -19,7 +19,15 @@ from adjoint.train.data import Padded
 if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
 
-__all__ = ["RESERVED", "check_pieces", "count", "first_padded", "loss_of", "padded_targets", "weight_of"]
+__all__ = [
+    "RESERVED",
+    "check_pieces",
+    "examples_in",
+    "first_padded",
+    "loss_of",
+    "padded_targets",
+    "weight_of",
+]
 
 RESERVED = ("loss", "lr", "grad_norm", "seconds", "epoch", "step")  # names in the logs
 
@@ -92,7 +100,7 @@ def weight_of(batch: Any, found: Reductions) -> float:
     share = max(shares) if shares and _agree(shares) else 1.0
     padded = padded_targets(batch)
     if padded is None:
-        return count(batch) * share
+        return examples_in(batch) * share
     return float(np.sum(padded.lengths)) if share == 1.0 else np.size(padded.values) * share
 
 
@@ -138,7 +146,7 @@ def first_padded(batch: Any) -> Padded | None:
     return next((found for part in parts if (found := first_padded(part)) is not None), None)
 
 
-def count(batch: Any) -> int:
+def examples_in(batch: Any) -> int:
     """Return the number of examples of a batch: the length of its first array."""
     while isinstance(batch, (tuple, list, Mapping)) and batch:
         batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))

@@ -1,0 +1,86 @@
+"""One step of a trainer: an update from a batch, whole or in pieces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from adjoint.grads.clip import clip_grad_norm
+from adjoint.grads.slots import drop
+from adjoint.optim import Optimizer
+from adjoint.train.averages import Averages
+from adjoint.train.compose import ComposedLoss, TermNorms
+from adjoint.train.weighing import examples_in, loss_of
+
+if TYPE_CHECKING:
+    from adjoint.train.trainer import Trainer
+
+__all__ = ["step_in_pieces", "whole_step"]
+
+Step = tuple[dict[str, float], dict[str, float], float]  # numbers, norms of gradients, and the weight
+
+
+def whole_step(trainer: Trainer, batch: Any) -> Step:
+    """Make an update from a whole batch; return its numbers, the norms of gradients, and the weight."""
+    params = list(trainer.named_parameters(frozen=True).values())
+    norms = trainer._term_norms()
+    drop(params)
+    loss, numbers, weight = loss_of(trainer, batch)
+    if norms is not None and isinstance(trainer.loss, ComposedLoss):
+        norms.add(trainer.loss, weight)
+    if weight:
+        loss.backward()
+    trainer._release()
+    logs = {"loss": float(loss.detach()), **numbers}
+    logs = logs if weight else dict.fromkeys(logs, math.nan)
+    found = {"grad_norm": math.nan, **_named_norms(norms)}
+    if weight:  # no update without weight, for example if all targets are ignored
+        updated = trainer.optimizer.params if isinstance(trainer.optimizer, Optimizer) else params
+        found["grad_norm"] = clip_grad_norm(updated, trainer.clip, nonfinite="allow")
+        trainer._before_update({**logs, "lr": trainer._rate(), **found})
+        trainer.optimizer.step()
+    return logs, found, weight
+
+
+def step_in_pieces(trainer: Trainer, batch: Any) -> Step:
+    """Make an update from the pieces of a batch; return means, norms of gradients, and the weight."""
+    averages, total = Averages(), 0.0
+    norms = trainer._term_norms()
+    acc = trainer.accumulator
+    drop(trainer._left_alone)
+    found = {"grad_norm": math.nan}
+    try:
+        for piece in _pieces(trainer, batch):
+            with acc.micro_batch() as block:
+                loss, numbers, weight = loss_of(trainer, piece, trainer.pieces)
+                block.weight = weight
+                if norms is not None and isinstance(trainer.loss, ComposedLoss):
+                    norms.add(trainer.loss, weight)
+                loss.backward()
+            trainer._release()
+            averages.add({"loss": float(loss.detach()), **numbers}, weight)
+            total += weight
+        acc.flush()
+        logs = averages.means()
+        found.update(_named_norms(norms))
+
+        def before() -> None:
+            found["grad_norm"] = math.nan if acc.last_norm is None else acc.last_norm
+            trainer._before_update({**logs, "lr": trainer._rate(), **found})
+
+        acc.apply(trainer.optimizer, before=before)
+    except BaseException:
+        acc.drop()  # so that no piece of this batch enters the next update
+        raise
+    return logs, found, total
+
+
+def _pieces(trainer: Trainer, batch: Any) -> Iterable[Any]:
+    if trainer.pieces == 1 or not (rows := examples_in(batch)):
+        return [batch]
+    return trainer.accumulator.split(batch, -(-rows // trainer.pieces))
+
+
+def _named_norms(norms: TermNorms | None) -> dict[str, float]:
+    return {} if norms is None else {f"grad_norm_{name}": norm for name, norm in norms.norms().items()}
