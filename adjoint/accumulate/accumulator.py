@@ -319,11 +319,11 @@ class GradientAccumulator:
                 window.spoiled = policy == "skip_window"
                 window.skipped += 1
                 self._counts["skipped_micro_batches"] += 1
+            full = window.micro_batches >= self.config.accumulation_steps
             if self._ranks is not None:
-                self._ranks.end(self._sums, before, 0.0 if bad or window.spoiled else weight)
+                self._ranks.end(self._sums, before, 0.0 if bad or window.spoiled else weight, full)
         if bad:
             self._listeners.send("skip", window, names=tuple(bad))
-        full = window.micro_batches >= self.config.accumulation_steps
         if full and not joins:
             self._listeners.send("full", window)
         return full
@@ -343,7 +343,7 @@ class GradientAccumulator:
             self._check_whole()
             some = self._window.micro_batches > 0
             if self._ranks is not None and not self._window.reduced:
-                some = any(self._ranks.group.gather(some, "flush"))
+                some = self._ranks.flush(self._sums, some)
             self._window.closed = some
             return some
 

@@ -106,7 +106,9 @@ class Bucket(Buffer):
                 self.spare.append(earlier)
 
     def forget(self) -> None:
-        """Forget all pieces; keep the memory."""
+        """Forget all pieces; keep the memory, unless a sum over the ranks still writes to it."""
+        if self.job is not None and not self.job.done.is_set():
+            self.arrays = []
         self.spare += [a for a in self.partial if a is not None]
         self.partial, self.job, self.fresh = [], None, True
         self.waiting.clear()
@@ -122,6 +124,7 @@ class RankSums(Sums):
         self.pieces = 0  # of this window
         self.parts: dict[str, list[SparseRows]] = {}  # rows of sparse gradients, by piece
         self.sent = 0  # active buckets whose sum over the ranks has begun
+        self.left = False  # that of all active buckets
         self.early = False  # the sums of the last piece are sent while backward still runs
 
     def empty(self) -> RankSums:
@@ -195,6 +198,7 @@ class RankSums(Sums):
 
     def send(self, rest: bool = True) -> None:
         """Begin the sums over the ranks, in the order of the buckets, of those that are complete or all."""
+        self.left = self.left or rest
         buckets = self.buckets(active=True)
         while self.sent < len(buckets) and (rest or not buckets[self.sent].waiting):
             self._send(buckets[self.sent])
@@ -243,7 +247,7 @@ class RankSums(Sums):
         for bucket in found:
             bucket.forget()
         self.pieces = self.sent = 0
-        self.early = False
+        self.early = self.left = False
         self.parts.clear()
 
 
@@ -270,7 +274,7 @@ class Ranks:
 
     group: Group
     params: Mapping[str, Tensor]
-    windows: int = 0
+    windows: int = 0  # whose sums have left
     weights: list[float] = field(default_factory=list)
     facts: Any = None  # what this rank tells the others in the next exchange
     heard: list[Any] = field(default_factory=list)  # what all ranks told in the last one
@@ -304,12 +308,28 @@ class Ranks:
         assert isinstance(sums, RankSums)
         return sums.pieces - sums.early
 
-    def end(self, sums: Sums, before: int, weight: float) -> None:
-        """Count a micro-batch: one that was left out is a piece too."""
+    def end(self, sums: Sums, before: int, weight: float, full: bool) -> None:
+        """Count a micro-batch, also one that was left out; after the last one the sums leave."""
         assert isinstance(sums, RankSums)
         if sums.pieces == before:
             sums.begin()
         self.weights.append(weight)
+        if full if self.last is None else self.last:
+            self.send(sums)
+
+    def send(self, sums: RankSums) -> None:
+        """Begin all sums of a window that have not begun."""
+        self.windows += not sums.left
+        sums.send()
+
+    def flush(self, sums: Sums, some: bool) -> bool:
+        """Return whether a rank has micro-batches in the window, which is closed then."""
+        assert isinstance(sums, RankSums)
+        self.send(sums)  # of some ranks they have left already, and all must make the same calls in one order
+        found = any(self.group.gather(some, "flush"))
+        if not found:
+            sums.reset()
+        return found
 
     def early(self, acc: GradientAccumulator, block: MicroBatch) -> Callable[[Tensor, Tensor], bool] | None:
         """Return a function that takes gradients during backward, and sends buckets that are complete.
@@ -357,18 +377,17 @@ class Ranks:
         """Sum the window over the ranks; raise on all ranks if one had an error."""
         sums, window = acc._sums, acc._window
         assert isinstance(sums, RankSums)
-        sums.send()
+        self.send(sums)
         report = Report(
             self.windows, self.weights, window.micro_batches, window.skipped, window.spoiled,
             sum(1 << slot.index for slot in sums.slots.values() if slot.name in sums.dense), len(sums.slots),
             {name: [(p.rows, p.values) for p in parts] for name, parts in sums.parts.items()},
             None if error is None else self.group.describe(error),
-            None if self.windows % CHECK_EVERY else _digests(self.params), self.facts,
+            None if (self.windows - 1) % CHECK_EVERY else _digests(self.params), self.facts,
         )  # fmt: skip
         sums.wait(sums.buckets(active=True))
         reports: list[Report] = self.group.gather(report, "the exchange at the end of a window")
         self.heard = [each.facts for each in reports]
-        self.windows += 1
         self._refuse(reports, error)
         used = {s.name for s in sums.slots.values() if any(each.dense >> s.index & 1 for each in reports)}
         sums.wait(sums.send_late(used))
