@@ -25,6 +25,7 @@ from benchmarks.report import page, picture, ratios
 
 DOCS = Path(__file__).parents[1] / "docs"
 QUICK_STEPS = 20  # of each of eight threads
+BACKENDS = {"adjoint-compile": "auto", "adjoint-replay": "replay"}  # of adjoint's own compiled steps
 PEERS = ("numpy", "torch", "jax", "autograd", "mlx", "tinygrad", "scipy")
 
 
@@ -37,15 +38,16 @@ def all_cases() -> tuple[dict[str, str], dict[str, list[Case]]]:
         headings[info.name] = (module.__doc__ or info.name).splitlines()[0].rstrip(".")
         found[info.name] = module.CASES
         for case in module.CASES:
-            case.engines.setdefault("adjoint-compile", functools.partial(compiled, case))
+            for engine, backend in BACKENDS.items():
+                case.engines.setdefault(engine, functools.partial(compiled, case, backend))
     return headings, found
 
 
-def compiled(case: Case) -> Step:
+def compiled(case: Case, backend: str) -> Step:
     """Compile adjoint's step of a case as a whole."""
     if case.not_compiled:
         raise Lacking(case.not_compiled)
-    return ad.compile(case.engines["adjoint"]())  # type: ignore[no-any-return]  # Compiled is called like a step
+    return ad.compile(case.engines["adjoint"](), backend=backend)  # type: ignore[no-any-return]  # called like a step
 
 
 def machine() -> dict[str, str]:
@@ -81,11 +83,11 @@ def processor() -> str:
     return next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), platform.machine())
 
 
-def run(names: list[str], rounds: int, seconds: float, without: list[str]) -> Numbers:
+def run(names: list[str], rounds: int, seconds: float, without: list[str], ours: bool = False) -> Numbers:
     """Measure the cases whose names contain one of ``names``, or all; leave some engines out."""
     if hasattr(os, "sched_setaffinity"):  # JAX, MLX and tinygrad take all the processors there are
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
-    if lacking := not_installed():
+    if not ours and (lacking := not_installed()):
         print(lacking, file=sys.stderr)
     headings, groups = all_cases()
     numbers: Numbers = {"machine": machine(), "threads": THREADS, "groups": headings, "cases": {}}
@@ -95,6 +97,10 @@ def run(names: list[str], rounds: int, seconds: float, without: list[str]) -> Nu
                 continue
             for engine in without:
                 case.engines.pop(engine, None)
+            if ours:
+                if case.not_compiled:
+                    continue
+                case.engines = {e: case.engines[e] for e in ("adjoint", *BACKENDS) if e in case.engines}
             began = time.perf_counter()
             numbers["cases"][case.name] = {"group": group, **measure(case, rounds, seconds=seconds).summary()}
             print(f"{time.perf_counter() - began:6.1f} s  {case.name}", file=sys.stderr)
@@ -137,6 +143,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3.0, help="per case, once seven rounds are done (3)")
     parser.add_argument("--quick", action="store_true", help="for a trial: seven rounds, short training")
     parser.add_argument("--without", action="append", default=[], help="leave this engine out; repeatable")
+    parser.add_argument("--ours", action="store_true", help="only eager and compiled steps of adjoint")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--picture", type=Path, help="draw the ratios into this file")
     parser.add_argument("--write", action="store_true", help="write docs/performance.*: some 20 minutes")
@@ -153,7 +160,7 @@ def main() -> int:
     if options.quick and options.write and options.to == DOCS:
         parser.error("--quick is for trials: give --to another folder")
     rounds, seconds = (FEWEST_ROUNDS, 0.0) if options.quick else (options.rounds, options.seconds)
-    numbers = run(options.names, rounds, seconds, options.without)
+    numbers = run(options.names, rounds, seconds, options.without, options.ours)
     if options.write:
         add_parts(numbers, options.quick)
         write(numbers, options.to)

@@ -10,6 +10,7 @@ from benchmarks.harness import Numbers
 
 PEERS = {
     "adjoint-compile": "adjoint, compiled",
+    "adjoint-replay": "adjoint, replayed",
     "torch": "PyTorch",
     "torch-func": "PyTorch, func",
     "torch-compile": "PyTorch, compiled",

@@ -15,7 +15,8 @@ from adjoint.transforms.arrays import returned
 from adjoint.transforms.rerun import Generators
 
 if TYPE_CHECKING:
-    from adjoint.compiler.compile import Call, Variant
+    from adjoint.compiler.call import Call
+    from adjoint.compiler.variant import Variant
 
 __all__ = ["run_both"]
 

@@ -165,7 +165,7 @@ def _address(function: Any) -> int:
 
 
 def _numpy_functions() -> list[int]:
-    capsule = np._core._multiarray_umath._ARRAY_API  # type: ignore[attr-defined]
+    capsule = np._core._multiarray_umath._ARRAY_API  # type: ignore[attr-defined]  # not in the stubs
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     return _words(get(capsule, None), _NEW_FROM_DESCR + 1)

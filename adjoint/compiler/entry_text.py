@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from adjoint.compiler import arrays_text
+
 __all__ = ["TEXT"]
 
-TEXT = r"""
+TEXT = (
+    arrays_text.TEXT
+    + r"""
 declare void @Py_IncRef(ptr)
 declare void @Py_DecRef(ptr)
 declare ptr @PyTuple_New(i64)
@@ -18,8 +22,6 @@ declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
 declare ptr @new_array(ptr, ptr, i32, ptr, ptr, ptr, i32, ptr)
 declare void @run(ptr, i64, i64)
-@ndarray = external global i8
-@tensor = external global i8
 @float = external global i8
 @int = external global i8
 @float64 = external global i8
@@ -27,78 +29,16 @@ declare void @run(ptr, i64, i64)
 @none = external global i8
 @clock = external global i8
 
-; The array of an array or a tensor, else null.
-define internal ptr @array_of(ptr %object) {
-  %at.kind = getelementptr i8, ptr %object, i64 KIND
-  %kind = load ptr, ptr %at.kind
-  %is.array = icmp eq ptr %kind, @ndarray
-  br i1 %is.array, label %yes, label %other
-yes:
-  ret ptr %object
-other:
-  %is.tensor = icmp eq ptr %kind, @tensor
-  br i1 %is.tensor, label %open, label %no
-open:
-  %at.data = getelementptr i8, ptr %object, i64 TENSOR
-  %data = load ptr, ptr %at.data
-  %none = icmp eq ptr %data, null
-  br i1 %none, label %no, label %look
-look:
-  %at.kind2 = getelementptr i8, ptr %data, i64 KIND
-  %kind2 = load ptr, ptr %at.kind2
-  %is.array2 = icmp eq ptr %kind2, @ndarray
-  br i1 %is.array2, label %good, label %no
-good:
-  ret ptr %data
-no:
-  ret ptr null
-}
-
 ; Whether an array has the dtype and the shape of a row and lies in one piece.
 define internal i1 @fits(ptr %array, ptr %row) {
-entry:
-  %at.dtype = getelementptr i8, ptr %array, i64 DTYPE
-  %dtype = load ptr, ptr %at.dtype
-  %at.wanted = getelementptr i64, ptr %row, i64 2
-  %wanted = load ptr, ptr %at.wanted
-  %same = icmp eq ptr %dtype, %wanted
-  %at.ndim = getelementptr i8, ptr %array, i64 NDIM
-  %ndim32 = load i32, ptr %at.ndim
-  %ndim = sext i32 %ndim32 to i64
-  %at.axes = getelementptr i64, ptr %row, i64 3
-  %axes = load i64, ptr %at.axes
-  %as.many = icmp eq i64 %ndim, %axes
   %at.flags = getelementptr i8, ptr %array, i64 FLAGS
   %flags = load i32, ptr %at.flags
   %bits = and i32 %flags, 257
   %plain = icmp eq i32 %bits, 257
-  %a = and i1 %same, %as.many
-  %b = and i1 %a, %plain
-  br i1 %b, label %shapes, label %no
-shapes:
-  %at.shape = getelementptr i8, ptr %array, i64 SHAPE
-  %shape = load ptr, ptr %at.shape
-  %at.lengths = getelementptr i64, ptr %row, i64 4
-  %lengths = load ptr, ptr %at.lengths
-  br label %axis
-axis:
-  %k = phi i64 [ 0, %shapes ], [ %k.next, %equal ]
-  %more = icmp slt i64 %k, %axes
-  br i1 %more, label %compare, label %yes
-compare:
-  %at.n = getelementptr i64, ptr %shape, i64 %k
-  %n = load i64, ptr %at.n
-  %at.m = getelementptr i64, ptr %lengths, i64 %k
-  %m = load i64, ptr %at.m
-  %ok = icmp eq i64 %n, %m
-  br i1 %ok, label %equal, label %no
-equal:
-  %k.next = add i64 %k, 1
-  br label %axis
-yes:
-  ret i1 true
-no:
-  ret i1 false
+  %spec = getelementptr i64, ptr %row, i64 2
+  %same = call i1 @matches(ptr %array, ptr %spec)
+  %ok = and i1 %plain, %same
+  ret i1 %ok
 }
 
 ; Store an address in all slots of a row, whose count and list start at word %first; the list has pairs of a
@@ -426,3 +366,4 @@ finished:
   ret ptr %result
 }
 """
+)

@@ -17,6 +17,7 @@ from adjoint.core.tensor import Tensor, committing, move_version, wrap
 from adjoint.grads.slots import sink
 
 if TYPE_CHECKING:
+    from adjoint.compiler.call import Wanted
     from adjoint.compiler.program import Instruction, Program, Write
     from adjoint.compiler.trace import Trace
 
@@ -163,17 +164,24 @@ def _expression(w: _Writer, read: Any) -> str | None:
     return f"{w.name(space)}[{read.args[0]!r}]" if isinstance(space, dict) else None
 
 
-def make_fits(specs: Sequence[Any], modes: Any) -> Callable[..., bool]:
-    """Return ``fits(*arguments)``: whether constant arrays and tensors have the key of a program."""
+def make_fits(specs: Sequence[Wanted], modes: Any) -> Callable[..., bool]:
+    """Return ``fits(*arguments)``: whether arrays and tensors have the key of a program."""
     w = _Writer(Tensor=Tensor, grad_mode=grad_mode, dtype=get_default_dtype, sink=sink)
     parts = []
-    for k, (kind, shape, dtype) in enumerate(specs):
+    tensors = []
+    for k, (kind, shape, dtype, node) in enumerate(specs):
         data = f"x{k}._data" if kind is Tensor else f"x{k}"
         parts.append(f"type(x{k}) is {w.name(kind, 'type')} and {data}.shape == {shape!r}")
         parts.append(f"{data}.dtype is {w.name(dtype, 'd')}")
         if kind is Tensor:
-            parts.append(f"x{k}._node is None")
-    parts.append(f"(grad_mode.get(), dtype(), sink.get() is None) == {w.name(modes)}")
+            parts.append(
+                f"type(x{k}._node) is {w.name(Node, 'n')}"
+                if node is Node
+                else f"x{k}._node is {w.name(node)}"
+            )
+            tensors.append(f"x{k}")
+    parts += [f"{a} is not {b}" for n, a in enumerate(tensors) for b in tensors[:n]]
+    parts.append(f"(grad_mode.get(), dtype(), sink.get() is None) == {w.name(modes[:3])}")
     w.add(f"return {' and '.join(parts)}")
     return w.function("fits", [f"x{k}" for k in range(len(specs))])
 

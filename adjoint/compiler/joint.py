@@ -9,19 +9,22 @@ import numpy as np
 
 from adjoint.compiler.program import Program, Source
 from adjoint.compiler.symbolic import Symbolic
+from adjoint.config import special
+from adjoint.core.namespace import Namespace, raw, rec
 from adjoint.core.node import LEAF
-from adjoint.core.record import joined_copy
-from adjoint.core.tensor import Tensor, Traced, wrap
+from adjoint.core.record import joined_copy, node_of, pick
+from adjoint.core.tensor import Tensor, Traced, note_reading, wrap
 from adjoint.engine.run import differentiate, key_of
 from adjoint.engine.serial import run_serial
 from adjoint.errors import TransformError
 from adjoint.grads.backward import gradients
-from adjoint.transforms.calls import Rule
+from adjoint.transforms.calls import Derivative, Rule, new_op
 
 if TYPE_CHECKING:
     from adjoint.compiler.trace import Trace
+    from adjoint.compiler.variant import Variant
 
-__all__ = ["Backward", "Joint"]
+__all__ = ["Backward", "Recorder"]
 
 
 class Backward:
@@ -44,7 +47,8 @@ class Backward:
             roots, seeds, targets=targets, retain=True, create_graph=False, runner=run_serial
         )
         found = {**run.captured, **dict(leaves)}
-        grads = [None if not isinstance(t, Tensor) else found.get(key_of(t)) for t in operands]
+        # pop: the gradient of a tensor that is given twice is that of its first place
+        grads = [None if not isinstance(t, Tensor) else found.pop(key_of(t), None) for t in operands]
         values = [None if g is None else trace.value(g) for g in grads]
         self.program = Program()
         self.program.body = body[mark:]
@@ -85,53 +89,103 @@ def _read(source: Source) -> Any:
     return owner if kind == "array" else owner()
 
 
-class Joint(Rule):
-    """One call of a compiled function, to be recorded as one node.
+class Recorder:
+    """Records calls of one program of a compiled function, each as one node.
 
-    A backward that is itself recorded runs the function again, recorded.
+    What the node keeps are the arguments, the captured tensors, and what the backward reads.
     """
 
-    def __init__(self, owner: Any, leaves: list[Any]) -> None:
-        self.owner = owner  # the variant
-        self.leaves = leaves
-        self.name = owner.name
+    def __init__(self, owner: Variant, back: Backward) -> None:
+        self.owner = owner
+        self.back = back
+        self.results = owner.count
+        self.count = len(owner.moves) + len(back.captured)
+        self.kept = slice(self.results, self.results + len(back.residuals))
+        self.nothing = (None,) * len(back.residuals)
+        specs = [(r.shape, r.dtype) for r in owner.program.results[: self.results]]
+        self.specs = specs
+        self.op = new_op(owner.name, (True,) * (self.count + len(back.residuals)), False, self.results)
+        self.op.saves_any = True  # so a second backward is an error
+        self.op.joint = self.pull
+        self.op.differentiable = True
+
+    def record(self, given: Sequence[Any], found: Sequence[Any], fixed: list[Any]) -> list[Tensor]:
+        """Return the results of a call as tensors; ``fixed`` are the arguments that are not traced."""
+        tensors = [t if isinstance(t, Tensor) else wrap(np.asarray(t)) for t in given]
+        tensors += self.back.captured
+        if special.count:
+            note_reading(*tensors)
+        parents = [t if t._node is LEAF else t._node for t in tensors]
+        data = tuple([r if type(r) is np.ndarray else np.asarray(r) for r in found[: self.results]])
+        outs = [wrap(r) for r in data]
+        one = self.results == 1
+        node = node_of(
+            self.op, (*tensors, *found[self.kept]), {"fixed": fixed}, (*parents, *self.nothing),
+            data[0] if one else data,
+        )  # fmt: skip
+        if one:
+            outs[0]._node = node
+            return outs
+        for k, (t, flows) in enumerate(zip(outs, self.back.flows, strict=True)):
+            if flows:
+                t._node = pick(node, k)
+        return outs
+
+    def pull(
+        self, xp: Namespace, g: Any, out: Any, *values: Any, wanted: Sequence[bool], fixed: list[Any]
+    ) -> list[Any]:
+        """Return the gradients of what was kept: the joint rule of the node."""
+        n, back = self.count, self.back
+        grads = (g,) if self.results == 1 else g
+        if xp is raw and all(g is None or type(g) is np.ndarray for g in grads):
+            found = iter(back.run(*values[n:], *self.seeds(grads)))
+            return [*(next(found) if w else None for w in back.wanted), *self.nothing]
+        call = Derivative(Joint(self, fixed), n, self.specs, None if xp is rec else values[n:])
+        call.places = [("in", i) for i in range(n)]
+        return call.pull(xp, g, out, *values, wanted=wanted)
+
+    def seeds(self, grads: Sequence[Any]) -> list[Any]:
+        """Return the gradients of the results that have one, zeros for those that nothing used."""
+        return [
+            np.zeros(*spec) if g is None else g
+            for g, spec, flows in zip(grads, self.specs, self.back.flows, strict=True)
+            if flows
+        ]
+
+
+class Joint(Rule):
+    """The derivative of one call of a compiled function, where it is itself differentiated or mapped.
+
+    The function then runs again, recorded.
+    """
+
+    def __init__(self, recorder: Recorder, fixed: list[Any]) -> None:
+        self.recorder = recorder
+        self.owner = recorder.owner
+        self.fixed = fixed
+        self.name = self.owner.name
 
     def argument(self, i: int) -> str:
         """Return what messages call argument ``i``."""
         return f"argument {i}" if i < len(self.owner.moves) else "a tensor from outside"
 
-    def _given(self, tensors: Sequence[Tensor]) -> list[Any]:
-        """Return the arguments of the program: tensors, and numbers as they were."""
-        given = [self.leaves[k] for k in self.owner.moves]
-        return [t if isinstance(g, Tensor) else g for g, t in zip(given, tensors, strict=False)]
-
     def plain(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Run the function where no gradient is wanted."""
-        return self.forward(tensors)[0]
+        """Run the function."""
+        return self._again(tensors)
 
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
-        """Run the function; keep what its backward reads."""
-        if any(type(t) is Traced for t in tensors):
-            return self._again(tensors), list(tensors), None
-        found = self.owner.execute(*self._given(tensors))
-        count = len(self.owner.backward.flows)
-        outs = [wrap(np.asarray(r)) for r in found[:count]]
-        return outs, list(tensors), found[count : count + len(self.owner.backward.residuals)]
+        """Run the function; its backward runs it again."""
+        return self._again(tensors), list(tensors), None
 
     def backward(
         self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
-        """Run the program of the backward."""
-        back = self.owner.backward
+        """Run the program of the backward, or differentiate the function itself."""
         seen = [*residuals, *(g for g in grads if g is not None)]
         if rest is None or any(type(t) is Traced or t._node is not None for t in seen):
             return self._recorded(residuals, grads, wanted)
-        specs = self.owner.program.results
-        seeds = [
-            np.zeros(r.shape, r.dtype) if g is None else g._data
-            for g, r, flows in zip(grads, specs, back.flows, strict=False)
-            if flows
-        ]
+        back = self.recorder.back
+        seeds = self.recorder.seeds([None if g is None else g._data for g in grads])
         found = iter(back.run(*rest, *seeds))
         return [wrap(np.asarray(next(found))) if w else None for w in back.wanted]
 
@@ -142,11 +196,11 @@ class Joint(Rule):
                 f"{self.name} draws or writes, and its recorded backward would run it again.\n"
                 "  Call the function without ad.compile here: with ad.config.compiling(False): ..."
             )
-        leaves = list(self.leaves)
+        leaves = list(self.fixed)
         for k, t in zip(self.owner.moves, tensors, strict=False):
-            if isinstance(leaves[k], Tensor):
+            if leaves[k] is None:
                 leaves[k] = t
-        return [o for o in self.owner.eager(leaves) if isinstance(o, Tensor)]
+        return self.owner.eager(leaves)
 
     def _recorded(
         self, residuals: list[Tensor], grads: list[Tensor | None], wanted: Sequence[bool]

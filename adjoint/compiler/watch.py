@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adjoint.compiler import entry, units
+from adjoint.compiler.call import Wanted
 from adjoint.compiler.guards import Guard, ObjectGuard, base_of
 from adjoint.compiler.machine import has_llvm
 from adjoint.compiler.watch_text import TEXT
 from adjoint.config import special
 from adjoint.context import compile_mode, default_dtype, enclosing, grad_mode, sink, tracing, transform
+from adjoint.core.node import Node
 from adjoint.core.tensor import Tensor, _Extra, wrap
 
 __all__ = ["Watch", "layout"]
@@ -90,7 +92,7 @@ def _version_offset() -> int:
         pass
 
     plain = Plain()
-    plain.a = 1  # type: ignore[attr-defined]
+    plain.a = 1  # type: ignore[attr-defined]  # an attribute that only the instance has
     candidates = None
     for d, change in (
         ({"a": 1, "b": 2}, lambda d: d.__setitem__("a", 3)),
@@ -121,8 +123,8 @@ def _function() -> int:
         "PyErr_Occurred",
     )  # fmt: skip
     imports = {n: entry._address(getattr(ctypes.pythonapi, n)) for n in names}
-    imports |= {"ndarray": id(np.ndarray), "tensor": id(Tensor)}
-    imports |= {"true": id(True), "false": id(False), "none": id(None)}
+    imports |= {"ndarray": id(np.ndarray), "tensor": id(Tensor), "node": id(Node)}
+    imports |= {"true": id(True), "false": id(False)}
     return units.library(text, ("ready",), imports)["ready"]
 
 
@@ -132,7 +134,7 @@ class Watch:
     Parameters
     ----------
     specs : list
-        The type, shape and dtype of each argument.
+        What each argument must be.
     held : list
         Tensors from outside with their shape and dtype, as ``(tensor, shape, dtype)``.
     grads : list
@@ -143,7 +145,7 @@ class Watch:
 
     def __init__(
         self,
-        specs: Sequence[tuple[type, Any, Any]],
+        specs: Sequence[Wanted],
         held: Sequence[tuple[Tensor, Any, Any]],
         grads: Sequence[tuple[Tensor, bool]],
         guards: Sequence[Any],
@@ -153,13 +155,13 @@ class Watch:
         self.plain = False  # whether no transform was active
         self.asks = False
         self._fixed: list[Any] = []
-        rows = [self._row(kind, shape, dtype) for kind, shape, dtype in specs]
+        rows = [
+            [id(s.kind), 0 if s.node is Node else id(s.node), *self._row(s.shape, s.dtype)] for s in specs
+        ]
         self.words = np.zeros(16, np.int64).view(entry._Words)
         self.words[0], self.words[1] = -1, self._listed(self._fixed, [x for row in rows for x in row])
         own = [
-            x
-            for t, shape, dtype in held
-            for x in (id(t), self._listed(self._fixed, self._row(Tensor, shape, dtype)))
+            x for t, shape, dtype in held for x in (id(t), self._listed(self._fixed, self._row(shape, dtype)))
         ]
         self.words[6:8] = len(held), self._listed(self._fixed, own)
         self.words[12:14] = len(held), self._listed(self._fixed, [id(t) for t in self.tensors])
@@ -172,9 +174,9 @@ class Watch:
         keep.append(np.array([*values, 0], np.int64))
         return int(keep[-1].ctypes.data)
 
-    def _row(self, kind: type, shape: Any, dtype: Any) -> list[int]:
+    def _row(self, shape: Any, dtype: Any) -> list[int]:
         self._fixed.append(dtype)
-        return [id(kind), id(dtype), len(shape), self._listed(self._fixed, shape)]
+        return [id(dtype), len(shape), self._listed(self._fixed, shape)]
 
     def renew(self) -> None:
         """Write down what is there now; the guards have just been found to hold."""

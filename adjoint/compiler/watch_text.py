@@ -2,73 +2,29 @@
 
 from __future__ import annotations
 
+from adjoint.compiler import arrays_text
+
 __all__ = ["TEXT"]
 
 # The words that it reads: 0 number of arguments, 1 their rows, then pairs of a count and an address:
 # 2 words that must be equal (address, value), 4 words that must differ, 6 arrays of tensors (tensor, row),
 # 8 items of dictionaries (dictionary, key, value; value 0: any), 10 context variables (variable, value),
 # 12 objects that no argument may be, 14 functions that must return True.
-# A row has: type, dtype, number of axes, shape.
-TEXT = r"""
+# The row of an argument has: type, node, dtype, number of axes, shape; that of a tensor only the last three.
+TEXT = (
+    arrays_text.TEXT
+    + r"""
 declare void @Py_DecRef(ptr)
 declare void @Py_IncRef(ptr)
 declare ptr @PyDict_GetItemWithError(ptr, ptr)
 declare i32 @PyContextVar_Get(ptr, ptr, ptr)
 declare ptr @PyObject_CallNoArgs(ptr)
 declare ptr @PyErr_Occurred()
-@ndarray = external global i8
-@tensor = external global i8
+@node = external global i8
 @true = external global i8
 @false = external global i8
-@none = external global i8
 
-define internal i1 @fits(ptr %array, ptr %row) {
-entry:
-  %at.kind = getelementptr i8, ptr %array, i64 KIND
-  %kind = load ptr, ptr %at.kind
-  %is.array = icmp eq ptr %kind, @ndarray
-  br i1 %is.array, label %look, label %no
-look:
-  %at.dtype = getelementptr i8, ptr %array, i64 DTYPE
-  %dtype = load ptr, ptr %at.dtype
-  %at.wanted = getelementptr i64, ptr %row, i64 1
-  %wanted = load ptr, ptr %at.wanted
-  %same = icmp eq ptr %dtype, %wanted
-  %at.ndim = getelementptr i8, ptr %array, i64 NDIM
-  %ndim32 = load i32, ptr %at.ndim
-  %ndim = sext i32 %ndim32 to i64
-  %at.axes = getelementptr i64, ptr %row, i64 2
-  %axes = load i64, ptr %at.axes
-  %as.many = icmp eq i64 %ndim, %axes
-  %both = and i1 %same, %as.many
-  br i1 %both, label %shapes, label %no
-shapes:
-  %at.shape = getelementptr i8, ptr %array, i64 SHAPE
-  %shape = load ptr, ptr %at.shape
-  %at.lengths = getelementptr i64, ptr %row, i64 3
-  %lengths = load ptr, ptr %at.lengths
-  br label %axis
-axis:
-  %k = phi i64 [ 0, %shapes ], [ %k.next, %equal ]
-  %more = icmp slt i64 %k, %axes
-  br i1 %more, label %compare, label %yes
-compare:
-  %at.n = getelementptr i64, ptr %shape, i64 %k
-  %n = load i64, ptr %at.n
-  %at.m = getelementptr i64, ptr %lengths, i64 %k
-  %m = load i64, ptr %at.m
-  %ok = icmp eq i64 %n, %m
-  br i1 %ok, label %equal, label %no
-equal:
-  %k.next = add i64 %k, 1
-  br label %axis
-yes:
-  ret i1 true
-no:
-  ret i1 false
-}
-
-; An argument is an array, or a tensor without history.
+; An argument is an array, or a tensor with the wanted node; null stands for any node of the class Node.
 define internal i1 @argument(ptr %object, ptr %row) {
   %at.kind = getelementptr i8, ptr %object, i64 KIND
   %kind = load ptr, ptr %at.kind
@@ -77,20 +33,33 @@ define internal i1 @argument(ptr %object, ptr %row) {
   br i1 %same, label %known, label %no
 known:
   %is.tensor = icmp eq ptr %kind, @tensor
-  br i1 %is.tensor, label %open, label %plain
-plain:
-  %a = call i1 @fits(ptr %object, ptr %row)
-  ret i1 %a
-open:
+  br i1 %is.tensor, label %history, label %values
+history:
   %at.node = getelementptr i8, ptr %object, i64 NODE
   %node = load ptr, ptr %at.node
-  %constant = icmp eq ptr %node, @none
-  br i1 %constant, label %inside, label %no
-inside:
-  %at.data = getelementptr i8, ptr %object, i64 TENSOR
-  %data = load ptr, ptr %at.data
-  %b = call i1 @fits(ptr %data, ptr %row)
-  ret i1 %b
+  %at.wanted = getelementptr i64, ptr %row, i64 1
+  %wanted.node = load ptr, ptr %at.wanted
+  %expected = icmp eq ptr %node, %wanted.node
+  br i1 %expected, label %values, label %recorded
+recorded:
+  %any = icmp eq ptr %wanted.node, null
+  %unset = icmp eq ptr %node, null
+  %not.unset = xor i1 %unset, true
+  %look = and i1 %any, %not.unset
+  br i1 %look, label %class, label %no
+class:
+  %at.class = getelementptr i8, ptr %node, i64 KIND
+  %node.class = load ptr, ptr %at.class
+  %is.node = icmp eq ptr %node.class, @node
+  br i1 %is.node, label %values, label %no
+values:
+  %array = call ptr @array_of(ptr %object)
+  %none = icmp eq ptr %array, null
+  br i1 %none, label %no, label %compare
+compare:
+  %spec = getelementptr i64, ptr %row, i64 2
+  %ok = call i1 @matches(ptr %array, ptr %spec)
+  ret i1 %ok
 no:
   ret i1 false
 }
@@ -117,12 +86,16 @@ define internal i1 @differs(ptr %row) {
 
 define internal i1 @held(ptr %row) {
   %tensor = load ptr, ptr %row
-  %at.row = getelementptr i64, ptr %row, i64 1
-  %wanted = load ptr, ptr %at.row
-  %at.data = getelementptr i8, ptr %tensor, i64 TENSOR
-  %data = load ptr, ptr %at.data
-  %ok = call i1 @fits(ptr %data, ptr %wanted)
+  %at.spec = getelementptr i64, ptr %row, i64 1
+  %spec = load ptr, ptr %at.spec
+  %array = call ptr @array_of(ptr %tensor)
+  %none = icmp eq ptr %array, null
+  br i1 %none, label %no, label %compare
+compare:
+  %ok = call i1 @matches(ptr %array, ptr %spec)
   ret i1 %ok
+no:
+  ret i1 false
 }
 
 define internal i1 @item(ptr %row) {
@@ -196,6 +169,33 @@ no:
   ret i1 false
 }
 
+; Whether argument %k is a tensor that is an earlier argument too.
+define internal i1 @given_before(ptr %args, i64 %k) {
+entry:
+  %at.arg = getelementptr ptr, ptr %args, i64 %k
+  %arg = load ptr, ptr %at.arg
+  %at.kind = getelementptr i8, ptr %arg, i64 KIND
+  %kind = load ptr, ptr %at.kind
+  %is.tensor = icmp eq ptr %kind, @tensor
+  br i1 %is.tensor, label %earlier, label %no
+earlier:
+  %j = phi i64 [ 0, %entry ], [ %j.next, %other ]
+  %more = icmp slt i64 %j, %k
+  br i1 %more, label %compare, label %no
+compare:
+  %at.other = getelementptr ptr, ptr %args, i64 %j
+  %before = load ptr, ptr %at.other
+  %is = icmp eq ptr %before, %arg
+  br i1 %is, label %yes, label %other
+other:
+  %j.next = add i64 %j, 1
+  br label %earlier
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}
+
 define internal i1 @arguments(ptr %words, ptr %args, i64 %n) {
 entry:
   %w1 = getelementptr i64, ptr %words, i64 1
@@ -206,13 +206,13 @@ entry:
   %strangers = load ptr, ptr %w13
   br label %argument
 argument:
-  %k = phi i64 [ 0, %entry ], [ %k.next, %next ]
+  %k = phi i64 [ 0, %entry ], [ %k.next, %distinct ]
   %more = icmp slt i64 %k, %n
   br i1 %more, label %look, label %yes
 look:
   %at.arg = getelementptr ptr, ptr %args, i64 %k
   %arg = load ptr, ptr %at.arg
-  %offset = mul i64 %k, 4
+  %offset = mul i64 %k, 5
   %row = getelementptr i64, ptr %rows, i64 %offset
   %ok = call i1 @argument(ptr %arg, ptr %row)
   br i1 %ok, label %others, label %no
@@ -231,6 +231,9 @@ fine:
   %j.next = add i64 %j, 1
   br label %other
 next:
+  %is.same = call i1 @given_before(ptr %args, i64 %k)
+  br i1 %is.same, label %no, label %distinct
+distinct:
   %k.next = add i64 %k, 1
   br label %argument
 yes:
@@ -283,3 +286,4 @@ answer:
   ret ptr %result
 }
 """
+)

@@ -47,6 +47,7 @@ __all__ = [
     "node_of",
     "node_of_smooth",
     "output_node",
+    "pick",
     "record_results",
     "saved_hooks",
     "tracked",

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from adjoint import tree
-from adjoint.compiler.compile import Call, Compiled
+from adjoint.compiler.call import Call
+from adjoint.compiler.compile import Compiled
 from adjoint.core.node import LEAF, Node
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, NoGradientError
@@ -224,7 +225,7 @@ def _graph(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
         return graph_of([target._node])
     if isinstance(target, Compiled):
         with target._lock:
-            return graph_of_program(target._variant(Call(args, kwargs, target._static)).program)
+            return graph_of_program(target._variant(Call(args, kwargs, target._parameters)).program)
     if not callable(target):
         raise InputError(f"draw: a tensor, a function or a module is drawn, not a {type(target).__name__}.")
     variables = of_function(target, args, kwargs)

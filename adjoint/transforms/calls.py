@@ -29,6 +29,7 @@ from adjoint.transforms.batch import vmap
 
 __all__ = [
     "VALUES",
+    "Derivative",
     "ForwardRule",
     "Rule",
     "SplitTree",
@@ -301,7 +302,7 @@ def _recorded(
     They are then joined to the graph when the backward is itself recorded.  Other residuals were computed
     inside the call: the forward then runs again, recorded, to join them.
     """
-    node = _Call(rule, len(inputs), outputs, rest)
+    node = Derivative(rule, len(inputs), specs_of(outputs), rest)
     known = {id(t): ("in", i) for i, t in enumerate(inputs)}
     for j, t in enumerate(outputs):
         known.setdefault(id(t), ("out", j))
@@ -328,15 +329,15 @@ def _recorded(
     return list(results) if len(data) > 1 else [results]
 
 
-class _Call:
+class Derivative:
     """The derivative of the node of one recorded call."""
 
     __slots__ = ("count", "places", "rerun", "rest", "rule", "specs")
 
-    def __init__(self, rule: Rule, count: int, outputs: list[Tensor], rest: Any) -> None:
+    def __init__(self, rule: Rule, count: int, specs: list[tuple[Any, Any]], rest: Any) -> None:
         self.rule = rule
         self.count = count  # of arguments; constants follow them in the node
-        self.specs = specs_of(outputs)
+        self.specs = specs  # shape and dtype of each output
         self.rest = rest
         self.places: list[tuple[str, int]] = []
         self.rerun = False

@@ -27,7 +27,7 @@ def test_auto_is_native_from_the_second_call_on() -> None:
 
 
 def test_auto_is_replay_without_llvmlite(monkeypatch: pytest.MonkeyPatch) -> None:
-    import adjoint.compiler.compile as module
+    import adjoint.compiler.variant as module
 
     monkeypatch.setattr(module, "has_llvm", lambda: False)
     f = ad.compile(lambda x: ad.tanh(x))

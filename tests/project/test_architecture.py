@@ -58,7 +58,8 @@ HIDDEN_ALLOWED = set(
 )
 
 for _below in ALLOWED.values():
-    _below.add("context")
+    _below |= {"context", "words"}
+ALLOWED["words"] = set()
 for _user in set(ALLOWED) - {"errors", "context", "config", "tree", "hints", "__main__"}:
     ALLOWED[_user].add("threads")
 ALLOWED["threads"] = {"context", "errors", "config"}

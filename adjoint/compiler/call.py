@@ -1,0 +1,230 @@
+"""The arguments of a call of a compiled function: which are traced, and the key of the program for them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint import tree
+from adjoint.config import get_default_dtype, grad_mode
+from adjoint.core.convert import array_of
+from adjoint.core.node import LEAF, Node
+from adjoint.core.tensor import Tensor
+from adjoint.errors import ArgumentError, InputError
+from adjoint.grads.slots import sink
+from adjoint.transforms.inputs import name_of
+from adjoint.words import a
+
+__all__ = ["Call", "Parameters", "Wanted"]
+
+_MODES = ("the grad mode", "the default dtype", "whether a micro-batch is open", "the order of keys")
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class Parameters:
+    """The parameters of a function, for names in messages and for ``static=``."""
+
+    def __init__(self, f: Callable[..., Any], static: Any) -> None:
+        self.function = name_of(f)
+        try:
+            found = list(inspect.signature(getattr(f, "forward", f)).parameters.values())
+        except (TypeError, ValueError):  # a built-in function
+            found = None
+        self.positional = [p.name for p in found or () if p.kind in _POSITIONAL]
+        self.others = [p.name for p in found or () if p.kind is p.KEYWORD_ONLY]
+        kinds = {p.kind: p.name for p in found or ()}
+        self.many = kinds.get(inspect.Parameter.VAR_POSITIONAL)  # the name behind a *
+        self.any_position = found is None or self.many is not None
+        self.any_name = found is None or inspect.Parameter.VAR_KEYWORD in kinds
+        self.static = self._places((static,) if isinstance(static, (str, int)) else tuple(static))
+
+    def _places(self, static: tuple[Any, ...]) -> frozenset[Any]:
+        """Return the positions of static arguments, and their names as a tree of keywords has them."""
+        found: set[Any] = set()
+        for s in static:
+            if not isinstance(s, (str, int)) or isinstance(s, bool):
+                raise ArgumentError(f"compile: static has names and positions of arguments, but got {s!r}.")
+            names = self.positional
+            if isinstance(s, str):
+                known = self.any_name or s in names or s in self.others
+                found |= {names.index(s) if s in names else None, f"[{s!r}]"}
+            else:
+                known = 0 <= s < len(names) or (s >= 0 and self.any_position)
+                found |= {s, f"[{names[s]!r}]" if 0 <= s < len(names) else None}
+            if not known:
+                given = ", ".join([*names, *self.others])
+                has = f"has the parameters {given}" if given else "has no parameters"
+                raise ArgumentError(f"compile: static names {s!r}, but {self.function} {has}.")
+        return frozenset(found - {None})
+
+    def name(self, position: int) -> str:
+        """Return the name of a positional argument."""
+        if position < len(self.positional):
+            return self.positional[position]
+        return f"{self.many or 'args'}[{position - len(self.positional)}]"
+
+    def arguments(self, structure: tree.Structure) -> Iterator[tuple[str, tree.Structure, bool]]:
+        """Yield the name and structure of each argument of a call, and whether it is static."""
+        args, kwargs = structure.children
+        for k, child in enumerate(args.children):
+            yield self.name(k), child, k in self.static
+        for name, child in zip(kwargs.names, kwargs.children, strict=True):
+            yield name[2:-2], child, name in self.static
+
+    def static_leaves(self, structure: tree.Structure) -> frozenset[int]:
+        """Return the numbers of the leaves of static arguments."""
+        found: list[int] = []
+        n = 0
+        for _, child, static in self.arguments(structure):
+            if static:
+                found.extend(range(n, n + child.count))
+            n += child.count
+        return frozenset(found)
+
+    def paths(self, structure: tree.Structure) -> list[str]:
+        """Return what the user calls each leaf: ``x``, ``batch['x']``."""
+        return [path for name, child, _ in self.arguments(structure) for path in child.paths(name)]
+
+
+class Wanted(NamedTuple):
+    """What an argument must be: an array or a tensor, and where its gradient goes."""
+
+    kind: type
+    shape: tuple[int, ...]
+    dtype: Any
+    node: Any  # None, LEAF, or Node for a tensor that has one
+
+    @classmethod
+    def of(cls, leaf: Any) -> Wanted:
+        """Return what an argument is."""
+        node = getattr(leaf, "_node", None)
+        return cls(type(leaf), leaf.shape, leaf.dtype, Node if type(node) is Node else node)
+
+
+class Call:
+    """The arguments of one call: the leaves, those that are traced, and the key of its programs."""
+
+    __slots__ = ("key", "leaves", "moves", "moving", "structure")
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], parameters: Parameters) -> None:
+        self.leaves, self.structure = tree.flatten((args, kwargs))
+        fixed = parameters.static_leaves(self.structure) if parameters.static else frozenset()
+        self.moves: list[int] = []  # which leaves are traced
+        self.moving: list[Any] = []
+        signature: list[Any] = []
+        for k, leaf in enumerate(self.leaves):
+            kind = type(leaf)
+            if isinstance(leaf, Tensor):
+                if k in fixed:
+                    raise InputError(
+                        f"compile: {parameters.paths(self.structure)[k]} is static, but a tensor.\n"
+                        "  Static arguments are numbers or text."
+                    )
+                node = leaf._node
+                signature.append(
+                    (leaf.shape, leaf.dtype, None if node is None else node is LEAF, self._first(leaf))
+                )
+            elif kind is ndarray and k not in fixed:
+                signature.append((leaf.shape, self._numeric(k, parameters).dtype))
+            elif isinstance(leaf, (ndarray, np.generic)) and k not in fixed:
+                leaf = self.leaves[k] = array_of(leaf)
+                signature.append((leaf.shape, leaf.dtype))
+            elif kind is float and k not in fixed:
+                signature.append(float)
+            else:
+                signature.append((kind, self._hashable(k, parameters)))
+                continue
+            self.moves.append(k)
+            self.moving.append(leaf)
+        modes = grad_mode.get(), get_default_dtype(), sink.get() is None
+        # structures are equal whatever the order of keys, but the leaves are in that order
+        self.key = (self.structure, tuple(signature), (*modes, tuple(_key_orders(self.structure))))
+
+    def fixed(self) -> list[Any]:
+        """Return the leaves with None for arrays and tensors that are traced."""
+        found = list(self.leaves)
+        for k in self.moves:
+            if type(found[k]) is not float:
+                found[k] = None
+        return found
+
+    def _first(self, leaf: Any) -> int | None:
+        """Return the number of an earlier leaf that is the same tensor."""
+        return next((k for k, m in zip(self.moves, self.moving, strict=True) if m is leaf), None)
+
+    def _numeric(self, k: int, parameters: Parameters) -> Any:
+        leaf = self.leaves[k]
+        if leaf.dtype.kind not in "biufc" and leaf.dtype.name != "bfloat16":
+            name = parameters.paths(self.structure)[k]
+            raise InputError(f"compile: {name} is an array of {leaf.dtype}, not of numbers.")
+        return leaf
+
+    def _hashable(self, k: int, parameters: Parameters) -> Any:
+        leaf = self.leaves[k]
+        try:
+            hash(leaf)
+        except TypeError:
+            raise InputError(
+                f"compile: {parameters.paths(self.structure)[k]} is {a(type(leaf).__name__)}, which cannot "
+                "be the key of a program.\n"
+                "  Pass arrays, tensors, numbers, text or hashable objects, or close over it."
+            ) from None
+        return leaf
+
+    def difference(self, had: Any, parameters: Parameters) -> str:
+        """Say in what the key of this call differs from another one."""
+        structure, signature, modes = self.key
+        if had[0] != structure:
+            return _changed_structure(had[0], structure, parameters)
+        if had[2] != modes:
+            names = (
+                "the grad mode",
+                "the default dtype",
+                "whether a micro-batch is open",
+                "the order of keys",
+            )
+            changed = [n for n, x, y in zip(names, had[2], modes, strict=True) if x != y]
+            return f"{' and '.join(changed)} changed"
+        paths = parameters.paths(structure)
+        for path, x, y in zip(paths, had[1], signature, strict=True):
+            if x != y:
+                return f"{path} changed from {_said(x, paths)} to {_said(y, paths)}"
+        return "another program was used last"
+
+
+def _key_orders(structure: tree.Structure) -> Iterator[tuple[str, ...]]:
+    """Yield the keys of each dictionary in a tree, in their order."""
+    if isinstance(structure.kind, type) and issubclass(structure.kind, dict) and len(structure.names) > 1:
+        yield structure.names
+    for child in structure.children:
+        if child.children:
+            yield from _key_orders(child)
+
+
+def _changed_structure(had: tree.Structure, now: tree.Structure, parameters: Parameters) -> str:
+    """Say which argument has another structure, or is text or an object that changed."""
+    before, after = ({n: c for n, c, _ in parameters.arguments(s)} for s in (had, now))
+    for name, child in after.items():
+        if name not in before:
+            return f"{name} was given"
+        if before[name] != child:
+            return f"{name} changed from {before[name].describe()} to {child.describe()}"
+    return f"{next(n for n in (*before, 'an argument') if n not in after)} was not given"
+
+
+def _said(part: Any, paths: list[str]) -> str:
+    """Say what the key has for one argument."""
+    if part is float:
+        return "a float"
+    if not isinstance(part[0], tuple):
+        return f"{part[1]!r}"
+    text = f"{part[1]}{list(part[0])}"
+    if len(part) > 2 and part[2] is not None:
+        text += " that requires grad" if part[2] else " that has a history"
+    if len(part) > 3 and part[3] is not None:
+        text += f", the same tensor as {paths[part[3]]}"
+    return text

@@ -1,0 +1,334 @@
+"""One program of a compiled function: traced, built, and run for calls of one key."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint import tree
+from adjoint.compiler import native, replay
+from adjoint.compiler.call import Call, Parameters, Wanted
+from adjoint.compiler.explain import explain
+from adjoint.compiler.guards import Guard, ObjectGuard, generators, named_reads
+from adjoint.compiler.host import make_call, make_check, make_fits
+from adjoint.compiler.joint import Backward, Recorder
+from adjoint.compiler.loop import UnrollError
+from adjoint.compiler.machine import has_llvm
+from adjoint.compiler.symbolic import Number, Symbolic
+from adjoint.compiler.trace import Trace
+from adjoint.compiler.watch import Watch, possible
+from adjoint.config import grad_mode
+from adjoint.core.node import Node
+from adjoint.core.record import node_of
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.user_code import warn
+from adjoint.engine.pull import release
+from adjoint.errors import GraphReleasedError, TransformError
+from adjoint.transforms.calls import new_op
+from adjoint.transforms.inputs import name_of
+from adjoint.words import count
+
+__all__ = ["Variant"]
+
+
+class Variant:
+    """One program of a compiled function, for calls of one key."""
+
+    def __init__(self, f: Callable[..., Any], call: Call, backend: str, parameters: Parameters) -> None:
+        start = time.perf_counter()
+        self.f = f
+        self.name = name_of(f)
+        self.backend = backend if backend != "auto" or has_llvm() else "replay"
+        self.native: native.Native | None = None
+        self.key = call.key
+        self.structure = call.structure
+        self.moves = call.moves
+        self.calls = 0
+        self.copies: list[Any] = []
+        self.backward: Backward | None = None
+        self.spent: list[Node | None] = []  # of results that were differentiated inside
+        self.trace = trace = Trace(call.moving, updates=self.backend != "replay")
+        reads = named_reads(f, _objects(parameters, call))
+        self.guards: list[Any] = [Guard(what, read) for what, read in reads.items()]
+        drawn = generators()
+        try:
+            self._run_trace(trace, call)
+        except UnrollError:
+            self.trace = trace = Trace(call.moving, trace.updates)
+            trace.unroll = True
+            self._run_trace(trace, call)
+        if generators() != drawn:
+            raise TransformError(
+                f"ad.compile: {self.name} draws from the global generator of NumPy or Python.\n"
+                "  Use a generator of ad.random, whose draws are made anew at each call."
+            )
+        self.trace_seconds = time.perf_counter() - start
+        trace.arguments = ()
+        self.program = trace.program
+        given = list(_modules(call.structure))
+        copies = {id(m) for m in self.copies}
+        called = [m for m in trace.modules.values() if id(m) not in copies]
+        self.copies = []
+        for m in {id(m): m for m in (*called, *given)}.values():
+            self.guards.append(ObjectGuard(type(m).__name__, m))
+        self.guards += trace.guards
+        self.impure = bool(self.program.writes) or any(s.kind == "draw" for s in self.program.sources)
+        self.holds = make_check(trace, self.guards, len(self.moves))
+        self.recorder = None if self.backward is None else Recorder(self, self.backward)
+        self.fixed = call.fixed()
+        self.waits = self.backend == "auto"  # for its second call
+        if self.backend == "native":
+            self._go_native()
+        else:
+            self.execute = make_call(self.program, trace, replay.build(self.program), len(self.moves))
+        self.direct = self._count_direct(call)
+        # arrays in, arrays out: no tensor was given, and none that requires grad is used
+        self.plain = (
+            bool(call.moving)
+            and not any(isinstance(leaf, Tensor) for leaf in call.leaves)
+            and not any(h.tensor.requires_grad for h in trace.held.values())
+        )
+        self.specs = [Wanted.of(m) for m in call.moving] if self.direct >= 0 else []
+        self.fits = make_fits(self.specs, call.key[2])
+        # whether the result is one tensor
+        self.single = self.outs == [("value", 0)] and self.result.kind is tree.Structure.LEAF
+        self.watch = self._watch()
+        self.build_seconds = time.perf_counter() - start - self.trace_seconds
+
+    def _go_native(self) -> None:
+        """Run the program as native code from now on; by NumPy if there is nothing native in it."""
+        self.waits = False
+        start = time.perf_counter()
+        try:
+            for loop in self.trace.loops:
+                loop.build_with(native.build)
+            built = native.build(self.program)
+            if self.backend == "auto" and not built.kernels:
+                return
+            if self.backward is not None:
+                self.backward.build_with(native.build)
+        except Exception as error:
+            if self.backend == "native":
+                raise
+            warn(
+                f"ad.compile: {self.name} runs by replay, because native code could not be made of it:\n"
+                f'  {type(error).__name__}: {error}.  Use backend="replay" to choose that.'
+            )
+            return
+        self.native = built
+        self.execute = make_call(self.program, self.trace, built, len(self.moves))
+        if self.backend == "auto":
+            self.watch = self._watch()
+            self.build_seconds += time.perf_counter() - start
+
+    def run_by_replay(self, call: Call) -> Any:
+        """Run the program with the bits of the function itself."""
+        execute, waits = self.execute, self.waits
+        try:
+            self.waits = False
+            for loop in self.trace.loops:
+                loop.build_with(replay.build)
+            if self.native is not None:
+                run = replay.build(self.program)
+                self.execute = make_call(self.program, self.trace, run, len(self.moves))
+            return self.run(call)
+        finally:
+            self.execute, self.waits = execute, waits
+            if self.native is not None:
+                for loop in self.trace.loops:
+                    loop.build_with(native.build)
+
+    def explain(self) -> str:
+        """Return what ``Compiled.explain`` does."""
+        if self.native is None and self.backend != "replay":
+            self._go_native()
+        if self.native is None:
+            why = "" if has_llvm() else "; native code needs llvmlite: pip install 'adjoint-ad[compile]'"
+            n = len(self.program.live())
+            return f"{count(n, 'instruction')}, {'each of them ' if n > 1 else ''}a call of NumPy{why}"
+        return explain(self.native)
+
+    def _count_direct(self, call: Call) -> int:
+        """Return the number of arguments if all are arrays and tensors outside of containers, else -1."""
+        args = call.structure.children[0].children
+        flat = len(call.moves) == len(call.leaves) == len(args) and all(
+            c.kind is tree.Structure.LEAF for c in args
+        )
+        known = all(type(m) in (ndarray, Tensor) for m in call.moving)
+        if self.backward is None:  # then a tensor with a history is written to, or a mistake
+            known = known and all(getattr(m, "_node", None) is None for m in call.moving)
+        distinct = len({id(m) for m in call.moving}) == len(call.moving)
+        return len(args) if flat and known and distinct else -1
+
+    # The trace -------------------------------------------------------------------------------------
+
+    def _run_trace(self, trace: Trace, call: Call) -> None:
+        trace.run(lambda: self._call(trace, call), lambda result: self._finish(trace, result))
+
+    def _call(self, trace: Trace, call: Call) -> Any:
+        """Run the function on stand-ins."""
+        leaves = list(call.leaves)
+        made: dict[int, Any] = {}  # one tensor that is given twice has one stand-in
+        self.inputs = []
+        for position, k in enumerate(call.moves):
+            leaf = leaves[k]
+            if id(leaf) not in made or not isinstance(leaf, Tensor):
+                made[id(leaf)] = trace.stand_in(leaf, position)
+            leaves[k] = made[id(leaf)]
+            self.inputs.append(leaves[k])
+        args, kwargs = tree.unflatten(call.structure, leaves)
+        self.copies = list(_modules(tree.structure((args, kwargs))))  # modules with stand-ins as parameters
+        return self.f(*args, **kwargs)
+
+    def _finish(self, trace: Trace, result: Any) -> None:
+        """Take the results: where each of them comes from at a call."""
+        outs, self.result = tree.flatten(result)
+        tensors: list[Tensor] = []
+        self.outs: list[tuple[str, Any]] = []
+        for o in outs:
+            if isinstance(o, Symbolic):
+                o = wrap(o)
+            if not isinstance(o, Tensor):
+                self.outs.append(("copy" if isinstance(o, ndarray) else "same", o))
+                continue
+            held = trace.held.get(id(o))
+            if type(o) is Tensor:  # from outside, and not touched
+                self.outs.append(("same", o))
+                continue
+            if held is not None:
+                kind = "same" if held.argument is None else "argument"
+                self.outs.append((kind, o if held.argument is None else self.moves[held.argument]))
+                continue
+            value = trace.value(o)
+            self.outs.append(("number" if isinstance(value, Number) else "value", len(tensors)))
+            tensors.append(o)
+        trace.program.results = [trace.value(o) for o in tensors]
+        self.count = len(tensors)
+        if grad_mode.get() and any(type(o._node) is Node for o in tensors):
+            try:
+                self.backward = Backward(trace, self.inputs, tensors, replay.build)
+                trace.program.results += self.backward.residuals
+            except GraphReleasedError:
+                self.spent = [_spent(self.name, o) if type(o._node) is Node else None for o in tensors]
+
+    # A call ----------------------------------------------------------------------------------------
+
+    def run_direct(self, args: tuple[Any, ...]) -> Any:
+        """Run the program on arguments that are not in containers."""
+        self.calls += 1
+        if self.waits and self.calls > 1:
+            self._go_native()
+        if self.recorder is not None:
+            found = self.recorder.record(args, self.execute(*args), self.fixed)
+            return found[0] if self.single else self._built(found, args)
+        if not self.single:
+            return self.results(self.execute(*args), args)
+        t = wrap(self.execute(*args)[0])
+        if self.spent:
+            t._node = self.spent[0]
+        return t
+
+    def watched(self) -> Callable[..., bool] | None:
+        """Return the native check of the guards, which hold now; None if there is none."""
+        if self.watch is None:
+            return None
+        self.watch.renew()
+        return self.watch.ready
+
+    def _watch(self) -> Watch | None:
+        """Return the native check of the guards, if there is one."""
+        trace = self.trace
+        if self.native is None or self.direct < 0 or trace.fixed or trace.decisions or not possible():
+            return None
+        outside = [h for h in trace.held.values() if h.argument is None]
+        if any(h.argument is not None for h in trace.grad_guards()):
+            return None
+        held = [(h.tensor, h.symbol.shape, h.symbol.dtype) for h in outside]
+        return Watch(self.specs, held, [(h.tensor, h.grad is None) for h in trace.grad_guards()], self.guards)
+
+    def run(self, call: Call) -> Any:
+        """Run the program, and return the results as the function does."""
+        self.calls += 1
+        if self.waits and self.calls > 1:
+            self._go_native()
+        if self.recorder is None:
+            return self.results(self.execute(*call.moving), call.leaves)
+        found = self.recorder.record(call.moving, self.execute(*call.moving), call.fixed())
+        return self._built(found, call.leaves)
+
+    def results(self, arrays: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        """Return what the function returns, from the arrays of the program."""
+        found = [wrap(r) for r in arrays[: self.count]]
+        for t, node in zip(found, self.spent, strict=False):
+            t._node = node
+        return self._built(found, leaves)
+
+    def _built(self, found: Sequence[Tensor], leaves: Sequence[Any]) -> Any:
+        """Return results in the structure that the function returns."""
+        outs = []
+        for kind, at in self.outs:
+            if kind == "value":
+                outs.append(found[at])
+            elif kind == "number":
+                outs.append(found[at].item())
+            elif kind == "argument":
+                outs.append(leaves[at])
+            else:
+                outs.append(at.copy() if kind == "copy" else at)
+        return tree.unflatten(self.result, outs)
+
+    def eager(self, leaves: Sequence[Any]) -> list[Tensor]:
+        """Run the function itself; return the results that the program computes."""
+        args, kwargs = tree.unflatten(self.structure, leaves)
+        found = zip(tree.flatten(self.f(*args, **kwargs))[0], self.outs, strict=True)
+        computed = [o for o, (kind, _) in found if kind in ("value", "number")]
+        return [o if isinstance(o, Tensor) else wrap(np.asarray(o)) for o in computed]
+
+    def reason(self, call: Call) -> str:
+        """Say why the program does not hold for a call of its key."""
+        for g in self.guards:
+            if not g.holds():
+                return str(g.reason())
+        return "a tensor that it reads got another shape, dtype, requires_grad, hooks or .grad"
+
+    def stats(self) -> dict[str, Any]:
+        """Return figures about the program."""
+        tensors = sum(h.argument is None for h in self.trace.held.values())
+        return {
+            "instructions": len(self.program.live()),
+            "guards": [g.what for g in self.guards] + [count(tensors, "tensor")],
+            "trace_seconds": self.trace_seconds,
+            "build_seconds": self.build_seconds,
+            "calls": self.calls,
+        }
+
+
+def _modules(structure: tree.Structure) -> Iterator[Any]:
+    """Yield the modules in a tree of arguments, and those inside them."""
+    if hasattr(structure.rest, "modules"):
+        yield from structure.rest.modules()
+    for child in structure.children:
+        yield from _modules(child)
+
+
+def _objects(parameters: Parameters, call: Call) -> dict[str, Any]:
+    """Return the arguments that are objects and not traced, by the names that the function has for them."""
+    moving = set(call.moves)
+    leaves = [None if k in moving else leaf for k, leaf in enumerate(call.leaves)]
+    args, kwargs = tree.unflatten(call.structure, leaves)
+    given = {**dict(zip(parameters.positional, args, strict=False)), **kwargs}
+    return {k: v for k, v in given.items() if hasattr(v, "__dict__")}
+
+
+def _spent(name: str, out: Tensor) -> Node:
+    """Return the node of a result that was differentiated inside: a second backward raises."""
+    like = np.broadcast_to(np.zeros((), out.dtype), out.shape)
+    op = new_op(name, (True,), False, 1)
+    op.joint = op.forward  # never called: the engine sees first that the node is released
+    node = node_of(op, (wrap(like),), {}, (None,), like)
+    release(node)
+    return node
