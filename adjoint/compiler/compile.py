@@ -21,10 +21,10 @@ from adjoint.context import observer
 from adjoint.core.convert import array_of
 from adjoint.core.lifted import enclosing, tracing
 from adjoint.core.record import anomaly, saved_hooks
-from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.tensor import wrap
 from adjoint.core.user_code import warn
 from adjoint.errors import ArgumentError
-from adjoint.transforms.arrays import outermost, returned
+from adjoint.transforms.arrays import given_arrays, outermost, returned
 from adjoint.transforms.inputs import as_function, name_of
 from adjoint.words import count
 
@@ -143,18 +143,20 @@ class Compiled:
         return variant.run(call), variant.plain
 
     def _itself(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function itself, with tensors for arrays."""
+        """Call the function itself; it gets tensors for arrays, as in a trace."""
+        plain = outermost() and given_arrays(args, kwargs)
+        found = self._on_tensors(*args, **kwargs)
+        return returned(found) if plain and (args or kwargs) else found
+
+    def _on_tensors(self, *args: Any, **kwargs: Any) -> Any:
         leaves, structure = tree.flatten((args, kwargs))
-        if not any(isinstance(leaf, (np.ndarray, np.generic)) for leaf in leaves):
-            return self._f(*args, **kwargs)
-        plain = not any(isinstance(leaf, Tensor) for leaf in leaves) and outermost()
-        static = self._parameters.static_leaves(structure)
-        for k, leaf in enumerate(leaves):
-            if isinstance(leaf, (np.ndarray, np.generic)) and k not in static:
-                leaves[k] = wrap(array_of(leaf))
-        args, kwargs = tree.unflatten(structure, leaves)
-        found = self._f(*args, **kwargs)
-        return returned(found) if plain else found
+        if any(isinstance(leaf, (np.ndarray, np.generic)) for leaf in leaves):
+            static = self._parameters.static_leaves(structure)
+            for k, leaf in enumerate(leaves):
+                if isinstance(leaf, (np.ndarray, np.generic)) and k not in static:
+                    leaves[k] = wrap(array_of(leaf))
+            args, kwargs = tree.unflatten(structure, leaves)
+        return self._f(*args, **kwargs)
 
     def _inline(self) -> bool:
         """Tell whether the function runs as part of something around it, or is watched."""

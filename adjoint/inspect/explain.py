@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from adjoint import tree
+from adjoint.compiler.compile import Compiled
 from adjoint.core.node import Node
 from adjoint.core.tensor import Tensor, wrap, writes
 from adjoint.errors import AdjointError, InputError, NoGradientError
@@ -149,6 +150,7 @@ class Explanation:
 
     def _run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Call the function, differentiate its result, and undo what it wrote."""
+        run = function._on_tensors if isinstance(function, Compiled) else function
         variables = of_function(function, args, kwargs)
         generators = Generators.of([function], [*args, *kwargs.values()])
         log: dict[int, tuple[Tensor, Any, Any, int]] = {}
@@ -158,7 +160,7 @@ class Explanation:
             with np.errstate(all="ignore"), self._watch:
                 writes.set(log)
                 try:
-                    result = function(*args, **kwargs)
+                    result = run(*args, **kwargs)
                 finally:
                     writes.set(before)
                 if not self._watch.roots:  # it runs no backward itself

@@ -550,7 +550,7 @@ def test_a_trial_does_not_write_the_page(
     monkeypatch.setattr(bench, "picture", lambda numbers, path: None)
     monkeypatch.setattr(sys, "argv", ["benchmarks", "--write", "--quick", "--to", str(tmp_path)])
     assert bench.main() == 0
-    assert asked == [([], 7, 0.0, []), True]
+    assert asked == [([], 7, 0.0, [], False), True]
     assert (tmp_path / "performance.md").read_text().startswith("# Performance")
 
 
