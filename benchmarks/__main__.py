@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import adjoint as ad
-from benchmarks import cases, eight, memory, missed, parallel, scale
+from benchmarks import cases, eight, memory, missed, native, parallel, scale
 from benchmarks.harness import FEWEST_ROUNDS, THREADS, Case, Lacking, Numbers, Step, measure
 from benchmarks.report import page, picture, ratios
 
@@ -90,7 +90,13 @@ def run(names: list[str], rounds: int, seconds: float, without: list[str], ours:
     if not ours and (lacking := not_installed()):
         print(lacking, file=sys.stderr)
     headings, groups = all_cases()
-    numbers: Numbers = {"machine": machine(), "threads": THREADS, "groups": headings, "cases": {}}
+    numbers: Numbers = {
+        "machine": machine(),
+        "threads": THREADS,
+        "groups": headings,
+        "cases": {},
+        "compiled": {},
+    }
     for group, members in groups.items():
         for case in members:
             if names and not any(n in case.name for n in names):
@@ -102,7 +108,10 @@ def run(names: list[str], rounds: int, seconds: float, without: list[str], ours:
                     continue
                 case.engines = {e: case.engines[e] for e in ("adjoint", *BACKENDS) if e in case.engines}
             began = time.perf_counter()
-            numbers["cases"][case.name] = {"group": group, **measure(case, rounds, seconds=seconds).summary()}
+            result = measure(case, rounds, seconds=seconds)
+            numbers["cases"][case.name] = {"group": group, **result.summary()}
+            if found := native.numbers_of(result):
+                numbers["compiled"][case.name] = found
             print(f"{time.perf_counter() - began:6.1f} s  {case.name}", file=sys.stderr)
     return numbers
 
@@ -165,6 +174,8 @@ def main() -> int:
         add_parts(numbers, options.quick)
         write(numbers, options.to)
     print(ratios(numbers["cases"]))
+    if numbers.get("compiled"):
+        print(f"\nCompiled steps\n{native.text(numbers['compiled'])}")
     if options.json:
         options.json.write_text(json.dumps(numbers, indent=1, ensure_ascii=False))
     if options.picture:

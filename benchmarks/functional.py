@@ -38,8 +38,10 @@ class JaxFunctional:
     def scaled_dot_product_attention(self, q: Any, k: Any, v: Any, is_causal: bool) -> Any:
         length = q.shape[-2]
         scores = q @ k.swapaxes(-1, -2) / np.float32(q.shape[-1] ** 0.5)
-        past = self.jnp.tril(self.jnp.ones((length, length), bool))
-        return self.jax.nn.softmax(self.jnp.where(past, scores, -self.jnp.inf)) @ v
+        if is_causal:
+            past = self.jnp.tril(self.jnp.ones((length, length), bool))
+            scores = self.jnp.where(past, scores, -self.jnp.inf)
+        return self.jax.nn.softmax(scores) @ v
 
     def gelu(self, x: Any, approximate: str) -> Any:
         return self.jax.nn.gelu(x, approximate=approximate == "tanh")

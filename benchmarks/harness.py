@@ -62,12 +62,14 @@ class Case:
     """One piece of work, written in the same way for each engine.
 
     ``engines`` maps a name to a function that sets up and returns the step; a peer that raises
-    there, because it is not installed or lacks something, is left out.  ``targets`` are the ratios to reach.
+    there, because it is not installed or lacks something, is left out.  ``targets`` are the ratios to reach,
+    ``compiled`` are those of the compiled step.
     """
 
     name: str
     engines: dict[str, Callable[[], Step]]
     targets: dict[str, float] = field(default_factory=dict)
+    compiled: dict[str, float] = field(default_factory=dict)
     blas: bool = False  # whether the work uses BLAS threads, so that engines need a rest
     tolerance: float = 1e-5
     repeat: int = 0  # steps per round; 0: as many as take 10 ms
@@ -84,9 +86,9 @@ class Result:
     seconds: dict[str, list[float]]
     left_out: dict[str, str] = field(default_factory=dict)  # peers, and why
 
-    def ratios(self, peer: str) -> list[float]:
+    def ratios(self, peer: str, ours: str = "adjoint") -> list[float]:
         """Adjoint's time over the peer's, round by round; a slow peer is in the first rounds only."""
-        return [a / p for a, p in zip(self.seconds["adjoint"], self.seconds[peer], strict=False)]
+        return [a / p for a, p in zip(self.seconds[ours], self.seconds[peer], strict=False)]
 
     def summary(self) -> Numbers:
         """Medians and quartiles, for JSON."""

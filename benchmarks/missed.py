@@ -1,8 +1,9 @@
 """Why targets are missed: a target that cannot be met stays in the table, with what shows why.
 
-Each part of a run (cases, threads, memory, scale) is a module with three functions: ``limits`` gives
-the rows of the table of targets, each with the heading it belongs to; ``take_apart`` measures once more,
-in the same run, what one heading missed; ``why`` says what that found. What met its targets costs nothing.
+Each part of a run (cases, compiled steps, threads, memory, scale) is a module with three functions:
+``limits`` gives the rows of the table of targets, each with the heading it belongs to; ``take_apart``
+measures once more, in the same run, what one heading missed; ``why`` says what that found. What met its
+targets costs nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from benchmarks import memory, parallel, profile, scale
+from benchmarks import memory, native, parallel, profile, scale
 from benchmarks.harness import Numbers, reason
 
 
@@ -29,7 +30,9 @@ class Part(Protocol):
         """Return the text of the page."""
 
 
-PARTS: dict[str, Any] = {"cases": profile, "parallel": parallel, "memory": memory, "scale": scale}
+PARTS: dict[str, Any] = {
+    "cases": profile, "compiled": native, "parallel": parallel, "memory": memory, "scale": scale,
+}  # fmt: skip
 
 
 def limits(numbers: Numbers) -> list[Numbers]:

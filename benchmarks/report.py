@@ -124,7 +124,7 @@ untimed, so that caches are warm. Compilation is not counted. *adjoint, compiled
 
 {targets}
 {profiles}
-{groups}
+{compiled}{groups}
 {parallel}## Peak memory of training steps
 
 {memory}
@@ -160,9 +160,14 @@ how many processors were at work. For memory, import and slopes: what holds the 
 `python -m benchmarks.profile LSTM` takes any case apart."""
 
 
+COMPILED = """\
+The time of `ad.compile`d steps divided by the peer's. A step is called as a user calls it: guards, and
+reading and writing tensors, are part of its time."""
+
+
 def page(numbers: Numbers) -> str:
     """Return docs/performance.md."""
-    from benchmarks import memory, missed, parallel, scale  # they use this module
+    from benchmarks import memory, missed, native, parallel, scale  # they use this module
 
     groups: list[str] = []
     for group, heading in numbers["groups"].items():
@@ -171,7 +176,10 @@ def page(numbers: Numbers) -> str:
             missing = absences(cases)
             groups.append(f"## {heading}\n\n{ratios(cases)}\n" + (f"\n{missing}\n" if missing else ""))
     why, threads = missed.section(numbers), parallel.text(numbers.get("parallel", []))
+    steps = numbers.get("compiled")
+    compiled = f"## Compiled steps\n\n{COMPILED}\n\n{native.text(steps)}\n\n" if steps else ""
     return PAGE.format(
+        compiled=compiled,
         machine=", ".join(f"{k} {v}" for k, v in numbers["machine"].items()),
         threads=numbers["threads"],
         targets=_targets_table(numbers),

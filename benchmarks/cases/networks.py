@@ -59,7 +59,9 @@ def block(F: Any, p: dict[str, Any], x: Any, t: Any) -> Any:
     return F.mse_loss(x + F.linear(h, p["down"], p["down_b"]), t)
 
 
-def network(name: str, f: Any, arrays: Callable[[], Arrays], data: Any, targets: dict[str, float]) -> Case:
+def network(
+    name: str, f: Any, arrays: Callable[[], Arrays], data: Any, targets: dict[str, float], **compiled: float
+) -> Case:
     """All gradients of a network in each engine."""
 
     def ours() -> Step:
@@ -119,7 +121,8 @@ def network(name: str, f: Any, arrays: Callable[[], Arrays], data: Any, targets:
         "mlx": lambda: on_kit(kit := Mlx(), MlxFunctional(kit.xp)),
         "tinygrad": lambda: on_kit(Tinygrad(), TinygradFunctional()),
     }
-    return Case(name, engines, targets, blas=True, tolerance=1e-3)
+    beside = {peer.replace("_", "-"): target for peer, target in compiled.items()}
+    return Case(name, engines, targets, beside, blas=True, tolerance=1e-3, compared=2)
 
 
 def images() -> tuple[Any, Any]:
@@ -140,6 +143,8 @@ CASES = [
         lenet_arrays,
         images,
         {"torch": 1.2, "jax-jit": 2.0},
+        jax_jit=0.5,
+        torch=0.9,
     ),
     network(
         "transformer block, 8×32×64, forward + backward",
@@ -147,5 +152,7 @@ CASES = [
         attention_arrays,
         sequences,
         {"torch": 0.8, "jax-jit": 2.0},
+        jax_jit=0.5,
+        torch=0.5,
     ),
 ]

@@ -478,7 +478,7 @@ def test_updates_show_in_what_is_compared() -> None:
     from benchmarks.__main__ import all_cases
     from benchmarks.harness import results
 
-    compared = [case for group in all_cases()[1].values() for case in group if case.compared > 1]
+    compared = [case for group in all_cases()[1].values() for case in group if case.compared > 2]
     assert {"training", "graphs"} <= {
         g for g, cases in all_cases()[1].items() if any(c in cases for c in compared)
     }

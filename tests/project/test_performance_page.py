@@ -38,6 +38,9 @@ def test_a_page_shows_machine_targets_memory_and_slopes() -> None:
         "ratios": {"torch": [1.5, 2.0, 2.5]},
         "targets": {"torch": 2.0},
     }
+    compiled = {
+        "seconds": [1e-6] * 3, "ratios": {"jax-jit": [0.1, 0.2, 0.3]}, "targets": {"jax-jit": 0.1},
+    }  # fmt: skip
     sizes = [[10_000, 0.01, 10**6], [1_000_000, 2.0, 10**8]]
     text = page(
         {
@@ -45,13 +48,16 @@ def test_a_page_shows_machine_targets_memory_and_slopes() -> None:
             "threads": 2,
             "groups": {"chain": "Chains", "none": "Nothing"},
             "cases": {"a case": case},
+            "compiled": {"a case": compiled},
             "memory": [{"name": "a step", "adjoint": 3_000_000, "torch": 2_000_000}],
             "scale": {"import": {"median": 0.05, "best": 0.04}, "series": {"nodes": sizes}},
         }
     )
     for line in (
         "on one machine: Python 3.11.7.",
-        "4 of 6 are met.",
+        "4 of 7 are met.",
+        "| a case, compiled | JAX, jit | ≤ 0.1 | 0.2 | **missed** |",
+        "| a case | 1 µs | 0.2 (0.1–0.3; ≤ 0.1 **missed**) |",
         "| a case | PyTorch | ≤ 2 | 2 | met |",
         "| peak memory, a step | PyTorch | ≤ 1.05 | 1.5 | **missed** |",
         "| time per node, 10⁶ nodes | 10⁴ nodes | ≤ 1.5 | 2 | **missed** |",
