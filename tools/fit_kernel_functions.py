@@ -55,6 +55,12 @@ def asin_tail(z):
     return mp.mpf(1) / 6 if z < TINY else (mp.asin(s) - s) / (s * z)
 
 
+def tanh_tail(z):
+    """Return (tanh(x) − x) / x³, z = x²."""
+    x = mp.sqrt(z)
+    return -mp.mpf(1) / 3 if z < TINY else (mp.tanh(x) - x) / (x * z)
+
+
 def erf_ratio(z):
     """Return (erf(x)/x − 2/√π) / z, z = x²."""
     x = mp.sqrt(z)
@@ -86,6 +92,7 @@ TABLE = {
     "COS": (cos_tail, (0, QUARTER), 6, 4),
     "ATAN": (atan_tail, (0, EIGHTH), 12, 6),
     "ASIN": (asin_tail, (0, mp.mpf("0.2501")), 13, 6),
+    "TANH": (tanh_tail, (0, mp.mpf("0.4")), None, 5),
     "ERF": (erf_ratio, (0, mp.mpf("1.01")), 12, 7),
     "ERFCX": (erfcx, ((0.45 - K) / (0.45 + K), (28 - K) / mp.mpf(28 + K)), 23, 12),
 }

@@ -215,15 +215,16 @@ class Compiled:
             return str(self._variant(Call(args, kwargs, self._parameters)).program)
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
-        """Return which kernels the program for these arguments consists of; it is built, but not run.
+        """Return which kernels the program for these arguments consists of, and how long each of them takes.
 
-        Without arguments it is the program that was used last.
+        Without arguments it is the program that was used last.  To measure times, kernels run on random
+        numbers for some 50 ms; tensors and optimizers stay as they are.
 
         Returns
         -------
         str
-            A line per kernel, with the ops in it, the bytes that it reads and writes and an estimate of its
-            time, and a line per call of NumPy, with the reason.
+            A line per kernel, with its least time, the bytes that it reads and writes and the ops in it, and
+            a line per call of NumPy, with its time and the reason.
 
         Examples
         --------

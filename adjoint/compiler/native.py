@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,8 +33,9 @@ from adjoint.config import held_across_fork
 
 __all__ = ["Native", "build"]
 
-CHUNK = 60_000.0  # work of a chunk, in simple operations
-NANOSECONDS = 0.06  # of a simple operation on one of 16 lanes
+CHUNK = 200_000.0  # work of a chunk, in simple operations
+HELPED = 100_000.0  # nanoseconds of work from which on helpers take part
+NANOSECONDS = 0.02  # of a simple operation on one of 16 lanes
 
 
 def build(program: Program) -> Native:
@@ -151,6 +154,7 @@ class Plan:
         self.records = pool.records(rows)
         self.scale = NANOSECONDS * 16 / max(1, self.machine.lanes(np.float32))
         self.estimate = sum(k.cost for _, k in self.kernels) * self.scale
+        self.helped = self.estimate > HELPED
 
     def _address(self, slot: Slot) -> Any:
         """Return the address of a slot, or ("given" | "made" | "part", number, bytes)."""
@@ -221,7 +225,7 @@ class Native(Plan):
         flags = [c.ctypes.data for c in self.checks]
         return Entry(
             records=rows, given=given, made=made, arguments=arguments, nanoseconds=int(self.estimate),
-            helpers=self.helpers(), checks=flags, held=(self.arena, self.graph, self.kernels), writes=writes,
+            helpers=self.helpers() if self.helped else 0, checks=flags, held=(self.arena, self.graph, self.kernels), writes=writes,
         )  # fmt: skip
 
     def _entry_slot(self, s: Any) -> Any:
@@ -243,6 +247,42 @@ class Native(Plan):
             return self._run(given)
 
     def _run(self, given: Sequence[Any]) -> tuple[Any, ...]:
+        values, run = self._prepare(given), _runner()
+        helpers = self.helpers() if self.helped else 0
+        for step in self.steps:
+            if isinstance(step, Node):
+                self._call(step, values, given)
+            else:
+                run(self._record(step[0]), step[1] - step[0], helpers)
+        if any(map(bool, self.checks)):
+            return replay.build(self.program)(*given)  # raises as NumPy does
+        return tuple([self._value(v, values, given) for v in self.results])
+
+    def timed(self, given: Sequence[Any]) -> Iterator[tuple[Any, float]]:
+        """Run kernel by kernel; yield the number of each, or the node of a call, and its seconds."""
+        values, run = self._prepare(given), _runner()
+        helpers = self.helpers() if self.helped else 0
+        clock, nothing = time.perf_counter, math.inf  # what a call of nothing takes
+        for _ in range(9):
+            start = clock()
+            run(self._record(0), 0, helpers)
+            nothing = min(nothing, clock() - start)
+        for step in self.steps:
+            if isinstance(step, Node):
+                start = clock()
+                self._call(step, values, given)
+                yield step, clock() - start
+                continue
+            for k in range(*step):
+                start = clock()
+                run(self._record(k), 1, helpers)
+                yield k, max(clock() - start - nothing, 0.0)
+
+    def _record(self, k: int) -> int:
+        return int(self.records.ctypes.data) + 8 * pool.RECORD * k
+
+    def _prepare(self, given: Sequence[Any]) -> dict[Any, Any]:
+        """Fill the table with the addresses of what is given and of new arrays; return those by node."""
         held = {k: _plain(given[k]) for k in self.sources}
         for k, source in enumerate(self.program.sources):
             if source.value.weak:
@@ -251,17 +291,8 @@ class Native(Plan):
         for slot, (kind, k, offset) in self.moving:
             if kind != "part":
                 self.table[slot] = (held if kind == "given" else arrays)[k].ctypes.data + offset
-        values: dict[Any, Any] = {v.node.id: a for v, a in zip(self.fresh, arrays, strict=True)}
-        run, helpers = _runner(), self.helpers() if self.estimate > 250_000 else 0
-        for step in self.steps:
-            if isinstance(step, Node):
-                self._call(step, values, given)
-            else:
-                address = self.records.ctypes.data + 8 * pool.RECORD * step[0]
-                run(address, step[1] - step[0], helpers)
-        if any(map(bool, self.checks)):
-            return replay.build(self.program)(*given)  # raises as NumPy does
-        return tuple([self._value(v, values, given) for v in self.results])
+        self.held = held  # alive while kernels read it
+        return {v.node.id: a for v, a in zip(self.fresh, arrays, strict=True)}
 
     def _call(self, node: Node, values: dict[Any, Any], given: Sequence[Any]) -> None:
         """Run one instruction by NumPy."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from adjoint.compiler.emit.coefficients import EXP32, EXP64, LOG1P32, LOG32, LOG64, LOG_LATER64
+from adjoint.compiler.emit.coefficients import EXP32, EXP64, LOG1P32, LOG32, LOG64, LOG_LATER64, TANH32
 from adjoint.compiler.emit.floats import (
     exponent_and_mantissa,
     float_of,
@@ -153,11 +153,27 @@ def expm1(w: Writer, x: Value, lean: bool = False) -> Value:
     return _unless_tiny(w, x, w.add(y, y))
 
 
+def _tanh32(w: Writer, x: Value) -> Value:
+    """Emit tanh of float32: 1 − 2 / (exp(2|x|) + 1), and a polynomial where that would cancel."""
+    a = w.abs(x)
+    top = w.like(x, 10.0)
+    held = w.select(w.compare("olt", top, a), top, a)
+    k, n = nearest(w, held, 2.0 * math.log2(math.e))
+    r = w.fma(k, -0.5 * math.log(2.0), held)  # exp(2|x|) = 2ⁿ exp(2r)
+    e = w.fma(polynomial(w, r, [c * 2.0 ** (6 - i) for i, c in enumerate(EXP32)]), w.mul(r, r), w.add(r, r))
+    s = power_of_two(w, n, "float")
+    large = w.sub(1.0, w.div(w.like(x, 2.0), w.fma(e, s, w.add(s, 1.0))))
+    z = w.mul(a, a)
+    small = w.fma(w.mul(z, polynomial(w, z, TANH32)), a, a)
+    return _signed(w, x, w.select(w.compare("olt", a, 0.625), small, large))
+
+
 def tanh(w: Writer, x: Value, lean: bool = False) -> Value:
     """Emit tanh(x) = t / (t + 2) with t = exp(2|x|) − 1."""
+    if x.element == "float":
+        return _tanh32(w, x)
     a = w.abs(x)
-    top = 10.0 if x.element == "float" else 20.0
-    a = w.select(w.compare("ogt", a, top), w.like(x, top), a)
+    a = w.select(w.compare("ogt", a, 20.0), w.like(x, 20.0), a)
     high, low = _half_expm1_parts(w, w.add(a, a), lean)
     t = w.add(high, low)
     d, d_rest = two_sum(w, t, w.like(t, 1.0))

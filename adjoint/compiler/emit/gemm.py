@@ -30,6 +30,7 @@ After = Callable[[Writer, Index, Index, Index], None]
 A, B, C, SCRATCH, FREE = range(5)
 
 PACK_BYTES = 128 * 1024  # a larger B is packed
+COLUMN_BYTES = 256 * 1024  # of B, for all of whose columns some rows are finished
 BLOCK_BYTES = 192 * 1024  # of A, which stays in the second-level cache while the columns pass
 
 
@@ -116,6 +117,7 @@ class _Gemm:
         self.block = self._block()
         self.a_width = -(-(self.rows + 1) // self.lanes) * self.lanes
         self.b_panels = -(-p.n // self.columns)
+        self.wide = self._wide()
         self.stack: Value | None = None
 
     def _dots_pay(self) -> bool:
@@ -135,6 +137,17 @@ class _Gemm:
         """Return how many panels of rows stay in the cache while the columns pass."""
         bytes_of_panel = max(1, (self.rows + 1) * self.p.k * self.size)
         return max(1, min(self.panels, BLOCK_BYTES // bytes_of_panel))
+
+    def _wide(self) -> int:
+        """Return how many columns are done before the next rows.
+
+        An epilogue reads and writes whole rows of them, which the processor can fetch ahead.
+        """
+        p = self.p
+        if self.epilogue is None or not (p.c[1] == 1 or p.n == 1):
+            return self.columns
+        fitting = COLUMN_BYTES // max(1, p.k * self.size * self.columns)
+        return min(max(fitting, 4), self.b_panels) * self.columns
 
     def kernels(self) -> Kernels:
         p = self.p
@@ -209,16 +222,15 @@ class _Gemm:
             end = w.least(w.plus(first, self.block), high)
             if packed_a is not None:
                 self._pack_block(w, a, packed_a, first, end)
-            full, rest = divmod(self.p.n, self.columns)
+            full, rest = divmod(self.p.n, self.wide)
+
+            def columns(j: Index, count: int) -> None:
+                self._columns(w, item, a, packed_a, b, c, first, end, j, count)
+
             if full:
-                w.loop(
-                    0,
-                    full,
-                    1,
-                    lambda j, _: self._column(w, item, a, packed_a, b, c, first, end, j, self.columns),
-                )
+                w.loop(0, full, 1, lambda j, _: columns(j, self.wide))
             if rest:
-                self._column(w, item, a, packed_a, b, c, first, end, full, rest)
+                columns(full, rest)
             if self.after is not None:
                 start = self._row_of(w, first)
                 self.after(w, item, start, self._index(w, "sub", self._row_of(w, end), start))
@@ -257,29 +269,40 @@ class _Gemm:
 
         self._by_rows(w, first, end, one)
 
-    def _column(
+    def _columns(
         self, w: Writer, item: Index, a: Value, packed_a: Value | None, b: Value, c: Value,
-        first: Value, end: Index, j: Index, columns: int,
+        first: Value, end: Index, j: Index, count: int,
     ) -> None:  # fmt: skip
-        """Emit one panel of columns: the tiles of all rows of a block."""
+        """Emit the tiles of ``count`` columns and all rows of a block, panel of rows by panel of rows."""
         p = self.p
-        column = w.times(j, self.columns)
-        place = w.times(j, self.columns * p.k) if self.packs_b else w.times(column, p.b[1])
-        b = w.at(b, self.element, place)
+        start = w.times(j, self.wide)
         a_strides = p.a if packed_a is None else (1, self.a_width)
         b_deep = self.columns if self.packs_b else p.b[0]
 
         def one(panel: Value, rows: int) -> None:
             row = self._row_of(w, panel)
             if packed_a is None:
-                start = w.at(a, self.element, w.times(row, p.a[0]))
+                at_a = w.at(a, self.element, w.times(row, p.a[0]))
             else:
-                start = w.at(packed_a, self.element, w.times(w.sub(panel, first), self.a_width * p.k))
-            out, step = self._target(w, c, row, column)
-            tile = tile_text(self.machine, self.element, rows, columns, self.packs_b)
-            numbers = [w.index_value(x) for x in (*a_strides, b_deep, step, p.k)]
-            w.use(tile, start, b, out, *numbers)
-            self._finish(w, item, row, rows, column, columns, out, step, c)
+                at_a = w.at(packed_a, self.element, w.times(w.sub(panel, first), self.a_width * p.k))
+            out, step = self._target(w, c, row, start)
+
+            def tile(t: Index, columns: int) -> None:
+                ahead = w.times(t, self.columns)
+                column = w.plus(start, ahead)
+                at_b = w.at(b, self.element, w.times(column, p.k if self.packs_b else p.b[1]))
+                text = tile_text(self.machine, self.element, rows, columns, self.packs_b)
+                numbers = [w.index_value(x) for x in (*a_strides, b_deep, step, p.k)]
+                w.use(text, at_a, at_b, w.at(out, self.element, ahead), *numbers)
+
+            full, rest = divmod(count, self.columns)
+            if full == 1:
+                tile(0, self.columns)
+            else:
+                w.loop(0, full, 1, lambda t, _: tile(t, self.columns))
+            if rest:
+                tile(full, rest)
+            self._finish(w, item, row, rows, start, count, out, step, c)
 
         self._by_rows(w, first, end, one)
 
@@ -325,6 +348,7 @@ class _Gemm:
         source: Value, c: Value, item: Value, row: Value, count: Value, column: Value,
     ) -> None:  # fmt: skip
         p = self.p
+        adjacent = p.c[1] == 1 or p.n == 1
         whole = columns // self.lanes * self.lanes if columns > 4 * self.lanes else 0
 
         def one_row(i: Value, _: list[Value]) -> None:
@@ -333,10 +357,11 @@ class _Gemm:
             out = w.at(c, self.element, w.plus(w.times(here, p.c[0]), w.times(column, p.c[1])))
 
             def piece(offset: Index, lanes: int, mask: Value | None) -> None:
-                value: Value | None = w.load(w.at(at, self.element, offset), self.element, lanes, mask)
-                if self.epilogue is not None and value is not None:
-                    value = self.epilogue(w, item, here, w.plus(column, offset), value, mask)
-                if value is not None:
+                found = w.load(w.at(at, self.element, offset), self.element, lanes, mask)
+                value: Value | None = found
+                if self.epilogue is not None:
+                    value = self.epilogue(w, item, here, w.plus(column, offset), found, mask)
+                if value is not None and (value is not found or not adjacent):
                     self._store(w, value, w.at(out, self.element, w.times(offset, p.c[1])), mask)
 
             w.loop(0, whole, self.lanes, lambda k, _: piece(k, self.lanes, None))

@@ -23,7 +23,7 @@ from adjoint.compiler.simplify import Node, View, row_major
 __all__ = ["Kernel", "Lane", "Loop", "Place", "Slot", "combine", "loop_kernel", "neutral", "weight"]
 
 _UNROLLED = 4  # vectors of a row that need no loop
-_COSTLY = {"divide": 4, "sqrt": 6}
+_COSTLY = {"divide": 8, "sqrt": 10}  # functions: 16; a load or store: 2
 
 
 class Slot(NamedTuple):
@@ -189,7 +189,8 @@ class Loop:
         """Return the lanes of a vector: those of the widest floats, or of the widest integers."""
         dtypes = [n.dtype for n in self.group.nodes] + [p.base.dtype for p in self.access.values()]
         floats = [d for d in dtypes if d.kind == "f"] or dtypes
-        wide = self.machine.lanes(np.float64 if any(d.itemsize == 8 for d in floats) else np.float32)
+        self.widest = np.float64 if any(d.itemsize == 8 for d in floats) else np.float32
+        wide = self.machine.lanes(self.widest)
         length = self.lengths[self.across]
         while wide > 1 and wide // 2 >= length:
             wide //= 2
@@ -221,8 +222,9 @@ class Loop:
             weight(n) * (math.prod(self.group.domain) if self._is_full(n) else n.size)
             for n in self.group.nodes
         )
-        work += sum(math.prod(self.group.domain) * 0.5 for _ in self.access)
-        return Kernel(w.kernel(), self.slots_used, items, unit, work)
+        work += 2.0 * math.prod(self.group.domain) * (len(self.access) + len(self.target))
+        wide = self.machine.lanes(np.float32) / self.machine.lanes(self.widest)
+        return Kernel(w.kernel(), self.slots_used, items, unit, work * wide)
 
     def _load_numbers(self) -> None:
         """Load, or compute, at the top what is one number for the whole kernel."""
@@ -672,4 +674,4 @@ def _count(n: Node) -> int:
 
 def weight(n: Node) -> float:
     """Return the work of a node per element, in simple operations."""
-    return 1.0 if n.op in _LIGHT else _COSTLY.get(n.op, 12)
+    return 1.0 if n.op in _LIGHT else _COSTLY.get(n.op, 16)

@@ -80,4 +80,4 @@ def scatter_kernel(machine: Machine, node: Node) -> Kernel:
 
     w.loop(0, node.size, 1, copy)
     w.loop(0, positions.size, 1, put)
-    return Kernel(w.kernel(), slots, 1, 1, node.size + 4.0 * positions.size)
+    return Kernel(w.kernel(), slots, 1, 1, 10.0 * node.size + 50.0 * positions.size)

@@ -458,6 +458,14 @@ class Writer:
         ]
 
     @contextmanager
+    def early(self) -> Iterator[None]:
+        """Emit what is inside at the start of the function; it must have no branches."""
+        lines, self._lines = self._lines, []
+        yield
+        self._entry += self._lines
+        self._lines = lines
+
+    @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
         """Emit what follows in the block only where a condition of one lane holds."""
         inside, end = self._fresh("then"), self._fresh("end")
