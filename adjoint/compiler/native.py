@@ -177,8 +177,8 @@ class Plan:
         return self.start + self.memory.offset[node.id] + offset
 
     def helpers(self) -> int:
-        """Return how many helper threads may take part."""
-        return pool.start(self.threads) if self.threads > 1 else 0
+        """Return how many helper threads take part: none in a short program."""
+        return pool.start(self.threads) if self.threads > 1 and self.helped else 0
 
     def _array(self, v: View) -> Any:
         """Return a view of a node in the arena."""
@@ -225,7 +225,7 @@ class Native(Plan):
         flags = [c.ctypes.data for c in self.checks]
         return Entry(
             records=rows, given=given, made=made, arguments=arguments, nanoseconds=int(self.estimate),
-            helpers=self.helpers() if self.helped else 0, checks=flags, held=(self.arena, self.graph, self.kernels), writes=writes,
+            helpers=self.helpers(), checks=flags, held=(self.arena, self.graph, self.kernels), writes=writes,
         )  # fmt: skip
 
     def _entry_slot(self, s: Any) -> Any:
@@ -248,7 +248,7 @@ class Native(Plan):
 
     def _run(self, given: Sequence[Any]) -> tuple[Any, ...]:
         values, run = self._prepare(given), _runner()
-        helpers = self.helpers() if self.helped else 0
+        helpers = self.helpers()
         for step in self.steps:
             if isinstance(step, Node):
                 self._call(step, values, given)
@@ -261,7 +261,7 @@ class Native(Plan):
     def timed(self, given: Sequence[Any]) -> Iterator[tuple[Any, float]]:
         """Run kernel by kernel; yield the number of each, or the node of a call, and its seconds."""
         values, run = self._prepare(given), _runner()
-        helpers = self.helpers() if self.helped else 0
+        helpers = self.helpers()
         clock, nothing = time.perf_counter, math.inf  # what a call of nothing takes
         for _ in range(9):
             start = clock()

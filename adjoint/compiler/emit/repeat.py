@@ -122,7 +122,7 @@ class _Tables:
         words = np.array(
             [
                 pool.addresses()["run"], body.records.ctypes.data, len(body.kernels),
-                body.helpers() if long else 0,
+                pool.start(body.threads) if long and body.threads > 1 else 0,
                 *(x for n, array in zip(counts, listed, strict=True) for x in (n, array.ctypes.data)),
             ],
             np.int64,
