@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -61,6 +62,22 @@ __all__ = ["GradientAccumulator"]
 
 FORMAT = 2  # of saved states
 _FREE = ("max_grad_norm", "norm_type", "nonfinite")  # options that a resumed run may change
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Method = Callable[Concatenate["GradientAccumulator", P], T]
+
+
+def _locked(method: Method[P, T]) -> Method[P, T]:
+    """Make a method hold the lock.  Without a loop in the block, an interrupt releases it."""
+
+    @wraps(method)
+    def call(self: GradientAccumulator, /, *args: P.args, **options: P.kwargs) -> T:
+        with self._lock:
+            return method(self, *args, **options)
+
+    return call
 
 
 class GradientAccumulator:
@@ -134,6 +151,7 @@ class GradientAccumulator:
 
     # Registration ----------------------------------------------------------------------------
 
+    @_locked
     def register(self, name: str, shape: Any, dtype: Any = None) -> None:
         """Make room for the gradients of a parameter; a second call with the same arguments does nothing.
 
@@ -153,23 +171,22 @@ class GradientAccumulator:
         """
         if not isinstance(name, str):
             raise InputError(f"register: the name must be a string, not a {type(name).__name__}.")
-        with self._lock:
-            wanted = self.config.dtype if dtype is None else dtype
-            old = self._sums.slots.get(name)
-            if old is None:
-                self._sums.register(name, shape, wanted)
-                return
-            new = Sums().register(name, shape, wanted)
-            if old.shape != new.shape:
-                raise ShapeError(
-                    f"register: {name!r} is already registered with shape {old.shape}, not {new.shape}."
-                )
-            if dtype is not None and str(old.dtype) != str(new.dtype):  # np.dtype(None) is float64
-                has = "that of its first gradient" if old.dtype is None else old.dtype
-                raise DTypeError(
-                    f"register: {name!r} is already registered, and the dtype of its sum is {has}, not "
-                    f"{new.dtype}."
-                )
+        wanted = self.config.dtype if dtype is None else dtype
+        old = self._sums.slots.get(name)
+        if old is None:
+            self._sums.register(name, shape, wanted)
+            return
+        new = Sums().register(name, shape, wanted)
+        if old.shape != new.shape:
+            raise ShapeError(
+                f"register: {name!r} is already registered with shape {old.shape}, not {new.shape}."
+            )
+        if dtype is not None and str(old.dtype) != str(new.dtype):  # np.dtype(None) is float64
+            has = "that of its first gradient" if old.dtype is None else old.dtype
+            raise DTypeError(
+                f"register: {name!r} is already registered, and the dtype of its sum is {has}, not "
+                f"{new.dtype}."
+            )
 
     @property
     def names(self) -> list[str]:
@@ -178,6 +195,7 @@ class GradientAccumulator:
 
     # Adding ----------------------------------------------------------------------------------
 
+    @_locked
     def step(self, gradients: Mapping[str, Any], weight: float = 1.0) -> bool:
         """Add one micro-batch.
 
@@ -199,10 +217,10 @@ class GradientAccumulator:
             A gradient does not fit.  Nothing was added.
         """
         weight = checked_weight(weight)
-        with self._lock:
-            self._check_open()
-            return self._add(self._checked(gradients), weight)
+        self._check_open()
+        return self._add(self._checked(gradients), weight)
 
+    @_locked
     def accumulate(self, name: str, grad: Any, weight: float = 1.0) -> None:
         """Add one gradient to the current micro-batch; a name that comes again starts the next one.
 
@@ -223,17 +241,16 @@ class GradientAccumulator:
             raise AccumulationError(
                 "accumulate: with group= use step() or micro_batch(), which add whole micro-batches."
             )
-        with self._lock:
-            arrays = self._checked({name: grad})
-            window = self._window
-            joins = bool(window.open) and name not in window.open
-            self._check_open(joins)
-            if joins and weight != window.open_weight:
-                raise ArgumentError(
-                    "accumulate: all gradients of a micro-batch must have the same weight, but it has weight "
-                    f"{window.open_weight:g} and {name!r} has {weight:g}."
-                )
-            self._add(arrays, weight, joins, name)
+        arrays = self._checked({name: grad})
+        window = self._window
+        joins = bool(window.open) and name not in window.open
+        self._check_open(joins)
+        if joins and weight != window.open_weight:
+            raise ArgumentError(
+                "accumulate: all gradients of a micro-batch must have the same weight, but it has weight "
+                f"{window.open_weight:g} and {name!r} has {weight:g}."
+            )
+        self._add(arrays, weight, joins, name)
 
     def micro_batch(self, weight: float | None = None) -> MicroBatch:
         """Return a block in which ``backward`` gives the gradients of the parameters to the accumulator.
@@ -257,14 +274,14 @@ class GradientAccumulator:
             )
         return MicroBatch(self, weight)
 
+    @_locked
     def _add_block(self, pending: dict[str, Any], block: MicroBatch) -> None:
-        with self._lock:
-            self._check_open()
-            arrays = list(map(pending.get, self._sums.slots))
-            for slot, g in zip(self._sums.slots.values(), arrays, strict=True):
-                if g is not None and g.dtype is not slot.dtype:
-                    slot.fitting(g)  # float16 fits into float32, but float64 does not
-            self._add(arrays, block.weight, scaled=block.scaled)
+        self._check_open()
+        arrays = list(map(pending.get, self._sums.slots))
+        for slot, g in zip(self._sums.slots.values(), arrays, strict=True):
+            if g is not None and g.dtype is not slot.dtype:
+                slot.fitting(g)  # float16 fits into float32, but float64 does not
+        self._add(arrays, block.weight, scaled=block.scaled)
 
     def _checked(self, gradients: Mapping[str, Any]) -> list[Any]:
         if not isinstance(gradients, Mapping):
@@ -334,38 +351,38 @@ class GradientAccumulator:
         """Return whether the window is full, or closed by ``flush``."""
         return self._window.closed or self._window.micro_batches >= self.config.accumulation_steps
 
+    @_locked
     def flush(self) -> bool:
         """Close a short window, which then counts with its true weight; return False if it is empty.
 
         With ``group=`` all ranks call it, and it is False if the window is empty on all of them.
         """
-        with self._lock:
-            self._check_whole()
-            some = self._window.micro_batches > 0
-            if self._ranks is not None and not self._window.reduced:
-                some = self._ranks.flush(self._sums, some)
-            self._window.closed = some
-            return some
+        self._check_whole()
+        some = self._window.micro_batches > 0
+        if self._ranks is not None and not self._window.reduced:
+            some = self._ranks.flush(self._sums, some)
+        self._window.closed = some
+        return some
 
+    @_locked
     def drop(self) -> None:
         """Discard the window without an update."""
-        with self._lock:
-            self._counts["dropped_windows"] += self._window.micro_batches > 0
-            self._clear()
+        self._counts["dropped_windows"] += self._window.micro_batches > 0
+        self._clear()
 
+    @_locked
     def reset(self) -> None:
         """Start the next window after an update that was made from ``gradients()``.
 
         This counts as an update, also of a window that is still open; ``drop`` discards a window.  A window
         without a gradient counts as skipped.
         """
-        with self._lock:
-            if not self._window.micro_batches or self._window.changing:
-                self.drop()
-            elif self._void():
-                self._end("skip", window=True)
-            else:
-                self._end("update", norm=self._window.norm, clipped_norm=self._window.clipped_norm)
+        if not self._window.micro_batches or self._window.changing:
+            self.drop()
+        elif self._void():
+            self._end("skip", window=True)
+        else:
+            self._end("update", norm=self._window.norm, clipped_norm=self._window.clipped_norm)
 
     def _void(self) -> str:
         """Return why the window has no gradient, or ""."""
@@ -410,7 +427,7 @@ class GradientAccumulator:
     def _check_open(self, joins: bool = False) -> None:
         self._check_whole()
         window, steps = self._window, self.config.accumulation_steps
-        if window.closed or window.finished or (window.micro_batches >= steps and not joins):
+        if window.closed or (window.micro_batches >= steps and not joins):
             raise AccumulationError(
                 f"the window {'was flushed' if window.closed else 'is full'} ({window.micro_batches} of "
                 f"{steps} micro-batches), so no more can be added.\n"
@@ -423,6 +440,7 @@ class GradientAccumulator:
 
     # The gradient ----------------------------------------------------------------------------
 
+    @_locked
     def gradients(self, *, zeros: bool = False) -> dict[str, Any]:
         """Return the gradient of the window: normalised, then clipped, in new arrays.
 
@@ -444,22 +462,21 @@ class GradientAccumulator:
         NoGradientError, NonFiniteError
             The window has no gradient, or it is not finite.
         """
-        with self._lock:
-            window = self._window
-            self._check_whole()
-            if self._ranks is not None:
-                self._check_full()
-                self._reduce()
-            if why := self._void():
-                raise (NonFiniteError if window.spoiled and self._sums.dense else NoGradientError)(why)
-            found = window.gradient
-            if found is None:
-                found = self._made(None, "raise", in_place=False, tell=self.should_update())
-            else:
-                found = {name: normalised(g, 1.0, 1.0) for name, g in found.items()}
-            if zeros:
-                found = {n: found[n] if n in found else self._sums.total(n) for n in self.names}
-            return shown(found)
+        window = self._window
+        self._check_whole()
+        if self._ranks is not None:
+            self._check_full()
+            self._reduce()
+        if why := self._void():
+            raise (NonFiniteError if window.spoiled and self._sums.dense else NoGradientError)(why)
+        found = window.gradient
+        if found is None:
+            found = self._made(None, "raise", in_place=False, tell=self.should_update())
+        else:
+            found = {name: normalised(g, 1.0, 1.0) for name, g in found.items()}
+        if zeros:
+            found = {n: found[n] if n in found else self._sums.total(n) for n in self.names}
+        return shown(found)
 
     def _made(self, scaler: GradScaler | None, policy: str, in_place: bool, tell: bool) -> Any:
         """Return the sums normalised and clipped, and send the events; None if they are not finite.
@@ -523,6 +540,7 @@ class GradientAccumulator:
 
     # The update ------------------------------------------------------------------------------
 
+    @_locked
     def apply(
         self,
         optimizer: Any,
@@ -559,25 +577,24 @@ class GradientAccumulator:
         optimizers = optimizers_of(optimizer)
         if scaler is not None and not isinstance(scaler, GradScaler):
             raise InputError(f"apply: scaler must be an ad.GradScaler, not a {type(scaler).__name__}.")
-        with self._lock:
-            window = self._window
-            self._check_whole()
-            self._check_full()
-            if window.scaled and scaler is None:
-                raise AccumulationError(
-                    "apply: a GradScaler scaled the losses of this window, so its gradients are scaled.\n"
-                    "  Pass the scaler, which divides them by the scale: apply(optimizer, scaler=scaler)."
-                )
-            if self._ranks is not None:
-                self._reduce()
-            void = bool(self._void())
-            if void or not self._update(optimizers, scaler, before):
-                if scaler is not None and (window.skipped or not void):
-                    scaler.record(finite=False)
-                return self._end("skip", window=True)
-            if scaler is not None:
-                scaler.record(finite=not window.skipped)
-            return self._end("update", norm=window.norm, clipped_norm=window.clipped_norm)
+        window = self._window
+        self._check_whole()
+        self._check_full()
+        if window.scaled and scaler is None:
+            raise AccumulationError(
+                "apply: a GradScaler scaled the losses of this window, so its gradients are scaled.\n"
+                "  Pass the scaler, which divides them by the scale: apply(optimizer, scaler=scaler)."
+            )
+        if self._ranks is not None:
+            self._reduce()
+        void = bool(self._void())
+        if void or not self._update(optimizers, scaler, before):
+            if scaler is not None and (window.skipped or not void):
+                scaler.record(finite=False)
+            return self._end("skip", window=True)
+        if scaler is not None:
+            scaler.record(finite=not window.skipped)
+        return self._end("update", norm=window.norm, clipped_norm=window.clipped_norm)
 
     def _check_full(self) -> None:
         if not self.should_update():
@@ -641,18 +658,18 @@ class GradientAccumulator:
         """
         return split_batch(self, batch, size)
 
+    @_locked
     def stats(self) -> AccumulationStats:
         """Return counts since the beginning, and the state of the window."""
-        with self._lock:
-            slots, window = self._sums.slots.values(), self._window
-            return AccumulationStats(
-                **self._counts,
-                accumulation_steps=self.config.accumulation_steps,
-                registered_params=len(slots),
-                total_param_elements=sum(slot.size for slot in slots),
-                window_micro_batches=window.micro_batches,
-                window_weight=window.weight,
-            )
+        slots, window = [self._sums.slots[name] for name in self.names], self._window
+        return AccumulationStats(
+            **self._counts,
+            accumulation_steps=self.config.accumulation_steps,
+            registered_params=len(slots),
+            total_param_elements=sum(slot.size for slot in slots),
+            window_micro_batches=window.micro_batches,
+            window_weight=window.weight,
+        )
 
     def on(self, kind: str, callback: Callable[[AccumulationEvent], None]) -> Handle:
         """Call a function at each event of a kind.
@@ -671,29 +688,30 @@ class GradientAccumulator:
         """
         return self._listeners.add(kind, callback)
 
+    @_locked
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to continue, also in the middle of a window; ``ad.save`` stores it."""
-        with self._lock:
-            self._check_whole()
-            if self._ranks is not None and self._window.micro_batches:
-                raise AccumulationError(
-                    "state_dict: each rank has a part of this window.  Save after apply(), or drop() it."
-                )
-            if self._window.done:
-                raise AccumulationError(
-                    f"state_dict: {len(self._window.done)} of the optimisers made an update from this window "
-                    "before another one raised, so a resumed run would repeat that update.\n"
-                    "  Call apply() again with all of them, or drop() the window."
-                )
-            return {
-                "format": FORMAT,
-                "config": self.config.state_dict(),
-                "window": self._window.saved(),
-                "counts": dict(self._counts),
-                "unit": self._sums.unit,
-                "buffers": {name: self._sums.state_of(name) for name in self._sums.slots},
-            }
+        self._check_whole()
+        if self._ranks is not None and self._window.micro_batches:
+            raise AccumulationError(
+                "state_dict: each rank has a part of this window.  Save after apply(), or drop() it."
+            )
+        if self._window.done:
+            raise AccumulationError(
+                f"state_dict: {len(self._window.done)} of the optimisers made an update from this window "
+                "before another one raised, so a resumed run would repeat that update.\n"
+                "  Call apply() again with all of them, or drop() the window."
+            )
+        return {
+            "format": FORMAT,
+            "config": self.config.state_dict(),
+            "window": self._window.saved(),
+            "counts": dict(self._counts),
+            "unit": self._sums.unit,
+            "buffers": {name: self._sums.state_of(name) for name in self._sums.slots},
+        }
 
+    @_locked
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state.
 
@@ -707,18 +725,17 @@ class GradientAccumulator:
         ArgumentError, UnknownNameError, ShapeError, DTypeError
             The state does not fit.  Nothing was changed.
         """
-        with self._lock:
-            try:
-                sums, window, counts = self._read(state)
-            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-                if isinstance(error, AdjointError):
-                    raise
-                raise ArgumentError(
-                    f"load_state_dict: this is not a state of a GradientAccumulator ({error!r}).\n"
-                    "  It takes what state_dict() returned, or its part of what ad.load read."
-                ) from None
-            window.gradient = sums.totals() if window.finished else None
-            self._sums, self._window, self._counts = sums, window, counts
+        try:
+            sums, window, counts = self._read(state)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            if isinstance(error, AdjointError):
+                raise
+            raise ArgumentError(
+                f"load_state_dict: this is not a state of a GradientAccumulator ({error!r}).\n"
+                "  It takes what state_dict() returned, or its part of what ad.load read."
+            ) from None
+        window.gradient = sums.totals() if window.finished else None
+        self._sums, self._window, self._counts = sums, window, counts
 
     def _read(self, state: Mapping[str, Any]) -> tuple[Sums, Window, dict[str, int]]:
         """Return the sums, the window and the counts of a saved state; raise if it does not fit."""
@@ -755,6 +772,6 @@ class GradientAccumulator:
     def __repr__(self) -> str:
         window = self._window
         return (
-            f"<GradientAccumulator, {len(self._sums.slots)} parameters, {window.micro_batches} of "
+            f"<GradientAccumulator, {len(self.names)} parameters, {window.micro_batches} of "
             f"{self.config.accumulation_steps} micro-batches, weight {window.weight:g}>"
         )

@@ -411,9 +411,13 @@ class Memory:
             self.peak = max(self.peak, self._now)
             if self._now > 1.02 * self._noted:  # holders of a peak that is 2 % higher, not of each
                 self._noted = self._now
-                self.holders = [(e, n) for _, n, e in self.live.values()]
+                self._note_holders()
         self.curve.append((event.stop, self._now))
         return size
+
+    def _note_holders(self) -> None:
+        """Store what holds memory now.  Not in the block: an interrupt of a loop may leave the lock held."""
+        self.holders = [(e, n) for _, n, e in self.live.values()]
 
     def keep(self, array: Any) -> int:
         """Mark an array as saved; return its bytes if an op here made it and it was not saved before."""
