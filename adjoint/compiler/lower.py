@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-import adjoint.compiler.rearrange  # noqa: F401  it enters rules
+import adjoint.compiler.rearrange
+import adjoint.compiler.recurrences  # noqa: F401  they enter rules
 from adjoint.compiler.decompose import Primitives
 from adjoint.compiler.program import Instruction, Program
 from adjoint.compiler.repeat import Repeat

@@ -179,3 +179,37 @@ def test_threads_take_part_in_the_steps_of_a_long_loop() -> None:
         ad.tree.leaves(ad.compile(both, backend="native")(w, x)), ad.tree.leaves(both(w, x)), strict=True
     ):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_recurrent_layers_are_native(kind: str, dtype: Any) -> None:
+    net = getattr(ad.nn, kind)(3, 5, rng=0).astype(dtype)
+    (x,) = tensors((4, 9, 3), dtype=dtype)
+
+    def f(x: Any) -> Any:
+        out = net(x)[0]
+        loss = (out * out).sum()
+        return loss, ad.gradients(loss, [x, *net.parameters()])
+
+    compiled = ad.compile(f, backend="native")
+    given = ad.tensor(x.numpy(), requires_grad=True)
+    for a, b in zip(ad.tree.leaves(compiled(given)), ad.tree.leaves(f(given)), strict=True):
+        tolerance = 1e-11 if dtype is np.float64 else 1e-4
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=tolerance, atol=tolerance)
+    assert " 0 calls of NumPy" in compiled.explain(given)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int32, np.bool_])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("name", ["cumsum", "cumprod"])
+def test_running_sums_and_products(name: str, axis: int, dtype: Any) -> None:
+    x = np.asarray(np.random.default_rng(2).normal(size=(9, 4, 3)) * 2).astype(dtype)
+    if x.dtype.kind == "f":
+        x[0] = -0.0
+    compiled = ad.compile(lambda x: getattr(ad, name)(x, axis=axis), backend="native")
+    found, wanted = np.asarray(compiled(x)), getattr(np, name)(x, axis=axis)
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+    assert " 0 calls of NumPy" in compiled.explain(x)
