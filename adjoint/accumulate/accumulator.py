@@ -288,6 +288,8 @@ class GradientAccumulator:
             raise InputError(
                 f"step takes a dictionary of gradients by name, but got {type(gradients).__name__}."
             )
+        if (found := self._sums.matched(gradients)) is not None:
+            return found
         known = self._sums.slots
         if unknown := [name for name in gradients if name not in known]:
             near = [match for name in unknown[:3] for match in get_close_matches(str(name), list(known), 1)]
@@ -311,7 +313,7 @@ class GradientAccumulator:
         mean = self.config.reduction == "mean"
         bad: list[str] = []
         before = 0 if self._ranks is None else self._ranks.begin(self._sums, weight)
-        with window.change():
+        with window:
             if not window.spoiled and (weight or not mean):
                 bad = self._sums.add(arrays, weight if mean else None, window.weight, check=policy != "allow")
             if bad and (policy == "raise" or (policy == "skip" and single)):
@@ -498,7 +500,7 @@ class GradientAccumulator:
         # a clip function that raises leaves the sums as they were
         in_place = in_place and self._clip is None and not sums.rows and not config.compensated
         norm, clips = measure.norm, [(measure.norm, config.max_grad_norm)] if measure.clipped else []
-        with window.change() if in_place else nullcontext():
+        with window if in_place else nullcontext():
             found = sums.finish(measure.divisor, measure.factor, in_place)
             if in_place:
                 window.gradient, window.finished = found, True
@@ -609,7 +611,7 @@ class GradientAccumulator:
         window = self._window
         if self._ranks is None or window.reduced:
             return
-        with window.change():
+        with window:
             try:
                 self._ranks.reduce(self)
             except Exception:
@@ -624,7 +626,7 @@ class GradientAccumulator:
             if window.gradient is None:
                 return False
         allow = policy == "allow" and not scaler
-        with window.change():  # an optimiser that raises has made no update
+        with window:  # an optimiser that raises has made no update
             beyond = hand_over(optimizers, self._params, window.gradient, window.done, before, allow)
         if beyond and policy == "raise" and scaler is None:
             raise NonFiniteError(

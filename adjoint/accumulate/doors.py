@@ -275,6 +275,8 @@ def split_batch(accumulator: GradientAccumulator, batch: Any, size: int) -> Iter
 
 def shown(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return gradients as users see them: sparse rows are tensors."""
+    if SparseRows not in set(map(type, found.values())):
+        return dict(found)
     return {name: as_gradient_tensor(g) if type(g) is SparseRows else g for name, g in found.items()}
 
 

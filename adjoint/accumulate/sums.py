@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -44,6 +44,10 @@ WIDE = 2.0**64  # weights that differ by less are counted in one unit
 
 _ARRAYS = ("sum", "errors", "values", "row_errors")  # of a saved state
 _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
+
+
+def _facts(names: Iterable[str], arrays: list[Array]) -> tuple[list[str], list[Any], list[Any]]:
+    return list(names), list(map(_dtype, arrays)), list(map(_shape, arrays))
 
 
 def _references(arrays: list[Array]) -> list[int]:
@@ -122,17 +126,19 @@ class Buffer:
             self.arrays = [memory, *(memory[0, slot.part].reshape(slot.shape) for slot in self.slots)]
         self.arrays[0][1:] = 0
 
-    def staged(self, arrays: list[Any]) -> Array | None:
-        """Return the gradients of this block, flat; zeros for missing and sparse ones; None if all are."""
+    def staged(self, arrays: list[Any], plain: bool) -> Array | None:
+        """Return the gradients of this block, flat; zeros for missing and sparse ones; None if all are.
+
+        ``plain``: all gradients are there and dense.
+        """
         parts = self.pick(arrays) if len(self.slots) > 1 else (arrays[self.slots[0].index],)
-        kinds = set(map(type, parts))
-        if ndarray not in kinds:
+        if not plain and ndarray not in set(map(type, parts)):
             return None
         if self.fresh:
             self.open()
         if len(parts) == 1:
             return np.asarray(parts[0]).reshape(-1)
-        if len(kinds) > 1:
+        if not plain:
             pairs = zip(parts, self.slots, strict=True)
             parts = [g if type(g) is ndarray else np.zeros(s.size, s.dtype) for g, s in pairs]
         if not self.fresh and self.stage is None:
@@ -210,11 +216,14 @@ class Sums:
         self._blocks: list[Buffer] = []
         self._block_of: dict[str, Buffer] = {}
         self._pending: list[Slot] = []  # slots without a block: no gradient has come yet
+        # names, dtypes and shapes of the last whole, dense micro-batch, which the next one is likely to have
+        self._seen: tuple[list[str], list[Any], list[Any]] | None = None
 
     def register(self, name: str, shape: Any, dtype: Any, param: Tensor | None = None) -> Slot:
         """Add a parameter."""
         self.slots[name] = slot = Slot(len(self.slots), name, shape, dtype, param)
         self._pending.append(slot)
+        self._seen = None
         return slot
 
     def reset(self) -> None:
@@ -225,20 +234,22 @@ class Sums:
         self.rows.clear()
         self.unit = 1.0
 
+    def matched(self, gradients: Mapping[str, Any]) -> list[Any] | None:
+        """Return the arrays of a micro-batch with names, dtypes and shapes of the last; None of any other."""
+        arrays = list(gradients.values())
+        same = set(map(type, arrays)) == {ndarray} and self._seen == _facts(gradients, arrays)
+        return arrays if same else None
+
     def checked(self, gradients: Mapping[str, Any]) -> list[Any]:
         """Return the gradients of a micro-batch in the order of the slots, None for missing ones."""
-        arrays, slots = list(map(gradients.get, self.slots)), self.slots.values()
-        if (
-            set(map(type, arrays)) == {ndarray}
-            and list(map(_dtype, arrays)) == list(map(_dtype, slots))
-            and list(map(_shape, arrays)) == list(map(_shape, slots))
-        ):
-            return arrays
         found: list[Any] = []
-        for slot, value in zip(slots, arrays, strict=True):
-            weak = isinstance(value, (int, float, list, tuple))
-            given = slot.name in gradients
-            found.append(slot.fitting(gradient_array(repr(slot.name), value), weak) if given else None)
+        for name, slot in self.slots.items():
+            if name in gradients:
+                value = gradients[name]
+                weak = isinstance(value, (int, float, list, tuple))
+                found.append(slot.fitting(gradient_array(repr(name), value), weak))
+            else:
+                found.append(None)
         return found
 
     def add(self, arrays: list[Any], weight: float | None, before: float, *, check: bool) -> list[str]:
@@ -248,13 +259,13 @@ class Sums:
         the weight does not multiply.
         """
         with np.errstate(all="ignore"):
-            if new := [slot for slot in self._pending if arrays[slot.index] is not None]:
+            if self._pending and (new := [s for s in self._pending if arrays[s.index] is not None]):
                 if check and (bad := self._not_finite(arrays)):  # before they decide a dtype
                     return bad
                 self._lay_out([(slot, arrays[slot.index].dtype) for slot in new])
-            dense = [(block, g) for block in self._blocks if (g := block.staged(arrays)) is not None]
-            kinds = list(map(type, arrays))
-            pairs = zip(self.slots.values(), arrays, strict=True) if SparseRows in kinds else ()
+            plain = set(map(type, arrays)) == {ndarray}
+            dense = [(block, g) for block in self._blocks if (g := block.staged(arrays, plain)) is not None]
+            pairs = () if plain else zip(self.slots.values(), arrays, strict=True)
             sparse: list[tuple[Slot, Any]] = [(slot, g) for slot, g in pairs if type(g) is SparseRows]
             size = sum([g.size for _, g in dense])
             threads = threads_for(size, LEAST)
@@ -272,8 +283,12 @@ class Sums:
                 self.rows[slot.name] = _with_rows(self.rows.get(slot.name, none), part)
         for block, _ in dense:
             block.fresh = False
-        if len(self.dense) < len(kinds):
-            self.dense.update([name for name, kind in zip(self.slots, kinds, strict=True) if kind is ndarray])
+        if plain:
+            if len(self.dense) < len(arrays):
+                self.dense.update(self.slots)
+            self._seen = self._seen or _facts(self.slots, arrays)
+        else:
+            self.dense.update([n for n, g in zip(self.slots, arrays, strict=True) if type(g) is ndarray])
         return []
 
     def _not_finite(self, arrays: list[Any]) -> list[str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -152,16 +151,13 @@ class Window:
     done: list[Any] = field(default_factory=list)  # of several optimisers, those that made their update
     reduced: bool = False  # the sums are those of all ranks
 
-    @contextmanager
-    def change(self) -> Iterator[None]:
-        """Mark the window as incomplete in the block; the mark stays if an interrupt ends it."""
+    def __enter__(self) -> None:
+        """Mark the window as incomplete while a block changes it; an interrupt leaves the mark."""
         self.changing = True
-        try:
-            yield
-        except Exception:  # what raises an exception has changed nothing
-            self.changing = False
-            raise
-        self.changing = False
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # what raises an exception has changed nothing
+        self.changing = kind is not None and not issubclass(kind, Exception)
 
     def saved(self) -> dict[str, Any]:
         """Return what ``loaded`` needs, as plain values."""
