@@ -195,6 +195,8 @@ RULES.update(
     rad2deg=lambda xp, x: _floats(x) * (180 / math.pi),
     gap_product=lambda xp, x, low, high: (high - x) * (x - low),
     atan_slope=lambda xp, x: 1 / (1 + x * x),
+    sech_squared=lambda xp, x, y: x / xp.square(xp.cosh(y)),
+    logistic_slope=lambda xp, x, y: x / xp.square(2 * xp.cosh(0.5 * y)),
     relu=lambda xp, x: xp.maximum(x, 0),
     leaky_relu=lambda xp, x, slope: (xp.maximum if slope <= 1 else xp.minimum)(x, slope * x),
     hardtanh=lambda xp, x, low, high: xp.clip(x, low, high),

@@ -14,7 +14,6 @@ import numpy as np
 
 from adjoint.core.define import define
 from adjoint.core.namespace import Namespace, Value, raw
-from adjoint.ops.elementwise import logistic_function
 from adjoint.ops.erf import normal_distribution
 from adjoint.ops.half import in_float32
 from adjoint.typing import Array
@@ -67,27 +66,11 @@ def _softplus_rest(xp: Namespace, x: Value) -> Any:
     return xp.log(u) + (e - (u - 1)) / u
 
 
-# The rule of sigmoid keeps only y, so its derivatives lack the digits that 1 - y loses.  The rules of softplus and
-# similar ops use this one: it keeps x, and its backward takes twice the time.
-define("logistic", lambda xp, x: logistic_function(xp, real_only(x)), lambda xp, g, y, x: g * xp.logistic_density(x),
-       saves="x", fused=True, reference="scipy.special:expit", doc="sigmoid of real numbers, with derivatives that are exact in both tails.")  # fmt: skip
-
-
-def _logistic_density(xp: Namespace, x: Value) -> Any:
-    e = xp.exp(-xp.abs(real_only(x)))
-    return e / xp.square(1 + e)
-
-
-define("logistic_density", in_float32(_logistic_density, raw),
-       lambda xp, g, y, x: -g * (y * xp.tanh(0.5 * x)), saves="yx", fused=_logistic_density,
-       reference="formula", doc="The derivative of the logistic function.")  # fmt: skip
-
-
 def _softplus(xp: Namespace, x: Value) -> Any:
     return xp.maximum(x, 0) + _softplus_rest(xp, x)
 
 
-define("softplus", in_float32(_softplus, raw), lambda xp, g, y, x: g * xp.logistic(x), saves="x", fused=_softplus,
+define("softplus", in_float32(_softplus, raw), lambda xp, g, y, x: g * xp.sigmoid(x), saves="x", fused=_softplus,
        reference="formula", doc="log(1 + exp(x)), stable in both tails.")  # fmt: skip
 
 # The gates of gelu and mish, which are x · gate(x): the product saves the gate, so that no rule computes it again.
@@ -105,7 +88,7 @@ def _mish_gate(xp: Namespace, x: Value) -> Any:
     return top / (top + xp.where(x > 0, 2 * e * e, 2))
 
 
-define("mish_gate", _mish_gate, lambda xp, g, y, x: g * ((1 - y * y) * xp.sigmoid(x)), saves="xy", fused=True,
+define("mish_gate", _mish_gate, lambda xp, g, y, x: xp.sech_squared(g * xp.sigmoid(x), xp.softplus(x)), saves="x", fused=True,
        reference="formula", doc="tanh(softplus(x)).")  # fmt: skip
 
 # GELU by tanh ----------------------------------------------------------------------------------
@@ -206,7 +189,7 @@ def _bce_logits(xp: Namespace, x: Value, t: Value) -> Any:
 
 
 define("bce_logits", in_float32(_bce_logits, raw),
-       lambda xp, g, y, x, t: g * ((1 - t) * xp.logistic(x) - t * xp.logistic(-x)),
+       lambda xp, g, y, x, t: g * ((1 - t) * xp.sigmoid(x) - t * xp.sigmoid(-x)),
        lambda xp, g, y, x, t: -g * x, saves="xt", fused=_bce_logits,
        reference="formula", doc="The cross entropy of sigmoid(x) and the probability t.")  # fmt: skip
 

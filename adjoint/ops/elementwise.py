@@ -18,6 +18,7 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS, define
 from adjoint.core.namespace import Namespace, Value, rec
+from adjoint.core.record import F32, F64
 from adjoint.core.tensor import Tensor
 from adjoint.ops.half import in_float32
 from adjoint.typing import Array, ArrayLike
@@ -210,12 +211,12 @@ def _gap(xp: Namespace, x: Value, y: Value) -> Any:
 
 # the share of x is 1 / (1 + exp(y - x)); exp(x - z) would lose the digits that x and z share
 logaddexp = define("logaddexp", np.logaddexp,
-                   lambda xp, g, z, x, y: g * xp.logistic(_gap(xp, x, y)),
-                   lambda xp, g, z, x, y: g * xp.logistic(_gap(xp, y, x)), saves="xy",
+                   lambda xp, g, z, x, y: g * xp.sigmoid(_gap(xp, x, y)),
+                   lambda xp, g, z, x, y: g * xp.sigmoid(_gap(xp, y, x)), saves="xy",
                    doc="Return log(exp(x) + exp(y)), without overflow.")  # fmt: skip
 logaddexp2 = define("logaddexp2", np.logaddexp2,
-                    lambda xp, g, z, x, y: g * xp.logistic(_gap(xp, x, y) * LN2),
-                    lambda xp, g, z, x, y: g * xp.logistic(_gap(xp, y, x) * LN2), saves="xy",
+                    lambda xp, g, z, x, y: g * xp.sigmoid(_gap(xp, x, y) * LN2),
+                    lambda xp, g, z, x, y: g * xp.sigmoid(_gap(xp, y, x) * LN2), saves="xy",
                     doc="Return the logarithm to base 2 of 2**x + 2**y, without overflow.")  # fmt: skip
 
 
@@ -228,9 +229,6 @@ def logistic_function(xp: Namespace, x: Value) -> Any:
     e = xp.exp(-xp.abs(x))
     return xp.maximum(e, x >= 0) / (1 + e)  # 1 on the right, e on the left
 
-
-sigmoid = define("sigmoid", logistic_function, lambda xp, g, y, x: g * y * (1 - y), saves="y", fused=True,
-                 method=True, reference="scipy.special:expit", doc="Return the logistic function 1 / (1 + exp(-x)), stable in both tails.")  # fmt: skip
 
 # Trigonometric and hyperbolic ------------------------------------------------------------------
 # (1-x)(1+x) keeps the digits that 1 - x² loses near 1; its derivative -2x keeps those near 0 that the product
@@ -260,17 +258,8 @@ define("atan_slope", in_float32(lambda x: 1 / (1 + x * x)), lambda xp, g, y, x: 
        reference="formula", doc="1 / (1 + x²).")  # fmt: skip
 
 
-_FAR = 20.0
-
-
 def _tan_slope(xp: Namespace, g: Value, x: Value) -> Any:
-    """g / cos(x)²; far from the real axis, where cos overflows, 4 q / (1 + q)² with q = exp(±2ix) small."""
-    if x.dtype.kind != "c":
-        return g / xp.square(xp.cos(x))
-    height = xp.imag(x)
-    far = xp.abs(height) > _FAR
-    q = xp.exp(xp.where(far, x * (2j * xp.sign(height)), 0))
-    return g * xp.where(far, 4 * q / xp.square(1 + q), 1 / xp.square(xp.cos(xp.where(far, 0, x))))
+    return xp.sech_squared(g, 1j * x) if x.dtype.kind == "c" else g / xp.square(xp.cos(x))
 
 
 def _atan2_part(xp: Namespace, g: Value, part: Value, x: Value, y: Value) -> Any:
@@ -301,8 +290,54 @@ sinh = define("sinh", np.sinh, lambda xp, g, y, x: g * xp.cosh(x), saves="x",
               method=True, costly=True, doc="Return the hyperbolic sine.")  # fmt: skip
 cosh = define("cosh", np.cosh, lambda xp, g, y, x: g * xp.sinh(x), saves="x",
               method=True, costly=True, doc="Return the hyperbolic cosine.")  # fmt: skip
-tanh = define("tanh", np.tanh, lambda xp, g, y, x: g - g * xp.square(y), saves="y", domain=(-3, 3),
+
+
+_FAR = 20.0
+_HALF64, _HALF32 = np.array(0.5), np.array(0.5, np.float32)  # NumPy takes longer to look at Python numbers
+
+
+def _sech_squared(x: Array, y: Array) -> Any:
+    if y.dtype is not F64 and y.dtype is not F32:
+        return _other_sech_squared(x, y)
+    c = np.cosh(y)
+    c *= c
+    return x / c
+
+
+@in_float32
+def _other_sech_squared(x: Array, y: Array) -> Any:
+    """x / cosh(y)²; 4 x q / (1 + q)² with q = exp(±2y) small for complex y with large real parts, where cosh overflows."""
+    if y.dtype.kind != "c":
+        return x / np.square(np.cosh(y))
+    far = np.abs(y.real) > _FAR
+    q = np.exp(np.where(far, y * (-2 * np.sign(y.real)), 0))
+    return x * np.where(far, 4 * q / np.square(1 + q), 1 / np.square(np.cosh(np.where(far, 0, y))))
+
+
+def _logistic_slope(x: Array, y: Array) -> Any:
+    if y.dtype is not F64 and y.dtype is not F32:
+        return _other_sech_squared(0.25 * x, 0.5 * y)
+    c = np.cosh(y * (_HALF64 if y.dtype is F64 else _HALF32))
+    c += c
+    c *= c
+    return x / c
+
+
+# Exact in the tails to every order, unlike 1 - tanh(y)² and σ(y) (1 - σ(y)), whose errors are eps.
+define("sech_squared", _sech_squared,
+       lambda xp, g, z, x, y: xp.sech_squared(g, y),
+       lambda xp, g, z, x, y: -2 * g * (z * xp.tanh(y)), saves="zy",
+       reference="formula", doc="x times the derivative of tanh at y: x / cosh(y)².")  # fmt: skip
+define("logistic_slope", _logistic_slope,
+       lambda xp, g, z, x, y: xp.logistic_slope(g, y),
+       lambda xp, g, z, x, y: -g * (z * xp.tanh(0.5 * y)), saves="zy",
+       reference="formula", doc="x times the derivative of sigmoid at y: x / (2 cosh(y/2))².")  # fmt: skip
+
+tanh = define("tanh", np.tanh, lambda xp, g, y, x: xp.sech_squared(g, x), saves="x", domain=(-3, 3),
               method=True, costly=True, doc="Return the hyperbolic tangent.")  # fmt: skip
+sigmoid = define("sigmoid", logistic_function, lambda xp, g, y, x: xp.logistic_slope(g, x), saves="x",
+                 fused=True, method=True, reference="scipy.special:expit",
+                 doc="Return the logistic function 1 / (1 + exp(-x)), stable in both tails.")  # fmt: skip
 asinh = define("asinh", np.arcsinh, lambda xp, g, y, x: g / _root_of_square_plus_one(xp, x), saves="x",
                costly=True, doc="Return the inverse hyperbolic sine.")  # fmt: skip
 acosh = define("acosh", np.arccosh, lambda xp, g, y, x: g / (xp.sqrt(x - 1) * xp.sqrt(x + 1)), saves="x",

@@ -26,7 +26,17 @@ REAL = [
     c for c in cases()
     if not any(isinstance(a, (np.ndarray, complex)) and np.asarray(a).dtype.kind == "c" for a in c.args)
 ]  # fmt: skip
-COMPOSED = {"logaddexp", "logaddexp2", "xlogy", "xlog1py", "cosine", "entr", "logit"}
+COMPOSED = {
+    "logaddexp",
+    "logaddexp2",
+    "xlogy",
+    "xlog1py",
+    "cosine",
+    "entr",
+    "logit",
+    "sech_squared",
+    "logistic_slope",
+}
 
 
 def arrays_of(value: Any) -> list[Any]:

@@ -96,13 +96,13 @@ ROWS = {
     "atan": Row(ad.atan, mp.atan, scale=_large),
     "sinh": Row(ad.sinh, mp.sinh),
     "cosh": Row(ad.cosh, mp.cosh),
-    "tanh": Row(ad.tanh, mp.tanh, floor=(0, 2, 4), why=_FROM_OUTPUT),
+    "tanh": Row(ad.tanh, mp.tanh),
     "asinh": Row(ad.asinh, mp.asinh, scale=_large),
     "acosh": Row(ad.acosh, mp.acosh, lambda x: x > 1, lambda x: x - 1, points=(1,)),
     "atanh": Row(ad.atanh, mp.atanh, lambda x: abs(x) < 1, lambda x: 1 - abs(x), points=(-1, 1)),
     "sinc": Row(ad.sinc, lambda x: mp.sincpi(x), lambda x: abs(x) < 1e30, floor=(1, 0, 0),
                 why="NumPy's value: sin(πx) of the rounded πx"),
-    "sigmoid": Row(ad.sigmoid, _logistic, floor=(0, 2, 2), why=_FROM_OUTPUT),
+    "sigmoid": Row(ad.sigmoid, _logistic),
     "elu, left": Row(F.elu, lambda x: mp.exp(x) - 1, lambda x: x < 0),
     "elu, right": Row(F.elu, lambda x: x, _positive, abs),
     "selu, left": Row(F.selu, lambda x: mp.mpf(1.0507009873554805) * mp.mpf(1.6732632423543772) * (mp.exp(x) - 1),
@@ -112,8 +112,8 @@ ROWS = {
                 condition=lambda x: 1 + x * x, why=_PHASE),
     "gelu, tanh": Row(lambda x: F.gelu(x, "tanh"), lambda x: x * _logistic(mp.sqrt(8 / mp.pi) * (x + mp.mpf("0.044715") * x**3)) if abs(x) < 1e4 else max(x, 0 * x),
                       condition=lambda x: 1 + min(abs(x), 30) ** 3, floor=(0, 4, 1000), why=f"{_PHASE}; {_FROM_OUTPUT}"),
-    "silu": Row(F.silu, lambda x: x * _logistic(x), floor=(0, 0, 40), why=_FROM_OUTPUT),
-    "mish": Row(F.mish, lambda x: x * mp.tanh(_softplus(x)), floor=(0, 0, 40), why=_FROM_OUTPUT),
+    "silu": Row(F.silu, lambda x: x * _logistic(x)),
+    "mish": Row(F.mish, lambda x: x * mp.tanh(_softplus(x)), condition=lambda x: 1 + max(x, 0), why=_PHASE),
     "huber": Row(lambda x: F.huber_loss(x, ad.zeros_like(x), "none"), lambda x: x * x / 2 if abs(x) < 1 else abs(x) - mp.mpf(1) / 2,
                  lambda x: abs(x) != 1, lambda x: abs(1 - abs(x)), points=(-1, 1)),
     "bce of 0": Row(lambda x: F.binary_cross_entropy_with_logits(x, ad.zeros_like(x), reduction="none"), _softplus),
@@ -309,10 +309,10 @@ def _from_imaginary_ends(z: Any) -> Any:
 
 # name: over what distance it changes, singular points, floors of the errors
 COMPLEX = {
-    **dict.fromkeys(("exp", "expm1", "sin", "cos", "sinh", "cosh"), (lambda z: 1, (), (0, 0, 0))),
+    **dict.fromkeys(
+        ("exp", "expm1", "sin", "cos", "sinh", "cosh", "tanh", "sigmoid"), (lambda z: 1, (), (0, 0, 0))
+    ),
     "tan": (lambda z: 1, (np.pi / 2,), (0, 0, 0)),
-    "tanh": (lambda z: 1, (), (0, 4, 8)),  # the rule keeps the output alone
-    "sigmoid": (lambda z: 1, (), (0, 4, 8)),
     **dict.fromkeys(("sqrt", "log", "reciprocal", "square"), (abs, (), (0, 0, 0))),
     **dict.fromkeys(("asin", "acos", "atanh"), (_from_ends, (1, -1), (0, 0, 0))),
     "acosh": (_from_ends, (1, -1), (0, 0, 8)),  # a product of two roots, for the branch
@@ -476,6 +476,8 @@ def test_polygamma_far_left_does_not_walk_there():
         (F.softplus, INF, (INF, 1, 0)),
         (F.softplus, -INF, (0, 0, 0)),
         (S.log_expit, -INF, (-INF, 1, 0)),
+        (ad.tanh, -INF, (-1, 0, 0)),
+        (ad.sigmoid, INF, (1, 0, 0)),
         (lambda x: ad.hypot(x, 1.0), -INF, (INF, -1, 0)),
     ],
 )
@@ -490,8 +492,8 @@ _EXACT = """add subtract multiply negative positive copy deg2rad rad2deg ldexp c
     leaky_relu hardtanh heaviside clip nan_to_num""".split()  # sums, products and choices of their arguments
 _INSIDE = {
     "normal_gate": "gelu", "mish_gate": "mish", "tanh_gelu": "gelu, tanh", "tanh_gelu_slope": "gelu, tanh",
-    "bce_logits": "bce of 1", "gap_product": "asin", "cosine": "hypot", "logistic": "softplus",
-    "logistic_density": "softplus", "atan_slope": "atan", "sinc_derivative": "sinc", "erfcx_derivative": "erfcx",
+    "bce_logits": "bce of 1", "gap_product": "asin", "cosine": "hypot", "sech_squared": "tanh", "logistic_slope": "sigmoid",
+    "atan_slope": "atan", "sinc_derivative": "sinc", "erfcx_derivative": "erfcx",
     "polygamma_gap": "betaln", "ive_derivative": "ive, 0",
 }  # fmt: skip
 _ELSEWHERE = {

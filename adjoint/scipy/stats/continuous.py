@@ -217,10 +217,10 @@ class _Logistic(Continuous):
         return rec.log_expit(y) + rec.log_expit(-y)
 
     def _cdf(self, y: Any) -> Any:
-        return rec.logistic(y)
+        return rec.sigmoid(y)
 
     def _sf(self, y: Any) -> Any:
-        return rec.logistic(-y)
+        return rec.sigmoid(-y)
 
     def _logcdf(self, y: Any) -> Any:
         return rec.log_expit(y)
