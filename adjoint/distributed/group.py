@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -76,6 +77,8 @@ class Group:
         self.broken: str | None = None  # why the group cannot be used any more
         self.waited = 0.0  # seconds that callers waited for other ranks
         self._jobs: SimpleQueue[Job | None] | None = None
+        self._calls = 0  # collectives that were submitted
+        self._begun = 0  # and those that have begun
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rank={self.rank}, size={self.size})"
@@ -300,9 +303,14 @@ class Group:
         if self._jobs is None:
             self._jobs = SimpleQueue()
             threading.Thread(target=_run_jobs, args=(self._jobs,), name="adjoint-group", daemon=True).start()
-        job = Job(what, work)
+        job = Job(what, partial(self._begin, work))
+        self._calls += 1
         self._jobs.put(job)
         return job
+
+    def _begin(self, work: Callable[[], Any]) -> Any:
+        self._begun += 1
+        return work()
 
     def wait(self, job: Job) -> Any:
         """Wait for a collective and return its result."""

@@ -23,7 +23,6 @@ Array = ndarray[Any, Any]
 
 SLOT = 1 << 11  # bytes that an exchange sends in its first round
 BURST = 64  # polls between two sleeps: without single copies (CMA), a poll of MPICH moves 16 KB
-GRACE = 1.0  # seconds for calls that a rank made before it left the program
 PARTING = 5.0  # seconds in which all ranks must end after a failure; those that still compute are stopped
 ANSWER = 0.5  # seconds in which a rank tells where it waits
 # How launchers tell a process the number of ranks: MPICH and Intel MPI, Open MPI, SLURM.
@@ -98,7 +97,7 @@ class MPIGroup(Group):
         self._comm, self._sums, self._bell = comm.Dup(), comm.Dup(), comm.Dup()
         self._received = np.empty(0, np.uint8)  # kept: new memory would cost page faults in each sum
         self._waiting: dict[int, str] = {}  # calls that ranks wait in
-        self._left: tuple[str, float] | None = None  # which rank has left, and when that was noticed
+        self._left: tuple[int, int] | None = None  # calls of the first rank that has left, and which it is
         atexit.register(self._leave)
 
     # Collectives ---------------------------------------------------------------------------------
@@ -176,10 +175,10 @@ class MPIGroup(Group):
 
     # Failures --------------------------------------------------------------------------------------
 
-    def _announce(self, why: str | None, patience: float = 2.0) -> None:
-        self._ring("failed" if why else "left", why, patience)
+    def _announce(self, why: str) -> None:
+        self._ring("failed", why, patience=2.0)
 
-    def _ring(self, kind: str, text: str | None, patience: float) -> None:
+    def _ring(self, kind: str, text: str | int | None, patience: float) -> None:
         """Send a message to all other ranks, which read it in their next or current call."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         requests = [self._bell.isend((kind, self.rank, text), rank) for rank in others]
@@ -195,12 +194,13 @@ class MPIGroup(Group):
                 self._bell.isend(("here", self.rank, what), rank)
             elif kind == "here":
                 self._waiting[rank] = text
+            elif kind == "failed":
+                self.broken = self.broken or f"rank {rank} {text}"
             else:
-                why = f"rank {rank} {text or 'has left the program'}"
-                self._left = self._left or (why, time.monotonic())
-                self.broken = self.broken or (why if kind == "failed" else None)
-        if self._left is not None and (self.broken or time.monotonic() > self._left[1] + GRACE):
-            self.broken = self.broken or self._left[0]
+                self._left = min(self._left or (text, rank), (text, rank))
+        if self._left is not None and self._begun > self._left[0]:  # it will not make this call
+            self.broken = self.broken or f"rank {self._left[1]} has left the program"
+        if self.broken is not None:
             raise RankError(self.broken)
 
     def _whereabouts(self, what: str) -> str:
@@ -247,7 +247,7 @@ class MPIGroup(Group):
         sys.stdout.flush()
         sys.stderr.flush()
         if self.broken is None:
-            self._announce(None, 0.0)
+            self._ring("left", self._calls, 0.0)
         patience = self.timeout if self.broken is None else PARTING
         end, here = time.monotonic() + patience, self._bell.Ibarrier()
         while not here.Test():

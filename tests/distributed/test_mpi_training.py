@@ -64,6 +64,7 @@ def test_an_error_in_a_step_is_raised_on_all_ranks_and_they_go_on(
     [
         ("callback", "RankError: rank 1 raised OSError: disk full", 2),
         ("exit", "RankError: rank 1 raised SystemExit: 0", 2),
+        ("leave", "RankError: rank 1 has left the program", 2),
         ("shape", "2.bias: '(32,) float32' on rank 0, '(33,) float32' on rank 1", 3),
         ("nan", "NonFiniteError: loss is nan at step 6", 3),
         ("drift", "RankError: the parameters of rank 1 are no longer those of rank 0", 3),

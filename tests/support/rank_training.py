@@ -29,6 +29,7 @@ class Fault(train.Callback):
         step, here = trainer.step, self.group.rank == VICTIM
         if self.what.startswith("kill at"):
             if step == int(self.what.split()[-1]) and self.group.rank == self.group.size - 1:
+                say("now")
                 os.kill(os.getpid(), signal.SIGKILL)
             return
         if step != STEP or not here or self.what == "nothing":
@@ -81,6 +82,8 @@ def program(what: str, directory: Path) -> None:
     def stumble(grad: Any) -> None:
         raise FloatingPointError("in the middle of backward")
 
+    if what == "shape" and here:
+        say("now")
     failed: list[str] = []
     handles: list[Any] = []
     log = train.JSONLog(directory / "log.jsonl", every="step")
@@ -91,6 +94,9 @@ def program(what: str, directory: Path) -> None:
         callbacks=[log, Fault(what, group), *([train.NonFiniteGuard()] if what == "nan" else [])],
     )  # fmt: skip
     loader = train.DataLoader((x, y), 37, shuffle=True, seed=3)
+    if what == "leave" and here:
+        say("now")
+        return
     for attempt in range(2):
         try:
             trainer.fit(
