@@ -34,7 +34,9 @@ __all__ = ["Compiled", "compile"]
 BACKENDS = ("auto", "native", "replay")
 
 
-def compile(f: Any = None, *, static: Any = (), backend: str = "auto", limit: int = 8) -> Any:
+def compile(
+    f: Any = None, *, static: Any = (), backend: str = "auto", limit: int = 8, flush: bool = False
+) -> Any:
     """Return a function that does what ``f`` does, as one program that is traced at the first call.
 
     Tensors, modules and optimisers that ``f`` uses need not be listed: whatever it touches is read, and
@@ -52,6 +54,9 @@ def compile(f: Any = None, *, static: Any = (), backend: str = "auto", limit: in
         "auto" is native from the second call of a program on if llvmlite is installed, else replay.
     limit : int
         How many programs are kept.  The one that was used longest ago makes room for a new one.
+    flush : bool
+        Whether kernels of native code take subnormal numbers (below 1.2e-38 in float32) as 0.  Arithmetic
+        on them can be 100 times slower.  NumPy calls keep them.
 
     Returns
     -------
@@ -72,26 +77,29 @@ def compile(f: Any = None, *, static: Any = (), backend: str = "auto", limit: in
     (73.0, [18.0, 64.0])
     """
     if f is None:
-        return functools.partial(compile, static=static, backend=backend, limit=limit)
+        return functools.partial(compile, static=static, backend=backend, limit=limit, flush=flush)
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         raise ArgumentError(f"compile: limit is a whole number from 1, but got {limit!r}.")
     if backend not in BACKENDS:
         raise ArgumentError(f"compile: backend is one of {', '.join(BACKENDS)}, but got {backend!r}.")
     if backend == "native":
         binding()
-    return Compiled(as_function("compile", f), static, backend, limit)
+    return Compiled(as_function("compile", f), static, backend, limit, flush)
 
 
 class Compiled:
     """A compiled function; made by ``ad.compile``."""
 
-    def __init__(self, f: Callable[..., Any], static: Any, backend: str, limit: int) -> None:
+    def __init__(
+        self, f: Callable[..., Any], static: Any, backend: str, limit: int, flush: bool = False
+    ) -> None:
         functools.update_wrapper(
             self, f, assigned=("__module__", "__name__", "__qualname__", "__doc__"), updated=()
         )
         self._f = f
         self._parameters = Parameters(f, static)
         self._backend = backend
+        self._flush = bool(flush)
         self._limit = limit
         self._variants: list[Variant] = []  # the one that was used last is first
         self._reasons: list[str] = []
@@ -178,7 +186,7 @@ class Compiled:
                     variants.insert(0, variants.pop(n))
                 return v
         reason = self._reason(call)
-        fresh = Variant(self._f, call, self._backend, self._parameters)
+        fresh = Variant(self._f, call, self._backend, self._parameters, self._flush)
         self._reasons.append(reason)
         variants.insert(0, fresh)
         if len(variants) > self._limit:

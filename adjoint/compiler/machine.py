@@ -19,7 +19,17 @@ import numpy as np
 from adjoint.context import cpu_level
 from adjoint.errors import ArgumentError, MissingExtraError
 
-__all__ = ["LEVELS", "Machine", "available", "binding", "has_llvm", "levels", "machine", "using"]
+__all__ = [
+    "LEVELS",
+    "Machine",
+    "architecture",
+    "available",
+    "binding",
+    "has_llvm",
+    "levels",
+    "machine",
+    "using",
+]
 
 
 class Level(NamedTuple):
@@ -55,6 +65,7 @@ class Machine(NamedTuple):
     cpu: str
     features: str
     cores: int
+    flush: bool = False  # whether kernels take subnormal numbers as 0
 
     def lanes(self, dtype: Any) -> int:
         """Return how many numbers of a dtype one vector holds."""
@@ -91,7 +102,8 @@ def _host_features() -> dict[str, bool]:
     return dict(binding().get_host_cpu_features())
 
 
-def _architecture() -> str:
+def architecture() -> str:
+    """Return the kind of processor: x86, arm or any."""
     name = platform.machine().lower()
     return {"x86_64": "x86", "amd64": "x86", "arm64": "arm", "aarch64": "arm"}.get(name, "any")
 
@@ -99,7 +111,7 @@ def _architecture() -> str:
 @functools.cache
 def available() -> tuple[str, ...]:
     """Return the levels that the processor has, from wide to narrow."""
-    has, here = _host_features(), _architecture()
+    has, here = _host_features(), architecture()
     always = {"x86": "sse2", "arm": "neon"}.get(here)  # part of every 64-bit processor
     return tuple(
         name

@@ -38,9 +38,9 @@ HELPED = 100_000.0  # nanoseconds of work from which on helpers take part
 NANOSECONDS = 0.02  # of a simple operation on one of 16 lanes
 
 
-def build(program: Program) -> Native:
-    """Return a program as native code."""
-    return Native(program)
+def build(program: Program, flush: bool = False) -> Native:
+    """Return a program as native code; with ``flush`` subnormal numbers are taken as 0."""
+    return Native(program, flush)
 
 
 class Plan:
@@ -49,9 +49,11 @@ class Plan:
     With ``apart`` each output has memory of its own, as results of the steps of a loop need it.
     """
 
-    def __init__(self, graph: Graph, outputs: Sequence[View], sources: int, apart: bool = False) -> None:
+    def __init__(
+        self, graph: Graph, outputs: Sequence[View], sources: int, apart: bool = False, flush: bool = False
+    ) -> None:
         self.graph = graph
-        self.machine = machine()
+        self.machine = machine()._replace(flush=flush)
         self.threads = min(self.machine.cores, 8)
         self.results = self._results(outputs, apart)
         flags = [self._materialised(c) for c in graph.checks]
@@ -128,7 +130,7 @@ class Plan:
             return found
         steps = node.value
         kept = [*range(steps.carries), *(n.params for n in outs if n.params >= steps.carries)]
-        body = Plan(steps.graph, [steps.outputs[k] for k in kept], len(node.args), apart=True)
+        body = Plan(steps.graph, [steps.outputs[k] for k in kept], len(node.args), True, self.machine.flush)
         return driver_kernel(body, node, outs, kept)
 
     def _make_tables(self, sources: int) -> None:
@@ -193,11 +195,11 @@ class Plan:
 class Native(Plan):
     """A native program; ``native(*sources)`` returns the outputs."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, flush: bool = False) -> None:
         self.program = program
         self.lock = held_across_fork(threading.RLock())
         self.lowered: Lowered = lower(program)
-        super().__init__(self.lowered.graph, self.lowered.outputs, len(program.sources))
+        super().__init__(self.lowered.graph, self.lowered.outputs, len(program.sources), flush=flush)
         self.entry = self._make_entry()
         self.order = [] if self.entry is None else [self.made[v.node.id] for v in self.results]
         self.in_order = self.order == list(range(len(self.fresh)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -38,12 +39,15 @@ __all__ = ["Variant"]
 class Variant:
     """One program of a compiled function, for calls of one key."""
 
-    def __init__(self, f: Callable[..., Any], call: Call, backend: str, parameters: Parameters) -> None:
+    def __init__(
+        self, f: Callable[..., Any], call: Call, backend: str, parameters: Parameters, flush: bool = False
+    ) -> None:
         start = time.perf_counter()
         self.f = f
         self.name = name_of(f)
         self.backend = backend if backend != "auto" or has_llvm() else "replay"
         self.native: native.Native | None = None
+        self.build = functools.partial(native.build, flush=flush)
         self.key = call.key
         self.structure = call.structure
         self.moves = call.moves
@@ -105,12 +109,12 @@ class Variant:
         start = time.perf_counter()
         try:
             for loop in self.trace.loops:
-                loop.build_with(native.build)
-            built = native.build(self.program)
+                loop.build_with(self.build)
+            built = self.build(self.program)
             if self.backend == "auto" and not built.kernels:
                 return
             if self.backward is not None:
-                self.backward.build_with(native.build)
+                self.backward.build_with(self.build)
         except Exception as error:
             if self.backend == "native":
                 raise
@@ -140,7 +144,7 @@ class Variant:
             self.execute, self.waits = execute, waits
             if self.native is not None:
                 for loop in self.trace.loops:
-                    loop.build_with(native.build)
+                    loop.build_with(self.build)
 
     def explain(self) -> str:
         """Return what ``Compiled.explain`` does."""

@@ -93,6 +93,18 @@ def test_explain_changes_nothing_and_shows_calls_that_cannot_be_timed() -> None:
     assert re.search(r" – +NumPy    cholesky", text)
 
 
+@pytest.mark.parametrize("size", [4, 1_000_000])  # the second one runs in several threads
+def test_flush_takes_subnormal_numbers_as_zero(size: int) -> None:
+    x = np.resize(np.array([1e-40, 2e-38, -3e-39, 1.0], "f"), size)
+    half = x * np.float32(0.5)
+    kept, flushed = (
+        ad.compile(lambda x: ad.tanh(x) * 0 + x * 0.5, backend="native", flush=f)(x) for f in (False, True)
+    )
+    assert np.array_equal(kept, half)
+    assert np.array_equal(flushed, np.where(np.abs(half) < np.finfo(np.float32).tiny, 0, half))
+    assert np.array_equal(x * np.float32(0.5), half)  # the mode of the thread is as before
+
+
 def test_index_out_of_range_raises_as_in_eager_mode_and_writes_nothing() -> None:
     table = ad.tensor(np.arange(12.0).reshape(4, 3), requires_grad=True)
     state = ad.tensor(np.zeros(3))

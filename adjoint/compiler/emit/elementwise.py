@@ -111,8 +111,7 @@ def _of_floats(w: Writer, op: str, *x: Value) -> Value:
     if op in ("remainder", "floor_divide"):
         return _divided(w, op, *x)
     name = "pow" if op == "power" else op
-    if name not in FUNCTIONS:
-        raise NotImplementedError(op)
+    assert name in FUNCTIONS, op
     return emit_math(w, name, *x)
 
 
@@ -162,7 +161,7 @@ def _of_integers(w: Writer, op: str, dtype: Any, *x: Value) -> Value:
         return w.select(fits, found, beyond)
     if op in ("floor_divide", "remainder", "fmod"):
         return _divided_integers(w, op, dtype, *x)
-    raise NotImplementedError(op)
+    raise AssertionError(f"{op} of {dtype} is not an elementwise primitive")
 
 
 def _divided_integers(w: Writer, op: str, dtype: Any, a: Value, b: Value) -> Value:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from adjoint.compiler.emit.mode import flushing
 from adjoint.compiler.machine import Machine
 
 __all__ = ["Index", "Piece", "Value", "Writer", "element_of", "size_of"]
@@ -529,6 +530,8 @@ class Writer:
             *sorted(self.unit.declarations),
             *(self.unit.definitions[n] for n in sorted(self.unit.definitions)),
         ]
+        if self.machine.flush and (around := flushing(PARAMETERS)) is not None:
+            return "\n".join([*parts, self.body(f"internal void @body({given}) noinline"), around, ""])
         return "\n".join([*parts, self.body(f"void @kernel({given})"), ""])
 
     def shared(self, parameters: Sequence[str]) -> str:

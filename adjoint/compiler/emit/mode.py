@@ -1,0 +1,43 @@
+"""The mode of the processor in which subnormal numbers are taken as 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from adjoint.compiler.machine import architecture
+
+__all__ = ["flushing"]
+
+# Results and operands: bits 15 and 6 of x86's register MXCSR, bit 24 of ARM's FPCR.
+_MODES = {
+    "x86": """declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.sse.ldmxcsr(ptr)
+define void @kernel(GIVEN) {
+  %before = alloca i32, align 4
+  %within = alloca i32, align 4
+  call void @llvm.x86.sse.stmxcsr(ptr %before)
+  %old = load i32, ptr %before
+  %new = or i32 %old, 32832
+  store i32 %new, ptr %within
+  call void @llvm.x86.sse.ldmxcsr(ptr %within)
+  call void @body(GIVEN)
+  call void @llvm.x86.sse.ldmxcsr(ptr %before)
+  ret void
+}""",
+    "arm": """declare i64 @llvm.aarch64.get.fpcr()
+declare void @llvm.aarch64.set.fpcr(i64)
+define void @kernel(GIVEN) {
+  %old = call i64 @llvm.aarch64.get.fpcr()
+  %new = or i64 %old, 16777216
+  call void @llvm.aarch64.set.fpcr(i64 %new)
+  call void @body(GIVEN)
+  call void @llvm.aarch64.set.fpcr(i64 %old)
+  ret void
+}""",
+}
+
+
+def flushing(parameters: Sequence[tuple[str, str]]) -> str | None:
+    """Return a kernel that calls ``@body`` in that mode; None on processors whose mode is not known."""
+    mode = _MODES.get(architecture())
+    return None if mode is None else mode.replace("GIVEN", ", ".join(f"{t} %{n}" for t, n in parameters))
