@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.compiler import pool, replay, units
+from adjoint.compiler.alike import written
 from adjoint.compiler.emit.loop import Kernel, Slot, loop_kernel
 from adjoint.compiler.emit.move import place_kernels, scatter_kernel
 from adjoint.compiler.emit.product import product_kernels
@@ -111,17 +112,20 @@ class Plan:
     def _kernels(self, g: Group) -> list[Kernel]:
         node = g.nodes[0]
         stored = [n for n in g.nodes if n.id in self.stored]
-        if g.kind == "loop":
-            return [loop_kernel(self.machine, g, stored)]
-        if g.kind == "scatter":
-            return [scatter_kernel(self.machine, node)]
-        if g.kind == "matmul":
-            kernels, space = product_kernels(self.machine, g, stored, self.threads)
+        if g.kind in ("loop", "matmul"):
+            kernels, space = written(self.machine, g, stored, lambda: self._write(g, stored))
             self.space = max(self.space, space)
             return kernels
+        if g.kind == "scatter":
+            return [scatter_kernel(self.machine, node)]
         if g.kind == "repeat":
             return [self._repeat(node, g.nodes[1:])]
         return place_kernels(self.machine, self.graph, node, self.memory.pieces_in_place(node))
+
+    def _write(self, g: Group, stored: list[Node]) -> tuple[list[Kernel], int]:
+        if g.kind == "loop":
+            return [loop_kernel(self.machine, g, stored)], 0
+        return product_kernels(self.machine, g, stored, self.threads)
 
     def _repeat(self, node: Node, outs: list[Node]) -> Kernel:
         """Return the kernel of a loop: one function for a small body, else one that runs records."""

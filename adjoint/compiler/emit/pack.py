@@ -17,7 +17,7 @@ def pack_panels(
     """Emit the copy of the panels from low to high of a matrix with ``count`` numbers along its width.
 
     A panel has ``width`` of them at each of ``depth`` steps; ``along`` and ``deep`` are the strides of the
-    source, ``stride`` is that of the steps in the target.  What is behind ``count`` becomes 0.
+    source, ``stride`` is that of the steps in the target.  What is behind ``count`` is some number.
     """
     full, rest = divmod(count, width)
 
@@ -101,14 +101,18 @@ def _turned(
     """Copy squares of vectors, turned: the source is contiguous along k."""
     whole = depth // lanes * lanes
     rest = depth - whole
+    text, zero = _square_text(w.machine, element, lanes), w.const(0.0, element, lanes)
     for first in range(0, stride, lanes):
-        count = max(0, min(lanes, wide - first))
-        text = _square_text(w.machine, element, lanes, count)
+        count = min(lanes, wide - first)
+        if count <= 0:  # nothing is there
+            to = w.at(out, element, first)
+            w.loop(0, depth, 1, functools.partial(_store_at, w, zero, to, stride))
+            continue
         at = w.at(start, element, first * along)
 
-        def square(k: Index, n: int, text: str = text, at: Value = at, first: int = first) -> None:
+        def square(k: Index, n: int, at: Value = at, first: int = first, count: int = count) -> None:
             to = w.at(out, element, w.plus(w.times(k, stride), first))
-            w.use(text, w.at(at, element, k), to, *(w.index_value(x) for x in (along, stride, n)))
+            w.use(text, w.at(at, element, k), to, *(w.index_value(x) for x in (along, stride, n, count)))
 
         w.loop(0, whole, lanes, lambda k, _, square=square: square(k, lanes))  # type: ignore[misc]
         if rest and w.machine.masks:
@@ -118,17 +122,23 @@ def _turned(
         _one_by_one(w, element, at, to, wide, stride, rest, along, 1)
 
 
+def _store_at(w: Writer, x: Value, start: Value, stride: int, k: Value, _: list[Value]) -> None:
+    w.store(x, w.at(start, x.element, w.times(k, stride)))
+
+
 @functools.cache
-def _square_text(machine: Machine, element: str, lanes: int, count: int) -> str:
-    """Return the unit that turns a square: ``(from, to, step of from, step of to, rows of the result)``."""
+def _square_text(machine: Machine, element: str, lanes: int) -> str:
+    """Return the unit that turns a square: ``(from, to, step of from, step of to, n, count)``.
+
+    The square has ``count`` rows of ``n`` numbers; the last one is again in the columns behind ``count``.
+    """
     w = Writer(machine)
     source, target = Value("%from", "ptr"), Value("%to", "ptr")
-    along, stride, n = (Value(f"%{name}", "i64") for name in ("along", "stride", "n"))
+    along, stride, n, count = (Value(f"%{name}", "i64") for name in ("along", "stride", "n", "count"))
+    last = w.sub(count, 1)
     mask = w.compare("slt", w.constants(range(lanes), "i64"), w.splat(n, lanes)) if machine.masks else None
     rows = [
-        w.load(w.at(source, element, w.times(i, along)), element, lanes, mask)
-        if i < count
-        else w.const(0.0, element, lanes)
+        w.load(w.at(source, element, w.times(w.least(last, i), along)), element, lanes, mask)
         for i in range(lanes)
     ]
     for i, x in enumerate(transposed(w, rows)):
@@ -138,7 +148,7 @@ def _square_text(machine: Machine, element: str, lanes: int, count: int) -> str:
                 w.store(x, out)
         else:
             w.store(x, out)
-    return w.shared(["ptr %from", "ptr %to", "i64 %along", "i64 %stride", "i64 %n"])
+    return w.shared(["ptr %from", "ptr %to", "i64 %along", "i64 %stride", "i64 %n", "i64 %count"])
 
 
 def transposed(w: Writer, rows: list[Value]) -> list[Value]:

@@ -263,7 +263,8 @@ class Writer:
         if lanes == 1:
             return a
         one = self.emit(f"insertelement <{lanes} x {a.element}> poison, {a.typed}, i32 0", a.element, lanes)
-        return self.shuffle(one, one, [0] * lanes)
+        mask = f"<{lanes} x i32> zeroinitializer"
+        return self.emit(f"shufflevector {one.typed}, {one.typed}, {mask}", a.element, lanes)
 
     def shuffle(self, a: Value, b: Value, places: Sequence[int]) -> Value:
         """Emit a vector of lanes of two others."""
