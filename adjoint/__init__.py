@@ -90,7 +90,7 @@ from adjoint.ops.selection import *
 from adjoint.ops.shape import *
 
 if TYPE_CHECKING:
-    from adjoint import distributed, inspect, nn, numpy, optim, random, scipy, testing, train
+    from adjoint import distributed, extend, inspect, nn, numpy, optim, random, scipy, testing, train
     from adjoint.accumulate.accumulator import GradientAccumulator
     from adjoint.accumulate.sums import GradientBuffer
     from adjoint.accumulate.window import AccumulationConfig, AccumulationEvent, AccumulationStats
@@ -149,6 +149,7 @@ __all__ = [
     "detect_anomaly",
     "enable_grad",
     "errors",
+    "extend",
     "fft",
     "from_dlpack",
     "fixed_point",
@@ -235,6 +236,7 @@ _LATER = {
     "optim": "adjoint.optim",
     "random": "adjoint.random",
     "inspect": "adjoint.inspect",
+    "extend": "adjoint.extend",
     "testing": "adjoint.testing",
     "train": "adjoint.train",
     "distributed": "adjoint.distributed",

@@ -40,6 +40,7 @@ UPPER = (
     "storage",
     "testing",
     "random",
+    "extend",
     "numpy",
     "scipy",
     "sklearn",

@@ -97,6 +97,12 @@ class _Normal(_Density):
         squares, log_det = _distance(columns, factor, lead)
         return -0.5 * (squares + log_det + dim * math.log(2 * math.pi))
 
+    def entropy(self, mean: Any = None, cov: Any = 1) -> Tensor:
+        """Return the differential entropy; the covariance must be positive definite."""
+        centre = 0.0 if mean is None else mean
+        _, factor, _, dim = _located("multivariate_normal", centre, mean, cov)
+        return sum(rec.log(diagonal(factor))) + 0.5 * dim * (1 + math.log(2 * math.pi))
+
 
 class _Student(_Density):
     def logpdf(self, x: Any, loc: Any = None, shape: Any = 1, df: Any = 1) -> Tensor:

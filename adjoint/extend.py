@@ -1,0 +1,128 @@
+"""Functions with hand-written derivatives, as autograd writes them: ``primitive`` and ``defvjp``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint import tree
+from adjoint.core.tensor import Tensor
+from adjoint.errors import ArgumentError, NoGradientError
+from adjoint.transforms.custom import custom_vjp
+
+__all__ = ["defvjp", "primitive"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+class primitive:  # noqa: N801  a decorator that reads as a function
+    """Treat a function of arrays as one operation, whose derivatives ``defvjp`` defines.
+
+    The function is called with arrays, so it may use any library.  Batched and compiled values, which have no
+    arrays, are passed as tensors.
+
+    Parameters
+    ----------
+    fun : callable
+        The function.
+
+    Examples
+    --------
+    >>> import numpy as np, adjoint as ad
+    >>> from adjoint.extend import defvjp, primitive
+    >>> @primitive
+    ... def logsumexp(x):
+    ...     top = np.max(x)
+    ...     return top + np.log(np.sum(np.exp(x - top)))
+    >>> defvjp(logsumexp, lambda ans, x: lambda g: g * np.exp(x - ans))
+    >>> ad.grad(logsumexp)(np.array([0.0, 0.0]))
+    array([0.5, 0.5])
+    """
+
+    def __init__(self, fun: Callable[..., Any]) -> None:
+        self.fun = fun
+        self.rules: dict[int, Callable[..., Any]] = {}
+        functools.update_wrapper(self, fun)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the value of the function."""
+        if not any(isinstance(leaf, Tensor) for leaf in tree.leaves(args)):
+            return self.fun(*args, **kwargs)
+
+        @custom_vjp
+        def call(*given: Any) -> Any:
+            return self.fun(*tree.map(_array, given), **kwargs)
+
+        def forward(*given: Any) -> Any:
+            y = call(*given)
+            return y, (y, given)
+
+        def backward(saved: Any, g: Any) -> Any:
+            y, given = saved
+            return tuple(self._gradient(i, y, given, kwargs, g) for i in range(len(given)))
+
+        functools.update_wrapper(call, self.fun)
+        call.defvjp(forward, backward)
+        return call(*args)
+
+    def _gradient(self, i: int, y: Any, args: tuple[Any, ...], kwargs: dict[str, Any], g: Any) -> Any:
+        if not any(isinstance(leaf, Tensor) for leaf in tree.leaves(args[i])):
+            return None
+        if i not in self.rules:
+            name = getattr(self.fun, "__name__", "the function")
+            raise NoGradientError(
+                f"{name}: argument {i} has no rule.  Pass one to defvjp, or None if no gradient flows to it."
+            )
+        return self.rules[i](y, *args, **kwargs)(g)
+
+
+def _array(value: Any) -> Any:
+    """Return the array of a tensor; a value of a transform stays a tensor."""
+    known = isinstance(value, Tensor) and type(value._data) is np.ndarray
+    return value.detach().numpy() if known else value
+
+
+def defvjp(
+    fun: primitive, *vjpmakers: Callable[..., Any] | None, argnums: Sequence[int] | None = None
+) -> None:
+    """Define the derivatives of a ``primitive``.
+
+    Parameters
+    ----------
+    fun : primitive
+        The function.
+    *vjpmakers : callable or None
+        For each argument a function of the result and the arguments.  It returns a function that maps the
+        gradient of the result to the gradient of the argument.  None where no gradient flows.
+    argnums : sequence of int, optional
+        The arguments that the rules are for; by default the first ones.
+
+    Raises
+    ------
+    ArgumentError
+        If ``fun`` is not a ``primitive``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> from adjoint.extend import defvjp, primitive
+    >>> @primitive
+    ... def double(x):
+    ...     return 2 * x
+    >>> defvjp(double, lambda ans, x: lambda g: 2 * g)
+    >>> ad.grad(double)(3.0)
+    np.float64(2.0)
+    """
+    if not isinstance(fun, primitive):
+        raise ArgumentError("defvjp: the function must be decorated with primitive.")
+    for i, rule in zip(range(len(vjpmakers)) if argnums is None else argnums, vjpmakers, strict=False):
+        fun.rules[i] = rule if rule is not None else _no_gradient
+
+
+def _no_gradient(*args: Any, **kwargs: Any) -> Callable[[Any], None]:
+    return lambda g: None

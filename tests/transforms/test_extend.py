@@ -1,0 +1,67 @@
+"""``primitive`` and ``defvjp``: functions of arrays with hand-written derivatives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint.errors import ArgumentError, NoGradientError
+from adjoint.extend import defvjp, primitive
+from adjoint.testing import gradcheck
+
+
+@primitive
+def scaled(x, factor, power=1):
+    assert type(x) is np.ndarray or np.isscalar(x)
+    return factor * x**power
+
+
+defvjp(
+    scaled,
+    lambda ans, x, factor, power=1: lambda g: g * factor * power * x ** (power - 1),
+    lambda ans, x, factor, power=1: lambda g: (g * x**power).sum(),
+)
+
+
+def test_values_of_arrays_are_those_of_the_function():
+    assert scaled(2.0, 3.0) == 6
+    assert type(scaled(np.ones(2), 3.0)) is np.ndarray
+    assert scaled.__name__ == "scaled"
+
+
+def test_every_order_of_every_argument():
+    x, factor = np.array([0.5, 2.0]), np.array(3.0)
+    assert gradcheck(lambda x, f: scaled(x, f, power=3), [x, factor], order=2)
+    third = ad.grad(ad.grad(ad.grad(lambda v: scaled(v, 2.0, power=3))))(1.5)
+    assert third == 12
+
+
+def test_a_constant_argument_has_no_gradient():
+    x = ad.tensor([1.0, 2.0], requires_grad=True)
+    scaled(x, 3.0).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [3, 3]
+
+
+def test_a_library_that_takes_arrays_alone():
+    @primitive
+    def rounded_up(x):
+        return np.vectorize(lambda v: float(v) + 1)(x)
+
+    defvjp(rounded_up, lambda ans, x: lambda g: g)
+    assert ad.grad(lambda x: rounded_up(x).sum())(np.ones(3)).tolist() == [1, 1, 1]
+
+
+def test_rules_for_some_arguments():
+    f = primitive(lambda x, y: x * y)
+    defvjp(f, lambda ans, x, y: lambda g: g * x, argnums=[1])
+    assert ad.grad(f, 1)(2.0, 3.0) == 2
+    with pytest.raises(NoGradientError, match=r"argument 0 has no rule\.  Pass one to defvjp"):
+        ad.grad(f)(2.0, 3.0)
+    defvjp(f, None)
+    assert ad.grad(f)(2.0, 3.0) == 0
+
+
+def test_a_plain_function_is_refused():
+    with pytest.raises(ArgumentError, match="must be decorated with primitive"):
+        defvjp(np.sin, lambda ans, x: lambda g: g)  # type: ignore[arg-type]
