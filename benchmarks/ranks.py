@@ -344,10 +344,11 @@ def print_memory() -> None:
 
 
 FAULTS = {
-    "loss": "an exception in the loss *", "hook": "an exception in a hook *",
+    "loss and end": "an exception in the loss", "hook and end": "an exception in a hook",
     "callback": "an exception in a callback",
     "exit": "`sys.exit` in `fit`", "leave": "it leaves the program", "shape": "parameters of other shapes",
-    "nan": "a loss that is not finite", "drift": "changed parameters *", "kill at 5": "kill -9",
+    "nan": "a loss that is not finite", "drift": "changed parameters, noticed 4 steps later",
+    "kill at 5": "kill -9",
     "stopped": "SIGSTOP, `timeout=2`", "stop": "`trainer.stop()`", "interrupt": "Ctrl-C",
 }  # fmt: skip
 

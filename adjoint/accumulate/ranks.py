@@ -126,6 +126,7 @@ class RankSums(Sums):
         self.sent = 0  # active buckets whose sum over the ranks has begun
         self.left = False  # that of all active buckets
         self.early = False  # the sums of the last piece are sent while backward still runs
+        self.bad: list[str] = []  # names whose gradient in it is not finite
 
     def empty(self) -> RankSums:
         """Return sums without parameters, of the same group."""
@@ -177,8 +178,8 @@ class RankSums(Sums):
         pairs = [(slot, g) for slot, g in zip(self.slots.values(), arrays, strict=True) if g is not None]
         if check:
             bad = [slot.name for slot, g in pairs if not all_finite_unwarned(getattr(g, "values", g))]
-            if bad:
-                return bad
+            if self.bad or bad:
+                return self.bad + bad
         if not self.early:
             self.begin()
         with np.errstate(all="ignore"):
@@ -248,6 +249,7 @@ class RankSums(Sums):
             bucket.forget()
         self.pieces = self.sent = 0
         self.early = self.left = False
+        self.bad = []
         self.parts.clear()
 
 
@@ -361,7 +363,9 @@ class Ranks:
                 return False  # added at the end of the block
             slot, g = sums.slots[name], np.asarray(grad._data)
             slot.fitting(g)
+            bad = config.nonfinite != "allow" and not all_finite_unwarned(g)
             with lock, np.errstate(all="ignore"):
+                sums.bad += [name] * bad
                 sums.store(slot, g, factor)
                 sums.arrived(name)
             return True

@@ -236,15 +236,57 @@ def test_ranks_agree_on_what_is_not_finite(policy: str, early: bool) -> None:
             except (RankError, NonFiniteError) as error:
                 made.append(type(error).__name__)
                 acc.drop()
-        return made, float(w[0].detach())
+        return made, float(w[0].detach()), acc.stats().skipped_micro_batches
 
     found = distributed.simulate(2, work)
     assert found[0][0] == found[1][0]
     made = found[0][0][1]
-    assert made == {
-        "raise": "NonFiniteError" if early else "RankError", "skip": True, "skip_window": False, "allow": True
-    }[policy]  # fmt: skip
+    assert made == {"raise": "RankError", "skip": True, "skip_window": False, "allow": True}[policy]
+    assert [skipped for *_, skipped in found] == [int(policy.startswith("skip"))] * 2
     assert found[0][1] == {"skip": -1.0}.get(policy, 0.0) or policy == "allow"
+
+
+def random_windows(group: Group, seed: int) -> Any:
+    """Make updates with random options from ragged pieces, of which few are not finite; return all that is left."""
+    rng = np.random.default_rng(seed)
+    dtype, pieces = rng.choice([np.float32, np.float64]), int(rng.choice([4, 8]))
+    model, scaler = Net(dtype), ad.GradScaler(init_scale=256.0) if rng.random() < 0.5 else None
+    optimizer = optim.Adam(model.parameters(), lr=0.02, shard=group if rng.random() < 0.5 else None)
+    acc = ad.GradientAccumulator(
+        model, group=group, accumulation_steps=pieces // group.size,
+        nonfinite=str(rng.choice(["raise", "skip", "skip_window", "allow"])),
+        max_grad_norm=[None, 0.3, 50.0][rng.integers(3)], reduction=str(rng.choice(["mean", "sum"])),
+    )  # fmt: skip
+    made: list[Any] = []
+    for n in rng.integers(1, 20, 6):
+        x, y = data(int(n), dtype)
+        bad, how = rng.integers(4 * pieces), rng.integers(0, 3, pieces)
+        try:
+            for j in range(pieces * group.rank // group.size, pieces * (group.rank + 1) // group.size):
+                part = slice(n * j // pieces, n * (j + 1) // pieces)
+                with acc.micro_batch(weight=part.stop - part.start) as block:
+                    if part.stop == part.start:
+                        continue
+                    loss = nn.functional.mse_loss(model(x[part]), y[part]) * dtype("inf" if bad == j else "1")
+                    loss = loss if scaler is None else scaler.scale(loss)
+                    if how[j] == 2:
+                        (loss * 0.5).backward(retain_graph=True)
+                        loss = loss * 0.5
+                    block.backward(loss) if how[j] == 1 else loss.backward()
+            made.append(acc.apply(optimizer, scaler=scaler))
+        except (NonFiniteError, RankError) as error:
+            made.append(type(error).__name__)
+            acc.drop()
+    stats, scale = acc.stats(), scaler and scaler.get_scale()
+    counts = stats.total_updates, stats.skipped_windows, stats.skipped_micro_batches, stats.clipped_windows
+    return made, counts, scale, b"".join(p.numpy().tobytes() for p in model.parameters())
+
+
+@pytest.mark.usefixtures("small_buckets")
+@pytest.mark.parametrize("seed", range(12))
+def test_random_windows_are_the_same_on_any_number_of_ranks(seed: int) -> None:
+    found = [each for n in (1, 2, 4) for each in distributed.simulate(n, partial(random_windows, seed=seed))]
+    assert found == [found[0]] * 7
 
 
 def test_ranks_agree_on_a_scale() -> None:

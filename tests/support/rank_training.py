@@ -51,6 +51,7 @@ class Fault(train.Callback):
 
 def program(what: str, directory: Path) -> None:
     """Train with dropout, clipping, buckets that leave early, sparse rows, a log and checkpoints."""
+    again, what = not what.endswith(" and end"), what.removesuffix(" and end")
     timeout = 2.0 if what == "stopped" else 60.0
     group = distributed.world(timeout=timeout)
     windows.FIRST, windows.LIMIT, windows.CHECK_EVERY = 1 << 10, 1 << 12, 8
@@ -108,7 +109,7 @@ def program(what: str, directory: Path) -> None:
             break
         except distributed.RankError as error:
             say(f"rank {group.rank} at step {trainer.step}: {str(error).splitlines()[0]}")
-            if what not in ("loss", "hook"):
+            if not again or what not in ("loss", "hook"):
                 raise
             failed.append(str(error))  # the group goes on
             for handle in handles:
