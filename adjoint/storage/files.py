@@ -174,9 +174,7 @@ def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
 
 def _is_ours(metadata: Mapping[str, str]) -> bool:
     """Return whether ``save`` wrote the file.  Damage may have removed some marks, so one is enough."""
-    return any(
-        key in (_KEY, _SHA256) or value == _KEY or value.startswith(_STATE) for key, value in metadata.items()
-    )
+    return any(_KEY in key or value == _KEY or value.startswith(_STATE) for key, value in metadata.items())
 
 
 def _state(path: str | os.PathLike[str], metadata: Mapping[str, str], arrays: dict[str, Any]) -> Any:
