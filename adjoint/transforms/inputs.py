@@ -23,7 +23,7 @@ from adjoint.core.node import Node, next_seq
 from adjoint.core.record import joined_copy, tracked
 from adjoint.core.tensor import Tensor, differentiable, note_reading, wrap
 from adjoint.engine.run import key_of
-from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError, TransformError
+from adjoint.errors import ArgumentError, DTypeError, InputError, LostHistoryError, ShapeError, TransformError
 from adjoint.transforms.arrays import given_arrays
 
 __all__ = [
@@ -294,6 +294,12 @@ def record_call(
             replaced[i] = tree.unflatten(structure, map(_alias, inputs))
         run.foreign = {}
         result = f(*replaced, **kwargs)
+    except ValueError as error:
+        cause = error.__cause__
+        if type(cause) is not LostHistoryError:
+            raise
+        # array[i] = x: NumPy replaces the error of x by its own
+        raise cause.with_traceback(error.__traceback__) from None
     finally:
         transform_name.set(outer)
         grad_mode.set(run.mode)

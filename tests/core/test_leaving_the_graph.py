@@ -80,9 +80,8 @@ def test_inside_a_differentiated_function(name):
         lambda x: ad.jvp(LEAKS[name], (x,), (x,)),
         ad.hessian(LEAKS[name]),
     ):
-        with pytest.raises((errors.AdjointError, ValueError)) as info:
+        with pytest.raises(errors.AdjointError):
             transform(X)
-        assert public_functions.is_ours(info.value)
 
 
 @pytest.mark.parametrize("name", sorted(set(LEAKS) - ONLY_INSIDE))
