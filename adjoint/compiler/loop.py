@@ -1,13 +1,15 @@
 """A loop as one instruction: the body is traced once, and its program runs step by step.
 
 The backward is a second loop, over the program of the body's backward.  What the backward of a step reads
-is stacked over the steps; gradients of what all steps read are part of its carry.  A body that draws, writes
-or decides on values is unrolled instead.
+is stacked over the steps; gradients of what all steps read are part of its carry.  Random numbers, and
+numbers of optimisers, are made for all steps before the loop.  A body that decides on values is unrolled
+instead, as is one that writes into tensors and has derivatives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import numpy as np
 from adjoint import tree
 from adjoint.compiler import replay
 from adjoint.compiler.joint import Backward
+from adjoint.compiler.loop_state import PREPARED, State, prepared
 from adjoint.compiler.program import Host, Instruction, Program, Source
 from adjoint.compiler.repeat import Repeat
 from adjoint.compiler.symbolic import Root, Symbolic
@@ -23,7 +26,7 @@ from adjoint.core.lifted import enclosing
 from adjoint.core.node import LEAF
 from adjoint.core.op import OPS
 from adjoint.core.tensor import Tensor, Traced, differentiable, tracked, wrap
-from adjoint.errors import AdjointError, TransformError
+from adjoint.errors import AdjointError, GraphReleasedError, TransformError
 from adjoint.transforms.calls import Rule, apply
 
 if TYPE_CHECKING:
@@ -57,13 +60,15 @@ def trace_scan(
         loop = _Loop(outer, sub, body, leaves, count, reverse)
     except (AdjointError, TypeError, ValueError):
         return None  # unrolled, it works or raises the same error with a better message
-    if not loop.simple():
+    state = State(outer, sub, count) if sub.program.writes else None
+    if not loop.simple() or (state is not None and (loop.has_gradient(leaves) or not state.possible())):
         return None
     outer.modules.update(sub.modules)
     outer.guards += sub.guards
     outer.fixed += sub.fixed
-    operands = [*loop.cast(leaves), *body.rows, *loop.numbers(), *loop.captured]
-    found = apply(loop, operands)
+    outer.undo += sub.undo
+    operands = loop.operands(leaves)
+    found = apply(loop, operands) if state is None else loop.run_with(state, operands)
     carried = tree.unflatten(body.structure, found[: loop.carries])
     return carried, tree.unflatten(loop.of_ys, found[loop.carries :])
 
@@ -83,21 +88,61 @@ class _Loop(Rule):
         self.reverse = reverse
         self.backward_of: Backward | None = None
         self.carries = len(leaves)
+        self.captured: list[Tensor] = []
+        sub.loop = self
         sub.run(lambda: self._call(leaves), self._finish)
-        # tensors and arrays from outside of the body, in the order in which its program reads them: the
-        # arguments come before them
-        others = sub.program.sources[len(self.inputs) :]
-        self.captured = [_from_outside(outer, s) for s in others]
 
     def simple(self) -> bool:
-        """Return whether the body only computes."""
+        """Return whether the body decides on nothing, and checks nothing."""
         sub = self.sub
-        used = sub.program.writes or sub.drawn or sub.decisions or sub.cells or sub.actions
         kinds = {s.kind for s in sub.program.sources}
         if self.backward_of is not None:
             kinds |= {"late" for s in self.backward_of.fresh if s.kind != "array"}
         impure = any(not i.op.pure for i in sub.program.body)
-        return not (used or impure or kinds - {"argument", "tensor", "array", "outer"})
+        known = {"argument", "draw", "numbers", "cell", "tensor", "array", "outer"}
+        return not (sub.decisions or impure or kinds - known)
+
+    def has_gradient(self, leaves: list[Tensor]) -> bool:
+        """Return whether results depend on something that requires grad outside of the body."""
+        if self.backward_of is None:
+            return False
+        wanted = self.backward_of.wanted
+        given = [tracked(t) for t in (*leaves, *self.body.rows)]
+        given += [False] * (len(self.inputs) - len(given)) + [True] * (len(wanted) - len(self.inputs))
+        return any(a and b for a, b in zip(given, wanted, strict=True))
+
+    def operands(self, leaves: list[Tensor]) -> list[Tensor]:
+        """Return the first carry, the rows, what is made for all steps, and what all steps read."""
+        made = prepared(self.outer, self.sub.program.sources[len(self.inputs) : self.end], self.count)
+        others = self.sub.program.sources[self.end :]
+        self.captured = [_from_outside(self.outer, s) for s in others]
+        rows = [self._row(k) for k in range(len(self.inputs) - self.carries)]
+        return [*self._cast(leaves), *rows, *map(wrap, made), *self.captured]
+
+    def decide(self, function: Callable[[Any], Any], part: Program) -> Any:
+        """Return ``function`` of a value of all steps at once, if it can be computed before the loop."""
+        if any(s.kind not in ("argument", "tensor", "array", "outer") for s in part.sources):
+            raise TransformError("scan: a step decides on values that the step before it makes.")
+        rows = [s for s in part.sources if s.kind == "argument"]
+        rest = [s for s in part.sources if s.kind != "argument"]
+        if not rows or any(s.owner < self.carries for s in rows):
+            raise TransformError("scan: a step decides on values that the step before it makes.")
+        part.sources = [*rows, *rest]
+        given = [self._row(s.owner - self.carries)._data for s in rows]
+        for s in rest:
+            own = isinstance(s.owner, Tensor)
+            given.append(self.outer.lend(self.sub, s.owner) if own else _from_outside(self.outer, s)._data)
+        steps = Repeat(part, self.count, 0, len(rows), False)
+        (stacked,) = self._emit("scan", steps, given)
+        return self.outer.decide(function, stacked._data)
+
+    def _row(self, k: int) -> Tensor:
+        """Return the array of all rows, or of the numbers of a ``fori_loop``."""
+        if k < len(self.body.rows):
+            return self.body.rows[k]
+        first = self.body.lower
+        assert first is not None
+        return wrap(self.outer.value(np.arange(first, first + self.count)))
 
     # The trace of the body ----------------------------------------------------------------------------
 
@@ -133,21 +178,25 @@ class _Loop(Rule):
         self.results = [self.sub.value(o) for o in outs]
         self.stacked: list[Symbolic] = []
         self.sub.program.results = self.results
+        back = None
         if any(o._node is not None for o in outs):
-            self.backward_of = back = Backward(self.sub, self.inputs, outs, replay.build)
+            with suppress(GraphReleasedError):  # backward() was called inside
+                back = self.backward_of = Backward(self.sub, self.inputs, outs, replay.build)
+        self._sort_sources()
+        if back is not None:
             carried = {t._data.id for t in self.inputs[: self.carries]}
             sources = {s.value.id: n for n, s in enumerate(self.sub.program.sources)}
             # rows, and what does not change over the steps, are not stacked again
             self.fixed = [None if v.id in carried else sources.get(v.id) for v in back.residuals]
             self.stacked = [v for v, n in zip(back.residuals, self.fixed, strict=True) if n is None]
 
-    def numbers(self) -> list[Tensor]:
-        """Return the numbers of a ``fori_loop`` as rows."""
-        if self.body.lower is None:
-            return []
-        return [wrap(self.outer.value(np.arange(self.body.lower, self.body.lower + self.count)))]
+    def _sort_sources(self) -> None:
+        """Put what is made for all steps behind the arguments."""
+        sources = self.sub.program.sources
+        sources.sort(key=lambda s: 0 if s.kind == "argument" else 1 if s.kind in PREPARED else 2)
+        self.end = sum(s.kind == "argument" or s.kind in PREPARED for s in sources)
 
-    def cast(self, leaves: list[Tensor]) -> list[Tensor]:
+    def _cast(self, leaves: list[Tensor]) -> list[Tensor]:
         """Return the first carry in its dtypes."""
         return tree.leaves(self.body.cast(tree.unflatten(self.body.structure, leaves)))
 
@@ -167,9 +216,24 @@ class _Loop(Rule):
         program = Program()
         program.sources, program.body = self.sub.program.sources, self.sub.program.body
         program.results = list(results)
-        rows = len(self.inputs) - self.carries
-        steps = Repeat(program, self.count, self.carries, rows, self.reverse)
+        steps = Repeat(program, self.count, self.carries, self.end - self.carries, self.reverse)
         return self._emit("scan", steps, [t._data for t in tensors])
+
+    def run_with(self, state: State, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Run a loop that writes: what it writes to is part of its carry."""
+        sources, values = self.sub.program.sources, [t._data for t in tensors]
+        rest = [k for k in range(self.end, len(sources)) if sources[k].value.id not in state.known]
+        order = [*range(self.carries, self.end), *rest]
+        program = Program()
+        program.body = self.sub.program.body
+        program.sources = [*sources[: self.carries], *state.sources, *(sources[k] for k in order)]
+        program.results = [*self.results[: self.carries], *state.after, *self.results[self.carries :]]
+        carries, rows = self.carries + len(state.sources), self.end - self.carries
+        steps = Repeat(program, self.count, carries, rows, self.reverse)
+        given = [*values[: self.carries], *state.before(), *(values[k] for k in order)]
+        found = self._emit("scan", steps, given)
+        state.write([t._data for t in found[self.carries : carries]])
+        return [*found[: self.carries], *found[carries:]]
 
     def plain(self, tensors: list[Tensor]) -> list[Tensor]:
         """Run the loop where no gradient is wanted."""
@@ -203,8 +267,8 @@ class _Loop(Rule):
         back = self.backward_of
         assert back is not None
         place: int | None = k
-        if k >= len(self.inputs):
-            t = self.captured[k - len(self.inputs)]
+        if k >= self.end:
+            t = self.captured[k - self.end]
             place = next((len(self.inputs) + n for n, c in enumerate(back.captured) if c is t), None)
         if place is None or not back.wanted[place]:
             return None
@@ -234,7 +298,7 @@ class _Backwards:
         count = len(back.residuals)
         self._add_residuals(values[:count], kept, operands)
         self._add_seeds(values[count:], operands, grads)
-        for k in range(len(loop.inputs), len(operands)):
+        for k in range(loop.end, len(operands)):
             self._add_total(k, operands[k])
         for k in range(loop.carries, len(loop.inputs)):
             g = loop.target(k)
@@ -262,7 +326,7 @@ class _Backwards:
             if at is None:
                 self.rows.append((value, next(stacked)._data))
             else:
-                row = loop.carries <= at < len(loop.inputs)
+                row = loop.carries <= at < loop.end
                 (self.rows if row else self.rest).append((value, operands[at]._data))
 
     def _add_seeds(
@@ -306,6 +370,8 @@ def _from_outside(outer: Trace, source: Source) -> Tensor:
     """Return what the body of a loop reads from outside as a tensor of the trace around it."""
     if isinstance(source.owner, Tensor):
         return source.owner
+    if source.kind == "cell":
+        return wrap(outer.cell(*source.owner))
     if source.kind == "array" and source.value.known is None:
         return wrap(outer.array(source.owner))
     return wrap(outer.value(source.owner))

@@ -96,6 +96,7 @@ class Trace:
         self.again: Iterator[Symbolic] | None = None  # draws that are made again
         self.undo: list[Callable[[], None]] = []
         self.parent: Trace | None = None  # around the body of a loop
+        self.loop: Any = None  # whose body it is
         self.unroll = False  # whether loops are written out
         self.loops: list[Any] = []  # that are one instruction, also those in loops
         self.thread = threading.get_ident()
@@ -227,6 +228,14 @@ class Trace:
             t._node = LEAF
         return symbol
 
+    def lend(self, inner: Trace, t: Tensor) -> Symbolic:
+        """Return the symbol of a tensor that the trace of a loop body has adopted."""
+        held, symbol = inner.held[id(t)], t._data
+        t._data, t.__class__ = held.data, held.kind
+        held.data, held.kind = self.capture(t), Traced
+        t._data, t.__class__ = symbol, Traced
+        return held.data
+
     def stand_in(self, leaf: Any, position: int) -> Any:
         """Return what the function gets for an argument that is traced."""
         if type(leaf) is float:
@@ -347,6 +356,8 @@ class Trace:
         part.body = part.live()
         used = {a.id for i in part.body for a in i.args if isinstance(a, Symbolic)} | {value.id}
         part.sources = [s for s in part.sources if s.value.id in used]
+        if self.loop is not None:
+            return self.loop.decide(function, part)
         found = function(build(part)(*map(self._present, part.sources))[0])
         self.decisions.append((function, part, found))
         return found
@@ -373,7 +384,7 @@ class Trace:
 
     def scan(self, body: Any, carry: Any, count: int, reverse: bool) -> tuple[Any, Any] | None:
         """Return the result of a loop whose body is traced once; None if it must be unrolled."""
-        sub = Trace(updates=self.updates)
+        sub = Trace(updates=True)
         sub.parent, sub.loops = self, self.loops
         return trace_scan(self, sub, body, carry, count, reverse)
 

@@ -599,6 +599,7 @@ def decide(function: Callable[[ndarray[Any, Any]], Any], t: Tensor) -> Any:
     """Return ``function`` of the values of a tensor, for a Python condition; None inside a transform.
 
     A compiled function calls it before each call, and is traced again if the result is another one.
+    Inside the body of a loop it gets the values of all steps at once, stacked along a first axis.
     """
     if special.count:
         note_reading(t)

@@ -174,8 +174,9 @@ class _Update:
     def _numbers(self, group: Group, unit: Unit, i: int, ahead: int) -> dict[str, Any]:
         """Return the hyper-parameters as numbers that are read at each call; zeros and flags stay."""
 
-        def read() -> dict[str, Any]:
-            found: dict[str, Any] = self.optimizer.numbers({**group.hyper, "step": unit.steps[i] + ahead})
+        def read(later: int = 0) -> dict[str, Any]:
+            step = unit.steps[i] + ahead + later
+            found: dict[str, Any] = self.optimizer.numbers({**group.hyper, "step": step})
             return found
 
         now = read()
@@ -235,8 +236,9 @@ def _paths(value: Any, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     return [path] if moves else []
 
 
-def _values(read: Callable[[], dict[str, Any]], paths: list[tuple[Any, ...]]) -> Any:
-    now = read()
+def _values(read: Callable[[int], dict[str, Any]], paths: list[tuple[Any, ...]], later: int = 0) -> Any:
+    """Return the numbers of this update, or of one that is ``later``."""
+    now = read(later)
     found = np.empty(len(paths))
     for n, (first, *rest) in enumerate(paths):
         value = now[first]
@@ -246,7 +248,9 @@ def _values(read: Callable[[], dict[str, Any]], paths: list[tuple[Any, ...]]) ->
     return found
 
 
-def _plain_values(group: Group, unit: Unit, i: int, ahead: int, names: list[str], out: Any) -> Any:
+def _plain_values(
+    group: Group, unit: Unit, i: int, ahead: int, names: list[str], out: Any, later: int = 0
+) -> Any:
     """Return the hyper-parameters of an optimiser that uses them as they are, and the number of the step.
 
     ``out`` is the array that is returned at each call: a program only reads it.
@@ -254,7 +258,7 @@ def _plain_values(group: Group, unit: Unit, i: int, ahead: int, names: list[str]
     hyper = group.hyper
     for n, name in enumerate(names):
         out[n] = hyper[name]
-    out[-1] = unit.steps[i] + ahead
+    out[-1] = unit.steps[i] + ahead + later
     return out
 
 

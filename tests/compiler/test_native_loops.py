@@ -213,3 +213,102 @@ def test_running_sums_and_products(name: str, axis: int, dtype: Any) -> None:
     np.testing.assert_array_equal(found, wanted)
     np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
     assert " 0 calls of NumPy" in compiled.explain(x)
+
+
+def _epoch(dropout: float, optimizer: str, detached: bool, rng: int = 3) -> Any:
+    """An epoch as a function of the order of the examples, its model and its optimiser."""
+    data = np.random.default_rng(4)
+    x, y = ad.tensor(data.normal(size=(48, 5)).astype(np.float32)), ad.tensor(data.integers(0, 3, 48))
+    layers = [ad.nn.Linear(5, 6, rng=0), ad.nn.Tanh(), ad.nn.Linear(6, 3, rng=1)]
+    if dropout:
+        layers.insert(2, ad.nn.Dropout(dropout, rng=ad.random.default_rng(rng)))
+    model = ad.nn.Sequential(*layers)
+    steps = getattr(ad.optim, optimizer)(model.parameters(), lr=0.05)
+
+    def epoch(order: Any) -> Any:
+        def step(total: Any, rows: Any) -> Any:
+            steps.zero_grad()
+            loss = ad.nn.functional.cross_entropy(model(x[rows]), y[rows])
+            loss.backward()
+            steps.step()
+            return total + loss.detach(), loss.detach() if detached else loss
+
+        return ad.scan(step, np.float32(0), order)
+
+    return epoch, model, steps
+
+
+@pytest.mark.parametrize("backend", ["replay", "native"])
+@pytest.mark.parametrize(
+    ("dropout", "optimizer", "detached"),
+    [(0.0, "SGD", True), (0.5, "Adam", True), (0.2, "AdamW", False), (0.0, "RMSprop", True)],
+)
+def test_an_epoch_is_one_call(dropout: float, optimizer: str, detached: bool, backend: str) -> None:
+    eager, a, first = _epoch(dropout, optimizer, detached)
+    function, b, second = _epoch(dropout, optimizer, detached)
+    compiled = ad.compile(function, backend=backend)
+    tolerance = 0.0 if backend == "replay" else 2e-5
+    for k in range(3):
+        order = np.random.default_rng(k).permutation(48).reshape(8, 6)
+        for u, v in zip(ad.tree.leaves(compiled(order)), ad.tree.leaves(eager(order)), strict=True):
+            np.testing.assert_allclose(np.asarray(u), v.numpy(), rtol=tolerance, atol=tolerance)
+        for p, q in zip(a.parameters(), b.parameters(), strict=True):
+            np.testing.assert_allclose(q.numpy(), p.numpy(), rtol=tolerance, atol=tolerance)
+            np.testing.assert_allclose(q.grad.numpy(), p.grad.numpy(), rtol=tolerance, atol=tolerance)
+        assert first.step_count == second.step_count == 8 * (k + 1)
+        first.lr = second.lr = 0.02
+    assert compiled.stats()["traces"] == 1
+    assert compiled.stats()["programs"][0]["instructions"] <= 2
+    if backend == "native":
+        assert " 0 calls of NumPy" in compiled.explain(order)
+
+
+def test_labels_out_of_range_in_an_epoch_are_errors_and_leave_all() -> None:
+    model = ad.nn.Linear(4, 3, rng=0)
+    optimizer = ad.optim.SGD(model.parameters(), lr=0.1)
+
+    @ad.compile
+    def epoch(x: Any, y: Any) -> Any:
+        def step(carry: Any, row: Any) -> Any:
+            optimizer.zero_grad()
+            loss = ad.nn.functional.cross_entropy(model(row[0]), row[1])
+            loss.backward()
+            optimizer.step()
+            return carry, loss.detach()
+
+        return ad.scan(step, (), (x, y))[1]
+
+    x, y = R.normal(size=(9, 2, 4)).astype(np.float32), R.integers(0, 3, (9, 2))
+    epoch(x, y)
+    before = model.weight.numpy().copy()
+    for wrong in (-2, 3):
+        bad = y.copy()
+        bad[5, 1] = wrong
+        with pytest.raises(AdjointError, match="out of range"):
+            epoch(x, bad)
+        np.testing.assert_array_equal(model.weight.numpy(), before)
+    epoch(x, y)
+    assert optimizer.step_count == 18
+
+
+def test_draws_of_steps_are_those_of_the_eager_loop() -> None:
+    def make() -> Any:
+        rng = ad.random.default_rng(7)
+
+        def f(w: Any) -> Any:
+            def body(c: Any, x: Any) -> Any:
+                first, second = rng.normal((3,)), rng.uniform()
+                return ad.tanh(c * w + first) * second, c * x
+
+            before = rng.normal()
+            last, ys = ad.scan(body, w, np.ones((N, 3)))
+            return (last * ys).sum() * before + rng.normal()
+
+        return ad.value_and_grad(f)
+
+    w = ad.tensor(R.normal(size=3))
+    eager, compiled = make(), ad.compile(make())
+    for _ in range(3):
+        for a, b in zip(eager(w), compiled(w), strict=True):
+            np.testing.assert_allclose(b.numpy(), a.numpy(), rtol=1e-12)
+    assert compiled.stats()["programs"][0]["instructions"] < 60

@@ -342,7 +342,7 @@ def test_compiled_training_steps_with_loops() -> None:
     assert compiled.stats()["programs"][0]["instructions"] < 80
 
 
-def test_loops_that_need_numbers_or_state_are_unrolled() -> None:
+def test_loops_that_need_numbers_are_unrolled() -> None:
     x = ad.tensor(W)
     rng = [ad.random.default_rng(3) for _ in range(2)]
     skipping = lambda x: ad.fori_loop(0, 20, lambda i, v: v * 1.1 if i % 3 else v + x, x)

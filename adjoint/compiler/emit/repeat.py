@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["driver_kernel", "operand_slots"]
 
-_LONG = 250_000  # nanoseconds of all steps; helper threads take part in longer loops
+_LONG = 250_000  # nanoseconds of a step; helper threads take part in longer ones
 _LINE = 64  # bytes
 
 
@@ -112,7 +112,7 @@ class _Tables:
 
     def words(self) -> _Words:
         """Return the words; they hold all that they point to."""
-        body, long = self.body, self.steps.count * self.body.estimate > _LONG
+        body, long = self.body, self.body.estimate > _LONG
         checks = [c.ctypes.data for c in body.checks]
         listed = [np.array([*rows, 0], np.int64) for rows in (
             [x for row in self.copies for x in row], [x for row in self.moves for x in row],

@@ -1,0 +1,155 @@
+"""What the body of a loop draws and writes: values that are made for all steps, and state in the carry.
+
+Random numbers and numbers of optimisers are asked of the host before the loop, for all steps in the order of
+eager code.  Tensors, gradients and cells of optimisers that the body writes to become part of the carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from adjoint.compiler.program import Source, Write
+from adjoint.compiler.symbolic import Symbolic
+from adjoint.core.tensor import wrap
+
+if TYPE_CHECKING:
+    from adjoint.compiler.trace import Trace
+
+__all__ = ["PREPARED", "State", "prepared"]
+
+PREPARED = ("draw", "numbers")  # kinds of sources that the host makes
+
+
+def prepared(outer: Trace, sources: Sequence[Source], count: int) -> list[Symbolic]:
+    """Return values with a row per step, which are made before each call."""
+    draws = _Draws([s for s in sources if s.kind == "draw"], count)
+    found = []
+    for s in sources:
+        shape = (count, *s.value.shape)
+        if s.kind == "draw":
+            found.append(outer.draw(draws.maker(s), shape, s.value.dtype))
+        else:
+            found.append(outer.source("numbers", shape, s.value.dtype, _Numbers(s.owner, count)))
+    return found
+
+
+class _Draws:
+    """The random numbers of all steps, in the order in which the steps draw them."""
+
+    def __init__(self, sources: Sequence[Source], count: int) -> None:
+        self.sources = sources
+        self.count = count
+        self.made: dict[int, Any] = {}
+
+    def maker(self, source: Source) -> Callable[[], Any]:
+        """Return the function that makes the numbers of one draw; the first one makes all."""
+        first = source is self.sources[0]
+
+        def make() -> Any:
+            if first:
+                arrays = [np.empty((self.count, *s.value.shape), s.value.dtype) for s in self.sources]
+                for n in range(self.count):
+                    for s, array in zip(self.sources, arrays, strict=True):
+                        array[n] = s.owner()
+                self.made = {s.value.id: array for s, array in zip(self.sources, arrays, strict=True)}
+            return self.made.pop(source.value.id)
+
+        return make
+
+
+class _Numbers:
+    """The numbers of an optimiser for all steps: a row each."""
+
+    def __init__(self, read: Callable[..., Any], count: int) -> None:
+        self.read = read
+        self.count = count
+
+    def __call__(self) -> Any:
+        return np.stack([np.array(self.read(later=n)) for n in range(self.count)])
+
+
+class _Repeated:
+    """An action that is done once for each step."""
+
+    def __init__(self, action: Callable[[], None], count: int) -> None:
+        self.action = action
+        self.count = count
+
+    def __call__(self) -> None:
+        for _ in range(self.count):
+            self.action()
+
+
+class State:
+    """What the body of a loop writes to."""
+
+    def __init__(self, outer: Trace, sub: Trace, count: int) -> None:
+        self.outer = outer
+        self.sub = sub
+        self.count = count
+        self.writes = [w for w in sub.program.writes if w.kind != "call" and w.values[0] is not None]
+        self.others = [w for w in sub.program.writes if w.kind == "call" or w.values[0] is None]
+        self.sources = [self._source(w) for w in self.writes]
+        self.after = [w.values[0] for w in self.writes]
+        self.known = {s.value.id for s in self.sources}
+
+    def possible(self) -> bool:
+        """Return whether all that is written can be carried, and each optimiser is used once in a step."""
+        sub = self.sub
+        calls = all(not w.values for w in self.others if w.kind == "call")
+        read = any(h.entry is not None for h in sub.held.values())  # a .grad from before the step
+        counts = [n for _, done in sub.counted.values() for n in done.values()]
+        earlier = any(self.outer.updates_of(unit) for unit, _ in sub.counted.values())
+        return calls and not read and not earlier and all(n == 1 for n in counts)
+
+    def _source(self, write: Write) -> Source:
+        """Return what a step reads of a place before it writes there."""
+        owner = write.owner
+        if write.kind == "grad":  # it is set, whatever it was
+            value = write.values[0]
+            return Source("argument", Symbolic(self.sub, value.shape, value.dtype), None)
+        if write.kind == "data":
+            symbol = self.sub.held[id(owner)].symbol
+            return next(s for s in self.sub.program.sources if s.value is symbol)
+        container, key = owner
+        return next(
+            s
+            for s in self.sub.program.sources
+            if s.kind == "cell" and s.owner[0] is container and s.owner[1] == key
+        )
+
+    def before(self) -> list[Symbolic]:
+        """Return the values before the loop."""
+        found = []
+        for w in self.writes:
+            if w.kind == "grad":
+                value = w.values[0]
+                found.append(self.outer.value(np.zeros(value.shape, value.dtype)))
+            else:
+                found.append(self.outer.value(w.owner) if w.kind == "data" else self.outer.cell(*w.owner))
+        return found
+
+    def write(self, values: Sequence[Symbolic]) -> None:
+        """Write the values after the loop."""
+        outer = self.outer
+        for w, value in zip(self.writes, values, strict=True):
+            if w.kind == "data":
+                outer.replace(w.owner, value)
+            elif w.kind == "cell":
+                container, key = w.owner
+                outer.set_cell(container, key, value)
+            else:
+                outer.grad_set(w.owner)
+                w.owner._need_extra().grad = wrap(value)
+        for w in self.others:
+            if w.kind == "grad":
+                outer.drop_grads([w.owner])
+            else:
+                outer.actions.append(Write("call", _Repeated(w.owner, self.count), ()))
+        for unit, done in self.sub.counted.values():
+            counted = outer.updates_of(unit)
+            for i, n in done.items():
+                counted[i] = counted.get(i, 0) + n * self.count
