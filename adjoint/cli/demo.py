@@ -25,7 +25,12 @@ PIECES = 2  # micro-batches per batch, whose gradients add up to the batch's
 
 
 def demo(
-    *, path: str = "curve.png", page: str = "report.html", as_json: bool = False, epochs: int = EPOCHS
+    *,
+    path: str = "curve.png",
+    page: str = "report.html",
+    as_json: bool = False,
+    epochs: int = EPOCHS,
+    compile: bool = False,
 ) -> str:
     """Train the classifier, save the plot and the page, and return the report.
 
@@ -39,6 +44,8 @@ def demo(
         Whether to return the report as JSON, and print no progress.
     epochs : int, optional
         The number of epochs.
+    compile : bool, optional
+        Whether loss and backward run compiled.
 
     Returns
     -------
@@ -65,6 +72,7 @@ def demo(
         metrics={"accuracy": lambda p, t: (p.argmax(-1) == t).astype(np.float64).mean()},
         callbacks=[inspect.Recorder(), *([] if as_json or bar else [_Lines(epochs)])],
         progress=bar,
+        compile=compile,
     )
     loader = train.DataLoader(train_set, BATCH, shuffle=True, seed=1)
     history = trainer.fit(loader, epochs, validate=train.DataLoader(test_set, 512))

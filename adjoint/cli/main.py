@@ -64,7 +64,15 @@ def _look(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    print(demo(path=options.picture, page=options.report, as_json=options.json, epochs=options.epochs))
+    print(
+        demo(
+            path=options.picture,
+            page=options.report,
+            as_json=options.json,
+            epochs=options.epochs,
+            compile=options.compile,
+        )
+    )
     return 0
 
 
@@ -130,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     shown.add_argument("--picture", default="curve.png", help="where the curve goes (curve.png)")
     shown.add_argument("--report", default="report.html", help="where the page goes (report.html)")
     shown.add_argument("--epochs", type=_from_one, default=EPOCHS, help=f"how long to train ({EPOCHS})")
+    shown.add_argument("--compile", action="store_true", help="compile the loss and its backward")
     checked = commands.add_parser(
         "check", help="compare the derivatives of a function with finite differences"
     )

@@ -26,11 +26,14 @@ def whole_step(trainer: Trainer, batch: Any) -> Step:
     params = list(trainer.named_parameters(frozen=True).values())
     norms = trainer._term_norms()
     drop(params)
-    loss, numbers, weight = loss_of(trainer, batch)
-    if norms is not None and isinstance(trainer.loss, ComposedLoss):
-        norms.add(trainer.loss, weight)
-    if weight:
-        loss.backward()
+    if trainer.compiled is not None:
+        loss, numbers, weight = trainer.compiled(batch)
+    else:
+        loss, numbers, weight = loss_of(trainer, batch)
+        if norms is not None and isinstance(trainer.loss, ComposedLoss):
+            norms.add(trainer.loss, weight)
+        if weight:
+            loss.backward()
     trainer._release()
     logs = {"loss": float(loss.detach()), **numbers}
     logs = logs if weight else dict.fromkeys(logs, math.nan)
@@ -53,11 +56,14 @@ def step_in_pieces(trainer: Trainer, batch: Any) -> Step:
     try:
         for piece in _pieces(trainer, batch):
             with acc.micro_batch() as block:
-                loss, numbers, weight = loss_of(trainer, piece, trainer.pieces)
+                if trainer.compiled is not None:
+                    loss, numbers, weight = trainer.compiled(piece, trainer.pieces)
+                else:
+                    loss, numbers, weight = loss_of(trainer, piece, trainer.pieces)
+                    if norms is not None and isinstance(trainer.loss, ComposedLoss):
+                        norms.add(trainer.loss, weight)
+                    loss.backward()
                 block.weight = weight
-                if norms is not None and isinstance(trainer.loss, ComposedLoss):
-                    norms.add(trainer.loss, weight)
-                loss.backward()
             trainer._release()
             averages.add({"loss": float(loss.detach()), **numbers}, weight)
             total += weight

@@ -36,6 +36,7 @@ from adjoint.train.checks import (
     output_array,
     warn_not_finite,
 )
+from adjoint.train.compiled import CompiledLoss
 from adjoint.train.compose import ComposedLoss, TermNorms
 from adjoint.train.data import DataLoader, Share
 from adjoint.train.history import History
@@ -104,6 +105,8 @@ class Trainer:
     group : Group, optional
         The ranks that share each batch, from ``distributed.world()``.  All ranks make the same calls.  Rank 0
         shows the bar, and writes logs and checkpoints.
+    compile : bool
+        Whether loss and backward run compiled, see ``ad.compile``.  Batches of other sizes run by replay.
 
     Raises
     ------
@@ -142,6 +145,7 @@ class Trainer:
         keep: int = 3,
         progress: bool | None = None,
         group: Group | None = None,
+        compile: bool = False,
     ) -> None:
         self.model, self.loss, self.optimizer, self.schedule = model, loss, optimizer, schedule
         self.callbacks = (
@@ -179,6 +183,7 @@ class Trainer:
             group=group,
         )
         self._ranks = None if group is None else RankLoop(self, group)
+        self.compiled = CompiledLoss(self, group) if compile else None
         self.step = 0
         self.epoch = 0
         self.history = History()

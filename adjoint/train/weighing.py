@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 __all__ = [
     "RESERVED",
     "check_pieces",
+    "computed",
     "examples_in",
+    "finished",
     "first_padded",
     "loss_of",
     "padded_targets",
@@ -34,6 +36,11 @@ RESERVED = ("loss", "lr", "grad_norm", "seconds", "epoch", "step")  # names in t
 
 def loss_of(trainer: Trainer, batch: Any, pieces: int = 1) -> tuple[Tensor, dict[str, float], float]:
     """Return the loss of one of ``pieces`` of a batch, the other numbers to log, and its weight."""
+    return finished(trainer, batch, *computed(trainer, batch), pieces)
+
+
+def computed(trainer: Trainer, batch: Any) -> tuple[Any, Mapping[str, Any], Reductions]:
+    """Return the loss of a batch, the other values to log, and the loss functions that were called."""
     numbers: dict[str, Any] = {}
     found: Reductions = []
     if trainer.compute is not None:
@@ -49,6 +56,13 @@ def loss_of(trainer: Trainer, batch: Any, pieces: int = 1) -> tuple[Tensor, dict
             loss = trainer.loss(prediction, target, *((trainer.model,) if composed else ()))
         with no_grad():
             numbers = {name: f(prediction, target) for name, f in trainer.metrics.items()}
+    return loss, numbers, found
+
+
+def finished(
+    trainer: Trainer, batch: Any, loss: Any, numbers: Mapping[str, Any], found: Reductions, pieces: int
+) -> tuple[Tensor, dict[str, float], float]:
+    """Return the loss, the numbers to log and the weight, after checks of what was computed."""
     if not isinstance(loss, Tensor):
         raise InputError(f"Trainer: the loss must be a tensor of one number, not a {type(loss).__name__}.")
     if loss.size != 1:

@@ -1,0 +1,62 @@
+"""The loss of a batch and its backward as one compiled function, for ``Trainer(compile=True)``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from adjoint import tree
+from adjoint.compiler.compile import compile
+from adjoint.core.tensor import Tensor
+from adjoint.errors import ArgumentError, InputError
+from adjoint.train.compose import ComposedLoss
+from adjoint.train.weighing import computed, finished, first_padded
+
+if TYPE_CHECKING:
+    from adjoint.train.trainer import Trainer
+
+__all__ = ["CompiledLoss"]
+
+
+class CompiledLoss:
+    """Computes the loss of a batch and pulls it back, all of it in one program.
+
+    Batches of the shapes of the first one run as native code.  Others, such as a last short one, run by
+    replay: they are few, and need no second build.
+    """
+
+    def __init__(self, trainer: Trainer, group: Any = None) -> None:
+        if group is not None:
+            raise ArgumentError("Trainer: compile=True and group= cannot be used together yet.")
+        if isinstance(trainer.loss, ComposedLoss):
+            raise ArgumentError(
+                "Trainer: compile=True takes no composed loss, whose terms are logged by number.\n"
+                "  Pass one function, or leave out compile=True."
+            )
+        self.trainer = trainer
+        self.shapes: Any = None  # of the first batch
+
+        def loss_and_backward(batch: Any) -> Any:
+            loss, numbers, found = computed(trainer, batch)
+            shares = [(value is loss, share) for value, share in found]
+            own = [share for same, share in shares if same] or [share for _, share in shares]
+            if isinstance(loss, Tensor) and loss.size == 1 and (not own or any(s != 0 for s in own)):
+                loss.backward()
+            return loss, numbers, shares
+
+        self.native = compile(loss_and_backward)
+        self.replay = compile(loss_and_backward, backend="replay")
+
+    def __call__(self, batch: Any, pieces: int = 1) -> tuple[Tensor, dict[str, float], float]:
+        """Add the gradients of a batch; return its loss, the numbers to log, and its weight."""
+        if first_padded(batch) is not None:
+            raise InputError(
+                "Trainer: compile=True takes batches of arrays, not padded ones.  Leave out compile=True."
+            )
+        shapes = [getattr(leaf, "shape", None) for leaf in tree.leaves(batch)]
+        if self.shapes is None:
+            self.shapes = shapes
+        run = self.native if shapes == self.shapes else self.replay
+        loss, numbers, shares = run(batch)
+        other = loss.detach() if isinstance(loss, Tensor) else loss
+        found = [(loss if same else other, share) for same, share in shares]
+        return finished(self.trainer, batch, loss, numbers, found, pieces)
