@@ -218,9 +218,13 @@ PARTS: dict[str, dict[str, str]] = {
             name: f"ad.random.default_rng(seed).{name}: there is no global generator"
             for name in (
                 "bernoulli",
+                "beta",
                 "categorical",
+                "chisquare",
                 "choice",
+                "dirichlet",
                 "exponential",
+                "gamma",
                 "gumbel",
                 "integers",
                 "laplace",
@@ -228,8 +232,10 @@ PARTS: dict[str, dict[str, str]] = {
                 "lognormal",
                 "normal",
                 "permutation",
+                "poisson",
                 "random",
                 "standard_normal",
+                "standard_t",
                 "uniform",
             )
         },

@@ -10,7 +10,7 @@ from adjoint.core.define import define
 from adjoint.core.namespace import raw
 from adjoint.ops.half import in_float32
 from adjoint.ops.incomplete_values import bell, betainc_derivative, gammainc_derivative
-from adjoint.ops.scipy_forward import from_scipy, real_arrays
+from adjoint.ops.scipy_forward import from_scipy, load, real_arrays
 
 __all__ = [
     "betainc",
@@ -177,3 +177,18 @@ stdtrit = define("stdtrit", from_scipy("stdtrit"),
                  lambda xp, g, t, df, p: -g * (xp.stdtr_derivative(df, t) / _student_density(xp, df, t)),
                  lambda xp, g, t, df, p: g / _student_density(xp, df, t), saves=("t", "df"), domain=((0.5, 5), (0.6, 0.9)),
                  reference="scipy.special:stdtrit", doc="Return the t with stdtr(x, t) = y.")  # fmt: skip
+
+
+def _poisson_quantile(u: Any, lam: Any) -> Any:
+    """Return the smallest k whose distribution function Q(k + 1, lam) is at least u."""
+    u, lam = real_arrays(u, lam)
+    special = load("pdtrik")
+    with np.errstate(all="ignore"):
+        k = np.ceil(special.pdtrik(u, lam))
+        before = np.maximum(k - 1, 0)
+        k = np.where(special.pdtr(before, lam) >= u, before, k)  # where pdtrik was rounded up
+    return np.where((lam == 0) | (special.pdtr(0, lam) >= u), 0.0, k)
+
+
+poisson_quantile = define("poisson_quantile", _poisson_quantile, None, None, domain=((0.01, 0.99), (0.5, 30)),
+                          reason="it is piecewise constant", reference="formula", doc="Return the number of events that the fraction x of Poisson draws of mean y do not exceed.")  # fmt: skip

@@ -121,7 +121,19 @@ def _stdtr_derivative(x: Any, y: Any) -> Any:
     return part - (y * density(end) / np.cosh(end) / np.sqrt(n) / size)[..., 0] / (2 * n[..., 0])
 
 
+def _poisson_quantile(u: Any, lam: Any) -> Any:
+    u, lam = np.broadcast_arrays(u, lam)
+    k, term = np.zeros(u.shape), np.exp(-lam)
+    total = np.zeros(u.shape)
+    for i in range(200):
+        total = total + term
+        k = k + (total < u)
+        term = term * lam / (i + 1)
+    return k
+
+
 SPECIAL: dict[str, Callable[..., Any]] = {
+    "poisson_quantile": _poisson_quantile,
     "sinc_derivative": _sinc_derivative,
     "polygamma_gap": _polygamma_gap,
     "ive_derivative": _ive_derivative,

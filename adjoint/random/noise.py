@@ -1,0 +1,122 @@
+"""Noise for draws: its shape and dtype, and checks of the parameters of distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from adjoint.config import get_default_dtype
+from adjoint.core.convert import asarray, checked_dtype
+from adjoint.core.lifted import Lifted, made_by_host
+from adjoint.core.namespace import rec
+from adjoint.core.shapes import Shape, broadcast_shapes, canonical_shape, reduced_axes
+from adjoint.core.tensor import Tensor, check, differentiable, wrap
+from adjoint.errors import ArgumentError, DTypeError, ShapeError
+from adjoint.ops.selection import take
+
+__all__ = ["Noise", "as_float", "below", "check_values", "checked_size", "fitting", "not_negative", "picked"]
+
+
+class Noise:
+    """Draws of noise from NumPy's generator: the one door of all draws."""
+
+    __slots__ = ("_numpy",)
+
+    _numpy: np.random.Generator
+
+    def _target(self, op: str, dtype: Any, given: list[Any]) -> Any:
+        """Return the dtype of a draw: by default that of the parameters."""
+        return float_dtype(op, np.result_type(*given) if dtype is None and given else dtype)
+
+    def _noise(self, op: str, kind: str, size: Any, dtype: Any, *params: Any) -> tuple[Any, ...]:
+        """Draw noise with the common shape and dtype of the parameters; return the dtype, the noise and them.
+
+        Half precision is computed in float32, and rounded once at the end.
+        """
+        values = [p if isinstance(p, (int, float)) else as_float(op, asarray(p)) for p in params]
+        tensors = [t for t in values if isinstance(t, Tensor)]
+        shape = broadcast_shapes(op, *(t.shape for t in tensors))
+        if size is not None:
+            shape = fitting(op, shape, checked_size(op, size))
+        target = self._target(op, dtype, [t.dtype for t in tensors])
+        drawn: Any = np.float64 if target.itemsize > 4 else np.float32
+
+        def draw() -> Any:
+            noise = np.asarray(getattr(self._numpy, kind)(shape, drawn))
+            # an exponential draw can be 0, where the logarithm is infinite
+            return np.maximum(noise, np.finfo(drawn).tiny) if kind == "standard_exponential" else noise
+
+        return (
+            target,
+            wrap(made_by_host(draw, shape, drawn)),
+            *(
+                rec.astype(t, dtype=np.dtype(drawn)) if isinstance(t, Tensor) and t.dtype != drawn else t
+                for t in values
+            ),
+        )
+
+
+def picked(x: Tensor, drawn: Any, axis: int) -> Tensor:
+    """Return the elements at drawn positions along an axis, which is counted from the end."""
+    if isinstance(drawn, Lifted):
+        return take(x, wrap(drawn), axis=axis)
+    return x[(Ellipsis, drawn, *(slice(None),) * (-axis - 1))]
+
+
+def below(y: Tensor, low: Any, high: Any) -> Tensor:
+    """Return a uniform draw in half precision; numbers that were rounded up to ``high`` become smaller."""
+    low, high = (rec.astype(asarray(bound), dtype=y.dtype).detach() for bound in (low, high))
+    last = rec.nextafter(high, low)
+    hit = rec.logical_and(rec.equal(y, high), rec.not_equal(low, high))
+    return y + rec.where(hit, last - y.detach(), 0)
+
+
+def checked_size(op: str, size: Any) -> Shape:
+    """Check a size; None means one number."""
+    shape = () if size is None else canonical_shape(op, size)
+    if any(n < 0 for n in shape):
+        raise ArgumentError(f"{op}: lengths must not be negative, but size is {shape}.")
+    return shape
+
+
+def fitting(op: str, shape: Shape, size: Shape) -> Shape:
+    """Return the size of a draw; raise if parameters of a shape do not broadcast to it."""
+    if reduced_axes(size, shape) is None:
+        raise ShapeError(f"{op}: the parameters have shape {shape}, which does not broadcast to size {size}.")
+    return size
+
+
+def float_dtype(op: str, dtype: Any) -> Any:
+    kind = get_default_dtype() if dtype is None else checked_dtype(dtype)
+    if not differentiable(kind) or kind.kind == "c":
+        raise DTypeError(f"{op}: dtype must be a real float dtype, but is {kind}.")
+    return kind
+
+
+def as_float(op: str, t: Tensor) -> Tensor:
+    """Convert integer parameters to floats."""
+    if t.dtype.kind == "c":
+        raise DTypeError(f"{op}: parameters must be real numbers, but got {t.dtype}.")
+    return t if differentiable(t.dtype) else rec.astype(t, dtype=get_default_dtype())
+
+
+def check_values(op: str, value: Any, holds: Callable[[Any], Any], what: str) -> None:
+    """Raise if the values of a parameter are out of range; inside a transform they are not known."""
+
+    def look(data: np.ndarray[Any, Any]) -> None:
+        bad = data[~holds(data)]
+        if bad.size:
+            raise ArgumentError(f"{op}: {what}, but there is {bad.ravel()[0]}.")
+
+    if isinstance(value, Tensor):
+        check(look, value)
+    else:
+        look(np.asarray(value))
+
+
+def not_negative(op: str, scale: Any) -> Any:
+    """Return a scale; raise if it is negative."""
+    check_values(op, scale, lambda a: ~(a < 0), "scale must not be negative")
+    return scale
