@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import numpy as np
 
 from adjoint import ops
+from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS
 from adjoint.core.methods import attach
 from adjoint.core.record import tracked
 from adjoint.core.tensor import Tensor, Traced
+from adjoint.core.user_code import library_of
 from adjoint.errors import InputError
 from adjoint.interop import array_api, array_forms, numpy_forms, polynomial_forms
 
@@ -174,6 +178,8 @@ def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: A
 
 def array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """Call the function of adjoint with the name of NumPy's function."""
+    if func is np.atleast_1d:
+        _check_filter(sys._getframe(1), args)
     form = _forms.get(func)
     if form is not None:
         return form(args, kwargs)
@@ -197,6 +203,14 @@ def array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any) 
         f"np.{func.__name__} has no derivative in adjoint.\n"
         "  Use x.numpy() if no gradient is needed, or write it with ad functions."
     )
+
+
+def _check_filter(frame: FrameType, args: Any) -> None:
+    """Raise if ``scipy.signal.lfilter`` gets a tensor with a history: its compiled code hides the error."""
+    if frame.f_code.co_name == "lfilter" and library_of(frame) == "scipy":
+        for x in args:
+            if isinstance(x, Tensor):
+                check_conversion(x, "a NumPy array", "Use adjoint.scipy.signal.lfilter, which takes tensors.")
 
 
 attach(Tensor, __array_ufunc__=array_ufunc, __array_function__=array_function)
