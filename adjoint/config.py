@@ -304,8 +304,10 @@ class _GradMode(ContextMode[bool]):
 
     def __enter__(self) -> None:
         before = grad_mode.get()
+        value = self._value
         try:
-            value = before if self._value and _inference.get() else self._value
+            if value and _inference.get():
+                value = before
             self._tokens.append(grad_mode.set(value))
         except BaseException:  # an interrupt: no __exit__ follows
             grad_mode.set(before)
@@ -419,8 +421,9 @@ def no_grad(function: Any = None) -> Any:
     >>> double(ad.tensor(1.0, requires_grad=True)).requires_grad
     False
     """
-    mode = _GradMode(False)
-    return mode if function is None else mode(function)
+    if function is None:
+        return _GradMode(False)
+    return _GradMode(False)(function)
 
 
 @overload

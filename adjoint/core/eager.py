@@ -248,7 +248,7 @@ def _path(arity: int, has_params: bool, spread: bool) -> Callable[..., Eager]:
         "params": params,
         "more": ", **params" if has_params else "",
         # the other ops of one or two arrays have a rule only where the result is float or complex
-        "integers": " or not differentiable(data.dtype)" if has_params else "",
+        "integers": " or not (data.dtype is F64 or differentiable(data.dtype))" if has_params else "",
     }
     for x in names:
         parts[f"save_{x}"] = SAVE.format(x=x)

@@ -144,13 +144,15 @@ def make_node(
     if dropped:
         values = list(values)
         spec = op.unsaved
+        shaped = op.kind != "elementwise"
         for i in dropped:
             if isinstance(args[i], Tensor):
-                data_i = values[i]
-                if op.kind != "elementwise" and (
-                    spec.shape != data_i.shape or spec.dtype is not data_i.dtype
-                ):  # arguments of stack and concat mostly have one shape: share the Spec
-                    spec = Spec(op.name, data_i.shape, data_i.dtype)
+                if shaped:
+                    data_i = values[i]
+                    shape, dtype = data_i.shape, data_i.dtype
+                    if spec.shape != shape or spec.dtype is not dtype:
+                        # arguments of stack and concat mostly have one shape: share the Spec
+                        spec = Spec(op.name, shape, dtype)
                 values[i] = spec
     versions: tuple[Any, ...] | None = None
     for i in kept:

@@ -337,6 +337,11 @@ class Placed:
 _BASIC = {int, slice, type(Ellipsis), type(None)}
 
 
+def _is_basic(key: tuple[Any, ...]) -> bool:
+    # x[i] and x[a:b], the usual case, are looked at without a loop
+    return (len(key) == 2 and key[1] is ... and type(key[0]) in _BASIC) or _BASIC.issuperset(map(type, key))
+
+
 def _placed(run: Run, node: Node, g: Any, zeros: Any, kept: list[Any] | None) -> bool:
     """Add the gradient of an index or of one output in place; return False if a rule is needed."""
     if node.op is PICK:
@@ -345,7 +350,7 @@ def _placed(run: Run, node: Node, g: Any, zeros: Any, kept: list[Any] | None) ->
         zeros is not None
         or (run.xp is not raw and not isinstance(g, Unknown))
         or node.dtype.itemsize == 2
-        or not _BASIC.issuperset(map(type, node.params["key"]))
+        or not _is_basic(node.params["key"])
     ):
         return False
     if kept is not None:

@@ -10,13 +10,9 @@ from adjoint.engine.run import Run
 __all__ = ["run_serial"]
 
 
+@np.errstate(all="ignore")  # as a decorator: ``with`` makes a new object at each call
 def run_serial(plan: Plan, run: Run) -> None:
     """Run ``plan`` from the seeds in ``run.grads``, which in the end holds the leaves' totals."""
-    with np.errstate(all="ignore"):
-        _run(plan, run)
-
-
-def _run(plan: Plan, run: Run) -> None:
     needed, pending = plan.needed, plan.pending
     grads, zeros, wide, captured = run.grads, run.zeros, run.wide, run.captured
     pop, step, finish_leaf = grads.pop, run.step, run.finish_leaf

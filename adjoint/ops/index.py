@@ -262,6 +262,15 @@ def getitem(x: Tensor, key: Key) -> Tensor:
         shape = x._data.shape
         if shape and -shape[0] <= key < shape[0]:
             return rec.index(x, key=(key, ...))
+    elif (
+        type(key) is slice
+        and type(x) is Tensor
+        and x._data.shape
+        and key.step is None
+        and (key.start is None or type(key.start) is int)
+        and (key.stop is None or type(key.stop) is int)
+    ):
+        return rec.index(x, key=(key, ...))
     if _has_traced(key):
         return _index_traced(x, key)
     found = canonical_key(x.shape, key, type(x) is not Tensor)

@@ -49,11 +49,17 @@ def _along(axis: int, at: Any) -> tuple[Any, ...]:
 def _concat_rule(
     xp: Namespace, g: Value, out: Value, *xs: Value, wanted: Sequence[bool], axis: int
 ) -> list[Any]:
-    grads, start = [], 0
-    for x, want in zip(xs, wanted, strict=True):
+    grads: list[Any] = []
+    start = i = 0
+    front = axis == -len(g.shape)
+    for x in xs:
         stop = start + x.shape[axis]
-        grads.append(g[_along(axis, slice(start, stop))] if want else None)
+        if not wanted[i]:
+            grads.append(None)
+        else:
+            grads.append(g[start:stop] if front else g[_along(axis, slice(start, stop))])
         start = stop
+        i += 1  # noqa: SIM113  enumerate costs more
     return grads
 
 
@@ -62,7 +68,10 @@ def _stack(*xs: Array, axis: int) -> Any:
     first = xs[0]
     if type(first) is np.ndarray and axis == -first.ndim - 1:  # in front: numbers, rows
         kind = first.dtype
-        if [kind] * len(xs) == [getattr(x, "dtype", None) for x in xs]:
+        for x in xs:
+            if type(x) is not np.ndarray or x.dtype is not kind:
+                break
+        else:
             out = np.empty((len(xs), *first.shape), kind)
             i = 0
             for x in xs:
@@ -181,9 +190,12 @@ def _concat(op: str, tensors: list[Tensor], axis: int | None) -> Tensor:
     if axis is None:
         tensors, axis = [rec.reshape(x, shape=(x.size,)) for x in tensors], 0
     first = tensors[0]
-    vectors = builtins.all([len(x._data.shape) == 1 for x in tensors])  # noqa: C419  faster for few
-    if vectors and axis in (0, -1):
-        return rec.concat(*tensors, axis=-1)
+    if axis == 0 or axis == -1:
+        for x in tensors:
+            if len(x._data.shape) != 1:
+                break
+        else:
+            return rec.concat(*tensors, axis=-1)
     if first.ndim == 0:
         raise ShapeError(f"{op}: 0-d tensors have no axis to join along.  Use ad.stack, or axis=None.")
     where = canonical_axis(op, axis, first.ndim)
@@ -233,7 +245,8 @@ def stack(xs: ArrayLike, axis: int = 0) -> Tensor:
                 f"stack: shapes {shape} and {x.shape} differ.\n"
                 "  All must agree; ad.concat joins along an axis that they have."
             )
-    return rec.stack(*tensors, axis=canonical_axis("stack", axis, len(shape) + 1))
+    front = type(axis) is int and axis == 0
+    return rec.stack(*tensors, axis=~len(shape) if front else canonical_axis("stack", axis, len(shape) + 1))
 
 
 def _raised(x: Tensor, ndim: int) -> Tensor:
