@@ -70,7 +70,8 @@ def world(timeout: float = 600.0) -> Group:
             raise RankError(
                 f"the launcher started {expected} processes, but mpi4py sees one rank: it uses another MPI "
                 f"library, {MPI.Get_library_version().splitlines()[0].strip()}.\n"
-                "  Start the program with the mpiexec of that library: adjoint launch -n … finds it."
+                "  Start the program with the mpiexec of that library: adjoint launch -n … finds it.\n"
+                "  With srun, choose the interface of that library: --mpi=pmi2 or --mpi=pmix."
             )
         _world = MPIGroup(MPI.COMM_WORLD, timeout)
         _world.watch_exceptions()

@@ -65,8 +65,9 @@ def test_a_rank_that_does_not_come_ends_all_after_the_timeout() -> None:
     assert "All ranks are stopped." in done.stdout
 
 
-def test_several_processes_without_mpi4py_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PMI_SIZE", "4")
+@pytest.mark.parametrize("name", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_several_processes_without_mpi4py_are_an_error(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "4")
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(MissingExtraError, match="a program on 4 ranks needs mpi4py"):
         distributed.world()
