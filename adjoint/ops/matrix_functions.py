@@ -200,7 +200,7 @@ def _lu_rule(xp: Namespace, g: Value, out: Value, x: Value) -> Any:
 
 def _lu_rows(x: Array) -> Any:
     if not x.size:
-        return np.broadcast_to(np.eye(x.shape[-2]), (*x.shape[:-1], x.shape[-2])).copy()
+        return np.broadcast_to(np.eye(x.shape[-2], dtype=x.real.dtype), (*x.shape[:-1], x.shape[-2])).copy()
     return _scipy_linalg("lu").lu(_supported(x))[0]
 
 

@@ -25,7 +25,7 @@ COMPLEX = np.dtype(np.complex64)
 LAPACK = set(
     """
     inv solve solve_triangular det cofactor slogdet pinv gauge_quotient spectral_sum eigh eigvalsh svd svdvals
-    matrix_rank cholesky qr is_hermitian mirror lstsq off_range truncated inv_or_nan eig expm lu
+    matrix_rank cholesky qr is_hermitian mirror lstsq off_range truncated inv_or_nan eig expm lu lu_rows
     """.split()
 )
 # The second output is the logarithm of a sum, kept in float32 for backward.
