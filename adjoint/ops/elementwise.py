@@ -314,9 +314,14 @@ def _other_sech_squared(x: Array, y: Array) -> Any:
     return x * np.where(far, 4 * q / np.square(1 + q), 1 / np.square(np.cosh(np.where(far, 0, y))))
 
 
+@in_float32
+def _other_logistic_slope(x: Array, y: Array) -> Any:
+    return _other_sech_squared(0.25 * x, 0.5 * y)
+
+
 def _logistic_slope(x: Array, y: Array) -> Any:
     if y.dtype is not F64 and y.dtype is not F32:
-        return _other_sech_squared(0.25 * x, 0.5 * y)
+        return _other_logistic_slope(x, y)
     c = np.cosh(y * (_HALF64 if y.dtype is F64 else _HALF32))
     c += c
     c *= c
