@@ -133,6 +133,7 @@ class _Loop(Rule):
             own = isinstance(s.owner, Tensor)
             given.append(self.outer.lend(self.sub, s.owner) if own else _from_outside(self.outer, s)._data)
         steps = Repeat(part, self.count, 0, len(rows), False)
+        steps.whole = True
         (stacked,) = self._emit("scan", steps, given)
         return self.outer.decide(function, stacked._data)
 

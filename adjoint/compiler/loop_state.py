@@ -68,7 +68,12 @@ class _Numbers:
         self.count = count
 
     def __call__(self) -> Any:
-        return np.stack([np.array(self.read(later=n)) for n in range(self.count)])
+        first = self.read(later=0)
+        found = np.empty((self.count, *first.shape), first.dtype)
+        found[0] = first
+        for n in range(1, self.count):
+            found[n] = self.read(later=n)
+        return found
 
 
 class _Repeated:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from adjoint.compiler import replay
-from adjoint.compiler.program import Program
+from adjoint.compiler.program import Host, Instruction, Program, Source
+from adjoint.compiler.symbolic import Symbolic
 
 __all__ = ["Repeat"]
 
@@ -17,10 +18,11 @@ class Repeat:
     """The steps of a loop as a function of arrays.
 
     Sources of the program are the carry, then a row each of arrays with one row per step, then what is the
-    same in all steps.  Its results are the new carry, then rows of results.
+    same in all steps.  Its results are the new carry, then rows of results.  With ``whole`` a call of it
+    makes all steps in one program, if that is native.
     """
 
-    __slots__ = ("_build", "_run", "backwards", "carries", "count", "program", "rows")
+    __slots__ = ("_build", "_run", "backwards", "carries", "count", "program", "rows", "whole")
 
     def __init__(self, program: Program, count: int, carries: int, rows: int, backwards: bool) -> None:
         self.program = program
@@ -28,12 +30,30 @@ class Repeat:
         self.carries = carries
         self.rows = rows
         self.backwards = backwards  # from the last row to the first
+        self.whole = False
         self.build_with(replay.build)
 
     def build_with(self, build: Callable[[Program], Any]) -> None:
         """Say how the body is built, if it is called from Python."""
         self._build = build
         self._run: Callable[..., tuple[Any, ...]] | None = None
+
+    def _makes_one(self) -> bool:
+        return self.whole and self._build is not replay.build
+
+    def _in_one(self) -> Program:
+        """Return a program of one instruction: the loop, which is called step by step if it is not native."""
+        steps = Repeat(self.program, self.count, self.carries, self.rows, self.backwards)
+        found, end = Program(), self.carries + self.rows
+        for k, s in enumerate(self.program.sources):
+            row = self.carries <= k < end
+            shape = (self.count, *s.value.shape) if row else s.value.shape
+            found.sources.append(Source("argument", Symbolic(s.value.trace, shape, s.value.dtype), k))
+        values = tuple([s.value for s in found.sources])
+        outs = tuple([Symbolic(values[0].trace, *spec) for spec in self.specs()])
+        found.body = [Instruction(Host("scan", steps, len(outs)), values, {}, outs, True, "")]
+        found.results = list(outs)
+        return found
 
     def specs(self) -> list[tuple[Any, Any]]:
         """Return the shapes and dtypes of the results of the loop."""
@@ -44,7 +64,10 @@ class Repeat:
         """Run all steps on arrays; return the carry, then the stacked results."""
         run = self._run
         if run is None:
-            run = self._run = self._build(self.program)
+            run = self._run = self._build(self._in_one() if self._makes_one() else self.program)
+        if self._makes_one():
+            found = run(*given)
+            return found[0] if len(found) == 1 else found
         end = self.carries + self.rows
         carry, rows, rest = list(given[: self.carries]), given[self.carries : end], given[end:]
         outs = [np.empty(*spec) for spec in self.specs()[self.carries :]]
