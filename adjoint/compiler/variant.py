@@ -36,6 +36,9 @@ from adjoint.words import count
 __all__ = ["Variant"]
 
 
+_LONG = 64  # steps of a loop that is worth native code at once
+
+
 class Variant:
     """One program of a compiled function, for calls of one key."""
 
@@ -84,7 +87,8 @@ class Variant:
         self.holds = make_check(trace, self.guards, len(self.moves))
         self.recorder = None if self.backward is None else Recorder(self, self.backward)
         self.fixed = call.fixed()
-        self.waits = self.backend == "auto"  # for its second call
+        self.waits = self.backend == "auto"  # for its second call, unless it has a long loop
+        self.patience = 0 if any(loop.count >= _LONG for loop in trace.loops) else 1
         if self.backend == "native":
             self._go_native()
         else:
@@ -224,7 +228,7 @@ class Variant:
     def run_direct(self, args: tuple[Any, ...]) -> Any:
         """Run the program on arguments that are not in containers."""
         self.calls += 1
-        if self.waits and self.calls > 1:
+        if self.waits and self.calls > self.patience:
             self._go_native()
         if self.recorder is not None:
             found = self.recorder.record(args, self.execute(*args), self.fixed)
@@ -257,7 +261,7 @@ class Variant:
     def run(self, call: Call) -> Any:
         """Run the program, and return the results as the function does."""
         self.calls += 1
-        if self.waits and self.calls > 1:
+        if self.waits and self.calls > self.patience:
             self._go_native()
         if self.recorder is None:
             return self.results(self.execute(*call.moving), call.leaves)

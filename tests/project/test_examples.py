@@ -39,10 +39,11 @@ CASES = [
     ("logistic", 6, -0.2322, -0.2321),  # the known estimate
     ("gaussian_process", 40, 0.15, 0.25),
     ("predator_prey", 4, 0.2, 0.25),
+    ("kalman", 400, 0.4, 0.8),
     ("deconvolution", 64, 0.0, 0.4),
     ("trajectory", 60, 0.0, 0.1),
     ("hanging_chain", 5, 0.0, 1e-4),
-    ("ensemble", 100, 3.0, 100.0),
+    ("ensemble", 64, 2.0, 100.0),
     ("digits", 12, 0.97, 1.0),
     ("characters", 3, 0.0, 1.0),
     ("physics", 200, 0.0, 1e-2),
