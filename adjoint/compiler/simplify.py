@@ -293,6 +293,7 @@ class Graph:
         """
         end = steps.carries + steps.rows
         laid = [_laid(a, 1 if steps.carries <= k < end else 0) for k, a in enumerate(args)]
+        self._turn_factors(steps.graph, laid, end)
         node = self.add(Node("repeat", tuple(laid), None, (), _BOOL))
         node.value = steps
         if steps.graph.checks:
@@ -302,6 +303,22 @@ class Graph:
             shape = v.shape if k < steps.carries else (steps.count, *v.shape)
             outs.append(self.view(self.add(Node("out", (self.view(node),), k, shape, v.dtype))))
         return outs
+
+    def _turn_factors(self, body: Graph, given: list[View], first: int) -> None:
+        """Copy transposed right factors that all steps read once before the loop; add them to ``given``."""
+        known: dict[Any, View] = {}
+        for n in list(body.nodes):
+            b = n.args[1] if n.op == "matmul" else None
+            if b is None or b.node.op != "source" or b.node.params < first or b.ndim != 2:
+                continue
+            if b.strides == row_major(b.shape):
+                continue
+            if b.key not in known:
+                a = given[b.node.params]
+                turned = self.copied(View(self, a.node, b.shape, b.strides, a.offset + b.offset))
+                known[b.key] = body.source(len(given), b.shape, b.dtype)
+                given.append(turned)
+            n.args = (n.args[0], known[b.key])
 
     # Views -------------------------------------------------------------------------------------------
 
