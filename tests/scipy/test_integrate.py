@@ -81,14 +81,16 @@ def predator_prey(t, y, a, b):
     return ad.stack([y[0] * (a - y[1]), y[1] * (y[0] - b)])
 
 
-@pytest.mark.parametrize("method", ["RK23", "RK45", "DOP853"])
+@pytest.mark.parametrize("method", ["RK23", "RK45", "DOP853", "Radau"])
 def test_solve_ivp(method):
     y0, a, b = np.array([1.0, 0.5]), np.array(1.1), np.array(0.7)
     result = I.solve_ivp(predator_prey, (0.0, 3.0), y0, method, args=(1.1, 0.7))
     expected = si.solve_ivp(lambda t, y: [y[0] * (1.1 - y[1]), y[1] * (y[0] - 0.7)], (0.0, 3.0), y0, method)
-    np.testing.assert_allclose(result.y.numpy(), expected.y, rtol=1e-12)  # the same steps
-    np.testing.assert_allclose(result.t.numpy(), expected.t, rtol=1e-14)
-    tight = {"rtol": 1e-10, "atol": 1e-12} if method != "RK23" else {"rtol": 1e-7, "atol": 1e-9}
+    # the same steps; Radau gets the exact Jacobian, SciPy a finite difference
+    exact = 1e-5 if method == "Radau" else 1e-12
+    np.testing.assert_allclose(result.y.numpy(), expected.y, rtol=exact)
+    np.testing.assert_allclose(result.t.numpy(), expected.t, rtol=exact)
+    tight = {"rtol": 1e-10, "atol": 1e-12} if method in ("RK45", "DOP853") else {"rtol": 1e-7, "atol": 1e-9}
     times = np.array([0.0, 0.4, 2.0, 3.0])
 
     def end(y0, a, b, t1):
@@ -100,9 +102,15 @@ def test_solve_ivp(method):
     final = end(y0, a, b, 3.0).numpy()
     np.testing.assert_allclose(slope, [final[0] * (1.1 - final[1]), final[1] * (final[0] - 0.7)], rtol=1e-5)
     sampled = I.solve_ivp(predator_prey, (0.0, 3.0), y0, method, times, args=(1.1, 0.7), **tight).y.numpy()
-    fine = si.solve_ivp(lambda t, y: [y[0] * (1.1 - y[1]), y[1] * (y[0] - 0.7)], (0.0, 3.0), y0, "DOP853",
-                        times, rtol=1e-11, atol=1e-13)  # fmt: skip
-    np.testing.assert_allclose(sampled, fine.y, rtol=1e-5 if method == "RK23" else 1e-8)
+    plain = lambda t, y: [y[0] * (1.1 - y[1]), y[1] * (y[0] - 0.7)]
+    between = si.solve_ivp(plain, (0.0, 3.0), y0, method, times, **tight)  # by the same polynomials
+    np.testing.assert_allclose(sampled, between.y, rtol=1e-6 if method == "Radau" else 1e-11)
+
+    def some(y0, a, times):
+        solution = I.solve_ivp(predator_prey, (0.0, 3.0), y0, method, times, args=(a, b), **tight)
+        return solution.y
+
+    assert gradcheck(some, [y0, a, times[1:3]], rtol=2e-4, atol=1e-5, eps=1e-4)
 
 
 def test_solve_ivp_to_the_second_order_backwards_and_in_forward_mode():
@@ -119,6 +127,94 @@ def test_solve_ivp_to_the_second_order_backwards_and_in_forward_mode():
     np.testing.assert_allclose(hessian, np.array(exact) * size, rtol=1e-5, atol=1e-5)
     tangent = ad.jvp(lambda r: decay(r, args[1], args[2]), (args[0],), (np.array(1.0),))[1]
     assert float(tangent) == pytest.approx(-s * y * size, rel=1e-6)
+
+
+@pytest.mark.parametrize("method", ["RK45", "DOP853", "Radau"])
+def test_the_node_equals_steps_with_tensors(method):
+    """The backward by Jacobians of all stages is that of the same steps repeated with tensors."""
+    p = np.array([1.1, 0.7, 1.0, 0.5, 0.2, 2.0])
+
+    def f(p, lonely):
+        def rhs(t, y):
+            if lonely:
+                y.detach().numpy()  # not possible in a batch
+            return ad.stack([y[0] * (p[0] - y[1]) + 0.1 * ad.sin(t), y[1] * (y[0] - p[1] * t)])
+
+        y = I.solve_ivp(rhs, (p[4], p[5]), p[2:4], method, [0.3, 1.0, 1.9], rtol=1e-7, atol=1e-9).y
+        return (y**2).sum()
+
+    x = ad.tensor(p, requires_grad=True)
+    exact = 1e-4 if method == "Radau" else 1e-9
+    fast, slow = (ad.gradients(f(x, lonely), [x])[0].numpy() for lonely in (False, True))
+    np.testing.assert_allclose(fast, slow, rtol=exact, atol=1e-8)
+    second = ad.gradients(f(x, False), [x], create_graph=True)[0]
+    np.testing.assert_allclose(second.numpy(), slow, rtol=exact, atol=1e-8)
+    tangent = ad.jvp(lambda p: f(p, False), (p,), (np.ones(6),))[1]
+    np.testing.assert_allclose(tangent, slow.sum(), rtol=exact)
+
+
+def test_stiff_equation():
+    """Van der Pol's oscillator: explicit methods need hundreds of times as many steps."""
+    rhs = lambda t, y, mu: ad.stack([y[1], mu * (1 - y[0] ** 2) * y[1] - y[0]])
+    end = lambda mu: I.solve_ivp(rhs, (0.0, 1.0), [2.0, 0.0], "Radau", args=(mu,), rtol=1e-8, atol=1e-10)
+    assert end(1000.0).t.shape[0] < 100
+    for k in (0, 1):
+        f = lambda mu, k=k: end(mu).y[k, -1]
+        difference = (f(1000.1).item() - f(999.9).item()) / 0.2
+        assert float(ad.grad(f)(1000.0)) == pytest.approx(difference, rel=1e-3)
+
+
+def test_events_and_dense_output():
+    """A ball that is thrown up: the time of its return is 2 v / g, the highest point v² / 2 g."""
+    fall = lambda t, y, g: ad.stack([y[1], -g + 0 * y[0]])
+    ground, top = (lambda t, y, g: y[0]), (lambda t, y, g: y[1])
+    ground.terminal, ground.direction = True, -1
+    options = {"events": [ground, top], "rtol": 1e-9, "atol": 1e-9, "max_step": 0.3}
+    thrown = lambda v, g: I.solve_ivp(fall, (0.0, 50.0), ad.stack([0 * v, v]), args=(g,), **options)
+    result = thrown(ad.tensor(12.0), 9.81)
+    assert result.status == 1 and len(result.t_events) == 2
+    assert result.t_events[0].item() == pytest.approx(2 * 12 / 9.81, rel=1e-9)
+    assert result.t[-1].item() == pytest.approx(2 * 12 / 9.81, rel=1e-9)
+    assert result.y[:, -1].numpy() == pytest.approx([0.0, -12.0], abs=1e-7)
+    assert result.y_events[1][0, 0].item() == pytest.approx(12**2 / 2 / 9.81, rel=1e-9)
+    v, g = ad.tensor(12.0), np.array(9.81)
+    assert float(ad.grad(lambda v: thrown(v, 9.81).t[-1])(12.0)) == pytest.approx(2 / 9.81, rel=1e-8)
+    when = lambda g: thrown(v, g).t_events[0][0]
+    assert float(ad.grad(when)(9.81)) == pytest.approx(-2 * 12 / 9.81**2, rel=1e-8)
+    assert float(ad.grad(lambda v: thrown(v, g).y_events[1][0, 0])(12.0)) == pytest.approx(
+        12 / 9.81, rel=1e-8
+    )
+    assert float(ad.hessian(when)(g)) == pytest.approx(4 * 12 / 9.81**3, rel=1e-6)
+    for method in ("RK23", "RK45", "DOP853", "Radau"):
+        circle = lambda t, y, w: w * ad.stack([y[1], -y[0]])
+        plain = lambda t, y: 1.3 * np.array([y[1], -y[0]])
+        at = np.array([0.0, 0.7, 2.0])
+        ours = I.solve_ivp(circle, (0.0, 2.0), [0.0, 1.0], method, dense_output=True, args=(1.3,))
+        theirs = si.solve_ivp(plain, (0.0, 2.0), [0.0, 1.0], method, dense_output=True)
+        exact = 1e-5 if method == "Radau" else 1e-12
+        np.testing.assert_allclose(ours.sol(at).numpy(), theirs.sol(at), rtol=exact, atol=exact)
+        assert ours.sol(0.7).shape == (2,)
+    tight = {"dense_output": True, "rtol": 1e-9, "atol": 1e-11}
+    angle = lambda w, t: I.solve_ivp(circle, (0.0, 2.0), [0.0, 1.0], "DOP853", args=(w,), **tight).sol(t)[0]
+    assert gradcheck(angle, [np.array(1.3), np.array(0.7)], rtol=1e-4, atol=1e-5, eps=1e-4)
+    none = I.solve_ivp(fall, (0.0, 0.1), [1.0, 1.0], events=ground, args=(9.81,))
+    assert none.status == 0 and none.t_events[0].shape == (0,) and none.y_events[0].shape == (0, 2)
+    nothing = I.solve_ivp(lambda t, y: y, (1.0, 1.0), [1.0, 2.0])
+    assert nothing.y.numpy()[:, 0].tolist() == [1.0, 2.0]
+
+
+def test_quad_vec():
+    f = lambda x, c: ad.stack([ad.sin(c * x), c * x**2])
+    got, error = I.quad_vec(f, 0.2, 1.5, args=(2.0,))
+    expected, _ = si.quad_vec(lambda x: np.array([np.sin(2 * x), 2 * x**2]), 0.2, 1.5)
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12)
+    assert error < 1e-6
+    whole = lambda a, b, c: I.quad_vec(f, a, b, args=(c,))[0]
+    assert gradcheck(whole, [np.array(v) for v in (0.2, 1.5, 2.0)], order=2, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(I.quad_vec(f, 1.5, 0.2, args=2.0)[0].numpy(), -expected, rtol=1e-12)
+    decay = lambda c: I.quad_vec(lambda x: ad.stack([ad.exp(-c * x), x * ad.exp(-c * x)]), 0.0, math.inf)[0]
+    np.testing.assert_allclose(decay(2.0).numpy(), [0.5, 0.25], rtol=1e-8)
+    np.testing.assert_allclose(ad.jacobian(decay)(2.0), [-0.25, -0.25], rtol=1e-7)
 
 
 def test_odeint():
@@ -141,10 +237,10 @@ def test_mistakes():
     f = lambda t, y: -y
     with pytest.raises(InputError, match=r"not available inside ad\.vmap"):
         ad.vmap(lambda y: I.solve_ivp(f, (0, 1), y).y[:, -1])(np.ones((2, 1)))
-    with pytest.raises(InputError, match="method must be one of RK23, RK45, DOP853"):
-        I.solve_ivp(f, (0, 1), [1.0], "Radau")
-    with pytest.raises(InputError, match="events is not supported"):
-        I.solve_ivp(f, (0, 1), [1.0], events=f)
+    with pytest.raises(InputError, match="method must be one of RK23, RK45, DOP853, Radau"):
+        I.solve_ivp(f, (0, 1), [1.0], "BDF")
+    with pytest.raises(InputError, match="jac is not supported"):
+        I.solve_ivp(f, (0, 1), [1.0], jac=f)
     with pytest.raises(ShapeError, match="must be a vector"):
         I.solve_ivp(f, (0, 1), 1.0)
     with pytest.raises(ArgumentError, match="t_eval must be within"):

@@ -1,0 +1,506 @@
+"""Initial value problems: ``solve_ivp`` and ``odeint``.
+
+SciPy chooses the steps, on values.  The solution is one node of the graph: its backward evaluates the
+Jacobians of all stages of all steps as one batch, and pulls gradients back through the steps by small
+matrices.  Derivatives of higher order, forward mode, and functions that do not work on batches repeat the
+steps with tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint.config import grad_mode, special, within
+from adjoint.core.convert import array_of, asarray, tensor
+from adjoint.core.lifted import Lifted, refuse_tracing
+from adjoint.core.namespace import Namespace, raw, rec
+from adjoint.core.node import Node, next_seq
+from adjoint.core.record import record_results
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.engine.push import push_forward
+from adjoint.engine.run import key_of
+from adjoint.errors import AdjointError, ArgumentError, InputError, RuleError, ShapeError
+from adjoint.grads.backward import gradients
+from adjoint.ops.join import concat, stack
+from adjoint.ops.reduce import floating
+from adjoint.scipy.fallback import scipy_module
+from adjoint.scipy.runge_kutta import METHODS, Method, capturing, method_of, pulled_steps
+from adjoint.transforms.batch import vmap
+from adjoint.transforms.calls import new_op, wants_gradient
+from adjoint.transforms.implicit import root
+from adjoint.transforms.matrix import jacfwd
+from adjoint.transforms.recompute import captured_by, pull_record, standing
+from adjoint.transforms.rerun import Rerun
+from adjoint.typing import ArrayLike
+
+__all__ = ["odeint", "solve_ivp"]
+
+SMALL = 32  # up to this number of unknowns the Jacobians of all stages are formed
+
+
+def solve_ivp(
+    fun: Callable[..., Any],
+    t_span: Sequence[Any],
+    y0: ArrayLike,
+    method: str = "RK45",
+    t_eval: ArrayLike | None = None,
+    dense_output: bool = False,
+    events: Any = None,
+    vectorized: bool = False,
+    args: Sequence[Any] | None = None,
+    **options: Any,
+) -> Any:
+    """Solve an initial value problem.
+
+    SciPy chooses the steps.  Gradients flow to the initial values, to both ends of the time span, to
+    ``t_eval`` and to all tensors that the function uses.
+
+    Parameters
+    ----------
+    fun : callable
+        The right-hand side, ``fun(t, y, *args)``.
+    t_span : pair of array_like
+        The times at which to start and to end.
+    y0 : array_like
+        The initial values, a vector.
+    method : {"RK45", "DOP853", "RK23", "Radau"}, optional
+        SciPy's name of a method; "Radau" is for stiff problems.
+    t_eval : array_like, optional
+        The times of the results; by default the steps.
+    dense_output : bool, optional
+        Whether ``result.sol(t)`` gives the solution at any times.
+    events : callable or sequence of callable, optional
+        Functions ``event(t, y, *args)`` whose zeros are found, with SciPy's attributes ``terminal`` and
+        ``direction``.  Gradients flow through the times and states of events.
+    vectorized : bool, optional
+        Whether ``fun`` takes several columns; they are not used.
+    args : sequence, optional
+        Further arguments of the function; gradients flow to tensors among them.
+    **options : optional
+        SciPy's options ``rtol``, ``atol``, ``first_step`` and ``max_step``.
+
+    Returns
+    -------
+    OdeResult
+        SciPy's result; ``y`` is a tensor with a column for each time, and ``t``, ``t_events`` and
+        ``y_events`` are tensors.
+
+    Raises
+    ------
+    InputError
+        If the method or an option is not supported.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> def end(rate):
+    ...     return ad.scipy.integrate.solve_ivp(lambda t, y: -rate * y, (0.0, 1.0), [1.0], rtol=1e-9).y[0, -1]
+    >>> round(float(ad.grad(end)(2.0)), 6)  # of exp(-rate)
+    -0.135335
+    """
+    if method not in METHODS:
+        raise InputError(
+            f"solve_ivp: method must be one of {', '.join(METHODS)} for gradients, not {method!r}.\n"
+            "  Use Radau for stiff problems."
+        )
+    unknown = set(options) - {"rtol", "atol", "first_step", "max_step"}
+    if unknown:
+        raise InputError(f"solve_ivp: {', '.join(sorted(unknown))} is not supported with gradients.")
+    if special.count:
+        refuse_tracing("adjoint.scipy.integrate.solve_ivp", "Its steps depend on values: call it outside.")
+    further = () if args is None else tuple(args)
+    problem = _Problem(lambda t, y: fun(t, y, *further), t_span, y0, method)
+    functions = [] if events is None else [events] if callable(events) else list(events)
+    watched = [_with_args(e, further) for e in functions]
+    wanted = None if t_eval is None else floating("solve_ivp", t_eval)
+    if wanted is not None:
+        problem.check_times(wanted)
+    dense = dense_output or bool(watched) or wanted is not None
+    result = problem.run(watched, options, dense)
+    path = _Path(problem, *problem.recorded(dense))
+    found = _events(result, path, watched) if watched else []
+    times, states = path.times, rec.matrix_transpose(path.states)
+    if result.status == 1:  # a terminal event ends the last step
+        ends = [e for e in found if e[0].shape[0]]
+        last = min(ends, key=lambda e: abs(float(array_of(e[0][-1].detach())) - result.t[-1]))
+        times = concat([times[:-1], last[0][-1:]])
+        states = concat([states[:, :-1], rec.matrix_transpose(last[1][-1:])], axis=-1)
+        if wanted is not None:
+            value, end = array_of(wanted.detach()), float(array_of(times[-1].detach()))
+            wanted = wanted[np.flatnonzero(value <= end if problem.forwards else value >= end)]
+    if wanted is not None:
+        times, states = wanted, rec.matrix_transpose(path(wanted))
+    result.t, result.y = times, states
+    result.t_events = [t for t, _ in found] if watched else None
+    result.y_events = [y for _, y in found] if watched else None
+    result.sol = (lambda t: _columns(path, t)) if dense_output else None
+    return result
+
+
+def _columns(path: _Path, t: Any) -> Tensor:
+    """Return the solution at a time, or a column for each time."""
+    at = floating("sol", t)
+    return path(at[None])[0] if at.ndim == 0 else rec.matrix_transpose(path(at))
+
+
+def _with_args(event: Callable[..., Any], further: tuple[Any, ...]) -> Any:
+    def call(t: Any, y: Any) -> Tensor:
+        return rec.reshape(asarray(event(t, y, *further)), shape=())
+
+    for name in ("terminal", "direction"):
+        if hasattr(event, name):
+            setattr(call, name, getattr(event, name))
+    return call
+
+
+class _Problem:
+    """A right-hand side, initial values and times, and SciPy's steps."""
+
+    def __init__(self, f: Callable[[Any, Any], Any], t_span: Sequence[Any], y0: Any, name: str) -> None:
+        self.f, self.name, self.method = f, name, method_of(name)
+        self.start, self.end = (floating("solve_ivp", t) for t in t_span)
+        self.y0 = floating("solve_ivp", y0)
+        if self.y0.ndim != 1:
+            raise ShapeError(
+                f"solve_ivp: the initial values must be a vector, but have shape {self.y0.shape}."
+            )
+        if any(isinstance(t._data, Lifted) for t in (self.start, self.end, self.y0)):
+            raise InputError(
+                "solve_ivp is not available inside ad.vmap, because its steps depend on values.\n"
+                "  Solve one system with the states of all elements."
+            )
+        self.span = float(array_of(self.start.detach())), float(array_of(self.end.detach()))
+        self.forwards = self.span[1] >= self.span[0]
+        self.steps: list[Any] = []
+
+    def check_times(self, wanted: Tensor) -> None:
+        """Raise if a time is outside of the span."""
+        values = array_of(wanted.detach())
+        low, high = min(self.span), max(self.span)
+        if values.size and not (low <= values.min() and values.max() <= high):
+            raise ArgumentError(f"solve_ivp: t_eval must be within the time span from {low} to {high}.")
+
+    def value(self, t: Any, y: Any) -> Any:
+        """Return the right-hand side as an array."""
+        return asarray(self.f(wrap(np.asarray(t, np.float64)), wrap(np.array(y))))._data
+
+    def run(self, events: list[Any], options: dict[str, Any], dense: bool) -> Any:
+        """Let SciPy solve the problem without gradients, and keep its steps."""
+
+        def plain(event: Any) -> Any:
+            def call(t: float, y: Any) -> float:
+                return float(event(asarray(t), asarray(y)).item())
+
+            for name in ("terminal", "direction"):
+                if hasattr(event, name):
+                    setattr(call, name, getattr(event, name))
+            return call
+
+        if self.method.implicit:
+            jacobian = jacfwd(lambda y, t: self.f(t, y))
+            options["jac"] = lambda t, y: array_of(jacobian(tensor(np.array(y)), tensor(float(t))))
+        solver = capturing(self.name, self.steps)
+        solve = lambda: scipy_module("integrate").solve_ivp(
+            self.value, self.span, array_of(self.y0.detach()), method=solver,
+            events=[plain(e) for e in events] or None, **options,
+        )  # fmt: skip
+        result = within(grad_mode, False, solve)
+        if dense and self.name == "DOP853":
+            within(grad_mode, False, self._extend)
+        return result
+
+    def _extend(self) -> None:
+        """Add the stages of DOP853 for values between the ends of the steps."""
+        m = self.method
+        for s, (t, h, y, k) in enumerate(self.steps):
+            stages = np.concatenate([k, np.zeros((m.total - len(k), len(y)), k.dtype)])
+            for i in range(len(k), m.total):
+                stages[i] = self.value(t + m.c[i] * h, y + h * (m.a[i, :i] @ stages[:i]))
+            self.steps[s] = t, h, y, stages
+
+    def recorded(self, dense: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the times, states and stages as tensors with their histories."""
+        first, last = self.span
+        length = last - first
+        ends = np.array([t for t, *_ in self.steps] + [self._last()[0]])
+        shares = (ends - first) / length if length else ends * 0
+        times = self.start + (self.end - self.start) * shares
+        method = self.method.cut(dense)
+        values = _Values(self, method, shares, dense)
+        if not grad_mode.get() and not special.count:
+            return times, wrap(values.states), wrap(values.stages)
+        return times, *_Solution(self, values).recorded()
+
+    def _last(self) -> tuple[float, Any]:
+        if not self.steps:
+            return self.span[0], array_of(self.y0.detach())
+        t, h, y, k = self.steps[-1]
+        return t + h, y + h * (self.method.b[: len(k)] @ k)
+
+
+class _Values:
+    """The steps as arrays."""
+
+    def __init__(self, problem: _Problem, method: Method, shares: Any, dense: bool) -> None:
+        n, dtype = problem.y0.shape[0], problem.y0.dtype
+        count = len(problem.steps)
+        self.method, self.shares, self.dense = method, shares, dense
+        self.t = np.array([t for t, *_ in problem.steps])
+        self.h = np.array([h for _, h, *_ in problem.steps])
+        self.stages = np.empty((count, method.total, n), dtype)
+        for s, (*_, k) in enumerate(problem.steps):
+            self.stages[s] = k[: method.total]
+        self.states = np.stack([y for *_, y, _ in problem.steps] + [problem._last()[1]]).astype(dtype)
+
+    def places(self) -> tuple[Any, Any]:
+        """Return the times and states of all stages, one after the other."""
+        m, h = self.method, self.h[:, None]
+        t = self.t[:, None] + h * m.c
+        y = self.states[:-1, None] + h[..., None] * np.einsum("ij,sja->sia", m.a, self.stages)
+        return t.reshape(-1), y.reshape(-1, y.shape[-1])
+
+
+class _Solution:
+    """The solution as a node of the graph."""
+
+    def __init__(self, problem: _Problem, values: _Values) -> None:
+        self.problem, self.values = problem, values
+        self.rerun = Rerun("solve_ivp", None)
+        self.inputs = [problem.y0, problem.start, problem.end]
+
+    def recorded(self) -> tuple[Tensor, Tensor | None]:
+        """Return the states and stages, joined to what they depend on."""
+        v = self.values
+        if not len(v.h):
+            return self.problem.y0[None], None
+        since = next_seq()
+        stages = self._batch()
+        if stages is None:
+            return self.repeated()
+        moving = [t for t in self.inputs if wants_gradient(t)]
+        captured = captured_by([stages], since) if stages._node is not None else []
+        operands: dict[Any, Tensor] = {}
+        for t in (*moving, *captured):
+            operands.setdefault(key_of(t), t)
+        if not operands:
+            return wrap(v.states), wrap(v.stages)
+        self.keys = list(operands)
+        self.rerun.depends_on(self.keys)
+        op = new_op("solve_ivp", [not isinstance(k, Node) for k in self.keys], False, 2)
+        op.joint, op.jvp = self.pull, self.push
+        op.differentiable = op.saves_any = True
+        states, slopes = record_results(op, tuple(operands.values()), {}, (v.states, v.stages))
+        return states, slopes
+
+    def _batch(self) -> Tensor | None:
+        """Evaluate all stages as one batch, recorded; None if the function cannot."""
+        v = self.values
+        if v.states.shape[1] > SMALL or v.states.dtype.kind != "f":
+            return None
+        t, y = v.places()
+        try:
+            found = asarray(self.rerun.first(vmap(self.problem.f), (wrap(t), wrap(y)), {}))
+        except (AdjointError, TypeError, ValueError, IndexError):
+            return None
+        if found.shape != y.shape or isinstance(found._data, Lifted):
+            return None
+        expected = v.stages.reshape(y.shape)
+        exact = 1e-6 if not v.method.implicit else 1e-2  # SciPy solves for implicit stages approximately
+        close = np.abs(found._data - expected).max(initial=0) <= exact * (1 + np.abs(expected).max(initial=0))
+        return found if close else None
+
+    def pull(self, xp: Namespace, g: Any, out: Any, *_: Any, wanted: Sequence[bool]) -> list[Any]:
+        """Return the gradients of what the solution depends on: the joint rule of the node."""
+        if xp is rec or any(not isinstance(s, np.ndarray) for s in g if s is not None):
+            since = next_seq()
+            roots = within(grad_mode, True, self.rerun.again, self.repeated, (), {})
+            found = pull_record(xp, roots, g, self.keys, wanted, since)
+        else:
+            found = self._pulled(g[0], g[1], wanted)
+        if found is None:
+            raise RuleError("solve_ivp: the function used other tensors when it ran again for the backward.")
+        return found
+
+    def _pulled(self, gy: Any, gk: Any, wanted: Sequence[bool]) -> list[Any] | None:
+        v, (y0, start, end) = self.values, self.inputs
+        t, y = v.places()
+        shape = v.stages.shape
+        n = shape[-1]
+        places = tensor(y, requires_grad=True), tensor(t, requires_grad=True)
+        since = next_seq()
+        f = vmap(self.problem.f)
+        out = within(grad_mode, True, self.rerun.again, lambda y, t: asarray(f(t, y)), places, {})
+        moving = out._node is not None
+        jac = np.zeros((*shape, n), v.stages.dtype)
+        for j in range(n if moving else 0):
+            seed = np.zeros(y.shape, out.dtype)
+            seed[:, j] = 1
+            (row,) = gradients(out, [places[0]], seed, retain_graph=True, allow_unused=True)
+            if row is not None:
+                jac[:, :, j, :] = row._data.reshape(shape)
+        gy = np.zeros_like(v.states) if gy is None else gy
+        first, of_k, of_h = pulled_steps(v.method, v.h, v.stages, jac, gy, gk)
+        keys = [*self.keys, places[1], places[0]]
+        every = [*wanted, True, False]
+        seed = of_k.reshape(y.shape).astype(out.dtype)
+        found = pull_record(raw, [out], [seed], keys, every, since) if moving else [None] * len(keys)
+        if found is None:
+            return None
+        of_t = np.zeros(shape[:2]) if found[-2] is None else np.asarray(found[-2]).reshape(shape[:2])
+        of_h = of_h + of_t @ v.method.c
+        of_length = float((of_t.sum(1) * v.shares[:-1]).sum() + (of_h * np.diff(v.shares)).sum())
+        own = {id(y0): first, id(start): of_t.sum() - of_length, id(end): of_length}
+        total = list(found[:-2])
+        for tensor_ in self.inputs:
+            for i, key in enumerate(self.keys):
+                if wants_gradient(tensor_) and key_of(tensor_) is key and wanted[i]:
+                    part = np.asarray(own[id(tensor_)], tensor_.dtype)
+                    total[i] = part if total[i] is None else total[i] + part
+        return total
+
+    def push(self, xp: Namespace, tangents: Any, out: Any, *_: Any) -> Any:
+        """Repeat the steps and push tangents through them: the forward mode of the node."""
+        given = tangents if isinstance(tangents, tuple) else (tangents,)
+        since = next_seq()
+        roots = within(grad_mode, True, self.rerun.again, self.repeated, (), {})
+        directions = [t if t is None or isinstance(t, Tensor) else wrap(t) for t in given]
+        ends = [standing(key) for key in self.keys]
+        return tuple(push_forward(list(roots), ends, directions, create_graph=xp is rec, since=since))
+
+    def repeated(self) -> tuple[Tensor, Tensor]:
+        """Repeat SciPy's steps with tensors; return the states and the stages."""
+        v, f = self.values, self.problem.f
+        y, start, end = self.inputs
+        length = end - start
+        states, slopes = [y], []
+        for s in range(len(v.h)):
+            t = start + length * float(v.shares[s])
+            h = length * float(v.shares[s + 1] - v.shares[s])
+            k = (
+                _implicit(f, t, h, y, v.method, v.stages[s])
+                if v.method.implicit
+                else _explicit(f, t, h, y, v.method)
+            )
+            y = y + h * _combined(v.method.b, k)
+            states.append(y)
+            slopes.append(k)
+        return stack(states), stack(slopes)
+
+
+def _combined(factors: Any, k: Any) -> Any:
+    """Return Σ factors k over the stages."""
+    row = np.asarray(factors, k.dtype if isinstance(k, Tensor) else k[0].dtype)
+    return rec.matmul(row, k if isinstance(k, Tensor) else stack(k))
+
+
+def _explicit(f: Callable[..., Any], t: Tensor, h: Tensor, y: Tensor, m: Method) -> Tensor:
+    slopes: list[Tensor] = []
+    for i in range(m.total):
+        used = [j for j in range(i) if m.a[i, j]]
+        at = y + h * _combined(m.a[i, used], [slopes[j] for j in used]) if used else y
+        slopes.append(asarray(f(t + float(m.c[i]) * h, at)))
+    return stack(slopes)
+
+
+def _implicit(f: Callable[..., Any], t: Tensor, h: Tensor, y: Tensor, m: Method, guess: Any) -> Tensor:
+    """Solve for the stages of an implicit method, from SciPy's approximation."""
+    a = m.a.astype(y.dtype)
+
+    def off(k: Tensor) -> Tensor:
+        at = y + h * rec.matmul(a, k)
+        return stack([asarray(f(t + float(m.c[i]) * h, at[i])) for i in range(m.total)]) - k
+
+    return root(off, guess)
+
+
+class _Path:
+    """The solution at all times, by the polynomials of the method."""
+
+    def __init__(self, problem: _Problem, times: Tensor, states: Tensor, stages: Tensor | None) -> None:
+        self.problem, self.times, self.states, self.stages = problem, times, states, stages
+        self.grid = array_of(times.detach())
+
+    def index(self, t: Any) -> Any:
+        """Return the numbers of the steps in which times are."""
+        grid, at = (self.grid, t) if self.problem.forwards else (-self.grid, -t)
+        return np.clip(np.searchsorted(grid, at, side="left") - 1, 0, max(len(grid) - 2, 0))
+
+    def __call__(self, t: Tensor, index: Any = None) -> Tensor:
+        """Return the states at times, a row for each."""
+        if self.stages is None:
+            return rec.broadcast_to(self.states[:1], shape=(t.shape[0], self.states.shape[1]))
+        i = self.index(array_of(t.detach())) if index is None else index
+        h = self.times[i + 1] - self.times[i]
+        x = (t - self.times[i]) / h
+        w = self.problem.method.w[: self.stages.shape[1]].astype(self.states.dtype)
+        powers = stack([x ** (m + 1) for m in range(w.shape[1])], axis=-1)
+        factors = h[:, None] * rec.matmul(powers, w.T)
+        return self.states[i] + rec.matmul(factors[:, None, :], self.stages[i])[:, 0]
+
+
+def _events(result: Any, path: _Path, events: list[Any]) -> list[tuple[Tensor, Tensor]]:
+    """Return the times and states of events, with the derivatives of implicit functions."""
+    found = []
+    n, dtype = path.states.shape[1], path.states.dtype
+    for event, times in zip(events, result.t_events, strict=True):
+        moments, places = [], []
+        for value in times.tolist():
+            i = path.index(np.array([value]))
+            at = lambda t, i=i: path(rec.reshape(t, shape=(1,)), i)[0]
+            moment = root(lambda t, at=at, event=event: event(t, at(t)), np.float64(value))
+            moments.append(moment)
+            places.append(at(moment))
+        if moments:
+            found.append((stack(moments), stack(places)))
+        else:
+            found.append((wrap(np.zeros(0)), wrap(np.zeros((0, n), dtype))))
+    return found
+
+
+def odeint(
+    func: Callable[..., Any],
+    y0: ArrayLike,
+    t: ArrayLike,
+    args: Sequence[Any] = (),
+    *,
+    tfirst: bool = False,
+    rtol: float = 1.49012e-8,
+    atol: float = 1.49012e-8,
+) -> Tensor:
+    """Solve a system of differential equations at given times, by the method DOP853.
+
+    Parameters
+    ----------
+    func : callable
+        The right-hand side, ``func(y, t, *args)``.
+    y0 : array_like
+        The initial values, a vector.
+    t : array_like
+        The times, in order; the first one is that of the initial values.
+    args : sequence, optional
+        Further arguments of the function; gradients flow to tensors among them.
+    tfirst : bool, optional
+        Whether the function is ``func(t, y, *args)``.
+    rtol : float, optional
+        The relative tolerance.
+    atol : float, optional
+        The absolute tolerance.
+
+    Returns
+    -------
+    Tensor
+        The values, with a row for each time.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.scipy.integrate.odeint(lambda y, t: -y, [1.0], [0.0, 1.0])[:, 0].numpy().round(6)
+    array([1.      , 0.367879])
+    """
+    times = floating("odeint", t)
+    f = (lambda s, y: func(s, y, *args)) if tfirst else (lambda s, y: func(y, s, *args))
+    found = solve_ivp(f, (times[0], times[-1]), y0, "DOP853", times, rtol=rtol, atol=atol)
+    return rec.matrix_transpose(found.y)

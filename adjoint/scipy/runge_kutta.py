@@ -1,0 +1,182 @@
+"""Runge-Kutta methods of SciPy as tables, and the adjoint of their steps.
+
+A method has stages k_i = f(t + c_i h, y + h Σ_j a_ij k_j), a step y + h Σ b_i k_i, and values between its
+ends y + h Σ_i k_i Σ_m w_im x^(m+1) for x from 0 to 1.  The last stages of some methods are for these
+values alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adjoint.scipy.fallback import scipy_module
+from adjoint.typing import Array
+
+__all__ = ["METHODS", "Method", "capturing", "method_of", "pulled_steps", "transfer"]
+
+METHODS = ("RK23", "RK45", "DOP853", "Radau")
+
+
+class Method(NamedTuple):
+    """The table of a method."""
+
+    a: Array
+    b: Array
+    c: Array
+    w: Array
+    count: int  # stages that the step itself needs
+    implicit: bool
+
+    @property
+    def total(self) -> int:
+        """The number of all stages."""
+        return len(self.c)
+
+    def cut(self, dense: bool) -> Method:
+        """Return the method without the stages for values between the ends, if they are not needed."""
+        if dense or self.count == self.total:
+            return self
+        s = self.count
+        return self._replace(a=self.a[:s, :s], b=self.b[:s], c=self.c[:s], w=self.w[:s])
+
+
+@functools.cache
+def method_of(name: str) -> Method:
+    """Return the table of a method of SciPy."""
+    solver = getattr(scipy_module("integrate"), name)
+    if name == "Radau":
+        return _radau(scipy_module("integrate._ivp.radau").P)
+    s = len(solver.B)
+    extra = name == "DOP853"
+    total = s + 1 + (3 if extra else 0)
+    a, b, c = np.zeros((total, total)), np.zeros(total), np.ones(total)
+    a[:s, : solver.A.shape[1]] = solver.A
+    a[s, :s] = b[:s] = solver.B
+    c[:s] = solver.C
+    if extra:
+        a[s + 1 :], c[s + 1 :] = solver.A_EXTRA, solver.C_EXTRA
+        return Method(a, b, c, _dop853(solver.D, b, s), s, False)
+    return Method(a, b, c, np.asarray(solver.P), s, False)
+
+
+def _radau(p: Array) -> Method:
+    r = math.sqrt(6)
+    a = np.array(
+        [
+            [(88 - 7 * r) / 360, (296 - 169 * r) / 1800, (-2 + 3 * r) / 225],
+            [(296 + 169 * r) / 1800, (88 + 7 * r) / 360, (-2 - 3 * r) / 225],
+            [(16 - r) / 36, (16 + r) / 36, 1 / 9],
+        ]
+    )
+    return Method(a, a[2], a.sum(1), a.T @ p, 3, True)
+
+
+def _dop853(d: Array, b: Array, s: int) -> Array:
+    """Return the weights of values between the ends: the nested form of SciPy, multiplied out."""
+    one = np.polynomial.Polynomial
+    x, rest = one([0.0, 1.0]), one([1.0, -1.0])
+    products = [
+        x,
+        x * rest,
+        x * x * rest,
+        (x * rest) ** 2,
+        x * (x * rest) ** 2,
+        (x * rest) ** 3,
+        x * (x * rest) ** 3,
+    ]
+    unit = np.eye(len(b))
+    # in front of the products are Δ, h k₀ - Δ, 2 Δ - h (k_s + k₀) and h D k, with Δ = h Σ b k
+    factors = [b, unit[0] - b, 2 * b - unit[s] - unit[0], *d]
+    w = np.zeros((len(b), 7))
+    for product, factor in zip(products, factors, strict=True):
+        powers = product.coef[1:]
+        w[:, : len(powers)] += np.outer(factor, powers)
+    return w
+
+
+def capturing(name: str, steps: list[Any]) -> Any:
+    """Return a solver of SciPy that writes down its accepted steps: time, length, state and stages."""
+    base = getattr(scipy_module("integrate"), name)
+    table = method_of(name)
+
+    class Capturing(base):  # type: ignore[misc]
+        def _step_impl(self) -> Any:
+            t, y = self.t, self.y
+            found = super()._step_impl()
+            if found[0]:
+                h = self.t - t
+                k = (
+                    np.linalg.solve(table.a, self.Z) / h
+                    if table.implicit
+                    else self.K[: table.count + 1].copy()
+                )
+                steps.append((t, h, y, k))
+            return found
+
+    return Capturing
+
+
+# The adjoint of the steps: arrays of all steps at once, (steps, stages, …) ---------------------------------
+
+
+def transfer(m: Method, h: Array, jac: Array) -> Any:
+    """Return ∂k/∂y of all stages, (steps, stages, n, n), from the Jacobians of the right-hand side."""
+    steps, stages, n, _ = jac.shape
+    size = h[:, None, None]
+    if m.implicit:
+        inner = _blocks(m, h, jac)
+        return np.linalg.solve(inner, jac.reshape(steps, stages * n, n)).reshape(jac.shape)
+    out = np.empty_like(jac)
+    one = np.eye(n)
+    for i in range(stages):
+        inner = one + size * np.einsum("j,sjab->sab", m.a[i, :i], out[:, :i]) if i else one
+        out[:, i] = jac[:, i] @ inner
+    return out
+
+
+def _blocks(m: Method, h: Array, jac: Array) -> Any:
+    """Return the matrix of the equations of implicit stages, 1 - h a_ij J_i."""
+    steps, stages, n, _ = jac.shape
+    inner = -h[:, None, None, None, None] * np.einsum("ij,siab->siajb", m.a, jac)
+    return inner.reshape(steps, stages * n, stages * n) + np.eye(stages * n)
+
+
+def pulled_steps(
+    m: Method, h: Array, k: Array, jac: Array, gy: Array, gk: Array | None
+) -> tuple[Any, Any, Any]:
+    """Pull gradients of the states, and of the stages, back through all steps.
+
+    Return the gradients of the initial state, of the stages as values of the right-hand side, (steps, stages,
+    n), and of the lengths of the steps, without the part through the times of the stages.
+    """
+    steps, stages, n, _ = jac.shape
+    along = transfer(m, h, jac)
+    whole = np.eye(n) + h[:, None, None] * np.einsum("i,siab->sab", m.b, along)
+    given = gy.copy()
+    if gk is not None:
+        given[:-1] += np.einsum("siab,sia->sb", along, gk)
+    ends = np.empty((steps, n))  # the gradient of the state after each step
+    total = given[-1]
+    for s in range(steps - 1, -1, -1):
+        ends[s] = total
+        total = given[s] + total @ whole[s]
+    size = h[:, None]
+    of_k = size[..., None] * m.b[:, None] * ends[:, None, :]
+    if gk is not None:
+        of_k = of_k + gk
+    if m.implicit:
+        inner = _blocks(m, h, jac).swapaxes(-1, -2)
+        of_k = np.linalg.solve(inner, of_k.reshape(steps, -1, 1)).reshape(of_k.shape)
+        at = np.einsum("siab,sia->sib", jac, of_k)
+    else:
+        at = np.empty_like(of_k)  # the gradients of the places of the stages
+        for i in range(stages - 1, -1, -1):
+            if i + 1 < stages:
+                of_k[:, i] += size * np.einsum("j,sja->sa", m.a[i + 1 :, i], at[:, i + 1 :])
+            at[:, i] = np.einsum("sab,sa->sb", jac[:, i], of_k[:, i])
+    of_h = np.einsum("sa,i,sia->s", ends, m.b, k) + np.einsum("sia,ij,sja->s", at, m.a, k)
+    return total, of_k, of_h
