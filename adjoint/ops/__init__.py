@@ -40,6 +40,7 @@ from adjoint.ops import (
     scan,
     selection,
     shape,
+    sparse_matrices,
     special,
 )
 
@@ -71,6 +72,7 @@ MODULES = (
     pool,
     create,
     special,
+    sparse_matrices,
 )
 NAMESPACES = {"linalg": linalg, "fft": fft}  # submodules, as NumPy has them
 

@@ -7,9 +7,31 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adjoint.scipy import integrate, interpolate, linalg, ndimage, signal, spatial, special, stats
+    from adjoint.scipy import (
+        integrate,
+        interpolate,
+        linalg,
+        ndimage,
+        optimize,
+        signal,
+        sparse,
+        spatial,
+        special,
+        stats,
+    )
 
-__all__ = ["integrate", "interpolate", "linalg", "ndimage", "signal", "spatial", "special", "stats"]
+__all__ = [
+    "integrate",
+    "interpolate",
+    "linalg",
+    "ndimage",
+    "optimize",
+    "signal",
+    "sparse",
+    "spatial",
+    "special",
+    "stats",
+]
 
 
 def __dir__() -> list[str]:

@@ -428,6 +428,10 @@ class _Path:
         grid, at = (self.grid, t) if self.problem.forwards else (-self.grid, -t)
         return np.clip(np.searchsorted(grid, at, side="left") - 1, 0, max(len(grid) - 2, 0))
 
+    def one(self, t: Tensor, index: Any) -> Tensor:
+        """Return the state at one time in a step."""
+        return self(rec.reshape(t, shape=(1,)), index)[0]
+
     def __call__(self, t: Tensor, index: Any = None) -> Tensor:
         """Return the states at times, a row for each."""
         if self.stages is None:
@@ -449,10 +453,9 @@ def _events(result: Any, path: _Path, events: list[Any]) -> list[tuple[Tensor, T
         moments, places = [], []
         for value in times.tolist():
             i = path.index(np.array([value]))
-            at = lambda t, i=i: path(rec.reshape(t, shape=(1,)), i)[0]
-            moment = root(lambda t, at=at, event=event: event(t, at(t)), np.float64(value))
+            moment = root(lambda t, i=i, event=event: event(t, path.one(t, i)), np.float64(value))
             moments.append(moment)
-            places.append(at(moment))
+            places.append(path.one(moment, i))
         if moments:
             found.append((stack(moments), stack(places)))
         else:

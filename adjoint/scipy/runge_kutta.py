@@ -28,7 +28,7 @@ class Method(NamedTuple):
     b: Array
     c: Array
     w: Array
-    count: int  # stages that the step itself needs
+    needed: int  # stages that the step itself needs
     implicit: bool
 
     @property
@@ -38,9 +38,9 @@ class Method(NamedTuple):
 
     def cut(self, dense: bool) -> Method:
         """Return the method without the stages for values between the ends, if they are not needed."""
-        if dense or self.count == self.total:
+        if dense or self.needed == self.total:
             return self
-        s = self.count
+        s = self.needed
         return self._replace(a=self.a[:s, :s], b=self.b[:s], c=self.c[:s], w=self.w[:s])
 
 
@@ -103,7 +103,7 @@ def capturing(name: str, steps: list[Any]) -> Any:
     base = getattr(scipy_module("integrate"), name)
     table = method_of(name)
 
-    class Capturing(base):  # type: ignore[misc]
+    class Capturing(base):  # type: ignore[misc, valid-type]  # SciPy has no types
         def _step_impl(self) -> Any:
             t, y = self.t, self.y
             found = super()._step_impl()
@@ -112,7 +112,7 @@ def capturing(name: str, steps: list[Any]) -> Any:
                 k = (
                     np.linalg.solve(table.a, self.Z) / h
                     if table.implicit
-                    else self.K[: table.count + 1].copy()
+                    else self.K[: table.needed + 1].copy()
                 )
                 steps.append((t, h, y, k))
             return found

@@ -45,7 +45,7 @@ from adjoint.transforms.rerun import Rerun
 from adjoint.transforms.reverse import vjp
 from adjoint.typing import Tree
 
-__all__ = ["fixed_point", "root"]
+__all__ = ["fixed_point", "joined_solution", "root"]
 
 DENSE = 256  # up to this number of unknowns the Jacobian is formed; beyond, GMRES uses products with it
 
@@ -271,7 +271,7 @@ class _Problem:
 
     def solved(self, x: Tensor, equation: Vector) -> Any:
         """Return the solution as a tree, joined to the tensors that the equation depends on."""
-        return self.flat.unflatten(_joined(self.name, equation, x))
+        return self.flat.unflatten(joined_solution(self.name, equation, x))
 
 
 def _held(t: Any) -> Any:
@@ -311,7 +311,7 @@ def _length(t: Tensor) -> Any:
 # The derivative ----------------------------------------------------------------------------------------
 
 
-def _joined(name: str, equation: Vector, x: Tensor) -> Tensor:
+def joined_solution(name: str, equation: Vector, x: Tensor) -> Tensor:
     """Return the root x of an equation as a function of the tensors that the equation depends on."""
     if not grad_mode.get():
         return x
@@ -500,7 +500,7 @@ class _Solution:
             raise ConvergenceError(
                 f"{self.name}: the Jacobian at the solution is singular, so the solution has no derivative."
             ) from error
-        return _joined(self.name, lambda v: product(v) + b, v) if recording else v
+        return joined_solution(self.name, lambda v: product(v) + b, v) if recording else v
 
     def _solved_plainly(self, x: Tensor, b: Tensor, product: Vector, transposed: bool) -> Tensor:
         if x.size <= DENSE:

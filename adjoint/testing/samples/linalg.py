@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.ops.sparse_matrices import Operator, Pattern
 from adjoint.testing.cases import Case, array
 
 
@@ -142,3 +143,25 @@ CASES += [
     Case("distances", (array(3, 2), array(4, 2, seed=1) + 3)),
     Case("distances", (array(2, 3, 2), array(4, 2, seed=1) + 3), note="stack"),
 ]
+
+
+def _sparse() -> list[Case]:
+    """Return cases of sparse matrices, if SciPy is there."""
+    try:
+        import scipy.sparse
+    except ImportError:
+        return []
+    rows, cols = np.array([0, 0, 1, 1, 2, 2, 2]), np.array([0, 2, 0, 1, 0, 1, 2])
+    pattern = Pattern(rows, cols, (3, 3))
+    data = np.array([3.0, 0.5, 0.4, 4.0, -0.3, 0.2, 5.0])
+    held = scipy.sparse.csr_array((data[:5], (rows[:5], cols[:5])), shape=(4, 3))
+    solve = {"pattern": pattern, "method": "direct", "options": ()}
+    return [
+        Case("sparse_solve", (data, array(3, 2)), solve),
+        Case("sparse_solve", (np.stack([data, 2 * data]), array(2, 3, 1)), solve, "stack"),
+        Case("apply_operator", (array(3, 2),), {"operator": Operator(held)}),
+        Case("apply_operator", (array(2, 3, 2),), {"operator": Operator(held)}, "stack"),
+    ]
+
+
+CASES += _sparse()

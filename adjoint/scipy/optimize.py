@@ -1,0 +1,438 @@
+"""``scipy.optimize`` on tensors: minima, roots and fits with exact derivatives.
+
+SciPy's solvers get gradients, Jacobians and Hessian products from adjoint.  The solution is a function
+of the tensors that the problem uses besides the unknowns: gradients flow to them by the implicit function
+theorem.  Other names, such as ``linprog``, are SciPy's own functions, which raise ``LostHistoryError`` for a
+tensor with a history.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from adjoint.config import grad_mode, special
+from adjoint.core.convert import array_of, asarray
+from adjoint.core.namespace import rec
+from adjoint.core.tensor import Tensor, varies
+from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.interop import scipy as solvers
+from adjoint.ops.reduce import floating, sum
+from adjoint.ops.solvers import inv, solve_triangular
+from adjoint.scipy.fallback import scipy_only
+from adjoint.transforms.flat_tree import FlatTree
+from adjoint.transforms.implicit import joined_solution
+from adjoint.transforms.matrix import jacrev
+from adjoint.transforms.reverse import grad
+from adjoint.typing import ArrayLike, Tree
+
+__all__ = ["curve_fit", "least_squares", "minimize", "root"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def _joined(
+    op: str, equation: Callable[[Tensor], Tensor], x0: Any, result: Any, bounds: Any, refused: str = ""
+) -> Any:
+    """Return a result whose solution depends on the tensors that its equation uses.
+
+    Unknowns at a bound stay there.
+    """
+    if not grad_mode.get() and not special.count:
+        return result
+    flat = np.array(result.x_flat, np.float64)
+    fixed = _at_bounds(flat, bounds)
+
+    def free(x: Tensor) -> Tensor:
+        found = equation(x)
+        return rec.where(fixed, x - flat, found) if fixed.any() else found
+
+    if refused:
+        if varies(free(asarray(flat))):
+            raise InputError(
+                f"{op}: the solution depends on tensors with a history, but with {refused} it has no "
+                "derivatives.\n  Pass them as x.detach()."
+            )
+        return result
+    solution = joined_solution(op, free, asarray(flat))
+    result.x = FlatTree(op, x0, np.float64).unflatten(solution)
+    return result
+
+
+def _at_bounds(x: Any, bounds: Any) -> Any:
+    """Return which unknowns are at a bound."""
+    if bounds is None:
+        return np.zeros(x.shape, bool)
+    if hasattr(bounds, "lb"):
+        low, high = bounds.lb, bounds.ub
+    else:
+        low = [-np.inf if b[0] is None else b[0] for b in bounds]
+        high = [np.inf if b[1] is None else b[1] for b in bounds]
+    low, high = (np.broadcast_to(np.asarray(b, float), x.shape) for b in (low, high))
+    near = 1e-9 * np.maximum(1, np.abs(x))
+    return (x - low <= near) | (high - x <= near)
+
+
+def _start(x0: Any) -> Any:
+    """Return a list of numbers as a vector, as SciPy does, and any other tree unchanged."""
+    if isinstance(x0, (list, tuple)) and all(isinstance(v, (int, float, np.number)) for v in x0):
+        return np.array(x0, np.float64)
+    return x0
+
+
+def _first(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of the first of two results: the values, without derivatives."""
+    return lambda *args: fun(*args)[0]
+
+
+def _all(args: Any) -> tuple[Any, ...]:
+    return tuple(args) if isinstance(args, (tuple, list)) else (args,)
+
+
+def minimize(
+    fun: Callable[..., Any],
+    x0: Tree,
+    args: Any = (),
+    method: str | None = None,
+    jac: Any = None,
+    hess: Any = None,
+    hessp: Any = None,
+    bounds: Any = None,
+    constraints: Any = (),
+    tol: float | None = None,
+    callback: Any = None,
+    options: dict[str, Any] | None = None,
+) -> Any:
+    """Minimise a function, with exact derivatives.
+
+    Parameters
+    ----------
+    fun : callable
+        A function ``fun(x, *args)`` that returns one number; a pair with ``jac=True``.
+    x0 : tree
+        The start: a tensor, an array, a number or a tree of them.
+    args : tuple, optional
+        Further arguments of the function; gradients flow to tensors among them.
+    method : str, optional
+        SciPy's name of the method.
+    jac : object, optional
+        Not used: adjoint computes the gradient.
+    hess : object, optional
+        Not used: adjoint computes the Hessian.
+    hessp : object, optional
+        Not used: adjoint computes products with the Hessian.
+    bounds : sequence of pairs or Bounds, optional
+        The bounds of the flat unknowns.
+    constraints : dict or sequence of dict, optional
+        SciPy's constraints, with functions of tensors.  Such a solution has no derivatives.
+    tol : float, optional
+        The tolerance.
+    callback : callable, optional
+        Called after each step with the unknowns.
+    options : dict, optional
+        SciPy's options of the method.
+
+    Returns
+    -------
+    OptimizeResult
+        SciPy's result, with ``x`` like ``x0``.  Gradients flow from ``x`` to the tensors that the function
+        uses; unknowns at a bound do not move.
+
+    Raises
+    ------
+    InputError
+        If a solution with constraints depends on tensors with a history.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> best = lambda a: ad.scipy.optimize.minimize(lambda x: ((x - a) ** 2).sum(), [0.0, 0.0]).x.sum()
+    >>> round(float(ad.grad(best)(3.0)), 6)
+    2.0
+    """
+    f, x0 = _first(fun) if jac is True else fun, _start(x0)
+    more: dict[str, Any] = {"bounds": bounds, "tol": tol, "callback": callback, "options": options}
+    more = {k: v for k, v in more.items() if v is not None}
+    limited = not (isinstance(constraints, (tuple, list)) and not constraints)
+    if limited:
+        more["constraints"] = constraints
+    result = solvers.minimize(f, x0, _all(args), method, **more)
+    flat = FlatTree("minimize", x0, np.float64)
+    slope = grad(lambda x: f(flat.unflatten(x), *_all(args)))
+    return _joined("minimize", slope, x0, result, bounds, "constraints" if limited else "")
+
+
+def root(
+    fun: Callable[..., Any],
+    x0: Tree,
+    args: Any = (),
+    method: str = "hybr",
+    jac: Any = None,
+    tol: float | None = None,
+    callback: Any = None,
+    options: dict[str, Any] | None = None,
+) -> Any:
+    """Find a root of a function, with the exact Jacobian.
+
+    Parameters
+    ----------
+    fun : callable
+        A function ``fun(x, *args)`` that returns as many numbers as ``x`` has.
+    x0 : tree
+        The start: a tensor, an array, a number or a tree of them.
+    args : tuple, optional
+        Further arguments of the function; gradients flow to tensors among them.
+    method : str, optional
+        SciPy's name of the method.
+    jac : object, optional
+        Not used: adjoint computes the Jacobian.
+    tol : float, optional
+        The tolerance.
+    callback : callable, optional
+        Called after each step of some methods.
+    options : dict, optional
+        SciPy's options of the method.
+
+    Returns
+    -------
+    OptimizeResult
+        SciPy's result, with ``x`` like ``x0``.  Gradients flow from ``x`` to the tensors that the
+        function uses.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> cube_root = lambda a: ad.scipy.optimize.root(lambda x: x ** 3 - a, 1.0).x
+    >>> round(float(ad.grad(cube_root)(8.0)), 9)
+    0.083333333
+    """
+    f, x0 = _first(fun) if jac is True else fun, _start(x0)
+    more: dict[str, Any] = {"tol": tol, "callback": callback, "options": options}
+    result = solvers.root(f, x0, _all(args), method, **{k: v for k, v in more.items() if v is not None})
+    flat = FlatTree("root", x0, np.float64)
+    return _joined("root", lambda x: _vector(f(flat.unflatten(x), *_all(args))), x0, result, None)
+
+
+def _vector(values: Any) -> Tensor:
+    leaves = values if isinstance(values, (tuple, list)) else [values]
+    parts = [floating("optimize", v) for v in leaves]
+    flat = [rec.reshape(p, shape=(p.size,)) for p in parts]
+    return flat[0] if len(flat) == 1 else rec.concat(*flat, axis=-1)
+
+
+# Of each loss of SciPy: ρ of the squared residuals
+_LOSSES: dict[str, Callable[[Any], Any]] = {
+    "linear": lambda z: z,
+    "soft_l1": lambda z: 2 * (rec.sqrt(1 + z) - 1),
+    "huber": lambda z: rec.where(z <= 1, z, 2 * rec.sqrt(rec.where(z <= 1, 1.0, z)) - 1),
+    "cauchy": lambda z: rec.log1p(z),
+    "arctan": lambda z: rec.atan(z),
+}
+
+
+def least_squares(
+    fun: Callable[..., Any],
+    x0: Tree,
+    jac: Any = None,
+    bounds: Any = (-np.inf, np.inf),
+    method: str = "trf",
+    *,
+    loss: str = "linear",
+    f_scale: float = 1.0,
+    args: Any = (),
+    kwargs: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """Minimise a sum of squares, with the exact Jacobian.
+
+    Parameters
+    ----------
+    fun : callable
+        A function ``fun(x, *args, **kwargs)`` that returns the residuals.
+    x0 : tree
+        The start: a tensor, an array, a number or a tree of them.
+    jac : object, optional
+        Not used: adjoint computes the Jacobian.
+    bounds : pair of array_like or Bounds, optional
+        The lower and upper bounds of the flat unknowns.
+    method : {"trf", "dogbox", "lm"}, optional
+        SciPy's name of the method.
+    loss : str, optional
+        SciPy's name of the loss.
+    f_scale : float, optional
+        The scale of the loss.
+    args : tuple, optional
+        Further arguments of the function; gradients flow to tensors among them.
+    kwargs : dict, optional
+        The same by name.
+    **options : optional
+        Other parameters of SciPy's function: ``ftol``, ``xtol``, ``gtol``, ``x_scale``, ``max_nfev``, …
+
+    Returns
+    -------
+    OptimizeResult
+        SciPy's result, with ``x`` like ``x0``.  Gradients flow from ``x`` to the tensors that the function
+        uses; unknowns at a bound do not move.
+
+    Raises
+    ------
+    ArgumentError
+        If the loss is unknown.
+
+    Examples
+    --------
+    >>> import adjoint as ad, numpy as np
+    >>> data = np.array([1.0, 2.0, 6.0])
+    >>> mean = lambda y: ad.scipy.optimize.least_squares(lambda m: m - y, 0.0).x
+    >>> ad.grad(mean)(data).round(6)
+    array([0.333333, 0.333333, 0.333333])
+    """
+    if loss not in _LOSSES:
+        raise ArgumentError(f"least_squares: loss must be one of {', '.join(_LOSSES)}, not {loss!r}.")
+    named, x0 = kwargs or {}, _start(x0)
+
+    def f(x: Any) -> Tensor:
+        return _vector(fun(x, *_all(args), **named))
+
+    result = solvers.least_squares(
+        f, x0, bounds=bounds, method=method, loss=loss, f_scale=f_scale, **options
+    )  # fmt: skip
+    flat = FlatTree("least_squares", x0, np.float64)
+
+    def cost(x: Tensor) -> Tensor:
+        r = f(flat.unflatten(x)) / f_scale
+        return 0.5 * f_scale**2 * sum(_LOSSES[loss](r * r))
+
+    if not hasattr(bounds, "lb"):
+        low, high = (np.broadcast_to(np.asarray(b, float), result.x_flat.shape) for b in bounds)
+        bounds = list(zip(low.tolist(), high.tolist(), strict=True))
+    return _joined("least_squares", grad(cost), x0, result, bounds)
+
+
+def curve_fit(
+    f: Callable[..., Any],
+    xdata: Any,
+    ydata: ArrayLike,
+    p0: Any = None,
+    sigma: Any = None,
+    absolute_sigma: bool = False,
+    check_finite: bool | None = None,
+    bounds: Any = (-np.inf, np.inf),
+    method: str | None = None,
+    jac: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Fit the parameters of a function to data, with the exact Jacobian.
+
+    Parameters
+    ----------
+    f : callable
+        The model, ``f(xdata, *parameters)``.
+    xdata : object
+        What the model depends on.
+    ydata : array_like
+        The data.
+    p0 : sequence of float, optional
+        The start; ones by default.
+    sigma : array_like, optional
+        Standard deviations of the data, or their covariance matrix.
+    absolute_sigma : bool, optional
+        Whether ``sigma`` is not just relative.
+    check_finite : bool, optional
+        Ignored.
+    bounds : pair of array_like or Bounds, optional
+        The lower and upper bounds of the parameters.
+    method : {"lm", "trf", "dogbox"}, optional
+        SciPy's name of the method.
+    jac : object, optional
+        Not used: adjoint computes the Jacobian.
+    **kwargs : optional
+        Options of ``least_squares``.
+
+    Returns
+    -------
+    tuple of Tensor
+        The parameters and their covariance matrix.  Gradients flow to the data, to ``sigma`` and to all
+        tensors that the model uses.
+
+    Raises
+    ------
+    InputError
+        If the number of parameters cannot be found from the model.
+    RuntimeError
+        If the fit does not converge.
+
+    Examples
+    --------
+    >>> import adjoint as ad, numpy as np
+    >>> x = np.linspace(0, 1, 5)
+    >>> best, _ = ad.scipy.optimize.curve_fit(lambda x, a, b: a * ad.exp(b * x), x, 2 * np.exp(-x))
+    >>> best.numpy().round(6)
+    array([ 2., -1.])
+    """
+    start = np.ones(_count(f)) if p0 is None else np.array(array_of(asarray(p0).detach()), float).reshape(-1)
+    y, n = floating("curve_fit", ydata), len(start)
+    whiten = _whitened(sigma, y)
+
+    def residuals(p: Tensor) -> Tensor:
+        model = floating("curve_fit", f(xdata, *(p[i] for i in range(n))))
+        return whiten(rec.reshape(model - y, shape=(y.size,)))
+
+    edges = (bounds.lb, bounds.ub) if hasattr(bounds, "lb") else bounds
+    bounded = any(np.isfinite(np.asarray(b, float)).any() for b in edges)
+    if "maxfev" in kwargs:
+        kwargs["max_nfev"] = kwargs.pop("maxfev")
+    chosen = method or ("trf" if bounded else "lm")
+    result = least_squares(residuals, start, bounds=bounds, method=chosen, **kwargs)
+    if not result.success:
+        raise RuntimeError(f"curve_fit: no optimal parameters were found: {result.message}")
+    best = result.x
+    slopes = jacrev(residuals)(best)
+    covariance = inv(rec.matmul(rec.matrix_transpose(slopes), slopes))
+    if absolute_sigma:
+        return best, covariance
+    if y.size <= n:
+        return best, asarray(np.full((n, n), np.inf))
+    r = residuals(best)
+    return best, covariance * (sum(r * r) / (y.size - n))
+
+
+def _count(f: Callable[..., Any]) -> int:
+    """Return the number of parameters of a model."""
+    try:
+        given = list(inspect.signature(f).parameters.values())
+    except (TypeError, ValueError):
+        given = []
+    fixed = [p for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(fixed) < 2 or len(fixed) < len([p for p in given if p.kind is not p.KEYWORD_ONLY]):
+        raise InputError("curve_fit: the number of parameters of the model is unknown: give p0.")
+    return len(fixed) - 1
+
+
+def _whitened(sigma: Any, y: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the function that divides residuals by their standard deviations."""
+    if sigma is None:
+        return lambda r: r
+    s = floating("curve_fit", sigma)
+    if s.ndim <= 1 and s.shape in ((), (1,), (y.size,)):
+        return lambda r: r / s
+    if s.shape != (y.size, y.size):
+        raise ShapeError(f"curve_fit: sigma has shape {s.shape}, but there are {y.size} data.")
+    factor = rec.cholesky(s, upper=False)
+    return lambda r: solve_triangular(factor, r, lower=True)
+
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...
+
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Return SciPy's own function, which raises for a tensor with a history."""
+        return scipy_only("optimize", name)

@@ -1,0 +1,42 @@
+"""``scipy.sparse`` on tensors: matrices in products, sums and solves (``linalg``).
+
+The constructors return a ``SparseArray``, in one format.  Other names are SciPy's own functions; those that
+make matrices return constants of SciPy, which the constructors accept.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from adjoint.scipy.fallback import scipy_only
+from adjoint.scipy.sparse import linalg
+from adjoint.scipy.sparse.arrays import SparseArray, constructor, diags_array, eye_array
+
+csr_array, csc_array, coo_array = map(constructor, ("csr_array", "csc_array", "coo_array"))
+csr_matrix, csc_matrix, coo_matrix = map(constructor, ("csr_matrix", "csc_matrix", "coo_matrix"))
+
+__all__ = [
+    "SparseArray",
+    "coo_array",
+    "coo_matrix",
+    "csc_array",
+    "csc_matrix",
+    "csr_array",
+    "csr_matrix",
+    "diags_array",
+    "eye_array",
+    "linalg",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...
+
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Return SciPy's own function, which raises for a tensor with a history."""
+        return scipy_only("sparse", name)

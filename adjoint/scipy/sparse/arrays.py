@@ -1,0 +1,321 @@
+"""Sparse matrices whose elements may have derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.convert import asarray
+from adjoint.core.namespace import rec
+from adjoint.core.tensor import Tensor, varies
+from adjoint.errors import InputError, ShapeError
+from adjoint.ops.join import concat
+from adjoint.ops.reduce import floating
+from adjoint.ops.sparse_matrices import Operator, Pattern
+from adjoint.scipy.fallback import scipy_module
+from adjoint.scipy.values import plain_values
+from adjoint.typing import ArrayLike
+
+__all__ = ["SparseArray", "constructor", "diags_array", "eye_array"]
+
+
+class SparseArray:
+    """A sparse matrix: its elements, a tensor, and their rows and columns.
+
+    Products with tensors, sums, multiples and solves have derivatives in the elements and in the tensors.
+
+    Parameters
+    ----------
+    data : array_like
+        The elements.
+    rows : array_like of int
+        Their rows.
+    cols : array_like of int
+        Their columns.  Elements at the same place are added.
+    shape : pair of int
+        The shape of the matrix.
+    """
+
+    ndim = 2
+    __array_ufunc__ = None  # so that array @ matrix asks the matrix
+
+    def __init__(self, data: ArrayLike, rows: Any, cols: Any, shape: Sequence[int]) -> None:
+        values = floating("sparse", data)
+        i, j = (np.asarray(k, np.intp).reshape(-1) for k in (rows, cols))
+        m, n = shape
+        if values.shape != i.shape or i.shape != j.shape:
+            raise ShapeError(f"sparse: {values.shape} elements need as many rows and columns.")
+        if i.size and (i.min() < 0 or i.max() >= m or j.min() < 0 or j.max() >= n):
+            raise ShapeError(f"sparse: an element is outside of the shape {(m, n)}.")
+        order = np.lexsort((j, i))
+        if (np.diff(order) != 1).any():
+            values, i, j = values[order], i[order], j[order]
+        self.data, self.pattern = values, Pattern(i, j, (int(m), int(n)))
+
+    @classmethod
+    def _of(cls, data: Tensor, pattern: Pattern) -> SparseArray:
+        found = cls.__new__(cls)
+        found.data, found.pattern = data, pattern
+        return found
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of the matrix."""
+        return self.pattern.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the elements."""
+        return self.data.dtype
+
+    @property
+    def nnz(self) -> int:
+        """The number of stored elements."""
+        return self.data.shape[0]
+
+    @property
+    def T(self) -> SparseArray:  # noqa: N802 (NumPy's name)
+        """The transposed matrix."""
+        other = self.pattern.T
+        return SparseArray._of(self.pattern.reordered(rec, self.data), other)
+
+    def constant(self) -> Any:
+        """Return the matrix as one of SciPy; None if its elements have derivatives or vary in a transform."""
+        values = None if varies(self.data) else plain_values(self.data)
+        return None if values is None else self.pattern.matrix(values).tocsr()
+
+    def toarray(self) -> Tensor:
+        """Return the matrix as a tensor."""
+        m, n = self.shape
+        place = asarray(self.pattern.rows * n + self.pattern.cols)
+        return rec.reshape(rec.untake(self.data, place, axis=-1, length=m * n), shape=(m, n))
+
+    todense = toarray
+
+    def diagonal(self) -> Tensor:
+        """Return the main diagonal."""
+        on = np.flatnonzero(self.pattern.rows == self.pattern.cols)
+        place = asarray(self.pattern.rows[on])
+        return rec.untake(self.data[on], place, axis=-1, length=min(self.shape))
+
+    def tocsr(self) -> SparseArray:
+        """Return the matrix itself: there is one format."""
+        return self
+
+    tocsc = tocoo = tocsr
+
+    def __matmul__(self, other: Any) -> Tensor:
+        x = floating("sparse", _values(other))
+        if x.ndim not in (1, 2) or x.shape[0] != self.shape[1]:
+            raise ShapeError(f"a sparse matrix of shape {self.shape} does not fit {x.shape}.")
+        columns = x[:, None] if x.ndim == 1 else x
+        held = self.constant()
+        if held is not None:
+            y = rec.apply_operator(columns, operator=Operator(held))
+        else:
+            parts = self.data[:, None] * rec.take(columns, asarray(self.pattern.cols), axis=-2)
+            y = rec.untake(parts, asarray(self.pattern.rows), axis=-2, length=self.shape[0])
+        return y[:, 0] if x.ndim == 1 else y
+
+    dot = __matmul__
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        x = floating("sparse", other)
+        return self.T @ x if x.ndim == 1 else rec.matrix_transpose(self.T @ rec.matrix_transpose(x))
+
+    def __mul__(self, other: Any) -> SparseArray:
+        factor = asarray(other)
+        if factor.ndim:
+            raise InputError("a sparse matrix can be multiplied by a number, or by @ with a tensor.")
+        return SparseArray._of(self.data * factor, self.pattern)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> SparseArray:
+        return self * (1 / floating("sparse", other))
+
+    def __neg__(self) -> SparseArray:
+        return SparseArray._of(-self.data, self.pattern)
+
+    def __add__(self, other: Any) -> SparseArray:
+        b = as_sparse(other)
+        if b.shape != self.shape:
+            raise ShapeError(f"sparse matrices of shapes {self.shape} and {b.shape} cannot be added.")
+        rows = np.concatenate([self.pattern.rows, b.pattern.rows])
+        cols = np.concatenate([self.pattern.cols, b.pattern.cols])
+        return SparseArray(concat([self.data, b.data]), rows, cols, self.shape)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> SparseArray:
+        return self + (-as_sparse(other))
+
+    def __rsub__(self, other: Any) -> SparseArray:
+        return as_sparse(other) - self
+
+    def __repr__(self) -> str:
+        return f"<SparseArray of shape {self.shape} with {self.nnz} elements, {self.dtype}>"
+
+
+def _values(other: Any) -> Any:
+    if isinstance(other, SparseArray) or hasattr(other, "tocoo"):
+        raise InputError("the product of two sparse matrices has no derivatives: use a.toarray(), or SciPy.")
+    return other
+
+
+def as_sparse(a: Any) -> SparseArray:
+    """Return a sparse matrix from one of SciPy, or from the elements of a dense one that are not zero."""
+    if isinstance(a, SparseArray):
+        return a
+    if hasattr(a, "tocoo"):
+        coo = a.tocoo()
+        return SparseArray(coo.data, coo.row, coo.col, coo.shape)
+    dense = floating("sparse", a)
+    values = plain_values(dense)
+    if values is None or dense.ndim != 2:
+        raise InputError("sparse: a dense matrix cannot be converted inside a transform: give its elements.")
+    i, j = np.nonzero(values)
+    return SparseArray(dense[i, j], i, j, dense.shape)
+
+
+def constructor(name: str) -> Callable[..., SparseArray]:
+    """Return a function that makes sparse matrices from the arguments of a class of SciPy."""
+
+    def make(
+        arg1: Any, shape: Sequence[int] | None = None, dtype: Any = None, copy: bool = False
+    ) -> SparseArray:
+        found = _made(name, arg1, shape)
+        if dtype is not None and found.dtype != dtype:
+            found = SparseArray._of(rec.astype(found.data, dtype=np.dtype(dtype)), found.pattern)
+        return found
+
+    make.__name__ = make.__qualname__ = name
+    make.__doc__ = f"""Return a sparse matrix, from the arguments of ``scipy.sparse.{name}``.
+
+    Parameters
+    ----------
+    arg1 : sparse matrix, array_like or tuple
+        A matrix, ``(data, (rows, cols))``, or ``(data, indices, indptr)``.  Gradients flow to ``data``.
+    shape : pair of int, optional
+        The shape of the matrix.
+    dtype : dtype, optional
+        The dtype of the elements.
+    copy : bool, optional
+        Ignored: elements are not written to.
+
+    Returns
+    -------
+    SparseArray
+        The matrix.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> a = ad.scipy.sparse.{name}([[0.0, 2.0], [3.0, 0.0]])
+    >>> a @ ad.tensor([1.0, 10.0])
+    tensor([20.,  3.], dtype=float64)
+    """
+    return make
+
+
+def _made(name: str, arg1: Any, shape: Any) -> SparseArray:
+    if not isinstance(arg1, tuple):
+        return as_sparse(arg1)
+    if len(arg1) == 2 and all(isinstance(n, (int, np.integer)) for n in arg1):
+        return SparseArray(np.zeros(0), [], [], arg1)
+    if len(arg1) == 2:
+        data, (i, j) = arg1
+    elif len(arg1) == 3 and not name.startswith("coo"):
+        data, indices, indptr = arg1
+        groups = np.repeat(np.arange(len(indptr) - 1), np.diff(np.asarray(indptr)))
+        i, j = (groups, indices) if name.startswith("csr") else (indices, groups)
+        if shape is None and name.startswith("csr"):
+            shape = (len(indptr) - 1, int(np.max(indices, initial=-1)) + 1)
+        elif shape is None:
+            shape = (int(np.max(indices, initial=-1)) + 1, len(indptr) - 1)
+    else:
+        raise InputError(f"{name}: expected a matrix, (data, (rows, cols)) or (data, indices, indptr).")
+    if shape is None:
+        shape = int(np.max(i, initial=-1)) + 1, int(np.max(j, initial=-1)) + 1
+    return SparseArray(data, i, j, shape)
+
+
+def diags_array(diagonals: Any, *, offsets: Any = 0, shape: Sequence[int] | None = None) -> SparseArray:
+    """Return a sparse matrix from its diagonals; gradients flow to them.
+
+    Parameters
+    ----------
+    diagonals : sequence of array_like
+        The diagonals; one with a single element is repeated.
+    offsets : int or sequence of int, optional
+        Which diagonals they are; above the main one the offset is positive.
+    shape : pair of int, optional
+        The shape of the matrix; by default it is square.
+
+    Returns
+    -------
+    SparseArray
+        The matrix.
+
+    Raises
+    ------
+    ShapeError
+        If a diagonal has another length than the matrix has.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.scipy.sparse.diags_array([[-1.0], [2.0], [-1.0]], offsets=[-1, 0, 1], shape=(3, 3)).toarray()
+    tensor([[ 2., -1.,  0.],
+            [-1.,  2., -1.],
+            [ 0., -1.,  2.]], dtype=float64)
+    """
+    places = np.atleast_1d(offsets)
+    one = np.ndim(offsets) == 0 and (not isinstance(diagonals, (list, tuple)) or np.ndim(diagonals[0]) == 0)
+    items = [floating("diags", d) for d in ([diagonals] if one else diagonals)]
+    items = [rec.reshape(d, shape=(1,)) if d.ndim == 0 else d for d in items]
+    if len(items) != len(places):
+        raise ShapeError(f"diags: {len(items)} diagonals do not fit {len(places)} offsets.")
+    if shape is None:
+        size = items[0].shape[0] + abs(int(places[0]))
+        shape = size, size
+    m, n = shape
+    data, rows, cols = [], [], []
+    for d, k in zip(items, places.tolist(), strict=True):
+        length = max(min(m + min(k, 0), n - max(k, 0)), 0)
+        if d.shape[0] not in (1, length):
+            raise ShapeError(f"diags: diagonal {k} has {d.shape[0]} elements, but {length} are expected.")
+        data.append(rec.broadcast_to(d, shape=(length,)) if d.shape[0] != length else d)
+        rows.append(np.arange(length) + max(-k, 0))
+        cols.append(np.arange(length) + max(k, 0))
+    return SparseArray(concat(data), np.concatenate(rows), np.concatenate(cols), (m, n))
+
+
+def eye_array(m: int, n: int | None = None, *, k: int = 0, dtype: Any = float) -> SparseArray:
+    """Return a sparse matrix with ones on a diagonal.
+
+    Parameters
+    ----------
+    m : int
+        The number of rows.
+    n : int, optional
+        The number of columns; by default that of the rows.
+    k : int, optional
+        Which diagonal.
+    dtype : dtype, optional
+        The dtype of the elements.
+
+    Returns
+    -------
+    SparseArray
+        The matrix.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.scipy.sparse.eye_array(2) @ [3.0, 4.0]
+    tensor([3., 4.], dtype=float64)
+    """
+    return as_sparse(scipy_module("sparse").eye_array(m, n, k=k, dtype=dtype))

@@ -1,0 +1,118 @@
+"""``adjoint.scipy.optimize``: SciPy's solutions, and their derivatives in what the problems depend on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint.errors import ArgumentError, InputError, LostHistoryError
+from adjoint.testing import gradcheck
+
+so = pytest.importorskip("scipy.optimize")
+O = ad.scipy.optimize  # noqa: E741
+
+RNG = np.random.default_rng(23)
+tight = {"rtol": 1e-4, "atol": 1e-5, "eps": 1e-4}
+
+
+def rosenbrock(x, a, b):
+    return (a - x[0]) ** 2 + b * (x[1] - x[0] ** 2) ** 2
+
+
+@pytest.mark.parametrize("method", [None, "BFGS", "Newton-CG", "trust-exact", "L-BFGS-B"])
+def test_minimize(method):
+    got = O.minimize(rosenbrock, [0.5, 0.2], (1.5, 10.0), method, tol=1e-10)
+    expected = so.minimize(rosenbrock, [0.5, 0.2], (1.5, 10.0), tol=1e-10)
+    np.testing.assert_allclose(got.x.numpy(), expected.x, atol=1e-5)
+    best = lambda a, b: O.minimize(rosenbrock, [0.5, 0.2], (a, b), method, tol=1e-10).x
+    assert gradcheck(best, [np.array(1.5), np.array(10.0)], rtol=1e-3, atol=1e-4, eps=1e-3)
+    exact = ad.jacobian(lambda a: best(a, 10.0))(1.5)  # the minimum is at (a, a²)
+    np.testing.assert_allclose(exact, [1.0, 3.0], atol=1e-4)
+
+
+def test_minimize_with_trees_bounds_and_derivatives_of_others():
+    loss = lambda p, t: ((p["w"] - t) ** 2).sum() + (p["b"] * t[0] - 1) ** 2
+    t = np.array([1.0, 2.0])
+    best = lambda t: O.minimize(loss, {"w": np.zeros(2), "b": 0.5}, (t,), tol=1e-12).x
+    assert gradcheck(lambda t: (best(t)["w"], best(t)["b"]), [t], **tight)
+    second = ad.hessian(lambda a: O.minimize(lambda x: (x**2 / 2 - a**3 * x).sum(), 0.0, tol=1e-12).x)(2.0)
+    assert float(second) == pytest.approx(12.0, rel=1e-6)
+    bounded = lambda a: (
+        O.minimize(lambda x: ((x - a) ** 2).sum(), [0.1, 0.1], bounds=[(0, 1), (None, None)]).x
+    )
+    np.testing.assert_allclose(bounded(3.0).numpy(), [1.0, 3.0], atol=1e-6)
+    np.testing.assert_allclose(ad.jacobian(bounded)(3.0), [0.0, 1.0], atol=1e-6)
+    square = lambda x: (((x - 2) ** 2).sum(), 2 * (x - 2))
+    np.testing.assert_allclose(O.minimize(square, np.zeros(2), jac=True).x.numpy(), [2, 2], atol=1e-6)
+    plain = O.minimize(lambda x: ((x - 2) ** 2).sum(), np.zeros(2), jac=lambda x: 2 * (x - 2))
+    np.testing.assert_allclose(plain.x.numpy(), [2, 2], atol=1e-6)
+    rule = {"type": "eq", "fun": lambda x: x[0] - 1.0}
+    limited = lambda a: O.minimize(lambda x: ((x - a) ** 2).sum(), [0.1, 0.1], constraints=rule).x
+    np.testing.assert_allclose(limited(3.0).numpy(), [1.0, 3.0], atol=1e-6)
+    with pytest.raises(InputError, match="with constraints it has no derivatives"):
+        ad.jacobian(limited)(3.0)
+
+
+def test_root():
+    f = lambda x, a: ad.stack([x[0] ** 2 + x[1] - a, x[0] - x[1] ** 3])
+    solved = lambda a: O.root(f, [1.0, 1.0], (a,)).x
+    np.testing.assert_allclose(f(solved(3.0), 3.0).numpy(), 0, atol=1e-10)
+    assert gradcheck(solved, [np.array(3.0)], order=2, rtol=1e-4, atol=1e-5)
+    assert gradcheck(lambda a: O.root(f, [1.0, 1.0], (a,), method="lm").x, [np.array(3.0)], **tight)
+    tangent = ad.jvp(solved, (np.array(3.0),), (np.array(1.0),))[1]
+    np.testing.assert_allclose(tangent, ad.jacobian(solved)(3.0), rtol=1e-8)
+
+
+@pytest.mark.parametrize("loss", ["linear", "soft_l1", "huber", "cauchy", "arctan"])
+def test_least_squares(loss):
+    x = np.linspace(0, 2, 12)
+    y = 2 * np.exp(-0.8 * x) + 0.1 * RNG.normal(size=12)
+    y[3] += 1.5
+    options = {"loss": loss, "f_scale": 0.3, "xtol": 1e-12, "gtol": 1e-12, "ftol": 1e-12}
+    off = lambda p, y: p[0] * ad.exp(p[1] * x) - y
+    fit = lambda y: O.least_squares(off, [1.0, -1.0], args=(y,), **options).x
+    plain = so.least_squares(lambda p: p[0] * np.exp(p[1] * x) - y, [1.0, -1.0], **options)
+    np.testing.assert_allclose(fit(y).numpy(), plain.x, atol=1e-5)
+    assert gradcheck(fit, [y], directions=2, rtol=1e-3, atol=1e-4, eps=1e-4)
+
+
+def test_curve_fit():
+    x = np.linspace(0, 2, 15)
+    y = 2 * np.exp(-0.8 * x) + 0.05 * RNG.normal(size=15)
+    s = RNG.uniform(0.5, 1.5, 15)
+    model, plain = (lambda x, a, b: a * ad.exp(b * x)), (lambda x, a, b: a * np.exp(b * x))
+    wide = 0.3 * np.ones((15, 15)) + np.diag(s)
+    for options in (
+        {},
+        {"sigma": s},
+        {"sigma": s, "absolute_sigma": True},
+        {"sigma": wide},
+        {"p0": [1.0, -0.5], "bounds": ([0, -3], [5, 0])},
+    ):
+        got, expected = O.curve_fit(model, x, y, **options), so.curve_fit(plain, x, y, **options)
+        for a, b in zip(got, expected, strict=True):
+            np.testing.assert_allclose(a.numpy(), b, rtol=1e-4, atol=1e-6)
+    exact = {"xtol": 1e-14, "ftol": 1e-14, "gtol": 1e-14}
+    assert gradcheck(
+        lambda y, s: O.curve_fit(model, x, y, sigma=s, **exact),
+        [y, s],
+        directions=2,
+        rtol=1e-3,
+        atol=1e-5,
+        eps=1e-4,
+    )
+    assert gradcheck(
+        lambda x: O.curve_fit(model, x, y, **exact)[0], [x], directions=2, rtol=1e-3, atol=1e-5, eps=1e-4
+    )
+    with pytest.raises(InputError, match="number of parameters"):
+        O.curve_fit(lambda x, *p: x, x, y)
+
+
+def test_linear_programs_are_those_of_scipy():
+    result = O.linprog([-1.0, -2.0], A_ub=[[1.0, 1.0]], b_ub=[4.0])
+    np.testing.assert_allclose(result.x, [0.0, 4.0], atol=1e-9)
+    with pytest.raises(LostHistoryError):
+        O.linprog(ad.tensor([-1.0, -2.0], requires_grad=True), A_ub=[[1.0, 1.0]], b_ub=[4.0])
+    with pytest.raises(ArgumentError, match="loss must be one of linear"):
+        O.least_squares(lambda x: x, [1.0], loss="square")

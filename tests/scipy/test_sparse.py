@@ -1,0 +1,139 @@
+"""``adjoint.scipy.sparse``: products and solves against SciPy, derivatives of elements and right sides."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint.errors import ConvergenceError, InputError, LinAlgError, ShapeError
+from adjoint.testing import gradcheck
+
+ss = pytest.importorskip("scipy.sparse")
+sl = pytest.importorskip("scipy.sparse.linalg")
+S = ad.scipy.sparse
+L = S.linalg
+
+RNG = np.random.default_rng(19)
+I, J = np.array([2, 0, 1, 0, 2, 1, 3, 3]), np.array([2, 0, 1, 2, 0, 3, 3, 1])  # noqa: E741
+DATA = np.array([5.0, 4.0, 3.0, 0.5, -0.4, 0.3, 6.0, 1.0])
+A = ss.csr_array((DATA, (I, J)), shape=(4, 4))
+SPD = (A @ A.T + ss.eye_array(4)).tocsr()
+B, X = RNG.normal(size=4), RNG.normal(size=(4, 3))
+close = lambda a, b: np.testing.assert_allclose(ad.asarray(a).numpy(), b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "name", ["csr_array", "csc_array", "coo_array", "csr_matrix", "csc_matrix", "coo_matrix"]
+)
+def test_constructors(name):
+    ours, theirs = getattr(S, name), getattr(ss, name)
+    compressed = [] if name.startswith("coo") else [(theirs(A).data, theirs(A).indices, theirs(A).indptr)]
+    for arg, shape in [
+        (A, None),
+        (A.toarray(), None),
+        ((DATA, (I, J)), None),
+        ((2, 5), None),
+        *((c, None) for c in compressed),
+    ]:
+        close(ours(arg, shape=shape).toarray(), theirs(arg, shape=shape).toarray())
+    twice = ours((np.ones(2), ([0, 0], [1, 1])), shape=(2, 3))
+    close(twice.toarray(), [[0, 2, 0], [0, 0, 0]])
+    matrix = ours((DATA, (I, J)))
+    assert matrix.shape == (4, 4) and matrix.nnz == 8 and matrix.dtype == np.float64
+    close(matrix.T.toarray(), A.toarray().T)
+    close(matrix.T.T.toarray(), A.toarray())
+    close(matrix.diagonal(), A.diagonal())
+    close((2 * matrix - matrix.T / 4 + A).toarray(), (3 * A - A.T / 4).toarray())
+    assert ours(A, dtype=np.float32).dtype == np.float32
+
+
+def test_products():
+    a = S.csr_array(A)
+    for x in (B, X):
+        close(a @ x, A @ x)
+        close(x.T @ a, x.T @ A)
+        close(a.T @ ad.tensor(x), A.T @ x)
+    of = lambda d: S.coo_array((d, (I, J)))
+    assert gradcheck(lambda x: a @ x, [X], order=2)
+    assert gradcheck(lambda d, x: of(d) @ x, [DATA, X], directions=2, order=2)
+    assert gradcheck(lambda d, x: of(d).T @ x, [DATA, X], directions=2)
+    assert gradcheck(lambda d: (of(d) + 2 * of(d).T).toarray(), [DATA])
+    batch = np.stack([X, X + 1])
+    close(ad.vmap(lambda x: a @ x)(batch), A.toarray() @ batch)
+    both = ad.vmap(lambda d, x: of(d) @ x)(np.stack([DATA, 2 * DATA]), batch)
+    close(both[1], 2 * A @ (X + 1))
+    close(ad.compile(lambda x: a @ x)(X), A @ X)
+    close(ad.compile(lambda d, x: of(d) @ x)(DATA, X), A @ X)
+    close(ad.jvp(lambda x: a @ x, (X,), (X + 1,))[1], A @ (X + 1))
+    many = ss.random_array((300, 200), density=0.05, rng=1)
+    close(S.csr_array(many) @ np.ones(200), many @ np.ones(200))
+
+
+SOLVERS = {
+    "spsolve": (lambda a, b: L.spsolve(a, b), A),
+    "cg": (lambda a, b: L.cg(a, b, rtol=1e-13)[0], SPD),
+    "gmres": (lambda a, b: L.gmres(a, b, rtol=1e-13)[0], A),
+}
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_solves(name):
+    solve, matrix = SOLVERS[name]
+    dense = matrix.toarray()
+    coo = matrix.tocoo()
+    forms = [matrix, S.csr_array(matrix), dense]
+    if name != "spsolve":
+        forms.append(sl.aslinearoperator(matrix))
+    for form in forms:
+        close(solve(form, B), np.linalg.solve(dense, B))
+        close(solve(form, X), np.linalg.solve(dense, X))
+        assert gradcheck(lambda b, form=form: solve(form, b), [B], order=2)
+        close(ad.vmap(lambda b, form=form: solve(form, b))(X.T), np.linalg.solve(dense, X).T)
+        close(
+            ad.jvp(lambda b, form=form: solve(form, b), (B,), (X[:, 0],))[1], np.linalg.solve(dense, X[:, 0])
+        )
+        close(ad.compile(lambda b, form=form: solve(form, b))(B), np.linalg.solve(dense, B))
+
+    def of(d, b):
+        a = S.coo_array((d, (coo.row, coo.col)))
+        return solve((a + a.T) / 2 if name == "cg" else a, b)
+
+    assert gradcheck(of, [coo.data, B], order=2, rtol=1e-4)
+    both = ad.vmap(of)(np.stack([coo.data, 2 * coo.data]), np.stack([B, B + 1]))
+    close(both[1], np.linalg.solve(2 * dense, B + 1))
+    assert gradcheck(lambda m: solve((m + m.T) / 2 if name == "cg" else m, B), [dense], directions=2)
+    exact = sl.aslinearoperator(ss.csr_array(np.diag(1 / np.diag(dense))))
+    if name != "spsolve":
+        method = getattr(L, name)
+        got, info = method(matrix, B, ad.tensor(B), rtol=1e-12, M=exact)
+        close(got, np.linalg.solve(dense, B))
+        assert info == 0
+        assert gradcheck(lambda b: method(matrix, b, rtol=1e-12, M=exact)[0], [B])
+
+
+def test_diagonals():
+    d = [RNG.normal(size=3), RNG.normal(size=4) + 5, RNG.normal(size=3)]
+    close(S.diags_array(d, offsets=[-1, 0, 1]).toarray(), ss.diags_array(d, offsets=[-1, 0, 1]).toarray())
+    close(S.diags_array([1.0, 2.0], offsets=1).toarray(), ss.diags_array([[1.0, 2.0]], offsets=[1]).toarray())
+    heat = lambda k: L.spsolve(
+        S.eye_array(4) + S.diags_array([[-1.0], [2.0], [-1.0]], offsets=[-1, 0, 1], shape=(4, 4)) * k, B
+    )
+    assert gradcheck(heat, [np.array(0.7)], order=2)
+    assert gradcheck(lambda a, b: L.spsolve(S.diags_array([a, b], offsets=[-1, 0]), B), [d[0], d[1]])
+
+
+def test_mistakes():
+    with pytest.raises(ShapeError, match="does not fit"):
+        S.csr_array(A) @ np.ones(3)
+    with pytest.raises(ShapeError, match="does not fit the right side"):
+        L.spsolve(A, np.ones(3))
+    with pytest.raises(LinAlgError, match="singular"):
+        L.spsolve(ss.csc_array(np.zeros((2, 2))), [1.0, 1.0])
+    with pytest.raises(ConvergenceError, match="was not solved after"):
+        L.cg(SPD, B, maxiter=1)
+    with pytest.raises(InputError, match="two sparse matrices"):
+        S.csr_array(A) @ A
+    with pytest.raises(ShapeError, match="outside of the shape"):
+        S.coo_array((DATA, (I, J)), shape=(2, 2))
+    assert S.eye_array(3).toarray().shape == (3, 3) and ss.issparse(S.random_array((3, 3)))
