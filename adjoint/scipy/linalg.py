@@ -24,6 +24,7 @@ from adjoint.ops.join import concat
 from adjoint.ops.matrices import adjoint_of
 from adjoint.ops.reduce import floating
 from adjoint.scipy.fallback import scipy_only
+from adjoint.scipy.values import plain_values
 
 __all__ = [
     "block_diag",
@@ -37,6 +38,7 @@ __all__ = [
     "eigvals",
     "eigvalsh",
     "expm",
+    "funm",
     "hankel",
     "inv",
     "kron",
@@ -512,6 +514,23 @@ def logm(A: Any) -> Any:
 def sqrtm(A: Any) -> Any:
     """Return the principal square root of square matrices."""
     return rec.sqrtm(_matrix("sqrtm", A))
+
+
+@_like_scipy(
+    "ad.scipy.linalg.funm([[4.0, 0.0], [0.0, 9.0]], np.sqrt)",
+    "tensor([[2., 0.],\n        [0., 3.]], dtype=float64)",
+)
+def funm(A: Any, func: Callable[[Any], Any], disp: bool = True) -> Any:
+    """Return a function of symmetric or Hermitian matrices."""
+    a = _matrix("funm", A)
+    values = plain_values(a)
+    if values is not None and not np.allclose(values, values.conj().swapaxes(-1, -2)):
+        raise InputError(
+            "funm: adjoint has functions of symmetric and Hermitian matrices.\n"
+            "  Use expm, logm or sqrtm, or eig, for other matrices."
+        )
+    w, v = ours.eigh((a + adjoint_of(rec, a)) / 2)
+    return rec.matmul(v * asarray(func(w))[..., None, :], adjoint_of(rec, v))
 
 
 @_like_scipy("ad.scipy.linalg.inv(2 * np.eye(1))", "tensor([[0.5]], dtype=float64)")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import grad_mode, special, within
+from adjoint.core.batched import Batched
 from adjoint.core.convert import array_of, asarray, tensor
 from adjoint.core.lifted import Lifted, refuse_tracing
 from adjoint.core.namespace import Namespace, raw, rec
@@ -116,6 +117,13 @@ def solve_ivp(
     functions = [] if events is None else [events] if callable(events) else list(events)
     watched = [_with_args(e, further) for e in functions]
     wanted = None if t_eval is None else floating("solve_ivp", t_eval)
+    if problem.batch is not None and (
+        watched or (problem.rate is not None and (dense_output or t_eval is not None))
+    ):
+        raise InputError(
+            "solve_ivp: events, and t_eval with time spans of their own, are not available inside ad.vmap.\n"
+            "  They depend on the values of each element."
+        )
     if wanted is not None:
         problem.check_times(wanted)
     dense = dense_output or bool(watched) or wanted is not None
@@ -156,6 +164,32 @@ def _with_args(event: Callable[..., Any], further: tuple[Any, ...]) -> Any:
     return call
 
 
+class _Batch:
+    """The elements of a ``vmap``, which are solved as one system with common steps."""
+
+    def __init__(self, like: Batched) -> None:
+        self.level, self.size = like.level, like.size_
+
+    def values(self, t: Tensor) -> Any:
+        """Return the values for all elements, in a first axis."""
+        data, batched = t._data, False
+        if isinstance(data, Batched) and data.level == self.level:
+            data, batched = data.value, data.batched
+        while isinstance(data, Tensor):
+            data = data._data
+        if not isinstance(data, np.ndarray):
+            raise InputError("solve_ivp is not available inside several ad.vmap.  Use one of them.")
+        return data if batched else np.broadcast_to(data, (self.size, *data.shape))
+
+    def inside(self, values: Any) -> Tensor:
+        """Return values of all elements as a tensor inside the ``vmap``."""
+        return wrap(Batched(self.level, self.size, np.ascontiguousarray(values), True))
+
+
+def _batch(*tensors: Tensor) -> _Batch | None:
+    return next((_Batch(t._data) for t in tensors if isinstance(t._data, Batched)), None)
+
+
 class _Problem:
     """A right-hand side, initial values and times, and SciPy's steps."""
 
@@ -167,12 +201,16 @@ class _Problem:
             raise ShapeError(
                 f"solve_ivp: the initial values must be a vector, but have shape {self.y0.shape}."
             )
-        if any(isinstance(t._data, Lifted) for t in (self.start, self.end, self.y0)):
-            raise InputError(
-                "solve_ivp is not available inside ad.vmap, because its steps depend on values.\n"
-                "  Solve one system with the states of all elements."
-            )
-        self.span = float(array_of(self.start.detach())), float(array_of(self.end.detach()))
+        first = within(grad_mode, False, f, self.start, self.y0)
+        self.batch = _batch(self.start, self.end, self.y0, asarray(first))
+        if self.batch is None:
+            self.span = float(array_of(self.start.detach())), float(array_of(self.end.detach()))
+        else:
+            self.starts, self.ends = self.batch.values(self.start), self.batch.values(self.end)
+            common = np.ptp(self.starts) == 0 and np.ptp(self.ends) == 0
+            # elements with times of their own go from 0 to 1
+            self.span = (float(self.starts[0]), float(self.ends[0])) if common else (0.0, 1.0)
+            self.rate = None if common else (self.ends - self.starts)[:, None]
         self.forwards = self.span[1] >= self.span[0]
         self.steps: list[Any] = []
 
@@ -185,7 +223,18 @@ class _Problem:
 
     def value(self, t: Any, y: Any) -> Any:
         """Return the right-hand side as an array."""
-        return asarray(self.f(wrap(np.asarray(t, np.float64)), wrap(np.array(y))))._data
+        if self.batch is None:
+            return asarray(self.f(wrap(np.asarray(t, np.float64)), wrap(np.array(y))))._data
+        own = np.full(self.batch.size, t) if self.rate is None else self.starts + t * self.rate[:, 0]
+        states = self.batch.inside(y.reshape(self.batch.size, -1))
+        found = self.batch.values(asarray(self.f(self.batch.inside(own), states)))
+        return (found if self.rate is None else self.rate * found).reshape(-1)
+
+    def initial(self) -> Any:
+        """Return the initial values as an array, of all elements if there are several."""
+        if self.batch is None:
+            return array_of(self.y0.detach())
+        return self.batch.values(self.y0).reshape(-1)
 
     def run(self, events: list[Any], options: dict[str, Any], dense: bool) -> Any:
         """Let SciPy solve the problem without gradients, and keep its steps."""
@@ -199,12 +248,12 @@ class _Problem:
                     setattr(call, name, getattr(event, name))
             return call
 
-        if self.method.implicit:
+        if self.method.implicit and self.batch is None:
             jacobian = jacfwd(lambda y, t: self.f(t, y))
             options["jac"] = lambda t, y: array_of(jacobian(tensor(np.array(y)), tensor(float(t))))
         solver = capturing(self.name, self.steps)
         solve = lambda: scipy_module("integrate").solve_ivp(
-            self.value, self.span, array_of(self.y0.detach()), method=solver,
+            self.value, self.span, self.initial(), method=solver,
             events=[plain(e) for e in events] or None, **options,
         )  # fmt: skip
         result = within(grad_mode, False, solve)
@@ -227,16 +276,17 @@ class _Problem:
         length = last - first
         ends = np.array([t for t, *_ in self.steps] + [self._last()[0]])
         shares = (ends - first) / length if length else ends * 0
+        self.grid = ends
         times = self.start + (self.end - self.start) * shares
         method = self.method.cut(dense)
         values = _Values(self, method, shares, dense)
-        if not grad_mode.get() and not special.count:
+        if self.batch is None and not grad_mode.get() and not special.count:
             return times, wrap(values.states), wrap(values.stages)
         return times, *_Solution(self, values).recorded()
 
     def _last(self) -> tuple[float, Any]:
         if not self.steps:
-            return self.span[0], array_of(self.y0.detach())
+            return self.span[0], self.initial()
         t, h, y, k = self.steps[-1]
         return t + h, y + h * (self.method.b[: len(k)] @ k)
 
@@ -245,7 +295,7 @@ class _Values:
     """The steps as arrays."""
 
     def __init__(self, problem: _Problem, method: Method, shares: Any, dense: bool) -> None:
-        n, dtype = problem.y0.shape[0], problem.y0.dtype
+        n, dtype = len(problem.initial()), problem.y0.dtype
         count = len(problem.steps)
         self.method, self.shares, self.dense = method, shares, dense
         self.t = np.array([t for t, *_ in problem.steps])
@@ -277,13 +327,13 @@ class _Solution:
         if not len(v.h):
             return self.problem.y0[None], None
         since = next_seq()
-        stages = self._batch()
+        stages = self._batch() if self.problem.batch is None else None
         if stages is None:
             return self.repeated()
-        moving = [t for t in self.inputs if wants_gradient(t)]
+        self.moving = [t for t in self.inputs if wants_gradient(t)]
         captured = captured_by([stages], since) if stages._node is not None else []
         operands: dict[Any, Tensor] = {}
-        for t in (*moving, *captured):
+        for t in (*self.moving, *captured):
             operands.setdefault(key_of(t), t)
         if not operands:
             return wrap(v.states), wrap(v.stages)
@@ -354,11 +404,11 @@ class _Solution:
         of_length = float((of_t.sum(1) * v.shares[:-1]).sum() + (of_h * np.diff(v.shares)).sum())
         own = {id(y0): first, id(start): of_t.sum() - of_length, id(end): of_length}
         total = list(found[:-2])
-        for tensor_ in self.inputs:
-            for i, key in enumerate(self.keys):
-                if wants_gradient(tensor_) and key_of(tensor_) is key and wanted[i]:
-                    part = np.asarray(own[id(tensor_)], tensor_.dtype)
-                    total[i] = part if total[i] is None else total[i] + part
+        for given in self.moving:
+            i = next(i for i, key in enumerate(self.keys) if key is key_of(given))
+            if wanted[i]:
+                part = np.asarray(own[id(given)], given.dtype)
+                total[i] = part if total[i] is None else total[i] + part
         return total
 
     def push(self, xp: Namespace, tangents: Any, out: Any, *_: Any) -> Any:
@@ -370,6 +420,13 @@ class _Solution:
         ends = [standing(key) for key in self.keys]
         return tuple(push_forward(list(roots), ends, directions, create_graph=xp is rec, since=since))
 
+    def _guess(self, s: int) -> Any:
+        """Return SciPy's stages of a step."""
+        stages, batch = self.values.stages[s], self.problem.batch
+        if batch is None:
+            return stages
+        return batch.inside(stages.reshape(len(stages), batch.size, -1).swapaxes(0, 1))
+
     def repeated(self) -> tuple[Tensor, Tensor]:
         """Repeat SciPy's steps with tensors; return the states and the stages."""
         v, f = self.values, self.problem.f
@@ -380,7 +437,7 @@ class _Solution:
             t = start + length * float(v.shares[s])
             h = length * float(v.shares[s + 1] - v.shares[s])
             k = (
-                _implicit(f, t, h, y, v.method, v.stages[s])
+                _implicit(f, t, h, y, v.method, self._guess(s))
                 if v.method.implicit
                 else _explicit(f, t, h, y, v.method)
             )
@@ -421,7 +478,7 @@ class _Path:
 
     def __init__(self, problem: _Problem, times: Tensor, states: Tensor, stages: Tensor | None) -> None:
         self.problem, self.times, self.states, self.stages = problem, times, states, stages
-        self.grid = array_of(times.detach())
+        self.grid = problem.grid
 
     def index(self, t: Any) -> Any:
         """Return the numbers of the steps in which times are."""

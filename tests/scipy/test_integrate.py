@@ -153,6 +153,20 @@ def test_the_node_equals_steps_with_tensors(method):
     np.testing.assert_allclose(tangent, slow.sum(), rtol=exact)
 
 
+def test_tapes_and_initial_values_that_are_parameters():
+    decay = lambda p, y: I.solve_ivp(lambda t, u: -p * u, (0.0, 1.0), y, rtol=1e-9, atol=1e-12).y[:, -1].sum()
+    p, y = ad.tensor(2.0), ad.tensor([1.0, 3.0])
+    with ad.Tape() as tape:
+        tape.watch(p)
+        tape.watch(y)
+        total = decay(p, y)
+    found = tape.gradients(total)
+    assert found[p].item() == pytest.approx(-4 * math.exp(-2), rel=1e-7)
+    np.testing.assert_allclose(found[y].numpy(), [math.exp(-2)] * 2, rtol=1e-7)
+    both = ad.grad(lambda y: decay(y, y))(np.array([1.0, 2.0]))  # of y exp(-y)
+    np.testing.assert_allclose(both, [0.0, -math.exp(-2)], rtol=1e-7, atol=1e-9)
+
+
 def test_stiff_equation():
     """Van der Pol's oscillator: explicit methods need hundreds of times as many steps."""
     rhs = lambda t, y, mu: ad.stack([y[1], mu * (1 - y[0] ** 2) * y[1] - y[0]])
@@ -217,6 +231,27 @@ def test_quad_vec():
     np.testing.assert_allclose(ad.jacobian(decay)(2.0), [-0.25, -0.25], rtol=1e-7)
 
 
+@pytest.mark.parametrize("method", ["RK45", "DOP853", "Radau"])
+def test_batches_are_one_system(method):
+    """The elements of a batch have common steps, so they agree with those alone to the tolerance."""
+    y0 = np.array([[1.0, 0.5], [0.8, 0.6], [1.2, 0.4]])
+    a, t1 = np.array([1.1, 0.9, 1.3]), np.array([2.0, 1.5, 2.5])
+    few = method == "Radau"  # which is slow with tensors
+    tight = {"rtol": 1e-4, "atol": 1e-6} if few else {"rtol": 1e-8, "atol": 1e-10}
+    exact = 1e-2 if few else 1e-5
+    end = lambda y0, a, t1: I.solve_ivp(predator_prey, (0.0, t1), y0, method, args=(a, 0.7), **tight).y[:, -1]
+    alone = np.stack([end(*row).numpy() for row in zip(y0, a, t1, strict=True)])
+    np.testing.assert_allclose(ad.vmap(end)(y0, a, t1), alone, rtol=exact)
+    np.testing.assert_allclose(ad.vmap(lambda a: end(y0[0], a, 2.0))(a)[0], alone[0], rtol=exact)
+    total = lambda a, y: end(y, a, 2.0).sum()
+    each = ad.vmap(ad.grad(total))(a, y0)
+    np.testing.assert_allclose(each, [ad.grad(total)(a[i], y0[i]) for i in range(3)], rtol=exact)
+    whole = ad.grad(lambda a: ad.vmap(total)(a, y0).sum())(a)
+    np.testing.assert_allclose(whole, each, rtol=exact)
+    some = lambda y: I.solve_ivp(predator_prey, (0.0, 2.0), y, method, [0.5, 1.0], args=(1.1, 0.7), **tight).y
+    np.testing.assert_allclose(ad.vmap(some)(y0)[1], some(y0[1]).numpy(), rtol=exact)
+
+
 def test_odeint():
     def pendulum(y, t, damping, strength):
         return ad.stack([y[1], -damping * y[1] - strength * ad.sin(y[0])])
@@ -235,8 +270,10 @@ def test_odeint():
 
 def test_mistakes():
     f = lambda t, y: -y
-    with pytest.raises(InputError, match=r"not available inside ad\.vmap"):
-        ad.vmap(lambda y: I.solve_ivp(f, (0, 1), y).y[:, -1])(np.ones((2, 1)))
+    with pytest.raises(InputError, match=r"events, .* are not available inside ad\.vmap"):
+        ad.vmap(lambda y: I.solve_ivp(f, (0, 1), y, events=lambda t, y: y[0]).y[:, -1])(np.ones((2, 1)))
+    with pytest.raises(InputError, match=r"several ad\.vmap"):
+        ad.vmap(ad.vmap(lambda y: I.solve_ivp(f, (0, 1), y[None]).y[0, -1]))(np.ones((2, 1)))
     with pytest.raises(InputError, match="method must be one of RK23, RK45, DOP853, Radau"):
         I.solve_ivp(f, (0, 1), [1.0], "BDF")
     with pytest.raises(InputError, match="jac is not supported"):

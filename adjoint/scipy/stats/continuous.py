@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.namespace import rec
-from adjoint.errors import InputError
 from adjoint.scipy.stats.base import INF, NAN, Continuous, log1mexp
 
 __all__ = [
@@ -476,10 +475,18 @@ class _VonMises(Continuous):
         return length * rec.sum(density * (0.5 * weights).astype(x.dtype), axis=(-1,), keepdims=False)
 
     def _ppf(self, q: Any, kappa: Any) -> Any:
-        raise InputError(
-            "vonmises.ppf has no derivative in adjoint.\n  Use scipy.stats.vonmises.ppf on values, or "
-            "ad.root to solve vonmises.cdf(x, kappa) = q."
-        )
+        below = q < 0.5
+        p, kappa = rec.where(below, q, 1 - q) + 0 * kappa, kappa + 0 * q
+        p_value, k_value = p.detach(), kappa.detach()
+        low, high = 0 * p_value, 0 * p_value + math.pi
+        for _ in range(52):
+            middle = 0.5 * (low + high)
+            far = self._tail(middle, k_value) > p_value
+            low, high = rec.where(far, middle, low), rec.where(far, high, middle)
+        size = 0.5 * (low + high)
+        for _ in range(3):  # each step of Newton's method doubles the order of derivatives, and adds one
+            size = size + (self._tail(size, kappa) - p) / rec.exp(self._logpdf(size, kappa))
+        return rec.where(below, -size, size)
 
 
 norm = _Norm("norm")
