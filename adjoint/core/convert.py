@@ -233,9 +233,14 @@ def _numeric(data: ndarray[Any, Any], value: Any) -> ndarray[Any, Any]:
     if data.dtype.name == "bfloat16":
         return data
     if kind == "O" and not isinstance(value, (list, tuple, ndarray)):
+        instead = "Put the numbers of an iterable into a list first: ad.tensor(list(values))."
+        if hasattr(value, "tocoo"):
+            instead = (
+                "A sparse matrix goes to the left: ad.scipy.sparse.csr_array(a) @ x, or a.T @ x for x @ a."
+            )
         raise DTypeError(
             f"a tensor is made of numbers, arrays and nested lists, not of a {type(value).__name__}.\n"
-            "  Put the numbers of an iterable into a list first: ad.tensor(list(values))."
+            f"  {instead}"
         )
     what = {"O": "Python objects", "U": "strings", "S": "bytes"}.get(kind, f"dtype {data.dtype}")
     raise DTypeError(

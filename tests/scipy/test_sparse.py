@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import adjoint as ad
-from adjoint.errors import ConvergenceError, InputError, LinAlgError, ShapeError
+from adjoint.errors import ConvergenceError, DTypeError, InputError, LinAlgError, ShapeError
 from adjoint.testing import gradcheck
 
 ss = pytest.importorskip("scipy.sparse")
@@ -132,6 +132,9 @@ def test_mistakes():
         L.spsolve(ss.csc_array(np.zeros((2, 2))), [1.0, 1.0])
     with pytest.raises(ConvergenceError, match="was not solved after"):
         L.cg(SPD, B, maxiter=1)
+    for matrix in (A, S.csr_array(A)):
+        with pytest.raises(DTypeError, match="A sparse matrix goes to the left"):
+            ad.tensor(B) @ matrix
     with pytest.raises(InputError, match="two sparse matrices"):
         S.csr_array(A) @ A
     with pytest.raises(ShapeError, match="outside of the shape"):
