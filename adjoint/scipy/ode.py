@@ -562,5 +562,7 @@ def odeint(
     """
     times = floating("odeint", t)
     f = (lambda s, y: func(s, y, *args)) if tfirst else (lambda s, y: func(y, s, *args))
-    found = solve_ivp(f, (times[0], times[-1]), y0, "DOP853", times, rtol=rtol, atol=atol)
+    start = floating("odeint", y0)
+    start = rec.reshape(start, shape=(1,)) if start.ndim == 0 else start  # as SciPy does
+    found = solve_ivp(f, (times[0], times[-1]), start, "DOP853", times, rtol=rtol, atol=atol)
     return rec.matrix_transpose(found.y)

@@ -457,6 +457,8 @@ def stft(
     taper, size = _window("stft", window, size, length)
     if size > length:
         raise ShapeError(f"stft: the window has {size} samples, but the signal {length}.")
+    if taper.dtype.kind == "f" and taper.dtype != signal.real.dtype:
+        taper = rec.astype(taper, dtype=signal.real.dtype)
     overlap, points = _sizes("stft", size, noverlap, nfft)
     step = size - overlap
     signal = _extended(signal, boundary, size // 2)
@@ -546,6 +548,8 @@ def istft(
     taper, size = _window("istft", window, nperseg, usual)
     if nfft is None and input_onesided and size == usual + 1:
         usual = size  # an odd number of points
+    if taper.dtype.kind == "f" and taper.dtype != z.real.dtype:
+        taper = rec.astype(taper, dtype=z.real.dtype)
     overlap, points = _sizes("istft", size, noverlap, usual if nfft is None else nfft)
     step, count = size - overlap, z.shape[-2]
     frames = (fft.irfft(z, points) if input_onesided else fft.ifft(z, points))[..., :size]

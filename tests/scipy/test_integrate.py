@@ -264,6 +264,7 @@ def test_odeint():
     assert gradcheck(
         f, [np.array([2.0, 0.0]), np.array(0.25), np.array(5.0)], directions=2, rtol=1e-4, atol=1e-5, eps=1e-4
     )
+    assert I.odeint(lambda y, t: -y, 1.0, [0.0, 1.0]).shape == (2, 1)
     first = I.odeint(lambda t, y: -y * t, [1.0], [0.0, 1.0], tfirst=True)
     assert first[1, 0].item() == pytest.approx(math.exp(-0.5), rel=1e-6)
 

@@ -116,6 +116,12 @@ def test_stft(options):
         z = x + 1j * x[::-1]
         with_both = {**options, "return_onesided": False}
         np.testing.assert_allclose(S.stft(z, **with_both)[2].numpy(), ss.stft(z, **with_both)[2], atol=1e-13)
+    single = S.stft(x.astype(np.float32), **options)[2]
+    assert single.dtype == ss.stft(x.astype(np.float32), **options)[2].dtype == np.complex64
+    assert S.istft(single, nperseg=options.get("nperseg"), nfft=options.get("nfft"))[1].dtype in (
+        np.float32,
+        np.complex64,
+    )
     f = lambda x: S.stft(x, **options)[2]
     assert gradcheck(f, [x[0]], directions=2, order=2)
     np.testing.assert_allclose(ad.vmap(f)(x), f(x).numpy(), atol=1e-13)
