@@ -35,6 +35,7 @@ __all__ = [
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic, np.dtype, range, slice)
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _DEEPEST = 4  # containers in containers, below which identity counts
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _SKIPPED = (types.ModuleType, type, types.BuiltinFunctionType)
 
 
@@ -153,11 +154,14 @@ def named_reads(f: Any, objects: dict[str, Any]) -> dict[str, Callable[[], Any]]
     found: dict[str, Callable[[], Any]] = {}
     todo = [(function, bound, objects) for function, bound in _functions(f)]
     seen: set[tuple[int, int]] = set()
+    attributes: set[str] = set()  # that some function takes of some value
+    owners: dict[str, tuple[Any, Callable[[], Any]]] = {}  # objects that functions may hand on
     while todo:
         function, bound, local = todo.pop()
         if (id(function), id(bound)) in seen or _is_library(function):
             continue
         seen.add((id(function), id(bound)))
+        attributes.update(name for code in _codes(function.__code__) for name in code.co_names)
         if bound is not None and function.__code__.co_argcount:
             local = {**local, function.__code__.co_varnames[0]: bound}
         for name, read, chain in _reads(function, local):
@@ -170,9 +174,31 @@ def named_reads(f: Any, objects: dict[str, Any]) -> dict[str, Callable[[], Any]]
                 todo += [(*each, {}) for each in _functions(value)]
             if isinstance(value, types.MethodType) and used:  # a new object at each access: its owner counts
                 used = used[:-1]
+                value = value.__self__
             what = f"{function.__qualname__}: {'.'.join([name, *used])}"
             found[what] = functools.partial(read_attributes, read, used) if used else read
+            owners[what] = value, found[what]
+    for what, (owner, read) in owners.items():
+        _add_attributes(found, what, owner, read, attributes, 0)
     return found
+
+
+def _add_attributes(
+    found: dict[str, Callable[[], Any]],
+    what: str,
+    owner: Any,
+    read: Callable[[], Any],
+    names: set[str],
+    depth: int,
+) -> None:
+    """Add reads of the attributes of a user's object that some code names, also behind a local variable."""
+    if depth == _DEEPEST or _is_library(type(owner)) or isinstance(owner, _FUNCTIONS):
+        return
+    for name, value in getattr(owner, "__dict__", {}).items():
+        here = f"{what}.{name}"
+        if name in names and here not in found and not isinstance(value, (*_SKIPPED, *_FUNCTIONS)):
+            found[here] = functools.partial(read_attributes, read, [name])
+            _add_attributes(found, here, value, found[here], names, depth + 1)
 
 
 def base_of(read: Callable[[], Any]) -> tuple[Any, Any, Any, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from adjoint.compiler.symbolic import Symbolic
 from adjoint.config import special
 from adjoint.core.namespace import Namespace, raw, rec
 from adjoint.core.node import LEAF
-from adjoint.core.record import joined_copy, node_of, pick
+from adjoint.core.record import joined_copy, make_node, pick
 from adjoint.core.tensor import Tensor, Traced, note_reading, wrap
 from adjoint.engine.run import differentiate, key_of
 from adjoint.engine.serial import run_serial
@@ -43,9 +44,10 @@ class Backward:
         body = trace.program.body
         mark, count = len(body), len(trace.program.sources)
         seeds = [wrap(Symbolic(trace, r.shape, r.dtype)) for r in roots]
-        run, leaves = differentiate(
-            roots, seeds, targets=targets, retain=True, create_graph=False, runner=run_serial
-        )
+        with _without_hooks(self.captured):
+            run, leaves = differentiate(
+                roots, seeds, targets=targets, retain=True, create_graph=False, runner=run_serial
+            )
         found = {**run.captured, **dict(leaves)}
         # pop: the gradient of a tensor that is given twice is that of its first place
         grads = [None if not isinstance(t, Tensor) else found.pop(key_of(t), None) for t in operands]
@@ -74,6 +76,20 @@ class Backward:
         """Build the program by replay or as native code."""
         built, fresh = build(self.program), self.fresh
         self.run: Callable[..., tuple[Any, ...]] = lambda *given: built(*given, *map(_read, fresh))
+
+
+@contextmanager
+def _without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Take the hooks of tensors away: they run at each call, where gradients leave the compiled function."""
+    extras = [t._extra for t in tensors if t._extra is not None]
+    before = [e.hooks for e in extras]
+    try:
+        for e in extras:
+            e.hooks = None
+        yield
+    finally:
+        for e, hooks in zip(extras, before, strict=True):
+            e.hooks = hooks
 
 
 def _read(source: Source) -> Any:
@@ -111,19 +127,22 @@ class Recorder:
 
     def record(self, given: Sequence[Any], found: Sequence[Any], fixed: list[Any]) -> list[Tensor]:
         """Return the results of a call as tensors; ``fixed`` are the arguments that are not traced."""
+        kept = found[self.kept]
         tensors = [t if isinstance(t, Tensor) else wrap(np.asarray(t)) for t in given]
         tensors += self.back.captured
         if special.count:
             note_reading(*tensors)
         parents = [t if t._node is LEAF else t._node for t in tensors]
-        data = tuple([r if type(r) is np.ndarray else np.asarray(r) for r in found[: self.results]])
-        outs = [wrap(r) for r in data]
-        one = self.results == 1
-        node = node_of(
-            self.op, (*tensors, *found[self.kept]), {"fixed": fixed}, (*parents, *self.nothing),
-            data[0] if one else data,
-        )  # fmt: skip
-        if one:
+        values = [t._data for t in tensors]
+        if kept:
+            parents += self.nothing
+            values += kept
+            tensors += kept
+        outs = [wrap(r if type(r) is np.ndarray else np.asarray(r)) for r in found[: self.results]]
+        data = outs[0]._data if self.results == 1 else tuple([t._data for t in outs])
+        # all values are kept, whichever gradients are wanted
+        node = make_node(self.op, 0, tensors, values, {"fixed": fixed}, parents, data)
+        if self.results == 1:
             outs[0]._node = node
             return outs
         for k, (t, flows) in enumerate(zip(outs, self.back.flows, strict=True)):
@@ -214,9 +233,10 @@ class Joint(Rule):
         outs = self._again(given)
         pairs = [(o, g) for o, g in zip(outs, grads, strict=True) if g is not None]
         inputs = [t for t, w in zip(given, wanted, strict=True) if w]
-        found = iter(
-            gradients(
-                [o for o, _ in pairs], inputs, [g for _, g in pairs], create_graph=True, allow_unused=True
+        with _without_hooks(self.recorder.back.captured):
+            found = iter(
+                gradients(
+                    [o for o, _ in pairs], inputs, [g for _, g in pairs], create_graph=True, allow_unused=True
+                )
             )
-        )
         return [next(found) if w else None for w in wanted]

@@ -23,7 +23,7 @@ from adjoint.compiler.symbolic import Number, Symbolic
 from adjoint.compiler.trace import Trace
 from adjoint.compiler.watch import Watch, possible
 from adjoint.config import grad_mode
-from adjoint.core.node import Node
+from adjoint.core.node import LEAF, Node
 from adjoint.core.record import node_of
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.core.user_code import warn
@@ -221,7 +221,10 @@ class Variant:
                 self.backward = Backward(trace, self.inputs, tensors, replay.build)
                 trace.program.results += self.backward.residuals
             except GraphReleasedError:
-                self.spent = [_spent(self.name, o) if type(o._node) is Node else None for o in tensors]
+                leaves = [h.tensor for h in trace.held.values() if h.argument is None and h.node is LEAF]
+                self.spent = [
+                    _spent(self.name, o, leaves) if type(o._node) is Node else None for o in tensors
+                ]
 
     # A call ----------------------------------------------------------------------------------------
 
@@ -332,11 +335,11 @@ def _objects(parameters: Parameters, call: Call) -> dict[str, Any]:
     return {k: v for k, v in given.items() if hasattr(v, "__dict__")}
 
 
-def _spent(name: str, out: Tensor) -> Node:
+def _spent(name: str, out: Tensor, leaves: list[Tensor]) -> Node:
     """Return the node of a result that was differentiated inside: a second backward raises."""
     like = np.broadcast_to(np.zeros((), out.dtype), out.shape)
-    op = new_op(name, (True,), False, 1)
+    op = new_op(name, (True,) * (1 + len(leaves)), False, 1)
     op.joint = op.forward  # never called: the engine sees first that the node is released
-    node = node_of(op, (wrap(like),), {}, (None,), like)
+    node = node_of(op, (wrap(like), *leaves), {}, (None, *leaves), like)
     release(node)
     return node

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Never
 
 from adjoint.config import grad_mode, is_watched, special
 from adjoint.core.explain import explained
-from adjoint.core.lifted import running
+from adjoint.core.lifted import Unknown, running
 from adjoint.core.namespace import rec
 from adjoint.core.node import LEAF, Node
 from adjoint.core.op import OPS
@@ -166,8 +166,8 @@ def _move_retained(t: Tensor, before: Node) -> None:
 
 
 def _lift(assignment: Augmented, t: Tensor, y: Tensor) -> None:
-    """Make ``t`` a value of the transform that ``y`` belongs to."""
-    if t._node is not None:
+    """Make ``t`` a value of the transform that ``y`` belongs to; ``ad.compile`` writes leaves too."""
+    if type(t._node) is Node or (t._node is LEAF and not isinstance(y._data, Unknown)):
         raise InPlaceError(
             f"x {assignment.sign} y: inside {y._data.transform}, x has a history from outside.\n"
             f"  Make a new tensor: x = x {assignment.sign[:-1]} y."

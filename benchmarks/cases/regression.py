@@ -20,15 +20,15 @@ def data() -> tuple[Any, Any]:
     return x, y
 
 
-def adjoint_fit(compiled: bool = False) -> Step:
+def adjoint_fit(backend: str = "") -> Step:
     x, y = map(ad.tensor, data())
     entropy = ad.nn.functional.binary_cross_entropy_with_logits
 
     def penalized(w: Any) -> Any:
         return entropy(x @ w, y) + PENALTY * (w**2).sum()
 
-    if compiled:
-        penalized = ad.compile(penalized)
+    if backend:
+        penalized = ad.compile(penalized, backend=backend)
 
     def fit() -> Any:
         w = ad.zeros(FEATURES, requires_grad=True)
@@ -156,7 +156,8 @@ CASES = [
         f"logistic regression, {ROWS:,}×{FEATURES}, {STEPS} steps of L-BFGS",
         {
             "adjoint": adjoint_fit,
-            "adjoint-compile": lambda: adjoint_fit(compiled=True),
+            "adjoint-compile": lambda: adjoint_fit("auto"),
+            "adjoint-replay": lambda: adjoint_fit("replay"),
             "torch": torch_fit,
             "torch-compile": lambda: torch_fit(compiled=True),
             "jax": lambda: jax_fit(compiled=False),

@@ -230,3 +230,73 @@ def test_a_write_into_a_view_is_an_error_as_in_eager_mode() -> None:
         f(1.0)
     with pytest.raises(ad.errors.InPlaceError):
         ad.compile(f)(np.ones(()))
+
+
+def test_plain_data_behind_a_local_variable_is_noticed() -> None:
+    class Options:
+        rate = 2.0
+
+    class Holder:
+        def __init__(self) -> None:
+            self.scale, self.options, self.calls = 0.5, Options(), 0
+            self.options.rate = 2.0
+
+    def scaled(x: Any, owner: Any) -> Any:
+        return x * owner.scale
+
+    def f(x: Any) -> Any:
+        options = holder.options
+        return scaled(x, holder) * options.rate
+
+    holder = Holder()
+    g = ad.compile(f)
+    assert g(np.ones(2)).tolist() == [1.0, 1.0]
+    holder.scale = 1.0
+    assert g(np.ones(2)).tolist() == [2.0, 2.0]
+    holder.options.rate = 3.0
+    assert g(np.ones(2)).tolist() == [3.0, 3.0]
+    holder.calls += 1  # nothing that the function calls reads it
+    g(np.ones(2))
+    assert [r.rpartition(": ")[2] for r in g.stats()["reasons"][1:]] == [
+        "holder.scale changed", "holder.options.rate changed",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["replay", "auto"])
+def test_hooks_of_a_tensor_run_once_where_the_gradient_is_computed_outside(backend: str) -> None:
+    w, seen = ad.tensor([1.0, 2.0], requires_grad=True), []
+    w.register_hook(lambda g: (seen.append(1), g * 0.5)[1])
+    f = ad.compile(lambda x: (w * x).sum(), backend=backend)
+    for k in range(3):
+        w.grad = None
+        f(np.ones(2)).backward()
+        assert w.grad.tolist() == [0.5, 0.5]
+        assert len(seen) == k + 1
+
+
+def test_a_parameter_that_is_only_written_to() -> None:
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+
+    @ad.compile
+    def f(x: Any) -> None:
+        with ad.no_grad():
+            w.__isub__(x)
+
+    for _ in range(3):
+        f(ad.ones(2))
+    assert w.tolist() == [-2.0, -1.0]
+    assert w.requires_grad
+
+
+def test_a_loss_that_was_differentiated_inside_has_no_other_gradient() -> None:
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+
+    @ad.compile
+    def f() -> Any:
+        loss = (w * w).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        with pytest.raises(ad.errors.GraphReleasedError):
+            ad.gradients(f(), [w], create_graph=True, allow_unused=True)

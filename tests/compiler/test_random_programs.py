@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from by_replay import by_replay as by_replay
+from hostile import trial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from steps import bits
@@ -91,3 +92,16 @@ def test_random_steps(plan: Plan, seed: int, size: int) -> None:
                 assert bits(a.grad) == bits(b.grad)
             assert sides[0][3].state == sides[1][3].state
     assert compiled.stats()["traces"] <= 3
+
+
+@given(st.integers(0, 2**31 - 1))
+@settings(max_examples=40, deadline=None)
+def test_random_worlds(seed: int) -> None:
+    """Hooks, freezing, aliases, dtypes, loops, tapes and transforms; see ``hostile``."""
+    assert trial(seed, "replay") == ""
+
+
+@given(st.integers(0, 2**31 - 1))
+@settings(max_examples=4, deadline=None)
+def test_random_worlds_as_native_code(seed: int) -> None:
+    assert trial(seed, "native") == ""
