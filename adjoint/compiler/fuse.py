@@ -270,8 +270,9 @@ class _Fusion:
         domain = (*kept[:axis], a.shape[-1], *kept[axis:])
         order = [*range(axis), len(kept), *range(axis, len(kept))]
         plain = self.graph.permute(a, order)
-        inside = self.group.get(a.node.id) is g
-        if not inside and a.node.op not in GIVEN and self.group[a.node.id].order > g.order:
+        maker = self.group.get(a.node.id)  # None: it is given, or a number that each kernel computes
+        inside = maker is g
+        if maker is not None and maker.order > g.order:
             return None
         if inside and (g.level[a.node.id] != FULL or not self._whole(plain)):
             return None

@@ -9,13 +9,14 @@ import numpy as np
 import adjoint.compiler.rearrange
 import adjoint.compiler.recurrences  # noqa: F401  they enter rules
 from adjoint.compiler.decompose import Primitives
-from adjoint.compiler.program import Instruction, Program
+from adjoint.compiler.program import Host, Instruction, Program
 from adjoint.compiler.repeat import Repeat
 from adjoint.compiler.simplify import DTYPES, Graph, NotNative, Steps, View
 from adjoint.compiler.symbolic import Nonzero, Symbolic
 
 __all__ = ["Lowered", "lower"]
 
+_COPY = Host("copy", np.array)
 _FLOAT64 = np.dtype(np.float64)
 _FAILURES = (NotNative, TypeError, AttributeError, KeyError, ValueError, IndexError)
 
@@ -37,7 +38,7 @@ def lower(program: Program) -> Lowered:
     for i in program.live():
         lowering.instruction(i)
     lowering.graph.current = ""
-    outputs = [lowering.known[o.id] for o in program.outputs()]
+    outputs = [lowering.output(o) for o in program.outputs()]
     return Lowered(lowering.graph, outputs, lowering.reasons)
 
 
@@ -57,6 +58,16 @@ class _Lowering:
             self.known[value.id] = self.graph.constant(value.known)
         else:
             self.known[value.id] = self.graph.source(k, tuple(value.shape), value.dtype)
+
+    def output(self, value: Symbolic) -> View:
+        """Return a value that leaves the program; NumPy copies what is given and has no native form."""
+        found = self.known[value.id]
+        if found.dtype in DTYPES or found.node.op != "source":
+            return found
+        copy = Instruction(_COPY, (value,), {}, (value,), False, "")
+        (found,) = self.graph.call(copy, (found,), [(tuple(value.shape), value.dtype, False)])
+        self.reasons[found.node.args[0].node.id] = f"{value.dtype} has no native form"
+        return found
 
     def instruction(self, i: Instruction) -> None:
         """Enter the results of one instruction."""
