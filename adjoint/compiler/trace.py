@@ -236,6 +236,14 @@ class Trace:
         t._data, t.__class__ = symbol, Traced
         return held.data
 
+    def refuse_freezing(self, t: Tensor, value: bool) -> None:
+        """Raise if ``requires_grad`` of a tensor from outside changes: calls would not do it again."""
+        if (type(t) is Tensor or id(t) in self.held) and (t._node is not None) != value:
+            raise TransformError(
+                "ad.compile: requires_grad of a tensor from outside is changed inside.\n"
+                "  Freeze parameters before the call: the function is then traced again."
+            )
+
     def stand_in(self, leaf: Any, position: int) -> Any:
         """Return what the function gets for an argument that is traced."""
         if type(leaf) is float:

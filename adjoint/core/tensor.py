@@ -169,6 +169,8 @@ class Tensor(Methods):
     @property
     def requires_grad(self) -> bool:
         """Whether operations on this tensor are recorded for differentiation."""
+        if special.count and (trace := tracing.get()) is not None:
+            trace.touch((self,))  # so that the program is used only while this does not change
         return self._node is not None
 
     @requires_grad.setter
@@ -195,6 +197,8 @@ class Tensor(Methods):
         DTypeError
             If the tensor is not float or complex.
         """
+        if special.count and (trace := tracing.get()) is not None:
+            trace.refuse_freezing(self, requires_grad)
         if isinstance(self._node, Node):
             if requires_grad:
                 return self

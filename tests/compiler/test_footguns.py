@@ -300,3 +300,29 @@ def test_a_loss_that_was_differentiated_inside_has_no_other_gradient() -> None:
     for _ in range(3):
         with pytest.raises(ad.errors.GraphReleasedError):
             ad.gradients(f(), [w], create_graph=True, allow_unused=True)
+
+
+def test_a_branch_on_requires_grad_is_noticed() -> None:
+    w = ad.tensor([1.0, 2.0])
+
+    @ad.compile
+    def f(x: Any) -> Any:
+        return x * 2 if w.requires_grad else x * 3
+
+    for frozen in (True, False, True, False):
+        w.requires_grad_(not frozen)
+        assert f(np.ones(2)).tolist() == ([3.0, 3.0] if frozen else [2.0, 2.0])
+
+
+def test_freezing_inside_is_an_error() -> None:
+    m = nn.Linear(3, 3, rng=0)
+
+    @ad.compile
+    def f(x: Any) -> Any:
+        made = ad.zeros(3).requires_grad_()  # a tensor of its own may be a leaf
+        m.weight.requires_grad_(False)
+        return m(x) + made
+
+    with pytest.raises(TransformError, match="requires_grad of a tensor from outside is changed inside"):
+        f(X)
+    assert m.weight.requires_grad
