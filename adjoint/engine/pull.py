@@ -38,7 +38,7 @@ __all__ = [
     "add",
     "contribute",
     "joined",
-    "narrowed",
+    "narrowed_gradient",
     "overwritten",
     "pull",
     "pull_checked",
@@ -405,7 +405,7 @@ def contribute(run: Run, parent: Any, gp: Any) -> None:
         add(run, parent, gp)
 
 
-def narrowed(xp: Namespace, g: Value, key: Value, wide: set[Any]) -> Any:
+def narrowed_gradient(xp: Namespace, g: Value, key: Value, wide: set[Any]) -> Any:
     """Return a finished float32 sum in the half precision of its tensor."""
     wide.discard(key)
     return xp.astype(g, dtype=key.dtype)

@@ -15,7 +15,7 @@ from adjoint.core.tensor import Tensor, Traced
 from adjoint.engine import anomaly
 from adjoint.engine.hooks import run_hooks, run_node_extra
 from adjoint.engine.plan import Plan, make_plan
-from adjoint.engine.pull import add, narrowed, pull, pull_checked
+from adjoint.engine.pull import add, narrowed_gradient, pull, pull_checked
 from adjoint.engine.zeros import cleaned, of_seed
 from adjoint.errors import TransformError
 
@@ -60,7 +60,7 @@ class Run:
         Return the gradient with its zeros, by output if there are several.
         """
         if node in self.wide:
-            g = narrowed(self.xp, g, node, self.wide)
+            g = narrowed_gradient(self.xp, g, node, self.wide)
         captured = node in self.captured
         if node.extra is not None or captured:
             if zeros is not None and type(g) is not list:
@@ -77,7 +77,7 @@ class Run:
         if self.zeros:
             g = cleaned(self.xp, g, self.zeros.pop(leaf, None))
         if leaf in self.wide:
-            g = narrowed(self.xp, g, leaf, self.wide)
+            g = narrowed_gradient(self.xp, g, leaf, self.wide)
         extra = leaf._extra
         if extra is not None and extra.hooks is not None:
             g = run_hooks(extra.hooks, g, self.xp, f"a leaf of shape {leaf.shape}")

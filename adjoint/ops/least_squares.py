@@ -14,7 +14,15 @@ from adjoint.core.namespace import Namespace, Value, raw, rec
 from adjoint.core.shapes import broadcast_shapes, constant
 from adjoint.core.tensor import Tensor, decide
 from adjoint.errors import ArgumentError, InputError, ShapeError
-from adjoint.ops.matrices import adjoint_of, blame, floats, matrices, matrix_shape, solution_shape, square
+from adjoint.ops.matrices import (
+    adjoint_of,
+    blame,
+    lapack_floats,
+    matrices,
+    matrix_shape,
+    solution_shape,
+    square,
+)
 from adjoint.ops.products import matmul
 from adjoint.typing import Array, ArrayLike
 
@@ -260,7 +268,7 @@ def lstsq(x: ArrayLike, y: ArrayLike, rcond: ArrayLike | None = None) -> LstsqRe
     >>> ad.linalg.lstsq([[1.0], [1.0]], [1.0, 3.0]).solution
     tensor([2.], dtype=float64)
     """
-    x, y = matrices("lstsq", x), floats("lstsq", y)
+    x, y = matrices("lstsq", x), lapack_floats("lstsq", y)
     vector = y.ndim == 1
     if not y.ndim or (y.shape[0] if vector else y.shape[-2]) != x.shape[-2]:
         raise ShapeError(

@@ -21,7 +21,7 @@ __all__ = [
     "blame",
     "flat_lead",
     "float_dtype",
-    "floats",
+    "lapack_floats",
     "matrices",
     "matrix_shape",
     "mirror",
@@ -47,7 +47,7 @@ def float_dtype(*arrays: Any) -> Any:
     return np.dtype(np.float64) if dtype.kind in "biu" else dtype
 
 
-def floats(op: str, x: Any) -> Tensor:
+def lapack_floats(op: str, x: Any) -> Tensor:
     """Return a tensor of floats; integers become float64, and half precision raises, as LAPACK has none."""
     x = asarray(x)
     if x.dtype.kind in "biu":
@@ -59,7 +59,7 @@ def floats(op: str, x: Any) -> Tensor:
 
 def matrices(op: str, x: Any) -> Tensor:
     """Return a tensor of floats with two axes or more."""
-    x = floats(op, x)
+    x = lapack_floats(op, x)
     if x.ndim < 2:
         raise ShapeError(f"{op}: takes matrices, in the last two axes, but the shape is {x.shape}.")
     return x

@@ -15,7 +15,7 @@ from adjoint.core.namespace import Namespace, Value, raw, rec
 from adjoint.core.shapes import broadcast_shapes, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, LinAlgError, ShapeError
-from adjoint.ops.matrices import adjoint_of, blame, floats, matrix_shape, solution_shape, square
+from adjoint.ops.matrices import adjoint_of, blame, lapack_floats, matrix_shape, solution_shape, square
 from adjoint.ops.reduce import exclusive_product
 from adjoint.typing import Array, ArrayLike
 
@@ -226,7 +226,7 @@ def inv(x: ArrayLike) -> Tensor:
 
 def _equations(op: str, x: Any, y: Any) -> tuple[Tensor, Tensor, bool]:
     """Check both sides; as in NumPy 2, the right one is a vector only if it has one axis."""
-    x, y = square(op, x), floats(op, y)
+    x, y = square(op, x), lapack_floats(op, y)
     if not y.ndim:
         raise ShapeError(f"{op}: the right-hand side is a number.  Give it one axis or more.")
     vector = y.ndim == 1
@@ -479,7 +479,7 @@ def tensorsolve(x: ArrayLike, y: ArrayLike, axes: Sequence[int] | None = None) -
     >>> ad.linalg.tensorsolve(2 * ad.eye(4).reshape(2, 2, 4), ad.ones((2, 2)))
     tensor([0.5, 0.5, 0.5, 0.5], dtype=float64)
     """
-    x, y = floats("tensorsolve", x), floats("tensorsolve", y)
+    x, y = lapack_floats("tensorsolve", x), lapack_floats("tensorsolve", y)
     if axes is not None:
         moved = [canonical_axis("tensorsolve", a, x.ndim) + x.ndim for a in axes]
         x = rec.permute_dims(
@@ -522,7 +522,7 @@ def tensorinv(x: ArrayLike, ind: int = 2) -> Tensor:
     >>> ad.linalg.tensorinv(ad.eye(4).reshape(2, 2, 4)).shape
     (4, 2, 2)
     """
-    x = floats("tensorinv", x)
+    x = lapack_floats("tensorinv", x)
     n = int(np.prod(x.shape[:ind]))
     if ind < 1 or n * n != x.size:
         raise ShapeError(

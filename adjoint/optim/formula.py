@@ -15,12 +15,12 @@ import numpy as np
 from adjoint.core.namespace import raw
 from adjoint.threads.spread import scratch
 
-__all__ = ["Form", "form_of", "in_place"]
+__all__ = ["InPlaceForm", "form_of", "in_place"]
 
 SCRATCH = 4096  # elements: a smaller array is made faster than scratch memory is found
 
 
-class Form(NamedTuple):
+class InPlaceForm(NamedTuple):
     """The in-place form of a formula: ``write(p, g, state, scalars(hyper, dtype))``."""
 
     scalars: Callable[[dict[str, Any], Any], tuple[Any, ...]]
@@ -37,10 +37,10 @@ def in_place(apply_one: Any) -> Any:
     return apply_one
 
 
-_UNKNOWN: tuple[tuple[str, ...], Callable[[Any], Any], dict[Any, Form]] = (), lambda hyper: (), {}
+_UNKNOWN: tuple[tuple[str, ...], Callable[[Any], Any], dict[Any, InPlaceForm]] = (), lambda hyper: (), {}
 
 
-def form_of(optimizer: Any, slots: Any, hyper: dict[str, Any]) -> Form | None:
+def form_of(optimizer: Any, slots: Any, hyper: dict[str, Any]) -> InPlaceForm | None:
     """Return the in-place form of an optimiser's formula; None if it is not marked with ``in_place``."""
     kind = type(optimizer)
     forms = getattr(kind.apply_one, "forms", None)
@@ -130,7 +130,7 @@ class _Trace:
         text = x.text if isinstance(x, _Number) else repr(x)
         return self.scalars.setdefault(text, f"n{len(self.scalars)}")
 
-    def finish(self, p: _Array, state: dict[str, _Array]) -> Form:
+    def finish(self, p: _Array, state: dict[str, _Array]) -> InPlaceForm:
         """Return the functions that make these steps, and write their results."""
         outputs = {"p": p.text, **{f"state_{name}": value.text for name, value in state.items()}}
         lines, count = _allocate(self.steps, outputs, self.functions)
@@ -146,7 +146,7 @@ class _Trace:
         source = f"def scalars(h, dtype):\n    return ({numbers})\n"
         source += "def write(p, g, state, n):\n    " + "\n    ".join([*head, *lines])
         exec(source, self.functions)  # as dataclasses make their methods
-        return Form(self.functions["scalars"], self.functions["write"])
+        return InPlaceForm(self.functions["scalars"], self.functions["write"])
 
 
 def _allocate(

@@ -15,7 +15,7 @@ from adjoint.optim.block import Block
 if TYPE_CHECKING:
     from adjoint.optim.optimizer import Optimizer
 
-__all__ = ["Array", "Group", "Hyper", "State", "Unit", "Update", "fitted", "in_parts", "plain"]
+__all__ = ["Array", "Group", "Hyper", "State", "Unit", "Update", "fitted", "in_parts", "plain_value"]
 
 Array = ndarray[Any, Any]
 State = dict[str, Any]
@@ -76,7 +76,7 @@ class Group:
             fitted = [unit.fitted_state(optimizer, self.hyper, data) for unit in self.units]
             for unit, state in zip(self.units, fitted, strict=True):
                 unit.state = state
-        self.hyper.update({k: plain(v) for k, v in self.hyper.items()})
+        self.hyper.update({k: plain_value(v) for k, v in self.hyper.items()})
         self.checked = dict(self.hyper)
 
 
@@ -271,8 +271,8 @@ def fitted(grad: Any, p: Tensor) -> Any:
     return g if rows is not None else g.astype(p.dtype, copy=False)
 
 
-def plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Return NumPy scalars as Python numbers, which keep float32 arrays float32."""
     if isinstance(value, (tuple, list)):
-        return tuple(map(plain, value))
+        return tuple(map(plain_value, value))
     return value.item() if isinstance(value, np.generic) else value

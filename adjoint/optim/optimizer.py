@@ -25,7 +25,7 @@ from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.grads.slots import drop
 from adjoint.interop.notebook import optimizer_html
 from adjoint.optim.formula import form_of
-from adjoint.optim.groups import Array, Group, Hyper, State, Update, in_parts, plain
+from adjoint.optim.groups import Array, Group, Hyper, State, Update, in_parts, plain_value
 from adjoint.optim.saved import read_state
 from adjoint.optim.shard import ShardedUnit, check_ranks
 from adjoint.optim.traced import trace_update
@@ -246,7 +246,7 @@ class Optimizer:
             taken.add(id(p))
         hyper = {**self.defaults, **{k: v for k, v in group.items() if k not in ("params", "names")}}
         self.check(hyper)
-        hyper = {k: plain(v) for k, v in hyper.items()}
+        hyper = {k: plain_value(v) for k, v in hyper.items()}
         unit = None if self.shard is None else partial(ShardedUnit, ranks=self.shard)
         added = Group(params, hyper, unit)
         added.own_rate = "lr" in group

@@ -25,7 +25,7 @@ from adjoint.core.op import Op
 from adjoint.core.record import at_level, record_results, saved_hooks
 from adjoint.core.tensor import Tensor, note_reading, wrap
 from adjoint.engine.plan import make_plan
-from adjoint.engine.pull import add, joined, narrowed
+from adjoint.engine.pull import add, joined, narrowed_gradient
 from adjoint.engine.push import push_forward
 from adjoint.engine.run import Run, key_of
 from adjoint.engine.serial import run_serial
@@ -375,7 +375,7 @@ def pull_record(
         zeros = run.zeros.get(key)
         total = cleaned(xp, run.grads.get(key), zeros) if want else None
         if total is not None and key in run.wide:
-            total = narrowed(xp, total, key, run.wide)
+            total = narrowed_gradient(xp, total, key, run.wide)
         found.append(total if total is None or zeros is None else Masked(total, zeros))
     return found
 
