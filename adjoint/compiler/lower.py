@@ -11,7 +11,8 @@ import adjoint.compiler.recurrences  # noqa: F401  they enter rules
 from adjoint.compiler.decompose import Primitives
 from adjoint.compiler.program import Host, Instruction, Program
 from adjoint.compiler.repeat import Repeat
-from adjoint.compiler.simplify import DTYPES, Graph, NotNative, Steps, View
+from adjoint.compiler.simplify import DTYPES, Graph, NotNative, View
+from adjoint.compiler.steps import Steps, repeat
 from adjoint.compiler.symbolic import Nonzero, Symbolic
 
 __all__ = ["Lowered", "lower"]
@@ -141,7 +142,7 @@ class _Lowering:
         if body.reasons:
             raise NotNative(f"a step has a call of NumPy: {next(iter(body.reasons.values()))}")
         steps = Steps(body.graph, body.outputs, loop.count, loop.carries, loop.rows, loop.backwards)
-        return self.graph.repeat(steps, args)
+        return repeat(self.graph, steps, args)
 
     def _number(self, name: str, args: tuple[Any, ...], i: Instruction) -> View:
         """Return arithmetic on Python floats, where Python would not raise."""

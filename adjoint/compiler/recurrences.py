@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from adjoint.compiler.decompose import Primitives, rule
-from adjoint.compiler.simplify import Graph, NotNative, Steps, View
+from adjoint.compiler.simplify import Graph, NotNative, View
+from adjoint.compiler.steps import Steps, repeat
 
 __all__: list[str] = []
 
@@ -41,8 +42,7 @@ def _loop(
     new, outs = body(inner, given[: len(carry)], given[len(carry) : end], given[end:])
     outputs = [inner.view(o) for o in (*new, *outs)]
     steps = Steps(inner.graph, outputs, rows[0].shape[0], len(carry), len(rows), backwards)
-    found: list[View] = xp.graph.repeat(steps, operands)
-    return found
+    return repeat(xp.graph, steps, operands)
 
 
 def _moved(xp: Any, x: View, source: int, destination: int) -> View:

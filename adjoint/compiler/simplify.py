@@ -17,7 +17,7 @@ import numpy as np
 
 from adjoint.core.shapes import Shape
 
-__all__ = ["DTYPES", "Graph", "Node", "NotNative", "Steps", "View", "row_major"]
+__all__ = ["DTYPES", "Graph", "Node", "NotNative", "View", "row_major"]
 
 DTYPES = frozenset(map(np.dtype, "? b B h H i I l L q Q f d".split()))  # those of native values
 _BOOL = np.dtype(bool)
@@ -199,26 +199,6 @@ for _method, _name in {"neg": "negative", "abs": "abs", "invert": "bitwise_inver
     setattr(View, f"__{_method}__", lambda self, _name=_name: getattr(self.graph.xp, _name)(self))
 
 
-class Steps:
-    """The body of a loop as a graph; its sources are the carry, then rows, then what all steps read.
-
-    ``outputs`` are the new carry and the results that are stacked; ``backwards`` says that the last row comes
-    first.
-    """
-
-    __slots__ = ("backwards", "carries", "count", "graph", "outputs", "rows")
-
-    def __init__(
-        self, graph: Graph, outputs: list[View], count: int, carries: int, rows: int, backwards: bool = False
-    ) -> None:
-        self.graph = graph
-        self.outputs = outputs
-        self.count = count
-        self.carries = carries
-        self.rows = rows
-        self.backwards = backwards
-
-
 class Graph:
     """Makes nodes; ``xp`` is the namespace of the rules that call it."""
 
@@ -285,40 +265,6 @@ class Graph:
             out.weak = weak
             outs.append(out)
         return outs
-
-    def repeat(self, steps: Steps, args: Sequence[View]) -> list[View]:
-        """Return the results of a loop: its last carry, then what is stacked over the steps.
-
-        The node itself is a flag: whether a check of a step failed.
-        """
-        end = steps.carries + steps.rows
-        laid = [_laid(a, 1 if steps.carries <= k < end else 0) for k, a in enumerate(args)]
-        self._turn_factors(steps.graph, laid, end)
-        node = self.add(Node("repeat", tuple(laid), None, (), _BOOL))
-        node.value = steps
-        if steps.graph.checks:
-            self.checks.append(self.view(node))
-        outs = []
-        for k, v in enumerate(steps.outputs):
-            shape = v.shape if k < steps.carries else (steps.count, *v.shape)
-            outs.append(self.view(self.add(Node("out", (self.view(node),), k, shape, v.dtype))))
-        return outs
-
-    def _turn_factors(self, body: Graph, given: list[View], first: int) -> None:
-        """Copy transposed right factors that all steps read once before the loop; add them to ``given``."""
-        known: dict[Any, View] = {}
-        for n in list(body.nodes):
-            b = n.args[1] if n.op == "matmul" else None
-            if b is None or b.node.op != "source" or b.node.params < first or b.ndim != 2:
-                continue
-            if b.strides == row_major(b.shape):
-                continue
-            if b.key not in known:
-                a = given[b.node.params]
-                turned = self.copied(View(self, a.node, b.shape, b.strides, a.offset + b.offset))
-                known[b.key] = body.source(len(given), b.shape, b.dtype)
-                given.append(turned)
-            n.args = (n.args[0], known[b.key])
 
     # Views -------------------------------------------------------------------------------------------
 
@@ -473,11 +419,6 @@ class Graph:
     def target(self, shape: Shape) -> View:
         """Return a view of an array that is yet to be made; slices of it say where pieces go."""
         return View(self, Node("target", (), None, shape, _BOOL), shape, row_major(shape))
-
-
-def _laid(x: View, first: int) -> View:
-    """Return a view whose elements lie one after the other in memory, apart from the first axes."""
-    return x if x.strides[first:] == row_major(x.shape[first:]) else x.graph.copied(x)
 
 
 def _spans(where: Sequence[Any]) -> list[tuple[int, int, int]] | None:

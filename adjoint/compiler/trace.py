@@ -81,9 +81,7 @@ class Trace:
         self.program = Program()
         self.held: dict[int, Held] = {}  # by the id of the tensor, which is held
         self.arrays: dict[int, tuple[Any, Symbolic]] = {}  # by the id of the array, which is held
-        self.cells: dict[
-            tuple[int, Any], tuple[Any, Symbolic]
-        ] = {}  # by the id of the container, and the key
+        self.cells: dict[tuple[int, Any], tuple[Any, Symbolic]] = {}  # by the id of the container and the key
         self.containers: dict[int, tuple[Any, Any]] = {}  # by the id of their owner, which is held
         self.fixed: list[tuple[ndarray[Any, Any], ndarray[Any, Any]]] = []  # arrays, and copies of them
         self.guards: list[Any] = []  # (what, read, value): see guards.py

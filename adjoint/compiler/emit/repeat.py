@@ -15,7 +15,8 @@ from adjoint.compiler import pool
 from adjoint.compiler.emit.loop import Kernel, Slot
 from adjoint.compiler.emit.text import Value, Writer
 from adjoint.compiler.machine import Machine
-from adjoint.compiler.simplify import Node, Steps
+from adjoint.compiler.simplify import Node
+from adjoint.compiler.steps import Steps
 
 if TYPE_CHECKING:
     from adjoint.compiler.native import Plan

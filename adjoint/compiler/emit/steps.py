@@ -19,7 +19,8 @@ from adjoint.compiler.emit.repeat import operand_slots
 from adjoint.compiler.emit.text import Value, Writer, element_of
 from adjoint.compiler.fuse import needed
 from adjoint.compiler.machine import Machine
-from adjoint.compiler.simplify import Node, Steps, View
+from adjoint.compiler.simplify import Node, View
+from adjoint.compiler.steps import Steps
 
 __all__ = ["small_kernel"]
 

@@ -1,0 +1,75 @@
+"""Loops in a graph of primitives: the graph of one step, and the node that repeats it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint.compiler.simplify import Graph, Node, View, row_major
+
+__all__ = ["Steps", "repeat"]
+
+_BOOL = np.dtype(bool)
+
+
+class Steps:
+    """The body of a loop as a graph; its sources are the carry, then rows, then what all steps read.
+
+    ``outputs`` are the new carry and the results that are stacked; ``backwards`` says that the last row comes
+    first.
+    """
+
+    __slots__ = ("backwards", "carries", "count", "graph", "outputs", "rows")
+
+    def __init__(
+        self, graph: Graph, outputs: list[View], count: int, carries: int, rows: int, backwards: bool = False
+    ) -> None:
+        self.graph = graph
+        self.outputs = outputs
+        self.count = count
+        self.carries = carries
+        self.rows = rows
+        self.backwards = backwards
+
+
+def repeat(graph: Graph, steps: Steps, args: Sequence[View]) -> list[View]:
+    """Return the results of a loop: its last carry, then what is stacked over the steps.
+
+    The node itself is a flag: whether a check of a step failed.
+    """
+    end = steps.carries + steps.rows
+    laid = [_laid(a, 1 if steps.carries <= k < end else 0) for k, a in enumerate(args)]
+    _turn_factors(graph, steps.graph, laid, end)
+    node = graph.add(Node("repeat", tuple(laid), None, (), _BOOL))
+    node.value = steps
+    if steps.graph.checks:
+        graph.checks.append(graph.view(node))
+    outs = []
+    for k, v in enumerate(steps.outputs):
+        shape = v.shape if k < steps.carries else (steps.count, *v.shape)
+        outs.append(graph.view(graph.add(Node("out", (graph.view(node),), k, shape, v.dtype))))
+    return outs
+
+
+def _turn_factors(graph: Graph, body: Graph, given: list[View], first: int) -> None:
+    """Copy transposed right factors that all steps read once before the loop; add them to ``given``."""
+    known: dict[Any, View] = {}
+    for n in list(body.nodes):
+        b = n.args[1] if n.op == "matmul" else None
+        if b is None or b.node.op != "source" or b.node.params < first or b.ndim != 2:
+            continue
+        if b.strides == row_major(b.shape):
+            continue
+        if b.key not in known:
+            a = given[b.node.params]
+            turned = graph.copied(View(graph, a.node, b.shape, b.strides, a.offset + b.offset))
+            known[b.key] = body.source(len(given), b.shape, b.dtype)
+            given.append(turned)
+        n.args = (n.args[0], known[b.key])
+
+
+def _laid(x: View, first: int) -> View:
+    """Return a view whose elements lie one after the other in memory, apart from the first axes."""
+    return x if x.strides[first:] == row_major(x.shape[first:]) else x.graph.copied(x)
