@@ -273,7 +273,7 @@ def _generators_of(functions: Iterable[Any], arguments: Iterable[Any]) -> Iterat
 
 @functools.lru_cache(maxsize=1024)
 def _is_generator(kind: Any) -> bool:
-    ours = kind.__name__ == "Generator" and kind.__module__ == "adjoint.random"  # loaded when first used
+    ours = kind.__name__ == "Generator" and kind.__module__.startswith("adjoint.random")  # loaded late
     return ours or issubclass(kind, (np.random.Generator, np.random.RandomState, np.random.BitGenerator))
 
 
