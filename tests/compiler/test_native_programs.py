@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -66,3 +67,75 @@ def test_threads_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         for a, b in zip(cut(x, w), alone, strict=True):
             assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@pytest.mark.parametrize("seed", range(200, 212))
+def test_random_programs_in_threads(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks that threads share give the bits of one thread."""
+    rng = np.random.default_rng(seed)
+    given = [np.tile(a, (40,) + (1,) * (a.ndim - 1)) if a.ndim else a for a in arrays(rng, 4)]
+    f = program(rng, 12)
+    alone = tree.leaves(ad.compile(f, backend="native")(*map(ad.asarray, given)))
+    monkeypatch.setattr(native, "CHUNK", 100.0)
+    monkeypatch.setattr(native, "HELPED", 0.0)
+    cut = ad.compile(f, backend="native")
+    for _ in range(2):
+        for a, b in zip(tree.leaves(cut(*map(ad.asarray, given))), alone, strict=True):
+            assert a.numpy().tobytes() == b.numpy().tobytes()
+
+
+WIDTHS = (1, 3, 10, 16, 17, 33, 64, 100)
+
+
+def layers(seed: int, dtype: str) -> Any:
+    """A net of random widths, some layers alike, some with a weight of another; inputs are strided."""
+    rng = np.random.default_rng(seed)
+    widths = [int(rng.choice(WIDTHS)) for _ in range(3)]
+    sizes = [*widths, widths[-1], widths[-1], int(rng.choice(WIDTHS))]
+    x = rng.normal(size=(int(rng.choice((1, 2, 5, 8, 31))), 2 * sizes[0])).astype(dtype)[:, ::2]
+    params = [(rng.normal(size=(m, n)) / m**0.5).astype(dtype) for m, n in itertools.pairwise(sizes)]
+    if rng.random() < 0.5:
+        params[3] = params[2]
+    scale = float(rng.normal())
+    acts = [
+        (ad.tanh, ad.relu, lambda y: y * scale, lambda y: y / (1 + y * y))[rng.integers(4)] for _ in params
+    ]
+    turned = rng.random(len(params)) < 0.5
+
+    def loss(x: Any, *params: Any) -> Any:
+        for p, act, t in zip(params, acts, turned, strict=True):
+            x = act((ad.swapaxes(p, 0, 1) @ ad.swapaxes(x, 0, 1)).T if t else x @ p)
+        return (x * x).mean()
+
+    return loss, [x, *params]
+
+
+@pytest.mark.parametrize("dtype", ["f", "d"])
+@pytest.mark.parametrize("seed", range(10))
+def test_random_layers(seed: int, dtype: str) -> None:
+    loss, given = layers(seed, dtype)
+    f = ad.value_and_grad(loss, argnums=tuple(range(len(given))))
+    wanted = ad.compile(f, backend="replay")(*map(ad.asarray, given))
+    compiled = ad.compile(f, backend="native")
+    for _ in range(2):
+        agree(compiled(*map(ad.asarray, given)), wanted, (1e-5 if dtype == "f" else 1e-13) / 2e4)
+
+
+@pytest.mark.parametrize("level", machine.levels()[1:])
+def test_layers_with_other_vectors(level: str) -> None:
+    for seed in range(20, 23):
+        with machine.using(level):
+            test_random_layers(seed, "f")
+
+
+def test_alike_groups_keep_their_operands_apart() -> None:
+    """Kernels that are written once read the buffers, offsets and numbers of their own group."""
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(6, 8)), rng.normal(size=(4, 8, 8))
+
+    def f(x: Any, w: Any, a: Any, b: Any) -> Any:
+        outs = [ad.tanh(x @ w[k]) * (a if k % 2 else b) + w[k, 1] for k in range(4)]
+        return [*outs, outs[0] * 2.0 + outs[0], outs[1] * 2.0 + outs[2], outs[2] * 3.0 + outs[2]]
+
+    given = ad.asarray(x), ad.asarray(w), 0.5, 0.25
+    agree(ad.compile(f, backend="native")(*given), ad.compile(f, backend="replay")(*given), 1e-18)
