@@ -76,7 +76,7 @@ def _stand_in(rng: np.random.Generator, value: Any) -> Any:
     if value.weak:
         return 0.5
     if value.dtype.kind in "fc":
-        return rng.uniform(0.1, 1.0, value.shape).astype(value.dtype)
+        return (0.1 * rng.standard_normal(value.shape)).astype(value.dtype)
     return np.zeros(value.shape, value.dtype)
 
 

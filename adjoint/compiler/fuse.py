@@ -156,21 +156,22 @@ class _Fusion:
         top = max(groups, key=lambda g: g.order) if groups else None
         reads = {a.node.id for m in found.values() for a in m.args if a.node.op != "constant"}
         for k in sorted(found):
-            self._settle(found[k], top, reads)
+            self._settle(found[k], top, reads, n)
 
     def _last(self, n: Node) -> Group | None:
         groups = [self.group[a.node.id] for a in n.args if a.node.id in self.group]
         return max(groups, key=lambda g: g.order) if groups else None
 
-    def _settle(self, n: Node, top: Group | None, reads: set[int]) -> None:
+    def _settle(self, n: Node, top: Group | None, reads: set[int], last_of_them: Node) -> None:
         """Join a group that comes no earlier than ``top`` and those of the operands; else make one.
 
-        ``reads`` are the nodes that this one, and others that are placed together with it, read.
+        ``reads`` are the nodes that this one, and others that are placed together with it, read;
+        ``last_of_them`` needs the others.
         """
         self.waiting.discard(n.id)
         last = self._last(n)
         near = self.latest.get(n.args[0].size if n.op == "reduce" else n.size)
-        if near is not None and near.reads.isdisjoint(reads):
+        if near is not None and near.reads.isdisjoint(reads) and not self._beside(near, last_of_them):
             near = None  # no memory is read twice without it
         least = max([g.order for g in (top, last) if g is not None], default=EARLY)
         tried = [g for g in (top, last, near) if g is not None and g.order >= least]
@@ -194,6 +195,14 @@ class _Fusion:
             group.add(n, FULL)
         self.group[n.id] = group
         self.latest[math.prod(group.domain)] = group
+
+    @staticmethod
+    def _beside(g: Group, n: Node) -> bool:
+        """Tell whether a node reduces the rows that a group reduces: what needs both comes next."""
+        if n.op != "reduce" or g.axis is None or g.axis != n.params[1]:
+            return False
+        *kept, length = n.args[0].shape
+        return (*kept[: g.axis], length, *kept[g.axis :]) == g.domain
 
     # Whether a node fits -----------------------------------------------------------------------------
 
