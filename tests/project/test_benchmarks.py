@@ -282,7 +282,7 @@ def test_a_small_graph_a_wide_one_and_a_step_can_be_taken_apart(monkeypatch: pyt
     found = parallel.balance(parallel.wide(parallel.mixed, 2, 1000), 1)
     assert 0 < found["busiest"] <= found["both"] and found["one"] > 0
     x = ad.tensor(np.ones(1000), requires_grad=True)
-    found = memory.traced(lambda: ad.backward(ad.tanh(x).sum()))
+    found = memory.traced(lambda: ad.backward(ad.exp(x).sum()))
     assert found["peak"] >= found["held"] >= 8000
     assert max(size for _, size in found["kept"]) >= 8000
 
