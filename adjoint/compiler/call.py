@@ -1,4 +1,4 @@
-"""The arguments of a call of a compiled function: which are traced, and the key of the program for them."""
+"""The arguments of a call of a compiled function: which are traced, and the key of their program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from adjoint.words import a
 
 __all__ = ["Call", "Parameters", "Wanted"]
 
-_MODES = ("the grad mode", "the default dtype", "whether a micro-batch is open", "the order of keys")
+_MODES = ("the grad mode", "the default dtype", "whether a micro-batch is open", "the order of dict keys")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -43,11 +43,13 @@ class Parameters:
         self.static = self._places((static,) if isinstance(static, (str, int)) else tuple(static))
 
     def _places(self, static: tuple[Any, ...]) -> frozenset[Any]:
-        """Return the positions of static arguments, and their names as a tree of keywords has them."""
+        """Return the positions of static arguments, and their names in the form ``['name']`` of a path."""
         found: set[Any] = set()
         for s in static:
             if not isinstance(s, (str, int)) or isinstance(s, bool):
-                raise ArgumentError(f"compile: static has names and positions of arguments, but got {s!r}.")
+                raise ArgumentError(
+                    f"compile: static must contain names or positions of arguments, but got {s!r}."
+                )
             names = self.positional
             if isinstance(s, str):
                 known = self.any_name or s in names or s in self.others
@@ -76,7 +78,7 @@ class Parameters:
             yield name[2:-2], child, name in self.static
 
     def static_leaves(self, structure: tree.Structure) -> frozenset[int]:
-        """Return the numbers of the leaves of static arguments."""
+        """Return the indices of the leaves that belong to static arguments."""
         found: list[int] = []
         n = 0
         for _, child, static in self.arguments(structure):
@@ -86,12 +88,12 @@ class Parameters:
         return frozenset(found)
 
     def paths(self, structure: tree.Structure) -> list[str]:
-        """Return what the user calls each leaf: ``x``, ``batch['x']``."""
+        """Return the name of each leaf for messages: ``x``, ``batch['x']``."""
         return [path for name, child, _ in self.arguments(structure) for path in child.paths(name)]
 
 
 class Wanted(NamedTuple):
-    """What an argument must be: an array or a tensor, and where its gradient goes."""
+    """What an argument must be: an array or a tensor, with its shape, dtype and kind of node."""
 
     kind: type
     shape: tuple[int, ...]
@@ -100,7 +102,7 @@ class Wanted(NamedTuple):
 
     @classmethod
     def of(cls, leaf: Any) -> Wanted:
-        """Return what an argument is."""
+        """Return the description of an argument."""
         node = getattr(leaf, "_node", None)
         return cls(type(leaf), leaf.shape, leaf.dtype, Node if type(node) is Node else node)
 
@@ -121,8 +123,9 @@ class Call:
             if isinstance(leaf, Tensor):
                 if k in fixed:
                     raise InputError(
-                        f"compile: {parameters.paths(self.structure)[k]} is static, but a tensor.\n"
-                        "  Static arguments are numbers or text."
+                        f"compile: {parameters.paths(self.structure)[k]} is a tensor, but static= names it.\n"
+                        "  Only numbers, strings and other hashable objects can be static.  Remove it from "
+                        "static=, or pass a Python number."
                     )
                 node = leaf._node
                 signature.append(
@@ -153,14 +156,14 @@ class Call:
         return found
 
     def _first(self, leaf: Any) -> int | None:
-        """Return the number of an earlier leaf that is the same tensor."""
+        """Return the index of an earlier leaf that is the same tensor; None if there is none."""
         return next((k for k, m in zip(self.moves, self.moving, strict=True) if m is leaf), None)
 
     def _numeric(self, k: int, parameters: Parameters) -> Any:
         leaf = self.leaves[k]
         if leaf.dtype.kind not in "biufc" and leaf.dtype.name != "bfloat16":
             name = parameters.paths(self.structure)[k]
-            raise InputError(f"compile: {name} is an array of {leaf.dtype}, not of numbers.")
+            raise InputError(f"compile: {name} is an array of dtype {leaf.dtype}, but must be numeric.")
         return leaf
 
     def _hashable(self, k: int, parameters: Parameters) -> Any:
@@ -169,35 +172,30 @@ class Call:
             hash(leaf)
         except TypeError:
             raise InputError(
-                f"compile: {parameters.paths(self.structure)[k]} is {a(type(leaf).__name__)}, which cannot "
-                "be the key of a program.\n"
-                "  Pass arrays, tensors, numbers, text or hashable objects, or close over it."
+                f"compile: {parameters.paths(self.structure)[k]} is {a(type(leaf).__name__)}, which is not "
+                "hashable.\n"
+                "  Pass arrays, tensors, numbers, strings or other hashable objects, or use the object as a "
+                "global or closure variable."
             ) from None
         return leaf
 
     def difference(self, had: Any, parameters: Parameters) -> str:
-        """Say in what the key of this call differs from another one."""
+        """Return how the key of this call differs from the key of the last program."""
         structure, signature, modes = self.key
         if had[0] != structure:
             return _changed_structure(had[0], structure, parameters)
         if had[2] != modes:
-            names = (
-                "the grad mode",
-                "the default dtype",
-                "whether a micro-batch is open",
-                "the order of keys",
-            )
-            changed = [n for n, x, y in zip(names, had[2], modes, strict=True) if x != y]
+            changed = [n for n, x, y in zip(_MODES, had[2], modes, strict=True) if x != y]
             return f"{' and '.join(changed)} changed"
         paths = parameters.paths(structure)
         for path, x, y in zip(paths, had[1], signature, strict=True):
             if x != y:
                 return f"{path} changed from {_said(x, paths)} to {_said(y, paths)}"
-        return "another program was used last"
+        return "the arguments changed"
 
 
 def _key_orders(structure: tree.Structure) -> Iterator[tuple[str, ...]]:
-    """Yield the keys of each dictionary in a tree, in their order."""
+    """Yield the keys of each dictionary in a tree, in insertion order."""
     if isinstance(structure.kind, type) and issubclass(structure.kind, dict) and len(structure.names) > 1:
         yield structure.names
     for child in structure.children:
@@ -206,18 +204,19 @@ def _key_orders(structure: tree.Structure) -> Iterator[tuple[str, ...]]:
 
 
 def _changed_structure(had: tree.Structure, now: tree.Structure, parameters: Parameters) -> str:
-    """Say which argument has another structure, or is text or an object that changed."""
+    """Return which argument has a different structure, or is a constant that changed."""
     before, after = ({n: c for n, c, _ in parameters.arguments(s)} for s in (had, now))
     for name, child in after.items():
         if name not in before:
-            return f"{name} was given"
+            return f"argument {name} was added"
         if before[name] != child:
             return f"{name} changed from {before[name].describe()} to {child.describe()}"
-    return f"{next(n for n in (*before, 'an argument') if n not in after)} was not given"
+    gone = [n for n in before if n not in after]
+    return f"argument {gone[0]} was left out" if gone else "the arguments changed"
 
 
 def _said(part: Any, paths: list[str]) -> str:
-    """Say what the key has for one argument."""
+    """Return one argument's part of the key as text."""
     if part is float:
         return "a float"
     if not isinstance(part[0], tuple):

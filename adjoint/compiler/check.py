@@ -1,4 +1,4 @@
-"""``ad.config.compiling("check")``: run a program, then the function itself from the same state; compare."""
+"""``ad.config.compiling("check")``: compare a program with the function it was traced from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adjoint import tree
+from adjoint import tree, words
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import TransformError
 from adjoint.grads.slots import sink
@@ -20,9 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["run_both"]
 
+_REMEDY = (
+    "  The function depends on a value that is not guarded; stats() lists the guarded values.\n"
+    "  Pass the value as an argument."
+)
+
 
 def run_both(variant: Variant, call: Call, function: Callable[[], Any]) -> Any:
-    """Run the program, set all state back, and run the function; raise if results or state differ."""
+    """Run the program, restore all state, and call the function; raise if results or state differ."""
     if sink.get() is not None:
         raise TransformError(
             'compiling("check"): gradients would be added to the open micro-batch twice.\n'
@@ -42,21 +47,21 @@ def run_both(variant: Variant, call: Call, function: Callable[[], Any]) -> Any:
     for (what, a), (_, b) in zip(after, state.copied(), strict=True):
         if not _same(a, b):
             raise TransformError(
-                f"ad.compile: {what} differs after {variant.name} from what the function itself leaves.\n"
-                "  It depends on something that is not guarded: stats() lists what is."
+                f"ad.compile: {what} differs after the compiled {variant.name} and after the "
+                f"function itself.\n{_REMEDY}"
             )
     return wanted
 
 
 def _leave(found: Any) -> None:
-    """Keep results that are tensors from outside as they are now."""
+    """Copy the arrays of results that are tensors from outside, so that later writes do not change them."""
     for leaf in tree.leaves(found):
         if isinstance(leaf, Tensor) and leaf._node is None and type(leaf._data) is np.ndarray:
             leaf._data = leaf._data.copy()
 
 
 class _State:
-    """Everything that a program reads or writes: tensors, cells, optimisers and generators."""
+    """The state that a program reads or writes: tensors, cells, optimisers and generators."""
 
     def __init__(self, variant: Variant, call: Call) -> None:
         held = [h.tensor for h in variant.trace.held.values() if h.argument is None]
@@ -74,7 +79,7 @@ class _State:
                 yield from group.units
 
     def copied(self) -> list[tuple[str, Any]]:
-        """Return copies of everything, with what each is."""
+        """Return a list of (name, copy), one entry for each part of the state."""
         found: list[tuple[str, Any]] = []
         for t in self.tensors:
             grad = None if t._extra is None else t._extra.grad
@@ -90,7 +95,7 @@ class _State:
         return found
 
     def set_back(self, copies: list[tuple[str, Any]]) -> None:
-        """Write copies back."""
+        """Restore the state from copies."""
         values = iter([value for _, value in copies])
         for t in self.tensors:
             t._data = next(values)
@@ -122,17 +127,20 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _compare_results(name: str, found: Any, wanted: Any) -> None:
-    """Raise if the results of a program are not those of the function."""
+    """Raise if the results of a program differ from those of the function."""
     if tree.structure(found) != tree.structure(wanted):
-        raise TransformError(f"ad.compile: the result of {name} has another structure than the function's.")
+        raise TransformError(
+            f"ad.compile: the compiled {name} and the function return different structures.\n{_REMEDY}"
+        )
     for k, (a, b) in enumerate(zip(tree.leaves(found), tree.leaves(wanted), strict=True)):
         if isinstance(a, Tensor) != isinstance(b, Tensor):
             raise TransformError(
-                f"ad.compile: result {k} of {name} is a {type(a).__name__}, not {type(b).__name__}."
+                f"ad.compile: result {k} of {name} is {words.a(type(a).__name__)} if compiled, but the "
+                f"function itself returns {words.a(type(b).__name__)}."
             )
         x, y = (np.asarray(v.detach().numpy() if isinstance(v, Tensor) else v) for v in (a, b))
         if not _same(x, y):
             raise TransformError(
-                f"ad.compile: result {k} of {name} differs from that of the function itself.\n"
-                "  It depends on something that is not guarded: step.stats() lists what is."
+                f"ad.compile: result {k} of the compiled {name} differs from that of the function itself.\n"
+                f"{_REMEDY}"
             )

@@ -37,26 +37,29 @@ BACKENDS = ("auto", "native", "replay")
 def compile(
     f: Any = None, *, static: Any = (), backend: str = "auto", limit: int = 8, flush: bool = False
 ) -> Any:
-    """Return a function that does what ``f`` does, as one program that is traced at the first call.
+    """Return a compiled version of ``f``: the first call traces it into a program that later calls run.
 
-    Tensors, modules and optimisers that ``f`` uses need not be listed: whatever it touches is read, and
-    written, at each call.  Replay gives the same bits as ``f``; native code differs from it by rounding.
+    Tensors, modules and optimisers that ``f`` uses need not be listed.  They are found by the trace, and read
+    and updated at each call.  The "replay" backend returns exactly the values of ``f``; native code may
+    differ from them by rounding.
 
     Parameters
     ----------
     f : callable
-        A function of arrays, tensors, numbers and trees of them: a model, a loss, a whole training step.
+        A function of arrays, tensors, numbers and trees of them, such as a model, a loss or a whole training
+        step.
     static : str, int, or tuple of them
-        Names or positions of arguments whose floats are part of the program.  Whole numbers, text, None and
-        other objects always are.
+        Names or positions of arguments whose floats are constants of the program, so that a new value traces
+        ``f`` again.  Integers, strings, None and other objects are always constants.
     backend : {"auto", "native", "replay"}
-        How programs run: "replay" calls NumPy for each instruction; "native" compiles them with llvmlite.
-        "auto" is native from the second call of a program on if llvmlite is installed, else replay.
+        How programs run.  "replay" calls NumPy for each instruction.  "native" compiles programs to machine
+        code with llvmlite.  "auto" uses replay for the first call of a program and native code after that;
+        without llvmlite it always uses replay.
     limit : int
-        How many programs are kept.  The one that was used longest ago makes room for a new one.
+        The largest number of programs to keep.  A new one replaces the least recently used.
     flush : bool
-        Whether kernels of native code take subnormal numbers (below 1.2e-38 in float32) as 0.  Arithmetic
-        on them can be 100 times slower.  NumPy calls keep them.
+        Whether native kernels replace subnormal numbers (below 1.2e-38 in float32) by 0.  Arithmetic on
+        subnormal numbers can be 100 times slower.  Calls of NumPy never replace them.
 
     Returns
     -------
@@ -79,16 +82,16 @@ def compile(
     if f is None:
         return functools.partial(compile, static=static, backend=backend, limit=limit, flush=flush)
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-        raise ArgumentError(f"compile: limit is a whole number from 1, but got {limit!r}.")
+        raise ArgumentError(f"compile: limit must be an integer of at least 1, but got {limit!r}.")
     if backend not in BACKENDS:
-        raise ArgumentError(f"compile: backend is one of {', '.join(BACKENDS)}, but got {backend!r}.")
+        raise ArgumentError(f"compile: backend must be one of {', '.join(BACKENDS)}, but got {backend!r}.")
     if backend == "native":
         binding()
     return Compiled(as_function("compile", f), static, backend, limit, flush)
 
 
 class Compiled:
-    """A compiled function; made by ``ad.compile``."""
+    """A compiled function, as returned by ``ad.compile``."""
 
     def __init__(
         self, f: Callable[..., Any], static: Any, backend: str, limit: int, flush: bool = False
@@ -113,7 +116,7 @@ class Compiled:
         return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program for these arguments; trace it first if there is none."""
+        """Run the program for these arguments; trace the function first if there is none."""
         if self._ready is not None and not kwargs:
             found = locked(self._lock, self._run_watched, args)
             if found is not NotImplemented:
@@ -127,7 +130,7 @@ class Compiled:
         return returned(found) if plain and transform.get() is None else found
 
     def _run_watched(self, args: tuple[Any, ...]) -> Any:
-        """Run the last program if a native check finds nothing changed; else return NotImplemented."""
+        """Run the last program if its native check finds no change; otherwise return NotImplemented."""
         if self._ready is None or not self._ready(*args):
             return NotImplemented
         v = self._variants[0]
@@ -138,7 +141,10 @@ class Compiled:
         return returned(found) if v.plain and watch.plain else found
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> tuple[Any, bool]:
-        """Run the program, with mode "check" the function too; return whether results are to be arrays."""
+        """Return the results of a call, and whether they must be converted to arrays.
+
+        In the mode "check" the function runs too, and is compared with the program.
+        """
         if self._variants and not kwargs and mode is True:
             v = self._variants[0]
             if len(args) == v.direct and v.fits(*args) and v.holds(*args):
@@ -151,7 +157,7 @@ class Compiled:
         return variant.run(call), variant.plain
 
     def _itself(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function itself; it gets tensors for arrays, as in a trace."""
+        """Call the function without compiling it.  Arrays are passed as tensors, as in a trace."""
         plain = outermost() and given_arrays(args, kwargs)
         found = self._on_tensors(*args, **kwargs)
         return returned(found) if plain and (args or kwargs) else found
@@ -167,7 +173,7 @@ class Compiled:
         return self._f(*args, **kwargs)
 
     def _inline(self) -> bool:
-        """Tell whether the function runs as part of something around it, or is watched."""
+        """Return whether to call the function itself: inside a trace or transform, or if ops are observed."""
         if tracing.get() is not None or enclosing.get() is not None:
             return True
         if transform.get() not in _DIFFERENTIATED:
@@ -178,7 +184,7 @@ class Compiled:
         return bool(watched or tapes.get() or anomaly.get())
 
     def _variant(self, call: Call) -> Variant:
-        """Return the program for a call; trace one if none fits."""
+        """Return the program for a call; trace the function if no program matches."""
         variants, self._ready = self._variants, None
         for n, v in enumerate(variants):
             if v.key == call.key and v.holds(*call.moving):
@@ -196,12 +202,13 @@ class Compiled:
                 times, kept = count(len(self._reasons), "time"), count(self._limit, "program")
                 warn(
                     f"ad.compile: {name_of(self._f)} was traced {times}, but at most {kept} can be kept.\n"
-                    f"  The last time because {reason}."
+                    f"  Reason for the last trace: {reason}.  stats() lists all reasons.  Keep these "
+                    "arguments and settings the same, or pass a larger limit=."
                 )
         return fresh
 
     def _reason(self, call: Call) -> str:
-        """Say why no program fits a call."""
+        """Return why no program matches a call."""
         if not self._variants:
             return "it was the first call"
         for v in self._variants:
@@ -212,27 +219,27 @@ class Compiled:
     # Looking at it ---------------------------------------------------------------------------------
 
     def program(self, *args: Any, **kwargs: Any) -> str:
-        """Return the text of the program for these arguments; it is traced, but not run.
+        """Return the program for these arguments as text.  The function is traced, but not run.
 
         Returns
         -------
         str
-            A line per value that is read, per instruction, and per write.
+            One line for each value that is read, each instruction and each write.
         """
         with self._lock:
             return str(self._variant(Call(args, kwargs, self._parameters)).program)
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
-        """Return which kernels the program for these arguments consists of, and how long each of them takes.
+        """Return the kernels of the program for these arguments, and the time of each kernel.
 
-        Without arguments it is the program that was used last.  To measure times, kernels run on random
-        numbers for some 50 ms; tensors and optimizers stay as they are.
+        Without arguments, the last program that ran is described.  Times are measured on random numbers for
+        about 50 ms; tensors and optimisers are not changed.
 
         Returns
         -------
         str
-            A line per kernel, with its least time, the bytes that it reads and writes and the ops in it, and
-            a line per call of NumPy, with its time and the reason.
+            One line for each kernel, with its shortest time, the bytes it reads and writes and its ops, and
+            one line for each call of NumPy, with its time and the reason why it is not native code.
 
         Examples
         --------
@@ -246,13 +253,14 @@ class Compiled:
             return (last or self._variant(Call(args, kwargs, self._parameters))).explain()
 
     def stats(self) -> dict[str, Any]:
-        """Return how often the function was traced, why, and what is guarded.
+        """Return how often and why the function was traced, and what is checked before each call.
 
         Returns
         -------
         dict
-            "traces", "reasons" (one per trace), and "programs", those that are kept: "instructions",
-            "guards", "trace_seconds", "build_seconds" and "calls" of each.
+            "traces" (the number of traces), "reasons" (one string per trace) and "programs": a list with a
+            dict for each program that is kept, with the keys "instructions", "guards", "trace_seconds",
+            "build_seconds" and "calls".
         """
         with self._lock:
             return {
@@ -262,7 +270,7 @@ class Compiled:
             }
 
     def clear(self) -> None:
-        """Drop all programs."""
+        """Delete all programs and the statistics."""
         with self._lock:
             self._variants.clear()
             self._ready = None
@@ -274,7 +282,7 @@ class Compiled:
 
 
 class _Everyone:
-    """All compiled functions.  Their locks are held during a fork, so that the child gets them free."""
+    """All compiled functions.  Their locks are acquired before a fork, so that they are free in the child."""
 
     def __init__(self) -> None:
         self.functions: weakref.WeakSet[Compiled] = weakref.WeakSet()
@@ -283,7 +291,7 @@ class _Everyone:
             os.register_at_fork(before=self.hold, after_in_parent=self.free, after_in_child=self.free)
 
     def add(self, function: Compiled) -> None:
-        """Hold the lock of a function too."""
+        """Add a compiled function, whose lock is acquired before a fork."""
         self.functions.add(function)
 
     def hold(self) -> None:

@@ -1,4 +1,4 @@
-"""The text of ``step.explain()``: the kernels of a native program with their times, and what NumPy runs."""
+"""The text of ``Compiled.explain``: the kernels and NumPy calls of a native program, with their times."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adjoint.compiler.fuse import Group
+from adjoint.words import count
 
 if TYPE_CHECKING:
     from adjoint.compiler.emit.loop import Kernel
@@ -46,16 +47,16 @@ def explain(program: Native) -> str:
     threads = f" in up to {program.threads} threads" if program.helped else ""
     whole = sum(taken.values()) if None not in taken.values() else None  # type: ignore[arg-type]  # no None is in it
     head = (
-        f"{len(program.kernels)} kernels, {calls} calls of NumPy, {_size(total)} read and written, "
-        f"{_time(whole)}{threads}; {_size(program.memory.size)} of memory"
+        f"{count(len(program.kernels), 'kernel')}, {count(calls, 'call')} of NumPy, {_size(total)} read and "
+        f"written, {_time(whole)}{threads}; {_size(program.memory.size)} of memory"
     )
     return "\n".join([head, *(f"{when:>8} {size:>8}  {what}" for when, size, what in rows)])
 
 
 def _times(program: Native) -> dict[Any, float | None]:
-    """Return the least seconds of each kernel, by its number, and of each call of NumPy, by its node.
+    """Return the shortest time, in seconds, of each kernel (by number) and of each NumPy call (by node).
 
-    The program runs on random numbers; indices are 0.  What NumPy cannot compute with those has no time.
+    The program runs on random numbers; integers are 0.  The time is None if a step fails on these inputs.
     """
     found: dict[Any, float | None] = dict.fromkeys(range(len(program.kernels)))
     found |= dict.fromkeys(step for step in program.steps if not isinstance(step, tuple))
@@ -81,7 +82,7 @@ def _stand_in(rng: np.random.Generator, value: Any) -> Any:
 
 
 def _ops(g: Group) -> str:
-    """Return the ops of the user that a group computes, in order."""
+    """Return the names of the ops that a group computes, in order."""
     names = [n.origin or n.op for n in g.nodes]
     return ", ".join(dict.fromkeys(names))
 
@@ -91,10 +92,10 @@ def _bytes(kernel: Kernel) -> int:
     return sum(n.size * n.dtype.itemsize for n in nodes.values())
 
 
-def _size(count: int) -> str:
-    if count < 10_000:
-        return f"{count} B"
-    return f"{count / 1e3:.0f} KB" if count < 10_000_000 else f"{count / 1e6:.0f} MB"
+def _size(n: int) -> str:
+    if n < 10_000:
+        return f"{n} B"
+    return f"{n / 1e3:.0f} KB" if n < 10_000_000 else f"{n / 1e6:.0f} MB"
 
 
 def _time(seconds: float | None) -> str:

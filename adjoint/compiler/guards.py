@@ -1,4 +1,4 @@
-"""Guards: what a function reads of Python besides its arguments, compared before each call.
+"""Guards: the Python values that a function reads besides its arguments, compared before each call.
 
 Globals, closure variables, attributes of ``self`` and chains of attributes (``cfg.model.rate``) are found in
 the bytecode of the function and of the user's functions that it names.  Plain data and containers are
@@ -40,7 +40,7 @@ _SKIPPED = (types.ModuleType, type, types.BuiltinFunctionType)
 
 
 def snapshot(value: Any, depth: int = 0) -> Any:
-    """Return a form of a value that is equal as long as the value counts as unchanged."""
+    """Return an object that compares equal to the snapshot of the same value if nothing changed."""
     if isinstance(value, float):
         return float, value.hex()
     if isinstance(value, np.generic):
@@ -65,7 +65,7 @@ def element_ids(value: Any) -> list[int]:
 
 
 class Guard:
-    """A value that must be what it was: ``read()`` returns it, ``what`` names it in words."""
+    """A check that a value is unchanged.  ``read()`` returns the value; ``what`` is its name in messages."""
 
     __slots__ = ("elements", "ids", "mark", "mutable", "read", "seen", "watch", "what")
 
@@ -85,7 +85,7 @@ class Guard:
             self.elements = (*self.seen, *(self.seen.values() if isinstance(self.seen, dict) else ()))
 
     def holds(self) -> bool:
-        """Tell whether the value is what it was."""
+        """Return whether the value is unchanged."""
         try:
             now = self.read()
         except Exception:  # deleted
@@ -95,23 +95,23 @@ class Guard:
         return bool(snapshot(now) == self.mark)
 
     def reason(self) -> str:
-        """Say what changed."""
+        """Return a sentence part that names the change."""
         return f"{self.what} changed"
 
 
 def is_flat(value: Any) -> bool:
-    """Tell whether a container has no containers and no methods, which are new objects at each access."""
+    """Return whether a container has no containers and no methods, whose ids say nothing about changes."""
     elements = value.values() if isinstance(value, dict) else value
     return not any(isinstance(v, (*_CONTAINERS, types.MethodType)) for v in elements)
 
 
 def _marks(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes of an object, for comparison; modules make these two when they are asked for."""
+    """Return snapshots of the attributes of an object, without caches of modules that are empty."""
     return {k: snapshot(v) for k, v in attributes.items() if k not in ("_parameters", "_buffers") or v}
 
 
 class ObjectGuard:
-    """The attributes of an object, such as a module, must be what they were."""
+    """A check that the attributes of an object, such as a module, are unchanged."""
 
     __slots__ = ("attributes", "containers", "ids", "marks", "owner", "values", "what")
 
@@ -132,7 +132,7 @@ class ObjectGuard:
         ]
 
     def holds(self) -> bool:
-        """Tell whether all attributes are what they were; identity is looked at first."""
+        """Return whether all attributes are unchanged; ids are compared first, because that is faster."""
         if [*map(id, self.attributes.values())] != self.ids:
             if _marks(self.attributes) != self.marks:
                 return False
@@ -140,14 +140,14 @@ class ObjectGuard:
         return all([g.holds() for g in self.containers])  # noqa: C419  a generator costs more
 
     def reason(self) -> str:
-        """Say which attribute changed."""
+        """Return a sentence part that names the changed attributes."""
         now = _marks(self.attributes)
         names = [k for k in {**now, **self.marks} if now.get(k) != self.marks.get(k)]
         return f"{self.what}.{', '.join(names)} changed"
 
 
 def named_reads(f: Any, objects: dict[str, Any]) -> dict[str, Callable[[], Any]]:
-    """Return how to read what the code of ``f``, and of the user's functions it names, reads by name.
+    """Return a function that reads each variable named in the code of ``f`` and of the functions it calls.
 
     ``objects`` are the arguments of ``f`` that are not traced, by name.
     """
@@ -191,7 +191,7 @@ def _add_attributes(
     names: set[str],
     depth: int,
 ) -> None:
-    """Add reads of the attributes of a user's object that some code names, also behind a local variable."""
+    """Add reads of those attributes of a user's object whose names are in the code."""
     if depth == _DEEPEST or _is_library(type(owner)) or isinstance(owner, _FUNCTIONS):
         return
     for name, value in getattr(owner, "__dict__", {}).items():
@@ -202,9 +202,9 @@ def _add_attributes(
 
 
 def base_of(read: Callable[[], Any]) -> tuple[Any, Any, Any, Any]:
-    """Return where a read of ``named_reads`` begins and ends: a cell, a dictionary with a key, or a value.
+    """Return what a read of ``named_reads`` reads: a cell, a dictionary and its key, or a value.
 
-    All are None for a read that does more than that.
+    All four are None for any other read.
     """
     if isinstance(read, functools.partial):
         if read.func is getattr and isinstance(read.args[0], types.CellType):
@@ -256,7 +256,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _reads(function: Any, local: dict[str, Any]) -> Iterator[tuple[str, Callable[[], Any], list[str]]]:
-    """Yield what a function reads by name, and the attributes it takes of that."""
+    """Yield the name, the read and the chain of attributes of each variable that a function reads."""
     outer = function.__code__
     cells = dict(zip(outer.co_freevars, function.__closure__ or (), strict=True))
     space = function.__globals__
@@ -282,12 +282,12 @@ def _reads(function: Any, local: dict[str, Any]) -> Iterator[tuple[str, Callable
 
 
 def itself(value: Any) -> Any:
-    """Return the value: how an argument is read."""
+    """Return the value itself; used as the read of an argument."""
     return value
 
 
 def _follow(read: Callable[[], Any], chain: list[str]) -> tuple[Any, list[str]]:
-    """Return the value at the end of a chain, up to a tensor or array, and the part that was used."""
+    """Follow a chain of attributes up to a tensor or array; return the value and the attributes used."""
     try:
         value = read()
         used = []
@@ -304,7 +304,7 @@ def _follow(read: Callable[[], Any], chain: list[str]) -> tuple[Any, list[str]]:
 
 
 def read_attributes(read: Callable[[], Any], chain: list[str]) -> Any:
-    """Return an attribute of an attribute of what ``read`` returns."""
+    """Return the value of ``read()`` after following a chain of attributes."""
     value = read()
     for name in chain:
         value = getattr(value, name)

@@ -1,4 +1,4 @@
-"""The host's part of a call, as two generated functions: check the guards; read, run and write."""
+"""The Python part of a call, as two generated functions: check the guards; read, run and write."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Undo = list[
 
 
 def write(undo: Undo, t: Tensor, value: Any) -> None:
-    """Give a tensor another array, which nothing else holds; its version moves."""
+    """Replace a tensor's array by one that nothing else uses, and increment the tensor's version."""
     undo.append((_set_data, t, t._data))
     t._data = value
     move_version(t)
@@ -41,7 +41,7 @@ def _set_data(t: Tensor, data: Any) -> None:
 
 
 def set_grad(undo: Undo, t: Tensor, value: Any) -> None:
-    """Set or drop the gradient of a tensor."""
+    """Set the gradient of a tensor; None deletes it."""
     undo.append((_put_grad, t, None if t._extra is None else t._extra.grad))
     _put_grad(t, None if value is None else wrap(value))
 
@@ -63,20 +63,20 @@ def _set_grads(undo: Undo, tensors: list[Tensor], values: Sequence[Any]) -> None
 
 
 def drop_grads(undo: Undo, tensors: list[Tensor]) -> None:
-    """Drop the gradients of tensors."""
+    """Set the gradients of tensors to None."""
     for t in tensors:
         if t._extra is not None and t._extra.grad is not None:
             set_grad(undo, t, None)
 
 
 def set_item(undo: Undo, container: Any, key: Any, value: Any) -> None:
-    """Put an array into a list or a dictionary."""
+    """Assign an element of a list or a dictionary."""
     undo.append((partial(container.__setitem__, key), container[key], None))
     container[key] = value
 
 
 def take_back(undo: Undo) -> None:
-    """Undo what was written."""
+    """Undo all writes."""
     for function, a, b in reversed(undo):
         if isinstance(function, partial):
             function(a)
@@ -111,7 +111,7 @@ class _Writer:
 
 
 def make_check(trace: Trace, guards: Sequence[Any], count: int) -> Callable[..., bool]:
-    """Return ``holds(*arguments)``, which tells whether a program can run."""
+    """Return ``holds(*arguments)``, which returns whether all guards of a program hold."""
     w = _Writer(same=np.array_equal, hooks_of=hooks_of, Tensor=Tensor)
     _check_tensors(w, trace)
     positions = [h.argument for h in trace.held.values() if h.argument is not None]
@@ -133,7 +133,7 @@ def make_check(trace: Trace, guards: Sequence[Any], count: int) -> Callable[...,
 
 
 def _check_names(w: _Writer, guards: Sequence[Guard]) -> None:
-    """Add the lines of guards on what the code names; where it is the same object, no call is made."""
+    """Add the checks of variables that the code names; a guard is called only if the object changed."""
     lines = []
     for g in guards:
         holds, value, seen = f"{w.name(g.holds, 'g')}()", _expression(w, g.read), w.name(g.seen)
@@ -150,7 +150,7 @@ def _check_names(w: _Writer, guards: Sequence[Guard]) -> None:
 
 
 def _expression(w: _Writer, read: Any) -> str | None:
-    """Return an expression for what a guard reads; None if only its function can read it."""
+    """Return an expression for the value that a guard reads; None if ``read`` must be called."""
     if not isinstance(read, partial):
         return None
     if read.func is read_attributes:
@@ -165,7 +165,7 @@ def _expression(w: _Writer, read: Any) -> str | None:
 
 
 def make_fits(specs: Sequence[Wanted], modes: Any) -> Callable[..., bool]:
-    """Return ``fits(*arguments)``: whether arrays and tensors have the key of a program."""
+    """Return ``fits(*arguments)``, which returns whether the arguments match the key of a program."""
     w = _Writer(Tensor=Tensor, grad_mode=grad_mode, dtype=get_default_dtype, sink=sink)
     parts = []
     tensors = []
@@ -187,7 +187,7 @@ def make_fits(specs: Sequence[Wanted], modes: Any) -> Callable[..., bool]:
 
 
 def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """Return ``call(*arguments)``, which reads, runs, writes, and returns all outputs of ``run``."""
+    """Return ``call(*arguments)``, which reads the sources, runs, writes, and returns the outputs."""
     w = _Writer(
         Tensor=Tensor, own=own, write=write, set_grad=set_grad, set_grads=set_grads,
         drop_grads=drop_grads, set_item=set_item, take_back=take_back,
@@ -216,7 +216,7 @@ def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: in
 def _make_native_call(
     program: Program, trace: Trace, run: Any, count: int, slow: Callable[..., Any]
 ) -> Callable[..., Any] | None:
-    """Return ``call`` with reads of tensors and writes of their data in the native entry, if there is one."""
+    """Return a ``call`` whose native entry reads and writes tensors; None if there is no native entry."""
     if getattr(run, "entry", None) is None or not run.in_order:
         return None
     if any(s.kind == "draw" for s in program.sources):  # where Python must take over, it would draw again
@@ -260,13 +260,13 @@ def _make_native_call(
 
 
 def exchange(swapped: list[tuple[Tensor, int]], found: tuple[Any, ...]) -> None:
-    """Give tensors the arrays back that they had before."""
+    """Restore the previous arrays of tensors."""
     for t, place in swapped:
         t._data = found[place]
 
 
 def _write_all(w: _Writer, program: Program) -> None:
-    """Add the lines that write: what can be undone first, then the updates of optimisers."""
+    """Add the lines that write: first the writes that can be undone, then the updates of optimisers."""
     place = len(program.results)
     dropped: list[Tensor] = []
     owners: list[Tensor] = []
@@ -294,7 +294,7 @@ def _write_all(w: _Writer, program: Program) -> None:
 
 
 def own(found: tuple[Any, ...], shared: Sequence[int], given: tuple[Any, ...]) -> list[Any]:
-    """Return outputs that share no memory with what was read."""
+    """Return the outputs; copy those that share memory with the inputs."""
     outs, ids = list(found), {*map(id, given)}
     for k in shared:
         value = outs[k]
@@ -330,7 +330,7 @@ _OWN = ("tensor", "draw", "number")  # sources whose arrays no user can write to
 
 
 def _is_fresh(i: Instruction) -> bool:
-    """Tell whether an instruction always makes new arrays."""
+    """Return whether an instruction always returns new arrays."""
     forward = i.op.forward
     return (
         type(forward) is np.ufunc or getattr(forward, "__module__", "") == "_operator" or i.op.name in _FRESH
@@ -338,7 +338,7 @@ def _is_fresh(i: Instruction) -> bool:
 
 
 def _check_tensors(w: _Writer, trace: Trace) -> None:
-    """Check the tensors from outside."""
+    """Add the checks of tensors from outside."""
     for h in trace.held.values():
         if h.argument is None:
             t, symbol = w.name(h.tensor, "t"), h.symbol
@@ -385,7 +385,7 @@ def _read(w: _Writer, kind: str, owner: Any) -> str:
 
 
 def _write(w: _Writer, each: Write, place: int) -> int:
-    """Add the lines of one write; return the place of the values of the next one."""
+    """Add the lines of one write; return the index of the next write's first value."""
     values = []
     for v in each.values:
         values.append("None" if v is None else f"found[{place}]")

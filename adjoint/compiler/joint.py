@@ -29,14 +29,14 @@ __all__ = ["Backward", "Recorder"]
 
 
 class Backward:
-    """The backward of a traced function: a program from residuals and seeds to gradients."""
+    """The backward of a traced function: a program that computes gradients from residuals and seeds."""
 
     __slots__ = ("captured", "flows", "fresh", "program", "residuals", "run", "wanted")
 
     def __init__(
         self, trace: Trace, inputs: Sequence[Any], outs: Sequence[Tensor], build: Callable[[Program], Any]
     ) -> None:
-        """Differentiate ``outs`` inside the trace; ``inputs`` are the stand-ins of the arguments."""
+        """Differentiate ``outs`` inside the trace; ``inputs`` are the symbols of the arguments."""
         self.captured = [h.tensor for h in trace.held.values() if h.argument is None and h.node is not None]
         operands = [*inputs, *self.captured]
         targets = [t for t in operands if isinstance(t, Tensor) and t._node is LEAF]
@@ -80,7 +80,7 @@ class Backward:
 
 @contextmanager
 def _without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Take the hooks of tensors away: they run at each call, where gradients leave the compiled function."""
+    """A context manager that removes the hooks of tensors: they run at each call, outside of the program."""
     extras = [t._extra for t in tensors if t._extra is not None]
     before = [e.hooks for e in extras]
     try:
@@ -106,9 +106,9 @@ def _read(source: Source) -> Any:
 
 
 class Recorder:
-    """Records calls of one program of a compiled function, each as one node.
+    """Record each call of a program as one node of the graph.
 
-    What the node keeps are the arguments, the captured tensors, and what the backward reads.
+    The node saves the arguments, the captured tensors, and the residuals that the backward reads.
     """
 
     def __init__(self, owner: Variant, back: Backward) -> None:
@@ -153,7 +153,7 @@ class Recorder:
     def pull(
         self, xp: Namespace, g: Any, out: Any, *values: Any, wanted: Sequence[bool], fixed: list[Any]
     ) -> list[Any]:
-        """Return the gradients of what was kept: the joint rule of the node."""
+        """Return the gradients of the saved values: the derivative rule of the node."""
         n, back = self.count, self.back
         grads = (g,) if self.results == 1 else g
         if xp is raw and all(g is None or type(g) is np.ndarray for g in grads):
@@ -164,7 +164,7 @@ class Recorder:
         return call.pull(xp, g, out, *values, wanted=wanted)
 
     def seeds(self, grads: Sequence[Any]) -> list[Any]:
-        """Return the gradients of the results that have one, zeros for those that nothing used."""
+        """Return the gradients of the results, with zeros for results that nothing used."""
         return [
             np.zeros(*spec) if g is None else g
             for g, spec, flows in zip(grads, self.specs, self.back.flows, strict=True)
@@ -173,9 +173,9 @@ class Recorder:
 
 
 class Joint(Rule):
-    """The derivative of one call of a compiled function, where it is itself differentiated or mapped.
+    """The derivative of a call of a compiled function, in a form that can itself be differentiated or mapped.
 
-    The function then runs again, recorded.
+    The function is then called again without the program, and recorded.
     """
 
     def __init__(self, recorder: Recorder, fixed: list[Any]) -> None:
@@ -185,15 +185,15 @@ class Joint(Rule):
         self.name = self.owner.name
 
     def argument(self, i: int) -> str:
-        """Return what messages call argument ``i``."""
+        """Return the name of argument ``i`` for messages."""
         return f"argument {i}" if i < len(self.owner.moves) else "a tensor from outside"
 
     def plain(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Run the function."""
+        """Call the function without recording."""
         return self._again(tensors)
 
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
-        """Run the function; its backward runs it again."""
+        """Call the function; the backward calls it again."""
         return self._again(tensors), list(tensors), None
 
     def backward(
@@ -209,11 +209,12 @@ class Joint(Rule):
         return [wrap(np.asarray(next(found))) if w else None for w in back.wanted]
 
     def _again(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Run the function itself."""
+        """Call the function itself; raise if a second call would draw or write again."""
         if self.owner.impure:
             raise TransformError(
-                f"{self.name} draws or writes, and its recorded backward would run it again.\n"
-                "  Call the function without ad.compile here: with ad.config.compiling(False): ..."
+                f"ad.compile: a second derivative of {self.name} would call the function again, but it draws "
+                "random numbers or changes tensors.\n"
+                "  Call it inside `with ad.config.compiling(False):`."
             )
         leaves = list(self.fixed)
         for k, t in zip(self.owner.moves, tensors, strict=False):
@@ -224,7 +225,7 @@ class Joint(Rule):
     def _recorded(
         self, residuals: list[Tensor], grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
-        """Differentiate the function itself, recorded."""
+        """Return gradients that are themselves recorded, by differentiating the function."""
         # forward mode differentiates by the gradients alone: the arguments have no history then
         given = [
             joined_copy(t, None) if w and t._node is None and i < len(self.owner.moves) else t

@@ -1,9 +1,10 @@
 """A loop as one instruction: the body is traced once, and its program runs step by step.
 
-The backward is a second loop, over the program of the body's backward.  What the backward of a step reads
-is stacked over the steps; gradients of what all steps read are part of its carry.  Random numbers, and
-numbers of optimisers, are made for all steps before the loop.  A body that decides on values is unrolled
-instead, as is one that writes into tensors and has derivatives.
+The backward is a second loop, over the program of the body's backward.  The residuals that the
+backward of a step reads are stacked over the steps; gradients of values that all steps read are part of the
+backward's carry.  Random numbers and hyper-parameters of optimisers are computed for all steps before the
+loop.  A loop is unrolled instead if its body branches on values, or writes into tensors and is
+differentiated.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _DIFFERENTIATED = (None, "ad.compile", "ad.grad", "ad.value_and_grad", "ad.vjp")
 
 
 class UnrollError(Exception):
-    """A loop cannot be one instruction: the function is traced again with unrolled loops."""
+    """Raised internally if a loop cannot be one instruction.  The function is then traced again, unrolled."""
 
 
 def trace_scan(
@@ -74,7 +75,7 @@ def trace_scan(
 
 
 class _Loop(Rule):
-    """One loop: how it runs and how gradients are pulled back."""
+    """One loop, with its forward and backward."""
 
     name = "scan"
 
@@ -93,7 +94,7 @@ class _Loop(Rule):
         sub.run(lambda: self._call(leaves), self._finish)
 
     def simple(self) -> bool:
-        """Return whether the body decides on nothing, and checks nothing."""
+        """Return whether the body has no branches on values, no checks and only known sources."""
         sub = self.sub
         kinds = {s.kind for s in sub.program.sources}
         if self.backward_of is not None:
@@ -103,7 +104,7 @@ class _Loop(Rule):
         return not (sub.decisions or impure or kinds - known)
 
     def has_gradient(self, leaves: list[Tensor]) -> bool:
-        """Return whether results depend on something that requires grad outside of the body."""
+        """Return whether the results depend on a tensor outside of the body that requires grad."""
         if self.backward_of is None:
             return False
         wanted = self.backward_of.wanted
@@ -112,7 +113,7 @@ class _Loop(Rule):
         return any(a and b for a, b in zip(given, wanted, strict=True))
 
     def operands(self, leaves: list[Tensor]) -> list[Tensor]:
-        """Return the first carry, the rows, what is made for all steps, and what all steps read."""
+        """Return the operands: initial carry, rows, values made for all steps, values that all steps read."""
         made = prepared(self.outer, self.sub.program.sources[len(self.inputs) : self.end], self.count)
         others = self.sub.program.sources[self.end :]
         self.captured = [_from_outside(self.outer, s) for s in others]
@@ -120,13 +121,13 @@ class _Loop(Rule):
         return [*self._cast(leaves), *rows, *map(wrap, made), *self.captured]
 
     def decide(self, function: Callable[[Any], Any], part: Program) -> Any:
-        """Return ``function`` of a value of all steps at once, if it can be computed before the loop."""
+        """Return ``function`` of a value stacked over all steps; raise if it depends on an earlier step."""
         if any(s.kind not in ("argument", "tensor", "array", "outer") for s in part.sources):
-            raise TransformError("scan: a step decides on values that the step before it makes.")
+            raise TransformError("scan: a step branches on a value that the step before it computes.")
         rows = [s for s in part.sources if s.kind == "argument"]
         rest = [s for s in part.sources if s.kind != "argument"]
         if not rows or any(s.owner < self.carries for s in rows):
-            raise TransformError("scan: a step decides on values that the step before it makes.")
+            raise TransformError("scan: a step branches on a value that the step before it computes.")
         part.sources = [*rows, *rest]
         given = [self._row(s.owner - self.carries)._data for s in rows]
         for s in rest:
@@ -138,7 +139,7 @@ class _Loop(Rule):
         return self.outer.decide(function, stacked._data)
 
     def _row(self, k: int) -> Tensor:
-        """Return the array of all rows, or of the numbers of a ``fori_loop``."""
+        """Return the array of all rows, or of the step numbers of a ``fori_loop``."""
         if k < len(self.body.rows):
             return self.body.rows[k]
         first = self.body.lower
@@ -148,7 +149,7 @@ class _Loop(Rule):
     # The trace of the body ----------------------------------------------------------------------------
 
     def _call(self, leaves: list[Tensor]) -> Any:
-        """Run the body on stand-ins of the carry and of a row."""
+        """Call the body with symbols for the carry and for one row."""
         records = grad_mode.get()
         self.inputs: list[Tensor] = []
         for t in leaves:
@@ -175,7 +176,7 @@ class _Loop(Rule):
         self.ys = len(ys)
         # the dtypes of Python numbers in the carry are those of the first step
         if any(a.dtype != b.dtype for a, b in zip(self.inputs, outs[: self.carries], strict=False)):
-            raise TransformError("scan: the carry changes its dtype in the first step.")
+            raise TransformError("scan: the dtype of the carry changes in the first step.")
         self.results = [self.sub.value(o) for o in outs]
         self.stacked: list[Symbolic] = []
         self.sub.program.results = self.results
@@ -192,13 +193,13 @@ class _Loop(Rule):
             self.stacked = [v for v, n in zip(back.residuals, self.fixed, strict=True) if n is None]
 
     def _sort_sources(self) -> None:
-        """Put what is made for all steps behind the arguments."""
+        """Sort the sources: arguments, then values computed for all steps, then the others."""
         sources = self.sub.program.sources
         sources.sort(key=lambda s: 0 if s.kind == "argument" else 1 if s.kind in PREPARED else 2)
         self.end = sum(s.kind == "argument" or s.kind in PREPARED for s in sources)
 
     def _cast(self, leaves: list[Tensor]) -> list[Tensor]:
-        """Return the first carry in its dtypes."""
+        """Return the initial carry, cast to the dtypes of the carry."""
         return tree.leaves(self.body.cast(tree.unflatten(self.body.structure, leaves)))
 
     # Running ------------------------------------------------------------------------------------------
@@ -208,7 +209,7 @@ class _Loop(Rule):
         return f"leaf {i} of the carry" if i < self.carries else f"operand {i}"
 
     def _emit(self, name: str, steps: Repeat, operands: Sequence[Any]) -> list[Tensor]:
-        """Add an instruction that makes all steps."""
+        """Add one instruction that runs all steps; return its results."""
         self.outer.loops.append(steps)
         specs = steps.specs()
         return [wrap(v) for v in self.outer.call_host(Host(name, steps, len(specs)), operands, specs)]
@@ -221,7 +222,7 @@ class _Loop(Rule):
         return self._emit("scan", steps, [t._data for t in tensors])
 
     def run_with(self, state: State, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Run a loop that writes: what it writes to is part of its carry."""
+        """Run a loop whose body writes: the tensors it writes are part of the carry."""
         sources, values = self.sub.program.sources, [t._data for t in tensors]
         rest = [k for k in range(self.end, len(sources)) if sources[k].value.id not in state.known]
         order = [*range(self.carries, self.end), *rest]
@@ -237,11 +238,11 @@ class _Loop(Rule):
         return [*found[: self.carries], *found[carries:]]
 
     def plain(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Run the loop where no gradient is wanted."""
+        """Run the loop without a gradient."""
         return self._forward(tensors, self.results)
 
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
-        """Run the loop; keep what its backward reads."""
+        """Run the loop; return the results and the residuals for the backward."""
         found = self._forward(tensors, [*self.results, *self.stacked])
         count = self.carries + self.ys
         return found[:count], [*found[count:], *tensors], None
@@ -264,7 +265,7 @@ class _Loop(Rule):
         return [found.get(k) if w else None for k, w in enumerate(wanted)]
 
     def target(self, k: int) -> Symbolic | None:
-        """Return the gradient of operand ``k`` in a step; None if there is none."""
+        """Return the gradient of operand ``k`` in one step; None if there is none."""
         back = self.backward_of
         assert back is not None
         place: int | None = k
@@ -278,9 +279,9 @@ class _Loop(Rule):
 
 
 class _Backwards:
-    """The program of a step of the backward, and the values of the trace around it that it reads.
+    """The program of one backward step, and the values of the outer trace that it reads.
 
-    Gradients of the carry, and of what all steps read, are carried; those of rows are stacked.
+    Gradients of the carry and of values that all steps read are carried; gradients of rows are stacked.
     """
 
     def __init__(
@@ -320,7 +321,7 @@ class _Backwards:
         self.program.results.append(value)
 
     def _add_residuals(self, values: list[Symbolic], kept: list[Tensor], operands: list[Tensor]) -> None:
-        """Say where a step finds what the forward has left."""
+        """Set where a backward step reads each residual of the forward."""
         loop = self.loop
         stacked = iter(kept)
         for value, at in zip(values, loop.fixed, strict=True):
@@ -333,7 +334,7 @@ class _Backwards:
     def _add_seeds(
         self, seeds: list[Symbolic], operands: list[Tensor], grads: Sequence[Tensor | None]
     ) -> None:
-        """Carry the gradients of the carry; those of stacked results are rows."""
+        """Add the incoming gradients: those of the carry are carried, those of stacked results are rows."""
         loop, given = self.loop, iter(seeds)
         self.zeros: list[Source] = []
         specs = [(t.shape, t.dtype) for t in operands[: loop.carries]]
@@ -350,14 +351,14 @@ class _Backwards:
                 self._add_result(k, self._zero(*spec) if found is None else found)
 
     def _zero(self, shape: Any, dtype: Any) -> Symbolic:
-        """Return the gradient of a carry that the results of a step do not depend on."""
+        """Return zeros, the gradient of a carry that the results of a step do not depend on."""
         value = Symbolic(self.loop.sub, shape, dtype)
         value.known = np.zeros(shape, dtype)
         self.zeros.append(Source("array", value, value.known))
         return value
 
     def _add_total(self, k: int, operand: Tensor) -> None:
-        """Carry the sum of the gradients of what all steps read."""
+        """Carry the sum of the gradients of a value that all steps read."""
         g = self.loop.target(k)
         if g is None:
             return
@@ -368,7 +369,7 @@ class _Backwards:
 
 
 def _from_outside(outer: Trace, source: Source) -> Tensor:
-    """Return what the body of a loop reads from outside as a tensor of the trace around it."""
+    """Return a value that the loop body reads from outside, as a tensor of the outer trace."""
     if isinstance(source.owner, Tensor):
         return source.owner
     if source.kind == "cell":

@@ -1,7 +1,7 @@
-"""Python expressions for instructions of a replay: the NumPy calls of a forward, without its checks.
+"""Python expressions for instructions of a replay: the NumPy calls of an op's forward, without its checks.
 
-What a forward looks up at each call (number of axes, dtypes, whether there is a bias) is known when the
-program is built.  The calls, and so the bits of the results, are those of the forward.
+The number of axes, the dtypes and whether there is a bias are known when the program is built.  The NumPy
+calls are those of the forward, so the results have the same bits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _INFIX = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.true
 
 
 def phrase(i: Instruction, args: list[str]) -> str | None:
-    """Return an expression for an instruction on these variables; None if its forward must be called."""
+    """Return a Python expression for an instruction; None if the op's forward must be called."""
     sign = _INFIX.get(i.op.forward)
     if sign is not None:
         return f"{args[0]} {sign} {args[1]}"

@@ -1,4 +1,4 @@
-"""What a trace leaves behind: instructions on values that have a shape and a dtype but no numbers."""
+"""The result of a trace: a list of instructions on values that have a shape and a dtype but no elements."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["Host", "Instruction", "Program", "Source", "Write"]
 class Host:
     """A Python function that a program calls like the forward of an op: ``forward(*arrays, **params)``.
 
-    ``pure`` says that the call can be left out where nobody uses its results; a check is not pure.
-    With ``when`` the last argument is computed, and the function called, only if ``when(first)`` is true;
-    otherwise the result is the argument before the last.
+    ``pure`` means that the call can be removed if its results are not used; a check is not pure.
+    With ``when`` the function is called, and its last argument computed, only if ``when(first argument)`` is
+    true; otherwise the result is the last argument but one.
     """
 
     __slots__ = ("forward", "kind", "literals", "name", "outputs", "pure", "when")
@@ -39,9 +39,10 @@ class Host:
 
 
 class Instruction:
-    """One op on values and Python numbers; ``outs`` are the values it makes.
+    """One op on values and Python numbers; ``outs`` are its results.
 
-    ``quiet`` says that floating-point warnings are off, as in a backward; ``line`` is the user's.
+    ``quiet`` means that floating-point warnings are off, as in a backward.  ``line`` is "file:line" of the
+    user's code.
     """
 
     __slots__ = ("args", "line", "op", "outs", "params", "quiet")
@@ -90,7 +91,7 @@ class Source:
 
 
 class Write:
-    """What is written at the end of each call: ``values`` go to ``owner``.
+    """A write at the end of each call: ``values`` are assigned to ``owner``.
 
     ``kind`` is "data" or "grad" (of a tensor, or of an argument by its position), "cell" (``(container,
     key)``) or "call" (a function of the arrays).
@@ -108,7 +109,7 @@ class Write:
 
 
 class Program:
-    """A straight line of instructions, with what it reads, returns and writes at each call."""
+    """A list of instructions, with the values that each call reads, returns and writes."""
 
     __slots__ = ("body", "count", "results", "sources", "writes")
 
@@ -120,11 +121,11 @@ class Program:
         self.count = 0  # of values
 
     def outputs(self) -> list[Any]:
-        """Return all values that leave the program: results, then those that are written."""
+        """Return all outputs of the program: the results, then the values that are written."""
         return [*self.results, *(v for w in self.writes for v in w.values if v is not None)]
 
     def live(self) -> list[Instruction]:
-        """Return the instructions that results and writes need, and those that are not pure."""
+        """Return the instructions that the results or writes depend on, and those that are not pure."""
         wanted = {v.id for v in self.outputs()}
         kept = []
         for i in reversed(self.body):

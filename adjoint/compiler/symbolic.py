@@ -1,4 +1,4 @@
-"""Symbolic: the values of a trace, with a shape and a dtype and no numbers."""
+"""``Symbolic``: a value in a trace, which has a shape and a dtype but no elements."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _FLOAT64 = np.dtype(np.float64)
 
 
 class Symbolic(Unknown):
-    """A value inside ``ad.compile``: evaluating an op on it adds an instruction to a program.
+    """A value inside ``ad.compile``: an op on it adds an instruction to a program.
 
-    ``known`` is its array if it was made inside of a constant.
+    ``known`` is the array of a value that was made from a constant inside the trace.
     """
 
     __slots__ = ("dtype", "id", "known", "shape", "trace")
@@ -49,19 +49,19 @@ class Symbolic(Unknown):
         return self.trace.value(value)
 
     def detached(self) -> Symbolic:
-        """Return the same value: a trace holds no histories of outer tensors."""
+        """Return the same value: a trace does not keep the graphs of tensors from outside."""
         return self
 
     def adopt(self, leaf: Any) -> None:
-        """Give a tensor a symbol in place of its array, until the end of the trace."""
+        """Replace the array of a tensor by a symbol, until the end of the trace."""
         self.trace.capture(leaf)
 
     def marker(self) -> Root:
-        """Return what ``enclosing`` holds while the trace runs."""
+        """Return the value of the context variable ``enclosing`` during the trace."""
         return Root(self.trace)
 
     def release(self) -> list[Any]:
-        """Do nothing: the trace restores what it adopted when it ends."""
+        """Do nothing: the trace restores the tensors it captured when it ends."""
         return []
 
     def numbers(self) -> Any:
@@ -69,30 +69,30 @@ class Symbolic(Unknown):
         return self.known
 
     def evaluate(self, op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-        """Add an instruction; return the values it makes."""
+        """Add an instruction to the program; return the symbols of its results."""
         return self.trace.emit(op, args, params)
 
     def decide(self, function: Callable[[Any], Any]) -> Any:
-        """Return ``function`` of the array that this value has in the present call."""
+        """Return ``function`` of this value's array in the present call, and guard the result."""
         return self.trace.decide(function, self)
 
     def check(self, function: Callable[[Any], None]) -> None:
-        """Call ``function`` with the array at each call."""
+        """Make the program call ``function`` with this value's array at each call."""
         self.trace.call("check", function, [self], [], pure=False)
 
     def views(self, other: Any) -> bool:
-        """Tell whether this value may be a view of another one, of which it was made just now."""
+        """Return whether this value may be a view of ``other``, from which it was just computed."""
         if other is self:
             return True
         body = self.trace.program.body
         return bool(body) and body[-1].op.name in _VIEWS and body[-1].args[0] is other
 
     def as_number(self) -> Number:
-        """Return the one element as a Python number that is not known yet."""
+        """Return the only element as a symbolic Python number."""
         return self.trace.number_of(_ITEM, (self,))
 
     def keep_zeros(self, live: Any) -> Symbolic:
-        """Return this gradient with zeros where ``live`` is false, if it has a NaN, else unchanged."""
+        """Return this gradient; if it contains NaN, with zeros where ``live`` is false."""
         return self.trace.call_host(_KEEP_ZEROS, (self, live), [(self.shape, self.dtype)])[0]
 
     def add_into(self, total: Any, key: Any) -> Symbolic:
@@ -100,18 +100,18 @@ class Symbolic(Unknown):
         return self.trace.call_host(ADD_INTO, (total, self), [(total.shape, total.dtype)], {"key": key})[0]
 
     def any_nan(self, values: Any) -> Symbolic:
-        """Return whether one of these values has a NaN, which is not known yet."""
+        """Return a symbolic bool: whether one of these values contains NaN."""
         return self.trace.call_host(_ANY_NAN, tuple(values), [((), np.dtype(bool))])[0]
 
     def unless(self, condition: Any, other: Any) -> Symbolic:
-        """Return this value, or ``other`` if a condition turns out to hold."""
+        """Return this value, or ``other`` if a symbolic condition is true."""
         return self.trace.call_host(_OTHER, (condition, self, other), [(self.shape, self.dtype)])[0]
 
     def _refuse(self, *_: Any) -> Never:
         raise TransformError(
-            f"inside ad.compile a value is not known yet, but {user_line()} needs its number.\n"
-            "  Use ad.where in place of a condition; return the value and look at it outside; or name the "
-            "argument it comes from in static=."
+            f"ad.compile: {user_line()} needs a number that is not known while the function is traced.\n"
+            "  Use ad.where(condition, a, b) in place of an if.  To read the number, return it from the "
+            "function.  If it comes from a float argument, name the argument in static=."
         )
 
     __bool__ = __float__ = __int__ = __complex__ = __index__ = _refuse
@@ -149,7 +149,7 @@ _OTHER = Host("other", lambda flag, first, other: other, when=bool)
 
 
 class Root(Symbolic):
-    """What ``enclosing`` holds for a running trace."""
+    """The value of the context variable ``enclosing`` during a trace."""
 
     __slots__ = ()
 
@@ -161,9 +161,10 @@ class Root(Symbolic):
 
 
 class Number(Symbolic):
-    """A Python float that is not known yet: an argument, or a hyper-parameter of an optimiser.
+    """A symbolic Python float: an argument, or a hyper-parameter of an optimiser.
 
-    Arithmetic with Python numbers gives another one, computed in Python.  Beside an array it is weak.
+    Arithmetic with Python numbers returns another ``Number``, which Python computes at each call.  In
+    arithmetic with an array the result has the dtype of the array.
     """
 
     __slots__ = ()
@@ -174,7 +175,7 @@ class Number(Symbolic):
 
 
 class Nonzero(Number):
-    """A number that is known not to be 0, such as a hyper-parameter whose zeros are guarded."""
+    """A number that is never 0, such as a hyper-parameter that is guarded against becoming 0."""
 
     __slots__ = ()
 
@@ -194,7 +195,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 
 
 def _binary(host: Host, method: str, reflected: bool) -> Callable[[Number, Any], Any]:
-    """Make an operator of numbers: Python's where both are numbers, else that of the op table."""
+    """Return an operator method: Python's operator if both operands are numbers, otherwise the op."""
 
     def call(self: Number, other: Any) -> Any:
         if isinstance(other, (Number, float, int)):

@@ -1,8 +1,8 @@
 """A trace: run a function on symbols, and collect what it reads, computes and writes.
 
-Each tensor from outside that the function touches is adopted: a symbol takes the place of its array until
-the trace ends, and the program reads it anew at each call.  What is written to it meanwhile, and to its
-``.grad``, the program writes at the end of each call.
+Each tensor from outside that the function uses is captured: a symbol replaces its array until the trace ends,
+and the program reads the array again at each call.  Values that the function assigns to the tensor or to its
+``.grad`` are assigned by the program at the end of each call.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from adjoint import words
 from adjoint.compiler.guards import Guard
 from adjoint.compiler.loop import trace_scan
 from adjoint.compiler.program import Host, Instruction, Program, Source, Write
@@ -34,14 +35,14 @@ from adjoint.grads.slots import sink
 
 __all__ = ["Held", "Trace"]
 
-# One trace at a time: tensors are adopted in place.  No fork happens meanwhile.
+# One trace at a time: tensors are changed in place.  No fork happens meanwhile.
 _tracing_lock = held_across_fork(threading.RLock())
 
 _NUMBERS = (float, int, bool, complex)
 
 
 class Held:
-    """A tensor that a trace has adopted, and what it was before."""
+    """A tensor that a trace has captured, with its state before the trace."""
 
     __slots__ = (
         "argument", "data", "entry", "grad", "grad_known", "hooks", "kind", "node", "symbol", "tensor",
@@ -103,19 +104,19 @@ class Trace:
     # What it reads -----------------------------------------------------------------------------
 
     def source(self, kind: str, shape: Sequence[int], dtype: Any, owner: Any) -> Symbolic:
-        """Return a value that the program is given at each call."""
+        """Return the symbol of a value that is passed to the program at each call."""
         value = Symbolic(self, tuple(shape), np.dtype(dtype))
         self.program.sources.append(Source(kind, value, owner))
         return value
 
     def number(self, kind: str, owner: Any) -> Number:
-        """Return a number that the program is given at each call."""
+        """Return the symbol of a number that is passed to the program at each call."""
         value = Number(self)
         self.program.sources.append(Source(kind, value, owner))
         return value
 
     def numbers(self, read: Callable[[], Any], count: int) -> list[Number]:
-        """Return the numbers, none of them 0, of an array that ``read`` returns at each call."""
+        """Return symbols for the elements, never 0, of the array that ``read`` returns at each call."""
         array = self.source("numbers", (count,), np.float64, read)
         found: list[Number] = [Nonzero(self) for _ in range(count)]
         for k, number in enumerate(found):
@@ -123,7 +124,7 @@ class Trace:
         return found
 
     def draw(self, make: Callable[[], Any], shape: Sequence[int], dtype: Any) -> Symbolic:
-        """Return an array that ``make`` makes before each call."""
+        """Return the symbol of an array that ``make`` returns before each call."""
         if self.again is not None:  # a checkpoint runs its function again
             value = next(self.again)
         else:
@@ -132,18 +133,18 @@ class Trace:
         return value
 
     def mark(self) -> tuple[int, list[tuple[Tensor, Any]]]:
-        """Return what ``since`` compares with: the number of draws, and the values of all tensors."""
+        """Return a mark for ``since``: the number of draws, and the values of all tensors."""
         return len(self.drawn), [(h.tensor, h.tensor._data) for h in self.held.values()]
 
     def since(self, mark: Any) -> tuple[list[Symbolic], list[tuple[Tensor, Any]]]:
-        """Return the draws since a mark, and the tensors that were written to, with their values then."""
+        """Return the draws since a mark, and the tensors written since, with their values at the mark."""
         count, before = mark
         known = {id(t): data for t, data in before}
         values = [(h.tensor, known.get(id(h.tensor), h.symbol)) for h in self.held.values()]
         return self.drawn[count:], [(t, data) for t, data in values if t._data is not data]
 
     def drawing(self, drawn: list[Symbolic], function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function whose draws are those of an earlier call."""
+        """Call a function so that it gets the draws of an earlier call again."""
         before = self.again
         try:
             self.again = iter(drawn)
@@ -159,7 +160,7 @@ class Trace:
         return found[1]
 
     def constant(self, array: ndarray[Any, Any]) -> Symbolic:
-        """Return the symbol of an array that nobody outside has."""
+        """Return the symbol of an array that was made inside the trace and never changes."""
         symbol = self.source("array", array.shape, array.dtype, array)
         symbol.known = array
         return symbol
@@ -178,7 +179,7 @@ class Trace:
         return self.containers.setdefault(id(owner), (make(owner), owner))[0]
 
     def set_cell(self, container: Any, key: Any, value: Symbolic) -> None:
-        """Put another array into a list or a dictionary, at each call."""
+        """Assign an element of a list or a dictionary at each call."""
         self.cell(container, key)
         self.cells[id(container), key] = container, value
 
@@ -194,18 +195,18 @@ class Trace:
         return t
 
     def fix(self, array: Any) -> None:
-        """Let the program hold only while an array has the values that it has now."""
+        """Guard the values of an array: the function is traced again if they change."""
         if type(array) is ndarray and all(a is not array for a, _ in self.fixed):
             self.fixed.append((array, array.copy()))
 
     def touch(self, tensors: Iterable[Any]) -> None:
-        """Adopt the tensors among some values."""
+        """Capture the tensors among some values."""
         for t in tensors:
             if type(t) is Tensor or (self.parent is not None and isinstance(t, Tensor)):
                 self.capture(t)
 
     def capture(self, t: Tensor) -> Symbolic:
-        """Adopt a tensor in place, until the end of the trace; return its symbol."""
+        """Replace the array of a tensor by a symbol, until the end of the trace; return the symbol."""
         data = t._data
         if isinstance(data, Symbolic):
             if data.trace is self:
@@ -214,10 +215,15 @@ class Trace:
                 raise _ended()
         elif type(data) is not ndarray:
             raise TransformError(
-                "ad.compile: a tensor of another transform, or a sparse one, is used inside."
+                "ad.compile: the function uses a tensor whose values are not a NumPy array: it belongs to "
+                "another transform, or is sparse.\n"
+                "  Pass it as an argument, or call the compiled function inside the transform."
             )
         if t._extra is not None and type(t._extra.grad) is SparseGradient:
-            raise TransformError("ad.compile: sparse gradients cannot be used inside a compiled function.")
+            raise TransformError(
+                "ad.compile: the .grad of a parameter is sparse, which compiled functions do not support.\n"
+                "  Create the embedding with sparse_grad=False."
+            )
         symbol = self.source("tensor", data.shape, data.dtype, t)
         self.held[id(t)] = Held(t, symbol)
         t._data = symbol
@@ -227,7 +233,7 @@ class Trace:
         return symbol
 
     def lend(self, inner: Trace, t: Tensor) -> Symbolic:
-        """Return the symbol of a tensor that the trace of a loop body has adopted."""
+        """Return this trace's symbol of a tensor that the trace of a loop body has captured."""
         held, symbol = inner.held[id(t)], t._data
         t._data, t.__class__ = held.data, held.kind
         held.data, held.kind = self.capture(t), Traced
@@ -235,15 +241,15 @@ class Trace:
         return held.data
 
     def refuse_freezing(self, t: Tensor, value: bool) -> None:
-        """Raise if ``requires_grad`` of a tensor from outside changes: calls would not do it again."""
+        """Raise if the function changes ``requires_grad`` of a tensor: later calls would not repeat it."""
         if (type(t) is Tensor or id(t) in self.held) and (t._node is not None) != value:
             raise TransformError(
-                "ad.compile: requires_grad of a tensor from outside is changed inside.\n"
-                "  Freeze parameters before the call: the function is then traced again."
+                "ad.compile: the function changes requires_grad of a tensor that was created outside of it.\n"
+                "  Call requires_grad_() before the compiled function, which is then traced again."
             )
 
     def stand_in(self, leaf: Any, position: int) -> Any:
-        """Return what the function gets for an argument that is traced."""
+        """Return the symbol that the function gets in place of a traced argument."""
         if type(leaf) is float:
             return self.number("argument", position)
         t = wrap(self.source("argument", leaf.shape, leaf.dtype, position))
@@ -269,7 +275,8 @@ class Trace:
             return found[1]
         if isinstance(a, SparseGradient) or not isinstance(a, np.generic):
             raise TransformError(
-                f"ad.compile: a {type(a).__name__} cannot be used inside a compiled function."
+                f"ad.compile: {words.a(type(a).__name__)} cannot be used inside a compiled function.\n"
+                "  Use tensors, arrays and Python numbers."
             )
         return self.constant(np.asarray(a))
 
@@ -284,7 +291,7 @@ class Trace:
         return found[1]
 
     def _settle(self, value: Symbolic) -> Symbolic:
-        """Return a value; one that was deferred is computed first."""
+        """Return a value; compute it first if it was deferred."""
         settle = self.deferred.get(value.id)
         if settle is not None:
             settle()
@@ -303,7 +310,7 @@ class Trace:
         return outs if op.outputs > 1 else outs[0]
 
     def number_of(self, op: Host, args: tuple[Any, ...]) -> Number:
-        """Add an instruction on numbers, which Python computes."""
+        """Add an instruction on Python numbers; return its result."""
         out = Number(self)
         self._add_with(op, args, {}, (out,))
         return out
@@ -316,13 +323,13 @@ class Trace:
         specs: Sequence[Any],
         pure: bool = True,
     ) -> list[Symbolic]:
-        """Add a call of a Python function on arrays, which returns arrays of the given shapes and dtypes."""
+        """Add a call of a Python function on arrays; ``specs`` are the shapes and dtypes of its results."""
         return self.call_host(Host(name, function, len(specs), pure), args, specs)
 
     def call_host(
         self, host: Host, args: Sequence[Any], specs: Sequence[Any], params: dict[str, Any] | None = None
     ) -> list[Symbolic]:
-        """Add a call of a function that is known already."""
+        """Add a call of a ``Host``; return the symbols of its results."""
         own = tuple([self.value(a) for a in args])
         return list(self._add(host, own, params or {}, specs))
 
@@ -344,7 +351,10 @@ class Trace:
 
     def _check_thread(self) -> None:
         if threading.get_ident() != self.thread and not self.ended:
-            raise TransformError("a tensor is being traced by ad.compile in another thread.")
+            raise TransformError(
+                "ad.compile is tracing a function that uses this tensor in another thread.\n"
+                "  Wait for the first call of the compiled function before you use the tensor."
+            )
 
     def _operand(self, a: Any) -> Any:
         if type(a) is Symbolic and a.trace is self and not self.deferred:
@@ -356,7 +366,7 @@ class Trace:
         return self.value(a)
 
     def decide(self, function: Callable[[Any], Any], value: Symbolic) -> Any:
-        """Return ``function`` of the array of a value in the present call; a guard compares it later."""
+        """Return ``function`` of a value's array in the present call, and guard the result."""
         part = Program()
         part.body, part.sources, part.results = list(self.program.body), list(self.program.sources), [value]
         part.body = part.live()
@@ -369,7 +379,7 @@ class Trace:
         return found
 
     def _present(self, source: Source) -> Any:
-        """Return what a source is in the present call."""
+        """Return the array or number of a source in the present call."""
         kind, owner = source.kind, source.owner
         if kind == "argument":
             given = self.arguments[owner]
@@ -383,8 +393,8 @@ class Trace:
             return owner[0][owner[1]]
         if kind == "draw":
             raise TransformError(
-                "ad.compile: the code branches on random numbers, which are other ones at each call.\n"
-                "  Use ad.where."
+                "ad.compile: the function branches on random numbers, which differ at each call.\n"
+                "  Use ad.where(condition, a, b)."
             )
         return owner if kind == "array" else owner()
 
@@ -397,53 +407,53 @@ class Trace:
     # Updates and other actions at the end of a call ------------------------------------------------
 
     def guard(self, what: str, read: Callable[[], Any], watch: Callable[[], Any] | None = None) -> None:
-        """Let the program hold only while ``read()`` returns what it returns now.
+        """Guard the value of ``read()``: the function is traced again if it changes.
 
-        ``watch()`` returns what that depends on, as ``Guard`` takes it.
+        ``watch()`` returns the objects that the value depends on, as in ``Guard``.
         """
         self.guards.append(Guard(what, read, watch))
 
     def act(self, function: Callable[..., Any], *values: Any) -> Write:
-        """Call a function with the arrays of values at the end of each call."""
+        """Make the program call a function with the arrays of values at the end of each call."""
         self.actions.append(Write("call", function, tuple([self.value(v) for v in values])))
         return self.actions[-1]
 
     def take(self, gradients: dict[Tensor, Any], target: Any) -> None:
-        """Give gradients to the micro-batch that is open at each call; commit those that it does not take."""
+        """Add gradients to the micro-batch that is open at each call; add the others to ``.grad``."""
         wanted = [t for t in gradients if target.wants(t)]
         if wanted:
             self.act(partial(_take, wanted), *(gradients[t] for t in wanted))
         self.commit({t: g for t, g in gradients.items() if all(t is not w for w in wanted)})
 
     def untouched(self, t: Tensor) -> bool:
-        """Tell whether a tensor has the value that it had before the trace."""
+        """Return whether a tensor was captured but not assigned in this trace."""
         held = self.held.get(id(t))
         return held is not None and t._data is held.symbol
 
     def data_before(self, t: Tensor) -> Any:
-        """Return the array that an adopted tensor had before the trace."""
+        """Return the array that a captured tensor had before the trace."""
         return self.held[id(t)].data
 
     def replace(self, t: Tensor, value: Symbolic) -> None:
-        """Give a tensor another value."""
+        """Replace the value of a tensor and increment its version."""
         self.capture(t)
         t._data = value
         t._version += 1
 
     def defer(self, t: Tensor, settle: Callable[[], None]) -> Symbolic:
-        """Give a tensor a value that ``settle`` computes if something reads it; return the value."""
+        """Replace the value of a tensor by one that ``settle`` computes when it is first read; return it."""
         value = Symbolic(self, t.shape, t.dtype)
         self.deferred[value.id] = settle
         self.replace(t, value)
         return value
 
     def resume(self, value: Symbolic, computed: Symbolic) -> None:
-        """Say what a deferred value is."""
+        """Set a deferred value to one that was computed."""
         del self.deferred[value.id]
         self._add_with(_ALIAS, (computed,), {}, (value,))
 
     def updates_of(self, unit: Any) -> dict[int, int]:
-        """Return how many updates the parameters of a unit have had in this trace, by position."""
+        """Return the number of updates of each parameter of a unit in this trace, by position."""
         return self.counted.setdefault(id(unit), (unit, {}))[1]
 
     # .grad ---------------------------------------------------------------------------------------
@@ -458,7 +468,9 @@ class Trace:
             if held.grad is not None:
                 if type(held.grad) is not Tensor or held.grad._node is not None:
                     raise TransformError(
-                        "ad.compile: a .grad that is sparse or has a history is used inside."
+                        "ad.compile: the function reads a .grad that is sparse or was made by "
+                        "backward(create_graph=True).\n"
+                        "  Set .grad to None, or detach it, before the call."
                     )
                 kind = "grad" if held.argument is None else "argument grad"
                 owner = t if held.argument is None else held.argument
@@ -472,7 +484,7 @@ class Trace:
         return found
 
     def grad_set(self, t: Tensor) -> None:
-        """Note that the ``.grad`` of a tensor is set, whatever it was."""
+        """Note that the ``.grad`` of a tensor is assigned without being read."""
         self.capture(t)
         held = self.held.get(id(t))
         if held is not None:
@@ -493,8 +505,8 @@ class Trace:
             held = self.held.get(id(t))
             if held is not None and type(held.node) is Node:
                 raise TransformError(
-                    "ad.compile: backward() inside reaches a tensor with a history from outside.\n"
-                    "  Call backward() outside on what the function returns, or detach() the tensor."
+                    "ad.compile: backward() inside the function reaches a tensor that was computed outside.\n"
+                    "  Return the loss and call backward() outside, or detach() the tensor."
                 )
             before = self.grad_of(t)
             new = g if isinstance(g, Tensor) else wrap(self.value(g))
@@ -504,11 +516,11 @@ class Trace:
     # The run -------------------------------------------------------------------------------------
 
     def run(self, f: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
-        """Run ``f`` on symbols; ``finish`` takes its result while the symbols still hold."""
+        """Call ``f`` on symbols, then ``finish(result)``; restore all captured tensors."""
         return locked(_tracing_lock, self._run_apart, f, finish)
 
     def _run_apart(self, f: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
-        """Run in a separate context, so that an interrupt leaves no variable set."""
+        """Run in a separate context, so that an interrupt leaves no context variable set."""
         try:
             return copy_context().run(self._run, f, finish)
         finally:
@@ -530,13 +542,13 @@ class Trace:
                 self._release()
 
     def _note_writes(self) -> None:
-        """Note what is written at the end of each call."""
+        """Add the writes to the program that it makes at the end of each call."""
         writes = self.program.writes
         changed = any(h.grad_known or h.tensor._data is not h.symbol for h in self.held.values())
         if changed and any(isinstance(a, Tensor) and id(a) in self.held for a in self.arguments):
             raise TransformError(
-                "ad.compile: a tensor is both an argument and used from outside, and the function writes.\n"
-                "  Pass it, or use it from outside, but not both."
+                "ad.compile: one tensor is both an argument and a global or closure variable of the "
+                "function, and the function changes tensors.\n  Use the tensor in one of the two ways only."
             )
         for h in list(self.held.values()):  # a .grad from outside may be adopted here
             t = h.tensor
@@ -550,8 +562,8 @@ class Trace:
                 elif now._data is not h.entry:
                     if type(now._node) is Node:
                         raise TransformError(
-                            "ad.compile: backward(create_graph=True) leaves a .grad with a history.\n"
-                            "  Use ad.gradients(loss, params, create_graph=True) inside."
+                            "ad.compile: backward(create_graph=True) would leave a .grad that has a graph.\n"
+                            "  Call ad.gradients(loss, params, create_graph=True) instead."
                         )
                     writes.append(Write("grad", owner, (self.value(now),)))
         read = {s.value.id for s in self.program.sources}
@@ -561,7 +573,7 @@ class Trace:
         writes.extend(self.actions)
 
     def _release(self) -> None:
-        """Give all adopted tensors their own values back."""
+        """Restore the arrays, versions, nodes and gradients of all captured tensors."""
         self.ended = True
         for h in self.held.values():
             if h.argument is not None:
@@ -578,13 +590,13 @@ class Trace:
 
 def _ended() -> TransformError:
     return TransformError(
-        "a value of ad.compile is used after the compiled function has returned.\n"
-        "  Return it from the function; what the function stores elsewhere is not kept."
+        "this tensor was computed while ad.compile traced a function, and has no values outside of it.\n"
+        "  Return it from the compiled function; values that the function stores elsewhere are not kept."
     )
 
 
 def _take(leaves: list[Tensor], *gradients: Any) -> None:
-    """Give gradients to the micro-batch that is open."""
+    """Add gradients to the micro-batch that is open."""
     target = sink.get()
     assert target is not None
     target.take(dict(zip(leaves, gradients, strict=True)))

@@ -70,8 +70,9 @@ class Variant:
             self._run_trace(trace, call)
         if generators() != drawn:
             raise TransformError(
-                f"ad.compile: {self.name} draws from the global generator of NumPy or Python.\n"
-                "  Use a generator of ad.random, whose draws are made anew at each call."
+                f"ad.compile: {self.name} draws from the global random generator of NumPy or Python, so each "
+                "call would return the same numbers.\n"
+                "  Use ad.random, or pass rng= to the layer: those draw new numbers at each call."
             )
         self.trace_seconds = time.perf_counter() - start
         trace.arguments = ()
@@ -108,7 +109,7 @@ class Variant:
         self.build_seconds = time.perf_counter() - start - self.trace_seconds
 
     def _go_native(self) -> None:
-        """Run the program as native code from now on; by NumPy if there is nothing native in it."""
+        """Build native code for later calls; keep replay if no op of the program has a native form."""
         self.waits = False
         start = time.perf_counter()
         try:
@@ -123,8 +124,8 @@ class Variant:
             if self.backend == "native":
                 raise
             warn(
-                f"ad.compile: {self.name} runs by replay, because native code could not be made of it:\n"
-                f'  {type(error).__name__}: {error}.  Use backend="replay" to choose that.'
+                f"ad.compile: {self.name} could not be compiled to native code, so NumPy runs it:\n"
+                f'  {type(error).__name__}: {error}.  Pass backend="replay" to avoid this warning.'
             )
             return
         self.native = built
@@ -134,7 +135,7 @@ class Variant:
             self.build_seconds += time.perf_counter() - start
 
     def run_by_replay(self, call: Call) -> Any:
-        """Run the program with the bits of the function itself."""
+        """Run the program with NumPy, which returns exactly the values of the function."""
         execute, waits = self.execute, self.waits
         try:
             self.waits = False
@@ -151,7 +152,7 @@ class Variant:
                     loop.build_with(self.build)
 
     def explain(self) -> str:
-        """Return what ``Compiled.explain`` does."""
+        """Return the text of ``Compiled.explain``."""
         if self.native is None and self.backend != "replay":
             self._go_native()
         if self.native is None:
@@ -161,7 +162,7 @@ class Variant:
         return explain(self.native)
 
     def _count_direct(self, call: Call) -> int:
-        """Return the number of arguments if all are arrays and tensors outside of containers, else -1."""
+        """Return the number of arguments if all of them are arrays or tensors, not containers; else -1."""
         args = call.structure.children[0].children
         flat = len(call.moves) == len(call.leaves) == len(args) and all(
             c.kind is tree.Structure.LEAF for c in args
@@ -178,7 +179,7 @@ class Variant:
         trace.run(lambda: self._call(trace, call), lambda result: self._finish(trace, result))
 
     def _call(self, trace: Trace, call: Call) -> Any:
-        """Run the function on stand-ins."""
+        """Call the function with symbols in place of the traced arguments."""
         leaves = list(call.leaves)
         made: dict[int, Any] = {}  # one tensor that is given twice has one stand-in
         self.inputs = []
@@ -193,7 +194,7 @@ class Variant:
         return self.f(*args, **kwargs)
 
     def _finish(self, trace: Trace, result: Any) -> None:
-        """Take the results: where each of them comes from at a call."""
+        """Store how each result of a call is obtained, and trace the backward if there is one."""
         outs, self.result = tree.flatten(result)
         tensors: list[Tensor] = []
         self.outs: list[tuple[str, Any]] = []
@@ -229,7 +230,7 @@ class Variant:
     # A call ----------------------------------------------------------------------------------------
 
     def run_direct(self, args: tuple[Any, ...]) -> Any:
-        """Run the program on arguments that are not in containers."""
+        """Run the program on arguments that are arrays or tensors, not containers."""
         self.calls += 1
         if self.waits and self.calls > self.patience:
             self._go_native()
@@ -244,14 +245,14 @@ class Variant:
         return t
 
     def watched(self) -> Callable[..., bool] | None:
-        """Return the native check of the guards, which hold now; None if there is none."""
+        """Return the native check of the guards, updated to the present state; None if there is none."""
         if self.watch is None:
             return None
         self.watch.renew()
         return self.watch.ready
 
     def _watch(self) -> Watch | None:
-        """Return the native check of the guards, if there is one."""
+        """Return a new native check of the guards; None if they cannot be checked natively."""
         trace = self.trace
         if self.native is None or self.direct < 0 or trace.fixed or trace.decisions or not possible():
             return None
@@ -262,7 +263,7 @@ class Variant:
         return Watch(self.specs, held, [(h.tensor, h.grad is None) for h in trace.grad_guards()], self.guards)
 
     def run(self, call: Call) -> Any:
-        """Run the program, and return the results as the function does."""
+        """Run the program; return the results in the structure that the function returns."""
         self.calls += 1
         if self.waits and self.calls > self.patience:
             self._go_native()
@@ -272,14 +273,14 @@ class Variant:
         return self._built(found, call.leaves)
 
     def results(self, arrays: Sequence[Any], leaves: Sequence[Any]) -> Any:
-        """Return what the function returns, from the arrays of the program."""
+        """Return the results of the function, made from the arrays that the program returned."""
         found = [wrap(r) for r in arrays[: self.count]]
         for t, node in zip(found, self.spent, strict=False):
             t._node = node
         return self._built(found, leaves)
 
     def _built(self, found: Sequence[Tensor], leaves: Sequence[Any]) -> Any:
-        """Return results in the structure that the function returns."""
+        """Return the results in the structure that the function returns."""
         outs = []
         for kind, at in self.outs:
             if kind == "value":
@@ -293,21 +294,21 @@ class Variant:
         return tree.unflatten(self.result, outs)
 
     def eager(self, leaves: Sequence[Any]) -> list[Tensor]:
-        """Run the function itself; return the results that the program computes."""
+        """Call the function itself; return those of its results that the program computes."""
         args, kwargs = tree.unflatten(self.structure, leaves)
         found = zip(tree.flatten(self.f(*args, **kwargs))[0], self.outs, strict=True)
         computed = [o for o, (kind, _) in found if kind in ("value", "number")]
         return [o if isinstance(o, Tensor) else wrap(np.asarray(o)) for o in computed]
 
     def reason(self, call: Call) -> str:
-        """Say why the program does not hold for a call of its key."""
+        """Return why the program cannot be used for a call that has the same key."""
         for g in self.guards:
             if not g.holds():
                 return str(g.reason())
-        return "a tensor that it reads got another shape, dtype, requires_grad, hooks or .grad"
+        return "the shape, dtype, requires_grad, hooks or .grad of a tensor that it reads changed"
 
     def stats(self) -> dict[str, Any]:
-        """Return figures about the program."""
+        """Return the entry of the program in ``Compiled.stats``."""
         tensors = sum(h.argument is None for h in self.trace.held.values())
         return {
             "instructions": len(self.program.live()),
@@ -319,7 +320,7 @@ class Variant:
 
 
 def _modules(structure: tree.Structure) -> Iterator[Any]:
-    """Yield the modules in a tree of arguments, and those inside them."""
+    """Yield the modules in a tree of arguments, and their submodules."""
     if hasattr(structure.rest, "modules"):
         yield from structure.rest.modules()
     for child in structure.children:
@@ -327,7 +328,7 @@ def _modules(structure: tree.Structure) -> Iterator[Any]:
 
 
 def _objects(parameters: Parameters, call: Call) -> dict[str, Any]:
-    """Return the arguments that are objects and not traced, by the names that the function has for them."""
+    """Return the arguments that are objects and not traced, by parameter name."""
     moving = set(call.moves)
     leaves = [None if k in moving else leaf for k, leaf in enumerate(call.leaves)]
     args, kwargs = tree.unflatten(call.structure, leaves)
@@ -336,7 +337,7 @@ def _objects(parameters: Parameters, call: Call) -> dict[str, Any]:
 
 
 def _spent(name: str, out: Tensor, leaves: list[Tensor]) -> Node:
-    """Return the node of a result that was differentiated inside: a second backward raises."""
+    """Return a released node for a result that was differentiated inside: a second backward raises."""
     like = np.broadcast_to(np.zeros((), out.dtype), out.shape)
     op = new_op(name, (True,) * (1 + len(leaves)), False, 1)
     op.joint = op.forward  # never called: the engine sees first that the node is released

@@ -334,7 +334,7 @@ def test_a_float_argument_in_a_condition_says_the_line_and_the_cure() -> None:
     def f(x: Any, p: float) -> Any:
         return x if p > 0.5 else -x
 
-    with pytest.raises(TransformError, match=r"test_functions\.py:\d+ needs its number.\n.*static="):
+    with pytest.raises(TransformError, match=r"test_functions\.py:\d+ needs a number.*\n.*static="):
         f(ad.tensor(1.0), 0.7)
 
 
@@ -375,7 +375,7 @@ def test_a_value_that_escapes_raises_when_it_is_used() -> None:
         return x
 
     f(ad.tensor(1.0))
-    with pytest.raises(TransformError, match="after the compiled function has returned"):
+    with pytest.raises(TransformError, match="Return it from the compiled function"):
         kept[0] + 1
 
 
@@ -707,7 +707,7 @@ def test_the_order_of_keywords_and_keys_does_not_matter() -> None:
     for _ in range(3):
         assert f(x=one, y=two).tolist() == f(y=two, x=one).tolist() == [-3.0, -3.0]
         assert g({"x": one, "y": two}).tolist() == g({"y": two, "x": one}).tolist() == [-3.0, -3.0]
-    assert f.stats()["reasons"][1] == "the order of keys changed"
+    assert f.stats()["reasons"][1] == "the order of dict keys changed"
 
 
 @pytest.mark.parametrize("backend", ["replay", "auto"])
@@ -764,9 +764,9 @@ def test_reasons_name_arguments_as_the_user_does() -> None:
         f(*args, **named)
     assert f.stats()["reasons"][1:] == [
         "batch['x'] changed from float64[2] to float64[3]",
-        "mode was given",
+        "argument mode was added",
         "mode changed from 'eval' to 'test'",
-        "rest[0] was given",
+        "argument rest[0] was added",
         "rest[0] changed from 1 to 2",
         "batch['x'] changed from float64[3] to float64[2] that requires grad",
     ]
