@@ -100,7 +100,7 @@ def is_watched(t: Any) -> bool:
 
 
 class watched(Generic[T]):  # noqa: N801  a context manager that reads as a function
-    """Set a context variable for a block, and let ops take the careful path, which reads it.
+    """Context manager: set a context variable, and let ops take the careful path, which reads it.
 
     An interrupt cannot leave the variable set.  It may leave ``special`` too large, which only costs time.
     """
@@ -323,7 +323,7 @@ class _GradMode(ContextMode[bool]):
             self._leave_shared()
 
     def _leave_shared(self) -> None:
-        """Leave an instance that other threads or tasks have entered later, or that is not entered here."""
+        """Leave an instance that other threads or tasks have entered since, or that was not entered here."""
         for token in reversed(self._tokens):
             with suppress(ValueError):  # the token of another context
                 grad_mode.reset(token)
@@ -364,7 +364,7 @@ class set_grad_enabled(_GradMode):  # noqa: N801  a context manager that reads a
         self._apply()
 
     def _not_at_once(self) -> None:
-        """Undo the effect of the call, once: it is used for a block or a function."""
+        """Undo the effect of the call once, because it is used as a context manager or a decorator."""
         if self._before is not None:
             grad_mode.set(self._before)
             self._before = None
@@ -467,8 +467,8 @@ def inference_mode(mode: Any = True) -> Any:
     Parameters
     ----------
     mode : bool or callable, optional
-        Whether to switch it off; False has no effect, inside another block, too. A function, if it
-        is used as a decorator without parentheses.
+        Whether to switch recording off.  False has no effect, not even inside another
+        ``inference_mode``.  A function, if it is used as a decorator without parentheses.
 
     Returns
     -------
@@ -628,13 +628,13 @@ class threads(ContextMode[Any]):  # noqa: N801  a context manager that reads as 
 
 
 class compiling(ContextMode[Any]):  # noqa: N801  a context manager that reads as a function
-    """Choose how compiled functions run in a block.
+    """Set how compiled functions run, as a context manager or a decorator.
 
     Parameters
     ----------
     mode : bool or str
-        True runs programs.  False runs the functions themselves, for debugging.  ``"check"`` runs both and
-        raises if the results differ in a bit; it is for functions without side effects.
+        True runs the compiled programs.  False runs the Python functions, for debugging.  ``"check"`` runs
+        both and raises if any bit of the results differs; use it only for functions without side effects.
 
     Examples
     --------
@@ -649,7 +649,7 @@ class compiling(ContextMode[Any]):  # noqa: N801  a context manager that reads a
 
     def __init__(self, mode: bool | str) -> None:
         if mode not in (True, False, "check"):
-            raise ArgumentError(f'compiling takes True, False or "check", but got {mode!r}.')
+            raise ArgumentError(f'compiling: mode must be True, False or "check", but got {mode!r}.')
         super().__init__(mode)
 
 

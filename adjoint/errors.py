@@ -1,7 +1,7 @@
-"""The exceptions of adjoint, with their causes and cures.
+"""The exceptions of adjoint, with their causes and remedies.
 
     AdjointError
-    ├── ShapeError            (ValueError)    shapes, axes or lengths do not fit
+    ├── ShapeError            (ValueError)    shapes, axes or lengths do not match
     │   └── AxisError         (IndexError)    an axis that the tensor does not have
     ├── DTypeError            (TypeError)     a dtype does not support the operation
     ├── InputError            (TypeError)     an argument of a type adjoint does not accept
@@ -26,7 +26,9 @@
     ├── WorkerError           (RuntimeError)  a worker thread was stopped from outside
     ├── ConvergenceError      (RuntimeError)  an iteration did not converge
     ├── NonFiniteError        (FloatingPointError)  a gradient that is NaN or infinite
-    ├── AccumulationError     (RuntimeError)  a window of micro-batches used out of order
+    ├── AccumulationError     (RuntimeError)  a method of an accumulator or scaler called out of order
+    ├── RankError             (RuntimeError)  another rank of a distributed program failed
+    ├── StallError            (TimeoutError)  a rank of a distributed program does not answer
     ├── UnknownNameError      (KeyError)      a name that is not registered
     ├── FileError             (ValueError)    a file with unexpected content
     └── MissingExtraError     (ImportError)   an optional library is not installed
@@ -87,7 +89,7 @@ class AdjointError(Exception):
 
 
 class ShapeError(AdjointError, ValueError):
-    """Shapes, axes or lengths do not fit.
+    """Shapes, axes or lengths do not match.
 
     Cause: operands that do not broadcast, an axis out of range, a gradient whose shape differs from its
     tensor's, a ragged list.  Cure: the message names the op and both shapes.
@@ -130,14 +132,18 @@ class ArgumentError(AdjointError, ValueError):
 
 
 class IndexingError(AdjointError, IndexError):
-    """An index is out of range or has the wrong type, or there are too many indices."""
+    """An index is out of range or has the wrong type, or there are too many indices.
+
+    Cure: the message names the axis and its length, or the accepted types of an index.
+    """
 
 
 class LinAlgError(AdjointError, np.linalg.LinAlgError):
     """A matrix does not have the property that an op needs.
 
     Cause: a singular matrix in ``solve`` or ``inv``, a matrix that is not positive definite in
-    ``cholesky``, repeated eigenvalues where a derivative needs distinct ones.
+    ``cholesky``, repeated eigenvalues where a derivative needs distinct ones.  Cure: check the matrix, or
+    add a small multiple of the identity.
     """
 
 
@@ -197,11 +203,18 @@ class RuleError(AdjointError, RuntimeError):
 
 
 class HookError(AdjointError, RuntimeError):
-    """A hook returned something other than None or a gradient of the same shape and dtype."""
+    """A hook returned something other than None or a gradient of the same shape and dtype.
+
+    Cure: return None to keep the gradient, or a tensor with its shape and dtype to replace it.
+    """
 
 
 class TapeError(AdjointError, RuntimeError):
-    """A tape was used after its end, entered twice, or did not record the tensor."""
+    """A tape was used after its block, entered twice, or did not record the tensor.
+
+    Cure: compute the tensor inside ``with ad.Tape() as tape:``, with a new tape for each block;
+    ``ad.Tape(persistent=True)`` returns gradients more than once.
+    """
 
 
 class AnomalyError(AdjointError, FloatingPointError):
@@ -212,7 +225,10 @@ class AnomalyError(AdjointError, FloatingPointError):
 
 
 class GradcheckError(AdjointError, AssertionError):
-    """A derivative differs from finite differences; the message shows the worst element."""
+    """A derivative differs from finite differences; the message shows the worst element.
+
+    Cure: correct the derivative rule, or test at a point where the function is smooth.
+    """
 
 
 class AbsentNameError(AdjointError, AttributeError):
@@ -230,7 +246,11 @@ class NotSavedError(AdjointError, AttributeError):
 
 
 class TransformError(AdjointError, TypeError):
-    """A function cannot be transformed, because its arguments or results do not fit."""
+    """A function cannot be transformed.
+
+    Cause: an argument or result of the wrong type or structure, or an operation that the transform does not
+    support.  Cure: the message names the argument, result or operation, and an alternative.
+    """
 
 
 class WorkerError(AdjointError, RuntimeError):
@@ -241,11 +261,14 @@ class WorkerError(AdjointError, RuntimeError):
 
 
 class ConvergenceError(AdjointError, RuntimeError):
-    """An iteration did not converge within its limits; the message has the last residual."""
+    """An iteration did not converge within its limits; the message has the last residual.
+
+    Cure: start closer to the solution, allow more steps, or use a larger tolerance.
+    """
 
 
 class NonFiniteError(AdjointError, FloatingPointError):
-    """A gradient is NaN or infinite where that cannot be used, in accumulation or clipping.
+    """A gradient is NaN or infinite, and cannot be accumulated or clipped.
 
     Cure: ``ad.detect_anomaly()`` finds the op that made it; ``nonfinite="skip"`` leaves such micro-batches
     out; ``ad.GradScaler`` handles the overflows of float16.
@@ -253,26 +276,26 @@ class NonFiniteError(AdjointError, FloatingPointError):
 
 
 class AccumulationError(AdjointError, RuntimeError):
-    """A window of micro-batches was used out of order.
+    """A method of an accumulator or a ``GradScaler`` was called out of order.
 
-    Cause: more micro-batches than the window has, an update from a window that is not full.  Cure:
-    ``apply`` or ``reset`` when ``should_update()``; ``flush()`` closes a short window, ``drop()`` discards
-    it.
+    Cause: more micro-batches than an update has, or an update before all of its micro-batches.  Cure: call
+    ``apply`` or ``reset`` when ``should_update()`` is true.  ``flush()`` allows an update with fewer
+    micro-batches, and ``drop()`` discards them.
     """
 
 
 class RankError(AdjointError, RuntimeError):
-    """Another rank of a distributed program failed, or left it.  The message has its traceback.
+    """Another rank of a distributed program failed or exited.  The message has its traceback.
 
-    Cure: fix the error of that rank, and restart from a checkpoint.
+    Cure: fix the error of that rank, and restart the program from a checkpoint.
     """
 
 
 class StallError(AdjointError, TimeoutError):
-    """A rank of a distributed program did not make a call that the others wait in.
+    """A rank of a distributed program did not make a call that the other ranks wait for.
 
-    Cause: ranks that make different calls, or one that hangs.  Cure: the message of each rank names the
-    call it waits in; ``timeout=`` of ``distributed.world`` sets how long ranks wait.
+    Cause: ranks that make different calls, or a rank that hangs.  Cure: the message of each rank names the
+    call in which it waits; ``timeout=`` of ``distributed.world`` sets how long ranks wait.
     """
 
 
@@ -284,7 +307,10 @@ class UnknownNameError(AdjointError, KeyError):
 
 
 class FileError(AdjointError, ValueError):
-    """A file is damaged, has another format, or does not have the expected names, shapes and dtypes."""
+    """A file is damaged, has the wrong format, or does not have the expected names, shapes and dtypes.
+
+    Cure: check the path, and that the file was saved from the same model or objects.
+    """
 
 
 class MissingExtraError(AdjointError, ImportError):

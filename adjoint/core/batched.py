@@ -50,7 +50,7 @@ class Batched(Lifted):
         return Batched(self.level, self.size_, value, False)
 
     def marker(self) -> Batched:
-        """Return the value of ``enclosing`` while a ``vmap`` of this level runs; it can adopt tensors."""
+        """Return the value that ``enclosing`` has while a ``vmap`` of this level runs."""
         found = self.lift(_NOTHING)
         found.adopted = []
         found.outer = enclosing.get()
@@ -75,9 +75,9 @@ class Batched(Lifted):
         self.adopted.append((weakref.ref(leaf), data))
 
     def release(self) -> list[Any]:
-        """Restore the adopted tensors.
+        """Restore the tensors that ``adopt`` lifted.
 
-        Tensors that were assigned batched values get their old values back; return them.
+        Return the tensors that were assigned batched values; they also get their old values back.
         """
         changed = []
         for reference, data in self.adopted:
@@ -93,7 +93,7 @@ class Batched(Lifted):
         return changed
 
     def has_history(self) -> bool:
-        """Return whether it holds a tensor of an outer level that requires grad."""
+        """Return whether this value contains a tensor of an outer level that requires grad."""
         value = self.value
         return value.has_history() if isinstance(value, Lifted) else isinstance(value, Tensor)
 
@@ -120,8 +120,8 @@ class Batched(Lifted):
             if op.batch is None:
                 raise TransformError(
                     f"vmap: {op.name!r} has no batching rule, so it cannot run inside ad.vmap.\n"
-                    "  Call it outside, or loop over the elements in Python; ops of your own get a rule by "
-                    'ad.define(…, batch="leading").'
+                    "  Call it outside, or loop over the elements in Python.  If the op is your own, pass a "
+                    'rule to ad.define, for example batch="leading".'
                 )
             out = op.batch(op, self.size_, *own, **params)
         else:
@@ -143,14 +143,14 @@ class Batched(Lifted):
 
 
 def settled(value: Any) -> Any:
-    """Return ``value`` as a Batched holds it: a tensor only if it has a history."""
+    """Return ``value`` in the form that a Batched stores: a tensor only if it has a history."""
     if isinstance(value, Tensor):
         return value if value._node is not None else value._data
     return np.asarray(value) if isinstance(value, (np.generic, int, float, complex)) else value
 
 
 class HeldOps(Namespace):
-    """The ops on the values that Batched objects hold: arrays, values of outer transforms, outer tensors."""
+    """The ops on the contents of Batched objects: arrays, values of outer transforms, outer tensors."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         op = OPS.get(name)

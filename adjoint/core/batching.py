@@ -2,10 +2,10 @@
 
 A batch rule is ``rule(op, size, *args, **params)``.  The arguments are ``Batched`` values or Python numbers,
 and at least one of them has a batch axis.  The result has the batch axis in front.  Parameters are canonical,
-with axes counted from the end, so most ops mean the same with one more axis in front.
+with axes counted from the end, so most ops work unchanged with one more axis in front.
 
 ``define(…, batch=…)`` takes a rule, or the name of one in ``BATCH_RULES``.  The rule of a single op is in
-the op's file.  Rules compute with ``held``, the ops on what batched values hold.
+the op's file.  Rules compute with ``held``, the ops on the contents of batched values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def ranked(a: Any, ndim: int) -> Any:
-    """Return the value of an argument, with axes of length 1 so that each element has ``ndim`` axes."""
+    """Return the value of an argument; insert axes of length 1 so that each element has ``ndim`` axes."""
     if type(a) is not Batched:
         return a
     if not a.batched or len(a.shape) == ndim:
@@ -45,7 +45,7 @@ def full_batch(a: Any, size: int) -> Any:
 
 
 def to_axis(value: Any, source: int, destination: int) -> Any:
-    """Move an axis, both counted from the front."""
+    """Move an axis from ``source`` to ``destination``, both counted from the front."""
     if source == destination:
         return value
     n = len(value.shape)
@@ -53,23 +53,24 @@ def to_axis(value: Any, source: int, destination: int) -> Any:
 
 
 def folded(value: Any, axis: int) -> Any:
-    """Fold the batch axis, in front, into the axis that is ``axis`` behind it."""
+    """Merge the batch axis, which is in front, into axis ``axis`` of the elements."""
     value = to_axis(value, 0, axis)
     shape = value.shape
     return held.reshape(value, shape=(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :]))
 
 
 def unfolded(value: Any, axis: int, size: int) -> Any:
-    """Split the batch axis off ``axis``, and put it in front: the inverse of ``folded``."""
+    """Split the batch axis from ``axis`` and move it to the front: the inverse of ``folded``."""
     shape = value.shape
     split = held.reshape(value, shape=(*shape[:axis], size, shape[axis] // size, *shape[axis + 1 :]))
     return to_axis(split, axis, 0)
 
 
 def empty_batch(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-    """Evaluate an op on a batch of no elements, for rules that cannot: run it on zeros and keep nothing.
+    """Evaluate an op on an empty batch, for batch rules that cannot do so.
 
-    The zeros are the sums over the batch, so that gradients have a way to outer tensors.
+    The op runs on one element of zeros, and its result is sliced to length 0.  The zeros are sums over the
+    batch, so that the result stays connected to outer tensors.
     """
     values = []
     for a in args:
@@ -93,12 +94,12 @@ def elementwise(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
 
 
 def leading(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
-    """Run the same op on the whole batch: for ops that take any axes in front."""
+    """Run the same op on the whole batch: for ops that accept any number of leading axes."""
     return compute(op, tuple(full_batch(a, size) if isinstance(a, Batched) else a for a in args), params)
 
 
 def fused(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
-    """Evaluate the op step by step; half precision in float32, rounded once."""
+    """Evaluate the steps of a fused op one by one; half precision is computed in float32 and rounded once."""
     assert op.fused is not None
     dtypes = [a.dtype for a in args if isinstance(a, Batched) and differentiable(a.dtype)]
     if all(d.itemsize != 2 for d in dtypes):

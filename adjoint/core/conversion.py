@@ -26,7 +26,7 @@ def asked_by_numpy(frame: FrameType) -> bool:
 
 
 def check_conversion(t: Any, target: str, instead: str) -> None:
-    """Raise, while recording, if ``t`` requires grad or a tape watches it: a conversion drops its history."""
+    """Raise if operations on ``t`` are recorded, because a conversion would drop its history."""
     if not grad_mode.get():
         return
     if type(t._node) is Node:
@@ -53,7 +53,7 @@ def check_conversion(t: Any, target: str, instead: str) -> None:
 
 
 def _same_in_adjoint() -> str:
-    """Return a hint if the SciPy function that the user called is in adjoint, too."""
+    """Return a hint if adjoint has its own version of the SciPy function that the user called."""
     ad, hint = sys.modules["adjoint"], ""
     homes = {
         "special": {"ad.special": ad.special, "ad": ad},
@@ -72,10 +72,11 @@ def _same_in_adjoint() -> str:
 
 
 def check_polynomial(frame: FrameType, args: tuple[Any, ...], operands: tuple[Any, ...]) -> None:
-    """Raise where ``numpy.polynomial`` combines a tensor with several polynomials in an array.
+    """Raise if ``numpy.polynomial`` evaluates an array of several polynomials at a tensor.
 
-    Its functions add axes to the coefficients if ``isinstance(x, np.ndarray)``.  A tensor is no array, so its
-    values would be taken for the polynomials' axis.  ``frame`` calls the op, itself or through a ufunc.
+    Such functions add axes to the coefficients only if ``isinstance(x, np.ndarray)``.  A tensor is not an
+    ndarray, so each of its elements would be combined with one polynomial instead of all.  ``frame`` is the
+    frame that calls the op, directly or through a ufunc.
     """
     if frame.f_globals.get("__name__") == "adjoint.interop.numpy" and frame.f_back is not None:
         frame = frame.f_back
@@ -86,6 +87,6 @@ def check_polynomial(frame: FrameType, args: tuple[Any, ...], operands: tuple[An
     if several and any(isinstance(a, np.ndarray) for a in args) and all(t.ndim for t in operands):
         raise InputError(
             f"{module}.{frame.f_code.co_name} treats a tensor as one number, so its result would be wrong.\n"
-            "  Evaluate one polynomial at a time, by its coefficients (np.polyval).  For roots write "
+            "  Evaluate one polynomial at a time with np.polyval(coefficients, x).  For roots use "
             "ad.prod(x[..., None] - roots, axis=-1)."
         )

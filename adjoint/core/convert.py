@@ -43,7 +43,8 @@ def tensor(data: ArrayLike, *, dtype: DTypeLike | None = None, requires_grad: bo
     data : array_like
         Numbers, nested lists, arrays or a tensor without history.
     dtype : dtype_like, optional
-        The dtype.  The default is that of NumPy; Python floats have the default dtype of adjoint.
+        The dtype.  The default is the dtype that NumPy chooses; Python floats get
+        ``ad.get_default_dtype()``.
     requires_grad : bool
         Whether operations on the tensor are recorded.
 
@@ -75,7 +76,7 @@ def tensor(data: ArrayLike, *, dtype: DTypeLike | None = None, requires_grad: bo
 
 
 def array(data: ArrayLike, *, dtype: DTypeLike | None = None, copy: bool = True) -> Tensor:
-    """Make a tensor from numbers, arrays, tensors and nested lists; gradients flow to tensors inside.
+    """Make a tensor from numbers, arrays, tensors and nested lists; gradients flow to the tensors in them.
 
     Parameters
     ----------
@@ -84,7 +85,7 @@ def array(data: ArrayLike, *, dtype: DTypeLike | None = None, copy: bool = True)
     dtype : dtype_like, optional
         The dtype.  The default is the common dtype of the values.
     copy : bool
-        With False, a tensor is returned unchanged.
+        If False, a tensor is returned as it is, without a copy.
 
     Returns
     -------
@@ -114,9 +115,9 @@ def asarray(
     dtype : dtype_like, optional
         The dtype.
     device : {"cpu"}, optional
-        Exists for the Array API standard.
+        Accepted for the Array API standard; only ``"cpu"`` exists.
     copy : bool, optional
-        With True a tensor is copied too; with False a necessary copy raises.
+        If True, a tensor is copied too.  If False, an error is raised if a copy is necessary.
 
     Returns
     -------
@@ -140,12 +141,15 @@ def asarray(
     if isinstance(data, Tensor):
         if dtype is not None and (target := checked_dtype(dtype)) != data.dtype:
             if copy is False:
-                raise ArgumentError(f"asarray: {data.dtype} cannot be converted to {target} without a copy.")
+                raise ArgumentError(
+                    f"asarray: {data.dtype} cannot be converted to {target} without a copy.  Omit copy=False."
+                )
             return _cast_tensor(data, target)
         return data.clone() if copy else data
     if copy is False:
         raise ArgumentError(
-            f"asarray: a {type(data).__name__} cannot be converted to a tensor without a copy."
+            f"asarray: a {type(data).__name__} cannot be converted to a tensor without a copy.  "
+            "Omit copy=False."
         )
     if isinstance(data, (list, tuple)) and _has_history(data):
         return _stacked(data, _shared_dtype(data) if dtype is None else checked_dtype(dtype))
@@ -163,8 +167,8 @@ def made(t: Tensor, data: Any = None) -> Tensor:
 def array_of(value: ArrayLike, dtype: DTypeLike | None = None) -> ndarray[Any, Any]:
     """Return ``value`` (tensor, array, number, nested list) as a plain numeric array.
 
-    Memory may be shared: copy the array to keep it.  A compiled function holds only while an array
-    that is read here has these values.
+    Memory may be shared: copy the array to keep it.  If this is called while ``ad.compile`` traces, the
+    compiled program is valid only while the array has these values.
     """
     if special.count and (trace := tracing.get()) is not None:
         trace.fix(value)
@@ -176,7 +180,10 @@ def _array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
         data = concrete(value, "this")
         return data if dtype is None else _cast(data, checked_dtype(dtype), value)
     if isinstance(value, Lifted):
-        raise InputError("a value of a transform cannot become an array.")
+        raise InputError(
+            "a value inside a transform cannot be converted to an array.\n"
+            "  Compute with ad functions instead."
+        )
     if type(value) is not ndarray:
         _refuse_foreign(value)
         refuse_masked(value)
@@ -190,7 +197,7 @@ def _array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
                 "the nested list is ragged: its rows differ in length, so it has no shape.\n"
                 "  Pad the rows to one length, or make one tensor per row."
             ) from None
-        raise InputError(f"cannot make a tensor of {type(value).__name__}: {error}") from None
+        raise InputError(f"cannot make a tensor from a {type(value).__name__}: {error}") from None
     data = _numeric(data, value)
     if dtype is not None:
         data = _cast(data, checked_dtype(dtype), value)
@@ -200,14 +207,14 @@ def _array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
 
 
 def _cast(data: ndarray[Any, Any], target: np.dtype[Any], value: Any) -> ndarray[Any, Any]:
-    """Return an array, made of ``value``, as another dtype; raise for numbers that do not fit."""
+    """Return ``data``, made from ``value``, in another dtype; raise if a number is out of its range."""
     check_cast(data.dtype, target)
     try:
         if target.kind in "iu" and isinstance(value, (list, tuple, int)):
             return np.asarray(value, target)  # raises where a number does not fit
         return data.astype(target, copy=False)
     except (OverflowError, ValueError, TypeError) as error:
-        raise DTypeError(f"cannot make a {target} tensor of this value: {error}") from None
+        raise DTypeError(f"cannot make a {target} tensor from this value: {error}") from None
 
 
 def _cast_tensor(t: Tensor, target: np.dtype[Any]) -> Tensor:
@@ -236,21 +243,21 @@ def _numeric(data: ndarray[Any, Any], value: Any) -> ndarray[Any, Any]:
         instead = "Put the numbers of an iterable into a list first: ad.tensor(list(values))."
         if hasattr(value, "tocoo"):
             instead = (
-                "A sparse matrix goes to the left: ad.scipy.sparse.csr_array(a) @ x, or a.T @ x for x @ a."
+                "Write a sparse matrix on the left: ad.scipy.sparse.csr_array(a) @ x.  For x @ a, use a.T."
             )
         raise DTypeError(
-            f"a tensor is made of numbers, arrays and nested lists, not of a {type(value).__name__}.\n"
+            f"cannot make a tensor from a {type(value).__name__}: use numbers, arrays or nested lists.\n"
             f"  {instead}"
         )
     what = {"O": "Python objects", "U": "strings", "S": "bytes"}.get(kind, f"dtype {data.dtype}")
     raise DTypeError(
-        f"a tensor holds numbers, but this {type(value).__name__} holds {what}.\n"
+        f"a tensor must contain numbers, but this {type(value).__name__} contains {what}.\n"
         "  Convert them first, for example np.asarray(values, dtype=float)."
     )
 
 
 def _python_floats(value: Any) -> bool:
-    """Return whether float64 came only from Python floats, whose dtype is the default's."""
+    """Return whether an array is float64 only because of Python floats, which get the default dtype."""
     return type(value) in _NUMBERS or (isinstance(value, (list, tuple)) and _all_numbers(value))
 
 
@@ -258,7 +265,7 @@ _NUMBERS = frozenset((float, int, bool, complex))
 
 
 def _all_numbers(value: Any, depth: int = 0) -> bool:
-    """Return whether a nested list has Python numbers alone; C loops over each innermost list."""
+    """Return whether a nested list contains only Python numbers; each innermost list is checked in C."""
     kinds = set(map(type, value))
     if kinds <= _NUMBERS:
         return True
@@ -270,11 +277,11 @@ _DEEPEST = 64  # the axes an array of NumPy can have
 
 
 def _unwrap_nested(value: Any, depth: int = 0) -> Any:
-    """Replace tensors inside nested lists by their arrays; refuse those that have history."""
+    """Replace tensors inside nested lists by their arrays; raise for tensors with a history."""
     if isinstance(value, (list, tuple)):
         if depth > _DEEPEST:
             raise ShapeError(
-                f"the list is nested more than {_DEEPEST} deep, more axes than an array can have."
+                f"the list has more than {_DEEPEST} levels of nesting, and an array cannot have so many axes."
             )
         return [_unwrap_nested(v, depth + 1) for v in value]
     _refuse_foreign(value)
@@ -285,7 +292,7 @@ def _unwrap_nested(value: Any, depth: int = 0) -> Any:
 
 
 def _has_history(value: Any, depth: int = 0) -> bool:
-    """Return whether a nested list holds tensors that plain arrays cannot replace."""
+    """Return whether a nested list contains tensors that plain arrays cannot replace."""
     if isinstance(value, (list, tuple)):
         return depth <= _DEEPEST and any(_has_history(v, depth + 1) for v in value)
     return isinstance(value, Tensor) and (
@@ -333,17 +340,17 @@ def _refuse_foreign(value: Any) -> None:
     module = type(value).__module__.partition(".")[0]
     if module in _FOREIGN:
         raise InputError(
-            f"got a {type(value).__module__}.{type(value).__qualname__}: adjoint does not mix with "
-            "tensors of other libraries,\n  because gradients would stop between them.  "
+            f"got a {type(value).__module__}.{type(value).__qualname__}: adjoint does not accept "
+            "tensors of other libraries,\n  because no gradient would flow between the libraries.  "
             "Convert it: ad.tensor(np.asarray(value)), or ad.from_dlpack(value)."
         )
 
 
 def resolved(value: ArrayLike) -> Any:
-    """Return a tensor of another library with its values in its memory.
+    """Return a tensor of another library whose memory contains its actual values.
 
-    PyTorch's ``conj()``, and ``imag`` of it, leave the memory alone and set a bit, which neither DLPack
-    nor the buffer protocol carries.
+    PyTorch's ``conj()``, and ``imag`` of its result, only set a flag and leave the memory unchanged.
+    Neither DLPack nor the buffer protocol transmits the flag.
     """
     for name in ("resolve_conj", "resolve_neg"):
         resolve = getattr(value, name, None)
@@ -361,14 +368,14 @@ def refuse_masked(value: ArrayLike) -> None:
 
 
 def weak_array(value: Any, dtype: np.dtype[Any]) -> ndarray[Any, Any]:
-    """Return a Python number as an array of ``dtype`` where its kind allows that."""
+    """Return a Python number as an array, of ``dtype`` if the kind of the number allows that."""
     # a Python number is weak, its type is not; NumPy does not know that bfloat16 is a float
     if np.result_type(dtype, type(value)()) != dtype and dtype.kind != "V":
         return np.asarray(value)
     try:
         return np.asarray(value, dtype)
     except OverflowError:
-        raise ArgumentError(f"{value} does not fit into a {dtype} tensor.") from None
+        raise ArgumentError(f"{value} is out of range for a {dtype} tensor.") from None
 
 
 def check_device(op: str, device: Any) -> None:
@@ -383,11 +390,11 @@ def checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
         target = np.dtype(dtype)
     except TypeError:
         cure = (
-            "Use that of ml_dtypes, ml_dtypes.bfloat16: pip install 'adjoint-ad[bfloat16]'."
+            "Use ml_dtypes.bfloat16, which pip install 'adjoint-ad[bfloat16]' installs."
             if dtype == "bfloat16"
-            else "Use one such as np.float32."
+            else "Use a NumPy dtype, for example np.float32."
         )
         raise DTypeError(f"{dtype!r} is not a dtype.  {cure}") from None
     if target.kind not in "biufc" and target.name != "bfloat16":
-        raise DTypeError(f"tensors hold numbers, and {target} is not a number dtype.")
+        raise DTypeError(f"tensors must have a numeric dtype, but got {target}.")
     return target if target.isnative else target.newbyteorder("=")

@@ -66,7 +66,8 @@ def define(
     saves : str or sequence of str
         The arguments and outputs whose values the rules read, by the names that the rules use.
     reads : sequence of str, optional
-        The same per rule, where a rule also looks at the shapes of others.
+        For each rule, the names whose values it reads.  By default these are all names in its code, also
+        those of which it only uses the shape.
     kind : str
         "elementwise", "linear", "bilinear" or "general".
     params : sequence of str
@@ -83,16 +84,17 @@ def define(
     jvp : callable, optional
         The derivative along tangents, where it does not follow from the kind and the rules.
     batch : callable or str, optional
-        How ``vmap`` evaluates it: "leading" if the forward takes any axes in front of all arguments,
-        "elementwise" if these broadcast, or a function (``core/batching.py``).  Elementwise and fused ops
-        need none.
+        How ``vmap`` evaluates the op: "leading" if the forward accepts any number of leading axes in all
+        arguments, "elementwise" if the arguments broadcast, or a function (``core/batching.py``).
+        Elementwise and fused ops need none.
     shape : callable, optional
         The shapes and dtypes of the results without running the forward (``core/infer.py``): for ops whose
         forward is expensive.
     method : bool, str or sequence of str
         True: tensors get a method of the op's name.  Or the names of methods and operators.
     holomorphic : bool
-        The derivative of a complex function is the formula of the rule.  False: the rule has its own.
+        Whether the rule is the derivative of a holomorphic function, so that the engine conjugates where
+        complex gradients need it.  With False the rule itself handles complex arguments.
     ufunc : ufunc, optional
         NumPy's ufunc that becomes this op on tensors, if it is not the forward itself.
     domain : object, optional
@@ -126,7 +128,7 @@ def define(
     Raises
     ------
     ArgumentError
-        If the name is in use, or the facts do not fit together.
+        If the name is in use, or the arguments contradict each other.
 
     Examples
     --------
@@ -162,7 +164,8 @@ def _methods(name: str, method: bool | str | Sequence[str]) -> tuple[str, ...]:
     for each in names:
         if any(each in vars(cls) for cls in Tensor.__mro__ if cls is not object):
             raise ArgumentError(
-                f"define {name!r}: tensors already have {each!r}.\n  Choose another name for the method."
+                f"define {name!r}: tensors already have an attribute {each!r}.\n"
+                "  Choose another name for the method."
             )
     return names
 
@@ -175,7 +178,7 @@ def _batch_rule(
         batch = "elementwise" if kind == "elementwise" else "fused" if fused else None
     if isinstance(batch, str) and batch not in BATCH_RULES:
         names = ", ".join(map(repr, BATCH_RULES))
-        raise ArgumentError(f"define {name!r}: batch is one of {names} or a function, not {batch!r}.")
+        raise ArgumentError(f"define {name!r}: batch must be one of {names} or a function, not {batch!r}.")
     return BATCH_RULES[batch] if isinstance(batch, str) else batch
 
 
@@ -187,9 +190,9 @@ def _checked_names(
     arity: int | None,
     saves: str | Sequence[str],
 ) -> tuple[tuple[str, ...], str]:
-    """Return the names of the arguments and the output in the rules; raise if names do not fit."""
+    """Return the names of the arguments and the output in the rules; raise if they are invalid."""
     if kind not in KINDS:
-        raise ArgumentError(f"define {name!r}: kind is one of {', '.join(KINDS)}, not {kind!r}.")
+        raise ArgumentError(f"define {name!r}: kind must be one of {', '.join(KINDS)}, not {kind!r}.")
     if name in OPS:
         raise ArgumentError(
             f"define {name!r}: an op of this name exists already.\n"
@@ -204,8 +207,8 @@ def _checked_names(
     unknown = set(saves) - set(args) - {out}
     if unknown:
         raise ArgumentError(
-            f"define {name!r}: saves names {', '.join(sorted(unknown))}, but the rules call their "
-            f"arguments {', '.join(args)} and the output {out}."
+            f"define {name!r}: saves contains {', '.join(sorted(unknown))}, but the names in the rules are "
+            f"{', '.join(args)} for the arguments and {out} for the output."
         )
     return args, out
 
@@ -213,7 +216,7 @@ def _checked_names(
 def _install(op: Op, forward: Callable[..., Any], ufunc: Any) -> None:
     """Add an op to the table, the namespaces, the methods of tensors and the table of ufuncs."""
     if op.costly and not isinstance(forward, np.ufunc):
-        raise ArgumentError(f"define {op.name!r}: costly=True needs a ufunc of NumPy as forward.")
+        raise ArgumentError(f"define {op.name!r}: costly=True requires a NumPy ufunc as forward.")
     op.eager = _named(op)
     OPS[op.name] = op
     setattr(raw, op.name, op.forward)
@@ -235,7 +238,7 @@ def _dynamic(op: Op) -> Callable[..., Any]:
 def _names(
     name: str, rules: tuple[RuleFunction | None, ...], joint: RuleFunction | None, arity: int | None
 ) -> tuple[tuple[str, ...], str]:
-    """Take the names of arguments and output from the first rule's own parameters."""
+    """Return the names of the arguments and the output, taken from the parameters of the first rule."""
     count = 1 if arity is None else arity
     unnamed = tuple("xyzw"[:count]), "out"
     first = joint or next((r for r in rules if r is not None), None)
@@ -246,14 +249,14 @@ def _names(
         if variadic:
             return unnamed  # rule(xp, g, *_), which reads nothing else
         raise ArgumentError(
-            f"define {name!r}: a rule takes (xp, g, out, {count} arrays, **params), but this one "
-            f"takes ({', '.join(found)})."
+            f"define {name!r}: a rule must have the parameters (xp, g, out, {count} arrays, **params), but "
+            f"this one has ({', '.join(found)})."
         )
     return tuple(found[3 : 3 + count]), found[2]
 
 
 def _positional(rule: RuleFunction) -> tuple[list[str], bool]:
-    """Return the positional parameters of a rule, ``*rest`` last, and whether there is a rest."""
+    """Return the positional parameters of a rule, with ``*rest`` last, and whether ``*rest`` exists."""
     code = getattr(rule, "__code__", None)
     if code is None:
         parameters = inspect.signature(rule).parameters.values()

@@ -62,7 +62,7 @@ def _raised_by_user(error: Exception) -> bool:
 
 
 def explained(op: Op, args: tuple[Any, ...], params: dict[str, Any], error: Exception) -> Exception:
-    """Return an error for one of NumPy, with the op, the shapes and a solution."""
+    """Return an adjoint error in place of a NumPy error, with the op, the shapes and a solution."""
     if isinstance(error, AdjointError) or not isinstance(
         error, (ValueError, TypeError, IndexError, OverflowError)
     ):
@@ -83,9 +83,9 @@ def explained(op: Op, args: tuple[Any, ...], params: dict[str, Any], error: Exce
     if isinstance(error, TypeError):
         return DTypeError(f"{op.name}: not defined for {dtypes} (shapes {listed}): {error}")
     if isinstance(error, OverflowError):
-        return ArgumentError(f"{op.name}: a number does not fit the dtype {dtypes}: {error}")
+        return ArgumentError(f"{op.name}: a number is out of range for {dtypes}: {error}")
     if op.kind == "elementwise":  # the shapes do fit
         return ArgumentError(
-            f"{op.name}: {error}\n  Its arguments are {dtypes}: make one of them a float, x.astype(float)."
+            f"{op.name}: {error}\n  The arguments are {dtypes}.  Convert one to float first: x.astype(float)."
         )
-    return ShapeError(f"{op.name}: shapes {listed} do not fit: {error}")
+    return ShapeError(f"{op.name}: shapes {listed} do not match: {error}")

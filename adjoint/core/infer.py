@@ -5,9 +5,9 @@ An op whose forward is expensive has a shape rule in its record (``shape=``).  F
 runs the forward on stand-ins: arrays of the given shape and dtype with zero strides, which take no memory.
 
 A shape rule is ``rule(*args, **params)``, where each argument has ``shape`` and ``dtype`` or is a Python
-number.  It returns one ``(shape, dtype)`` pair per output.  It returns None for arguments that it does not
-cover, also for those that do not fit: the forward on stand-ins then gives the answer, or the error that the
-op itself raises.
+number.  It returns one ``(shape, dtype)`` pair per output.  It returns None for invalid arguments and for
+others that it does not cover.  The forward then runs on stand-ins, and raises the op's own error if the
+arguments are invalid.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def infer(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Result:
     Raises
     ------
     AdjointError
-        If the op does not take these shapes and dtypes: the error that the op itself raises.
+        If the op does not accept these shapes and dtypes.  It is the error that the op itself raises.
 
     Examples
     --------
@@ -140,7 +140,7 @@ def _run(op: Op, args: tuple[Any, ...], params: dict[str, Any], alike: bool) -> 
 
 
 def _stand_in(a: Any, alike: bool) -> Any:
-    """Return an array of one value that takes no memory; whole numbers are 0, a valid index."""
+    """Return an array of equal elements that takes no memory; integers are 0, a valid index."""
     value = np.zeros((), a.dtype) if a.dtype.kind in "biu" else np.ones((), a.dtype)
     return np.broadcast_to(value, (1,) if alike else a.shape)
 
@@ -153,12 +153,12 @@ def _identity(x: Any) -> Any:
 
 
 def like_first(x: Any, *_: Any, **__: Any) -> Result | None:
-    """Give the output the shape and dtype of the first argument, which must be a float."""
+    """Return the shape and dtype of the first argument, which must be float, as those of the output."""
     return None if x.dtype.kind in "biuc" else ((x.shape, x.dtype),)
 
 
 def broadcast(*shapes: Shape) -> Shape | None:
-    """Return the shape to which all broadcast; None if they do not."""
+    """Return the shape to which all arguments broadcast; None if they do not broadcast."""
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:

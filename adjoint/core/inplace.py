@@ -35,7 +35,7 @@ __all__ = ["AUGMENTED", "augmented"]
 
 
 class Augmented(NamedTuple):
-    """One augmented assignment: its sign, its op, and what Python does on arrays."""
+    """One augmented assignment: the sign, the op, and the operator that Python applies to arrays."""
 
     sign: str
     op: str
@@ -158,7 +158,7 @@ def _replace(assignment: Augmented, t: Tensor, y: Any) -> Tensor:
 
 
 def _move_retained(t: Tensor, before: Node) -> None:
-    """Keep the gradient of the new value in ``.grad``, if that of the old one was to be kept there."""
+    """Move ``retain_grad`` from the old value of a tensor to the new one."""
     extra = before.extra
     if extra is not None and extra.retain is not None and extra.retain() is t:
         extra.retain = None
@@ -169,7 +169,7 @@ def _lift(assignment: Augmented, t: Tensor, y: Tensor) -> None:
     """Make ``t`` a value of the transform that ``y`` belongs to; ``ad.compile`` writes leaves too."""
     if type(t._node) is Node or (t._node is LEAF and not isinstance(y._data, Unknown)):
         raise InPlaceError(
-            f"x {assignment.sign} y: inside {y._data.transform}, x has a history from outside.\n"
+            f"x {assignment.sign} y: x has a history from outside {y._data.transform}, so it cannot change.\n"
             f"  Make a new tensor: x = x {assignment.sign[:-1]} y."
         )
     running(y._data.level).adopt(t)
@@ -183,14 +183,14 @@ def _explain(assignment: Augmented, t: Tensor, y: Any, error: Exception) -> Neve
 
 
 def _check_fits(assignment: Augmented, t: Tensor, found: Tensor) -> None:
-    """Raise if the result of ``t + y`` has another shape than ``t`` or does not cast to its dtype."""
+    """Raise if the result of ``t + y`` has a different shape or cannot be cast to the dtype of ``t``."""
     if found.shape != t.shape:
         raise ShapeError(
             f"x {assignment.sign} y: the result has shape {found.shape}, but x has shape {t.shape}.\n"
-            f"  x = x {assignment.sign[:-1]} y makes a new tensor."
+            f"  Make a new tensor: x = x {assignment.sign[:-1]} y."
         )
     if not castable(found.dtype, t.dtype):
         raise DTypeError(
             f"x {assignment.sign} y: the result is {found.dtype}, but x is {t.dtype}.\n"
-            f"  x = x {assignment.sign[:-1]} y makes a new tensor."
+            f"  Make a new tensor: x = x {assignment.sign[:-1]} y."
         )

@@ -43,22 +43,22 @@ next_level: Callable[[], int] = count(1).__next__
 
 
 def refuse_tracing(what: str, cure: str) -> None:
-    """Raise inside ``ad.compile``, where ``what`` cannot be done.  Called only while ``special`` is not 0."""
+    """Raise inside ``ad.compile``, where ``what`` cannot be used.  Call this only if ``special`` is not 0."""
     if tracing.get() is not None:
         raise TransformError(f"{what} cannot be used inside ad.compile.\n  {cure}")
 
 
 def made_by_host(make: Callable[[], Any], shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return ``make()``, an array that no op computes, such as a draw.
+    """Return ``make()``, an array that no op computes, such as random numbers.
 
-    A compiled function calls ``make`` again at each call, in the order of the draws.
+    A compiled function calls ``make`` again at each call, in the same order.
     """
     trace = tracing.get()
     return make() if trace is None else trace.draw(make, shape, dtype)
 
 
 def run_at(value: Any, function: Callable[..., T], *args: Any) -> T:
-    """Call a function at the level of a value, even if another transform runs or that one has ended."""
+    """Call a function at the level of a value, even if the transform of that level has ended."""
     if not isinstance(value, Lifted):
         return within(enclosing, None, function, *args)
     top = value.marker()
@@ -82,37 +82,38 @@ class Lifted(Shaped):
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise InputError(
-            f"a value inside {self.transform} has no numbers of its own, and cannot become an array."
+            f"a value inside {self.transform} cannot be converted to an array.\n"
+            "  Compute with ad functions instead."
         )
 
     def numbers(self) -> Any:
-        """Return the values as a plain array where they are the same for every element, else None."""
+        """Return the values as a plain array if they are the same for all elements of a batch, else None."""
         return None
 
     def has_history(self) -> bool:
-        """Return whether it holds a tensor of an outer level that requires grad."""
+        """Return whether this value contains a tensor of an outer level that requires grad."""
         return False
 
     if TYPE_CHECKING:  # what a subclass has: abc would slow isinstance down, which the hot path asks
 
         @abstractmethod
         def detached(self) -> Lifted:
-            """Return the same values without the histories that outer tensors in them have."""
+            """Return the same values without the histories of outer tensors."""
 
         @abstractmethod
         def adopt(self, leaf: Any) -> None:
             """Lift a tensor in place, before it becomes a leaf inside this transform.
 
-            It then counts as a tensor of this transform, not as one from outside.  ``release`` restores it.
+            The tensor then belongs to this transform, not to the code outside.  ``release`` restores it.
             """
 
         @abstractmethod
         def marker(self) -> Lifted:
-            """Return the value that ``enclosing`` holds while a transform of this level runs."""
+            """Return the value that ``enclosing`` has while a transform of this level runs."""
 
         @abstractmethod
         def release(self) -> list[Any]:
-            """Restore the values of adopted tensors; return those that got values of the transform."""
+            """Restore the tensors that ``adopt`` lifted; return those that were assigned lifted values."""
 
         @abstractmethod
         def lift(self, value: Any) -> Lifted:
@@ -120,11 +121,11 @@ class Lifted(Shaped):
 
         @abstractmethod
         def evaluate(self, op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-            """Evaluate ``op`` on arguments of which this one has the innermost level."""
+            """Evaluate ``op`` on arguments; this value is the one with the innermost level."""
 
 
 class Unknown(Lifted):
-    """Base of values that are one array each, not known yet: those of a trace."""
+    """Base class of traced values: arrays whose elements are not known yet."""
 
     __slots__ = ()
 
@@ -132,19 +133,19 @@ class Unknown(Lifted):
 
         @abstractmethod
         def decide(self, function: Callable[[Any], Any]) -> Any:
-            """Return ``function`` of the array that this value has in the present call."""
+            """Return ``function`` of the array that this value has in the current call."""
 
         @abstractmethod
         def check(self, function: Callable[[Any], None]) -> None:
-            """Call ``function`` with the array at each call."""
+            """Call ``function`` with the array at each call of the compiled function."""
 
         @abstractmethod
         def views(self, other: Any) -> bool:
-            """Return whether this value may be a view of another one, of which it was made just now."""
+            """Return whether this value may be a view of the value that it was just made from."""
 
         @abstractmethod
         def as_number(self) -> Any:
-            """Return the one element as a Python number that is not known yet."""
+            """Return the only element as a traced Python number."""
 
         @abstractmethod
         def keep_zeros(self, live: Any) -> Any:
@@ -156,11 +157,11 @@ class Unknown(Lifted):
 
         @abstractmethod
         def any_nan(self, values: Any) -> Any:
-            """Return whether one of these values has a NaN, which is not known yet."""
+            """Return a traced condition: whether one of these values has a NaN."""
 
         @abstractmethod
         def unless(self, condition: Any, other: Any) -> Any:
-            """Return this value, or ``other`` if a condition turns out to hold."""
+            """Return this value, or ``other`` in calls where a condition is true."""
 
 
 def level_of(value: Any) -> int:
@@ -169,10 +170,13 @@ def level_of(value: Any) -> int:
 
 
 def running(level: int) -> Lifted:
-    """Return the value that ``enclosing`` holds for the running transform of a level."""
+    """Return the value that ``enclosing`` has for the running transform of a level."""
     top = enclosing.get()
     while top is not None and top.level != level:
         top = top.outer
     if top is None:
-        raise InputError("a value of a transform is used after the transform has ended.")
+        raise InputError(
+            "a value of a transform is used after the transform has ended.\n"
+            "  Return the value from the transformed function instead of storing it elsewhere."
+        )
     return top

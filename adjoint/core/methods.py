@@ -1,4 +1,4 @@
-"""The operators and methods of tensors: which an op becomes is in its record.
+"""The operators and methods of tensors.  The record of an op names the methods that it becomes.
 
 ``define(…, method=…)`` names them, and ``install`` puts them onto a class.  The declarations under
 TYPE_CHECKING are for editors and type checkers alone; a test compares them with what is installed.
@@ -42,7 +42,7 @@ def install(cls: type, op: Op, function: Callable[..., Any], *, operators_only: 
 
 
 def attach(cls: type, **members: Any) -> None:
-    """Give ``cls`` members that are written elsewhere; its declarations say what they are."""
+    """Add members to ``cls`` that are defined elsewhere; the class declares their types."""
     for name, member in members.items():
         setattr(cls, name, member)
 

@@ -24,7 +24,7 @@ Value: TypeAlias = Any
 
 
 class Namespace:
-    """Op names to functions; attributes, because rules read better so."""
+    """A mapping from op names to functions, as attributes so that rules are easy to read."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name

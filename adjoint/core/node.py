@@ -40,7 +40,7 @@ attaching = held_across_fork(threading.RLock())
 
 
 class Node:
-    """One operation in the graph: what it was, where its gradient goes, what it kept.
+    """One operation in the graph: the op, the parents that its gradient flows to, and the saved values.
 
     ``new_node`` makes nodes.  There is no ``__init__``: setting each slot from outside is a third faster.
     """
@@ -121,7 +121,7 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
     _unlocked, _numbering = next_seq, threading.Lock()
 
     def next_seq() -> int:
-        """Return the next number; without a GIL a counter alone could give one twice."""
+        """Return the next sequence number; without a GIL a plain counter could return a number twice."""
         with _numbering:
             return _unlocked()
 
@@ -187,7 +187,7 @@ class Spec(Shaped):
     def __getattr__(self, name: str) -> Any:
         raise NotSavedError(
             f"the rule of {self.op!r} reads {name!r} of an argument that is not saved.\n"
-            "  Name the argument in saves=; without it only shape and dtype are there."
+            "  Add the argument to saves= of ad.define; otherwise only its shape and dtype are available."
         )
 
     def __repr__(self) -> str:
@@ -217,10 +217,9 @@ class Packed:
 
 
 class HookList:
-    """Hooks in the order of registration, with a version number that moves on each change.
+    """Hooks in the order of registration, with a version number that is incremented on each change.
 
-    Nothing here reads the number: it is for a compiler, to tell whether what it built with the
-    hooks of one moment still holds, without comparing them.
+    A compiler can compare version numbers to find out whether hooks have changed since a trace.
     """
 
     __slots__ = ("hooks", "version")

@@ -1,4 +1,4 @@
-"""``Observer``: what can be seen of a program while it runs, for ``adjoint.inspect``."""
+"""``Observer``: callbacks for the events of a running program, used by ``adjoint.inspect``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Observer:
         """Note that an op starts.  ``end`` does not follow if it raises."""
 
     def computed(self, op: Any) -> None:
-        """Note that the values of an op are there; recording them follows, then ``end``."""
+        """Note that the values of an op are computed.  The op is recorded next, then ``end`` is called."""
 
     def end(
         self, op: Any, operands: tuple[Any, ...], params: dict[str, Any], results: tuple[Any, ...]
@@ -47,7 +47,7 @@ class Observer:
         return step
 
     def failed(self, root: Any) -> None:
-        """Note that a backward from ``root`` cannot start: it does not require grad."""
+        """Note that a backward from ``root`` cannot start, because ``root`` does not require grad."""
 
     def called(self, module: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Call a module: return ``run(*args, **kwargs)``."""
@@ -59,7 +59,7 @@ class Observer:
 
 
 class unobserved:  # noqa: N801  a context manager that reads as a function
-    """Make no observer active in a block."""
+    """Context manager that deactivates the active observer."""
 
     def __enter__(self) -> None:
         self._around = observer.get()

@@ -1,4 +1,4 @@
-"""The record of an op: its forward, its derivative rules, and the facts the engine needs."""
+"""The record of an op: its forward, its derivative rules, and the properties that the engine needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPS: dict[str, Op] = {}  # every op by name, in the order of definition
 
 @dataclass(slots=True, eq=False, repr=False)
 class Op:
-    """The record of one op, with all its facts.  ``define`` makes them."""
+    """The record of one op, with all its properties.  ``define`` makes records."""
 
     name: str
     forward: Callable[..., Any]  # on plain arrays
@@ -76,7 +76,7 @@ class Op:
     def keeps(self, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
         """Return for each argument, and last for the output, whether its values are kept.
 
-        They are if they are named in ``saves`` and a rule whose gradient is wanted reads them.
+        Values are kept if ``saves`` names them and a rule whose gradient is wanted reads them.
         """
         if self.arity is None:
             return (self.saves_args[0],) * len(wanted) + (self.saves_out,)
@@ -89,7 +89,7 @@ class Op:
     def split(self, wanted: int, count: int) -> Split:
         """Return ``keeps`` as positions: the kept arguments, the others, and whether the output is kept.
 
-        ``wanted`` has bit i set if the gradient of argument i of ``count`` is wanted.
+        Bit i of ``wanted`` is set if the gradient of argument i is wanted.  There are ``count`` arguments.
         """
         if self.arity is None:  # all alike; not remembered, because counts are unbounded
             every = range(count)
@@ -113,7 +113,7 @@ class Op:
 def names_read(rule: RuleFunction, names: Iterable[str]) -> frozenset[str]:
     """Return the parameters that the code of a rule mentions.
 
-    The bytecode is read by hand: ``dis`` takes fifty times as long, at every import.
+    The bytecode is decoded here, because ``dis`` takes fifty times as long and this runs at every import.
 
     >>> sorted(names_read(lambda xp, g, z, x, y: g * y, "zxy"))
     ['y']

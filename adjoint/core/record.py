@@ -1,7 +1,7 @@
 """Run an op on any tensors, in any mode, and record it.
 
-Plain tensors and Python numbers take the fast paths in ``core/eager.py``; whatever else comes
-(arrays, lists, values of transforms, tapes, anomaly mode) goes to ``careful``.
+Plain tensors and Python numbers take the fast paths in ``core/eager.py``.  All other cases
+(arrays, lists, values of transforms, tapes, anomaly mode) go to ``careful``.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def weak_number(op: Op, value: Any, dtype: Any) -> Any:
         try:
             array = np.array(value, dtype)
         except OverflowError as error:
-            raise ArgumentError(f"{op.name}: a number does not fit the dtype {dtype}: {error}") from None
+            raise ArgumentError(f"{op.name}: a number is out of range for {dtype}: {error}") from None
         array.flags.writeable = False
         if known is not None and value == value and len(known) < 1000:  # a NaN is never found again
             known[key] = array
@@ -100,7 +100,7 @@ def weak_number(op: Op, value: Any, dtype: Any) -> Any:
 def weak_numbers(op: Op, values: Sequence[Any]) -> list[Any]:
     """Convert the Python numbers among the arguments of an elementwise op to the dtype of its float arrays.
 
-    A forward may call several NumPy functions, and a number that one of them gets alone becomes float64.
+    A forward may call several NumPy functions, and one that gets only the number would convert it to float64.
     """
     dtype: Any = None
     for v in values:
@@ -113,7 +113,7 @@ def weak_numbers(op: Op, values: Sequence[Any]) -> list[Any]:
 
 
 def parents_of(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return where the gradients of the arguments go; None if nowhere."""
+    """Return the node or leaf that the gradient of each argument flows to; None if there are none."""
     found = False
     parents = []
     for i, a in enumerate(args):
@@ -136,9 +136,9 @@ def make_node(
 ) -> Node:
     """Record one operation, and show the node to tapes, anomaly mode and saved-tensor hooks.
 
-    ``wanted`` has the bit of each argument that has a parent, ``values`` are the arguments without
-    their tensors, ``data`` is its output array, or a tuple of them.  The fast paths make their nodes
-    themselves, from the same text as ``new_node``, because they run only while nobody looks at nodes.
+    Bit i of ``wanted`` is set if argument i has a parent.  ``values`` are the arguments with arrays in place
+    of tensors.  ``data`` is the output array, or a tuple of output arrays.  The fast paths create nodes
+    inline, from the same text as ``new_node``, because they run only if no tape or mode needs the nodes.
     """
     kept, dropped, keeps_out = op.split(wanted, len(args))
     if dropped:
@@ -181,7 +181,7 @@ def node_of(
     data: Any,
     values: Sequence[Any] | None = None,
 ) -> Node:
-    """Record one operation; ``parents`` tells where the gradients of the arguments go.
+    """Record one operation; ``parents`` are the nodes and leaves that the gradients of the arguments flow to.
 
     ``values`` are what the forward was called with, if numbers among the arguments were converted.
     """
@@ -317,7 +317,7 @@ def _show(node: Node, operands: Sequence[Any]) -> None:
 
 
 def _is_leaf_data(a: Any, node: Node) -> bool:
-    """Return whether a saved array is a leaf's, which the graph keeps anyway."""
+    """Return whether a saved array belongs to a leaf, which the graph keeps alive anyway."""
     return any(isinstance(p, Tensor) and p._data is a for p in node.parents)
 
 
@@ -353,7 +353,7 @@ def innermost(values: Any) -> Lifted | None:
 
 
 def at_level(a: Any, top: Lifted) -> Any:
-    """Lift a tensor of an outer level, with its history if it has one, to that of ``top``."""
+    """Lift a tensor of an outer level, with its history if it has one, to the level of ``top``."""
     if not isinstance(a, Tensor):
         return a
     data = a._data
@@ -371,7 +371,7 @@ def evaluate(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
 
 
 def compute(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-    """Evaluate an op on what a lifted value holds: arrays, outer lifted values, outer tensors."""
+    """Evaluate an op on the contents of lifted values: arrays, outer lifted values, outer tensors."""
     plain = True
     for a in args:
         if type(a) is ndarray:

@@ -160,7 +160,7 @@ def number_between(what: str, value: Any, low: float, high: float = math.inf) ->
 
 
 def broadcast_shapes(op: str, *shapes: Sequence[int]) -> Shape:
-    """Return the shape to which all broadcast, or raise with the op and the shapes.
+    """Return the shape to which all shapes broadcast; raise if there is none.
 
     >>> broadcast_shapes("add", (3, 1), (2,))
     (3, 2)
@@ -173,9 +173,9 @@ def broadcast_shapes(op: str, *shapes: Sequence[int]) -> Shape:
                 if out[i] not in (1, n):
                     raise ShapeError(
                         f"{op}: shapes {' and '.join(str(tuple(s)) for s in shapes)} do not "
-                        f"broadcast: axis {i - ndim} is {out[i]} in one and {n} in another.\n"
-                        "  Each axis, counted from the end, must be equal or 1: reshape or "
-                        "transpose one of them."
+                        f"broadcast: axis {i - ndim} has length {out[i]} in one and {n} in another.\n"
+                        "  The lengths of each axis, counted from the end, must be equal or 1.  Reshape or "
+                        "transpose one of the arguments."
                     )
                 out[i] = n
     return tuple(out)

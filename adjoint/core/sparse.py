@@ -27,7 +27,7 @@ Array = ndarray[Any, Any]
 class SparseRows:
     """An array of ``shape`` that is zero except at ``rows``, where it has ``values``.
 
-    A row may come several times; its values add up.  Nothing is written after construction.
+    A row may occur several times; its values are added.  The arrays are not written to after construction.
 
     >>> SparseRows(np.array([2, 0, 2]), np.array([1.0, 5.0, 3.0]), (4,)).to_dense()
     array([5., 0., 4., 0.])
@@ -59,11 +59,11 @@ class SparseRows:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that are really held."""
+        """The number of bytes in memory, of ``rows`` and ``values``."""
         return self.rows.nbytes + self.values.nbytes
 
     def coalesced(self) -> SparseRows:
-        """Return the same with rows in ascending order, each once; half precision sums in float32."""
+        """Return the same array with each row once, in order; half precision is summed in float32."""
         if self._unique:
             return self
         order = np.argsort(self.rows, kind="stable")
@@ -76,7 +76,7 @@ class SparseRows:
         return SparseRows(rows[first], values, self.shape, unique=True)
 
     def to_dense(self, dtype: Any = None) -> Array:
-        """Return the whole array, zeros and all."""
+        """Return the whole array, zeros included."""
         out = np.zeros(self.shape, self.dtype if dtype is None else dtype)
         part = self.coalesced()
         out[part.rows] = part.values
@@ -88,7 +88,7 @@ class SparseRows:
         out[part.rows] += part.values
 
     def plus(self, other: SparseRows, dtype: Any = None) -> SparseRows:
-        """Return the sum of two, still sparse: the pieces side by side."""
+        """Return the sum with another sparse array: the rows and values of both, concatenated."""
         values = np.concatenate([self.values, other.values], dtype=dtype)
         return SparseRows(np.concatenate([self.rows, other.rows]), values, self.shape)
 
@@ -97,7 +97,7 @@ class SparseRows:
         return self.mapped(self.values.astype(dtype, copy=copy))
 
     def mapped(self, values: Array) -> SparseRows:
-        """Return the same rows with other values, one for one."""
+        """Return the same rows with new values, one per row."""
         return SparseRows(self.rows, values, self.shape, unique=self._unique)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
@@ -125,7 +125,7 @@ class SparseRows:
 
 
 def _added(a: Any, b: Any, out: Any = None, dtype: Any = None) -> Any:
-    """NumPy's ``add`` where one or both are sparse."""
+    """Return the sum of two arrays, of which one or both are sparse."""
     if isinstance(a, SparseRows) and isinstance(b, SparseRows) and out is None:
         return a.plus(b, dtype)
     dense, sparse = (b, a) if isinstance(a, SparseRows) else (a, b)
@@ -227,7 +227,7 @@ class SparseGradient(Tensor):
 
     @property
     def rows(self) -> Array:
-        """The numbers of the rows; one may come several times, unless coalesced."""
+        """The numbers of the rows; a number may occur several times, unless the gradient is coalesced."""
         return read_only(self._rows.rows)
 
     @property
@@ -255,7 +255,10 @@ class SparseGradient(Tensor):
     def __add__(self, other: Any) -> Tensor:
         if not tracked(self) and isinstance(other, Tensor) and not tracked(other):
             if other.shape != self.shape:
-                raise ShapeError(f"add: a sparse gradient of shape {self.shape} and {other.shape}.")
+                raise ShapeError(
+                    f"add: a tensor added to a sparse gradient of shape {self.shape} must have that shape, "
+                    f"not {other.shape}."
+                )
             if type(other) is SparseGradient:
                 return SparseGradient.of(self._rows.plus(other._rows))
             if type(other) is Tensor:

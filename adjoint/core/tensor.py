@@ -236,7 +236,7 @@ class Tensor(Methods):
         """The gradient that ``backward`` accumulated; None before the first.
 
         Intermediate results have no gradient unless ``retain_grad()`` was called before the backward.
-        Reading a missing one warns.
+        Reading a gradient that was not kept issues a warning.
         """
         if special.count and (trace := tracing.get()) is not None:
             return trace.grad_of(self)
@@ -320,7 +320,10 @@ class Tensor(Methods):
         if isinstance(self._node, Node):
             self._node.need_extra().retain = weakref.ref(self)
         elif self._node is None:
-            raise NoGradientError("retain_grad: this tensor does not require grad.")
+            raise NoGradientError(
+                "retain_grad: this tensor does not require grad.\n"
+                "  Set requires_grad=True on the inputs before computing it."
+            )
         return self
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Handle:
@@ -343,7 +346,10 @@ class Tensor(Methods):
             If the tensor does not require grad.
         """
         if self._node is None:
-            raise NoGradientError("register_hook: this tensor does not require grad.")
+            raise NoGradientError(
+                "register_hook: this tensor does not require grad.\n"
+                "  Set requires_grad=True on it, or on the inputs before computing it."
+            )
         _check_callable("register_hook", hook)
         owner = self._need_extra() if self._node is LEAF else self._node.need_extra()
         with attaching:
@@ -374,7 +380,8 @@ class Tensor(Methods):
         """
         if self._node is not LEAF:
             raise NoGradientError(
-                "register_post_accumulate_grad_hook: only leaves that require grad accumulate."
+                "register_post_accumulate_grad_hook: this tensor is not a leaf that requires grad, so no "
+                "gradient is accumulated.\n  Use register_hook for the result of an operation."
             )
         _check_callable("register_post_accumulate_grad_hook", hook)
         extra = self._need_extra()
@@ -414,7 +421,8 @@ class Tensor(Methods):
         if dtype is not None and np.dtype(dtype) != data.dtype:
             if copy is False:
                 raise ArgumentError(
-                    f"a {data.dtype} tensor cannot be converted to {np.dtype(dtype)} without a copy."
+                    f"a {data.dtype} tensor cannot be converted to {np.dtype(dtype)} without a copy.  "
+                    "Omit copy=False."
                 )
             return data.astype(dtype)
         return data.copy() if copy else data
@@ -422,7 +430,10 @@ class Tensor(Methods):
     def item(self) -> Any:
         """Return the only element as a Python number."""
         if self.size != 1:
-            raise ShapeError(f"item() needs one element, but this tensor has shape {self.shape}.")
+            raise ShapeError(
+                f"item() needs one element, but this tensor has shape {self.shape}.\n"
+                "  Choose one, x[0].item(), or use x.tolist() for all."
+            )
         return concrete(self, "item()").item()
 
     def tolist(self) -> Any:
@@ -503,7 +514,7 @@ class Tensor(Methods):
         if spec and self.size != 1:
             raise ShapeError(
                 f"the format {spec!r} is for one number, but this tensor has shape {self.shape}.\n"
-                "  Format its elements one by one, or np.array2string(x.numpy(), precision=3)."
+                "  Format the elements one by one, or use np.array2string(x.numpy(), precision=3)."
             )
         return format(self.item(), spec) if spec else str(self)
 
@@ -550,7 +561,7 @@ class Tensor(Methods):
 class Traced(Tensor):
     """A tensor whose data is a value of a transform: batched, dual or symbolic.
 
-    It is a separate class, so that the hot path can distinguish both by the exact type.
+    It is a separate class, so that the hot path can recognise plain tensors by their exact type.
     """
 
     __slots__ = ()
@@ -582,7 +593,7 @@ def _check_callable(what: str, hook: Any) -> None:
 
 
 def concrete(t: Tensor, what: str) -> ndarray[Any, Any]:
-    """Return the values of ``t``; raise inside a transform if it has none, because ``what`` needs them."""
+    """Return the values of ``t``, which ``what`` needs; raise where a transform hides them."""
     if special.count:
         note_reading(t)
         if (watcher := observer.get()) is not None:
@@ -602,8 +613,8 @@ def concrete(t: Tensor, what: str) -> ndarray[Any, Any]:
 def decide(function: Callable[[ndarray[Any, Any]], Any], t: Tensor) -> Any:
     """Return ``function`` of the values of a tensor, for a Python condition; None inside a transform.
 
-    A compiled function calls it before each call, and is traced again if the result is another one.
-    Inside the body of a loop it gets the values of all steps at once, stacked along a first axis.
+    A compiled function calls ``function`` before each call, and is traced again if the result has changed.
+    Inside the body of a loop ``function`` gets the values of all steps at once, stacked along a first axis.
     """
     if special.count:
         note_reading(t)
@@ -617,9 +628,9 @@ def decide(function: Callable[[ndarray[Any, Any]], Any], t: Tensor) -> Any:
 
 
 def check(function: Callable[[ndarray[Any, Any]], None], t: Tensor) -> None:
-    """Call ``function``, which may raise, with the numbers of a tensor; not inside a transform.
+    """Call ``function``, which may raise, with the values of a tensor; do nothing inside other transforms.
 
-    A compiled function calls it at each call.
+    A compiled function calls ``function`` at each call.
     """
     if special.count:
         note_reading(t)
@@ -631,7 +642,7 @@ def check(function: Callable[[ndarray[Any, Any]], None], t: Tensor) -> None:
 
 
 def number_of(t: Tensor) -> Any:
-    """Return the one element of a tensor as a Python number; in a trace as one that is not known yet."""
+    """Return the only element of a tensor as a Python number; inside ``ad.compile`` as a traced number."""
     if special.count:
         note_reading(t)
     data = t._data
@@ -702,7 +713,7 @@ _EXCLUSIVE = _measure_exclusive() if hasattr(sys, "getrefcount") else -1
 
 
 def exclusive_count() -> int:
-    """Return the reference count of an array that nothing else holds; -1 if unknown."""
+    """Return the reference count of an array that only its tensor refers to; -1 if unknown."""
     return _EXCLUSIVE
 
 
@@ -789,8 +800,8 @@ def refuse_write(t: Tensor) -> None:
 def writable(t: Tensor) -> ndarray[Any, Any]:
     """Return the array of ``t`` for writing.
 
-    The version moves, so that a backward that saved the old values raises.  If anything else (a saved
-    value, an array handed out) holds the memory, it is copied first.
+    The version of ``t`` is incremented, so that a backward that needs the old values raises.  If anything
+    else (a saved value, a returned array) refers to the memory, it is copied first.
     """
     refuse_write(t)
     data = concrete(t, "writing in place")
@@ -803,14 +814,14 @@ def writable(t: Tensor) -> ndarray[Any, Any]:
 
 
 def log_write(t: Tensor) -> None:
-    """Note the state of a tensor before a write, if a function that may run again is running."""
+    """Record the state of a tensor before a write, while a function runs that may be run again."""
     log = writes.get()
     if log is not None:
         log.setdefault(id(t), (t, t._data, t._node, t._version))
 
 
 def move_version(t: Tensor) -> None:
-    """Count a write into a tensor."""
+    """Increment the version of a tensor."""
     if t._node is None:
         clock.now = t._version = clock.now + 1
     else:

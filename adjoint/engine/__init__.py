@@ -1,1 +1,1 @@
-"""How gradients flow: plan a run, pull through one op at a time, in order."""
+"""How gradients flow: plan a backward, then pull the gradient through one op at a time, in order."""

@@ -31,17 +31,18 @@ def _checked(hook: Callable[..., Any], result: Any, g: Any, xp: Namespace, what:
     if not isinstance(result, Tensor):
         raise HookError(
             f"the hook {name} on {what} returned {type(result).__name__}.\n"
-            "  A hook returns None to leave the gradient as it is, or a tensor to replace it."
+            "  A hook must return None, which keeps the gradient, or a tensor, which replaces it."
         )
     if result.shape != g.shape or result.dtype != g.dtype:
         raise HookError(
             f"the hook {name} on {what} returned a gradient of shape {result.shape} and {result.dtype}, "
-            f"but it replaces one of shape {g.shape} and {g.dtype}."
+            f"but the gradient that it replaces has shape {g.shape} and {g.dtype}."
         )
     if type(result) is Traced and level_of(result._data) > level_of(as_gradient_tensor(g)._data):
         raise HookError(
-            f"the hook {name} on {what} returned a value of {result._data.transform}, but it replaces a "
-            "gradient from outside.\n  Compute the tensor and its gradient both inside, or both outside."
+            f"the hook {name} on {what} returned a value from inside {result._data.transform}, but it "
+            "replaces a gradient from outside.\n"
+            "  Compute the tensor and its gradient both inside, or both outside."
         )
     if type(result) is SparseGradient and xp is not rec:
         return result._rows

@@ -200,7 +200,7 @@ class _Crew:
         first = next((e for e in errors if not isinstance(e, Exception)), errors[0])
         for other in errors:
             if other is not first:
-                first.add_note(f"In another worker, too: {type(other).__name__}: {other}")
+                first.add_note(f"Another worker failed too: {type(other).__name__}: {other}")
         return first
 
     def settle(self) -> None:
@@ -409,7 +409,7 @@ class _Crew:
         return own
 
     def start(self, me: int) -> None:
-        """Start a helper, in the caller's context.  Without one the other workers do its work."""
+        """Start a helper, in the caller's context.  If none can be started, the other workers do the work."""
         target = self.context.copy().run
         start_helper(target, (self.help, me), _name(me), self.departed[me], self.refuse)
 

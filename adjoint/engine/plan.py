@@ -46,10 +46,10 @@ def make_plan(
     """Plan the run from ``roots`` (nodes or leaves) to all leaves, or to ``targets`` alone.
 
     With ``events``, or if a leaf has hooks, leaves are finished during the run.
-    ``only`` are the numbers of the nodes that may take part; all others are constants, and the
-    run leads to the leaves and to the nodes in ``watched``.  Constants, too, are the ancestors
-    with a number below ``since``: what was recorded before a transform began.  A target among
-    such nodes is where the run ends: it is not in ``order``.
+    ``only`` contains the sequence numbers of the nodes that may take part.  All other nodes are constants,
+    and the run ends at the leaves and at the nodes in ``watched``.  Nodes with a number below ``since`` were
+    recorded before a transform began, and are constants too.  A target among them ends the run and is not
+    in ``order``.
     """
     order = [r for r in dict.fromkeys(roots) if type(r) is Node]
     pending: dict[Any, int] = {}

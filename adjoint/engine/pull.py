@@ -1,4 +1,4 @@
-"""Pull a gradient through one recorded op, and add what comes out to the gradients of its parents."""
+"""Pull a gradient through one recorded op, and add the results to the gradients of the parents."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ _F64, _F32 = np.dtype(np.float64), np.dtype(np.float32)
 def pull(run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept: list[Any] | None) -> None:
     """Take one step: pull the gradient of a node through it and add a contribution to each parent.
 
-    A parallel run adds them itself, in the order of the plan: they are put into ``kept``, which has None for
-    each parent.  ``zeros`` are those of ``g``, by output where there are several.  What the node saved is
-    released, unless the run retains it.
+    A parallel run adds the contributions itself, in the order of the plan: they are stored in ``kept``, which
+    initially has None for each parent.  ``zeros`` are those of ``g``, one per output if there are several.
+    The values that the node saved are released, unless the run retains them.
     """
     op, xp, parents = node.op, run.xp, node.parents
     if needed is not None and needed.isdisjoint(parents):
@@ -219,14 +219,14 @@ def pull_joint(
     if not isinstance(grads, (tuple, list)) or len(grads) != len(parents):
         got = f"{len(grads)}" if isinstance(grads, (tuple, list)) else f"a {type(grads).__name__}"
         raise RuleError(
-            f"the rule of {op.name!r} returns one gradient per argument, {len(parents)} in all, but "
+            f"the rule of {op.name!r} must return one gradient per argument, {len(parents)} in all, but "
             f"returned {got}."
         )
     return [gp if want else None for gp, want in zip(grads, wanted, strict=True)]
 
 
 def _fit(node: Node, i: int, gp: Any, xp: Namespace, parent: Any) -> Any:
-    """Un-broadcast a contribution to the shape of its parent and cast it to its dtype."""
+    """Sum a contribution over broadcast axes to the shape of its parent, and cast it to its dtype."""
     shape = parent.shape
     had = gp.shape
     extra = len(had) - len(shape)
@@ -238,7 +238,7 @@ def _fit(node: Node, i: int, gp: Any, xp: Namespace, parent: Any) -> Any:
             raise RuleError(
                 f"the rule of {node.op.name!r} returned a gradient of shape {had} for argument "
                 f"{node.op.arg_name(i)!r} of shape {shape}.\n"
-                "  A gradient has the shape of its argument, or one that broadcasts from it."
+                "  It must have the shape of the argument, or a shape to which the argument broadcasts."
             )
         gp = xp.reshape(xp.sum(gp, axis=axes, keepdims=True), shape=shape)
     if gp.dtype != parent.dtype:
@@ -247,9 +247,9 @@ def _fit(node: Node, i: int, gp: Any, xp: Namespace, parent: Any) -> Any:
 
 
 def _attached(node: Node, values: tuple[Any, ...], out: Any) -> tuple[tuple[Any, ...], Any]:
-    """Return what was saved as tensors that are joined to their nodes.
+    """Return the saved values as tensors that are connected to their nodes.
 
-    So the derivative of a rule goes through everything it reads, the saved output too.
+    The derivative of a rule then includes everything that the rule reads, also the saved output.
     """
     found = tuple(map(joined, values, node.parents))
     if out is None:
@@ -271,7 +271,7 @@ def joined(value: Any, parent: Any) -> Any:
 
 
 def _check_versions(node: Node) -> None:
-    """Raise if a saved value was written to since."""
+    """Raise if a saved value was overwritten after it was saved."""
     for t, version in node.versions or ():
         if t._version != version:
             raise modified(node, t)
@@ -439,7 +439,7 @@ def _recorded(node: Node) -> str:
 
 
 def released(node: Node) -> GraphReleasedError:
-    """The error of a second backward."""
+    """Return the error of a second backward."""
     return GraphReleasedError(
         f"{node.op.name!r} (output shape {node.shape}) was already differentiated and its saved values "
         "are released.\n"
@@ -448,16 +448,16 @@ def released(node: Node) -> GraphReleasedError:
 
 
 def modified(node: Node, t: Tensor) -> ModifiedError:
-    """The error of a saved value that was overwritten."""
+    """Return the error of a saved value that was overwritten."""
     return overwritten(node.op.name, t, _recorded(node))
 
 
 def overwritten(name: str, t: Tensor, where: str = "") -> ModifiedError:
-    """The error of a value that was overwritten, although the backward of an op needs it."""
+    """Return the error of a value that was overwritten, although the backward of an op needs it."""
     return ModifiedError(
-        f"{name!r} needs a tensor of shape {t.shape} and {t.dtype} as it was, but it was written "
-        "to after the forward.\n"
-        "  Run backward before the write, or give the op x.clone()." + where
+        f"the backward of {name!r} needs the values that a tensor of shape {t.shape} and {t.dtype} had in "
+        "the forward, but the tensor was written to since.\n"
+        "  Run backward before the write, or pass x.clone() to the op." + where
     )
 
 
@@ -465,5 +465,6 @@ def _no_array(node: Node, i: int, gp: Any) -> RuleError:
     return RuleError(
         f"the rule of {node.op.name!r} for argument {node.op.arg_name(i)!r} returned "
         f"{type(gp).__name__}, not an array.\n"
-        "  Return xp.zeros_like(g) for a zero gradient; use None in place of a rule where none flows."
+        "  Return xp.zeros_like(g) for a zero gradient.  If no gradient flows to the argument, pass None to "
+        "ad.define instead of a rule."
     )

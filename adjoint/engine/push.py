@@ -1,8 +1,8 @@
-"""Push tangents forward through what was recorded: forward mode along the graph.
+"""Push tangents forward through the recorded graph: forward mode.
 
-What a node saved for its rules is what its tangent needs too, so no op has a second table:
+A tangent needs the same saved values as the rules of a node, so ops have no separate forward-mode rules:
 
-    elementwise   Σᵢ ruleᵢ(tᵢ): the rule multiplies by the derivative, whichever way
+    elementwise   Σᵢ ruleᵢ(tᵢ): the rule multiplies by the derivative, in both modes
     linear        the op itself, of the tangents
     bilinear      for each argument, the op with that argument replaced by its tangent
     general       ``jvp=`` of the op; else the transpose of its rules, which are linear in g:
@@ -247,9 +247,9 @@ def _elementwise(node: Node, tangents: list[Any], xp: Namespace, values: tuple[A
 
 
 def _real_linear(node: Node, i: int, t: Any, xp: Namespace, values: Any, out: Any) -> Any:
-    """The tangent of an elementwise op that is not holomorphic, from its gradient.
+    """Return the tangent of an elementwise op that is not holomorphic, from its gradient.
 
-    Its derivative is linear over the reals alone; with <u, v> = Re(ū v) the part of the tangent
+    The derivative is linear over the real numbers only; with <u, v> = Re(ū v) the part of the tangent
     along a unit u of the output is <vjp(u), t>.
     """
     one = np.ones(node.shape, node.dtype)

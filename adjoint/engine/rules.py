@@ -55,10 +55,10 @@ def unpacked(value: Any) -> Any:
         return value
     t = value.unpack(value.value)
     if not isinstance(t, Tensor):
-        raise HookError(f"saved_tensors_hooks: unpack returns a tensor, but got {type(t).__name__}.")
+        raise HookError(f"saved_tensors_hooks: unpack must return a tensor, not {type(t).__name__}.")
     if t.shape != value.shape or t.dtype != value.dtype:
         raise HookError(
-            f"saved_tensors_hooks: unpack returned shape {t.shape} and {t.dtype}, but what was packed had "
+            f"saved_tensors_hooks: unpack returned shape {t.shape} and {t.dtype}, but the packed tensor had "
             f"shape {value.shape} and {value.dtype}."
         )
     return t._data

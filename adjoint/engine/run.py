@@ -169,13 +169,13 @@ def _refuse_outside(roots: Sequence[Tensor]) -> None:
     """Raise if a root was recorded before the trace of ``ad.compile`` that runs."""
     if any(type(t) is Tensor and type(t._node) is Node for t in roots):
         raise TransformError(
-            "ad.compile: backward() inside starts from a tensor with a history from outside.\n"
-            "  Compute it inside the compiled function, or call backward() outside."
+            "ad.compile: backward() was called inside the function on a tensor with a history from outside.\n"
+            "  Compute the tensor inside the compiled function, or call backward() outside."
         )
 
 
 def seed_at_level(t: Tensor, seed: Tensor) -> Tensor:
-    """Return a seed or tangent of ``t`` at the level of ``t``, or at its own if that is further in.
+    """Return a seed or tangent of ``t`` at the level of ``t``, or at its own level if that is deeper.
 
     Rules that write in place need it: an array cannot hold the values of a transform.
     """

@@ -12,7 +12,7 @@ __all__ = ["run_serial"]
 
 @np.errstate(all="ignore")  # as a decorator: ``with`` makes a new object at each call
 def run_serial(plan: Plan, run: Run) -> None:
-    """Run ``plan`` from the seeds in ``run.grads``, which in the end holds the leaves' totals."""
+    """Run ``plan`` from the seeds in ``run.grads``, which contains the totals of the leaves at the end."""
     needed, pending = plan.needed, plan.pending
     grads, zeros, wide, captured = run.grads, run.zeros, run.wide, run.captured
     pop, step, finish_leaf = grads.pop, run.step, run.finish_leaf

@@ -34,8 +34,8 @@ __all__ = ["backward", "backward_into_leaves", "backward_on", "gradients", "seed
 
 _F64, _F32 = np.dtype(np.float64), np.dtype(np.float32)
 _ALONE = exclusive_count() - 1  # references to an object that only one local variable holds
-_TAKEN = "leaves were taken by on_leaf_ready"
-_COMMITTED = "leaves with a post-accumulate hook were complete and are committed"
+_TAKEN = "gradients were already passed to on_leaf_ready"
+_COMMITTED = "leaves with a post-accumulate hook already have their new .grad"
 
 OnLeafReady = Callable[[Tensor, Tensor], Any]
 
@@ -74,7 +74,7 @@ def seed_of(root: Any, gradient: Any, name: str = "backward()", argument: str = 
             watcher.failed(root)
         raise NoGradientError(
             f"{name} was called on a tensor of shape {root.shape} that does not require grad.\n"
-            "  Nothing it was computed from requires grad, or it was computed under no_grad() or only "
+            "  No input of the computation requires grad, or it was computed under no_grad() or only "
             "through ops without a gradient\n  (comparisons, argmax, integers).  Set "
             "requires_grad=True on the inputs before computing it.\n"
             "  ad.inspect.explain(function) names the line where the graph ends."
@@ -230,7 +230,7 @@ def _backward_plainly(root: Tensor, retain: bool, early: _Early | None, target: 
 
 
 def _hooked(leaves: Iterable[Tensor]) -> bool:
-    """Return whether a leaf has hooks; an intermediate tensor's hook may have added one to a leaf."""
+    """Return whether a leaf has hooks.  The hook of an intermediate tensor may have added one to a leaf."""
     for leaf in leaves:
         extra = leaf._extra
         if extra is not None and extra.hooks is not None:
@@ -241,7 +241,7 @@ def _hooked(leaves: Iterable[Tensor]) -> bool:
 class _Early:
     """The leaves that are finished while the rest of a backward still runs.
 
-    Without ``commits`` no tensor is touched: post-accumulate hooks do not run.
+    Without ``commits`` no ``.grad`` is changed, and post-accumulate hooks do not run.
     """
 
     __slots__ = ("commits", "done", "on_leaf_ready", "target")
@@ -289,7 +289,10 @@ def _differentiable_inputs(inputs: Any) -> list[Tensor]:
     targets = several_tensors("inputs", inputs)
     for t in targets:
         if t._node is None:
-            raise NoGradientError(f"inputs: a tensor of shape {t.shape} does not require grad.")
+            raise NoGradientError(
+                f"inputs: a tensor of shape {t.shape} does not require grad.\n"
+                "  Set requires_grad=True on it before the computation."
+            )
     return targets
 
 
@@ -454,7 +457,9 @@ def gradients(
     if not isinstance(given, (list, tuple)):
         given = [given]
     if len(given) != len(roots):
-        raise ShapeError(f"gradients: {len(roots)} outputs need {len(roots)} grad_outputs, got {len(given)}.")
+        raise ShapeError(
+            f"gradients: grad_outputs must have one entry per output, {len(roots)}, but has {len(given)}."
+        )
     seeds = [seed_of(r, g, "gradients()", "grad_outputs=") for r, g in zip(roots, given, strict=True)]
     for i, t in enumerate(targets):
         if t._node is None and not allow_unused:
@@ -478,7 +483,8 @@ def gradients(
         if g is None and not allow_unused:
             raise NoGradientError(
                 f"gradients: no output depends on inputs[{i}] of shape {t.shape}.\n"
-                "  Pass allow_unused=True to get None for it; or it was used through detach() or no_grad()."
+                "  Check whether it was used only through detach() or under no_grad().  Pass "
+                "allow_unused=True to get None as its gradient."
             )
         results.append(None if g is None else as_gradient_tensor(g))
     return tuple(results)

@@ -99,16 +99,15 @@ def _mapping_places(what: str, target: Mapping[Any, Any]) -> list[_Place]:
             found.append(_gradient_place(str(name), g, None, partial(target.__setitem__, name)))
         else:
             raise InputError(
-                f"{what}: {name!r} is a {type(g).__name__}; a dictionary must hold parameters, or "
-                "gradients that "
-                "are arrays or tensors."
+                f"{what}: {name!r} is a {type(g).__name__}, but a dictionary must contain parameters, or "
+                "gradients that are arrays or tensors."
             )
     return [place for place in found if place is not None]
 
 
 @contextmanager
 def lending(gradients: Any) -> Iterator[None]:
-    """Clip these gradients in place inside the block, whatever groups they are in."""
+    """Context manager: inside, clip functions change these gradients in place, whatever groups are given."""
     token = _lent.set(gradients)
     try:
         yield
@@ -123,7 +122,7 @@ def _param_place(what: str, label: str, t: Tensor) -> _Place | None:
         return _gradient_place(label, t, None, partial(_write, t))
     if isinstance(lent, Mapping):
         raise InputError(
-            f"{what}: this accumulator has no parameters.  Group its gradients by name: g[name]."
+            f"{what}: this accumulator has no parameters.  Group the gradients by name: g[name]."
         )
     if lent is not None and t in lent:
         return _Place(label, lent.get(t), t, partial(lent.set, t))
@@ -174,10 +173,10 @@ def _times(a: Array, factor: Any) -> Array:
 def _refuse_nonfinite(what: str, places: list[_Place], norm: float, allow: bool = True) -> None:
     bad = [place.label for place in places if not all_finite(stored_values(place.grad))]
     raise NonFiniteError(
-        f"{what}: the norm of the gradients is {norm}; not finite: {', '.join(bad[:8])}"
+        f"{what}: the norm of the gradients is {norm}.  Gradients that are not finite: {', '.join(bad[:8])}"
         f"{' …' if len(bad) > 8 else ''}.\n"
         "  ad.detect_anomaly() finds the op that made them"
-        + ('; nonfinite="allow" leaves the gradients alone.' if allow else ".")
+        + ('; nonfinite="allow" leaves the gradients unchanged.' if allow else ".")
     )
 
 
@@ -311,7 +310,7 @@ def clip_grad_norm_by_group(
     if isinstance(max_norm, Mapping):
         if set(max_norm) != set(grouped):
             raise ArgumentError(
-                f"{what}: max_norm has {', '.join(map(repr, max_norm)) or 'no groups'}, "
+                f"{what}: max_norm has limits for {', '.join(map(repr, max_norm)) or 'no groups'}, "
                 f"but the groups are {', '.join(map(repr, grouped)) or 'none'}."
             )
         bounds = {name: check_max_norm(max_norm[name], f"max_norm[{name!r}]") for name in grouped}
@@ -342,7 +341,7 @@ def clip_grad_norm_by_group(
 
 
 def _refuse_shared(what: str, found: dict[Any, list[_Place]]) -> None:
-    """Raise if a parameter is in two groups, because only the limit of the last would hold."""
+    """Raise if a parameter is in two groups, because only the limit of the last group would apply."""
     groups: dict[int, Any] = {}
     for name, places in found.items():
         for place in places:
@@ -358,8 +357,8 @@ def _grouped(what: str, groups: Any) -> dict[Any, Any]:
     if not isinstance(groups, Mapping):
         if not isinstance(groups, (list, tuple)):
             raise InputError(
-                f"{what}: groups are a dictionary, {{name: parameters or gradients}}, or a list of groups, "
-                f"but got {type(groups).__name__}."
+                f"{what}: groups must be a dictionary, {{name: parameters or gradients}}, or a list of "
+                f"groups, but got {type(groups).__name__}."
             )
         groups = dict(enumerate(groups))
     found = {}

@@ -46,16 +46,16 @@ class GradScaler:
     ``scale(loss).backward()`` computes gradients multiplied by the scale, so that they do not underflow in
     float16.  ``step(optimizer)`` divides them again, and skips the update if one is not finite.  ``update()``
     reduces the scale after a skipped update, and increases it after ``growth_interval`` updates without one.
-    With an accumulator, ``acc.apply(optimizer, scaler=scaler)`` does all three for the window.
+    With an accumulator, ``acc.apply(optimizer, scaler=scaler)`` replaces ``step`` and ``update``.
 
     Parameters
     ----------
     init_scale : float
         The initial scale.
     growth_factor : float
-        Factor of the scale after ``growth_interval`` finite updates.
+        The factor by which the scale grows after ``growth_interval`` finite updates.
     backoff_factor : float
-        Factor of the scale after a skipped update.
+        The factor by which the scale is multiplied after a skipped update.
     growth_interval : int
         The number of finite updates before the scale grows.
     enabled : bool
@@ -115,9 +115,10 @@ class GradScaler:
         scale, later = self.scale_at(first), self.scale_at(last)
         if scale is None or scale != later:
             raise AccumulationError(
-                "apply: the scale of the GradScaler changed while this window was filled, "
-                f"{'long ago' if scale is None else f'from {scale:g} to {later:g}'}, so its sums mix both.\n"
-                "  drop() the window.  Accumulators that share a scaler fill and apply theirs together."
+                "apply: the scale of the GradScaler changed between the micro-batches of this update, "
+                f"{'long ago' if scale is None else f'from {scale:g} to {later:g}'}, so the sums are wrong.\n"
+                "  Call drop() on the accumulator.  Accumulators that share a scaler must start and apply "
+                "their updates together."
             )
         return scale
 
@@ -182,7 +183,8 @@ class GradScaler:
             )
         if optimizer in self._found:
             raise AccumulationError(
-                "unscale: the gradients of this optimiser were unscaled since the last update()."
+                "unscale: the gradients of this optimiser were already unscaled since the last update().\n"
+                "  Call unscale() at most once before step() and update()."
             )
         # by id, so that a parameter in two groups is divided once
         params = {id(t): t for t in parameters_of(optimizer) if t.grad is not None}.values()
@@ -214,7 +216,10 @@ class GradScaler:
         if special.count:
             refuse_tracing("step() of a GradScaler", "Compile up to backward(), and call it outside.")
         if optimizer in self._stepped:
-            raise AccumulationError("step: this optimiser was stepped since the last update().")
+            raise AccumulationError(
+                "step: this optimiser was already stepped since the last update().\n"
+                "  Call update() after each step()."
+            )
         finite = self._found[optimizer] if optimizer in self._found else self.unscale(optimizer)
         if finite or not self.enabled:
             optimizer.step()
@@ -236,7 +241,10 @@ class GradScaler:
             self._change(float(new_scale))
             self._good = 0
         elif not self._found:
-            raise AccumulationError("update: no optimiser was stepped or unscaled since the last update().")
+            raise AccumulationError(
+                "update: no optimiser was stepped or unscaled since the last update().\n"
+                "  Call step(optimizer) first."
+            )
         else:
             self.record(finite=all(self._found.values()))
         self._found.clear()
@@ -333,6 +341,6 @@ def parameters_of(optimizer: Any) -> list[Tensor]:
             found = found() if callable(found) else found
             return list(found.values() if isinstance(found, Mapping) else found)
     raise InputError(
-        f"a {type(optimizer).__name__} has no list of parameters: "
-        "it has no param_groups, params or parameters."
+        f"the parameters of a {type(optimizer).__name__} are unknown: "
+        "it must have an attribute param_groups, params or parameters."
     )

@@ -73,7 +73,8 @@ def drop(tensors: Iterable[Tensor], set_to_none: bool = True) -> None:
     """Set the ``.grad`` of these tensors to None; ``set_to_none=False``, PyTorch's option, is an error."""
     if not set_to_none:
         raise InputError(
-            "zero_grad drops gradients and does not fill them with zeros: there is no set_to_none=False."
+            "zero_grad always sets gradients to None, so set_to_none=False is not supported.\n"
+            "  Call zero_grad() without arguments."
         )
     if special.count and (trace := tracing.get()) is not None:
         trace.drop_grads(tensors)

@@ -168,11 +168,11 @@ class Gradients:
         raise MissingGradientError(_missing(key, len(self._items)))
 
     def _tensor(self, key: Any) -> Any:
-        """Return the tensor of a key; stores with other keys replace this."""
+        """Return the tensor of a key; subclasses with other keys override this."""
         return key
 
     def _fitting(self, key: Tensor, grad: Any) -> Tensor:
-        """Return a gradient of a tensor as a tensor; raise if it does not fit."""
+        """Return a gradient as a tensor; raise if its shape or dtype is not that of the tensor."""
         if not isinstance(key, Tensor):
             raise InputError(f"gradients are stored by tensor, not by {type(key).__name__}.")
         new = asarray(grad)
@@ -280,5 +280,6 @@ def _missing(key: object, count: int) -> str:
     what = f"tensor of shape {key.shape}" if isinstance(key, Tensor) else f"id {key}"
     return (
         f"no gradient for this {what} among the {count} stored.\n"
-        "  It must require grad before the computation and take part in it; get(x) returns None instead."
+        "  The tensor must require grad before the computation and take part in it.  get(x) returns None "
+        "instead of raising this error."
     )

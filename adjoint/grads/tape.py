@@ -54,9 +54,11 @@ class Tape:
 
     def __enter__(self) -> Tape:
         if self._state != "new":
-            raise TapeError(f"this tape is {self._state}: a tape records one block.  Make a new ad.Tape().")
+            raise TapeError(
+                f"this tape is {self._state}: a tape can record only one block.  Make a new ad.Tape()."
+            )
         if is_inference_mode_enabled():
-            raise TapeError("a tape cannot record inside inference_mode().")
+            raise TapeError("a tape cannot record inside inference_mode().  Open the tape outside.")
         self._state = "recording"
         self._tokens = (tapes.set((*tapes.get(), self)), grad_mode.set(True))
         special.enter()
@@ -151,7 +153,10 @@ class Tape:
         if self._state == "new":
             raise TapeError("this tape has recorded nothing.  Compute inside `with tape:` first.")
         if isinstance(root, Tensor) and root._node is not None and not self._has(root):
-            raise TapeError(f"this tensor of shape {root.shape} was not computed inside this tape's block.")
+            raise TapeError(
+                f"this tensor of shape {root.shape} was not computed inside this tape's block.\n"
+                "  Compute it inside `with tape:`."
+            )
         seed = seed_of(root, gradient, "Tape.gradients()")
         targets = None if inputs is None else several_tensors("inputs", inputs)
         watched = [t for t in (reference() for reference in self._watched_results) if t is not None]
@@ -169,8 +174,8 @@ class Tape:
         for t in targets or ():
             if t not in store:
                 raise NoGradientError(
-                    f"Tape.gradients(): no path leads from the root to a tensor of shape {t.shape}.\n"
-                    "  Watch it before it is used, and compute with it inside the block."
+                    f"Tape.gradients(): the root does not depend on an input of shape {t.shape}.\n"
+                    "  Call tape.watch(x) before x is used, and compute with x inside the block."
                 )
         if not self._persistent:
             self._state = "consumed"

@@ -358,8 +358,9 @@ def test_a_scale_that_changes_in_mid_window_is_an_error():
     with pytest.raises(AccumulationError) as caught:
         acc.apply(optimizer, scaler=scaler)
     assert str(caught.value) == (
-        "apply: the scale of the GradScaler changed while this window was filled, from 8 to 16, so its sums mix "
-        "both.\n  drop() the window.  Accumulators that share a scaler fill and apply theirs together."
+        "apply: the scale of the GradScaler changed between the micro-batches of this update, from 8 to "
+        "16, so the sums are wrong.\n  Call drop() on the accumulator.  Accumulators that share a scaler must start "
+        "and apply their updates together."
     )
     assert w.tolist() == [1.0]
     acc.drop()

@@ -21,6 +21,6 @@ def test_an_unknown_batch_rule_is_named():
             "unknown_batch_rule", np.sin, lambda xp, g, y, x: g * xp.cos(x), saves="x", batch="trailing"
         )
     assert str(caught.value) == (
-        "define 'unknown_batch_rule': batch is one of 'elementwise', 'leading', 'fused' or a function, "
+        "define 'unknown_batch_rule': batch must be one of 'elementwise', 'leading', 'fused' or a function, "
         "not 'trailing'."
     )

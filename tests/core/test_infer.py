@@ -128,7 +128,7 @@ def test_python_numbers_are_weak():
     assert infer(OPS["multiply"], (x, 2j), {}) == (((3,), np.dtype(np.complex64)),)
     small = Spec("x", (3,), np.dtype(np.uint8))
     assert infer(OPS["add"], (small, 1), {}) == (((3,), small.dtype),)
-    with pytest.raises(AdjointError, match="does not fit the dtype"):
+    with pytest.raises(AdjointError, match="is out of range for"):
         infer(OPS["add"], (small, 300), {})
 
 

@@ -68,7 +68,7 @@ def test_a_result_that_does_not_fit():
     with pytest.raises(errors.ShapeError) as info:
         x += np.ones((3, 2))
     assert str(info.value) == (
-        "x += y: the result has shape (3, 2), but x has shape (2,).\n  x = x + y makes a new tensor."
+        "x += y: the result has shape (3, 2), but x has shape (2,).\n  Make a new tensor: x = x + y."
     )
     with pytest.raises(errors.ShapeError, match="broadcast"):
         x += np.ones(3)
@@ -76,7 +76,7 @@ def test_a_result_that_does_not_fit():
     with pytest.raises(errors.DTypeError) as caught:
         i += 1.5
     assert str(caught.value) == (
-        "x += y: the result is float64, but x is int64.\n  x = x + y makes a new tensor."
+        "x += y: the result is float64, but x is int64.\n  Make a new tensor: x = x + y."
     )
     assert x.tolist() == [1.0, 2.0] and i.tolist() == [1, 2]
 

@@ -333,7 +333,7 @@ def test_polynomials_of_one_number_each():
             act()
         assert str(info.value) == (
             "numpy.polynomial.polynomial.polyvalfromroots treats a tensor as one number, so its result would be "
-            "wrong.\n  Evaluate one polynomial at a time, by its coefficients (np.polyval).  For roots write "
+            "wrong.\n  Evaluate one polynomial at a time with np.polyval(coefficients, x).  For roots use "
             "ad.prod(x[..., None] - roots, axis=-1)."
         )
     cure = ad.prod(x[..., None] - roots[0], axis=-1)

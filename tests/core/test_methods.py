@@ -89,10 +89,10 @@ def test_a_method_that_tensors_have_is_not_replaced(name):
     with pytest.raises(ArgumentError) as caught:
         ad.define("taken_method", lambda x: x, lambda xp, g, y, x: g, method=name)
     assert str(caught.value) == (
-        f"define 'taken_method': tensors already have {name!r}.\n  Choose another name for the method."
+        f"define 'taken_method': tensors already have an attribute {name!r}.\n  Choose another name for the method."
     )
 
 
 def test_a_costly_op_needs_a_ufunc():
-    with pytest.raises(ArgumentError, match="define 'costly_lambda': costly=True needs a ufunc"):
+    with pytest.raises(ArgumentError, match="define 'costly_lambda': costly=True requires a NumPy ufunc"):
         ad.define("costly_lambda", lambda x: x, lambda xp, g, y, x: g, costly=True)

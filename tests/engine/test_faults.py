@@ -140,7 +140,7 @@ def test_the_first_error_is_raised_and_the_other_is_a_note():
     assert not barrier.broken
     names = {threading.current_thread().name, "adjoint-backward-1"}
     (other,) = names - {str(info.value)}
-    assert info.value.__notes__ == [f"In another worker, too: Injected: {other}"]
+    assert info.value.__notes__ == [f"Another worker failed too: Injected: {other}"]
     assert x.grad is None and y.grad is None
     at_meeting.clear()
     two_branches(x, y)[0].backward(workers=2)
@@ -159,7 +159,7 @@ def test_an_interrupt_goes_before_an_error():
     at_meeting.append(fail)
     with pytest.raises(KeyboardInterrupt) as info:
         loss.backward(workers=2)
-    assert info.value.__notes__ == ["In another worker, too: Injected: too"]
+    assert info.value.__notes__ == ["Another worker failed too: Injected: too"]
     assert x.grad is None and y.grad is None
 
 

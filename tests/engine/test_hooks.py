@@ -98,7 +98,7 @@ def test_an_error_after_a_committed_leaf_says_which() -> None:
         (middle * late).backward()
     assert early.grad is None and late.grad is not None
     assert info.value.__notes__ == [
-        "1 leaves with a post-accumulate hook were complete and are committed (shapes (1,)); "
+        "1 leaves with a post-accumulate hook already have their new .grad (shapes (1,)); "
         "no other .grad has changed."
     ]
 
@@ -106,7 +106,7 @@ def test_an_error_after_a_committed_leaf_says_which() -> None:
 def test_hooks_need_something_that_requires_grad() -> None:
     with pytest.raises(errors.NoGradientError, match="does not require grad"):
         ad.tensor(1.0).register_hook(lambda g: None)
-    with pytest.raises(errors.NoGradientError, match="only leaves"):
+    with pytest.raises(errors.NoGradientError, match="is not a leaf that requires grad"):
         (leaf(1.0) * 2.0).register_post_accumulate_grad_hook(lambda t: None)
 
 
@@ -137,7 +137,7 @@ def test_hooks_run_at_the_level_of_their_gradient() -> None:
             return times(k)
 
     with pytest.raises(
-        errors.HookError, match=r"returned a value of ad\.vmap, but it replaces a gradient from"
+        errors.HookError, match=r"returned a value from inside ad\.vmap, but it replaces a gradient from"
     ):
         ad.vmap(captures)(np.array([1.0, 2.0]))
 

@@ -453,7 +453,7 @@ def test_an_error_says_which_leaves_were_taken():
     with pytest.raises(ValueError, match="no") as info:
         (middle * early).sum().backward(on_leaf_ready=lambda t, g: True)
     assert info.value.__notes__ == [
-        "1 leaves were taken by on_leaf_ready (shapes (1,)); no other .grad has changed."
+        "1 gradients were already passed to on_leaf_ready (shapes (1,)); no other .grad has changed."
     ]
     assert early.grad is None and late.grad is None
 

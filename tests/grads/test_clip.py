@@ -124,7 +124,9 @@ def test_max_norm_is_above_zero(bad):
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_nonfinite_gradients(bad):
     grads = {"v": np.array([3.0, 4.0]), "w": np.array([bad, 1.0])}
-    with pytest.raises(NonFiniteError, match=f"the norm of the gradients is {bad}; not finite: w"):
+    with pytest.raises(
+        NonFiniteError, match=f"the norm of the gradients is {bad}.  Gradients that are not finite: w"
+    ):
         ad.clip_grad_norm(grads, 1.0)
     norm = ad.clip_grad_norm(grads, 1.0, nonfinite="allow")
     assert not math.isfinite(norm)
@@ -192,7 +194,7 @@ def test_adaptive_names_no_option_that_it_lacks():
     with pytest.raises(NonFiniteError) as info:
         ad.clip_grad_adaptive([a])
     assert str(info.value) == (
-        "clip_grad_adaptive: the norm of the gradients is nan; not finite: [0].\n"
+        "clip_grad_adaptive: the norm of the gradients is nan.  Gradients that are not finite: [0].\n"
         "  ad.detect_anomaly() finds the op that made them."
     )
 
@@ -366,12 +368,12 @@ def test_groups_that_are_none_are_refused():
     with pytest.raises(InputError) as caught:
         ad.clip_grad_norm_by_group(p, 1.0)
     assert str(caught.value) == (
-        "clip_grad_norm_by_group: groups are a dictionary, {name: parameters or gradients}, or a list of "
+        "clip_grad_norm_by_group: groups must be a dictionary, {name: parameters or gradients}, or a list of "
         "groups, but got Tensor."
     )
     with pytest.raises(InputError, match="group 'a' is an array, which cannot be replaced"):
         ad.clip_grad_norm_by_group({"a": np.ones(2)}, 1.0)
-    with pytest.raises(ArgumentError, match="max_norm has 'b', but the groups are 0"):
+    with pytest.raises(ArgumentError, match="max_norm has limits for 'b', but the groups are 0"):
         ad.clip_grad_norm_by_group([[p]], {"b": 1.0})
     with pytest.raises(InputError, match="item 0 is a float"):
         ad.clip_grad_norm(3.0, 1.0)

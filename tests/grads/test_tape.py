@@ -171,7 +171,7 @@ def test_errors_of_a_tape() -> None:
     with pytest.raises(errors.TapeError, match="not computed inside"):
         tape.gradients(x * 2.0)
     other = ad.tensor(1.0, requires_grad=True)
-    with pytest.raises(errors.NoGradientError, match="no path leads"):
+    with pytest.raises(errors.NoGradientError, match="does not depend on an input"):
         tape.gradients(y, (t for t in [other]))
 
 

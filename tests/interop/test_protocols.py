@@ -209,7 +209,7 @@ def test_python_numbers_written_into_a_tensor_are_weak():
     x = ad.zeros(2, dtype=ad.uint8)
     x[0] = 3
     assert x.tolist() == [3, 0]
-    with pytest.raises(ArgumentError, match="300 does not fit into a uint8 tensor"):
+    with pytest.raises(ArgumentError, match="300 is out of range for a uint8 tensor"):
         x[0] = 300
     with pytest.raises(DTypeError, match="cannot write float64 values into a uint8 tensor"):
         x[0] = 2.5

@@ -283,7 +283,7 @@ def test_layers_show_what_they_were_made_with(layer: nn.Module, shown: str) -> N
 def test_dtypes_and_rows_of_padding_that_are_none() -> None:
     assert (
         raised(lambda: nn.Linear(2, 2, dtype="flaot32"))
-        == "'flaot32' is not a dtype.  Use one such as np.float32."
+        == "'flaot32' is not a dtype.  Use a NumPy dtype, for example np.float32."
     )
     assert raised(lambda: nn.Embedding(5, 3, padding_idx=5)) == (
         "Embedding: padding_idx must be from 0 to 4, but is 5."

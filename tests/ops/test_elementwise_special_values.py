@@ -378,7 +378,7 @@ def test_integers_to_negative_powers():
         ad.tensor([2, 4]) ** -1
     assert str(error.value) == (
         "pow: Integers to negative integer powers are not allowed.\n"
-        "  Its arguments are int64, int: make one of them a float, x.astype(float)."
+        "  The arguments are int64, int.  Convert one to float first: x.astype(float)."
     )
     np.testing.assert_array_equal(ad.float_power(ad.tensor([2, 4]), -1).numpy(), [0.5, 0.25])
 

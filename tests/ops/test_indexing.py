@@ -114,7 +114,7 @@ def test_an_update_casts_no_more_than_an_assignment(name: str) -> None:
         )
     small = ad.tensor([1, 2], dtype=np.int8)
     for value in (300, -129):
-        with pytest.raises(ArgumentError, match=f"{value} does not fit into a int8 tensor"):
+        with pytest.raises(ArgumentError, match=f"{value} is out of range for a int8 tensor"):
             getattr(small.at[0], name)(value)
     assert getattr(small.at[0], name)(2).dtype == np.int8
     assert getattr(small.at[0], name)(np.int64(2)).dtype == np.int8  # of the same kind, as in x[0] = value
@@ -444,8 +444,8 @@ MISTAKES = [
      "the nested list is ragged: its rows differ in length, so it has no shape.\n"
      "  Pad the rows to one length, or make one tensor per row."),
     (ShapeError, lambda: x34.at[0].set([1.0, 2.0]),
-     "x.at[key]: shapes (4,) and (2,) do not broadcast: axis -1 is 4 in one and 2 in another.\n"
-     "  Each axis, counted from the end, must be equal or 1: reshape or transpose one of them."),
+     "x.at[key]: shapes (4,) and (2,) do not broadcast: axis -1 has length 4 in one and 2 in another.\n"
+     "  The lengths of each axis, counted from the end, must be equal or 1.  Reshape or transpose one of the arguments."),
     (InputError, lambda: x34.at.set(1.0), "x.at needs an index first: x.at[i].set(v)."),
     (IndexingError, lambda: ad.take(x34, [0, 3], axis=0),
      "take: index 3 is out of range: axis -2 of shape (3, 4) has -3 to 2."),

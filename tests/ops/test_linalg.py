@@ -366,8 +366,8 @@ NAN = np.full((2, 2), np.nan)
          "solve: matrices of shape (3, 3) need a right-hand side with 3 rows, but shape (2, 3) has 2.\n"
          "  A right-hand side of more than one axis is a stack of matrices: for vectors use y[..., None]."),
         (lambda: al.solve(np.stack([np.eye(3)] * 2), np.ones((5, 3, 1))), ShapeError,
-         "solve (leading axes): shapes (2,) and (5,) do not broadcast: axis -1 is 2 in one and 5 in another.\n"
-         "  Each axis, counted from the end, must be equal or 1: reshape or transpose one of them."),
+         "solve (leading axes): shapes (2,) and (5,) do not broadcast: axis -1 has length 2 in one and 5 in another.\n"
+         "  The lengths of each axis, counted from the end, must be equal or 1.  Reshape or transpose one of the arguments."),
         (lambda: al.lstsq(np.ones((3, 2)), np.ones(2)), ShapeError,
          "lstsq: 3 equations (shape (3, 2)) need a right-hand side with as many rows, but its shape is (2,)."),
         (lambda: al.inv(np.eye(2, dtype=np.float16)), DTypeError,

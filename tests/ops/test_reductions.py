@@ -292,7 +292,7 @@ MISTAKES = [
     (ShapeError, lambda: ad.sum(np.ones((2, 3)), axis=(0, -2)), "sum: axis (0, -2) names the same axis twice."),
     (ShapeError, lambda: ad.cumsum(1.0, axis=1), "cumsum: axis 1 is out of range: a 0-d tensor has no axes."),
     (InputError, lambda: ad.mean([1.0], axis=0.5), "mean: an axis must be an integer, but got 0.5."),
-    (DTypeError, lambda: ad.ones(2).sum(0, 1.5), "1.5 is not a dtype.  Use one such as np.float32."),
+    (DTypeError, lambda: ad.ones(2).sum(0, 1.5), "1.5 is not a dtype.  Use a NumPy dtype, for example np.float32."),
     (InputError, lambda: ad.ones(2).sum(0, True),
      "sum: dtype must be a dtype, but got True.  Write keepdims=True if that is meant."),
     (ShapeError, lambda: ad.max(np.zeros((2, 0)), axis=1),

@@ -291,8 +291,8 @@ MISTAKES = [
     (ShapeError, lambda: ad.squeeze(a23, 1),
      "squeeze: axis -1 of shape (2, 3) has length 3: only axes of length 1 can be removed."),
     (ShapeError, lambda: ad.broadcast_to(a23, (4, 3)),
-     "broadcast_to: shapes (2, 3) and (4, 3) do not broadcast: axis -2 is 2 in one and 4 in another.\n"
-     "  Each axis, counted from the end, must be equal or 1: reshape or transpose one of them."),
+     "broadcast_to: shapes (2, 3) and (4, 3) do not broadcast: axis -2 has length 2 in one and 4 in another.\n"
+     "  The lengths of each axis, counted from the end, must be equal or 1.  Reshape or transpose one of the arguments."),
     (ShapeError, lambda: ad.broadcast_to(a23, (3,)), "broadcast_to: shape (2, 3) does not broadcast to (3,)."),
     (ShapeError, lambda: ad.concat([a23, np.ones((2, 2))]),
      "concat: shapes (2, 3) and (2, 2) differ outside axis 0.\n"

@@ -322,7 +322,7 @@ def test_messages_about_what_optimisers_are_given() -> None:
     for thing in (optim.SGD([w]), optim.LBFGS([w]), module):
         thing.zero_grad(set_to_none=True)
         assert raised(lambda thing=thing: thing.zero_grad(set_to_none=False)) == (
-            "zero_grad drops gradients and does not fill them with zeros: there is no set_to_none=False."
+            "zero_grad always sets gradients to None, so set_to_none=False is not supported.\n  Call zero_grad() without arguments."
         )
 
 

@@ -62,14 +62,14 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
         TypeError,
         lambda: ad.tensor(["a", "b"]),
         """\
-        a tensor holds numbers, but this list holds strings.
+        a tensor must contain numbers, but this list contains strings.
           Convert them first, for example np.asarray(values, dtype=float).""",
     ),
     "objects": (
         TypeError,
         lambda: ad.tensor(np.array([object()])),
         """\
-        a tensor holds numbers, but this ndarray holds Python objects.
+        a tensor must contain numbers, but this ndarray contains Python objects.
           Convert them first, for example np.asarray(values, dtype=float).""",
     ),
     "None as an operand": (
@@ -85,7 +85,7 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
     "a dtype that is none": (
         TypeError,
         lambda: ad.tensor([1.0], dtype="floaty"),
-        "'floaty' is not a dtype.  Use one such as np.float32.",
+        "'floaty' is not a dtype.  Use a NumPy dtype, for example np.float32.",
     ),
     "integers that require grad": (
         TypeError,
@@ -97,7 +97,7 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
     "numbers that do not fit": (
         TypeError,
         lambda: ad.tensor([300], dtype=np.uint8),
-        "cannot make a uint8 tensor of this value: Python integer 300 out of bounds for uint8",
+        "cannot make a uint8 tensor from this value: Python integer 300 out of bounds for uint8",
     ),
     "complex numbers as real ones": (
         TypeError,
@@ -107,31 +107,31 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
     "a tensor as objects": (
         TypeError,
         lambda: ad.tensor(x(2).detach(), dtype=object),
-        "tensors hold numbers, and object is not a number dtype.",
+        "tensors must have a numeric dtype, but got object.",
     ),
     "a generator": (
         TypeError,
         lambda: ad.tensor(i for i in range(3)),
         """\
-        a tensor is made of numbers, arrays and nested lists, not of a generator.
+        cannot make a tensor from a generator: use numbers, arrays or nested lists.
           Put the numbers of an iterable into a list first: ad.tensor(list(values)).""",
     ),
     "a list that is too deep": (
         ValueError,
         lambda: ad.tensor(deep()),
-        "the list is nested more than 64 deep, more axes than an array can have.",
+        "the list has more than 64 levels of nesting, and an array cannot have so many axes.",
     ),
     "a huge number": (
         ValueError,
         lambda: x(2) + 10**400,
-        "add: a number does not fit the dtype float64: int too large to convert to float",
+        "add: a number is out of range for float64: int too large to convert to float",
     ),
     "a format for one number": (
         ValueError,
         lambda: f"{x(3):.3f}",
         """\
         the format '.3f' is for one number, but this tensor has shape (3,).
-          Format its elements one by one, or np.array2string(x.numpy(), precision=3).""",
+          Format the elements one by one, or use np.array2string(x.numpy(), precision=3).""",
     ),
     "writing a value that has history": (
         RuntimeError,
@@ -149,8 +149,8 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
         ValueError,
         lambda: x(3, 4) + x(3),
         """\
-        add: shapes (3, 4) and (3,) do not broadcast: axis -1 is 4 in one and 3 in another.
-          Each axis, counted from the end, must be equal or 1: reshape or transpose one of them.""",
+        add: shapes (3, 4) and (3,) do not broadcast: axis -1 has length 4 in one and 3 in another.
+          The lengths of each axis, counted from the end, must be equal or 1.  Reshape or transpose one of the arguments.""",
     ),
     "matrices that do not fit": (
         ValueError,
@@ -186,7 +186,7 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
         lambda: x(1, requires_grad=False).backward(),
         """\
         backward() was called on a tensor of shape (1,) that does not require grad.
-          Nothing it was computed from requires grad, or it was computed under no_grad() or only through ops without a gradient
+          No input of the computation requires grad, or it was computed under no_grad() or only through ops without a gradient
           (comparisons, argmax, integers).  Set requires_grad=True on the inputs before computing it.
           ad.inspect.explain(function) names the line where the graph ends.""",
     ),
@@ -210,7 +210,7 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
         lambda: ad.gradients(x(1) * 2, [x(2)]),
         """\
         gradients: no output depends on inputs[0] of shape (2,).
-          Pass allow_unused=True to get None for it; or it was used through detach() or no_grad().""",
+          Check whether it was used only through detach() or under no_grad().  Pass allow_unused=True to get None as its gradient.""",
     ),
     "the truth of many": (
         ValueError,
@@ -236,7 +236,7 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
     "a number that does not fit": (
         ValueError,
         lambda: ad.tensor([1], dtype=np.int8) + 1000,
-        "add: a number does not fit the dtype int8, int: Python integer 1000 out of bounds for int8",
+        "add: a number is out of range for int8, int: Python integer 1000 out of bounds for int8",
     ),
     "an unknown NumPy function": (
         TypeError,
@@ -272,7 +272,7 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
     "saves that the rule does not have": (
         ValueError,
         lambda: ad.define("oops", np.tanh, lambda xp, g, y, x: g, saves="w"),
-        "define 'oops': saves names w, but the rules call their arguments x and the output y.",
+        "define 'oops': saves contains w, but the names in the rules are x for the arguments and y for the output.",
     ),
     "complex to real": (
         TypeError,
@@ -315,8 +315,8 @@ def test_a_value_that_was_overwritten() -> None:
     with ad.no_grad():
         w.copy_([3.0, 4.0])
     assert message(RuntimeError, y.backward) == (
-        "'multiply' needs a tensor of shape (2,) and float64 as it was, but it was written to after the forward.\n"
-        "  Run backward before the write, or give the op x.clone()."
+        "the backward of 'multiply' needs the values that a tensor of shape (2,) and float64 had in the forward, but the tensor was written to since.\n"
+        "  Run backward before the write, or pass x.clone() to the op."
     )
     assert w.grad is None
 
@@ -330,14 +330,14 @@ def test_hooks_that_return_the_wrong_thing() -> None:
     text = message(RuntimeError, (w * 2).sum().backward)
     assert text.startswith("the hook ") and text.endswith(
         "on a leaf of shape (2,) returned str.\n"
-        "  A hook returns None to leave the gradient as it is, or a tensor to replace it."
+        "  A hook must return None, which keeps the gradient, or a tensor, which replaces it."
     )
     w = x(2)
     y = w * 2
     y.register_hook(lambda g: ad.ones(3))
     assert message(RuntimeError, y.sum().backward).endswith(
         "on the result of 'multiply' returned a gradient of shape (3,) and float64, "
-        "but it replaces one of shape (2,) and float64."
+        "but the gradient that it replaces has shape (2,) and float64."
     )
     assert w.grad is None
 
@@ -367,7 +367,8 @@ def test_a_joint_rule_with_the_wrong_number_of_gradients() -> None:
     try:
         text = message(errors.RuleError, eager(x(2), x(2)).sum().backward)
         assert (
-            text == "the rule of 'broken joint' returns one gradient per argument, 2 in all, but returned 1."
+            text
+            == "the rule of 'broken joint' must return one gradient per argument, 2 in all, but returned 1."
         )
     finally:
         ad.OPS.pop("broken joint", None)
@@ -389,8 +390,8 @@ def test_tensors_of_other_libraries_are_refused() -> None:
     Foreign.__module__ = "torch"
     Foreign.__qualname__ = "Tensor"
     assert message(TypeError, lambda: x(2) + Foreign()) == (
-        "got a torch.Tensor: adjoint does not mix with tensors of other libraries,\n"
-        "  because gradients would stop between them.  Convert it: ad.tensor(np.asarray(value)), "
+        "got a torch.Tensor: adjoint does not accept tensors of other libraries,\n"
+        "  because no gradient would flow between the libraries.  Convert it: ad.tensor(np.asarray(value)), "
         "or ad.from_dlpack(value)."
     )
 

@@ -133,7 +133,7 @@ def test_mistakes():
     with pytest.raises(ConvergenceError, match="was not solved after"):
         L.cg(SPD, B, maxiter=1)
     for matrix in (A, S.csr_array(A)):
-        with pytest.raises(DTypeError, match="A sparse matrix goes to the left"):
+        with pytest.raises(DTypeError, match="Write a sparse matrix on the left"):
             ad.tensor(B) @ matrix
     with pytest.raises(InputError, match="two sparse matrices"):
         S.csr_array(A) @ A

@@ -291,7 +291,9 @@ def test_a_captured_constant_that_was_written_to_is_an_error(name: str) -> None:
     expected = ad.gradients(f(x, c).sum(), [x])[0].tolist()
     assert ad.gradients(y, [x], retain_graph=True)[0].tolist() == expected
     c.copy_(1.0)
-    with pytest.raises(ModifiedError, match=r"'checkpoint\(<lambda>\)' needs a tensor of shape"):
+    with pytest.raises(
+        ModifiedError, match=r"'checkpoint\(<lambda>\)' needs the values that a tensor of shape"
+    ):
         y.backward()
 
 
@@ -320,7 +322,9 @@ def test_every_kind_of_write_is_noticed(name: str) -> None:
     x, c = ad.tensor(X, requires_grad=True), ad.tensor([2.0, 3.0])
     y = ad.checkpoint(lambda a: (a - X) * c, x).sum()  # the values do not depend on c
     WRITES[name](c)
-    with pytest.raises(ModifiedError, match=r"'checkpoint\(<lambda>\)' needs a tensor of shape"):
+    with pytest.raises(
+        ModifiedError, match=r"'checkpoint\(<lambda>\)' needs the values that a tensor of shape"
+    ):
         y.backward()
 
 
@@ -644,11 +648,11 @@ MISTAKES: dict[str, tuple[type[Exception], Callable[[], Any], str]] = {
     "no segments": (ArgumentError, lambda: ad.checkpoint_sequential([ad.sin], X, 0), "segments must be from 1 to"),
     "too many": (ArgumentError, lambda: ad.checkpoint_sequential([ad.sin], X, 2), "number of layers, 1, but got 2"),
     "pack": (InputError, lambda: ad.saved_tensors_hooks(3, ad.sin).__enter__(), "saved_tensors_hooks: pack"),  # type: ignore[arg-type]
-    "unpack gives no tensor": (HookError, lambda: _unpacking(lambda t: 3), "unpack returns a tensor, but got int"),
+    "unpack gives no tensor": (HookError, lambda: _unpacking(lambda t: 3), "unpack must return a tensor, not int"),
     "unpack gives another shape": (
         HookError,
         lambda: _unpacking(lambda t: t.sum()),
-        r"unpack returned shape \(\) and float64, but what was packed had shape \(2,\)",
+        r"unpack returned shape \(\) and float64, but the packed tensor had shape \(2,\)",
     ),
 }  # fmt: skip
 
