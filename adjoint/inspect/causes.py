@@ -1,4 +1,4 @@
-"""What went wrong in a step that was watched: from flows and gradients to sentences."""
+"""The causes of missing and bad gradients in a watched step, as sentences."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.inspect.names import Names, listed
 from adjoint.inspect.watch import Flow, Place, Pulled, Watch, array_in
 from adjoint.optim import Optimizer
+from adjoint.words import count
 
 __all__ = ["Finding", "findings_of", "shown_place"]
 
@@ -28,7 +29,7 @@ TINY, HUGE = 1e-8, 1e6  # gradients per element, relative to the largest; absolu
 
 @dataclass
 class Finding:
-    """One sentence of an explanation.
+    """One problem that ``explain`` found.
 
     Parameters
     ----------
@@ -39,9 +40,9 @@ class Finding:
     sentence : str
         What happened, why, and what to do.
     parameters : list of str
-        The names of the parameters it is about.
+        The names of the affected parameters.
     file : str
-        The file of the user's code; "" if no line is to blame.
+        The file of the line that causes the problem; "" if there is no such line.
     line : int
         The line in the file.
 
@@ -66,7 +67,7 @@ class Finding:
 
 @functools.lru_cache(maxsize=4096)
 def shown_place(place: Place) -> str:
-    """Return "file:line", with a path relative to the current directory if it is inside."""
+    """Return "file:line", with a relative path if the file is in the current directory."""
     file, line, _ = place
     if not file:
         return "(no line)"
@@ -82,7 +83,7 @@ def _finding(kind: str, sentence: str, names: Iterable[str] = (), place: Place |
 def findings_of(
     watch: Watch, roots: Sequence[Any], names: Names, optimizers: Sequence[Optimizer]
 ) -> list[Finding]:
-    """Return what is wrong with a step that was watched."""
+    """Return the problems of a watched step."""
     case = WatchedStep(watch, roots, names)
     found = case.not_finite()
     held = {id(p) for o in optimizers for p in o.params}
@@ -150,7 +151,7 @@ class WatchedStep:
         return found
 
     def at(self, flow: Flow) -> str:
-        """Return the op of a flow, its module and its line, as part of a sentence."""
+        """Return text with the op of a flow, its module and its line."""
         _, dot, path = self.watch.module_path(flow.scope).partition(".")
         kind = type(self.watch.scopes[flow.scope].module).__name__ if dot else ""
         return f"{flow.name!r}{f' in {path} ({kind})' if dot else ''} at {shown_place(flow.place)}"
@@ -160,7 +161,8 @@ class WatchedStep:
     def missing(self, held: set[int] | None) -> list[Finding]:
         """Explain the parameters that the backward does not reach.
 
-        A parameter that no known optimiser holds needs no gradient; None: no optimiser is known.
+        ``held`` has the ids of the parameters of all known optimisers; others need no gradient.  It is
+        None if no optimiser is known.
         """
         groups: dict[Any, tuple[str, str, Place | None, list[str]]] = {}
         for name, p in self.names.wanted.values():
@@ -178,7 +180,8 @@ class WatchedStep:
 
     def _why(self, p: Tensor) -> tuple[str, str, Place | None]:
         if p._node is None:
-            return "frozen", "{get} no gradient: requires_grad is False.  p.requires_grad_() unfreezes.", None
+            why = "{get} no gradient: requires_grad is False.  Call requires_grad_() to train {it}."
+            return "frozen", why, None
         if not self.roots:
             return "unused", "{get} no gradient: no backward ran.", None
         if id(p) in self.toward:
@@ -189,21 +192,21 @@ class WatchedStep:
         for t, how, place in self.watch.escapes:
             if id(t) in mine:
                 why = (
-                    f"{{get}} no gradient: {how} at {shown_place(place)} turns values into numbers, which "
-                    "have no history.  Compute with the tensor."
+                    f"{{get}} no gradient: {how} at {shown_place(place)} converts a tensor to numbers, "
+                    "which are not differentiated.  Compute with the tensor."
                 )
                 return "numbers", why, place
         if id(p) not in self.used:
             return "unused", "{get} no gradient: no op of this step reads {it}.", None
         flow = next(f for f in reversed(self.flows) if any(id(t) in mine for t in f.inputs))
         why = (
-            "{get} no gradient: the loss does not depend on {it}.  The last op that reads {it}, or a result "
-            f"of {{it}}, is {self.at(flow)}."
+            "{get} no gradient: the loss does not depend on {it}.  The last op that uses {it}, or a value "
+            f"computed from {{it}}, is {self.at(flow)}."
         )
         return "unused", why, flow.place
 
     def _cut(self, p: Tensor) -> tuple[str, str, Place] | None:
-        """Return where the path from a parameter to the root leaves the graph first."""
+        """Return the first place where the path from a parameter to the root leaves the graph."""
         mine = {id(p)}
         for flow in self.flows:
             if not any(id(t) in mine for t in flow.inputs):
@@ -229,10 +232,10 @@ class WatchedStep:
         if flow.cause == "cast":
             return f"the cast to {flow.outputs[0].dtype} at {shown_place(flow.place)} has no derivative."
         reason = flow.op.reason if flow.op is not None and flow.op.reason else "it has no derivative"
-        return f"{self.at(flow)} stops it: {reason}."
+        return f"{self.at(flow)} stops the gradient: {reason}."
 
     def held_results(self) -> list[Finding]:
-        """Report variables that hold a result from before the step where a leaf is expected."""
+        """Report variables that should be leaves, but are results of ops before the step."""
         first = min((f.outputs[0]._node.seq for f in self.flows if _recorded(f)), default=0)
         used = {id(t) for f in self.flows for t in f.inputs}
         found = []
@@ -241,8 +244,8 @@ class WatchedStep:
                 found.append(
                     _finding(
                         "not_a_leaf",
-                        f"{name} is the result of {t._node.name!r} from before this step, not a leaf, so "
-                        "backward keeps no gradient for it.\n  Update parameters in place: "
+                        f"{name} is not a leaf but the result of {t._node.name!r} before this step, so "
+                        "backward() sets no .grad for it.\n  Update parameters in place: "
                         f"with ad.no_grad(): {name} -= rate * {name}.grad.",
                         [name],
                     )
@@ -272,7 +275,7 @@ class WatchedStep:
             out.append(
                 _finding(
                     "replaced",
-                    f"{listed(found)} will not be updated: the optimiser holds other tensors of the same "
+                    f"{listed(found)} will not be updated: the optimiser has different tensors of the same "
                     "shapes, which the step does not use.\n  The parameters were replaced, or belong to "
                     "another model.  Create the optimiser from the parameters that are trained.",
                     found,
@@ -282,9 +285,9 @@ class WatchedStep:
             out.append(
                 _finding(
                     "not_in_optimizer",
-                    f"{listed(left)} will not be updated: the optimiser does not hold "
-                    f"{'it' if len(left) == 1 else 'them'}.  Pass all parameters to it, or freeze the others "
-                    "by requires_grad_(False).",
+                    f"{listed(left)} will not be updated: the optimiser does not have "
+                    f"{'it' if len(left) == 1 else 'them'}.  Pass all parameters to the optimiser, or call "
+                    "requires_grad_(False) on those that are not trained.",
                     left,
                 )
             )
@@ -293,7 +296,7 @@ class WatchedStep:
     # Values that are not finite ------------------------------------------------------------------
 
     def not_finite(self) -> list[Finding]:
-        """Find the first value that is not finite, if the loss or a gradient is not."""
+        """Report the first value that is not finite, if the loss or a gradient is not finite."""
         loss = [self._value(r) for r in self.roots]
         bad_loss = any(v is not None and not np.isfinite(v).all() for v in loss)
         bad = {k: t for k, (t, _, norm) in self.watch.leaves.items() if not math.isfinite(norm)}
@@ -330,7 +333,7 @@ class WatchedStep:
         return None if flow is None else array_in(flow.outputs[0])
 
     def _first_bad_flow(self) -> Finding | None:
-        """Return the first op on the way to the loss that makes a NaN, or else an infinity."""
+        """Report the first op on the path to the loss that returns NaN, or else infinity."""
         on_the_way = [f for f in self.flows if any(id(t) in self.toward for t in f.outputs)]
         for nan in (True, False):
             for flow in on_the_way:
@@ -372,7 +375,7 @@ class WatchedStep:
             f"{flow.stats['bad']} of {flow.outputs[0].size} elements.{_ranges(given)}"
         )
         if earlier is not None:
-            said += f"  An infinity came from {self.at(earlier)}."
+            said += f"  The first infinity was returned by {self.at(earlier)}."
         return _finding("not_finite", said, (), flow.place)
 
     # Zero, tiny and huge gradients ---------------------------------------------------------------
@@ -395,7 +398,7 @@ class WatchedStep:
         return [self._zero_finding(*group) for group in groups.values()]
 
     def _where_it_vanished(self, p: Tensor) -> Pulled | None:
-        """Return the step of the backward that got a gradient and passed zeros on towards ``p``."""
+        """Return the backward step that got a gradient and returned only zeros towards ``p``."""
         toward: set[Any] = {id(p)}
         last: Pulled | None = None
         for step in reversed(self.watch.pulled):
@@ -409,7 +412,7 @@ class WatchedStep:
         return last
 
     def _source_of_zeros(self, flow: Flow | None, p: Tensor) -> Flow | None:
-        """Return the op that made the zeros with which ``flow`` multiplied the gradient; else ``flow``."""
+        """Return the op that returned the zeros by which ``flow`` multiplies the gradient; else ``flow``."""
         for t in () if flow is None else flow.inputs:
             maker = self.makers.get(id(t))
             if t is not p and maker is not None and maker.stats.get("off") == 1.0 and maker.name == "relu":
@@ -437,10 +440,10 @@ class WatchedStep:
                 names,
                 flow.place,
             )
-        return _finding("zero", f"{what}: {at} passes only zeros on.", names, flow.place)
+        return _finding("zero", f"{what}: the backward of {at} returns only zeros.", names, flow.place)
 
     def sizes(self) -> list[Finding]:
-        """Report gradients that explode or vanish on the way."""
+        """Report gradients that explode or vanish."""
         sizes = {}
         for k, (name, p) in self.names.wanted.items():
             if k in self.watch.leaves and self.watch.leaves[k][2] > 0:
@@ -456,7 +459,7 @@ class WatchedStep:
         return found
 
     def _factors(self) -> dict[tuple[str, Place], list[float]]:
-        """Return, by op and line, by what factor each node changes the norm of the gradient."""
+        """Return the factors by which nodes change the norm of the gradient, by op and line."""
         found: dict[tuple[str, Place], list[float]] = defaultdict(list)
         for step in self.watch.pulled:
             flow = self.flow_of.get(step.seq)
@@ -473,7 +476,7 @@ class WatchedStep:
             each = 10 ** (_log(factors[worst]) / len(factors[worst]))
             why = (
                 f"  Most of the growth is in {worst[0]!r} at {shown_place(worst[1])}: "
-                f"{len(factors[worst])} calls, {each:.2g} times each."
+                f"{count(len(factors[worst]), 'call')}, a factor of {each:.2g} each."
             )
         place = None if worst is None or not why else worst[1]
         return _finding(
@@ -493,18 +496,18 @@ class WatchedStep:
             each = 10 ** (_log(factors[worst]) / len(factors[worst]))
             why = (
                 f"  Most of the decrease is in {worst[0]!r} at {shown_place(worst[1])}: "
-                f"{len(factors[worst])} calls, {each:.2g} times each."
+                f"{count(len(factors[worst]), 'call')}, a factor of {each:.2g} each."
             )
         return _finding(
             "vanishing",
-            f"The gradient of {listed(names)} vanishes: {size:.1e} per element, others get {top:.1e}.{why}\n"
+            f"The gradient of {listed(names)} vanishes: {size:.1e} per element, others have {top:.1e}.{why}\n"
             "  Use ReLU or GELU, a norm, or residual connections.",
             names,
             place,
         )
 
     def activations(self, told: set[int]) -> list[Finding]:
-        """Report ReLUs that are mostly off, and saturated sigmoids, on the way to the loss."""
+        """Report ReLUs whose outputs are mostly zero, and saturated sigmoids, on the path to the loss."""
         found: dict[Any, Finding] = {}
         for flow in self.flows:
             share = flow.stats.get("off", 0.0)
@@ -554,7 +557,7 @@ def _infinite_slope(flow: Flow | None) -> str:
 
 
 def _ranges(arrays: list[Any]) -> str:
-    """Say in which ranges the inputs of an op are."""
+    """Return a sentence with the ranges of the inputs of an op."""
     real = [a for a in arrays if a is not None and a.size and a.dtype.kind in "fiu" and not np.isnan(a).all()]
     said = " and ".join(f"from {np.nanmin(a):.3g} to {np.nanmax(a):.3g}" for a in real)
     return f"  Its inputs range {said}." if said else ""

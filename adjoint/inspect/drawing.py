@@ -21,6 +21,7 @@ from adjoint.inspect.page import graph_page
 from adjoint.inspect.profiling import write_text
 from adjoint.inspect.watch import Watch
 from adjoint.nn.module import Module
+from adjoint.words import a
 
 __all__ = ["Drawing", "draw"]
 
@@ -43,23 +44,24 @@ def draw(
     target : Tensor, callable, Module or compiled function
         What to draw.
     *args : object
-        The arguments of a call.
+        Arguments of the call.
     path : path, optional
         The file to write.  The ending chooses the format: .txt, .dot, .svg or .html.
     format : str, optional
-        "text", "dot", "svg" or "html"; needed only where the ending of ``path`` does not say it.
+        "text", "dot", "svg" or "html"; needed only if the ending of ``path`` is not one of these.
     **kwargs : object
         Keyword arguments of the call.
 
     Returns
     -------
     Drawing
-        It prints as a text tree; ``text()``, ``dot()``, ``svg()`` and ``html()`` return the formats.
+        A drawing, which prints as a text tree.  ``text()``, ``dot()``, ``svg()`` and ``html()`` return the
+        formats.
 
     Raises
     ------
     InputError
-        If ``target`` is none of these.
+        If ``target`` cannot be drawn.
     ArgumentError
         If the format is not known.
     NoGradientError
@@ -78,12 +80,14 @@ def draw(
         ending = os.path.splitext(os.fspath(path))[1].lower()
         drawing._write(Path(path), format or FORMATS.get(ending, ending))
     elif format is not None:
-        raise ArgumentError(f"draw: format={format!r} is for a file: give path=, or call drawing.{format}().")
+        raise ArgumentError(
+            f"draw: format={format!r} needs path=.  To get the text, call draw(...).{format}()."
+        )
     return drawing
 
 
 class Drawing:
-    """A graph that can be shown in several formats; made by ``draw``.
+    """A graph that can be shown in several formats, as returned by ``draw``.
 
     Parameters
     ----------
@@ -119,18 +123,18 @@ class Drawing:
         }  # fmt: skip
         if format not in makers:
             raise ArgumentError(
-                f"draw: {format!r} is not a format.\n"
+                f"draw: {format!r} is not a known format.\n"
                 "  Use a file name that ends in .txt, .dot, .svg or .html, or pass format='svg'."
             )
         write_text(path, makers[format]())
 
     def text(self, limit: int = 200) -> str:
-        """Return a tree of modules with a line per op.
+        """Return a tree of modules with one line for each op.
 
         Parameters
         ----------
         limit : int
-            The number of lines; the rest is counted.
+            The largest number of lines; the number of further lines is printed at the end.
 
         Returns
         -------
@@ -188,7 +192,7 @@ class Drawing:
         return "\n".join([*lines, "}"])
 
     def svg(self) -> str:
-        """Return a picture; groups of a large graph stay folded.
+        """Return a picture, in which the groups of a large graph are folded.
 
         Returns
         -------
@@ -198,7 +202,7 @@ class Drawing:
         return _svg(laid_out(self.graph), self.title)
 
     def html(self) -> str:
-        """Return a page that folds, zooms and searches.
+        """Return a page on which the graph can be folded, zoomed and searched.
 
         Returns
         -------
@@ -220,14 +224,18 @@ def _graph(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
     if isinstance(target, Tensor):
         if type(target._node) is not Node:
             raise NoGradientError(
-                "draw: this tensor has no graph: it is a leaf, or was computed without recording."
+                "draw: this tensor has no graph: it is a leaf, or no tensor that requires grad was used to "
+                "compute it."
             )
         return graph_of([target._node])
     if isinstance(target, Compiled):
         with target._lock:
             return graph_of_program(target._variant(Call(args, kwargs, target._parameters)).program)
     if not callable(target):
-        raise InputError(f"draw: a tensor, a function or a module is drawn, not a {type(target).__name__}.")
+        raise InputError(
+            f"draw: the first argument must be a tensor, a function or a module, not "
+            f"{a(type(target).__name__)}."
+        )
     variables = of_function(target, args, kwargs)
     with Watch(memory=False) as watch:
         result = target(*args, **kwargs)
@@ -236,7 +244,8 @@ def _graph(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
     if not nodes:
         raise NoGradientError(
             "draw: the function returns no tensor with a graph.\n"
-            "  Compute with a tensor that requires grad; ad.inspect.explain says where the graph is cut."
+            "  Compute with a tensor that requires grad.  ad.inspect.explain(function) reports where the "
+            "graph is cut."
         )
     names = Names(None, variables)
     called = {id(s.module): s.module for s in watch.scopes if s.parent < 0}
@@ -254,7 +263,7 @@ def _quoted(text: str) -> str:
 
 
 def _svg(placed: Picture, title: str) -> str:
-    """Return the picture of boxes with places."""
+    """Return the SVG text of placed boxes."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {placed.width:.0f} {placed.height:.0f}" '
         f'width="{placed.width:.0f}" height="{placed.height:.0f}" font-family="Helvetica, Arial, sans-serif" '

@@ -1,4 +1,4 @@
-"""``explain``: say in sentences why parameters get no gradient, or a zero, huge or invalid one."""
+"""``explain``: report why parameters get no gradient, or a zero, huge or invalid one."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from adjoint.inspect.names import Names, in_block, of_function
 from adjoint.inspect.watch import Watch
 from adjoint.optim import Optimizer
 from adjoint.transforms.rerun import Generators
+from adjoint.words import a, count
 
 __all__ = ["Explanation", "explain"]
 
@@ -30,33 +31,32 @@ def explain(
     optimizer: Any = None,
     **kwargs: Any,
 ) -> Explanation:
-    """Say why parameters get no gradient, or one that is zero, huge, tiny or not finite.
+    """Report why parameters get no gradient, or one that is zero, huge, tiny or not finite.
 
-    ``explain(loss, *args)`` calls a function that returns a loss, and differentiates the result.  The
-    gradients of the parameters, the buffers of modules and random generators are left as they were, unless
-    the function runs ``backward`` itself.  Without a function the result is a context manager for one
-    training step; an error that leaves the block gets the sentences as a note.  Nothing is said of a healthy
-    step.
+    ``explain(loss, *args)`` calls the function ``loss`` and differentiates its result.  Gradients, buffers of
+    modules and random generators are restored afterwards, unless the function calls ``backward`` itself.
+    Without a function, ``explain()`` returns a context manager for one training step; an exception raised
+    inside it gets the findings as a note.  A step without problems has no findings.
 
     Parameters
     ----------
     function : callable, optional
-        A function that returns a loss, or runs a whole training step.
+        A function that returns a loss, or runs a whole training step.  None for the context manager.
     *args : object
-        Its arguments.
+        Arguments of the function.
     parameters : Module, tensor, or tree of tensors, optional
-        The parameters that should get a gradient.  The default is all that the function or the block names:
-        leaves that require grad, and the parameters of modules.
+        The parameters that should get a gradient.  The default is those that the code of the function or
+        ``with`` block names: leaves that require grad, and the parameters of modules.
     optimizer : Optimizer, optional
-        The optimiser that should update them.  The default is the optimisers that the function or the block
-        names.
+        The optimiser that should update the parameters.  The default is the optimisers that the code of the
+        function or ``with`` block names.
     **kwargs : object
         Keyword arguments of the function.
 
     Returns
     -------
     Explanation
-        The findings.  It is false if there are none, and prints as sentences.
+        The findings, which print as sentences.  ``bool(explanation)`` is False if there are none.
 
     Raises
     ------
@@ -75,20 +75,24 @@ def explain(
     found = Explanation(parameters, optimizer)
     if function is None:
         if args or kwargs:
-            raise InputError("explain: arguments are for a function, but there is none.")
+            raise InputError(
+                "explain: got arguments, but no function to call with them.\n"
+                "  Pass the function first: ad.inspect.explain(loss, x, y)."
+            )
         return found
     if not callable(function):
         raise InputError(
-            f"explain: the first argument must be a function that returns a loss, not a "
-            f"{type(function).__name__}.\n  For tensors that exist already use the block form: "
-            "with ad.inspect.explain() as why."
+            "explain: the first argument must be a function that returns a loss, not "
+            f"{a(type(function).__name__)}.\n"
+            "  To explain a loss that your own code computes, put that code inside "
+            "`with ad.inspect.explain() as why:`."
         )
     found._run(function, args, kwargs)
     return found
 
 
 class Explanation:
-    """What ``explain`` found: a list of findings, the worst first.
+    """The result of ``explain``: a list of findings, the worst first.
 
     Parameters
     ----------
@@ -145,11 +149,10 @@ class Explanation:
     def __repr__(self) -> str:
         if not self.findings:
             return "<Explanation: no findings>"
-        count = len(self.findings)
-        return f"<Explanation: {count} finding{'s' if count > 1 else ''}>\n{self}"
+        return f"<Explanation: {count(len(self.findings), 'finding')}>\n{self}"
 
     def _run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Call the function, differentiate its result, and undo what it wrote."""
+        """Call the function, differentiate its result, and restore gradients, buffers and generators."""
         run = function._on_tensors if isinstance(function, Compiled) else function
         variables = of_function(function, args, kwargs)
         generators = Generators.of([function], [*args, *kwargs.values()])
@@ -196,12 +199,12 @@ class Explanation:
 
 
 def _root(result: Any) -> Tensor:
-    """Return the first tensor of a result that can be differentiated."""
+    """Return the first tensor of a result that can be differentiated; raise if there is no tensor."""
     tensors = [t for t in tree.leaves(result) if isinstance(t, Tensor)]
     if not tensors:
         raise InputError(
-            f"explain: the function must return a loss, or run backward itself, but it returned a "
-            f"{type(result).__name__}."
+            "explain: the function must return a loss, or call backward() itself, but it returned "
+            f"{a(type(result).__name__)}."
         )
     return next((t for t in tensors if isinstance(t._node, Node) or t.requires_grad), tensors[0])
 

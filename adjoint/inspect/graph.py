@@ -1,4 +1,4 @@
-"""The graph of a step or of a compiled program as plain data, folded into groups that stay small."""
+"""The graph of a step or of a compiled program as plain data, folded into small groups."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Box:
 
 @dataclass
 class Group:
-    """A module call, an iteration of a loop, or a bundle of neighbours."""
+    """A module call, an iteration of a loop, or a group of adjacent boxes."""
 
     name: str
     kind: str
@@ -86,7 +86,7 @@ class Graph:
         return len(self.groups) - 1
 
     def _signature(self, child: int) -> Any:
-        """Return what alike children have in common."""
+        """Return a key that is equal for children of the same structure."""
         if child >= 0:
             return self.boxes[child].name, self.boxes[child].line
         group = self.groups[-1 - child]
@@ -101,7 +101,7 @@ class Graph:
                 self.groups[-1 - child].parent = to
 
     def _fold_iterations(self, g: int) -> None:
-        """Fold each pass of a loop: it begins where the first op of the one before comes again."""
+        """Fold each iteration of a loop; an iteration starts where the first op of the last one repeats."""
         children = self.groups[g].children
         if len(children) <= LIMIT:
             return
@@ -128,7 +128,7 @@ class Graph:
         self.groups[g].children = [*before, *fresh, *children[end:]]
 
     def _fold_runs(self, g: int) -> None:
-        """Bundle more than three neighbouring groups of one structure: the layers of a deep network."""
+        """Fold more than three adjacent groups of the same structure, such as the layers of a network."""
         children = self.groups[g].children
         if sum(c < 0 for c in children) < 4:
             return
@@ -155,7 +155,7 @@ class Graph:
         return group.kind, inside
 
     def _bundle(self, part: Sequence[int], parent: int, alike: bool) -> int:
-        """Put neighbours into a new group; return it as a child."""
+        """Put adjacent children into a new group; return the group as a child."""
         first, last = part[0], part[-1]
         if alike:
             a, b = self.groups[-1 - first], self.groups[-1 - last]
@@ -169,19 +169,19 @@ class Graph:
         return -1 - at
 
     def _label(self, child: int, end: int) -> str:
-        """Return the name of a child; of a bundle that of its first or last part."""
+        """Return the name of a child; for a folded group, the name of its first or last child."""
         if child >= 0:
             return self.boxes[child].name
         group = self.groups[-1 - child]
         return self._label(group.children[-end], end) if " … " in group.name else group.name or group.kind
 
     def _span(self, first: str, last: str) -> str:
-        """Return a name for all from the first to the last: "layers.0 … 17"."""
+        """Return the name of a range of children: "layers.0 … 17"."""
         head = first.rstrip("0123456789")
         return f"{first} … {last.removeprefix(head) if head else last}"
 
     def _fold_rest(self) -> None:
-        """Bundle neighbours until no group has more than ``LIMIT`` children."""
+        """Fold adjacent children until no group has more than ``LIMIT`` children."""
         for g in range(len(self.groups)):
             self._shorten(g)
 
@@ -194,7 +194,7 @@ class Graph:
         self._move(children, g)
 
     def _measure(self) -> None:
-        """Set the mean gradient of each group, and the strips of bundles."""
+        """Set the mean gradient norm of each group, and the strips of folded groups."""
         sums = [[0.0, 0] for _ in self.groups]
         for box in self.boxes:
             if box.leaf or not box.norm or not math.isfinite(box.norm):
@@ -215,7 +215,7 @@ class Graph:
 def graph_of(
     roots: Iterable[Any], names: Mapping[int, str] | None = None, watch: Watch | None = None
 ) -> Graph:
-    """Return the graph behind some nodes; ``names`` has the names of leaves by id."""
+    """Return the graph that computes some nodes; ``names`` maps ids of leaves to names."""
     order, seen = [], set()
     for root in roots:
         if type(root) is Node and root not in seen:
@@ -234,7 +234,7 @@ def graph_of(
 
 
 class _Builder:
-    """Makes boxes of nodes and leaves."""
+    """Build the boxes of a graph from nodes and leaves."""
 
     def __init__(self, names: Mapping[int, str], watch: Watch | None) -> None:
         self.names = names
@@ -244,7 +244,7 @@ class _Builder:
         self.scopes: dict[int, tuple[str, str]] = {}
 
     def add(self, node: Node) -> None:
-        """Add a node and the leaves that it reads; the outputs of an op with several are that op."""
+        """Add a node and the leaves that it reads; all outputs of an op are one box."""
         if node.op is PICK:
             self.ids[node] = self.ids[node.parents[0]]
             return

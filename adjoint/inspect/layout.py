@@ -1,4 +1,4 @@
-"""Places for the boxes of a folded graph: layers by longest path, ordered by the mean of neighbours."""
+"""Positions of the boxes of a folded graph: layers by longest path, ordered by the mean of neighbours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GAP_X, GAP_Y, MARGIN = 18.0, 34.0, 16.0
 
 @dataclass
 class PlacedBox:
-    """A box with its texts, left and right of each line, and its place."""
+    """A box with its position and, for each line, the text on the left and on the right."""
 
     lines: list[tuple[str, str]]
     folded: bool
@@ -37,7 +37,7 @@ class Picture:
 
 
 def laid_out(graph: Graph) -> Picture:
-    """Open groups while they fit, and place the boxes that are visible."""
+    """Unfold groups as long as there is space, and place the visible boxes."""
     visible = _visible(graph)
     order = sorted(set(visible.values()), key=lambda v: min(_first(graph, v), len(graph.boxes)))
     boxes = {v: _box(graph, v) for v in order}
@@ -66,7 +66,7 @@ def laid_out(graph: Graph) -> Picture:
 
 
 def _visible(graph: Graph) -> dict[int, int]:
-    """Return for each op the box that shows it: itself, or -1 - group for a folded group."""
+    """Return the box that shows each op: the op itself, or -1 - group for a folded group."""
     opened = {0}
     queue, shown = [0], len(graph.groups[0].children)
     for g in queue:
@@ -142,7 +142,7 @@ def _layers(order: list[int], edges: list[tuple[int, int]]) -> dict[int, int]:
 
 
 def _untangle(rows: dict[int, list[int]], edges: list[tuple[int, int]]) -> None:
-    """Order each layer by the mean place of its neighbours, down and up a few times."""
+    """Sort each layer by the mean position of its neighbours, a few times down and up."""
     near: dict[int, list[int]] = defaultdict(list)
     for a, b in edges:
         near[a].append(b)
@@ -158,7 +158,7 @@ def _untangle(rows: dict[int, list[int]], edges: list[tuple[int, int]]) -> None:
 def _bent(
     edges: list[tuple[int, int]], layer: dict[int, int], boxes: dict[int, PlacedBox]
 ) -> list[list[int]]:
-    """Return the boxes on the way of each edge: in each layer between its ends one without text."""
+    """Return the boxes along each edge: empty boxes are added in the layers between its ends."""
     routes = []
     fresh = max(boxes, default=0) + 1
     for a, b in edges:

@@ -21,7 +21,8 @@ __all__ = ["Names", "in_block", "listed", "of_function"]
 class Names:
     """The parameters that should get gradients, with their names.
 
-    ``wanted`` has them by id.  ``results`` are variables that hold a result of an op from before the step.
+    ``wanted`` maps ids to names and parameters.  ``results`` are variables whose value is the result of an op
+    that ran before the step.
     """
 
     def __init__(self, given: Any, variables: dict[str, Any]) -> None:
@@ -63,9 +64,9 @@ class Names:
             self.wanted.setdefault(id(p), (f"{name}.{path}" if name else path, p))
 
     def add_modules(self, called: Iterable[Any], variables: Mapping[str, Any]) -> None:
-        """Add the parameters of the known modules and of those that were called.
+        """Add the parameters of the known modules and of the modules that were called.
 
-        ``variables`` are more variables, by which modules are named.
+        ``variables`` are further variables from which the modules get names.
         """
         if self.explicit:
             return
@@ -79,7 +80,7 @@ class Names:
             self._add_module(name if len(outer) > 1 else "", module)
 
     def of(self, t: Tensor) -> str:
-        """Return the name of a tensor, or a description."""
+        """Return the name of a tensor, or its shape if it has none."""
         found = self.wanted.get(id(t))
         if found is not None:
             return found[0]
@@ -89,7 +90,7 @@ class Names:
 def of_function(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the variables of a function: its arguments, those it closes over, the globals it names."""
+    """Return the variables that a function uses: arguments, closure variables and globals."""
     found: dict[str, Any] = {}
     while isinstance(function, functools.partial):
         args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
@@ -128,7 +129,7 @@ def of_function(
 
 
 def in_block(frame: FrameType, line: int) -> dict[str, Any]:
-    """Return the variables that the ``with`` block at a line of a frame names; none without its source."""
+    """Return the variables named in the ``with`` block at a line; none if there is no source."""
     lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
     try:
         parsed = ast.parse("".join(lines))
@@ -154,7 +155,7 @@ def in_block(frame: FrameType, line: int) -> dict[str, Any]:
 
 
 def _named(code: CodeType) -> list[str]:
-    """Return the global names in a code and in the functions inside it."""
+    """Return the global names in a code object and in the functions inside it."""
     found = list(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -163,7 +164,7 @@ def _named(code: CodeType) -> list[str]:
 
 
 def listed(names: list[str], limit: int = 4) -> str:
-    """Return names as part of a sentence."""
+    """Return names as text: "a, b and c"."""
     if len(names) > limit:
         return f"{', '.join(names[: limit - 1])} and {len(names) - limit + 1} others"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -40,7 +40,7 @@ def _parts() -> dict[str, str]:
 
 
 def page(data: Mapping[str, Any]) -> str:
-    """Return the text of a page.  All text of users is in the data, which scripts insert as text."""
+    """Return the text of a page.  Text of the user is only in the data, which scripts insert as text."""
     plain = json.dumps(data, separators=(",", ":"), allow_nan=False, default=str)
     packed = base64.b64encode(gzip.compress(plain.encode(), 9, mtime=0)).decode()
     parts = _parts()
@@ -95,7 +95,7 @@ def columns(graph: Graph, note: str) -> dict[str, Any]:
 
 
 def graph_page(graph: Graph, title: str) -> str:
-    """Return a page that has the graph alone."""
+    """Return a page that shows only the graph."""
     data = {
         "title": title,
         "facts": f"{graph.ops():,} ops",

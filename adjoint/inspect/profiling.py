@@ -1,4 +1,4 @@
-"""``profile``: time and memory of a block, by op, by line and by module."""
+"""``profile``: time and memory of a ``with`` block, by op, by line and by module."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from adjoint.inspect.watch import Cost, Event, Memory, TracedMemory, Watch
 from adjoint.nn import Linear, Sequential, Tanh
 from adjoint.optim import SGD
 from adjoint.storage.atomic import replace_file
+from adjoint.words import count
 
 __all__ = ["Profile", "Row", "profile", "quantity", "time_text"]
 
@@ -29,18 +30,18 @@ KEYS = ("op", "line", "module")
 
 
 def profile(*, exact: bool = False) -> Profile:
-    """Measure time and memory of the ops in a block.
+    """Return a context manager that measures the time and memory of ops.
 
     Parameters
     ----------
     exact : bool
-        Whether to measure the peak of memory with ``tracemalloc``, including temporary arrays inside ops.
-        Times are longer then.
+        Whether to measure peak memory with ``tracemalloc``, including temporary arrays inside ops.  Ops then
+        take longer.
 
     Returns
     -------
     Profile
-        A context manager.  Afterwards it prints as a table.
+        The context manager, which prints as a table after the ``with`` block.
 
     Examples
     --------
@@ -56,20 +57,20 @@ def profile(*, exact: bool = False) -> Profile:
 
 @dataclass
 class Row:
-    """The figures of one op, line or module.
+    """One row of a profile: an op, a line or a module.
 
     Parameters
     ----------
     name : str
         The op, the line or the module.
     calls : int
-        How often it ran forward, or backward if that is more.
+        The number of forward calls, or of backward calls if there are more.
     forward : float
         Seconds in the forward.
     backward : float
         Seconds in the backward.
     made : int
-        Bytes of the arrays that it made.
+        Bytes of the arrays that it created.
     kept : int
         Bytes of arrays that it saved for the backward and that no other op saved before.
 
@@ -89,12 +90,12 @@ class Row:
 
     @property
     def seconds(self) -> float:
-        """Forward and backward together."""
+        """Seconds in the forward and the backward together."""
         return self.forward + self.backward
 
 
 class Profile:
-    """Time and memory of a block; made by ``profile``.
+    """A context manager that measures time and memory, as returned by ``profile``.
 
     Parameters
     ----------
@@ -127,24 +128,24 @@ class Profile:
 
     @property
     def seconds(self) -> float:
-        """The time of the block, without that of the measurement."""
+        """Seconds in the ``with`` block, without the time of the measurement."""
         return self.watch.seconds
 
     @property
     def made_bytes(self) -> int:
-        """The bytes of all arrays that ops and the backward made."""
+        """The bytes of all arrays that ops and the backward created."""
         return self._memory.total
 
     @property
     def kept_bytes(self) -> int:
-        """The bytes that ops saved for the backward, each array once."""
+        """The bytes of the arrays that ops saved for the backward; each array counts once."""
         return sum(e.kept for e in self.watch.events)
 
     @property
     def peak_bytes(self) -> int:
-        """The largest number of bytes of such arrays that existed at one time.
+        """The peak of the bytes of arrays that ops created and that existed at the same time.
 
-        With ``exact`` it is the peak of all memory, including temporary arrays inside ops.
+        With ``exact=True`` this is the peak of all memory, including temporary arrays inside ops.
         """
         return self._memory.peak if self._exact is None else self._exact.peak
 
@@ -154,17 +155,17 @@ class Profile:
         return self.watch.memory
 
     def holders(self) -> list[tuple[str, int]]:
-        """Return who made the arrays that existed at the peak.
+        """Return which ops created the arrays that existed at the peak.
 
         Returns
         -------
         list of (str, int)
-            Op and line, and bytes; the largest first.
+            Op with line, and bytes; the largest first.
         """
         return holders_of(self._memory)
 
     def rows(self, by: str = "op") -> list[Row]:
-        """Return the figures, the slowest first.
+        """Return the rows of the table, the slowest first.
 
         Parameters
         ----------
@@ -181,12 +182,12 @@ class Profile:
         return rows_of(self.watch.events, by, self.watch.module_path)
 
     def compiled(self) -> dict[str, str]:
-        """Return what compiled functions that ran consist of: their kernels or instructions.
+        """Return the kernels or instructions of each compiled function that ran.
 
         Returns
         -------
         dict of str to str
-            The text by name of the function.
+            The text for each function name.
         """
         return {e.name: e.note for e in self.watch.events if e.phase == "compiled"}
 
@@ -196,7 +197,7 @@ class Profile:
         return self.table()
 
     def __repr__(self) -> str:
-        return f"<Profile, {len(self.watch.events)} ops, {time_text(self.seconds)}>"
+        return f"<Profile, {count(len(self.watch.events), 'op')}, {time_text(self.seconds)}>"
 
     def table(self, by: str = "op", limit: int = 20) -> str:
         """Return the table as plain text.
@@ -270,7 +271,7 @@ class Profile:
     def _summary(self) -> list[str]:
         ops = sum(e.seconds for e in self.watch.events)
         lines = [
-            f"{time_text(self.seconds)} in all, {time_text(ops)} of it in ops and "
+            f"{time_text(self.seconds)} in total: {time_text(ops)} in ops and "
             f"{time_text(max(0.0, self.seconds - ops))} in Python between them.",
             f"{quantity(self.made_bytes)} of arrays made, {quantity(self.kept_bytes)} kept for backward, "
             f"{quantity(self.peak_bytes)} at the peak"
@@ -331,9 +332,9 @@ class Profile:
 
 @functools.cache
 def cost_of_observing() -> Cost:
-    """Return by how much an observed block takes longer, without what the observer measures of itself.
+    """Return the extra time of an observed ``with`` block that the observer does not measure itself.
 
-    Observed ops take the careful path, and the code of the observer displaces that of the program from the
+    Observed ops take a slower path, and the code of the observer evicts that of the program from the CPU
     caches.  Blocks of one and of eight training steps of a tiny net are timed with and without an observer.
     """
     net = Sequential(Linear(4, 4, rng=0), Tanh(), Linear(4, 1, rng=1))
@@ -364,14 +365,14 @@ def cost_of_observing() -> Cost:
 
 
 def _instructions(note: str) -> str:
-    """Return the ops of a compiled program with their counts, or how many kernels a native one has."""
+    """Return the ops of a compiled program with their counts, or the first line of a native program."""
     counts = Counter(re.findall(r"= (\w+)\(", note)).most_common()
     shown = ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in counts[:8])
     return (shown or note.partition("\n")[0]) + (" …" if len(counts) > 8 else "")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
+    """Write a file atomically."""
 
     def write(fresh: str) -> None:
         Path(fresh).write_text(text, encoding="utf-8")
@@ -380,7 +381,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def holders_of(memory: Memory) -> list[tuple[str, int]]:
-    """Return who made the arrays that existed at the peak, and their bytes."""
+    """Return the op and line that created the arrays that existed at the peak, and their bytes."""
     found: dict[str, int] = {}
     for event, size in memory.holders:
         name = f"{event.name} {event.phase} {shown_place(event.place)}"
@@ -389,7 +390,7 @@ def holders_of(memory: Memory) -> list[tuple[str, int]]:
 
 
 def rows_of(events: Iterable[Event], by: str, module_path: Callable[[int], str]) -> list[Row]:
-    """Return the figures of events by op, line or module, the slowest first."""
+    """Return the sums of events by op, line or module, the slowest first."""
     rows: dict[str, Row] = {}
     calls: dict[str, list[int]] = {}
     for event in events:

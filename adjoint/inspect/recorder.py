@@ -1,4 +1,4 @@
-"""``Recorder``: what a report shows of a training run, collected while it runs."""
+"""``Recorder``: collect the data of a report during a training run."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from adjoint.inspect.watch import Event, Memory, Watch, norm_of
 from adjoint.nn.module import Module
 from adjoint.optim import Optimizer
 from adjoint.train.callbacks import Callback
+from adjoint.words import a
 
 if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
@@ -35,7 +36,7 @@ TIMED = 6  # steps that are timed after one that is watched
 
 
 class Captured:
-    """One step that was watched: its events, its graph, what is wrong with it."""
+    """One watched step: its events, its graph and its problems."""
 
     def __init__(self, watch: Watch, step: int, names: Names, optimizers: Sequence[Optimizer]) -> None:
         self.step = step
@@ -47,7 +48,7 @@ class Captured:
         self.graph: Graph = graph_of(roots[:1], labels, watch)
 
     def take_times(self, watch: Watch) -> None:
-        """Take the events of a watch, and its memory if it did not keep all tensors itself."""
+        """Use the events of a watch, and its memory unless the watch kept all tensors alive."""
         self.events = watch.events
         self.paths = [watch.module_path(s.index) for s in watch.scopes]
         self.kinds = [type(s.module).__name__ for s in watch.scopes]
@@ -58,16 +59,16 @@ class Captured:
 class Recorder(Callback):
     """Record a training run for ``report``.
 
-    As a callback of a ``Trainer`` it records every step.  In a loop of your own call ``record`` between
-    ``backward`` and the update, and put one step into ``capture()``.  The numbers of long runs are thinned
-    out, so that memory is bounded.
+    As a callback of a ``Trainer`` it records every step.  In your own loop, call ``record`` between
+    ``backward()`` and the update, and run one step inside ``with recorder.capture():``.  Long runs keep only
+    some of the steps, so that memory is bounded.
 
     Parameters
     ----------
     every : int
         The interval in steps at which gradients and weights are measured.
     limit : int
-        The number of recorded steps, above which every second one is dropped.
+        The largest number of recorded steps.  When it is exceeded, every second step is deleted.
 
     Examples
     --------
@@ -87,7 +88,9 @@ class Recorder(Callback):
 
     def __init__(self, every: int = 1, limit: int = 1000) -> None:
         if whole_number("Recorder", "every", every) < 1 or whole_number("Recorder", "limit", limit) < 8:
-            raise ArgumentError("Recorder: every must be at least 1, and limit at least 8.")
+            raise ArgumentError(
+                f"Recorder: every must be at least 1 and limit at least 8, but got {every=}, {limit=}."
+            )
         self.every = every
         self.limit = limit
         self.steps: list[int] = []
@@ -124,7 +127,7 @@ class Recorder(Callback):
         clip: float | None = None,
         **numbers: float,
     ) -> None:
-        """Record a step, after ``backward`` and before the update.
+        """Record a step.  Call it after ``backward()`` and before the update.
 
         Parameters
         ----------
@@ -135,11 +138,11 @@ class Recorder(Callback):
         optimizer : Optimizer, optional
             The optimiser, whose learning rate is recorded.
         step : int, optional
-            The number of the step; by default one more than the last.
+            The number of the step.  The default is one more than the last.
         clip : float, optional
             The limit of the gradient norm, which is drawn as a line.
         **numbers : float
-            Other numbers of the step.
+            Further numbers of the step, by name.
         """
         named = _named(parameters)
         at = (self.steps[-1] if self.steps else 0) + 1 if step is None else step
@@ -156,14 +159,14 @@ class Recorder(Callback):
 
     @contextmanager
     def capture(self, parameters: Any = None, optimizer: Any = None) -> Iterator[None]:
-        """Watch one step, for the graph, the times and the sentences of the report.
+        """Return a context manager that watches one step, for the graph, times and sentences of the report.
 
         Parameters
         ----------
         parameters : Module, mapping or sequence of Tensor, optional
             The parameters, for their names.
         optimizer : Optimizer, optional
-            The optimiser that should update them.
+            The optimiser that should update the parameters.
 
         Yields
         ------
@@ -218,7 +221,7 @@ class Recorder(Callback):
         self._skipped += 1
 
     def on_step(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Measure the update, and watch a step now and then."""
+        """Measure the update; start to watch a step if one is due."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.__exit__()
@@ -229,7 +232,7 @@ class Recorder(Callback):
         self._arm(trainer)
 
     def _arm(self, trainer: Trainer) -> None:
-        """Watch the next step if it is due: first its tensors, and in the steps after that only its times."""
+        """Watch the next step if one is due: the first with its tensors, those after it only for times."""
         if self._timed:
             self._timed -= 1
             self._watch = Watch(cost=cost_of_observing())
@@ -261,7 +264,7 @@ class Recorder(Callback):
             self._watch = None
 
     def on_epoch(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Record the numbers of an epoch; a watch that saw the validation is dropped."""
+        """Record the numbers of an epoch; discard a watch that includes the validation."""
         if self._watch is not None and not self._watch.values:
             self._timed += 1
         self._cancel()
@@ -321,7 +324,7 @@ class Recorder(Callback):
         self._before = []
 
     def _thin(self) -> None:
-        """Drop every second step from now on."""
+        """Delete every second recorded step, and record half as many from now on."""
         self.every *= 2
         keep = [i for i, step in enumerate(self.steps) if step % self.every == 0] or [len(self.steps) - 1]
         self.steps = [self.steps[i] for i in keep]
@@ -344,13 +347,13 @@ def _named(parameters: Any) -> dict[str, Tensor]:
     if isinstance(parameters, Sequence):
         return {str(i): p for i, p in enumerate(parameters)}
     raise InputError(
-        "Recorder: parameters must be a module, or a mapping or sequence of tensors, not a "
-        f"{type(parameters).__name__}."
+        "Recorder: parameters must be a module, or a mapping or sequence of tensors, not "
+        f"{a(type(parameters).__name__)}."
     )
 
 
 def _quantiles(values: Sequence[Any], scale: float = 1.0) -> list[float] | None:
-    """Return quantiles of the sizes of the elements of arrays; of a sample if there are many."""
+    """Return quantiles of the absolute values in arrays; a sample is used if there are many."""
     arrays = []
     for value in values:
         data = value._data if isinstance(value, Tensor) else value

@@ -18,6 +18,7 @@ from adjoint.inspect.profiling import holders_of, rows_of, write_text
 from adjoint.inspect.recorder import QUANTILES, Captured, Recorder, span
 from adjoint.inspect.sentences import sentences
 from adjoint.train.trainer import Trainer
+from adjoint.words import a
 
 __all__ = ["report"]
 
@@ -28,26 +29,26 @@ CELLS = 60_000  # numbers of the heat strip, and of the distributions
 def report(
     source: Trainer | Recorder, path: str | os.PathLike[str] = "report.html", *, title: str | None = None
 ) -> Path:
-    """Write a training run as one HTML page that opens without a network.
+    """Write an HTML page about a training run.  The page needs no network.
 
-    The page begins with sentences: what fell, what was clipped, which parameters get no gradient, where time
-    goes.  Below are the curves, the gradients of all parameters, distributions, the graph, times, and the
-    accumulation windows.  With a ``Recorder`` among the trainer's callbacks it has all of them; without one
-    only the curves of epochs.
+    It begins with sentences about the loss, clipping, parameters without a gradient, and time.  Below are the
+    curves, the gradients of all parameters, distributions, the graph, times, and the accumulation windows.
+    All of this needs a ``Recorder`` among the trainer's callbacks; without one the page has only the curves
+    of the epochs.
 
     Parameters
     ----------
     source : Trainer or Recorder
-        The run.
+        The trainer or recorder of the run.
     path : path
         The file to write.
     title : str, optional
-        The title; by default the name of the program.
+        The title of the page.  The default is the name of the running program.
 
     Returns
     -------
     Path
-        The path.
+        The path of the file.
 
     Raises
     ------
@@ -72,7 +73,9 @@ def report(
     elif isinstance(source, Recorder):
         recorder = source
     else:
-        raise InputError(f"report: a Trainer or a Recorder is needed, not a {type(source).__name__}.")
+        raise InputError(
+            f"report: the first argument must be a Trainer or a Recorder, not {a(type(source).__name__)}."
+        )
     target = Path(path)
     write_text(target, page(report_data(recorder, title or _program())))
     return target
@@ -85,7 +88,7 @@ def _program() -> str:
 
 
 def _of_history(trainer: Trainer) -> Recorder:
-    """Return a recorder with the numbers of epochs."""
+    """Return a recorder with the numbers of the epochs of a trainer."""
     found = Recorder()
     steps = trainer.step / max(1, len(trainer.history))
     for i, logs in enumerate(trainer.history):
@@ -100,7 +103,7 @@ def _of_history(trainer: Trainer) -> Recorder:
 
 
 def report_data(recorder: Recorder, title: str) -> dict[str, Any]:
-    """Return all that the page shows."""
+    """Return the data of the page."""
     captured = recorder.captured
     facts = [f"{recorder.parameters:,} parameters"] if recorder.parameters else []
     if recorder.steps:
@@ -142,7 +145,7 @@ def _numbers(recorder: Recorder) -> dict[str, list[float | None]]:
 
 
 def _stride(length: int, width: int) -> int:
-    """Return every how many columns are shown, so that a table has at most ``CELLS`` cells."""
+    """Return the step between the columns to show, so that a table has at most ``CELLS`` cells."""
     return max(1, -(-length * max(1, width) // CELLS))
 
 
@@ -219,7 +222,7 @@ def _rows(captured: Captured) -> dict[str, list[list[Any]]]:
 
 
 def _timeline(captured: Captured) -> dict[str, Any]:
-    """Return the events with their modules, on a clock that begins with the first."""
+    """Return the events with their modules; times start at the first event."""
     events = sorted(captured.events, key=lambda e: e.start)
     if len(events) > EVENTS:
         slowest = sorted(range(len(events)), key=lambda i: events[i].start - events[i].stop)[:EVENTS]
@@ -242,7 +245,7 @@ def _timeline(captured: Captured) -> dict[str, Any]:
 
 
 def _memory(captured: Captured) -> dict[str, Any] | None:
-    """Return the bytes of arrays over the step, and who held them at the peak."""
+    """Return the bytes of arrays during the step, and which ops made those that existed at the peak."""
     memory = captured.memory
     if memory is None or not memory.curve:
         return None

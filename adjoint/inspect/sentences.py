@@ -1,4 +1,4 @@
-"""The sentences at the head of a report: what fell, what was clipped, where time goes."""
+"""The sentences at the top of a report: the loss, clipping, gradients, updates and time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from adjoint.inspect.profiling import quantity, rows_of, time_text
 from adjoint.inspect.recorder import Captured, Recorder, span
+from adjoint.words import count
 
 __all__ = ["Sentence", "sentences"]
 
@@ -16,7 +17,7 @@ Sentence = tuple[str, str, str]  # "good", "warn", "bad" or "note"; the text; a 
 
 
 def sentences(recorder: Recorder) -> list[Sentence]:
-    """Return what a report says of a run, mistakes first."""
+    """Return the sentences of a report about a run, problems first."""
     captured = recorder.captured
     found: list[Sentence] = []
     for finding in [] if captured is None else captured.findings:
@@ -76,7 +77,7 @@ def _clipping(recorder: Recorder) -> list[Sentence]:
         found.append(("warn" if often else "note", text, ""))
     skipped = sum(w[5] for w in recorder.windows)
     if skipped:
-        found.append(("warn", f"{skipped:,} accumulation windows left out micro-batches.", ""))
+        found.append(("warn", f"{count(skipped, 'accumulation window')} skipped micro-batches.", ""))
     return found
 
 
@@ -95,7 +96,8 @@ def _gradients(recorder: Recorder, explained: bool) -> list[Sentence]:
         shown = ", ".join(none[:3]) + (f" and {len(none) - 3} others" if len(none) > 3 else "")
         found.append(("bad", f"No gradient reaches {shown}.", ""))
     elif not none:
-        found.append(("good", f"A gradient reaches all {len(typical)} parameters.", ""))
+        of = "the only parameter" if len(typical) == 1 else f"all {len(typical):,} parameters"
+        found.append(("good", f"A gradient reaches {of}.", ""))
     if len(some) > 1:
         low, high = min(some, key=lambda k: some[k]), max(some, key=lambda k: some[k])
         factor = some[high] / some[low]

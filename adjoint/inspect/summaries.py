@@ -12,6 +12,7 @@ from adjoint.errors import InputError
 from adjoint.inspect.profiling import quantity, time_text
 from adjoint.inspect.watch import Scope, Watch
 from adjoint.nn.module import Module
+from adjoint.words import a
 
 __all__ = ["Layer", "Summary", "summary"]
 
@@ -27,15 +28,15 @@ class Layer:
     kind : str
         The class of the module.
     depth : int
-        How many modules are around it.
+        The number of modules that contain it.
     output : str
         The shapes of its outputs.
     parameters : int
-        The number of its own parameters' elements, and those of modules inside.
+        The number of elements of its parameters, including those of its submodules.
     trained : int
-        Those that require grad.
+        The number of those elements that require grad.
     made : int
-        Bytes of the arrays that its ops made.
+        Bytes of the arrays that its ops created.
     seconds : float
         The time of the call.
     again : bool
@@ -60,7 +61,7 @@ class Layer:
 
 
 class Summary:
-    """The calls of modules in one forward; made by ``summary``.
+    """The calls of modules in one forward, as returned by ``summary``.
 
     Parameters
     ----------
@@ -130,7 +131,7 @@ def summary(model: Module, *inputs: Any, **kwargs: Any) -> Summary:
     Returns
     -------
     Summary
-        It prints as a table.
+        The summary, which prints as a table.
 
     Raises
     ------
@@ -146,7 +147,7 @@ def summary(model: Module, *inputs: Any, **kwargs: Any) -> Summary:
     [('0', 'Linear', '16×8', 40), ('1', 'ReLU', '16×8', 0), ('2', 'Linear', '16×2', 18)]
     """
     if not isinstance(model, Module):
-        raise InputError(f"summary: the first argument must be a module, not a {type(model).__name__}.")
+        raise InputError(f"summary: the first argument must be a module, not {a(type(model).__name__)}.")
     modes = [(module, module.training) for module in model.modules()]
     watch = _Shapes()
     try:

@@ -1,4 +1,4 @@
-"""``Watch``: an observer that records ops, backward steps and module calls while a block runs."""
+"""``Watch``: an observer that records ops, backward steps and module calls inside a ``with`` block."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Cost = tuple[float, float]  # seconds by which an observed block takes longer: o
 
 
 class Event:
-    """One timed thing: an op forward or backward, or a call of a compiled function."""
+    """One timed event: the forward or backward of an op, or a call of a compiled function."""
 
     __slots__ = (
         "inner", "kept", "made", "name", "node", "note", "phase", "place", "scope", "start", "stop", "thread",
@@ -53,7 +53,7 @@ class Event:
 
     @property
     def seconds(self) -> float:
-        """Return the time without that of events inside."""
+        """Return the time without the events inside this one."""
         return max(0.0, self.stop - self.start - self.inner)
 
 
@@ -72,7 +72,7 @@ class Scope:
 
 
 class Flow:
-    """One op as an edge of the data flow: what it read and made, and why its result left the graph."""
+    """One op in the data flow: its inputs, its outputs, and why its result is not in the graph."""
 
     __slots__ = ("cause", "inputs", "name", "op", "outputs", "place", "scope", "stats")
 
@@ -101,10 +101,10 @@ class _Stack(threading.local):
 
 
 class Watch(Observer):
-    """Record what happens inside a ``with`` block.
+    """A context manager that records ops, backward steps and module calls.
 
-    ``values`` keeps all tensors and measures them, outside of the timed parts: gradients by node and leaf,
-    shares of zeros, the first values that are not finite.
+    With ``values`` all tensors are kept and measured, outside of the timed parts: gradients by node and leaf,
+    shares of zeros, and the first values that are not finite.
     """
 
     def __init__(self, *, values: bool = False, memory: bool = True, cost: Cost = (0.0, 0.0)) -> None:
@@ -128,11 +128,11 @@ class Watch(Observer):
         self._inside: dict[int, dict[int, str]] = {}  # by module: the paths of the modules inside
 
     def _now(self) -> float:
-        """Return the time on a clock that stands still while the observer works."""
+        """Return the time on a clock that stops while the observer works."""
         return perf_counter() - self.overhead
 
     def _moment(self, now: float) -> float:
-        """Return the time on that clock, set back by the debt as far as nothing happened since."""
+        """Return the time on that clock minus the pending cost of observing, never before the last event."""
         stack = self._stack
         paid = min(stack.debt, max(0.0, now - self.overhead - stack.last))
         stack.debt -= paid
@@ -156,7 +156,7 @@ class Watch(Observer):
         return self.ended - self.began
 
     def module_path(self, scope: int) -> str:
-        """Return the path of the module of a scope; it begins with the class of the outermost one."""
+        """Return the path of the module of a scope; it starts with the class of the outermost module."""
         if scope < 0:
             return ""
         known = self._paths.get(scope)
@@ -214,7 +214,7 @@ class Watch(Observer):
         self.overhead += perf_counter() - now
 
     def _closed(self, name: str, phase: str, now: float) -> Event:
-        """Return the open event of this name, closed; what raised inside it is dropped."""
+        """Close and return the open event of this name; delete events inside it that raised."""
         stack = self._stack.events
         at = next((k for k in range(len(stack) - 1, -1, -1) if stack[k].name == name), -1)
         if at >= 0 and stack[at].phase == phase:
@@ -230,7 +230,7 @@ class Watch(Observer):
         return event
 
     def _settle(self, event: Event) -> None:
-        """Subtract what observing cost from an event, at most half of it, and from the time around it."""
+        """Subtract the cost of observing from an event, at most half of its time, and from outer events."""
         inside = min(self.cost, event.seconds / 2)
         event.stop -= inside
         self.overhead += inside
@@ -248,7 +248,7 @@ class Watch(Observer):
         self.flows.append(flow)
 
     def left(self, t: Any, view: Any, how: str) -> None:
-        """Record a detached tensor as an edge, numbers as an escape."""
+        """Record that values leave the graph: by ``detach()`` as a flow, as numbers as an escape."""
         if not self.values:
             return
         if view is None:
@@ -299,7 +299,7 @@ class Watch(Observer):
         self.roots.append(root)
 
     def pulling(self, step: Callable[..., None]) -> Callable[..., None]:
-        """Return ``step`` with a clock, and with measures of the gradients around it."""
+        """Return ``step`` with its time measured, and with the norms of its gradients."""
         first = True
 
         def observed(run: Any, node: Any, g: Any, zeros: Any, needed: Any, kept: Any) -> None:
@@ -353,7 +353,7 @@ class Watch(Observer):
 
 
 class Pulled:
-    """One step of a backward: the norms of the gradient that came and of those that went on."""
+    """One step of a backward: the norms of its incoming gradient and of the gradients it returned."""
 
     __slots__ = ("name", "norm", "onward", "parents", "seq")
 
@@ -366,14 +366,14 @@ class Pulled:
 
 
 class _Ref(weakref.ref[Any]):
-    """A weak reference to an array that knows its id."""
+    """A weak reference to an array that also stores the id of the array."""
 
     __slots__ = ("key",)
     key: int
 
 
 class Memory:
-    """The arrays that ops made and that still exist, and who held them at the peak."""
+    """The arrays that ops created and that still exist, and which ops created those at the peak."""
 
     def __init__(self) -> None:
         self._now = 0
@@ -416,7 +416,7 @@ class Memory:
         return size
 
     def _note_holders(self) -> None:
-        """Store what holds memory now.  Not in the block: an interrupt of a loop may leave the lock held."""
+        """Store which events use memory now, outside of ``with``: an interrupt there may leak the lock."""
         self.holders = [(e, n) for _, n, e in self.live.values()]
 
     def keep(self, array: Any) -> int:
@@ -432,7 +432,7 @@ class Memory:
         return int(array.nbytes)
 
     def _forget(self) -> None:
-        """Take the arrays that were freed out of the sums."""
+        """Subtract the arrays that were freed."""
         while self.gone:
             key = self.gone.popleft().key
             self._now -= self.live.pop(key)[1]
@@ -440,7 +440,7 @@ class Memory:
 
 
 class TracedMemory:
-    """The peak of all memory by ``tracemalloc``, with temporary arrays inside ops."""
+    """The peak of all memory from ``tracemalloc``, including temporary arrays inside ops."""
 
     def __init__(self) -> None:
         self.began = 0
@@ -496,7 +496,7 @@ def norm_of(value: Any) -> float | None:
 
 
 def _cause(op: Any, operands: tuple[Any, ...], results: tuple[Any, ...]) -> str:
-    """Say why the result of an op on recorded tensors is not recorded; "" if it is, or needs not be."""
+    """Return why the result of an op on recorded tensors is not recorded; "" if there is no problem."""
     tracked = [i for i, t in enumerate(operands) if isinstance(t, Tensor) and t._node is not None]
     if not tracked or any(t._node is not None for t in results):
         return ""
@@ -508,7 +508,7 @@ def _cause(op: Any, operands: tuple[Any, ...], results: tuple[Any, ...]) -> str:
 
 
 def _measured(name: str, data: ndarray[Any, Any]) -> dict[str, Any]:
-    """Return what is told of a result: whether it is finite; how much of an activation is off."""
+    """Return statistics of a result: whether it is finite, and the share of inactive elements."""
     stats: dict[str, Any] = {}
     if not differentiable(data.dtype) or not data.size:
         return stats
@@ -534,6 +534,6 @@ def saved_arrays(node: Node) -> list[ndarray[Any, Any]]:
 
 
 def _contents(function: Any, args: tuple[Any, ...], kwargs: Any) -> str:
-    """Say what a compiled function consists of: its kernels, or its instructions."""
+    """Return the kernels or instructions of a compiled function as text."""
     kernels = str(function.explain(*args, **kwargs))
-    return kernels if "kernels" in kernels else str(function.program(*args, **kwargs))
+    return kernels if " kernel" in kernels else str(function.program(*args, **kwargs))

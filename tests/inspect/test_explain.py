@@ -457,7 +457,7 @@ def test_bad_calls_say_what_to_do():
         explain(X)
     with pytest.raises(errors.InputError, match="must return a loss"):
         explain(lambda: None)
-    with pytest.raises(errors.InputError, match="arguments are for a function"):
+    with pytest.raises(errors.InputError, match="got arguments, but no function"):
         explain(None, 3)
 
 

@@ -169,7 +169,7 @@ def test_an_error_in_training_leaves_nothing_watched():
 
 
 def test_unused_parameters_and_empty_recorders(tmp_path):
-    with pytest.raises(errors.InputError, match="a Trainer or a Recorder is needed, not a list"):
+    with pytest.raises(errors.InputError, match="must be a Trainer or a Recorder, not a list"):
         ad.inspect.report([], tmp_path / "report.html")
     with pytest.raises(errors.ArgumentError, match="every must be at least 1"):
         ad.inspect.Recorder(every=0)
