@@ -517,7 +517,7 @@ def flatten_like(structure: Structure, tree: Tree, name: str, *, holes: bool = F
     name : str
         The name of the tree in error messages.
     holes : bool, optional
-        Whether None may replace a subtree; it is then returned for each leaf of it.
+        Whether None may replace a subtree; None is then returned for each leaf of the subtree.
 
     Returns
     -------
@@ -573,7 +573,7 @@ def _match(s: Structure, value: Any, name: str, into: list[Any], holes: bool) ->
 def spread(prefix: Any, structure: Structure, name: str) -> list[Any]:
     """Return one entry for each leaf from a tree that may be shorter, such as ``in_axes``.
 
-    A number or None counts for all leaves below its position.
+    A number or None applies to all leaves below its position.
 
     Parameters
     ----------
@@ -592,7 +592,7 @@ def spread(prefix: Any, structure: Structure, name: str) -> list[Any]:
     Raises
     ------
     TransformError
-        If ``prefix`` does not fit the structure.
+        If ``prefix`` does not match the structure.
 
     Examples
     --------
@@ -608,7 +608,7 @@ def spread(prefix: Any, structure: Structure, name: str) -> list[Any]:
     same = parts[0] is structure.kind or {parts[0], structure.kind} == {list, tuple}
     if not same or set(given) != set(structure.names):
         raise TransformError(
-            f"{name} is {prefix!r}, which does not fit the structure {structure.describe()}."
+            f"{name} is {prefix!r}, which does not match the structure {structure.describe()}."
         )
     return [
         entry

@@ -52,7 +52,7 @@ def _piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> T
     functions = list(funclist)
     if len(functions) not in (len(conditions), len(conditions) + 1):
         raise ArgumentError(
-            f"np.piecewise: with {len(conditions)} conditions it takes {len(conditions)} or "
+            f"np.piecewise: for {len(conditions)} conditions there must be {len(conditions)} or "
             f"{len(conditions) + 1} functions, but got {len(functions)}."
         )
     y: Any = our("zeros_like")(x)
@@ -112,7 +112,7 @@ def _trim_zeros(filt: Any, trim: str = "fb", axis: Any = None) -> Tensor:
     x = asarray(filt)
     if x.ndim != 1 or axis not in (None, 0, -1):
         raise ArgumentError(
-            f"np.trim_zeros: adjoint trims vectors, not shape {x.shape}.\n  Slice it: x[i:j]."
+            f"np.trim_zeros: adjoint trims only vectors, but got shape {x.shape}.\n  Use a slice: x[i:j]."
         )
     where = np.flatnonzero(array_of(x.detach()))
     if not where.size:

@@ -37,13 +37,15 @@ def dlpack(
     if stream is not None:
         raise InputError("__dlpack__: the cpu has no streams, so stream must be None.")
     if dl_device is not None and (int(dl_device[0]), dl_device[1]) != _CPU:
-        raise SharingError(f"__dlpack__: tensors are on the cpu, {_CPU}, and cannot go to {dl_device}.")
+        raise SharingError(
+            f"__dlpack__: tensors are on the cpu, {_CPU}, and cannot be exported to {dl_device}."
+        )
     versioned = max_version is not None and max_version[0] >= 1
     if copy is False:
         if not versioned:
             raise SharingError(
                 "__dlpack__: memory is shared as read-only, which needs DLPack 1.0 or later.\n"
-                "  Pass max_version=(1, 0), or let it copy."
+                "  Pass max_version=(1, 0), or omit copy=False."
             )
         return self.numpy().__dlpack__(max_version=max_version)
     free = self.numpy(copy=True)

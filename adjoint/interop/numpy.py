@@ -132,7 +132,7 @@ class Form:
             elif name == "out" and value is not None:
                 raise InputError(_no_out(self.name))
             elif value is not None and name not in _MEMORY and not (name == "order" and value in ("C", "K")):
-                raise InputError(f"np.{self.name}: adjoint does not take {name}=.")
+                raise InputError(f"np.{self.name}: adjoint does not support {name}=.  Omit it.")
         return found
 
 
@@ -142,7 +142,7 @@ _forms: dict[Any, Form] = {}
 def _no_out(name: str) -> str:
     return (
         f"np.{name}(…, out=…): the result would have no history.\n"
-        "  An array cannot take a recorded tensor in place (a += x): write a = a + x, or start with ad.zeros."
+        "  A recorded tensor cannot be added into an array (a += x): write a = a + x, or start with ad.zeros."
     )
 
 
@@ -191,13 +191,13 @@ def array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any) 
         return numpy_forms.plain(func, args, kwargs)
     if func.__name__ in numpy_forms.WRITERS:
         raise InputError(
-            f"np.{func.__name__} writes into its argument, which a tensor in a graph does not allow.\n"
+            f"np.{func.__name__} writes into its argument, which is not allowed for tensors.\n"
             "  Use y = x.at[i].set(v), or x[i] = v where no gradient is needed."
         )
     if func.__name__ in ("save", "savez", "savez_compressed", "savetxt"):
         raise InputError(
             f"np.{func.__name__} writes arrays, not tensors.\n"
-            "  Give it x.numpy(), or use ad.save(path, tensors)."
+            "  Pass x.numpy(), or use ad.save(path, tensors)."
         )
     raise InputError(
         f"np.{func.__name__} has no derivative in adjoint.\n"

@@ -89,7 +89,9 @@ def _reduction(name: str) -> Callable[..., Any]:
         extreme = base in ("max", "min")
         if where is not None:
             if extreme and initial is None:
-                raise ArgumentError(f"np.{name}: where= needs initial=, for places without elements.")
+                raise ArgumentError(
+                    f"np.{name}: where= needs initial=, the result if no element is selected."
+                )
             x = rec.where(where, x, initial if extreme else _NEUTRAL[base])
         if initial is not None and x.size == 0 and extreme:
             shape = np.empty(x.shape).sum(axis, keepdims=keepdims).shape
@@ -160,7 +162,7 @@ def _joined(name: str) -> Callable[..., Any]:
             return y
         if not np.can_cast(y.dtype, dtype, casting):
             raise ArgumentError(
-                f"np.{name}: {y.dtype} does not become {np.dtype(dtype)} with casting={casting!r}."
+                f"np.{name}: {y.dtype} cannot be cast to {np.dtype(dtype)} with casting={casting!r}."
             )
         return y.astype(dtype)
 
@@ -333,7 +335,7 @@ def _cov(
     fweights: Any = None, aweights: Any = None,
 ) -> Tensor:  # fmt: skip
     if fweights is not None or aweights is not None:
-        raise InputError("np.cov: adjoint takes no weights.  Write it as a weighted average of products.")
+        raise InputError("np.cov: adjoint does not support weights.  Compute a weighted average of products.")
     x = our("atleast_2d")(m)
     if not rowvar and asarray(m).ndim != 1:
         x = our("matrix_transpose")(x)

@@ -99,13 +99,13 @@ def save(
 
 
 class _ExportTrace(Trace):
-    """A trace that replaces ops without an ONNX form by what their fused forward is made of."""
+    """A trace that replaces fused ops without an ONNX form by the ops of their forward."""
 
     def emit(self, op: Any, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         """Add an instruction, or those of the fused forward."""
         if op.name not in EMITTERS and not getattr(op, "call", False):
             if op.fused is None:
-                raise InputError(f"onnx: the op {op.name!r} has no ONNX form.")
+                raise InputError(f"onnx: the op {op.name!r} has no ONNX form.  Write the model without it.")
             found = op.fused(dyn, *args, **params)
             return found
         return super().emit(op, args, params)
@@ -144,7 +144,7 @@ class _Graph:
             if isinstance(model, Module):
                 model.train(bool(training))
         if trace.program.writes:
-            raise InputError("onnx: the model writes to tensors in its forward.")
+            raise InputError("onnx: the model writes to tensors in its forward, which ONNX cannot express.")
         self._sources(model, arrays, inputs)
         for instruction in trace.program.live():
             self._add(instruction)
@@ -166,7 +166,10 @@ class _Graph:
             elif source.kind == "array":
                 self.names[value.id] = self.constant(source.owner)
             else:
-                raise InputError("onnx: the model draws random numbers or changes state in its forward.")
+                raise InputError(
+                    "onnx: the model draws random numbers or changes state in its forward, which ONNX "
+                    "cannot express."
+                )
         self.specs = [
             helper.make_tensor_value_info(n, _kind(a.dtype), a.shape)
             for n, a in zip(self.inputs, arrays, strict=True)

@@ -24,7 +24,7 @@ our: Callable[[str], Any] = ops.function
 def _coefficients(op: str, p: Any) -> Tensor:
     p = our("atleast_1d")(p)
     if p.ndim != 1:
-        raise ShapeError(f"np.{op}: coefficients are a vector, but got shape {p.shape}.")
+        raise ShapeError(f"np.{op}: coefficients must be a vector, but got shape {p.shape}.")
     return p
 
 
@@ -65,7 +65,7 @@ def _polyint(p: Any, m: int = 1, k: Any = None) -> Tensor:
     if constants.shape[0] == 1:
         constants = our("repeat")(constants, m)
     if constants.shape[0] < m:
-        raise ArgumentError(f"np.polyint: k must be one number or {m}, but has {constants.shape[0]}.")
+        raise ArgumentError(f"np.polyint: k must be one number or {m} numbers, but has {constants.shape[0]}.")
     for i in range(m):
         n = p.shape[0]
         p = our("concat")([p / np.arange(n, 0, -1), constants[i : i + 1]])
@@ -101,7 +101,7 @@ def _polyfit(
     cov: bool | str = False,
 ) -> Any:
     if full or cov:
-        raise InputError("np.polyfit: adjoint returns the coefficients alone.  Leave full= and cov= out.")
+        raise InputError("np.polyfit: adjoint returns only the coefficients.  Omit full= and cov=.")
     x, y = floating("polyfit", x), floating("polyfit", y)
     powers = np.vander(x, int(deg) + 1)
     if w is not None:
@@ -118,9 +118,9 @@ def _polyfit(
 def _poly(seq_of_zeros: Any) -> Tensor:
     zeros = our("atleast_1d")(seq_of_zeros)
     if zeros.ndim == 2 and zeros.shape[0] == zeros.shape[1] and zeros.shape[0]:
-        raise InputError("np.poly: adjoint takes zeros, not a matrix.  Use the eigenvalues of the matrix.")
+        raise InputError("np.poly: pass the zeros, not a matrix.  For a matrix, pass its eigenvalues.")
     if zeros.ndim != 1:
-        raise ShapeError(f"np.poly: zeros are a vector, but got shape {zeros.shape}.")
+        raise ShapeError(f"np.poly: the zeros must be a vector, but got shape {zeros.shape}.")
     p = our("ones")(1, dtype=floating("poly", zeros).dtype)
     for i in range(zeros.shape[0]):
         p = our("pad")(p, (0, 1)) - zeros[i] * our("pad")(p, (1, 0))

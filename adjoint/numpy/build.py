@@ -55,7 +55,7 @@ def namespace(theirs: ModuleType, names: Iterable[str], own: Mapping[str, Any]) 
     names : iterable of str
         Its public names.
     own : mapping
-        What stands for a name, before anything else.
+        The values of names that take precedence over adjoint's and NumPy's functions.
 
     Returns
     -------

@@ -25,7 +25,7 @@ class Joiner:
     ndmin : int
         The least number of axes of a piece.
     place : int
-        Where the axes of a piece with fewer axes go; -1: to the end.
+        The position of the axes of a piece that has fewer axes; -1 is the end.
     """
 
     def __init__(self, axis: int, ndmin: int, place: int) -> None:

@@ -16,7 +16,7 @@ __all__ = ["vectorize"]
 
 
 class vectorize:  # noqa: N801  NumPy's name
-    """A function of numbers as a function of tensors, which it is called for element by element.
+    """Make a function of numbers a function of tensors, which calls it for each element.
 
     ``ad.vmap`` is much faster for functions of tensors.
 
@@ -76,7 +76,9 @@ class vectorize:  # noqa: N801  NumPy's name
         count = int(np.prod(shape))
         if not count:
             if self.otypes is None:
-                raise InputError("np.vectorize: no elements, and otypes= is not given.")
+                raise InputError(
+                    "np.vectorize: the arguments have no elements, so the dtype is unknown.  Pass otypes=."
+                )
             made = tuple(asarray(np.empty(shape, t)) for t in self.otypes)
             return made if len(made) > 1 else made[0]
         results = []

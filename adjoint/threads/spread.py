@@ -70,7 +70,7 @@ RANKS_HERE = next((int(text) for text in _LOCAL_RANKS if text.isdigit() and int(
 
 
 def processors() -> int:
-    """Return how many processors this process may use; several ranks on a machine share them out."""
+    """Return the number of processors that this process may use; ranks on one machine divide them."""
     whole = os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else whole
     # fewer than the machine has: a launcher may have bound the rank to them
@@ -78,10 +78,10 @@ def processors() -> int:
 
 
 def threads_for(size: int, least: int, *, ending: Callable[[], bool] = sys.is_finalizing) -> int:
-    """Return over how many threads to spread ``size`` elements, so that each has ``least`` or more.
+    """Return the number of threads for ``size`` elements, so that each thread has at least ``least``.
 
-    It is 1 inside a spread pass, in a forked child, and when the interpreter is about to end: then the
-    variables of this module are gone, and ``ending`` with them if it were one.
+    The number is 1 inside a spread pass, in a forked child, and while the interpreter exits.  ``ending`` is
+    not a variable of this module, because those are deleted at exit.
     """
     if size < 2 * least or ending() or spreading.get() or _pool.forked:
         return 1
@@ -291,8 +291,8 @@ def _let_others_go_on() -> None:
 
 def _forked_error() -> WorkerError:
     return WorkerError(
-        "the process was forked while several threads worked on an array, so the child has only a part of "
-        "the result.\n  Repeat the operation in the child."
+        "the process was forked while several threads worked on an array, so the result in the child is "
+        "incomplete.\n  Repeat the operation in the child."
     )
 
 

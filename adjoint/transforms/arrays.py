@@ -38,9 +38,9 @@ def given_arrays(*arguments: Any) -> bool:
 def returned(result: Any) -> Any:
     """Return a tree of tensors as a tree of arrays and NumPy scalars.
 
-    It is returned unchanged if one of the tensors has a history.  The arrays share no memory with each
-    other or with anything else: memory that something else holds is copied.  The caller should not
-    keep a reference to the result, because then everything is copied.
+    The tree is returned unchanged if one of the tensors has a history.  The arrays share no memory with each
+    other or with anything else: memory that something else refers to is copied.  The caller should not keep
+    a reference to the tensors, because then everything is copied.
     """
     if type(result) is Tensor:
         if tracked(result):

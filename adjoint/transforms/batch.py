@@ -43,7 +43,7 @@ def vmap(
     out_axes : int, None or pytree
         The position of the batch axis in the results; None for a result that is the same for all elements.
     chunk_size : int, optional
-        The number of elements that run at once, to limit memory.  The default is all.
+        The number of elements that are computed at once, to limit memory.  The default is all.
 
     Returns
     -------
@@ -108,7 +108,9 @@ def _fronted(where: list[Place], leaves: list[Any], axes: list[Any]) -> tuple[li
         sizes[place] = t.shape[source]
         found.append(_moved(t, source, -t.ndim))
     if not sizes:
-        raise ArgumentError("vmap: in_axes is None for every argument, so there is no batch.")
+        raise ArgumentError(
+            "vmap: in_axes is None for every argument, so there is no batch.  Set it to 0 for one argument."
+        )
     if len(set(sizes.values())) > 1:
         said = ", ".join(f"{place} has {n}" for place, n in sizes.items())
         raise ShapeError(f"vmap: the batch axes differ in length: {said}.")
@@ -122,9 +124,9 @@ def _moved(t: Any, source: int, destination: int) -> Any:
 def over_units(
     f: Callable[[Tensor], Any], like: Tensor, out_axes: int = 0, chunk_size: int | None = None
 ) -> Any:
-    """Apply ``f`` to every unit vector of a tensor's space at once, along a batch axis.
+    """Apply ``f`` to all unit vectors of the shape of a tensor at once, along a batch axis.
 
-    Ops that can skip a product with the identity do so.
+    Ops that can avoid a product with the identity do so.
     """
     n = like.size
     units = wrap(np.eye(n, dtype=like.dtype).reshape(n, *like.shape))

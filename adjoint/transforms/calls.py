@@ -124,7 +124,8 @@ def _checked_run(rule: Rule, results: list[Tensor], top: Lifted | None) -> list[
     for t in results:
         if isinstance(t._data, Lifted) and t._data.level > level:
             raise TransformError(
-                f"{rule.name} uses a value of ad.vmap that is not among its arguments.  Pass it."
+                f"{rule.name} uses a value of ad.vmap that is not among its arguments.\n"
+                "  Pass it as an argument."
             )
     return results
 
@@ -297,10 +298,10 @@ def _recorded(
     residuals: list[Tensor],
     rest: Any,
 ) -> list[Tensor]:
-    """Record the call.  Saved tensors that are arguments or outputs are saved as such.
+    """Record the call.  Saved tensors that are arguments or outputs are stored as such.
 
-    They are then joined to the graph when the backward is itself recorded.  Other residuals were computed
-    inside the call: the forward then runs again, recorded, to join them.
+    They are connected to the graph when the backward is itself recorded.  Other residuals were computed
+    inside the call: to connect them, the forward runs again and is recorded.
     """
     node = Derivative(rule, len(inputs), specs_of(outputs), rest)
     known = {id(t): ("in", i) for i, t in enumerate(inputs)}
@@ -370,7 +371,7 @@ class Derivative:
         return tuple(pushed) if len(self.specs) > 1 else pushed[0]
 
     def _run(self, recording: bool, top: Any, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of the rule at a level; if it is recorded, as a function that is differentiated."""
+        """Call a function of the rule at a level; if it is recorded, it counts as differentiated."""
         if not recording:
             return run_at(top, function, *args)
         return within(transform, f"the rule of {self.rule.name}", run_at, top, function, *args)
@@ -393,7 +394,10 @@ class Derivative:
             top = innermost([t._data for t in inputs])
             again = self._run(recording, top, self.rule.forward, inputs)[1]
             if len(again) != len(self.places):
-                raise RuleError(f"{self.rule.name}: the forward saved other tensors when it ran again.")
+                raise RuleError(
+                    f"{self.rule.name}: the forward saved different tensors when it ran again.\n"
+                    "  It must save the same tensors each time it runs with the same arguments."
+                )
         outs = out if len(self.specs) > 1 else (out,)
         found = []
         for k, (kind, i) in enumerate(self.places):

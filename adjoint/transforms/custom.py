@@ -153,7 +153,7 @@ def _bound(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, 
     if found.kwargs:
         raise InputError(
             f"{name_of(f)}: {', '.join(found.kwargs)} is keyword-only, which custom derivatives "
-            "do not take.  Make the parameter positional."
+            "do not support.  Make the parameter positional."
         )
     return found.args
 
@@ -185,7 +185,7 @@ class _Custom(ABC):
         several = nondiff_argnums if isinstance(nondiff_argnums, (tuple, list)) else (nondiff_argnums,)
         if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in several):
             raise ArgumentError(
-                f"{self.kind}: nondiff_argnums must be positions from 0 on, not {nondiff_argnums!r}."
+                f"{self.kind}: nondiff_argnums must be positions, integers from 0, not {nondiff_argnums!r}."
             )
         self.fixed = tuple(sorted(set(several)))
         functools.update_wrapper(self, f, updated=())
@@ -400,8 +400,8 @@ class _JvpRule(_CustomRule, ForwardRule):
             t = wrap(np.zeros(y.shape, y.dtype)) if t is None else asarray(t)
             if t.shape != y.shape or t.dtype != y.dtype:
                 raise RuleError(
-                    f"{Place(structure, i, name)} has shape {t.shape} and {t.dtype}, but the result has "
-                    f"shape {y.shape} and {y.dtype}."
+                    f"{Place(structure, i, name)} has shape {t.shape} and {t.dtype}, but must have those of "
+                    f"the result, {y.shape} and {y.dtype}."
                 )
             pushed.append(t)
         return pushed
@@ -449,8 +449,8 @@ class _JvpRule(_CustomRule, ForwardRule):
         data = t._data
         if t._node is None and isinstance(data, np.ndarray) and data.any():
             raise RuleError(
-                f"custom_jvp: the tangent of {self.name} does not depend on the tangents it is given, but is "
-                "not zero.\n"
+                f"custom_jvp: the tangent of {self.name} does not depend on the tangents of the arguments, "
+                "but is not zero.\n"
                 "  It must be linear in them.  Compute it with ad functions, without numpy() or detach()."
             )
 

@@ -22,12 +22,14 @@ class FlatTree:
     def __init__(self, name: str, x0: Any, dtype: Any = None) -> None:
         leaves, self.structure = tree.flatten(x0)
         if not leaves:
-            raise TransformError(f"{name}: x0 holds no tensors: {self.structure.describe()}.")
+            raise TransformError(f"{name}: x0 contains no tensors: {self.structure.describe()}.")
         self.first = [as_input(name, leaf, self.structure, i, "x0") for i, leaf in enumerate(leaves)]
         for i, t in enumerate(self.first):
             if t.dtype.kind == "c":
                 place = Place(self.structure, i, "x0")
-                raise DTypeError(f"{name}: {place} is {t.dtype}, but only real equations are solved.")
+                raise DTypeError(
+                    f"{name}: {place} is {t.dtype}, but only equations in real numbers can be solved."
+                )
         self.specs = [(t.shape, t.dtype) for t in self.first]
         self.dtype = np.dtype(dtype or np.result_type(*(t.dtype for t in self.first)))
 

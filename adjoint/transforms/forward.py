@@ -52,7 +52,7 @@ def jvp(
     InputError
         If ``primals`` or ``tangents`` is not a tuple.
     ShapeError
-        If a tangent has another shape than its argument.
+        If a tangent does not have the shape of its argument.
 
     Examples
     --------

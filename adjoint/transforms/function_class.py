@@ -143,7 +143,7 @@ class Function:
         Returns
         -------
         Tensor, None or tuple
-            One gradient per argument of ``forward``; None for none.
+            One gradient per argument of ``forward``; None for arguments without a gradient.
         """
         raise NotImplementedError(  # a Function that is never differentiated does not need it
             "a Function needs a static method backward(ctx, *grads)."

@@ -77,9 +77,9 @@ def fixed_point(
         The iteration ends when a step changes x by at most ``tol`` times the largest element or 1.  The
         default is eps^¾ of the dtype.
     max_steps : int
-        The limit of the number of steps.
+        The largest number of steps.
     damping : float
-        Factor of the steps, above 0 and at most 1.
+        The factor by which steps are multiplied, above 0 and at most 1.
 
     Returns
     -------
@@ -136,7 +136,7 @@ def root(f: Callable[..., Any], x0: Tree, *args: Tree, tol: float | None = None,
         The iteration ends when a step changes x by at most ``tol`` times the largest element or 1.  The
         default is eps^¾ of the dtype.
     max_steps : int
-        The limit of the number of steps.
+        The largest number of steps.
 
     Returns
     -------
@@ -225,14 +225,14 @@ class _Problem:
         if not np.isfinite(size):
             raise ConvergenceError(
                 f"{self.name}: {name_of(self.f)} gave {size} after {step} steps.\n"
-                "  Use an x0 nearer to the solution, or take shorter steps."
+                "  Use an x0 closer to the solution, or a function whose steps are shorter."
             )
         return size
 
     def failed(self, steps: int, how: str) -> ConvergenceError:
         return ConvergenceError(
             f"{self.name}: {name_of(self.f)} did not converge in {steps} steps: {how}.\n"
-            "  Use an x0 nearer to the solution, allow more max_steps or a larger tol"
+            "  Use an x0 closer to the solution, a larger max_steps or a larger tol"
             + (", or use a damping below 1." if self.name == "fixed_point" else ".")
         )
 
@@ -270,7 +270,7 @@ class _Problem:
         return there, found, step
 
     def solved(self, x: Tensor, equation: Vector) -> Any:
-        """Return the solution as a tree, joined to the tensors that the equation depends on."""
+        """Return the solution as a tree, connected to the tensors that the equation depends on."""
         return self.flat.unflatten(joined_solution(self.name, equation, x))
 
 
@@ -357,7 +357,7 @@ def _joined_outside(rerun: Rerun, equation: Vector, jacobian: Vector, x: Tensor,
 
 
 def _at_level_of(residual: Tensor, x: Tensor) -> Tensor:
-    """Lift x to the level of its residual.  Steps do so, but none is made if x0 is the solution."""
+    """Lift x to the level of its residual.  Steps do this too, but no step is made if x0 is a solution."""
     return at_level(x, residual._data) if isinstance(residual._data, Lifted) else x
 
 
@@ -431,7 +431,7 @@ class _Solution:
         return residual
 
     def _compare(self, x: Tensor, now: Any) -> None:
-        """Raise if the equation has another solution now than when it was solved."""
+        """Raise if the equation has a different solution than when it was solved."""
         before = self.residual
         if not isinstance(before, np.ndarray) or not isinstance(now, np.ndarray):
             return  # inside vmap
@@ -441,8 +441,8 @@ class _Solution:
         moved = self._solved(x, wrap(now - before), self._along(x), False, transposed=False)
         if not _largest(moved) <= np.finfo(now.dtype).eps ** 0.5 * max(1.0, _largest(x)):
             raise TransformError(
-                f"{self.name}: the function computed other values when it ran again for the derivative.\n"
-                "  It must not use arrays that are written to after the call.  Pass them as arguments."
+                f"{self.name}: the function returned different values when it ran again for the derivative.\n"
+                "  It must not use arrays that are written to after the call.  Pass such arrays as arguments."
             )
 
     def pull(self, xp: Namespace, g: Any, out: Any, *_: Any, wanted: Sequence[bool]) -> list[Any]:
@@ -462,7 +462,8 @@ class _Solution:
         found = pull_record(xp, [residual], [u if recording else u._data], keys, wanted, since)
         if found is None:
             raise RuleError(
-                f"{self.name}: the function used other tensors when it ran again for the backward."
+                f"{self.name}: the function used different tensors when it ran again for the backward.\n"
+                "  It must use the same tensors each time it runs."
             )
         return found[:-1]
 
@@ -561,6 +562,6 @@ def gmres(product: Callable[[Any], Any], b: Any, name: str, restart: int = 60, c
     if size <= 10 * limit:
         return x
     raise ConvergenceError(
-        f"{name}: the linear equation with the Jacobian was not solved: its residual is {size:g}, more "
-        f"than {limit:g}.\n  The Jacobian may be singular at the solution."
+        f"{name}: the linear equation for the derivative was not solved: the residual is {size:g}, but "
+        f"must be at most {limit:g}.\n  The Jacobian may be singular at the solution."
     )

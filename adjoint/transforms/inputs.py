@@ -55,7 +55,7 @@ def as_function(transform: str, f: Any) -> Callable[..., Any]:
 
 
 def kind_of(value: Any) -> str:
-    """Return the name of a value's type for messages, with its library if that is another one."""
+    """Return the name of a value's type for messages, with the library if it is not adjoint."""
     kind = type(value)
     home = kind.__module__.partition(".")[0]
     return kind.__name__ if home in ("builtins", "adjoint", "__main__") else f"{home}.{kind.__name__}"
@@ -67,11 +67,13 @@ def name_of(f: Any) -> str:
 
 
 def one_of_argnums(transform: str, argnums: Any, argnum: Any) -> Any:
-    """Return the positions that are given by either name; raise if both are."""
+    """Return the positions given as ``argnum`` or ``argnums``; raise if both are given."""
     if argnum is None:
         return argnums
     if argnums != 0:
-        raise ArgumentError(f"{transform}: argnum= and argnums= are the same; give one of them.")
+        raise ArgumentError(
+            f"{transform}: argnum= and argnums= have the same meaning.  Pass only one of them."
+        )
     return argnum
 
 
@@ -137,7 +139,7 @@ def as_input(
 ) -> Tensor:
     """Return a leaf of an argument as a tensor that can be differentiated; raise otherwise.
 
-    The last three arguments are those of its ``Place``, which is needed for messages only.
+    The last three arguments are those of ``Place``, which names the leaf in messages.
     """
     if isinstance(leaf, Tensor):
         found = leaf
@@ -147,7 +149,7 @@ def as_input(
         raise TransformError(
             f"{transform}: {Place(structure, index, start)} is a {kind_of(leaf)}, "
             "not a tensor, an array or a number.\n"
-            "  Convert it (ad.tensor(np.asarray(x))), close over it, or name other arguments in argnums."
+            "  Convert it (ad.tensor(np.asarray(x))), or pass argnums= without this argument."
         )
     if not differentiable(found.dtype):
         raise DTypeError(
@@ -161,8 +163,8 @@ def as_input(
 def stand_in(x: Tensor) -> Tensor:
     """Return a tensor with the same values, to differentiate with respect to.
 
-    Inside a transform it has the level of that transform, so that it is not mistaken for an outside
-    tensor.  It stays joined to the history of ``x``.
+    Inside a transform the new tensor has the level of that transform, so that it is not mistaken for an
+    outside tensor.  It stays connected to the history of ``x``.
     """
     if special.count:
         note_reading(x)
@@ -205,9 +207,9 @@ class Recorded:
     foreign: dict[Any, bool]  # nodes and leaves of the run: whether they depend on more than new leaves
 
     def reaches_outside(self, roots: Iterable[Tensor]) -> bool:
-        """Return whether any of these tensors depends on anything other than new leaves.
+        """Return whether any of these tensors depends on anything other than the stand-ins of this run.
 
-        Each node is visited once per run, however often this is called.
+        Each node is visited at most once per run, even if this is called several times.
         """
         foreign, since = self.foreign, self.since
         wanted = [key_of(r) for r in roots if r._node is not None]
@@ -277,7 +279,7 @@ def record_call(
                 plain = False
         if not leaves:
             name = argument_name(f, i)
-            raise TransformError(f"{transform}: {name} holds no tensors: {structure.describe()}.")
+            raise TransformError(f"{transform}: {name} contains no tensors: {structure.describe()}.")
         found.append([as_input(transform, v, structure, k, (f, i)) for k, v in enumerate(leaves)])
         structures.append(structure)
     if plain and (kwargs or len(structures) < len(args)):
@@ -308,7 +310,7 @@ def record_call(
         if not isinstance(result, tuple) or len(result) != 2:
             got = f"a {type(result).__name__}" if not isinstance(result, tuple) else f"{len(result)} values"
             raise TransformError(
-                f"{transform}: with has_aux=True {name_of(f)} returns (result, aux), but it returned {got}."
+                f"{transform}: with has_aux=True {name_of(f)} must return (result, aux), but returned {got}."
             )
         result, run.aux = result
     _take_outputs(transform, f, run, result)

@@ -54,18 +54,18 @@ def scan(
     Parameters
     ----------
     f : callable
-        The body.  The carry that it returns has the structure, shapes and dtypes of the one that it gets.
+        The body.  The carry that it returns must have the structure, shapes and dtypes of its argument.
     init : tree of tensors, arrays and numbers
-        The first carry.  Python numbers take the dtype that the body gives them.
+        The first carry.  Python numbers get the dtype that they have after the first step.
     xs : tree of tensors and arrays, optional
         What the loop goes over: the first axis of each leaf.
     length : int, optional
         The number of steps; needed only without ``xs``.
     reverse : bool
-        Whether the loop goes from the last row to the first.  ``y`` of a row stays at its place.
+        Whether the loop goes from the last row to the first.  The stacked ``y`` keep the order of the rows.
     checkpoint : bool or int
         Whether the backward runs the steps again, so that memory grows with the square root of the number of
-        steps.  A number is the number of steps that are kept together.
+        steps.  An integer is the number of steps per segment.
 
     Returns
     -------
@@ -75,7 +75,7 @@ def scan(
     Raises
     ------
     ShapeError, DTypeError, InputError
-        If the body returns another carry than it got, or the rows do not match.
+        If the body returns a carry of a different structure, shape or dtype, or the lengths of ``xs`` differ.
 
     Examples
     --------
@@ -166,7 +166,7 @@ def while_loop(
 ) -> Any:
     """Apply ``val = body_fun(val)`` as long as ``cond_fun(val)`` is true.
 
-    Forward mode goes through it.  Reverse mode needs ``limit``.
+    Forward mode always works.  Reverse mode needs ``limit``.
 
     Parameters
     ----------
@@ -200,7 +200,7 @@ def while_loop(
     as_function("while_loop", cond_fun)
     body = Body("while_loop", as_function("while_loop", body_fun))
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-        raise ArgumentError(f"while_loop: limit must be a whole number from 0, but got {limit!r}.")
+        raise ArgumentError(f"while_loop: limit must be a non-negative integer, but got {limit!r}.")
     val = body.start(init_val)
     going = _flag("while_loop", cond_fun(val))
     steps = 0
@@ -232,7 +232,7 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
     pred : bool or tensor of one boolean
         The condition.
     true_fun, false_fun : callable
-        The branches.  They return the same structure, shapes and dtypes.
+        The branches.  Their results must have the same structure, shapes and dtypes.
     *operands : tree
         Arguments of the branches.
 
@@ -261,7 +261,7 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
         if drawn or written:
             raise TransformError(
                 "cond: a branch draws random numbers or writes into tensors.\n"
-                "  Inside ad.compile both branches run: draw and write outside of them."
+                "  Inside ad.compile both branches run: draw and write outside the branches."
             )
     _check_same("cond", name_of(false_fun), "the other branch", chosen, other, false_fun)
     return tree.map(lambda a, b: where(flag, a, b), chosen, other)
@@ -291,7 +291,7 @@ def _scan(body: Body, carry: Any, count: int, reverse: bool, checkpoint: bool | 
 
 
 class Body:
-    """The function in a loop, what it goes over, and what its carry must be.
+    """The body of a loop, the rows of the loop, and the structure, shapes and dtypes of the carry.
 
     ``lower`` is the first number of a ``fori_loop``; ``rows`` are the leaves of ``xs`` of a ``scan``.
     """
@@ -326,12 +326,12 @@ class Body:
         return tree.unflatten(self.structure, found)
 
     def next(self, new: Any) -> Any:
-        """Return the carry after a step; raise if it is not like the one before."""
+        """Return the carry after a step; raise if its structure, shapes or dtypes changed."""
         leaves, structure = tree.flatten(new)
         if structure != self.structure:
             raise InputError(
                 f"{self.name}: the carry had the structure {_shown(self.structure)} before the step, and has "
-                f"{_shown(structure)} after it.\n  {self._where()} must return what it gets."
+                f"{_shown(structure)} after it.\n  {self._where()} must return the structure that it gets."
             )
         found = [t if isinstance(t, Tensor) else asarray(t) for t in leaves]
         for k, (t, (shape, dtype)) in enumerate(zip(found, self.specs, strict=True)):
@@ -408,8 +408,8 @@ class Body:
             leaves, own = tree.flatten(y)
             if own != structure:
                 raise InputError(
-                    f"{self.name}: {self._where()} returned y with the structure {_shown(structure)}, and in "
-                    f"step {n} {_shown(own)}."
+                    f"{self.name}: {self._where()} returned y with the structure {_shown(structure)}, but "
+                    f"with {_shown(own)} in step {n}."
                 )
             for column, leaf in zip(columns, leaves, strict=True):
                 column.append(leaf)
@@ -430,7 +430,8 @@ def _tensor(name: str, init: Any, k: int, leaf: Any) -> Tensor:
         t = leaf if isinstance(leaf, Tensor) else asarray(leaf)
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"{name}: a carry is made of tensors, arrays and numbers, but {tree.paths(init, 'carry')[k][0]} "
+            f"{name}: a carry must consist of tensors, arrays and numbers, but "
+            f"{tree.paths(init, 'carry')[k][0]} "
             f"is a {type(leaf).__name__}."
         ) from error
     if special.count:
@@ -467,7 +468,7 @@ def _order(items: Any, reverse: bool) -> Any:
 def _rows(k: int, leaf: Any) -> Tensor:
     t = leaf if isinstance(leaf, Tensor) else asarray(leaf)
     if not t.ndim:
-        raise ShapeError(f"scan: leaf {k} of xs is a single number; xs is gone over along its first axis.")
+        raise ShapeError(f"scan: leaf {k} of xs is a single number, but the loop needs a first axis.")
     return t
 
 
@@ -476,7 +477,7 @@ def _count(rows: Sequence[Tensor], length: int | None) -> int:
     if length is not None:
         counts.add(_whole("length", length))
     if not counts:
-        raise ArgumentError("scan: without xs, length must be given.")
+        raise ArgumentError("scan: pass xs or length; the number of steps is unknown without them.")
     if len(counts) > 1:
         raise ShapeError(
             f"scan: the first axes of xs have lengths {', '.join(str(r.shape[0]) for r in rows)}"
@@ -490,16 +491,16 @@ def _whole(name: str, value: Any) -> int:
     if isinstance(value, Tensor) and unknown(value) is not None:
         raise TransformError(
             f"{name} of a loop must be known inside ad.compile.\n"
-            "  Pass it as a whole number, or use ad.while_loop with limit=."
+            "  Pass it as a Python integer, or use ad.while_loop with limit=."
         )
     try:
         return int(value.item() if isinstance(value, Tensor) else value.__index__())
     except (AttributeError, TypeError, ValueError):
-        raise ArgumentError(f"{name} of a loop must be a whole number, but got {value!r}.") from None
+        raise ArgumentError(f"{name} of a loop must be an integer, but got {value!r}.") from None
 
 
 def _segment(checkpoint: bool | int, count: int) -> int:
-    """Return how many steps are kept together."""
+    """Return the number of steps per segment."""
     if isinstance(checkpoint, bool):
         return builtins.max(1, math.isqrt(count)) if checkpoint else builtins.max(1, count)
     if not isinstance(checkpoint, int) or checkpoint < 1:
@@ -527,21 +528,23 @@ def _flag(name: str, value: Any) -> Any:
 
 
 def _any(going: Any, limit: int | None, steps: int) -> bool:
-    """Return whether a loop goes on: the condition holds for some element of a batch, or is not known."""
+    """Return whether a loop continues: the condition is true for an element of the batch, or is unknown."""
     if isinstance(going, bool):
         return going
     if unknown(going) is None:
         return bool(np.any(held(going)))
     if limit is None:
         raise TransformError(
-            "while_loop: inside ad.compile the condition is not known, and the loop needs a limit.\n"
+            "while_loop: inside ad.compile the condition is unknown, so the loop needs a limit.\n"
             "  Pass limit=, the largest number of steps, or call the loop outside of the compiled function."
         )
     return steps <= limit
 
 
 def _unfinished(limit: int | None) -> ConvergenceError:
-    return ConvergenceError(f"while_loop: the condition still holds after limit={limit} steps.")
+    return ConvergenceError(
+        f"while_loop: the condition is still true after limit={limit} steps.  Pass a larger limit."
+    )
 
 
 def _refuse_true(limit: int | None) -> Callable[[Any], None]:

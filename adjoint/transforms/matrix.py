@@ -213,8 +213,8 @@ def _choose(transform: str, f: Any, run: Recorded, holomorphic: bool, reverse: b
     if complex_in and not holomorphic:
         raise DTypeError(
             f"{transform}: an argument of {name_of(f)} is complex.\n"
-            "  Pass holomorphic=True if the function is; else differentiate with respect to the real and the "
-            "imaginary part."
+            "  Pass holomorphic=True if the function is holomorphic.  Otherwise differentiate with respect "
+            "to the real and the imaginary part."
         )
     if complex_out and not complex_in and reverse:
         raise DTypeError(
@@ -361,7 +361,7 @@ def hvp(f: Callable[..., Any], primals: Tree, tangents: Tree) -> Tree:
         n = len(primals)
         got = f"{len(tangents)} of them" if isinstance(tangents, tuple) else type(tangents).__name__
         raise ArgumentError(
-            f"hvp: a tuple of {n} primals needs a tuple of {n} tangents, one each, but got {got}."
+            f"hvp: for a tuple of {n} primals, tangents must be a tuple of {n}, but got {got}."
         )
     return gradient_function("hvp", _Along(f), tuple(range(len(primals))), False)(*primals, *tangents)
 

@@ -72,7 +72,7 @@ def checkpoint(
     ModifiedError
         In the backward, if ``f`` reads a tensor that is not an argument and was written to in between.
     TransformError
-        In the backward, if the second run gives other results.
+        In the backward, if the second run returns different results.
 
     Examples
     --------
@@ -424,7 +424,7 @@ class _Checkpointed:
         found = pull_record(xp, roots, seeds, self.keys, wanted, since)
         if found is None or not self._has_captured(found, wanted, roots, since):
             raise RuleError(
-                f"checkpoint: {self.call.name} used other tensors when it ran again for the backward.\n"
+                f"checkpoint: {self.call.name} used different tensors when it ran again for the backward.\n"
                 "  It must compute the same values from the same tensors twice."
             )
         return found
@@ -489,7 +489,7 @@ class _Checkpointed:
             difference = np.abs(np.subtract(before, now)).max()
         if not difference <= rounding * np.abs(before).max():
             raise self._differs(
-                f"computed other values: result {self.places[i]} differs by up to {difference:g}"
+                f"returned different values (result {self.places[i]} differs by up to {difference:g})"
             )
 
     def _differs(self, how: str) -> TransformError:
@@ -507,7 +507,7 @@ def _sample(data: Any) -> Any:
 
 
 def _once(keys: list[Any]) -> list[Any]:
-    """Return the keys with None for repeated ones, so that each gets its gradient once."""
+    """Return the keys with repeated keys replaced by None, so that each key gets its gradient once."""
     seen: set[Any] = set()
     return [None if k in seen or seen.add(k) else k for k in keys]  # type: ignore[func-returns-value]
 

@@ -98,7 +98,7 @@ def elementwise_grad(
 ) -> Callable[..., Any]:
     """Return a function that computes the gradient of the sum of the results of ``f``.
 
-    For a function that acts on each element alone it is the derivative at each element.
+    For a function that acts on each element separately, this is the derivative at each element.
 
     Parameters
     ----------
@@ -223,7 +223,8 @@ def check_one_number(transform: str, f: Any, run: Recorded) -> None:
         raise ShapeError(
             f"{transform}: {name_of(f)} returned {len(run.outputs)} tensors, {run.structure.describe()}, "
             "but a gradient needs one number.\n"
-            "  Return one number, with has_aux=True the rest beside it; for all derivatives use ad.jacobian."
+            "  Return one number; with has_aux=True, return (number, rest).  Use ad.jacobian for all "
+            "derivatives."
         )
     root = run.outputs[0]
     if root.size != 1:

@@ -459,18 +459,18 @@ def test_an_array_takes_a_tensor_without_history_in_place():
 MISTAKES: list[tuple[type[BaseException], Callable[[], Any], str]] = [
     (InputError, lambda: np.sum(like, out=np.zeros(())),
      "np.sum(…, out=…): the result would have no history.\n"
-     "  An array cannot take a recorded tensor in place (a += x): write a = a + x, or start with ad.zeros."),
+     "  A recorded tensor cannot be added into an array (a += x): write a = a + x, or start with ad.zeros."),
     (InputError, lambda: np.exp(ad.ones(1, requires_grad=True), out=np.zeros(1)),
      "np.exp(…, out=…): the result would have no history.\n"
-     "  An array cannot take a recorded tensor in place (a += x): write a = a + x, or start with ad.zeros."),
-    (InputError, lambda: np.var(ad.tensor(A), where=M), "np.var: adjoint does not take where=."),
+     "  A recorded tensor cannot be added into an array (a += x): write a = a + x, or start with ad.zeros."),
+    (InputError, lambda: np.var(ad.tensor(A), where=M), "np.var: adjoint does not support where=.  Omit it."),
     (InputError, lambda: np.copyto(np.zeros(1), like),
-     "np.copyto writes into its argument, which a tensor in a graph does not allow.\n"
+     "np.copyto writes into its argument, which is not allowed for tensors.\n"
      "  Use y = x.at[i].set(v), or x[i] = v where no gradient is needed."),
     (InputError, lambda: np.sort_complex(ad.tensor(A)),
      "np.sort_complex has no derivative in adjoint.\n"
      "  Use x.numpy() if no gradient is needed, or write it with ad functions."),
-    (ArgumentError, lambda: np.max(ad.tensor(A), where=M), "np.max: where= needs initial=, for places without elements."),
+    (ArgumentError, lambda: np.max(ad.tensor(A), where=M), "np.max: where= needs initial=, the result if no element is selected."),
     (ArgumentError, lambda: np.convolve(ad.tensor(V), W, "most"), "np.convolve: mode must be 'full', 'same' or 'valid', not 'most'."),
     (ShapeError, lambda: np.convolve(ad.tensor(A), V),
      "np.convolve: expected two vectors with elements, but got (3, 4) and (4,)."),

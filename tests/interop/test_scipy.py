@@ -183,7 +183,7 @@ MISTAKES: dict[str, tuple[type[Exception], Callable[[], Any], str]] = {
     ),
     "integers": (DTypeError, lambda: minimize(rosen, np.arange(3)), "minimize: x0 is int64"),
     "complex": (DTypeError, lambda: minimize(rosen, {"a": 1j}), r"minimize: x0\['a'\] is complex128"),
-    "nothing": (TransformError, lambda: minimize(rosen, None), "minimize: x0 holds no tensors"),
+    "nothing": (TransformError, lambda: minimize(rosen, None), "minimize: x0 contains no tensors"),
     "jac": (InputError, lambda: minimize(rosen, 1.0, jac=True), "minimize: do not pass jac="),
     "args": (InputError, lambda: root(rosen, 1.0, args=3), "root: args must be a tuple"),  # type: ignore[arg-type]
     "residuals": (TransformError, lambda: least_squares(lambda x: 3.0, 1.0), "is a float, not a tensor"),

@@ -86,7 +86,7 @@ def test_spread() -> None:
     assert tree.spread(0, s, "in_axes") == [0, 0, 0, 0]
     assert tree.spread((0, {"a": None, "b": 1}), s, "in_axes") == [0, 0, None, 1]
     assert tree.spread([[0, None], 1], s, "in_axes") == [0, None, 1, 1]
-    with pytest.raises(TransformError, match=r"in_axes\[1\] is \{'a': 0\}, which does not fit"):
+    with pytest.raises(TransformError, match=r"in_axes\[1\] is \{'a': 0\}, which does not match"):
         tree.spread((0, {"a": 0}), s, "in_axes")
     with pytest.raises(TransformError, match="where an integer or None is expected"):
         tree.spread(("x", 0), s, "in_axes")

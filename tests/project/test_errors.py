@@ -250,7 +250,7 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
         lambda: np.add(x(2), 1.0, out=np.zeros(2)),
         """\
         np.add(…, out=…): the result would have no history.
-          An array cannot take a recorded tensor in place (a += x): write a = a + x, or start with ad.zeros.""",
+          A recorded tensor cannot be added into an array (a += x): write a = a + x, or start with ad.zeros.""",
     ),
     "a hook that is none": (
         TypeError,

@@ -112,7 +112,7 @@ MESSAGES = {
     ),
     "np.save": (
         lambda: np.save("never.npy", W.detach()),
-        "np.save writes arrays, not tensors.\n  Give it x.numpy(), or use ad.save(path, tensors).",
+        "np.save writes arrays, not tensors.\n  Pass x.numpy(), or use ad.save(path, tensors).",
     ),
     "a plain list of layers": (
         lambda: ad.optim.Adam(Plain()),

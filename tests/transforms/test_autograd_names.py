@@ -32,7 +32,7 @@ def test_argnum_is_argnums():
     for transform in (ad.jacobian, ad.jacrev, ad.jacfwd):
         numpy.testing.assert_array_equal(transform(lambda a, b: a * b, argnum=1)(a, b), numpy.diag(a))
     numpy.testing.assert_array_equal(ad.hessian(f, argnum=1)(a, b), numpy.diag(2 * a))
-    with pytest.raises(ArgumentError, match="argnum= and argnums= are the same"):
+    with pytest.raises(ArgumentError, match="argnum= and argnums= have the same meaning"):
         ad.grad(f, argnums=1, argnum=1)
 
 

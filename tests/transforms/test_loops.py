@@ -164,7 +164,7 @@ def test_while_loop_with_a_limit(compiled: bool) -> None:
     close(run(ad.grad(f))(x), 5 * x**4)
     close(run(ad.hessian(f))(x), ad.diag(20 * x**3))
     short = run(lambda x: ad.while_loop(lambda v: (v < 100).all(), lambda v: v * 2, x, limit=3))
-    with pytest.raises(ConvergenceError, match="still holds after limit=3 steps"):
+    with pytest.raises(ConvergenceError, match="is still true after limit=3 steps"):
         short(x)
     close(short(x * 20), x * 160)
 
@@ -431,15 +431,15 @@ MISTAKES = [
     (InputError, lambda: ad.scan(lambda c, x: ((c, c), None), ad.zeros(3), XS),
      r"scan: the carry had the structure \* before the step, and has \(\*, \*\) after it"),
     (InputError, lambda: ad.scan(lambda c, x: c, ad.zeros(3), XS), r"must return a pair \(carry, y\)"),
-    (ArgumentError, lambda: ad.scan(lambda c, x: (c, x), 0.0), "without xs, length must be given"),
+    (ArgumentError, lambda: ad.scan(lambda c, x: (c, x), 0.0), "pass xs or length"),
     (ShapeError, lambda: ad.scan(lambda c, x: (c, x), 0.0, [XS, XS[:2]]), "have lengths 9, 2: they must be equal"),
     (ShapeError, lambda: ad.scan(lambda c, x: (c, x), 0.0, XS, length=3), "and length is 3"),
     (ShapeError, lambda: ad.scan(lambda c, x: (c, x), 0.0, 3.0), "is a single number"),
     (ArgumentError, lambda: ad.scan(lambda c, x: (c, x), 0.0, XS, checkpoint=0), "checkpoint must be True"),
     (ShapeError, lambda: ad.while_loop(lambda x: x < XS, lambda x: x, 0.0), "must be one boolean"),
     (ShapeError, lambda: ad.while_loop(lambda x: True, lambda x: x + XS, 0.0), r"while_loop: carry had shape \(\)"),
-    (ArgumentError, lambda: ad.while_loop(lambda x: True, lambda x: x, 0.0, limit=-1), "limit must be a whole number"),
-    (ArgumentError, lambda: ad.fori_loop(0, 2.5, lambda i, x: x, 0.0), "upper of a loop must be a whole number"),
+    (ArgumentError, lambda: ad.while_loop(lambda x: True, lambda x: x, 0.0, limit=-1), "limit must be a non-negative integer"),
+    (ArgumentError, lambda: ad.fori_loop(0, 2.5, lambda i, x: x, 0.0), "upper of a loop must be an integer"),
     (ShapeError, lambda: ad.fori_loop(0, 2, lambda i, x: XS, 0.0), r"fori_loop: carry had shape \(\)"),
     (InputError, lambda: ad.scan(None, 0.0, XS), "scan: expected a function"),
     (InputError, lambda: ad.cond(True, 1, 2), "cond: expected a function"),

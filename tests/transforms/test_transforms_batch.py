@@ -405,11 +405,11 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: ad.vmap(lambda x, y: x)(np.ones(3), np.ones(4)), ShapeError,
      "vmap: the batch axes differ in length: x has 3, y has 4."),
     (lambda: ad.vmap(lambda x: x, in_axes=None)(np.ones(3)), ArgumentError,
-     "vmap: in_axes is None for every argument, so there is no batch."),
+     "vmap: in_axes is None for every argument, so there is no batch.  Set it to 0 for one argument."),
     (lambda: ad.vmap(lambda x: x, in_axes=2)(np.ones(3)), ShapeError,
      "vmap: in_axes of x: axis 2 is out of range: a 1-d tensor has axes -1 to 0."),
     (lambda: ad.vmap(lambda x, y: x, in_axes=(0,))(np.ones(3), 1.0), TransformError,
-     "vmap: in_axes is (0,), which does not fit the structure (*, *)."),
+     "vmap: in_axes is (0,), which does not match the structure (*, *)."),
     (lambda: ad.vmap(lambda x: x, out_axes=None)(np.ones(3)), TransformError,
      "vmap: out_axes is None for a result that differs between the elements of the batch.\n"
      "  Set out_axes to the position of the batch axis."),

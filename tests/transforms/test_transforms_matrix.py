@@ -222,7 +222,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
      "hessian: <lambda> returned shape (7,), but a gradient needs one number.\n"
      "  Reduce it (y.sum(), y.mean()), or use ad.jacobian for all derivatives, ad.vjp for their products."),
     (lambda: ad.hvp(rosen, (POINT,), POINT), ArgumentError,
-     "hvp: a tuple of 1 primals needs a tuple of 1 tangents, one each, but got ndarray."),
+     "hvp: for a tuple of 1 primals, tangents must be a tuple of 1, but got ndarray."),
     (lambda: ad.hvp(rosen, POINT, POINT[1:]), ShapeError,
      "hvp: tangents[0] has shape (6,), but (7,) is expected."),
 ]  # fmt: skip

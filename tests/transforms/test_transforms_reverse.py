@@ -210,8 +210,8 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
      "  Make it a float (x.astype(float), 3.0 for 3), or leave it out of argnums."),
     (lambda: ad.grad(loss)({"w": object()}), TransformError,
      "grad: x['w'] is a object, not a tensor, an array or a number.\n"
-     "  Convert it (ad.tensor(np.asarray(x))), close over it, or name other arguments in argnums."),
-    (lambda: ad.grad(loss)("text"), TransformError, "grad: x holds no tensors: 'text'."),
+     "  Convert it (ad.tensor(np.asarray(x))), or pass argnums= without this argument."),
+    (lambda: ad.grad(loss)("text"), TransformError, "grad: x contains no tensors: 'text'."),
     (lambda: ad.grad(nothing)(1.0), TransformError,
      "grad: nothing returned None.\n  Return the tensor to differentiate."),
     (lambda: ad.grad(lambda x: x > 0)(1.0), DTypeError,
@@ -222,12 +222,12 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
      "  Reduce it (y.sum(), y.mean()), or use ad.jacobian for all derivatives, ad.vjp for their products."),
     (lambda: ad.grad(lambda x: (x, x))(1.0), ShapeError,
      "grad: <lambda> returned 2 tensors, (*, *), but a gradient needs one number.\n"
-     "  Return one number, with has_aux=True the rest beside it; for all derivatives use ad.jacobian."),
+     "  Return one number; with has_aux=True, return (number, rest).  Use ad.jacobian for all derivatives."),
     (lambda: ad.grad(lambda x: x * 1j)(1.0), DTypeError,
      "grad: <lambda> returned a complex number, but a gradient needs a real number.\n"
      "  Return y.real, y.imag or abs(y); or use ad.vjp with a complex cotangent."),
     (lambda: ad.grad(loss, has_aux=True)(1.0), TransformError,
-     "grad: with has_aux=True loss returns (result, aux), but it returned a Tensor."),
+     "grad: with has_aux=True loss must return (result, aux), but returned a Tensor."),
     (lambda: ad.grad(3), InputError, "grad: expected a function, but got int."),
     (lambda: ad.vjp(loss), ArgumentError, "vjp: the arguments of the function are missing: ad.vjp(f, x, …)."),
     (lambda: ad.vjp(lambda x: x, np.ones(2))[1](1.0), ShapeError,
