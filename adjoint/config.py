@@ -2,7 +2,7 @@
 
 ``special`` counts the active contexts, in all threads, that ops must check besides the grad mode (tapes,
 anomaly detection, saved-tensor hooks).  Ops read the context variables only while it is not 0, so unused
-features cost nothing.
+features cost nothing.  ``logs`` counts those that writes must check.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ class _Special:
 
 
 special = _Special()
+logs = _Special()  # counts the blocks that set ``writes``
 
 
 def is_watched(t: Any) -> bool:
@@ -100,19 +101,20 @@ def is_watched(t: Any) -> bool:
 
 
 class watched(Generic[T]):  # noqa: N801  a context manager that reads as a function
-    """Context manager: set a context variable, and let ops take the careful path, which reads it.
+    """Context manager: set a context variable, and count the block, so that ops read the variable.
 
-    An interrupt cannot leave the variable set.  It may leave ``special`` too large, which only costs time.
+    An interrupt cannot leave the variable set.  It may leave the count too large, which only costs time.
     """
 
-    def __init__(self, variable: ContextVar[T], value: T) -> None:
+    def __init__(self, variable: ContextVar[T], value: T, counter: _Special = special) -> None:
         self._variable = variable
         self._value = value
+        self._counter = counter
 
     def __enter__(self) -> None:
         self._before = self._variable.get()
         try:
-            special.enter()
+            self._counter.enter()
             self._variable.set(self._value)
         except BaseException:
             self._variable.set(self._before)
@@ -122,7 +124,7 @@ class watched(Generic[T]):  # noqa: N801  a context manager that reads as a func
         try:
             self._variable.set(self._before)
         finally:
-            special.leave()
+            self._counter.leave()
 
 
 def within(variable: ContextVar[T], value: T, function: Callable[..., R], *args: Any) -> R:
@@ -286,6 +288,10 @@ def _wrap_async_generator(function: Callable[..., Any], mode: ContextMode[Any]) 
     return wrapper
 
 
+# Looking up a method of a context variable costs as much as the call.
+_recording, _set_recording, _reset_recording = grad_mode.get, grad_mode.set, grad_mode.reset
+
+
 class _GradMode(ContextMode[bool]):
     """Sets ``grad_mode``.  Loops enter it at each step, so it keeps tokens instead of the stack of modes.
 
@@ -294,30 +300,31 @@ class _GradMode(ContextMode[bool]):
 
     _variable = grad_mode
 
-    def __init__(self, value: bool) -> None:
-        self._value = value
-        self._tokens: list[Token[bool]] = []
+    _value: bool
+    _tokens: list[Token[bool]]
+    __init__ = object.__init__  # both are set after the call, because __init__ costs a tenth of the mode
 
     def _apply(self) -> None:
         if not (self._value and _inference.get()):  # enable_grad has no effect inside inference_mode
             grad_mode.set(self._value)
 
     def __enter__(self) -> None:
-        before = grad_mode.get()
+        before = _recording()
         value = self._value
         try:
             if value and _inference.get():
                 value = before
-            self._tokens.append(grad_mode.set(value))
+            self._tokens.append(_set_recording(value))
         except BaseException:  # an interrupt: no __exit__ follows
-            grad_mode.set(before)
+            _set_recording(before)
             raise
 
-    def __exit__(self, *exception: object) -> None:
+    # named, because a tuple of them would cost more
+    def __exit__(self, kind: Any = None, error: Any = None, trace: Any = None, /) -> None:  # type: ignore[override]
         tokens = self._tokens
         try:
             token = tokens[-1]
-            grad_mode.reset(token)
+            _reset_recording(token)
             tokens.remove(token)
         except (IndexError, ValueError):
             self._leave_shared()
@@ -359,7 +366,7 @@ class set_grad_enabled(_GradMode):  # noqa: N801  a context manager that reads a
     def __init__(self, mode: bool) -> None:
         if callable(mode):
             raise InputError("set_grad_enabled takes True or False: write @ad.set_grad_enabled(False).")
-        super().__init__(bool(mode))
+        self._value, self._tokens = bool(mode), []
         self._before: bool | None = self._present()
         self._apply()
 
@@ -421,9 +428,9 @@ def no_grad(function: Any = None) -> Any:
     >>> double(ad.tensor(1.0, requires_grad=True)).requires_grad
     False
     """
-    if function is None:
-        return _GradMode(False)
-    return _GradMode(False)(function)
+    mode = _GradMode()
+    mode._value, mode._tokens = False, []
+    return mode if function is None else mode(function)
 
 
 @overload
@@ -453,7 +460,8 @@ def enable_grad(function: Any = None) -> Any:
     ...     (x * 2).requires_grad
     True
     """
-    mode = _GradMode(True)
+    mode = _GradMode()
+    mode._value, mode._tokens = True, []
     return mode if function is None else mode(function)
 
 

@@ -8,9 +8,11 @@ is the path of all other ops.  Calls that these paths do not handle go to ``care
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numpy import ndarray
 
 from adjoint.config import grad_mode, special
@@ -39,6 +41,11 @@ NO_PARAMS: dict[str, Any] = {}
 
 recording = grad_mode.get
 new_tensor: Callable[[], Tensor] = functools.partial(object.__new__, Tensor)
+
+# On arrays an operator calls its ufunc, after it has looked for methods of both arguments.
+_UFUNCS: dict[Any, Callable[..., Any]] = {
+    operator.add: np.add, operator.sub: np.subtract, operator.mul: np.multiply, operator.truediv: np.divide,
+}  # fmt: skip
 
 # What the texts below name, besides what they are given.
 _NAMES = {
@@ -119,6 +126,8 @@ def make(op, forward, saved, numbers64, numbers32):
     elementwise = op.kind == "elementwise"
     saves_none = elementwise and not op.saves_any
 
+    known64, known32 = numbers64.get, numbers32.get
+
     def eager(x, y, /):
         if type(x) is Tensor:
             parent_x = x._node
@@ -131,7 +140,7 @@ def make(op, forward, saved, numbers64, numbers32):
                 parent_y = None
                 # a 0-d array: NumPy takes twice as long to look at a Python number
                 dtype = data_x.dtype
-                data_y = numbers64.get(y) if dtype is F64 else numbers32.get(y) if dtype is F32 else None
+                data_y = known64(y) if dtype is F64 else known32(y) if dtype is F32 else None
                 if data_y is None:
                     data_y = weak_number(op, y, dtype)
             else:
@@ -141,7 +150,7 @@ def make(op, forward, saved, numbers64, numbers32):
             parent_y = y._node
             data_y = y._data
             dtype = data_y.dtype
-            data_x = numbers64.get(x) if dtype is F64 else numbers32.get(x) if dtype is F32 else None
+            data_x = known64(x) if dtype is F64 else known32(x) if dtype is F32 else None
             if data_x is None:
                 data_x = weak_number(op, x, dtype)
         else:
@@ -277,7 +286,8 @@ def eager_of(op: Op) -> Eager:
     rough = {i for i in range(arity) if not op.smooth(i)}
     saved = [None if rough and rough & set(bits) else op.keeps(wanted) for bits, wanted in _WANTED[arity]]
     numbers: tuple[Any, Any] = ({}, {}) if op.literals else (NUMBERS64, NUMBERS32)
-    return _path(arity, bool(op.params), op.costly)(op, op.forward, saved, *numbers)
+    forward = _UFUNCS.get(op.forward, op.forward)
+    return _path(arity, bool(op.params), op.costly)(op, forward, saved, *numbers)
 
 
 def general(op: Op) -> Eager:

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple, Never
 
-from adjoint.config import grad_mode, is_watched, special
+import numpy as np
+
+from adjoint.config import grad_mode, is_watched, logs, special
 from adjoint.core.explain import explained
 from adjoint.core.lifted import Unknown, running
 from adjoint.core.namespace import rec
@@ -35,27 +37,34 @@ __all__ = ["AUGMENTED", "augmented"]
 
 
 class Augmented(NamedTuple):
-    """One augmented assignment: the sign, the op, and the operator that Python applies to arrays."""
+    """One augmented assignment: the sign, the op, and the function of two arrays and the output array.
+
+    ``**=`` and ``@=`` do more in NumPy than their ufuncs.
+    """
 
     sign: str
     op: str
-    on_arrays: Callable[[Any, Any], Any]
+    on_arrays: Callable[[Any, Any, Any], Any]
+
+
+def _by_operator(on_two: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    return lambda x, y, _: on_two(x, y)
 
 
 AUGMENTED = {
-    "__iadd__": Augmented("+=", "add", operator.iadd),
-    "__isub__": Augmented("-=", "subtract", operator.isub),
-    "__imul__": Augmented("*=", "multiply", operator.imul),
-    "__itruediv__": Augmented("/=", "divide", operator.itruediv),
-    "__ifloordiv__": Augmented("//=", "floor_divide", operator.ifloordiv),
-    "__imod__": Augmented("%=", "remainder", operator.imod),
-    "__ipow__": Augmented("**=", "pow", operator.ipow),
-    "__imatmul__": Augmented("@=", "matmul", operator.imatmul),
-    "__iand__": Augmented("&=", "bitwise_and", operator.iand),
-    "__ior__": Augmented("|=", "bitwise_or", operator.ior),
-    "__ixor__": Augmented("^=", "bitwise_xor", operator.ixor),
-    "__ilshift__": Augmented("<<=", "bitwise_left_shift", operator.ilshift),
-    "__irshift__": Augmented(">>=", "bitwise_right_shift", operator.irshift),
+    "__iadd__": Augmented("+=", "add", np.add),
+    "__isub__": Augmented("-=", "subtract", np.subtract),
+    "__imul__": Augmented("*=", "multiply", np.multiply),
+    "__itruediv__": Augmented("/=", "divide", np.divide),
+    "__ifloordiv__": Augmented("//=", "floor_divide", np.floor_divide),
+    "__imod__": Augmented("%=", "remainder", np.remainder),
+    "__ipow__": Augmented("**=", "pow", _by_operator(operator.ipow)),
+    "__imatmul__": Augmented("@=", "matmul", _by_operator(operator.imatmul)),
+    "__iand__": Augmented("&=", "bitwise_and", np.bitwise_and),
+    "__ior__": Augmented("|=", "bitwise_or", np.bitwise_or),
+    "__ixor__": Augmented("^=", "bitwise_xor", np.bitwise_xor),
+    "__ilshift__": Augmented("<<=", "bitwise_left_shift", np.left_shift),
+    "__irshift__": Augmented(">>=", "bitwise_right_shift", np.right_shift),
 }
 
 _recording, _log = grad_mode.get, writes.get
@@ -83,14 +92,14 @@ def augmented(method: str) -> Callable[[Tensor, Any], Tensor]:
                 references(data) <= exclusive
                 and data.base is None
                 and (dtype is F32 or dtype is F64 or dtype.kind != "V")
-                and _log() is None
+                and (not logs.count or _log() is None)
             ):
                 if t._node is None:
                     clock.now = t._version = clock.now + 1
                 else:
                     t._version += 1
                 try:
-                    on_arrays(data, y._data if kind is Tensor else weak_number(op, y, dtype))
+                    on_arrays(data, y._data if kind is Tensor else weak_number(op, y, dtype), data)
                 except Exception as error:
                     _explain(assignment, t, y, error)
                 return t

@@ -24,10 +24,12 @@ from adjoint.config import (
     get_default_dtype,
     grad_mode,
     held_across_fork,
+    logs,
     set_default_dtype,
     special,
     tapes,
     watched,
+    within,
 )
 from adjoint.core.lifted import enclosing, tracing
 from adjoint.core.node import Node, next_seq
@@ -63,20 +65,14 @@ class Rerun:
 
     def first(self, function: Callable[..., T], args: Sequence[Any], kwargs: dict[str, Any]) -> T:
         """Run the function; record the generators it draws from and the tensors it writes to."""
-        around, hooks = writes.get(), saved_hooks.get()
+        around = writes.get()
         log: Log = {}
         since = next_seq()
         trace = tracing.get() if special.count else None
         mark = None if trace is None else trace.mark()
-        try:
-            writes.set(log)
-            saved_hooks.set(None)  # this record is dropped soon, so saved tensors are not packed
-            result = function(*args, **kwargs)
-        finally:
-            try:
-                writes.set(around)
-            finally:
-                saved_hooks.set(hooks)
+        with watched(writes, log, logs):
+            # this record is dropped soon, so saved tensors are not packed
+            result = within(saved_hooks, None, functools.partial(function, **kwargs), *args)
         if around is not None:
             for key, entry in log.items():
                 around.setdefault(key, entry)
