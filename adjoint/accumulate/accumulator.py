@@ -1,7 +1,8 @@
-"""GradientAccumulator: micro-batches that give the gradient of the whole batch.
+"""``GradientAccumulator``: sum the gradients of micro-batches into the gradient of the whole batch.
 
-The divisor belongs to the window: Σ weight·gradient / Σ weight over all micro-batches, also for parameters
-that took part in some of them only.  A micro-batch is checked as a whole, then added as a whole.
+A window is the set of micro-batches that make one update.  Its gradient is Σ weight·gradient / Σ weight.  All
+parameters are divided by the weight of all micro-batches, also parameters that only some micro-batches use.
+A micro-batch is checked completely before any of its gradients is added.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ Method = Callable[Concatenate["GradientAccumulator", P], T]
 
 
 def _locked(method: Method[P, T]) -> Method[P, T]:
-    """Make a method hold the lock.  Without a loop in the block, an interrupt releases it."""
+    """Run a method with the accumulator's lock held.  An interrupt (Ctrl-C) also releases the lock."""
 
     @wraps(method)
     def call(self: GradientAccumulator, /, *args: P.args, **options: P.kwargs) -> T:
@@ -81,22 +82,25 @@ def _locked(method: Method[P, T]) -> Method[P, T]:
 
 
 class GradientAccumulator:
-    """Sum the gradients of micro-batches into the gradient of the batch that they make.
+    """Sum the gradients of micro-batches into the gradient of the whole batch.
 
-    With adjoint: give it the parameters, run ``with acc.micro_batch(weight=n): loss.backward()``, and
-    ``acc.apply(optimizer)`` when ``should_update()``.  By name, from any library: ``register``, then
-    ``step({name: gradient}, weight=n)`` until it returns True, then ``gradients()`` and ``reset()``.
+    A *window* is the set of micro-batches that make one update.  With adjoint tensors, pass the parameters,
+    run ``with acc.micro_batch(weight=n): loss.backward()`` for each micro-batch, and call
+    ``acc.apply(optimizer)`` when ``acc.should_update()`` is True.  With gradients of any library, call
+    ``register`` for each parameter and ``step({name: gradient}, weight=n)`` until it returns True, then
+    ``gradients()`` and ``reset()``.
 
     Parameters
     ----------
     params : module, dict of tensors, iterable of tensors, or None
-        Parameters.  Frozen ones take part as soon as they require grad.  None: gradients are given by name.
+        The parameters.  Frozen ones are included as soon as they require grad.  None: gradients are passed by
+        name to ``step``.
     config : AccumulationConfig, optional
-        Options.
+        The options.
     clip : callable, optional
         Function that is called with the normalised gradients, such as one of the ``ad.clip_…`` functions.
     group : Group, optional
-        Ranks that share each window: the gradient is that of the micro-batches of all of them.
+        Ranks that share each window: its gradient is that of the micro-batches of all ranks.
     **options : Any
         Fields of ``AccumulationConfig``, instead of ``config``.
 
@@ -140,7 +144,7 @@ class GradientAccumulator:
             if id(t) in self._names:
                 continue  # shared under two names: one gradient
             if name in self._params:
-                raise ArgumentError(f"GradientAccumulator: two parameters have the name {name!r}.")
+                raise ArgumentError(f"GradientAccumulator: two parameters have the same name, {name!r}.")
             dtype = sum_dtype(t.dtype)
             if self.config.dtype is not None:
                 dtype = np.result_type(self.config.dtype, "F" if dtype.kind == "c" else "f")
@@ -153,21 +157,21 @@ class GradientAccumulator:
 
     @_locked
     def register(self, name: str, shape: Any, dtype: Any = None) -> None:
-        """Make room for the gradients of a parameter; a second call with the same arguments does nothing.
+        """Register a parameter by name.  A second call with the same arguments does nothing.
 
         Parameters
         ----------
         name : str
             Name of the parameter.
         shape : int or tuple of int
-            Shape of its gradients.
+            Shape of the parameter.
         dtype : dtype, optional
-            Dtype of the sum.  None: that of the config, or of the first gradient, at least float32.
+            Dtype of the sum.  None: the dtype of the config, or else of the first gradient, at least float32.
 
         Raises
         ------
         ShapeError, DTypeError
-            The name is registered with another shape or dtype.
+            The name is already registered with a different shape or dtype.
         """
         if not isinstance(name, str):
             raise InputError(f"register: the name must be a string, not a {type(name).__name__}.")
@@ -184,13 +188,12 @@ class GradientAccumulator:
         if dtype is not None and str(old.dtype) != str(new.dtype):  # np.dtype(None) is float64
             has = "that of its first gradient" if old.dtype is None else old.dtype
             raise DTypeError(
-                f"register: {name!r} is already registered, and the dtype of its sum is {has}, not "
-                f"{new.dtype}."
+                f"register: {name!r} is already registered.  The dtype of its sum is {has}, not {new.dtype}."
             )
 
     @property
     def names(self) -> list[str]:
-        """The registered names, in order, without those of frozen parameters."""
+        """The names of the registered parameters in order of registration, without frozen parameters."""
         return [name for name, s in self._sums.slots.items() if s.param is None or s.param.requires_grad]
 
     # Adding ----------------------------------------------------------------------------------
@@ -202,7 +205,7 @@ class GradientAccumulator:
         Parameters
         ----------
         gradients : dict
-            Gradients by name.  Parameters that had no part in the micro-batch are left out.
+            Gradients by name.  Leave out parameters that the micro-batch does not use.
         weight : float
             Weight of the micro-batch: its number of examples or tokens.
 
@@ -214,7 +217,7 @@ class GradientAccumulator:
         Raises
         ------
         UnknownNameError, ShapeError, DTypeError, NonFiniteError
-            A gradient does not fit.  Nothing was added.
+            A gradient has an unknown name, or a wrong shape, dtype or value.  Nothing was added.
         """
         weight = checked_weight(weight)
         self._check_open()
@@ -222,24 +225,25 @@ class GradientAccumulator:
 
     @_locked
     def accumulate(self, name: str, grad: Any, weight: float = 1.0) -> None:
-        """Add one gradient to the current micro-batch; a name that comes again starts the next one.
+        """Add one gradient to the current micro-batch; a repeated name starts the next micro-batch.
 
-        The window is full from the first gradient of its last micro-batch on: ask ``should_update`` when all
-        of them were added.  A gradient that is not finite raises under ``nonfinite="skip"`` too.
+        The window counts as full after the first gradient of its last micro-batch, so call ``should_update``
+        only after adding all gradients.  A gradient that is not finite is an error, also with
+        ``nonfinite="skip"``.
 
         Parameters
         ----------
         name : str
             Name of the parameter.
         grad : array_like
-            Its gradient.
+            Gradient of the parameter.
         weight : float
-            Weight of the micro-batch, the same for all of its gradients.
+            Weight of the micro-batch, the same for all gradients of the micro-batch.
         """
         weight = checked_weight(weight)
         if self._ranks is not None:
             raise AccumulationError(
-                "accumulate: with group= use step() or micro_batch(), which add whole micro-batches."
+                "accumulate: a group needs whole micro-batches.  With group=, use step() or micro_batch()."
             )
         arrays = self._checked({name: grad})
         window = self._window
@@ -247,15 +251,16 @@ class GradientAccumulator:
         self._check_open(joins)
         if joins and weight != window.open_weight:
             raise ArgumentError(
-                "accumulate: all gradients of a micro-batch must have the same weight, but it has weight "
-                f"{window.open_weight:g} and {name!r} has {weight:g}."
+                "accumulate: all gradients of a micro-batch must have the same weight, but this micro-batch "
+                f"has weight {window.open_weight:g} and {name!r} has weight {weight:g}."
             )
         self._add(arrays, weight, joins, name)
 
     def micro_batch(self, weight: float | None = None) -> MicroBatch:
-        """Return a block in which ``backward`` gives the gradients of the parameters to the accumulator.
+        """Return a context manager in which ``backward`` adds gradients to the accumulator, not to ``.grad``.
 
-        They are added when the block ends, all or none.  No ``.grad`` is touched.  Several backwards add up.
+        The gradients are added when the block ends: all of them, or none after an error.  The gradients of
+        several ``backward`` calls in one block are summed.
 
         Parameters
         ----------
@@ -266,11 +271,12 @@ class GradientAccumulator:
         Returns
         -------
         MicroBatch
-            The block, for ``with``.
+            The context manager.
         """
         if not self._params:
             raise AccumulationError(
-                "micro_batch() needs parameters: GradientAccumulator(params, …).  By name, use step()."
+                "micro_batch: this accumulator was created without parameters.\n"
+                "  Pass them, GradientAccumulator(params, …), or add gradients by name with step()."
             )
         return MicroBatch(self, weight)
 
@@ -286,7 +292,7 @@ class GradientAccumulator:
     def _checked(self, gradients: Mapping[str, Any]) -> list[Any]:
         if not isinstance(gradients, Mapping):
             raise InputError(
-                f"step takes a dictionary of gradients by name, but got {type(gradients).__name__}."
+                f"step: pass a dictionary of gradients by name, not a {type(gradients).__name__}."
             )
         if (found := self._sums.matched(gradients)) is not None:
             return found
@@ -299,15 +305,16 @@ class GradientAccumulator:
                 f"  Registered: {quoted(known) if known else 'none; call register(name, shape) first'}."
             )
         if not gradients:
-            raise NoGradientError("this micro-batch has no gradients.  Was backward called?")
+            raise NoGradientError("step: the dictionary of gradients is empty.  Call backward first.")
         return self._sums.checked(gradients)
 
     def _add(
         self, arrays: list[Any], weight: float, joins: bool = False, single: str = "", scaled: bool = False
     ) -> bool:
-        """Add gradients that were checked, all of them; return whether the window is full.
+        """Add all gradients of a list that was checked before; return whether the window is full.
 
-        ``single`` is the name of a gradient that is a part of a micro-batch; ``joins``: not its first part.
+        ``single`` is the name of the gradient if only one gradient of the micro-batch is added; ``joins`` is
+        True if other gradients of the same micro-batch were added before.
         """
         window, policy = self._window, self.config.nonfinite
         mean = self.config.reduction == "mean"
@@ -319,8 +326,12 @@ class GradientAccumulator:
             if bad and (policy == "raise" or (policy == "skip" and single)):
                 raise NonFiniteError(
                     f"this micro-batch has gradients that are not finite: {quoted(bad)}.  Nothing was added."
-                    f'\n  ad.detect_anomaly() finds the op that made them; nonfinite="skip'
-                    + ('_window" lets the GradScaler lower its scale.' if scaled else '" leaves them out.')
+                    "\n  Run backward under ad.detect_anomaly() to find the op that produced them, or pass "
+                    + (
+                        'nonfinite="skip_window", so that the GradScaler lowers its scale.'
+                        if scaled
+                        else 'nonfinite="skip" to leave out such micro-batches.'
+                    )
                 )
             if not joins:
                 window.open = []
@@ -350,14 +361,15 @@ class GradientAccumulator:
     # The window ------------------------------------------------------------------------------
 
     def should_update(self) -> bool:
-        """Return whether the window is full, or closed by ``flush``."""
+        """Return whether the window is full, or was closed by ``flush``."""
         return self._window.closed or self._window.micro_batches >= self.config.accumulation_steps
 
     @_locked
     def flush(self) -> bool:
-        """Close a short window, which then counts with its true weight; return False if it is empty.
+        """Close a window that is not full, so that ``apply`` accepts it; return False if the window is empty.
 
-        With ``group=`` all ranks call it, and it is False if the window is empty on all of them.
+        The divisor is then the weight of the micro-batches that were added.  With ``group=`` all ranks must
+        call ``flush``; it returns False if the window is empty on all ranks.
         """
         self._check_whole()
         some = self._window.micro_batches > 0
@@ -376,8 +388,8 @@ class GradientAccumulator:
     def reset(self) -> None:
         """Start the next window after an update that was made from ``gradients()``.
 
-        This counts as an update, also of a window that is still open; ``drop`` discards a window.  A window
-        without a gradient counts as skipped.
+        The window counts as an update, even if it is not full.  A window without a gradient counts as
+        skipped.  Use ``drop`` to discard a window.
         """
         if not self._window.micro_batches or self._window.changing:
             self.drop()
@@ -387,16 +399,17 @@ class GradientAccumulator:
             self._end("update", norm=self._window.norm, clipped_norm=self._window.clipped_norm)
 
     def _void(self) -> str:
-        """Return why the window has no gradient, or ""."""
+        """Return the reason why the window has no gradient; "" if it has one."""
         window = self._window
         if not (self._sums.dense or self._sums.rows):
-            why = "was skipped.  drop() it" if window.micro_batches else "is empty"
-            return f"no gradient was added: the window {why}."
+            if not window.micro_batches:
+                return "the window has no gradient, because no micro-batch was added."
+            return "the window has no gradient: all of its micro-batches were skipped.  Call drop()."
         if window.spoiled:
-            return "a micro-batch of this window was not finite, so it has no gradient.  drop() it."
+            return "the window has no gradient, because a micro-batch was not finite.  Call drop()."
         if self.config.normalize and not 0.0 < window.weight < math.inf:
-            weights = f"the weights of this window sum to {window.weight:g}"
-            return f"{weights}: there is nothing to divide by.  drop() it."
+            weight = f"the weight of the window is {window.weight:g}"
+            return f"{weight}, so the gradient cannot be divided by it.  Call drop()."
         return ""
 
     def _end(self, kind: str, **facts: Any) -> bool:
@@ -422,8 +435,8 @@ class GradientAccumulator:
         if self._window.changing:
             raise AccumulationError(
                 "an interrupt stopped the accumulator while it added, divided or applied gradients.\n"
-                "  The window is incomplete, and some parameters may be updated already.\n"
-                "  drop() discards the window; load_state_dict() restores a saved one."
+                "  The window is incomplete, and some parameters may already be updated.\n"
+                "  Call drop() to discard the window, or load_state_dict() to restore a saved one."
             )
 
     def _check_open(self, joins: bool = False) -> None:
@@ -433,26 +446,27 @@ class GradientAccumulator:
             raise AccumulationError(
                 f"the window {'was flushed' if window.closed else 'is full'} ({window.micro_batches} of "
                 f"{steps} micro-batches), so no more can be added.\n"
-                "  For the update call apply(optimizer), or gradients() and then reset(); drop() discards it."
+                "  Make the update with apply(optimizer), or with gradients() and then reset().\n"
+                "  Call drop() to discard the window."
             )
 
     def divisor(self) -> float:
-        """Return what the sums are divided by: the weight of the window, or 1 without ``normalize``."""
+        """Return the divisor of the sums: the weight of the window, or 1 if ``normalize=False``."""
         return self._window.weight if self.config.normalize else 1.0
 
     # The gradient ----------------------------------------------------------------------------
 
     @_locked
     def gradients(self, *, zeros: bool = False) -> dict[str, Any]:
-        """Return the gradient of the window: normalised, then clipped, in new arrays.
+        """Return the gradient of the window, normalised and then clipped, in new arrays.
 
-        The window may be open still, unless it is that of a group, whose ranks all make this call.  The first
-        call on a full or flushed window sends the event "clip".
+        The window need not be full, except with ``group=``, where all ranks must make this call.  The first
+        call on a full or flushed window sends the event "clip" if the gradient was clipped.
 
         Parameters
         ----------
         zeros : bool
-            Whether parameters that had no part in any micro-batch are zero.  Otherwise they are missing.
+            Whether to return zeros for parameters that no micro-batch used.  Otherwise they are left out.
 
         Returns
         -------
@@ -462,7 +476,7 @@ class GradientAccumulator:
         Raises
         ------
         NoGradientError, NonFiniteError
-            The window has no gradient, or it is not finite.
+            The window has no gradient, or its gradient is not finite.
         """
         window = self._window
         self._check_whole()
@@ -481,9 +495,9 @@ class GradientAccumulator:
         return shown(found)
 
     def _made(self, scaler: GradScaler | None, policy: str, in_place: bool, tell: bool) -> Any:
-        """Return the sums normalised and clipped, and send the events; None if they are not finite.
+        """Return the normalised and clipped gradients, and send the events; None if they are not finite.
 
-        Under the policy "raise" that is an error.
+        With the policy "raise", gradients that are not finite are an error.
         """
         config, window, sums = self.config, self._window, self._sums
         measure = self._measured(scaler)
@@ -495,7 +509,7 @@ class GradientAccumulator:
                 f"the norm of the summed gradients is {measure.norm}"
                 f"{', although each micro-batch was finite' if self._ranks is None else ''}.\n"
                 f"  {'Sum in float64 (dtype=np.float64), or use' if wider else 'Use'} smaller losses or "
-                "weights; drop() discards the window."
+                "weights.  Call drop() to discard the window."
             )
         # a clip function that raises leaves the sums as they were
         in_place = in_place and self._clip is None and not sums.rows and not config.compensated
@@ -520,7 +534,7 @@ class GradientAccumulator:
         return found
 
     def _measured(self, scaler: GradScaler | None) -> Measure:
-        """Return how to normalise and clip, and whether the result is finite."""
+        """Return the norm and the factors of normalising and clipping, and whether the result is finite."""
         config, window, sums = self.config, self._window, self._sums
         divisor = self.divisor() / sums.unit
         if scaler is not None:
@@ -534,9 +548,9 @@ class GradientAccumulator:
 
     @property
     def last_norm(self) -> float | None:
-        """The norm of the gradient of the last finished window before clipping; None if not computed.
+        """The gradient norm of the last finished window, before clipping; None if it was not computed.
 
-        ``max_grad_norm=math.inf`` computes it and clips nothing.
+        ``max_grad_norm=math.inf`` computes the norm without clipping.
         """
         return self._last_norm
 
@@ -550,10 +564,10 @@ class GradientAccumulator:
         scaler: GradScaler | None = None,
         before: Callable[[], object] | None = None,
     ) -> bool:
-        """Give the gradient of a full or flushed window to an optimiser, and start the next window.
+        """Pass the gradient of a full or flushed window to an optimiser, and start the next window.
 
-        If an optimiser raises an exception, the window is kept, and ``apply`` can be called again.  Of
-        several, those that had made their update are then not called again.
+        If an optimiser raises an exception, the window is kept, and ``apply`` can be called again.
+        Optimisers that have already made their update are then left out.
 
         Parameters
         ----------
@@ -563,18 +577,18 @@ class GradientAccumulator:
         scaler : GradScaler, optional
             The scaler that scaled the losses.
         before : callable, optional
-            Function that is called when ``.grad`` of each parameter is its gradient, before ``step()``.
+            Function called without arguments before ``step()``, when each ``.grad`` is set.
 
         Returns
         -------
         bool
-            Whether an update was made.  False if the window was not finite and the policy or the scaler skips
-            it, or if it had no weight.
+            Whether an update was made.  False if the window was skipped: its gradient was not finite, or its
+            total weight was 0.
 
         Raises
         ------
         AccumulationError
-            The window is not full, or a scaler is missing.
+            The window is not full, or the losses were scaled and ``scaler`` was not passed.
         """
         optimizers = optimizers_of(optimizer)
         if scaler is not None and not isinstance(scaler, GradScaler):
@@ -584,8 +598,8 @@ class GradientAccumulator:
         self._check_full()
         if window.scaled and scaler is None:
             raise AccumulationError(
-                "apply: a GradScaler scaled the losses of this window, so its gradients are scaled.\n"
-                "  Pass the scaler, which divides them by the scale: apply(optimizer, scaler=scaler)."
+                "apply: a GradScaler scaled the losses of this window, so the gradients are scaled too.\n"
+                "  Pass the scaler to divide the gradients by the scale: apply(optimizer, scaler=scaler)."
             )
         if self._ranks is not None:
             self._reduce()
@@ -601,13 +615,13 @@ class GradientAccumulator:
     def _check_full(self) -> None:
         if not self.should_update():
             raise AccumulationError(
-                f"the window has {self._window.micro_batches} of {self.config.accumulation_steps} "
+                f"the window has only {self._window.micro_batches} of {self.config.accumulation_steps} "
                 "micro-batches.\n"
-                "  Add more, close the short window with flush(), or discard it with drop()."
+                "  Add more, close the window with flush(), or discard it with drop()."
             )
 
     def _reduce(self) -> None:
-        """Sum the window over the ranks of the group, once."""
+        """Sum the window over the ranks of the group, unless this was done before."""
         window = self._window
         if self._ranks is None or window.reduced:
             return
@@ -619,7 +633,7 @@ class GradientAccumulator:
                 raise
 
     def _update(self, optimizers: list[Any], scaler: GradScaler | None, before: Any) -> bool:
-        """Give the gradient to optimisers; return False if it is not finite, and is to be skipped."""
+        """Pass the gradient to the optimisers; return False if it is not finite and the update is skipped."""
         window, policy = self._window, self.config.nonfinite
         if window.gradient is None:
             window.gradient = self._made(scaler, policy, in_place=True, tell=True)
@@ -631,26 +645,26 @@ class GradientAccumulator:
         if beyond and policy == "raise" and scaler is None:
             raise NonFiniteError(
                 f"apply: these gradients overflow the dtype of their parameters: {quoted(beyond)}.\n"
-                "  Clip them (max_grad_norm), or use a wider dtype for the parameters."
+                "  Clip the gradients (max_grad_norm=), or use a wider dtype for the parameters."
             )
         return not beyond
 
     # Other -----------------------------------------------------------------------------------
 
     def split(self, batch: Any, size: int) -> Iterator[Any]:
-        """Cut a batch into micro-batches along the first axis; the last may be shorter.
+        """Split a batch into micro-batches along the first axis; the last one may be shorter.
 
         Parameters
         ----------
         batch : array or tree of arrays
-            An array, or a tuple, list or dictionary of arrays of one length.
+            An array, or a tuple, list or dictionary of arrays of equal length.
         size : int
-            Number of examples of a micro-batch.
+            Number of examples per micro-batch.
 
         Returns
         -------
         iterator
-            The micro-batches, each like ``batch``.
+            The micro-batches, each with the structure of ``batch``.
 
         Examples
         --------
@@ -662,7 +676,7 @@ class GradientAccumulator:
 
     @_locked
     def stats(self) -> AccumulationStats:
-        """Return counts since the beginning, and the state of the window."""
+        """Return the counts since the accumulator was created, and the state of the current window."""
         slots, window = [self._sums.slots[name] for name in self.names], self._window
         return AccumulationStats(
             **self._counts,
@@ -674,14 +688,14 @@ class GradientAccumulator:
         )
 
     def on(self, kind: str, callback: Callable[[AccumulationEvent], None]) -> Handle:
-        """Call a function at each event of a kind.
+        """Register a function to call at each event of one kind.
 
         Parameters
         ----------
         kind : str
             ``"full"``, ``"clip"``, ``"skip"`` or ``"update"``.
         callback : callable
-            Function of an ``AccumulationEvent``.
+            Function that is called with an ``AccumulationEvent``.
 
         Returns
         -------
@@ -692,17 +706,18 @@ class GradientAccumulator:
 
     @_locked
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to continue, also in the middle of a window; ``ad.save`` stores it."""
+        """Return the complete state, also of a window that is not full.  Save it with ``ad.save``."""
         self._check_whole()
         if self._ranks is not None and self._window.micro_batches:
             raise AccumulationError(
-                "state_dict: each rank has a part of this window.  Save after apply(), or drop() it."
+                "state_dict: this window is divided among the ranks, so no rank can save it.\n"
+                "  Save after apply(), or call drop() first."
             )
         if self._window.done:
             raise AccumulationError(
                 f"state_dict: {len(self._window.done)} of the optimisers made an update from this window "
-                "before another one raised, so a resumed run would repeat that update.\n"
-                "  Call apply() again with all of them, or drop() the window."
+                "before a later optimiser raised, so a resumed run would repeat that update.\n"
+                "  Call apply() again with all optimisers, or call drop()."
             )
         return {
             "format": FORMAT,
@@ -720,12 +735,12 @@ class GradientAccumulator:
         Parameters
         ----------
         state : dict
-            What ``state_dict`` returned.
+            The result of ``state_dict``.
 
         Raises
         ------
         ArgumentError, UnknownNameError, ShapeError, DTypeError
-            The state does not fit.  Nothing was changed.
+            The state was saved with different parameters or options.  Nothing was changed.
         """
         try:
             sums, window, counts = self._read(state)
@@ -733,40 +748,42 @@ class GradientAccumulator:
             if isinstance(error, AdjointError):
                 raise
             raise ArgumentError(
-                f"load_state_dict: this is not a state of a GradientAccumulator ({error!r}).\n"
-                "  It takes what state_dict() returned, or its part of what ad.load read."
+                f"load_state_dict: the argument is not the state of a GradientAccumulator ({error!r}).\n"
+                "  Pass the value returned by state_dict().  If it was saved with other objects, pass only "
+                "the accumulator's entry of what ad.load returned."
             ) from None
         window.gradient = sums.totals() if window.finished else None
         self._sums, self._window, self._counts = sums, window, counts
 
     def _read(self, state: Mapping[str, Any]) -> tuple[Sums, Window, dict[str, int]]:
-        """Return the sums, the window and the counts of a saved state; raise if it does not fit."""
+        """Return the sums, the window and the counts of a saved state; raise if they do not match."""
         if state["format"] is not FORMAT:
             raise ArgumentError(
-                f"load_state_dict: the state has format {state['format']!r}, but {FORMAT} is expected."
+                f"load_state_dict: the state has format {state['format']!r}, but this version of adjoint "
+                f"reads format {FORMAT}."
             )
         here, saved = self._sums.slots.keys(), state["buffers"].keys()
         if here != saved:
             parts = [f"the state is missing {quoted(sorted(here - saved))}"] * bool(here - saved)
             parts += [f"{quoted(sorted(saved - here))} is not registered"] * bool(saved - here)
             raise UnknownNameError(
-                f"load_state_dict: other names are registered here: {' and '.join(parts)}.\n"
-                "  Make the accumulator with the same parameters, or register the same names."
+                f"load_state_dict: the names differ from those of the state: {' and '.join(parts)}.\n"
+                "  Create the accumulator with the same parameters, or register the same names."
             )
         own, config = self.config.state_dict(), state["config"]
         if differing := [k for k, v in own.items() if k not in _FREE and config[k] != v]:
             raise ArgumentError(
-                "load_state_dict: the saved window was made with another config: "
-                + ", ".join(f"{k}={config[k]!r}, here {own[k]!r}" for k in differing)
-                + ".\n  Make this accumulator with the saved values; max_grad_norm, norm_type and nonfinite "
-                "may differ."
+                "load_state_dict: the state was saved with different options: "
+                + ", ".join(f"{k}={config[k]!r} instead of {own[k]!r}" for k in differing)
+                + ".\n  Create the accumulator with the saved options.  Only max_grad_norm, norm_type and "
+                "nonfinite may differ."
             )
         window = Window.loaded(state["window"])
         if not window.skipped <= window.micro_batches <= self.config.accumulation_steps:
-            raise ArgumentError(f"load_state_dict: the window has impossible counts: {window!r}.")
+            raise ArgumentError(f"load_state_dict: the saved counts contradict each other: {window!r}.")
         if not here >= set(window.open):
             raise UnknownNameError(
-                "load_state_dict: the saved micro-batch has names that are not registered."
+                "load_state_dict: the saved micro-batch has gradients of parameters that are not registered."
             )
         check_like(state["counts"], dict.fromkeys(COUNTS, 0), "counts")
         return self._sums.loaded(state["buffers"], state["unit"]), window, dict(state["counts"])

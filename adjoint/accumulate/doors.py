@@ -1,8 +1,8 @@
-"""What goes into an accumulator and comes out of it: parameters, micro-batches, clip functions, optimisers.
+"""The inputs and outputs of an accumulator: parameters, micro-batches, clip functions and optimisers.
 
-An optimiser is an object with ``step()``, which reads the ``.grad`` of its parameters; one with
-``apply(gradients)``; or a function of a dictionary of gradients by name.  One that raises an exception has
-not made an update and has not changed its gradients.
+An optimiser is an object with ``step()``, which reads the ``.grad`` of its parameters; an object with
+``apply(gradients)``; or a function of a dictionary of gradients by name.  An optimiser that raises an
+exception is assumed to have made no update and to have left its gradients unchanged.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["MicroBatch", "clipped_by", "hand_over", "named_params", "optimizers_
 
 
 def named_params(params: Any) -> list[tuple[str, Tensor]]:
-    """Return parameters with names: of a dictionary, a module, pairs, or a list (then "0", "1", …)."""
+    """Return parameters by name, from a dictionary, a module, pairs, or a list (names "0", "1", …)."""
     if isinstance(params, Tensor):
         params = [params]
     if hasattr(params, "named_parameters"):
@@ -61,31 +61,31 @@ def named_params(params: Any) -> list[tuple[str, Tensor]]:
         )
     if not found:
         raise InputError(
-            "GradientAccumulator: there are no parameters: the list is empty, or its iterator was used up.\n"
-            "  For gradients by name, pass no parameters: GradientAccumulator(accumulation_steps=…)."
+            "GradientAccumulator: there are no parameters: the list is empty, or its iterator is exhausted.\n"
+            "  To add gradients by name, leave out params: GradientAccumulator(accumulation_steps=…)."
         )
     for name, t in found:
         if not isinstance(t, Tensor):
             what = f"{type(t).__module__}.{type(t).__qualname__}".removeprefix("builtins.")
             raise InputError(
-                f"GradientAccumulator: {name!r} is a {what}, not an adjoint tensor.\n  Add gradients of "
-                "other libraries by name: register(name, shape), then step({name: gradient})."
+                f"GradientAccumulator: {name!r} is a {what}, not an adjoint tensor.\n  For gradients of "
+                "other libraries, leave out params.  Call register(name, shape) and step({name: gradient})."
             )
         if not t.is_leaf:
             raise NoGradientError(
-                f"GradientAccumulator: parameter {name!r} of shape {t.shape} is not a leaf.\n"
-                "  Pass the leaf that it was computed from."
+                f"GradientAccumulator: parameter {name!r} of shape {t.shape} is not a leaf tensor.\n"
+                "  Pass the leaf tensors from which it was computed."
             )
     if not any(t.requires_grad for _, t in found):
         raise NoGradientError(
-            "GradientAccumulator: none of the parameters requires grad, so there is nothing to add.\n"
-            "  requires_grad_(True) unfreezes a module or a tensor."
+            "GradientAccumulator: none of the parameters requires grad, so they have no gradients.\n"
+            "  Unfreeze a module or a tensor with requires_grad_(True)."
         )
     return found
 
 
 class MicroBatch:
-    """The block of one micro-batch: its gradients are added at the end, all or none.
+    """Context manager of one micro-batch: at its end all gradients are added, or none after an error.
 
     ``weight`` can be set until the block ends.
     """
@@ -110,10 +110,10 @@ class MicroBatch:
     @weight.setter
     def weight(self, weight: float) -> None:
         if self._early:
-            raise AccumulationError("micro_batch(): set the weight before backward() of the block.")
+            raise AccumulationError("micro_batch: set the weight before calling backward() of the block.")
         if self._ended:
             raise AccumulationError(
-                f"micro_batch(): this block has ended, and its weight was {self.weight:g}.\n"
+                f"micro_batch: the weight was set after the block had ended with weight {self.weight:g}.\n"
                 "  Set the weight inside the block, or pass it: micro_batch(weight=n)."
             )
         self._weight = checked_weight(weight)
@@ -127,8 +127,8 @@ class MicroBatch:
         while isinstance(outer, MicroBatch):
             if outer._accumulator is self._accumulator:
                 raise AccumulationError(
-                    "micro_batch(): another block of this accumulator is already open.\n  Leave it first.  "
-                    "Several backward() calls in one block add up."
+                    "micro_batch: blocks of one accumulator cannot be nested, but another block is active.\n"
+                    "  Leave that block first, or call backward() several times in one block."
                 )
             outer = outer._outer
         self._pending, self._ended, self._early, self.scaled = {}, False, False, False
@@ -138,8 +138,8 @@ class MicroBatch:
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Differentiate a loss as ``loss.backward()`` does.
 
-        With ``group=``, in the last micro-batch of a window, the sums over the ranks begin while backward
-        runs.  The weight must be known by then.
+        With ``group=``, in the last micro-batch of a window, gradients are sent to the other ranks while
+        backward still runs.  Set the weight of the micro-batch before this call.
 
         Parameters
         ----------
@@ -151,8 +151,8 @@ class MicroBatch:
         acc = self._accumulator
         if self._early:
             raise AccumulationError(
-                "backward: the sums of this window have left for the other ranks.\n  For several losses in "
-                "one block call loss.backward(), or add the losses."
+                "backward: the gradients of this window were already sent to the other ranks.\n  For several "
+                "losses in one block, call loss.backward() for each, or add the losses."
             )
         ready = None if acc._ranks is None or self._pending else acc._ranks.early(acc, self)
         if ready is None:
@@ -162,18 +162,18 @@ class MicroBatch:
             loss.backward(on_leaf_ready=ready, **options)
 
     def wants(self, leaf: Tensor) -> bool:
-        """Return whether a leaf is one of the parameters, here or in a block around this one."""
+        """Return whether a leaf is a parameter of this block or of an enclosing block."""
         return id(leaf) in self._accumulator._names or (self._outer is not None and self._outer.wants(leaf))
 
     def take(self, gradients: dict[Tensor, Any]) -> None:
-        """Keep the gradients of parameters and pass on the others; if that fails, keep none."""
+        """Keep the gradients of the parameters and pass on the rest; on an error, keep none."""
         names = self._accumulator._names
         own = {names[id(t)]: gradients.pop(t) for t in list(gradients) if id(t) in names}
         with self._lock:
             if own and self._ended:
                 raise AccumulationError(
-                    "backward: the micro_batch() block in which this was started has ended, so its gradients "
-                    "would be lost.\n  Wait for it inside the block."
+                    "backward: the micro_batch() block in which this backward started has ended, so the "
+                    "gradients would be lost.\n  Wait for backward to finish before leaving the block."
                 )
             new = _added(self._pending, own)  # no loop here: an interrupt in it may leave the lock held
             (commit if self._outer is None else self._outer.take)(gradients)
@@ -190,8 +190,8 @@ class MicroBatch:
             pending, self._pending = self._pending, {}
         if not here:
             raise AccumulationError(
-                "micro_batch(): this block was entered in another thread or asyncio task, where it is still "
-                "active.\n  Enter and leave it in the same one.  Nothing was added."
+                "micro_batch: this block was entered in a different thread or asyncio task, where it is "
+                "still active.\n  Enter and leave the block in the same thread or task.  Nothing was added."
             )
         acc = self._accumulator
         if acc._ranks is not None:
@@ -200,7 +200,7 @@ class MicroBatch:
             self._end(pending)
 
     def _end_for_all(self, ranks: Ranks, pending: dict[str, Any], error: BaseException | None) -> None:
-        """End the block of a rank; an error in it ends the window of all ranks."""
+        """End the block on this rank; an error in the block ends the window on all ranks."""
         if isinstance(error, Exception):
             ranks.fail(self._accumulator, error)
         if error is not None:
@@ -217,20 +217,20 @@ class MicroBatch:
         acc = self._accumulator
         if self._weight is None and acc._short is not None:
             raise ArgumentError(
-                "micro_batch(): this piece of split() has {} examples and the one before it had {}, but "
-                "without a weight both count the same.\n"
-                "  Pass micro_batch(weight=len(xb)), or the number of tokens.".format(*acc._short)
+                "micro_batch: this piece of split() has {} examples and the previous one had {}, but without "
+                "weight= every piece has weight 1.\n"
+                "  Pass the number of examples or tokens: micro_batch(weight=len(xb)).".format(*acc._short)
             )
         if not pending:
             raise NoGradientError(
-                "micro_batch(): no backward() inside the block gave a gradient to any of the parameters.\n"
-                "  Call loss.backward() inside it.  Nothing was added."
+                "micro_batch: no backward() inside the block computed a gradient of any of the parameters.\n"
+                "  Call loss.backward() inside the block.  Nothing was added."
             )
         acc._add_block(pending, self)
 
 
 def _added(pending: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the gradients of a backward as arrays, added to those of earlier ones in the block."""
+    """Return the gradients of a backward as arrays, plus those of earlier backwards in the block."""
     return {name: _sum(pending.get(name), g, name) for name, g in own.items()}
 
 
@@ -244,18 +244,19 @@ def _sum(before: Any, g: Any, name: str) -> Any:
 
 
 def split_batch(accumulator: GradientAccumulator, batch: Any, size: int) -> Iterator[Any]:
-    """Return the pieces of a batch; ``accumulator._short`` says when one is shorter than those before it."""
+    """Return an iterator over pieces of a batch; it sets ``accumulator._short`` at a shorter last piece."""
     size = checked_whole("split: size must be a positive integer", size, 1)
     arrays, structure = tree.flatten(batch)
     for a in arrays:
         if not getattr(a, "shape", ()):
             raise InputError(
-                f"split: a batch must consist of arrays with at least one axis, but has a {type(a).__name__}."
+                "split: a batch must consist of arrays with at least one axis, but this one contains a "
+                f"{type(a).__name__}."
             )
     lengths = sorted({int(a.shape[0]) for a in arrays})
     if len(lengths) != 1:
         raise ShapeError(
-            f"split: all arrays of a batch must have the same length, but have {lengths or 'none'}."
+            f"split: all arrays of a batch must have equal lengths, but the lengths are {lengths or 'none'}."
         )
 
     def made() -> Iterator[Any]:
@@ -274,14 +275,14 @@ def split_batch(accumulator: GradientAccumulator, batch: Any, size: int) -> Iter
 
 
 def shown(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return gradients as users see them: sparse rows are tensors."""
+    """Return gradients as users see them: sparse rows as ``SparseGradient`` tensors."""
     if SparseRows not in set(map(type, found.values())):
         return dict(found)
     return {name: as_gradient_tensor(g) if type(g) is SparseRows else g for name, g in found.items()}
 
 
 class NamedGradients(Gradients):
-    """A store for clip functions, in which gradients are found by parameter and by name."""
+    """The store passed to clip functions: gradients are looked up by parameter or by name."""
 
     __slots__ = ("_names",)
 
@@ -309,13 +310,13 @@ class NamedGradients(Gradients):
 def clipped_by(
     clip: Callable[[Any], Any], found: dict[str, Any], params: Mapping[str, Tensor]
 ) -> dict[str, Any]:
-    """Return what a function makes of gradients; it may write to them or replace them."""
+    """Return the gradients after a clip function, which may write into them or replace them."""
     given: Any = NamedGradients(params, found) if params else shown(found)
     with lending(given):
         clip(given)
     missing = [name for name in found if name not in given]
     if missing:
-        raise InputError(f"clip: the function removed {quoted(missing)}; it may only replace gradients.")
+        raise InputError(f"clip: the function removed {quoted(missing)}, but it may only change gradients.")
     clipped = {}
     for name, old in found.items():
         g = gradient_array(f"clip: {name!r}", given[name])
@@ -332,13 +333,14 @@ def clipped_by(
 
 
 def optimizers_of(given: Any) -> list[Any]:
-    """Return one optimiser, or a list of several, as a list; raise for anything else."""
+    """Return a list of one or several optimisers; raise for anything else."""
     found = list(given) if isinstance(given, (list, tuple)) else [given]
     if not found:
-        raise InputError("apply: the list of optimisers is empty.")
+        raise InputError("apply: the list of optimisers is empty.  Pass at least one.")
     for optimizer in found:
         if isinstance(optimizer, type) and hasattr(optimizer, "step"):
-            raise InputError(f"apply: {optimizer.__name__} is a class.  Pass an instance.")
+            name = optimizer.__name__
+            raise InputError(f"apply: {name} is a class.  Pass an instance: {name}(…).")
         if not (hasattr(optimizer, "step") or hasattr(optimizer, "apply") or callable(optimizer)):
             raise InputError(
                 f"apply: a {type(optimizer).__name__} is not an optimiser: it has neither step() nor "
@@ -355,18 +357,18 @@ def hand_over(
     before: Any,
     allow: bool,
 ) -> list[str]:
-    """Call optimisers that are not in ``done``, and add each to it after its update.
+    """Call the optimisers that are not in ``done``, and append each one to ``done`` after its update.
 
-    ``before`` is called when the gradients are in ``.grad``, which is restored afterwards.  Unless ``allow``,
-    return the names of gradients that are not finite in the dtype of their parameter, and call none.
+    ``before`` is called after ``.grad`` was set; ``.grad`` is restored at the end.  Without ``allow``, if
+    gradients are not finite in the dtype of their parameters, return their names and call no optimiser.
     """
     grads = shown(found)
     narrow: dict[str, Any] = {}
     if any(hasattr(optimizer, "step") for optimizer in optimizers):
         if not params:
             raise InputError(
-                "apply: this optimiser reads the .grad of its parameters, but the accumulator has none.\n"
-                "  Create it with the parameters, GradientAccumulator(params), or use gradients() by name."
+                "apply: this optimiser reads .grad, but the accumulator was created without parameters.\n"
+                "  Pass them, GradientAccumulator(params, …), or use the arrays that gradients() returns."
             )
         _refuse_to_lose([*optimizers, *done], params, grads)
         with np.errstate(over="ignore"):
@@ -399,7 +401,7 @@ def hand_over(
 
 
 def _refuse_to_lose(optimizers: list[Any], params: Mapping[str, Tensor], grads: Mapping[str, Any]) -> None:
-    """Raise if optimisers whose parameters are known leave out some that have a gradient."""
+    """Raise if the optimisers have known parameters and leave out a parameter with a gradient."""
     try:
         updated = {id(t) for optimizer in optimizers for t in parameters_of(optimizer)}
     except (InputError, TypeError, KeyError):  # the parameters of one are not known
@@ -407,8 +409,9 @@ def _refuse_to_lose(optimizers: list[Any], params: Mapping[str, Tensor], grads: 
     lost = [name for name, t in params.items() if name in grads and id(t) not in updated]
     if updated and len(lost) == len(grads):
         raise InputError(
-            "apply: the optimiser updates none of the accumulator's parameters, so their gradients would "
-            "be lost.\n  Create both from the same tensors: params = list(model.parameters())."
+            "apply: the optimiser updates none of the accumulator's parameters, so the gradients would "
+            "be lost.\n  Create the optimiser and the accumulator from the same list: params = "
+            "list(model.parameters())."
         )
     if updated and lost:
         raise InputError(

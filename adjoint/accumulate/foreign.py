@@ -1,4 +1,4 @@
-"""Read what is given to an accumulator: gradients of any library, dtypes and weights."""
+"""Convert and check the gradients (of any library), dtypes and weights passed to an accumulator."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Array = ndarray[Any, Any]
 
 
 def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype in which gradients of ``dtype`` are summed: at least float32."""
+    """Return the dtype of sums of gradients of ``dtype``: at least float32."""
     return np.result_type(np.float16 if dtype.name == "bfloat16" else dtype, np.float32)
 
 
 def checked_sum_dtype(what: str, dtype: Any) -> np.dtype[Any]:
-    """Return a dtype of sums; raise if gradients cannot be summed in it."""
+    """Return ``dtype`` as a NumPy dtype; raise if gradients cannot be summed in it."""
     try:
         found = np.dtype(dtype)
     except TypeError:
@@ -33,7 +33,7 @@ def checked_sum_dtype(what: str, dtype: Any) -> np.dtype[Any]:
     if not differentiable(found) or sum_dtype(found) != found:
         raise DTypeError(
             f"{what}: gradients must be summed in float32, float64 or a complex dtype, not in {found}.\n"
-            "  A sum in half precision loses small gradients.  Use float32 for them."
+            "  Half precision would lose small gradients in the sum.  Use float32."
         )
     return found
 
@@ -57,8 +57,8 @@ def checked_weight(weight: Any, what: str = "weight") -> float:
 def gradient_array(what: str, value: Any) -> Array | SparseRows:
     """Return a gradient of any library as an array or as sparse rows, without a copy where possible.
 
-    ``what`` names it in messages.  bfloat16, which NumPy's loops do not combine with other dtypes, becomes
-    float32.
+    ``what`` names the gradient in messages.  bfloat16 becomes float32, because NumPy does not combine it with
+    other dtypes.
     """
     if type(value) is ndarray:
         data: Array = value
@@ -78,9 +78,7 @@ def gradient_array(what: str, value: Any) -> Array | SparseRows:
     if isinstance(value, (int, list, tuple)) and data.dtype.kind in "iu":
         data = data.astype(np.float64)  # literals such as [1, 2]
     if not differentiable(data.dtype):
-        raise DTypeError(
-            f"{what}: gradients must be floats or complex numbers, but this one is {data.dtype}."
-        )
+        raise DTypeError(f"{what}: a gradient must have a float or complex dtype, not {data.dtype}.")
     if data.dtype.kind not in "fc":
         return data.astype(np.float32)
     return data if data.dtype.isnative else data.astype(data.dtype.newbyteorder("="))
@@ -95,12 +93,12 @@ def _is_parameter(what: str) -> InputError:
 
 def _foreign_array(what: str, value: Any) -> Any:
     if value is None:
-        raise InputError(f"{what}: the gradient is None.  Leave out parameters without a gradient.")
+        raise InputError(f"{what}: the gradient is None.  Leave this name out of the dictionary.")
     if isinstance(value, Mapping):
         inner = ", ".join(f"'….{key}'" for key in list(value)[:3])
         raise InputError(
-            f"{what}: the value is itself a dictionary of gradients.\n"
-            f"  Nested names are not supported: register each gradient by its path, such as {inner}."
+            f"{what}: the value is a dictionary, but nested dictionaries are not supported.\n"
+            f"  Register each gradient with its path as the name, such as {inner}."
         )
     if isinstance(value, (str, bytes)):
         raise InputError(f"{what}: a gradient must be an array, but is the string {value!r}.")
@@ -128,30 +126,30 @@ def _foreign_array(what: str, value: Any) -> Any:
     raise InputError(
         f"{what}: cannot read a {type(value).__module__}.{type(value).__qualname__} as an array"
         f"{f' ({reason})' if reason else ''}.\n"
-        "  Gradients are NumPy arrays, adjoint tensors, or CPU arrays with DLPack or the buffer protocol."
+        "  Pass a NumPy array, an adjoint tensor, or a CPU array with DLPack or the buffer protocol."
     )
 
 
 def _foreign_rows(what: str, value: Any) -> SparseRows:
-    """Read a sparse tensor that has one sparse axis, as embeddings make them."""
+    """Return the rows of a sparse tensor with one sparse axis, such as the gradient of an embedding."""
     value = value.coalesce()
     indices, values = np.asarray(value.indices()), gradient_array(what, value.values())
     if indices.shape[0] != 1 or type(values) is not ndarray:
         raise InputError(
             f"{what}: a sparse gradient must have one sparse axis, but this one has {indices.shape[0]}.\n"
-            "  Make it dense first."
+            "  Convert it to a dense array first."
         )
     return SparseRows(indices[0].astype(np.intp), values, tuple(value.shape), unique=True)
 
 
 def checked_whole(what: str, value: Any, least: int = 0) -> int:
-    """Return an integer; raise with ``what`` if it is below ``least``."""
+    """Return ``value`` if it is an integer of at least ``least``; raise with the text ``what`` otherwise."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ArgumentError(f"{what}, but got {value!r}.")
     return int(value)
 
 
 def quoted(names: Iterable[str]) -> str:
-    """Return names for a message, at most twelve."""
+    """Return names in quotes for a message, at most twelve."""
     shown = [repr(n) for n in names]
     return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "")

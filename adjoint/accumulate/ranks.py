@@ -1,8 +1,8 @@
 """Windows over several ranks: sums in buckets, in an order that does not depend on the number of ranks.
 
-A rank adds its micro-batches in pairs, by the carries of a binary counter, and the group adds the ranks in
-pairs.  In each window every rank sums the same buckets in the same order and then makes one exchange, also a
-rank that failed: the exchange tells all ranks about the error.
+A rank adds its micro-batches in pairs, as a binary counter carries, and the group adds the ranks in pairs.
+In each window, every rank sums the same buckets in the same order and then exchanges a ``Report`` with the
+other ranks.  A rank that failed does this too, so that all ranks learn about the error.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ CHECK_EVERY = 100  # windows between two comparisons of the parameters
 
 
 class Bucket(Buffer):
-    """Sums that are sent together: of several parameters, or of one large one.
+    """The sums of several small parameters, or of one large parameter, which are sent together.
 
-    A bucket without gradients counts as zeros, so that a sum has the same bits whether a rank or a piece had
-    none: x + 0 is not x where x is -0.
+    A bucket without gradients is added as zeros, because x + 0 has different bits than x if x is -0.  A sum
+    thus has the same bits whether or not a rank or a piece had no gradient.
     """
 
     def __init__(self, slots: list[Slot], group: Group) -> None:
@@ -55,7 +55,7 @@ class Bucket(Buffer):
         self.job: Job | None = None
 
     def open(self) -> None:
-        """Take memory if there is none, or if somebody holds a gradient that is in it."""
+        """Allocate memory if there is none, or if other code still holds an array in it."""
         if self.is_shared():
             size, dtype = self.group.padded(self.size), self.slots[0].dtype
             memory = self.spare.pop() if self.spare else np.zeros((1, size), dtype)
@@ -79,7 +79,7 @@ class Bucket(Buffer):
         np.multiply(g, factor, out=self.arrays[slot.place + 1], dtype=slot.dtype)
 
     def push(self, before: int) -> None:
-        """Add the current piece to the ``before`` earlier ones, as a binary counter carries."""
+        """Add the current piece to the ``before`` earlier pieces, as a binary counter carries."""
         piece: Array | None = None
         if not self.fresh:
             piece, self.arrays, self.fresh = self.arrays[0], [], True
@@ -106,7 +106,7 @@ class Bucket(Buffer):
                 self.spare.append(earlier)
 
     def forget(self) -> None:
-        """Forget all pieces; keep the memory, unless a sum over the ranks still writes to it."""
+        """Clear all pieces; keep the memory, unless a sum over the ranks still writes to it."""
         if self.job is not None and not self.job.done.is_set():
             self.arrays = []
         self.spare += [a for a in self.partial if a is not None]
@@ -115,7 +115,7 @@ class Bucket(Buffer):
 
 
 class RankSums(Sums):
-    """The sums of this rank's micro-batches, and after ``Ranks.reduce`` those of all ranks."""
+    """The sums over the micro-batches of this rank; after ``Ranks.reduce``, over those of all ranks."""
 
     def __init__(self, group: Group, active: set[str] | None = None) -> None:
         super().__init__()
@@ -129,11 +129,11 @@ class RankSums(Sums):
         self.bad: list[str] = []  # names whose gradient in it is not finite
 
     def empty(self) -> RankSums:
-        """Return sums without parameters, of the same group."""
+        """Return an object of the same group without parameters."""
         return RankSums(self.group, self.active)
 
     def _lay_out(self, new: list[Any]) -> None:
-        """Make buckets, of the last parameters first: backward reaches those first."""
+        """Make buckets, starting with the last parameters, because backward reaches those first."""
         slots = [slot for slot in self._pending[::-1] if slot.param is None or slot.param.requires_grad]
         self._pending = [slot for slot in self._pending if slot not in slots]
         total = sum(slot.size * slot.dtype.itemsize for slot in slots if slot.dtype)
@@ -157,14 +157,14 @@ class RankSums(Sums):
         self._block_of.update((slot.name, block) for block in blocks for slot in block.slots)
 
     def buckets(self, *, active: bool) -> list[Bucket]:
-        """Return the buckets that any rank has used, or those that no rank has used yet."""
+        """Return the buckets that some rank has used, or if not ``active``, those that none has used."""
         if self._pending:
             self._lay_out([])
         found: list[Any] = self._blocks
         return [b for b in found if any(slot.name in self.active for slot in b.slots) is active]
 
     def begin(self) -> None:
-        """Begin the next piece; without a gradient it counts as zeros."""
+        """Begin the next piece; a piece without a gradient counts as zeros."""
         if self._pending:
             self._lay_out([])
         if self.pieces:
@@ -174,7 +174,7 @@ class RankSums(Sums):
         self.pieces += 1
 
     def add(self, arrays: list[Any], weight: float | None, before: float, *, check: bool) -> list[str]:
-        """Add weight·gradient as the next piece; or return the names that are not finite, and add nothing."""
+        """Add weight·gradient as the next piece.  If one is not finite, add nothing; return the names."""
         pairs = [(slot, g) for slot, g in zip(self.slots.values(), arrays, strict=True) if g is not None]
         if check:
             bad = [slot.name for slot, g in pairs if not all_finite_unwarned(getattr(g, "values", g))]
@@ -198,7 +198,7 @@ class RankSums(Sums):
             self.dense.add(slot.name)
 
     def send(self, rest: bool = True) -> None:
-        """Begin the sums over the ranks, in the order of the buckets, of those that are complete or all."""
+        """Start the sums over the ranks in the order of the buckets: of all, or only of complete buckets."""
         self.left = self.left or rest
         buckets = self.buckets(active=True)
         while self.sent < len(buckets) and (rest or not buckets[self.sent].waiting):
@@ -206,7 +206,7 @@ class RankSums(Sums):
             self.sent += 1
 
     def arrived(self, name: str) -> None:
-        """Send what can be sent after the last gradient of a parameter in this window."""
+        """Send the buckets that are complete after the last gradient of a parameter in this window."""
         bucket: Any = self._block_of[name]
         bucket.waiting.discard(name)
         self.send(rest=False)
@@ -218,7 +218,7 @@ class RankSums(Sums):
             bucket.job = self.group.start_sum(bucket.arrays[0][0], f"the sum of gradients ({names})")
 
     def send_late(self, used: set[str]) -> list[Bucket]:
-        """Begin the sums of buckets that a rank has used for the first time; return them."""
+        """Start the sums of the buckets that a rank has used for the first time; return these buckets."""
         late = [b for b in self.buckets(active=False) if any(slot.name in used for slot in b.slots)]
         for bucket in late:
             self._send(bucket)
@@ -226,7 +226,7 @@ class RankSums(Sums):
         return late
 
     def wait(self, buckets: list[Bucket]) -> None:
-        """Wait for sums over the ranks."""
+        """Wait until the sums of buckets over the ranks are complete."""
         for bucket in buckets:
             job, bucket.job = bucket.job, None
             if job is not None:
@@ -242,7 +242,7 @@ class RankSums(Sums):
                 self.rows[name] = found.rows, found.values[None]
 
     def reset(self) -> None:
-        """Forget all sums; keep the memory."""
+        """Clear all sums; keep the memory."""
         super().reset()
         found: list[Any] = self._blocks
         for bucket in found:
@@ -255,7 +255,7 @@ class RankSums(Sums):
 
 @dataclass(slots=True)
 class Report:
-    """What a rank tells the others at the end of a window."""
+    """The data that a rank sends to the other ranks at the end of a window."""
 
     window: int
     weights: list[float]  # of its micro-batches
@@ -284,34 +284,34 @@ class Ranks:
 
     @classmethod
     def of(cls, group: Any, params: dict[str, Tensor], config: AccumulationConfig) -> Ranks:
-        """Check that all ranks have the same parameters, and copy the values of rank 0 to all."""
+        """Check that all ranks have the same parameters, and copy the values of rank 0 to all ranks."""
         if not (hasattr(group, "gather") and hasattr(group, "start_sum")):
             raise InputError(
-                f"GradientAccumulator: group is a distributed.Group, but got {type(group).__name__}.\n"
-                "  distributed.world() returns that of all ranks."
+                f"GradientAccumulator: group must be a distributed.Group, not a {type(group).__name__}.\n"
+                "  Pass group=distributed.world() for all ranks."
             )
         if not params:
             raise ArgumentError(
-                "GradientAccumulator: group= needs the parameters: GradientAccumulator(params, …)."
+                "GradientAccumulator: group= needs parameters: GradientAccumulator(params, group=group)."
             )
         if config.compensated:
             raise ArgumentError(
-                "GradientAccumulator: compensated=True is not for group=: its sums are pairwise already."
+                "GradientAccumulator: compensated=True cannot be used with group=, whose sums are pairwise."
             )
         check_same(group, "GradientAccumulator", params, {"config": config})
         return cls(group, params)
 
     def begin(self, sums: Sums, weight: float) -> int:
-        """Check the weight of a micro-batch; return the number of pieces before it."""
+        """Check the weight of a micro-batch; return the number of earlier pieces."""
         if weight and not 1.0 / WIDE <= weight <= WIDE:
             raise ArgumentError(
-                f"with group=, weights are from 2^-64 to 2^64 or 0, but got {weight:g}.  Nothing was added."
+                f"with group=, weights must be 0 or from 2^-64 to 2^64, not {weight:g}.  Nothing was added."
             )
         assert isinstance(sums, RankSums)
         return sums.pieces - sums.early
 
     def end(self, sums: Sums, before: int, weight: float, full: bool) -> None:
-        """Count a micro-batch, also one that was left out; after the last one the sums leave."""
+        """Count a micro-batch, even if it was skipped; after the last micro-batch, start the sums."""
         assert isinstance(sums, RankSums)
         if sums.pieces == before:
             sums.begin()
@@ -320,12 +320,12 @@ class Ranks:
             self.send(sums)
 
     def send(self, sums: RankSums) -> None:
-        """Begin all sums of a window that have not begun."""
+        """Start the sums of a window that were not started before."""
         self.windows += not sums.left
         sums.send()
 
     def flush(self, sums: Sums, some: bool) -> bool:
-        """Return whether a rank has micro-batches in the window, which is closed then."""
+        """Close the window if any rank has micro-batches in it; return whether one has."""
         assert isinstance(sums, RankSums)
         self.send(sums)  # of some ranks they have left already, and all must make the same calls in one order
         found = any(self.group.gather(some, "flush"))
@@ -334,10 +334,10 @@ class Ranks:
         return found
 
     def early(self, acc: GradientAccumulator, block: MicroBatch) -> Callable[[Tensor, Tensor], bool] | None:
-        """Return a function that takes gradients during backward, and sends buckets that are complete.
+        """Return a function that gets the gradients during backward and sends complete buckets.
 
-        None if the sums cannot leave early: before the last micro-batch, if a micro-batch may still be left
-        out, or if they are small.
+        None if buckets cannot be sent during backward: before the last micro-batch, if a micro-batch may
+        still be skipped, or if the gradients are small.
         """
         sums, window, config = acc._sums, acc._window, acc.config
         assert isinstance(sums, RankSums)
@@ -373,12 +373,12 @@ class Ranks:
         return ready
 
     def clear(self) -> None:
-        """Forget the weights of a window."""
+        """Clear the weights of the window."""
         self.weights = []
         self.last = None
 
     def reduce(self, acc: GradientAccumulator, error: BaseException | None = None) -> None:
-        """Sum the window over the ranks; raise on all ranks if one had an error."""
+        """Sum the window over the ranks; raise on all ranks if one rank had an error."""
         sums, window = acc._sums, acc._window
         assert isinstance(sums, RankSums)
         self.send(sums)
@@ -406,7 +406,7 @@ class Ranks:
         window.closed = window.reduced = True
 
     def _refuse(self, reports: list[Report], error: BaseException | None) -> None:
-        """Raise if a rank had an error, or if the ranks are not at the same place."""
+        """Raise if a rank had an error, or if windows, parameters or values differ between the ranks."""
         failed = [(rank, each.error) for rank, each in enumerate(reports) if each.error is not None]
         if failed:
             rank, why = failed[0]
@@ -417,24 +417,24 @@ class Ranks:
             found = [getattr(each, name) for each in reports]
             if len(set(found)) > 1:
                 what = (
-                    "are at different windows"
+                    "have finished different numbers of windows"
                     if name == "window"
                     else "train different numbers of parameters"
                 )
-                raise AccumulationError(f"the ranks {what}: {found}.")
+                raise AccumulationError(f"the ranks {what}: {found}.  All ranks must make the same calls.")
         first = reports[0].digests
         for rank, each in enumerate(reports):
             if first is not None and each.digests != first:
                 differ = [n for n, a, b in zip(self.params, first, each.digests or [], strict=True) if a != b]
                 raise RankError(
-                    f"the parameters of rank {rank} are no longer those of rank 0: {', '.join(differ[:4])}"
+                    f"the parameters of rank {rank} differ from those of rank 0: {', '.join(differ[:4])}"
                     f"{', …' if len(differ) > 4 else ''} (window {self.windows}).\n"
-                    "  Something other than the optimiser changed them on one rank.  Continue from a "
-                    "checkpoint."
+                    "  Something other than the optimiser changed parameters on one of these ranks.\n"
+                    "  Continue from a checkpoint."
                 )
 
     def fail(self, acc: GradientAccumulator, error: Exception) -> NoReturn:
-        """End the window on all ranks with an error of this one."""
+        """End the window on all ranks because of an error on this rank."""
         if isinstance(error, RankError) or self.group.broken is not None:
             raise error
         try:
@@ -446,7 +446,7 @@ class Ranks:
 
 
 def check_same(group: Group, what: str, params: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Raise unless all ranks have the same tensors and facts; copy the values of rank 0 to all."""
+    """Raise if shapes, dtypes or ``facts`` differ between ranks; copy the values of rank 0 to all ranks."""
     described = {name: f"{t.shape} {t.dtype}" for name, t in params.items()}
     group.agree(what, {**described, **facts, "order": list(described)})
     if group.size == 1:

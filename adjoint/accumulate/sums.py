@@ -1,8 +1,8 @@
 """Weighted sums of gradients, in float32 or wider.
 
-Small parameters of one dtype share a flat array, so that a micro-batch is staged, checked and added by a few
-NumPy calls.  A large parameter has an array of its own, which several threads add to.  Sparse gradients are
-summed by rows, beside the dense sums.
+Small parameters of one dtype share a flat array, so that a few NumPy calls copy, check and add a whole
+micro-batch.  A large parameter has its own array, to which several threads add.  Sparse gradients are summed
+by rows, separately from the dense sums.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _ALONE = _references([np.empty(0)])  # of an array that is in one list only
 
 
 def normalised(total: Any, divisor: float, factor: float, out: Array | None = None) -> Any:
-    """Return a sum, dense or sparse, divided by ``divisor`` and multiplied by ``factor``, in its dtype."""
+    """Return a dense or sparse sum divided by ``divisor`` and multiplied by ``factor``, in the same dtype."""
     if type(total) is SparseRows:
         return total.mapped(normalised(total.values, divisor, factor))
     out = np.empty_like(total) if out is None else out
@@ -69,7 +69,7 @@ def normalised(total: Any, divisor: float, factor: float, out: Array | None = No
 
 
 class Slot:
-    """A registered parameter: name, shape, dtype of its sum, and where that is."""
+    """A registered parameter: its name, its shape, and the dtype and the position of its sum."""
 
     def __init__(self, index: int, name: str, shape: Any, dtype: Any, param: Tensor | None) -> None:
         self.index = index  # in the order of registration
@@ -82,20 +82,20 @@ class Slot:
         self.part = slice(0, 0)  # of its memory
 
     def fitting(self, g: Array | SparseRows, weak: bool = False) -> Array | SparseRows:
-        """Return a gradient that can be added here; raise if its shape or dtype does not fit."""
+        """Return a gradient to add to this sum; raise if its shape or dtype is wrong."""
         if g.shape != self.shape:
             same = math.prod(g.shape) == self.size
             raise ShapeError(
                 f"{self.name}: expected a gradient of shape {self.shape}, but got {g.shape}"
-                f"{' with as many elements' if same else ''}."
+                f"{', which has the same number of elements' if same else ''}."
             )
         if self.dtype is None or g.dtype == self.dtype or np.can_cast(g.dtype, self.dtype, "safe"):
             return g
         if weak and g.dtype.kind == self.dtype.kind:
             return g.astype(self.dtype)
         raise DTypeError(
-            f"{self.name}: expected a gradient that fits into {self.dtype} sums without loss, but got "
-            f"{g.dtype}.\n  Cast it first, or sum in a wider dtype (dtype=)."
+            f"{self.name}: a {g.dtype} gradient cannot be added to a {self.dtype} sum without rounding.\n"
+            "  Cast the gradient, or pass a wider dtype= to the accumulator."
         )
 
 
@@ -115,21 +115,21 @@ class Buffer:
             self.size += slot.size
 
     def is_shared(self) -> bool:
-        """Return whether there is no memory, or somebody holds a gradient that is in it."""
+        """Return whether there is no memory, or other code still holds an array in it."""
         views = len(self.slots)
         return not _ALONE or _references(self.arrays) != [_ALONE[0] + views, *_ALONE * views]
 
     def open(self) -> None:
-        """Take new memory if there is none, or if somebody holds a gradient that is in it."""
+        """Allocate memory if there is none, or if other code still holds an array in it."""
         if self.is_shared():
             memory = np.empty((self.depth, self.size), self.slots[0].dtype)
             self.arrays = [memory, *(memory[0, slot.part].reshape(slot.shape) for slot in self.slots)]
         self.arrays[0][1:] = 0
 
     def staged(self, arrays: list[Any], plain: bool) -> Array | None:
-        """Return the gradients of this block, flat; zeros for missing and sparse ones; None if all are.
+        """Return the gradients of this buffer in one flat array, or None if all are missing or sparse.
 
-        ``plain``: all gradients are there and dense.
+        Missing and sparse gradients are zeros.  ``plain`` is True if there are none of these.
         """
         parts = self.pick(arrays) if len(self.slots) > 1 else (arrays[self.slots[0].index],)
         if not plain and ndarray not in set(map(type, parts)):
@@ -148,7 +148,7 @@ class Buffer:
         return np.concatenate(parts, axis=None, out=out, casting="same_kind")
 
     def add(self, g: Array, factor: float, part: slice) -> None:
-        """Add factor·g to the sums; both are flat, and ``part`` is the part to add."""
+        """Add factor·g to the sums in the slice ``part``; sums and g are flat."""
         total = self.arrays[0][0, part]
         staged, g = g is self.stage, g[part]
         if self.fresh:
@@ -165,7 +165,7 @@ class Buffer:
                 np.add(t, x, out=t)
 
     def put(self, slot: Slot, sums: Any) -> None:
-        """Store the sum of a parameter; compensated sums have a second row, of rounding errors."""
+        """Store the sum of a parameter; a compensated sum has a second row with the rounding errors."""
         if self.fresh:
             self.open()
             self.arrays[0].fill(0)
@@ -174,14 +174,14 @@ class Buffer:
 
 
 def _compensated(s: Array, errors: Array, x: Array) -> Array:
-    """Return s + x, and add to ``errors`` what that rounds away (Neumaier)."""
+    """Return s + x, and add the rounding error of this addition to ``errors`` (Neumaier)."""
     t = s + x
     errors += np.where(np.abs(s) >= np.abs(x), (s - t) + x, (x - t) + s)
     return np.asarray(t)
 
 
 def _corrected(sums: Array) -> Array:
-    """Return sums with what their additions rounded away; an infinite one has no such correction."""
+    """Return the sums plus their rounding errors; an infinite sum is not corrected."""
     if len(sums) == 1:
         return np.asarray(sums[0])
     with np.errstate(invalid="ignore"):
@@ -189,7 +189,7 @@ def _corrected(sums: Array) -> Array:
 
 
 def _with_rows(before: Rows, part: SparseRows) -> Rows:
-    """Return the sum of rows with some more, of which each comes once."""
+    """Return the sum of two sets of rows; no row occurs twice in ``part``."""
     rows = np.union1d(before[0], part.rows)
     sums = np.zeros((len(before[1]), rows.size, *part.shape[1:]), part.dtype)
     sums[:, np.searchsorted(rows, before[0])] = before[1]
@@ -227,7 +227,7 @@ class Sums:
         return slot
 
     def reset(self) -> None:
-        """Forget all sums; the memory is kept."""
+        """Clear all sums; keep the memory."""
         for block in self._blocks:
             block.fresh = True
         self.dense.clear()
@@ -235,7 +235,7 @@ class Sums:
         self.unit = 1.0
 
     def matched(self, gradients: Mapping[str, Any]) -> list[Any] | None:
-        """Return the arrays of a micro-batch with names, dtypes and shapes of the last; None of any other."""
+        """Return the arrays of a micro-batch, or None if names, dtypes or shapes differ from the last one."""
         arrays = list(gradients.values())
         same = set(map(type, arrays)) == {ndarray} and self._seen == _facts(gradients, arrays)
         return arrays if same else None
@@ -253,10 +253,10 @@ class Sums:
         return found
 
     def add(self, arrays: list[Any], weight: float | None, before: float, *, check: bool) -> list[str]:
-        """Add weight·gradient to each sum; or return the names that are not finite, and add nothing.
+        """Add weight·gradient to each sum.  If some are not finite, add nothing and return their names.
 
-        ``arrays`` are in the order of the slots, and ``before`` is the weight of all that was added.  None as
-        the weight does not multiply.
+        ``arrays`` are in the order of the slots.  ``before`` is the weight of all earlier micro-batches.
+        With ``weight=None`` the gradients are added as they are.
         """
         with np.errstate(all="ignore"):
             if self._pending and (new := [s for s in self._pending if arrays[s.index] is not None]):
@@ -296,7 +296,7 @@ class Sums:
         return [name for name, g in pairs if g is not None and not all_finite_unwarned(g)]
 
     def _lay_out(self, new: list[Any]) -> None:
-        """Make blocks of slots, given with the dtypes of their first gradients."""
+        """Make the buffers of new slots, which are given with the dtypes of their first gradients."""
         groups: dict[Any, list[Slot]] = {}
         room: dict[Any, int] = {}
         for slot, dtype in new:
@@ -311,7 +311,7 @@ class Sums:
         self._pending = [slot for slot in self._pending if slot.name not in self._block_of]
 
     def _choose_unit(self, weight: float, before: float) -> None:
-        """Count in another unit if a weight is WIDE times the unit, or the first a WIDE-th of it."""
+        """Change the unit of weights if a weight is WIDE times the unit, or the first weight unit / WIDE."""
         ratio = weight / self.unit
         if weight and (ratio > WIDE or (not before and ratio * WIDE < 1.0)):
             unit = 2.0 ** (math.frexp(weight)[1] - 1)
@@ -321,7 +321,7 @@ class Sums:
             self.unit = unit
 
     def total(self, name: str) -> Array | SparseRows:
-        """Return the sum of a parameter, not to be written to; zeros if nothing was added."""
+        """Return the sum of a parameter, for reading only; zeros if nothing was added."""
         slot = self.slots[name]
         found: Any = None
         if name in self.rows:
@@ -336,14 +336,14 @@ class Sums:
         return np.zeros(slot.shape, slot.dtype or np.float64) if found is None else found
 
     def totals(self) -> dict[str, Any]:
-        """Return the sums of all names to which something was added."""
+        """Return the sums of all parameters that have one, by name."""
         if self.rows or self.depth == 2:
             return {n: self.total(n) for n in self.slots if n in self.dense or n in self.rows}
         slots, blocks = self.slots.values(), self._block_of
         return {s.name: blocks[s.name].arrays[s.place + 1] for s in slots if s.name in self.dense}
 
     def values(self) -> list[Array]:
-        """Return all that was added as few arrays, to check whether it is finite."""
+        """Return all sums in as few arrays as possible, for the check whether they are finite."""
         return [b.arrays[0] for b in self._blocks if not b.fresh] + [sums for _, sums in self.rows.values()]
 
     def finish(self, divisor: float, factor: float, in_place: bool) -> dict[str, Any]:
@@ -372,11 +372,11 @@ class Sums:
         return {"shape": list(slot.shape), "dtype": dtype} | {k: np.array(a) for k, a in found.items()}
 
     def empty(self) -> Sums:
-        """Return sums of the same kind without parameters."""
+        """Return an object of the same kind without parameters."""
         return Sums(self.depth == 2)
 
     def loaded(self, states: Mapping[str, Any], unit: Any = 1.0) -> Sums:
-        """Return sums of the same parameters with saved values; raise if these do not fit."""
+        """Return sums of the same parameters with saved values; raise if the saved values do not match."""
         new = self.empty()
         new.unit = checked_weight(unit, "unit") or 1.0
         for name, old in self.slots.items():
@@ -398,7 +398,7 @@ class Sums:
 
 
 def _check_state(slot: Slot, state: Mapping[str, Any]) -> None:
-    """Take the dtype of a saved sum; raise if the sum does not fit the parameter."""
+    """Set the dtype of a slot to that of a saved sum; raise if the sum does not match the parameter."""
     needed = ["shape", "dtype", *(("rows", "values") if "rows" in state or "values" in state else ())]
     if missing := [key for key in needed if key not in state]:
         raise ArgumentError(f"{slot.name}: the state is missing keys: {', '.join(map(repr, missing))}.")
@@ -409,7 +409,7 @@ def _check_state(slot: Slot, state: Mapping[str, Any]) -> None:
         )
     dtype = None if state["dtype"] is None else checked_sum_dtype(slot.name, state["dtype"])
     if dtype and slot.dtype and dtype != slot.dtype:
-        raise DTypeError(f"{slot.name}: the saved sum is {dtype}, but this one is {slot.dtype}.")
+        raise DTypeError(f"{slot.name}: the saved sum has dtype {dtype}, but dtype {slot.dtype} is expected.")
     slot.dtype = dtype or slot.dtype
     rows = np.asarray(state.get("rows", ()))
     for key in (key for key in _ARRAYS if key in state):
@@ -423,12 +423,12 @@ def _check_state(slot: Slot, state: Mapping[str, Any]) -> None:
     whole_rows = rows.ndim == 1 and (rows.dtype.kind in "iu" or not rows.size)
     if not whole_rows or (rows < 0).any() or (rows >= (*shape, 0)[0]).any() or (np.diff(rows) <= 0).any():
         raise ShapeError(
-            f"{slot.name}: the saved rows must be ascending row numbers of an array of shape {shape}."
+            f"{slot.name}: the saved rows are not ascending row indices of an array of shape {shape}."
         )
 
 
 def _parts(a: Array, size: int, threads: int, each: int = 1) -> list[slice]:
-    """Split an array into parts for several threads, ``each`` per thread; ``size`` is that of all arrays."""
+    """Split an array into parts, ``each`` per thread; ``size`` is the total size of all arrays."""
     if threads == 1:
         return [slice(None)]
     return pieces(a.size, max(size // (threads * each) // LINE * LINE, LINE))
@@ -475,7 +475,7 @@ class GradientBuffer:
         self.weight = 0.0
 
     def reset(self) -> None:
-        """Forget the sum; its memory is kept for the next one."""
+        """Clear the sum; keep its memory for the next sum."""
         self._sums.reset()
         self.count, self.weight = 0, 0.0
 
@@ -500,14 +500,14 @@ class GradientBuffer:
         Parameters
         ----------
         grad : array_like
-            Gradient of the shape of the buffer.
+            Gradient, with the shape of the buffer.
         weight : float
-            Its weight.
+            Weight of the gradient.
 
         Raises
         ------
         ShapeError, DTypeError
-            The gradient does not fit.  Nothing was added.
+            The gradient has a wrong shape or dtype.  Nothing was added.
         """
         weight = checked_weight(weight)
         self._sums.add(self._sums.checked({self.name: grad}), weight, self.weight, check=False)
@@ -520,7 +520,7 @@ class GradientBuffer:
         Parameters
         ----------
         normalize : bool
-            Whether to divide it by the total weight.
+            Whether to divide the sum by the total weight.
 
         Returns
         -------
@@ -535,11 +535,11 @@ class GradientBuffer:
             )
 
     def l2_norm(self) -> float:
-        """Return the 2-norm of the sum, which is not normalised; large values do not overflow."""
+        """Return the 2-norm of the sum, not divided by the weight; large values do not overflow."""
         return global_norm([self._sums.total(self.name)]) * self._sums.unit
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what ``load_state_dict`` needs, in new arrays."""
+        """Return the state for ``load_state_dict``, in new arrays."""
         state = {"count": self.count, "weight": self.weight, "unit": self._sums.unit}
         return state | self._sums.state_of(self.name)
 
@@ -549,12 +549,12 @@ class GradientBuffer:
         Parameters
         ----------
         state : dict
-            What ``state_dict`` returned.
+            The result of ``state_dict``.
 
         Raises
         ------
         ArgumentError, ShapeError, DTypeError
-            The state does not fit.  Nothing was changed.
+            The state has missing keys, or a different shape or dtype.  Nothing was changed.
         """
         new = self._sums.loaded({self.name: state}, state.get("unit", 1.0))
         count = checked_whole(f"{self.name}: count is a whole number from 0", state.get("count"))

@@ -24,12 +24,12 @@ _WORDS = {"nonfinite": ("raise", "skip", "skip_window", "allow"), "reduction": (
 
 @dataclass(frozen=True, slots=True)
 class AccumulationConfig:
-    """How gradients of micro-batches become the gradient of the whole batch.
+    """Options of a ``GradientAccumulator``.
 
     Parameters
     ----------
     accumulation_steps : int
-        Number of micro-batches of a window.
+        Number of micro-batches per window, that is per update.
     normalize : bool
         Whether to divide the sums by the weight of the window.
     max_grad_norm : float or None
@@ -39,14 +39,14 @@ class AccumulationConfig:
     nonfinite : str
         What to do with a micro-batch that has a NaN or an infinity.  ``"raise"`` raises and adds nothing;
         ``"skip"`` leaves out the micro-batch and its weight; ``"skip_window"`` makes no update from the
-        window; ``"allow"`` adds it.
+        window; ``"allow"`` adds the micro-batch.
     compensated : bool
         Whether to sum the rounding errors as well, for very long windows.
     reduction : str
-        What a loss is: the ``"mean"`` over its micro-batch, so that the gradient is Σ nᵢ·gᵢ / Σ nᵢ with the
-        weights nᵢ, or the ``"sum"``, so that it is Σ gᵢ / Σ nᵢ.
+        How the loss reduces its micro-batch.  With ``"mean"`` the gradient of the window is Σ nᵢ·gᵢ / Σ nᵢ,
+        where nᵢ are the weights; with ``"sum"`` it is Σ gᵢ / Σ nᵢ.
     norm_type : float
-        Order of the norm; ``math.inf`` is allowed.
+        Order of the norm that ``max_grad_norm`` limits; ``math.inf`` is allowed.
 
     Examples
     --------
@@ -84,10 +84,10 @@ class AccumulationConfig:
 
     @classmethod
     def _of(cls, config: Any, options: dict[str, Any]) -> AccumulationConfig:
-        """Return the given config, or one made of options."""
+        """Return the given config, or create one from the options."""
         if config is not None and options:
             raise ArgumentError(
-                f"GradientAccumulator: pass a config or options, not both: {', '.join(sorted(options))}."
+                f"GradientAccumulator: pass config or {', '.join(sorted(options))}, not both."
             )
         if config is not None and not isinstance(config, AccumulationConfig):
             raise InputError(
@@ -99,22 +99,22 @@ class AccumulationConfig:
         if unknown:
             raise ArgumentError(
                 f"GradientAccumulator has no option {', '.join(map(repr, unknown))}.\n"
-                f"  It has {', '.join(known)}, clip and group."
+                f"  The options are {', '.join(known)}, clip and group."
             )
         return cls(**options) if config is None else config
 
     def effective_batch_size(self, micro: int) -> int:
-        """Return the size of the batch that a window stands for.
+        """Return the number of examples in a full window.
 
         Parameters
         ----------
         micro : int
-            Number of examples of a micro-batch.
+            Number of examples per micro-batch.
 
         Returns
         -------
         int
-            That number times ``accumulation_steps``.
+            ``micro * accumulation_steps``.
         """
         return (
             checked_whole("the size of a micro-batch is a whole number from 0", micro, 0)
@@ -129,7 +129,7 @@ class AccumulationConfig:
 
 @dataclass(slots=True)
 class Window:
-    """The micro-batches since the last update: open, or finished when ``apply`` has made their gradient."""
+    """The state of the current window: the micro-batches since the last update."""
 
     micro_batches: int = 0  # including skipped ones
     skipped: int = 0  # left out because they were not finite
@@ -152,7 +152,7 @@ class Window:
     reduced: bool = False  # the sums are those of all ranks
 
     def __enter__(self) -> None:
-        """Mark the window as incomplete while a block changes it; an interrupt leaves the mark."""
+        """Mark the window as incomplete while a block changes it; the mark stays after an interrupt."""
         self.changing = True
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -160,7 +160,7 @@ class Window:
         self.changing = kind is not None and not issubclass(kind, Exception)
 
     def saved(self) -> dict[str, Any]:
-        """Return what ``loaded`` needs, as plain values."""
+        """Return the state for ``loaded``, as plain values."""
         names = [f.name for f in fields(self)]
         return {name: getattr(self, name) for name in names[: names.index("changing")]} | {
             "open": list(self.open)
@@ -168,7 +168,7 @@ class Window:
 
     @classmethod
     def loaded(cls, state: Mapping[str, Any]) -> Window:
-        """Return a saved window; raise if its values are not those of a window."""
+        """Return the window of a saved state; raise if the state is invalid."""
         check_like(state, cls().saved(), "window")
         return cls(**{**state, "open": list(state["open"])})
 
@@ -179,7 +179,7 @@ _KINDS: dict[type, Any] = {bool: bool, int: (int, np.integer), float: (int, floa
 
 
 def check_like(saved: Mapping[str, Any], new: Mapping[str, Any], what: str) -> None:
-    """Raise unless saved values are flags, counts, weights, names, or norms or None, as the new ones."""
+    """Raise if a saved dictionary has different keys or kinds of values than ``new``."""
     if saved.keys() != new.keys():
         raise ArgumentError(
             f"load_state_dict: {what} has missing or unknown keys: "
@@ -193,37 +193,37 @@ def check_like(saved: Mapping[str, Any], new: Mapping[str, Any], what: str) -> N
         elif own is not None:
             fits = fits and bool(0 <= value < math.inf)
         if not fits:
-            raise ArgumentError(f"load_state_dict: {what}[{key!r}] cannot be {value!r}.")
+            raise ArgumentError(f"load_state_dict: {what}[{key!r}] has the invalid value {value!r}.")
 
 
 @dataclass(frozen=True, slots=True)
 class AccumulationStats:
-    """Counts since the accumulator was made, and the state of its window.
+    """Counts since the accumulator was created, and the state of the current window.
 
     Parameters
     ----------
     total_micro_batches : int
-        Micro-batches, including skipped ones.
+        Number of micro-batches, including skipped ones.
     total_updates : int
-        Updates.
+        Number of updates.
     accumulation_steps : int
-        Micro-batches of a full window.
+        Number of micro-batches in a full window.
     registered_params : int
-        Registered parameters.
+        Number of registered parameters.
     total_param_elements : int
-        Elements of all of them.
+        Number of elements of all registered parameters.
     skipped_micro_batches : int
-        Micro-batches left out because they were not finite.
+        Number of micro-batches that were skipped because they were not finite.
     skipped_windows : int
-        Windows that made no update.
+        Number of windows that made no update.
     dropped_windows : int
-        Windows discarded by ``drop``.
+        Number of windows that ``drop`` discarded.
     clipped_windows : int
-        Windows whose gradient was clipped.
+        Number of windows whose gradient was clipped.
     window_micro_batches : int
-        Micro-batches of the present window.
+        Number of micro-batches in the current window.
     window_weight : float
-        Weight of the present window.
+        Weight of the current window.
     """
 
     total_micro_batches: int
@@ -239,21 +239,21 @@ class AccumulationStats:
     window_weight: float
 
     def effective_batch_multiplier(self) -> int:
-        """Return how many micro-batches make a batch."""
+        """Return the number of micro-batches in a full window."""
         return self.accumulation_steps
 
 
 @dataclass(frozen=True, slots=True)
 class AccumulationEvent:
-    """An event of an accumulator, given to the callbacks of ``GradientAccumulator.on``.
+    """An event of an accumulator, passed to the callbacks of ``GradientAccumulator.on``.
 
     Parameters
     ----------
     kind : str
         ``"full"``: the last micro-batch of the window was added.  ``"clip"``: the gradient was clipped.
-        ``"skip"``: a micro-batch or a window was left out.  ``"update"``: an update was made.
+        ``"skip"``: a micro-batch or a window was skipped.  ``"update"``: an update was made.
     micro_batches : int
-        Micro-batches of the window.
+        Number of micro-batches in the window.
     weight : float
         Weight of the window.
     norm : float or None
@@ -261,9 +261,9 @@ class AccumulationEvent:
     clipped_norm : float or None
         Norm after clipping, if the gradient was clipped.
     names : tuple of str
-        Parameters whose gradients were not finite, of ``"skip"``.
+        With ``"skip"``, the parameters whose gradients were not finite.
     window : bool
-        Whether a whole window was left out, of ``"skip"``.
+        With ``"skip"``, whether the whole window was skipped.
     """
 
     kind: str
@@ -291,7 +291,7 @@ class Listeners:
         self._lists = {kind: HookList() for kind in _NOTES}
 
     def add(self, kind: str, callback: Callable[[AccumulationEvent], None]) -> Handle:
-        """Register a callback for a kind of event; the handle removes it."""
+        """Register a callback for a kind of event; return a handle that removes it."""
         if kind not in self._lists:
             raise ArgumentError(
                 f"on: the event must be one of {', '.join(map(repr, self._lists))}, not {kind!r}."
@@ -301,7 +301,7 @@ class Listeners:
         return self._lists[kind].add(callback)
 
     def send(self, kind: str, of: Any, **facts: Any) -> None:
-        """Call the callbacks of a kind, in the order of registration, with an event of a window."""
+        """Call the callbacks of a kind in the order of registration, with an event of the window ``of``."""
         if not self._lists[kind].hooks:
             return
         event = AccumulationEvent(kind, of.micro_batches, of.weight, **facts)

@@ -28,9 +28,9 @@ def check(
     target : str
         The function, as ``file.py:name`` or ``module:name``.
     arguments : sequence of str
-        Its arguments: shapes, numbers or arrays in JSON.
+        The arguments of the function: shapes, numbers or arrays in JSON.
     order : int, optional
-        How many orders of derivatives to check.
+        The highest order of derivatives to check.
     seed : int, optional
         The seed of random arguments.
     as_json : bool, optional
@@ -39,7 +39,7 @@ def check(
     Returns
     -------
     text : str
-        What was found.
+        The result of the check, as text or JSON.
     agree : bool
         Whether the derivatives agree with finite differences.
     """
@@ -48,8 +48,9 @@ def check(
     check_count(target, function, given)
     if not any(isinstance(a, np.ndarray) and a.dtype.kind == "f" for a in given):
         raise ArgumentError(
-            "no argument has floats, so there is no derivative to check.\n"
-            "  Write a shape (3x4, or 5x for a vector), a number (2.0) or an array ([1.0, 2.0]) with a point."
+            "no argument is a float or an array of floats, so there is no derivative to check.\n"
+            "  Pass a shape (3x4, or 5x for a vector), or a number (2.0) or an array ([1.0, 2.0]) with a "
+            "decimal point."
         )
     if isinstance(function, Module):
         function = function.astype(np.float64)  # finite differences need the digits
@@ -83,7 +84,7 @@ def check(
 
 
 def _check_order(function: Any, given: list[Any], order: int) -> None:
-    """Check the derivatives up to an order; exceptions of the function show its own lines."""
+    """Raise if derivatives up to an order are wrong; an exception of the function shows its own lines."""
     found: list[GradcheckError] = []
 
     def run() -> None:

@@ -45,7 +45,7 @@ def demo(
     epochs : int, optional
         The number of epochs.
     compile : bool, optional
-        Whether loss and backward run compiled.
+        Whether to compile the loss and its backward.
 
     Returns
     -------
@@ -103,7 +103,7 @@ class _Lines(train.Callback):
 
 
 def _digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Return the 8×8 digits of scikit-learn, for training and test; every fifth is for the test."""
+    """Return the 8×8 digits of scikit-learn for training and test; every fifth digit is for the test."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -116,7 +116,7 @@ def _digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
 
 
 def _gradient_check(data: tuple[Any, Any]) -> float:
-    """Return the relative difference of the loss's derivative in a random direction to finite differences."""
+    """Return the relative error of a directional derivative of the loss against finite differences."""
     model = nn.Sequential(nn.Linear(64, 16, rng=3), nn.Tanh(), nn.Linear(16, 10, rng=4)).astype(np.float64)
     x, y = ad.tensor(data[0][:32].astype(np.float64)), ad.tensor(data[1][:32])
     params = dict(model.named_parameters())
@@ -147,7 +147,7 @@ def _writable(path: str) -> str:
     kind = os.path.splitext(path)[1][1:].lower()
     if kind not in kinds and not os.path.isdir(path):
         raise FileError(
-            f"demo: a picture must be one of {', '.join(sorted(kinds))}, but --picture is {path!r}."
+            f"demo: the file of --picture must end in one of {', '.join(sorted(kinds))}, but is {path!r}."
         )
     check_writable(path, "demo: the picture", "Give another path: adjoint demo --picture PATH.")
     return path

@@ -1,4 +1,4 @@
-"""``adjoint launch``: start a program on several ranks with mpiexec, and share the processors out."""
+"""``adjoint launch``: start a program on several ranks with mpiexec, and divide the processors among them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 def launch(ranks: int, program: str, arguments: Sequence[str]) -> int:
     """Run a Python program on several ranks of this machine.
 
-    Each rank gets an equal share of the processors for the threads of BLAS, unless the environment sets
-    their number.  Ctrl-C reaches all ranks.
+    Each rank gets an equal share of the processors for its BLAS threads, unless environment variables set
+    the number of threads.  Ctrl-C reaches all ranks.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def launch(ranks: int, program: str, arguments: Sequence[str]) -> int:
         The exit status of mpiexec.
     """
     if not os.path.isfile(program):
-        raise InputError(f"there is no file {program!r}.")
+        raise InputError(f"cannot find the file {program!r}.  Check the path.")
     mpiexec, is_open_mpi = _mpiexec()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     flags = []

@@ -131,20 +131,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"adjoint {VERSION}")
     parser.set_defaults(run=_look, command="look")
     commands = parser.add_subparsers(dest="command", metavar="command")
-    commands.add_parser("look", help="a small program, its gradient and the check (the default)")
+    commands.add_parser("look", help="run a small program and check its gradient (the default)")
     shown = commands.add_parser("demo", help="train a classifier of handwritten digits")
     shown.set_defaults(run=_demo)
     shown.add_argument("--json", action="store_true", help="print one JSON object and no progress")
-    shown.add_argument("--picture", default="curve.png", help="where the curve goes (curve.png)")
-    shown.add_argument("--report", default="report.html", help="where the page goes (report.html)")
-    shown.add_argument("--epochs", type=_from_one, default=EPOCHS, help=f"how long to train ({EPOCHS})")
+    shown.add_argument("--picture", default="curve.png", help="the file of the plot (curve.png)")
+    shown.add_argument("--report", default="report.html", help="the file of the report (report.html)")
+    shown.add_argument("--epochs", type=_from_one, default=EPOCHS, help=f"the number of epochs ({EPOCHS})")
     shown.add_argument("--compile", action="store_true", help="compile the loss and its backward")
     checked = commands.add_parser(
         "check", help="compare the derivatives of a function with finite differences"
     )
     checked.set_defaults(run=_check)
     _add_function(checked)
-    checked.add_argument("--order", type=_from_one, default=2, help="orders of derivatives to check (2)")
+    checked.add_argument(
+        "--order", type=_from_one, default=2, help="the highest order of derivatives to check (2)"
+    )
     checked.add_argument("--seed", type=int, default=0, help="seed of random arguments (0)")
     checked.add_argument("--json", action="store_true", help="print one JSON object")
     drawn = commands.add_parser("graph", help="draw the graph of a call of a function")
@@ -156,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     measured = commands.add_parser("profile", help="measure the ops of a function and of its backward")
     measured.set_defaults(run=_profile)
     _add_function(measured)
-    measured.add_argument("--repeat", type=_from_one, default=10, help="calls that are measured (10)")
+    measured.add_argument("--repeat", type=_from_one, default=10, help="the number of measured calls (10)")
     measured.add_argument("--trace", help="a file for a trace that Perfetto shows")
     measured.add_argument("--json", action="store_true", help="print a JSON list of ops")
     reported = commands.add_parser("report", help="run a function that trains, and write the report")
@@ -165,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     reported.add_argument("-o", "--output", default="report.html", help="the page (report.html)")
     ops = commands.add_parser("ops", help="print the table of ops")
     ops.set_defaults(run=_ops)
-    ops.add_argument("--markdown", action="store_true", help="as docs/ops.md")
+    ops.add_argument("--markdown", action="store_true", help="print Markdown, as in docs/ops.md")
     ops.add_argument("names", nargs="*", help="only ops whose names contain one of these")
     launched = commands.add_parser("launch", help="run a program on several ranks, with mpiexec")
     launched.set_defaults(run=_launch)
@@ -188,9 +190,9 @@ def _add_function(parser: argparse.ArgumentParser) -> None:
 
 
 def _from_one(text: str) -> int:
-    """Read an integer from 1."""
+    """Return a positive integer from the text of an option."""
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer from 1, not {text!r}.")
+        raise argparse.ArgumentTypeError(f"must be a positive integer, not {text!r}.")
     return int(text)
 
 
@@ -202,7 +204,8 @@ def _bench(arguments: list[str]) -> None:
     else:
         raise InputError(
             "bench: the benchmarks are not part of the installed package.\n"
-            "  Clone the repository, pip install -e . --group bench --group oracle, and run this there."
+            "  Clone the repository.  In the clone, run pip install -e . --group bench --group oracle, "
+            "then adjoint bench."
         )
     sys.path.insert(0, clone)
     sys.argv = ["benchmarks", *arguments]

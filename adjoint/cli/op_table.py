@@ -33,7 +33,7 @@ def op_table(names: Sequence[str] = (), *, markdown: bool = False) -> str:
     Parameters
     ----------
     names : sequence of str, optional
-        Only ops whose names contain one of these; all by default.
+        Select ops whose names contain one of these texts.  The default is all ops.
     markdown : bool, optional
         Whether to write Markdown.
 
@@ -83,6 +83,6 @@ def _checked(op: str, check: str) -> str:
 
 
 def _holes() -> list[str]:
-    """Return the ops that a check leaves out, with the reasons."""
+    """Return the ops that a test leaves out, with the reasons."""
     found = [f"- {check}: `{op}`: {why}." for check, ops in UNCHECKED.items() for op, why in ops.items()]
     return ["Left out of a check:", "", *found] if found else ["No op is left out of a check."]

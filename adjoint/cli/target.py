@@ -1,4 +1,4 @@
-"""Functions of the user's files that commands are given as ``file.py:function``, and their arguments."""
+"""Import functions given as ``file.py:function`` on the command line, and parse their arguments."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class UserError(AdjointError, RuntimeError):
-    """An exception of the user's program, with the lines of that program."""
+    """Raised if the user's program raises; the message shows only the lines of that program."""
 
 
 def function_of(target: str) -> Callable[..., Any]:
-    """Return the function that ``file.py:name`` or ``module:name`` names.
+    """Return the function with the name ``file.py:name`` or ``module:name``.
 
     Parameters
     ----------
     target : str
-        The file or module, a colon, and the name, which may have dots.
+        The file or module, a colon, and the name, which may contain dots.
 
     Returns
     -------
@@ -48,7 +48,7 @@ def function_of(target: str) -> Callable[..., Any]:
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise InputError(
-            f"{target!r} names no function.\n"
+            f"{target!r} does not name a function.\n"
             "  Write file.py:function or module:function, such as model.py:loss."
         )
     module = run_user_code(lambda: _imported(place))
@@ -56,9 +56,8 @@ def function_of(target: str) -> Callable[..., Any]:
     for part in name.split("."):
         if not hasattr(found, part):
             names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-            raise InputError(
-                f"{place} has no {name!r}.\n  Its functions are {', '.join(sorted(names)) or 'none'}."
-            )
+            known = ", ".join(sorted(names)) or "none"
+            raise InputError(f"{place} has no function {name!r}.\n  The functions in it are: {known}.")
         found = getattr(found, part)
     if not callable(found):
         raise InputError(f"{target} is not a function; its type is {type(found).__name__}.")
@@ -66,10 +65,10 @@ def function_of(target: str) -> Callable[..., Any]:
 
 
 def _imported(place: str) -> Any:
-    """Import a file or a module; the directory of the file, or the current one, is searched first."""
+    """Import a file or a module, with the directory of the file or the current one first in the path."""
     if place.endswith(".py"):
         if not os.path.isfile(place):
-            raise InputError(f"there is no file {place!r}.")
+            raise InputError(f"cannot find the file {place!r}.  Check the path.")
         sys.path.insert(0, os.path.dirname(os.path.abspath(place)))
         name = os.path.splitext(os.path.basename(place))[0]
         spec = importlib.util.spec_from_file_location(name, place)
@@ -84,7 +83,10 @@ def _imported(place: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not (place == error.name or place.startswith(f"{error.name}.")):
             raise
-        raise InputError(f"there is no module {place!r} in the current directory or installed.") from None
+        raise InputError(
+            f"cannot find module {place!r}: it is neither in the current directory nor installed.\n"
+            "  Check the spelling, or run the command from the directory that contains it."
+        ) from None
 
 
 def arguments_of(texts: Sequence[str], seed: int = 0) -> list[Any]:
@@ -106,7 +108,7 @@ def arguments_of(texts: Sequence[str], seed: int = 0) -> list[Any]:
     Raises
     ------
     ArgumentError
-        If a text is none of these.
+        If a text is neither a shape nor a number nor an array.
 
     Examples
     --------
@@ -139,7 +141,7 @@ def _argument(text: str, rng: np.random.Generator) -> Any:
 
 
 def check_count(target: str, function: Callable[..., Any], given: Sequence[Any]) -> None:
-    """Raise if a function does not take as many arguments as were given.
+    """Raise if a function cannot be called with the number of given arguments.
 
     Parameters
     ----------
@@ -180,7 +182,7 @@ def check_writable(path: str, problem: str, advice: str) -> None:
     Raises
     ------
     FileError
-        If it cannot be written.
+        If the file cannot be written.
     """
     new = not os.path.exists(path)
     try:
@@ -193,7 +195,7 @@ def check_writable(path: str, problem: str, advice: str) -> None:
 
 
 def run_user_code(call: Callable[[], Any]) -> Any:
-    """Call code of the user; an exception shows its own lines, not those of the library.
+    """Call the user's code; if it raises, show the lines of that code, not those of the library.
 
     Parameters
     ----------
@@ -203,7 +205,7 @@ def run_user_code(call: Callable[[], Any]) -> Any:
     Returns
     -------
     object
-        Its result.
+        The result of the call.
 
     Raises
     ------
@@ -226,6 +228,6 @@ def run_user_code(call: Callable[[], Any]) -> Any:
 
 
 def _is_own(frame: Any) -> bool:
-    """Tell whether a frame belongs to the user's code."""
+    """Return whether a frame belongs to the user's code."""
     file = frame.f_code.co_filename
     return library_of(frame) not in LIBRARIES and not file.startswith(("<", _PACKAGE))

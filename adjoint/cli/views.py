@@ -1,4 +1,4 @@
-"""``adjoint graph``, ``adjoint profile`` and ``adjoint report``: look at functions of a user's file."""
+"""``adjoint graph``, ``adjoint profile`` and ``adjoint report``: inspect functions of a user's file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def graph(target: str, arguments: Sequence[str], path: str | None = None) -> str
     target : str
         The function, as ``file.py:name`` or ``module:name``.
     arguments : sequence of str
-        Its arguments: shapes, numbers or arrays in JSON.
+        The arguments of the function: shapes, numbers or arrays in JSON.
     path : str, optional
         A file to write: .txt, .dot, .svg or .html.
 
@@ -52,16 +52,16 @@ def profile(
     trace: str | None = None,
     as_json: bool = False,
 ) -> str:
-    """Measure the ops of calls of a function, and of the backward of its result.
+    """Measure the ops of a function and of the backward of its result.
 
     Parameters
     ----------
     target : str
         The function.
     arguments : sequence of str
-        Its arguments.
+        The arguments of the function.
     repeat : int, optional
-        The number of calls that are measured, after one that is not.
+        The number of measured calls, after one call that is not measured.
     trace : str, optional
         A file for a trace that Perfetto and Chrome show.
     as_json : bool, optional
@@ -93,7 +93,7 @@ def profile(
 
 
 def report(target: str, path: str) -> str:
-    """Run a function that trains, and write the report of its run.
+    """Run a function that trains a model, and write a report of the training.
 
     Parameters
     ----------
@@ -113,8 +113,8 @@ def report(target: str, path: str) -> str:
     found: Any = run_user_code(function)
     if not isinstance(found, (Trainer, inspect.Recorder)):
         raise InputError(
-            f"{target} must return its Trainer or Recorder, but the result has type {type(found).__name__}.\n"
-            "  Give the trainer a Recorder: Trainer(…, callbacks=ad.inspect.Recorder())."
+            f"{target} must return a Trainer or a Recorder, but returned a {type(found).__name__}.\n"
+            "  Create the trainer with a Recorder and return it: Trainer(…, callbacks=ad.inspect.Recorder())."
         )
     return f"wrote {inspect.report(found, path)}"
 

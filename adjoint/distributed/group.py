@@ -1,7 +1,7 @@
 """Groups of ranks: processes that compute together, with the same calls in the same order.
 
-``Group`` runs every collective in one thread of its own, in the order of the calls.  The calling thread
-can therefore be interrupted while it waits, and can compute while a sum is under way.  Subclasses
+``Group`` runs every collective operation in one separate thread, in the order of the calls.  The calling
+thread can therefore be interrupted while it waits, and can compute while a sum is under way.  Subclasses
 provide the transport: ``mpi.MPIGroup`` for processes, ``simulate.ThreadGroup`` for threads.
 """
 
@@ -27,7 +27,7 @@ Array = ndarray[Any, Any]
 
 
 class Job:
-    """A collective that the thread of a group runs."""
+    """A collective operation that the thread of a group runs."""
 
     __slots__ = ("done", "error", "result", "what", "work")
 
@@ -39,7 +39,7 @@ class Job:
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Run the collective; keep its result or error."""
+        """Run the collective operation; store its result or error."""
         assert self.work is not None
         try:
             self.result = self.work()
@@ -53,7 +53,7 @@ class Group:
     """Ranks that compute together.  This class is a group of one rank, which needs no communication.
 
     Every rank must make the same calls in the same order.  If a rank fails, all other ranks raise
-    ``RankError`` in their next call, or in the one they wait in.
+    ``RankError`` in the call in which they wait, or in their next call.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Group:
     size : int
         The number of ranks.
     timeout : float
-        Seconds to wait for other ranks before all of them are stopped.
+        Seconds to wait for other ranks before all ranks are stopped.
 
     Examples
     --------
@@ -143,7 +143,7 @@ class Group:
     def broadcast(
         self, array: Array, root: int = 0, what: str = "broadcast", *, checked: bool = False
     ) -> None:
-        """Overwrite the arrays of all ranks with that of one rank.
+        """Overwrite the arrays of all ranks with the array of one rank.
 
         Parameters
         ----------
@@ -157,7 +157,7 @@ class Group:
             Whether shape and dtype are known to be the same on all ranks.
         """
         if not array.flags.c_contiguous:
-            raise InputError(f"{what}: the array must be contiguous.")
+            raise InputError(f"{what}: the array must be contiguous.  Pass np.ascontiguousarray(array).")
         if self.size > 1:
             if not checked:
                 self.agree(what, {"shape": array.shape, "dtype": array.dtype, "root": root})
@@ -196,14 +196,14 @@ class Group:
         return value if self.rank == root else pickle.loads(data.data)
 
     def collect(self, flat: Array, bounds: Sequence[tuple[int, int]], what: str = "collect") -> None:
-        """Overwrite a vector on all ranks with the parts that the ranks have.
+        """Overwrite a vector on all ranks; each rank provides one part of the values.
 
         Parameters
         ----------
         flat : ndarray
             A contiguous vector, of the same length and dtype on all ranks.
         bounds : sequence of (int, int)
-            First index of the part of each rank, and the index after its last one; ascending.
+            For each rank, the first index of its part and the index after the last one; ascending.
         what : str
             Name of the call for error messages.
 
@@ -221,7 +221,7 @@ class Group:
             self.wait(self.submit(what, lambda: self._collect(flat, bounds, what)))
 
     def agree(self, what: str, facts: Mapping[str, Any]) -> None:
-        """Raise on all ranks unless a dictionary is the same on all of them.
+        """Raise on all ranks if a dictionary is not the same on all ranks.
 
         Parameters
         ----------
@@ -260,12 +260,12 @@ class Group:
         self.gather(None, what)
 
     def fail(self, why: str) -> None:
-        """Tell the other ranks that this rank does not go on.  Their next or current call raises.
+        """Tell the other ranks that this rank has failed.  Their current or next call raises ``RankError``.
 
         Parameters
         ----------
         why : str
-            The reason, which their ``RankError`` shows.
+            The reason, which the ``RankError`` of the other ranks shows.
         """
         if self.size > 1 and self.broken is None:
             self.broken = f"rank {self.rank} {why}"
@@ -289,15 +289,15 @@ class Group:
     # Sums under way -------------------------------------------------------------------------------
 
     def padded(self, count: int) -> int:
-        """Return the smallest multiple of ``size`` from ``count``: the length of an array to sum."""
+        """Return ``count`` rounded up to a multiple of ``size``: the length of an array to sum."""
         return -(-count // self.size) * self.size
 
     def start_sum(self, flat: Array, what: str) -> Job:
-        """Begin to sum a contiguous vector of padded length in place; ``wait`` ends it."""
+        """Start to sum a contiguous vector of padded length in place; return a job for ``wait``."""
         return self.submit(what, lambda: self._sum(flat, what))
 
     def submit(self, what: str, work: Callable[[], Any]) -> Job:
-        """Hand a collective to the thread of the group."""
+        """Pass a collective operation to the thread of the group; return a job for ``wait``."""
         if self.broken is not None:
             raise RankError(self.broken)
         if self._jobs is None:
@@ -313,7 +313,7 @@ class Group:
         return work()
 
     def wait(self, job: Job) -> Any:
-        """Wait for a collective and return its result."""
+        """Wait for a collective operation and return its result."""
         start = time.perf_counter()
         came = job.done.wait(self.timeout + 5.0)
         self.waited += time.perf_counter() - start
@@ -326,7 +326,7 @@ class Group:
         return job.result
 
     def close(self) -> None:
-        """End the thread of the group after the jobs that were submitted."""
+        """End the thread of the group after it has run the submitted jobs."""
         if self._jobs is not None:
             self._jobs.put(None)
             self._jobs = None
@@ -360,6 +360,6 @@ def _run_jobs(jobs: SimpleQueue[Job | None]) -> None:
 
 
 def told(error: BaseException) -> str:
-    """Describe an error for other ranks: its type, its message and the end of its traceback."""
+    """Return an error as text for other ranks: its type, its message and the end of its traceback."""
     trace = "".join(traceback.format_exception(error))[-3000:].rstrip()
     return f"raised {type(error).__name__}: {error}\n{trace}"

@@ -1,4 +1,4 @@
-"""Groups of processes over MPI, by mpi4py."""
+"""Groups of processes that communicate through MPI, with mpi4py."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ _world: Group | None = None
 
 
 def world(timeout: float = 600.0) -> Group:
-    """Return the group of all ranks that ``mpiexec`` or ``srun`` started; alone, a group of one.
+    """Return the group of all ranks that ``mpiexec`` or ``srun`` started; otherwise a group of one.
 
     Parameters
     ----------
     timeout : float
-        Seconds that ranks wait for each other before all of them are stopped.
+        Seconds that ranks wait for each other before all ranks are stopped.
 
     Returns
     -------
     Group
-        The group.  Later calls return the same one.
+        The group.  Later calls return the same object.
 
     Raises
     ------
     MissingExtraError
         If a launcher started several processes and mpi4py is not installed.
     RankError
-        If mpi4py uses another MPI library than the launcher.
+        If mpi4py and the launcher use different MPI libraries.
 
     Examples
     --------
@@ -68,9 +68,9 @@ def world(timeout: float = 600.0) -> Group:
             raise MissingExtraError(f"a program on {expected} ranks", "mpi4py", "distributed") from None
         if expected > 1 and MPI.COMM_WORLD.size == 1:
             raise RankError(
-                f"the launcher started {expected} processes, but mpi4py sees one rank: it uses another MPI "
-                f"library, {MPI.Get_library_version().splitlines()[0].strip()}.\n"
-                "  Start the program with the mpiexec of that library: adjoint launch -n … finds it.\n"
+                f"the launcher started {expected} processes, but mpi4py sees only one: it uses a different "
+                f"MPI library, {MPI.Get_library_version().splitlines()[0].strip()}.\n"
+                "  Start the program with the mpiexec of that library, which adjoint launch -n … finds.\n"
                 "  With srun, choose the interface of that library: --mpi=pmi2 or --mpi=pmix."
             )
         _world = MPIGroup(MPI.COMM_WORLD, timeout)
@@ -82,9 +82,9 @@ def world(timeout: float = 600.0) -> Group:
 class MPIGroup(Group):
     """Ranks that are processes.
 
-    One thread of each process makes the collective calls and polls with short sleeps: waiting ranks leave
-    the processor to others, and a stalled call ends after ``timeout``.  A second communicator, the bell,
-    tells waiting ranks about a failure.
+    One thread of each process makes the collective calls and polls with short sleeps, so that waiting ranks
+    do not use the processor and a stalled call ends after ``timeout``.  A second communicator, ``_bell``,
+    informs waiting ranks of a failure.
     """
 
     def __init__(self, comm: Any, timeout: float = 600.0) -> None:
@@ -92,7 +92,7 @@ class MPIGroup(Group):
 
         super().__init__(comm.rank, comm.size, timeout)
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-            raise RankError("adjoint.distributed needs an MPI library with MPI_THREAD_MULTIPLE.")
+            raise RankError("adjoint.distributed needs an MPI library that supports MPI_THREAD_MULTIPLE.")
         self._mpi = MPI
         # sums apart from other calls: ranks that make different ones then wait instead of mixing them
         self._comm, self._sums, self._bell = comm.Dup(), comm.Dup(), comm.Dup()
@@ -117,7 +117,7 @@ class MPIGroup(Group):
         return [row[8 : 8 + int.from_bytes(row[:8], "little")] for row in rows]
 
     def _sum(self, flat: Array, what: str) -> None:
-        """Sum in the order of ``tree_sum``.  Each rank sends and receives as many bytes as in a ring."""
+        """Sum in the order of ``tree_sum``.  Each rank sends as many bytes as in a ring all-reduce."""
         if self.size & (self.size - 1) == 0:
             self._sum_by_halving(flat, what)
             return
@@ -133,7 +133,7 @@ class MPIGroup(Group):
         return self._received[: like.nbytes].view(like.dtype)
 
     def _sum_by_halving(self, flat: Array, what: str) -> None:
-        """Sum with partners at distances 1, 2, 4 …, which hold half of the range each; then collect."""
+        """Sum by recursive halving, with partners at distances 1, 2, 4 …; then collect the parts."""
         low, high, steps = 0, flat.size, []
         distance = 1
         while distance < self.size:
@@ -165,7 +165,7 @@ class MPIGroup(Group):
         self._finish(self._comm.Iallgatherv(self._mpi.IN_PLACE, given), what)
 
     def _finish(self, request: Any, what: str) -> None:
-        """Poll a request until it is complete, another rank fails, or the time is over."""
+        """Poll a request until it is complete; raise if another rank fails or ``timeout`` has passed."""
         pause, end = 0.0, time.monotonic() + self.timeout
         while not any(request.Test() for _ in range(BURST)):
             time.sleep(pause)
@@ -180,7 +180,7 @@ class MPIGroup(Group):
         self._ring("failed", why, patience=2.0)
 
     def _ring(self, kind: str, text: str | int | None, patience: float) -> None:
-        """Send a message to all other ranks, which read it in their next or current call."""
+        """Send a message to all other ranks, which read it in their current or next call."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         requests = [self._bell.isend((kind, self.rank, text), rank) for rank in others]
         end = time.monotonic() + patience
@@ -205,7 +205,7 @@ class MPIGroup(Group):
             raise RankError(self.broken)
 
     def _whereabouts(self, what: str) -> str:
-        """Ask the other ranks for the calls they wait in; return a line per rank."""
+        """Ask the other ranks in which calls they wait; return a line per rank."""
         self._waiting = {self.rank: what}
         self._ring("where", None, 0.0)
         end = time.monotonic() + ANSWER
@@ -242,7 +242,7 @@ class MPIGroup(Group):
         sys.excepthook = report
 
     def _leave(self) -> None:
-        """At exit, wait for the other ranks; stop those that do not come, at once after a failure."""
+        """At exit, wait for the other ranks; stop them after ``timeout``, or soon after a failure."""
         if self.size == 1:
             return
         sys.stdout.flush()

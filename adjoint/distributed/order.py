@@ -13,7 +13,7 @@ Array = ndarray[Any, Any]
 
 
 def tree_sum(parts: list[Array], out: Array | None = None) -> Array:
-    """Add arrays in pairs, then pairs of pairs, and so on; overwrite them.
+    """Return the sum of arrays, added in pairs, then pairs of pairs, and so on.  The arrays are overwritten.
 
     Parameters
     ----------
@@ -63,9 +63,9 @@ def share(count: int, size: int, rank: int) -> tuple[int, int]:
 
 
 class PieceSum:
-    """Running sum of arrays in the order of ``tree_sum``, by the carries of a binary counter.
+    """Running sum of arrays in the order of ``tree_sum``, as a binary counter carries.
 
-    It holds at most log₂(n) + 1 arrays after n additions.
+    It stores at most log₂(n) + 1 arrays after n additions.
     """
 
     __slots__ = ("_partial",)
@@ -74,7 +74,7 @@ class PieceSum:
         self._partial: list[tuple[int, Array]] = []  # (level, sum of 2**level pieces), levels descending
 
     def add(self, piece: Array) -> None:
-        """Add an array, which is overwritten later."""
+        """Add an array.  Its memory is overwritten later."""
         level = 0
         while self._partial and self._partial[-1][0] == level:
             before = self._partial.pop()[1]
@@ -82,7 +82,7 @@ class PieceSum:
         self._partial.append((level, piece))
 
     def total(self) -> Array | None:
-        """Return the sum of all arrays and clear it; None if there was none."""
+        """Return the sum of all arrays and reset it; None if no array was added."""
         if not self._partial:
             return None
         _, found = self._partial.pop()

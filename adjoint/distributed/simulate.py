@@ -24,7 +24,7 @@ _LEFT = object()  # what a rank exchanges when its work has ended
 
 
 class _Board:
-    """Where the ranks of a simulation put what they exchange."""
+    """The memory through which the ranks of a simulation exchange values."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
@@ -33,7 +33,7 @@ class _Board:
 
 
 class _ThreadGroup(Group):
-    """A rank that is a thread."""
+    """The group of a rank that is a thread."""
 
     def __init__(self, rank: int, size: int, timeout: float, board: _Board) -> None:
         super().__init__(rank, size, timeout)
@@ -99,7 +99,7 @@ def simulate(size: int, work: Callable[[Group], T], *, timeout: float = 60.0) ->
     Raises
     ------
     Exception
-        The first error of a rank.  The other ranks get ``RankError``.
+        The first error that a rank raised.  The other ranks get ``RankError``.
 
     Examples
     --------
@@ -108,7 +108,7 @@ def simulate(size: int, work: Callable[[Group], T], *, timeout: float = 60.0) ->
     [[3.0, 3.0], [3.0, 3.0], [3.0, 3.0]]
     """
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ArgumentError(f"simulate: size must be an integer from 1, but got {size!r}.")
+        raise ArgumentError(f"simulate: size must be a positive integer, but is {size!r}.")
     if size == 1:
         return [work(Group(timeout=timeout))]
     board = _Board(size)

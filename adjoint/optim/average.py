@@ -23,7 +23,8 @@ __all__ = ["EMA"]
 class EMA:
     """Keep a moving average of parameters: ``a = decay * a + (1 - decay) * p``.
 
-    Call ``update()`` after each optimiser step; evaluate with the averages inside ``with ema.swapped():``.
+    Call ``update()`` after each optimiser step.  Inside ``with ema.swapped():`` the parameters have the
+    averages as values, for evaluation.
     Averages of half-precision parameters are float32, so that small changes are not rounded away.
 
     Parameters
@@ -75,7 +76,7 @@ class EMA:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Return a context manager that gives the parameters their averages inside its block."""
+        """Return a context manager that replaces the parameters by their averages inside its block."""
         values = [np.array(p._data) for p in self.params]
         try:
             self._write(self.averages)
@@ -97,17 +98,17 @@ class EMA:
         return {"decay": self.decay, "averages": [a.copy() for a in self.averages]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state.  Everything is checked before anything changes.
+        """Restore a saved state.  An error leaves the averages unchanged.
 
         Parameters
         ----------
         state : mapping
-            The result of ``state_dict()``.  Averages of another precision are converted.
+            The result of ``state_dict()``.  Averages of a different precision are converted.
 
         Raises
         ------
         ShapeError
-            If shapes or kinds of dtype differ.
+            If the number, the shapes or the kinds of dtype differ.
         """
         if not isinstance(state, Mapping) or not {"decay", "averages"} <= set(state):
             raise ArgumentError('EMA: the state must have the keys "decay" and "averages".')
@@ -115,10 +116,10 @@ class EMA:
         saved = state["averages"]
         if not isinstance(saved, (list, tuple)) or len(saved) != len(self.averages):
             count = len(saved) if isinstance(saved, (list, tuple)) else "no list of"
-            raise ShapeError(f"EMA: the state has {count} averages, but there are {len(self.averages)}.")
+            raise ShapeError(f"EMA: the state has {count} averages, but the EMA has {len(self.averages)}.")
         found = [fitting(a, ours) for a, ours in zip(saved, self.averages, strict=True)]
         wrong = [f"  {i}: {a}" for i, a in enumerate(found) if isinstance(a, str)]
         if wrong:
-            raise ShapeError("EMA: averages of the state do not match.\n" + "\n".join(wrong))
+            raise ShapeError("EMA: averages of the state do not match the parameters:\n" + "\n".join(wrong))
         self.decay = float(state["decay"])
         self.averages = [np.array(a) for a in found]

@@ -19,8 +19,8 @@ class Block:
     """The memory of several tensors of one dtype in one flat array.
 
     The tensors' data become views of the flat array.  ``open`` returns that array for writing, under the
-    rules of ``writable``: versions are incremented, and if anything else holds the memory (a detached tensor,
-    a NumPy view, a graph), it is copied first.
+    rules of ``writable``: versions are incremented, and memory that other objects use (a detached tensor, a
+    NumPy view, a graph) is copied first.
     """
 
     __slots__ = ("flat", "sizes", "slices", "tensors", "views")

@@ -37,7 +37,7 @@ class SGD(Optimizer):
     momentum : float
         The factor of the velocity, from 0 to 1.
     dampening : float
-        The part of the gradient that does not enter the velocity.
+        The fraction of the gradient that is not added to the velocity.
     weight_decay : float
         The factor of the parameter that is added to the gradient.
     nesterov : bool
@@ -45,7 +45,7 @@ class SGD(Optimizer):
     maximize : bool
         Whether the objective is maximised.
     shard : Group, optional
-        Ranks that keep a slice of the state each, as in ``Optimizer``.
+        Ranks that each keep a slice of the state, as in ``Optimizer``.
 
     Examples
     --------
@@ -85,17 +85,17 @@ class SGD(Optimizer):
         """Raise if a hyper-parameter is out of range, or Nesterov momentum is used without momentum."""
         super().check(hyper)
         if hyper["nesterov"] and (not hyper["momentum"] or hyper["dampening"]):
-            raise ArgumentError("nesterov=True needs a positive momentum and no dampening.")
+            raise ArgumentError("SGD: nesterov=True needs momentum above 0 and dampening=0.")
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
-        """Return no state without momentum; with dampening, NaN marks a velocity before the first step."""
+        """Return the velocity, or nothing without momentum; with dampening, NaN marks the first step."""
         if not hyper["momentum"]:
             return {}
         return {"velocity": np.full_like(p, np.nan if hyper["dampening"] else 0.0)}
 
     @in_place
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
-        """Step along the gradient, or along the velocity."""
+        """Return the parameter after a step along the gradient or the velocity, and the new velocity."""
         if hyper["weight_decay"]:
             g = g + hyper["weight_decay"] * p
         if not hyper["momentum"]:
@@ -131,7 +131,7 @@ class Adam(Optimizer):
     maximize : bool
         Whether the objective is maximised.
     shard : Group, optional
-        Ranks that keep a slice of the state each, as in ``Optimizer``.
+        Ranks that each keep a slice of the state, as in ``Optimizer``.
 
     Examples
     --------
@@ -187,7 +187,7 @@ class Adam(Optimizer):
 
     @in_place
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
-        """Step by the ratio of the bias-corrected moments."""
+        """Return the parameter after a step by the ratio of the bias-corrected moments, and the moments."""
         lr, (b1, b2) = hyper["lr"], hyper["betas"]
         if hyper["weight_decay"]:
             if self.decoupled:
@@ -222,7 +222,7 @@ class AdamW(Adam):
     maximize : bool
         Whether the objective is maximised.
     shard : Group, optional
-        Ranks that keep a slice of the state each, as in ``Optimizer``.
+        Ranks that each keep a slice of the state, as in ``Optimizer``.
 
     Examples
     --------
@@ -273,7 +273,7 @@ def _mu_product(b1: float, decay: float, t: int) -> float:
 class NAdam(Optimizer):
     """Adam with Nesterov momentum, whose decay follows a schedule (Dozat 2016).
 
-    The correction is a function of the step; betas that change later are treated as if used from the start.
+    The bias correction depends only on the step: changed betas are treated as if used from the first step.
 
     Parameters
     ----------
@@ -292,7 +292,7 @@ class NAdam(Optimizer):
     maximize : bool
         Whether the objective is maximised.
     shard : Group, optional
-        Ranks that keep a slice of the state each, as in ``Optimizer``.
+        Ranks that each keep a slice of the state, as in ``Optimizer``.
 
     Examples
     --------
@@ -344,7 +344,7 @@ class NAdam(Optimizer):
 
     @in_place
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
-        """Step along the gradient and the moment, both divided by the root mean square."""
+        """Return the parameter after a step along gradient and moment, scaled by the root mean square."""
         b1, b2 = hyper["betas"]
         if hyper["weight_decay"]:
             g = g + hyper["weight_decay"] * p
@@ -379,7 +379,7 @@ class RMSprop(Optimizer):
     maximize : bool
         Whether the objective is maximised.
     shard : Group, optional
-        Ranks that keep a slice of the state each, as in ``Optimizer``.
+        Ranks that each keep a slice of the state, as in ``Optimizer``.
 
     Examples
     --------
@@ -460,7 +460,7 @@ class Adagrad(Optimizer):
     maximize : bool
         Whether the objective is maximised.
     shard : Group, optional
-        Ranks that keep a slice of the state each, as in ``Optimizer``.
+        Ranks that each keep a slice of the state, as in ``Optimizer``.
 
     Examples
     --------
@@ -532,7 +532,7 @@ class Lion(Optimizer):
     maximize : bool
         Whether the objective is maximised.
     shard : Group, optional
-        Ranks that keep a slice of the state each, as in ``Optimizer``.
+        Ranks that each keep a slice of the state, as in ``Optimizer``.
 
     Examples
     --------

@@ -30,8 +30,8 @@ class InPlaceForm(NamedTuple):
 def in_place(apply_one: Any) -> Any:
     """Mark a formula from which the in-place form may be generated.
 
-    Such a formula uses ``+ - * /`` and functions of ``xp``; of hyper-parameters it tests only whether they
-    are 0.  It reads nothing else that changes.
+    Such a formula uses only ``+ - * /`` and functions of ``xp``.  Its only branches test whether a
+    hyper-parameter is 0.  It reads no other values that change.
     """
     apply_one.forms = {}  # by optimiser class: hyper-parameters that it tests, the tests, forms by results
     return apply_one
@@ -70,7 +70,7 @@ def _operators(name: str, sign: str) -> tuple[Callable[[Any, Any], Any], Callabl
 
 
 class _Symbol:
-    """A value of a formula; operators record what is computed from it."""
+    """A symbolic value of a formula; its operators record the computation."""
 
     def __init__(self, trace: _Trace, text: str, name: str = "") -> None:
         self.trace = trace
@@ -88,11 +88,11 @@ class _Symbol:
 
 
 class _Number(_Symbol):
-    """A hyper-parameter, or a number computed from some: ``text`` is its Python expression."""
+    """A hyper-parameter, or a number computed from hyper-parameters; ``text`` is its Python expression."""
 
 
 class _Array(_Symbol):
-    """An array: ``text`` is its variable in the generated function."""
+    """A symbolic array; ``text`` is the name of its variable in the generated function."""
 
 
 def _number(trace: _Trace, text: str, value: Any, name: str = "") -> Any:
@@ -131,7 +131,7 @@ class _Trace:
         return self.scalars.setdefault(text, f"n{len(self.scalars)}")
 
     def finish(self, p: _Array, state: dict[str, _Array]) -> InPlaceForm:
-        """Return the functions that make these steps, and write their results."""
+        """Return the generated functions, which run the recorded steps and write the results."""
         outputs = {"p": p.text, **{f"state_{name}": value.text for name, value in state.items()}}
         lines, count = _allocate(self.steps, outputs, self.functions)
         head = [f"state_{name} = state[{name!r}]" for name in state]
@@ -152,10 +152,10 @@ class _Trace:
 def _allocate(
     steps: list[tuple[str, list[str], str]], outputs: dict[str, str], functions: dict[str, Any]
 ) -> tuple[list[str], int]:
-    """Choose where each step writes, and return the lines and how many scratch arrays they need.
+    """Choose the output array of each step; return the lines and the number of scratch arrays.
 
-    A new value is written into the array that it replaces if the old value is no longer read; other values
-    into any array whose value is no longer read.
+    A new value is written into the array that it replaces, if the old value is no longer needed.  All other
+    values are written into an array whose value is no longer needed.
     """
     last = {
         x: i for i, (_, operands, _) in enumerate(steps) for x in operands

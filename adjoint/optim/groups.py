@@ -1,4 +1,4 @@
-"""Parameter groups, their states, and the writes that a gradient causes."""
+"""Parameter groups, their optimiser state, and the updates that gradients cause."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Group:
     def take_over(
         self, optimizer: Optimizer, data: Callable[[Tensor], Any] = operator.attrgetter("_data")
     ) -> None:
-        """Adapt the states to changed hyper-parameters, for example a momentum that was 0 before.
+        """Adapt the state to changed hyper-parameters, for example a momentum that was 0 before.
 
         ``data`` returns the array of a parameter.
         """
@@ -93,9 +93,10 @@ class Unit:
     def updates(
         self, optimizer: Optimizer, grads: list[Any], hyper: Hyper, scatters: list[Callable[[], None]]
     ) -> list[Update]:
-        """Count the update of the parameters with a gradient, and return the updates to write.
+        """Increment the step counts of parameters with a gradient; return the updates to write.
 
-        Nothing is written here, so that an error changes nothing; ``scatters`` are called at the end.
+        Nothing is written here, so that an error changes no parameter.  ``scatters`` gets functions to call
+        after all updates.
         """
         present = [g is not None for g in grads]
         if not any(present):
@@ -122,7 +123,7 @@ class Unit:
     def _updates_in_parts(
         self, flat: Array, grads: list[Any], state: State, hyper: Hyper, scatters: list[Callable[[], None]]
     ) -> list[Update]:
-        """Return the updates of a block if some gradients are missing or sparse, or step counts differ."""
+        """Return the updates of a block with missing or sparse gradients, or with unequal step counts."""
         assert self.block is not None
         assert self.grad is not None
         found: list[Update] = []
@@ -142,7 +143,7 @@ class Unit:
         return found
 
     def _spans(self, present: list[bool]) -> Iterator[tuple[slice, int]]:
-        """Yield the runs of the flat array with gradients and equal step counts."""
+        """Yield the longest slices of the flat array that have gradients and equal step counts."""
         assert self.block is not None
         runs: list[list[int]] = []  # start, stop, step
         for has, s, step in zip(present, self.block.slices, self.steps, strict=True):
@@ -177,7 +178,7 @@ class Unit:
         return self.state
 
     def fitted_state(self, optimizer: Optimizer, hyper: Hyper, data: Callable[[Tensor], Any]) -> State | None:
-        """Return the state with slots added or dropped to match the hyper-parameters."""
+        """Return the state with the arrays that the hyper-parameters need; add or drop arrays."""
         if self.state is None:
             return None
         fresh = self.kept(self.initial_state(optimizer, hyper, data))
@@ -191,11 +192,11 @@ class Unit:
         return _initial(optimizer, flat, hyper)
 
     def kept(self, state: State) -> State:
-        """Return what this process keeps of whole state arrays."""
+        """Return the part of the state arrays that this process keeps: all of them."""
         return state
 
     def take_back(self, steps: list[int]) -> None:
-        """Undo the count of an update that was not written, and the versions it moved."""
+        """Restore step counts and versions after an update that was not written."""
         self.steps = steps
         for p in self.params:
             p._version -= 1
@@ -251,7 +252,7 @@ def _rows(data: Array, grad: Any, state: State, hyper: Hyper, scatters: list[Cal
 
 
 class _SparseError(Exception):
-    """A block has a sparse gradient."""
+    """Raised internally if a block has a sparse gradient; the block is then updated in parts."""
 
 
 def _whole(g: Any) -> Array:
@@ -261,7 +262,7 @@ def _whole(g: Any) -> Array:
 
 
 def fitted(grad: Any, p: Tensor) -> Any:
-    """Return a gradient as an array of its parameter's shape and dtype; a sparse one unchanged."""
+    """Return a gradient as an array with the shape and dtype of its parameter; a sparse one unchanged."""
     rows = getattr(grad, "rows", None)
     g = grad if rows is not None else grad._data if type(grad) is Tensor else np.asarray(grad)
     if g.shape != p.shape:

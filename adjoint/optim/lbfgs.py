@@ -40,9 +40,9 @@ class LBFGS:
     history : int
         The number of stored pairs of steps and gradient differences.
     tolerance_grad : float
-        The iteration ends when no element of the gradient is larger.
+        Stop when the absolute value of every element of the gradient is at most this.
     tolerance_change : float
-        The iteration ends when the step or the relative change of the loss is smaller.
+        Stop when the step or the relative change of the loss is smaller than this.
 
     Examples
     --------
@@ -73,7 +73,7 @@ class LBFGS:
                 raise InputError("LBFGS: parameter groups are not supported.  Pass a list of all parameters.")
         leaves = all(isinstance(p, Tensor) and p.is_leaf for p in self.params)
         if not leaves or not any(p.requires_grad for p in self.params):  # frozen ones are not updated
-            raise InputError("LBFGS: params must be leaf tensors, and at least one must require grad.")
+            raise InputError("LBFGS: parameters must be leaf tensors, and at least one must require grad.")
         for name, count in (("max_iter", max_iter), ("history", history)):
             if whole_number("LBFGS", name, count) < 1:
                 raise ArgumentError(f"LBFGS: {name} must be positive, but is {count!r}.")
@@ -94,7 +94,7 @@ class LBFGS:
     def lr(self, value: float) -> None:
         number_between("LBFGS: lr", value, 0.0)
         if value == 0:
-            raise ArgumentError("LBFGS: lr must be positive, because the line search starts with it.")
+            raise ArgumentError("LBFGS: lr must be positive, because the line search begins with it.")
         self._lr = float(value)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -103,7 +103,7 @@ class LBFGS:
         Parameters
         ----------
         set_to_none : bool
-            Must be True; it exists for PyTorch's sake.
+            Must be True.  The parameter exists for compatibility with PyTorch.
         """
         drop(self.params, set_to_none)
 
@@ -127,7 +127,7 @@ class LBFGS:
     def step(self, closure: Callable[[], Tensor]) -> float:
         """Run up to ``max_iter`` iterations.
 
-        If ``closure`` raises, the parameters are restored.
+        If ``closure`` raises an exception, the parameters are restored.
 
         Parameters
         ----------
@@ -168,17 +168,16 @@ class LBFGS:
                 )
             if all(p.grad is None for p in self.params):
                 raise NoGradientError(
-                    "LBFGS: no parameter has a gradient after closure(): it must call loss.backward() and "
-                    "return "
-                    "the loss,\n  which must depend on the parameters."
+                    "LBFGS: no parameter has a gradient after closure().\n  It must compute a loss from "
+                    "the parameters, call loss.backward() and return the loss."
                 )
             return float(loss), self._flat_grad()
 
         loss, g = evaluate(x)
         if not (math.isfinite(loss) and np.isfinite(g).all()):
             raise NonFiniteError(
-                f"LBFGS: at the start the loss is {loss} and the largest gradient {np.abs(g).max()}: "
-                "there is no descent direction."
+                f"LBFGS: the initial loss is {loss} and the largest gradient is {np.abs(g).max()}, so "
+                "there is no descent direction.\n  Start from parameters at which both are finite."
             )
         for _ in range(self.max_iter):
             if np.abs(g).max(initial=0.0) <= self.tolerance_grad:
@@ -224,7 +223,7 @@ class LBFGS:
         return {"pairs": [(s.copy(), y.copy()) for s, y, _ in self.pairs], "iterations": self.iterations}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state.  Everything is checked before anything changes.
+        """Restore a saved state.  An error leaves the optimiser unchanged.
 
         Parameters
         ----------
@@ -244,14 +243,16 @@ class LBFGS:
             s, y = (np.array(a) for a in found)
             curvature = float(y @ s)
             if not 0 < curvature < math.inf:
-                raise ArgumentError(f"LBFGS: pair {i} of the state has curvature {curvature}, not above 0.")
+                raise ArgumentError(
+                    f"LBFGS: pair {i} of the state has curvature {curvature}, but must be above 0."
+                )
             pairs.append((s, y, 1.0 / curvature))
         self.pairs = deque(pairs, maxlen=self.history)
         self.iterations = iterations
 
 
 def _count(p: Tensor) -> int:
-    """Return the number of real numbers of a parameter."""
+    """Return the number of real numbers in a parameter; a complex number counts as two."""
     return 2 * p.size if p.dtype.kind == "c" else p.size
 
 
@@ -261,7 +262,7 @@ def _like(grad: Any, p: Tensor) -> Any:
 
 
 def _reals(data: Any) -> Any:
-    """Return an array as flat float64; complex numbers as pairs."""
+    """Return an array as a flat float64 array; a complex number becomes two elements."""
     if data.dtype.kind == "c":
         return np.ascontiguousarray(data, complex).reshape(-1).view(float)
     return np.asarray(data, float).reshape(-1)
@@ -284,8 +285,8 @@ def strong_wolfe(
 ) -> tuple[float, float, Any]:
     """Find a step t along d with sufficient decrease and curvature.
 
-    loss(t) ≤ loss + c1·t·slope and |slope(t)| ≤ c2·|slope| (Nocedal and Wright, 3.5 and 3.6).  Like minFunc
-    and PyTorch, it tries the minimum of the cubic through the last two points.
+    The conditions are loss(t) ≤ loss + c1·t·slope and |slope(t)| ≤ c2·|slope| (Nocedal and Wright, 3.5 and
+    3.6).  Like minFunc and PyTorch, the search tries the minimum of the cubic through the last two points.
     """
     before: Point = (0.0, loss, slope, g)
     for i in range(limit):

@@ -59,7 +59,7 @@ class Optimizer:
     params : iterable of Tensor or of dict
         The parameters, or groups ``{"params": [...], "lr": ...}`` that override the defaults.
     shard : Group, optional
-        Ranks that keep a slice of the state each.  They make the same updates, from the same gradients.
+        Ranks that each keep a slice of the state.  All ranks must pass the same gradients to each update.
     **defaults : object
         The hyper-parameters.
 
@@ -102,8 +102,8 @@ class Optimizer:
         for i, g in enumerate(given):
             if isinstance(g, Mapping) != grouped:
                 raise InputError(
-                    f"{type(self).__name__}: pass parameters or groups, not both: the first is a "
-                    f"{type(given[0]).__name__}, but number {i} a {type(g).__name__}.\n"
+                    f"{type(self).__name__}: pass either parameters or groups, but element 0 is a "
+                    f"{type(given[0]).__name__} and element {i} is a {type(g).__name__}.\n"
                     '  Put single parameters into a group: {"params": [...]}.'
                 )
         for g in given if grouped else [{"params": given}]:
@@ -136,15 +136,15 @@ class Optimizer:
         return {name: np.zeros_like(p) for name in self.slots}
 
     def numbers(self, hyper: Hyper) -> Hyper:
-        """Return the numbers that ``apply_one`` uses.
+        """Return the hyper-parameters and other numbers for ``apply_one``.
 
-        It is called once per step and unit.  Everything other than arithmetic on arrays belongs here, such
-        as powers of the step.
+        This is called once per step for each set of parameters that are updated together.  Compute here
+        everything other than arithmetic on arrays, such as powers of the step.
 
         Parameters
         ----------
         hyper : dict
-            The hyper-parameters of the group, and ``"step"``, the number of this update from 1 on.
+            The hyper-parameters of the group, and ``"step"``, the number of this update, from 1.
 
         Returns
         -------
@@ -154,7 +154,7 @@ class Optimizer:
         return hyper
 
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
-        """Return the updated parameter and state.  It must be pure and elementwise.
+        """Return the updated parameter and state.  Overrides must be pure and elementwise.
 
         Parameters
         ----------
@@ -211,7 +211,7 @@ class Optimizer:
         Parameters
         ----------
         group : mapping
-            ``{"params": [...], "lr": ...}``; other hyper-parameters have the defaults.
+            ``{"params": [...], "lr": ...}``.  Hyper-parameters that are left out have their defaults.
 
         Raises
         ------
@@ -221,7 +221,7 @@ class Optimizer:
         if not isinstance(group, Mapping) or "params" not in group:
             what = f"has only {', '.join(map(str, group))}" if isinstance(group, Mapping) else f"is {group!r}"
             raise InputError(
-                f'{type(self).__name__}: a group is {{"params": [...], "lr": ...}}, but this one {what}.'
+                f'{type(self).__name__}: a group must be {{"params": [...], "lr": ...}}, but this one {what}.'
             )
         params = group["params"]
         params = [params] if isinstance(params, Tensor) else parameter_list(type(self).__name__, params)
@@ -237,9 +237,8 @@ class Optimizer:
                 )
             if not p.is_leaf:
                 raise InputError(
-                    f"{type(self).__name__}: parameters must be leaves, but params[{i}] of shape "
-                    f"{p.shape} is "
-                    f"a result.  Use detach(), or pass the leaves that it was computed from."
+                    f"{type(self).__name__}: parameters must be leaf tensors, but params[{i}] of shape "
+                    f"{p.shape} was computed.\n  Pass leaf tensors, or its detach()."
                 )
             if id(p) in taken:
                 raise ArgumentError(f"{type(self).__name__}: params[{i}] of shape {p.shape} is given twice.")
@@ -263,20 +262,20 @@ class Optimizer:
         unknown = sorted(names - set(self.defaults))
         if unknown:
             raise ArgumentError(
-                f"{type(self).__name__}: unknown hyper-parameters {', '.join(unknown)}; "
-                f"known are {', '.join(sorted(self.defaults))}."
+                f"{type(self).__name__}: unknown hyper-parameters {', '.join(unknown)}.\n"
+                f"  The hyper-parameters are {', '.join(sorted(self.defaults))}."
             )
 
     def _check_written(self, hyper: Hyper) -> None:
-        """Raise if hyper-parameters assigned to a group are not those of this optimiser."""
+        """Raise if a group has unknown, missing or invalid hyper-parameters after an assignment."""
         self._refuse_unknown(set(hyper))
         missing = [name for name in self.defaults if name not in hyper]
         if missing:
-            raise ArgumentError(f"{type(self).__name__}: a group is missing {', '.join(missing)}.")
+            raise ArgumentError(f"{type(self).__name__}: a group has no {', '.join(missing)}.")
         self.check(hyper)
 
     def _relate(self, added: Group) -> None:
-        """Set the ratio of a new group's rate to the optimiser's rate."""
+        """Set the ratio of a new group's learning rate to the optimiser's learning rate."""
         lead = self._lead()
         rate = lead.hyper["lr"] or lead.given  # given: if all rates are 0 for a time
         if rate:
@@ -291,10 +290,10 @@ class Optimizer:
         return [p for g in self.groups for p in g.params]
 
     def _lead(self) -> Group:
-        """Return the group whose rate is ``lr``.
+        """Return the group whose learning rate is ``self.lr``.
 
-        It is the first group with a rate above 0, or the first that had one.  Groups without their own rate
-        come before groups with one.
+        This is the first group whose rate is or was above 0.  Groups without their own rate come before
+        groups with their own.
         """
         if len(self.groups) == 1:
             return self.groups[0]
@@ -308,10 +307,10 @@ class Optimizer:
     def lr(self) -> float:
         """The learning rate.  Setting it scales the rates of all groups.
 
-        It is the rate of the first group without its own rate, or of the first group with a rate above 0 if
-        all have their own.  A group keeps its ratio to the others, also while the rate is 0 for a time; a
-        group with rate 0 stays at 0.  If all groups have rate 0, all take the rate that is set.  It is NaN
-        for an optimiser without a learning rate.
+        This is the rate of the first group without its own rate, or of the first group with a rate above 0
+        if all have their own.  The ratios between groups are kept, even after the rate was set to 0.  A group
+        with rate 0 stays at 0; but if all groups have rate 0, all get the new rate.  The value is NaN for an
+        optimiser without a learning rate.
         """
         return float(self._lead().hyper.get("lr", math.nan))
 
@@ -335,7 +334,7 @@ class Optimizer:
         Parameters
         ----------
         set_to_none : bool
-            Must be True; it exists for PyTorch's sake.
+            Must be True.  The parameter exists for compatibility with PyTorch.
         """
         for group in self.groups:
             drop(group.params, set_to_none)
@@ -350,19 +349,19 @@ class Optimizer:
         Parameters
         ----------
         grads : Gradients or dict
-            The gradients by parameter, or by its id.
+            The gradients by parameter, or by the ``id`` of the parameter.
 
         Raises
         ------
         ShapeError
-            If a gradient has another shape than its parameter.  Nothing is updated then.
+            If a gradient and its parameter have different shapes.  Nothing is updated then.
         DTypeError
             If a gradient cannot be cast to the parameter's dtype.  Nothing is updated then.
         """
         strange = next((k for k in grads if not isinstance(k, (Tensor, int))), None)
         if strange is not None:
             raise InputError(
-                f"{type(self).__name__}: gradients must be keyed by parameter, not by {strange!r}."
+                f"{type(self).__name__}: the keys of gradients must be parameters, but one is {strange!r}."
             )
         gradient = lambda p: _found(grads, p)
         self._refuse_misfits(gradient)
@@ -383,7 +382,7 @@ class Optimizer:
             raise
 
     def update_units(self, grads: list[list[Any]]) -> None:
-        """Update parameters from gradients in the order of the units, with None for those without one."""
+        """Update parameters from gradients in the order of the units; None for parameters without one."""
         groups = self.groups
         written = [group for group in groups if group.hyper != group.checked]
         for group in written:
@@ -424,9 +423,9 @@ class Optimizer:
             where = f"{type(self).__name__}: the gradient of params[{i}]"
             g = g if isinstance(g, Tensor) or hasattr(g, "rows") else np.asarray(g)
             if g.shape != p.shape:
-                raise ShapeError(f"{where} has shape {g.shape}, but the parameter {p.shape}.")
+                raise ShapeError(f"{where} has shape {g.shape}, but the parameter has shape {p.shape}.")
             if not castable(g.dtype, p.dtype):
-                raise DTypeError(f"{where} is {g.dtype}, but the parameter {p.dtype}.")
+                raise DTypeError(f"{where} is {g.dtype}, which cannot be cast to the parameter's {p.dtype}.")
 
     @np.errstate(all="ignore")  # a warning raised as an error would leave the update incomplete
     def _write(self, updates: list[Update]) -> None:
@@ -486,7 +485,8 @@ class Optimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the step count, the hyper-parameters and the state.
 
-        With ``shard=`` all ranks call it; each gets the whole state, which any number of ranks can load.
+        With ``shard=`` all ranks must call this.  Each gets the whole state, which can be loaded on any
+        number of ranks.
         """
         return {
             "kind": type(self).__name__,
@@ -498,7 +498,7 @@ class Optimizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state.  Everything is checked before anything changes.
+        """Restore a saved state.  An error leaves the optimiser unchanged.
 
         Parameters
         ----------
@@ -508,7 +508,7 @@ class Optimizer:
         Raises
         ------
         ArgumentError
-            If it is the state of another optimiser or of other groups.
+            If the state belongs to a different kind of optimiser, or has different groups.
         """
         saved, count = read_state(self, state)
         for g, (hyper, ratio, units) in zip(self.groups, saved, strict=True):
@@ -545,10 +545,10 @@ def parameter_list(kind: str, params: Any) -> list[Any]:
         empty = (
             ""
             if list(params.parameters())
-            else "\n  It has no parameters: use nn.ModuleList for lists of layers."
+            else "\n  The module has no parameters: use nn.ModuleList for lists of layers."
         )
         raise InputError(
-            f"{kind}: pass the parameters of the {type(params).__name__}: {kind}(model.parameters()).{empty}"
+            f"{kind}: pass parameters, not a {type(params).__name__}: {kind}(model.parameters()).{empty}"
         )
     if isinstance(params, (Tensor, str)) or not isinstance(params, Iterable):
         raise InputError(f"{kind}: pass a list of parameters or of groups, not one {type(params).__name__}.")

@@ -1,4 +1,4 @@
-"""Reading of saved optimiser states.  All values are checked before any is used."""
+"""Read saved optimiser states.  All values are checked before any of them is used."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def read_state(optimizer: Optimizer, state: Any) -> tuple[list[Read], int]:
         raise ArgumentError(f"{kind}: the state is missing the key {missing[0]!r}.")
     if state["kind"] != kind:
         raise ArgumentError(
-            f"this is the state of {state['kind']}, but the optimiser is {kind}.\n"
-            f"  Use {state['kind']} to continue, or load only the model's state to start with a new {kind}."
+            f"{kind}: this is the state of a different optimiser, {state['kind']}.\n"
+            f"  Create {state['kind']} to continue, or load only the model's state and use a new {kind}."
         )
     ours = [len(g.params) for g in optimizer.groups]
     for part in ("state", "steps"):
         counts = [len(s) for s in state[part]]
         if counts != ours or len(state["groups"]) != len(ours):
-            raise ArgumentError(f"the state has {counts} parameters per group, but the optimiser {ours}.")
+            raise ArgumentError(f"the state has {counts} parameters per group, but the optimiser has {ours}.")
     ratios = state.get("ratios") or [g.ratio for g in optimizer.groups]
     parts = (optimizer.groups, state["groups"], ratios, state["state"], state["steps"])
     return [_group(optimizer, *each) for each in zip(*parts, strict=True)], _steps("step", state["step"])
@@ -69,7 +69,7 @@ def _arrays(
     found = unit.initial_state(optimizer, hyper)
     for p, (i, s) in zip(unit.params, saved, strict=True):
         if s and set(s) != set(found):
-            raise ArgumentError(f"parameter {i} has the state {sorted(s)}, not {sorted(found)}.")
+            raise ArgumentError(f"the state of parameter {i} has keys {sorted(s)}, not {sorted(found)}.")
         for name, value in s.items():
             found[name][unit.slice_of(p)] = _fitted(f"state {name!r} of parameter {i}", value, p)
     return found

@@ -1,7 +1,7 @@
-"""Learning-rate schedules: pure functions of the step, so that resuming needs one number.
+"""Learning-rate schedules: pure functions of the step, so a resumed run needs only the step.
 
 A schedule is called with the number of finished steps and returns the learning rate of the next step.
-``Plateau`` is the exception: it depends on a metric, which ``warmup`` and ``sequence`` pass to it.
+``Plateau`` is the exception: it depends on a metric.  ``warmup`` and ``sequence`` pass the metric to it.
 
 >>> schedule = warmup(cosine(0.1, total=100), steps=10)
 >>> [round(schedule(s), 3) for s in (0, 5, 10, 60, 110)]
@@ -152,7 +152,7 @@ def linear(rate: float, total: int, start: float = 1.0, end: float = 0.0) -> Sch
     rate : float
         The rate.
     total : int
-        The number of steps until the end; the rate then stays.
+        The number of steps until the end.  The rate is then constant.
     start : float
         The initial factor.
     end : float
@@ -203,7 +203,7 @@ def polynomial(rate: float, total: int, power: float = 1.0) -> Schedule:
 
 
 def cosine(rate: float, total: int, minimum: float = 0.0) -> Schedule:
-    """Reduce the rate along half a cosine; it then stays.
+    """Reduce the rate along half a cosine, then keep it constant.
 
     Parameters
     ----------
@@ -230,7 +230,7 @@ def cosine(rate: float, total: int, minimum: float = 0.0) -> Schedule:
 
 
 def cosine_restarts(rate: float, first: int, multiple: int = 1, minimum: float = 0.0) -> Schedule:
-    """Repeat the cosine schedule, with cycles of growing length.
+    """Repeat the cosine schedule, with cycles of equal or growing length.
 
     Parameters
     ----------
@@ -239,7 +239,7 @@ def cosine_restarts(rate: float, first: int, multiple: int = 1, minimum: float =
     first : int
         The number of steps of the first cycle.
     multiple : int
-        The factor of the lengths of further cycles.
+        The factor by which each cycle is longer than the previous one.
     minimum : float
         The rate at the end of each cycle.
 
@@ -280,7 +280,7 @@ def inverse_sqrt(rate: float, warm: int) -> Schedule:
     rate : float
         The largest rate.
     warm : int
-        The number of steps of the increase.
+        The number of steps during which the rate increases.
 
     Returns
     -------
@@ -315,7 +315,7 @@ def one_cycle(
     total : int
         The number of steps.
     rise : float
-        The part of the steps before the peak, from 0 to 1.
+        The fraction of the steps before the peak, from 0 to 1.
     start_divisor : float
         The initial rate is ``peak / start_divisor``.
     end_divisor : float
@@ -398,7 +398,7 @@ def sequence(*parts: tuple[Schedule, int] | Schedule) -> Schedule:
     Parameters
     ----------
     *parts : tuple of (callable, int) or callable
-        Schedules with their numbers of steps.  The last one may have none and continues.
+        Schedules with their numbers of steps.  The last one may have no number; it then continues.
 
     Returns
     -------
@@ -418,12 +418,12 @@ def sequence(*parts: tuple[Schedule, int] | Schedule) -> Schedule:
     """
     if any(isinstance(part, list) for part in parts):
         raise InputError(
-            "sequence takes pairs as separate arguments, sequence((schedule, steps), …), not in a list."
+            "sequence: pass the pairs as separate arguments, not in a list: sequence((schedule, steps), …)."
         )
     pairs = [part if isinstance(part, tuple) else (part, None) for part in parts]
     if not parts or any(len(pair) != 2 for pair in pairs) or any(steps is None for _, steps in pairs[:-1]):
         raise ArgumentError(
-            "sequence takes (schedule, steps) pairs; only the last part may have no number of steps."
+            "sequence: each part must be a pair (schedule, steps); only the last may have no number of steps."
         )
     for schedule, steps in pairs:
         _callable("sequence", schedule)
@@ -435,9 +435,9 @@ def sequence(*parts: tuple[Schedule, int] | Schedule) -> Schedule:
 
 
 class _Chain:
-    """Schedules one after the other, each from its start; the last one continues.
+    """Several schedules, one after the other; each counts steps from its own start.
 
-    Metrics are passed to the current schedule, and the states of all are saved.
+    Metrics are passed to the current schedule.  The states of all schedules are saved.
     """
 
     def __init__(self, parts: Sequence[tuple[Schedule, int | None]]) -> None:
@@ -448,12 +448,12 @@ class _Chain:
         return bisect.bisect_right(self._starts, max(step, 0)) - 1
 
     def __call__(self, step: int) -> float:
-        """Return the rate of a step by the schedule in effect there."""
+        """Return the rate of a step, from the schedule that applies at this step."""
         i = self._followed(step)
         return self._parts[i](step - self._starts[i])
 
     def report(self, metric: float, step: int | None = None) -> float:
-        """Report a metric to the schedule in effect from this step on; return the rate."""
+        """Report a metric to the schedule that applies after this step; return the rate."""
         if step is None:
             raise ArgumentError("report: a sequence of schedules needs the step: report(metric, step).")
         i = self._followed(step)
@@ -477,7 +477,8 @@ class _Chain:
         ours = {str(i): p for i, p in enumerate(self._parts) if hasattr(p, "load_state_dict")}
         if set(ours) != set(state):
             raise ArgumentError(
-                f"this is the state of a schedule whose parts {sorted(state)} have one, not {sorted(ours)}."
+                f"the state has entries for the parts {sorted(state)} of a sequence, but the parts with a "
+                f"state are {sorted(ours)}."
             )
         for i, part in ours.items():
             part.load_state_dict(state[i])
@@ -486,21 +487,22 @@ class _Chain:
 class Plateau:
     """Reduce the rate when a metric stops improving.
 
-    Call ``report(metric)`` once per epoch; a trainer does so.  As a schedule it returns the current rate.
-    If the monitored number changes, also in a resumed run, its best value starts anew and the rate is kept.
+    Call ``report(metric)`` once per epoch; a trainer does this automatically.  As a schedule, it returns the
+    current rate.  If ``monitor`` is changed, also in a resumed run, the best value is reset and the rate is
+    kept.
 
     Parameters
     ----------
     rate : float
         The initial rate.
     factor : float
-        The factor of a reduction, between 0 and 1.
+        The factor by which the rate is reduced, between 0 and 1.
     patience : int
         The number of reports without improvement before a reduction.
     threshold : float
         The relative change that counts as an improvement.
     cooldown : int
-        The number of reports after a reduction that do not count.
+        The number of reports after a reduction that are ignored.
     minimum : float
         The lowest rate.
     mode : {"min", "max"}
@@ -559,7 +561,7 @@ class Plateau:
         metric : float
             The metric.
         step : int, optional
-            Ignored; the parameter exists because sequences of schedules need it.
+            Ignored.  Sequences of schedules need this parameter.
 
         Returns
         -------
@@ -596,7 +598,8 @@ class Plateau:
         """
         name = self.monitor or ("val_loss" if "val_loss" in logs else "loss")
         if name not in logs:
-            raise ArgumentError(f"Plateau: no {name!r} among the logged {', '.join(sorted(logs))}.")
+            known = ", ".join(sorted(logs))
+            raise ArgumentError(f"Plateau: {name!r} is not logged.  Monitor one of {known}.")
         if self.followed not in (None, name):
             self._forget()
         self.followed = name

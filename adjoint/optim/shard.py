@@ -1,4 +1,4 @@
-"""State of an optimiser in slices, one per rank (ZeRO-1): a rank updates its slice and collects the rest."""
+"""Optimiser state in slices, one per rank (ZeRO-1).  A rank updates its slice and receives the others."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["ShardedUnit", "check_ranks"]
 
 
 def check_ranks(kind: str, shard: Any) -> None:
-    """Raise unless ``shard`` is a group of ranks."""
+    """Raise if ``shard`` is not a group of ranks."""
     if not isinstance(shard, Ranks):
         raise InputError(f"{kind}: shard must be a distributed.Group, not a {type(shard).__name__}.")
 
 
 class ShardedUnit(Unit):
-    """Parameters that are updated together, of whose state this rank has a slice."""
+    """Parameters that are updated together; this rank keeps a slice of their state."""
 
     def __init__(self, params: list[Tensor], block: Block | None, ranks: Ranks) -> None:
         super().__init__(params, block)
@@ -42,7 +42,7 @@ class ShardedUnit(Unit):
     def updates(
         self, optimizer: Optimizer, grads: list[Any], hyper: Hyper, scatters: list[Callable[[], None]]
     ) -> list[Update]:
-        """Return the updates of this rank's slice; at the end all ranks collect the slices."""
+        """Return the updates of this rank's slice; after the updates all ranks exchange their slices."""
         if all(g is None for g in grads):
             return []
         pairs = zip(grads, self.params, strict=True)
@@ -99,7 +99,7 @@ class ShardedUnit(Unit):
         return {name: value[self.own].copy() for name, value in state.items()}
 
     def state_of(self, p: Tensor, copy: bool) -> State:
-        """Return the state arrays of one parameter, collected from all ranks, which all make this call."""
+        """Return the state arrays of one parameter from all ranks.  All ranks must make this call."""
         s = self.slice_of(p)
         bounds = [
             (min(max(a, s.start), s.stop) - s.start, min(max(b, s.start), s.stop) - s.start)

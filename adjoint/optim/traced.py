@@ -1,8 +1,8 @@
 """An update of an optimiser inside ``ad.compile``.
 
-In native code, and where something in the compiled function reads the parameters afterwards, the formula
-becomes part of the program, with numbers that are asked for at each call.  Otherwise the program only
-computes the gradients, and the optimiser itself makes the update at the end of each call.
+In native code, and if the compiled function reads the parameters after the update, the formula of the update
+becomes part of the program; the hyper-parameters are read at each call.  Otherwise the program computes only
+the gradients, and the optimiser makes the update at the end of each call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["trace_update"]
 
 
 def trace_update(trace: Any, optimizer: Optimizer, gradient: Callable[[Tensor], Any]) -> None:
-    """Update all parameters that have a gradient, at each call."""
+    """Add an update of all parameters with a gradient to the traced program."""
     optimizer._refuse_misfits(gradient)
     found = [(p, g) for p in optimizer.params if (g := gradient(p)) is not None]
     for p, _ in found:
@@ -51,7 +51,7 @@ def _counts(optimizer: Optimizer) -> int:
 
 
 def _parts_of_groups(optimizer: Optimizer) -> list[tuple[Any, ...]]:
-    """Return what the groups and their hyper-parameters depend on, for a watch."""
+    """Return the objects that hold the groups and hyper-parameters, to be watched for changes."""
     groups = optimizer.groups
     parts: list[tuple[Any, ...]] = [("item", vars(optimizer), "groups"), ("whole", groups)]
     for g in groups:
@@ -60,9 +60,9 @@ def _parts_of_groups(optimizer: Optimizer) -> list[tuple[Any, ...]]:
 
 
 def _parts_of_unit(group: Group, unit: Unit) -> list[tuple[Any, ...]]:
-    """Return what the state and the counts of a unit depend on, for a watch.
+    """Return the objects that hold the state and the counts of a unit, to be watched for changes.
 
-    The list of counts is changed in place only where all counts move together; see ``_count``.
+    The list of counts is changed in place only if all counts are incremented together; see ``_count``.
     """
     parts: list[tuple[Any, ...]] = [("item", vars(unit), "steps"), ("item", vars(unit), "state")]
     if unit.state is not None:
@@ -71,7 +71,7 @@ def _parts_of_unit(group: Group, unit: Unit) -> list[tuple[Any, ...]]:
 
 
 class _HostUpdate:
-    """An update that the optimiser makes at the end of a call, from the gradients of some parameters."""
+    """An update that the optimiser itself makes at the end of a call, from the computed gradients."""
 
     __slots__ = ("optimizer", "places", "position", "units")
 
@@ -99,18 +99,18 @@ class _Checked:
         self.what = f"the hyper-parameters of {type(optimizer).__name__}"
 
     def holds(self) -> bool:
-        """Check what was written into the groups."""
+        """Raise if hyper-parameters in the groups are invalid; otherwise return True."""
         for group in self.optimizer.groups:
             if group.hyper != group.checked:
                 self.optimizer._check_written(group.hyper)
         return True
 
     def watch(self) -> list[tuple[Any, ...]]:
-        """Return what this depends on."""
+        """Return the objects to watch for changes."""
         return _parts_of_groups(self.optimizer)
 
     def reason(self) -> str:
-        """Say what changed."""
+        """Return a description of what changed."""
         return f"{self.what} changed"
 
 
@@ -150,8 +150,8 @@ class _Update:
         trace, optimizer = self.trace, self.optimizer
         if unit.params[0].dtype.kind == "c":
             raise TransformError(
-                "ad.compile: complex parameters cannot be read after their update inside.\n"
-                "  End the compiled function with the update."
+                "ad.compile: the compiled function reads complex parameters after their update, which is not "
+                "supported.\n  Make the update the last step of the compiled function."
             )
         if unit.state is None:
             flat = np.concatenate([trace.data_before(p) for p in unit.params], None)
@@ -172,7 +172,7 @@ class _Update:
             self._part(unit, unit.params[i], shared[count])
 
     def _numbers(self, group: Group, unit: Unit, i: int, ahead: int) -> dict[str, Any]:
-        """Return the hyper-parameters as numbers that are read at each call; zeros and flags stay."""
+        """Return the hyper-parameters as numbers that are read at each call; zeros and flags are constant."""
 
         def read(later: int = 0) -> dict[str, Any]:
             step = unit.steps[i] + ahead + later
@@ -214,7 +214,7 @@ class _Update:
 
 
 class _Slots:
-    """The state arrays of a unit, by name, whatever dictionary holds them at a call."""
+    """Access to the state arrays of a unit by name; the dictionary is looked up at each call."""
 
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
@@ -229,7 +229,7 @@ class _Slots:
 
 
 def _paths(value: Any, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Return where the numbers in a hyper-parameter are; zeros and flags are not among them."""
+    """Return the paths of the numbers in a hyper-parameter, except for zeros and flags."""
     if isinstance(value, tuple):
         return [found for n, v in enumerate(value) for found in _paths(v, (*path, n))]
     moves = isinstance(value, (int, float)) and not isinstance(value, bool) and value
@@ -237,7 +237,7 @@ def _paths(value: Any, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 
 def _values(read: Callable[[int], dict[str, Any]], paths: list[tuple[Any, ...]], later: int = 0) -> Any:
-    """Return the numbers of this update, or of one that is ``later``."""
+    """Return the numbers of this update, or of the update ``later`` steps after it."""
     now = read(later)
     found = np.empty(len(paths))
     for n, (first, *rest) in enumerate(paths):
@@ -251,9 +251,9 @@ def _values(read: Callable[[int], dict[str, Any]], paths: list[tuple[Any, ...]],
 def _plain_values(
     group: Group, unit: Unit, i: int, ahead: int, names: list[str], out: Any, later: int = 0
 ) -> Any:
-    """Return the hyper-parameters of an optimiser that uses them as they are, and the number of the step.
+    """Return the unchanged hyper-parameters and the number of the step, for optimisers without ``numbers``.
 
-    ``out`` is the array that is returned at each call: a program only reads it.
+    ``out`` is returned at each call, because a program only reads it.
     """
     hyper = group.hyper
     for n, name in enumerate(names):
@@ -267,7 +267,7 @@ def _pattern(group: Group) -> Any:
 
 
 def _alike(unit: Unit, present: list[int]) -> list[int]:
-    """Return, for each parameter, the first one with as many updates."""
+    """Return, for each parameter, the index of the first parameter with the same step count."""
     counts = [unit.steps[i] for i in present]
     return list(map(counts.index, counts))
 
@@ -277,7 +277,7 @@ def _slots(unit: Unit) -> list[str] | None:
 
 
 class _HostCount:
-    """Counts an update that the program has made."""
+    """Increment the step counts after an update that the program has made."""
 
     __slots__ = ("counted", "optimizer")
 

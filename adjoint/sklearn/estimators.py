@@ -35,7 +35,7 @@ _ROWS = 4096  # that a prediction computes at once
 
 
 class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has no types
-    """What the classifier and the regressor share: the module, the training loop and its options."""
+    """Base class of the classifier and the regressor: the module, the training loop and its options."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
         return self
 
     def _train_once(self, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> None:
-        """Train for one epoch, from the present weights."""
+        """Train for one epoch, starting from the current weights."""
         first = not hasattr(self, "module_")
         X, target, weight = self._validated(X, y, sample_weight, first=first, classes=classes)
         rng = check_random_state(self.random_state)
@@ -125,7 +125,7 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
         for name in ("epochs", "batch_size", "patience"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise ArgumentError(f"{name} must be an integer from 1, but is {value!r}.")
+                raise ArgumentError(f"{name} must be a positive integer, but is {value!r}.")
         if not isinstance(self.hidden, (tuple, list)):
             raise ArgumentError(f"hidden must be a tuple of widths such as (64,), but is {self.hidden!r}.")
         for name, example in (
@@ -211,14 +211,14 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
 
     @abstractmethod
     def _encode(self, y: Any, dtype: Any, first: bool, classes: Any) -> Any:
-        """Return the targets as the loss takes them."""
+        """Return the targets in the form that the loss expects."""
 
     @abstractmethod
     def _outputs(self) -> int:
         """Return the number of outputs of the network."""
 
     def _split(self, target: Any) -> dict[str, Any]:
-        """Return options of the split into training and validation samples."""
+        """Return options for splitting the samples into training and validation."""
         return {}
 
     def _shaped(self, prediction: Tensor, target: Any) -> Tensor:
@@ -232,8 +232,8 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]  # scikit-l
     Parameters
     ----------
     module : Module or callable, optional
-        The network, or a function of the numbers of features and classes that returns it.  Its outputs are
-        logits.  A module is copied before training.  By default linear layers with ReLU in between.
+        The network, or a function that returns it, given the numbers of features and classes.  Its outputs
+        are logits.  A module is copied before training.  The default has linear layers with ReLU in between.
     hidden : tuple of int
         The widths of the hidden layers of the default network.
     loss : callable, optional
@@ -247,7 +247,7 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]  # scikit-l
     batch_size : int
         The number of samples in each step.
     early_stopping : bool
-        Whether to hold out samples, stop when their loss no longer falls, and keep the best weights.
+        Whether to hold out samples, stop when the loss on them no longer falls, and keep the best weights.
     validation_fraction : float
         The share of samples that early stopping holds out.
     patience : int
@@ -301,7 +301,7 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]  # scikit-l
         return {"stratify": target}
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Train for one epoch on these samples, from the present weights.
+        """Train for one epoch on these samples, starting from the current weights.
 
         Parameters
         ----------
@@ -310,7 +310,7 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]  # scikit-l
         y : array of shape (n_samples,)
             The labels.
         classes : array, optional
-            All labels; needed at the first call if ``y`` does not have all of them.
+            All labels.  Required at the first call if ``y`` does not contain all of them.
         sample_weight : array of shape (n_samples,), optional
             The weight of each sample in the mean of the losses.
 
@@ -360,8 +360,8 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]  # scikit-lea
     Parameters
     ----------
     module : Module or callable, optional
-        The network, or a function of the numbers of features and outputs that returns it.  A module is
-        copied before training.  By default linear layers with ReLU in between.
+        The network, or a function that returns it, given the numbers of features and outputs.  A module is
+        copied before training.  The default has linear layers with ReLU in between.
     hidden : tuple of int
         The widths of the hidden layers of the default network.
     loss : callable, optional
@@ -375,7 +375,7 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]  # scikit-lea
     batch_size : int
         The number of samples in each step.
     early_stopping : bool
-        Whether to hold out samples, stop when their loss no longer falls, and keep the best weights.
+        Whether to hold out samples, stop when the loss on them no longer falls, and keep the best weights.
     validation_fraction : float
         The share of samples that early stopping holds out.
     patience : int
@@ -418,7 +418,7 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]  # scikit-lea
             self._target_shape = y.shape[1:]
         elif y.shape[1:] != self._target_shape:
             raise ArgumentError(
-                f"the targets have shape {y.shape}, but those of the first call had shape "
+                f"the targets have shape {y.shape}, but the targets of the first call had shape "
                 f"(n, {', '.join(map(str, self._target_shape))})."
             )
         return y.astype(dtype, copy=False)
@@ -430,7 +430,7 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]  # scikit-lea
         return prediction.reshape(target.shape)
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train for one epoch on these samples, from the present weights.
+        """Train for one epoch on these samples, starting from the current weights.
 
         Parameters
         ----------
@@ -467,7 +467,7 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]  # scikit-lea
 
 
 class _Best(Callback):
-    """Keeps the weights with the lowest loss of the validation, and stops when it no longer falls."""
+    """Keep the weights with the lowest validation loss; stop when the validation loss no longer falls."""
 
     def __init__(self, patience: int) -> None:
         self.patience = patience
@@ -486,7 +486,7 @@ class _Best(Callback):
             trainer.stop(f"val_loss has not improved for {self.waited} epochs")
 
     def restore(self, net: Module) -> None:
-        """Give a network the best weights."""
+        """Copy the best weights into a network."""
         if self.weights is not None:
             net.load_state_dict(self.weights)
 

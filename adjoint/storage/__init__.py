@@ -1,1 +1,1 @@
-"""The file format of ``ad.save`` and ``ad.load``, and files that are replaced whole or not at all."""
+"""The file format of ``ad.save`` and ``ad.load``, and atomic replacement of files."""

@@ -29,7 +29,7 @@ FILE = "file"
 
 
 def replace_file(path: Path, write: Callable[[str], None]) -> None:
-    """Call ``write`` with a temporary path and rename the file to ``path``, atomically and durably."""
+    """Call ``write`` with a temporary path, flush the file to disk and rename it to ``path``."""
     path = Path(os.path.realpath(path))  # replace the target of a link, not the link
     refuse_other_than_files(path, "cannot write to a directory")
     if not path.parent.is_dir():
@@ -52,13 +52,13 @@ def refuse_other_than_files(path: str | os.PathLike[str], directory: str) -> Non
     if os.path.exists(path) and not os.path.isfile(path):
         raise FileError(
             f"{os.fspath(path)} is a device, a pipe or a socket.\n"
-            "  ad.save and ad.load take only regular files."
+            "  Pass the path of a regular file to ad.save and ad.load."
         )
 
 
 @contextmanager
 def _directory_beside(path: Path) -> Iterator[Path]:
-    """Make a locked temporary directory beside ``path``; remove it at the end."""
+    """Return a context manager that makes a locked temporary directory beside ``path`` and removes it."""
     beside, lock = _locked_directory(path)
     try:
         yield beside
@@ -87,7 +87,7 @@ def _locked_directory(path: Path) -> tuple[Path, int]:
 
 
 def _remove_left_over(path: Path) -> None:
-    """Remove the directories of killed saves of this file, not those of running ones."""
+    """Remove temporary directories of this file that killed processes left behind."""
     pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
     with suppress(OSError):  # the save itself reports problems of the directory
         for name in os.listdir(path.parent):
@@ -114,7 +114,7 @@ def _remove_if_abandoned(beside: Path) -> None:
 
 
 def _remove(beside: Path) -> None:
-    """Remove the directory of a save.  The lock goes last, so a kill here leaves a directory to clean up."""
+    """Remove the directory of a save, its lock last, so that a later save can remove what a kill leaves."""
     with suppress(OSError):
         for name in sorted(os.listdir(beside), key=LOCK.__eq__):
             os.unlink(beside / name)

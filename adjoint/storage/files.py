@@ -1,7 +1,7 @@
-"""``ad.save`` and ``ad.load``: nested state in one safetensors file, replaced whole or not at all.
+"""``ad.save`` and ``ad.load``: nested state in one safetensors file, which is replaced atomically.
 
-Arrays are stored as tensors of the file; the structure around them, with numbers and strings, as
-JSON in its metadata, with a digest of the whole file.  Loading reads data and executes nothing.
+Arrays are stored as tensors of the file.  The structure around them, with numbers and strings, is stored as
+JSON in the metadata, with a digest of the whole file.  Loading reads data and executes no code.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
     """Write nested dictionaries, lists and tuples of arrays, tensors, numbers and strings to a file.
 
     The file is written to a temporary directory beside ``path``, flushed to disk and renamed.  A reader
-    sees the old file or the new file, never a part of one, even after a crash.  A killed process leaves
+    sees the complete old file or the complete new file, even after a crash.  A killed process leaves
     its directory ``.<name>.….tmp`` behind; the next save of the same file removes it.
 
     Parameters
@@ -74,7 +74,7 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
         content = json.dumps({"format": _FORMAT, "state": _encoded(state, "", tensors)})
         "".join(tensors).encode()  # raises if a key cannot be encoded
     except RecursionError:
-        raise InputError("ad.save: the state contains itself or is nested too deeply.") from None
+        raise InputError("ad.save: the state contains itself, or is nested too deeply.") from None
     except UnicodeEncodeError as error:
         raise InputError(f"ad.save: a string of the state cannot be encoded: {error}.") from None
     metadata = {_KEY: content, _ORIGIN: _KEY, _SHA256: _UNSEALED}
@@ -118,7 +118,7 @@ def _is_pickle(path: str | os.PathLike[str]) -> bool:
 def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
     """Read a file of ``ad.save``, or any safetensors file.
 
-    A damaged file of ``ad.save`` raises: the digest covers every bit.  Loading executes nothing.
+    A damaged file of ``ad.save`` raises an error: the digest covers every bit.  Loading executes no code.
     Arrays of bfloat16 need ml_dtypes (extra ``bfloat16``).
 
     Parameters
@@ -137,7 +137,7 @@ def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
     Raises
     ------
     FileError
-        If the file is damaged, is no safetensors file, or differs from ``like``.
+        If the file is damaged, is not a safetensors file, or differs from ``like``.
 
     Examples
     --------
@@ -195,29 +195,29 @@ def _state(path: str | os.PathLike[str], metadata: Mapping[str, str], arrays: di
     except MissingExtraError:
         raise
     except Exception as error:
-        raise FileError(f"{path}: the structure does not match the arrays: {error}") from None
+        raise FileError(f"{path} is damaged: its structure does not match its arrays: {error}") from None
     if arrays:
         raise FileError(
-            f"{path} has arrays that its structure does not name: {', '.join(sorted(arrays)[:8])}."
+            f"{path} is damaged: its structure does not name the arrays {', '.join(sorted(arrays)[:8])}."
         )
     return state
 
 
 def _read(file: Any, name: str) -> Any:
-    """Return one array of an open file.  NumPy has bfloat16 only with ml_dtypes, and no 8-bit floats."""
+    """Return one array of an open file; bfloat16 needs ml_dtypes, and 8-bit floats are errors."""
     dtype = file.get_slice(name).get_dtype()
     if dtype == "BF16":
         _dtype("bfloat16")
     elif dtype.startswith(("F8_", "F6_")) or dtype == "F4":
         raise DTypeError(
-            f"ad.load: {name!r} holds {dtype}, a float that NumPy does not have.\n"
+            f"ad.load: {name!r} has dtype {dtype}, which NumPy does not have.\n"
             "  Convert it to float16, bfloat16 or float32 where the file is written."
         )
     return file.get_tensor(name)
 
 
 def need_safetensors(what: str) -> Any:
-    """Return the functions of safetensors, or raise MissingExtraError on behalf of ``what``."""
+    """Return the functions of safetensors; raise if it is not installed.  ``what`` names the caller."""
     try:
         import safetensors
         import safetensors.numpy

@@ -1,4 +1,4 @@
-"""Check whether a saved array fits the array that it replaces."""
+"""Check whether a saved array has the shape and the kind of dtype of the array that it replaces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["fitting"]
 
 
 def fitting(value: Any, target: Any) -> ndarray[Any, Any] | str:
-    """Return ``value`` in the dtype of ``target``, or a text that says why it does not fit."""
+    """Return ``value`` in the dtype of ``target``, or a text that says why it cannot replace ``target``."""
     try:
         array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
     except Exception:  # any error of a foreign object means that it is not an array

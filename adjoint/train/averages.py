@@ -15,7 +15,7 @@ class Averages:
         self._sums: dict[str, list[float]] = {}  # name: Σ weight·value, Σ weight
 
     def add(self, numbers: Mapping[str, float], weight: float) -> None:
-        """Add numbers with a weight; with weight 0 they are ignored, even NaN."""
+        """Add numbers with a weight; numbers with weight 0 are ignored, even NaN."""
         for name, value in numbers.items():
             sums = self._sums.setdefault(name, [0.0, 0.0])
             if weight:
@@ -27,7 +27,7 @@ class Averages:
         return {name: total / weight if weight else math.nan for name, (total, weight) in self._sums.items()}
 
     def state_dict(self) -> dict[str, list[float]]:
-        """Return the sums."""
+        """Return the sums by name."""
         return {name: list(sums) for name, sums in self._sums.items()}
 
     def load_state_dict(self, state: Mapping[str, list[float]]) -> None:

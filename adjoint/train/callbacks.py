@@ -1,4 +1,4 @@
-"""Callbacks, which run at the end of steps and epochs."""
+"""Callbacks of a trainer: methods that run before updates and after steps and epochs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Callback:
-    """Base class of callbacks.  ``trainer.stop()`` ends the training after the current step.
+    """Base class of callbacks: override the methods to run.  ``trainer.stop()`` ends the training early.
 
     Examples
     --------
@@ -76,11 +76,11 @@ class Callback:
         trainer : Trainer
             The trainer.
         logs : mapping of str to float
-            The numbers of the epoch, including those of a validation.
+            The numbers of the epoch, including those of the validation.
         """
 
     def save(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Run after each epoch, after ``on_epoch`` of all callbacks; the place to write the whole state.
+        """Run after each epoch, after ``on_epoch`` of all callbacks.  Write checkpoints here.
 
         Parameters
         ----------
@@ -100,7 +100,7 @@ class Callback:
         """
 
     def on_restart(self, trainer: Trainer) -> None:
-        """Run when ``fit(resume=True)`` finds no checkpoint, so that the run starts again.
+        """Run when ``fit(resume=True)`` finds no checkpoint and starts from the beginning.
 
         Parameters
         ----------
@@ -109,7 +109,7 @@ class Callback:
         """
 
     def on_resume(self, trainer: Trainer) -> None:
-        """Run when a run continues from a checkpoint that had the state of this callback.
+        """Run when training resumes from a checkpoint that contains the state of this callback.
 
         Parameters
         ----------
@@ -122,10 +122,10 @@ class Callback:
         return f"{type(self).__name__}({shown})"
 
     def identity(self) -> dict[str, Any]:
-        """Return plain data that distinguish this callback from others of its class.
+        """Return plain data that distinguish this callback from other callbacks of the same class.
 
-        A resumed run gives the saved state to the callback with the same identity.  A ``path`` must be
-        absolute. Callbacks with equal identities are matched by their order.
+        A resumed run loads a saved state into the callback with the same identity.  A ``path`` must be
+        absolute.  Callbacks with equal identities are matched by their order.
         """
         return {}
 
@@ -151,10 +151,11 @@ class _Monitor(Callback):
         self.best = math.inf  # times the sign, so that the lowest is the best
 
     def better(self, logs: Mapping[str, float]) -> bool:
-        """Return whether the number is finite and better than all before, and store it."""
+        """Return whether the number is finite and better than all earlier ones; store it if so."""
         if self.monitor not in logs:
             raise ArgumentError(
-                f"{type(self).__name__}: no {self.monitor!r} among the logged {', '.join(sorted(logs))}."
+                f"{type(self).__name__}: {self.monitor!r} is not logged.  Monitor one of "
+                f"{', '.join(sorted(logs))}."
             )
         value = self.sign * logs[self.monitor]
         if not (math.isfinite(value) and value < self.best - self.delta):
@@ -183,7 +184,7 @@ class EarlyStopping(_Monitor):
     monitor : str
         The name of the number.
     patience : int
-        The number of epochs without improvement.
+        The number of epochs without improvement after which training stops.
     mode : {"min", "max"}
         Whether lower or higher is better.
     delta : float
@@ -205,12 +206,12 @@ class EarlyStopping(_Monitor):
         self.waited = 0
 
     def on_epoch(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Compare with the best value."""
+        """Stop the training after ``patience`` epochs without improvement."""
         self.waited = 0 if self.better(logs) else self.waited + 1
         self._stop_if_due(trainer)
 
     def on_resume(self, trainer: Trainer) -> None:
-        """Stop again, unless ``patience`` was increased."""
+        """Stop a resumed run that was stopped before, unless ``patience`` was increased."""
         self._stop_if_due(trainer)
 
     def _stop_if_due(self, trainer: Trainer) -> None:
@@ -218,7 +219,7 @@ class EarlyStopping(_Monitor):
             trainer.stop(f"{self.monitor} has not improved for {self.waited} epochs")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value, and the number of epochs since then."""
+        """Return the best value, and the number of epochs since that value."""
         return {**super().state_dict(), "waited": self.waited}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -230,14 +231,14 @@ class EarlyStopping(_Monitor):
 class BestCheckpoint(_Monitor):
     """Keep the checkpoint of the epoch in which a logged number was best.
 
-    The checkpoint is complete, as ``Checkpoints`` writes it: a trainer with this ``directory`` can resume
-    from it.  Only scores of the same number are compared.  If a run is resumed from before its best epoch,
-    that checkpoint is kept until the run writes another.
+    The checkpoint is complete: a trainer with this ``directory`` can resume from it.  Only scores of the same
+    logged number are compared.  If a run resumes from a step before its best epoch, the best checkpoint is
+    kept until the run writes another one.
 
     Parameters
     ----------
     directory : path
-        The directory, different from that of the trainer.
+        The directory.  It must differ from the directory of the trainer.
     monitor : str
         The name of the number.
     mode : {"min", "max"}
@@ -259,7 +260,7 @@ class BestCheckpoint(_Monitor):
 
     @property
     def path(self) -> Path | None:
-        """The path of the best checkpoint; None before the first."""
+        """The path of the best checkpoint; None if there is none yet."""
         return self.checkpoints.best()
 
     def identity(self) -> dict[str, Any]:
@@ -267,7 +268,7 @@ class BestCheckpoint(_Monitor):
         return {**super().identity(), "path": os.path.realpath(self.checkpoints.directory)}
 
     def on_resume(self, trainer: Trainer) -> None:
-        """Treat later checkpoints as belonging to this run, from before it was resumed."""
+        """Accept checkpoints of later steps, because this run wrote them before it was resumed."""
         self.checkpoints.same_run = True
 
     def save(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
@@ -295,13 +296,14 @@ class BestCheckpoint(_Monitor):
         """
         path = self.path
         if path is None:
-            raise FileError(f"there is no checkpoint in {self.checkpoints.directory} yet.")
+            where = self.checkpoints.directory
+            raise FileError(f"BestCheckpoint: there is no checkpoint in {where} yet.  Call fit first.")
         model.load_state_dict(self.checkpoints.read(path)[0])
         return path
 
 
 class Log(Callback, ABC):
-    """Base class of log files with a line per step or per epoch."""
+    """Base class of callbacks that write a file with a line per step or per epoch."""
 
     def __init__(self, path: str | os.PathLike[str], every: str = "epoch") -> None:
         if every not in ("epoch", "step"):
@@ -310,12 +312,12 @@ class Log(Callback, ABC):
         self._file: TextIO | None = None
 
     def on_step(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Write a line if lines are per step."""
+        """Write a line if ``every`` is "step"."""
         if self.every == "step" and self.writes:
             self._write({"epoch": trainer.epoch + 1, "step": trainer.step, **logs})
 
     def on_epoch(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Write a line if lines are per epoch."""
+        """Write a line if ``every`` is "epoch"."""
         if self.every == "epoch" and self.writes:
             self._write({"epoch": trainer.epoch, "step": trainer.step, **logs})
 
@@ -326,7 +328,7 @@ class Log(Callback, ABC):
             self._file = None
 
     def on_restart(self, trainer: Trainer) -> None:
-        """Rename an existing log to ``<path>.old``, because the run starts again."""
+        """Rename an existing log to ``<path>.old``, because the run starts from the beginning."""
         if self.writes and os.path.exists(self.path) and os.path.getsize(self.path):
             os.replace(self.path, f"{os.fspath(self.path)}.old")
 
@@ -340,7 +342,7 @@ class Log(Callback, ABC):
         return {"size": path.stat().st_size if path.exists() else 0}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Cut off the lines after the checkpoint, which will be written again."""
+        """Remove the lines after the checkpoint, because the resumed run writes them again."""
         path = Path(self.path)
         if self.writes and path.exists() and path.stat().st_size > state["size"]:
             os.truncate(path, state["size"])
@@ -374,7 +376,7 @@ class CSVLog(Log):
     _columns: list[str] | None = None
 
     def on_end(self, trainer: Trainer) -> None:
-        """Close the file; its columns are read again when it is opened next."""
+        """Close the file; the columns are read again when the file is next opened."""
         super().on_end(trainer)
         self._columns = None
 
@@ -395,8 +397,8 @@ class CSVLog(Log):
         other = [] if columns is None else [name for name in row if name not in columns]
         if other:
             raise ArgumentError(
-                f"CSVLog: {os.fspath(self.path)} has no columns {', '.join(other)}: "
-                "it is the log of another run.\n  Remove it, or use another path."
+                f"CSVLog: the existing file {os.fspath(self.path)} has no columns {', '.join(other)}, so it "
+                "is the log of a different run.\n  Remove the file, or use a different path."
             )
         return columns
 
@@ -443,8 +445,8 @@ class NonFiniteGuard(Callback):
                 ]
                 where = f"\n  Gradients that are not finite: {', '.join(bad)}." if bad else ""
                 raise NonFiniteError(
-                    f"{name} is {logs[name]} at step {trainer.step + 1}, epoch {trainer.epoch + 1}; "
-                    f"the weights are unchanged.{where}\n"
+                    f"{name} is {logs[name]} at step {trainer.step + 1}, epoch {trainer.epoch + 1}.  "
+                    f"The weights were not updated.{where}\n"
                     "  Lower the learning rate, clip gradients, or find the op with ad.detect_anomaly()."
                 )
 
@@ -452,7 +454,7 @@ class NonFiniteGuard(Callback):
 class GradientFlow(Callback):
     """Record the norm of the gradient of each parameter every few steps.
 
-    The list ``history`` has pairs of a step and a dictionary of norms by parameter.
+    The attribute ``history`` is a list of pairs: a step, and a dictionary of norms by parameter.
 
     Parameters
     ----------

@@ -27,13 +27,14 @@ _FILES = ("model.safetensors", "state.safetensors")
 
 
 class Checkpoints:
-    """The checkpoints of one training run in one directory: the newest ones and the best.
+    """Write and read the checkpoints of one training run, in one directory.
 
-    Each checkpoint is a directory ``step-000000123`` with ``model.safetensors`` (plain names, which PyTorch
-    can read), ``state.safetensors`` (optimiser, generators, position) and ``meta.json``, which has the
-    digests of the other files: a damaged or changed file is an error.  A checkpoint is written under
-    another name and renamed, so that killing the process leaves only complete checkpoints.  One that is
-    written again at the same step gets a new name (``step-000000123.1``) before the old one is removed.
+    The newest checkpoints and the best one are kept.  Each checkpoint is a directory ``step-000000123`` with
+    ``model.safetensors`` (with plain names, so that PyTorch can read it), ``state.safetensors`` (optimiser,
+    generators, position in the data) and ``meta.json``.  ``meta.json`` contains the digests of the other
+    files, so a damaged or changed file is an error.  A checkpoint is written under a temporary name and then
+    renamed, so a killed process leaves only complete checkpoints.  If a step is written again, the new
+    checkpoint gets the name ``step-000000123.1``, and then the old one is removed.
 
     Parameters
     ----------
@@ -44,7 +45,7 @@ class Checkpoints:
     mode : {"min", "max"}
         Whether the best checkpoint has the lowest or the highest score.
     monitor : str, optional
-        The name of the number whose scores are compared.  The default is that of the newest score.
+        The name of the logged number whose scores are compared.  The default is that of the newest score.
 
     Raises
     ------
@@ -97,9 +98,9 @@ class Checkpoints:
         state : object
             The rest of the state, as plain data and arrays.
         score : float, optional
-            The score.
+            The score by which the best checkpoint is chosen.
         monitor : str, optional
-            The name of the number that is the score.
+            The name of the logged number that is the score.
 
         Returns
         -------
@@ -109,7 +110,7 @@ class Checkpoints:
         Raises
         ------
         FileError
-            If the directory has later checkpoints, of another run.
+            If the directory has checkpoints of later steps, which belong to a different run.
         """
         self.refuse_later(step)
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -136,7 +137,7 @@ class Checkpoints:
         return path
 
     def refuse_later(self, step: int) -> None:
-        """Raise if there are checkpoints after ``step``, which belong to another run.
+        """Raise if there are checkpoints of steps after ``step``, which belong to a different run.
 
         Parameters
         ----------
@@ -146,13 +147,14 @@ class Checkpoints:
         latest = max((s for s, *_ in self._found()), default=step)
         if latest > step and not self.same_run:
             raise FileError(
-                f"{self.directory} has the checkpoints of another run, up to step {latest}, "
-                f"and this one is at {step}.\n"
-                "  Use fit(resume=True) to continue that run, use another directory, or remove them."
+                f"{self.directory} has checkpoints of a different run, up to step {latest}, but this run is "
+                f"at step {step}.\n"
+                "  Use fit(resume=True) to continue that run, use a different directory, or remove the "
+                "checkpoints."
             )
 
     def _found(self) -> list[tuple[int, int, Path]]:
-        """Return (step, number of the write, path) of all checkpoints, oldest first."""
+        """Return (step, number in the name after the step, path) of all checkpoints, oldest first."""
         found = []
         for path in self.directory.glob("step-*") if self.directory.is_dir() else ():
             match = _NAME.fullmatch(path.name)
@@ -161,7 +163,7 @@ class Checkpoints:
         return sorted(found)
 
     def all(self) -> list[tuple[int, Path]]:
-        """Return (step, path) of the checkpoints, oldest first; for each step the one written last."""
+        """Return (step, path) of all checkpoints, oldest first; only the last one written for each step."""
         return sorted({step: path for step, _, path in self._found()}.items())
 
     def latest(self) -> Path | None:
@@ -219,14 +221,14 @@ class Checkpoints:
 
 
 def sign_of(mode: str) -> int:
-    """Return 1 for "min" and -1 for "max"; the best score times this sign is the lowest."""
+    """Return 1 for "min" and -1 for "max"; the best score has the lowest product with this sign."""
     if mode not in ("min", "max"):
         raise ArgumentError(f"mode must be 'min' or 'max', not {mode!r}.")
     return 1 if mode == "min" else -1
 
 
 def _score(path: Path) -> tuple[float, str | None] | None:
-    """Return the score of a checkpoint and the name of its number; None if it has none."""
+    """Return the score of a checkpoint and the name of the monitored number; None if it has no score."""
     try:
         meta = _meta(path)
     except FileError:  # a damaged checkpoint has no score
@@ -244,7 +246,8 @@ def _meta(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise _refused(f"{path} is not a checkpoint: meta.json is not an object.")
     if found.get("version") != VERSION:
-        raise FileError(f"{path} has version {found.get('version')}; this program reads {VERSION}.")
+        version = found.get("version")
+        raise FileError(f"{path} has version {version}, but this version of adjoint reads {VERSION}.")
     if found.pop("digest", None) != _meta_digest(found):
         raise _refused(f"{path / 'meta.json'} is damaged or was changed.")
     score, files = found.get("score"), found.get("files")
@@ -257,15 +260,15 @@ def _meta(path: Path) -> dict[str, Any]:
     match = _NAME.fullmatch(path.name)
     if match and int(match[1]) != found["step"]:
         raise FileError(
-            f"{path} is the checkpoint of step {found['step']} under another name.  Nothing was loaded.\n"
-            f"  Rename it to step-{found['step']:09d}, or remove it to continue from the one before."
+            f"{path} is the checkpoint of step {found['step']}, but was renamed.  Nothing was loaded.\n"
+            f"  Rename it to step-{found['step']:09d}, or remove it to continue from the previous checkpoint."
         )
     return found
 
 
 def _refused(what: str) -> FileError:
     return FileError(
-        f"{what}\n  Nothing was loaded.  Remove this checkpoint to continue from the one before."
+        f"{what}\n  Nothing was loaded.  Remove this checkpoint to continue from the previous one."
     )
 
 

@@ -51,7 +51,7 @@ _NOT_CALLED = {f"on_{what}_{how}" for what in _BEGINNINGS for how in ("begin", "
 
 
 def check_arguments(trainer: Trainer) -> None:
-    """Check the arguments before training starts."""
+    """Raise if an argument of the trainer has a wrong type or value."""
     if not isinstance(trainer.model, Module):
         raise InputError(f"Trainer: the model must be a Module, not a {type(trainer.model).__name__}.")
     functions = {
@@ -71,23 +71,24 @@ def check_arguments(trainer: Trainer) -> None:
             raise InputError(f"Trainer: callbacks must be instances of Callback, not {callback!r}.")
         _check_hooks(callback)
     if trainer.loss is None and trainer.compute is None:
-        raise InputError("Trainer: pass a loss(prediction, target), or compute(model, batch).")
+        raise InputError("Trainer: pass a loss(prediction, target), or compute=function of (model, batch).")
     if trainer.optimizer is None:
-        raise InputError("Trainer: pass an optimiser, such as ad.optim.Adam(model.parameters()).")
+        raise InputError("Trainer: pass an optimiser: optimizer=ad.optim.Adam(model.parameters()).")
     if type(trainer.optimizer).__module__.partition(".")[0] == "torch":
         raise InputError(
-            "Trainer: this is an optimiser of PyTorch, which cannot update parameters of adjoint.\n"
+            "Trainer: an optimiser of PyTorch cannot update parameters of adjoint.\n"
             f"  Use ad.optim.{type(trainer.optimizer).__name__}(model.parameters(), …)."
         )
     if isinstance(trainer.optimizer, LBFGS) or not callable(getattr(trainer.optimizer, "step", None)):
         raise InputError(
-            f"Trainer: the optimiser makes an update by step(), which a {type(trainer.optimizer).__name__} "
-            "does not.\n  LBFGS is not for batches: call its step(closure) on all the data."
+            f"Trainer: the optimiser must have a method step() without arguments, but a "
+            f"{type(trainer.optimizer).__name__} does not.\n"
+            "  LBFGS does not work with batches: call optimizer.step(closure) with a loss of all data."
         )
     if trainer.metrics and trainer.compute is not None:
         raise ArgumentError(
-            "Trainer: metrics need the prediction, which compute does not return.\n"
-            "  Return them from compute, beside the loss: return loss, {'accuracy': value}."
+            "Trainer: metrics= cannot be used with compute=, because metrics need the prediction.\n"
+            "  Return the metrics from compute instead: return loss, {'accuracy': value}."
         )
     for name, value in (
         ("accumulate", trainer.pieces),
@@ -98,16 +99,16 @@ def check_arguments(trainer: Trainer) -> None:
             raise ArgumentError(f"Trainer: {name} must be at least 1, but is {value!r}.")
     directories = [c.directory.resolve() for c in trainer._all_checkpoints()]
     if len(set(directories)) < len(directories):
-        raise ArgumentError("Trainer: BestCheckpoint needs a directory of its own.")
+        raise ArgumentError("Trainer: BestCheckpoint must not use the directory of the trainer.")
 
 
 def check_parameters(trainer: Trainer) -> None:
-    """Raise for unregistered parameters, and for an optimizer with missing or foreign parameters."""
+    """Raise if parameters are not registered, or if the optimiser lacks some or has others."""
     unseen = unseen_parameters(trainer.model)
     if unseen:
         raise InputError(
             f"Trainer: parameters in plain lists or dictionaries are not trained: {', '.join(unseen)}.\n"
-            "  Use nn.ModuleList, or assign each by a name; or freeze them with requires_grad_(False)."
+            "  Use nn.ModuleList, assign each to an attribute, or freeze them with requires_grad_(False)."
         )
     if not trainer.named_parameters():
         raise InputError(
@@ -121,14 +122,14 @@ def check_parameters(trainer: Trainer) -> None:
     lost = [f"loss.{k}" for k, p in learned.items() if p.requires_grad and id(p) not in updated]
     if lost:
         raise InputError(
-            f"Trainer: the loss learns {', '.join(lost)}, but the optimiser does not update it.\n"
-            "  Pass both: optim.Adam([*model.parameters(), *loss.parameters()])."
+            f"Trainer: the loss has parameters that the optimiser does not update: {', '.join(lost)}.\n"
+            "  Pass them to the optimiser: optim.Adam([*model.parameters(), *loss.parameters()])."
         )
     strange = len(updated - {id(p) for p in (*trainer.model.parameters(), *learned.values())})
     if strange:
         raise InputError(
-            f"Trainer: {strange} parameters of the optimiser are not the model's.\n"
-            "  Create the optimiser from model.parameters() after model.astype(…) and other changes."
+            f"Trainer: {strange} parameters of the optimiser do not belong to the model.\n"
+            "  Create the optimiser from model.parameters(), after model.astype(…) and similar changes."
         )
 
 
@@ -142,7 +143,7 @@ def _refuse_class(name: str, value: Any, base: type, arguments: str = "…") -> 
 
 
 def _check_hooks(callback: Callback) -> None:
-    """Raise for methods that look like hooks but are never called."""
+    """Raise if a callback has a method that looks like a hook but is never called."""
     ours = [n for n in dir(Callback) if not n.startswith("_") and callable(getattr(Callback, n))]
     kind = type(callback).__name__
     for name in dir(type(callback)):
@@ -150,49 +151,48 @@ def _check_hooks(callback: Callback) -> None:
             continue
         if name in _NOT_CALLED:
             raise InputError(
-                f"Trainer: {kind}.{name} is never called: there are no hooks at the start of steps or "
-                "epochs.\n"
-                f"  A callback has {', '.join(n for n in ours if 'state' not in n)}."
+                f"Trainer: {kind}.{name} is never called, because there are no hooks at the start of "
+                "steps or epochs.\n"
+                f"  The hooks are {', '.join(n for n in ours if 'state' not in n)}."
             )
         near = [_HOOKS[name]] if name in _HOOKS else difflib.get_close_matches(name, ours, 1, 0.9)
         if near:
-            raise InputError(f"Trainer: {kind}.{name} is never called: the hook is named {near[0]}.")
+            raise InputError(f"Trainer: {kind}.{name} is never called.  The hook is named {near[0]}.")
 
 
 def check_monitors(followers: Iterable[Any], numbers: Collection[str]) -> None:
-    """Raise if a monitored number is one of a validation that does not take place."""
+    """Raise if a callback or schedule monitors a validation number, but there is no validation."""
     for follower in followers:
         name = getattr(follower, "monitor", None)
         if name in numbers:
             raise ArgumentError(
-                f"{type(follower).__name__} monitors {name!r}, but there is no validation: pass "
-                f"fit(…, validate=loader), or monitor={str(name).removeprefix('val_')!r}."
+                f"{type(follower).__name__} monitors {name!r}, but there is no validation.  Pass "
+                f"fit(…, validate=loader), or use monitor={str(name).removeprefix('val_')!r}."
             )
 
 
 def check_batches(where: str, loader: Any, pairs: bool) -> None:
-    """Raise for a loader that has no batches, and for arrays in place of pairs."""
+    """Raise if a loader is not iterable, or contains arrays instead of pairs."""
     if not isinstance(loader, Iterable):
         raise InputError(f"{where}: a loader must be iterable, not a {type(loader).__name__}.")
     parts = loader if isinstance(loader, (tuple, list)) else [loader]
     if pairs and any(isinstance(part, (np.ndarray, Tensor)) for part in parts):
         raise InputError(
-            f"{where}: a batch must be (inputs, targets), but the loader contains arrays.\n"
+            f"{where}: a batch must be a pair (inputs, targets), but the loader contains arrays.\n"
             "  Use DataLoader((X, Y), batch_size), or [(X, Y)] for a single batch.  For other batches pass "
-            "compute(model, batch)."
+            "Trainer(…, compute=function), where the function takes (model, batch)."
         )
 
 
 def refuse_several_inputs(inputs: Any, targets: Any) -> None:
-    """Raise for a tuple of several input arrays with a row per target each; a tuple of rows is accepted."""
+    """Raise if the inputs are several arrays with a row per target each.  A tuple of rows is accepted."""
     if not isinstance(inputs, (tuple, list)) or not hasattr(targets, "__len__") or not inputs:
         return
     arrays = all(isinstance(each, (np.ndarray, Tensor)) and each.ndim for each in inputs)
     if arrays and len(inputs) != len(targets) and all(len(each) == len(targets) for each in inputs):
         raise InputError(
-            f"Trainer: a model takes one array of inputs, but the batch has {len(inputs)}.\n"
-            "  For several inputs pass compute(model, batch): lambda model, batch: loss(model(*batch[0]), "
-            "batch[1])."
+            f"Trainer: the inputs of a batch must be one array, but there are {len(inputs)} arrays.\n"
+            "  For several inputs pass compute=lambda model, batch: loss(model(*batch[0]), batch[1])."
         )
 
 
@@ -205,7 +205,7 @@ def input_array(inputs: Any) -> np.ndarray[Any, Any]:
     if not array.ndim or array.dtype.kind in "OUS":
         raise InputError(
             f"predict: the inputs must be one array with a row per input, not a {type(inputs).__name__}.\n"
-            "  For inputs of another kind call the model itself, after model.eval(), under ad.no_grad()."
+            "  For inputs of another form, call model.eval(), then the model itself under ad.no_grad()."
         )
     return array
 
@@ -216,15 +216,15 @@ def output_array(found: Any) -> np.ndarray[Any, Any]:
         kind = "one number" if isinstance(found, Tensor) else f"a {type(found).__name__}"
         raise InputError(
             f"predict: the model must return a tensor with a row per input, but returned {kind}.\n"
-            "  Call the model itself, after model.eval(), under ad.no_grad()."
+            "  For such a model, call model.eval(), then the model itself under ad.no_grad()."
         )
     return found.numpy()
 
 
 def warn_not_finite(loss: float, step: int, epoch: int) -> None:
-    """Warn that an update used a loss that is not finite."""
+    """Warn that the weights were updated from a loss that is not finite."""
     warn(
-        f"the loss is {loss} at step {step}, epoch {epoch}, and its gradients went into the weights.\n"
-        "  Lower the learning rate, clip gradients by clip=1.0, or find the op with ad.detect_anomaly().\n"
-        "  Trainer(callbacks=[train.NonFiniteGuard()]) stops before such an update.",
+        f"the loss is {loss} at step {step}, epoch {epoch}, and the weights were updated from it.\n"
+        "  Lower the learning rate, clip gradients with clip=1.0, or find the op with ad.detect_anomaly().\n"
+        "  Pass Trainer(…, callbacks=[train.NonFiniteGuard()]) to stop before such an update.",
     )

@@ -1,4 +1,4 @@
-"""The loss of a batch and its backward as one compiled function, for ``Trainer(compile=True)``."""
+"""The loss of a batch and its gradients as one compiled function, for ``Trainer(compile=True)``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["CompiledLoss"]
 
 
 class CompiledLoss:
-    """Computes the loss of a batch and pulls it back, all of it in one program.
+    """Compute the loss of a batch and its gradients in one compiled program.
 
-    Batches of the shapes of the first one run as native code.  Others, such as a last short one, run by
-    replay: they are few, and need no second build.
+    Batches with the shapes of the first one run as native code.  Batches with other shapes, such as a short
+    last batch, run by replay, because a second native build does not pay off for a few batches.
     """
 
     def __init__(self, trainer: Trainer, group: Any = None) -> None:
@@ -29,8 +29,8 @@ class CompiledLoss:
             raise ArgumentError("Trainer: compile=True and group= cannot be used together yet.")
         if isinstance(trainer.loss, ComposedLoss):
             raise ArgumentError(
-                "Trainer: compile=True takes no composed loss, whose terms are logged by number.\n"
-                "  Pass one function, or leave out compile=True."
+                "Trainer: compile=True cannot be used with a composed loss, because its terms are logged.\n"
+                "  Pass a single loss function, or leave out compile=True."
             )
         self.trainer = trainer
         self.shapes: Any = None  # of the first batch
@@ -50,7 +50,7 @@ class CompiledLoss:
         """Add the gradients of a batch; return its loss, the numbers to log, and its weight."""
         if first_padded(batch) is not None:
             raise InputError(
-                "Trainer: compile=True takes batches of arrays, not padded ones.  Leave out compile=True."
+                "Trainer: compile=True cannot be used with padded batches.  Leave out compile=True."
             )
         shapes = [getattr(leaf, "shape", None) for leaf in tree.leaves(batch)]
         if self.shapes is None:

@@ -1,4 +1,4 @@
-"""Losses composed of named terms, whose weights are numbers, schedules or learned."""
+"""Losses composed of named terms; the weight of a term is a number, a schedule or learned."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GIVEN = {1: "model", 2: "prediction, target", 3: "prediction, target, model"}  
 def compose(terms: Mapping[str, Any]) -> ComposedLoss:
     """Return a loss that is the weighted sum of named terms.
 
-    A trainer logs each term by its name, and the norm of its gradient.
+    A trainer logs the value and the gradient norm of each term.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def compose(terms: Mapping[str, Any]) -> ComposedLoss:
     Raises
     ------
     InputError
-        If a term is not a function, or takes other arguments.
+        If a term is not a function, or takes different arguments.
 
     Examples
     --------
@@ -63,8 +63,8 @@ def compose(terms: Mapping[str, Any]) -> ComposedLoss:
 class ComposedLoss(Module):
     """A weighted sum of named terms, made by ``compose``.
 
-    The dictionary ``values`` has the last value of each term, before its weight.  Inside ``vmap`` a term
-    has no single value and is not in it.
+    The attribute ``values`` is a dictionary of the last value of each term, before multiplication by the
+    weight.  Inside ``vmap`` a term has no single value, so ``values`` does not contain it.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ class ComposedLoss(Module):
             args = {1: (model,), 2: (prediction, target), 3: (prediction, target, model)}[arity]
             if arity != 2 and model is None:
                 raise InputError(
-                    f"compose: the term {name!r} needs the model: loss(prediction, target, model)."
+                    f"compose: the term {name!r} needs the model.  Call loss(prediction, target, model)."
                 )
             try:
                 value = asarray(_of_model(function, *args) if arity == 1 else function(*args))
@@ -137,8 +137,8 @@ class ComposedLoss(Module):
                 raise
             if value.shape != ():
                 raise ShapeError(
-                    f"compose: the term {name!r} must be one number, but has shape {value.shape}: "
-                    "reduce it, by mean()."
+                    f"compose: the term {name!r} must be one number, but has shape {value.shape}.  "
+                    "Reduce it, for example with mean()."
                 )
             self._note(name, value)
             weighted = self._weighted(name, value)
@@ -146,7 +146,7 @@ class ComposedLoss(Module):
         return total
 
     def _note(self, name: str, value: Tensor) -> None:
-        """Store the value of a term; inside ``vmap`` there is one per element, which is not stored."""
+        """Store the value of a term, except inside ``vmap``, where a term has one value per element."""
         if type(value) is not Traced:
             self._last[name] = value
         data = value._data.numbers() if type(value) is Traced else value._data
@@ -161,7 +161,7 @@ class ComposedLoss(Module):
         return value * float(weight(self.step) if callable(weight) else weight)
 
     def gradient_norms(self, params: Sequence[Tensor]) -> dict[str, float]:
-        """Return the norm of the gradient of each term, before its weight.  Call it before ``backward``.
+        """Return the gradient norm of each term, before its weight.  Call this before ``backward``.
 
         Parameters
         ----------
@@ -183,15 +183,15 @@ class ComposedLoss(Module):
 
 
 def _of_model(function: Callable[..., Any], model: Any) -> Any:
-    """Call a term that does not depend on the batch; its reductions do not count."""
+    """Call a term that depends only on the model; its reductions do not affect the weight of a batch."""
     with noting_reductions(None):
         return function(model)
 
 
 class TermNorms:
-    """The norm of the gradient of each term, over a batch that comes in weighted pieces.
+    """The gradient norm of each term, over a batch that is split into weighted pieces.
 
-    It costs a backward per term and piece, and one set of gradients per term.
+    This costs a backward per term and piece, and memory for one set of gradients per term.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
@@ -200,7 +200,7 @@ class TermNorms:
         self._weight = 0.0
 
     def add(self, loss: ComposedLoss, weight: float = 1.0) -> None:
-        """Add the gradients of the last forward; the graph is kept for the backward of the total."""
+        """Add the gradients of the last forward; keep the graph for the backward of the total loss."""
         self._weight += weight
         for name, value in loss._last.items():
             sums = self._sums.setdefault(name, [None] * len(self._params))
@@ -213,7 +213,7 @@ class TermNorms:
                     sums[i] = part if sums[i] is None else sums[i] + part
 
     def norms(self) -> dict[str, float]:
-        """Return the norm per term; NaN if the total weight is 0."""
+        """Return the norms by term; NaN if the total weight is 0."""
         scale = 1.0 / self._weight if self._weight else math.nan
         return {
             name: scale * global_norm(s for s in sums if s is not None) for name, sums in self._sums.items()

@@ -1,4 +1,4 @@
-"""``DataLoader``: batches from arrays, sequences or iterables; shuffled by seed, resumable, prefetched."""
+"""``DataLoader``: batches of arrays, sequences or iterables, with shuffling, resuming and prefetching."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ __all__ = ["DataLoader", "Padded", "Share", "pad_collate", "stack_collate"]
 class Padded(NamedTuple):
     """Sequences of different lengths in one array, and their lengths.
 
-    A trainer weights a batch by the lengths if they belong to the targets.
+    If the targets of a batch are padded, a trainer uses the sum of their lengths as the weight of the batch.
 
     Parameters
     ----------
     values : ndarray
         The padded sequences.
     lengths : ndarray
-        Their lengths.
+        The lengths of the sequences.
     """
 
     values: Any
@@ -44,7 +44,7 @@ class Padded(NamedTuple):
 
 
 def stack_collate(samples: Sequence[Any]) -> Any:
-    """Stack samples of one shape into arrays.
+    """Stack samples of equal shapes into arrays.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def stack_collate(samples: Sequence[Any]) -> Any:
     Returns
     -------
     ndarray, tuple or dict
-        The batch, in the form of the samples.
+        The batch, with the structure of the samples.
 
     Raises
     ------
@@ -71,10 +71,10 @@ def stack_collate(samples: Sequence[Any]) -> Any:
 
 
 def pad_collate(samples: Sequence[Any], value: float = 0) -> Any:
-    """Pad sequences of different lengths into one array, with their lengths.
+    """Pad sequences of different lengths into one array; return the array and the lengths.
 
-    A trainer without ``weight=`` weights a batch by the lengths of its last field, the targets, if that is
-    padded (a target per token), and otherwise by the number of sequences (a label per sequence).
+    Without ``weight=``, a trainer uses the sum of the lengths as the weight of a batch if the targets (the
+    last field) are padded, with a target per token.  Otherwise it uses the number of sequences.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def pad_collate(samples: Sequence[Any], value: float = 0) -> Any:
     Returns
     -------
     Padded, tuple or dict
-        Arrays and lengths, in the form of the samples.
+        Arrays and lengths, with the structure of the samples.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def pad_collate(samples: Sequence[Any], value: float = 0) -> Any:
 
 def _by_field(samples: Sequence[Any], collate: Callable[[list[Any]], Any]) -> Any:
     if not len(samples):
-        raise InputError("a batch needs at least one sample, but there are none.")
+        raise InputError("a batch must have at least one sample, but the list of samples is empty.")
     first = samples[0]
     if isinstance(first, tuple):
         return tuple(_by_field([s[i] for s in samples], collate) for i in range(len(first)))
@@ -118,7 +118,7 @@ def _stacked(rows: list[Any]) -> Any:
     shapes = {r.shape for r in rows}
     if len(shapes) > 1:
         raise ShapeError(
-            "the samples of a batch must have the same shape, but have "
+            "the samples of a batch must have the same shape, but have the shapes "
             f"{', '.join(map(str, sorted(shapes)))}.\n"
             "  Use collate=train.pad_collate for sequences of different lengths."
         )
@@ -152,9 +152,9 @@ class Share(NamedTuple):
     rows : int
         The number of rows of the whole batch.
     pieces : list of (int, object)
-        The number of each piece among those of all ranks, and the piece; None if it has no rows.
+        The index of each piece among the pieces of all ranks, and the piece; None for a piece without rows.
     chosen : object
-        Indices or samples of the batch.
+        The indices or samples of the batch.
     """
 
     rows: int
@@ -162,7 +162,7 @@ class Share(NamedTuple):
     chosen: Any = ()
 
     def parts(self, loader: DataLoader) -> Iterator[Any]:
-        """Yield the pieces; those without rows as empty batches."""
+        """Yield the pieces; a piece without rows is an empty batch."""
         for _, piece in self.pieces:
             yield loader.empty(self.chosen) if piece is None else piece
 
@@ -171,7 +171,7 @@ Cut = Callable[[Callable[[Any], Any], Any], Share]
 
 
 def _share(group: Group, pieces: int, make: Callable[[Any], Any], chosen: Any) -> Share:
-    """Return the share of this rank in a batch of chosen indices or samples."""
+    """Return this rank's share of a batch, given the indices or samples of the batch."""
     found = []
     for j in range(*share(pieces, group.size, group.rank)):
         start, stop = share(len(chosen), pieces, j)
@@ -182,17 +182,17 @@ def _share(group: Group, pieces: int, make: Callable[[Any], Any], chosen: Any) -
 class DataLoader:
     """Iterate over a data set in batches, epoch after epoch.
 
-    The order of an epoch depends only on ``seed`` and the number of the epoch.  ``state_dict`` is therefore
-    a few numbers, and the first iteration after ``load_state_dict`` continues at the same batch.  Other
-    iterations start at the first batch of the epoch; the epoch advances when an iteration is finished.
-    Batches of an iterator are given once: after an interrupted loop the next one continues, with or without
-    ``prefetch``.
+    The order of an epoch depends only on ``seed`` and the number of the epoch, so ``state_dict`` is a few
+    numbers.  The first iteration after ``load_state_dict`` continues at the saved batch.  Every other
+    iteration starts at the first batch of the epoch.  The epoch advances when an iteration is finished.  An
+    iterator yields each batch only once: after an interrupted loop, the next loop continues with the next
+    batch.
 
     Parameters
     ----------
     data : array, tuple, dict, sequence or iterable
-        The samples: rows of an array; items of a tuple or a dictionary of columns of equal length; elements
-        of any other sequence or iterable.
+        The samples: the rows of an array; the rows of a tuple or a dictionary of columns of equal length; or
+        the elements of any other sequence or iterable.
     batch_size : int
         The number of samples per batch.
     shuffle : bool
@@ -202,10 +202,10 @@ class DataLoader:
     drop_last : bool
         Whether an incomplete last batch is dropped.
     collate : callable, optional
-        A function that makes a batch of a list of samples.  The default is ``stack_collate``; without it,
-        arrays are sliced without a copy per sample.
+        A function that makes a batch from a list of samples.  The default has the effect of
+        ``stack_collate``, but slices arrays without copying each sample.
     prefetch : int
-        The number of batches that a thread prepares ahead.
+        The number of batches that a thread prepares in advance.
 
     Examples
     --------
@@ -239,9 +239,9 @@ class DataLoader:
         self._cut = arrays and collate is None  # batches are slices of arrays
         self.sized = self.columns is not None or (hasattr(data, "__len__") and hasattr(data, "__getitem__"))
         if shuffle and not self.sized:
-            raise InputError("an iterable comes in its own order: shuffle=True needs a sequence or arrays.")
+            raise InputError("DataLoader: shuffle=True needs arrays or a sequence, but data is an iterable.")
         if not self.sized and not isinstance(data, Iterable):
-            raise InputError(f"DataLoader: data are arrays, a sequence or an iterable, not {data!r}.")
+            raise InputError(f"DataLoader: data must be arrays, a sequence or an iterable, not {data!r}.")
         self.epoch = 0
         self.position = 0  # batches of this epoch that were yielded
         self._goes_on = False  # whether the next iteration begins at the position, which was loaded
@@ -261,31 +261,32 @@ class DataLoader:
 
     def _count(self) -> int:
         if not self.sized:
-            raise InputError("the length of an iterable is not known in advance.")
+            raise InputError("DataLoader: the number of batches of an iterable is not known in advance.")
         return len(self.data if self.columns is None else next(iter(self.columns.values())))
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of the current epoch; then advance to the next."""
+        """Yield the batches of the current epoch, then advance to the next epoch."""
         return self._moving()
 
     def shares(self, group: Group, pieces: int | None = None) -> Iterator[Any]:
-        """Yield this rank's pieces of the batches of the current epoch; then advance to the next.
+        """Yield this rank's pieces of the batches of the current epoch, then advance to the next epoch.
 
-        A batch of n rows is cut at n·j // pieces for each j, whatever the number of ranks.  Each rank gets as
-        many pieces, so every row is used once per epoch.  A piece of a batch with fewer rows than pieces may
-        be empty.
+        A batch of n rows is cut at n·j // pieces for each j, independent of the number of ranks.  Each rank
+        gets the same number of pieces, and every row is used once per epoch.  If a batch has fewer rows than
+        pieces, some pieces are empty.
 
         Parameters
         ----------
         group : Group
             The ranks.
         pieces : int, optional
-            The number of pieces of a batch, a multiple of the number of ranks.  The default is that number.
+            The number of pieces of a batch, a multiple of the number of ranks.  The default is the number
+            of ranks.
 
         Returns
         -------
         iterator
-            The pieces of this rank, each with the form of a batch.
+            The pieces of this rank, each with the structure of a batch.
 
         Raises
         ------
@@ -307,7 +308,7 @@ class DataLoader:
         return (part for batch in self.cut(group, count) for part in batch.parts(self))
 
     def cut(self, group: Group, pieces: int) -> Iterator[Share]:
-        """Yield the shares of this rank in the batches of the current epoch; then advance to the next.
+        """Yield this rank's share of each batch of the current epoch, then advance to the next epoch.
 
         Parameters
         ----------
@@ -319,12 +320,12 @@ class DataLoader:
         Returns
         -------
         iterator of Share
-            A share per batch.
+            One share per batch.
         """
         return self._moving(partial(_share, group, pieces))
 
     def _moving(self, cut: Cut | None = None) -> Iterator[Any]:
-        """Yield the batches of the current epoch, or what ``cut`` makes of them; move the position."""
+        """Yield the batches of the current epoch, or the results of ``cut``, and advance the position."""
         epoch, position = self.epoch, self.position if self._goes_on else 0
         self._goes_on = False
         self.position = position
@@ -335,14 +336,14 @@ class DataLoader:
         self.epoch, self.position = epoch + 1, 0
 
     def whole(self, start: int = 0, step: int = 1) -> Iterator[Any]:
-        """Return an iterator over the batches of the current epoch, without moving the position.
+        """Return an iterator over the batches of the current epoch, without changing the position.
 
         Parameters
         ----------
         start : int
-            The number of the first batch.
+            The index of the first batch.
         step : int
-            Only every ``step``-th batch is made.
+            The interval between the batches: 2 yields every second batch.
 
         Returns
         -------
@@ -374,7 +375,7 @@ class DataLoader:
     def _batches(
         self, epoch: int, which: range | int, before: _Ahead | None, cut: Cut | None
     ) -> Iterator[Any]:
-        """Yield batches by number, or those of a stream from a number on."""
+        """Yield the batches with the given indices, or the batches of a stream after skipping some."""
         if isinstance(which, int):
             yield from self._stream(which, before, cut)
             return
@@ -385,16 +386,16 @@ class DataLoader:
             yield self._made(chosen) if cut is None else cut(self._made, chosen)
 
     def _made(self, chosen: Any) -> Any:
-        """Return the batch of some indices."""
+        """Return the batch of the chosen indices."""
         return self._sample(chosen) if self._cut else self.collate([self._sample(int(j)) for j in chosen])
 
     def empty(self, chosen: Any) -> Any:
-        """Return a batch of no samples with the form of others, made from one or more."""
+        """Return a batch without samples, with the structure of a batch of ``chosen``."""
         batch = self._made(chosen[:1]) if self.sized else self.collate(chosen[:1])
         return tree.map(lambda a: a[:0], batch)
 
     def _sample(self, index: Any) -> Any:
-        """Return a sample, or a batch for an array of indices, in the form of the data."""
+        """Return a sample, or a batch for an array of indices, with the structure of the data."""
         if self.columns is None:
             return self.data[index]
         found = {name: column[index] for name, column in self.columns.items()}
@@ -433,11 +434,11 @@ class DataLoader:
         return {"epoch": self.epoch, "position": self.position, "seed": self.seed, **self._form()}
 
     def next_place(self) -> dict[str, int]:
-        """Return the state at which the next iteration begins, as ``state_dict`` does."""
+        """Return the state at the start of the next iteration, in the format of ``state_dict``."""
         return {**self.state_dict(), "position": self.position if self._goes_on else 0}
 
     def _form(self) -> dict[str, int]:
-        """Return the settings that must be equal for a position to be valid."""
+        """Return the settings that must be equal when a saved position is loaded."""
         form = {"batch_size": self.batch_size, "shuffle": int(self.shuffle), "drop_last": int(self.drop_last)}
         if self.sized:
             form["samples"] = self._count()
@@ -466,7 +467,7 @@ class DataLoader:
         other = [f"{k} {state.get(k)}, not {v}" for k, v in self._form().items() if state.get(k) != v]
         if other:
             raise ArgumentError(
-                f"DataLoader: the state is that of a loader with other batches: {', '.join(other)}."
+                f"DataLoader: the state was saved by a loader with different settings: {', '.join(other)}."
             )
         self.epoch, self.position = place
         self._goes_on = True
@@ -487,7 +488,7 @@ def _columns(data: Any) -> dict[Any, Any] | None:
         sequence = hasattr(column, "__len__") and hasattr(column, "__getitem__")
         if not sequence or isinstance(column, (str, bytes)) or getattr(column, "shape", None) == ():
             raise InputError(
-                f"DataLoader: a tuple or a dictionary must consist of columns, but {name!r} is "
+                f"DataLoader: a tuple or a dictionary must consist of columns, but element {name!r} is "
                 f"{column!r:.60}.\n"
                 "  Pass a list for separate samples."
             )
@@ -495,14 +496,14 @@ def _columns(data: Any) -> dict[Any, Any] | None:
     if len(set(lengths.values())) != 1:
         listed = list(lengths.values()) if isinstance(data, tuple) else lengths
         raise ShapeError(
-            f"the columns of a data set must have the same length, but have {listed or 'none'}.\n"
+            f"DataLoader: all columns must have the same length, but the lengths are {listed or 'none'}.\n"
             "  Pass a list for separate samples."
         )
     return columns
 
 
 class _Ahead:
-    """Batches that a thread prepares, up to ``depth`` ahead of the consumer."""
+    """Batches that a thread prepares, at most ``depth`` before they are used."""
 
     def __init__(self, batches: Iterable[Any], depth: int) -> None:
         self.batches = batches
@@ -540,8 +541,8 @@ class _Ahead:
                 os.getpid() != self.process
             ):  # the thread, and maybe a batch in its hands, stayed in the parent
                 raise WorkerError(
-                    "the process was forked in a loop over a DataLoader with prefetch, and the child has no "
-                    "thread that makes batches.\n  Start a new loop in the child, or use prefetch=0."
+                    "DataLoader: the process was forked during a loop with prefetch=, and the child has no "
+                    "thread that prepares batches.\n  Start a new loop in the child, or use prefetch=0."
                 )
             kind, item = self.ready.get()
             if kind == "end":

@@ -8,7 +8,7 @@ __all__ = ["History"]
 
 
 class History(list[dict[str, float]]):
-    """The logged numbers of each epoch: a list of dictionaries, which notebooks show as curves.
+    """The logged numbers of each epoch: a list of dictionaries.  Notebooks show it as curves.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ class History(list[dict[str, float]]):
     """
 
     def column(self, name: str) -> list[float]:
-        """Return one number of all epochs, NaN where it was not logged.
+        """Return the values of one logged number in all epochs; NaN for epochs without it.
 
         Parameters
         ----------

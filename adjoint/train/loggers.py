@@ -1,4 +1,4 @@
-"""Callbacks that write the logged numbers to other tools: TensorBoard, MLflow, Weights & Biases."""
+"""Callbacks that send the logged numbers to TensorBoard, MLflow or Weights & Biases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["MLflowLog", "TensorBoardLog", "WandbLog"]
 
 
 class _Tracker(Callback, ABC):
-    """Base class: numbers go to ``_send`` per epoch or per step, with the number of the step."""
+    """Base class: call ``_send`` with the numbers of each epoch or step, and the number of the step."""
 
     def __init__(self, every: str = "epoch") -> None:
         if every not in ("epoch", "step"):
@@ -26,12 +26,12 @@ class _Tracker(Callback, ABC):
         self.every = every
 
     def on_step(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Send the numbers of a step."""
+        """Send the numbers of a step if ``every`` is "step"."""
         if self.every == "step" and self.writes:
             self._send({k: float(v) for k, v in logs.items()}, trainer.step)
 
     def on_epoch(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Send the numbers of an epoch."""
+        """Send the numbers of an epoch; only those of the validation if ``every`` is "step"."""
         if self.writes and (self.every == "epoch" or any(k.startswith("val_") for k in logs)):
             new = logs if self.every == "epoch" else {k: v for k, v in logs.items() if k.startswith("val_")}
             self._send({k: float(v) for k, v in new.items()}, trainer.step)
@@ -46,7 +46,7 @@ class _Tracker(Callback, ABC):
 
 
 class TensorBoardLog(_Tracker):
-    """Write event files that TensorBoard shows.  Needs the extra ``tensorboard``.
+    """Write event files for TensorBoard.  Needs the extra ``tensorboard``.
 
     Parameters
     ----------

@@ -20,8 +20,8 @@ class Progress:
     """Show epoch, loss, metrics, rate, gradient norm, throughput and remaining time with rich.
 
     Each epoch prints a line with its results.  Nothing is shown outside terminals and notebooks, if
-    rich is not installed, or with ``show=False``; ``show=True`` always shows.  ``steps`` is the number of
-    steps of an epoch; None if unknown, and then no remaining time is shown.
+    rich is not installed, or with ``show=False``.  ``show=True`` always shows the bar.  ``steps`` is the
+    number of steps of an epoch; if it is None, the remaining time is not shown.
     """
 
     def __init__(self, steps: int | None, epochs: int, show: bool | None = None) -> None:
@@ -58,7 +58,7 @@ class Progress:
             self._bar.update(self._task, description=f"epoch {epoch + 1}/{self._epochs}", completed=behind)
 
     def step(self, logs: Mapping[str, float], weight: float, unit: str) -> None:
-        """Show a step with this weight, in this unit."""
+        """Show the numbers of a step, and count its weight, which is in this unit."""
         if self._bar is not None:
             self._recent.append((time.perf_counter(), weight))
             self._bar.update(
@@ -98,7 +98,7 @@ def numbers_line(logs: Mapping[str, float]) -> str:
 
 
 def _short(number: float) -> str:
-    """Return a number in three digits: 950, 12.3k, 4.56M."""
+    """Return a number as text with three digits: 950, 12.3k, 4.56M."""
     for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= factor:
             return f"{number / factor:.3g}{letter}"

@@ -1,4 +1,4 @@
-"""Training on several ranks: steps, validation, stopping and checkpoints that all ranks make together."""
+"""Training on several ranks: steps, validation, stops and checkpoints in which all ranks take part."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Numbers = dict[str, float]
 
 @dataclass(slots=True)
 class Facts:
-    """What a rank tells the others at the end of a step."""
+    """The data that a rank sends to the other ranks at the end of a step."""
 
     rows: int  # of the whole batch
     numbers: list[tuple[float, Numbers]]  # weight and numbers of its pieces
@@ -46,7 +46,7 @@ class Facts:
 
 
 def size_and_rank(group: Any) -> tuple[int, int]:
-    """Return the number of ranks of a group, and this rank; raise for anything else."""
+    """Return the number of ranks of a group, and this rank; raise if ``group`` is not a group."""
     if not isinstance(group, Group):
         raise InputError(f"Trainer: group must be a distributed.Group, not a {type(group).__name__}.")
     return group.size, group.rank
@@ -64,7 +64,7 @@ class RankLoop:
         self.generators = _generators(trainer)
         shard = getattr(trainer.optimizer, "shard", None)
         if shard is not None and shard is not group:
-            raise InputError("Trainer: shard= of the optimiser must be the group of the trainer.")
+            raise InputError("Trainer: the optimiser's shard= must be the trainer's group.")
         others = {f"buffer {name}": b for name, b in _buffers(trainer)}
         others |= {f"left alone {i}": p for i, p in enumerate(trainer._left_alone)}
         facts = {
@@ -77,7 +77,7 @@ class RankLoop:
 
     @contextmanager
     def fitting(self) -> Iterator[None]:
-        """Tell the other ranks about an error in the block, wherever it comes from."""
+        """Return a context manager that reports any error in its block to the other ranks."""
         self.asked = None
         try:
             yield
@@ -89,11 +89,11 @@ class RankLoop:
     # Steps -------------------------------------------------------------------------------------
 
     def batches(self, loader: Iterable[Any]) -> Iterable[Any]:
-        """Return the shares of this rank in the batches of a loader."""
+        """Return this rank's shares of the batches of a loader."""
         return loader.cut(self.group, self.trainer.pieces) if isinstance(loader, DataLoader) else loader
 
     def step(self, batch: Any) -> tuple[Numbers, Numbers, float]:
-        """Make an update from a batch; return means, norms of gradients, and the weight."""
+        """Make an update from a batch; return the means, the gradient norms of terms, and the weight."""
         trainer, acc = self.trainer, self.trainer.accumulator
         part = batch if isinstance(batch, Share) else self._cut(batch)
         norms = _RankNorms(trainer, self.group) if trainer._term_norms() else None
@@ -153,13 +153,13 @@ class RankLoop:
                 facts.numbers.append((weight, {"loss": float(loss.detach()), **numbers}))
 
     def _means(self) -> Numbers:
-        """Return the means over the pieces of all ranks; exact sums, so that their order does not matter."""
+        """Return the means over the pieces of all ranks; sums are exact, so their order does not matter."""
         heard: list[Facts] = self.ranks.heard
         rows = [each.rows for each in heard]
         if len(set(rows)) > 1:
             raise InputError(
                 f"Trainer: the ranks have different batches, with {rows} rows.\n"
-                "  Each rank must iterate over the same batches, of which it takes its share."
+                "  Pass the same batches on all ranks.  The trainer divides each batch among the ranks."
             )
         pieces = [piece for each in heard for piece in each.numbers]
         names = {name: None for _, numbers in pieces for name in numbers}
@@ -169,7 +169,7 @@ class RankLoop:
 
     @contextmanager
     def _keyed_draws(self) -> Iterator[Callable[[int], None]]:
-        """Let the draws of a piece depend on the step and its number alone; restore the generators after."""
+        """Return a context manager in which random draws depend only on the step and the piece."""
         before = [rng._numpy for rng in self.generators]
 
         def key(piece: int) -> None:
@@ -194,7 +194,7 @@ class RankLoop:
     # Validation and checkpoints --------------------------------------------------------------------
 
     def evaluated(self, loader: Iterable[Any], until_stopped: bool) -> Numbers | None:
-        """Return the means over a loader, of whose batches each rank evaluates some; None if stopped."""
+        """Return the mean of each metric over a loader; None if stopped.  Batches are divided among ranks."""
         trainer, rank, size = self.trainer, self.group.rank, self.group.size
         self.average_buffers()
         found: list[tuple[int, float, Numbers]] = []
@@ -218,7 +218,7 @@ class RankLoop:
         return averages.means()
 
     def average_buffers(self) -> None:
-        """Replace float buffers, such as running statistics, by their means over the ranks."""
+        """Replace each float buffer, such as a running mean, by the mean of the buffers of all ranks."""
         if self.group.size == 1:
             return
         with no_grad():
@@ -233,7 +233,7 @@ class RankLoop:
 
 
 class _RankNorms(TermNorms):
-    """The norms of the gradients of a composed loss's terms, over the pieces of all ranks."""
+    """The gradient norm of each term of a composed loss, over the pieces of all ranks."""
 
     def __init__(self, trainer: Trainer, group: Group) -> None:
         super().__init__(list(trainer.named_parameters().values()))
@@ -255,7 +255,7 @@ class _RankNorms(TermNorms):
         return np.concatenate([np.zeros(p.size) if g is None else g for g, p in pairs], None, dtype=wide)
 
     def norms(self) -> Numbers:
-        """Return the norm per term."""
+        """Return the norms by term."""
         weight = math.fsum(self.group.gather(self._weight, "the weight of a step"))
         found = {}
         for name, total in self.totals.items():
@@ -266,7 +266,7 @@ class _RankNorms(TermNorms):
 
 
 def _mean(pairs: list[tuple[float, float]]) -> float:
-    """Return Σ weight·value / Σ weight, exactly rounded where finite; values of weight 0 do not count."""
+    """Return Σ weight·value / Σ weight, exactly rounded if finite; values of weight 0 are ignored."""
     pairs = [(w, x) for w, x in pairs if w]
     if not pairs:
         return math.nan
@@ -290,14 +290,14 @@ def _buffers(trainer: Trainer) -> list[tuple[str, Tensor]]:
 
 
 def _generators(trainer: Trainer) -> list[Generator]:
-    """Return the generators of all modules; raise for NumPy's, which have no keys."""
+    """Return the generators of all modules; raise for generators of NumPy, which have no keys."""
     found: dict[int, Generator] = {}
     for path, module in _modules(trainer):
         for name, value in vars(module).items():
             if isinstance(value, np.random.Generator):
                 raise InputError(
-                    f"Trainer: {path}.{name} is a generator of NumPy, whose draws depend on the number of "
-                    "ranks.\n  Use ad.random.default_rng(seed)."
+                    f"Trainer: {path}.{name} is a generator of NumPy, whose draws would depend on the "
+                    "number of ranks.\n  Use ad.random.default_rng(seed)."
                 )
             if isinstance(value, Generator):
                 found[id(value)] = value

@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C and of forwarded signals during training."""
+"""Handle Ctrl-C, and signals that mpiexec forwards, during training."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["stopping_on_interrupt"]
 
 @contextmanager
 def stopping_on_interrupt(stop: Callable[[], object], launched: bool = False) -> Iterator[None]:
-    """Call ``stop`` at the first Ctrl-C inside the block; the second one interrupts immediately.
+    """Return a context manager that calls ``stop`` at the first Ctrl-C; a second one interrupts immediately.
 
-    ``launched``: also at the signals that mpiexec forwards, SIGTERM and SIGUSR1.  Signals are delivered to
-    the main thread; in other threads this does nothing.
+    With ``launched``, it also handles SIGTERM and SIGUSR1, the signals that mpiexec forwards.  Python
+    delivers signals only to the main thread, so this does nothing in other threads.
     """
     names = ("SIGINT", "SIGTERM", "SIGUSR1") if launched else ("SIGINT",)
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]

@@ -22,7 +22,7 @@ __all__ = ["load", "matched", "of", "resume", "state_of"]
 
 
 def of(trainer: Trainer) -> dict[str, Any]:
-    """Return the state except for the values of the model, which are stored separately."""
+    """Return the state of a trainer without the values of the model, which are stored separately."""
     return {
         "step": trainer.step,
         "epoch": trainer.epoch,
@@ -47,7 +47,7 @@ def of(trainer: Trainer) -> dict[str, Any]:
 
 
 def resume(trainer: Trainer) -> bool:
-    """Load the newest checkpoint, if there is one; on an error nothing changes."""
+    """Load the newest checkpoint, if there is one; an error leaves the trainer unchanged."""
     if trainer.checkpoints is None:
         raise ArgumentError("fit(resume=True) needs a directory: Trainer(…, directory=path).")
     found = _newest(trainer)
@@ -81,7 +81,7 @@ def _newest(trainer: Trainer) -> tuple[Any, Any] | None:
 
 
 def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Restore a saved state, which each part checks; a callback without a saved state is unchanged."""
+    """Restore a saved state; each part checks its own.  Callbacks without a saved state stay unchanged."""
     _refuse_other_loader(loader, state)
     trainer.model.load_state_dict(model)
     _refuse_other_freezing(trainer, state)
@@ -99,8 +99,8 @@ def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping
     generators = dict(_generators(trainer))
     if set(generators) != set(state["generators"]):
         raise ArgumentError(
-            f"the checkpoint has random generators at {sorted(state['generators'])}, but the model at "
-            f"{sorted(generators)}."
+            f"the checkpoint has random generators at {sorted(state['generators'])}, but the model has "
+            f"them at {sorted(generators)}.\n  Nothing was loaded.  Create the model as in the saved run."
         )
     for path, rng in generators.items():
         _set_generator(rng, state["generators"][path])
@@ -128,23 +128,23 @@ def _refuse_other_loader(loader: Any, state: Mapping[str, Any]) -> None:
     if kind is None or loader is None or state["loader_keeps_place"] == hasattr(loader, "load_state_dict"):
         return
     raise ArgumentError(
-        f"the checkpoint has the position of a {kind}, which a {_kind(loader)} cannot restore: "
-        "it may have other batches.\n  Nothing was loaded.  Resume with the same kind of loader."
+        f"the checkpoint has the position in a {kind}, which cannot be restored in a {_kind(loader)}, "
+        "because the batches may differ.\n  Nothing was loaded.  Resume with the same kind of loader."
     )
 
 
 def _refuse_other_freezing(trainer: Trainer, state: Mapping[str, Any]) -> None:
-    """Raise if other parameters are frozen than at the start of the run."""
+    """Raise if the frozen parameters differ from those at the start of the saved run."""
     before, now = set(state.get("trained_first", trainer.trained_first)), set(trainer.trained_first)
     if before == now:
         return
     frozen, thawed = ", ".join(sorted(before - now)), ", ".join(sorted(now - before))
     raise ArgumentError(
-        "other parameters were frozen when the run began"
-        + (f"; it trained {frozen}" if frozen else "")
-        + (f"; it had frozen {thawed}" if thawed else "")
-        + ".\n  Nothing was loaded.  Freeze the same ones before creating the Trainer; a callback may change "
-        "that during the run.\n  To train other parameters, start a new run with the weights: "
+        "the frozen parameters differ from those at the start of the saved run"
+        + (f"; that run trained {frozen}" if frozen else "")
+        + (f"; that run had frozen {thawed}" if thawed else "")
+        + ".\n  Nothing was loaded.  Freeze the same parameters before creating the Trainer; a callback can "
+        "change them during the run.\n  To train other parameters, start a new run with the saved weights: "
         "model.load_state_dict(ad.load(checkpoint / 'model.safetensors'))."
     )
 
@@ -161,7 +161,7 @@ def _names(trainer: Trainer, callback: Callback) -> dict[str, Any]:
 
 
 def matched(trainer: Trainer, saved: Any) -> list[tuple[Callback, Any]]:
-    """Return the callbacks with a saved state, and their states, also for a run that was moved."""
+    """Return the callbacks with a saved state, and these states, also if the run was moved."""
     left, found = list(saved), []
     waiting = [(callback, _names(trainer, callback)) for callback in trainer.callbacks]
     for name in ("identity", "beside"):
@@ -175,12 +175,12 @@ def matched(trainer: Trainer, saved: Any) -> list[tuple[Callback, Any]]:
 
 
 def _weights(trainer: Trainer) -> dict[str, Any]:
-    """Return the weights of a composed loss; schedules among them may have a state."""
+    """Return the weights of the terms of a composed loss; a schedule among them may have a state."""
     return trainer.loss.weights if isinstance(trainer.loss, ComposedLoss) else {}
 
 
 def _generators(trainer: Trainer) -> Iterator[tuple[str, Any]]:
-    """Yield the random generators of the model's and the loss's modules, adjoint's and NumPy's."""
+    """Yield the random generators, of adjoint and of NumPy, in the modules of the model and the loss."""
     for root, prefix in ((trainer.model, ""), (trainer.loss, "loss.")):
         for path, module in root.named_modules() if isinstance(root, Module) else ():
             for name, value in vars(module).items():

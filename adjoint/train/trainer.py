@@ -54,7 +54,7 @@ __all__ = ["Trainer"]
 Loss = Callable[..., Tensor]
 
 INTERRUPTED = "interrupted"
-NO_BATCHES = "Trainer: there are no batches to evaluate.  An iterator can be used only once."
+NO_BATCHES = "Trainer: there are no batches to evaluate: the loader is empty, or an iterator was used before."
 
 
 class Trainer:
@@ -76,7 +76,7 @@ class Trainer:
         The number of micro-batches into which each batch is split; their gradients sum to that of the batch.
         The default is 1, or the number of ranks.
     clip : float, optional
-        The limit of the global norm of the gradients.
+        The largest global norm of the gradients; larger gradients are scaled down.
     callbacks : Callback or sequence of Callback
         The callbacks.
     metrics : mapping of str to callable, optional
@@ -91,22 +91,22 @@ class Trainer:
         ``compute(model, batch)`` replaces ``loss(model(inputs), targets)``.  It returns the loss, or the loss
         and a dictionary of numbers to log.
     term_norms : int, optional
-        The interval, in steps of an epoch, at which the norms of the gradients of a composed loss's terms are
-        logged as ``grad_norm_<term>``.  Each costs a backward.  None: never.
+        The interval, in steps from the start of an epoch, at which the gradient norms of the terms of a
+        composed loss are logged as ``grad_norm_<term>``.  Each norm costs a backward.  None: never.
     directory : path, optional
-        The directory of checkpoints, written after each epoch.  ``fit(resume=True)`` continues bit by bit
-        as if the run had not stopped.
+        The directory for checkpoints, which are written after each epoch.  ``fit(resume=True)`` continues
+        with the same bits as if the run had not stopped.
     checkpoint_every : int, optional
-        The number of steps between further checkpoints.
+        The number of steps between additional checkpoints.
     keep : int
         The number of newest checkpoints to keep.
     progress : bool, optional
-        Whether a progress bar is shown.  The default is True on a terminal.
+        Whether to show a progress bar.  The default is True on a terminal and in a notebook.
     group : Group, optional
-        The ranks that share each batch, from ``distributed.world()``.  All ranks make the same calls.  Rank 0
-        shows the bar, and writes logs and checkpoints.
+        The ranks that share each batch, from ``distributed.world()``.  All ranks must make the same calls.
+        Rank 0 shows the bar, and writes logs and checkpoints.
     compile : bool
-        Whether loss and backward run compiled, see ``ad.compile``.  Batches of other sizes run by replay.
+        Whether to compile loss and backward, see ``ad.compile``.  Only batches of the first size are native.
 
     Raises
     ------
@@ -165,8 +165,8 @@ class Trainer:
         check_arguments(self)
         if self.pieces < size:
             raise ArgumentError(
-                "Trainer: accumulate= is the number of pieces of a batch on all ranks, but "
-                f"{self.pieces} is less than the {size} ranks."
+                "Trainer: accumulate= is the number of pieces of a batch on all ranks together, so it "
+                f"must be at least the number of ranks, {size}, but is {self.pieces}."
             )
         self._check_names()
         check_parameters(self)
@@ -233,10 +233,10 @@ class Trainer:
         names = [*RESERVED, *self.metrics, *self._term_names(), *(f"val_{name}" for name in means)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ArgumentError(f"Trainer: two numbers have the same log name {', '.join(map(repr, twice))}.")
+            raise ArgumentError(f"Trainer: several logged numbers are named {', '.join(map(repr, twice))}.")
 
     def _term_names(self) -> list[str]:
-        """Return the names that a composed loss logs: its terms, and the norms of their gradients."""
+        """Return the names that a composed loss logs: its terms, and the gradient norms of its terms."""
         terms = list(self.loss.terms) if isinstance(self.loss, ComposedLoss) else []
         return [*terms, *(f"grad_norm_{name}" for name in terms)]
 
@@ -247,7 +247,7 @@ class Trainer:
     # Training --------------------------------------------------------------------------------
 
     def fit(self, loader: Any, epochs: int = 1, validate: Any = None, resume: bool = False) -> History:
-        """Train until a number of epochs is finished.
+        """Train until ``epochs`` epochs are finished, including those of earlier calls.
 
         Parameters
         ----------
@@ -256,7 +256,7 @@ class Trainer:
         epochs : int
             The total number of epochs, including those of a resumed run.
         validate : DataLoader or iterable, optional
-            The batches of a validation after each epoch.
+            The batches for the validation after each epoch.
         resume : bool
             Whether to continue from the newest checkpoint in ``directory``.
 
@@ -268,16 +268,15 @@ class Trainer:
         Raises
         ------
         FileError
-            If the directory has checkpoints of another run and ``resume`` is False.
+            If the directory has checkpoints of a different run and ``resume`` is False.
         """
         check_batches("fit", loader, self.compute is None)
         if whole_number("fit", "epochs", epochs) < 0:
             raise ArgumentError(f"epochs must not be negative, but is {epochs}.")
         if not isinstance(resume, (bool, np.bool_)):
             raise InputError(
-                f"fit: resume must be True or False, not {resume!r}: a run continues from the newest "
-                "checkpoint in "
-                "its directory, Trainer(…, directory=path)."
+                f"fit: resume must be True or False, not {resume!r}.\n  Pass the path of the checkpoints "
+                "to the trainer: Trainer(…, directory=path).  fit(resume=True) reads the newest one."
             )
         if validate is not None:
             check_batches("fit(validate=…)", validate, self.compute is None)
@@ -381,7 +380,7 @@ class Trainer:
                 + (
                     "  The data are empty, or fewer than batch_size with drop_last=True."
                     if empty
-                    else "  An iterator lasts for one epoch.  Use a DataLoader over a sequence."
+                    else "  An iterator can be used for only one epoch.  Use a DataLoader over a sequence."
                 )
             )
         self.trained = True
@@ -451,7 +450,7 @@ class Trainer:
             callback.before_update(self, logs)
 
     def _term_norms(self) -> TermNorms | None:
-        """Return a collector of the gradients of a composed loss's terms; None if not due in this step."""
+        """Return a collector of the gradients of a composed loss's terms; None if this step logs no norms."""
         every = self.term_norms if isinstance(self.loss, ComposedLoss) else None
         if not every or self.epoch_steps % every:
             return None
@@ -478,7 +477,7 @@ class Trainer:
     # Evaluating ------------------------------------------------------------------------------
 
     def evaluate(self, loader: Iterable[Any]) -> dict[str, float]:
-        """Return the averages over a loader, without training.  With a group, all ranks call it.
+        """Return the mean loss and metrics over a loader.  With a group, all ranks must call this.
 
         Parameters
         ----------
@@ -488,7 +487,7 @@ class Trainer:
         Returns
         -------
         dict of str to float
-            Loss, metrics and terms, weighted by batch.
+            The means of loss, metrics and terms, weighted by the weights of the batches.
         """
         check_batches("evaluate", loader, self.compute is None)
         found = self._evaluated(loader)
@@ -496,7 +495,7 @@ class Trainer:
         return found
 
     def _evaluated(self, loader: Iterable[Any], until_stopped: bool = False) -> dict[str, float] | None:
-        """Return the means over a loader; None if ``until_stopped`` and the training was stopped."""
+        """Return the means over a loader; None if ``until_stopped`` is True and training was stopped."""
         averages = Averages()
         enough = False
         if self._ranks is not None:
@@ -561,21 +560,21 @@ class Trainer:
     def write_checkpoint(
         self, to: Checkpoints | None = None, score: float | None = None, monitor: str | None = None
     ) -> Path | None:
-        """Write the complete state to a directory of checkpoints.  With a group, all ranks call it.
+        """Write the complete state to a directory of checkpoints.  With a group, all ranks must call this.
 
         Parameters
         ----------
         to : Checkpoints, optional
             The checkpoints.  The default is those of the trainer.
         score : float, optional
-            The score, by which the best checkpoint is found.
+            The score by which the best checkpoint is chosen.
         monitor : str, optional
-            The name of the number that is the score.
+            The name of the logged number that is the score.
 
         Returns
         -------
         Path or None
-            The path; None if the trainer has no directory.
+            The path of the checkpoint; None if the trainer has no directory.
         """
         checkpoints = self.checkpoints if to is None else to
         if checkpoints is None:

@@ -1,4 +1,4 @@
-"""The losses of batches and of their pieces, and their weights for gradients and averages."""
+"""The losses of batches and of pieces of batches, and their weights in gradients and averages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RESERVED = ("loss", "lr", "grad_norm", "seconds", "epoch", "step")  # names in t
 
 
 def loss_of(trainer: Trainer, batch: Any, pieces: int = 1) -> tuple[Tensor, dict[str, float], float]:
-    """Return the loss of one of ``pieces`` of a batch, the other numbers to log, and its weight."""
+    """Return the loss of a batch or of one of its ``pieces``, the other numbers to log, and the weight."""
     return finished(trainer, batch, *computed(trainer, batch), pieces)
 
 
@@ -62,7 +62,7 @@ def computed(trainer: Trainer, batch: Any) -> tuple[Any, Mapping[str, Any], Redu
 def finished(
     trainer: Trainer, batch: Any, loss: Any, numbers: Mapping[str, Any], found: Reductions, pieces: int
 ) -> tuple[Tensor, dict[str, float], float]:
-    """Return the loss, the numbers to log and the weight, after checks of what was computed."""
+    """Check the results of a batch; return the loss, the numbers to log and the weight."""
     if not isinstance(loss, Tensor):
         raise InputError(f"Trainer: the loss must be a tensor of one number, not a {type(loss).__name__}.")
     if loss.size != 1:
@@ -71,7 +71,7 @@ def finished(
         )
     taken = [name for name in numbers if name in RESERVED or name in trainer._term_names()]
     if taken:
-        raise ArgumentError(f"Trainer: {', '.join(taken)} are reserved names in the logs.  Use other names.")
+        raise ArgumentError(f"Trainer: {', '.join(taken)} are reserved names.  Log under different names.")
     logs = {name: _number(name, value) for name, value in numbers.items()}
     if isinstance(trainer.loss, ComposedLoss):
         logs.update(trainer.loss.values)
@@ -81,8 +81,8 @@ def finished(
 def _predicted(trainer: Trainer, batch: Any) -> tuple[Any, Any]:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2 or first_padded(batch) is not None:
         raise InputError(
-            "Trainer: a batch must be (inputs, targets), as DataLoader((X, Y), batch_size) makes them.\n"
-            "  For other batches, such as padded ones with lengths, pass compute(model, batch)."
+            "Trainer: a batch must be a pair (inputs, targets), as DataLoader((X, Y), batch_size) makes.\n"
+            "  For other batches, such as padded ones with lengths, pass compute=function of (model, batch)."
         )
     refuse_several_inputs(*batch)
     return trainer.model(asarray(batch[0])), asarray(batch[1])
@@ -107,8 +107,9 @@ def _number(name: str, value: Any) -> float:
 def weight_of(batch: Any, found: Reductions) -> float:
     """Return the weight of a batch: the divisor of its mean loss.
 
-    It is the number of tokens if the targets are padded, else the number of examples, reduced by ignored
-    targets and multiplied by class weights.  ``found`` lists the loss functions that were called.
+    The weight is the number of tokens if the targets are padded, else the number of examples.  Ignored
+    targets do not count, and others count with their class weights.  ``found`` lists the loss functions that
+    were called.
     """
     shares = [1.0 if share is None else share for _, share in found]
     share = max(shares) if shares and _agree(shares) else 1.0
@@ -123,28 +124,27 @@ def _agree(shares: list[float]) -> bool:
 
 
 def check_pieces(found: Reductions, loss: Any, weighted: bool) -> None:
-    """Raise if the losses of pieces do not average to the loss of their batch.
+    """Raise if the mean of the losses of pieces is not the loss of the batch.
 
-    ``weighted``: the caller gave the weights, so only a loss that is itself a sum is an error.
+    With ``weighted`` the user passed ``weight=``, so only a loss that is a sum is an error.
     """
     if any(share is None for value, share in found if value is loss or not weighted):
         raise ArgumentError(
             'Trainer: the loss is a sum (reduction="sum"), but accumulate= averages the losses of pieces.\n'
             '  Use reduction="mean", or accumulate=1'
-            + ("." if weighted else "; or pass weight= if the loss is divided by it afterwards.")
+            + ("." if weighted else "; or pass weight= if the loss is then divided by that weight.")
         )
     shares = [share for _, share in found if share is not None]
     if shares and not weighted and not _agree(shares):
         raise ArgumentError(
-            "Trainer: the terms of the loss are means over different weights, because one of them ignores "
-            "or weighs targets.\n  With accumulate= no weight of a piece is right for all terms.  Use "
-            "accumulate=1, "
-            "or pass weight= if only one of them is trained."
+            "Trainer: the terms of the loss are means with different divisors, because one term ignores or "
+            "weights targets.\n  With accumulate=, no weight of a piece is correct for all terms.\n"
+            "  Use accumulate=1, or pass weight= if only one term is trained."
         )
 
 
 def padded_targets(batch: Any) -> Padded | None:
-    """Return the targets of a batch, its last part, if they are padded, else None."""
+    """Return the targets (the last part) of a batch if they are padded, else None."""
     while not isinstance(batch, Padded) and isinstance(batch, (tuple, list, Mapping)) and batch:
         batch = list(batch.values() if isinstance(batch, Mapping) else batch)[-1]
     return batch if isinstance(batch, Padded) else None

@@ -114,7 +114,7 @@ def test_stats():
 
 
 def test_empty_accumulator_has_no_gradients():
-    with pytest.raises(NoGradientError, match="no gradient was added: the window is empty"):
+    with pytest.raises(NoGradientError, match="no gradient, because no micro-batch was added"):
         ad.GradientAccumulator().gradients()
 
 
@@ -169,7 +169,7 @@ def test_accumulate_divides_by_the_window_too():
 def test_the_gradients_of_a_micro_batch_share_a_weight():
     acc = accumulator("a", "b")
     acc.accumulate("a", [1.0, 1.0], weight=3)
-    with pytest.raises(ArgumentError, match="but it has weight 3 and 'b' has 4"):
+    with pytest.raises(ArgumentError, match="but this micro-batch has weight 3 and 'b' has weight 4"):
         acc.accumulate("b", [1.0, 1.0], weight=4)
     with pytest.raises(UnknownNameError, match="no parameter is registered as 'c'"):  # whatever its weight
         acc.accumulate("c", [1.0, 1.0], weight=4)
@@ -326,7 +326,8 @@ def test_a_full_accumulator_refuses_more():
             add()
         assert str(caught.value) == (
             "the window is full (1 of 1 micro-batches), so no more can be added.\n"
-            "  For the update call apply(optimizer), or gradients() and then reset(); drop() discards it."
+            "  Make the update with apply(optimizer), or with gradients() and then reset().\n"
+            "  Call drop() to discard the window."
         )
     assert frozen(acc) == before
 
@@ -350,7 +351,7 @@ def test_same_length_but_another_shape_is_an_error():
     with pytest.raises(ShapeError) as caught:
         acc.step({"w": np.zeros((3, 2))})
     assert str(caught.value) == (
-        "w: expected a gradient of shape (2, 3), but got (3, 2) with as many elements."
+        "w: expected a gradient of shape (2, 3), but got (3, 2), which has the same number of elements."
     )
 
 
@@ -390,7 +391,9 @@ def test_a_micro_batch_of_weight_zero_adds_nothing():
 def test_a_window_without_weight_has_no_gradient():
     acc = accumulator("w", accumulation_steps=1, reduction="sum")
     acc.step({"w": [0.0, 0.0]}, weight=0)
-    with pytest.raises(NoGradientError, match="nothing to divide by"):
+    with pytest.raises(
+        NoGradientError, match="the weight of the window is 0, so the gradient cannot be divided"
+    ):
         acc.gradients()
 
 
@@ -449,18 +452,21 @@ def test_a_state_that_does_not_fit_changes_nothing():
     with pytest.raises(UnknownNameError) as names:
         acc.load_state_dict(other)
     assert str(names.value) == (
-        "load_state_dict: other names are registered here: the state is missing 'b' and 'z' is not registered.\n"
-        "  Make the accumulator with the same parameters, or register the same names."
+        "load_state_dict: the names differ from those of the state: the state is missing 'b' "
+        "and 'z' is not registered.\n"
+        "  Create the accumulator with the same parameters, or register the same names."
     )
     with pytest.raises(ArgumentError) as config:
         acc.load_state_dict(accumulator("a", "b", accumulation_steps=7).state_dict())
     assert str(config.value) == (
-        "load_state_dict: the saved window was made with another config: accumulation_steps=7, here 2.\n"
-        "  Make this accumulator with the saved values; max_grad_norm, norm_type and nonfinite may differ."
+        "load_state_dict: the state was saved with different options: accumulation_steps=7 "
+        "instead of 2.\n"
+        "  Create the accumulator with the saved options.  Only max_grad_norm, norm_type and "
+        "nonfinite may differ."
     )
     with pytest.raises(ShapeError, match="the saved shape is"):
         acc.load_state_dict(accumulator("a", "b", shape=(3,), accumulation_steps=2).state_dict())
-    with pytest.raises(ArgumentError, match=r"not a state.*\n  It takes what state_dict\(\) returned"):
+    with pytest.raises(ArgumentError, match=r"not the state.*\n  Pass the value returned by state_dict\(\)"):
         acc.load_state_dict({"step": 3})
     broken = {**good, "buffers": {**good["buffers"], "a": {**good["buffers"]["a"], "sum": np.zeros(5)}}}
     with pytest.raises(ShapeError, match="the saved sum"):

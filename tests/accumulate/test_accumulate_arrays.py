@@ -65,7 +65,7 @@ def test_what_is_no_gradient(bad):
 
 @pytest.mark.parametrize("bad", [np.array([1, 2]), np.array([True, False])])
 def test_whole_numbers_are_no_gradients(bad):
-    with pytest.raises(DTypeError, match="gradients must be floats or complex"):
+    with pytest.raises(DTypeError, match="must have a float or complex dtype"):
         accumulator("w").step({"w": bad})
 
 
@@ -89,8 +89,8 @@ def test_trees_of_gradients_are_flattened_by_their_owner():
     with pytest.raises(InputError) as info:
         acc.step({"layer": {"w": np.zeros(2), "b": np.zeros(2)}})
     assert str(info.value) == (
-        "'layer': the value is itself a dictionary of gradients.\n"
-        "  Nested names are not supported: register each gradient by its path, such as '….w', '….b'."
+        "'layer': the value is a dictionary, but nested dictionaries are not supported.\n"
+        "  Register each gradient with its path as the name, such as '….w', '….b'."
     )
 
 

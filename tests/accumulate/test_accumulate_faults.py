@@ -290,7 +290,7 @@ def test_a_backward_that_outlives_its_block_is_an_error():
         w.sum().backward()
         context = contextvars.copy_context()
     before = frozen(acc)
-    with pytest.raises(AccumulationError, match="has ended, so its gradients would be lost"):
+    with pytest.raises(AccumulationError, match="has ended, so the gradients would be lost"):
         context.run(w.sum().backward)
     assert w.grad is None
     assert frozen(acc) == before
@@ -315,14 +315,16 @@ def test_a_dtype_that_no_gradient_decided_yet_is_not_taken_for_granted():
     acc.step({"a": np.ones(2, np.float32)})
     acc.step({"b": np.ones(2, np.float32)})
     before = frozen(acc)
-    with pytest.raises(DTypeError, match="float32 sums without loss, but got float64"):
+    with pytest.raises(
+        DTypeError, match="a float64 gradient cannot be added to a float32 sum without rounding"
+    ):
         acc.step({"a": np.full(2, 1 / 3), "b": np.ones(2)})
     assert frozen(acc) == before
 
 
 def test_parameters_have_a_name_each():
     a, b = (ad.tensor([1.0, 2.0], requires_grad=True) for _ in range(2))
-    with pytest.raises(ArgumentError, match="two parameters have the name 'w'"):
+    with pytest.raises(ArgumentError, match="two parameters have the same name, 'w'"):
         ad.GradientAccumulator([("w", a), ("w", b)])
     assert ad.GradientAccumulator([("w", a), ("w", a)]).names == ["w"]
 

@@ -60,7 +60,7 @@ def test_skip_window():
     acc = accumulator("w", accumulation_steps=2, nonfinite="skip_window")
     acc.step({"w": [np.nan, 2.0]})
     acc.step({"w": [3.0, 4.0]})
-    with pytest.raises(NoGradientError, match="was skipped"):
+    with pytest.raises(NoGradientError, match="were skipped"):
         acc.gradients()
     events = []
     acc.on("skip", events.append)

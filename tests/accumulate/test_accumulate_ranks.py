@@ -320,7 +320,7 @@ def test_a_rank_that_drifts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
                     w.copy_(w * 1.0000001)
 
     with pytest.raises(
-        RankError, match=r"the parameters of rank 1 are no longer those of rank 0: w \(window 9\)"
+        RankError, match=r"the parameters of rank 1 differ from those of rank 0: w \(window 9\)"
     ):
         distributed.simulate(2, work)
 
@@ -513,28 +513,28 @@ def test_a_window_can_be_dropped_after_its_sums_left() -> None:
             else:
                 acc.apply(optim.SGD([w], lr=1.0))
 
-    with pytest.raises((AccumulationError, RankError), match=r"at different windows|different calls"):
+    with pytest.raises((AccumulationError, RankError), match=r"different numbers of windows|different calls"):
         distributed.simulate(2, one_alone)
 
 
 def test_mistakes() -> None:
     w = ad.tensor(np.ones(2), requires_grad=True)
     alone = Group()
-    with pytest.raises(InputError, match=r"group is a distributed\.Group, but got int"):
+    with pytest.raises(InputError, match=r"group must be a distributed\.Group, not a int"):
         ad.GradientAccumulator([w], group=3)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="group= needs the parameters"):
+    with pytest.raises(ArgumentError, match="group= needs parameters"):
         ad.GradientAccumulator(group=alone)
-    with pytest.raises(ArgumentError, match="its sums are pairwise already"):
+    with pytest.raises(ArgumentError, match="whose sums are pairwise"):
         ad.GradientAccumulator([w], group=alone, compensated=True)
     acc = ad.GradientAccumulator([w], group=alone, accumulation_steps=2)
     with pytest.raises(AccumulationError, match=r"use step\(\) or micro_batch\(\)"):
         acc.accumulate("0", np.ones(2))
-    with pytest.raises(ArgumentError, match="weights are from 2"):
+    with pytest.raises(ArgumentError, match="weights must be 0 or from 2"):
         acc.step({"0": np.ones(2)}, weight=1e-60)
     acc.step({"0": np.ones(2)})
-    with pytest.raises(AccumulationError, match="has 1 of 2 micro-batches"):
+    with pytest.raises(AccumulationError, match="has only 1 of 2 micro-batches"):
         acc.gradients()
-    with pytest.raises(AccumulationError, match="each rank has a part of this window"):
+    with pytest.raises(AccumulationError, match="this window is divided among the ranks"):
         acc.state_dict()
     acc.step({"0": np.zeros(2)})
     assert acc.gradients()["0"].tolist() == [0.5, 0.5]
@@ -559,5 +559,5 @@ def test_one_backward_per_block_whose_sums_left(monkeypatch: pytest.MonkeyPatch)
                     block.backward(w.sum())
             acc.apply(optim.SGD([w], lr=1.0))
 
-    with pytest.raises(RankError, match="the sums of this window have left for the other ranks"):
+    with pytest.raises(RankError, match="the gradients of this window were already sent to the other ranks"):
         distributed.simulate(2, work)

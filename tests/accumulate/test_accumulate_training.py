@@ -126,8 +126,9 @@ def test_a_short_piece_without_a_weight_is_refused():
             with acc.micro_batch():
                 (w * xb).mean().backward()
     assert str(info.value) == (
-        "micro_batch(): this piece of split() has 1 examples and the one before it had 3, but without a weight "
-        "both count the same.\n  Pass micro_batch(weight=len(xb)), or the number of tokens."
+        "micro_batch: this piece of split() has 1 examples and the previous one had 3, but "
+        "without weight= every piece has weight 1.\n"
+        "  Pass the number of examples or tokens: micro_batch(weight=len(xb))."
     )
     assert acc.stats().window_micro_batches == 1
     del info  # its traceback holds the pieces
@@ -164,7 +165,7 @@ def test_a_weight_that_would_not_count_is_refused():
     with pytest.raises(AccumulationError) as info:
         mb.weight = 5
     assert str(info.value) == (
-        "micro_batch(): this block has ended, and its weight was 2.\n"
+        "micro_batch: the weight was set after the block had ended with weight 2.\n"
         "  Set the weight inside the block, or pass it: micro_batch(weight=n)."
     )
     assert acc.stats().window_weight == mb.weight == 2
@@ -194,8 +195,9 @@ def test_a_micro_batch_ends_where_it_began():
     with pytest.raises(AccumulationError) as info:
         block.__exit__(None, None, None)
     assert str(info.value) == (
-        "micro_batch(): this block was entered in another thread or asyncio task, where it is still "
-        "active.\n  Enter and leave it in the same one.  Nothing was added."
+        "micro_batch: this block was entered in a different thread or asyncio task, where it "
+        "is still active.\n"
+        "  Enter and leave the block in the same thread or task.  Nothing was added."
     )
     assert acc.stats().window_micro_batches == 0
 
@@ -242,7 +244,7 @@ def test_a_micro_batch_without_backward_is_an_error():
 
 
 def test_micro_batch_needs_parameters():
-    with pytest.raises(AccumulationError, match="needs parameters"):
+    with pytest.raises(AccumulationError, match="created without parameters"):
         accumulator("w").micro_batch()
 
 
@@ -371,12 +373,12 @@ def test_apply_by_name():
 def test_apply_says_what_it_needs():
     acc = accumulator("w", accumulation_steps=2)
     acc.step({"w": [1.0, 2.0]})
-    with pytest.raises(AccumulationError, match="has 1 of 2 micro-batches"):
+    with pytest.raises(AccumulationError, match="has only 1 of 2 micro-batches"):
         acc.apply(lambda grads: None)
     acc.flush()
     with pytest.raises(InputError, match="is not an optimiser"):
         acc.apply(3)
-    with pytest.raises(InputError, match=r"reads the \.grad"):
+    with pytest.raises(InputError, match=r"reads \.grad"):
         acc.apply(SGD([]))
 
 
@@ -397,12 +399,17 @@ def test_parameters_in_every_form():
     with pytest.raises(NoGradientError) as frozen_one:
         ad.GradientAccumulator([ad.tensor(1.0)])
     assert str(frozen_one.value) == (
-        "GradientAccumulator: none of the parameters requires grad, so there is nothing to add.\n"
-        "  requires_grad_(True) unfreezes a module or a tensor."
+        "GradientAccumulator: none of the parameters requires grad, so they have no "
+        "gradients.\n"
+        "  Unfreeze a module or a tensor with requires_grad_(True)."
     )
-    with pytest.raises(NoGradientError, match=r"is not a leaf.\n  Pass the leaf that it was computed from"):
+    with pytest.raises(
+        NoGradientError, match=r"is not a leaf tensor.\n  Pass the leaf tensors from which it"
+    ):
         ad.GradientAccumulator([w * 2])
-    with pytest.raises(InputError, match=r"'0' is a float, not an adjoint tensor.\n.* by name"):
+    with pytest.raises(
+        InputError, match=r"'0' is a float, not an adjoint tensor.\n.* register\(name, shape\)"
+    ):
         ad.GradientAccumulator([1.0])
     used_up = iter([w])
     next(used_up)
@@ -410,8 +417,8 @@ def test_parameters_in_every_form():
         with pytest.raises(InputError) as empty:
             ad.GradientAccumulator(none)
         assert str(empty.value) == (
-            "GradientAccumulator: there are no parameters: the list is empty, or its iterator was used up.\n"
-            "  For gradients by name, pass no parameters: GradientAccumulator(accumulation_steps=…)."
+            "GradientAccumulator: there are no parameters: the list is empty, or its iterator is exhausted.\n"
+            "  To add gradients by name, leave out params: GradientAccumulator(accumulation_steps=…)."
         )
     with pytest.raises(InputError, match="a list or a dictionary"):
         ad.GradientAccumulator(3)
@@ -430,7 +437,7 @@ def test_split():
     pieces = list(acc.split((x, {"y": y}), 2))
     assert [len(p[0]) for p in pieces] == [2, 2, 1]
     assert pieces[2][1]["y"].tolist() == [4.0]
-    with pytest.raises(ShapeError, match="same length"):
+    with pytest.raises(ShapeError, match="equal lengths"):
         acc.split((x, y[:4]), 2)
     with pytest.raises(ArgumentError, match="size"):
         acc.split(x, 0)

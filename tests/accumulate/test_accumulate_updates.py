@@ -43,13 +43,14 @@ def test_an_overflow_of_the_sum_is_noticed_by_gradients_and_by_apply(get):
         get(acc)
     assert str(caught.value) == (
         "the norm of the summed gradients is inf, although each micro-batch was finite.\n"
-        "  Sum in float64 (dtype=np.float64), or use smaller losses or weights; drop() discards the window."
+        "  Sum in float64 (dtype=np.float64), or use smaller losses or weights.  Call drop() "
+        "to discard the window."
     )
     with pytest.raises(NonFiniteError) as caught:  # which is no cure where it is so already
         get(one([1e308], [1e308], weight=10))
     assert str(caught.value) == (
         "the norm of the summed gradients is inf, although each micro-batch was finite.\n"
-        "  Use smaller losses or weights; drop() discards the window."
+        "  Use smaller losses or weights.  Call drop() to discard the window."
     )
     allowed = one([3e38], [3e38], weight=10, dtype=np.float32, nonfinite="allow")
     assert allowed.gradients()["w"].tolist() == [math.inf]
@@ -92,8 +93,8 @@ def test_registering_again_with_another_dtype_is_refused():
     with pytest.raises(DTypeError) as caught:
         acc.register("w", (2,), np.float64)
     assert str(caught.value) == (
-        "register: 'w' is already registered, and the dtype of its sum is that of its first gradient, "
-        "not float64."
+        "register: 'w' is already registered.  The dtype of its sum is that of its first "
+        "gradient, not float64."
     )
     acc.step({"w": np.ones(2, np.float32)})
     acc.register("w", (2,))
@@ -172,7 +173,7 @@ def test_a_clip_function_that_changes_nothing_tells_nothing():
 
 
 def test_a_clip_function_that_takes_gradients_away_is_refused():
-    with pytest.raises(InputError, match="clip: the function removed 'w'; it may only replace gradients"):
+    with pytest.raises(InputError, match="clip: the function removed 'w', but it may only change gradients"):
         one([1.0], clip=lambda g: g.pop("w")).apply(nothing)
 
 
@@ -277,7 +278,7 @@ def test_a_sum_that_the_dtype_of_the_parameter_does_not_hold_is_no_infinity():
         acc.apply(ad.optim.SGD([w], lr=1.0))
     assert str(caught.value) == (
         "apply: these gradients overflow the dtype of their parameters: '0'.\n"
-        "  Clip them (max_grad_norm), or use a wider dtype for the parameters."
+        "  Clip the gradients (max_grad_norm=), or use a wider dtype for the parameters."
     )
     assert w.tolist() == [1.0, 1.0]
     acc, w = half_precision(nonfinite="allow")
@@ -318,8 +319,9 @@ def test_a_micro_batch_inside_one_of_the_same_accumulator_is_refused():
     ):
         pass
     assert str(caught.value) == (
-        "micro_batch(): another block of this accumulator is already open.\n"
-        "  Leave it first.  Several backward() calls in one block add up."
+        "micro_batch: blocks of one accumulator cannot be nested, but another block is "
+        "active.\n"
+        "  Leave that block first, or call backward() several times in one block."
     )
     assert acc.stats().total_micro_batches == other.stats().total_micro_batches == 0
 
@@ -387,8 +389,8 @@ def test_an_overflow_of_a_scaled_loss_names_the_policy_for_scalers():
         ad.GradScaler(init_scale=8.0).scale((w * 1e308).sum()).backward()
     assert str(caught.value) == (
         "this micro-batch has gradients that are not finite: '0'.  Nothing was added.\n"
-        '  ad.detect_anomaly() finds the op that made them; nonfinite="skip_window" lets the GradScaler lower '
-        "its scale."
+        "  Run backward under ad.detect_anomaly() to find the op that produced them, or pass "
+        'nonfinite="skip_window", so that the GradScaler lowers its scale.'
     )
 
 
@@ -396,7 +398,7 @@ def test_a_class_is_no_optimiser():
     acc = one([1.0])
     with pytest.raises(InputError) as caught:
         acc.apply(ad.optim.SGD)
-    assert str(caught.value) == "apply: SGD is a class.  Pass an instance."
+    assert str(caught.value) == "apply: SGD is a class.  Pass an instance: SGD(…)."
 
 
 def test_a_scaled_window_is_not_applied_without_its_scaler():
@@ -410,8 +412,10 @@ def test_a_scaled_window_is_not_applied_without_its_scaler():
         with pytest.raises(AccumulationError) as caught:
             window.apply(its)
         assert str(caught.value) == (
-            "apply: a GradScaler scaled the losses of this window, so its gradients are scaled.\n"
-            "  Pass the scaler, which divides them by the scale: apply(optimizer, scaler=scaler)."
+            "apply: a GradScaler scaled the losses of this window, so the gradients are scaled "
+            "too.\n"
+            "  Pass the scaler to divide the gradients by the scale: apply(optimizer, "
+            "scaler=scaler)."
         )
         assert window.apply(its, scaler=scaler)
     assert w.tolist() == v.tolist() == [0.0]
@@ -530,7 +534,8 @@ def test_what_a_state_lacks_is_named():
     acc, state = saved()
     del state["format"]
     with pytest.raises(
-        ArgumentError, match=r"this is not a state of a GradientAccumulator \(KeyError\('format'\)\)"
+        ArgumentError,
+        match=r"the argument is not the state of a GradientAccumulator \(KeyError\('format'\)\)",
     ):
         acc.load_state_dict(state)
     with pytest.raises(ArgumentError) as caught:
@@ -553,5 +558,5 @@ def test_rows_that_are_none_are_refused(rows):
 def test_sums_of_another_dtype_are_refused():
     saved = ad.GradientBuffer((1,), np.float64)
     saved.add([1.0])
-    with pytest.raises(DTypeError, match="the saved sum is float64, but this one is float32"):
+    with pytest.raises(DTypeError, match="the saved sum has dtype float64, but dtype float32 is expected"):
         ad.GradientBuffer((1,), np.float32).load_state_dict(saved.state_dict())

@@ -95,15 +95,24 @@ def test_a_mistake_in_the_file_shows_its_line(file, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nope"], "'nope' names no function.\n  Write file.py:function"),
-        (["gone.py:f"], "there is no file 'gone.py'."),
-        (["no_such_module:f"], "there is no module 'no_such_module'"),
-        (["FILE:missing"], "has no 'missing'.\n  Its functions are fails, good, wrong, wrong_rule."),
+        (["nope"], "'nope' does not name a function.\n  Write file.py:function"),
+        (["gone.py:f"], "cannot find the file 'gone.py'.  Check the path."),
+        (["no_such_module:f"], "cannot find module 'no_such_module'"),
+        (
+            ["FILE:missing"],
+            "has no function 'missing'.\n  The functions in it are: fails, good, wrong, wrong_rule.",
+        ),
         (["FILE:number"], "is not a function; its type is int."),
         (["FILE:wrong"], "takes (x): missing a required argument: 'x'."),
         (["FILE:wrong", "5x", "5x"], "takes (x): too many positional arguments."),
-        (["FILE:wrong", "[1, 2]"], "no argument has floats, so there is no derivative to check.\n"),
-        (["FILE:wrong", "2"], "no argument has floats, so there is no derivative to check.\n"),
+        (
+            ["FILE:wrong", "[1, 2]"],
+            "no argument is a float or an array of floats, so there is no derivative to check.\n",
+        ),
+        (
+            ["FILE:wrong", "2"],
+            "no argument is a float or an array of floats, so there is no derivative to check.\n",
+        ),
         (
             ["FILE:wrong", "abc"],
             "the argument 'abc' is not understood.\n  Write a shape (3x4, or 5x for a vector)",

@@ -65,7 +65,7 @@ def test_report(file, capsys, tmp_path):
     file_of_none = tmp_path / "returns_none.py"
     file_of_none.write_text("def run(): return None\n")
     assert main(["report", f"{file_of_none}:run"]) == 2
-    assert "must return its Trainer or Recorder, but the result has type NoneType" in capsys.readouterr().err
+    assert "must return a Trainer or a Recorder, but returned a NoneType" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_sums_go_on_while_the_caller_computes() -> None:
 
 
 def test_mistakes() -> None:
-    with pytest.raises(ArgumentError, match="simulate: size must be an integer from 1, but got 0"):
+    with pytest.raises(ArgumentError, match="simulate: size must be a positive integer, but is 0"):
         distributed.simulate(0, lambda group: None)
     with pytest.raises(InputError, match="broadcast: the array must be contiguous"):
         distributed.simulate(2, lambda group: group.broadcast(np.ones((4, 4)).T[1:]))

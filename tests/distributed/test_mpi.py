@@ -80,7 +80,7 @@ def test_a_launcher_of_another_mpi_is_an_error() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
     )
-    assert "the launcher started 4 processes, but mpi4py sees one rank" in done.stderr
+    assert "the launcher started 4 processes, but mpi4py sees only one" in done.stderr
 
 
 @needs_mpi
@@ -104,7 +104,10 @@ def test_launch_starts_ranks_and_shares_the_processors(tmp_path: Path) -> None:
     done = launch("-n", "2", str(program), "--lr", "3")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("[(0, ['--lr', '3'], True), (1, ['--lr', '3'], True)]") == 2
-    assert launch("-n", "2", "nothing.py").stderr == "adjoint launch: there is no file 'nothing.py'.\n"
-    assert "argument -n: must be an integer from 1, not '0'." in launch("-n", "0", str(program)).stderr
+    assert (
+        launch("-n", "2", "nothing.py").stderr
+        == "adjoint launch: cannot find the file 'nothing.py'.  Check the path.\n"
+    )
+    assert "argument -n: must be a positive integer, not '0'." in launch("-n", "0", str(program)).stderr
     program.write_text("import sys; sys.exit(3)")
     assert launch("-n", "2", str(program)).returncode == 3

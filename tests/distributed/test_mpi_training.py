@@ -67,7 +67,7 @@ def test_an_error_in_a_step_is_raised_on_all_ranks_and_they_go_on(
         ("leave", "RankError: rank 1 has left the program", 2),
         ("shape", "2.bias: '(32,) float32' on rank 0, '(33,) float32' on rank 1", 3),
         ("nan", "NonFiniteError: loss is nan at step 6", 3),
-        ("drift", "RankError: the parameters of rank 1 are no longer those of rank 0", 3),
+        ("drift", "RankError: the parameters of rank 1 differ from those of rank 0", 3),
         ("stopped", "  rank 1 is in no call: it computes, hangs or was stopped", 1),
     ],
 )

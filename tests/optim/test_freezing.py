@@ -218,12 +218,14 @@ def test_a_run_that_began_with_others_frozen_is_refused(tmp_path: Path) -> None:
     model[2].requires_grad_(False)
     before = values(model)
     other = train.Trainer(model, F.mse_loss, optim.Adam(model.parameters(), lr=0.01), directory=tmp_path)
-    with pytest.raises(ValueError, match="when the run began") as info:
+    with pytest.raises(ValueError, match="at the start of the saved run") as info:
         other.fit([(X, Y)], epochs=2, resume=True)
     assert str(info.value) == (
-        "other parameters were frozen when the run began; it trained 2.bias, 2.weight; it had frozen 0.bias, 0.weight.\n"
-        "  Nothing was loaded.  Freeze the same ones before creating the Trainer; a callback may change that during the run.\n"
-        "  To train other parameters, start a new run with the weights: "
+        "the frozen parameters differ from those at the start of the saved run; that run trained 2.bias, 2.weight; "
+        "that run had frozen 0.bias, 0.weight.\n"
+        "  Nothing was loaded.  Freeze the same parameters before creating the Trainer; a callback can change them "
+        "during the run.\n"
+        "  To train other parameters, start a new run with the saved weights: "
         "model.load_state_dict(ad.load(checkpoint / 'model.safetensors'))."
     )
     assert same(values(model), before)

@@ -19,8 +19,9 @@ def test_a_closure_of_lbfgs_that_does_half_its_work() -> None:
     with pytest.raises(errors.NoGradientError) as info:
         opt.step(lambda: (w**2).sum())
     assert str(info.value) == (
-        "LBFGS: no parameter has a gradient after closure(): it must call loss.backward() and return the loss,\n"
-        "  which must depend on the parameters."
+        "LBFGS: no parameter has a gradient after closure().\n"
+        "  It must compute a loss from the parameters, call loss.backward() and return the "
+        "loss."
     )
     with pytest.raises(errors.InputError, match="must return the loss, one number, but returned None"):
         opt.step(lambda: (w**2).sum().backward())  # type: ignore[arg-type]
@@ -32,7 +33,7 @@ def test_a_closure_of_lbfgs_that_does_half_its_work() -> None:
         loss.backward()
         return loss
 
-    with pytest.raises(errors.NonFiniteError, match="at the start the loss is inf"):
+    with pytest.raises(errors.NonFiniteError, match="the initial loss is inf"):
         opt.step(infinite)
     assert w.numpy().tolist() == [1.0, 2.0]
     with pytest.raises(ValueError, match="lr must be positive"):
@@ -70,7 +71,7 @@ def test_lbfgs_refuses_a_state_that_is_not_its_own() -> None:
         ({"pairs": [(good,)], "iterations": 1}, "LBFGS: pair 0 of the state does not have two arrays."),
         (
             {"pairs": [(good, -good)], "iterations": 1},
-            "LBFGS: pair 0 of the state has curvature -2.0, not above 0.",
+            "LBFGS: pair 0 of the state has curvature -2.0, but must be above 0.",
         ),
         ({"pairs": [], "iterations": "x"}, "LBFGS: iterations must be an integer, but got 'x'."),
     ):

@@ -134,7 +134,7 @@ def test_numbers_out_of_range_do_not_stop_an_update_in_the_middle(kind: Any) -> 
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
-        (lambda s: s["state"][0][2].pop("v"), "has the state .'m'., not .'m', 'v'."),
+        (lambda s: s["state"][0][2].pop("v"), "has keys .'m'., not .'m', 'v'."),
         (lambda s: s["state"][1][0].update(more=np.zeros((3, 2))), "more"),
         (lambda s: s["state"][1][0].update(v=np.zeros((3, 2), complex)), "complex128"),
         (lambda s: s["state"][1][0].update(v=np.zeros((2, 3))), "has shape"),
@@ -171,12 +171,12 @@ def test_a_state_is_a_dictionary() -> None:
     [
         (ad.optim.Adam, "betas", (1.0, 0.9), "betas must be below 1"),
         (ad.optim.Adam, "eps", float("nan"), "eps must be"),
-        (ad.optim.SGD, "nesterov", True, "needs a positive momentum"),
+        (ad.optim.SGD, "nesterov", True, "needs momentum above 0"),
         (
             ad.optim.SGD,
             "learning_rate",
             0.1,
-            "SGD: unknown hyper-parameters learning_rate; known are dampening, lr",
+            "SGD: unknown hyper-parameters learning_rate.\n  The hyper-parameters are dampening, lr",
         ),
     ],
 )
@@ -333,7 +333,7 @@ def test_gradients_by_other_keys_than_parameters_are_refused() -> None:
     params, optimiser = _trained()
     before = _snapshot(params, optimiser)
     with pytest.raises(
-        errors.InputError, match=r"^Adam: gradients must be keyed by parameter, not by 'weight'.$"
+        errors.InputError, match=r"^Adam: the keys of gradients must be parameters, but one is 'weight'.$"
     ):
         optimiser.apply({params[0]: np.ones((2, 3)), "weight": np.ones(4)})
     assert _snapshot(params, optimiser) == before
@@ -386,7 +386,7 @@ def test_a_group_that_lost_a_hyper_parameter_says_which() -> None:
     _give_gradients(params)
     del optimiser.groups[1].hyper["eps"]
     before = _snapshot(params, optimiser)
-    with pytest.raises(errors.ArgumentError, match=r"^Adam: a group is missing eps.$"):
+    with pytest.raises(errors.ArgumentError, match=r"^Adam: a group has no eps.$"):
         optimiser.step()
     assert _snapshot(params, optimiser) == before
 

@@ -170,7 +170,7 @@ def test_messages_of_schedules_in_other_forms() -> None:
     )
     pairs = [(schedules.constant(0.1), 3), (schedules.constant(0.2), 3)]
     assert raised(lambda: schedules.sequence(pairs)) == (
-        "sequence takes pairs as separate arguments, sequence((schedule, steps), …), not in a list."
+        "sequence: pass the pairs as separate arguments, not in a list: sequence((schedule, steps), …)."
     )
     assert raised(lambda: ad.nn.TransformerEncoderLayer(8, 2, batch_first=True)) == (
         "TransformerEncoderLayer: there is no batch_first=: the batch comes first."

@@ -129,7 +129,8 @@ def test_parameters_are_no_gradients():
         ad.GradientAccumulator(module)
     assert str(info.value) == (
         "GradientAccumulator: 'weight' is a torch.nn.parameter.Parameter, not an adjoint tensor.\n"
-        "  Add gradients of other libraries by name: register(name, shape), then step({name: gradient})."
+        "  For gradients of other libraries, leave out params.  Call register(name, shape) and "
+        "step({name: gradient})."
     )
 
 

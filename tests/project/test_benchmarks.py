@@ -563,7 +563,8 @@ def test_bench_outside_of_a_clone_says_what_to_do(
     assert cli.main(["bench"]) == 2
     assert capsys.readouterr().err == (
         "adjoint bench: the benchmarks are not part of the installed package.\n"
-        "  Clone the repository, pip install -e . --group bench --group oracle, and run this there.\n"
+        "  Clone the repository.  In the clone, run pip install -e . --group bench --group oracle, then adjoint "
+        "bench.\n"
     )
 
 

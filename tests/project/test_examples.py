@@ -102,7 +102,7 @@ def test_mistakes_on_the_command_line_are_told_before_any_training(
             main(["demo", "--epochs", epochs])
         assert done.value.code == 2
         assert capsys.readouterr().err.endswith(
-            f"argument --epochs: must be an integer from 1, not {epochs!r}.\n"
+            f"argument --epochs: must be a positive integer, not {epochs!r}.\n"
         )
     assert main(["ops", "foo", "tanh"]) == 2
     assert capsys.readouterr().err == "adjoint ops: no op has 'foo' in its name.  Similar names are floor.\n"
@@ -119,7 +119,7 @@ def test_mistakes_on_the_command_line_are_told_before_any_training(
             "the picture cannot be written to 'nowhere/curve.png': No such file or directory.",
         ),
         ("directory", "the picture cannot be written to 'directory': Is a directory."),
-        ("curve.doc", "a picture must be one of "),
+        ("curve.doc", "the file of --picture must end in one of "),
     ):
         assert main(["demo", "--picture", path]) == 1
         out, err = capsys.readouterr()

@@ -116,8 +116,8 @@ MESSAGES = {
     ),
     "a plain list of layers": (
         lambda: ad.optim.Adam(Plain()),
-        "Adam: pass the parameters of the Plain: Adam(model.parameters()).\n"
-        "  It has no parameters: use nn.ModuleList for lists of layers.",
+        "Adam: pass parameters, not a Plain: Adam(model.parameters()).\n"
+        "  The module has no parameters: use nn.ModuleList for lists of layers.",
     ),
     "the parameters of a plain list of layers": (
         lambda: ad.optim.Adam(Plain().parameters()),
@@ -127,8 +127,8 @@ MESSAGES = {
     ),
     "the state of another optimiser": (
         lambda: ad.optim.SGD([ad.tensor([1.0], requires_grad=True)]).load_state_dict(ADAM),
-        "this is the state of Adam, but the optimiser is SGD.\n"
-        "  Use Adam to continue, or load only the model's state to start with a new SGD.",
+        "SGD: this is the state of a different optimiser, Adam.\n"
+        "  Create Adam to continue, or load only the model's state and use a new SGD.",
     ),
 }
 

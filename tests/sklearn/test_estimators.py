@@ -121,7 +121,7 @@ def test_pickled_estimators_train_on_alike():
 
 
 def test_options_are_checked():
-    with pytest.raises(ArgumentError, match=r"epochs must be an integer from 1, but is 0\."):
+    with pytest.raises(ArgumentError, match=r"epochs must be a positive integer, but is 0\."):
         Classifier(epochs=0).fit(X, y)
 
 

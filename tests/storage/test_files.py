@@ -135,7 +135,7 @@ def test_floats_that_numpy_does_not_have(path):
     with pytest.raises(DTypeError) as error:
         ad.load(path)
     assert str(error.value) == (
-        "ad.load: 'w' holds F8_E4M3, a float that NumPy does not have.\n"
+        "ad.load: 'w' has dtype F8_E4M3, which NumPy does not have.\n"
         "  Convert it to float16, bfloat16 or float32 where the file is written."
     )
 
@@ -262,8 +262,8 @@ ARRAY = {"kind": "array", "name": "w", "shape": [2], "dtype": "float64"}
         ({**ARRAY, "dtype": "float32"}, "is float64"),
         ({**ARRAY, "dtype": "object"}, "dtype 'object'"),
         ({"kind": "pickle"}, "unknown kind 'pickle'"),
-        ({"items": []}, "the structure does not match"),
-        (3, "has arrays that its structure does not name: w"),
+        ({"items": []}, "its structure does not match"),
+        (3, "its structure does not name the arrays w"),
     ],
 )
 def test_a_structure_that_does_not_fit(path, state, message):
@@ -593,7 +593,7 @@ def test_the_word_that_the_format_keeps_for_itself_is_a_name_like_any_other(tmp_
 def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path):
     cyclic: dict = {"a": np.ones(2)}
     cyclic["self"] = [cyclic]
-    with pytest.raises(InputError, match="the state contains itself or is nested too deeply"):
+    with pytest.raises(InputError, match="the state contains itself, or is nested too deeply"):
         ad.save(tmp_path / "s", cyclic)
     with pytest.raises(InputError, match="a string of the state cannot be encoded"):
         ad.save(tmp_path / "s", {"\ud800": np.ones(2)})

@@ -153,7 +153,7 @@ def test_mistakes() -> None:
         trainer_of(model).fit([(X, Y)], resume=True)
     with pytest.raises(errors.ShapeError, match="the same length"):
         train.DataLoader((X, Y[:3]))
-    with pytest.raises(errors.InputError, match="its own order"):
+    with pytest.raises(errors.InputError, match="shuffle=True needs arrays or a sequence"):
         train.DataLoader(iter([1]), shuffle=True)
     with pytest.raises(errors.ArgumentError, match="batch_size"):
         train.DataLoader(X, 0)
@@ -433,7 +433,7 @@ def test_what_pads_whole_numbers_may_be_a_fraction() -> None:
     assert single.values.dtype == np.float32
     assert train.pad_collate([[True, True], [True]]).values.dtype == bool
     for collate in (train.pad_collate, train.stack_collate):
-        with pytest.raises(errors.InputError, match="a batch needs at least one sample"):
+        with pytest.raises(errors.InputError, match="a batch must have at least one sample"):
             collate([])
 
 

@@ -122,8 +122,8 @@ def test_learned_weights_must_reach_the_optimiser() -> None:
     with pytest.raises(errors.InputError) as info:
         train.Trainer(model, loss, optim.SGD(model.parameters()))
     assert str(info.value) == (
-        "Trainer: the loss learns loss.s_fit, but the optimiser does not update it.\n"
-        "  Pass both: optim.Adam([*model.parameters(), *loss.parameters()])."
+        "Trainer: the loss has parameters that the optimiser does not update: loss.s_fit.\n"
+        "  Pass them to the optimiser: optim.Adam([*model.parameters(), *loss.parameters()])."
     )
     assert loss.s_fit.dtype == np.float32
     optimizer = optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
@@ -182,10 +182,10 @@ def test_what_cannot_be_trained_is_refused_at_once(tmp_path: Path) -> None:
     other = model_of()
     adam = optim.Adam(model.parameters())
     for options, text in [
-        ({"loss": MSE, "optimizer": optim.Adam(other.parameters())}, "4 parameters of the optimiser are not"),
-        ({"loss": MSE, "optimizer": optim.LBFGS(model.parameters())}, r"call its step\(closure\)"),
-        ({"loss": MSE, "optimizer": adam, "metrics": {"loss": MSE}}, "log name 'loss'"),
-        ({"compute": MSE, "optimizer": adam, "metrics": {"a": MSE}}, "Return them from compute"),
+        ({"loss": MSE, "optimizer": optim.Adam(other.parameters())}, "4 parameters of the optimiser do not belong to the model"),
+        ({"loss": MSE, "optimizer": optim.LBFGS(model.parameters())}, r"call optimizer.step\(closure\)"),
+        ({"loss": MSE, "optimizer": adam, "metrics": {"loss": MSE}}, "are named 'loss'"),
+        ({"compute": MSE, "optimizer": adam, "metrics": {"a": MSE}}, "Return the metrics from compute"),
         ({"loss": MSE, "optimizer": adam, "term_norms": 0}, "term_norms must be at least 1, but is 0"),
         ({"loss": MSE, "optimizer": adam, "accumulate": 0}, "accumulate must be at least 1, but is 0"),
         ({"loss": MSE, "optimizer": adam, "clip": -1.0}, "clip must be a positive number, but is -1.0"),
@@ -195,7 +195,7 @@ def test_what_cannot_be_trained_is_refused_at_once(tmp_path: Path) -> None:
         ({"loss": MSE, "optimizer": adam, "checkpoint_every": 0}, "checkpoint_every must be at least 1"),
         (
             {"loss": MSE, "optimizer": adam, "directory": tmp_path, "callbacks": [train.BestCheckpoint(tmp_path)]},
-            "a directory of its own",
+            "must not use the directory of the trainer",
         ),
     ]:  # fmt: skip
         with pytest.raises((errors.InputError, errors.ArgumentError), match=text):
@@ -313,7 +313,7 @@ def test_the_guard_raises_before_the_weights_are_spoilt(clip: float | None) -> N
     with pytest.raises(errors.NonFiniteError) as info, np.errstate(all="ignore"):
         trainer.fit([(X, Y * np.inf)], epochs=2)
     assert str(info.value).startswith(
-        "loss is inf at step 2, epoch 2; the weights are unchanged.\n  Gradients that are not finite: 0.weight, "
+        "loss is inf at step 2, epoch 2.  The weights were not updated.\n  Gradients that are not finite: 0.weight, "
     )
     assert weights(model) == before and trainer.step == 1
     assert trainer.optimizer.state_dict()["step"] == state
@@ -350,7 +350,8 @@ def test_the_best_checkpoint_is_kept_and_restored(tmp_path: Path) -> None:
     assert [step for step, _ in best.checkpoints.all()] == [2] and weights(model) != at_best
     assert best.restore(model) == best.path and weights(model) == at_best
     with pytest.raises(
-        errors.ArgumentError, match="BestCheckpoint: no 'val_los' among the logged grad_norm, loss"
+        errors.ArgumentError,
+        match=r"BestCheckpoint: 'val_los' is not logged.  Monitor one of grad_norm, loss",
     ):
         trainer_of(model, callbacks=[train.BestCheckpoint(tmp_path / "other", "val_los")]).fit([(X, Y)])
     with pytest.raises(errors.ArgumentError, match="mode must be 'min' or 'max'"):
@@ -379,7 +380,7 @@ def test_plateau_is_told_by_the_trainer() -> None:
     trainer = trainer_of(model, schedule=plateau, metrics={"flat": lambda p, t: 1.0})
     history = trainer.fit([(X, Y)], epochs=4, validate=[(X, Y)])
     assert [h["lr"] for h in history] == [0.5, 0.5, 0.25, 0.125]
-    with pytest.raises(errors.ArgumentError, match="Plateau: no 'val_flat' among"):
+    with pytest.raises(errors.ArgumentError, match="Plateau: 'val_flat' is not logged"):
         trainer_of(model, schedule=plateau).fit([(X, Y)])
 
 
@@ -485,7 +486,9 @@ def test_a_log_of_another_run_is_not_mixed_up(tmp_path: Path) -> None:
     trainer_of(model_of(), callbacks=[train.CSVLog(path)]).fit([(X, Y)])
     trainer_of(model_of(), callbacks=[train.CSVLog(path)]).fit([(X, Y)])
     assert len(path.read_text().splitlines()) == 3
-    with pytest.raises(errors.ArgumentError, match=f"CSVLog: {os.fspath(path)} has no columns val_loss"):
+    with pytest.raises(
+        errors.ArgumentError, match=f"CSVLog: the existing file {os.fspath(path)} has no columns val_loss"
+    ):
         trainer_of(model_of(), callbacks=[train.CSVLog(path)]).fit([(X, Y)], validate=[(X, Y)])
 
 

@@ -64,9 +64,10 @@ def with_class(**options: Any) -> Any:
         (lambda: with_class(callbacks=3), "Trainer: callbacks must be instances of Callback, not 3."),
         (
             lambda: trainer_of(model_of()).fit([(X, Y)], validate=(X, Y)),
-            "fit(validate=…): a batch must be (inputs, targets), but the loader contains arrays.\n"
-            "  Use DataLoader((X, Y), batch_size), or [(X, Y)] for a single batch.  For other batches pass "
-            "compute(model, batch).",
+            "fit(validate=…): a batch must be a pair (inputs, targets), but the loader contains "
+            "arrays.\n"
+            "  Use DataLoader((X, Y), batch_size), or [(X, Y)] for a single batch.  For other "
+            "batches pass Trainer(…, compute=function), where the function takes (model, batch).",
         ),
         (
             lambda: trainer_of(model_of()).fit([(X, Y)], validate=3),
@@ -75,17 +76,19 @@ def with_class(**options: Any) -> Any:
         (
             lambda: trainer_of(Returns(lambda y: (y, y))).predict(X),
             "predict: the model must return a tensor with a row per input, but returned a tuple.\n"
-            "  Call the model itself, after model.eval(), under ad.no_grad().",
+            "  For such a model, call model.eval(), then the model itself under ad.no_grad().",
         ),
         (
             lambda: trainer_of(Returns(lambda y: y.sum())).predict(X),
-            "predict: the model must return a tensor with a row per input, but returned one number.\n"
-            "  Call the model itself, after model.eval(), under ad.no_grad().",
+            "predict: the model must return a tensor with a row per input, but returned one "
+            "number.\n"
+            "  For such a model, call model.eval(), then the model itself under ad.no_grad().",
         ),
         (
             lambda: trainer_of(model_of()).predict({"x": X}),
             "predict: the inputs must be one array with a row per input, not a dict.\n"
-            "  For inputs of another kind call the model itself, after model.eval(), under ad.no_grad().",
+            "  For inputs of another form, call model.eval(), then the model itself under "
+            "ad.no_grad().",
         ),
     ],
 )  # fmt: skip
@@ -121,21 +124,21 @@ def callback_with(name: str) -> train.Callback:
 @pytest.mark.parametrize(
     ("name", "rest"),
     [
-        ("on_epoch_end", "the hook is named on_epoch."),
-        ("on_batch_end", "the hook is named on_step."),
-        ("on_train_end", "the hook is named on_end."),
-        ("on_steps", "the hook is named on_step."),
-        ("before_updates", "the hook is named before_update."),
+        ("on_epoch_end", ".  The hook is named on_epoch."),
+        ("on_batch_end", ".  The hook is named on_step."),
+        ("on_train_end", ".  The hook is named on_end."),
+        ("on_steps", ".  The hook is named on_step."),
+        ("before_updates", ".  The hook is named before_update."),
         (
             "on_train_begin",
-            "there are no hooks at the start of steps or epochs.\n  A callback has before_update, identity, on_end, on_epoch, "
-            "on_restart, on_resume, on_step, save.",
+            ", because there are no hooks at the start of steps or epochs.\n  The hooks are before_update, "
+            "identity, on_end, on_epoch, on_restart, on_resume, on_step, save.",
         ),
     ],
 )
 def test_a_hook_that_would_never_be_called_is_refused(name: str, rest: str) -> None:
     assert raised(lambda: trainer_of(model_of(), callbacks=[callback_with(name)])) == (
-        f"Trainer: Mine.{name} is never called: {rest}"
+        f"Trainer: Mine.{name} is never called{rest}"
     )
 
 
@@ -153,7 +156,7 @@ def test_numbers_of_a_validation_that_is_not_made_are_refused_before_training(tm
         given = {"callbacks": [follower]} if isinstance(follower, train.Callback) else {"schedule": follower}
         trainer = trainer_of(model_of(), metrics={"error": lambda p, t: abs(p - t).mean()}, **given)
         assert raised(lambda trainer=trainer: trainer.fit([(X, Y)])) == (
-            f"{name}, but there is no validation: pass fit(…, validate=loader), or monitor="
+            f"{name}, but there is no validation.  Pass fit(…, validate=loader), or use monitor="
             f"{name.partition('val_')[2].rstrip(chr(39))!r}."
         )
         assert trainer.step == 0
@@ -173,17 +176,18 @@ def test_a_callback_of_ones_own_may_validate() -> None:
 def test_messages_of_what_fit_and_its_metrics_are_given(tmp_path: Any) -> None:
     trainer = trainer_of(model_of(), directory=tmp_path)
     assert raised(lambda: trainer.fit([(X, Y)], resume="runs/1")) == (  # type: ignore[arg-type]
-        "fit: resume must be True or False, not 'runs/1': a run continues from the newest checkpoint in its directory, "
-        "Trainer(…, directory=path)."
+        "fit: resume must be True or False, not 'runs/1'.\n"
+        "  Pass the path of the checkpoints to the trainer: Trainer(…, directory=path).  "
+        "fit(resume=True) reads the newest one."
     )
     assert raised(lambda: trainer.fit(X, Y)).startswith(
-        "fit: a batch must be (inputs, targets), but the loader contains arrays"
+        "fit: a batch must be a pair (inputs, targets), but the loader contains arrays"
     )
     empty = "Trainer: epoch 1 has no batches.\n  The data are empty, or fewer than batch_size with drop_last=True."
     assert raised(lambda: trainer.fit(train.DataLoader((X, Y), len(X) + 1, drop_last=True))) == empty
     assert raised(lambda: trainer.fit([])) == empty
     assert raised(lambda: trainer.fit(iter([]))).endswith(
-        "An iterator lasts for one epoch.  Use a DataLoader over a sequence."
+        "An iterator can be used for only one epoch.  Use a DataLoader over a sequence."
     )
     for wrong in ("high", None):
         bad = trainer_of(model_of(), metrics={"error": lambda p, t, wrong=wrong: wrong})
@@ -196,8 +200,9 @@ def test_messages_of_what_fit_and_its_metrics_are_given(tmp_path: Any) -> None:
 def test_several_inputs_are_told_from_rows() -> None:
     trainer = trainer_of(model_of())
     assert raised(lambda: trainer.fit([((X, X), Y)])) == (
-        "Trainer: a model takes one array of inputs, but the batch has 2.\n"
-        "  For several inputs pass compute(model, batch): lambda model, batch: loss(model(*batch[0]), batch[1])."
+        "Trainer: the inputs of a batch must be one array, but there are 2 arrays.\n"
+        "  For several inputs pass compute=lambda model, batch: loss(model(*batch[0]), "
+        "batch[1])."
     )
     rows = tuple(X), tuple(Y)  # as zip(*samples) gives them
     assert trainer.fit([rows])[0]["loss"] == trainer_of(model_of()).fit([(X, Y)])[0]["loss"]
@@ -223,9 +228,10 @@ def test_a_loss_that_is_not_finite_warns_once_at_the_line_of_fit() -> None:
     trainer.fit([(X, Y)], epochs=3)
     assert len(caught) == 1 and caught[0].filename == __file__
     assert str(caught[0].message) == (
-        "the loss is nan at step 2, epoch 1, and its gradients went into the weights.\n"
-        "  Lower the learning rate, clip gradients by clip=1.0, or find the op with ad.detect_anomaly().\n"
-        "  Trainer(callbacks=[train.NonFiniteGuard()]) stops before such an update."
+        "the loss is nan at step 2, epoch 1, and the weights were updated from it.\n"
+        "  Lower the learning rate, clip gradients with clip=1.0, or find the op with "
+        "ad.detect_anomaly().\n"
+        "  Pass Trainer(…, callbacks=[train.NonFiniteGuard()]) to stop before such an update."
     )
 
 
@@ -236,6 +242,6 @@ def test_an_optimiser_of_pytorch_is_refused():
     with pytest.raises(errors.InputError) as info:
         train.Trainer(nn.Linear(2, 1), nn.functional.mse_loss, optimizer)
     assert str(info.value) == (
-        "Trainer: this is an optimiser of PyTorch, which cannot update parameters of adjoint.\n"
+        "Trainer: an optimiser of PyTorch cannot update parameters of adjoint.\n"
         "  Use ad.optim.Adam(model.parameters(), …)."
     )

@@ -181,9 +181,9 @@ def test_a_list_does_not_go_on_for_a_loader_nor_a_loader_for_a_list(tmp_path: Pa
         trainer_of(model_of(), directory=tmp_path / name).fit(first)
         trainer = trainer_of(model_of(seed=5), directory=tmp_path / name)
         before = weights(trainer.model)
-        with pytest.raises(errors.ArgumentError, match=r"cannot restore: it may have other batches") as info:
+        with pytest.raises(errors.ArgumentError, match=r"because the batches may differ") as info:
             trainer.fit(second, epochs=2, resume=True)
-        assert f"the position of a {type(first).__name__}" in str(info.value)
+        assert f"the position in a {type(first).__name__}" in str(info.value)
         assert weights(trainer.model) == before and trainer.step == 0
         trainer.fit(first, epochs=2, resume=True)
         assert trainer.step == 10
@@ -208,9 +208,9 @@ def test_two_numbers_under_one_name_are_refused(name: str) -> None:
     model = model_of()
     loss = train.compose({"fit": nn.functional.mse_loss})
     optimizer = optim.SGD(model.parameters())
-    with pytest.raises(errors.ArgumentError, match=f"two numbers have the same log name '{name}'"):
+    with pytest.raises(errors.ArgumentError, match=f"several logged numbers are named '{name}'"):
         train.Trainer(model, loss, optimizer, metrics={name: lambda p, t: 0.0})
-    with pytest.raises(errors.ArgumentError, match="two numbers have the same log name 'grad_norm_a'"):
+    with pytest.raises(errors.ArgumentError, match="several logged numbers are named 'grad_norm_a'"):
         train.Trainer(model, train.compose({"a": MSE, "grad_norm_a": MSE}), optimizer)
 
 
@@ -352,7 +352,7 @@ def test_a_child_that_goes_on_with_a_loop_is_told() -> None:
     pid = os.fork()
     if pid == 0:
         try:
-            with pytest.raises(errors.WorkerError, match="the process was forked in a loop"):
+            with pytest.raises(errors.WorkerError, match="the process was forked during a loop"):
                 next(batches)
             os._exit(0 if len(list(loader)) == 100 else 1)
         finally:

@@ -304,7 +304,7 @@ def test_mistakes() -> None:
 
     with pytest.raises(InputError, match=r"group must be a distributed\.Group, not a int"):
         made(3)
-    with pytest.raises(ArgumentError, match="but 1 is less than the 2 ranks"):
+    with pytest.raises(ArgumentError, match="at least the number of ranks, 2, but is 1"):
         distributed.simulate(2, lambda g: made(g, accumulate=1))
     with pytest.raises(InputError, match=r"SGD\(.*lr=0.1.*on rank 0, SGD\(.*lr=0.2.*on rank 1"):
         distributed.simulate(2, lambda g: made(g, lr=0.1 * (g.rank + 1)))

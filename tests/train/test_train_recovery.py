@@ -58,12 +58,16 @@ def test_a_tuple_or_a_dictionary_is_one_of_columns_with_and_without_collate() ->
 @pytest.mark.parametrize(
     ("data", "error", "text"),
     [
-        ((X, Y[:3]), errors.ShapeError, r"the same length, but have \[50, 3\]"),
-        ({"x": X, "y": Y[:3]}, errors.ShapeError, r"the same length, but have \{'x': 50, 'y': 3\}"),
-        ((1, 2, 3), errors.InputError, "consist of columns, but 0 is 1"),
-        (("a text", "another"), errors.InputError, "consist of columns, but 0 is 'a text'"),
+        ((X, Y[:3]), errors.ShapeError, r"the same length, but the lengths are \[50, 3\]"),
+        (
+            {"x": X, "y": Y[:3]},
+            errors.ShapeError,
+            r"the same length, but the lengths are \{'x': 50, 'y': 3\}",
+        ),
+        ((1, 2, 3), errors.InputError, "consist of columns, but element 0 is 1"),
+        (("a text", "another"), errors.InputError, "consist of columns, but element 0 is 'a text'"),
         (np.array(3.0), errors.InputError, "Pass a list for separate samples"),
-        ((), errors.ShapeError, "have none"),
+        ((), errors.ShapeError, "the lengths are none"),
         (7, errors.InputError, "arrays, a sequence or an iterable, not 7"),
     ],
 )
@@ -88,7 +92,7 @@ def test_options_of_a_loader_are_checked(options: Any, text: str) -> None:
 
 
 def test_samples_that_do_not_fit_together() -> None:
-    with pytest.raises(errors.ShapeError, match=r"have \(1,\), \(2,\).\n.*pad_collate"):
+    with pytest.raises(errors.ShapeError, match=r"have the shapes \(1,\), \(2,\).\n.*pad_collate"):
         next(iter(train.DataLoader([[1.0], [1.0, 2.0]], 2)))
     with pytest.raises(errors.ShapeError, match=r"pad_collate: .* shapes \(2, 2\), \(2, 3\)"):
         train.pad_collate([np.zeros((2, 3)), np.zeros((2, 2))])
@@ -288,7 +292,7 @@ def test_a_damaged_or_changed_file_is_refused(tmp_path: Path, name: str, damage:
     fresh = model_of()
     before = weights(fresh)
     trainer = trainer_of(fresh, directory=tmp_path)
-    with pytest.raises(errors.FileError, match="Remove this checkpoint to continue from the one before"):
+    with pytest.raises(errors.FileError, match="Remove this checkpoint to continue from the previous one"):
         trainer.fit([(X, Y)], resume=True)
     assert weights(fresh) == before and trainer.step == 0
     kept = train.Checkpoints(tmp_path, keep=1)
@@ -306,8 +310,8 @@ def test_a_new_run_does_not_mix_with_the_checkpoints_of_a_longer_one(tmp_path: P
         with pytest.raises(errors.FileError) as info:
             trainer.fit([(X, Y)])
         assert str(info.value) == (
-            f"{tmp_path / 'run'} has the checkpoints of another run, up to step 3, and this one is at 0.\n"
-            "  Use fit(resume=True) to continue that run, use another directory, or remove them."
+            f"{tmp_path / 'run'} has checkpoints of a different run, up to step 3, but this run is at step 0.\n"
+            "  Use fit(resume=True) to continue that run, use a different directory, or remove the checkpoints."
         )
         assert trainer.step == 0
 
@@ -319,9 +323,9 @@ def test_a_checkpoint_of_something_else_loads_nothing(tmp_path: Path) -> None:
     for trainer, text in [
         (
             train.Trainer(model, nn.functional.mse_loss, optim.SGD(model.parameters()), directory=tmp_path),
-            "of Adam",
+            "different optimiser, Adam",
         ),
-        (trainer_of(model, directory=tmp_path, accumulate=2), "another config: accumulation_steps=1"),
+        (trainer_of(model, directory=tmp_path, accumulate=2), "different options: accumulation_steps=1"),
     ]:
         with pytest.raises(errors.ArgumentError, match=text):
             trainer.fit(train.DataLoader((X, Y), 10), resume=True)

@@ -145,7 +145,7 @@ def test_the_best_of_another_run_is_refused_before_anything_is_trained(tmp_path:
         model_of(), directory=tmp_path / "run", callbacks=train.BestCheckpoint(tmp_path / "best")
     )
     before = weights(trainer.model)
-    with pytest.raises(errors.FileError, match="the checkpoints of another run, up to step 20"):
+    with pytest.raises(errors.FileError, match="checkpoints of a different run, up to step 20"):
         trainer.fit(train.DataLoader((X, Y), 10, shuffle=True), 2, validate=[(X, Y)], resume=True)
     assert weights(trainer.model) == before and trainer.step == 0
 
@@ -161,7 +161,7 @@ def test_a_checkpoint_without_its_facts_is_refused_and_replaced(tmp_path: Path) 
         run(tmp_path, 3)
     assert str(info.value) == (
         f"{path} is incomplete: it has no meta.json.\n"
-        "  Nothing was loaded.  Remove this checkpoint to continue from the one before."
+        "  Nothing was loaded.  Remove this checkpoint to continue from the previous one."
     )
     trainer.fit(train.DataLoader((X, Y), 10), epochs=3)  # it does not stand in the way of the run itself
     trainer.step = 10
@@ -183,8 +183,8 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) 
     with pytest.raises(errors.FileError) as info:
         trainer.fit(train.DataLoader((X, Y), 10, shuffle=True), 3, resume=True)
     assert str(info.value) == (
-        f"{tmp_path / 'step-000000099'} is the checkpoint of step 10 under another name.  Nothing was loaded.\n"
-        "  Rename it to step-000000010, or remove it to continue from the one before."
+        f"{tmp_path / 'step-000000099'} is the checkpoint of step 10, but was renamed.  Nothing was loaded.\n"
+        "  Rename it to step-000000010, or remove it to continue from the previous checkpoint."
     )
     assert weights(trainer.model) == before and trainer.step == 0
     (tmp_path / "step-000000099").rename(tmp_path / "step-000000010")
@@ -245,7 +245,7 @@ def test_a_resume_that_fails_cuts_no_log(tmp_path: Path) -> None:
     run(tmp_path / "run", 2, [train.CSVLog(log), Failing()])
     remove_last(tmp_path / "run", 1)
     before = log.read_text()
-    with pytest.raises(errors.FileError, match="the checkpoints of another run, up to step 20"):
+    with pytest.raises(errors.FileError, match="checkpoints of a different run, up to step 20"):
         run(tmp_path / "run", 2, [train.CSVLog(log), Failing(), train.BestCheckpoint(tmp_path / "best")])
     assert log.read_text() == before
     fails = True

@@ -210,7 +210,7 @@ def test_a_sum_that_is_divided_afterwards_needs_a_weight() -> None:
         return F.cross_entropy(prediction, target, reduction="sum") / (np.asarray(target) != IGNORED).sum()
 
     batch = (INPUTS[[0, 1, 2, 6]], CLASSES[[0, 1, 2, 6]])
-    with pytest.raises(ArgumentError, match="or pass weight= if the loss is divided by it afterwards"):
+    with pytest.raises(ArgumentError, match="or pass weight= if the loss is then divided by that weight"):
         gradient_of(loss, batch, 2)
     kept = lambda batch: (np.asarray(batch[1]) != IGNORED).sum()
     whole = gradient_of(loss, batch, 1, weight=kept)
@@ -224,7 +224,7 @@ def test_terms_over_different_weights_are_refused_where_pieces_are_averaged() ->
         return F.cross_entropy(prediction, target) + F.mse_loss(prediction, INPUTS[: len(target)])
 
     assert np.isfinite(gradient_of(loss, (INPUTS, CLASSES), 1)).all()
-    with pytest.raises(ArgumentError, match="means over different weights"):
+    with pytest.raises(ArgumentError, match="means with different divisors"):
         gradient_of(loss, (INPUTS, CLASSES), 2)
     assert np.isfinite(gradient_of(loss, (INPUTS, np.abs(CLASSES) % 3), 2)).all()
 
