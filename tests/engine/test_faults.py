@@ -93,7 +93,7 @@ def check_failure(seed: int, workers: int, rng: np.random.Generator, seconds: fl
     for t, end in zip(changed, ends, strict=True):
         assert t._extra is not None and t._extra.post_hooks is not None
         assert bits(t.grad) == bits(before[id(t)] + totals[end])
-    noted = [int(n.split()[0]) for n in getattr(info.value, "__notes__", ()) if "are committed" in n]
+    noted = [int(n.split()[0]) for n in getattr(info.value, "__notes__", ()) if "post-accumulate hook" in n]
     assert noted == ([len(ends)] if ends else [])
     # and the next one is right, on the same graph and on a new one
     again, fresh = Graph(seed), Graph(seed)
